@@ -12,31 +12,57 @@
 
 namespace precondor {
 
-// Not thread-safe: the executor guards it. Ready strands take turns, one task a turn, so that no layer starves another.
+// Not thread-safe: the executor guards it. Sessions with ready strands take turns, and a session's strands take turns
+// within these, one task a turn: no session starves another, and no layer another.
 class StrandQueue {
  public:
   using Task = Executor::Task;
+  struct Next {
+    uint64_t strand = 0;
+    Task task;
+  };
 
-  uint64_t NewStrand() { return ++last_strand_; }
+  // So many tasks of one session may run at once.
+  explicit StrandQueue(int most_of_session) : most_of_session_(most_of_session) {}
+
+  // The number says which session it is of: sessions whose ids are equal in the last 24 bits share turns.
+  uint64_t NewStrand(uint64_t session) { return (session % (1 << 24) << kNumberBits) + ++last_strand_; }
   // True: the strand has become ready. Otherwise it is ready already, or the task that it runs makes it ready.
   bool Push(uint64_t strand, Task task);
-  // The first task of the strand that has been ready for longest. The strand is not ready again before Finish, with
-  // which the caller says that the task has run. Precondition: has_ready().
-  std::pair<uint64_t, Task> Pop();
+  // The first task of the strand that has been ready for longest, of the session whose turn it is. The strand is not
+  // ready again before Finish, with which the caller says that the task has run. Precondition: has_next().
+  Next Pop() { return PopOf(most_of_session_); }
+  // The same among sessions that have no task running. Precondition: has_next_of_idle().
+  Next PopOfIdle() { return PopOf(1); }
   // True: the strand has become ready again.
   bool Finish(uint64_t strand);
 
-  bool has_ready() const { return !ready_.empty(); }
+  bool has_next() const { return FirstTurn(most_of_session_) < turns_.size(); }
+  bool has_next_of_idle() const { return FirstTurn(1) < turns_.size(); }
   // Tasks between Pop and Finish.
   int running() const { return running_; }
   // Nothing is queued or running.
   bool empty() const { return strands_.empty(); }
 
  private:
+  static constexpr int kNumberBits = 40;
+  struct Session {
+    std::deque<uint64_t> ready;  // strands with a task that no thread runs
+    int running = 0;
+  };
+
+  static uint64_t SessionOf(uint64_t strand) { return strand >> kNumberBits; }
+  void MakeReady(uint64_t strand);
+  // The place in turns_ of the first session with fewer tasks running; turns_.size(): there is none.
+  size_t FirstTurn(int running) const;
+  Next PopOf(int running);
+
+  const int most_of_session_;
   uint64_t last_strand_ = 0;
-  // Strands with tasks queued or running; an entry goes when its queue is empty, so that the table stays small.
+  // Strands and sessions with tasks queued or running; an entry goes with the last one, so that the tables stay small.
   absl::flat_hash_map<uint64_t, std::deque<Task>> strands_;
-  std::deque<uint64_t> ready_;  // strands with a task that no thread runs
+  absl::flat_hash_map<uint64_t, Session> sessions_;
+  std::deque<uint64_t> turns_;  // sessions with ready strands
   int running_ = 0;
 };
 

@@ -2,11 +2,20 @@
 #include "server/core/thread_pool.h"
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 namespace precondor {
+namespace {
+
+// As many sessions more than threads may have work at once without waiting for each other's.
+constexpr size_t kMostHelpers = 16;
+
+}  // namespace
+
 ThreadPoolExecutor::ThreadPoolExecutor(int threads, int tasks_on_fibers)
-    : on_fibers_(tasks_on_fibers > 0),
+    : strands_(tasks_on_fibers > 0 ? tasks_on_fibers : std::max(1, threads)),
+      on_fibers_(tasks_on_fibers > 0),
       tasks_at_once_(on_fibers_ ? tasks_on_fibers : std::max(1, threads)),
       background_(std::max(1, threads)) {
   const int count = std::max(1, threads);
@@ -20,22 +29,41 @@ ThreadPoolExecutor::~ThreadPoolExecutor() {
     stopping_ = true;
   }
   ready_changed_.notify_all();
+  help_wanted_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  std::vector<std::thread> helpers;
+  {
+    MutexLock lock(mu_);
+    helpers.swap(helpers_);
+  }
+  for (std::thread& helper : helpers) helper.join();
   // From here on no thread posts.
   background_.Stop();
 }
 
-uint64_t ThreadPoolExecutor::NewStrand() {
+uint64_t ThreadPoolExecutor::NewStrandOf(uint64_t session) {
   MutexLock lock(mu_);
-  return strands_.NewStrand();
+  return strands_.NewStrand(session);
 }
 
 void ThreadPoolExecutor::Post(uint64_t strand, Task task) {
   {
     MutexLock lock(mu_);
     if (!strands_.Push(strand, std::move(task))) return;
+    HelpIdle();
   }
   ready_changed_.notify_one();
+}
+
+void ThreadPoolExecutor::HelpIdle() {
+  // A task on a fiber leaves its thread where it waits. A thread that is free takes its turn.
+  if (on_fibers_ || free_threads_ > 0 || !strands_.has_next_of_idle()) return;
+  if (free_helpers_ > 0) return help_wanted_.notify_one();
+  if (stopping_ || helpers_.size() >= kMostHelpers) return;
+  try {
+    helpers_.emplace_back([this] { WorkForIdle(); });
+  } catch (const std::system_error&) {  // without memory for a thread the session waits for its turn
+  }
 }
 
 void ThreadPoolExecutor::Drain() {
@@ -44,13 +72,15 @@ void ThreadPoolExecutor::Drain() {
 }
 
 bool ThreadPoolExecutor::HasWork() const {
-  return !resumed_.empty() || (strands_.has_ready() && strands_.running() < tasks_at_once_);
+  return !resumed_.empty() || (strands_.has_next() && (!on_fibers_ || strands_.running() < tasks_at_once_));
 }
 
 void ThreadPoolExecutor::Work() {
   MutexLock lock(mu_);
   for (;;) {
+    ++free_threads_;
     while (!HasWork() && !(stopping_ && strands_.empty())) ready_changed_.wait(mu_);
+    --free_threads_;
     if (!HasWork()) return;
     if (!resumed_.empty()) {  // before new tasks, so that what these hold is free soon
       Fiber& fiber = *resumed_.front();
@@ -60,27 +90,46 @@ void ThreadPoolExecutor::Work() {
       mu_.Lock();
       continue;
     }
-    auto [strand, task] = strands_.Pop();
-    if (on_fibers_) {
-      Fiber* const fiber = fibers_.Take(*this);
-      mu_.Unlock();
-      StartOnFiber(fiber, strand, std::move(task));
-      mu_.Lock();
+    StrandQueue::Next next = strands_.Pop();
+    HelpIdle();
+    if (!on_fibers_) {
+      Run(std::move(next));
       continue;
     }
+    Fiber* const fiber = fibers_.Take(*this);
     mu_.Unlock();
-    task();
-    task = nullptr;  // what it holds is released without the lock
+    StartOnFiber(fiber, next.strand, std::move(next.task));
     mu_.Lock();
-    Finish(strand);
   }
 }
 
-void ThreadPoolExecutor::Finish(uint64_t strand) {
-  if (strands_.Finish(strand)) {
-    ready_changed_.notify_one();
-    return;
+void ThreadPoolExecutor::WorkForIdle() {
+  MutexLock lock(mu_);
+  for (;;) {
+    ++free_helpers_;
+    while (!strands_.has_next_of_idle() && !stopping_) help_wanted_.wait(mu_);
+    --free_helpers_;
+    if (!strands_.has_next_of_idle()) return;
+    Run(strands_.PopOfIdle());
   }
+}
+
+void ThreadPoolExecutor::Run(StrandQueue::Next next) {
+  mu_.Unlock();
+  next.task();
+  next.task = nullptr;  // what it holds is released without the lock
+  mu_.Lock();
+  Finish(next.strand);
+}
+
+void ThreadPoolExecutor::Finish(uint64_t strand) {
+  const bool again = strands_.Finish(strand);
+  // What may run now is the strand, or another one of a session that had as many tasks at once as it may.
+  if (again || (free_threads_ > 0 && strands_.has_next())) {
+    ready_changed_.notify_one();
+    HelpIdle();
+  }
+  if (again) return;
   if (!strands_.empty()) return;
   idle_.notify_all();
   if (stopping_) ready_changed_.notify_all();

@@ -7,10 +7,11 @@ usage() {
   cat <<'HELP'
 Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR] [--help]
   --filter RE      only rows whose name matches. Families: update/ (tiles and growth among them), precondition/, gemm/,
-                   baseline/ and refresh/ (kernels), with the machine's limits; statistics/ and memory/ (BERT-Large through a server), gradients/ (transport),
+                   baseline/ and refresh/ (kernels), with the machine's limits; statistics/ and memory/ (BERT-Large
+                   through a server), gradients/ (transport), jobs/ (a small job beside a large one on one server),
                    store/ (log and snapshots on the disk of TMPDIR), recovery/ (a shard of BERT-Large's layers that
                    keeps them, and comes back), step/ (a step over BERT-Large's layers, beside torch; 10 GB and some
-                   minutes), which are left out by a filter that names none of these six
+                   minutes), which are left out by a filter that names none of these seven
   --json FILE      write the rows there as well
   --short          one quick repetition: shows that everything runs and is right; the figures mean little, and a
                    missed target is no failure
@@ -111,9 +112,9 @@ esac
 case "$filter" in
   . | *refresh*) run refresh "$build/tests/bench/refresh_bench" --json="$out/refresh.json" "${quick_flags[@]}" ;;
 esac
-for workload in bert-large gradients; do
+for workload in bert-large gradients jobs; do
   case "$workload:$filter" in
-    *:. | bert-large:*statistics* | bert-large:*memory* | gradients:*gradients*)
+    *:. | bert-large:*statistics* | bert-large:*memory* | gradients:*gradients* | jobs:*jobs*)
       run "$workload" "$build/client/cpp/tools/precondor-perf" --workload="$workload" \
         --server-binary="$build/server/precondor-server" --json="$out/$workload.json" "${load_flags[@]}" ;;
   esac

@@ -15,14 +15,14 @@
 namespace precondor {
 namespace {
 
-// Which layers are the load; for the workload bert-large they are known.
+// Which layers are the load; for the workloads bert-large and jobs they are known.
 absl::Status CheckShapes(PerfOptions& options) {
   const bool given = !options.preset.empty() || !options.layers.empty();
-  if (options.workload == "bert-large") {
+  if (options.workload == "bert-large" || options.workload == "jobs") {
     if (given) {
       return absl::InvalidArgumentError("--preset and --layers: for the workloads statistics, gradients and plan only");
     }
-    options.preset = "bert-large";
+    if (options.workload == "bert-large") options.preset = "bert-large";
     return absl::OkStatus();
   }
   if (!options.preset.empty() && !options.layers.empty()) {
@@ -94,9 +94,9 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
     }
   }
   const bool steps = options.workload == "bert-large" || options.workload == "statistics";
-  if (!steps && options.workload != "gradients" && options.workload != "plan") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--workload: expected bert-large, statistics, gradients or plan, got \"", options.workload, "\""));
+  if (!steps && options.workload != "gradients" && options.workload != "jobs" && options.workload != "plan") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--workload: expected bert-large, statistics, gradients, jobs or plan, got \"", options.workload, "\""));
   }
   if (options.server.empty() == options.server_binary.empty()) {
     return absl::InvalidArgumentError("expected one of --server-binary and --server");
@@ -134,6 +134,8 @@ Workloads
   gradients   gradients there and back, method identity, one worker: GB/s by size against plain TCP on loopback in the
               same run, and the latency of small tensors. With --preset or --layers the sizes are those of the layers, at
               most the 8 that most layers have.
+  jobs        a small job (4 layers of 64 x 64, method muon) alone and beside a large one (16 of 384 x 384) on the same
+              server, in turns: p50 and p99 of its steps, at most twice as long beside as alone.
   plan        the seconds that precondorctl plan computes for steps with the layers of --preset or --layers (mkor, DELEGATE,
               statistics at every tenth step, one shard) against those that they take here: measures the rates of network
               and arithmetic with every second layer, plans all layers with these, and runs them. Fails where a step is not

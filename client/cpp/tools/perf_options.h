@@ -15,7 +15,7 @@
 namespace precondor {
 
 struct PerfOptions {
-  std::string workload;       // "bert-large", "statistics", "gradients", "plan", "help"
+  std::string workload;       // "bert-large", "statistics", "gradients", "jobs", "plan", "help"
   std::string server_binary;  // started on loopback for the run
   std::string server;         // or one that is there: host:port or unix:/path
   int64_t workers = 8;

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 
 #include "client/cpp/tools/perf_gradients.h"
+#include "client/cpp/tools/perf_jobs.h"
 #include "client/cpp/tools/perf_options.h"
 #include "client/cpp/tools/perf_plan.h"
 #include "client/cpp/tools/perf_rows.h"
@@ -34,6 +35,7 @@ absl::StatusOr<Report> Measure(const precondor::PerfOptions& options) {
     return Report{precondor::SweepTable(*rows), precondor::SweepJson(*rows), precondor::SweepCsv(*rows)};
   }
   const auto measure = options.workload == "gradients" ? precondor::MeasureGradients
+                       : options.workload == "jobs"    ? precondor::MeasureJobs
                        : options.workload == "plan"    ? precondor::MeasurePlan
                                                        : precondor::MeasureStatistics;
   const auto rows = measure(options, **server);

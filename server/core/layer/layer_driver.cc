@@ -47,7 +47,7 @@ LayerDriver::LayerDriver(std::shared_ptr<SessionContext> session, uint32_t layer
     : session_(std::move(session)),
       layer_(layer),
       executor_(session_->DeviceOf(layer).executor),
-      strand_(executor_.NewStrand()),
+      strand_(executor_.NewStrandOf(session_->session_id)),
       worker_(*session_, layer, std::move(state)),
       journal_(*session_, layer, install.rollback_epoch),
       machine_(RulesOf(*session_, layer), install.epoch, install.rollback_epoch, install.members),

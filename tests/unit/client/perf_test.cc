@@ -48,6 +48,7 @@ TEST(PerfOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"--workload=gradients", "--server=a:1", "--workers=1,2"}),
               HasSubstr("are for the workloads bert-large and statistics only"));
   EXPECT_THAT(message({"--workload=other", "--server=a:1"}), HasSubstr("got \"other\""));
+  EXPECT_THAT(message({"--workload=jobs", "--server=a:1", "--preset=bert-large"}), HasSubstr("--preset and --layers"));
   EXPECT_THAT(message({"--workload=gradients"}), HasSubstr("one of --server-binary and --server"));
   EXPECT_THAT(message({"--workload=gradients", "--server=a:1", "--server-binary=b"}), HasSubstr("one of"));
   EXPECT_THAT(message({"--workload=gradients", "--server=a:1", "--data-dir=d"}), HasSubstr("needs --server-binary"));

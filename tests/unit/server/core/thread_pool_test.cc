@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <latch>
+#include <string>
 #include <sys/resource.h>
 #include <thread>
 #include <utility>
@@ -14,6 +16,7 @@
 #include "kernels/base/fiber.h"
 #include "kernels/base/mutex.h"
 #include "server/core/inline_executor.h"
+#include "server/core/strand_queue.h"
 
 namespace precondor {
 namespace {
@@ -50,6 +53,77 @@ TEST(ThreadPoolExecutorTest, StrandsRunBesideEachOther) {
   pool.Post(pool.NewStrand(), meet);
   pool.Drain();
   EXPECT_EQ(here.load(), 2);
+}
+
+TEST(ThreadPoolExecutorTest, ASessionDoesNotWaitForAnothersTasks) {
+  ThreadPoolExecutor pool(2);
+  std::latch released(1);
+  std::latch others(3);
+  for (int i = 0; i < 5; ++i) pool.Post(pool.NewStrandOf(1), [&] { released.wait(); });
+  // The first has all threads, and work that waits.
+  for (const uint64_t session : {2, 3, 2}) pool.Post(pool.NewStrandOf(session), [&] { others.count_down(); });
+  others.wait();
+  released.count_down();
+  pool.Drain();
+}
+
+TEST(ThreadPoolExecutorTest, ASessionHasNoMoreTasksAtOnceThanThereAreThreads) {
+  ThreadPoolExecutor pool(2);
+  std::latch begun(1), released(1);
+  std::atomic<int> running = 0, most = 0, ran = 0;
+  pool.Post(pool.NewStrandOf(1), [&] {
+    begun.count_down();
+    released.wait();
+  });
+  begun.wait();
+  pool.Post(pool.NewStrandOf(1), [&] { released.wait(); });
+  for (int i = 0; i < 200; ++i) {
+    pool.Post(pool.NewStrandOf(2), [&] {
+      const int now = ++running;
+      int before = most;
+      while (before < now && !most.compare_exchange_weak(before, now)) {
+      }
+      if (++ran == 20) released.count_down();  // then the threads take part
+      std::this_thread::yield();
+      --running;
+    });
+  }
+  pool.Drain();
+  EXPECT_EQ(ran, 200);
+  EXPECT_LE(most, 2);
+}
+
+TEST(StrandQueueTest, SessionsTakeTurnsAndTheirStrandsWithinThese) {
+  StrandQueue queue(/*most_of_session=*/2);
+  std::vector<std::pair<uint64_t, std::string>> strands;
+  for (const auto& [session, name] :
+       std::vector<std::pair<uint64_t, std::string>>{{7, "a"}, {7, "b"}, {7, "c"}, {9, "d"}, {9, "e"}}) {
+    strands.emplace_back(queue.NewStrand(session), name);
+  }
+  std::string order;
+  for (int round = 0; round < 2; ++round) {
+    for (const auto& [strand, name] : strands) queue.Push(strand, [&order, name = name] { order += name; });
+  }
+  while (queue.has_next()) {
+    const StrandQueue::Next next = queue.Pop();
+    next.task();
+    queue.Finish(next.strand);
+  }
+  EXPECT_EQ(order, "adbecdaebc");
+  EXPECT_TRUE(queue.empty());
+  // Two of a session, and then none, though two are ready; of those that have none only the other one.
+  for (const auto& [strand, name] : strands) queue.Push(strand, [] {});
+  const uint64_t first = queue.Pop().strand;
+  EXPECT_TRUE(queue.has_next_of_idle());
+  const uint64_t other = queue.PopOfIdle().strand;
+  EXPECT_FALSE(queue.has_next_of_idle());
+  queue.Pop();
+  queue.Pop();
+  EXPECT_FALSE(queue.has_next()) << "c is ready";
+  queue.Finish(first);
+  EXPECT_TRUE(queue.has_next());
+  queue.Finish(other);
+  EXPECT_EQ(queue.running(), 2);
 }
 
 TEST(ThreadPoolExecutorTest, DestructorRunsWhatWasPostedEvenByTasks) {
