@@ -56,7 +56,7 @@ int CudaThreads(const ServerConfig& config, size_t devices) {
 
 absl::StatusOr<std::vector<DeviceBackend>> MakeCuda(const ServerConfig& config) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<int> devices, CudaDevices(config));
-  // Waking more threads than these takes longer than what they would do.
+  // What they do between launches is short beside waking them up.
   constexpr int kMostOfBackend = 8;
   GroupingOptions grouping;
   grouping.threads = std::min(CudaThreads(config, devices.size()), kMostOfBackend);

@@ -227,11 +227,9 @@ absl::StatusOr<void*> Device::Allocate(int64_t bytes, bool zeroed) {
   if (kept && !fills) return data;
   cudaError_t error = cudaSetDevice(index_);
   if (error == cudaSuccess && !kept) error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
-  if (error == cudaSuccess && fills) {
-    error = cudaMemsetAsync(data, zeroed ? 0 : 0xff, bytes, stream_);
-    if (error != cudaSuccess) (void)cudaFreeAsync(data, stream_);
-  }
+  if (error == cudaSuccess && fills) error = cudaMemsetAsync(data, zeroed ? 0 : 0xff, bytes, stream_);
   if (error == cudaSuccess) return data;
+  if (data != nullptr) (void)cudaFreeAsync(data, stream_);
   allocated_bytes_ -= bytes;
   return Checked(absl::StrCat("cuda backend: ", bytes, " bytes beside ", allocated_bytes(), " in use"), error);
 }

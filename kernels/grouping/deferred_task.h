@@ -30,7 +30,7 @@ class Copies {
   void clear() {
     constexpr size_t kLong = 1024;
     for (; used_ > 0; --used_) {
-      if (all_[used_ - 1].capacity() > kLong) all_[used_ - 1] = {};
+      if (all_[used_ - 1].capacity() > kLong) all_[used_ - 1] = std::vector<T>();
     }
   }
 

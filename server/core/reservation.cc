@@ -12,7 +12,6 @@ namespace {
 constexpr int64_t kSaturated = int64_t{1} << 62;
 
 // Operands are not negative. The largest layer table would need 2^79 bytes.
-int64_t Add(int64_t x, int64_t y) { return x > kSaturated - y ? kSaturated : x + y; }
 int64_t Mul(int64_t x, int64_t y) { return y != 0 && x > kSaturated / y ? kSaturated : x * y; }
 
 // One layer's statistics of a step, of all workers, as they come.
@@ -28,13 +27,13 @@ int64_t GradientBytes(const SessionSpec& spec, const LayerSpec& layer) {
   const int64_t contributors = GradientContributors(spec);
   const int64_t gradients = Mul(Mul(contributors, elements), static_cast<int64_t>(ByteSize(spec.gradient_dtype)));
   // Instead of sums in f64, a communicator takes zeros of the widest layer.
-  if (spec.data_plane == DataPlane::kCollective) return Add(gradients, Mul(elements, 4));
-  return contributors > 1 ? Add(gradients, Mul(elements, 8)) : gradients;
+  if (spec.data_plane == DataPlane::kCollective) return AddBytes(gradients, Mul(elements, 4));
+  return contributors > 1 ? AddBytes(gradients, Mul(elements, 8)) : gradients;
 }
 
 int64_t StagingBytes(const SessionSpec& spec, const LayerSpec& layer, int64_t statistics, int window_steps) {
   const int64_t slots = Mul(spec.world_size + GradientContributors(spec), kBytesPerContribution);
-  return Add(Mul(window_steps + 1, Add(statistics, slots)), Mul(window_steps, GradientBytes(spec, layer)));
+  return AddBytes(Mul(window_steps + 1, AddBytes(statistics, slots)), Mul(window_steps, GradientBytes(spec, layer)));
 }
 
 Method::SplitBytes ScratchBytes(const Method& method, const LayerSpec& layer, int64_t vectors_per_step, int ranks) {
@@ -47,18 +46,20 @@ int64_t HandedBytes(const SessionSpec& spec, const Method& method, uint32_t laye
   if (!WorkersPrecondition(spec) || !method.needs_statistics()) return 0;
   const int64_t state = method.SavedBytes(spec.layers[layer]);
   const bool replayed = spec.exchange == ExchangeMode::kReplay;
-  return Add(Mul(window_steps, replayed ? Mul(StatisticsScratchElements(spec, layer), 4) : state), Mul(2, state));
+  return AddBytes(Mul(window_steps, replayed ? Mul(StatisticsScratchElements(spec, layer), 4) : state), Mul(2, state));
 }
 
 int64_t StagingBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
-  return Add(StagingBytes(spec, spec.layers[layer], method.needs_statistics() ? StatisticsBytes(spec, layer) : 0,
-                          window_steps),
-             HandedBytes(spec, method, layer, window_steps));
+  return AddBytes(StagingBytes(spec, spec.layers[layer], method.needs_statistics() ? StatisticsBytes(spec, layer) : 0,
+                               window_steps),
+                  HandedBytes(spec, method, layer, window_steps));
 }
 
 }  // namespace
 
-int64_t Reservation::total() const { return Add(Add(states, scratch), staging); }
+int64_t AddBytes(int64_t x, int64_t y) { return x > kSaturated - y ? kSaturated : x + y; }
+
+int64_t Reservation::total() const { return AddBytes(AddBytes(states, scratch), staging); }
 
 int64_t GradientContributors(const SessionSpec& spec) {
   return spec.exchange == ExchangeMode::kDelegate ? 1 : spec.world_size;
@@ -71,7 +72,7 @@ int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer) {
   }
   // Both sides merged; for the wider one a contribution as it came, unpacked, and the sum.
   const int64_t widest = std::max(shape.d_in, shape.d_out);
-  return Add(StatisticsElements(spec, layer), Add(PackedElements(widest), Mul(2, Mul(widest, widest))));
+  return AddBytes(StatisticsElements(spec, layer), AddBytes(PackedElements(widest), Mul(2, Mul(widest, widest))));
 }
 
 int64_t GradientScratchElements(const SessionSpec& spec, uint32_t layer) {
@@ -86,7 +87,7 @@ Method::SplitBytes StateBytes(const Method& method, const LayerSpec& layer, int 
 Method::SplitBytes LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps,
                               int ranks) {
   Method::SplitBytes bytes = StateBytes(method, spec.layers[layer], ranks);
-  bytes.primary = Add(bytes.primary, StagingBytes(spec, method, layer, window_steps));
+  bytes.primary = AddBytes(bytes.primary, StagingBytes(spec, method, layer, window_steps));
   return bytes;
 }
 
@@ -99,7 +100,7 @@ ReservationSums::ReservationSums(const SessionSpec& spec, const MethodSet& metho
 int64_t ReservationSums::ScratchOfOne(int64_t statistics, int64_t gradient, int64_t method) const {
   // D and U on the device, and D on the host where the wire's type is not f32.
   const int64_t copies = spec_->gradient_dtype == DType::kF32 ? 2 : 3;
-  return Add(Add(statistics, Mul(copies, gradient)), method);
+  return AddBytes(AddBytes(statistics, Mul(copies, gradient)), method);
 }
 
 void ReservationSums::Include(size_t device, uint32_t index) {
@@ -109,14 +110,14 @@ void ReservationSums::Include(size_t device, uint32_t index) {
   const Method::SplitBytes states = StateBytes(method, layer, ranks_);
   const Method::SplitBytes scratch = ScratchBytes(method, layer, VectorsPerStep(*spec_, index), ranks_);
   ++sum.layers;
-  sum.states = Add(sum.states, states.primary);
-  sum.staging = Add(sum.staging, StagingBytes(*spec_, method, index, window_steps_));
+  sum.states = AddBytes(sum.states, states.primary);
+  sum.staging = AddBytes(sum.staging, StagingBytes(*spec_, method, index, window_steps_));
   int64_t statistics = 0, gradient = 0;
   if (method.needs_statistics()) {
     // What is on the device; on the host one worker's decoded, or the means' sums in f64 and the means.
     const bool mean = StatisticsOf(*spec_, index) == StatisticsKind::kMean;
     const int64_t host = mean ? 3 * (layer.d_in + layer.d_out) : StatisticsElements(*spec_, index);
-    statistics = Mul(Add(StatisticsScratchElements(*spec_, index), host), 4);
+    statistics = Mul(AddBytes(StatisticsScratchElements(*spec_, index), host), 4);
   }
   if (!WorkersPrecondition(*spec_)) gradient = Mul(layer.d_out * layer.d_in, 4);
   const int64_t deferred = method.DeferredScratchBytes(layer);
@@ -124,16 +125,17 @@ void ReservationSums::Include(size_t device, uint32_t index) {
   sum.gradient = std::max(sum.gradient, gradient);
   sum.method_scratch = std::max(sum.method_scratch, scratch.primary);
   sum.deferred_scratch = std::max(sum.deferred_scratch, deferred);
-  sum.all_scratch = Add(sum.all_scratch, ScratchOfOne(statistics, gradient, Add(scratch.primary, deferred)));
+  sum.all_scratch = AddBytes(sum.all_scratch, ScratchOfOne(statistics, gradient, AddBytes(scratch.primary, deferred)));
   if (!IsSplit(method, layer, ranks_)) return;
   ++sum.split_layers;
-  sum.other_states = Add(sum.other_states, states.other);
+  sum.other_states = AddBytes(sum.other_states, states.other);
   sum.other_scratch = std::max(sum.other_scratch, scratch.other);
 }
 
 Reservation ReservationSums::reservation(size_t device) const {
   const Sum& sum = sums_[device];
-  const int64_t of_widest = ScratchOfOne(sum.statistics, sum.gradient, Add(sum.method_scratch, sum.deferred_scratch));
+  const int64_t of_widest =
+      ScratchOfOne(sum.statistics, sum.gradient, AddBytes(sum.method_scratch, sum.deferred_scratch));
   // A layer is one strand's work at a time. Where not all run at once, each may have the widest layer's blocks.
   const int64_t scratch = sum.layers <= sum.parallelism ? sum.all_scratch : Mul(sum.parallelism, of_widest);
   Reservation reservation{.states = sum.states, .scratch = scratch, .staging = sum.staging};
@@ -141,8 +143,8 @@ Reservation ReservationSums::reservation(size_t device) const {
     if (primary == device) continue;
     const Sum& of = sums_[primary];
     const int64_t parts_at_once = std::min<int64_t>(of.parallelism, of.split_layers);
-    reservation.states = Add(reservation.states, of.other_states);
-    reservation.scratch = Add(reservation.scratch, Mul(parts_at_once, of.other_scratch));
+    reservation.states = AddBytes(reservation.states, of.other_states);
+    reservation.scratch = AddBytes(reservation.scratch, Mul(parts_at_once, of.other_scratch));
   }
   return reservation;
 }
@@ -160,11 +162,11 @@ Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<con
   int64_t widest = 0, all = 0;
   for (uint32_t index : layers) {
     const LayerSpec& layer = spec.layers[index];
-    reservation.staging = Add(reservation.staging, StagingBytes(spec, layer, /*statistics=*/0, window_steps));
+    reservation.staging = AddBytes(reservation.staging, StagingBytes(spec, layer, /*statistics=*/0, window_steps));
     if (WorkersPrecondition(spec)) continue;
     const int64_t gradient = Mul(layer.d_out * layer.d_in, 4);
     widest = std::max(widest, gradient);
-    all = Add(all, gradient);
+    all = AddBytes(all, gradient);
   }
   // D on the host where the wire's type is not f32.
   if (spec.gradient_dtype != DType::kF32) reservation.scratch = std::min(Mul(parallelism, widest), all);

@@ -18,7 +18,10 @@ namespace precondor {
 
 inline constexpr int kDefaultWindowSteps = 2;
 
-// Bytes; sums saturate at 2^62 instead of overflowing.
+// Of two sums that are not negative; saturates at 2^62 instead of overflowing, as all sums here.
+int64_t AddBytes(int64_t x, int64_t y);
+
+// Bytes.
 struct Reservation {
   int64_t states = 0;   // factors at their fullest
   int64_t scratch = 0;  // device and host buffers of the operations that may run at once

@@ -62,6 +62,7 @@ void ThreadPoolExecutor::HelpIdle() {
   if (stopping_ || helpers_.size() >= kMostHelpers) return;
   try {
     helpers_.emplace_back([this] { WorkForIdle(); });
+    ++free_helpers_;
   } catch (const std::system_error&) {  // without memory for a thread the session waits for its turn
   }
 }
@@ -104,13 +105,15 @@ void ThreadPoolExecutor::Work() {
 }
 
 void ThreadPoolExecutor::WorkForIdle() {
-  MutexLock lock(mu_);
+  MutexLock lock(mu_);  // free, as HelpIdle has counted
   for (;;) {
-    ++free_helpers_;
     while (!strands_.has_next_of_idle() && !stopping_) help_wanted_.wait(mu_);
     --free_helpers_;
     if (!strands_.has_next_of_idle()) return;
-    Run(strands_.PopOfIdle());
+    StrandQueue::Next next = strands_.PopOfIdle();
+    HelpIdle();  // others may have come while this one woke up
+    Run(std::move(next));
+    ++free_helpers_;
   }
 }
 
@@ -125,10 +128,7 @@ void ThreadPoolExecutor::Run(StrandQueue::Next next) {
 void ThreadPoolExecutor::Finish(uint64_t strand) {
   const bool again = strands_.Finish(strand);
   // What may run now is the strand, or another one of a session that had as many tasks at once as it may.
-  if (again || (free_threads_ > 0 && strands_.has_next())) {
-    ready_changed_.notify_one();
-    HelpIdle();
-  }
+  if (again || (free_threads_ > 0 && strands_.has_next())) ready_changed_.notify_one();
   if (again) return;
   if (!strands_.empty()) return;
   idle_.notify_all();

@@ -193,6 +193,7 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
     auto opened = open_.extract(KeyOf(header));
     if (!opened.empty()) whole = std::move(opened.mapped());
   }
+  if (whole.has_value()) whole->hold.reset();  // before the answer, after which the client may send more
   if (!result.ok()) return PushError(*queue_, header, result.status());
   if (result->progress != wire::ChunkAssembler::Progress::kComplete) return;
   Submit(std::move(whole->admitted), *std::move(result), whole->began);

@@ -426,6 +426,20 @@ TEST(ServerStreamTest, MoreStreamsOfARankHoldNoMore) {
   bool begun_at_last = false;
   while (!begun_at_last && absl::Now() < deadline) begun_at_last = begins(three);
   EXPECT_TRUE(begun_at_last);
+  // What has come whole, and what is refused later on, makes room too.
+  Stream four(server), five(server);
+  EXPECT_FALSE(begins(four));
+  v1::ExchangeRequest later = begun;
+  later.mutable_header()->set_chunk_offset(4);
+  later.set_payload(RawFloats(kRows * kCols - 1, 1));
+  v1::ExchangeResponse answer;
+  EXPECT_TRUE(two.call->Write(later) && two.call->Read(&answer));
+  EXPECT_EQ(answer.header().kind(), v1::FRAME_KIND_ACK) << answer.error().DebugString();
+  EXPECT_TRUE(begins(four));
+  later.mutable_header()->set_chunk_offset(8);
+  EXPECT_TRUE(three.call->Write(later) && three.call->Read(&answer));
+  EXPECT_EQ(answer.error().reason(), v1::ERROR_REASON_SIZE_MISMATCH) << answer.error().DebugString();
+  EXPECT_TRUE(begins(five));
 }
 
 TEST(ServerStreamTest, GradientsBeforeStatisticsAreAnsweredIdentity) {

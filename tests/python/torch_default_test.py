@@ -39,6 +39,7 @@ class Mixture(nn.Module):
         self.experts.down = nn.Parameter(torch.randn(3, 5, 3))  # from the right
         self.experts.bias = nn.Parameter(torch.zeros(3, 3))
         self.other.places = nn.Parameter(torch.zeros(2, 4, 4))
+        self.experts.pairs, self.experts.conv = nn.Bilinear(2, 2, 2), nn.Conv1d(2, 2, 70)
         self.last = nn.Linear(3, 4)
 
     def forward(self, x, expert):
@@ -142,17 +143,17 @@ class DefaultTest(torch_case.ServerCase):
 
     def test_each_expert_is_a_layer(self):
         experts = [f"experts.{name}.expert{expert}" for name in ("up", "down") for expert in range(3)]
-        pre = self.preconditioner(Mixture(), method=None)
+        pre = self.preconditioner(Mixture(), method=None, max_dim=100)
         self.assertEqual(self.methods(pre), {"first": "soap", "last": "soap", **dict.fromkeys(experts, "muon")})
         self.assertEqual([(layer.d_out, layer.d_in) for layer in pre.layers if layer.name in experts], [(5, 4)] * 3 + [(5, 3)] * 3)
-        self.assertEqual(set(pre.left), {"experts.bias", "other.places"})
+        self.assertEqual(set(pre.left), {"experts.bias", "other.places", "experts.pairs.weight", "experts.pairs.bias", "experts.conv.weight", "experts.conv.bias"})
         for number, (options, methods) in enumerate((
                 ({"experts": ""}, {}), ({"skip": ["experts"]}, {}), ({"method": "mkor"}, {}),
                 ({"method": "mkor", "experts": "kron"}, dict.fromkeys(experts, "kron")),
                 ({"method": "soap"}, dict.fromkeys(experts, "soap")),
                 ({"experts": "", "parameter_methods": {".*up": "soap"}}, dict.fromkeys(experts[:3], "soap")))):
             with self.subTest(options=options):
-                pre = self.preconditioner(Mixture(), f"{self.name}-{number}", **{"method": None, **options})
+                pre = self.preconditioner(Mixture(), f"{self.name}-{number}", **{"method": None, "max_dim": 100, **options})
                 self.assertEqual({name: method for name, method in self.methods(pre).items() if "expert" in name}, methods)
         self.expect(precondor.InvalidArgumentError, "experts: expected one of kron, soap, muon, .* got mkor",
                     self.preconditioner, Mixture(), experts="mkor")
@@ -160,7 +161,7 @@ class DefaultTest(torch_case.ServerCase):
     def test_an_expert_is_as_a_linear_layer_and_stays_where_no_row_comes(self):
         model = Mixture()
         twins = nn.ModuleList(nn.Linear(4, 5, bias=False) for _ in range(3))
-        pre = self.preconditioner(model, method=None)
+        pre = self.preconditioner(model, method=None, max_dim=100)
         other = self.preconditioner(twins, f"{self.name}-twins", method="muon")
         for routed in ([0, 1, 2], [0, 2], [1, 1], [2, 0, 1]):
             model.zero_grad()

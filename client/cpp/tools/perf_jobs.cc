@@ -72,9 +72,9 @@ class Job {
   explicit Job(int64_t side) : side_(side) {}
 
   const int64_t side_;
+  std::vector<std::vector<float>> gradients_, answers_;  // until the worker has ended
   std::unique_ptr<Client> client_;
   std::unique_ptr<Worker> worker_;
-  std::vector<std::vector<float>> gradients_, answers_;
   uint64_t step_ = 0;
 };
 

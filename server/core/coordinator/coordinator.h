@@ -135,8 +135,9 @@ class Coordinator {
   class SessionLock;
 
   absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(const SessionSpec& spec, SessionAccess access);
-  // What a session counts with beside its tenants' others; bytes only where there is a limit.
-  TenantSession CountOf(const SessionSpec& spec, const SessionAccess& access) const;
+  std::shared_ptr<CoordinatorSession> MakeSession(SessionRecord record) const;
+  // SessionBytes, or 0 where there is no limit.
+  int64_t CountedBytes(const SessionSpec& spec) const;
   absl::Status CheckTenants(absl::string_view name, const TenantSession& session) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // One entry a shard.

@@ -100,7 +100,7 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
                                                                                SessionAccess access) {
   uint64_t id = 0;
   {
-    TenantSession counted = CountOf(spec, access);
+    TenantSession counted{.tenants = access.tenants, .bytes = CountedBytes(spec)};
     MutexLock lock(mu_);
     PRECONDOR_RETURN_IF_ERROR(CheckTenants(spec.name, counted));
     id = ids_.Next(clock_.Wall());
@@ -119,7 +119,7 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
                        .membership = SessionMembers::First(spec),
                        .lease = StepLeases::First(spec, options_.lease_steps),
                        .access = std::move(access)};
-  auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
+  auto session = MakeSession(record);
   absl::Status status = InstallOnShards(MakeInstalls(*session));
   if (status.ok()) {
     status = journal_.Write([&] { return record; },
@@ -148,18 +148,21 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
   return session;
 }
 
-TenantSession Coordinator::CountOf(const SessionSpec& spec, const SessionAccess& access) const {
-  TenantSession counted{.tenants = access.tenants};
-  if (options_.tenant_limits.bytes == 0) return counted;
+std::shared_ptr<CoordinatorSession> Coordinator::MakeSession(SessionRecord record) const {
+  const int64_t bytes = CountedBytes(record.spec);
+  return std::make_shared<CoordinatorSession>(std::move(record), options_.lease_steps, bytes);
+}
+
+int64_t Coordinator::CountedBytes(const SessionSpec& spec) const {
+  if (options_.tenant_limits.bytes == 0) return 0;
   const absl::StatusOr<MethodSet> methods = MethodSet::Make(spec, options_.make_method);
-  if (methods.ok()) counted.bytes = SessionBytes(spec, *methods);  // a session that is open has methods
-  return counted;
+  return methods.ok() ? SessionBytes(spec, *methods) : 0;  // a session that is open has methods
 }
 
 absl::Status Coordinator::CheckTenants(absl::string_view name, const TenantSession& session) const {
   if (!options_.tenant_limits.any()) return absl::OkStatus();
   std::vector<TenantSession> others;
-  for (const auto& [id, other] : sessions_.by_id()) others.push_back(CountOf(other->spec(), other->access()));
+  for (const auto& [id, other] : sessions_.by_id()) others.push_back({other->access().tenants, other->bytes()});
   for (const auto& [id, other] : opening_) {
     if (sessions_.Find(id) == nullptr) others.push_back(other);
   }

@@ -137,7 +137,7 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::AdoptSession(absl::string
     record.placement[s].address =
         description.advertise_address.empty() ? shards_[s].address : description.advertise_address;
   }
-  auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
+  auto session = MakeSession(record);
   // Where this ends before it is written, the next look at the shards finds a session that no coordinator knows.
   PRECONDOR_RETURN_IF_ERROR(InstallOnShards(MakeInstalls(*session)));
   PRECONDOR_RETURN_IF_ERROR(journal_.Write([&] { return record; },

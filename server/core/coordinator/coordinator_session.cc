@@ -27,11 +27,12 @@ uint64_t OpenFrom(const FallbackState& fallback) { return fallback.observed ? St
 
 }  // namespace
 
-CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps)
+CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps, int64_t bytes)
     : id_(record.session_id),
       spec_(std::move(record.spec)),
       access_(std::move(record.access)),
       lease_steps_(lease_steps),
+      bytes_(bytes),
       members_(spec_.name, std::move(record.membership)),
       placement_(std::move(record.placement)),
       leases_(record.lease, lease_steps, GrantedThrough(record, members_, lease_steps)),

@@ -33,12 +33,14 @@ namespace precondor {
 // a record that may or may not have been written.
 class CoordinatorSession {
  public:
-  // `record.placement` has one entry a shard of the coordinator, in its order; those without layers are empty.
-  CoordinatorSession(SessionRecord record, uint64_t lease_steps);
+  // `record.placement` has one entry a shard of the coordinator, in its order; those without layers are empty. `bytes`:
+  // what it counts with in its tenants' limits.
+  CoordinatorSession(SessionRecord record, uint64_t lease_steps, int64_t bytes = 0);
 
   uint64_t id() const { return id_; }
   const SessionSpec& spec() const { return spec_; }
   const SessionAccess& access() const { return access_; }
+  int64_t bytes() const { return bytes_; }
   const SessionMembers& members() const { return members_; }
   const SessionPlacement& placement() const { return placement_; }
   const StepLeases& leases() const { return leases_; }
@@ -96,6 +98,7 @@ class CoordinatorSession {
   const SessionSpec spec_;
   const SessionAccess access_;
   const uint64_t lease_steps_;
+  const int64_t bytes_;
 
   SessionMembers members_;
   SessionPlacement placement_;

@@ -33,7 +33,7 @@ absl::Status CheckOne(const TenantLimits& limits, absl::string_view name, absl::
 int64_t SessionBytes(const SessionSpec& spec, const MethodSet& methods) {
   int64_t bytes = 0;
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-    bytes += LayerBytes(spec, methods.of(layer), layer, kDefaultWindowSteps, /*ranks=*/1).primary;
+    bytes = AddBytes(bytes, LayerBytes(spec, methods.of(layer), layer, kDefaultWindowSteps, /*ranks=*/1).primary);
   }
   return bytes;
 }
@@ -46,7 +46,7 @@ absl::Status CheckTenantLimits(const TenantLimits& limits, absl::string_view nam
     for (const TenantSession& other : others) {
       if (tenant.empty() ? !other.tenants.empty() : !absl::c_linear_search(other.tenants, tenant)) continue;
       ++sessions;
-      bytes += other.bytes;
+      bytes = AddBytes(bytes, other.bytes);
     }
     if (absl::Status status = CheckOne(limits, name, tenant, sessions, bytes, session.bytes); !status.ok()) {
       return status;

@@ -35,7 +35,7 @@ class Slot:
     on_device: bool = False  # it is in the memory of the weight's CUDA device, and not in the host's
     parts: Any = None  # the buffer's, of Matrix.split
     value: Optional[torch.Tensor] = None  # this step's answer
-    untouched: Optional[torch.Tensor] = None  # of an embedding: bool [d_out, 1], rows of this step's gradient that are all zeros
+    untouched: Optional[torch.Tensor] = None  # where has_lookups: bool [d_out, 1], rows of this step's gradient that are all zeros
 
     def use(self, buffer: torch.Tensor, on_device: bool) -> None:
         self.buffer, self.on_device, self.parts = buffer, on_device, self.matrix.split(buffer)
@@ -172,19 +172,24 @@ class Exchange:
             slot.untouched = ~slot.value.ne(0).any(1, keepdim=True)
 
     def _share_untouched(self) -> None:
-        """Has all ranks know which rows of embeddings no rank has looked up. Before a rank waits for answers, so that none waits here for
+        """Has all ranks know which rows of embeddings and experts have no gradient on any rank. Before a rank waits for answers, so that none waits here for
         a rank whose answers do not come."""
-        embeddings = [slot for slot in self._slots if slot.matrix.has_lookups]
-        if not self._ranks_differ or not embeddings:
+        slots = [slot for slot in self._slots if slot.matrix.has_lookups]
+        if not self._ranks_differ or not slots:
             return
-        touched = [torch.zeros(slot.layer.d_out, dtype=torch.bool, device="cpu") if slot.untouched is None
-                   else ~slot.untouched[:, 0].cpu() for slot in embeddings]
-        sizes = [slot.layer.d_out for slot in embeddings]
-        for slot, flags in zip(embeddings, self._group.any_of(torch.cat(touched)).split(sizes)):
+        touched = torch.zeros(sum(slot.layer.d_out for slot in slots), dtype=torch.bool, device="cpu")
+        sizes = [slot.layer.d_out for slot in slots]
+        known = [(part, slot.untouched[:, 0]) for part, slot in zip(touched.split(sizes), slots) if slot.untouched is not None]
+        for device in {flags.device for _, flags in known}:  # one copy each: experts are many
+            of_device = [(part, flags) for part, flags in known if flags.device == device]
+            flags = (~torch.cat([flags for _, flags in of_device])).cpu()
+            for (part, _), own in zip(of_device, flags.split([len(part) for part, _ in of_device])):
+                part.copy_(own)
+        for slot, flags in zip(slots, self._group.any_of(touched).split(sizes)):
             slot.untouched = ~flags[:, None]
 
     def _keep_untouched(self, answers: Dict[int, Answer]) -> None:
-        """Sets those rows of answers to zero that no rank has looked up in this step: momentum would move them."""
+        """Sets those rows of answers to zero that have no gradient on any rank in this step: momentum would move them."""
         for slot in self._slots:
             if slot.matrix.has_lookups and slot.place in answers and slot.untouched is not None and slot.value is not None:
                 slot.value.masked_fill_(slot.untouched.to(slot.value.device), 0.0)

@@ -26,7 +26,7 @@ def has_gradient(parameter: nn.Parameter) -> bool:
 class Matrix:
     """A module's weight, with its bias where that is folded in, as one layer; of a convolution with groups, as many.
 
-    d_out, d_in: of a layer. has_lookups: the rows of an embedding, of which a step changes only those that have a gradient.
+    d_out, d_in: of a layer. has_lookups: rows of an embedding or an expert, of which a step changes only those that have a gradient.
     """
 
     has_lookups = False
@@ -367,8 +367,9 @@ def only_of_embeddings(model: nn.Module) -> Set[nn.Parameter]:
 
 def _stacks_of_experts(model: nn.Module) -> Dict[int, Tuple[str, nn.Module]]:
     """By id, weights [experts, d_out, d_in] of modules that say by their name, their class or the weight's name that they have
-    experts; with the module and its name."""
+    experts, and that are no layers of another kind; with the module and its name."""
     return {id(parameter): (plain_name(name), module) for name, module in model.named_modules()
+            if not (_weights_of(module) or isinstance(module, nn.Bilinear) or type(module).__module__.startswith("torch.nn.utils."))
             for own, parameter in module._parameters.items()
             if parameter is not None and parameter.dim() == 3 and parameter.shape[0] > 1
             and "expert" in f"{name}.{own} {type(module).__name__}".lower()}

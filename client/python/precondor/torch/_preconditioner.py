@@ -119,7 +119,7 @@ class Preconditioner:
             layer_methods: regular expression of whole layer names -> their method; the first that matches. Each has to match one.
             parameter_methods: of whole parameter names -> a method whose answers are whole updates: layers by gradients alone (docs/pytorch.md).
             embeddings: such a method for embeddings, tied weights too; "": the optimizer; None: so, and soap for tied ones without a `method`.
-            experts: such a method for weights [experts, d_out, d_in]; "": the optimizer; None: `method`, where it takes no statistics.
+            experts: such a method for weights [experts, d_out, d_in]; "": the optimizer; None: `method`, where it is one of kron, soap, muon.
             replace: end a session of this name that is there, and begin anew.
             overlap: gradients leave during the backward pass. The step has one backward pass outside no_sync(), nothing
                 touches gradients between it and step(), and each rank's gradients are its own: DIRECT. DDP then averages

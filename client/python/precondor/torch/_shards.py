@@ -104,7 +104,7 @@ def _rectangle(parameter: torch.Tensor) -> _Rectangle:
 
 
 def _piece(slot: Any, part: int, parameter: nn.Parameter, rectangle: _Rectangle) -> Optional[_Piece]:
-    """Of a layer, which is some of the parameter's rows: all but in a convolution with groups."""
+    """Of a layer, which is some of the parameter's rows: all but in a convolution with groups and in a stack of experts."""
     sends, offsets, sizes = rectangle
     rows = parameter.shape[0] // slot.matrix.groups
     first = slot.group * rows

@@ -58,11 +58,19 @@ TEST(ThreadPoolExecutorTest, StrandsRunBesideEachOther) {
 TEST(ThreadPoolExecutorTest, ASessionDoesNotWaitForAnothersTasks) {
   ThreadPoolExecutor pool(2);
   std::latch released(1);
-  std::latch others(3);
+  // The first has all threads, and work that waits. The others' tasks wait for each other, so that each needs a thread.
   for (int i = 0; i < 5; ++i) pool.Post(pool.NewStrandOf(1), [&] { released.wait(); });
-  // The first has all threads, and work that waits.
-  for (const uint64_t session : {2, 3, 2}) pool.Post(pool.NewStrandOf(session), [&] { others.count_down(); });
-  others.wait();
+  for (int round = 0; round < 100; ++round) {
+    std::latch others(3), done(2);
+    for (const uint64_t session : {2, 3}) {
+      pool.Post(pool.NewStrandOf(session), [&] {
+        others.arrive_and_wait();
+        done.count_down();
+      });
+    }
+    others.arrive_and_wait();
+    done.wait();
+  }
   released.count_down();
   pool.Drain();
 }
@@ -79,12 +87,13 @@ TEST(ThreadPoolExecutorTest, ASessionHasNoMoreTasksAtOnceThanThereAreThreads) {
   pool.Post(pool.NewStrandOf(1), [&] { released.wait(); });
   for (int i = 0; i < 200; ++i) {
     pool.Post(pool.NewStrandOf(2), [&] {
-      const int now = ++running;
-      int before = most;
+      ++running;
+      if (++ran == 20) released.count_down();  // then the threads take part
+      // Long enough for a third one to come.
+      for (int i = 0; i < 2000 && running <= 2; ++i) std::this_thread::yield();
+      int now = running, before = most;
       while (before < now && !most.compare_exchange_weak(before, now)) {
       }
-      if (++ran == 20) released.count_down();  // then the threads take part
-      std::this_thread::yield();
       --running;
     });
   }
