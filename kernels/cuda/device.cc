@@ -138,12 +138,6 @@ Device::~Device() {
   PRECONDOR_CHECK(allocated_bytes() == 0);
 }
 
-absl::Status Device::fault() const {
-  if (!is_lost_) return absl::OkStatus();  // without a lock that all threads want at each operation
-  MutexLock lock(mu_);
-  return fault_;
-}
-
 absl::Status Device::Enter() {
   PRECONDOR_RETURN_IF_ERROR(fault());
   return Checked("cudaSetDevice", cudaSetDevice(index_));
@@ -172,11 +166,8 @@ absl::Status Device::CheckedLibrary(absl::Status status, absl::string_view what)
 }
 
 void Device::Lose(const absl::Status& fault) {
-  MutexLock lock(mu_);
-  if (!fault_.ok()) return;
-  fault_ = absl::InternalError(
-      absl::StrCat("CUDA device ", index_, " is lost since this fault: ", std::string(fault.message())));
-  is_lost_ = true;
+  fault_.Set(absl::InternalError(
+      absl::StrCat("CUDA device ", index_, " is lost since this fault: ", std::string(fault.message()))));
 }
 
 absl::Status Device::Run(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch) {

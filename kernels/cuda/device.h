@@ -23,6 +23,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
+#include "kernels/base/first_error.h"
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
@@ -97,7 +98,7 @@ class Device {
   int64_t allocated_bytes() const { return allocated_bytes_; }
   int64_t memory_limit_bytes() const { return memory_limit_bytes_; }
   // Backend::fault.
-  absl::Status fault() const;
+  absl::Status fault() const { return fault_.Get(); }
   // Gives the driver back what is free.
   void Trim();
 
@@ -167,10 +168,7 @@ class Device {
   cusolverDnHandle_t solver_ ABSL_GUARDED_BY(solver_mu_) = nullptr;
 
   std::atomic<int64_t> allocated_bytes_ = 0;
-
-  std::atomic<bool> is_lost_ = false;  // whether fault_ is an error
-  mutable Mutex mu_;
-  absl::Status fault_ ABSL_GUARDED_BY(mu_);
+  FirstError fault_;
 };
 
 template <typename T>

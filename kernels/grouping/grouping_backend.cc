@@ -7,12 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 
 #include "kernels/base/fiber.h"
-#include "kernels/base/mutex.h"
+#include "kernels/base/first_error.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouping/deferred_task.h"
 #include "kernels/grouping/device_driver.h"
@@ -225,18 +224,11 @@ class GroupingBackend final : public ForwardingBackend {
     }
   }
 
-  absl::Status Lost() const ABSL_LOCKS_EXCLUDED(lost_mu_) {
-    if (!is_lost_) return absl::OkStatus();  // without a lock that all tasks want at each operation
-    MutexLock lock(lost_mu_);
-    return lost_;
-  }
-  void Lose(const absl::Status& status) ABSL_LOCKS_EXCLUDED(lost_mu_) {
-    MutexLock lock(lost_mu_);
-    if (!lost_.ok()) return;
-    lost_ = absl::InternalError(absl::StrCat(
+  absl::Status Lost() const { return lost_.Get(); }
+  void Lose(const absl::Status& status) {
+    lost_.Set(absl::InternalError(absl::StrCat(
         name(),
-        " backend: ended by the failure of an operation that had been put off: ", std::string(status.message())));
-    is_lost_ = true;
+        " backend: ended by the failure of an operation that had been put off: ", std::string(status.message()))));
   }
 
   // --- memory -------------------------------------------------------------------------------------------------------
@@ -278,9 +270,7 @@ class GroupingBackend final : public ForwardingBackend {
 
   std::atomic<int64_t> freed_bytes_ = 0;  // of all tasks
 
-  std::atomic<bool> is_lost_ = false;  // whether lost_ is an error
-  mutable Mutex lost_mu_;
-  absl::Status lost_ ABSL_GUARDED_BY(lost_mu_);
+  FirstError lost_;
 
   DeviceDriver driver_;  // ends first
 };

@@ -135,7 +135,6 @@ class Coordinator {
   class SessionLock;
 
   absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(const SessionSpec& spec, SessionAccess access);
-  std::shared_ptr<CoordinatorSession> MakeSession(SessionRecord record) const;
   // SessionBytes, or 0 where there is no limit.
   int64_t CountedBytes(const SessionSpec& spec) const;
   absl::Status CheckTenants(absl::string_view name, const TenantSession& session) const
@@ -228,7 +227,8 @@ class Coordinator {
   CondVar entry_freed_;
   SessionTable sessions_ ABSL_GUARDED_BY(mu_);
   SessionIds ids_ ABSL_GUARDED_BY(mu_);
-  std::map<uint64_t, TenantSession> opening_ ABSL_GUARDED_BY(mu_);  // by id; sessions_ gets them when they are durable
+  // By id: shards may hear of these, and sessions_ gets them when they are durable.
+  std::map<uint64_t, TenantSession> opening_ ABSL_GUARDED_BY(mu_);
   EndingSessions ending_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   bool leads_ ABSL_GUARDED_BY(mu_);

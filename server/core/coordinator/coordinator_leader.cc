@@ -65,7 +65,7 @@ void Coordinator::RestoreEnding(uint64_t session_id, SessionRecord record) {
     }
   }
   record.placement = std::move(placement);
-  auto state = MakeSession(std::move(record));
+  auto state = std::make_shared<CoordinatorSession>(std::move(record), options_.lease_steps);
   MutexLock lock(mu_);
   ids_.NoteUsed(session_id);
   ending_.Add(std::move(state));
@@ -90,7 +90,7 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
       *found = std::move(placed);
     }
     record.placement = std::move(placement);
-    auto session = MakeSession(record);
+    auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps, CountedBytes(record.spec));
     session->Adopt(SnapshotsRecord{.session_id = id, .snapshots = std::move(read.snapshots[id])});
     observer_.OnSessionOpened(record.spec.name);
     ShowLastSnapshot(record.spec.name, session->snapshots().list());

@@ -98,18 +98,16 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, con
 
 absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(const SessionSpec& spec,
                                                                                SessionAccess access) {
+  const TenantSession counted{.tenants = access.tenants, .bytes = CountedBytes(spec)};
   uint64_t id = 0;
   {
-    TenantSession counted{.tenants = access.tenants, .bytes = CountedBytes(spec)};
     MutexLock lock(mu_);
     PRECONDOR_RETURN_IF_ERROR(CheckTenants(spec.name, counted));
     id = ids_.Next(clock_.Wall());
-    ids_.BeginOpening(id);
-    opening_[id] = std::move(counted);
+    opening_[id] = counted;
   }
   const auto opened = absl::MakeCleanup([this, id] {
     MutexLock lock(mu_);
-    ids_.EndOpening(id);
     opening_.erase(id);
   });
   PRECONDOR_ASSIGN_OR_RETURN(std::vector<PlacedLayers> placement, MakePlan(spec));
@@ -119,7 +117,7 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
                        .membership = SessionMembers::First(spec),
                        .lease = StepLeases::First(spec, options_.lease_steps),
                        .access = std::move(access)};
-  auto session = MakeSession(record);
+  auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps, counted.bytes);
   absl::Status status = InstallOnShards(MakeInstalls(*session));
   if (status.ok()) {
     status = journal_.Write([&] { return record; },
@@ -146,11 +144,6 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
                {"shards", static_cast<uint64_t>(MakeSummary(*session).shard_map.size())},
                {"world_size", spec.world_size}});
   return session;
-}
-
-std::shared_ptr<CoordinatorSession> Coordinator::MakeSession(SessionRecord record) const {
-  const int64_t bytes = CountedBytes(record.spec);
-  return std::make_shared<CoordinatorSession>(std::move(record), options_.lease_steps, bytes);
 }
 
 int64_t Coordinator::CountedBytes(const SessionSpec& spec) const {

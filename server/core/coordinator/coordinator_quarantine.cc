@@ -115,14 +115,15 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::AdoptSession(absl::string
                                                       " layers in quarantine, expected all"));
   }
   const uint64_t id = install.session_id;
+  const TenantSession counted{.tenants = install.access.tenants, .bytes = CountedBytes(install.spec)};
   {
     MutexLock lock(mu_);
     ids_.NoteUsed(id);
-    ids_.BeginOpening(id);
+    opening_[id] = counted;
   }
   const auto opened = absl::MakeCleanup([this, id] {
     MutexLock lock(mu_);
-    ids_.EndOpening(id);
+    opening_.erase(id);
   });
   SessionRecord record{.session_id = id,
                        .spec = install.spec,
@@ -137,7 +138,7 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::AdoptSession(absl::string
     record.placement[s].address =
         description.advertise_address.empty() ? shards_[s].address : description.advertise_address;
   }
-  auto session = MakeSession(record);
+  auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps, counted.bytes);
   // Where this ends before it is written, the next look at the shards finds a session that no coordinator knows.
   PRECONDOR_RETURN_IF_ERROR(InstallOnShards(MakeInstalls(*session)));
   PRECONDOR_RETURN_IF_ERROR(journal_.Write([&] { return record; },

@@ -20,7 +20,7 @@ bool Coordinator::ClearOrphans(const ShardEndpoint& shard, const ShardDescriptio
     bool abandoned = false;
     {
       MutexLock lock(mu_);
-      if (sessions_.Find(id) != nullptr || ids_.IsOpening(id) || ending_.contains(id)) continue;
+      if (sessions_.Find(id) != nullptr || opening_.contains(id) || ending_.contains(id)) continue;
       abandoned = ids_.IsAbandoned(id);
     }
     const absl::Status cleared =

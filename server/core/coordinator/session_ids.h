@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <set>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/time/time.h"
 
 namespace precondor {
@@ -19,11 +18,6 @@ class SessionIds {
   // The numbers that follow are greater than this one.
   void NoteUsed(uint64_t id);
 
-  // Shards may hear of the session, and it is not in the table yet.
-  void BeginOpening(uint64_t id) { opening_.insert(id); }
-  void EndOpening(uint64_t id) { opening_.erase(id); }
-  bool IsOpening(uint64_t id) const { return opening_.contains(id); }
-
   // This process did not open the session after all, or has closed it: shards that hear of it later, by a call that was
   // late, are told to remove it. Only the greatest 1,000 numbers are remembered.
   void Abandon(uint64_t id);
@@ -31,7 +25,6 @@ class SessionIds {
 
  private:
   uint64_t last_ = 0;
-  absl::flat_hash_set<uint64_t> opening_;
   std::set<uint64_t> abandoned_;
 };
 

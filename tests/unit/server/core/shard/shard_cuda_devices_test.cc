@@ -103,8 +103,8 @@ class ShardCudaDevicesTest : public ShardFixture {
     std::unique_ptr<Backend> backend;
     std::unique_ptr<ThreadPoolExecutor> threads;
   };
-  GroupingOptions grouping_;
-  int threads_ = 3;  // of each device
+  GroupingOptions grouping_ = {.threads = 4};  // a server's fewest
+  int threads_ = 3;                            // of each device
   std::vector<std::unique_ptr<TestDevice>> devices_;
   std::unique_ptr<DeviceGroup> group_;  // unused without layers that split
 };
