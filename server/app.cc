@@ -430,10 +430,14 @@ class ServerApp final : public App {
     options.probe_interval = absl::Milliseconds(config_.reconcile_interval_ms);
     options.snapshot_interval_steps = static_cast<uint64_t>(config_.session_snapshot_steps);
     options.standby = !config_.etcd_endpoints.empty();
-    storage_ = std::make_unique<CoordinatorStorage>(config_, disk_, [this](const absl::Status& why) {
+    const auto on_waiting = [this](const absl::Status& why) {
+      logger_.Log(Severity::kInfo, "waits to lead", {{"reason", absl::string_view(why.message())}});
+    };
+    const auto on_lost = [this](const absl::Status& why) {
       logger_.Log(Severity::kError, "another coordinator leads", {{"reason", absl::string_view(why.message())}});
       RequestDrain(absl::ZeroDuration());
-    });
+    };
+    storage_ = std::make_unique<CoordinatorStorage>(config_, disk_, on_waiting, on_lost);
     options.on_replaced = [this](const absl::Status& why) { OnReplaced(why); };
     coordinator_ = std::make_unique<Coordinator>(options, std::move(endpoints), *storage_, clock_, logger_, metrics_);
     if (!storage_->standby()) PRECONDOR_RETURN_IF_ERROR(BecomeLeader());

@@ -12,6 +12,7 @@
 namespace precondor {
 
 CoordinatorStorage::CoordinatorStorage(const ServerConfig& config, store::FileSystem& fs,
+                                       std::function<void(const absl::Status&)> on_waiting,
                                        std::function<void(const absl::Status&)> on_lost)
     : fs_(fs), data_dir_(config.data_dir) {
   if (config.etcd_endpoints.empty()) return;
@@ -22,6 +23,7 @@ CoordinatorStorage::CoordinatorStorage(const ServerConfig& config, store::FileSy
   election.prefix = config.etcd_prefix;
   election.identity = DialAddress(config);
   election.lease_ttl = absl::Milliseconds(config.etcd_lease_ms);
+  election.on_waiting = std::move(on_waiting);
   election_ = std::make_unique<etcd::EtcdElection>(*client_, std::move(election), std::move(on_lost));
 }
 

@@ -24,8 +24,10 @@ namespace precondor {
 // called by different threads.
 class CoordinatorStorage final : public CoordinatorJournal {
  public:
-  // `fs` outlives it. `on_lost`: another one leads from now on; see EtcdElection.
+  // `fs` outlives it. `on_waiting`: what Recover waits for (ElectionOptions); `on_lost`: another one leads from now on
+  // (EtcdElection).
   CoordinatorStorage(const ServerConfig& config, store::FileSystem& fs,
+                     std::function<void(const absl::Status&)> on_waiting,
                      std::function<void(const absl::Status&)> on_lost);
   ~CoordinatorStorage() override { Stop(); }
 

@@ -178,8 +178,9 @@ class SoapState final : public LayerState {
     }
     PRECONDOR_ASSIGN_OR_RETURN(next.momentum, CloneMatrix(held_.momentum.view(), backend_));
     PRECONDOR_ASSIGN_OR_RETURN(next.second, CloneMatrix(held_.second.view(), backend_));
-    const auto steps = static_cast<int64_t>(version_) - 1;
-    if (steps > 0 && steps % config_.refresh_interval == 0) PRECONDOR_RETURN_IF_ERROR(Refresh(next));
+    const uint64_t steps = version_ - 1;
+    if (steps > 0 && steps % static_cast<uint64_t>(config_.refresh_interval) == 0)
+      PRECONDOR_RETURN_IF_ERROR(Refresh(next));
     PRECONDOR_RETURN_IF_ERROR(ApplyFactors(sides_.sizes, Factors(next), Transpose::kNo, x, backend_));
     const double beta1 = config_.momentum, beta2 = config_.second_moment_decay;
     PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 - beta1, x.view(), beta1, next.momentum.view()));

@@ -16,6 +16,10 @@ bool MayPass(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
 }
 
+absl::Status OtherLeads(absl::string_view identity) {
+  return absl::FailedPreconditionError(absl::StrCat(identity, " leads"));
+}
+
 }  // namespace
 
 EtcdElection::EtcdElection(EtcdClient& client, ElectionOptions options,
@@ -25,11 +29,13 @@ EtcdElection::EtcdElection(EtcdClient& client, ElectionOptions options,
 EtcdElection::~EtcdElection() { Stop(); }
 
 absl::Status EtcdElection::Campaign() {
+  absl::Status told;
   while (true) {
-    const absl::StatusOr<bool> elected = TryOnce();
-    if (!elected.ok() && !MayPass(elected.status())) return elected.status();
+    const absl::Status elected = TryOnce();
+    if (!elected.ok() && !absl::IsFailedPrecondition(elected) && !MayPass(elected)) return elected;
+    if (!elected.ok() && elected != told && options_.on_waiting != nullptr) options_.on_waiting(told = elected);
     mu_.Lock();
-    const bool leads = elected.ok() && *elected && state_ == State::kLeader;
+    const bool leads = elected.ok() && state_ == State::kLeader;
     if (!leads && state_ != State::kStopped) {
       changed_.wait_for(mu_, absl::ToChronoNanoseconds(options_.retry));
     }
@@ -41,12 +47,12 @@ absl::Status EtcdElection::Campaign() {
   }
 }
 
-absl::StatusOr<bool> EtcdElection::TryOnce() {
+absl::Status EtcdElection::TryOnce() {
   const std::string key = LeaderKey();
   etcdserverpb::RangeRequest look;
   look.set_key(key);
   PRECONDOR_ASSIGN_OR_RETURN(const etcdserverpb::RangeResponse holder, client_.Range(look));
-  if (holder.kvs_size() > 0) return false;
+  if (holder.kvs_size() > 0) return OtherLeads(holder.kvs(0).value());
 
   const Steady::time_point asked = Steady::now();
   PRECONDOR_ASSIGN_OR_RETURN(const int64_t lease, client_.GrantLease(options_.lease_ttl));
@@ -67,20 +73,26 @@ absl::StatusOr<bool> EtcdElection::TryOnce() {
              response->responses(0).response_range().kvs(0).lease() == lease) {
     revision = response->responses(0).response_range().kvs(0).create_revision();
   }
-  if (revision != 0) {
+  const Steady::time_point until = asked + absl::ToChronoNanoseconds(options_.lease_ttl);
+  const bool in_time = Steady::now() < until;
+  if (revision != 0 && in_time) {
     MutexLock lock(mu_);
     if (state_ == State::kFollower) {
       state_ = State::kLeader;
       lease_ = lease;
       revision_ = revision;
-      leads_until_ = asked + absl::ToChronoNanoseconds(options_.lease_ttl);
-      return true;
+      leads_until_ = until;
+      return absl::OkStatus();
     }
   }
   // With the lease goes the key, should the request have come through after all.
   client_.RevokeLease(lease).IgnoreError();
-  if (!response.ok()) return response.status();
-  return false;
+  if (!in_time || absl::IsNotFound(response.status())) {
+    return absl::UnavailableError(
+        absl::StrCat("etcd took longer than the lease, ", absl::FormatDuration(options_.lease_ttl), ", to grant it"));
+  }
+  PRECONDOR_RETURN_IF_ERROR(response.status());
+  return OtherLeads("another candidate");
 }
 
 void EtcdElection::KeepAlive() {

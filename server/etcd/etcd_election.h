@@ -23,6 +23,9 @@ struct ElectionOptions {
   std::string identity;                           // of this candidate, for people and for the next leader's log
   absl::Duration lease_ttl = absl::Seconds(10);   // whole seconds; etcd allows no fewer than a few of its heartbeats
   absl::Duration retry = absl::Seconds(1);        // between looks at the key of another leader
+  // Told by Campaign, on its thread, each time that it waits for something else than before: another candidate that
+  // leads (FailedPrecondition), or etcd's error. May be null.
+  std::function<void(const absl::Status&)> on_waiting;
 };
 
 // A candidate leads from the moment Campaign returns OK until its lease may have run out: from then on Check says so,
@@ -58,7 +61,8 @@ class EtcdElection {
   using Steady = std::chrono::steady_clock;
   enum class State { kFollower, kLeader, kLost, kStopped };
 
-  absl::StatusOr<bool> TryOnce();
+  // OK: this candidate leads. FailedPrecondition: another one does.
+  absl::Status TryOnce();
   void KeepAlive();
   void KeepAliveOnce(int64_t lease);
 

@@ -2,6 +2,7 @@
 // The journal and the election against a real etcd, as Debian packages it.
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <signal.h>
@@ -103,6 +104,21 @@ class EtcdTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status;
     return election;
   }
+  // What a candidate that does not get to lead waits for; it is stopped then.
+  static absl::Status WaitsFor(EtcdClient& client, ElectionOptions options) {
+    std::promise<absl::Status> told;
+    options.on_waiting = [&, first = true](const absl::Status& why) mutable {
+      if (std::exchange(first, false)) told.set_value(why);
+    };
+    EtcdElection candidate(client, std::move(options), nullptr);
+    std::thread campaign([&] { EXPECT_TRUE(absl::IsCancelled(candidate.Campaign())); });
+    auto why = told.get_future();
+    EXPECT_EQ(why.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    EXPECT_FALSE(candidate.Check().ok());
+    candidate.Stop();
+    campaign.join();
+    return why.get();
+  }
   EtcdLog::Opened OpenLog(EtcdElection& election) {
     auto opened = EtcdLog::Open(*client_, election);
     EXPECT_TRUE(opened.ok()) << opened.status();
@@ -163,13 +179,18 @@ TEST_F(EtcdTest, ManySessionsComeBackInPages) {
 
 TEST_F(EtcdTest, OneLeadsAndTheOtherWaitsUntilItIsStopped) {
   auto first = Elect("first");
-  EtcdElection second(*client_, Options("second"), nullptr);
-  std::thread campaign([&] { EXPECT_TRUE(absl::IsCancelled(second.Campaign())); });
-  EXPECT_FALSE(second.Check().ok());
+  const absl::Status why = WaitsFor(*client_, Options("second"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(why)) << why;
+  EXPECT_THAT(std::string(why.message()), HasSubstr("first leads"));
   EXPECT_TRUE(first->Check().ok());
-  second.Stop();
-  campaign.join();
-  EXPECT_TRUE(first->Check().ok());
+}
+
+TEST_F(EtcdTest, ACandidateThatReachesNoEtcdSaysSo) {
+  const std::string nowhere = absl::StrCat("127.0.0.1:", FreePort());
+  EtcdClient client({.endpoints = {nowhere}, .credentials = nullptr});
+  const absl::Status why = WaitsFor(client, Options("only"));
+  EXPECT_TRUE(absl::IsUnavailable(why)) << why;
+  EXPECT_THAT(std::string(why.message()), HasSubstr(nowhere));
 }
 
 TEST_F(EtcdTest, AWriteOfALeaderThatWasReplacedIsRefused) {

@@ -148,7 +148,7 @@ absl::Status Coordinator::CheckLeads() const {
   if (replaced_.load()) return absl::UnavailableError("another coordinator has taken over");
   MutexLock lock(mu_);
   if (leads_) return absl::OkStatus();
-  return absl::UnavailableError("this coordinator stands by, another one leads");
+  return absl::UnavailableError("this coordinator stands by and does not lead; its log says what it waits for");
 }
 
 absl::Status Coordinator::WriteChange(CoordinatorSession& session, absl::FunctionRef<CoordinatorRecord()> plan) {

@@ -80,6 +80,20 @@ class Server:
         self.port = int(port_file.read_text())
         self.metrics_port = int(metrics_file.read_text())
 
+    def await_ready(self):
+        """Of a coordinator on etcd: until it leads."""
+        health = [self.program.parents[1] / "client/cpp/tools/precondorctl", f"--server={self.address}", "health"]
+
+        def ready():
+            if self.process.poll() is not None:
+                raise Failure(f"{self.name} ended with {self.process.returncode}: {self.log_tail()}")
+            return subprocess.run(health, capture_output=True, check=False).returncode == 0
+
+        try:
+            wait_for(f"{self.name} to be ready", ready)
+        except Failure as failure:
+            raise Failure(f"{failure}; {self.log_tail()}") from None
+
     def signal(self, number):
         self.process.send_signal(number)
 
@@ -122,7 +136,24 @@ class Etcd:
     def __init__(self, folder):
         self.folder = pathlib.Path(folder) / "etcd"
         self.folder.mkdir()
+        for _ in range(3):
+            self._start()
+            wait_for("etcd to serve or to end", lambda: self.process.poll() is not None or self._serves())
+            if self.process.poll() is None:
+                return
+        raise Failure(f"etcd ended with {self.process.returncode}: {(self.folder / 'log').read_text()[-2000:]}")
+
+    def _serves(self):
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/health", timeout=1) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+    def _start(self):
+        """On ports that another process can have taken by the time that etcd wants them: etcd ends then."""
         self.port, peer = free_port(), free_port()
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
         with open(self.folder / "log", "wb") as log:
             self.process = subprocess.Popen(
                 [shutil.which("etcd"), f"--data-dir={self.folder / 'data'}",
@@ -186,6 +217,8 @@ class Cluster:
                 shard.start()
             self.coordinator = self._make_coordinator()
             self.coordinator.start()
+            if any("--etcd-endpoints" in one for one in self.coordinator.arguments):
+                self.coordinator.await_ready()
         except BaseException:
             self.close()
             raise
