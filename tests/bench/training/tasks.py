@@ -43,10 +43,10 @@ class Task:
 
 
 @functools.lru_cache(None)
-def char_gpt(steps):
+def char_gpt(steps, width=128, blocks=5):
     data = Characters(king_james(), 64)
     held_out = data.held_out_batch(64)
-    return Task(steps, lambda: gpt.Gpt(len(data.vocabulary), 64, 128, 5, 4),
+    return Task(steps, lambda: gpt.Gpt(len(data.vocabulary), 64, width, blocks, 4),
                 lambda step, seed: data.batch(step, 16, seed), gpt.loss_of, lambda model: gpt.loss_of(model, held_out),
                 ("characters.weight", "places.weight", "head.weight"))
 
@@ -172,7 +172,8 @@ def passages():
                 lambda model: loss(model, data.held_out), ("words.weight", "places.weight", "head.weight"))
 
 
-TASKS = {"gpt": lambda: char_gpt(300), "gpt-1000": lambda: char_gpt(1000), "digits": autoencoder, "denoise": lambda: denoising(False),
-         "denoise-norm": lambda: denoising(True), "passages": passages}
+TASKS = {"gpt": lambda: char_gpt(300), "gpt-1000": lambda: char_gpt(1000), "gpt-6m": lambda: char_gpt(300, 256, 8), "digits": autoencoder,
+         "denoise": lambda: denoising(False), "denoise-norm": lambda: denoising(True), "passages": passages}
 # Middles, before a method's multiple.
-RATES = {"gpt": 0.004, "gpt-1000": 0.004, "digits": 0.016, "denoise": 0.004, "denoise-norm": 0.004, "passages": 0.004}
+RATES = {"gpt": 0.004, "gpt-1000": 0.004, "gpt-6m": 0.004, "digits": 0.016, "denoise": 0.004, "denoise-norm": 0.004,
+         "passages": 0.004}
