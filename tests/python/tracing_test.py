@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Spans of a coordinator and two shards under two ranks, as a collector gets them over OTLP/HTTP: ids, parents, links."""
+"""Spans of a coordinator and two shards under two ranks, as a collector gets them over OTLP/HTTP: callers' contexts,
+what is not sampled, failures. tests/deploy/tracing_test.py has the spans of steps, in a real collector."""
 
 import argparse
-import collections
 import concurrent.futures
 import http.server
 import json
@@ -153,11 +153,11 @@ class TracingTest(unittest.TestCase):
     def named(self, spans, name):
         return [span for span in spans if span["name"] == name]
 
-    def test_every_step_and_call_is_where_it_belongs(self):
+    def test_every_call_is_where_it_belongs(self):
         spans, lines = self.train(1)
-        self.check_ids(spans)
+        self.assertEqual([span for span in spans if "status" in span], [])
+        self.assertEqual(len(self.named(spans, "step")), STEPS)
         by_id = {span["spanId"]: span for span in spans}
-        self.check_steps(spans, by_id)
         # The application's context: calls and streams of rank 0, and of no other rank.
         for name, count in (("SessionService/JoinSession", None), ("PreconditionService/Exchange", 2)):
             own = [span for span in self.named(spans, CALL + name) if span["traceId"] == APPLICATION[0]]
@@ -175,40 +175,6 @@ class TracingTest(unittest.TestCase):
         line, = [line for line in lines if line["message"] == "session opened"]
         self.assertEqual((line["session"], line["trace_id"], line["span_id"]),
                          ("run", opened["traceId"], opened["spanId"]))
-
-    def check_ids(self, spans):
-        for span in spans:
-            self.assertRegex(span["traceId"], "^[0-9a-f]{32}$")
-            self.assertRegex(span["spanId"], "^[0-9a-f]{16}$")
-            self.assertLessEqual(int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"]))
-            self.assertLess(abs(int(span["endTimeUnixNano"]) / 1e9 - time.time()), 3600)
-            self.assertNotIn("status", span, span)
-        self.assertEqual(len({span["spanId"] for span in spans}), len(spans))
-
-    def check_steps(self, spans, by_id):
-        roots = {attributes_of(span)["precondor.step"]: span for span in self.named(spans, "step")}
-        self.assertEqual(sorted(roots), list(range(STEPS)))
-        self.assertEqual(len({root["traceId"] for root in roots.values()}), STEPS)
-        children = collections.Counter()
-        for name, role in (("exchange of a step", "shard"), (CALL + "SessionService/ReportStep", "coordinator")):
-            for span in self.named(spans, name):
-                values = attributes_of(span)
-                root = roots[values["precondor.step"]]
-                self.assertEqual((span["traceId"], span["parentSpanId"], span["role"]),
-                                 (root["traceId"], root["spanId"], role))
-                children[name, values["precondor.step"], values["precondor.rank"]] += 1
-                if role == "shard":
-                    link, = span["links"]
-                    self.assertEqual(by_id[link["spanId"]]["name"], CALL + "PreconditionService/Exchange")
-                    # A layer on each shard: its statistics and its gradient.
-                    self.assertEqual((values["precondor.contributions"], values["precondor.answers"]), (2, 1))
-                    self.assertGreater(values["precondor.precondition_seconds"], 0)
-                    self.assertGreater(values["precondor.update_seconds"], 0)
-                    self.assertEqual([event["name"] for event in span["events"]],
-                                     ["last contribution acknowledged", "first answer", "last answer"])
-        self.assertEqual(children, {(name, step, rank): count for step in range(STEPS) for rank in range(RANKS)
-                                    for name, count in (("exchange of a step", 2),
-                                                        (CALL + "SessionService/ReportStep", 1))})
 
     def test_steps_that_are_not_chosen_have_no_spans(self):
         spans, _ = self.train(0)
