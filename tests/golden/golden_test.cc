@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What earlier releases wrote still means the same; tests/golden/README.md.
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <google/protobuf/descriptor.h>
@@ -14,7 +13,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
 #include "precondor/v1/admin.pb.h"
@@ -40,25 +43,10 @@ using google::protobuf::TextFormat;
 using google::protobuf::util::MessageDifferencer;
 
 struct Golden {
-  std::string name;  // folder/NAME
+  std::string name;  // release/NAME
   std::string bytes;
   std::unique_ptr<Message> expected;
 };
-
-std::string ReadFile(const std::filesystem::path& path) {
-  std::ifstream in(path);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-std::string FromHex(const std::string& hex) {
-  std::istringstream in(hex);
-  std::string bytes;
-  for (unsigned byte; in >> std::hex >> byte;) bytes.push_back(static_cast<char>(byte));
-  EXPECT_TRUE(in.eof()) << "not hex: " << hex;
-  return bytes;
-}
 
 std::unique_ptr<Message> NewMessage(const std::string& type) {
   const Descriptor* descriptor = google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(type);
@@ -72,26 +60,36 @@ std::vector<const FileDescriptor*> Files() {
           v1::LayerStats::descriptor()->file(),  v1::SnapshotInfo::descriptor()->file()};
 }
 
+// An entry of a table: "NAME TYPE", lines of bytes in hex, lines of text.
+void Add(const std::string& release, absl::string_view entry, std::vector<Golden>& goldens) {
+  std::vector<std::string> lines = absl::StrSplit(entry, '\n');
+  const std::vector<std::string> head = absl::StrSplit(lines[0], ' ');
+  ASSERT_EQ(head.size(), 2u) << lines[0];
+  Golden golden{absl::StrCat(release, "/", head[0]), "", NewMessage(head[1])};
+  ASSERT_NE(golden.expected, nullptr) << golden.name << ": no message " << head[1];
+  size_t text = 1;
+  for (absl::string_view hex; text < lines.size(); ++text) {
+    hex = lines[text];
+    if (!absl::ConsumePrefix(&hex, "hex:")) break;
+    absl::StrAppend(&golden.bytes, absl::HexStringToBytes(absl::StripAsciiWhitespace(hex)));
+  }
+  ASSERT_GT(text, 1u) << golden.name << ": no bytes: tests/golden/README.md";
+  lines.erase(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(text));
+  EXPECT_TRUE(TextFormat::ParseFromString(absl::StrJoin(lines, "\n"), golden.expected.get())) << golden.name;
+  goldens.push_back(std::move(golden));
+}
+
 std::vector<Golden> Load() {
   Files();  // links every file's descriptors in
   std::vector<Golden> goldens;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(PRECONDOR_GOLDEN_DIR)) {
-    if (entry.path().extension() != ".hex") continue;
-    Golden golden;
-    golden.name = entry.path().parent_path().filename().string() + "/" + entry.path().stem().string();
-    golden.bytes = FromHex(ReadFile(entry.path()));
-    const std::string text = ReadFile(std::filesystem::path(entry.path()).replace_extension(".txtpb"));
-    absl::string_view type = absl::string_view(text).substr(0, text.find('\n'));
-    EXPECT_TRUE(absl::ConsumePrefix(&type, "# proto-message: ")) << golden.name;
-    golden.expected = NewMessage(std::string(type));
-    if (golden.expected == nullptr) {
-      ADD_FAILURE() << golden.name << ": no message " << type;
-      continue;
-    }
-    EXPECT_TRUE(TextFormat::ParseFromString(text, golden.expected.get())) << golden.name;
-    goldens.push_back(std::move(golden));
+  for (const auto& table : std::filesystem::directory_iterator(PRECONDOR_GOLDEN_DIR)) {
+    const std::string release = table.path().stem().string();
+    if (table.path().extension() != ".golden") continue;
+    std::stringstream text;
+    text << std::ifstream(table.path()).rdbuf();
+    std::vector<std::string> entries = absl::StrSplit(text.str(), "\n== ");
+    for (size_t i = 1; i < entries.size(); ++i) Add(release, entries[i], goldens);
   }
-  std::sort(goldens.begin(), goldens.end(), [](const Golden& a, const Golden& b) { return a.name < b.name; });
   return goldens;
 }
 
@@ -105,7 +103,7 @@ const Golden* Find(const std::vector<Golden>& goldens, const std::string& name) 
 
 TEST(GoldenTest, BytesStillMeanWhatTheyMeant) {
   const std::vector<Golden> goldens = Load();
-  ASSERT_GE(goldens.size(), 30u);
+  ASSERT_GE(goldens.size(), 122u);
   for (const Golden& golden : goldens) {
     SCOPED_TRACE(golden.name);
     const std::unique_ptr<Message> decoded(golden.expected->New());
