@@ -1,24 +1,62 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of client/python/examples/two_lines train: alone, under torchrun and compiled.
+"""The programs of client/python/examples/two_lines train: alone, under torchrun and compiled. A killed job leaves no server.
 
 Exits with 77 where torch is missing, and says so; on torch 1.13 fully_shard and torch.compile are skipped.
 """
 
 import os
+import pathlib
 import re
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
 
 from examples_test import EXAMPLES, TIMEOUT_S, TORCHRUN, free_port
 
 import torch
 
+# A rank that trains until it is ended.
+ENDLESS = """
+import torch
+from precondor.torch import Preconditioner
+torch.distributed.init_process_group("gloo")
+model = torch.nn.Linear(6, 4)
+pre = Preconditioner(model, "local")
+optimizer = pre.make_optimizer(lr=0.01)
+while True:
+    optimizer.zero_grad()
+    loss = model(torch.randn(16, 6)).square().mean()
+    loss.backward()
+    pre.step(loss)
+    optimizer.step()
+    print("step", flush=True)
+"""
+
+
+def launch(ranks):
+    return [*TORCHRUN, str(ranks), "--master_addr", "127.0.0.1", "--master_port", free_port()]
+
+
+def servers_in(folder):
+    """The processes that listen in `folder`: their pids, and the pids of those whose servers they are."""
+    found = {}
+    for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            arguments = file.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it has ended
+            continue
+        if f"--listen=unix:{folder}/" in arguments:
+            found[int(file.parent.name)] = int(re.search(r"--exit-with-pid=(\d+)", arguments)[1])
+    return found
+
 
 class TwoLinesTest(unittest.TestCase):
     def expect_learning(self, program, *arguments, ranks=1):
-        launcher = [] if ranks == 1 else [*TORCHRUN, str(ranks), "--master_addr", "127.0.0.1", "--master_port", free_port()]
+        launcher = [] if ranks == 1 else launch(ranks)
         done = subprocess.run([sys.executable, "-B", *launcher, str(EXAMPLES / "two_lines" / program), *arguments],
                               capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
                               env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -40,6 +78,25 @@ class TwoLinesTest(unittest.TestCase):
     @unittest.skipIf(torch.__version__.startswith("1."), "needs torch 2.4")
     def test_compiled(self):
         self.expect_learning("compiled.py", "--backend", "aot_eager")
+
+    def test_a_job_whose_first_rank_is_killed_leaves_no_server(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        program = pathlib.Path(folder, "endless.py")
+        program.write_text(ENDLESS, encoding="utf-8")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
+        with subprocess.Popen([sys.executable, "-B", *launch(2), str(program)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              text=True, env=environment) as job:
+            self.addCleanup(job.kill)
+            for _ in range(10):
+                self.assertEqual(job.stdout.readline(), "step\n")
+            servers = servers_in(folder)
+            self.assertEqual(len(servers), 1, servers)
+            os.kill(*servers.values(), signal.SIGKILL)
+            job.stdout.read()  # until each rank has ended
+        self.assertNotEqual(job.returncode, 0)
+        end = time.monotonic() + TIMEOUT_S
+        while servers_in(folder):
+            self.assertLess(time.monotonic(), end, "a server outlives its job")
 
 
 if __name__ == "__main__":
