@@ -78,7 +78,9 @@ def findings(rules, dashboards, runbooks, metrics, tests):
         for name in re.findall(r"\w+:precondor_\w+(?::\w+)?", expression):
             if name not in records:
                 wrong.append(f"{where}: no recording rule {name}")
-    there, tested = sections(runbooks), {test["alertname"] for case in tests["tests"] for test in case["alert_rule_test"]}
+    there, tested = sections(runbooks), {test["alertname"] for case in tests["tests"] for test in case.get("alert_rule_test", [])}
+    valued = {test["expr"] for case in tests["tests"] for test in case.get("promql_expr_test", []) if test.get("exp_samples")}
+    wrong += [f"{name}: no case in {ALERT_TESTS.name}" for name in sorted(records - valued)]
     for alert in alerts(rules):
         name = alert["alert"]
         if alert["labels"].get("severity") not in ("critical", "warning", "info"):
@@ -186,8 +188,13 @@ class Files(unittest.TestCase):
         found = findings(rules, boards, runbooks.replace(f"## {name}\n", "## PrecondorOther\n"), metrics, tests)
         self.assertIn(f"{name}: no runbook", found)
         self.assertIn("runbook precondorother has no alert", found)
-        tests["tests"] = tests["tests"][2:]
-        self.assertIn(f"{name}: no case in alerts.yaml", findings(rules, boards, runbooks, metrics, tests))
+        tests["tests"] = [case for case in tests["tests"]
+                          if name not in {test["alertname"] for test in case.get("alert_rule_test", [])}]
+        values, = [case["promql_expr_test"] for case in tests["tests"] if "promql_expr_test" in case]
+        del values[0]["exp_samples"]
+        found = findings(rules, boards, runbooks, metrics, tests)
+        for untested in (name, values[0]["expr"]):
+            self.assertIn(f"{untested}: no case in alerts.yaml", found)
 
     def test_dashboards_are_what_the_generator_makes_and_follow_the_schema(self):
         run(sys.executable, "-B", ROOT / "deploy/grafana/dashboards.py", "--check", timeout=60)
