@@ -30,11 +30,19 @@ FLAG = re.compile(r"(?<![\w-])--(?!gtest_)[a-z][a-z0-9-]*[a-z0-9]")
 METRIC = re.compile(r"\bprecondor_[a-z0-9_]+")
 SAMPLES = re.compile(r"_(bucket|sum|count)$")  # of a histogram
 OTHERS |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--previous"}  # helm's and kubectl's
+OPENING = re.compile(r"# [^\n]+\n\nAfter this page you can ")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 CATALOG = "server/metrics/catalog.h"
 OPERATIONS = "docs/operations.md"
 MONITORING = "docs/monitoring.md"
 ENTRY = re.compile(r'\{"(precondor_\w+)", MetricType::k(\w+), "([^"]*)",\s*((?:"[^"]*"\s*)+)[,}]')  # of the catalog
+
+
+def _opening(path, text):
+    """A page begins with what its reader can do after it."""
+    exempt = not path.startswith("docs/") or path.startswith(("docs/adr/", "docs/lab/")) or path == "docs/README.md"
+    if not exempt and not OPENING.match(text):
+        yield f"{path}:3: the first paragraph must begin with 'After this page you can'"
 
 
 def _links(tree, path, text):
@@ -81,7 +89,7 @@ def check(tree, helps):
     metrics = set(re.findall(r'"(precondor_[a-z0-9_]+)"', tree.read(CATALOG))) if tree.has(CATALOG) else set()
     for path in documents:
         text = tree.read(path)
-        findings += _links(tree, path, text)
+        findings += [*_opening(path, text), *_links(tree, path, text)]
         if helps and path != "docs/gotchas.md":
             findings += _flags(path, text, helps)
     findings += _metrics(tree, metrics)
@@ -93,20 +101,23 @@ def check(tree, helps):
 
 
 _HELPS = {"precondor-server": {"--role", "--help"}, "precondorctl": {"--json"}}
+_TOP = "# A\n\nAfter this page you can do a.\n"
 CASES = [
     Case("clean", {"README.md": "[a](docs/operations.md) `precondorctl --json`, [d](docs)\n",
                    CATALOG: '"precondor_updates_total"',
-                   OPERATIONS: "`precondor-server --role`: precondor_updates_total\n"}, []),
+                   "docs/adr/a.md": "# A\n", "docs/lab/a.md": "# A\n", "docs/README.md": "# A\n",
+                   OPERATIONS: _TOP + "`precondor-server --role`: precondor_updates_total\n"}, []),
     Case("broken link", {"README.md": "\n[a](docs/none.md)\n"}, ["README.md:2: link to docs/none.md"]),
-    Case("link beside the file", {"docs/a.md": "[b](b.md)\n", "docs/b.md": "x\n"}, []),
+    Case("link beside the file", {"docs/a.md": _TOP + "[b](b.md)\n", "docs/b.md": _TOP}, []),
+    Case("opening", {"docs/a/b.md": "# B\n\nHistory.\n\nAfter this page you can do b.\n"}, ["docs/a/b.md:3: the first paragraph"]),
     Case("unknown flag", {"README.md": "--nonsense\n"}, ["--nonsense is not in any"]),
     Case("flag of another program", {"README.md": "precondor-server --json\n"}, ["--json is not in the help of precondor-s"]),
-    Case("undocumented flag", {OPERATIONS: "nothing\n"}, ["flag --role of precondor-server is not described"]),
-    Case("unknown metric", {OPERATIONS: "--role precondor_y_seconds precondor_y_seconds_sum precondor_x_total\n",
+    Case("undocumented flag", {OPERATIONS: _TOP}, ["flag --role of precondor-server is not described"]),
+    Case("unknown metric", {OPERATIONS: _TOP + "--role precondor_y_seconds precondor_y_seconds_sum precondor_x_total\n",
                             CATALOG: '"precondor_y_seconds"'}, ["precondor_x_total is not in"]),
-    Case("undocumented metric", {MONITORING: "x\n", CATALOG: '{"precondor_y_total", MetricType::kCounter, "a,b", "What" " it is"},'},
+    Case("undocumented metric", {MONITORING: _TOP, CATALOG: '{"precondor_y_total", MetricType::kCounter, "a,b", "What" " it is"},'},
          ["expected the row: | `precondor_y_total` | counter | a, b | What it is |"]),
-    Case("documented metric", {MONITORING: "| `precondor_y_total` | counter |  | What |\n",
+    Case("documented metric", {MONITORING: _TOP + "| `precondor_y_total` | counter |  | What |\n",
                                CATALOG: '{"precondor_y_total", MetricType::kCounter, "", "What"},'}, []),
 ]
 
