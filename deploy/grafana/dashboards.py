@@ -178,7 +178,10 @@ SHARD_BOARD = dashboard("precondor-shard", "Precondor: shard", [TRAIN_JOB, SHARD
         panel("Refusals a second", "ops", (f"sum(rate(precondor_rejected_total{{{SHARD}}}[$__rate_interval]))", "contributions"),
               (f'sum(rate(precondor_admissions_total{{{SHARD},result="refused"}}[$__rate_interval]))', "reservations of memory"))]),
     ("Pipeline stages", [STAGES_P99, panel("Layers a second through a stage", "ops", (
-        f"sum by (stage) (rate(precondor_stage_seconds_count{{{SHARD}}}[$__rate_interval]))", "{{stage}}"), width=12)]),
+        f"sum by (stage) (rate(precondor_stage_seconds_count{{{SHARD}}}[$__rate_interval]))", "{{stage}}"), width=12),
+        panel("Layers a second by answer", "ops", (
+            f"sum by (decision, reason) (rate(precondor_plans_total{{{SHARD}}}[$__rate_interval])) > 0", "{{decision}} {{reason}}"),
+            width=12)]),
     ("Device and memory", [MEMORY,
         panel("Memory reserved by device", "bytes", (f"precondor_device_reserved_bytes{{{SHARD}}}", "{{device}}"),
               (f"precondor_device_capacity_bytes{{{SHARD}}}", "{{device}} capacity")),

@@ -86,18 +86,33 @@ inline ContributionKey KeyOf(const ReducedGradient& gradient) {
   return {.session_id = gradient.session_id, .epoch = gradient.epoch, .step = gradient.step, .layer = gradient.layer};
 }
 
-// The answer to a gradient, or to a pull or fetch: FRAME_KIND_PULL in precondition.proto says what that is.
 // How long the arithmetic of a layer took in a step; zero: none was needed.
 struct StageTimes {
   absl::Duration update;
   absl::Duration precondition;
 };
 
+// Why an answer is not a preconditioned gradient, for metrics; GradientResult::reason says it to people.
+enum class AnswerCause : uint8_t {
+  kNone,        // it is one
+  kFirstOrder,  // the step's mode
+  kNoFactors,   // none yet, or none since a fallback
+  kUnchanged,   // of a pull: the step's statistics have not changed the factors
+  kFailed,      // the method, the device or an allocation
+  kNotFinite,   // the average of the gradients is not
+  kAbstained,   // a rank has no gradient
+  kRecovered,   // an earlier process has answered so
+};
+inline constexpr absl::string_view kAnswerCauseNames[] = {"none",   "first_order", "no_factors", "unchanged",
+                                                          "failed", "not_finite",  "abstained",  "recovered"};
+
+// The answer to a gradient, or to a pull or fetch: FRAME_KIND_PULL in precondition.proto says what that is.
 struct GradientResult {
   Decision decision = Decision::kIdentity;
   uint64_t factor_version = 0;
   double inner_product = 0;  // <D, U>, when the method needs a global scale
   std::string reason;        // for kIdentity and kSkip
+  AnswerCause cause = AnswerCause::kNone;
   // A gradient's: [d_out, d_in] in the session's gradient dtype. A pull's: a [k, d_in] and g [k, d_out] in f32, or
   // none, and then `bytes` are LayerState::Save's.
   std::vector<TensorDesc> tensors;

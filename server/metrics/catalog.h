@@ -38,6 +38,8 @@ inline constexpr MetricInfo kCatalog[] = {
      "Payload bytes of accepted contributions", MetricOwner::kShardJob},
     {"precondor_results_total", MetricType::kCounter, "train_job,decision",
      "Answers to gradients and pulls by decision", MetricOwner::kShardJob},
+    {"precondor_plans_total", MetricType::kCounter, "decision,reason",
+     "Layers' steps of all jobs, by what all ranks are answered with and, where that is not preconditioned, why"},
     {"precondor_result_bytes_total", MetricType::kCounter, "train_job", "Payload bytes of these answers",
      MetricOwner::kShardJob},
     {"precondor_updates_total", MetricType::kCounter, "train_job", "Factor updates attempted", MetricOwner::kShardJob},

@@ -36,6 +36,7 @@ constexpr std::array<Stage, 3> kJobStageList = {kSealWait, kUpdate, kPreconditio
 constexpr std::array<const char*, 2> kDirections = {"received", "sent"};
 constexpr std::array<const char*, 4> kPaths = {"stream", "unary", "ring", "collective"};
 constexpr std::array<const char*, 4> kTransferKinds = {"statistics", "gradient", "answer", "factors"};
+constexpr size_t kAnswerCauses = std::size(kAnswerCauseNames);
 constexpr std::array<Decision, 3> kDecisions = {Decision::kPreconditioned, Decision::kIdentity, Decision::kSkip};
 
 size_t KindIndex(ContributionKind kind) { return static_cast<size_t>(kind) - 1; }
@@ -106,6 +107,14 @@ class MetricsObserver::Impl {
     for (size_t i = 0; i < kStages.size(); ++i) {
       stages_[i] = &AddHistogram(Metric("precondor_stage_seconds"), {{"stage", kStages[i]}});
     }
+    for (size_t i = 0; i < kDecisions.size(); ++i) {
+      const bool preconditioned = kDecisions[i] == Decision::kPreconditioned;
+      for (size_t cause = preconditioned ? 0 : 1; cause < (preconditioned ? 1 : kAnswerCauses); ++cause) {
+        plans_[i][cause] = &AddCounter(
+            Metric("precondor_plans_total"),
+            {{"decision", Lower(DecisionName(kDecisions[i]))}, {"reason", std::string(kAnswerCauseNames[cause])}});
+      }
+    }
     for (size_t reason = 0; reason < kErrorReasonCount; ++reason) {
       rejected_[reason] = &AddCounter(Metric("precondor_rejected_total"),
                                       {{"reason", Lower(ErrorReasonName(static_cast<ErrorReason>(reason)))}});
@@ -124,6 +133,10 @@ class MetricsObserver::Impl {
   // Null for what does not occur.
   prometheus::Counter* transfer(size_t direction, TransferPath path, TransferKind kind) {
     return transfers_[direction][static_cast<size_t>(path)][static_cast<size_t>(kind)];
+  }
+  prometheus::Counter& plan(Decision decision, AnswerCause cause) {
+    const auto place = std::find(kDecisions.begin(), kDecisions.end(), decision) - kDecisions.begin();
+    return *plans_[static_cast<size_t>(place)][static_cast<size_t>(cause)];
   }
   prometheus::Counter& rejected(ErrorReason reason) { return *rejected_[static_cast<size_t>(reason)]; }
   prometheus::Counter& admissions(bool admitted) { return *admissions_[admitted]; }
@@ -314,6 +327,8 @@ class MetricsObserver::Impl {
   std::array<prometheus::Histogram*, kMetricCount> plain_histograms_ = {};
   std::array<prometheus::Histogram*, kStages.size()> stages_ = {};
   std::array<prometheus::Counter*, kErrorReasonCount> rejected_ = {};
+  // Null where a decision cannot have the cause: a preconditioned answer has none, another one has one.
+  std::array<std::array<prometheus::Counter*, kAnswerCauses>, kDecisions.size()> plans_ = {};
   std::array<prometheus::Counter*, 2> admissions_ = {};
   std::array<std::array<std::array<prometheus::Counter*, kTransferKinds.size()>, kPaths.size()>, kDirections.size()>
       transfers_ = {};
@@ -413,6 +428,7 @@ void MetricsObserver::OnPrecondition(absl::string_view train_job, absl::Duration
   impl_->ObserveStage(kPrecondition, took);
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { Impl::AddToStage(job, kPrecondition, took); });
 }
+void MetricsObserver::OnPlan(Decision decision, AnswerCause cause) { impl_->plan(decision, cause).Increment(); }
 void MetricsObserver::OnResult(absl::string_view train_job, Decision decision, int64_t bytes) {
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
     for (size_t i = 0; i < kDecisions.size(); ++i) {

@@ -57,6 +57,7 @@ class MetricsObserver final : public Observer {
   void OnUpdate(absl::string_view train_job, absl::Duration took, bool ok) override;
   void OnUpdatesLost(absl::string_view train_job, int64_t updates) override;
   void OnPrecondition(absl::string_view train_job, absl::Duration took) override;
+  void OnPlan(Decision decision, AnswerCause cause) override;
   void OnResult(absl::string_view train_job, Decision decision, int64_t bytes) override;
   void OnFetch(absl::string_view train_job, int64_t bytes) override;
   // ShardObserver.

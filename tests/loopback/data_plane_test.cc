@@ -491,6 +491,8 @@ TEST_F(DataPlaneTest, ADrainFinishesTheStepUnderWay) {
     return absl::StrContains(shards_[0]->app().metrics_text(),
                              "precondor_results_total{decision=\"identity\",train_job=\"job\"} 1");
   }));
+  EXPECT_THAT(shards_[0]->app().metrics_text(),
+              HasSubstr("precondor_plans_total{decision=\"identity\",reason=\"no_factors\"} 1"));
   shards_[0]->app().RequestDrain(absl::Seconds(60));
   std::thread ending([this] { shards_[0]->app().Wait(); });
   EXPECT_TRUE(second.Send(0).ok());

@@ -26,6 +26,8 @@ class LayerObserver {
   // A shard came back without this many updates that workers have had answers of.
   virtual void OnUpdatesLost(absl::string_view train_job, int64_t updates) {}
   virtual void OnPrecondition(absl::string_view train_job, absl::Duration took) {}
+  // What all ranks' gradients of a layer and step, or their pulls, will be answered with.
+  virtual void OnPlan(Decision decision, AnswerCause cause) {}
   virtual void OnResult(absl::string_view train_job, Decision decision, int64_t bytes) {}
   // A worker was given a layer's factors as they are (FETCH).
   virtual void OnFetch(absl::string_view train_job, int64_t bytes) {}

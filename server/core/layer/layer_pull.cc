@@ -99,13 +99,18 @@ void LayerDriver::Answer(const ComputeAnswer& effect, Task& task) {
   if (!plan_holds) data.plan.reset();
   const bool skipped = data.plan.has_value() && data.plan->decision == Decision::kSkip;
   const std::string& skip_reason = skipped ? data.plan->reason : effect.skip_reason;
-  LayerWorker::Answer answer = WorkersPrecondition(session_->spec) ? worker_.PublishUpdate(data)
-                               : skip_reason.empty() ? worker_.Precondition(data, std::move(task.contributions))
-                                                     : worker_.Skip(data, skip_reason);
+  LayerWorker::Answer answer =
+      WorkersPrecondition(session_->spec) ? worker_.PublishUpdate(data)
+      : skip_reason.empty()
+          ? worker_.Precondition(data, std::move(task.contributions))
+          : worker_.Skip(data, skipped ? AnswerCause::kRecovered : AnswerCause::kAbstained, skip_reason);
   if (answer.preconditioned) session_->shard->layer_observer.OnPrecondition(session_->spec.name, answer.took);
   answer.result.took.update = data.update_took;
   if (answer.preconditioned) answer.result.took.precondition = answer.took;
   const GradientResult& result = answer.result;
+  const Decision decision = result.decision;
+  const AnswerCause cause = result.cause;
+  bool delivers = false;
   Tasks tasks;
   {
     MutexLock lock(mu_);
@@ -116,12 +121,12 @@ void LayerDriver::Answer(const ComputeAnswer& effect, Task& task) {
         .plan_holds = plan_holds,
         .held = answer.state.held,
         .factor_version = answer.state.version});
-    const bool delivers = std::any_of(tasks.begin(), tasks.end(), [](const Task& next) {
-      return std::holds_alternative<DeliverAnswer>(next.effect);
-    });
+    delivers = std::any_of(tasks.begin(), tasks.end(),
+                           [](const Task& next) { return std::holds_alternative<DeliverAnswer>(next.effect); });
     if (delivers) counters_.CountAnswer(answer);
     data.answer = std::move(answer.result);
   }
+  if (delivers) session_->shard->layer_observer.OnPlan(decision, cause);
   Perform(std::move(tasks));
 }
 

@@ -115,6 +115,7 @@ absl::StatusOr<GradientResult> LayerWorker::Fetch() {
   result.factor_version = view().version;
   if (state_ == nullptr) {
     result.reason = NoFactors();
+    result.cause = AnswerCause::kNoFactors;
     return result;
   }
   if (saved_ == nullptr) {

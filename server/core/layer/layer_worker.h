@@ -61,7 +61,7 @@ class LayerWorker {
   absl::StatusOr<GradientResult> Fetch();
 
   // The answer of a step that a rank had no gradient for; frees what has been added up.
-  Answer Skip(StepData& data, std::string reason);
+  Answer Skip(StepData& data, AnswerCause cause, std::string reason);
 
   // Of a method that takes gradients in: the plan's answer was made with gradients that came after those which these
   // factors have, so that it cannot be made again. No rank that takes part holds that answer: Resume makes sure of it.
@@ -89,6 +89,7 @@ class LayerWorker {
   bool HasTakenIn(const StepData& data) const;
   // OK where the method can be asked.
   absl::Status CheckReady() const;
+  AnswerCause CauseOfFailure() const;  // of the method
   // The method's answer to d in u, both on the device. `u_squared`: |u|^2, if not null, and then u is complete.
   absl::Status Compute(ConstMatrixView d, bool taken_in, MatrixView u, Answer& answer, double* u_squared);
   // An error leaves `gradient` as it was. SKIP: it is lost.

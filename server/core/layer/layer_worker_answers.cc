@@ -49,7 +49,7 @@ void Average(std::vector<StagedContribution>& contributions) {
 void LayerWorker::Accumulate(StepData& data, StagedContribution contribution) {
   if (!data.lost.ok()) return;
   if (data.result_buffer.empty()) data.result_scale = contribution.scales[0];
-  if (contribution.whole && !AllFinite(FloatsIn(contribution.bytes))) data.lost = absl::InternalError(kNotFinite);
+  if (contribution.whole && !AllFinite(FloatsIn(contribution.bytes))) data.lost = absl::OutOfRangeError(kNotFinite);
   if (!single_ && !contribution.whole) {
     if (!data.sum.has_value()) {
       absl::StatusOr<WeightedSum> sum = WeightedSum::Make(spec_.d_out * spec_.d_in);
@@ -77,14 +77,17 @@ LayerWorker::Answer LayerWorker::Precondition(StepData& data, std::vector<Staged
   // is the host's.
   absl::StatusOr<HostBuffer<float>> decoded = HostBuffer<float>::Make(dtype == DType::kF32 ? 0 : elements);
   data.lost.Update(decoded.status());
-  if (!data.lost.ok()) return Skip(data, std::string(data.lost.message()));
+  if (!data.lost.ok()) {
+    return Skip(data, absl::IsOutOfRange(data.lost) ? AnswerCause::kNotFinite : AnswerCause::kFailed,
+                std::string(data.lost.message()));
+  }
   float* values = dtype == DType::kF32 ? reinterpret_cast<float*>(data.result_buffer.data()) : decoded->span().data();
   const absl::Span<float> gradient = absl::MakeSpan(values, elements);
   if (data.sum.has_value()) {
     data.sum->Finish(gradient);
     data.sum.reset();
     // A single gradient was looked at when it came (CheckGradient).
-    if (!AllFinite(gradient)) return Skip(data, std::string(kNotFinite));
+    if (!AllFinite(gradient)) return Skip(data, AnswerCause::kNotFinite, std::string(kNotFinite));
   } else if (dtype != DType::kF32 || data.result_scale != 1.0f) {
     DecodeElements(dtype, data.result_buffer.data(), data.result_scale, gradient);
   }
@@ -93,15 +96,19 @@ LayerWorker::Answer LayerWorker::Precondition(StepData& data, std::vector<Staged
     Answer average;
     average.result.decision = Decision::kIdentity;
     average.result.reason = planned ? data.plan->reason : "first order";
+    average.result.cause = planned ? AnswerCause::kRecovered : AnswerCause::kFirstOrder;
     return Encode(data, std::move(average), gradient);
   }
   absl::StatusOr<Answer> answer = RunMethod(gradient, HasTakenIn(data));
-  if (answer.ok() && answer->result.decision == Decision::kSkip) return Skip(data, std::move(answer->result.reason));
+  if (answer.ok() && answer->result.decision == Decision::kSkip) {
+    return Skip(data, AnswerCause::kFailed, std::move(answer->result.reason));
+  }
   if (answer.ok()) return Encode(data, *std::move(answer), gradient);
   // RunMethod leaves `gradient` as it was when it fails.
   Answer identity;
   identity.result.decision = Decision::kIdentity;
   identity.result.reason = std::string(answer.status().message());
+  identity.result.cause = CauseOfFailure();
   return Encode(data, std::move(identity), gradient);
 }
 
@@ -119,6 +126,10 @@ absl::Status LayerWorker::CheckReady() const {
   if (state_ == nullptr) return absl::FailedPreconditionError(NoFactors());
   if (state_->ready()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("layer \"", spec_.name, "\" has no factors yet"));
+}
+
+AnswerCause LayerWorker::CauseOfFailure() const {
+  return CheckReady().ok() ? AnswerCause::kFailed : AnswerCause::kNoFactors;
 }
 
 absl::Status LayerWorker::Compute(ConstMatrixView d, bool taken_in, MatrixView u, Answer& answer, double* u_squared) {
@@ -175,25 +186,31 @@ LayerWorker::Answer LayerWorker::PreconditionOnDevice(StepData& data) {
   Backend& backend = device_.backend;
   // Kept for as long as it may be asked for; the gradient's place is the worker's again then.
   absl::StatusOr<DeviceMatrix> kept = backend.AllocateScratch(gradient.rows, gradient.cols);
-  if (!kept.ok()) return Skip(data, std::string(kept.status().message()));
+  if (!kept.ok()) return Skip(data, AnswerCause::kFailed, std::string(kept.status().message()));
   Answer answer;
   const bool planned = data.plan.has_value() && data.plan->decision == Decision::kIdentity;
   absl::Status status = absl::FailedPreconditionError(planned ? data.plan->reason : "first order");
+  AnswerCause cause = planned ? AnswerCause::kRecovered : AnswerCause::kFirstOrder;
   if (!planned && data.mode != Mode::kFirstOrder) {
     absl::StatusOr<Answer> made = RunMethodOnDevice(gradient, HasTakenIn(data), kept->view());
     status = made.status();
     if (made.ok()) answer = *std::move(made);
+    cause = CauseOfFailure();
   }
   if (!status.ok()) {
+    answer.result.cause = cause;
     answer.result.decision = Decision::kIdentity;
     answer.result.reason = std::string(status.message());
     const absl::Status copied = backend.Copy(gradient, kept->view());
     // The sum is there once the copy is.
     const absl::StatusOr<double> squared = copied.ok() ? backend.Dot(kept->view(), kept->view()) : copied;
     if (!squared.ok()) {
-      return Skip(data, absl::StrCat("the gradient cannot be had from the device: ", squared.status().message()));
+      return Skip(data, AnswerCause::kFailed,
+                  absl::StrCat("the gradient cannot be had from the device: ", squared.status().message()));
     }
-    if (!std::isfinite(*squared)) return Skip(data, "the gradient has become other than finite since it came");
+    if (!std::isfinite(*squared)) {
+      return Skip(data, AnswerCause::kNotFinite, "the gradient has become other than finite since it came");
+    }
   }
   answer.result.tensors = {{.dtype = DType::kF32, .dims = {gradient.rows, gradient.cols}, .scale = 1.0f}};
   answer.result.on_device = std::make_shared<DeviceAnswer>(backend, *std::move(kept));
@@ -242,13 +259,14 @@ LayerWorker::Answer LayerWorker::Encode(StepData& data, Answer answer, absl::Spa
   return answer;
 }
 
-LayerWorker::Answer LayerWorker::Skip(StepData& data, std::string reason) {
+LayerWorker::Answer LayerWorker::Skip(StepData& data, AnswerCause cause, std::string reason) {
   data.sum.reset();
   data.result_buffer = Payload();
   data.on_device = nullptr;
   Answer answer;
   answer.result.decision = Decision::kSkip;
   answer.result.reason = std::move(reason);
+  answer.result.cause = cause;
   answer.state = view();
   answer.result.factor_version = answer.state.version;
   return answer;
@@ -266,6 +284,7 @@ LayerWorker::Answer LayerWorker::PublishUpdate(const StepData& data) {
       answer.result = *std::move(factors);
     } else {
       answer.result.reason = std::string(factors.status().message());
+      answer.result.cause = AnswerCause::kFailed;
     }
   } else if (known) {
     answer.result.decision = Decision::kPreconditioned;
@@ -273,6 +292,7 @@ LayerWorker::Answer LayerWorker::PublishUpdate(const StepData& data) {
     answer.result.bytes = data.update->bytes;
   } else {
     answer.result.reason = state_ == nullptr ? NoFactors() : "the step's statistics have changed nothing";
+    answer.result.cause = state_ == nullptr ? AnswerCause::kNoFactors : AnswerCause::kUnchanged;
   }
   answer.state = view();
   answer.result.factor_version = answer.state.version;

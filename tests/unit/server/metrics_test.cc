@@ -117,6 +117,8 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnContribution("job", ContributionKind::kPull, 0);
   metrics.OnFetch("job", 300);
   metrics.OnFetch("job", 20);
+  metrics.OnPlan(Decision::kIdentity, AnswerCause::kFirstOrder);
+  metrics.OnPlan(Decision::kPreconditioned, AnswerCause::kNone);
   metrics.OnResult("job", Decision::kIdentity, 64);
   metrics.OnResult("job", Decision::kPreconditioned, 36);
   metrics.OnReservedBytes(11, 22);
@@ -260,6 +262,9 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_updates_total{train_job="job"})", 2},
       {R"(precondor_update_failures_total{train_job="job"})", 1},
       {R"(precondor_updates_lost_total{train_job="job"})", 7},
+      {R"(precondor_plans_total{decision="identity",reason="first_order"})", 1},
+      {R"(precondor_plans_total{decision="skip",reason="abstained"})", 0},
+      {R"(precondor_plans_total{decision="preconditioned",reason="none"})", 1},
       {R"(precondor_results_total{decision="identity",train_job="job"})", 1},
       {R"(precondor_results_total{decision="preconditioned",train_job="job"})", 1},
       {R"(precondor_results_total{decision="skip",train_job="job"})", 0},
