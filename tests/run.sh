@@ -9,8 +9,8 @@ Usage: tests/run.sh [--preset NAME] [--label NAME] [--no-install] [--help]
   --preset NAME   a preset of CMakePresets.json: dev (default), clang, asan, tsan, cuda; builds in build/NAME
   --label NAME    only the tests with this CTest label: unit, conformance, sim, loopback, golden, python, e2e, lint,
                   fuzz (preset asan), deploy, deploy-full, bench, gpu, soak. Default: all that the preset selects (dev: all but
-                  deploy-full, bench, gpu, soak). The tools of deploy are installed only for a label that begins so;
-                  without them its tests are skipped
+                  deploy-full, bench, gpu, soak). The tools of deploy are installed only for a label that begins so, and a
+                  test that is skipped then fails the run, with its reason; in a run of all it is only skipped
   --no-install    do not look for missing packages
   --help          this text
 The last lines are CTest's summary; the exit status is 0 when every test passed.
@@ -48,10 +48,26 @@ if [[ "$install" == yes ]]; then
 fi
 run cmake --preset "$preset"
 run cmake --build --preset "$preset"
+record=()
+if [[ "$label" == deploy* ]]; then record=(--output-junit "$PWD/build/$preset/deploy.xml" --test-output-size-passed 1000000); fi
 case "$label" in
   "") run ctest --preset "$preset" -j 2 ;;
   # The presets leave these out, and a preset's exclusion wins over a label given here.
   gpu | bench | soak | deploy-full)
-    run ctest --test-dir "build/$preset" -L "^$label\$" --output-on-failure --no-tests=error --timeout 1800 ;;
-  *) run ctest --preset "$preset" -L "^$label\$" -j 2 ;;
+    run ctest --test-dir "build/$preset" -L "^$label\$" --output-on-failure --no-tests=error --timeout 1800 "${record[@]}" ;;
+  *) run ctest --preset "$preset" -L "^$label\$" -j 2 "${record[@]}" ;;
 esac
+if [[ "$label" == deploy* ]]; then
+  python3 - "build/$preset/deploy.xml" <<'PYTHON'
+import re
+import sys
+import xml.etree.ElementTree
+
+wrong = []
+for test in xml.etree.ElementTree.parse(sys.argv[1]).iter("testcase"):
+    reasons = re.findall(r".*(?:: skipped: |\.\.\. skipped ').*", test.findtext("system-out", ""))
+    if reasons or test.get("status") != "run":
+        wrong.append(f"tests/run.sh: {test.get('name')} was skipped: {'; '.join(reasons) or 'it gives no reason'}")
+sys.exit("\n".join(wrong) or None)
+PYTHON
+fi
