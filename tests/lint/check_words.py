@@ -6,6 +6,8 @@ The lint reads all documents and sources of the tree, but not docs/adr and docs/
 in code blocks and in `backquotes` is exempt, because it quotes programs.
 
 RETIRED lists names that a standard term has replaced. No file but those of history has one, code included.
+
+identifier_parts.txt has the words from which the product's types (classes, structs, enums, messages, services) are named.
 """
 
 import re
@@ -87,6 +89,17 @@ RETIRED = {
     "place_freed_": "entry_freed_",
     "stands_by": "standby",
 }
+PARTS = "tests/lint/identifier_parts.txt"
+PRODUCT = ("server/", "client/", "kernels/", "proto/")
+PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]+")
+# What defines a type, by the end of its file's name.
+TYPE = {
+    (".h", ".cc", ".cu", ".cuh"): re.compile(
+        r"\b(?:class|struct|union|enum(?: class)?)\s+(?:[A-Z_]+(?:\([^)]*\))?\s+|alignas\([^)]*\)\s*)*([A-Z][\w:]*)"
+        r"(?:\s+final)?(?:\s*:[^;{}]*)?\s*\{"),
+    (".py",): re.compile(r"^\s*class\s+(\w+)", re.MULTILINE),
+    (".proto",): re.compile(r"^\s*(?:message|enum|service)\s+(\w+)", re.MULTILINE),
+}
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"``[^`].*?``|`[^`\n]*`")
 # Between the words of a phrase: white space, and at the end of a line what begins the next line of a comment.
@@ -120,8 +133,33 @@ def retired_names_in(path, text):
         yield f"{path}:{line_of(text, match.start())}: '{match.group(0)}': the name is {RETIRED[match.group(0)]}"
 
 
+def _types(tree):
+    """Each definition of a type in the product: its file, line and name."""
+    for path in tree.paths(*sum(TYPE, ())):
+        if path.startswith(PRODUCT):
+            text = tree.read(path)
+            pattern = next(pattern for ends, pattern in TYPE.items() if path.endswith(ends))
+            for match in pattern.finditer(text):
+                if "//" not in text[text.rfind("\n", 0, match.start()) + 1:match.start()]:
+                    yield path, line_of(text, match.start(1)), match.group(1)
+
+
+def _parts(tree):
+    text = tree.read(PARTS) if tree.has(PARTS) else ""
+    unused = allowed = set(re.sub(r"#.*", "", text).split())
+    for path, line, name in _types(tree):
+        parts = PART.findall(name)
+        unused = unused - set(parts)
+        for part in parts:
+            if part not in allowed:
+                yield (f"{path}:{line}: '{part}' of {name} is not in {PARTS}: use a standard term or a word of the list; to add a "
+                       "word of the project's own, define it in docs/architecture.md, then put it into the list")
+    for part in sorted(unused):
+        yield f"{PARTS}: '{part}' is in no type's name: remove it"
+
+
 def check(tree):
-    findings = []
+    findings = [*_parts(tree)]
     for path in tree.paths(*SOURCES):
         if path in EXEMPT or path.startswith(HISTORY):
             continue
@@ -142,6 +180,12 @@ CASES = [
          ["a.h:1: 'the same for'", "a.h:2: 'for good'"]),
     Case("retired name", {"elsewhere/a.h": "int a;\nvoid OnLaggards();\n"}, ["a.h:2: 'Laggard': the name is Straggler"]),
     Case("history keeps retired names", {"docs/adr/0001-a.md": "`memory_id`\n"}, []),
+    Case("known parts", {PARTS: "# Words.\nBf16 D Half Type KV\n", "kernels/a.h": "enum class DType : int {};\nclass Unknown;\n",
+                         "proto/a.proto": "message KV {}\n", "client/a.py": "class _HalfBf16:\n", "tests/a.h": "class B {};\n"}, []),
+    Case("unknown part", {PARTS: "Half\n", "kernels/a.cu": "// class B {};\nstruct A_B(8) Half::Ticket final : Base<Half> {\n",
+                          "server/a.py": "class Guest(Half):\n", "proto/a.proto": "enum Half {}\n  service Turn {}\n"},
+         ["a.cu:2: 'Ticket' of Half::Ticket", "a.proto:2: 'Turn'", "a.py:1: 'Guest' of Guest is not in"]),
+    Case("unused part", {PARTS: "Half Whole\n", "server/a.h": "class Half {};\n"}, ["'Whole' is in no type's name"]),
     Case("every folder counts", {"elsewhere/a.cc": "// nobody\n"}, ["elsewhere/a.cc:1: 'nobody'"]),
 ]
 
