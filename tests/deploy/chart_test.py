@@ -240,6 +240,11 @@ class PlantedFaultTest(unittest.TestCase):
             self.assert_found(text, plant_there)
         for name in EXAMPLES:
             self.assert_found("trainning", lambda objects: objects[-1]["spec"].update(trainning=1), self.examples[name])
+        for field in ("template", "replicatedJobs", "metadata", "labels", "runAsUser", "containers", "drop", "mountPath", "configMap"):
+            def plant_in_patch(objects, field=field):
+                spec = objects[-1]["spec"]
+                spec["runtimePatches"] = json.loads(json.dumps(spec["runtimePatches"]).replace(f'"{field}":', f'"{field}X":'))
+            self.assert_found(f"'{field}X'", plant_in_patch, self.examples["trainjob"])
 
     def test_wrong_types_and_unknown_kinds(self):
         self.assert_found("'one' is not of type", lambda objects: find(
