@@ -6,6 +6,7 @@ Usage: status_page_test.py BINARIES [--screenshots=DIR]   (keeps the pictures th
 """
 
 import base64
+import itertools
 import json
 import pathlib
 import struct
@@ -14,6 +15,7 @@ import tempfile
 import unittest
 import urllib.error
 import urllib.request
+import zlib
 
 import deploy_tools
 
@@ -24,7 +26,7 @@ deploy_tools.require("chromium", "chromedriver")
 
 BINARIES = None
 SCREENSHOTS = None
-TAB, ENTER = "\ue004", "\ue007"  # as WebDriver has them
+TAB, ENTER, SPACE = "\ue004", "\ue007", " "  # as WebDriver has them
 
 
 class Browser:
@@ -64,19 +66,20 @@ class Browser:
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self.ask("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
 
-    def darken(self):
+    def prefer(self, scheme):
         self.ask("POST", "/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": {
-            "features": [{"name": "prefers-color-scheme", "value": "dark"}]}})
+            "features": [{"name": "prefers-color-scheme", "value": scheme}]}})
 
     def resize(self, width, height):
         self.ask("POST", "/window/rect", {"width": width, "height": height})
 
     def screenshot(self, name):
-        """A PNG; its width."""
+        """A PNG: its width, and the first pixel's red, green and blue, which no filter of the format changes there."""
         png = base64.b64decode(self.ask("GET", "/screenshot"))
         if SCREENSHOTS is not None:
             (SCREENSHOTS / f"{name}.png").write_bytes(png)
-        return struct.unpack(">I", png[16:20])[0]
+        data = png[png.index(b"IDAT") + 4:]
+        return struct.unpack(">I", png[16:20])[0], zlib.decompressobj().decompress(data, 4)[1:]
 
     def errors(self):
         """What the console shows, warnings and errors alike."""
@@ -95,7 +98,8 @@ class StatusPage(unittest.TestCase):
         folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="precondor-page-")))
         cls.folder = folder
         cls.cluster = cls.enterClassContext(Cluster(BINARIES, folder, shards=1))
-        cls.enterClassContext(Training(BINARIES, cls.cluster, folder, ["--steps=1000000"]))
+        training = cls.enterClassContext(Training(BINARIES, cls.cluster, folder, ["--steps=1000000"]))
+        cls.job = f"digits-{training.processes[0].pid}"
         port = free_port()
         cls.driver = f"http://127.0.0.1:{port}"
         cls.enterClassContext(Program(folder, ["chromedriver", f"--port={port}", "--allowed-ips=127.0.0.1"]))
@@ -118,7 +122,6 @@ class StatusPage(unittest.TestCase):
 
     def test_the_coordinator_shows_mode_loss_step_and_plots(self):
         browser = self.browser("coordinator")
-        browser.resize(1200, 900)
         browser.open(self.page(self.cluster.coordinator))
         wait_for("a plot of the loss", lambda: browser.run("return document.querySelectorAll('polyline').length") >= 2)
         text = browser.text()
@@ -127,39 +130,81 @@ class StatusPage(unittest.TestCase):
             self.assertIn(expected, text)
         self.assertNotIn("NaN", text)
         self.assertNotIn("undefined", text)
-        browser.screenshot("coordinator-wide-light")
-        self.assertEqual(browser.errors(), [])
+        self.look(browser, "coordinator")
 
-    def test_the_shard_shows_stages_memory_and_snapshots_in_the_dark_and_narrow(self):
+    def test_the_shard_shows_stages_memory_and_snapshots(self):
         browser = self.browser("shard")
-        browser.darken()
-        browser.resize(500, 900)
         browser.open(self.page(self.cluster.shards[0]))
         wait_for("the slowest stage", lambda: "a layer" in browser.text())
         text = browser.text()
         for expected in ("Reserved", "Device cpu", "usable", "Slowest ranks", "none lags", "ago"):
             self.assertIn(expected, text)
-        self.assertTrue(browser.run("return matchMedia('(prefers-color-scheme: dark)').matches"))
-        self.assertLessEqual(browser.run("return document.documentElement.scrollWidth"),
-                             browser.run("return document.documentElement.clientWidth"), "nothing sticks out")
-        self.assertGreater(browser.screenshot("shard-narrow-dark"), 300)
+        self.look(browser, "shard")
+
+    def look(self, browser, name):
+        """Light and dark, narrow and wide: the background follows, and the text fits."""
+        for scheme, (size, width) in itertools.product(("light", "dark"), (("narrow", 500), ("wide", 1200))):
+            with self.subTest(name, scheme=scheme, size=size):
+                browser.prefer(scheme)
+                browser.resize(width, 900)
+                wait_for("the size", lambda width=width: browser.run("return innerWidth") == width)
+                self.assertEqual(browser.run("return [document.documentElement.scrollWidth > innerWidth, document.body.innerText.length > 300]"),
+                                 [False, True])
+                shown, background = browser.screenshot(f"{name}-{size}-{scheme}")
+                self.assertEqual(shown, width)
+                self.assertTrue(min(background) > 230 if scheme == "light" else max(background) < 40, tuple(background))
         self.assertEqual(browser.errors(), [])
+
+    def test_status_is_the_running_job(self):
+        def read(server):
+            with urllib.request.urlopen(self.page(server) + "status", timeout=10) as answer:
+                self.assertEqual(answer.headers["Content-Type"], "application/json")
+                return json.loads(answer.read())
+
+        coordinator, shard = self.cluster.coordinator, self.cluster.shards[0]
+        first = self.cluster.step()
+        for server, role, shards in ((coordinator, "coordinator", [shard.address]), (shard, "shard", [])):
+            status = read(server)
+            self.assertRegex(status["version"], r"^\d+\.\d+\.\d+$")
+            self.assertEqual((status["role"], status["draining"], status["shards"]), (role, False, shards))
+            session, = status["sessions"]
+            self.assertEqual((session["train_job"], session["mode"], session["joined"], session["world_size"], session["epoch"]),
+                             (self.job, "SECOND_ORDER", Training.WORKERS, Training.WORKERS, 1))
+            own = session[role]
+            self.assertGreaterEqual(own["last_step"], first)
+            # Each gauge is read after the page, and grows.
+            self.assertLessEqual(own["last_step"], server.metric("precondor_last_step_number" if role == "coordinator" else
+                                                                 "precondor_shard_step_number"))
+            if role == "shard":
+                self.assertEqual(own["reserved_bytes"], server.metric("precondor_job_reserved_bytes"))
+            else:
+                self.assertTrue(0 < own["loss"] < 10 and 0 < own["smoothed_loss"] < 10, own)
+                self.assertEqual((own["rule"], own["reason"]), ("NEVER", "second order: the policy is NEVER"))
+        wait_for("the next step", lambda: read(coordinator)["sessions"][0]["coordinator"]["last_step"] > first)
 
     def test_cards_fold_by_click_and_by_keyboard_and_stay_so(self):
         browser = self.browser("keys")
         browser.open(self.page(self.cluster.coordinator))
         wait_for("a job", lambda: browser.run("return document.querySelectorAll('section').length") == 2)
-        is_open = "return document.querySelectorAll('details')[{}].open"
-        browser.click("section:nth-of-type(2) summary")
-        self.assertFalse(browser.run(is_open.format(1)))
-        browser.run("document.activeElement.blur()")
-        reads = browser.run("return performance.getEntriesByName(location.origin + '/status').length")
-        wait_for("another reading", lambda: browser.run(
-            "return performance.getEntriesByName(location.origin + '/status').length") > reads)
-        self.assertFalse(browser.run(is_open.format(1)), "a reading does not open it again")
-        browser.run("document.querySelector('summary').focus()")
-        browser.press(TAB, ENTER)
-        self.assertTrue(browser.run(is_open.format(1)))
+
+        def open_cards():
+            return browser.run("return [...document.querySelectorAll('details')].map(d => d.open)")
+
+        def await_reading():
+            reads = "return performance.getEntriesByName(location.origin + '/status').length"
+            before = browser.run(reads)
+            wait_for("another reading", lambda: browser.run(reads) > before)
+
+        self.assertEqual(browser.run("return document.activeElement.tagName"), "BODY")
+        browser.press(TAB, TAB, ENTER)  # the second card's head
+        self.assertEqual(open_cards(), [True, False])
+        await_reading()
+        self.assertEqual(open_cards(), [True, False], "a reading does not open it again")
+        browser.press(SPACE)
+        self.assertEqual(open_cards(), [True, True], "a reading leaves the focus")
+        browser.click("section:nth-of-type(1) summary")
+        await_reading()
+        self.assertEqual(open_cards(), [False, True])
         self.assertEqual(browser.errors(), [])
 
     def test_the_page_needs_nothing_from_elsewhere_and_writes_nothing(self):
