@@ -20,7 +20,8 @@ absl::Status CheckShapes(PerfOptions& options) {
   const bool given = !options.preset.empty() || !options.layers.empty();
   if (options.workload == "bert-large" || options.workload == "jobs") {
     if (given) {
-      return absl::InvalidArgumentError("--preset and --layers: for the workloads statistics, gradients and plan only");
+      return absl::InvalidArgumentError(
+          "--preset and --layers: for the workloads statistics, training, gradients and plan only");
     }
     if (options.workload == "bert-large") options.preset = "bert-large";
     return absl::OkStatus();
@@ -52,6 +53,17 @@ absl::Status ReadWorkers(absl::string_view value, PerfOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status ReadExchange(absl::string_view value, PerfOptions& options) {
+  for (const ExchangeMode mode :
+       {ExchangeMode::kDirect, ExchangeMode::kDelegate, ExchangeMode::kReplay, ExchangeMode::kPullFactors}) {
+    if (ExchangeModeName(mode) != value) continue;
+    options.exchange = mode;
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--exchange: expected DIRECT, DELEGATE, REPLAY or PULL_FACTORS, got \"", value, "\""));
+}
+
 }  // namespace
 
 absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arguments) {
@@ -62,16 +74,16 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
                                                            {"server", &options.server},
                                                            {"json", &options.json},
                                                            {"csv", &options.csv},
+                                                           {"method", &options.method},
                                                            {"preset", &options.preset},
                                                            {"layers", &options.layers},
                                                            {"tls-ca", &options.security.tls_ca},
                                                            {"tls-cert", &options.security.tls_cert},
                                                            {"tls-key", &options.security.tls_key}};
-  const std::map<absl::string_view, int64_t*> numbers = {{"steps", &options.steps},
-                                                         {"warmup", &options.warmup},
-                                                         {"rank", &options.rank},
-                                                         {"threads", &options.threads},
-                                                         {"scale", &options.scale}};
+  const std::map<absl::string_view, int64_t*> numbers = {{"steps", &options.steps},     {"seconds", &options.seconds},
+                                                         {"warmup", &options.warmup},   {"rank", &options.rank},
+                                                         {"threads", &options.threads}, {"scale", &options.scale}};
+  absl::string_view for_training;  // a flag of that workload
   for (const std::string& argument : arguments) {
     if (argument == "--help" || argument == "-h") {
       options.workload = "help";
@@ -85,18 +97,24 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
     const absl::string_view name = rest.substr(0, equals - 2), value = rest.substr(equals - 1);
     if (name == "workers") {
       PRECONDOR_RETURN_IF_ERROR(ReadWorkers(value, options));
+    } else if (name == "exchange") {
+      PRECONDOR_RETURN_IF_ERROR(ReadExchange(value, options));
+      for_training = "--exchange";
     } else if (const auto text = texts.find(name); text != texts.end()) {
       *text->second = std::string(value);
+      if (name == "method") for_training = "--method";
     } else if (const auto number = numbers.find(name); number == numbers.end()) {
       return absl::InvalidArgumentError(absl::StrCat("unknown flag --", name));
     } else {
       PRECONDOR_RETURN_IF_ERROR(ReadNumber(name, value, *number->second));
     }
   }
-  const bool steps = options.workload == "bert-large" || options.workload == "statistics";
+  const bool training = options.workload == "training";
+  const bool steps = training || options.workload == "bert-large" || options.workload == "statistics";
   if (!steps && options.workload != "gradients" && options.workload != "jobs" && options.workload != "plan") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--workload: expected bert-large, statistics, gradients, jobs or plan, got \"", options.workload, "\""));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--workload: expected bert-large, statistics, training, gradients, jobs or plan, got \"",
+                     options.workload, "\""));
   }
   if (options.server.empty() == options.server_binary.empty()) {
     return absl::InvalidArgumentError("expected one of --server-binary and --server");
@@ -106,7 +124,14 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
   }
   if (!options.sweep.empty() && !steps) {
     return absl::InvalidArgumentError(
-        "--workers: several numbers are for the workloads bert-large and statistics only");
+        "--workers: several numbers are for the workloads bert-large, statistics and training only");
+  }
+  if (training && options.sweep.empty()) options.sweep = {options.workers};
+  if (!training && !for_training.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(for_training, ": for the workload training only"));
+  }
+  if (options.seconds > 0 && options.sweep.empty()) {
+    return absl::InvalidArgumentError("--seconds: for the workload training, and for several numbers of --workers");
   }
   if (!options.security.tls_ca.empty() && options.workload != "gradients") {
     return absl::InvalidArgumentError("--tls-ca: for the workload gradients only");
@@ -131,6 +156,8 @@ Workloads
               updates by the server's own counters, over its threads; the same with factors of rank 1; and transport
               alone, with the method identity), and the server's memory against the computed.
   statistics  these measurements with the layers of --preset or --layers, without targets.
+  training    steps as a job makes them, with the layers of --preset or --layers: statistics at every tenth step, a gradient
+              of each layer and its answer. A row as of a sweep, below, for each number of --workers.
   gradients   gradients there and back, method identity, one worker: GB/s by size against plain TCP on loopback in the
               same run, and the latency of small tensors. With --preset or --layers the sizes are those of the layers, at
               most the 8 that most layers have.
@@ -148,6 +175,9 @@ Flags
   --workers=1,2,4,8     a sweep: for each number a row of a whole step's p50 and p99, steps a second and payload. Measures
                         windows of a third of --steps until the last three are within 10% of each other, at most 9, and
                         says when they are not. Its --json and --csv have these columns
+  --seconds=N           windows of a third of so many seconds, in place of --steps
+  --method=mkor  --exchange=DIRECT
+                        of the workload training; DIRECT, DELEGATE, REPLAY or PULL_FACTORS
   --threads=2           of the server that is started
   --tls-ca=FILE --tls-cert=FILE --tls-key=FILE
                         gradients over TLS, by rows of their own; a server that is started has the certificate
@@ -163,6 +193,7 @@ Exit code: 0 measured, every target met; 1 failed or a target missed; 2 wrong us
 Examples
   precondor-perf --workload=statistics --preset=gpt2-xl --scale=8 --server-binary=precondor-server --csv=rows.csv
   precondor-perf --workload=bert-large --workers=1,2,4,8 --server-binary=precondor-server
+  precondor-perf --workload=training --preset=resnet50 --method=soap --seconds=30 --server=unix:/run/precondor.sock
   precondor-perf --workload=plan --preset=bert-large --scale=4 --workers=1 --server-binary=precondor-server
   precondor-perf --workload=gradients --layers=model.json --server=gpu0:7070
 )";

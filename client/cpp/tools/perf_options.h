@@ -15,16 +15,19 @@
 namespace precondor {
 
 struct PerfOptions {
-  std::string workload;       // "bert-large", "statistics", "gradients", "jobs", "plan", "help"
+  std::string workload;       // "bert-large", "statistics", "training", "gradients", "jobs", "plan", "help"
   std::string server_binary;  // started on loopback for the run
   std::string server;         // or one that is there: host:port or unix:/path
   int64_t workers = 8;
-  std::vector<int64_t> sweep;  // several numbers of workers, one run each; empty: `workers` alone
+  std::vector<int64_t> sweep;  // numbers of workers, one run each; empty: `workers` alone, and no sweep
   int64_t steps = 60;          // measured, of each run
+  int64_t seconds = 0;         // of a sweep, in place of `steps`; 0: `steps`
   int64_t warmup = 40;         // before: fills the windows of the low-rank factors
   int64_t rank = 128;
-  int64_t threads = 2;      // of the server that is started
-  std::string data_dir;     // of the server that is started; empty: it keeps nothing
+  std::string method = "mkor";                    // of the workload training
+  ExchangeMode exchange = ExchangeMode::kDirect;  // of the workload training
+  int64_t threads = 2;                            // of the server that is started
+  std::string data_dir;                           // of the server that is started; empty: it keeps nothing
   ClientSecurity security;  // of the workload gradients; a server that is started has the certificate, too
   std::string json;         // file for the rows
   std::string csv;          // file for the rows, a line each

@@ -5,81 +5,20 @@
 #include <cmath>
 #include <memory>
 #include <string>
-#include <thread>
-#include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
 #include "client/cpp/src/control.h"
+#include "client/cpp/tools/perf_training.h"
 #include "client/cpp/tools/plan.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
-#include "precondor/client.h"
 
 namespace precondor {
 namespace {
 
-constexpr int32_t kInvFreq = 10;
 constexpr int kPlanRounds = 3;   // machines drift
 constexpr double kWithin = 0.2;  // of the plan
-
-SessionSpec PlannedSpec(const PerfOptions& options, const std::vector<LayerSpec>& layers, const std::string& method) {
-  SessionSpec spec;
-  spec.name = absl::StrCat("perf-plan-", method, "-", layers.size());
-  spec.world_size = static_cast<int32_t>(options.workers);
-  spec.exchange = ExchangeMode::kDelegate;
-  spec.statistics = StatisticsKind::kPerWorkerMean;
-  spec.inv_freq = kInvFreq;
-  spec.warmup_steps = 0;
-  spec.method.name = method;
-  if (method == "mkor") {
-    spec.method.options["representation"] = std::string("LOW_RANK");
-    spec.method.options["rank"] = static_cast<double>(options.rank);
-  }
-  spec.layers = layers;
-  return spec;
-}
-
-// One rank's tensors.
-struct RankData {
-  std::vector<std::vector<float>> gradients, answers;  // by layer
-  std::vector<float> vectors;
-};
-
-RankData MakeData(const std::vector<LayerSpec>& layers, uint32_t rank) {
-  RankData data;
-  int64_t widest = 0;
-  for (const LayerSpec& layer : layers) {
-    std::vector<float> gradient(static_cast<size_t>(layer.d_out * layer.d_in));
-    for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = static_cast<float>((i * 7919 + rank) % 1009) - 504;
-    data.answers.push_back(gradient);
-    data.gradients.push_back(std::move(gradient));
-    widest = std::max({widest, layer.d_in, layer.d_out});
-  }
-  for (int64_t i = 0; i < 4 * widest; ++i) data.vectors.push_back(static_cast<float>((i * i + rank) % 211) - 105);
-  return data;
-}
-
-absl::Status RunStep(Worker& worker, RankData& data, uint64_t step) {
-  std::vector<PreconditionFuture> futures;
-  for (size_t layer = 0; layer < data.gradients.size(); ++layer) {
-    const LayerSpec& shape = worker.spec().layers[layer];
-    const auto index = static_cast<int64_t>(layer);
-    // Another place at every step: equal vectors would make factors of rank 1.
-    const float* const vectors = data.vectors.data() + step * 31 % (data.vectors.size() / 2);
-    if (worker.NeedsStatistics(step, index)) {
-      PRECONDOR_RETURN_IF_ERROR(worker.SendStatistics(step, index, ConstMatrixView(vectors, 1, shape.d_in),
-                                                      ConstMatrixView(vectors + 1, 1, shape.d_out), 1));
-    }
-    if (!worker.SendsGradient(index)) continue;
-    futures.push_back(worker.Precondition(step, index,
-                                          ConstMatrixView(data.gradients[layer].data(), shape.d_out, shape.d_in),
-                                          MatrixView(data.answers[layer].data(), shape.d_out, shape.d_in), 1));
-  }
-  for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
-  return worker.ReportStep(step, 1.0, 1, true, 0.1).status();
-}
 
 struct StepTimes {
   double seconds = 0;         // of a mean step
@@ -102,50 +41,20 @@ absl::StatusOr<double> KernelSeconds(ControlClient& control, const std::string& 
 
 // Mean of `steps` steps behind `warmup` others.
 absl::StatusOr<StepTimes> RunSteps(const SessionSpec& spec, const PerfOptions& options, const PerfServer& server) {
-  ClientOptions client_options;
-  client_options.coordinator = server.address();
   ControlClient control(server.address(), absl::Seconds(30), options.security);
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Client::Connect(client_options));
-  PRECONDOR_RETURN_IF_ERROR(client->OpenSession(spec).status());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingSteps> run, TrainingSteps::Open(spec, server));
   // Whole cycles of statistics.
   const auto whole = [&](int64_t steps) {
     return static_cast<uint64_t>((steps + spec.inv_freq - 1) / spec.inv_freq * spec.inv_freq);
   };
-  const uint64_t warmup = whole(options.warmup), steps = whole(options.steps);
-  std::vector<std::unique_ptr<Worker>> workers(static_cast<size_t>(spec.world_size));
-  std::vector<RankData> data;
-  for (uint32_t rank = 0; rank < workers.size(); ++rank) data.push_back(MakeData(spec.layers, rank));
-  const auto for_each_rank = [&](const auto& body) {
-    std::vector<absl::Status> statuses(workers.size());
-    std::vector<std::thread> threads;
-    for (uint32_t rank = 0; rank < workers.size(); ++rank) {
-      threads.emplace_back([&, rank] { statuses[rank] = body(rank); });
-    }
-    for (std::thread& thread : threads) thread.join();
-    absl::Status all;
-    for (const absl::Status& status : statuses) all.Update(status);
-    return all;
-  };
-  const auto run = [&](uint64_t from, uint64_t to) {
-    return for_each_rank([&](uint32_t rank) {
-      for (uint64_t step = from; step < to; ++step) {
-        PRECONDOR_RETURN_IF_ERROR(RunStep(*workers[rank], data[rank], step));
-      }
-      return absl::OkStatus();
-    });
-  };
-  PRECONDOR_RETURN_IF_ERROR(for_each_rank([&](uint32_t rank) -> absl::Status {
-    PRECONDOR_ASSIGN_OR_RETURN(workers[rank], client->Join(spec.name, {rank, 0}));
-    return absl::OkStatus();
-  }));
-  PRECONDOR_RETURN_IF_ERROR(run(0, warmup));
+  PRECONDOR_RETURN_IF_ERROR(run->Run(whole(options.warmup)));
   PRECONDOR_ASSIGN_OR_RETURN(const double before, KernelSeconds(control, spec.name));
   const absl::Time start = MonotonicNow();
-  PRECONDOR_RETURN_IF_ERROR(run(warmup, warmup + steps));
+  const uint64_t steps = whole(options.steps);
+  PRECONDOR_RETURN_IF_ERROR(run->Run(steps));
   const double seconds = absl::ToDoubleSeconds(MonotonicNow() - start);
   PRECONDOR_ASSIGN_OR_RETURN(const double after, KernelSeconds(control, spec.name));
-  workers.clear();
-  PRECONDOR_RETURN_IF_ERROR(client->CloseSession(spec.name).status());
+  PRECONDOR_RETURN_IF_ERROR(run->Close());
   return StepTimes{seconds / static_cast<double>(steps), (after - before) / static_cast<double>(steps)};
 }
 
@@ -172,9 +81,9 @@ absl::StatusOr<Round> RunRound(const PerfOptions& options, const std::vector<Lay
   // Layers of a model repeat, and so every second one is a fair sample of it.
   std::vector<LayerSpec> sample;
   for (size_t i = 0; i < layers.size(); i += 2) sample.push_back(layers[i]);
-  const SessionSpec moved = PlannedSpec(options, sample, "identity");
-  const SessionSpec computed = PlannedSpec(options, sample, "mkor");
-  const SessionSpec planned = PlannedSpec(options, layers, "mkor");
+  const SessionSpec moved = TrainingSpec(options, sample, "identity", ExchangeMode::kDelegate);
+  const SessionSpec computed = TrainingSpec(options, sample, "mkor", ExchangeMode::kDelegate);
+  const SessionSpec planned = TrainingSpec(options, layers, "mkor", ExchangeMode::kDelegate);
   // At one Gbit/s and one TFLOP/s, seconds are the inverse of a rate that takes one.
   PRECONDOR_ASSIGN_OR_RETURN(const Plan of_moved, PlanOf(moved, options, 1, 1));
   PRECONDOR_ASSIGN_OR_RETURN(const Plan of_computed, PlanOf(computed, options, 1, 1));

@@ -7,7 +7,6 @@
 #include <optional>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -80,7 +79,7 @@ absl::StatusOr<Counters> ReadCounters(ControlClient& control, const std::string&
 }
 
 // A session with its workers, stepped together.
-class Run final : public StatisticSteps {
+class Run final : public PerfSteps {
  public:
   Run(const PerfOptions& options, const std::vector<LayerSpec>& layers, const std::string& method, int64_t factor_rank,
       const PerfServer& server)
@@ -100,7 +99,7 @@ class Run final : public StatisticSteps {
     PRECONDOR_ASSIGN_OR_RETURN(client_, Client::Connect(options));
     PRECONDOR_RETURN_IF_ERROR(client_->OpenSession(spec_).status());
     workers_.resize(static_cast<size_t>(spec_.world_size));
-    return ForEachWorker([this](uint32_t rank) -> absl::Status {
+    return ForEachRank(workers_.size(), [this](uint32_t rank) -> absl::Status {
       PRECONDOR_ASSIGN_OR_RETURN(workers_[rank], client_->Join(spec_.name, {rank, 0}));
       return absl::OkStatus();
     });
@@ -115,35 +114,26 @@ class Run final : public StatisticSteps {
   // once the statistics of its step have been applied, which tells the end without asking.
   absl::StatusOr<double> Step() override {
     const absl::Time start = MonotonicNow();
-    PRECONDOR_RETURN_IF_ERROR(ForEachWorker([this](uint32_t rank) -> absl::Status {
+    PRECONDOR_RETURN_IF_ERROR(ForEachRank(workers_.size(), [this](uint32_t rank) -> absl::Status {
       PRECONDOR_RETURN_IF_ERROR(Send(rank));
       return AwaitApplied(*workers_[rank]);
     }));
     const double seconds = absl::ToDoubleSeconds(MonotonicNow() - start);
-    PRECONDOR_RETURN_IF_ERROR(
-        ForEachWorker([this](uint32_t rank) { return workers_[rank]->ReportStep(step_, 1.0, 1, true, 0.1).status(); }));
+    PRECONDOR_RETURN_IF_ERROR(ForEachRank(workers_.size(), [this](uint32_t rank) {
+      return workers_[rank]->ReportStep(step_, 1.0, 1, true, 0.1).status();
+    }));
     ++step_;
     return seconds;
   }
 
   absl::StatusOr<Counters> ReadCounters() { return precondor::ReadCounters(control_, spec_.name); }
 
-  int64_t statistics_bytes() const override { return workers_[0]->traffic().statistics_bytes; }
-
- private:
-  template <typename Body>
-  absl::Status ForEachWorker(const Body& body) {
-    std::vector<absl::Status> statuses(static_cast<size_t>(spec_.world_size));
-    std::vector<std::thread> threads;
-    for (uint32_t rank = 0; rank < statuses.size(); ++rank) {
-      threads.emplace_back([&, rank] { statuses[rank] = body(rank); });
-    }
-    for (std::thread& thread : threads) thread.join();
-    absl::Status all;
-    for (const absl::Status& status : statuses) all.Update(status);
-    return all;
+  // All workers send equally much.
+  int64_t sent_bytes() const override {
+    return static_cast<int64_t>(workers_.size()) * workers_[0]->traffic().statistics_bytes;
   }
 
+ private:
   absl::Status Send(uint32_t rank) {
     for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
       const LayerSpec& shape = spec_.layers[layer];
@@ -207,16 +197,16 @@ absl::StatusOr<Measured> Measure(const PerfOptions& options, const std::vector<L
   }
   measured.resident_bytes = server.resident_bytes();
   measured.state_bytes = before.state_bytes;
-  measured.payload_bytes = run.statistics_bytes() / (options.warmup + options.steps);
+  measured.payload_bytes = run.sent_bytes() / options.workers / (options.warmup + options.steps);
   PRECONDOR_RETURN_IF_ERROR(run.Close());
   return measured;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<StatisticSteps>> StatisticSteps::Open(const PerfOptions& options,
-                                                                     const std::vector<LayerSpec>& layers,
-                                                                     const PerfServer& server) {
+absl::StatusOr<std::unique_ptr<PerfSteps>> OpenStatisticSteps(const PerfOptions& options,
+                                                              const std::vector<LayerSpec>& layers,
+                                                              const PerfServer& server) {
   auto run = std::make_unique<Run>(options, layers, "mkor", options.rank, server);
   PRECONDOR_RETURN_IF_ERROR(run->OpenSession());
   return run;

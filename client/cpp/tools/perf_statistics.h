@@ -11,6 +11,7 @@
 #include "client/cpp/tools/perf_options.h"
 #include "client/cpp/tools/perf_rows.h"
 #include "client/cpp/tools/perf_server.h"
+#include "client/cpp/tools/perf_steps.h"
 
 namespace precondor {
 
@@ -18,19 +19,9 @@ namespace precondor {
 // the factors' vectors and what the server has reserved for staging and scratch.
 absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& options, const PerfServer& server);
 
-// Such steps with method mkor, one by one. One thread at a time.
-class StatisticSteps {
- public:
-  // A session of its own, of options.workers workers and factors of rank options.rank.
-  static absl::StatusOr<std::unique_ptr<StatisticSteps>> Open(const PerfOptions& options,
+// Such steps with method mkor, in a session of their own, of options.workers workers and factors of rank options.rank.
+absl::StatusOr<std::unique_ptr<PerfSteps>> OpenStatisticSteps(const PerfOptions& options,
                                                               const std::vector<LayerSpec>& layers,
                                                               const PerfServer& server);
-  virtual ~StatisticSteps() = default;
-  // Seconds of the next step.
-  virtual absl::StatusOr<double> Step() = 0;
-  // Payload bytes that one worker has sent.
-  virtual int64_t statistics_bytes() const = 0;
-  virtual absl::Status Close() = 0;
-};
 
 }  // namespace precondor

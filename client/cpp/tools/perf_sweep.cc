@@ -11,6 +11,7 @@
 #include "client/cpp/tools/ctl_render.h"
 #include "client/cpp/tools/perf_rows.h"
 #include "client/cpp/tools/perf_statistics.h"
+#include "client/cpp/tools/perf_training.h"
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
@@ -21,30 +22,51 @@ double SteadyWindows::spread() const {
   return (*most - *least) / *least;
 }
 
+namespace {
+
+absl::StatusOr<std::unique_ptr<PerfSteps>> OpenSteps(const PerfOptions& options, const std::vector<LayerSpec>& layers,
+                                                     const PerfServer& server) {
+  if (options.workload != "training") return OpenStatisticSteps(options, layers, server);
+  return TrainingSteps::Open(TrainingSpec(options, layers, options.method, options.exchange), server);
+}
+
+// A window is a third of what is asked for: of the seconds, or of the steps.
+bool WindowEnds(const PerfOptions& options, size_t steps, double seconds) {
+  constexpr auto kParts = static_cast<int64_t>(SteadyWindows::kCompared);
+  if (steps == 0) return false;
+  if (options.seconds > 0) return seconds * static_cast<double>(kParts) >= static_cast<double>(options.seconds);
+  return static_cast<int64_t>(steps) >= std::max<int64_t>(1, options.steps / kParts);
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<SweepRow>> MeasureSweep(const PerfOptions& options, const PerfServer& server) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<LayerSpec> layers, PerfLayers(options));
-  const size_t window = static_cast<size_t>(std::max<int64_t>(1, options.steps / int64_t{SteadyWindows::kCompared}));
   std::vector<SweepRow> rows;
   for (const int64_t workers : options.sweep) {
     PerfOptions one = options;
     one.workers = workers;
-    PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<StatisticSteps> run, StatisticSteps::Open(one, layers, server));
+    PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<PerfSteps> run, OpenSteps(one, layers, server));
     for (int64_t i = 0; i < options.warmup; ++i) PRECONDOR_RETURN_IF_ERROR(run->Step().status());
+    const int64_t sent_before = run->sent_bytes();
     SteadyWindows windows;
     std::vector<double> seconds;
+    std::vector<size_t> begins;  // of windows, in `seconds`
     while (!windows.done()) {
+      begins.push_back(seconds.size());
       double total = 0;
-      for (size_t i = 0; i < window; ++i) {
+      for (size_t steps = 0; !WindowEnds(options, steps, total); ++steps) {
         PRECONDOR_ASSIGN_OR_RETURN(const double step, run->Step());
         seconds.push_back(step);
         total += step;
       }
-      windows.Add(total);
+      windows.Add(total / static_cast<double>(seconds.size() - begins.back()));
     }
-    const int64_t steps = options.warmup + static_cast<int64_t>(seconds.size());
-    const double step_bytes = static_cast<double>(workers * run->statistics_bytes() / steps);
+    const double step_bytes =
+        static_cast<double>(run->sent_bytes() - sent_before) / static_cast<double>(seconds.size());
     PRECONDOR_RETURN_IF_ERROR(run->Close());
-    seconds.erase(seconds.begin(), seconds.end() - static_cast<std::ptrdiff_t>(SteadyWindows::kCompared * window));
+    const size_t compared = begins[begins.size() - SteadyWindows::kCompared];
+    seconds.erase(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(compared));
     const double rate = static_cast<double>(seconds.size()) / std::accumulate(seconds.begin(), seconds.end(), 0.0);
     rows.push_back({.workers = workers,
                     .step_p50_ms = Percentile(seconds, 0.5) * 1e3,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workloads bert-large and statistics by the number of workers: a row for each, measured until it is steady.
+// Workloads bert-large, statistics and training by the number of workers: a row for each, measured until it is steady.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@
 namespace precondor {
 
 // When a measurement may end: its last three windows are within 10 % of each other, or there have been kMost of them.
-// Windows have equally many steps.
 class SteadyWindows {
  public:
   static constexpr size_t kCompared = 3;
   static constexpr size_t kMost = 9;
   static constexpr double kSpread = 0.1;
 
+  // The mean step of a window.
   void Add(double seconds) { seconds_.push_back(seconds); }
   // Of the last three windows, (longest - shortest) / shortest; 1 while there are fewer.
   double spread() const;

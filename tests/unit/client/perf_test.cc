@@ -25,6 +25,13 @@ TEST(PerfOptionsTest, ReadsFlags) {
   EXPECT_EQ(ParsePerfOptions({"--workload=bert-large", "--server=a:1", "--workers=1,2,16"})->sweep,
             (std::vector<int64_t>{1, 2, 16}));
   EXPECT_EQ(options->json, "x=y");
+  const auto training = ParsePerfOptions({"--workload=training", "--server=a:1", "--preset=resnet50", "--workers=2",
+                                          "--exchange=REPLAY", "--method=eva", "--seconds=9"});
+  ASSERT_TRUE(training.ok()) << training.status();
+  EXPECT_EQ(training->sweep, std::vector<int64_t>{2});
+  EXPECT_EQ(training->exchange, ExchangeMode::kReplay);
+  EXPECT_EQ(training->method, "eva");
+  EXPECT_EQ(training->seconds, 9);
   EXPECT_EQ(ParsePerfOptions({"--help"})->workload, "help");
   EXPECT_EQ(PerfLayers(*options)->size(), 144u);
   EXPECT_EQ(PerfLayers(*options)->front(), (LayerSpec{"block0.query", 1024, 1024, false}));
@@ -46,17 +53,28 @@ TEST(PerfOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"--workers=0"}), HasSubstr("--workers: expected 1 ... 100000, got \"0\""));
   EXPECT_THAT(message({"--workers=1,,2"}), HasSubstr("--workers: expected 1 ... 100000, got \"\""));
   EXPECT_THAT(message({"--workload=gradients", "--server=a:1", "--workers=1,2"}),
-              HasSubstr("are for the workloads bert-large and statistics only"));
+              HasSubstr("are for the workloads bert-large, statistics and training only"));
   EXPECT_THAT(message({"--workload=other", "--server=a:1"}), HasSubstr("got \"other\""));
   EXPECT_THAT(message({"--workload=jobs", "--server=a:1", "--preset=bert-large"}), HasSubstr("--preset and --layers"));
   EXPECT_THAT(message({"--workload=gradients"}), HasSubstr("one of --server-binary and --server"));
   EXPECT_THAT(message({"--workload=gradients", "--server=a:1", "--server-binary=b"}), HasSubstr("one of"));
   EXPECT_THAT(message({"--workload=gradients", "--server=a:1", "--data-dir=d"}), HasSubstr("needs --server-binary"));
+  const auto training = [&](const std::string& flag) {
+    return message({"--workload=training", "--server=a:1", "--preset=bert-large", flag});
+  };
+  EXPECT_THAT(training("--exchange=SHARDED"),
+              HasSubstr("--exchange: expected DIRECT, DELEGATE, REPLAY or PULL_FACTORS"));
+  EXPECT_THAT(training("--seconds=0"), HasSubstr("--seconds: expected 1"));
+  EXPECT_THAT(message({"--workload=plan", "--server=a:1", "--preset=bert-large", "--exchange=REPLAY"}),
+              HasSubstr("--exchange: for the workload training only"));
+  EXPECT_THAT(message({"--workload=jobs", "--server=a:1", "--method=soap"}),
+              HasSubstr("--method: for the workload training only"));
+  EXPECT_THAT(message({"--workload=bert-large", "--server=a:1", "--seconds=3"}), HasSubstr("--seconds: for"));
   EXPECT_THAT(message({"--workload=statistics", "--server=a:1"}), HasSubstr("expected --preset or --layers"));
   EXPECT_THAT(message({"--workload=plan", "--server=a:1"}),
               HasSubstr("--workload=plan: expected --preset or --layers"));
   EXPECT_THAT(message({"--workload=bert-large", "--server=a:1", "--preset=gpt2-xl"}),
-              HasSubstr("--preset and --layers: for the workloads statistics, gradients and plan only"));
+              HasSubstr("--preset and --layers: for the workloads statistics, training, gradients and plan only"));
   EXPECT_THAT(message({"--workload=statistics", "--server=a:1", "--preset=gpt2-xl", "--layers=f"}),
               HasSubstr("one of --preset and --layers"));
   EXPECT_THAT(message({"--workload=statistics", "--server=a:1", "--preset=vgg"}), HasSubstr("--preset: expected one"));

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/tools/perf_training.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+
+#include "kernels/base/clock.h"
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+namespace {
+
+constexpr int32_t kInvFreq = 10;
+
+}  // namespace
+
+SessionSpec TrainingSpec(const PerfOptions& options, const std::vector<LayerSpec>& layers, const std::string& method,
+                         ExchangeMode exchange) {
+  SessionSpec spec;
+  spec.name = absl::StrCat("perf-training-", method, "-", layers.size(), "-", options.workers);
+  spec.world_size = static_cast<int32_t>(options.workers);
+  spec.exchange = exchange;
+  spec.statistics = StatisticsKind::kPerWorkerMean;
+  spec.inv_freq = kInvFreq;
+  spec.warmup_steps = 0;
+  spec.method.name = method;
+  if (method == "mkor") {
+    spec.method.options["representation"] = std::string("LOW_RANK");
+    spec.method.options["rank"] = static_cast<double>(options.rank);
+  }
+  spec.layers = layers;
+  return spec;
+}
+
+TrainingSteps::TrainingSteps(SessionSpec spec)
+    : spec_(std::move(spec)), workers_(static_cast<size_t>(spec_.world_size)) {
+  for (uint32_t rank = 0; rank < workers_.size(); ++rank) data_.push_back(MakeData(spec_.layers, rank));
+}
+
+TrainingSteps::RankData TrainingSteps::MakeData(const std::vector<LayerSpec>& layers, uint32_t rank) {
+  RankData data;
+  int64_t widest = 0;
+  for (const LayerSpec& layer : layers) {
+    std::vector<float> gradient(static_cast<size_t>(layer.d_out * layer.d_in));
+    for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = static_cast<float>((i * 7919 + rank) % 1009) - 504;
+    data.answers.push_back(gradient);
+    data.gradients.push_back(std::move(gradient));
+    widest = std::max({widest, layer.d_in, layer.d_out});
+  }
+  for (int64_t i = 0; i < 4 * widest; ++i) data.vectors.push_back(static_cast<float>((i * i + rank) % 211) - 105);
+  return data;
+}
+
+absl::StatusOr<std::unique_ptr<TrainingSteps>> TrainingSteps::Open(const SessionSpec& spec, const PerfServer& server) {
+  std::unique_ptr<TrainingSteps> run(new TrainingSteps(spec));
+  ClientOptions options;
+  options.coordinator = server.address();
+  PRECONDOR_ASSIGN_OR_RETURN(run->client_, Client::Connect(options));
+  PRECONDOR_RETURN_IF_ERROR(run->client_->OpenSession(spec).status());
+  PRECONDOR_RETURN_IF_ERROR(ForEachRank(run->workers_.size(), [&run](uint32_t rank) -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(run->workers_[rank], run->client_->Join(run->spec_.name, {rank, 0}));
+    return absl::OkStatus();
+  }));
+  return run;
+}
+
+absl::Status TrainingSteps::Run(uint64_t steps) {
+  const uint64_t from = std::exchange(next_, next_ + steps);
+  return ForEachRank(workers_.size(), [&](uint32_t rank) {
+    for (uint64_t step = from; step < from + steps; ++step) PRECONDOR_RETURN_IF_ERROR(RunStep(rank, step));
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<double> TrainingSteps::Step() {
+  const absl::Time start = MonotonicNow();
+  PRECONDOR_RETURN_IF_ERROR(Run(1));
+  return absl::ToDoubleSeconds(MonotonicNow() - start);
+}
+
+int64_t TrainingSteps::sent_bytes() const {
+  int64_t bytes = 0;
+  for (const std::unique_ptr<Worker>& worker : workers_) {
+    const Traffic traffic = worker->traffic();
+    bytes += traffic.statistics_bytes + traffic.gradient_bytes;
+  }
+  return bytes;
+}
+
+absl::Status TrainingSteps::Close() {
+  workers_.clear();
+  return client_->CloseSession(spec_.name).status();
+}
+
+absl::Status TrainingSteps::RunStep(uint32_t rank, uint64_t step) {
+  Worker& worker = *workers_[rank];
+  RankData& data = data_[rank];
+  std::vector<PreconditionFuture> futures;
+  for (size_t layer = 0; layer < data.gradients.size(); ++layer) {
+    const LayerSpec& shape = spec_.layers[layer];
+    const auto index = static_cast<int64_t>(layer);
+    // Another place at every step: equal vectors would make factors of rank 1.
+    const float* const vectors = data.vectors.data() + step * 31 % (data.vectors.size() / 2);
+    if (worker.NeedsStatistics(step, index)) {
+      PRECONDOR_RETURN_IF_ERROR(worker.SendStatistics(step, index, ConstMatrixView(vectors, 1, shape.d_in),
+                                                      ConstMatrixView(vectors + 1, 1, shape.d_out), 1));
+    }
+    if (!worker.SendsGradient(index)) continue;
+    futures.push_back(worker.Precondition(step, index,
+                                          ConstMatrixView(data.gradients[layer].data(), shape.d_out, shape.d_in),
+                                          MatrixView(data.answers[layer].data(), shape.d_out, shape.d_in), 1));
+  }
+  for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
+  return worker.ReportStep(step, 1.0, 1, true, 0.1).status();
+}
+
+}  // namespace precondor

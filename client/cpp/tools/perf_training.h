@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps as a training job makes them: statistics at every tenth step, a gradient of each layer and its answer, a
+// report.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "client/cpp/tools/perf_options.h"
+#include "client/cpp/tools/perf_server.h"
+#include "client/cpp/tools/perf_steps.h"
+#include "kernels/base/session_spec.h"
+#include "precondor/client.h"
+
+namespace precondor {
+
+// With options.workers workers; mkor has factors of rank options.rank, other methods their defaults.
+SessionSpec TrainingSpec(const PerfOptions& options, const std::vector<LayerSpec>& layers, const std::string& method,
+                         ExchangeMode exchange);
+
+class TrainingSteps final : public PerfSteps {
+ public:
+  // Opens the session; all ranks join.
+  static absl::StatusOr<std::unique_ptr<TrainingSteps>> Open(const SessionSpec& spec, const PerfServer& server);
+
+  // The next `steps` steps; ranks wait for each other only as the session has them wait.
+  absl::Status Run(uint64_t steps);
+  absl::StatusOr<double> Step() override;
+  int64_t sent_bytes() const override;
+  absl::Status Close() override;
+
+ private:
+  // One rank's tensors.
+  struct RankData {
+    std::vector<std::vector<float>> gradients, answers;  // by layer
+    std::vector<float> vectors;
+  };
+
+  explicit TrainingSteps(SessionSpec spec);
+  static RankData MakeData(const std::vector<LayerSpec>& layers, uint32_t rank);
+  absl::Status RunStep(uint32_t rank, uint64_t step);
+
+  const SessionSpec spec_;
+  std::unique_ptr<Client> client_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<RankData> data_;
+  uint64_t next_ = 0;
+};
+
+}  // namespace precondor
