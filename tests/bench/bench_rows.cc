@@ -91,6 +91,12 @@ double ThreadSeconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
+double Timed(const std::function<void()>& work) {
+  const double begin = ThreadSeconds();
+  work();
+  return ThreadSeconds() - begin;
+}
+
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];

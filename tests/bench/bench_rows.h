@@ -47,6 +47,8 @@ int BenchMain(int argc, char** argv, const std::function<std::vector<BenchRow>(b
 
 // Processor time of the calling thread.
 double ThreadSeconds();
+// That of `work`.
+double Timed(const std::function<void()>& work);
 
 double Median(std::vector<double> values);
 

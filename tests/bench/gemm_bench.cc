@@ -4,7 +4,6 @@
 // another instruction set ask both for it: ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell gemm_bench --json=FILE.
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -36,12 +35,6 @@ constexpr Shape kShapes[] = {
     {1024, 1024, 16}, {1024, 1024, 128}, {1024, 4096, 128},                                         // short inner
     {256, 256, 256},  {512, 512, 512},   {1024, 1024, 256}, {1024, 1024, 1024}, {1024, 4096, 1024}  // bulk
 };
-
-double Timed(const std::function<void()>& work) {
-  const double begin = ThreadSeconds();
-  work();
-  return ThreadSeconds() - begin;
-}
 
 void Fill(MatrixView x) {
   for (int64_t i = 0; i < x.rows; ++i) {

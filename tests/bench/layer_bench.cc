@@ -32,19 +32,6 @@ MkorConfig LowRank(int64_t rank) {
   return config;
 }
 
-double Timed(const std::function<void()>& work) {
-  const double begin = ThreadSeconds();
-  work();
-  return ThreadSeconds() - begin;
-}
-
-DeviceMatrix OneRow(Backend& backend, const std::vector<float>& elements) {
-  const int64_t n = static_cast<int64_t>(elements.size());
-  DeviceMatrix row = backend.Allocate(1, n).value();
-  PRECONDOR_CHECK(backend.Upload(ConstMatrixView(elements.data(), 1, n), row.view()).ok());
-  return row;
-}
-
 // Vectors of a layer's kind: their second moment has the eigenvalues d / (i H), i = 1 ... d, H = 1 + 1/2 + ... + 1/d,
 // in a basis that is not the coordinates' own.
 class Spectrum {
@@ -74,11 +61,6 @@ class Spectrum {
   double scale_ = 1;
   std::vector<std::vector<float>> mirrors_;
 };
-
-void UpdateOnce(Factor& factor, ConstMatrixView vector) {
-  PRECONDOR_CHECK(factor.Prepare(vector).ok() && factor.Conclude().ok());
-  factor.Commit();
-}
 
 double Dot(const std::vector<double>& x, const std::vector<double>& y) {
   double sum = 0;

@@ -4,7 +4,21 @@
 #include <cblas.h>
 #include <vector>
 
+#include "kernels/base/check.h"
+
 namespace precondor {
+
+DeviceMatrix OneRow(Backend& backend, const std::vector<float>& elements) {
+  const int64_t n = static_cast<int64_t>(elements.size());
+  DeviceMatrix row = backend.Allocate(1, n).value();
+  PRECONDOR_CHECK(backend.Upload(ConstMatrixView(elements.data(), 1, n), row.view()).ok());
+  return row;
+}
+
+void UpdateOnce(Factor& factor, ConstMatrixView vector) {
+  PRECONDOR_CHECK(factor.Prepare(vector).ok() && factor.Conclude().ok());
+  factor.Commit();
+}
 
 float NaiveUpdates(int64_t d, MatrixView all, ConstMatrixView vector) {
   const int n = static_cast<int>(d);

@@ -42,18 +42,6 @@ MkorConfig Config(SymmetricStorage storage) {
   return config;
 }
 
-DeviceMatrix OneRow(Backend& backend, const std::vector<float>& elements) {
-  const int64_t n = static_cast<int64_t>(elements.size());
-  DeviceMatrix row = backend.Allocate(1, n).value();
-  PRECONDOR_CHECK(backend.Upload(ConstMatrixView(elements.data(), 1, n), row.view()).ok());
-  return row;
-}
-
-void UpdateOnce(Factor& factor, ConstMatrixView vector) {
-  PRECONDOR_CHECK(factor.Prepare(vector).ok() && factor.Conclude().ok());
-  factor.Commit();
-}
-
 // |G J - G J'| / |G J'| for a few Gaussian rows, after three times what may wait.
 double RelativeError(int64_t d, SymmetricStorage storage, Backend& backend) {
   const std::unique_ptr<Factor> factor = MakeFactor(Config(storage), d, 0, backend).value();

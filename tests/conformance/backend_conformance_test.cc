@@ -15,6 +15,7 @@
 #include "kernels/backend.h"
 #include "kernels/base/random.h"
 #include "tests/reference/naive_linear_algebra.h"
+#include "tests/support/random_dense.h"
 #include "tests/support/test_backend.h"
 
 namespace precondor {
@@ -24,16 +25,6 @@ using reference::Dense;
 using testing::HasSubstr;
 
 constexpr double kEpsilon = std::numeric_limits<float>::epsilon();
-
-// Uniform in [-1, 1), exactly representable in f32.
-Dense Random(int64_t rows, int64_t cols, uint64_t seed) {
-  const CounterRandom random({seed, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols)});
-  Dense out(rows, cols);
-  for (size_t i = 0; i < out.data.size(); ++i) {
-    out.data[i] = static_cast<float>(static_cast<int64_t>(random.Bits(i) >> 40) - (1 << 23)) / (1 << 23);
-  }
-  return out;
-}
 
 // A device matrix inside a larger one whose other elements are guards: the view has a stride and neighbours that no
 // operation may touch.
@@ -83,7 +74,7 @@ Dense SpdMatrix(int64_t n, double condition, uint64_t seed) {
   Dense a = reference::Identity(n);
   for (int64_t i = 0; i < n; ++i) a.at(i, i) = std::pow(condition, n == 1 ? 0.0 : -static_cast<double>(i) / (n - 1));
   for (int reflection = 0; reflection < 3; ++reflection) {
-    const Dense v = Random(n, 1, seed + reflection);
+    const Dense v = Uniform(n, 1, seed + reflection);
     const double norm = FrobeniusNorm(v);
     Dense h = reference::Identity(n);
     if (norm > 0) {
@@ -124,7 +115,7 @@ TEST_F(BackendConformanceTest, GemmMatchesTheDefinition) {
     for (bool ta : {false, true}) {
       for (bool tb : {false, true}) {
         for (const auto& [alpha, beta] : {std::pair(1.0, 0.0), std::pair(-0.5, 1.0), std::pair(2.0, -0.25)}) {
-          const Dense a = Random(m, k, 1), b = Random(k, n, 2), c = Random(m, n, 3);
+          const Dense a = Uniform(m, k, 1), b = Uniform(k, n, 2), c = Uniform(m, n, 3);
           Guarded da = Put(ta ? reference::Transposed(a) : a), db = Put(tb ? reference::Transposed(b) : b), dc = Put(c);
           ASSERT_TRUE(backend_->Gemm(alpha, da.view(), Transpose(ta), db.view(), Transpose(tb), beta, dc.view()).ok());
           const Dense expected = reference::Combination(alpha, reference::Product(a, b), beta, c);
@@ -139,7 +130,7 @@ TEST_F(BackendConformanceTest, GemmMatchesTheDefinition) {
 }
 
 TEST_F(BackendConformanceTest, BetaZeroIgnoresWhatWasThere) {
-  Guarded a = Put(Random(3, 4, 1)), b = Put(Random(4, 2, 2)), c = Put(Dense(3, 2, NAN)), y = Put(Dense(3, 4, NAN));
+  Guarded a = Put(Uniform(3, 4, 1)), b = Put(Uniform(4, 2, 2)), c = Put(Dense(3, 2, NAN)), y = Put(Dense(3, 4, NAN));
   ASSERT_TRUE(backend_->Gemm(1, a.view(), Transpose::kNo, b.view(), Transpose::kNo, 0, c.view()).ok());
   ASSERT_TRUE(backend_->Axpby(1, a.view(), 0, y.view()).ok());
   for (double x : c.Read().data) EXPECT_TRUE(std::isfinite(x));
@@ -147,7 +138,7 @@ TEST_F(BackendConformanceTest, BetaZeroIgnoresWhatWasThere) {
 }
 
 TEST_F(BackendConformanceTest, ZeroCoefficientsIgnoreTheirMatrices) {
-  const Dense y = Random(5, 9, 3), nan(5, 9, NAN);
+  const Dense y = Uniform(5, 9, 3), nan(5, 9, NAN);
   Guarded dy = Put(y), dnan = Put(nan), empty_a = Put(Dense(5, 0)), empty_b = Put(Dense(0, 9));
   ASSERT_TRUE(backend_->Axpby(0, dnan.view(), -2, dy.view()).ok());
   EXPECT_EQ(dy.Read().data, reference::Combination(-2, y, 0, y).data);
@@ -164,7 +155,7 @@ TEST_F(BackendConformanceTest, ZeroCoefficientsIgnoreTheirMatrices) {
 }
 
 TEST_F(BackendConformanceTest, TakesInPlaceOperandsWhereTheContractAllows) {
-  const Dense x = Random(37, 37, 4);
+  const Dense x = Uniform(37, 37, 4);
   const std::vector<double> scales(37, 0.5);
   Guarded axpby = Put(x), both = Put(x);
   ASSERT_TRUE(backend_->Axpby(2, axpby.view(), 2, axpby.view()).ok());
@@ -174,7 +165,7 @@ TEST_F(BackendConformanceTest, TakesInPlaceOperandsWhereTheContractAllows) {
 }
 
 TEST_F(BackendConformanceTest, TakesMatricesWithoutElements) {
-  Guarded rows = Put(Dense(0, 4)), columns = Put(Dense(3, 0)), square = Put(Dense(0, 0)), three = Put(Random(3, 4, 1));
+  Guarded rows = Put(Dense(0, 4)), columns = Put(Dense(3, 0)), square = Put(Dense(0, 0)), three = Put(Uniform(3, 4, 1));
   std::vector<double> none, norms(3, 7.0);
   EXPECT_TRUE(backend_->Copy(rows.view(), rows.view()).ok());
   EXPECT_TRUE(backend_->Axpby(1, columns.view(), 1, columns.view()).ok());
@@ -197,8 +188,8 @@ TEST_F(BackendConformanceTest, TakesMatricesWithoutElements) {
 
 TEST_F(BackendConformanceTest, PackedTrianglesHoldTheLowerRowsAndComeBackSymmetric) {
   for (const int64_t n : {1, 2, 7, 33}) {
-    const Dense x = Random(n, n, 6);
-    Guarded dx = Put(x), packed = Put(Random(1, n * (n + 1) / 2, 7)), back = Put(Random(n, n, 8));
+    const Dense x = Uniform(n, n, 6);
+    Guarded dx = Put(x), packed = Put(Uniform(1, n * (n + 1) / 2, 7)), back = Put(Uniform(n, n, 8));
     ASSERT_TRUE(backend_->PackLower(dx.view(), packed.view()).ok());
     ASSERT_TRUE(backend_->UnpackLower(packed.view(), back.view()).ok());
     const Dense got = packed.Read(), got_back = back.Read();
@@ -217,7 +208,7 @@ TEST_F(BackendConformanceTest, PackedTrianglesHoldTheLowerRowsAndComeBackSymmetr
 TEST_F(BackendConformanceTest, ARowOfAPackedMatrixIsItsColumnToo) {
   for (const int64_t n : {1, 2, 33}) {
     for (const int64_t row : {int64_t{0}, n / 2, n - 1}) {
-      const Dense before = Random(1, n * (n + 1) / 2, 6), x = Random(1, n, 7);
+      const Dense before = Uniform(1, n * (n + 1) / 2, 6), x = Uniform(1, n, 7);
       Guarded packed = Put(before), dx = Put(x);
       ASSERT_TRUE(backend_->PackRow(dx.view(), row, packed.view()).ok());
       const Dense got = packed.Read();
@@ -232,7 +223,7 @@ TEST_F(BackendConformanceTest, ARowOfAPackedMatrixIsItsColumnToo) {
 
 TEST_F(BackendConformanceTest, ElementwiseOperationsMatchTheirDefinitions) {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(1, 1), {7, 7}, {33, 33}}) {
-    const Dense x = Random(rows, cols, 4), y = Random(rows, cols, 5);
+    const Dense x = Uniform(rows, cols, 4), y = Uniform(rows, cols, 5);
     std::vector<double> scales;
     for (int64_t i = 0; i < rows; ++i) scales.push_back(0.25 + 0.5 * static_cast<double>(i));
     Guarded dx = Put(x), axpby = Put(y), rescaled = Put(y), both = Put(y), diagonal = Put(x), symmetric = Put(x),
@@ -265,8 +256,8 @@ TEST_F(BackendConformanceTest, ElementwiseOperationsMatchTheirDefinitions) {
 
 TEST_F(BackendConformanceTest, OperationsElementByElementMatchTheirDefinitions) {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(1, 1), {7, 3}, {5, 66}}) {
-    const Dense x = Random(rows, cols, 4), y = Random(rows, cols, 5), z = Random(rows, cols, 6);
-    Dense v = Random(rows, cols, 7);
+    const Dense x = Uniform(rows, cols, 4), y = Uniform(rows, cols, 5), z = Uniform(rows, cols, 6);
+    Dense v = Uniform(rows, cols, 7);
     for (double& element : v.data) element = static_cast<float>(element * element);
     v.at(0, 0) = 0;
     std::vector<double> scales;
@@ -299,7 +290,7 @@ TEST_F(BackendConformanceTest, OperationsElementByElementMatchTheirDefinitions) 
 // Divisors far beyond f32 are as exact as others: only their quotients have to fit.
 TEST_F(BackendConformanceTest, DivideByOuterMatchesItsDefinition) {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(1, 1), {7, 3}, {5, 66}}) {
-    const Dense x = Random(rows, cols, 8);
+    const Dense x = Uniform(rows, cols, 8);
     for (const double size : {1.0, 1e30, 1e-30}) {
       std::vector<double> down, across;
       for (int64_t i = 0; i < rows; ++i) down.push_back(size * static_cast<double>(i));
@@ -325,7 +316,7 @@ TEST_F(BackendConformanceTest, ReductionsAccumulateInDouble) {
   Dense x(2, 4097, 1.0);
   x.at(0, 0) = 4096;
   x.at(1, 4096) = -4096;
-  Guarded dx = Put(x), square = Put(Random(5, 5, 6));
+  Guarded dx = Put(x), square = Put(Uniform(5, 5, 6));
   EXPECT_EQ(*backend_->Dot(dx.view(), dx.view()), 2 * (4096.0 * 4096.0 + 4096));
   std::vector<double> norms(2), diagonal(5);
   ASSERT_TRUE(backend_->RowSquaredNorms(dx.view(), absl::MakeSpan(norms)).ok());
@@ -342,12 +333,12 @@ TEST_F(BackendConformanceTest, ReductionsAccumulateInDouble) {
   Guarded dones = Put(ones);
   EXPECT_EQ(*backend_->AbsoluteSum(dones.view()), 16777216.0 + 2 * 4097 - 1);
   ASSERT_TRUE(backend_->Diagonal(square.view(), absl::MakeSpan(diagonal)).ok());
-  for (int i = 0; i < 5; ++i) EXPECT_EQ(diagonal[i], Random(5, 5, 6).at(i, i));
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(diagonal[i], Uniform(5, 5, 6).at(i, i));
 }
 
 TEST_F(BackendConformanceTest, ReductionsShowWhatIsNotFinite) {
   for (float bad : {NAN, INFINITY}) {
-    Dense x = Random(3, 50, 7);
+    Dense x = Uniform(3, 50, 7);
     x.at(1, 37) = bad;
     Guarded dx = Put(x);
     EXPECT_FALSE(std::isfinite(*backend_->Dot(dx.view(), dx.view())));
@@ -430,15 +421,15 @@ TEST_F(BackendConformanceTest, SpdInverseRefusesAndLeavesItsOutputAlone) {
   indefinite.at(2, 2) = -1;
   nan.at(3, 1) = NAN;
   for (const Dense& a : {indefinite, nan, Dense(4, 4, 0.0)}) {
-    Guarded da = Put(a), x = Put(Random(4, 4, 9));
+    Guarded da = Put(a), x = Put(Uniform(4, 4, 9));
     EXPECT_TRUE(absl::IsFailedPrecondition(backend_->SpdInverse(da.view(), x.view())));
-    EXPECT_EQ(x.Read().data, Random(4, 4, 9).data);
+    EXPECT_EQ(x.Read().data, Uniform(4, 4, 9).data);
   }
 }
 
 TEST_F(BackendConformanceTest, SymmetricEigenDecomposes) {
   for (int64_t n : {1, 2, 17, 64, 129}) {
-    Dense rank_deficient = Random(n, std::max<int64_t>(1, n / 3), 10);
+    Dense rank_deficient = Uniform(n, std::max<int64_t>(1, n / 3), 10);
     rank_deficient = reference::Product(rank_deficient, reference::Transposed(rank_deficient));
     for (double& x : rank_deficient.data) x = static_cast<float>(x);
     for (const Dense& a : {SpdMatrix(n, 1e6, 11), rank_deficient, Dense(n, n, 0.0)}) {
@@ -461,16 +452,16 @@ TEST_F(BackendConformanceTest, SymmetricEigenDecomposes) {
   }
   Dense nan = reference::Identity(3);
   nan.at(2, 0) = INFINITY;
-  Guarded da = Put(nan), dq = Put(Random(3, 3, 12));
+  Guarded da = Put(nan), dq = Put(Uniform(3, 3, 12));
   std::vector<double> values(3, 42.0);
   EXPECT_TRUE(absl::IsFailedPrecondition(backend_->SymmetricEigen(da.view(), absl::MakeSpan(values), dq.view())));
   EXPECT_THAT(values, testing::Each(42.0));
-  EXPECT_EQ(dq.Read().data, Random(3, 3, 12).data);
+  EXPECT_EQ(dq.Read().data, Uniform(3, 3, 12).data);
 }
 
 // n x n, upper triangular, with a diagonal away from 0.
 Dense UpperTriangular(int64_t n, uint64_t seed) {
-  Dense a = Random(n, n, seed);
+  Dense a = Uniform(n, n, seed);
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < i; ++j) a.at(i, j) = 0;
     a.at(i, i) = 2 + std::fabs(a.at(i, i));
@@ -483,7 +474,7 @@ TEST_F(BackendConformanceTest, TriangularOperationsMatchTheDefinitions) {
   for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {9, 14}, {70, 33}, {1, 65}, {65, 1}}) {
     for (const From side : {From::kLeft, From::kRight}) {
       const int64_t size = side == From::kLeft ? m : n;
-      const Dense a = UpperTriangular(size, 31), x = Random(m, n, 32);
+      const Dense a = UpperTriangular(size, 31), x = Uniform(m, n, 32);
       Dense poisoned = a;
       for (int64_t i = 0; i < size; ++i) {
         for (int64_t j = 0; j < i; ++j) poisoned.at(i, j) = NAN;
@@ -506,7 +497,7 @@ TEST_F(BackendConformanceTest, TriangularOperationsMatchTheDefinitions) {
 
 TEST_F(BackendConformanceTest, OrthonormalizeRowsDecomposes) {
   for (const auto& [n, d] : {std::pair<int64_t, int64_t>(1, 1), {1, 7}, {5, 9}, {33, 33}, {64, 130}}) {
-    Dense a = Random(n, d, 33);
+    Dense a = Uniform(n, d, 33);
     for (int64_t j = 0; j < d; ++j) a.at(n - 1, j) *= 1e-4;
     Guarded da = Put(a), dq = Put(Dense(n, d, NAN));
     ASSERT_TRUE(backend_->OrthonormalizeRows(da.view(), dq.view()).ok());
@@ -527,15 +518,15 @@ TEST_F(BackendConformanceTest, OrthonormalizeRowsDecomposes) {
   ASSERT_TRUE(backend_->OrthonormalizeRows(da.view(), da.view()).ok());
   const Dense q = da.Read();
   EXPECT_LE(Distance(reference::Product(q, reference::Transposed(q)), reference::Identity(4)), 4 * kEpsilon);
-  Dense bad = Random(3, 4, 34);
+  Dense bad = Uniform(3, 4, 34);
   bad.at(1, 2) = INFINITY;
-  Guarded dbad = Put(bad), out = Put(Random(3, 4, 35));
+  Guarded dbad = Put(bad), out = Put(Uniform(3, 4, 35));
   EXPECT_TRUE(absl::IsFailedPrecondition(backend_->OrthonormalizeRows(dbad.view(), out.view())));
-  EXPECT_EQ(out.Read().data, Random(3, 4, 35).data);
+  EXPECT_EQ(out.Read().data, Uniform(3, 4, 35).data);
 }
 
 TEST_F(BackendConformanceTest, GatherPicksRowsAndColumns) {
-  const Dense x = Random(5, 7, 36);
+  const Dense x = Uniform(5, 7, 36);
   const std::vector<int64_t> rows = {4, 0, 0, 2}, columns = {6, 1, 5};
   for (const bool by_row : {false, true}) {
     for (const bool by_column : {false, true}) {
@@ -572,7 +563,7 @@ TEST_F(BackendConformanceTest, LowRankPreconditionMatchesTheMatricesItStandsFor)
   const int64_t sizes[][4] = {{1, 1, 1, 1},  {9, 13, 3, 5},   {40, 70, 8, 16}, {33, 65, 0, 4}, {33, 65, 7, 0},
                               {12, 5, 0, 0}, {70, 40, 16, 8}, {65, 33, 0, 5},  {65, 33, 6, 0}, {31, 31, 4, 40}};
   for (const auto& [m, n, p, q] : sizes) {
-    const Dense d = Random(m, n, 13), pv = Random(p, m, 14), qv = Random(q, n, 15);
+    const Dense d = Uniform(m, n, 13), pv = Uniform(p, m, 14), qv = Uniform(q, n, 15);
     Dense s = SpdMatrix(std::max<int64_t>(p, 1), 10, 16), t = SpdMatrix(std::max<int64_t>(q, 1), 10, 17);
     const auto form = [](double c, const Dense& vectors, const Dense& core, int64_t size) {
       Dense j = reference::Identity(size);
@@ -597,7 +588,7 @@ TEST_F(BackendConformanceTest, LowRankPreconditionMatchesTheMatricesItStandsFor)
 
 TEST_F(BackendConformanceTest, DensePreconditionMatchesTheDefinition) {
   for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {9, 14}, {70, 33}}) {
-    const Dense l = SpdMatrix(m, 100, 18), r = SpdMatrix(n, 100, 19), d = Random(m, n, 20);
+    const Dense l = SpdMatrix(m, 100, 18), r = SpdMatrix(n, 100, 19), d = Uniform(m, n, 20);
     Guarded dl = Put(l), dr = Put(r), dd = Put(d), u = Put(Dense(m, n, NAN));
     ASSERT_TRUE(backend_->DensePrecondition(dl.view(), dr.view(), dd.view(), u.view()).ok());
     const Dense expected = reference::Product(reference::Product(l, d), r);
@@ -606,8 +597,8 @@ TEST_F(BackendConformanceTest, DensePreconditionMatchesTheDefinition) {
 }
 
 TEST_F(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
-  Guarded a = Put(Random(3, 4, 1)), b = Put(Random(3, 4, 2)), c = Put(Random(4, 4, 3)), v = Put(Random(2, 3, 4)),
-          one = Put(Random(1, 1, 5));
+  Guarded a = Put(Uniform(3, 4, 1)), b = Put(Uniform(3, 4, 2)), c = Put(Uniform(4, 4, 3)), v = Put(Uniform(2, 3, 4)),
+          one = Put(Uniform(1, 1, 5));
   std::vector<double> three(3), four(4);
   const std::vector<std::pair<absl::Status, std::vector<std::string>>> cases = {
       {backend_->Gemm(1, a.view(), Transpose::kNo, b.view(), Transpose::kNo, 0, c.view()), {"Gemm", ": a:", "[3, 4]"}},
@@ -654,7 +645,7 @@ TEST_F(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
 
 TEST_F(BackendConformanceTest, GivesTheSameBitsAgainAndFromManyThreads) {
   constexpr int64_t kRows = 130, kCols = 257, kRank = 24;
-  const Dense d = Random(kRows, kCols, 21), v = Random(kRank, kCols, 22), w = Random(kRank, kRows, 23);
+  const Dense d = Uniform(kRows, kCols, 21), v = Uniform(kRank, kCols, 22), w = Uniform(kRank, kRows, 23);
   const Dense s = SpdMatrix(kRank, 10, 24), big = SpdMatrix(kRows, 1e3, 25);
   Guarded dd = Put(d), dv = Put(v), dw = Put(w), ds = Put(s), dbig = Put(big);
   // The low-rank product, an inverse and an eigendecomposition, one below the other.

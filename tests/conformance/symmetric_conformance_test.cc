@@ -15,9 +15,9 @@
 #include "gtest/gtest.h"
 
 #include "kernels/backend.h"
-#include "kernels/base/random.h"
 #include "tests/reference/naive_linear_algebra.h"
 #include "tests/support/faulty_backend.h"
+#include "tests/support/random_dense.h"
 #include "tests/support/test_backend.h"
 
 namespace precondor {
@@ -47,18 +47,8 @@ std::vector<DeviceCase> Devices() {
            }}};
 }
 
-// Uniform in [-1, 1), exactly representable in f32.
-Dense Random(int64_t rows, int64_t cols, uint64_t seed) {
-  const CounterRandom random({seed, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols)});
-  Dense out(rows, cols);
-  for (size_t i = 0; i < out.data.size(); ++i) {
-    out.data[i] = static_cast<float>(static_cast<int64_t>(random.Bits(i) >> 40) - (1 << 23)) / (1 << 23);
-  }
-  return out;
-}
-
 Dense RandomSymmetric(int64_t n, uint64_t seed) {
-  Dense x = Random(n, n, seed);
+  Dense x = Uniform(n, n, seed);
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < i; ++j) x.at(j, i) = x.at(i, j);
   }
@@ -130,7 +120,7 @@ class SymmetricConformanceTest : public testing::TestWithParam<DeviceCase> {
   void CheckUpdate(SymmetricStorage storage, int64_t n, double scale, double shift, const std::vector<double>& weights,
                    int64_t k) {
     const int64_t p = static_cast<int64_t>(weights.size());
-    const Dense x = RandomSymmetric(n, 3), rows = Random(p, n, 4), v = Random(k, n, 5);
+    const Dense x = RandomSymmetric(n, 3), rows = Uniform(p, n, 4), v = Uniform(k, n, 5);
     Dense weighted = rows;
     for (int64_t i = 0; i < p; ++i) {
       for (int64_t j = 0; j < n; ++j) weighted.at(i, j) *= weights[i];
@@ -220,7 +210,7 @@ TEST_P(SymmetricConformanceTest, ExpandsToTheBitWhatAnUpdateWouldStore) {
     const std::vector<double> weights = {-0.5, 0.375, -2.0};
     const Dense x = RandomSymmetric(n, 3);
     SymmetricMatrix m = Compressed(x, SymmetricStorage::kF32);
-    Guarded rows = Put(Random(3, n, 4)), expanded = Put(Dense(n, n, kNaN)), none = Put(Dense(0, n));
+    Guarded rows = Put(Uniform(3, n, 4)), expanded = Put(Dense(n, n, kNaN)), none = Put(Dense(0, n));
     ASSERT_TRUE(backend().SymmetricExpand({0.75, 0.125, weights, rows.view(), m}, expanded.view()).ok());
     EXPECT_EQ(Expanded(m).data, x.data) << "m is an input";
     ASSERT_TRUE(backend().SymmetricUpdateMultiply(0.75, 0.125, weights, rows.view(), m, none.view(), none.view()).ok());
@@ -235,7 +225,7 @@ TEST_P(SymmetricConformanceTest, FusedIsUpdateThenMultiplyToTheBit) {
     const std::vector<double> weights = {-0.5, 0.375};
     const Dense x = RandomSymmetric(n, 3);
     SymmetricMatrix fused = Compressed(x, storage), apart = Compressed(x, storage);
-    Guarded rows = Put(Random(2, n, 4)), v = Put(Random(5, n, 5)), none = Put(Dense(0, n));
+    Guarded rows = Put(Uniform(2, n, 4)), v = Put(Uniform(5, n, 5)), none = Put(Dense(0, n));
     Guarded y_fused = Put(Dense(5, n)), y_apart = Put(Dense(5, n)), y_single = Put(Dense(1, n));
     ASSERT_TRUE(
         backend().SymmetricUpdateMultiply(0.75, 0.125, weights, rows.view(), fused, v.view(), y_fused.view()).ok());
@@ -252,7 +242,7 @@ TEST_P(SymmetricConformanceTest, WhereVectorsLieChangesNoBit) {
   constexpr int64_t kSide = 192;
   for (const SymmetricStorage storage : Storages()) {
     SymmetricMatrix m = Compressed(RandomSymmetric(kSide, 3), storage);
-    const Dense random = Random(1, kSide, 5);
+    const Dense random = Uniform(1, kSide, 5);
     const std::vector<float> v(random.data.begin(), random.data.end()), nans(kSide, kNaN);
     std::vector<std::vector<float>> products;
     for (const int64_t shift : {0, 1}) {
@@ -286,7 +276,7 @@ TEST_P(SymmetricConformanceTest, MultipliesByFormsAsByTheirMatrices) {
   for (const SymmetricStorage storage : Storages()) {
     for (const auto& [m, n] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {65, 17}, {64, 130}, {200, 70}}) {
       SymmetricMatrix tiles = Compressed(RandomSymmetric(m, 3), storage);
-      Guarded rows = Put(Random(3, m, 4)), full = Put(RandomSymmetric(n, 5)), d = Put(Random(m, n, 6));
+      Guarded rows = Put(Uniform(3, m, 4)), full = Put(RandomSymmetric(n, 5)), d = Put(Uniform(m, n, 6));
       DeviceMatrix made;
       const SymmetricForm l(0.75, 0.125, weights, rows.view(), tiles);
       const ConstMatrixView there = precondor::Expanded(backend(), l, made).value();
@@ -328,7 +318,7 @@ TEST_P(SymmetricConformanceTest, ShermanMorrisonTermsAreWhatAStepTakesAway) {
                                 {40, 17, 3},
                                 {33, 3, 33},
                                 {1030, 2, 7}}) {
-    const Dense m = RandomSymmetric(n, 3), rows = Random(p, n, 4), v = Random(k, n, 5), y = reference::Product(v, m);
+    const Dense m = RandomSymmetric(n, 3), rows = Uniform(p, n, 4), v = Uniform(k, n, 5), y = reference::Product(v, m);
     std::vector<double> weights;
     for (int64_t i = 0; i < p; ++i) weights.push_back(0.5 + static_cast<double>(i % 3));
     // Diagonally dominant, so that h is positive definite, and not far from it that its parts count.
@@ -365,9 +355,9 @@ TEST_P(SymmetricConformanceTest, ShermanMorrisonTermsAreWhatAStepTakesAway) {
 
 TEST_P(SymmetricConformanceTest, RefusesShermanMorrisonTermsOfWhatIsNotFinite) {
   for (const int64_t k : {1, 3, 17}) {
-    Dense v = Random(k, 40, 5);
+    Dense v = Uniform(k, 40, 5);
     v.at(k - 1, 39) = std::numeric_limits<double>::infinity();
-    Guarded device_v = Put(v), y = Put(Random(k, 40, 6)), terms = Put(Dense(k, 40));
+    Guarded device_v = Put(v), y = Put(Uniform(k, 40, 6)), terms = Put(Dense(k, 40));
     const SymmetricForm form(1.0, 1.0, {}, ConstMatrixView(nullptr, 0, 40));
     const absl::Status status = backend().ShermanMorrisonTerms(form, 1.0, device_v.view(), y.view(), terms.view(), {});
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << k << ": " << status;

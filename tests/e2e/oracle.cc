@@ -10,9 +10,14 @@
 #include "client/cpp/examples/trainer.h"
 #include "kernels/base/session_spec.h"
 #include "precondor/statistics.h"
+#include "tests/reference/naive_linear_algebra.h"
 
 namespace precondor::e2e {
 namespace {
+
+using Matrix = reference::Dense;
+using reference::Product;
+using reference::Transposed;
 
 constexpr double kGamma = 0.95;  // the method's defaults, docs/methods/mkor.md
 constexpr double kDamping = 1.0;
@@ -20,64 +25,6 @@ constexpr double kMomentum = 0.9;
 constexpr double kBeta1 = 0.9;
 constexpr double kBeta2 = 0.999;
 constexpr double kEpsilon = 1e-8;
-
-// Row-major.
-struct Matrix {
-  Matrix() = default;
-  Matrix(int64_t rows, int64_t cols) : rows(rows), cols(cols), data(static_cast<size_t>(rows * cols)) {}
-  double& at(int64_t i, int64_t j) { return data[static_cast<size_t>(i * cols + j)]; }
-  double at(int64_t i, int64_t j) const { return data[static_cast<size_t>(i * cols + j)]; }
-  int64_t rows = 0;
-  int64_t cols = 0;
-  std::vector<double> data;
-};
-
-Matrix Product(const Matrix& a, const Matrix& b) {
-  Matrix c(a.rows, b.cols);
-  for (int64_t i = 0; i < a.rows; ++i) {
-    for (int64_t k = 0; k < a.cols; ++k) {
-      for (int64_t j = 0; j < b.cols; ++j) c.at(i, j) += a.at(i, k) * b.at(k, j);
-    }
-  }
-  return c;
-}
-
-Matrix Transposed(const Matrix& a) {
-  Matrix t(a.cols, a.rows);
-  for (int64_t i = 0; i < a.rows; ++i) {
-    for (int64_t j = 0; j < a.cols; ++j) t.at(j, i) = a.at(i, j);
-  }
-  return t;
-}
-
-// Gauss-Jordan without pivoting, which positive definite matrices do not need.
-Matrix Inverse(Matrix a) {
-  const int64_t n = a.rows;
-  Matrix x(n, n);
-  for (int64_t i = 0; i < n; ++i) x.at(i, i) = 1;
-  for (int64_t c = 0; c < n; ++c) {
-    const double pivot = a.at(c, c);
-    for (int64_t j = 0; j < n; ++j) {
-      a.at(c, j) /= pivot;
-      x.at(c, j) /= pivot;
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      if (i == c) continue;
-      const double factor = a.at(i, c);
-      for (int64_t j = 0; j < n; ++j) {
-        a.at(i, j) -= factor * a.at(c, j);
-        x.at(i, j) -= factor * x.at(c, j);
-      }
-    }
-  }
-  return x;
-}
-
-double Norm(const Matrix& a) {
-  double sum = 0;
-  for (const double value : a.data) sum += value * value;
-  return std::sqrt(sum);
-}
 
 // One side of one layer.
 struct Factor {
@@ -132,7 +79,7 @@ void UpdateFactor(const SessionSpec& spec, SketchKey key, const Matrix& rows, Fa
   }
   for (int64_t i = 0; i < d; ++i) trace += damped.at(i, i);
   for (int64_t i = 0; i < d; ++i) damped.at(i, i) += kDamping * trace / static_cast<double>(d);
-  factor.inverse = Inverse(damped);
+  factor.inverse = reference::SpdInverse(damped);
 }
 
 struct Layer {
@@ -202,7 +149,7 @@ void SgdWithMomentum(const Matrix& gradient, double learning_rate, Layer& layer)
 
 Matrix Precondition(const Layer& layer, const Matrix& gradient) {
   Matrix u = Product(Product(layer.output.inverse, gradient), layer.input.inverse);
-  const double scale = Norm(gradient) / Norm(u);
+  const double scale = reference::FrobeniusNorm(gradient) / reference::FrobeniusNorm(u);
   for (double& value : u.data) value *= scale;
   return u;
 }

@@ -93,12 +93,19 @@ std::vector<Golden> Load() {
   return goldens;
 }
 
-const Golden* Find(const std::vector<Golden>& goldens, const std::string& name) {
-  for (const Golden& golden : goldens) {
-    if (golden.name == name) return &golden;
+// The bytes of an entry.
+std::string Bytes(const std::string& name) {
+  for (const Golden& golden : Load()) {
+    if (golden.name == name) return golden.bytes;
   }
   ADD_FAILURE() << "no " << name;
-  return nullptr;
+  return "";
+}
+
+absl::StatusOr<SessionSpec> SpecOf(const std::string& name) {
+  v1::OpenSessionRequest request;
+  EXPECT_TRUE(request.ParseFromString(Bytes(name)));
+  return DecodeSessionSpec(request.spec());
 }
 
 TEST(GoldenTest, BytesStillMeanWhatTheyMeant) {
@@ -149,12 +156,7 @@ TEST(GoldenTest, FrameCodecReadsTheFrames) {
 }
 
 TEST(GoldenTest, TheSpecDecodesToTheSameValues) {
-  const std::vector<Golden> goldens = Load();
-  const Golden* golden = Find(goldens, "v0.1.0/open_session_request");
-  ASSERT_NE(golden, nullptr);
-  v1::OpenSessionRequest request;
-  ASSERT_TRUE(request.ParseFromString(golden->bytes));
-  const absl::StatusOr<SessionSpec> spec = DecodeSessionSpec(request.spec());
+  const absl::StatusOr<SessionSpec> spec = SpecOf("v0.1.0/open_session_request");
   ASSERT_TRUE(spec.ok()) << spec.status();
   SessionSpec expected;
   expected.name = "digits-1";
@@ -186,34 +188,19 @@ TEST(GoldenTest, TheSpecDecodesToTheSameValues) {
 }
 
 TEST(GoldenTest, TheShardLossPolicyDecodesToTheSameValue) {
-  const std::vector<Golden> goldens = Load();
-  const Golden* golden = Find(goldens, "v0.1.0/open_session_request_degrade");
-  ASSERT_NE(golden, nullptr);
-  v1::OpenSessionRequest request;
-  ASSERT_TRUE(request.ParseFromString(golden->bytes));
-  const absl::StatusOr<SessionSpec> spec = DecodeSessionSpec(request.spec());
+  const absl::StatusOr<SessionSpec> spec = SpecOf("v0.1.0/open_session_request_degrade");
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->on_shard_loss, ShardLossPolicy::kDegrade);
 }
 
 TEST(GoldenTest, TheDataPlaneDecodesToTheSameValue) {
-  const std::vector<Golden> goldens = Load();
-  const Golden* golden = Find(goldens, "v0.1.0/open_session_request_collective");
-  ASSERT_NE(golden, nullptr);
-  v1::OpenSessionRequest request;
-  ASSERT_TRUE(request.ParseFromString(golden->bytes));
-  const absl::StatusOr<SessionSpec> spec = DecodeSessionSpec(request.spec());
+  const absl::StatusOr<SessionSpec> spec = SpecOf("v0.1.0/open_session_request_collective");
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->data_plane, DataPlane::kCollective);
 }
 
 TEST(GoldenTest, TheFallbackDecodesToTheSameValues) {
-  const std::vector<Golden> goldens = Load();
-  const Golden* golden = Find(goldens, "v0.1.0/open_session_request_fallback");
-  ASSERT_NE(golden, nullptr);
-  v1::OpenSessionRequest request;
-  ASSERT_TRUE(request.ParseFromString(golden->bytes));
-  const absl::StatusOr<SessionSpec> spec = DecodeSessionSpec(request.spec());
+  const absl::StatusOr<SessionSpec> spec = SpecOf("v0.1.0/open_session_request_fallback");
   ASSERT_TRUE(spec.ok()) << spec.status();
   const FallbackConfig expected = {.policy = FallbackPolicy::kCostAware,
                                    .at_step = 5000,
@@ -236,10 +223,7 @@ TEST(GoldenTest, TheFallbackDecodesToTheSameValues) {
 }
 
 TEST(GoldenTest, StatisticsDecodeToTheSameElements) {
-  const std::vector<Golden> goldens = Load();
-  const Golden* golden = Find(goldens, "v0.1.0/exchange_statistics");
-  ASSERT_NE(golden, nullptr);
-  const auto received = DecodeRequest(Sliced(golden->bytes));
+  const auto received = DecodeRequest(Sliced(Bytes("v0.1.0/exchange_statistics")));
   ASSERT_TRUE(received.ok()) << received.status();
   const auto formats = DecodeTensorHeaders(received->message.header().tensors());
   ASSERT_TRUE(formats.ok()) << formats.status();

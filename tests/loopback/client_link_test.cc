@@ -42,13 +42,6 @@ SessionSpec Spec(DType gradient_dtype = DType::kF32) {
   return spec;
 }
 
-ClientOptions Options(const ScriptedServer& server) {
-  ClientOptions options;
-  options.coordinator = server.address();
-  options.connect_timeout = absl::Seconds(20);
-  return options;
-}
-
 class Tensor {
  public:
   explicit Tensor(int64_t layer, float value = 0)

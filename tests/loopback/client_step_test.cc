@@ -32,13 +32,6 @@ SessionSpec Spec(ExchangeMode exchange = ExchangeMode::kDirect) {
   return spec;
 }
 
-ClientOptions Options(const ScriptedServer& server) {
-  ClientOptions options;
-  options.coordinator = server.address();
-  options.connect_timeout = absl::Seconds(20);
-  return options;
-}
-
 absl::StatusOr<std::unique_ptr<Worker>> TryJoin(const ClientOptions& options, uint64_t first_step) {
   auto client = Client::Connect(options);
   if (!client.ok()) return client.status();

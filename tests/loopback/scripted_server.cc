@@ -330,4 +330,11 @@ bool ScriptedServer::Write(Stream& stream, const v1::ExchangeResponse& response)
   return stream.Write(response);
 }
 
+ClientOptions Options(const ScriptedServer& server) {
+  ClientOptions options;
+  options.coordinator = server.address();
+  options.connect_timeout = absl::Seconds(20);
+  return options;
+}
+
 }  // namespace precondor

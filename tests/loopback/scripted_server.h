@@ -16,6 +16,7 @@
 
 #include "kernels/base/mutex.h"
 #include "kernels/base/session_spec.h"
+#include "precondor/client.h"
 #include "precondor/v1/admin.grpc.pb.h"
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "precondor/v1/session.grpc.pb.h"
@@ -119,5 +120,8 @@ class ScriptedServer {
   int frames_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<std::string, Stored> stored_ ABSL_GUARDED_BY(mu_);
 };
+
+// For clients of the server.
+ClientOptions Options(const ScriptedServer& server);
 
 }  // namespace precondor

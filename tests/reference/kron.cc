@@ -10,7 +10,6 @@
 namespace precondor::reference {
 namespace {
 
-Dense Scaled(double factor, const Dense& a) { return Combination(factor, a, 0.0, a); }
 Dense Add(const Dense& a, const Dense& b) { return Combination(1.0, a, 1.0, b); }
 Dense Subtract(const Dense& a, const Dense& b) { return Combination(1.0, a, -1.0, b); }
 

@@ -24,6 +24,7 @@ Dense Transposed(const Dense& a);
 Dense Product(const Dense& a, const Dense& b);
 // alpha a + beta b.
 Dense Combination(double alpha, const Dense& a, double beta, const Dense& b);
+inline Dense Scaled(double factor, const Dense& a) { return Combination(factor, a, 0.0, a); }
 double FrobeniusNorm(const Dense& a);
 double Trace(const Dense& a);
 // Of the elements' magnitudes.

@@ -9,8 +9,6 @@
 namespace precondor::reference {
 namespace {
 
-Dense Scaled(double factor, const Dense& a) { return Combination(factor, a, 0.0, a); }
-
 Dense PickColumns(const Dense& a, const std::vector<int64_t>& order) {
   Dense out(a.rows, a.cols);
   for (int64_t i = 0; i < a.rows; ++i) {
