@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of client/python/examples/two_lines train: alone, under torchrun and compiled. A killed job leaves no server.
+"""The programs of client/python/examples/two_lines train: alone, under torchrun and compiled; so do the lines of the README.
+
+A killed job leaves no server.
 
 Exits with 77 where torch is missing, and says so; on torch 1.13 fully_shard and torch.compile are skipped.
 """
@@ -15,10 +17,25 @@ import tempfile
 import time
 import unittest
 
-from examples_test import EXAMPLES, TIMEOUT_S, TORCHRUN, free_port
+from examples_test import EXAMPLES, ROOT, TIMEOUT_S, TORCHRUN, free_port
 
 import torch
 
+# What the README's lines leave out: a model and a batch, and at the dots a loop.
+BEFORE = """
+import torch
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
+x = torch.randn(64, 8)
+y = torch.tanh(x[:, :4])
+"""
+LOOP = """
+for step in range(101):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    if step % 20 == 0:
+        print(f"step {step}: loss {loss.item():.4f}")
+    """
 # A rank that trains until it is ended.
 ENDLESS = """
 import torch
@@ -67,6 +84,14 @@ class TwoLinesTest(unittest.TestCase):
 
     def test_plain_loop(self):
         self.expect_learning("plain_loop.py")
+
+    def test_the_lines_of_the_readme_as_they_stand(self):
+        lines, = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        made, step = lines.split("...\n")
+        with tempfile.NamedTemporaryFile("w", suffix=".py", encoding="utf-8") as program:
+            program.write(BEFORE + made + LOOP + step)
+            program.flush()
+            self.expect_learning(program.name)
 
     def test_ddp(self):
         self.expect_learning("ddp.py", ranks=2)
