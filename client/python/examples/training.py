@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Tuple
 import torch
 
 import precondor
+from precondor._session import METHODS
 from precondor.torch import Lamb, Preconditioner
 from in_process_mkor import InProcessMkor
 from job import Job
@@ -54,7 +55,7 @@ def method_option(text):
 
 
 def add_method_arguments(group):
-    group.add_argument("--method", default="mkor", help="the server's: mkor, kfac, eva, kron, soap, muon, ... (%(default)s)")
+    group.add_argument("--method", choices=sorted(METHODS), default="mkor", help="the server's (%(default)s)")
     group.add_argument("--option", type=method_option, action="append", default=[], metavar="NAME=VALUE",
                        help="of the method, e.g. rank=32; may be repeated")
     group.add_argument("--exchange", default="", choices=("", "DIRECT", "DELEGATE", "REPLAY", "PULL_FACTORS"),
