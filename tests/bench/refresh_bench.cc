@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a statistic step waits for when kfac's decomposition is due: made at once, and put off by a statistic step
+// What a statistic step waits for when kfac's decomposition is due: made at once, and deferred by a statistic step
 // (refresh_lag 1) to a thread beside it. Time is the calling thread's processor time, the decomposition's its own
 // thread's. Each answer of the one is compared to the bit with that of the other a statistic step before.
 #include <functional>
@@ -44,7 +44,7 @@ class Layer {
     return ThreadSeconds() - begin;
   }
 
-  // What the update has put off, on a thread of its own; 0 where that is nothing.
+  // What the update has deferred, on a thread of its own; 0 where that is nothing.
   double Deferred() {
     double seconds = 0;
     if (std::function<void()> work = state_->TakeDeferredWork()) {

@@ -302,7 +302,7 @@ std::vector<std::string> Work(LayerState& state, const LayerSpec& layer, Backend
       Backend::Task task(backend);
       absl::Status status = state.Update({va.view(), vg.view()});
       EXPECT_TRUE(status.ok()) << status;
-      // What has been put off when the collective begins belongs to its operands.
+      // Work that is deferred when the collective begins belongs to its operands.
       DeviceMatrix twice = backend.Allocate(layer.d_out, layer.d_in).value();
       EXPECT_TRUE(backend.Axpby(2.0, d.view(), 0.0, twice.view()).ok());
       status = state.Precondition(twice.view(), u.view());

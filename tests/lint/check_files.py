@@ -21,7 +21,7 @@ ADDRESS = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,3}){3})(?![\d.])")
 OPEN_ADDRESSES = re.compile(r"^(127\.|0\.0\.0\.0$|192\.0\.2\.|255\.)")  # loopback, any, RFC 5737 documentation
 PATTERNS = [
     (re.compile(r"(?<![\w.$}/-])/(home|root|work|Users|mnt)/[\w.-]+"), "an absolute path of some machine"),
-    (re.compile(r"\b(TODO|FIXME|XXX|HACK)\b"), "do it, or say in the docs that it is not there"),
+    (re.compile(r"\b(TODO|FIXME|XXX|HACK)\b"), "do it, or say in the docs that it is missing"),
     (re.compile(r"[ \t]+$", re.MULTILINE), "trailing white space"),
     (re.compile(r"\bissue #?\d+\b|\bworktree\b", re.IGNORECASE), "the repository speaks of the project alone"),
 ]

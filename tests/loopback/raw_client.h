@@ -185,7 +185,7 @@ inline v1::PreconditionRequest RawRequest(const v1::JoinSessionResponse& joined,
   return request;
 }
 
-// A value of /metrics; -1 when it is not there.
+// A value of /metrics; -1 when it is missing.
 inline double Metric(RawServer& server, absl::string_view series) {
   for (const absl::string_view line : absl::StrSplit(server.app().metrics_text(), '\n')) {
     const std::vector<absl::string_view> parts = absl::StrSplit(line, ' ');

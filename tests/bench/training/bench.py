@@ -182,7 +182,7 @@ class Rows:
                 if not isinstance(value, (list, dict))), row.get("held_out", [""])[-1], flush=True)
 
     def final(self, **key):
-        """The last held-out loss of a run, which is made if it is not there."""
+        """The last held-out loss of a run, which is made if it is missing."""
         if not self.find(**key):
             task = tasks.TASKS[key["task"]]()
             held_out = train(task, key["method"], key["rate"], key["seed"])

@@ -136,7 +136,7 @@ TEST(ShardBackendTest, AutoStaysWithTheDeviceOfItsDirectory) {
   ASSERT_TRUE(MakeShardBackends(config, disk, logger).ok());
   config.backend = "auto";
   EXPECT_EQ(MakeShardBackends(config, disk, logger).value().front().backend->name(), "cuda");
-  config.cuda_device = 5;  // which is not there: an error, and not the CPU
+  config.cuda_device = 5;  // which does not exist: an error, and not the CPU
   EXPECT_TRUE(absl::IsUnavailable(MakeShardBackends(config, disk, logger).status()));
 }
 

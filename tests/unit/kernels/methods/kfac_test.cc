@@ -72,12 +72,12 @@ std::vector<Case> Cases() {
         {"factor_update_steps", text("piecewise(1, 20: 2)")},
         {"inv_update_steps", text("piecewise(1, 8: 3, 25: 5)")}},
        {}},
-      {"put off", {{"refresh_lag", 1.0}}, {.refresh_lag = 1}},
-      {"put off within an interval", {{"refresh_lag", 3.0}, {"inv_update_steps", text("6")}}, {.refresh_lag = 3}},
-      {"put off beyond an interval",
+      {"deferred", {{"refresh_lag", 1.0}}, {.refresh_lag = 1}},
+      {"deferred within an interval", {{"refresh_lag", 3.0}, {"inv_update_steps", text("6")}}, {.refresh_lag = 3}},
+      {"deferred beyond an interval",
        {{"form", text("INVERSE")}, {"refresh_lag", 5.0}, {"inv_update_steps", text("2")}},
        {.inverse = true, .refresh_lag = 5}},
-      {"prediv put off amid accumulations",
+      {"prediv deferred amid accumulations",
        {{"prediv", true}, {"pi_split", true}, {"refresh_lag", 2.0}, {"accumulation_steps", 3.0}},
        {.prediv = true, .pi_split = true, .accumulation_steps = 3, .refresh_lag = 2}},
   };
@@ -368,7 +368,7 @@ TEST(KfacTest, AFailureOfAnyOperationLeavesTheState) {
     const std::string before = driver.state().Save().value();
     const DeviceMatrix va = ToDevice(*cpu, a.Next(2)), vg = ToDevice(*cpu, g.Next(2));
     for (int64_t fault = 0;; ++fault) {
-      // What was put off may have been done, before the fault; it is to come again.
+      // Deferred work may have run before the fault; it must run again.
       ASSERT_TRUE(driver.state().Load(before).ok());
       backend.FailAt(fault);
       const absl::Status status = driver.state().Update({.a = va.view(), .g = vg.view()});
@@ -383,7 +383,7 @@ TEST(KfacTest, AFailureOfAnyOperationLeavesTheState) {
   }
 }
 
-// Who does what an update has put off, and when, makes no difference to a bit.
+// The thread and the time at which deferred work runs change no bit of a result.
 TEST(KfacTest, DeferredWorkMayRunAnyTimeOrNever) {
   for (const Case& one : Cases()) {
     if (one.reference.refresh_lag == 0) continue;
@@ -462,7 +462,7 @@ TEST(KfacTest, ASavedStateKeepsWhatWasDeferred) {
   ASSERT_NE(work, nullptr);
   work();
   EXPECT_EQ(other.state().Save().value(), bytes);
-  // And a state that loads another forgets what it had put off itself.
+  // And a state that loads another forgets its own deferred work.
   LayerDriver fresh(*method, layer, *backend);
   ASSERT_TRUE(other.state().Load(fresh.state().Save().value()).ok());
   EXPECT_EQ(other.state().TakeDeferredWork(), nullptr);
@@ -472,7 +472,7 @@ TEST(KfacTest, ASavedStateKeepsWhatWasDeferred) {
   EXPECT_EQ(LayerDriver(*at_once, layer, *backend).state().Load(bytes).code(), absl::StatusCode::kFailedPrecondition);
 }
 
-// The failure counts when the result is due, and what tries again is put off as well.
+// The failure counts when the result is due, and the repetition is deferred as well.
 TEST(KfacTest, AFailedDeferredDecompositionKeepsTheLastGoodOne) {
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
   FaultyBackend backend(*cpu);
@@ -488,7 +488,7 @@ TEST(KfacTest, AFailedDeferredDecompositionKeepsTheLastGoodOne) {
   for (int step = 0; step < 4; ++step) update();
   const reference::Vector good = driver.Precondition(d).value();
   backend.RefuseEigen(true);
-  // Put off at update 4, 6 and 8; known at 6, 8 and 10.
+  // Deferred at update 4, 6 and 8; known at 6, 8 and 10.
   for (int step = 4; step < 10; ++step) {
     update();
     EXPECT_EQ(driver.Precondition(d).value(), good);
@@ -499,7 +499,7 @@ TEST(KfacTest, AFailedDeferredDecompositionKeepsTheLastGoodOne) {
   EXPECT_EQ(driver.state().summary().resets, 1);
   EXPECT_FALSE(driver.state().ready());
   EXPECT_EQ(driver.Precondition(d).value(), d);
-  // Anew: the first decomposition is not put off.
+  // Anew: the first decomposition is not deferred.
   backend.RefuseEigen(false);
   LayerDriver fresh(*method, layer, *cpu);
   const reference::Vectors va = a.Next(3), vg = g.Next(3);
@@ -597,12 +597,16 @@ TEST(KfacTest, ReadsItsOptions) {
       ParseKfacConfig({"kfac", {{"damping", std::string("0.001")}, {"scaling", std::string("NONE")}}})->state_text,
       defaults.state_text);
   EXPECT_NE(ParseKfacConfig({"kfac", {{"damping", std::string("0.01")}}})->state_text, defaults.state_text);
+  EXPECT_EQ(ParseKfacConfig({"kfac", {{"damping", 0.25}}})->damping.At(7), 0.25);
+  EXPECT_EQ(ParseKfacConfig({"kfac", {{"damping", 0.25}}})->state_text,
+            ParseKfacConfig({"kfac", {{"damping", std::string("0.25")}}})->state_text);
   EXPECT_EQ(ParseKfacConfig({"kfac", {{"refresh_lag", 0.0}}})->state_text, defaults.state_text);
   EXPECT_NE(ParseKfacConfig({"kfac", {{"refresh_lag", 1.0}}})->state_text, defaults.state_text);
   const struct {
     std::string name;
     OptionValue value;
-  } refused[] = {{"damping", 0.01},
+  } refused[] = {{"damping", true},
+                 {"damping", 0.0},
                  {"damping", std::string("0")},
                  {"damping", std::string("linear(1, 0, 5)")},
                  {"damping", std::string("cosine(1)")},

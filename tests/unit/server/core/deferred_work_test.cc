@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work that factors put off: done beside the steps, by whom and when makes no difference to an answer.
+// Deferred work of factors, done beside the steps: the thread and the time at which it runs change no answer.
 #include <algorithm>
 #include <deque>
 

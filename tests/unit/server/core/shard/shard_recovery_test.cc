@@ -156,7 +156,7 @@ TEST_F(ShardRecoveryTest, GivesThemInHalfPrecisionWithThreeWorkers) {
   ExpectExact();
 }
 
-// With decompositions that are put off, alone and amid snapshots.
+// With deferred decompositions, alone and amid snapshots.
 TEST_F(ShardRecoveryTest, GivesThemWithDeferredWork) {
   spec.method = {.name = "kfac",
                  .options = {{"refresh_lag", 2.0}, {"inv_update_steps", std::string("2")}, {"stagger", false}}};
