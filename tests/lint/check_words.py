@@ -152,8 +152,8 @@ def _parts(tree):
         unused = unused - set(parts)
         for part in parts:
             if part not in allowed:
-                yield (f"{path}:{line}: '{part}' of {name} is not in {PARTS}: use a standard term or a word of the list; to add a "
-                       "word of the project's own, define it in docs/architecture.md, then put it into the list")
+                yield (f"{path}:{line}: '{part}' of {name} is not in {PARTS}: use its words, or add a "
+                       "standard term to it; define a word of the project's own in docs/architecture.md first")
     for part in sorted(unused):
         yield f"{PARTS}: '{part}' is in no type's name: remove it"
 
