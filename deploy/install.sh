@@ -26,7 +26,7 @@ bench_packages=(python3-torch bible-kjv mate-backgrounds)
 # which are in the last of them.
 deploy_packages=(
   podman buildah debootstrap runc catatonit iproute2 docker-compose
-  prometheus prometheus-alertmanager curl
+  prometheus prometheus-alertmanager curl etcd-server
   chromium chromium-driver fonts-dejavu-core  # the status page
   python3-venv python3-yaml
 )

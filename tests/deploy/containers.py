@@ -26,6 +26,7 @@ SERVER_IMAGE = "localhost/precondor:server"
 # As docs/docker.md says to run them.
 HARDENED = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--user=10001:10001", "--pids-limit=4096",
             "--memory=512m"]
+DATA = "/opt/precondor/share/digits.csv"
 FOLDERS = "precondor-containers-"  # how the names of the stores' folders begin
 
 
@@ -41,17 +42,17 @@ def pack_base(root, archive):
     os.rename(f"{archive}.part", archive)
 
 
-def base_archives():
-    """Root file systems of Debian 12 as archives: as small as Debian's slim image, and the same with Python."""
+def root_archives(release):
+    """Root file systems of a release of Debian as archives: as small as Debian's slim image, and the same with Python."""
     folder = CACHE / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    slim, python = folder / "bookworm-slim.tar", folder / "bookworm-python.tar"
+    slim, python = (folder / f"{release}-{kind}.tar" for kind in ("slim", "python"))
     with open(folder / "lock", "w", encoding="utf-8") as lock, tempfile.TemporaryDirectory() as root:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (slim.exists() and python.exists()):
             run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", root)  # dpkg waits for the disk after each file
             try:
-                run("debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", root)
+                run("debootstrap", "--variant=minbase", "--include=ca-certificates", release, root)
                 pack_base(pathlib.Path(root), slim)
                 run("chroot", root, "apt-get", "update")
                 run("chroot", root, "apt-get", "install", "--yes", "--no-install-recommends", "python3", "python3-venv")
@@ -134,7 +135,7 @@ class Engine:
             env=self.environment, timeout=900)
 
     def build_bases(self):
-        for tag, archive in zip((BASE_IMAGE, PYTHON_IMAGE), base_archives()):
+        for tag, archive in zip((BASE_IMAGE, PYTHON_IMAGE), root_archives("bookworm")):
             context = self.folder / "base"
             context.mkdir()
             shutil.copy(archive, context / "base.tar")
@@ -156,10 +157,38 @@ class Engine:
         self.build_files("localhost/programs", self.folder / "tree", "/opt/precondor/")
         self.build_target("server", SERVER_IMAGE, BUILD_IMAGE="localhost/programs")
 
-    def start(self, name, *arguments, image=SERVER_IMAGE, options=()):
+    def start(self, name, *arguments, image=SERVER_IMAGE, options=(), health_check=False):
         """Starts a hardened container and waits until the server in it is ready."""
-        self.podman("run", "--detach", "--pull=never", "--no-healthcheck", f"--name={name}", *HARDENED, *options, image, *arguments)
+        if not health_check:
+            options = ("--no-healthcheck", *options)
+        self.podman("run", "--detach", "--pull=never", f"--name={name}", *HARDENED, *options, image, *arguments)
         self.await_ready(name)
+
+    def train(self, options, coordinator, steps, disturb=None):
+        """Trains digits with two workers, in the container `client` with `options`; what the run gave.
+
+        `disturb` runs once a tenth is done.
+        """
+        results = self.folder / "results"
+        results.mkdir(exist_ok=True)
+        results.chmod(0o777)
+        command = ["podman", "run", "--rm", "--pull=never", "--no-healthcheck", "--name=client", *HARDENED, *options,
+                   f"--volume={results}:/results", "--entrypoint=precondor-digits", SERVER_IMAGE, f"--coordinator={coordinator}",
+                   f"--data={DATA}", "--task=classifier", "--option=rank=16", "--workers=2", f"--steps={steps}",
+                   "--json=/results/runs.json"]
+        lines = []
+        with subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True) as digits:
+            for line in digits.stdout:
+                lines.append(line)
+                if disturb and "training: 10 %" in line:
+                    disturb()
+                    if digits.poll() is not None:
+                        raise AssertionError(f"the run ended while it was disturbed: {''.join(lines)}")
+                    disturb = None
+        if digits.returncode != 0 or disturb:
+            raise AssertionError(f"precondor-digits: status {digits.returncode}\n{''.join(lines)}")
+        return json.loads((results / "runs.json").read_text(encoding="utf-8"))
 
     def await_ready(self, name):
         def ready():

@@ -3,7 +3,8 @@
 """The chart's pods run: podman plays the rendered templates, in network namespaces of their own, with the built programs' image.
 
 The test does what the controllers of Kubernetes do: it names the pods and their volumes, expands variables, and puts
-addresses in the place of names. Also runs the examples' program with two ranks.
+addresses in the place of names. It gives a Service's address to the pod that is ready. Also runs the examples' program with
+two ranks.
 
 Usage: pods_test.py --binaries DIR [-k PATTERN]
 """
@@ -21,19 +22,23 @@ import unittest
 
 from deploy_tools import require, run, skip_unless_root
 
-require("helm", "podman", "buildah", "debootstrap", "runc", "ip", "nsenter")
+require("etcd", "helm", "podman", "buildah", "debootstrap", "runc", "ip", "nsenter")
 skip_unless_root()
 
 import chart_test
 import manifests
 from cluster import Server, free_port, wait_for
 from containers import SERVER_IMAGE, Engine, Network
+from monitoring_program import Program
 
 NAMESPACE = "training"  # that of chart_test.template
 NOT_IN_PODMAN = ("ports", "readinessProbe", "livenessProbe")  # those of gRPC; ports need a network of podman's
 SHARDS = ["precondor-shard-0", "precondor-shard-1"]
-COORDINATOR = "precondor-coordinator-0"
+COORDINATORS = ["precondor-coordinator-0", "precondor-coordinator-1"]
+COORDINATOR = COORDINATORS[0]
+SERVICE = "192.0.2.100"
 LAST_STEP = 99
+STEPS = 1000  # of a run that is disturbed: some seconds
 binaries = None
 
 
@@ -45,7 +50,7 @@ def pod_specs(objects):
         elif thing["kind"] == "StatefulSet":
             for i in range(thing["spec"]["replicas"]):
                 name, spec = f"{thing['metadata']['name']}-{i}", copy.deepcopy(thing["spec"]["template"]["spec"])
-                for claim in thing["spec"]["volumeClaimTemplates"]:
+                for claim in thing["spec"].get("volumeClaimTemplates", []):
                     volume = claim["metadata"]["name"]
                     spec["volumes"].append({"name": volume, "persistentVolumeClaim": {"claimName": f"{volume}-{name}"}})
                 yield name, spec
@@ -58,12 +63,18 @@ class PodsTest(unittest.TestCase):
         cls.engine.build_server(binaries)
 
     def setUp(self):
+        self.network = self.enterContext(Network(["etcd", "client"]))
+        self.bridge = self.network.prefix + "bridge"
+        self.processes = {}  # by pod: one in its network namespace
+
+    def render(self, values):
         repository, tag = SERVER_IMAGE.rsplit(":", 1)
-        self.specs = dict(pod_specs(chart_test.template({"image": {"repository": repository, "tag": tag, "pullPolicy": "Never"}})))
-        self.bridge = self.enterContext(Network([])).prefix + "bridge"
-        self.addresses = {name: f"192.0.2.{i + 1}" for i, name in enumerate(self.specs)}
+        image = {"repository": repository, "tag": tag, "pullPolicy": "Never"}
+        self.specs = dict(pod_specs(chart_test.template({"image": image, **values})))
+        self.addresses = {name: f"192.0.2.{i + 11}" for i, name in enumerate(self.specs)}
         self.names = {f"{name}.{name.rsplit('-', 1)[0]}.{NAMESPACE}.svc": at for name, at in self.addresses.items()}
-        self.names["=precondor:"] = f"={self.addresses[COORDINATOR]}:"  # the Service, after --server
+        self.names["=precondor:"] = f"={SERVICE}:"  # after --server
+        self.names["etcd:2379"] = f"{self.network.addresses['etcd']}:2379"
 
     def tearDown(self):
         subprocess.run(["podman", "pod", "rm", "--all", "--force", "--time=0"], env=self.engine.environment,
@@ -86,9 +97,17 @@ class PodsTest(unittest.TestCase):
         process, port = self.engine.inspect(infra)["State"]["Pid"], f"port{list(self.specs).index(name)}"
         run("ip", "-n", self.bridge, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", process)
         run("ip", "-n", self.bridge, "link", "set", port, "master", "bridge", "up")
-        inside = ["nsenter", f"--net=/proc/{process}/ns/net", "ip"]
-        run(*inside, "address", "add", f"{self.addresses[name]}/24", "dev", "eth0")
-        run(*inside, "link", "set", "eth0", "up")
+        self.processes[name] = process
+        self.ip(name, "address", "add", f"{self.addresses[name]}/24", "dev", "eth0")
+        self.ip(name, "link", "set", "eth0", "up")
+
+    def ip(self, name, *arguments):
+        run("nsenter", f"--net=/proc/{self.processes[name]}/ns/net", "ip", *arguments)
+
+    def give_service(self, name):
+        """To a pod. The client forgets who had its address before."""
+        self.ip(name, "address", "add", f"{SERVICE}/24", "dev", "eth0")
+        run("ip", "-n", self.network.prefix + "client", "neighbour", "flush", "dev", "eth0")
 
     def container(self, name, which=None):
         return f"{name}-{which or self.specs[name]['containers'][0]['name']}"
@@ -104,14 +123,19 @@ class PodsTest(unittest.TestCase):
     def await_ready(self, name):
         wait_for(f"{name} to be ready", lambda: self.ctl(name, "health").returncode == 0)
 
+    def leaders(self):
+        return [name for name in COORDINATORS if self.ctl(name, "health").returncode == 0]
+
     def check_hardened(self, name):
         self.assertEqual(list(self.engine.process_findings(self.container(name))), [])
         limit = self.specs[name]["containers"][0]["resources"]["limits"]["memory"]
         self.assertEqual(self.engine.inspect(self.container(name))["HostConfig"]["Memory"], manifests.mebibytes(limit) << 20)
 
     def test_pods_serve_end_in_order_and_come_back(self):
+        self.render({})
         for name in (COORDINATOR, *SHARDS):  # in any order
             self.play(name)
+        self.give_service(COORDINATOR)
         for name in (COORDINATOR, *SHARDS):
             self.await_ready(name)
             self.check_hardened(name)
@@ -133,6 +157,30 @@ class PodsTest(unittest.TestCase):
         self.await_ready(updated)
         wait_for("the coordinator to see the new pod", lambda: self.ctl(COORDINATOR, "status").returncode == 0)
         self.assertEqual(self.sessions(updated), self.sessions(SHARDS[1]))
+
+    def test_another_coordinator_on_etcd_leads_when_the_leading_one_is_killed(self):
+        self.render({"coordinator": {"etcd": {"endpoints": ["etcd:2379"]}, "config": {"etcd_lease_ms": 2000, "lease_steps": 8}}})
+        host, url = self.network.prefix + "etcd", f"http://{self.network.addresses['etcd']}:2379"
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        self.enterContext(Program(folder, ["ip", "netns", "exec", host, "etcd", f"--data-dir={folder}/etcd",
+                                           f"--listen-client-urls={url}", f"--advertise-client-urls={url}"]))
+        for name in (*COORDINATORS, *SHARDS):
+            self.play(name)
+        for name in SHARDS:
+            self.await_ready(name)
+        first, = wait_for("a coordinator to lead", self.leaders)
+        self.give_service(first)
+        other, = set(COORDINATORS) - {first}
+
+        def kill():
+            self.assertEqual(self.leaders(), [first])
+            self.engine.podman("pod", "kill", first)
+            self.assertEqual(wait_for("the other coordinator to lead", self.leaders), [other])
+            self.give_service(other)
+
+        options = self.network.options("client")
+        rows = [self.engine.train(options, f"{SERVICE}:7070", STEPS, disturb) for disturb in (None, kill)]
+        self.assertEqual(rows[0]["weights_hash"], rows[1]["weights_hash"])
 
 
 class ExampleTest(unittest.TestCase):
