@@ -50,7 +50,7 @@ while True:
     loss.backward()
     pre.step(loss)
     optimizer.step()
-    print("step", flush=True)
+    print("step\\n", end="", flush=True)  # one write: the ranks share a pipe, and torchrun gives them no buffer
 """
 
 
