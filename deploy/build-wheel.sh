@@ -8,8 +8,9 @@ usage() {
 Usage: deploy/build-wheel.sh [--python PYTHON] [--output DIR] [--build-dir DIR] [--help]
   --python PYTHON  the interpreter that the wheel is for, with its headers; default python3
   --output DIR     where the wheel goes; default build/wheels
-  --build-dir DIR  what is kept for the next time: the objects, and an environment with the tools; default build/wheel,
-                   as far from the root as the presets' folders, so that ccache finds what those have compiled
+  --build-dir DIR  what is kept for the next time: the objects, and for each Python an environment with the tools; default
+                   build/wheel, as far from the root as the presets' folders, so that ccache finds what those have compiled.
+                   For another Python the extension is compiled, and ccache has the rest
   --help           this text
 The wheel holds client and server, with gRPC, protobuf, Abseil, OpenSSL, OpenBLAS and oneDNN as private copies, and in
 its .dist-info/licenses the licences of all that Debian has packaged of it. Built on Debian 12 it installs
@@ -17,6 +18,7 @@ wherever glibc is 2.35 or later with g++ 12's libstdc++ (Ubuntu 22.04, say), and
 process. The last line printed is the wheel's path. What building needs: deploy/install.sh, and a package index for pip.
 
 Example: deploy/build-wheel.sh && pip install build/wheels/precondor-*.whl
+         deploy/build-wheel.sh --python python3.13
 HELP
 }
 
@@ -45,8 +47,11 @@ while (( $# )); do
   esac
 done
 
-tools=$build/tools
+version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+tools=$build/tools-$version
 mkdir -p "$output" "$build"
+exec {lock}>"$build/lock"
+flock "$lock"  # one wheel at a time from these objects
 echo "== tools, in $tools" >&2
 [[ -x "$tools/bin/python" ]] || "$python" -m venv "$tools"
 "$tools/bin/pip" install --quiet --no-input --disable-pip-version-check \
