@@ -4,7 +4,8 @@
 
 Usage: compose_test.py --server PROGRAM [-k PATTERN]
 
-It does not run here, for want of Docker; images_test.py --full runs the same coordinator and shards with podman.
+It does not run here, for want of Docker. images_test.py --full runs its coordinator and shards with podman, and Debian's
+Prometheus and Alertmanager with its files.
 """
 
 import argparse

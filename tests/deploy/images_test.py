@@ -12,6 +12,7 @@ import argparse
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,17 +21,27 @@ import zipfile
 
 from deploy_tools import ROOT, require, run, skip_unless_root
 
-require("docker-compose", "hadolint", "podman", "buildah", "debootstrap", "runc", "ip")
+require("curl", "docker-compose", "prometheus", "prometheus-alertmanager", "hadolint", "podman", "buildah", "debootstrap", "runc", "ip")
 skip_unless_root()
 
 import compose
+import wheels
 from cluster import wait_for
-from containers import BASE_IMAGE, HARDENED, SERVER_IMAGE, Engine, Network, pack_base
+from compose_test import MONITORING_PORTS
+from containers import BASE_IMAGE, HARDENED, SERVER_IMAGE, Engine, Network, root_archives
 
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 MAX_SERVER_BYTES = 256 << 20
 MAX_CLIENT_BYTES = 512 << 20
-DATA = "/opt/precondor/share/digits.csv"
+DEBIANS_PYTHON = "/usr/bin/python3"
+# Debian's programs in the place of the images that deploy/compose names, and as the user of those.
+MONITORING_FILE = f"""FROM {BASE_IMAGE}
+COPY prometheus* /usr/bin/
+COPY templates/ /usr/share/prometheus/alertmanager/
+COPY --chown=65534:65534 empty/ /prometheus/
+COPY --chown=65534:65534 empty/ /alertmanager/
+USER 65534:65534
+"""
 STEPS = 3000  # of a run that is disturbed: some seconds
 
 engine = None
@@ -92,26 +103,6 @@ class ImageCase(unittest.TestCase):
                 path = licence["license"]["name"].removeprefix("file:")
                 self.assertTrue(any(known.endswith(f"/{path.lstrip('/')}") for known in licences), f"{name}: no {path}")
 
-    def train(self, network, steps, disturb=None):
-        """Trains digits with two workers on host `client`; what the run gave. `disturb` runs once a tenth is done."""
-        command = ["podman", "run", "--rm", "--pull=never", "--no-healthcheck", "--name=client", *HARDENED,
-                   *network.options("client"), f"--volume={self.folder}:/results", "--entrypoint=precondor-digits", SERVER_IMAGE,
-                   "--coordinator=coordinator:7070", f"--data={DATA}", "--task=classifier", "--option=rank=16",
-                   "--workers=2", f"--steps={steps}",
-                   "--json=/results/runs.json"]
-        lines = []
-        with subprocess.Popen(command, env=engine.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True) as digits:
-            for line in digits.stdout:
-                lines.append(line)
-                if disturb and "training: 10 %" in line:
-                    disturb()
-                    self.assertIsNone(digits.poll(), "the run ended while it was disturbed")
-                    disturb = None
-        self.assertEqual(digits.returncode, 0, "".join(lines))
-        self.assertFalse(disturb, "".join(lines))
-        return json.loads((self.folder / "runs.json").read_text(encoding="utf-8"))
-
 
 class ShortTest(ImageCase):
     def test_dockerfile_has_no_findings(self):
@@ -134,12 +125,13 @@ class ShortTest(ImageCase):
     def test_training_between_namespaces_then_drain(self):
         with Network(["coordinator", "client"]) as network:
             engine.start("coordinator", "--advertise=coordinator:7070", "--memory-limit=256MiB", "--data-dir=/data",
-                         options=[*network.options("coordinator"), "--volume=data:/data"])
+                         options=[*network.options("coordinator"), "--volume=data:/data"], health_check=True)
+            engine.podman("healthcheck", "run", "coordinator")
             self.assertEqual(list(engine.process_findings("coordinator")), [])
             self.assertEqual(engine.inspect("coordinator")["HostConfig"]["Memory"], 512 << 20)
             limit = "cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes"
             self.assertEqual(engine.podman("exec", "coordinator", "sh", "-c", limit).strip(), str(512 << 20))
-            row = self.train(network, steps=100)
+            row = engine.train(network.options("client"), "coordinator:7070", steps=100)
             self.assertGreater(row["final_accuracy"], 0.9)
             self.assertEqual(engine.stop("coordinator"), 0)
             self.assertRegex(engine.logs("coordinator"), r"draining(.|\n)*stopped abandoned=0")
@@ -198,53 +190,107 @@ class FullTest(ImageCase):
         with Network(["coordinator", "shard0", "shard1", "client"]) as network:
             self.start_service(network)
             for fault in (None, pause, partition, rolling_restart):
-                row = self.train(network, STEPS, fault)
+                row = engine.train(network.options("client"), "coordinator:7070", STEPS, fault)
                 hashes[fault.__name__ if fault else "none"] = row["weights_hash"]
             for name in ("coordinator", "shard0", "shard1"):
                 self.assertEqual(engine.stop(name), 0)
         self.assertEqual(len({tuple(value) for value in hashes.values()}), 1, hashes)
 
-    def build_wheel(self):
-        run(ROOT / "deploy/build-wheel.sh", "--python", "/usr/bin/python3", "--output", self.folder / "wheels", timeout=1500)
-        (wheel,) = (self.folder / "wheels").glob("precondor-*.whl")
-        return wheel
+    def test_prometheus_and_alertmanager_beside_the_service(self):
+        """Debian's programs with the files and flags of deploy/compose. There is no Grafana to run beside them."""
+        programs = {"prometheus": "prometheus", "alertmanager": "prometheus-alertmanager"}
+        context = self.folder / "monitoring"
+        (context / "empty").mkdir(parents=True)
+        for program in programs.values():
+            shutil.copy(shutil.which(program), context)
+        shutil.copytree("/usr/share/prometheus/alertmanager", context / "templates")
+        engine.build("localhost/monitoring", context, MONITORING_FILE)
+        services = compose.services()
+        servers = ("coordinator", "shard0", "shard1")
+        with Network([*servers, *programs]) as network:
+            self.start_service(network)
+            # It refuses to choose an address outside the private ranges itself.
+            services["alertmanager"]["command"].append(f"--cluster.advertise-address={network.addresses['alertmanager']}:9094")
+            for name, program in programs.items():
+                engine.podman("run", "--detach", "--pull=never", f"--name={name}", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL",
+                              "--security-opt=no-new-privileges", *network.options(name),
+                              *(f"--volume={volume}" for volume in services[name]["volumes"]), f"--entrypoint={program}",
+                              "localhost/monitoring", *services[name]["command"])
 
-    def test_the_wheels_server_on_debian_13(self):
-        """Another glibc, and none of the libraries of Debian 12."""
-        root, context = self.folder / "root", self.folder / "context"
-        context.mkdir()
-        run("debootstrap", "--variant=minbase", "trixie", root, timeout=600)
-        with zipfile.ZipFile(self.build_wheel()) as wheel:
-            wheel.extractall(root / "opt/wheel")
-        for program in (root / "opt/wheel/precondor/bin").iterdir():
+            def ask(name, path):
+                url = f"http://{network.addresses[name]}:{MONITORING_PORTS[name]}/api/{path}"
+                done = subprocess.run(["ip", "netns", "exec", network.prefix + "prometheus", "curl", "--silent", "--fail", url],
+                                      capture_output=True, check=False)
+                return json.loads(done.stdout) if done.returncode == 0 else {}
+
+            def prometheus(path):
+                return ask("prometheus", f"v1/{path}").get("data", {})
+
+            def up():
+                return {series["metric"]["instance"]: series["value"][1] for series in prometheus("query?query=up").get("result", [])}
+
+            def evaluated_rules():
+                rules = [rule for group in prometheus("rules").get("groups", []) for rule in group["rules"]]
+                return all(rule["health"] == "ok" for rule in rules) and sorted(rule["name"] for rule in rules)
+
+            wait_for("the servers to be up", lambda: up() == {f"{name}:9090": "1" for name in servers})
+            text = (ROOT / "deploy/prometheus/precondor.rules.yaml").read_text(encoding="utf-8")
+            self.assertEqual(wait_for("all rules", evaluated_rules), sorted(re.findall(r"^ +- (?:alert|record): (\S+)", text, re.M)))
+            known = wait_for("Prometheus to know Alertmanager", lambda: prometheus("alertmanagers").get("activeAlertmanagers"))
+            self.assertEqual([one["url"].split("/")[2] for one in known], ["alertmanager:9093"])
+            status = wait_for("Alertmanager to serve", lambda: ask("alertmanager", "v2/status"))
+            self.assertIn("receiver: webhook", status["config"]["original"])
+
+    def check_trains_alone(self, image):
+        """Without a network and a compiler the image's Python trains with a server of its own."""
+        compilers = "for name in cc c++ gcc g++ clang; do command -v $name; done; true"
+        self.assertEqual(in_image(image, "sh", "-c", compilers), "")
+        wheels.check_losses(engine.podman(
+            "run", "--rm", "--pull=never", "--no-healthcheck", "--network=none", *HARDENED, "--tmpfs=/tmp", f"--volume={ROOT}:/src:ro",
+            "--entrypoint=", image, "python3", f"/src/{wheels.LOCAL_TRAINING.relative_to(ROOT)}", f"/src/{wheels.PAGE.relative_to(ROOT)}"))
+
+    def test_the_wheel_on_debian_13(self):
+        """Another glibc, none of the libraries of Debian 12, and Debian's Python 3.13."""
+        python = wheels.interpreters().get("3.13")
+        context = self.folder / "context"
+        wheel = wheels.build(python or DEBIANS_PYTHON, context / "wheels")
+        with zipfile.ZipFile(wheel) as files:
+            files.extractall(context / "opt/wheel")
+        for program in (context / "opt/wheel/precondor/bin").iterdir():
             program.chmod(0o755)
-        pack_base(root, context / "root.tar")
-        engine.build("localhost/trixie", context, "FROM scratch\nADD root.tar /\nENV PATH=/opt/wheel/precondor/bin:/usr/bin:/bin\n"
-                     "ENTRYPOINT [\"precondor-server\"]\n")
+        shutil.copy(root_archives("trixie")[1], context / "root.tar")
+        engine.build("localhost/trixie", context, "FROM scratch\nADD root.tar /\nCOPY opt/wheel /opt/wheel\n"
+                     "ENV PATH=/opt/wheel/precondor/bin:/usr/bin:/bin\nENTRYPOINT [\"precondor-server\"]\n")
         engine.start("trixie", "--memory-limit=256MiB", image="localhost/trixie", options=["--network=none"])
         self.assertEqual(engine.stop("trixie"), 0)
+        if python is None:
+            self.skipTest("no Python 3.13 with its headers on this machine; the wheel's server alone has run")
+        wheels.download_dependencies(wheel, "3.13")
+        (context / "root.tar").unlink()
+        engine.build("localhost/trixie-python", context, "FROM localhost/trixie\nCOPY wheels /wheels\nRUN rm -r /opt/wheel "
+                     "&& python3 -m venv /opt/precondor && /opt/precondor/bin/pip install --no-index --find-links=/wheels precondor\n"
+                     "ENV PATH=/opt/precondor/bin:/usr/bin:/bin\n")
+        self.check_trains_alone("localhost/trixie-python")
 
     def test_client_image(self):
         """From the wheel, without the network: the training loop of docs/python.md from another host than the server's."""
-        wheel = self.build_wheel()
-        wheels = wheel.parent
-        run(ROOT / "build/wheel/tools/bin/pip", "download", "--quiet", "--dest", wheels, wheel)
-        engine.build_files("localhost/wheels", wheels, "/wheels/")
+        wheel = wheels.build(DEBIANS_PYTHON, self.folder / "wheels")
+        wheels.download_dependencies(wheel, "3.11")
+        engine.build_files("localhost/wheels", wheel.parent, "/wheels/")
         engine.build_target("client", "localhost/precondor:client", BUILD_IMAGE="localhost/wheels")
         image = engine.inspect("localhost/precondor:client")
         self.assertEqual(list(metadata_findings(image, "client")), [])
         self.assertLess(image["Size"], MAX_CLIENT_BYTES)
         self.check_bill("localhost/precondor:client", {"precondor", "numpy", "libgrpc++1.51", "nlohmann-json3-dev", "libc6"})
-        loop = re.search(r"```python\n(import sys\n.*?)```", (ROOT / "docs/python.md").read_text(encoding="utf-8"), re.S)[1]
+        self.check_trains_alone("localhost/precondor:client")
+        loop = re.search(r"```python\n(import sys\n.*?)```", wheels.PAGE.read_text(encoding="utf-8"), re.S)[1]
         (self.folder / "loop.py").write_text(loop, encoding="utf-8")
         with Network(["coordinator", "client"]) as network:
             engine.start("coordinator", "--advertise=coordinator:7070", "--memory-limit=256MiB",
                          options=network.options("coordinator"))
-            losses = engine.podman(
+            wheels.check_losses(engine.podman(
                 "run", "--rm", "--pull=never", *HARDENED, *network.options("client"), f"--volume={self.folder}:/job:ro", "localhost/precondor:client",
-                "python3", "/job/loop.py", "coordinator:7070").split()
-        self.assertEqual(len(losses), 40)
-        self.assertLess(float(losses[-1]), 0.01 * float(losses[0]))
+                "python3", "/job/loop.py", "coordinator:7070"))
         # As docs/docker.md builds on it, with another change of what is installed than a download of torch.
         snippet = re.search(r"^FROM precondor-client:0.1.0\n.*?(?=^```)", (ROOT / "docs/docker.md").read_text(encoding="utf-8"), re.M | re.S)[0]
         change = "pip install --no-cache-dir torch"
