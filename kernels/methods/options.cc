@@ -80,15 +80,12 @@ Schedule OptionReader::ReadSchedule(absl::string_view name, absl::string_view fa
   const absl::StatusOr<Schedule> standard = Schedule::Parse(fallback);
   PRECONDOR_CHECK(standard.ok());
   if (value == nullptr) return *standard;
-  const std::string* text = std::get_if<std::string>(value);
-  if (text == nullptr) {
-    Fail(name, "a text with a schedule", *value);
-    return *standard;
-  }
-  const absl::StatusOr<Schedule> schedule = Schedule::Parse(*text);
+  absl::StatusOr<Schedule> schedule = absl::InvalidArgumentError("a number or a text");
+  if (const auto* number = std::get_if<double>(value)) schedule = Schedule(*number);
+  if (const auto* text = std::get_if<std::string>(value)) schedule = Schedule::Parse(*text);
   if (!schedule.ok()) {
     Fail(name, absl::StrCat("a schedule (", schedule.status().message(), ")"), *value);
-  } else if (schedule->lowest() < low || schedule->highest() > high) {
+  } else if (!(schedule->lowest() >= low && schedule->highest() <= high)) {
     Fail(name, absl::StrCat("values in [", low, ", ", high, "]"), *value);
   } else {
     return *schedule;

@@ -16,7 +16,7 @@
 
 namespace precondor {
 
-// A schedule is a text.
+// kText: a schedule, too.
 enum class OptionType : uint8_t { kFlag, kNumber, kInteger, kText };
 
 struct OptionInfo {
@@ -35,7 +35,7 @@ class OptionReader {
   double OpenNumber(absl::string_view name, double fallback, double low, double high);
   int64_t Integer(absl::string_view name, int64_t fallback, int64_t low, int64_t high);
   bool Flag(absl::string_view name, bool fallback);
-  // A text that Schedule reads, with all values in [low, high].
+  // A number, or a text that Schedule reads, with all values in [low, high].
   Schedule ReadSchedule(absl::string_view name, absl::string_view fallback, double low, double high);
   // Index of the option's text in `choices`.
   int Choice(absl::string_view name, int fallback, absl::Span<const absl::string_view> choices);

@@ -2,6 +2,7 @@
 #include "proto/wire/spec_codec.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
@@ -101,6 +102,12 @@ std::string Text(const OptionValue& value) {
   return absl::StrCat(std::get<double>(value));
 }
 
+// A number as a schedule's text. It reads back as the same one.
+std::string ShortestText(double number) {
+  char text[32];
+  return std::string(text, std::to_chars(text, text + sizeof(text), number).ptr);
+}
+
 absl::Status WrongType(absl::string_view method, absl::string_view option, absl::string_view expected,
                        const OptionValue& got) {
   return MalformedError(absl::StrCat("method.", method, ".", option, ": expected ", expected, ", got ", Text(got)));
@@ -116,9 +123,9 @@ absl::Status SetOption(const std::string& method, const std::string& name, const
   const Reflection& reflection = *message.GetReflection();
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_STRING: {
-      const auto* text = std::get_if<std::string>(&value);
-      if (text == nullptr) return WrongType(method, name, "a string", value);
-      reflection.SetString(&message, field, *text);
+      if (std::holds_alternative<bool>(value)) return WrongType(method, name, "a string", value);
+      const auto* number = std::get_if<double>(&value);
+      reflection.SetString(&message, field, number != nullptr ? ShortestText(*number) : std::get<std::string>(value));
       return absl::OkStatus();
     }
     case FieldDescriptor::CPPTYPE_DOUBLE: {

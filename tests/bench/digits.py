@@ -48,7 +48,7 @@ class Row:
 LOW_RANK = ("rule=EXACT_DAMPED", "representation=LOW_RANK", "rank=16")
 DENSE = ("rule=EXACT_DAMPED", "representation=DENSE")
 # The factors begin as the first statistics instead of I, beside which these models' output gradients are nothing (docs/lab/digits.md).
-KFAC = ("scaling=NORM_RESCALE", "factor_decay=piecewise(0, 1: 0.95)", "pi_split=true", 'damping="0.00003"')
+KFAC = ("scaling=NORM_RESCALE", "factor_decay=piecewise(0, 1: 0.95)", "pi_split=true", "damping=0.00003")
 ROWS = {
     "none": Row("", "identity"),
     "reference": Row("mkor REFERENCE, dense", "mkor", "mean", ("rule=REFERENCE", "representation=DENSE")),

@@ -130,7 +130,7 @@ digits::Run RunOfRow(absl::string_view row, absl::string_view task, int64_t step
   run.method.name = std::string(found->method);
   std::vector<absl::string_view> options = found->options;
   if (found->method == "kfac") {
-    options = {"scaling=NORM_RESCALE", "factor_decay=piecewise(0, 1: 0.95)", "pi_split=true", "damping=\"0.00003\""};
+    options = {"scaling=NORM_RESCALE", "factor_decay=piecewise(0, 1: 0.95)", "pi_split=true", "damping=0.00003"};
   }
   for (const absl::string_view option : options) PRECONDOR_CHECK(digits::AddMethodOption(option, run.method).ok());
   return run;

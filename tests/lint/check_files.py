@@ -58,6 +58,7 @@ MAY_NAME_METHODS = {
     "client/python/precondor/_session.py": None,  # likewise
     "client/python/precondor/torch/_recipe.py": None,  # which methods a model gets by default
     "client/python/precondor/optax.py": None,         # what a tree of JAX gets
+    "client/python/precondor/migrate.py": None,       # each library has one of them
     "client/python/precondor/torch/_preconditioner.py": None,  # likewise
     "client/cpp/examples/": None,  # they choose
     "client/python/examples/": None,

@@ -12,6 +12,7 @@ Tolerance: both work in f32 and add in another order. The largest relative diffe
 
 import argparse
 import importlib.util
+import inspect
 import json
 import math
 import pathlib
@@ -20,6 +21,7 @@ import sys
 import unittest
 import unittest.mock
 
+from migrate_signatures import DISTRIBUTED_KRON
 from pip_environment import run_inside, skip
 
 # The package subscripts a class of JAX that later versions do not let it.
@@ -103,6 +105,9 @@ class KronBesideThePackage(unittest.TestCase):
                 differences = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(ours, theirs)]
                 print(f"{case['name']}: largest relative difference {max(differences):.1e}")
                 self.assertLessEqual(max(differences), TOLERANCE)
+
+    def test_migrate_knows_its_arguments(self):
+        self.assertEqual(list(inspect.signature(package.kron).parameters), DISTRIBUTED_KRON)
 
     def test_the_schedule_agrees(self):
         """Ours is a closed form in docs/methods/kron.md; the package's is a function."""

@@ -128,8 +128,6 @@ absl::Status AddMethodOption(absl::string_view text, MethodConfig& method) {
     value = parts.second == "true";
   } else if (absl::SimpleAtod(parts.second, &number)) {
     value = number;
-  } else if (parts.second.size() > 1 && parts.second.front() == '"' && parts.second.back() == '"') {
-    value = parts.second.substr(1, parts.second.size() - 2);
   } else {
     value = parts.second;
   }
@@ -173,8 +171,7 @@ its part of each batch. The workers are threads of this process, or with --rank 
   --task NAME              autoencoder or classifier (autoencoder)
   --steps N                instead of the task's own, 600 and 300
   --method NAME            a method of docs/methods; identity is the optimizer alone (mkor)
-  --option NAME=VALUE      an option of the method, e.g. rank=16; may be repeated. A number that the method takes as text,
-                           for a schedule, is in quotes: --option 'damping="0.001"'
+  --option NAME=VALUE      an option of the method, e.g. rank=16; may be repeated
   --statistics KIND        signed, mean, per_worker_mean or covariance, for a method that takes statistics (signed)
   --optimizer NAME         adamw, lamb, sgd, nesterov, or plain, which is SGD without momentum (adamw)
   --learning-rate RATE     at the first step; it falls linearly to zero (0.016)

@@ -24,11 +24,10 @@ TEST(OptionsTest, DefaultsToTheMethodOnTheAutoencoder) {
 }
 
 TEST(OptionsTest, TakesValuesInBothForms) {
-  const auto options =
-      Parse({"--steps=9", "--task=classifier", "--workers", "7", "--exchange", "delegate", "--method=kfac",
-             "--option=pi_split=true", "--option", "damping=piecewise(0, 1: 2)", "--option=gamma=\"0.5\"",
-             "--option=rank=16", "--statistics=covariance", "--optimizer=lamb", "--learning-rate=0.01",
-             "--on-shard-loss=degrade", "--fallback=at-step:12"});
+  const auto options = Parse({"--steps=9", "--task=classifier", "--workers", "7", "--exchange", "delegate",
+                              "--method=kfac", "--option=pi_split=true", "--option", "damping=piecewise(0, 1: 2)",
+                              "--option=gamma=0.5", "--option=rank=16", "--statistics=covariance", "--optimizer=lamb",
+                              "--learning-rate=0.01", "--on-shard-loss=degrade", "--fallback=at-step:12"});
   ASSERT_TRUE(options.ok()) << options.status();
   const SessionSpec spec = MakeSessionSpec(options->run, "s");
   EXPECT_EQ(options->run.task.steps, 9);
@@ -41,7 +40,7 @@ TEST(OptionsTest, TakesValuesInBothForms) {
   EXPECT_EQ(spec.method.name, "kfac");
   EXPECT_EQ(spec.method.options.at("pi_split"), OptionValue(true));
   EXPECT_EQ(spec.method.options.at("damping"), OptionValue(std::string("piecewise(0, 1: 2)")));
-  EXPECT_EQ(spec.method.options.at("gamma"), OptionValue(std::string("0.5")));
+  EXPECT_EQ(spec.method.options.at("gamma"), OptionValue(0.5));
   EXPECT_EQ(spec.method.options.at("rank"), OptionValue(16.0));
   EXPECT_EQ(options->run.optimizer, "lamb");
   EXPECT_EQ(options->run.learning_rate, 0.01);

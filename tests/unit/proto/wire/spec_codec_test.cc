@@ -283,6 +283,16 @@ TEST(MethodCodecTest, EncodingRefusesWhatHasNoField) {
                   "method.identity: expected one of (no options), got \"rank\"");
 }
 
+TEST(MethodCodecTest, ANumberIsTheScheduleThatAlwaysHasIt) {
+  for (const double value : {0.001, 0.95, 5.0, 1.0 / 3}) {
+    const auto encoded = EncodeMethodConfig({"kfac", {{"damping", value}}});
+    ASSERT_TRUE(encoded.ok()) << encoded.status();
+    double read = 0;
+    EXPECT_TRUE(absl::SimpleAtod(encoded->kfac().damping(), &read) && read == value) << encoded->kfac().damping();
+  }
+  EXPECT_EQ(EncodeMethodConfig({"kfac", {{"damping", 0.001}}})->kfac().damping(), "0.001");
+}
+
 TEST(MethodCodecTest, EncodingRefusesAnotherType) {
   ExpectMalformed(EncodeMethodConfig({"mkor", {{"rank", 3.5}}}).status(),
                   "method.mkor.rank: expected a whole number of 32 bits, got 3.5");
@@ -293,7 +303,8 @@ TEST(MethodCodecTest, EncodingRefusesAnotherType) {
                   "method.kfac.prediv: expected true or false, got 1");
   ExpectMalformed(EncodeMethodConfig({"mkor", {{"gamma", std::string(".9")}}}).status(),
                   "method.mkor.gamma: expected a number, got \".9\"");
-  ExpectMalformed(EncodeMethodConfig({"mkor", {{"rule", 1.0}}}).status(), "method.mkor.rule: expected a string, got 1");
+  ExpectMalformed(EncodeMethodConfig({"mkor", {{"rule", true}}}).status(),
+                  "method.mkor.rule: expected a string, got true");
   SessionSpec spec = FullSpec();
   spec.method.options["rule"] = false;
   ExpectMalformed(EncodeSessionSpec(spec).status(), "method.mkor.rule");

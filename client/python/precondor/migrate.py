@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of other libraries' preconditioners as those of Precondor's, so that a job can change over without tuning anew.
+
+Each function takes the arguments of the library's constructor by their names there and returns keyword arguments::
+
+    pre = Preconditioner(model, address, session="run-7", **migrate.kaisa(model, rows=64, damping=0.003, inv_update_steps=10))
+
+An argument that stands for something else here, or that the servers cannot follow, raises InvalidArgumentError, which says
+why and what to do; so does a name that the library does not have. Arguments that only say where and how the library computes
+are taken and do nothing. What is left out has the library's default, not Precondor's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, AbstractSet, Any, Dict, Iterator, List, Mapping, NoReturn, Sequence
+
+from ._errors import InvalidArgumentError
+from ._session import Method
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["distributed_kron", "kaisa", "mkor"]
+
+_OWN_OPTIMIZER = "The optimizer stays yours: make it, and call pre.step(loss) before optimizer.step()"
+_CHAIN = "Chain it behind: optax.add_decayed_weights(...), optax.scale_by_learning_rate(...)"
+_SCALER = "Give it to each step: pre.step(loss, scaler=scaler)"
+
+
+def kaisa(model: "nn.Module", *, rows: int, **arguments: Any) -> Dict[str, Any]:
+    """Of kfac-pytorch's KFACPreconditioner, for precondor.torch.Preconditioner.
+
+    rows: over which a rank's loss is a mean, mostly its batch (of a language model: its tokens). Gradients of such a mean are
+        1/rows of the rows' own, of which kfac-pytorch's factors are made and its damping is tuned for.
+    """
+    have = _LibraryCall("kaisa", arguments, {
+        "factor_update_steps": 1, "inv_update_steps": 1, "damping": 0.001, "factor_decay": 0.95, "kl_clip": 0.001,
+        "compute_method": "EIGEN", "compute_eigenvalue_outer_product": True, "skip_layers": None, "grad_scaler": None,
+        "factor_dtype": None, "inv_dtype": None}, does_nothing={
+        "lr",  # that of the optimizer is read
+        "accumulation_steps", "allreduce_bucket_cap_mb", "assignment_strategy", "colocate_factors", "grad_worker_fraction",
+        "symmetry_aware", "update_factors_in_hook", "loglevel"})
+    every = have.count("factor_update_steps")
+    inverse = have.count("inv_update_steps")
+    if inverse % every != 0:
+        have.refuse("inv_update_steps", f"a multiple of factor_update_steps, {every}",
+                    "A decomposition is made in a step that has statistics")
+    form = have.name("compute_method", ("EIGEN", "INVERSE"))
+    options: Dict[str, Any] = {
+        "form": form, "prediv": form == "EIGEN" and bool(have["compute_eigenvalue_outer_product"]),
+        "damping": have.number("damping"), "factor_decay": have.number("factor_decay"),
+        "inv_update_steps": inverse // every, "row_scale": float(rows), "stagger": False}
+    if have["kl_clip"] is None:
+        options["scaling"] = "NONE"
+    else:
+        options.update(scaling="KL_CLIP", scaling_clip=have.number("kl_clip"))
+    have.expect_none("grad_scaler", _SCALER)
+    have.expect_f32("factor_dtype", "Factors are kept in f32")
+    have.expect_f32("inv_dtype", "Decompositions are kept in f32")
+    return {"method": Method("kfac", options), "statistics": "COVARIANCE", "inv_freq": every, "warmup_steps": 0,
+            "skip": _skipped_by_search(have, "skip_layers", model)}
+
+
+def mkor(model: "nn.Module", **arguments: Any) -> Dict[str, Any]:
+    """Of the MKOR authors' optimizer, for precondor.torch.Preconditioner.
+
+    Its recursion is the rule REFERENCE. `method="mkor"` alone is the rule that Precondor has by default, which does better.
+    """
+    have = _LibraryCall("mkor", arguments, {
+        "inv_freq": 10, "warmup_steps": 0, "half_precision": True, "clipping_value": 100.0, "sgd_layers": (), "grad_scale": 1.0,
+        "optimizer": None}, does_nothing={
+        "stat_decay", "stabilization_factor",  # it keeps .95 and .05 whatever they are
+        "measure_time", "backend", "grad_accum_steps"}, unknown=_OWN_OPTIMIZER)
+    have.expect_none("optimizer", _OWN_OPTIMIZER)
+    if have["grad_scale"] != 1.0:
+        have.refuse("grad_scale", "1", _SCALER)
+    return {"method": Method("mkor", {
+        "rule": "REFERENCE", "representation": "DENSE", "storage": "F16" if have["half_precision"] else "F32",
+        "gamma": 0.95, "clip": have.number("clipping_value")}),
+        "statistics": "MEAN", "inv_freq": have.count("inv_freq"), "warmup_steps": have.count("warmup_steps", least=0),
+        "skip": _names_of(have, "sgd_layers", model)}
+
+
+def distributed_kron(**arguments: Any) -> Dict[str, Any]:
+    """Of distributed_kron's kron and scale_by_kron, for precondor.optax.scale_by_precondor.
+
+    Of vectors and scalars kron has diagonal factors; here they have Adam, with b1.
+    """
+    have = _LibraryCall("distributed_kron", arguments, {
+        "b1": 0.9, "preconditioner_update_probability": None, "max_size_triangular": 8192, "min_ndim_triangular": 2,
+        "memory_save_mode": None, "preconditioner_lr": 0.1, "preconditioner_init_scale": 1.0, "mu_dtype": None,
+        "precond_dtype": None, "scanned_layers": None, "merge_small_dims": True, "target_merged_dim_size": 4096,
+        "partition_grads_into_blocks": True, "block_size": 256, "learning_rate": None, "weight_decay": 0.0,
+        "weight_decay_mask": None}, does_nothing={
+        "precond_update_precision", "precond_grads_precision",  # f32 always
+        "lax_map_scanned_layers", "lax_map_batch_size", "params_partition_specs", "preconditioner_partition_spec"})
+    have.expect_none("learning_rate", _CHAIN)
+    have.expect_none("weight_decay_mask", _CHAIN)
+    if have["weight_decay"] != 0.0:
+        have.refuse("weight_decay", "0", _CHAIN)
+    have.expect_none("scanned_layers", "Every array is one layer: give the scanned arrays apart, an array a layer")
+    have.expect_f32("mu_dtype", "The momentum is kept in f32")
+    have.expect_f32("precond_dtype", "Factors are kept in f32")
+    mode = have["memory_save_mode"]
+    options: Dict[str, Any] = {
+        "variant": "TRIANGULAR", "momentum": have.number("b1"), "precondition_lr": have.number("preconditioner_lr"),
+        "init_scale": have.number("preconditioner_init_scale"), "max_size_triangular": have["max_size_triangular"],
+        "min_ndim_triangular": have["min_ndim_triangular"],
+        "memory_save_mode": "NONE" if mode is None else have.name("memory_save_mode", ("ONE_DIAG", "ALL_DIAG")),
+        "merge_small_dims": bool(have["merge_small_dims"]), "target_merged_dim_size": have["target_merged_dim_size"],
+        "block_size": have["block_size"] if have["partition_grads_into_blocks"] else 0}
+    if have["preconditioner_update_probability"] is not None:  # else the schedule that both have
+        probability = have.number("preconditioner_update_probability")
+        options.update(max_update_probability=probability, min_update_probability=probability)
+    return {"method": Method("kron", options), "b1": have.number("b1")}
+
+
+class _LibraryCall(Mapping[str, Any]):
+    """What came, and the library's defaults for the rest."""
+
+    def __init__(self, library: str, given: Mapping[str, Any], defaults: Mapping[str, Any], does_nothing: AbstractSet[str],
+                 unknown: str = "") -> None:
+        self._library = library
+        for name in given:
+            if name not in defaults and name not in does_nothing:
+                raise InvalidArgumentError(f"{library}: {name}: expected one of {', '.join(sorted([*defaults, *does_nothing]))}",
+                                           "INVALID_ARGUMENT", "UNSPECIFIED", unknown)
+        self._values = {**defaults, **{name: value for name, value in given.items() if name in defaults}}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def refuse(self, name: str, expected: str, do: str) -> NoReturn:
+        raise InvalidArgumentError(f"{self._library}: {name}: expected {expected}, got {self[name]!r}", "INVALID_ARGUMENT",
+                                   "UNSPECIFIED", do)
+
+    def number(self, name: str) -> float:
+        value = self[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.refuse(name, "a number", "Servers call no function: after migrate, set the method's option to a schedule's text, such "
+                                          "as exponential(0.01, 0.99, 0.001)" if callable(value) else "")
+        return float(value)
+
+    def count(self, name: str, least: int = 1) -> int:
+        value = self[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            self.refuse(name, f"a whole number from {least}", "Steps that have statistics are the same all through a session"
+                        if callable(value) else "")
+        return value
+
+    def name(self, name: str, names: Sequence[str]) -> str:
+        """Of an enum's value or its text, in any case."""
+        text = str(getattr(self[name], "name", self[name])).upper()
+        if text not in names:
+            self.refuse(name, f"one of {', '.join(names)}", "")
+        return text
+
+    def expect_none(self, name: str, do: str) -> None:
+        if self[name] is not None:
+            self.refuse(name, "none", do)
+
+    def expect_f32(self, name: str, why: str) -> None:
+        if self[name] is not None and "float32" not in str(self[name]):
+            self.refuse(name, "float32, or none", why)
+
+
+def _skipped_by_search(have: _LibraryCall, argument: str, model: "nn.Module") -> List[str]:
+    """Patterns of the modules whose name, or class, has a match of one of the argument's anywhere."""
+    skipped: List[str] = []
+    for pattern in have[argument] or ():
+        found = [name for name, module in _inner(model).named_modules()
+                 if not list(module.children()) and (re.search(pattern, name) or re.search(pattern, type(module).__name__))]
+        if not found:
+            have.refuse(argument, "patterns that a name or a class of the model's modules has a match of", f"{pattern!r} has none")
+        skipped += found
+    return [re.escape(name) for name in dict.fromkeys(skipped)]
+
+
+def _names_of(have: _LibraryCall, argument: str, model: "nn.Module") -> List[str]:
+    """Patterns of modules that are given themselves."""
+    names = {id(module): name for name, module in _inner(model).named_modules()}
+    for module in have[argument]:
+        if id(module) not in names:
+            have.refuse(argument, "modules of the model", "")
+    return [re.escape(names[id(module)]) for module in have[argument]]
+
+
+def _inner(model: "nn.Module") -> "nn.Module":
+    """The model whose modules have the names that Preconditioner knows: not DistributedDataParallel's or the compiler's."""
+    while True:
+        inner = getattr(model, "_orig_mod", model.module if type(model).__name__ == "DistributedDataParallel" else model)
+        if inner is model:
+            return model
+        model = inner
