@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training job of one worker for tests that start and end it as a process. It writes its weights to
-// CHECKPOINTS/weights-<step> where the service's directive says that a snapshot is taken, and at its end.
+// A training job for tests that start and end it as a process. It writes its weights to CHECKPOINTS/weights-<step>
+// where the service's directive says that a snapshot is taken, and at its end. All ranks have the same statistics and
+// gradients, so that the weights are the same for 1, 2 and 4 of them.
 //
-// Usage: snapshot_trainer COORDINATOR FIRST_STEP END_STEP CHECKPOINTS
+// Usage: snapshot_trainer COORDINATOR FIRST_STEP END_STEP CHECKPOINTS [WORLD_SIZE]
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,10 +30,11 @@ constexpr float kRate = 0.05f;
 
 using Weights = std::vector<std::vector<float>>;  // by layer
 
-SessionSpec MakeSpec() {
+SessionSpec MakeSpec(int32_t world_size) {
   SessionSpec spec;
   spec.name = "job";
-  spec.statistics = StatisticsKind::kPerWorkerMean;
+  spec.world_size = world_size;
+  spec.statistics = StatisticsKind::kMean;
   spec.inv_freq = 2;
   spec.warmup_steps = 0;
   spec.method.options["rank"] = 4.0;
@@ -86,27 +89,41 @@ absl::Status Step(Worker& worker, uint64_t step, Weights& weights) {
   return absl::OkStatus();
 }
 
+// One rank's life; `weights` are those of the end.
+absl::Status TrainRank(Client& client, uint32_t rank, uint64_t first_step, uint64_t end_step,
+                       const std::string& checkpoints, Weights& weights) {
+  const auto incarnation = static_cast<uint64_t>(absl::GetCurrentTimeNanos());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker,
+                             client.Join("job", {.rank = rank, .incarnation = incarnation, .first_step = first_step}));
+  for (uint64_t step = first_step; step < end_step; ++step) {
+    PRECONDOR_RETURN_IF_ERROR(Step(*worker, step, weights));
+    PRECONDOR_ASSIGN_OR_RETURN(const StepDirective directive, worker->ReportStep(step, 1.0, 1, true, 0.1));
+    if (directive.snapshot_at != step + 1 || rank != 0) continue;
+    PRECONDOR_RETURN_IF_ERROR(Write(PathOf(checkpoints, step + 1), weights));
+  }
+  return worker->Flush();
+}
+
 absl::Status Train(const std::string& coordinator, uint64_t first_step, uint64_t end_step,
-                   const std::string& checkpoints) {
-  Weights weights(kLayers, std::vector<float>(kElements, 1.0f));
+                   const std::string& checkpoints, int32_t world_size) {
+  Weights first(kLayers, std::vector<float>(kElements, 1.0f));
   if (first_step > 0) {
-    PRECONDOR_ASSIGN_OR_RETURN(weights, Read(PathOf(checkpoints, first_step)));
+    PRECONDOR_ASSIGN_OR_RETURN(first, Read(PathOf(checkpoints, first_step)));
   }
   ClientOptions options;
   options.coordinator = coordinator;
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Client::Connect(options));
-  PRECONDOR_RETURN_IF_ERROR(client->OpenSession(MakeSpec()).status());
-  const auto incarnation = static_cast<uint64_t>(absl::GetCurrentTimeNanos());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker,
-                             client->Join("job", {.rank = 0, .incarnation = incarnation, .first_step = first_step}));
-  for (uint64_t step = first_step; step < end_step; ++step) {
-    PRECONDOR_RETURN_IF_ERROR(Step(*worker, step, weights));
-    PRECONDOR_ASSIGN_OR_RETURN(const StepDirective directive, worker->ReportStep(step, 1.0, 1, true, 0.1));
-    if (directive.snapshot_at != step + 1) continue;
-    PRECONDOR_RETURN_IF_ERROR(Write(PathOf(checkpoints, step + 1), weights));
+  PRECONDOR_RETURN_IF_ERROR(client->OpenSession(MakeSpec(world_size)).status());
+  std::vector<Weights> weights(static_cast<size_t>(world_size), first);
+  std::vector<absl::Status> statuses(weights.size());
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < weights.size(); ++rank) {
+    ranks.emplace_back(
+        [&, rank] { statuses[rank] = TrainRank(*client, rank, first_step, end_step, checkpoints, weights[rank]); });
   }
-  PRECONDOR_RETURN_IF_ERROR(worker->Flush());
-  return Write(PathOf(checkpoints, end_step), weights);
+  for (std::thread& rank : ranks) rank.join();
+  for (const absl::Status& status : statuses) PRECONDOR_RETURN_IF_ERROR(status);
+  return Write(PathOf(checkpoints, end_step), weights[0]);
 }
 
 }  // namespace
@@ -114,11 +131,13 @@ absl::Status Train(const std::string& coordinator, uint64_t first_step, uint64_t
 
 int main(int argc, char** argv) {
   uint64_t first_step = 0, end_step = 0;
-  if (argc != 5 || !absl::SimpleAtoi(argv[2], &first_step) || !absl::SimpleAtoi(argv[3], &end_step)) {
-    std::fputs("usage: snapshot_trainer COORDINATOR FIRST_STEP END_STEP CHECKPOINTS\n", stderr);
+  int32_t world_size = 1;
+  if (argc < 5 || argc > 6 || !absl::SimpleAtoi(argv[2], &first_step) || !absl::SimpleAtoi(argv[3], &end_step) ||
+      (argc == 6 && !absl::SimpleAtoi(argv[5], &world_size))) {
+    std::fputs("usage: snapshot_trainer COORDINATOR FIRST_STEP END_STEP CHECKPOINTS [WORLD_SIZE]\n", stderr);
     return 2;
   }
-  const absl::Status done = precondor::Train(argv[1], first_step, end_step, argv[4]);
+  const absl::Status done = precondor::Train(argv[1], first_step, end_step, argv[4], world_size);
   if (done.ok()) return 0;
   std::fprintf(stderr, "%s\n", std::string(done.message()).c_str());
   return 1;

@@ -75,6 +75,13 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value, CtlOptions
     return absl::InvalidArgumentError(
         absl::StrCat("--snapshot: expected the number of a snapshot as snapshot list shows it, got \"", value, "\""));
   }
+  if (name == "world-size") {
+    if (absl::SimpleAtoi(value, &options.world_size) && options.world_size > 0 && options.world_size <= kMaxWorldSize) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("--world-size: expected a number of ranks, 1 ... ", kMaxWorldSize, ", got \"", value, "\""));
+  }
   if (name == "id") {
     if (absl::SimpleAtoi(value, &options.session_id) && options.session_id > 0) return absl::OkStatus();
     return absl::InvalidArgumentError(
@@ -87,7 +94,7 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value, CtlOptions
 bool TakesValue(absl::string_view name) {
   return name == "server" || name == "tls-ca" || name == "tls-cert" || name == "tls-key" || name == "token-file" ||
          name == "timeout" || name == "deadline" || name == "snapshot-path" || name == "snapshot" || name == "id" ||
-         IsPlanFlag(name);
+         name == "world-size" || IsPlanFlag(name);
 }
 
 absl::Status CheckDeadline(const CtlOptions& options) {
@@ -124,9 +131,11 @@ absl::Status CheckRestoreFlags(const CtlOptions& options) {
   if (options.session_id != 0 && options.command != "session") {
     return absl::InvalidArgumentError("--id: for the commands session adopt and session delete-quarantined only");
   }
-  const bool restore_flags = !options.snapshot_paths.empty() || options.snapshot != 0 || options.replace;
+  const bool restore_flags =
+      !options.snapshot_paths.empty() || options.snapshot != 0 || options.replace || options.world_size != 0;
   if (!restore_flags || options.action == "restore") return absl::OkStatus();
-  return absl::InvalidArgumentError("--snapshot-path, --snapshot and --replace: for the command snapshot restore only");
+  return absl::InvalidArgumentError(
+      "--snapshot-path, --snapshot, --world-size and --replace: for the command snapshot restore only");
 }
 
 absl::Status CheckPlan(const PlanFlags& flags, CtlOptions& options) {
@@ -250,6 +259,7 @@ Flags
   --snapshot-path=DIR  snapshot restore: the data directory of one of the shards that took it, or a copy; once for each
   --snapshot=ID        snapshot restore: which one, by the number that snapshot list shows; without it, the newest
   --id=ID              session adopt, session delete-quarantined: which one, of several of that name
+  --world-size=N       snapshot restore: ranks that the job has from now on; without it, as many as before
   --replace            snapshot restore: close the session first if there is one; its factors are lost
   --json               one JSON document instead of a table
   --help               this text

@@ -29,6 +29,7 @@ struct CtlOptions {
   std::vector<std::string> snapshot_paths;               // snapshot restore: data directories of shards
   uint64_t snapshot = 0;                                 // the same: number of the session's snapshot; 0: the newest
   bool replace = false;                                  // the same: close a session of that name first
+  int64_t world_size = 0;                                // the same: ranks of the job from now on; 0: as many as before
   uint64_t session_id = 0;  // session adopt and delete-quarantined: which of that name; 0: the only one
   PlanOptions plan;
   bool json = false;

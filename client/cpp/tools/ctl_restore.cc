@@ -83,7 +83,9 @@ absl::StatusOr<CtlOutput> RunRestore(const CtlOptions& options) {
       recovery::FindStoredSession(disk, options.snapshot_paths, options.argument, options.snapshot));
   PRECONDOR_RETURN_IF_ERROR(recovery::VerifyStoredSession(stored));
   v1::RestoreSessionRequest request;
-  PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(stored.spec));
+  SessionSpec spec = stored.spec;
+  if (options.world_size > 0) spec.world_size = static_cast<int32_t>(options.world_size);
+  PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(spec));
   request.set_step(stored.step);
   ControlClient server(options.server, options.timeout, options.security);
   Canceller canceller;

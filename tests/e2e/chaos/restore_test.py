@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A job goes back to a snapshot on another number of shards: servers, trainer and precondorctl are the real processes.
+"""A job goes back to a snapshot on another number of shards, and with more ranks: servers, trainer and precondorctl are the
+real processes.
 
 Usage: restore_test.py --binaries DIR
 """
@@ -42,9 +43,9 @@ class RestoreTest(unittest.TestCase):
         return Cluster(self.binaries, folder, shards,
                        coordinator_arguments=["--lease-steps=4"])
 
-    def train(self, cluster, first_step, end_step, checkpoints):
+    def train(self, cluster, first_step, end_step, checkpoints, world_size=1):
         """The bytes of the weights after the last step."""
-        self.run_program("tests/e2e/snapshot_trainer", cluster.coordinator.address, first_step, end_step, checkpoints)
+        self.run_program("tests/e2e/snapshot_trainer", cluster.coordinator.address, first_step, end_step, checkpoints, world_size)
         return (checkpoints / f"weights-{end_step}").read_bytes()
 
     def snapshot(self, cluster):
@@ -54,7 +55,7 @@ class RestoreTest(unittest.TestCase):
 
         return wait_for("the session's snapshot to be complete", complete)
 
-    def test_goes_on_bitwise_on_other_numbers_of_shards(self):
+    def test_goes_on_bitwise_on_other_numbers_of_shards_and_ranks(self):
         original = self.folder / "checkpoints"
         original.mkdir()
         with self.cluster("two", 2) as cluster:
@@ -72,16 +73,16 @@ class RestoreTest(unittest.TestCase):
         step = snapshot["step"]
         self.assertGreater(step, CREATE_AT)
         self.assertLess(step, STEPS)
-        for shards in (1, 3):
+        for shards, ranks in ((1, 1), (3, 2)):
             with self.subTest(shards=shards), self.cluster(f"restored-{shards}", shards) as cluster:
-                told = self.ctl(cluster, "snapshot", "restore", "job", *paths,
+                told = self.ctl(cluster, "snapshot", "restore", "job", *paths, f"--world-size={ranks}",
                                 f"--snapshot={snapshot['snapshot_id']}")
                 self.assertIn(f"begins with step {step}", told)
                 checkpoints = self.folder / f"checkpoints-{shards}"
                 checkpoints.mkdir()
                 checkpoint = f"weights-{step}"
                 (checkpoints / checkpoint).write_bytes((original / checkpoint).read_bytes())
-                self.assertEqual(self.train(cluster, step, STEPS, checkpoints), expected)
+                self.assertEqual(self.train(cluster, step, STEPS, checkpoints, ranks), expected)
         # With factors of its own a job comes to other weights.
         with self.cluster("fresh", 2) as cluster:
             checkpoints = original

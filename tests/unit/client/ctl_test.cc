@@ -31,12 +31,13 @@ TEST(CtlOptionsTest, TakesFlagsAnywhereAndInBothForms) {
   EXPECT_EQ(ParseCtlOptions({"session", "quarantined"})->action, "quarantined");
   EXPECT_EQ(ParseCtlOptions({"session", "adopt", "bert"})->argument, "bert");
   EXPECT_EQ(ParseCtlOptions({"session", "delete-quarantined", "bert", "--id=9"})->session_id, 9u);
-  const auto restore = ParseCtlOptions(
-      {"snapshot", "restore", "bert", "--snapshot-path=a", "--snapshot-path", "b", "--snapshot=3", "--replace"});
+  const auto restore = ParseCtlOptions({"snapshot", "restore", "bert", "--snapshot-path=a", "--snapshot-path", "b",
+                                        "--snapshot=3", "--replace", "--world-size=4"});
   ASSERT_TRUE(restore.ok()) << restore.status();
   EXPECT_EQ(restore->snapshot_paths, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(restore->snapshot, 3u);
   EXPECT_TRUE(restore->replace);
+  EXPECT_EQ(restore->world_size, 4);
   EXPECT_EQ(ParseCtlOptions({"status", "--help"})->command, "help");
 }
 
@@ -64,6 +65,9 @@ TEST(CtlOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"snapshot", "restore", "bert"}), HasSubstr("expected --snapshot-path"));
   EXPECT_THAT(message({"snapshot", "restore", "--snapshot-path=a"}), HasSubstr("expected the name of a session"));
   EXPECT_THAT(message({"snapshot", "list", "--replace"}), HasSubstr("for the command snapshot restore only"));
+  EXPECT_THAT(message({"snapshot", "restore", "bert", "--world-size=0"}),
+              HasSubstr("expected a number of ranks, 1 ..."));
+  EXPECT_THAT(message({"snapshot", "list", "--world-size=2"}), HasSubstr("for the command snapshot restore only"));
   EXPECT_THAT(message({"snapshot", "restore", "bert", "--snapshot=x"}), HasSubstr("got \"x\""));
   EXPECT_THAT(message({"snapshot", "list", "a", "b"}), HasSubstr("unexpected argument \"b\""));
   EXPECT_THAT(message({"snapshot", "list", "--deadline=1s"}), HasSubstr("for the command drain only"));

@@ -39,14 +39,16 @@ def check_state(state: Mapping[str, Any], spec: SessionSpec) -> None:
                                        "INVALID_ARGUMENT", "UNSPECIFIED", f'Make the Preconditioner with method="{had}"')
 
 
-def restore_snapshot(state: Mapping[str, Any], paths: Sequence[str], address: str, security: Security, precondorctl: str) -> None:
-    """Has the servers take the snapshot that goes with the state from copies of its files. Servers that know roles ask for an operator's."""
+def restore_snapshot(state: Mapping[str, Any], paths: Sequence[str], address: str, security: Security, precondorctl: str,
+                     world_size: int) -> None:
+    """Has the servers take the snapshot that goes with the state from copies of its files, for a job of so many ranks. Servers that know
+    roles ask for an operator's."""
     if not state["snapshot_id"]:
         raise InvalidArgumentError(f"state: no snapshot goes with step {state['step']}", "INVALID_ARGUMENT", "UNSPECIFIED",
                                    "Save checkpoints when checkpoint_due")
     files = [f"--{field.replace('_', '-')}={path}" for field, path in dataclasses.asdict(security).items() if path]
     command = [str(precondorctl), f"--server={address}", *files, "snapshot", "restore", state["session"], "--replace",
-               f"--snapshot={state['snapshot_id']}", *(f"--snapshot-path={path}" for path in paths)]
+               f"--snapshot={state['snapshot_id']}", f"--world-size={world_size}", *(f"--snapshot-path={path}" for path in paths)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -411,7 +411,7 @@ class Preconditioner:
 
         Args:
             snapshot_paths: data directories of the shards, from which rank 0 restores the snapshot that goes with the state
-                first (`precondorctl snapshot restore`). They must be copies, or of servers that do not run.
+                first (`precondorctl snapshot restore`), for the ranks of this job. They must be copies, or of servers that do not run.
             exact: False: go on with the factors that there are, of a later step or none.
             precondorctl: the program.
 
@@ -425,8 +425,8 @@ class Preconditioner:
         check_state(state, self._spec)
         step = state["step"]
         if snapshot_paths:
-            self._group.check(lambda: self._group.rank == 0 and restore_snapshot(state, snapshot_paths, self._address,
-                                                                                 self._security, precondorctl))
+            self._group.check(lambda: self._group.rank == 0 and restore_snapshot(
+                state, snapshot_paths, self._address, self._security, precondorctl, self._group.size))
         elif self._is_new and step > 0 and exact:
             # Otherwise the next attempt would find it, and take its factors for the run's.
             self._group.check(lambda: self._group.rank == 0 and self._session.close())
