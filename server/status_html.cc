@@ -175,7 +175,10 @@ function show(status, samples) {
                    ["Epoch", number(session.epoch, 9)]];
     if (session.coordinator) {
       const c = session.coordinator;
+      const first = Math.max(0, ...c.shard_steps.map(s => s.last_step));
+      const by_shard = c.shard_steps.map(s => `${s.shard}: ${number(s.last_step, 15)}` + (s.last_step < first ? `, ${first - s.last_step} behind` : ""));
       pairs.push(["Why", c.reason || "no step has ended yet"], ["Step", number(c.last_step, 15)],
+                 ["Steps of the shards, when last asked", by_shard.join("; ") || "not asked yet"],
                  ["Steps left in the lease", number((value(samples, "precondor_lease_step_number", labels) || 0) - c.last_step, 9)],
                  ["Loss", number(c.loss)], ["Smoothed loss", number(c.smoothed_loss)],
                  ["Decrease in a step", number(c.loss_rate)],

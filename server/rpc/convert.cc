@@ -279,6 +279,7 @@ v1::DescribeShardResponse EncodeDescription(const ShardDescription& description)
     held->set_reserved_bytes(static_cast<uint64_t>(session.reserved_bytes));
     held->set_factors_released(session.factors_released);
     held->set_joined(session.joined);
+    held->set_last_step(session.last_step);
   }
   return out;
 }
@@ -299,7 +300,7 @@ ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
   }
   for (const v1::HeldSession& session : response.sessions()) {
     out.sessions.push_back({session.session_id(), session.name(), session.epoch(), Bytes(session.reserved_bytes()),
-                            session.factors_released(), session.joined()});
+                            session.factors_released(), session.joined(), session.last_step()});
   }
   return out;
 }

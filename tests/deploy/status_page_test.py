@@ -128,6 +128,7 @@ class StatusPage(unittest.TestCase):
         for expected in ("serving", "coordinator", "second order", "Ranks joined", "4 of 4", "Loss", "Steps left in the lease",
                          self.cluster.shards[0].address):
             self.assertIn(expected, text)
+        self.assertRegex(text, rf"{self.cluster.shards[0].address}: \d")  # the shard's step
         self.assertNotIn("NaN", text)
         self.assertNotIn("undefined", text)
         self.look(browser, "coordinator")

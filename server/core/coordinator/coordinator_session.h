@@ -66,6 +66,9 @@ class CoordinatorSession {
   // Until Adopt, NoteInDoubt or StayInFirstOrder no lease grows into what it changes. nullopt: nothing to write, or one
   // is being written.
   std::optional<LeaseTerms> BeginLeaseWrite();
+  void NoteShardStep(size_t shard, uint64_t last_step) {
+    progress_.NoteShard(placement_.shards()[shard].address, last_step);
+  }
   // Instead of writing that lease down: the shards cannot hold the factors. Tried again a lease's steps later.
   void StayInFirstOrder();
   // A SessionRecord, MembershipRecord, LeaseRecord or SnapshotsRecord of this session is durable.

@@ -156,6 +156,7 @@ void Coordinator::Reconcile() {
         if (session->placement().shards()[s].layers.empty()) continue;
         const auto held = std::find_if(description->sessions.begin(), description->sessions.end(),
                                        [id = id](const HeldSession& one) { return one.session_id == id; });
+        if (held != description->sessions.end()) session->NoteShardStep(s, held->last_step);
         // One that comes back from a log that its disk would not take may have forgotten who joined.
         const bool current = held != description->sessions.end() && held->epoch == session->members().epoch() &&
                              held->joined >= session->members().joined();

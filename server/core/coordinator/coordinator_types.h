@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -67,6 +68,7 @@ struct CoordinatorSessionSummary {
   uint64_t epoch = 0;
   uint32_t joined = 0;
   uint64_t last_step = 0;
+  std::map<std::string, uint64_t> shard_steps;  // the greatest that each shard had begun when it was last asked
   Mode mode = Mode::kSecondOrder;
   double loss = 0;
   std::vector<ShardAssignment> shard_map;

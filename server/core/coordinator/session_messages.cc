@@ -62,6 +62,7 @@ CoordinatorSessionSummary MakeSummary(const CoordinatorSession& session) {
           .epoch = session.members().epoch(),
           .joined = session.members().joined(),
           .last_step = session.progress().last_step(),
+          .shard_steps = session.progress().shard_steps(),
           .mode = LastMode(session),
           .loss = session.progress().last_loss(),
           .shard_map = std::move(shard_map),

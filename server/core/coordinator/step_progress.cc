@@ -27,6 +27,7 @@ void StepProgress::BeginEpoch() {
   losses_.Clear();
   last_step_ = 0;
   last_finished_ = absl::InfinitePast();
+  shard_steps_.clear();
 }
 
 bool StepProgress::HasPassed(uint64_t step) const { return last_step_ >= StepSum(step, lease_steps_); }

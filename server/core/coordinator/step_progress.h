@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 
 #include "absl/time/time.h"
 
@@ -32,6 +34,9 @@ class StepProgress {
 
   // The greatest step that all have reported in this epoch.
   uint64_t last_step() const { return last_step_; }
+  // What shards say of themselves, by address: the greatest step that each has begun. For people.
+  void NoteShard(const std::string& address, uint64_t last_step) { shard_steps_[address] = last_step; }
+  const std::map<std::string, uint64_t>& shard_steps() const { return shard_steps_; }
   // The loss of the last step that had a finite one.
   double last_loss() const { return last_loss_; }
   // The lowest step that not all have reported.
@@ -43,6 +48,7 @@ class StepProgress {
   const uint64_t lease_steps_;
   LossTable losses_;
   uint64_t last_step_ = 0;
+  std::map<std::string, uint64_t> shard_steps_;
   uint64_t open_from_;
   double last_loss_ = 0;
   absl::Time last_finished_ = absl::InfinitePast();

@@ -64,7 +64,8 @@ absl::StatusOr<ShardDescription> Shard::Describe() {
                                     .epoch = session.epoch,
                                     .reserved_bytes = session.reserved_bytes,
                                     .factors_released = session.factors_released,
-                                    .joined = session.joined});
+                                    .joined = session.joined,
+                                    .last_step = session.last_step});
   }
   return description;
 }

@@ -28,6 +28,7 @@ namespace precondor {
 class FakeShard final : public ShardControl {
  public:
   static constexpr int64_t kSessionBytes = 1 << 30;
+  uint64_t last_step = 0;  // of every session
   // As a real one: refuses tokens below the greatest.
   absl::Status Admit(uint64_t token) {
     ++calls;
@@ -43,7 +44,7 @@ class FakeShard final : public ShardControl {
     description.capacity_bytes = capacity;
     for (const auto& [id, install] : installed) {
       description.sessions.push_back({id, install.spec.name, install.epoch, kSessionBytes, released[id],
-                                      static_cast<uint32_t>(install.members.size())});
+                                      static_cast<uint32_t>(install.members.size()), last_step});
       description.reserved_bytes += kSessionBytes;
     }
     return description;

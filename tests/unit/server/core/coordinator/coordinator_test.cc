@@ -12,6 +12,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 
 using CoordinatorTest = CoordinatorFixture;
 
@@ -214,6 +215,19 @@ TEST_F(CoordinatorTest, ReportsAreAveragedOnceAndExtendTheLease) {
   EXPECT_EQ(sessions[0].last_step, 7u);
   EXPECT_EQ(sessions[0].loss, 3.0);
   EXPECT_EQ(sessions[0].joined, 2u);
+}
+
+TEST_F(CoordinatorTest, ListsTheStepThatEachShardWasAtInThisEpoch) {
+  Open();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
+  EXPECT_TRUE(coordinator->ListSessions()[0].shard_steps.empty());
+  shards[0]->last_step = 12;
+  shards[1]->last_step = 9;
+  coordinator->Reconcile();
+  EXPECT_THAT(coordinator->ListSessions()[0].shard_steps, ElementsAre(Pair("public:1", 9), Pair("shard0", 12)));
+  coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
+  coordinator->JoinSession("job", 1, 6, 0).IgnoreError();
+  EXPECT_TRUE(coordinator->ListSessions()[0].shard_steps.empty());
 }
 
 TEST_F(CoordinatorTest, TellsAStepOfNoFiniteLossToo) {
