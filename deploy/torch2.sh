@@ -50,7 +50,7 @@ finish() {
 }
 if [[ -e "$venv/complete" ]]; then finish; exit 0; fi
 
-# Every NVIDIA library that torch's own ask for, but that is not there: an empty one of its name. All their symbols are in one
+# Every NVIDIA library that torch's own ask for, but that is missing: an empty one of its name. All their symbols are in one
 # library that those load: the loader refuses a versioned symbol in the very library that the version names.
 make_stubs() {
   local folder=$1 source=$1/stubs.c library

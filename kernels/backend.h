@@ -71,7 +71,7 @@ class Backend {
   // for the host is there when Finish has returned, whose error is the first of theirs; until then it must live. Not
   // within another of the thread.
   class Batch;
-  // Operations of this thread so far are on their way to the device: those launched from now on, by whomever, come
+  // Operations of this thread so far are on their way to the device: those launched from now on, by any thread, come
   // after them on its stream. The error of an operation that was deferred.
   absl::Status Flush() { return DoFlush(); }
   // The stream (CUstream_st*) on which a collective over the device's memory has to follow the operations; null where
@@ -186,7 +186,7 @@ class Backend {
   // A failure leaves m alone.
   absl::Status SymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
                                        ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v, MatrixView y);
-  // x = a form that is not there, both triangles: in f32 storage to the bit what SymmetricUpdateMultiply would make of
+  // x = a form that is not stored, both triangles: in f32 storage to the bit what SymmetricUpdateMultiply would make of
   // m.
   absl::Status SymmetricExpand(const SymmetricForm& form, MatrixView x);
   // m = x for symmetric x (lower triangle read).

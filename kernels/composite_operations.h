@@ -61,7 +61,7 @@ struct SymmetricUpdateMultiply {
 struct SymmetricExpand {
   static constexpr bool kIsComposite = true;
 
-  SymmetricForm form;  // which is not there
+  SymmetricForm form;  // which is not stored
   MatrixView x;
 
   static void Describe(auto& self, auto& visitor) {

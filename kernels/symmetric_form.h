@@ -43,10 +43,10 @@ struct SymmetricForm {
   ConstMatrixView rows;
 };
 
-// The form's matrix, in memory that `made` then owns where it is not there. Scratch: n^2 elements, and
+// The form's matrix, in memory that `made` then owns where it is not stored. Scratch: n^2 elements, and
 // SymmetricExpand's.
 absl::StatusOr<ConstMatrixView> Expanded(Backend& backend, const SymmetricForm& form, DeviceMatrix& made);
-// y = scale y + shift v + sum_i weights[i] (v rows_i') rows_i, of a form that is not there: v times the form, where y
+// y = scale y + shift v + sum_i weights[i] (v rows_i') rows_i, of a form that is not stored: v times the form, where y
 // was v m and `scale` is the form's. Scratch: v.rows rows.rows elements.
 absl::Status AddTheRest(Backend& backend, const SymmetricForm& form, double scale, ConstMatrixView v, MatrixView y);
 

@@ -19,7 +19,7 @@ namespace precondor {
 absl::Status FindCudaDriver();
 
 // MakeCudaBackend out of the library, which is looked for as any is: the program's RUNPATH, LD_LIBRARY_PATH.
-// Unavailable when it, or a device, is not there; FailedPrecondition when it belongs to another version. Thread-safe.
+// Unavailable when it, or a device, is missing; FailedPrecondition when it belongs to another version. Thread-safe.
 absl::StatusOr<std::unique_ptr<Backend>> LoadCudaBackend(const CudaBackendOptions& options);
 // MakeCudaPlane out of the same library, with the same errors.
 absl::StatusOr<std::unique_ptr<DevicePlane>> LoadCudaPlane(int device);

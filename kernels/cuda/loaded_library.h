@@ -19,7 +19,7 @@ inline std::string LastLoadError() {
 }
 
 // What `library` shows under `symbol`, an Entry whose `version` has to be `version`. It is looked for as any library
-// is: the program's RUNPATH, LD_LIBRARY_PATH. Unavailable, "no WHAT: ...", when it is not there; FailedPrecondition
+// is: the program's RUNPATH, LD_LIBRARY_PATH. Unavailable, "no WHAT: ...", when it is missing; FailedPrecondition
 // when it belongs to another version. Never unloaded: code of it may be running, and CUDA is not made to be.
 // Thread-safe.
 template <typename Entry>

@@ -20,7 +20,7 @@ namespace precondor {
 
 // OK where the library and NCCL are there.
 absl::Status FindNccl();
-// NewNcclId and MakeHostNcclCollective out of the library; Unavailable when it, or NCCL, is not there,
+// NewNcclId and MakeHostNcclCollective out of the library; Unavailable when it, or NCCL, is missing,
 // FailedPrecondition when it belongs to another version. Thread-safe.
 absl::StatusOr<std::string> LoadNewNcclId();
 absl::StatusOr<std::unique_ptr<Collective>> LoadHostNcclCollective(absl::string_view unique_id, int rank, int size,

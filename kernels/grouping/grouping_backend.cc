@@ -82,7 +82,7 @@ class GroupingBackend final : public ForwardingBackend {
     return InTask() && !OwnTask().operations.empty() ? Wait(OwnTask()) : absl::OkStatus();
   }
 
-  // Puts it off until its task waits: at once where the caller needs its outcome, unless a batch asks for more.
+  // Defers it until its task waits: at once where the caller needs its outcome, unless a batch asks for more.
   absl::Status Defer(const Operation& operation) {
     PRECONDOR_RETURN_IF_ERROR(Lost());
     if (!InTask()) {
@@ -157,7 +157,7 @@ class GroupingBackend final : public ForwardingBackend {
     }
   }
 
-  // Forgets what it has put off, which has run or never will.
+  // Forgets what it has deferred, which has run or never will.
   void Clear(DeferredTask& task) {
     task.open.clear();
     task.operations.clear();
@@ -227,8 +227,7 @@ class GroupingBackend final : public ForwardingBackend {
   absl::Status Lost() const { return lost_.Get(); }
   void Lose(const absl::Status& status) {
     lost_.Set(absl::InternalError(absl::StrCat(
-        name(),
-        " backend: ended by the failure of an operation that had been put off: ", std::string(status.message()))));
+        name(), " backend: ended by the failure of a deferred operation: ", std::string(status.message()))));
   }
 
   // --- memory -------------------------------------------------------------------------------------------------------
@@ -259,7 +258,7 @@ class GroupingBackend final : public ForwardingBackend {
   }
 
   absl::Status DoUploadToIdle(ConstMatrixView host, MatrixView device) override {
-    PRECONDOR_RETURN_IF_ERROR(Lost());  // what has been put off does not use it either
+    PRECONDOR_RETURN_IF_ERROR(Lost());  // what has been deferred does not use it either
     return device_->UploadToIdle(host, device);
   }
   bool DoSupportsPrecision(ProductPrecision precision) const override { return device_->SupportsPrecision(precision); }

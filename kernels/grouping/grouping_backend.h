@@ -29,7 +29,7 @@ struct GroupingOptions {
   int64_t tasks_at_start = 1;
 };
 
-// Thread-safe as Backend says. After the failure of an operation that was put off
+// Thread-safe as Backend says. After the failure of a deferred operation
 // every call returns it; when it was memory that was missing, only after what the device had kept was given back.
 std::unique_ptr<Backend> MakeGroupingBackend(std::unique_ptr<Backend> device, const GroupingOptions& options);
 

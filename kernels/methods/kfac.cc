@@ -30,7 +30,7 @@ struct Progress {
   uint64_t version = 0;
   uint64_t pending = 0;       // statistics in the factors of an accumulation that is not complete
   double decay = 0;           // of that accumulation
-  bool due = false;           // a decomposition waits: for an accumulation's end, or for one that is put off
+  bool due = false;           // a decomposition waits: for an accumulation's end, or for one that is deferred
   bool ready = false;         // there is a decomposition
   uint64_t refreshed_at = 0;  // the statistic update whose factors the refresh has
   uint64_t failures = 0;      // in a row
@@ -139,10 +139,10 @@ class KfacState final : public LayerState {
   // What an update or a load is about to make of the state, the sides' factors apart.
   struct Change {
     Progress progress;
-    bool ends_refresh = false;                            // the one that was put off
+    bool ends_refresh = false;                            // the deferred one
     KfacDecomposition* refreshed = nullptr;               // what came of it
     std::optional<KfacDecomposition> decomposition = {};  // made at once
-    std::shared_ptr<KfacRefresh> refresh = {};            // put off
+    std::shared_ptr<KfacRefresh> refresh = {};            // deferred
   };
 
   // The statistic update that the answers stand on.

@@ -52,10 +52,10 @@ class LayerState {
     return absl::UnimplementedError("the method takes no gradients in: repeat Precondition");
   }
 
-  // What the last Update, or Load, has put off and a later one will need, once; null where there is nothing. It may run
-  // at any time, on any thread, beside all calls of this state, and outlive the state, but not the backend. An Update
-  // that needs it waits for it where it runs, and does it itself where no thread has begun it: factors do not depend on
-  // whether and when it ran.
+  // What the last Update, or Load, has deferred and a later one will need, once; null where there is nothing. It may
+  // run at any time, on any thread, beside all calls of this state, and outlive the state, but not the backend. An
+  // Update that needs it waits for it where it runs, and does it itself where no thread has begun it: factors do not
+  // depend on whether and when it ran.
   virtual std::function<void()> TakeDeferredWork() { return nullptr; }
 
   virtual bool ready() const = 0;

@@ -25,7 +25,7 @@ class CostTable {
   size_t Register(const std::string& method, int64_t d_out, int64_t d_in);
   void RecordUpdate(size_t entry, double seconds);
   void RecordPrecondition(size_t entry, double seconds);
-  // Of work that an update had put off.
+  // Of work that an update had deferred.
   void RecordDeferred(size_t entry, double seconds);
   // Entries with a measurement. A step is one precondition; where there were only updates, one update.
   std::vector<MeasuredCost> Snapshot() const;

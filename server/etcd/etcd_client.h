@@ -60,7 +60,7 @@ class EtcdClient {
 // The first key behind all that begin with `prefix`.
 std::string EndOfPrefix(std::string prefix);
 
-// Conditions of a transaction. A key that is not there has revision 0.
+// Conditions of a transaction. A missing key has revision 0.
 etcdserverpb::Compare CreatedAt(const std::string& key, int64_t revision);
 etcdserverpb::Compare ModifiedAt(const std::string& key, int64_t revision);
 

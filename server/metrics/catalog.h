@@ -162,7 +162,7 @@ inline constexpr MetricInfo kCatalog[] = {
 };
 inline constexpr size_t kMetricCount = std::size(kCatalog);
 
-// A metric's place in kCatalog. A name that is not there does not compile.
+// A metric's place in kCatalog. An unknown name does not compile.
 consteval size_t Metric(std::string_view name) {
   size_t place = 0;
   while (name != kCatalog[place].name) ++place;

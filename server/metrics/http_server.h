@@ -29,7 +29,7 @@ class HttpServer {
   virtual int port() const = 0;
 };
 
-// The value of a parameter of a query, decoded; empty when it is not there.
+// The value of a parameter of a query, decoded; empty when it is missing.
 std::string QueryParameter(absl::string_view query, const std::string& name);
 
 }  // namespace precondor::metrics

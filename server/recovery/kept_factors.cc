@@ -25,7 +25,7 @@ std::string Metadata(uint64_t session_id) {
 
 // Of a damaged one it is not said which file.
 bool Holds(const store::SnapshotStore& store, const ReleasedFactors& factors) {
-  const absl::StatusOr<store::SnapshotManifest> manifest = store.ReadManifest(factors.release);
+  const absl::StatusOr<store::SnapshotManifest> manifest = store.ReadManifest(factors.eviction_id);
   if (!manifest.ok()) return false;
   return std::all_of(factors.states.begin(), factors.states.end(), [&](const auto& one) {
     const absl::StatusOr<std::string> state = store.Read(*manifest, LayerKey(one.first));
@@ -70,7 +70,7 @@ void KeptFactors::Keep(std::string session, ReleasedFactors factors) {
   auto pending = std::make_shared<Pending>(Pending{.session = std::move(session), .factors = std::move(factors)});
   {
     MutexLock lock(mu_);
-    pending_[pending->factors.session_id][pending->factors.release] = pending;
+    pending_[pending->factors.session_id][pending->factors.eviction_id] = pending;
   }
   PostWrite(pending);
 }
@@ -79,13 +79,13 @@ void KeptFactors::PostWrite(const std::shared_ptr<Pending>& pending) {
   options_.post([this, pending] { Write(pending); });
 }
 
-bool KeptFactors::Kept(uint64_t session_id, uint64_t release) {
+bool KeptFactors::Kept(uint64_t session_id, uint64_t eviction_id) {
   std::shared_ptr<Pending> again;
   {
     MutexLock lock(mu_);
     const auto session = pending_.find(session_id);
     if (session == pending_.end()) return true;
-    const auto found = session->second.find(release);
+    const auto found = session->second.find(eviction_id);
     if (found == session->second.end()) return true;
     Pending& pending = *found->second;
     if (pending.posted || clock_.Now() < pending.failed_at + options_.retry) return false;
@@ -101,7 +101,7 @@ void KeptFactors::Write(const std::shared_ptr<Pending>& pending) {
   const auto awaited = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const auto session = pending_.find(factors.session_id);
     if (session == pending_.end()) return false;
-    const auto found = session->second.find(factors.release);
+    const auto found = session->second.find(factors.eviction_id);
     return found != session->second.end() && found->second == pending;
   };
   {
@@ -114,7 +114,7 @@ void KeptFactors::Write(const std::shared_ptr<Pending>& pending) {
     MutexLock lock(mu_);
     if (!awaited()) return;
     if (written.ok()) {
-      pending_[factors.session_id].erase(factors.release);
+      pending_[factors.session_id].erase(factors.eviction_id);
     } else {
       pending->posted = false;
       pending->failed_at = clock_.Now();
@@ -125,7 +125,7 @@ void KeptFactors::Write(const std::shared_ptr<Pending>& pending) {
       written.ok() ? Severity::kInfo : Severity::kError,
       written.ok() ? "released factors are on the disk" : "released factors cannot be written; they stay in memory",
       {{"session", pending->session},
-       {"release", factors.release},
+       {"eviction_id", factors.eviction_id},
        {"layers", static_cast<uint64_t>(factors.states.size())},
        {"reason", absl::string_view(written.message())}});
 }
@@ -133,31 +133,31 @@ void KeptFactors::Write(const std::shared_ptr<Pending>& pending) {
 absl::Status KeptFactors::WriteFiles(const ReleasedFactors& factors) const {
   PRECONDOR_ASSIGN_OR_RETURN(store::SnapshotStore* const store, StoreOf(factors.session_id));
   if (Holds(*store, factors)) return absl::OkStatus();
-  PRECONDOR_RETURN_IF_ERROR(store->Remove(factors.release));
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<store::SnapshotWriter> writer, store->Begin(factors.release));
+  PRECONDOR_RETURN_IF_ERROR(store->Remove(factors.eviction_id));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<store::SnapshotWriter> writer, store->Begin(factors.eviction_id));
   for (const auto& [layer, state] : factors.states) PRECONDOR_RETURN_IF_ERROR(writer->Add(LayerKey(layer), state));
   return writer->Commit(Metadata(factors.session_id));
 }
 
-absl::StatusOr<std::string> KeptFactors::Read(uint64_t session_id, uint64_t release, uint32_t layer) const {
+absl::StatusOr<std::string> KeptFactors::Read(uint64_t session_id, uint64_t eviction_id, uint32_t layer) const {
   {
     MutexLock lock(mu_);
     if (const auto session = pending_.find(session_id); session != pending_.end()) {
-      if (const auto found = session->second.find(release); found != session->second.end()) {
+      if (const auto found = session->second.find(eviction_id); found != session->second.end()) {
         const auto state = found->second->factors.states.find(layer);
         if (state != found->second->factors.states.end()) return state->second;
-        return absl::NotFoundError(absl::StrCat("release ", release, ": nothing of layer ", layer));
+        return absl::NotFoundError(absl::StrCat("eviction ", eviction_id, ": nothing of layer ", layer));
       }
     }
   }
   PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
-  PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotManifest manifest, store->ReadManifest(release));
+  PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotManifest manifest, store->ReadManifest(eviction_id));
   return store->Read(manifest, LayerKey(layer));
 }
 
-void KeptFactors::TakenBack(uint64_t session_id, uint64_t release) {
+void KeptFactors::TakenBack(uint64_t session_id, uint64_t eviction_id) {
   MutexLock lock(mu_);
-  if (const auto session = pending_.find(session_id); session != pending_.end()) session->second.erase(release);
+  if (const auto session = pending_.find(session_id); session != pending_.end()) session->second.erase(eviction_id);
 }
 
 void KeptFactors::Remove(uint64_t session_id) {
@@ -168,11 +168,11 @@ void KeptFactors::Remove(uint64_t session_id) {
   options_.post([this, session_id] { Erase(session_id); });
 }
 
-absl::Status KeptFactors::CheckDurable(uint64_t session_id, uint64_t release) const {
+absl::Status KeptFactors::CheckDurable(uint64_t session_id, uint64_t eviction_id) const {
   PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
-  const absl::StatusOr<store::SnapshotManifest> manifest = store->ReadManifest(release);
+  const absl::StatusOr<store::SnapshotManifest> manifest = store->ReadManifest(eviction_id);
   if (manifest.ok()) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat("the factors of release ", release, " are not on the disk"));
+  return absl::AbortedError(absl::StrCat("the factors of eviction ", eviction_id, " are not on the disk"));
 }
 
 void KeptFactors::OnSnapshot(uint64_t session_id, uint64_t floor) {

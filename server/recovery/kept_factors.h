@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Factors that sessions in first order have let go of, on the disk until the job wants them back: a snapshot store for
-// each session, with one snapshot a release.
+// each session, with one snapshot an eviction.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,8 @@ class KeptFactors {
   struct Options {
     absl::Duration retry = absl::Seconds(5);          // after a failure
     std::function<void(std::function<void()>)> post;  // has a job run on the one thread that writes
-    std::function<void()> sync;  // on it: what the log has of a release outlives the machine no later than its factors
+    std::function<void()>
+        sync;  // on it: what the log has of an eviction outlives the machine no later than its factors
   };
   // References outlive it, and jobs do not outlive those.
   KeptFactors(store::FileSystem& fs, std::string dir, Options options, const Clock& clock, Logger& logger,
@@ -39,20 +40,20 @@ class KeptFactors {
   // Before anything else. Returns the sessions that there is something of. Errors: the disk's.
   absl::StatusOr<std::vector<uint64_t>> Open();
 
-  // `session`: the name, for log and metrics. What is on the disk under the same release already, as it is, is not
+  // `session`: the name, for log and metrics. What is on the disk under the same eviction already, as it is, is not
   // written again.
   void Keep(std::string session, ReleasedFactors factors);
   // False: on the way to the disk. Tries again what failed, when it is time.
-  bool Kept(uint64_t session_id, uint64_t release);
+  bool Kept(uint64_t session_id, uint64_t eviction_id);
   // NotFound; DataLoss naming the file; those of the disk.
-  absl::StatusOr<std::string> Read(uint64_t session_id, uint64_t release, uint32_t layer) const;
+  absl::StatusOr<std::string> Read(uint64_t session_id, uint64_t eviction_id, uint32_t layer) const;
   // The layers have them again: those that are not durable need not become so.
-  void TakenBack(uint64_t session_id, uint64_t release);
+  void TakenBack(uint64_t session_id, uint64_t eviction_id);
   // The session is gone, and so are its factors.
   void Remove(uint64_t session_id);
 
   // On the thread that writes. A snapshot whose images need these factors may count on them: OK when they are durable.
-  absl::Status CheckDurable(uint64_t session_id, uint64_t release) const;
+  absl::Status CheckDurable(uint64_t session_id, uint64_t eviction_id) const;
   // On the thread that writes. A session's snapshot is durable that needs none of the releases below `floor`. Removes
   // what neither this nor the one before it needs.
   void OnSnapshot(uint64_t session_id, uint64_t floor);

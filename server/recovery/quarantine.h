@@ -59,7 +59,7 @@ class Quarantine {
   absl::Status Return(uint64_t session_id, uint64_t sequence);
   // The log is needed from `sequence` on: removes what is here of a session that came back before.
   absl::Status OnSnapshot(uint64_t session_id, uint64_t sequence);
-  // OK when it is not there.
+  // OK when there is none.
   absl::Status Remove(uint64_t session_id);
 
   // Adds the time since the last call to the ages of the sessions that are here; returns those as old as `most`. Only

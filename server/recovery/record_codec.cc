@@ -20,7 +20,7 @@ void PutStep(std::string& out, const LayerStep& at) {
   PutU64(out, at.session_id);
   PutU32(out, at.layer);
   PutU64(out, at.step);
-  PutU64(out, at.began);
+  PutU64(out, at.rollback_epoch);
   PutU64(out, at.updates);
 }
 
@@ -29,7 +29,7 @@ LayerStep TakeStep(Decoder& in) {
   at.session_id = in.U64();
   at.layer = in.U32();
   at.step = in.U64();
-  at.began = in.U64();
+  at.rollback_epoch = in.U64();
   at.updates = in.U64();
   return at;
 }
@@ -112,11 +112,11 @@ struct Encoder {
     return out;
   }
   absl::StatusOr<EncodedRecord> operator()(const FactorsRecord& record) const {
-    const bool kept = record.release != 0;
+    const bool kept = record.eviction_id != 0;
     EncodedRecord out{.type = kept ? RecordType::kKeptFactors : RecordType::kFactors, .own = {}, .contributions = {}};
     PutStep(out.own, record.at);
     out.own.push_back(record.held ? 1 : 0);
-    if (kept) PutU64(out.own, record.release);
+    if (kept) PutU64(out.own, record.eviction_id);
     return out;
   }
 };
@@ -191,9 +191,9 @@ absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload
       FactorsRecord factors{.at = TakeStep(in)};
       factors.held = in.U8() != 0;
       if (static_cast<RecordType>(type) == RecordType::kKeptFactors) {
-        factors.release = in.U64();
+        factors.eviction_id = in.U64();
         // Development versions wrote the greatest number for a layer that waited for another shard's factors.
-        valid = factors.release != 0 && factors.release != std::numeric_limits<uint64_t>::max();
+        valid = factors.eviction_id != 0 && factors.eviction_id != std::numeric_limits<uint64_t>::max();
       }
       record = factors;
       break;
@@ -226,7 +226,7 @@ std::string EncodeImageHead(const LayerImage& image) {
   PutStep(out, image.at);
   PutU64(out, image.factor_version);
   out.push_back(image.held ? 1 : 0);
-  PutU64(out, image.release);
+  PutU64(out, image.eviction_id);
   PutU64(out, image.outcomes.size());
   for (const StepOutcome& outcome : image.outcomes) {
     PutU64(out, outcome.step);
@@ -248,7 +248,7 @@ absl::StatusOr<LayerImage> DecodeImage(absl::string_view bytes) {
   LayerImage image{.at = TakeStep(in), .outcomes = {}, .state = {}};
   image.factor_version = in.U64();
   image.held = in.U8() != 0;
-  image.release = in.U64();
+  image.eviction_id = in.U64();
   const uint64_t count = in.U64();
   bool valid = true;
   for (uint64_t i = 0; i < count && in.ok(); ++i) {

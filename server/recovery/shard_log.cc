@@ -24,7 +24,8 @@ std::optional<LayerStep> PlaceOf(const ShardRecord& record) {
 
 // Whether an image as of `snapshot_step` has in it whatever happened at `step`.
 bool Holds(const LayerStep& snapshot_step, const LayerStep& step) {
-  return snapshot_step.began > step.began || (snapshot_step.began == step.began && snapshot_step.step > step.step);
+  return snapshot_step.rollback_epoch > step.rollback_epoch ||
+         (snapshot_step.rollback_epoch == step.rollback_epoch && snapshot_step.step > step.step);
 }
 
 absl::Status Unwritable(const absl::Status& why) {

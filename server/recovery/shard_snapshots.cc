@@ -188,7 +188,7 @@ absl::StatusOr<std::optional<SnapshotProgress>> ShardSnapshots::ProgressOf(const
 }
 
 bool ShardSnapshots::GivesWay(const Gathering& gathering, const LayerImage& image) {
-  if (gathering.snapshot.number == 0 || gathering.began != image.at.began) return false;
+  if (gathering.snapshot.number == 0 || gathering.rollback_epoch != image.at.rollback_epoch) return false;
   return image.at.step != gathering.snapshot.step && image.at.step < gathering.snapshot.step + kSpread;
 }
 
@@ -198,13 +198,13 @@ void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64
   auto [it, begins] = gathering_.try_emplace(session_id);
   Gathering& gathering = it->second;
   if (!begins && GivesWay(gathering, image)) return;
-  if (!begins && (gathering.snapshot.step != image.at.step || gathering.began != image.at.began)) {
+  if (!begins && (gathering.snapshot.step != image.at.step || gathering.rollback_epoch != image.at.rollback_epoch)) {
     GiveUp(gathering.snapshot, absl::AbortedError("a later snapshot began before every layer had given its image"));
     gathering = Gathering();
     begins = true;
   }
   if (begins) {
-    gathering.began = image.at.began;
+    gathering.rollback_epoch = image.at.rollback_epoch;
     gathering.snapshot.step = image.at.step;
     gathering.snapshot.sequence = sequence;
     gathering.snapshot.install = install;

@@ -102,7 +102,7 @@ class ShardSnapshots {
  private:
   struct Gathering {
     SnapshotImages snapshot;
-    uint64_t began = 0;
+    uint64_t rollback_epoch = 0;
   };
   // The coordinator's last order of a session, since this process began.
   struct Ordered {

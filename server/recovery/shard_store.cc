@@ -150,7 +150,7 @@ void ShardStore::Append(const ShardRecord& record) {
                   {{"session_id", removal->session_id}, {"reason", absl::string_view(removed.message())}});
     }
   } else if (const auto* factors = std::get_if<FactorsRecord>(&record); factors != nullptr && factors->held) {
-    kept_.TakenBack(factors->at.session_id, factors->release);
+    kept_.TakenBack(factors->at.session_id, factors->eviction_id);
   }
 }
 
@@ -162,10 +162,10 @@ void ShardStore::KeepFactors(ReleasedFactors factors) {
 absl::Status ShardStore::Check(const SnapshotImages& snapshot) const {
   std::set<uint64_t> needed;
   for (const auto& [layer, image] : snapshot.images) {
-    if (!image.held && image.release != 0) needed.insert(image.release);
+    if (!image.held && image.eviction_id != 0) needed.insert(image.eviction_id);
   }
-  for (const uint64_t release : needed) {
-    PRECONDOR_RETURN_IF_ERROR(kept_.CheckDurable(snapshot.install.install.session_id, release));
+  for (const uint64_t eviction_id : needed) {
+    PRECONDOR_RETURN_IF_ERROR(kept_.CheckDurable(snapshot.install.install.session_id, eviction_id));
   }
   return absl::OkStatus();
 }
@@ -181,7 +181,7 @@ void ShardStore::OnDurable(const SnapshotImages& snapshot, uint64_t sequence) {
   for (const auto& [layer, image] : snapshot.images) {
     snapshot_steps[layer] = image.at;
     // Records after the image make what is released later; no recovery needs what came before it.
-    floor = std::min(floor, image.release + (image.held ? 1 : 0));
+    floor = std::min(floor, image.eviction_id + (image.held ? 1 : 0));
   }
   log_.OnSnapshot(snapshot.install.install.session_id, sequence, snapshot_steps);
   kept_.OnSnapshot(snapshot.install.install.session_id, floor);

@@ -72,17 +72,17 @@ absl::StatusOr<StoredSession> FindStoredSession(store::FileSystem& fs, const std
 absl::StatusOr<std::string> ReadLayer(const StoredLayer& layer) { return layer.store->Read(layer.manifest, layer.key); }
 
 absl::Status VerifyStoredSession(const StoredSession& session) {
-  std::optional<uint64_t> began;
+  std::optional<uint64_t> rollback_epoch;
   for (const auto& [index, layer] : session.layers) {
     PRECONDOR_ASSIGN_OR_RETURN(const std::string bytes, ReadLayer(layer));
     PRECONDOR_ASSIGN_OR_RETURN(const LayerImage image, DecodeImage(bytes));
-    if (began.value_or(image.at.began) != image.at.began) {
+    if (rollback_epoch.value_or(image.at.rollback_epoch) != image.at.rollback_epoch) {
       return absl::FailedPreconditionError(
           absl::StrCat("session \"", session.spec.name, "\" step ", session.step, " layer ", index,
-                       ": the job rolled back between the parts of this snapshot: expected epoch ", *began, ", got ",
-                       image.at.began));
+                       ": the job rolled back between the parts of this snapshot: expected epoch ", *rollback_epoch,
+                       ", got ", image.at.rollback_epoch));
     }
-    began = image.at.began;
+    rollback_epoch = image.at.rollback_epoch;
   }
   return absl::OkStatus();
 }

@@ -98,7 +98,7 @@ class SnapshotStore {
   // The newest one that Verify passes. NotFound, naming those that were skipped, when there is none.
   absl::StatusOr<FoundSnapshot> LatestValid() const;
 
-  absl::Status Remove(uint64_t id);  // OK when it is not there
+  absl::Status Remove(uint64_t id);  // OK when there is none
   // Removes all but the `count` newest, oldest first; at least 1 stays.
   absl::Status Keep(uint64_t count);
 

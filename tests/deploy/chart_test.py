@@ -266,7 +266,7 @@ class PlantedFaultTest(unittest.TestCase):
     def test_names_that_lead_nowhere(self):
         self.assert_found("has no port grcp", lambda objects: find(
             objects, "Service", "precondor")["spec"]["ports"][0].update(targetPort="grcp"))
-        self.assert_found("volume dta is not there", lambda objects: shard(
+        self.assert_found("volume dta is missing", lambda objects: shard(
             objects)["containers"][0]["volumeMounts"][0].update(name="dta"))
         self.assert_found("volume data is not mounted", lambda objects: shard(
             objects)["containers"][0]["volumeMounts"][0].update(name="dta"))

@@ -166,7 +166,7 @@ def references(objects):
         volumes = {volume["name"]: volume for volume in pod.spec.get("volumes") or []}
         mounted = {mount["name"] for c in pod.init_containers + pod.containers for mount in c.get("volumeMounts") or []}
         for name in sorted(mounted ^ (set(volumes) | pod.claims)):
-            yield f"{pod.owner}: volume {name} is " + ("not there" if name in mounted else "not mounted")
+            yield f"{pod.owner}: volume {name} is " + ("missing" if name in mounted else "not mounted")
         for volume in volumes.values():
             if "configMap" in volume and ("ConfigMap", volume["configMap"]["name"]) not in named:
                 yield f"{pod.owner}: no ConfigMap {volume['configMap']['name']}"

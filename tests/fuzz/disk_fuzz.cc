@@ -127,10 +127,10 @@ std::string Of(size_t decoder, const std::string& bytes) { return std::string(1,
 std::vector<std::string> Seeds() {
   std::vector<std::string> seeds;
   StagedContribution contribution{.samples = 9, .bytes = Payload(12), .scales = {1.0f, 0.25f}};
-  const LayerStep at{.session_id = 7, .layer = 0, .step = 10, .began = 1, .updates = 1};
-  const std::vector<ShardRecord> records = {Install(), RemoveRecord{.session_id = 7},
-                                            UpdateRecord{.at = at, .contributions = {contribution}},
-                                            PlanRecord{.at = at}, FactorsRecord{.at = at, .held = false, .release = 3}};
+  const LayerStep at{.session_id = 7, .layer = 0, .step = 10, .rollback_epoch = 1, .updates = 1};
+  const std::vector<ShardRecord> records = {
+      Install(), RemoveRecord{.session_id = 7}, UpdateRecord{.at = at, .contributions = {contribution}},
+      PlanRecord{.at = at}, FactorsRecord{.at = at, .held = false, .eviction_id = 3}};
   for (const ShardRecord& record : records) {
     const auto encoded = recovery::EncodeRecord(record);
     seeds.push_back(Of(0, std::string(1, static_cast<char>(encoded->type)) + Joined(encoded->Pieces())));

@@ -48,7 +48,7 @@ SMALL_GPT = ("--dim", "32", "--layers", "1", "--context", "16")
 server_program = None
 
 
-# Debian 12's torchrun takes its own default of "nothing redirected" for None; naming a rank that is not there is the same.
+# Debian 12's torchrun takes its own default of "nothing redirected" for None; naming a rank that does not exist is the same.
 TORCHRUN = ["-m", "torch.distributed.run", "--redirects", "9:1", "--tee", "9:1", "--nproc_per_node"]
 
 

@@ -16,7 +16,7 @@ def skip(reason):
 
 
 def environment(venv, packages):
-    """The interpreter of the virtual environment, which is made if it is not there."""
+    """The interpreter of the virtual environment, which is made if it is missing."""
     python = venv / "bin" / "python"
     if python.exists():
         return python

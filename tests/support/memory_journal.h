@@ -44,23 +44,23 @@ class MemoryJournal final : public ShardJournal {
 
   void KeepFactors(ReleasedFactors factors) override {
     MutexLock lock(kept_mu_);
-    const auto at = std::make_pair(factors.session_id, factors.release);
+    const auto at = std::make_pair(factors.session_id, factors.eviction_id);
     kept_.insert_or_assign(at, std::move(factors.states));
   }
   bool FactorsKept(uint64_t, uint64_t) override {
     MutexLock lock(kept_mu_);
     return !slow_;
   }
-  absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t release, uint32_t layer) override {
+  absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t eviction_id, uint32_t layer) override {
     MutexLock lock(kept_mu_);
-    const auto found = kept_.find({session_id, release});
+    const auto found = kept_.find({session_id, eviction_id});
     if (found == kept_.end()) return absl::NotFoundError("lost");
     const auto state = found->second.find(layer);
     if (state == found->second.end()) return absl::NotFoundError("lost");
     return state->second;
   }
-  // The greatest release that was kept.
-  uint64_t last_release() const {
+  // The greatest eviction that was kept.
+  uint64_t last_eviction_id() const {
     MutexLock lock(kept_mu_);
     return kept_.rbegin()->first.second;
   }
@@ -70,9 +70,9 @@ class MemoryJournal final : public ShardJournal {
     slow_ = slow;
   }
   // By layer.
-  std::map<uint32_t, std::string> KeptOf(uint64_t session_id, uint64_t release) const {
+  std::map<uint32_t, std::string> KeptOf(uint64_t session_id, uint64_t eviction_id) const {
     MutexLock lock(kept_mu_);
-    const auto found = kept_.find({session_id, release});
+    const auto found = kept_.find({session_id, eviction_id});
     return found == kept_.end() ? std::map<uint32_t, std::string>() : found->second;
   }
   void LoseKept() {
@@ -122,7 +122,7 @@ class MemoryJournal final : public ShardJournal {
   int64_t snapshots_ ABSL_GUARDED_BY(mu_) = 0;
 
   mutable Mutex kept_mu_;  // apart from mu_, which Restore holds
-  // By session and release; by layer.
+  // By session and eviction; by layer.
   std::map<std::pair<uint64_t, uint64_t>, std::map<uint32_t, std::string>> kept_ ABSL_GUARDED_BY(kept_mu_);
   bool slow_ ABSL_GUARDED_BY(kept_mu_) = false;
 };

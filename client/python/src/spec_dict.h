@@ -11,8 +11,8 @@
 
 namespace precondor::python {
 
-// What is left out has its default. InvalidArgument names the field, what was expected and what came; so for a field
-// that is not there. Needs the GIL.
+// What is left out has its default. InvalidArgument names the field, what was expected and what came; so for an
+// unknown field. Needs the GIL.
 absl::StatusOr<SessionSpec> SpecFromDict(const pybind11::dict& dict);
 // Every field. Needs the GIL.
 pybind11::dict SpecToDict(const SessionSpec& spec);

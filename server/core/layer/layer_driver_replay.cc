@@ -10,10 +10,10 @@ namespace precondor {
 
 LayerReplay& LayerDriver::replay() {
   if (replay_ == nullptr) {
-    const auto read = [this](uint64_t release) -> absl::StatusOr<std::string> {
+    const auto read = [this](uint64_t eviction_id) -> absl::StatusOr<std::string> {
       ShardJournal* const journal = session_->shard->options.journal;
       if (journal == nullptr) return absl::NotFoundError("there is no journal");
-      return journal->ReadFactors(session_->session_id, release, layer_);
+      return journal->ReadFactors(session_->session_id, eviction_id, layer_);
     };
     replay_ = std::make_unique<LayerReplay>(worker_, session_->shard->options.window_steps, read);
   }
@@ -28,7 +28,7 @@ std::optional<std::string> LayerDriver::FinishReplay() {
     LayerReplay::Outcome outcome = replay().Finish(machine_.rollback_epoch(), session_->spec.staleness_steps);
     replay_.reset();
     const LayerWorker::StateView view = worker_.view();
-    ReplayFinished event{.rollback_epoch = outcome.began,
+    ReplayFinished event{.rollback_epoch = outcome.rollback_epoch,
                          .steps = {},
                          .held = view.held,
                          .factor_version = view.version,
@@ -47,7 +47,7 @@ std::optional<std::string> LayerDriver::FinishReplay() {
       counters_.CountSealed(step);
       RaiseTo(session_->last_step, step);
     }
-    journal_.Resume(outcome.began, outcome.updates, outcome.release, std::move(outcomes));
+    journal_.Resume(outcome.rollback_epoch, outcome.updates, outcome.eviction_id, std::move(outcomes));
     released = std::move(outcome.released);
     counters_.Show(view);
     tasks = Feed(event);

@@ -21,23 +21,23 @@ class LayerFactors {
  public:
   explicit LayerFactors(LayerDriver& layer) : layer_(layer) {}
 
-  // Gives a layer that has no factors some: those of `release`, or, with 0, fresh ones.
-  void Set(std::unique_ptr<LayerState> state, uint64_t release);
+  // Gives a layer that has no factors some: those of `eviction_id`, or, with 0, fresh ones.
+  void Set(std::unique_ptr<LayerState> state, uint64_t eviction_id);
   // Takes the layer's factors away, then calls `done` on the strand with what LayerState::Save said of them, or
   // NotFound: there is no journal that could keep them.
   using ReleasedFn = std::function<void(absl::StatusOr<std::string> state)>;
-  void Release(uint64_t release, ReleasedFn done);
+  void Release(uint64_t eviction_id, ReleasedFn done);
   // Gives a layer that has had no contribution the factors of a snapshot as of `step`; its image goes to the journal.
   void Restore(std::unique_ptr<LayerState> state, uint64_t step);
 
   // Neither while Set or Release may be under way.
   bool held() const;
-  // The release in which the layer's factors went last, whether they are back or not; 0: none was kept.
-  uint64_t release() const;
+  // The eviction in which the layer's factors went last, whether they are back or not; 0: none was kept.
+  uint64_t eviction_id() const;
 
  private:
   // On the strand.
-  static void Replace(LayerDriver& layer, std::unique_ptr<LayerState> state, uint64_t release);
+  static void Replace(LayerDriver& layer, std::unique_ptr<LayerState> state, uint64_t eviction_id);
 
   LayerDriver& layer_;
 };

@@ -6,15 +6,19 @@
 
 namespace precondor {
 
-LayerJournal::LayerJournal(SessionContext& session, uint32_t layer, uint64_t began)
+LayerJournal::LayerJournal(SessionContext& session, uint32_t layer, uint64_t rollback_epoch)
     : session_(session),
       journal_(session.shard->options.journal),
       layer_(layer),
       logs_updates_(StatisticsOf(session.spec, layer) != StatisticsKind::kCovariance),
-      began_(began) {}
+      rollback_epoch_(rollback_epoch) {}
 
 LayerStep LayerJournal::At(uint64_t step) const {
-  return {.session_id = session_.session_id, .layer = layer_, .step = step, .began = began_, .updates = updates_};
+  return {.session_id = session_.session_id,
+          .layer = layer_,
+          .step = step,
+          .rollback_epoch = rollback_epoch_,
+          .updates = updates_};
 }
 
 uint64_t LayerJournal::SnapshotStepBefore(uint64_t step) const {
@@ -25,11 +29,11 @@ uint64_t LayerJournal::SnapshotStepBefore(uint64_t step) const {
   return asked_for <= step && asked_for > last_step_ ? std::max(regular, asked_for) : regular;
 }
 
-void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker) {
+void LayerJournal::BeginStep(uint64_t rollback_epoch, uint64_t step, const LayerWorker& worker) {
   if (journal_ == nullptr) return;
-  if (began != began_) {
+  if (rollback_epoch != rollback_epoch_) {
     // The job has rolled back: the steps since then come again.
-    began_ = began;
+    rollback_epoch_ = rollback_epoch;
     outcomes_.clear();
     last_snapshot_step_ = SnapshotStepBefore(step);
   }
@@ -58,7 +62,7 @@ void LayerJournal::GiveImage(uint64_t snapshot_step, const LayerWorker& worker) 
                   .factor_version = worker.view().version,
                   .outcomes = std::vector<StepOutcome>(outcomes_.begin(), outcomes_.end()),
                   .held = held,
-                  .release = release_,
+                  .eviction_id = eviction_id_,
                   .state = *std::move(state)});
 }
 
@@ -94,18 +98,19 @@ void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const Plan& plan) {
   journal_->Append(PlanRecord{.at = At(step), .mode = mode, .plan = plan});
 }
 
-void LayerJournal::FactorsChanged(bool held, uint64_t release) {
+void LayerJournal::FactorsChanged(bool held, uint64_t eviction_id) {
   if (journal_ == nullptr) return;
   ++updates_;
-  if (!held) release_ = release;
+  if (!held) eviction_id_ = eviction_id;
   const LayerStep at = At(outcomes_.empty() ? 0 : outcomes_.back().step);
-  journal_->Append(FactorsRecord{.at = at, .held = held, .release = release});
+  journal_->Append(FactorsRecord{.at = at, .held = held, .eviction_id = eviction_id});
 }
 
-void LayerJournal::Resume(uint64_t began, uint64_t updates, uint64_t release, std::vector<StepOutcome> outcomes) {
-  began_ = began;
+void LayerJournal::Resume(uint64_t rollback_epoch, uint64_t updates, uint64_t eviction_id,
+                          std::vector<StepOutcome> outcomes) {
+  rollback_epoch_ = rollback_epoch;
   updates_ = updates;
-  release_ = release;
+  eviction_id_ = eviction_id;
   outcomes_.assign(std::make_move_iterator(outcomes.begin()), std::make_move_iterator(outcomes.end()));
   // The snapshot as of that step has the layer's image, or never gets it.
   if (outcomes_.empty()) return;

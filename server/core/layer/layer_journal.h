@@ -16,12 +16,12 @@ namespace precondor {
 // Used on the layer's strand alone. Writes nothing when the shard has no journal.
 class LayerJournal {
  public:
-  // `began`: see LayerStep.
-  LayerJournal(SessionContext& session, uint32_t layer, uint64_t began);
+  // `rollback_epoch`: see LayerStep.
+  LayerJournal(SessionContext& session, uint32_t layer, uint64_t rollback_epoch);
 
   // Work on `step` begins. Gives the layer's image when a snapshot's step lies between the last step worked on and this
   // one.
-  void BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker);
+  void BeginStep(uint64_t rollback_epoch, uint64_t step, const LayerWorker& worker);
   // The layer has factors from outside, as of `step`: gives its image.
   void BeginAt(uint64_t step, const LayerWorker& worker);
   // The contributions are about to be applied. `logged`: a record says so already.
@@ -30,13 +30,13 @@ class LayerJournal {
   // The answer is made and no rank has heard of it.
   void BeforeAnswer(uint64_t step, Mode mode, const Plan& plan);
 
-  // The layer has no factors any more, or some again: those of `release`, or, with 0, fresh ones. As FactorsRecord.
-  void FactorsChanged(bool held, uint64_t release);
+  // The layer has no factors any more, or some again: those of `eviction_id`, or, with 0, fresh ones. As FactorsRecord.
+  void FactorsChanged(bool held, uint64_t eviction_id);
   // The last whose factors were to be kept; 0: none. See LayerImage.
-  uint64_t release() const { return release_; }
+  uint64_t eviction_id() const { return eviction_id_; }
 
   // What a restored layer goes on from.
-  void Resume(uint64_t began, uint64_t updates, uint64_t release, std::vector<StepOutcome> outcomes);
+  void Resume(uint64_t rollback_epoch, uint64_t updates, uint64_t eviction_id, std::vector<StepOutcome> outcomes);
 
  private:
   void GiveImage(uint64_t snapshot_step, const LayerWorker& worker);
@@ -49,9 +49,9 @@ class LayerJournal {
   ShardJournal* const journal_;
   const uint32_t layer_;
   const bool logs_updates_;  // covariances are O(d^2): such layers come back from their snapshots alone
-  uint64_t began_;
+  uint64_t rollback_epoch_;
   uint64_t updates_ = 0;
-  uint64_t release_ = 0;
+  uint64_t eviction_id_ = 0;
   uint64_t last_snapshot_step_ = 0;
   uint64_t last_step_ = 0;            // worked on
   std::deque<StepOutcome> outcomes_;  // ascending, a window's

@@ -12,8 +12,8 @@ namespace precondor {
 absl::Status LayerReplay::Load(const LayerImage& image) {
   if (image.held != worker_.has_factors()) PRECONDOR_RETURN_IF_ERROR(SetHeld(image.held));
   if (image.held) PRECONDOR_RETURN_IF_ERROR(worker_.Load(image.state));
-  began_ = image.at.began;
-  release_ = image.release;
+  rollback_epoch_ = image.at.rollback_epoch;
+  eviction_id_ = image.eviction_id;
   image_updates_ = received_ = applied_ = image.at.updates;
   for (const StepOutcome& outcome : image.outcomes) steps_[outcome.step] = {.outcome = outcome, .contributions = {}};
   return absl::OkStatus();
@@ -27,16 +27,16 @@ void LayerReplay::Apply(ReplayedStep step) {
   if (!step.failed) worker_.Update(*std::move(step.contributions));
 }
 
-void LayerReplay::BeginAt(uint64_t began) {
-  if (began <= began_) return;
-  began_ = began;
+void LayerReplay::BeginAt(uint64_t rollback_epoch) {
+  if (rollback_epoch <= rollback_epoch_) return;
+  rollback_epoch_ = rollback_epoch;
   for (auto& [number, step] : steps_) Apply(std::move(step));
   steps_.clear();
 }
 
 ReplayedStep* LayerReplay::Find(const LayerStep& at, Mode mode) {
-  BeginAt(at.began);
-  if (at.began < began_) return nullptr;
+  BeginAt(at.rollback_epoch);
+  if (at.rollback_epoch < rollback_epoch_) return nullptr;
   ReplayedStep& found = steps_
                             .try_emplace(at.step, ReplayedStep{.outcome = {.step = at.step, .mode = mode, .plan = {}},
                                                                .contributions = {}})
@@ -101,32 +101,33 @@ absl::Status LayerReplay::SetHeld(bool held) {
 absl::Status LayerReplay::Add(const FactorsRecord& record) {
   if (record.at.updates <= image_updates_) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(Receive(record.at));
-  BeginAt(record.at.began);
+  BeginAt(record.at.rollback_epoch);
   // What came before belongs to the factors that go.
   for (auto& [number, step] : steps_) {
     Apply(std::exchange(step, {.outcome = step.outcome, .contributions = {}, .failed = step.failed}));
   }
   ++applied_;
-  if (record.held) return record.release != 0 ? LoadReleased(record.release) : SetHeld(true);
-  release_ = record.release;
+  if (record.held) return record.eviction_id != 0 ? LoadReleased(record.eviction_id) : SetHeld(true);
+  eviction_id_ = record.eviction_id;
   absl::StatusOr<std::string> state = absl::NotFoundError("");
-  if (release_ != 0 && worker_.has_factors()) state = worker_.Save();
+  if (eviction_id_ != 0 && worker_.has_factors()) state = worker_.Save();
   if (state.ok()) released_ = *std::move(state);
   return SetHeld(false);
 }
 
-absl::Status LayerReplay::LoadReleased(uint64_t release) {
+absl::Status LayerReplay::LoadReleased(uint64_t eviction_id) {
   absl::StatusOr<std::string> state = absl::NotFoundError("");
-  if (release == release_ && released_.has_value()) {
+  if (eviction_id == eviction_id_ && released_.has_value()) {
     state = *std::exchange(released_, std::nullopt);
   } else {
-    state = read_(release);
+    state = read_(eviction_id);
   }
   absl::Status status = state.status();
   if (status.ok()) status = SetHeld(true);
   if (status.ok()) status = worker_.Load(*state);
   if (status.ok()) return status;
-  return absl::DataLossError(absl::StrCat("factors of release ", release, ", which were loaded: ", status.message()));
+  return absl::DataLossError(
+      absl::StrCat("factors of eviction ", eviction_id, ", which were loaded: ", status.message()));
 }
 
 void LayerReplay::GiveUpUnlogged(int32_t staleness_steps) {
@@ -139,12 +140,12 @@ void LayerReplay::GiveUpUnlogged(int32_t staleness_steps) {
   }
 }
 
-LayerReplay::Outcome LayerReplay::Finish(uint64_t began, int32_t staleness_steps) {
-  BeginAt(began);
+LayerReplay::Outcome LayerReplay::Finish(uint64_t rollback_epoch, int32_t staleness_steps) {
+  BeginAt(rollback_epoch);
   GiveUpUnlogged(staleness_steps);
-  return {.began = began_,
+  return {.rollback_epoch = rollback_epoch_,
           .updates = applied_,
-          .release = release_,
+          .eviction_id = eviction_id_,
           .released = std::move(released_),
           .steps = std::move(steps_)};
 }

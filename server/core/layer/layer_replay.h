@@ -29,7 +29,7 @@ struct ReplayedStep {
 class LayerReplay {
  public:
   // The layer's factors as they were released, from ShardJournal::ReadFactors.
-  using ReadFactors = std::function<absl::StatusOr<std::string>(uint64_t release)>;
+  using ReadFactors = std::function<absl::StatusOr<std::string>(uint64_t eviction_id)>;
 
   // `worker` is new, and outlives it.
   LayerReplay(LayerWorker& worker, uint64_t window_steps, ReadFactors read)
@@ -44,24 +44,24 @@ class LayerReplay {
   // The same, and those of Method::MakeState. DataLoss as well: the factors that came back are not to be had again.
   absl::Status Add(const FactorsRecord& record);
 
-  // Ends it. The job may have gone back to an earlier step, in epoch `began`, since the last record.
+  // Ends it. The job may have gone back to an earlier step, in epoch `rollback_epoch`, since the last record.
   struct Outcome {
-    uint64_t began = 0;
-    uint64_t updates = 0;  // of LayerStep::updates, those in `steps` not included
-    uint64_t release = 0;  // see LayerImage
-    // The factors of that release, where the records made them and not a snapshot: it may not be durable.
+    uint64_t rollback_epoch = 0;
+    uint64_t updates = 0;      // of LayerStep::updates, those in `steps` not included
+    uint64_t eviction_id = 0;  // see LayerImage
+    // The factors of that eviction, where the records made them and not a snapshot: it may not be durable.
     std::optional<std::string> released;
     std::map<uint64_t, ReplayedStep> steps;
   };
-  Outcome Finish(uint64_t began, int32_t staleness_steps);
+  Outcome Finish(uint64_t rollback_epoch, int32_t staleness_steps);
 
  private:
-  // DataLoss: an update that the record follows is not there. One that follows fewer was written by a layer that had
+  // DataLoss: an update that the record follows is missing. One that follows fewer was written by a layer that had
   // come back and not yet applied the window's.
   absl::Status CheckFollows(const LayerStep& at) const;
-  void BeginAt(uint64_t began);
+  void BeginAt(uint64_t rollback_epoch);
   absl::Status SetHeld(bool held);
-  absl::Status LoadReleased(uint64_t release);
+  absl::Status LoadReleased(uint64_t eviction_id);
   // DataLoss: not the next of the records that change factors.
   absl::Status Receive(const LayerStep& at);
   ReplayedStep* Find(const LayerStep& at, Mode mode);
@@ -73,11 +73,11 @@ class LayerReplay {
   LayerWorker& worker_;
   const uint64_t window_;
   const ReadFactors read_;
-  uint64_t began_ = 0;
+  uint64_t rollback_epoch_ = 0;
   uint64_t image_updates_ = 0;
   uint64_t received_ = 0;  // of LayerStep::updates, those of the image included
   uint64_t applied_ = 0;
-  uint64_t release_ = 0;
+  uint64_t eviction_id_ = 0;
   std::optional<std::string> released_;
   std::map<uint64_t, ReplayedStep> steps_;
 };

@@ -81,7 +81,7 @@ class LayerWorker {
   absl::Status ApplyStatistics(std::vector<StagedContribution>& contributions, UpdateOutcome& outcome);
   absl::StatusOr<SealedUpdate> Seal(const LayerStatistics& merged) const;
   std::string NoFactors() const;
-  // Has the executor do in the background what the factors have put off.
+  // Has the executor do in the background what the factors have deferred.
   // Whether what work takes by the clock is what placement may count with.
   bool TimesAreOwn() const;
   void PostDeferredWork();

@@ -23,14 +23,14 @@ SessionFactors::SessionFactors(std::shared_ptr<SessionContext> context,
       held_(state.held),
       reserved_(state.held || state.writing != 0 ? sizes.held : sizes.released),
       version_(state.version),
-      release_(state.release),
+      eviction_id_(state.eviction_id),
       writing_(state.writing) {}
 
 absl::StatusOr<SessionFactors::FactorState> SessionFactors::state() const {
   MutexLock lock(mu_);
   if (!holding_ && !letting_go_ && !closed_) {
     return FactorState{
-        .held = held_, .reserved = reserved_, .version = version_, .release = release_, .writing = writing_};
+        .held = held_, .reserved = reserved_, .version = version_, .eviction_id = eviction_id_, .writing = writing_};
   }
   return absl::UnavailableError(absl::StrCat("session \"", context_->spec.name, "\": its factors are being changed"));
 }
@@ -38,7 +38,7 @@ absl::StatusOr<SessionFactors::FactorState> SessionFactors::state() const {
 bool SessionFactors::HandOver(const FactorState& expected) {
   MutexLock lock(mu_);
   const FactorState now{
-      .held = held_, .reserved = reserved_, .version = version_, .release = release_, .writing = writing_};
+      .held = held_, .reserved = reserved_, .version = version_, .eviction_id = eviction_id_, .writing = writing_};
   if (closed_ || holding_ || letting_go_ || now != expected) return false;
   closed_ = true;
   reserved_ = NoBytes();
@@ -69,14 +69,15 @@ void SessionFactors::Tell(int64_t reserved_bytes) const {
 
 absl::StatusOr<SessionFactors::Returned> SessionFactors::MakeState(LayerDriver& layer) const {
   ShardContext& shard = *context_->shard;
-  const uint64_t release = layer.factors().release();
-  Returned returned{.layer = &layer, .state = nullptr, .release = 0};
+  const uint64_t eviction_id = layer.factors().eviction_id();
+  Returned returned{.layer = &layer, .state = nullptr, .eviction_id = 0};
   PRECONDOR_ASSIGN_OR_RETURN(returned.state, context_->MakeState(layer.index()));
-  if (release == 0 || shard.options.journal == nullptr) return returned;
-  absl::StatusOr<std::string> kept = shard.options.journal->ReadFactors(context_->session_id, release, layer.index());
+  if (eviction_id == 0 || shard.options.journal == nullptr) return returned;
+  absl::StatusOr<std::string> kept =
+      shard.options.journal->ReadFactors(context_->session_id, eviction_id, layer.index());
   const absl::Status status = kept.ok() ? returned.state->Load(*kept) : kept.status();
   if (status.ok()) {
-    returned.release = release;
+    returned.eviction_id = eviction_id;
     return returned;
   }
   shard.logger.Log(Severity::kError, "factors of a layer are lost",
@@ -100,8 +101,8 @@ void SessionFactors::Give(std::vector<Returned> states) const {
   if (states.empty()) return;
   int64_t kept = 0, fresh = 0;
   for (Returned& one : states) {
-    ++(one.release != 0 ? kept : fresh);
-    one.layer->factors().Set(std::move(one.state), one.release);
+    ++(one.eviction_id != 0 ? kept : fresh);
+    one.layer->factors().Set(std::move(one.state), one.eviction_id);
   }
   const ShardContext& shard = *context_->shard;
   shard.observer.OnFactorsReturned(context_->spec.name, kept, fresh);
@@ -158,36 +159,37 @@ absl::Status SessionFactors::Hold(HoldVersion version) {
 // --- release --------------------------------------------------------------------------------------------------------
 
 void SessionFactors::Release(HoldVersion version) {
-  uint64_t release = 0;
+  uint64_t eviction_id = 0;
   {
     MutexLock lock(mu_);
     if (closed_ || version <= version_) return;
     version_ = version;
     if (!held_) return;
     held_ = false;
-    release = NextRelease();
+    eviction_id = NextEvictionId();
     letting_go_ = context_->shard->options.journal != nullptr;
   }
-  Evict(release, /*reserved=*/true);
+  Evict(eviction_id, /*reserved=*/true);
 }
 
-uint64_t SessionFactors::NextRelease() {
+uint64_t SessionFactors::NextEvictionId() {
   const int64_t now = absl::ToUnixNanos(context_->shard->clock.Wall());
-  return release_ = std::max(release_ + 1, static_cast<uint64_t>(std::max<int64_t>(now, 0)));
+  return eviction_id_ = std::max(eviction_id_ + 1, static_cast<uint64_t>(std::max<int64_t>(now, 0)));
 }
 
-void SessionFactors::Evict(uint64_t release, bool reserved) {
+void SessionFactors::Evict(uint64_t eviction_id, bool reserved) {
   auto leaving = std::make_shared<EvictionBatch>();
   leaving->reserved = reserved;
   {
     MutexLock lock(leaving->mu);
-    leaving->factors = {.session_id = context_->session_id, .release = release, .states = {}};
+    leaving->factors = {.session_id = context_->session_id, .eviction_id = eviction_id, .states = {}};
     leaving->left = layers_.size();
   }
   for (const std::shared_ptr<LayerDriver>& layer : layers_) {
-    layer->factors().Release(release, [self = shared_from_this(), layer, leaving](absl::StatusOr<std::string> state) {
-      self->OnEvicted(*layer, *leaving, std::move(state));
-    });
+    layer->factors().Release(eviction_id,
+                             [self = shared_from_this(), layer, leaving](absl::StatusOr<std::string> state) {
+                               self->OnEvicted(*layer, *leaving, std::move(state));
+                             });
   }
 }
 
@@ -214,27 +216,27 @@ void SessionFactors::Keep(ReleasedFactors factors, bool reserved) {
     if (reserved) FinishRelease();
     return;
   }
-  const uint64_t release = factors.release;
+  const uint64_t eviction_id = factors.eviction_id;
   if (!factors.states.empty()) journal->KeepFactors(std::move(factors));
   {
     MutexLock lock(mu_);
     letting_go_ = false;
-    if (reserved) writing_ = release;
+    if (reserved) writing_ = eviction_id;
   }
   FreeReleased();
 }
 
 void SessionFactors::FreeReleased() {
-  uint64_t release = 0;
+  uint64_t eviction_id = 0;
   {
     MutexLock lock(mu_);
     if (writing_ == 0 || holding_ || closed_) return;
-    release = writing_;
+    eviction_id = writing_;
   }
-  if (!context_->shard->options.journal->FactorsKept(context_->session_id, release)) return;
+  if (!context_->shard->options.journal->FactorsKept(context_->session_id, eviction_id)) return;
   {
     MutexLock lock(mu_);
-    if (writing_ != release || holding_ || closed_) return;
+    if (writing_ != eviction_id || holding_ || closed_) return;
     writing_ = 0;
   }
   FinishRelease();
@@ -264,14 +266,14 @@ void SessionFactors::FinishRelease() {
 // --- coming back ----------------------------------------------------------------------------------------------------
 
 uint64_t SessionFactors::KeepReplayed(std::map<uint32_t, std::string> released) const {
-  uint64_t release = 0;
+  uint64_t eviction_id = 0;
   for (const std::shared_ptr<LayerDriver>& layer : layers_) {
-    if (released.contains(layer->index())) release = layer->factors().release();
+    if (released.contains(layer->index())) eviction_id = layer->factors().eviction_id();
   }
-  if (release == 0) return 0;
+  if (eviction_id == 0) return 0;
   context_->shard->options.journal->KeepFactors(
-      {.session_id = context_->session_id, .release = release, .states = std::move(released)});
-  return release;
+      {.session_id = context_->session_id, .eviction_id = eviction_id, .states = std::move(released)});
+  return eviction_id;
 }
 
 bool SessionFactors::CompleteReplay() {
@@ -295,7 +297,7 @@ void SessionFactors::FinishReplay(std::map<uint32_t, std::string> released) {
   {
     MutexLock lock(mu_);
     reserved = held_;
-    for (const auto& layer : layers_) release_ = std::max(release_, layer->factors().release());
+    for (const auto& layer : layers_) eviction_id_ = std::max(eviction_id_, layer->factors().eviction_id());
   }
   if (!reserved && (there || kept != 0)) reserved = memory.Reserve(context_->spec.name, factor_bytes()).ok();
   const bool held = there && reserved && CompleteReplay();
@@ -304,19 +306,19 @@ void SessionFactors::FinishReplay(std::map<uint32_t, std::string> released) {
     memory.Release(factor_bytes());
     reserved = false;
   }
-  uint64_t release = 0;
+  uint64_t eviction_id = 0;
   {
     MutexLock lock(mu_);
     held_ = held;
     reserved_ = reserved ? sizes_.held : sizes_.released;
     if (leaves) {
-      release = NextRelease();
+      eviction_id = NextEvictionId();
       letting_go_ = true;
     } else if (reserved && !held) {
       writing_ = kept;
     }
   }
-  if (leaves) return Evict(release, reserved);
+  if (leaves) return Evict(eviction_id, reserved);
   FreeReleased();
 }
 

@@ -41,12 +41,12 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
     bool held = false;
     DeviceBytes reserved = {};
     HoldVersion version = {};
-    uint64_t release = 0;  // the last
-    uint64_t writing = 0;  // the release that is not durable yet; its memory counts as if it were held
+    uint64_t eviction_id = 0;  // the last
+    uint64_t writing = 0;      // the eviction that is not durable yet; its memory counts as if it were held
     bool operator==(const FactorState&) const = default;
   };
   // `layers`: all that the session has here. Those hold their states when `state` says so. That size has been
-  // reserved, or the greater one while a release is being written; `state.reserved` is not looked at.
+  // reserved, or the greater one while an eviction is being written; `state.reserved` is not looked at.
   SessionFactors(std::shared_ptr<SessionContext> context, std::vector<std::shared_ptr<LayerDriver>> layers,
                  const Sizes& sizes, const FactorState& state);
 
@@ -61,7 +61,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   // `released`, by layer: factors of their releases that the journal may not hold. The layers have been replayed and
   // serve no rank yet: puts the reservation right, and sees to it that what was released becomes durable. A change that
   // only some of the layers had come to ends with factors for all; with none, and those there were kept, when the
-  // memory is not there any more.
+  // memory is no longer reserved.
   void FinishReplay(std::map<uint32_t, std::string> released);
 
   // Unavailable while factors are being made or taken away.
@@ -82,24 +82,24 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
     ReleasedFactors factors ABSL_GUARDED_BY(mu);
     size_t left ABSL_GUARDED_BY(mu) = 0;
   };
-  // A layer's factors for a return, and the release that they are of; 0: fresh ones.
+  // A layer's factors for a return, and the eviction that they are of; 0: fresh ones.
   struct Returned {
     LayerDriver* layer = nullptr;
     std::unique_ptr<LayerState> state;
-    uint64_t release = 0;
+    uint64_t eviction_id = 0;
   };
   absl::StatusOr<Returned> MakeState(LayerDriver& layer) const;
   absl::StatusOr<std::vector<Returned>> MakeStates() const;
   // Has the layers take them, and tells.
   void Give(std::vector<Returned> states) const;
-  // Of the next release: no number is used twice, also where the log has lost the earlier ones.
-  uint64_t NextRelease() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Evict(uint64_t release, bool reserved);
+  // Of the next eviction: no number is used twice, also where the log has lost the earlier ones.
+  uint64_t NextEvictionId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Evict(uint64_t eviction_id, bool reserved);
   void OnEvicted(const LayerDriver& layer, EvictionBatch& leaving, absl::StatusOr<std::string> state);
   // The last layer has let go.
   void Keep(ReleasedFactors factors, bool reserved);
   void FinishRelease();
-  // Hands over what was released before the shard ended; returns the release, or 0: nothing.
+  // Hands over what was released before the shard ended; returns the eviction, or 0: nothing.
   uint64_t KeepReplayed(std::map<uint32_t, std::string> released) const;
   // Gives factors to the layers that have none. False: they cannot be made.
   bool CompleteReplay();
@@ -115,7 +115,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   bool held_ ABSL_GUARDED_BY(mu_);
   DeviceBytes reserved_ ABSL_GUARDED_BY(mu_);  // what is being released counts until it is gone
   HoldVersion version_ ABSL_GUARDED_BY(mu_);
-  uint64_t release_ ABSL_GUARDED_BY(mu_);
+  uint64_t eviction_id_ ABSL_GUARDED_BY(mu_);
   bool holding_ ABSL_GUARDED_BY(mu_) = false;
   bool letting_go_ ABSL_GUARDED_BY(mu_) = false;  // layers have yet to, and there is a journal
   uint64_t writing_ ABSL_GUARDED_BY(mu_);         // see FactorState

@@ -28,7 +28,8 @@ struct HeldSession {
   uint64_t epoch = 0;
   int64_t reserved_bytes = 0;
   bool factors_released = false;
-  uint32_t joined = 0;  // ranks that the shard knows the holders of
+  uint32_t joined = 0;     // ranks that the shard knows the holders of
+  uint64_t last_step = 0;  // the greatest that has been begun here
 };
 
 struct DeviceUse {
@@ -135,8 +136,8 @@ class ShardControl {
   virtual absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) = 0;
   // Not hold: frees the session's factors once the work that uses them has ended and, with a data directory, they are
   // durable there; takes no statistics in. Hold: reserves their memory again and goes on with the factors that were
-  // kept, or else with fresh ones; ResourceExhausted CAPACITY when the memory is not there, Unavailable while layers
-  // have yet to let go: they stay released. NotFound UNKNOWN_SESSION.
+  // kept, or else with fresh ones; ResourceExhausted CAPACITY when there is no memory for them, Unavailable while
+  // layers have yet to let go: they stay released. NotFound UNKNOWN_SESSION.
   virtual absl::Status HoldFactors(const FactorHold& hold) = 0;
   // Has the shard's part of a snapshot taken, and says how far it is. InvalidArgument: the step has been begun and
   // there is none. FailedPrecondition: no data directory, or an order taken before of which nothing is known any more.

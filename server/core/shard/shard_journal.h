@@ -23,9 +23,8 @@ struct LayerStep {
   uint64_t session_id = 0;
   uint32_t layer = 0;
   uint64_t step = 0;
-  uint64_t began =
-      0;  // the epoch in which the job last rolled back to an earlier step, dropping the layer's open steps
-  uint64_t updates = 0;  // the layer's records of updates and factors so far, this one included: a gap shows
+  uint64_t rollback_epoch = 0;  // in which the job last rolled back to an earlier step, dropping the layer's open steps
+  uint64_t updates = 0;         // the layer's records of updates and factors so far, this one included: a gap shows
 };
 
 // What a step's gradient was, or will be, answered with.
@@ -61,8 +60,8 @@ struct PlanRecord {
 struct FactorsRecord {
   LayerStep at;
   bool held = false;
-  // The release in which they went, or from which they are back, as they were; 0: they are not kept, or fresh.
-  uint64_t release = 0;
+  // The eviction in which they went, or from which they are back, as they were; 0: they are not kept, or fresh.
+  uint64_t eviction_id = 0;
 };
 // The session has left memory for the quarantine, or has come back from there. Records that its last work still makes
 // come later.
@@ -88,14 +87,14 @@ struct LayerImage {
   uint64_t factor_version = 0;
   std::vector<StepOutcome> outcomes;  // the window's, ascending
   bool held = true;                   // false: the layer has no factors, `state` is empty
-  uint64_t release = 0;               // the layer's last, whether its factors are back or not; 0: none was kept
+  uint64_t eviction_id = 0;           // the layer's last, whether its factors are back or not; 0: none was kept
   std::string state;                  // LayerState::Save
 };
 
 // The factors of a session's layers as they were when they were released.
 struct ReleasedFactors {
   uint64_t session_id = 0;
-  uint64_t release = 0;                    // ascends, and is never used again
+  uint64_t eviction_id = 0;                // ascends, and is never used again
   std::map<uint32_t, std::string> states;  // by layer: LayerState::Save
 };
 
@@ -113,13 +112,13 @@ class ShardJournal {
   // Takes a layer's image for a snapshot of its session, of which every layer gives one with the same step. Does not
   // wait for a disk.
   virtual void Keep(LayerImage image) = 0;
-  // Takes factors that are released, to be read again. Does not wait for a disk. The records of the release came
+  // Takes factors that are released, to be read again. Does not wait for a disk. The records of the eviction came
   // before.
   virtual void KeepFactors(ReleasedFactors factors) = 0;
   // False: they are still on their way to the disk, and in memory. What failed is tried again, now and then.
-  virtual bool FactorsKept(uint64_t session_id, uint64_t release) { return true; }
+  virtual bool FactorsKept(uint64_t session_id, uint64_t eviction_id) { return true; }
   // A layer's, as they were released. NotFound: they are not here; DataLoss; those of the disk.
-  virtual absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t release, uint32_t layer) {
+  virtual absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t eviction_id, uint32_t layer) {
     return absl::NotFoundError("factors are not kept here");
   }
   // --- sessions in quarantine (ShardControl::Quarantine): they do not come back by themselves

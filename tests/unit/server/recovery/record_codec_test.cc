@@ -28,7 +28,7 @@ void ExpectEqual(const LayerStep& got, const LayerStep& expected) {
   EXPECT_EQ(got.session_id, expected.session_id);
   EXPECT_EQ(got.layer, expected.layer);
   EXPECT_EQ(got.step, expected.step);
-  EXPECT_EQ(got.began, expected.began);
+  EXPECT_EQ(got.rollback_epoch, expected.rollback_epoch);
   EXPECT_EQ(got.updates, expected.updates);
 }
 
@@ -66,12 +66,12 @@ TEST(RecordCodec, KeepsUpdatesBitForBit) {
   }
   EXPECT_TRUE(RoundTrip(FactorsRecord{.at = record.at, .held = true}).held);
   EXPECT_FALSE(RoundTrip(FactorsRecord{.at = record.at, .held = false}).held);
-  EXPECT_EQ(RoundTrip(FactorsRecord{.at = record.at, .held = true}).release, 0u);
+  EXPECT_EQ(RoundTrip(FactorsRecord{.at = record.at, .held = true}).eviction_id, 0u);
   for (const bool held : {false, true}) {
-    const FactorsRecord kept = RoundTrip(FactorsRecord{.at = record.at, .held = held, .release = 1ull << 60});
+    const FactorsRecord kept = RoundTrip(FactorsRecord{.at = record.at, .held = held, .eviction_id = 1ull << 60});
     ExpectEqual(kept.at, record.at);
     EXPECT_EQ(kept.held, held);
-    EXPECT_EQ(kept.release, 1ull << 60);
+    EXPECT_EQ(kept.eviction_id, 1ull << 60);
   }
 }
 
@@ -99,7 +99,7 @@ TEST(RecordCodec, KeepsImages) {
                    .factor_version = 2,
                    .outcomes = {},
                    .held = false,
-                   .release = 77,
+                   .eviction_id = 77,
                    .state = std::string("\0s\xff", 3)};
   image.outcomes.push_back({.step = 29, .mode = Mode::kFirstOrder, .updated = false, .plan = {}});
   image.outcomes.push_back({.step = 30,
@@ -116,7 +116,7 @@ TEST(RecordCodec, KeepsImages) {
   EXPECT_FALSE(got.outcomes[0].updated || got.outcomes[0].plan.has_value());
   EXPECT_TRUE(got.outcomes[1].updated);
   EXPECT_EQ(got.outcomes[1].plan->reason, "x");
-  EXPECT_EQ(got.release, 77u);
+  EXPECT_EQ(got.eviction_id, 77u);
 }
 
 TEST(RecordCodec, RefusesOtherVersions) {
@@ -143,7 +143,7 @@ TEST(RecordCodec, RefusesWhatItDidNotWrite) {
   }
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(3, update + "x").status()));
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(1, "no message").status()));
-  const ShardRecord awaiting = FactorsRecord{.at = {}, .release = ~uint64_t{0}};
+  const ShardRecord awaiting = FactorsRecord{.at = {}, .eviction_id = ~uint64_t{0}};
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(7, PayloadOf(EncodeRecord(awaiting).value())).status()));
   const ShardRecord planned = PlanRecord{.at = {}, .plan = {}};
   std::string plan = EncodeRecord(planned).value().own;

@@ -26,8 +26,9 @@ inline InstallRecord MakeInstall(uint64_t session_id, uint64_t epoch = 1) {
 inline UpdateRecord MakeUpdate(uint64_t session_id, uint32_t layer, uint64_t updates, size_t bytes = 3) {
   StagedContribution contribution{
       .samples = 9, .bytes = Payload(bytes, static_cast<uint8_t>(updates)), .scales = {1.0f, 0.25f}};
-  return {.at = {.session_id = session_id, .layer = layer, .step = updates * 10, .began = 2, .updates = updates},
-          .contributions = {std::move(contribution)}};
+  return {
+      .at = {.session_id = session_id, .layer = layer, .step = updates * 10, .rollback_epoch = 2, .updates = updates},
+      .contributions = {std::move(contribution)}};
 }
 
 }  // namespace precondor::recovery

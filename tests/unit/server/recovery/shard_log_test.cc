@@ -20,7 +20,7 @@ class StaleObserver final : public Observer {
 
 // Images of both layers before any work on `step`.
 std::map<uint32_t, LayerStep> Cuts(uint64_t step) {
-  return {{0, {.layer = 0, .step = step, .began = 2}}, {1, {.layer = 1, .step = step, .began = 2}}};
+  return {{0, {.layer = 0, .step = step, .rollback_epoch = 2}}, {1, {.layer = 1, .step = step, .rollback_epoch = 2}}};
 }
 
 class ShardLogTest : public ::testing::Test {
@@ -132,8 +132,8 @@ TEST_F(ShardLogTest, ASnapshotFromBeforeALostDecisionHealsNothing) {
   log->Append(MakeUpdate(7, 0, 1));  // something to write, also where the install has been synced in the background
   log->Sync();
   // Factors that came or went, and what a step was answered, change the layer without an update.
-  log->Append(FactorsRecord{.at = {.session_id = 7, .layer = 1, .step = 40, .began = 2}, .held = true});
-  log->Append(PlanRecord{.at = {.session_id = 7, .layer = 0, .step = 50, .began = 2}, .plan = {}});
+  log->Append(FactorsRecord{.at = {.session_id = 7, .layer = 1, .step = 40, .rollback_epoch = 2}, .held = true});
+  log->Append(PlanRecord{.at = {.session_id = 7, .layer = 0, .step = 50, .rollback_epoch = 2}, .plan = {}});
   fs.set_full(false);
   AwaitWritable();
   log->OnSnapshot(7, log->next_sequence(), Cuts(50));

@@ -199,7 +199,7 @@ TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeWereReleas
   Step(0);
   const int64_t held = shard->memory()->reserved().total();
   const LayerStep first{.session_id = kSession, .layer = 0, .updates = 2};
-  journal.Append(FactorsRecord{.at = first, .held = false, .release = 5});
+  journal.Append(FactorsRecord{.at = first, .held = false, .eviction_id = 5});
   MakeShard();
   journal.Restore(*shard);
   EXPECT_TRUE(shard->replay().Finish().empty());
@@ -215,17 +215,17 @@ TEST_F(ShardFactorsTest, NoReleaseHasTheNumberOfAnother) {
   Start();
   Step(0);
   ASSERT_TRUE(Hold(1, false).ok());
-  const uint64_t first = journal.last_release();
+  const uint64_t first = journal.last_eviction_id();
   ASSERT_TRUE(Hold(2, true).ok());
   clock.SetWall(-absl::Seconds(100));
   ASSERT_TRUE(Hold(3, false).ok());
-  EXPECT_GT(journal.last_release(), first);
+  EXPECT_GT(journal.last_eviction_id(), first);
   ASSERT_TRUE(Hold(4, true).ok());
   MakeShard();  // with a log that has lost all
   clock.SetWall(absl::Seconds(101));
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   ASSERT_TRUE(Hold(1, false).ok());
-  EXPECT_GT(journal.last_release(), first + 1);
+  EXPECT_GT(journal.last_eviction_id(), first + 1);
 }
 
 TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeHadReturned) {
@@ -236,7 +236,7 @@ TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeHadReturne
   const int64_t held = shard->memory()->reserved().total();
   ASSERT_TRUE(Hold(5, false).ok());
   const LayerStep second{.session_id = kSession, .layer = 1, .updates = 2};
-  journal.Append(FactorsRecord{.at = second, .held = true, .release = journal.last_release()});
+  journal.Append(FactorsRecord{.at = second, .held = true, .eviction_id = journal.last_eviction_id()});
   MakeShard();
   journal.Restore(*shard);
   EXPECT_TRUE(shard->replay().Finish().empty());

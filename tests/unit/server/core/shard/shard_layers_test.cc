@@ -177,7 +177,7 @@ TEST_F(ShardLayersTest, TheNewLayersImagesFitThoseOfTheOthers) {
   Step(1, 0);
   const std::vector<UpdateRecord> updates = journal.Of<UpdateRecord>();
   ASSERT_EQ(updates.size(), 2u);
-  for (const UpdateRecord& update : updates) EXPECT_EQ(update.at.began, 2u) << "layer " << update.at.layer;
+  for (const UpdateRecord& update : updates) EXPECT_EQ(update.at.rollback_epoch, 2u) << "layer " << update.at.layer;
 }
 
 class ShardLeaseTest : public ShardLayersTest {
