@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training job for tests that start and end it as a process. It writes its weights to CHECKPOINTS/weights-<step>
 // where the service's directive says that a snapshot is taken, and at its end. All ranks have the same statistics and
-// gradients, so that the weights are the same for 1, 2 and 4 of them.
+// gradients, so that 1, 2 and 4 of them have equal weights.
 //
 // Usage: snapshot_trainer COORDINATOR FIRST_STEP END_STEP CHECKPOINTS [WORLD_SIZE]
 #include <cmath>

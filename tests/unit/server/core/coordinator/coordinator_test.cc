@@ -224,7 +224,7 @@ TEST_F(CoordinatorTest, ListsTheStepThatEachShardWasAtInThisEpoch) {
   shards[0]->last_step = 12;
   shards[1]->last_step = 9;
   coordinator->Reconcile();
-  EXPECT_THAT(coordinator->ListSessions()[0].shard_steps, ElementsAre(Pair("public:1", 9), Pair("shard0", 12)));
+  EXPECT_THAT(coordinator->ListSessions()[0].shard_steps, ElementsAre(Pair("shard0", 12), Pair("shard1", 9)));
   coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
   coordinator->JoinSession("job", 1, 6, 0).IgnoreError();
   EXPECT_TRUE(coordinator->ListSessions()[0].shard_steps.empty());
