@@ -7,6 +7,7 @@ Each method of Churn does one round of one kind, ends all that it began and coun
 import collections
 import itertools
 import pathlib
+import random
 import socket
 import struct
 import sys
@@ -113,8 +114,10 @@ class Job:
 class Churn:
     """Clients of one server. Its methods may be called on several threads at once."""
 
-    def __init__(self, server):
+    def __init__(self, server, shapes=0):
         self.server = server
+        self.shapes = shapes  # jobs of other shapes in a round
+        self.random = random.Random(1)
         self.mutex = threading.Lock()
         self.counts = collections.Counter(calls=0, sessions=0, connects=0, streams=0)
         self.fresh = itertools.count()
@@ -124,8 +127,8 @@ class Churn:
         self.steady = Job(self, "soak-steady", world_size=1)
         self.steps = itertools.count()
 
-    KINDS = ("unary_calls", "whole_jobs", "broken_streams", "slow_readers", "cancelled_calls", "connects", "half_open",
-             "header_floods", "metrics_requests")
+    KINDS = ("unary_calls", "whole_jobs", "other_shapes", "broken_streams", "slow_readers", "cancelled_calls", "connects",
+             "half_open", "header_floods", "metrics_requests")
 
     def count(self, **more):
         with self.mutex:
@@ -166,6 +169,18 @@ class Churn:
                 job.close()
             else:
                 job.close(leave=True)
+
+    def other_shapes(self):
+        """Jobs with dense factors of any size, opened and closed."""
+        c, s = interop.pb.common_pb2, interop.pb.session_pb2
+        for _ in range(self.shapes):
+            layers = [c.Layer(name=f"layer{i}", d_out=self.random.randrange(8, 384), d_in=self.random.randrange(8, 384))
+                      for i in range(4)]
+            method = c.MethodConfig(mkor=c.MkorConfig(rule="BLEND", representation="DENSE"))
+            spec = c.SessionSpec(name="soak-shape", world_size=2, method=method, layers=layers)
+            assert self.sessions.OpenSession(s.OpenSessionRequest(spec=spec), timeout=TIMEOUT_S).created
+            assert self.sessions.CloseSession(s.CloseSessionRequest(name="soak-shape"), timeout=TIMEOUT_S).existed
+        self.count(sessions=self.shapes, calls=2 * self.shapes)
 
     def broken_streams(self):
         """Streams that end in the middle of a contribution, and connections that end in the middle of a frame."""

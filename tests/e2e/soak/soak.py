@@ -57,10 +57,10 @@ def bytes_in(folder):
 class Subject:
     """One server, its clients and what was measured of it."""
 
-    def __init__(self, binaries, folder, name, arguments):
+    def __init__(self, binaries, folder, name, arguments, shapes=0):
         self.server = cluster.Server(binaries, folder, name, ["--role=all", *arguments])
         self.server.start()
-        self.churn = churn.Churn(self.server)
+        self.churn = churn.Churn(self.server, shapes)
         self.baseline = None
         self.rounds = []
 
@@ -172,7 +172,7 @@ def run(arguments, folder):
         churn.interop.generate_stubs(arguments.protoc, arguments.grpc_plugin, folder)
         for name, flags in (("memory", ()), ("disk", (f"--data-dir={pathlib.Path(folder) / 'disk/data'}",
                                                       f"--snapshot-interval-steps={PROBES // 2}"))):
-            subjects.append(Subject(arguments.binaries, folder, name, flags))
+            subjects.append(Subject(arguments.binaries, folder, name, flags, arguments.shapes))
         begin = said = time.monotonic()
         number = 0
         while number < arguments.warm_up + 6 or time.monotonic() - begin < arguments.seconds:
@@ -214,6 +214,8 @@ def main():
     parser.add_argument("--binaries", required=True, help="build folder with server/precondor-server")
     parser.add_argument("--seconds", type=float, default=60, help="time of the rounds; default 60")
     parser.add_argument("--warm-up", type=int, default=4, help="rounds that are not measured; default 4")
+    parser.add_argument("--shapes", type=int, default=0, metavar="JOBS",
+                        help="jobs of other shapes in a round; default 0. The CPU backend keeps up to 256 MiB of their blocks")
     parser.add_argument("--bound-bytes", type=int, default=BOUND_BYTES,
                         help=f"growth of anonymous memory that is allowed per thousand operations, beside {WANDER_BYTES} "
                              f"in the whole run; default {BOUND_BYTES}")
