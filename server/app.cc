@@ -431,7 +431,8 @@ class ServerApp final : public App {
     options.snapshot_interval_steps = static_cast<uint64_t>(config_.session_snapshot_steps);
     options.standby = !config_.etcd_endpoints.empty();
     const auto on_waiting = [this](const absl::Status& why) {
-      logger_.Log(Severity::kInfo, "waits to lead", {{"reason", absl::string_view(why.message())}});
+      logger_.Log(absl::IsFailedPrecondition(why) ? Severity::kInfo : Severity::kWarning, "waits to lead",
+                  {{"reason", absl::string_view(why.message())}});
     };
     const auto on_lost = [this](const absl::Status& why) {
       logger_.Log(Severity::kError, "another coordinator leads", {{"reason", absl::string_view(why.message())}});

@@ -175,8 +175,7 @@ function show(status, samples) {
                    ["Epoch", number(session.epoch, 9)]];
     if (session.coordinator) {
       const c = session.coordinator;
-      const first = Math.max(0, ...c.shard_steps.map(s => s.last_step));
-      const by_shard = c.shard_steps.map(s => `${s.shard}: ${number(s.last_step, 15)}` + (s.last_step < first ? `, ${first - s.last_step} behind` : ""));
+      const by_shard = c.shard_steps.map(s => `${s.shard}: ${number(s.last_step, 15)}`);
       pairs.push(["Why", c.reason || "no step has ended yet"], ["Step", number(c.last_step, 15)],
                  ["Steps of the shards, when last asked", by_shard.join("; ") || "not asked yet"],
                  ["Steps left in the lease", number((value(samples, "precondor_lease_step_number", labels) || 0) - c.last_step, 9)],

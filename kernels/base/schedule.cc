@@ -2,6 +2,7 @@
 #include "kernels/base/schedule.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "absl/strings/numbers.h"
@@ -77,6 +78,13 @@ absl::StatusOr<Schedule> Schedule::Parse(absl::string_view text) {
     return Expected(kForms, text);
   }
   return out;
+}
+
+std::string Schedule::Text(double value) {
+  char text[32];
+  std::to_chars_result end = std::to_chars(text, text + 16, value, std::chars_format::fixed);
+  if (end.ec != std::errc()) end = std::to_chars(text, text + sizeof(text), value);
+  return std::string(text, end.ptr);
 }
 
 double Schedule::At(uint64_t t) const {

@@ -26,6 +26,8 @@ class Schedule {
   // InvalidArgument says what was expected and what came. All numbers are finite, a rate positive and not 1, a limit on
   // the side that the rate leads to, a number of steps positive, the steps of a piecewise schedule ascending.
   static absl::StatusOr<Schedule> Parse(absl::string_view text);
+  // The text of the number, the same always: as people write it where that is short, and read back as it was.
+  static std::string Text(double value);
 
   double At(uint64_t t) const;
   // Bounds of At over all t.

@@ -18,7 +18,7 @@ std::string Text(const MethodConfig& config, absl::string_view name, absl::strin
   if (it == config.options.end()) return std::string(fallback);
   if (const auto* text = std::get_if<std::string>(&it->second)) return *text;
   if (const auto* flag = std::get_if<bool>(&it->second)) return *flag ? "true" : "false";
-  return absl::StrFormat("%.17g", std::get<double>(it->second));
+  return Schedule::Text(std::get<double>(it->second));
 }
 
 struct Default {

@@ -2,7 +2,6 @@
 #include "proto/wire/spec_codec.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
@@ -16,6 +15,7 @@
 #include "absl/strings/str_join.h"
 
 #include "kernels/base/error_reason.h"
+#include "kernels/base/schedule.h"
 #include "kernels/base/status_macros.h"
 
 namespace precondor::wire {
@@ -102,12 +102,6 @@ std::string Text(const OptionValue& value) {
   return absl::StrCat(std::get<double>(value));
 }
 
-// A number as a schedule's text. It reads back as the same one.
-std::string ShortestText(double number) {
-  char text[32];
-  return std::string(text, std::to_chars(text, text + sizeof(text), number).ptr);
-}
-
 absl::Status WrongType(absl::string_view method, absl::string_view option, absl::string_view expected,
                        const OptionValue& got) {
   return MalformedError(absl::StrCat("method.", method, ".", option, ": expected ", expected, ", got ", Text(got)));
@@ -125,7 +119,7 @@ absl::Status SetOption(const std::string& method, const std::string& name, const
     case FieldDescriptor::CPPTYPE_STRING: {
       if (std::holds_alternative<bool>(value)) return WrongType(method, name, "a string", value);
       const auto* number = std::get_if<double>(&value);
-      reflection.SetString(&message, field, number != nullptr ? ShortestText(*number) : std::get<std::string>(value));
+      reflection.SetString(&message, field, number != nullptr ? Schedule::Text(*number) : std::get<std::string>(value));
       return absl::OkStatus();
     }
     case FieldDescriptor::CPPTYPE_DOUBLE: {

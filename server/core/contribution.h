@@ -100,8 +100,8 @@ enum class AnswerCause : uint8_t {
   kUnchanged,   // of a pull: the step's statistics have not changed the factors
   kFailed,      // the method, the device or an allocation
   kNotFinite,   // the average of the gradients is not
-  kAbstained,   // a rank has no gradient
-  kRecovered,   // an earlier process has answered so
+  kAbstained,   // a rank has no gradient, or sent one that is not finite
+  kRecovered,   // answered so before the shard, or the session, came back
 };
 inline constexpr absl::string_view kAnswerCauseNames[] = {"none",   "first_order", "no_factors", "unchanged",
                                                           "failed", "not_finite",  "abstained",  "recovered"};

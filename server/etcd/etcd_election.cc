@@ -16,10 +16,6 @@ bool MayPass(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
 }
 
-absl::Status OtherLeads(absl::string_view identity) {
-  return absl::FailedPreconditionError(absl::StrCat(identity, " leads"));
-}
-
 }  // namespace
 
 EtcdElection::EtcdElection(EtcdClient& client, ElectionOptions options,
@@ -31,11 +27,15 @@ EtcdElection::~EtcdElection() { Stop(); }
 absl::Status EtcdElection::Campaign() {
   absl::Status told;
   while (true) {
-    const absl::Status elected = TryOnce();
-    if (!elected.ok() && !absl::IsFailedPrecondition(elected) && !MayPass(elected)) return elected;
-    if (!elected.ok() && elected != told && options_.on_waiting != nullptr) options_.on_waiting(told = elected);
+    const absl::StatusOr<std::optional<std::string>> other = TryOnce();
+    if (!other.ok() && !MayPass(other.status())) return other.status();
+    const bool elected = other.ok() && !other->has_value();
+    const absl::Status why = elected      ? absl::OkStatus()
+                             : other.ok() ? absl::FailedPreconditionError(absl::StrCat(**other, " leads"))
+                                          : other.status();
+    if (!elected && why != told && options_.on_waiting != nullptr) options_.on_waiting(told = why);
     mu_.Lock();
-    const bool leads = elected.ok() && state_ == State::kLeader;
+    const bool leads = elected && state_ == State::kLeader;
     if (!leads && state_ != State::kStopped) {
       changed_.wait_for(mu_, absl::ToChronoNanoseconds(options_.retry));
     }
@@ -47,12 +47,12 @@ absl::Status EtcdElection::Campaign() {
   }
 }
 
-absl::Status EtcdElection::TryOnce() {
+absl::StatusOr<std::optional<std::string>> EtcdElection::TryOnce() {
   const std::string key = LeaderKey();
   etcdserverpb::RangeRequest look;
   look.set_key(key);
   PRECONDOR_ASSIGN_OR_RETURN(const etcdserverpb::RangeResponse holder, client_.Range(look));
-  if (holder.kvs_size() > 0) return OtherLeads(holder.kvs(0).value());
+  if (holder.kvs_size() > 0) return holder.kvs(0).value();
 
   const Steady::time_point asked = Steady::now();
   PRECONDOR_ASSIGN_OR_RETURN(const int64_t lease, client_.GrantLease(options_.lease_ttl));
@@ -66,12 +66,17 @@ absl::Status EtcdElection::TryOnce() {
   *request.add_failure()->mutable_request_range() = look;
   const absl::StatusOr<etcdserverpb::TxnResponse> response = client_.Txn(request);
   int64_t revision = 0;
+  std::optional<std::string> winner;
   if (response.ok() && response->succeeded()) {
     revision = response->header().revision();
   } else if (response.ok() && response->responses_size() == 1 &&
-             response->responses(0).response_range().kvs_size() == 1 &&
-             response->responses(0).response_range().kvs(0).lease() == lease) {
-    revision = response->responses(0).response_range().kvs(0).create_revision();
+             response->responses(0).response_range().kvs_size() == 1) {
+    const etcdserverpb::KeyValue& key_value = response->responses(0).response_range().kvs(0);
+    if (key_value.lease() == lease) {
+      revision = key_value.create_revision();
+    } else {
+      winner = key_value.value();
+    }
   }
   const Steady::time_point until = asked + absl::ToChronoNanoseconds(options_.lease_ttl);
   const bool in_time = Steady::now() < until;
@@ -82,7 +87,7 @@ absl::Status EtcdElection::TryOnce() {
       lease_ = lease;
       revision_ = revision;
       leads_until_ = until;
-      return absl::OkStatus();
+      return std::nullopt;
     }
   }
   // With the lease goes the key, should the request have come through after all.
@@ -92,7 +97,8 @@ absl::Status EtcdElection::TryOnce() {
         absl::StrCat("etcd took longer than the lease, ", absl::FormatDuration(options_.lease_ttl), ", to grant it"));
   }
   PRECONDOR_RETURN_IF_ERROR(response.status());
-  return OtherLeads("another candidate");
+  if (winner.has_value()) return winner;
+  return absl::CancelledError("the election was stopped, or the key went meanwhile");
 }
 
 void EtcdElection::KeepAlive() {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -61,8 +62,8 @@ class EtcdElection {
   using Steady = std::chrono::steady_clock;
   enum class State { kFollower, kLeader, kLost, kStopped };
 
-  // OK: this candidate leads. FailedPrecondition: another one does.
-  absl::Status TryOnce();
+  // The identity of another candidate that leads; nullopt: this one does.
+  absl::StatusOr<std::optional<std::string>> TryOnce();
   void KeepAlive();
   void KeepAliveOnce(int64_t lease);
 

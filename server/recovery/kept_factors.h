@@ -54,7 +54,7 @@ class KeptFactors {
 
   // On the thread that writes. A snapshot whose images need these factors may count on them: OK when they are durable.
   absl::Status CheckDurable(uint64_t session_id, uint64_t eviction_id) const;
-  // On the thread that writes. A session's snapshot is durable that needs none of the releases below `floor`. Removes
+  // On the thread that writes. A session's snapshot is durable that needs no eviction below `floor`. Removes
   // what neither this nor the one before it needs.
   void OnSnapshot(uint64_t session_id, uint64_t floor);
 
@@ -80,9 +80,9 @@ class KeptFactors {
   StoreObserver& observer_;
 
   mutable Mutex mu_;
-  using Releases = std::map<uint64_t, std::shared_ptr<Pending>>;
-  std::map<uint64_t, Releases> pending_ ABSL_GUARDED_BY(mu_);  // by session
-  std::map<uint64_t, uint64_t> floors_ ABSL_GUARDED_BY(mu_);   // of the newest snapshot since the process began
+  using Evictions = std::map<uint64_t, std::shared_ptr<Pending>>;
+  std::map<uint64_t, Evictions> pending_ ABSL_GUARDED_BY(mu_);  // by session
+  std::map<uint64_t, uint64_t> floors_ ABSL_GUARDED_BY(mu_);    // of the newest snapshot since the process began
 
   // Held while a directory is opened, hence apart from mu_.
   mutable Mutex stores_mu_;

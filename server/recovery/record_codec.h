@@ -22,7 +22,7 @@ enum class RecordType : uint8_t {
   kFailedUpdate = 4,
   kPlan = 5,
   kFactors = 6,
-  kKeptFactors = 7,  // the same with a release
+  kKeptFactors = 7,  // the same with an eviction
   // 8 was written by development versions, for factors from another shard's disk.
   kQuarantine = 9,
 };

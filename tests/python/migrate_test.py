@@ -3,6 +3,7 @@
 """precondor.migrate: every argument of the libraries is taken or refused by its name, and servers take the results."""
 
 import enum
+import warnings
 
 import torch_case  # before torch: it skips where there is none
 import torch
@@ -20,7 +21,9 @@ def model():
 
 
 def kaisa(**arguments):
-    return migrate.kaisa(model(), rows=8, **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of the convolution
+        return migrate.kaisa(model(), rows=8, **arguments)
 
 
 def mkor(**arguments):
@@ -59,6 +62,13 @@ class MigrateTest(torch_case.ServerCase):
         self.refuses("kaisa: factor_dtype: expected float32, or none, got torch.float16", kaisa, factor_dtype=torch.float16)
         self.refuses(r"kaisa: grad_scaler: expected none.*step\(loss, scaler", kaisa, grad_scaler=object())
         self.refuses("compute_method: expected one of EIGEN, INVERSE, got 'svd'", kaisa, compute_method="svd")
+
+    def test_what_the_libraries_do_not_know_is_left_out(self):
+        own = nn.Sequential(nn.Linear(4, 4), nn.Conv1d(1, 2, 3), nn.LayerNorm(4), nn.Linear(4, 2))
+        self.assertEqual(migrate.kaisa(own, rows=2)["skip"], ["1", "2"])
+        self.assertEqual(migrate.mkor(own, sgd_layers=[own[0]])["skip"], ["0", "1", "2"])
+        with self.assertWarnsRegex(UserWarning, "square of its positions"):
+            migrate.kaisa(model(), rows=2)
 
     def test_mkor(self):
         own = model()

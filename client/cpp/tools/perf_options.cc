@@ -156,8 +156,9 @@ Workloads
               updates by the server's own counters, over its threads; the same with factors of rank 1; and transport
               alone, with the method identity), and the server's memory against the computed.
   statistics  these measurements with the layers of --preset or --layers, without targets.
-  training    steps as a job makes them, with the layers of --preset or --layers: statistics at every tenth step, a gradient
-              of each layer and its answer. A row as of a sweep, below, for each number of --workers.
+  training    steps as a job makes them, with the layers of --preset or --layers: statistics at every tenth step, a vector a
+              side and worker, and a gradient of each layer and its answer. A row as of a sweep, below, for each number of --workers; windows have whole
+              tens of steps. This program holds a gradient and an answer of each layer that a rank sends: see --scale.
   gradients   gradients there and back, method identity, one worker: GB/s by size against plain TCP on loopback in the
               same run, and the latency of small tensors. With --preset or --layers the sizes are those of the layers, at
               most the 8 that most layers have.

@@ -15,6 +15,8 @@ namespace precondor {
 class PerfSteps {
  public:
   virtual ~PerfSteps() = default;
+  // After so many steps they repeat: what is compared has whole cycles.
+  virtual int64_t cycle() const { return 1; }
   // Seconds of the next step.
   virtual absl::StatusOr<double> Step() = 0;
   // Payload bytes that all workers together have sent.

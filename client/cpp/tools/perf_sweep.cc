@@ -16,12 +16,6 @@
 
 namespace precondor {
 
-double SteadyWindows::spread() const {
-  if (seconds_.size() < kCompared) return 1;
-  const auto [least, most] = std::minmax_element(seconds_.end() - kCompared, seconds_.end());
-  return (*most - *least) / *least;
-}
-
 namespace {
 
 absl::StatusOr<std::unique_ptr<PerfSteps>> OpenSteps(const PerfOptions& options, const std::vector<LayerSpec>& layers,
@@ -31,14 +25,20 @@ absl::StatusOr<std::unique_ptr<PerfSteps>> OpenSteps(const PerfOptions& options,
 }
 
 // A window is a third of what is asked for: of the seconds, or of the steps.
-bool WindowEnds(const PerfOptions& options, size_t steps, double seconds) {
+bool WindowEnds(const PerfOptions& options, int64_t cycle, int64_t steps, double seconds) {
   constexpr auto kParts = static_cast<int64_t>(SteadyWindows::kCompared);
-  if (steps == 0) return false;
+  if (steps == 0 || steps % cycle != 0) return false;
   if (options.seconds > 0) return seconds * static_cast<double>(kParts) >= static_cast<double>(options.seconds);
-  return static_cast<int64_t>(steps) >= std::max<int64_t>(1, options.steps / kParts);
+  return steps >= options.steps / kParts;
 }
 
 }  // namespace
+
+double SteadyWindows::spread() const {
+  if (seconds_.size() < kCompared) return 1;
+  const auto [least, most] = std::minmax_element(seconds_.end() - kCompared, seconds_.end());
+  return (*most - *least) / *least;
+}
 
 absl::StatusOr<std::vector<SweepRow>> MeasureSweep(const PerfOptions& options, const PerfServer& server) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<LayerSpec> layers, PerfLayers(options));
@@ -47,7 +47,8 @@ absl::StatusOr<std::vector<SweepRow>> MeasureSweep(const PerfOptions& options, c
     PerfOptions one = options;
     one.workers = workers;
     PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<PerfSteps> run, OpenSteps(one, layers, server));
-    for (int64_t i = 0; i < options.warmup; ++i) PRECONDOR_RETURN_IF_ERROR(run->Step().status());
+    for (int64_t i = 0; i < options.warmup || i % run->cycle() != 0; ++i)
+      PRECONDOR_RETURN_IF_ERROR(run->Step().status());
     const int64_t sent_before = run->sent_bytes();
     SteadyWindows windows;
     std::vector<double> seconds;
@@ -55,7 +56,7 @@ absl::StatusOr<std::vector<SweepRow>> MeasureSweep(const PerfOptions& options, c
     while (!windows.done()) {
       begins.push_back(seconds.size());
       double total = 0;
-      for (size_t steps = 0; !WindowEnds(options, steps, total); ++steps) {
+      for (int64_t steps = 0; !WindowEnds(options, run->cycle(), steps, total); ++steps) {
         PRECONDOR_ASSIGN_OR_RETURN(const double step, run->Step());
         seconds.push_back(step);
         total += step;

@@ -37,14 +37,16 @@ SessionSpec TrainingSpec(const PerfOptions& options, const std::vector<LayerSpec
 
 TrainingSteps::TrainingSteps(SessionSpec spec)
     : spec_(std::move(spec)), workers_(static_cast<size_t>(spec_.world_size)) {
-  for (uint32_t rank = 0; rank < workers_.size(); ++rank) data_.push_back(MakeData(spec_.layers, rank));
+  for (uint32_t rank = 0; rank < workers_.size(); ++rank) data_.push_back(MakeData(spec_, rank));
 }
 
-TrainingSteps::RankData TrainingSteps::MakeData(const std::vector<LayerSpec>& layers, uint32_t rank) {
+TrainingSteps::RankData TrainingSteps::MakeData(const SessionSpec& spec, uint32_t rank) {
   RankData data;
   int64_t widest = 0;
-  for (const LayerSpec& layer : layers) {
-    std::vector<float> gradient(static_cast<size_t>(layer.d_out * layer.d_in));
+  for (size_t place = 0; place < spec.layers.size(); ++place) {
+    const LayerSpec& layer = spec.layers[place];
+    const bool sends = spec.exchange != ExchangeMode::kDelegate || place % static_cast<size_t>(spec.world_size) == rank;
+    std::vector<float> gradient(sends ? static_cast<size_t>(layer.d_out * layer.d_in) : 0);
     for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = static_cast<float>((i * 7919 + rank) % 1009) - 504;
     data.answers.push_back(gradient);
     data.gradients.push_back(std::move(gradient));

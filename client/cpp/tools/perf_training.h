@@ -31,18 +31,19 @@ class TrainingSteps final : public PerfSteps {
   // The next `steps` steps; ranks wait for each other only as the session has them wait.
   absl::Status Run(uint64_t steps);
   absl::StatusOr<double> Step() override;
+  int64_t cycle() const override { return spec_.inv_freq; }
   int64_t sent_bytes() const override;
   absl::Status Close() override;
 
  private:
   // One rank's tensors.
   struct RankData {
-    std::vector<std::vector<float>> gradients, answers;  // by layer
+    std::vector<std::vector<float>> gradients, answers;  // by layer; empty where another rank sends it
     std::vector<float> vectors;
   };
 
   explicit TrainingSteps(SessionSpec spec);
-  static RankData MakeData(const std::vector<LayerSpec>& layers, uint32_t rank);
+  static RankData MakeData(const SessionSpec& spec, uint32_t rank);
   absl::Status RunStep(uint32_t rank, uint64_t step);
 
   const SessionSpec spec_;

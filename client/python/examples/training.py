@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Tuple
 import torch
 
 import precondor
-from precondor._session import METHODS
+from precondor import METHODS
 from precondor.torch import Lamb, Preconditioner
 from in_process_mkor import InProcessMkor
 from job import Job

@@ -9,13 +9,13 @@ from ._client import (Client, Future, Preconditioned, Security, Session, StepDir
 from ._errors import (AbortedError, CancelledError, DataLossError, DeadlineExceededError, FailedPreconditionError,
                       ForkError, InternalError, InvalidArgumentError, NotFoundError, PermissionDeniedError,
                       PrecondorError, ResourceExhaustedError, UnauthenticatedError, UnavailableError, UnimplementedError)
-from ._session import Layer, LayerMethod, Method, SessionSpec
+from ._session import METHODS, Layer, LayerMethod, Method, SessionSpec
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AbortedError", "CancelledError", "Client", "DataLossError", "DeadlineExceededError", "FailedPreconditionError",
-    "ForkError", "Future", "InternalError", "InvalidArgumentError", "Layer", "LayerMethod", "Method", "NotFoundError",
+    "ForkError", "Future", "InternalError", "InvalidArgumentError", "Layer", "LayerMethod", "METHODS", "Method", "NotFoundError",
     "PermissionDeniedError", "Preconditioned", "PrecondorError", "ResourceExhaustedError", "Security", "Session",
     "SessionSpec", "StepDirective", "UnauthenticatedError", "UnavailableError", "UnimplementedError", "Worker", "compute_statistics", "kl_clip_scale"
 ]

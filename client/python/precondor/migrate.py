@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of other libraries' preconditioners as those of Precondor's, so that a job can change over without tuning anew.
+"""Arguments of other libraries' preconditioners as those of Precondor's. docs/pytorch.md says what still differs.
 
 Each function takes the arguments of the library's constructor by their names there and returns keyword arguments::
 
@@ -7,12 +7,14 @@ Each function takes the arguments of the library's constructor by their names th
 
 An argument that stands for something else here, or that the servers cannot follow, raises InvalidArgumentError, which says
 why and what to do; so does a name that the library does not have. Arguments that only say where and how the library computes
-are taken and do nothing. What is left out has the library's default, not Precondor's.
+are taken and do nothing. What is left out has the library's default, not Precondor's, learning rates apart. Modules that the
+library does not know are left to the optimizer.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from typing import TYPE_CHECKING, AbstractSet, Any, Dict, Iterator, List, Mapping, NoReturn, Sequence
 
 from ._errors import InvalidArgumentError
@@ -32,8 +34,13 @@ def kaisa(model: "nn.Module", *, rows: int, **arguments: Any) -> Dict[str, Any]:
     """Of kfac-pytorch's KFACPreconditioner, for precondor.torch.Preconditioner.
 
     rows: over which a rank's loss is a mean, mostly its batch (of a language model: its tokens). Gradients of such a mean are
-        1/rows of the rows' own, of which kfac-pytorch's factors are made and its damping is tuned for.
+        1/rows of the rows' own; kfac-pytorch's factors are made of these, and its damping is tuned for them. One number stands for
+        all layers: it is exact for linear layers that see `rows` rows.
+    Warns of convolutions, whose factors kfac-pytorch divides by the square of their positions: their damping has to be tuned anew.
     """
+    if any(type(module).__name__ == "Conv2d" for module in model.modules()):
+        warnings.warn("migrate.kaisa: kfac-pytorch divides the factors of a convolution by the square of its positions, Precondor does "
+                      "not: the same damping weighs less on them", stacklevel=2)
     have = _LibraryCall("kaisa", arguments, {
         "factor_update_steps": 1, "inv_update_steps": 1, "damping": 0.001, "factor_decay": 0.95, "kl_clip": 0.001,
         "compute_method": "EIGEN", "compute_eigenvalue_outer_product": True, "skip_layers": None, "grad_scaler": None,
@@ -58,8 +65,8 @@ def kaisa(model: "nn.Module", *, rows: int, **arguments: Any) -> Dict[str, Any]:
     have.expect_none("grad_scaler", _SCALER)
     have.expect_f32("factor_dtype", "Factors are kept in f32")
     have.expect_f32("inv_dtype", "Decompositions are kept in f32")
-    return {"method": Method("kfac", options), "statistics": "COVARIANCE", "inv_freq": every, "warmup_steps": 0,
-            "skip": _skipped_by_search(have, "skip_layers", model)}
+    return {"method": Method("kfac", options), "statistics": "COVARIANCE", "statistics_dtype": "f32", "inv_freq": every,
+            "warmup_steps": 0, "skip": _skipped_by_search(have, "skip_layers", model) + _not_known(model)}
 
 
 def mkor(model: "nn.Module", **arguments: Any) -> Dict[str, Any]:
@@ -79,7 +86,7 @@ def mkor(model: "nn.Module", **arguments: Any) -> Dict[str, Any]:
         "rule": "REFERENCE", "representation": "DENSE", "storage": "F16" if have["half_precision"] else "F32",
         "gamma": 0.95, "clip": have.number("clipping_value")}),
         "statistics": "MEAN", "inv_freq": have.count("inv_freq"), "warmup_steps": have.count("warmup_steps", least=0),
-        "skip": _names_of(have, "sgd_layers", model)}
+        "skip": _names_of(have, "sgd_layers", model) + _not_known(model)}
 
 
 def distributed_kron(**arguments: Any) -> Dict[str, Any]:
@@ -190,6 +197,13 @@ def _names_of(have: _LibraryCall, argument: str, model: "nn.Module") -> List[str
         if id(module) not in names:
             have.refuse(argument, "modules of the model", "")
     return [re.escape(names[id(module)]) for module in have[argument]]
+
+
+def _not_known(model: "nn.Module") -> List[str]:
+    """Patterns of the modules with parameters of their own that are neither Linear nor Conv2d."""
+    return [re.escape(name) for name, module in _inner(model).named_modules()
+            if name and type(module).__name__ not in ("Linear", "Conv2d", "NonDynamicallyQuantizableLinear")
+            and any(True for _ in module.parameters(recurse=False))]
 
 
 def _inner(model: "nn.Module") -> "nn.Module":

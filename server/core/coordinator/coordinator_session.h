@@ -66,9 +66,6 @@ class CoordinatorSession {
   // Until Adopt, NoteInDoubt or StayInFirstOrder no lease grows into what it changes. nullopt: nothing to write, or one
   // is being written.
   std::optional<LeaseTerms> BeginLeaseWrite();
-  void NoteShardStep(size_t shard, uint64_t last_step) {
-    progress_.NoteShard(placement_.shards()[shard].address, last_step);
-  }
   // Instead of writing that lease down: the shards cannot hold the factors. Tried again a lease's steps later.
   void StayInFirstOrder();
   // A SessionRecord, MembershipRecord, LeaseRecord or SnapshotsRecord of this session is durable.
@@ -83,6 +80,11 @@ class CoordinatorSession {
   void WantStep(uint64_t step) { leases_.WantStep(step); }
   // An operator's choice of the mode; nullopt gives it back to the policy.
   void Force(std::optional<Mode> mode) { mode_policy_.Force(mode); }
+
+  // What the shard says of itself: the greatest step that it has begun.
+  void NoteShardStep(size_t shard, uint64_t last_step) {
+    progress_.NoteShard(placement_.shards()[shard].address, last_step);
+  }
 
   // --- factors ----------------------------------------------------------------------------------------------------
   // Whether a step that some rank has yet to finish is in second order, or a probe of first order is under way.

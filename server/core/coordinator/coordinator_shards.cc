@@ -156,10 +156,10 @@ void Coordinator::Reconcile() {
         if (session->placement().shards()[s].layers.empty()) continue;
         const auto held = std::find_if(description->sessions.begin(), description->sessions.end(),
                                        [id = id](const HeldSession& one) { return one.session_id == id; });
-        if (held != description->sessions.end()) session->NoteShardStep(s, held->last_step);
         // One that comes back from a log that its disk would not take may have forgotten who joined.
         const bool current = held != description->sessions.end() && held->epoch == session->members().epoch() &&
                              held->joined >= session->members().joined();
+        if (current) session->NoteShardStep(s, held->last_step);
         if (!current || !session->members().shards_told()) lacking.push_back(session->spec().name);
       }
     }

@@ -81,9 +81,9 @@ class LayerWorker {
   absl::Status ApplyStatistics(std::vector<StagedContribution>& contributions, UpdateOutcome& outcome);
   absl::StatusOr<SealedUpdate> Seal(const LayerStatistics& merged) const;
   std::string NoFactors() const;
-  // Has the executor do in the background what the factors have deferred.
   // Whether what work takes by the clock is what placement may count with.
   bool TimesAreOwn() const;
+  // Has the executor do in the background what the factors have deferred.
   void PostDeferredWork();
   // Of a method that takes gradients in: the factors have the step's already, and their last answer is its.
   bool HasTakenIn(const StepData& data) const;

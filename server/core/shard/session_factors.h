@@ -58,7 +58,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   // Gives back what is reserved for released factors, if they have become durable meanwhile.
   void FreeReleased();
 
-  // `released`, by layer: factors of their releases that the journal may not hold. The layers have been replayed and
+  // `released`, by layer: factors of their evictions that the journal may not hold. The layers have been replayed and
   // serve no rank yet: puts the reservation right, and sees to it that what was released becomes durable. A change that
   // only some of the layers had come to ends with factors for all; with none, and those there were kept, when the
   // memory is no longer reserved.

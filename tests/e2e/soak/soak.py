@@ -214,8 +214,7 @@ def main():
     parser.add_argument("--binaries", required=True, help="build folder with server/precondor-server")
     parser.add_argument("--seconds", type=float, default=60, help="time of the rounds; default 60")
     parser.add_argument("--warm-up", type=int, default=4, help="rounds that are not measured; default 4")
-    parser.add_argument("--shapes", type=int, default=0, metavar="JOBS",
-                        help="jobs of other shapes in a round; default 0. The CPU backend keeps up to 256 MiB of their blocks")
+    parser.add_argument("--shapes", type=int, default=5, metavar="JOBS", help="jobs of other shapes in a round; default 5")
     parser.add_argument("--bound-bytes", type=int, default=BOUND_BYTES,
                         help=f"growth of anonymous memory that is allowed per thousand operations, beside {WANDER_BYTES} "
                              f"in the whole run; default {BOUND_BYTES}")

@@ -598,8 +598,8 @@ TEST(KfacTest, ReadsItsOptions) {
       defaults.state_text);
   EXPECT_NE(ParseKfacConfig({"kfac", {{"damping", std::string("0.01")}}})->state_text, defaults.state_text);
   EXPECT_EQ(ParseKfacConfig({"kfac", {{"damping", 0.25}}})->damping.At(7), 0.25);
-  EXPECT_EQ(ParseKfacConfig({"kfac", {{"damping", 0.25}}})->state_text,
-            ParseKfacConfig({"kfac", {{"damping", std::string("0.25")}}})->state_text);
+  EXPECT_EQ(ParseKfacConfig({"kfac", {{"damping", 0.00003}}})->state_text,
+            ParseKfacConfig({"kfac", {{"damping", std::string("0.00003")}}})->state_text);
   EXPECT_EQ(ParseKfacConfig({"kfac", {{"refresh_lag", 0.0}}})->state_text, defaults.state_text);
   EXPECT_NE(ParseKfacConfig({"kfac", {{"refresh_lag", 1.0}}})->state_text, defaults.state_text);
   const struct {

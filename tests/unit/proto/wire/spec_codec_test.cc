@@ -284,13 +284,14 @@ TEST(MethodCodecTest, EncodingRefusesWhatHasNoField) {
 }
 
 TEST(MethodCodecTest, ANumberIsTheScheduleThatAlwaysHasIt) {
-  for (const double value : {0.001, 0.95, 5.0, 1.0 / 3}) {
+  for (const double value : {0.001, 0.95, 5.0, 1.0 / 3, 1e-12, 1e300}) {
     const auto encoded = EncodeMethodConfig({"kfac", {{"damping", value}}});
     ASSERT_TRUE(encoded.ok()) << encoded.status();
     double read = 0;
     EXPECT_TRUE(absl::SimpleAtod(encoded->kfac().damping(), &read) && read == value) << encoded->kfac().damping();
   }
-  EXPECT_EQ(EncodeMethodConfig({"kfac", {{"damping", 0.001}}})->kfac().damping(), "0.001");
+  EXPECT_EQ(EncodeMethodConfig({"kfac", {{"damping", 0.00003}}})->kfac().damping(), "0.00003");
+  EXPECT_EQ(EncodeMethodConfig({"kfac", {{"damping", 1e5}}})->kfac().damping(), "100000");
 }
 
 TEST(MethodCodecTest, EncodingRefusesAnotherType) {
