@@ -15,7 +15,6 @@
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
-
 namespace {
 
 absl::StatusOr<std::unique_ptr<PerfSteps>> OpenSteps(const PerfOptions& options, const std::vector<LayerSpec>& layers,
@@ -47,8 +46,9 @@ absl::StatusOr<std::vector<SweepRow>> MeasureSweep(const PerfOptions& options, c
     PerfOptions one = options;
     one.workers = workers;
     PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<PerfSteps> run, OpenSteps(one, layers, server));
-    for (int64_t i = 0; i < options.warmup || i % run->cycle() != 0; ++i)
+    for (int64_t i = 0; i < options.warmup || i % run->cycle() != 0; ++i) {
       PRECONDOR_RETURN_IF_ERROR(run->Step().status());
+    }
     const int64_t sent_before = run->sent_bytes();
     SteadyWindows windows;
     std::vector<double> seconds;
