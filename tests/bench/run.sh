@@ -6,8 +6,8 @@ set -euo pipefail
 usage() {
   cat <<'HELP'
 Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR] [--help]
-  --filter RE      only rows whose name matches. Families: update/ (tiles and growth among them), precondition/, gemm/,
-                   baseline/ and refresh/ (kernels), with the machine's limits; statistics/ and memory/ (BERT-Large
+  --filter RE      only rows whose name matches. Families: update/ (tiles among them), precondition/, gemm/ and
+                   baseline/ (kernels), with the machine's limits; statistics/ and memory/ (BERT-Large
                    through a server), gradients/ (transport), jobs/ (a small job beside a large one on one server),
                    store/ (log and snapshots on the disk of TMPDIR), recovery/ (a shard of BERT-Large's layers that
                    keeps them, and comes back), step/ (a step over BERT-Large's layers, beside torch; 10 GB and some
@@ -99,18 +99,11 @@ if [[ -x "$build/tests/bench/tiles_bench" ]]; then
   esac
 fi
 case "$filter" in
-  . | *update* | *growth* | *low_rank_128*)
-    run growth "$build/tests/bench/growth_bench" --json="$out/growth.json" "${quick_flags[@]}" ;;
-esac
-case "$filter" in
   . | *update* | *precondition* | *low_rank*)
     run layer "$build/tests/bench/layer_bench" --json="$out/layer.json" "${quick_flags[@]}" ;;
 esac
 case "$filter" in
   . | *gemm*) run gemm "$build/tests/bench/gemm_bench" --json="$out/gemm.json" "${quick_flags[@]}" ;;
-esac
-case "$filter" in
-  . | *refresh*) run refresh "$build/tests/bench/refresh_bench" --json="$out/refresh.json" "${quick_flags[@]}" ;;
 esac
 for workload in bert-large gradients jobs; do
   case "$workload:$filter" in
