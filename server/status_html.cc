@@ -177,7 +177,7 @@ function show(status, samples) {
       const c = session.coordinator;
       const by_shard = c.shard_steps.map(s => `${s.shard}: ${number(s.last_step, 15)}`);
       pairs.push(["Why", c.reason || "no step has ended yet"], ["Step", number(c.last_step, 15)],
-                 ["Steps of the shards, when last asked", by_shard.join("; ") || "not asked yet"],
+                 ["Greatest steps of the shards, when last asked", by_shard.join("; ") || "not asked yet"],
                  ["Steps left in the lease", number((value(samples, "precondor_lease_step_number", labels) || 0) - c.last_step, 9)],
                  ["Loss", number(c.loss)], ["Smoothed loss", number(c.smoothed_loss)],
                  ["Decrease in a step", number(c.loss_rate)],

@@ -136,9 +136,11 @@ class MetricsObserver::Impl {
   }
   prometheus::Counter& plan(Decision decision, AnswerCause cause) {
     const auto place = std::find(kDecisions.begin(), kDecisions.end(), decision) - kDecisions.begin();
-    const bool preconditioned = decision == Decision::kPreconditioned;
-    if (preconditioned || cause == AnswerCause::kNone)
-      cause = preconditioned ? AnswerCause::kNone : AnswerCause::kFailed;
+    if (decision == Decision::kPreconditioned) {
+      cause = AnswerCause::kNone;
+    } else if (cause == AnswerCause::kNone) {
+      cause = AnswerCause::kFailed;
+    }
     return *plans_[static_cast<size_t>(place)][static_cast<size_t>(cause)];
   }
   prometheus::Counter& rejected(ErrorReason reason) { return *rejected_[static_cast<size_t>(reason)]; }

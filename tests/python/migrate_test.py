@@ -64,9 +64,12 @@ class MigrateTest(torch_case.ServerCase):
         self.refuses("compute_method: expected one of EIGEN, INVERSE, got 'svd'", kaisa, compute_method="svd")
 
     def test_what_the_libraries_do_not_know_is_left_out(self):
-        own = nn.Sequential(nn.Linear(4, 4), nn.Conv1d(1, 2, 3), nn.LayerNorm(4), nn.Linear(4, 2))
+        class Own(nn.Linear):
+            """kfac-pytorch takes subclasses, MKOR does not."""
+
+        own = nn.Sequential(nn.Linear(4, 4), nn.Conv1d(1, 2, 3), nn.LayerNorm(4), Own(4, 2))
         self.assertEqual(migrate.kaisa(own, rows=2)["skip"], ["1", "2"])
-        self.assertEqual(migrate.mkor(own, sgd_layers=[own[0]])["skip"], ["0", "1", "2"])
+        self.assertEqual(migrate.mkor(own, sgd_layers=[own[0]])["skip"], ["0", "1", "2", "3"])
         with self.assertWarnsRegex(UserWarning, "square of its positions"):
             migrate.kaisa(model(), rows=2)
 

@@ -43,9 +43,8 @@ absl::StatusOr<double> KernelSeconds(ControlClient& control, const std::string& 
 absl::StatusOr<StepTimes> RunSteps(const SessionSpec& spec, const PerfOptions& options, const PerfServer& server) {
   ControlClient control(server.address(), absl::Seconds(30), options.security);
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingSteps> run, TrainingSteps::Open(spec, server));
-  // Whole cycles of statistics.
   const auto whole = [&](int64_t steps) {
-    return static_cast<uint64_t>((steps + spec.inv_freq - 1) / spec.inv_freq * spec.inv_freq);
+    return static_cast<uint64_t>((steps + run->cycle() - 1) / run->cycle() * run->cycle());
   };
   PRECONDOR_RETURN_IF_ERROR(run->Run(whole(options.warmup)));
   PRECONDOR_ASSIGN_OR_RETURN(const double before, KernelSeconds(control, spec.name));

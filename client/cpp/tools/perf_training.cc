@@ -45,7 +45,8 @@ TrainingSteps::RankData TrainingSteps::MakeData(const SessionSpec& spec, uint32_
   int64_t widest = 0;
   for (size_t place = 0; place < spec.layers.size(); ++place) {
     const LayerSpec& layer = spec.layers[place];
-    const bool sends = spec.exchange != ExchangeMode::kDelegate || place % static_cast<size_t>(spec.world_size) == rank;
+    const bool sends = spec.exchange != ExchangeMode::kDelegate ||
+                       DelegateRank(spec, static_cast<int64_t>(place)) == static_cast<int32_t>(rank);
     std::vector<float> gradient(sends ? static_cast<size_t>(layer.d_out * layer.d_in) : 0);
     for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = static_cast<float>((i * 7919 + rank) % 1009) - 504;
     data.answers.push_back(gradient);

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import TYPE_CHECKING, AbstractSet, Any, Dict, Iterator, List, Mapping, NoReturn, Sequence
+from typing import TYPE_CHECKING, AbstractSet, Any, Dict, List, Mapping, NoReturn, Sequence
 
 from ._errors import InvalidArgumentError
 from ._session import Method
@@ -66,7 +66,7 @@ def kaisa(model: "nn.Module", *, rows: int, **arguments: Any) -> Dict[str, Any]:
     have.expect_f32("factor_dtype", "Factors are kept in f32")
     have.expect_f32("inv_dtype", "Decompositions are kept in f32")
     return {"method": Method("kfac", options), "statistics": "COVARIANCE", "statistics_dtype": "f32", "inv_freq": every,
-            "warmup_steps": 0, "skip": _skipped_by_search(have, "skip_layers", model) + _not_known(model)}
+            "warmup_steps": 0, "skip": _skipped_by_search(have, "skip_layers", model) + _not_known(model, subclasses=True)}
 
 
 def mkor(model: "nn.Module", **arguments: Any) -> Dict[str, Any]:
@@ -86,7 +86,7 @@ def mkor(model: "nn.Module", **arguments: Any) -> Dict[str, Any]:
         "rule": "REFERENCE", "representation": "DENSE", "storage": "F16" if have["half_precision"] else "F32",
         "gamma": 0.95, "clip": have.number("clipping_value")}),
         "statistics": "MEAN", "inv_freq": have.count("inv_freq"), "warmup_steps": have.count("warmup_steps", least=0),
-        "skip": _names_of(have, "sgd_layers", model) + _not_known(model)}
+        "skip": _names_of(have, "sgd_layers", model) + _not_known(model, subclasses=False)}
 
 
 def distributed_kron(**arguments: Any) -> Dict[str, Any]:
@@ -123,7 +123,7 @@ def distributed_kron(**arguments: Any) -> Dict[str, Any]:
     return {"method": Method("kron", options), "b1": have.number("b1")}
 
 
-class _LibraryCall(Mapping[str, Any]):
+class _LibraryCall:
     """What came, and the library's defaults for the rest."""
 
     def __init__(self, library: str, given: Mapping[str, Any], defaults: Mapping[str, Any], does_nothing: AbstractSet[str],
@@ -137,12 +137,6 @@ class _LibraryCall(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def refuse(self, name: str, expected: str, do: str) -> NoReturn:
         raise InvalidArgumentError(f"{self._library}: {name}: expected {expected}, got {self[name]!r}", "INVALID_ARGUMENT",
@@ -199,11 +193,13 @@ def _names_of(have: _LibraryCall, argument: str, model: "nn.Module") -> List[str
     return [re.escape(names[id(module)]) for module in have[argument]]
 
 
-def _not_known(model: "nn.Module") -> List[str]:
-    """Patterns of the modules with parameters of their own that are neither Linear nor Conv2d."""
+def _not_known(model: "nn.Module", subclasses: bool) -> List[str]:
+    """Patterns of the modules with parameters of their own that are neither Linear nor Conv2d, or one of their subclasses."""
+    def known(kind: type) -> bool:
+        return any(one.__name__ in ("Linear", "Conv2d") for one in (kind.__mro__ if subclasses else (kind,)))
+
     return [re.escape(name) for name, module in _inner(model).named_modules()
-            if name and type(module).__name__ not in ("Linear", "Conv2d", "NonDynamicallyQuantizableLinear")
-            and any(True for _ in module.parameters(recurse=False))]
+            if name and not known(type(module)) and any(True for _ in module.parameters(recurse=False))]
 
 
 def _inner(model: "nn.Module") -> "nn.Module":

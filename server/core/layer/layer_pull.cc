@@ -108,9 +108,6 @@ void LayerDriver::Answer(const ComputeAnswer& effect, Task& task) {
   answer.result.took.update = data.update_took;
   if (answer.preconditioned) answer.result.took.precondition = answer.took;
   const GradientResult& result = answer.result;
-  const Decision decision = result.decision;
-  const AnswerCause cause = result.cause;
-  bool delivers = false;
   Tasks tasks;
   {
     MutexLock lock(mu_);
@@ -121,12 +118,15 @@ void LayerDriver::Answer(const ComputeAnswer& effect, Task& task) {
         .plan_holds = plan_holds,
         .held = answer.state.held,
         .factor_version = answer.state.version});
-    delivers = std::any_of(tasks.begin(), tasks.end(),
-                           [](const Task& next) { return std::holds_alternative<DeliverAnswer>(next.effect); });
-    if (delivers) counters_.CountAnswer(answer);
+    const bool delivers = std::any_of(tasks.begin(), tasks.end(), [](const Task& next) {
+      return std::holds_alternative<DeliverAnswer>(next.effect);
+    });
+    if (delivers) {
+      counters_.CountAnswer(answer);
+      session_->shard->layer_observer.OnPlan(result.decision, result.cause);
+    }
     data.answer = std::move(answer.result);
   }
-  if (delivers) session_->shard->layer_observer.OnPlan(decision, cause);
   Perform(std::move(tasks));
 }
 

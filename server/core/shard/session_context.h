@@ -91,7 +91,7 @@ struct SessionContext {
   std::vector<std::unique_ptr<SessionDevice>> devices;  // as the shard has them
   DeviceOfLayer device_of_layer;
   std::atomic<int64_t> installed_ns = 0;  // last, by the coordinator, on the monotonic clock; 0: not since the start
-  std::atomic<uint64_t> last_step = 0;    // the greatest that has begun since the job last rolled back
+  std::atomic<uint64_t> last_step = 0;    // the greatest that has begun, also when the job has rolled back since
   std::atomic<uint64_t> snapshot_at = 0;  // that an operator or the coordinator asked for, besides the regular ones
   std::atomic<uint64_t> after_last_first_order = 0;  // the greatest step in first order, plus one
 };

@@ -92,12 +92,6 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const Ses
 }
 
 void ShardSession::Succeed(const ShardSession& previous, const SessionInstall& install) {
-  if (install.rollback_step.has_value()) {
-    context_->last_step.store(std::max<uint64_t>(*install.rollback_step, 1) - 1, std::memory_order_relaxed);
-    const uint64_t after_first_order = context_->after_last_first_order.load(std::memory_order_relaxed);
-    context_->after_last_first_order.store(std::min(after_first_order, *install.rollback_step),
-                                           std::memory_order_relaxed);
-  }
   const std::vector<Member> replaced = previous.members_.ReplacedBy(install.members);
   for (const uint32_t layer : previous.owned_) {
     if (layers_[layer] == nullptr) {

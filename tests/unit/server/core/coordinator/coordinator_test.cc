@@ -217,7 +217,7 @@ TEST_F(CoordinatorTest, ReportsAreAveragedOnceAndExtendTheLease) {
   EXPECT_EQ(sessions[0].joined, 2u);
 }
 
-TEST_F(CoordinatorTest, ListsTheStepThatEachShardWasAtInThisEpoch) {
+TEST_F(CoordinatorTest, ListsTheGreatestStepThatEachShardHasToldInThisEpoch) {
   Open();
   coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
   EXPECT_TRUE(coordinator->ListSessions()[0].shard_steps.empty());

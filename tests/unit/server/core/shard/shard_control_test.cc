@@ -227,8 +227,10 @@ TEST_F(ShardControlTest, TrainerMayRollBackWithANewEpochAlone) {
     Gradient(step, 1, 1);
   }
   EXPECT_EQ(Gradient(40, 0, 1)->reason(), ErrorReason::kStaleStep);
+  EXPECT_EQ(shard->Describe()->sessions[0].last_step, 52u);
   Replace(2, {1}, 40, /*rollback_step=*/40);
   EXPECT_TRUE(Gradient(40, 0, 1)->accepted());
+  EXPECT_EQ(shard->Describe()->sessions[0].last_step, 52u) << "the greatest that it has begun";
   Replace(3, {1}, 90, /*rollback_step=*/90);
   EXPECT_TRUE(Gradient(90, 0, 1)->accepted());
 }
