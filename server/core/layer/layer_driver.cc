@@ -100,8 +100,7 @@ void LayerDriver::Prepare(Task& task, StagedContribution* payload) {
     if (duplicate->duplicate) counters_.CountDuplicate();
   } else if (const auto* accepted = std::get_if<CountAccepted>(&task.effect)) {
     counters_.CountAccepted(accepted->accepted);
-    RaiseTo(session_->last_step, accepted->step);
-    if (accepted->mode == Mode::kFirstOrder) RaiseTo(session_->after_last_first_order, accepted->step + 1);
+    session_->begun_steps.Begin(machine_.rollback_epoch(), accepted->step, accepted->mode);
   } else if (const auto* sealed = std::get_if<ReportSealed>(&task.effect)) {
     counters_.CountSealed(sealed->step);
   } else if (const auto* keep = std::get_if<KeepPayload>(&task.effect)) {

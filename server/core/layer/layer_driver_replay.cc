@@ -45,7 +45,7 @@ std::optional<std::string> LayerDriver::FinishReplay() {
       outcomes.push_back(replayed.outcome);
       outcomes.back().updated = replayed.outcome.updated && !pending;
       counters_.CountSealed(step);
-      RaiseTo(session_->last_step, step);
+      session_->begun_steps.Begin(outcome.rollback_epoch, step, replayed.outcome.mode);
     }
     journal_.Resume(outcome.rollback_epoch, outcome.updates, outcome.eviction_id, std::move(outcomes));
     released = std::move(outcome.released);

@@ -36,6 +36,7 @@ void LayerJournal::BeginStep(uint64_t rollback_epoch, uint64_t step, const Layer
     rollback_epoch_ = rollback_epoch;
     outcomes_.clear();
     last_snapshot_step_ = SnapshotStepBefore(step);
+    last_step_ = step == 0 ? 0 : step - 1;
   }
   const uint64_t snapshot_step = SnapshotStepBefore(step);
   last_step_ = step;

@@ -18,16 +18,10 @@
 #include "server/core/reservation.h"
 #include "server/core/scratch_pool.h"
 #include "server/core/session_access.h"
+#include "server/core/shard/begun_steps.h"
 #include "server/core/shard/shard_context.h"
 
 namespace precondor {
-
-// highest = the greater of the two.
-inline void RaiseTo(std::atomic<uint64_t>& highest, uint64_t value) {
-  uint64_t seen = highest.load();
-  while (seen < value && !highest.compare_exchange_weak(seen, value)) {
-  }
-}
 
 // One of the shard's devices, and what a session has there that its layers share.
 struct SessionDevice {
@@ -55,7 +49,7 @@ class DeviceOfLayer {
   std::vector<std::atomic<uint32_t>> places_;  // plus one
 };
 
-// One per session. Const after construction but for the pools, which lock, and the atomics.
+// One per session. Const after construction but for the pools and begun_steps, which lock, and the atomics.
 struct SessionContext {
   // Its layers are gone: gives their memory back, which a session of other shapes could not use.
   ~SessionContext() {
@@ -91,9 +85,8 @@ struct SessionContext {
   std::vector<std::unique_ptr<SessionDevice>> devices;  // as the shard has them
   DeviceOfLayer device_of_layer;
   std::atomic<int64_t> installed_ns = 0;  // last, by the coordinator, on the monotonic clock; 0: not since the start
-  std::atomic<uint64_t> last_step = 0;    // the greatest that has begun, also when the job has rolled back since
+  BegunSteps begun_steps = {};
   std::atomic<uint64_t> snapshot_at = 0;  // that an operator or the coordinator asked for, besides the regular ones
-  std::atomic<uint64_t> after_last_first_order = 0;  // the greatest step in first order, plus one
 };
 
 }  // namespace precondor

@@ -29,7 +29,7 @@ struct HeldSession {
   int64_t reserved_bytes = 0;
   bool factors_released = false;
   uint32_t joined = 0;     // ranks that the shard knows the holders of
-  uint64_t last_step = 0;  // the greatest that has begun here, also when the job has rolled back since
+  uint64_t last_step = 0;  // the greatest that has begun here since the job last rolled back
 };
 
 struct DeviceUse {

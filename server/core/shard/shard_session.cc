@@ -59,6 +59,7 @@ absl::Status ShardSession::Reinstall(const SessionInstall& install) {
 
 void ShardSession::BeginEpoch(uint32_t layer, const SessionInstall& install,
                               const std::vector<Member>& replaced) const {
+  if (install.rollback_step.has_value()) context_->begun_steps.RollBack(install.epoch, *install.rollback_step);
   layers_[layer]->EndEpoch(install.epoch, EpochHasBegun(install.epoch));
   layers_[layer]->BeginEpoch(install.epoch, install.rollback_step, replaced);
 }
@@ -153,15 +154,13 @@ void ShardSession::ReportStragglers(absl::Time since) {
 
 ShardSessionSummary ShardSession::summary() const {
   const std::shared_ptr<const RankHolders> members = members_.current();
-  const uint64_t last_step = context_->last_step.load(std::memory_order_relaxed);
+  const BegunSteps::Last last = context_->begun_steps.last();
   return {.session_id = id(),
           .spec = spec(),
           .epoch = members->epoch,
           .joined = members->joined,
-          .last_step = last_step,
-          // Written after last_step: a reader may be a step behind, never ahead.
-          .mode = context_->after_last_first_order.load(std::memory_order_relaxed) > last_step ? Mode::kFirstOrder
-                                                                                               : Mode::kSecondOrder,
+          .last_step = last.step,
+          .mode = last.mode,
           .reserved_bytes = factors_->reserved_bytes(),
           .factors_released = !factors_->held()};
 }

@@ -104,7 +104,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSessions::TakeOut(uint64_t se
     session = std::move(found->second);
     sessions_.erase(found);
     removed_.insert(session_id);
-    last_step = session->context().last_step.load();
+    last_step = session->context().begun_steps.last().step;
     if (how == Removal::kQuarantine) {
       quarantined_[session_id] = {
           .state = QuarantineState::kClosing, .last_step = last_step, .work = session->shared_context()};

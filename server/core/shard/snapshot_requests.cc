@@ -16,7 +16,7 @@ namespace {
 
 // Its layers give their images when work on `step` begins. InvalidArgument: that has begun.
 absl::Status RequestOf(SessionContext& session, uint64_t step) {
-  const uint64_t last_step = session.last_step.load(std::memory_order_relaxed);
+  const uint64_t last_step = session.begun_steps.last().step;
   if (step <= last_step) {
     return absl::InvalidArgumentError(absl::StrCat("session \"", session.spec.name,
                                                    "\": snapshot: expected a step after ", last_step,

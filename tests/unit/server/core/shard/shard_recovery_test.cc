@@ -473,5 +473,35 @@ TEST_F(ShardJournalTest, AJobThatWentBackComesBackToWhereItWas) {
   EXPECT_EQ((*Gradient(1, 0, 1)->result)->factor_version, 11u);
 }
 
+TEST_F(ShardJournalTest, AJobThatWentBackGetsSnapshotsOfTheStepsThatComeAgain) {
+  spec.layers.pop_back();
+  Start();
+  const auto train = [this](uint64_t from, uint64_t through) {
+    for (uint64_t step = from; step <= through; ++step) {
+      Statistics(step, 0, 1);
+      Gradient(step, 0, 1);
+    }
+  };
+  train(0, 8);
+  EXPECT_TRUE(absl::IsInvalidArgument(shard->snapshots().Request("job", 5)));
+  SessionInstall back = MakeInstall(2);
+  back.rollback_step = 3;
+  ASSERT_TRUE(shard->Install(back).ok());
+  epoch = 2;
+  EXPECT_TRUE(absl::IsInvalidArgument(shard->snapshots().Request("job", 2)));
+  ASSERT_TRUE(shard->snapshots().Request("job", 3).ok()) << "the first of them";
+  train(3, 3);
+  EXPECT_EQ(journal->snapshots(), 1);
+  ASSERT_TRUE(shard->snapshots().Request("job", 5).ok());
+  train(4, 4);
+  EXPECT_EQ(journal->snapshots(), 1);
+  train(5, 6);
+  EXPECT_EQ(journal->snapshots(), 2);
+  ReplaceShard();
+  EXPECT_EQ(shard->Describe()->sessions[0].last_step, 6u);
+  Statistics(7, 0, 1);
+  EXPECT_EQ((*Gradient(7, 0, 1)->result)->factor_version, 14u) << "nine updates, four again, and this one";
+}
+
 }  // namespace
 }  // namespace precondor
