@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-// Null in a program without OpenBLAS, or with one that is built for one processor.
+// Null in a program without OpenBLAS, or with an OpenBLAS that is built for one processor.
 extern "C" {
 __attribute__((weak)) char* gotoblas_corename();
 __attribute__((weak)) void gotoblas_dynamic_init();
@@ -32,7 +32,7 @@ ProcessorFeatures FeaturesOfThis() {
 }  // namespace
 
 absl::string_view BetterBlasCore(absl::string_view core, const ProcessorFeatures& features) {
-  // OpenBLAS' cores without AVX that it falls back to.
+  // OpenBLAS' fallback cores, which use no AVX.
   constexpr std::array<absl::string_view, 6> kOld = {"Prescott", "Core2", "Nehalem", "Penryn", "Katmai", "Generic"};
   if (std::find(kOld.begin(), kOld.end(), core) == kOld.end()) return "";
   if (features.avx512) return "SkylakeX";
@@ -44,7 +44,7 @@ void UseBestBlasCore() {
   const std::string better(BetterBlasCore(gotoblas_corename(), FeaturesOfThis()));
   if (better.empty() || setenv(kVariable, better.c_str(), /*overwrite=*/0) != 0) return;
   gotoblas_dynamic_quit();
-  gotoblas_dynamic_init();  // chooses again, by the variable
+  gotoblas_dynamic_init();  // chooses again, now by the variable
   unsetenv(kVariable);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// OpenBLAS chooses its kernels by the processor's model, when it is loaded. For a model that is younger than the
-// library it takes those of 2004, which are about 5 times slower, and whose sums depend on where a matrix lies.
+// Works around OpenBLAS' choice of kernels. OpenBLAS chooses them by the processor's model when the library is loaded.
+// For a model that is newer than the library it falls back to kernels of 2004, which are about 5 times slower and whose
+// sums depend on where a matrix lies in memory.
 #pragma once
 
 #include "absl/strings/string_view.h"
@@ -12,12 +13,13 @@ struct ProcessorFeatures {
   bool avx512 = false;  // F, BW, DQ and VL
 };
 
-// What OPENBLAS_CORETYPE should say where OpenBLAS has chosen `core`; empty: it has chosen well, or there is no better.
+// Returns the value of OPENBLAS_CORETYPE that selects faster kernels than `core`, the ones that OpenBLAS has chosen.
+// Returns an empty string if OpenBLAS has chosen well or if `features` allow nothing better.
 absl::string_view BetterBlasCore(absl::string_view core, const ProcessorFeatures& features);
 
-// Has the process' OpenBLAS use the better ones, where there are some and the environment has no OPENBLAS_CORETYPE.
-// While no other thread uses OpenBLAS: first thing in main, or where a module is loaded that has an OpenBLAS of its
-// own.
+// Switches the process' OpenBLAS to the kernels that BetterBlasCore names. Does nothing if it names none or if the
+// environment sets OPENBLAS_CORETYPE. Precondition: no other thread uses OpenBLAS. Call it first in main, or when a
+// module with its own copy of OpenBLAS is loaded.
 void UseBestBlasCore();
 
 }  // namespace precondor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Little-endian numbers and length-prefixed bytes, as files hold them.
+// Encodes and decodes little-endian numbers and length-prefixed bytes, the primitives of the file formats.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ inline void PutBytes(std::string& out, absl::string_view bytes) {
   out.append(bytes.data(), bytes.size());
 }
 
-// Takes values off the front. A read beyond the end gives zero or nothing, and ok() is false from then on.
+// Reads values from the front of a byte string. A read beyond the end returns zero or an empty string, and from then on
+// ok() is false.
 class Decoder {
  public:
   explicit Decoder(absl::string_view bytes) : rest_(bytes) {}
@@ -36,14 +37,14 @@ class Decoder {
     rest_.remove_prefix(count);
     return taken;
   }
-  // The next `bytes` <= 8 bytes as a number.
+  // Returns the next `bytes` bytes, at most 8, as a number.
   uint64_t Fixed(int bytes) {
     const absl::string_view taken = Take(static_cast<uint64_t>(bytes));
     uint64_t value = 0;
     for (size_t i = taken.size(); i > 0; --i) value = value << 8 | static_cast<uint8_t>(taken[i - 1]);
     return value;
   }
-  void Fail() { ok_ = false; }  // what came makes no sense
+  void Fail() { ok_ = false; }  // the caller found a value invalid
   bool ok() const { return ok_; }
   bool done() const { return ok_ && rest_.empty(); }
 

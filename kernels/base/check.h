@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// For programmer errors only: what a request or a device can cause is an absl::Status.
+// Assertions for programmer errors only. Anything that a request or a device can cause is an absl::Status.
 #pragma once
 
 #include <cstdio>
 #include <cstdlib>
 
-// Aborts, naming file, line and condition, when `condition` is false; in every build.
+// Aborts with file, line and condition if `condition` is false. Active in every build.
 #define PRECONDOR_CHECK(condition)                                                                 \
   do {                                                                                             \
     if (!(condition)) {                                                                            \

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time as an argument, so that tests and the simulator can own it. All waiting, timing and comparing is done in
-// monotonic time; the wall clock is for people, and for numbers that outlive the machine's boot.
+// Time as a dependency that is passed in, so that tests and the simulator can control it. All waiting, timing and
+// comparing uses monotonic time. The wall clock is for people, and for numbers that must survive a reboot of the
+// machine.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +13,15 @@
 
 namespace precondor {
 
-// Never set back or ahead, and goes on while the process or the machine is stopped; its zero means nothing. For times
-// that only this machine compares, and only until it is booted again.
+// Returns monotonic time (CLOCK_BOOTTIME). It is never set, and it advances while the process is stopped or the machine
+// is suspended. Its zero has no meaning, so compare such times only on this machine and within one boot.
 inline absl::Time MonotonicNow() {
   timespec now = {};
   clock_gettime(CLOCK_BOOTTIME, &now);
   return absl::TimeFromTimespec(now);
 }
 
-// A time of MonotonicNow as CondVar::wait_until takes it; at most a year ahead.
+// Converts a time of MonotonicNow to one that CondVar::wait_until takes; at most a year ahead.
 inline std::chrono::steady_clock::time_point SteadyTime(absl::Time monotonic) {
   const absl::Duration left = std::clamp(monotonic - MonotonicNow(), absl::ZeroDuration(), absl::Hours(24 * 365));
   return std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(left);
@@ -29,9 +30,9 @@ inline std::chrono::steady_clock::time_point SteadyTime(absl::Time monotonic) {
 class Clock {
  public:
   virtual ~Clock() = default;
-  // As MonotonicNow.
+  // Returns monotonic time, with the properties of MonotonicNow.
   virtual absl::Time Now() const = 0;
-  // May be set to any other time at any time. tests/lint says who may ask for it.
+  // Returns wall-clock time, which can be set to any value at any time. tests/lint lists the files that may call it.
   virtual absl::Time Wall() const { return Now(); }
 };
 

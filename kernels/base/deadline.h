@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a wait in monotonic time, which no clock change moves; or an earlier end, when the caller's flag says so.
+// The end of a wait in monotonic time, which no change of the wall clock moves. A caller's flag can end the wait
+// earlier.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,8 @@ namespace precondor {
 
 class Deadline {
  public:
-  // Passes too, within a tenth of a second, once `*give_up` is true; null: never. It outlives the deadline.
+  // Ends after `timeout`, or within 0.1 s after `*give_up` becomes true. A null `give_up` never ends the wait.
+  // `*give_up` must outlive the deadline.
   explicit Deadline(absl::Duration timeout, const std::atomic<bool>* give_up = nullptr)
       : end_(MonotonicNow() + timeout), give_up_(give_up) {}
   bool passed() const { return left() <= absl::ZeroDuration(); }
@@ -23,7 +25,7 @@ class Deadline {
     if (give_up_ != nullptr && give_up_->load(std::memory_order_relaxed)) return absl::ZeroDuration();
     return end_ - MonotonicNow();
   }
-  // What poll takes: at least 1 before the end, 0 from then on. It may come back before the end.
+  // Returns the time-out for poll(2) in ms: at least 1 before the end, 0 after it. poll may return before the end.
   int poll_ms() const {
     const absl::Duration rest = left();
     if (rest <= absl::ZeroDuration()) return 0;

@@ -9,7 +9,7 @@
 #include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
 
-// Payload bytes are little-endian; so is every machine we run on, which lets conversions be plain copies.
+// Payload bytes are little-endian, as are all supported machines. So conversions can be plain copies.
 static_assert(std::endian::native == std::endian::little);
 
 namespace precondor {
@@ -30,14 +30,14 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline uint16_t FloatToHalf(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
-  // Everything from 2^16 on becomes infinity; what rounds up to 2^16 gets there by its carry.
+  // Values from 2^16 on become infinity. Values that round up to 2^16 become infinity by the carry.
   const uint32_t clamped = std::min(magnitude, 0x47800000u);
   // Normal halves: rebias, add half a unit (and the last kept bit, for ties to even), drop 13 bits.
   const uint32_t normal = (clamped - 0x38000000u + 0xfffu + ((clamped >> 13) & 1u)) >> 13;
   // Subnormal halves: adding 0.5 aligns the mantissa at 2^-24, and the addition rounds to nearest even.
   const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(clamped) + 0.5f) - 0x3f000000u;
-  // Choices by masks from sign bits: comparisons tempt compilers to branch around the floating-point addition, and a
-  // loop with branches is not vectorised.
+  // Selects by masks made from sign bits. Comparisons lead compilers to branch around the floating-point addition, and
+  // a loop with branches is not vectorised.
   const auto is_subnormal = static_cast<uint32_t>(static_cast<int32_t>(magnitude - 0x38800000u) >> 31);
   const auto is_nan = static_cast<uint32_t>(static_cast<int32_t>(0x7f800000u - magnitude) >> 31);
   const uint32_t half = (subnormal & is_subnormal) | (normal & ~is_subnormal) | (is_nan & 0x200u);
@@ -63,8 +63,8 @@ struct BFloatCodec {
   ABSL_ATTRIBUTE_ALWAYS_INLINE static uint16_t Encode(float value) { return FloatToBFloat(value); }
 };
 
-// The loops, inlined below once for the baseline and once for AVX2: the same integer and float operations, hence the
-// same bits. They must be forced inline, as a function's instruction set is that of where it ends up.
+// The loops, inlined below once for the baseline and once for AVX2. Both do the same integer and float operations and
+// so give equal bits. Inlining must be forced, because the enclosing function decides the instruction set.
 template <typename Codec>
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline void Decode16(const char* in, float scale, float* out, size_t n) {
   for (size_t i = 0; i < n; ++i) {
@@ -82,14 +82,14 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline void Encode16(const float* in, float inverse
   }
 }
 
-// An all-ones exponent marks NaN and infinity; integer compares vectorise whatever the floating-point flags.
+// An all-ones exponent marks NaN and infinity. Integer comparisons vectorise whatever the floating-point flags are.
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool Finite(const float* in, size_t n) {
   uint32_t bad = 0;
   for (size_t i = 0; i < n; ++i) bad |= (std::bit_cast<uint32_t>(in[i]) & 0x7f800000u) == 0x7f800000u ? 1u : 0u;
   return bad == 0;
 }
 
-// Magnitudes order like their bit patterns, NaN last.
+// Magnitudes have the order of their bit patterns, with NaN last.
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline uint32_t LargestMagnitude(const float* in, size_t n) {
   uint32_t largest = 0;
   for (size_t i = 0; i < n; ++i) largest = std::max(largest, std::bit_cast<uint32_t>(in[i]) & 0x7fffffffu);

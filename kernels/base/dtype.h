@@ -16,7 +16,8 @@ enum class DType : uint8_t { kF32 = 1, kF16 = 2, kBF16 = 3 };
 // Bytes of one element: 4, 2 or 2.
 size_t ByteSize(DType dtype);
 
-// "f32", "f16", "bf16". Parse is the inverse; InvalidArgument names the text it got.
+// Converts between types and their names "f32", "f16" and "bf16". ParseDType returns InvalidArgument, with the text it
+// got, for any other name.
 absl::string_view DTypeName(DType dtype);
 absl::StatusOr<DType> ParseDType(absl::string_view name);
 
@@ -28,11 +29,12 @@ void DecodeElements(DType dtype, const void* in, float scale, absl::Span<float> 
 // f16 overflow becomes infinity: choose scale with F16Scale first.
 void EncodeElements(DType dtype, absl::Span<const float> in, float scale, void* out);
 
-// The power of two by which to divide so that the largest |x| fits f16 with headroom; 1 when all are small
-// enough, zero or not finite. Keeps n * g sketches of many rows from overflowing (docs/gotchas.md).
+// Returns the power of two by which to divide so that the largest |x| fits f16 with headroom. Returns 1 if all values
+// are small enough, or if the largest is zero or not finite. It keeps n * g sketches of many rows from overflowing
+// (docs/gotchas.md).
 float F16Scale(absl::Span<const float> values);
 
-// True when no element is NaN or infinite.
+// Returns true if no element is NaN or infinite.
 bool AllFinite(absl::Span<const float> values);
 
 }  // namespace precondor

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations element by element that run together (kernels/operation.h), apart for device code.
+// Kinds of element-wise operations (kernels/operation.h). A header of its own, so that device code can include it.
 #pragma once
 
 #include <cstdint>
 
 namespace precondor {
 
-// Each as Backend's operation of the same name says.
+// Each kind does what the operation of Backend with its name does.
 enum class ElementwiseKind : uint8_t {
-  kAxpby,  // zeros and copies are such too
+  kAxpby,  // also fills with zeros and copies
   kScaleRows,
   kScaleColumns,
   kScaleBothSides,
-  kAddDiagonal,  // of y, by alpha
+  kAddDiagonal,  // adds alpha to the diagonal of y
   kPackLower,
   kUnpackLower,
   kPackRow,
-  kSymmetrize,  // y
+  kSymmetrize,  // y in place
 };
 
 }  // namespace precondor

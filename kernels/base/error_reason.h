@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Machine-readable reasons that ride on an absl::Status from core to client, beside its code and message.
+// Machine-readable reasons that an absl::Status carries, beside code and message, from core to the client.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ enum class ErrorReason : uint8_t {
   kDTypeMismatch = 6,
   kSizeMismatch = 7,       // byte count, chunk offset or claimed total
   kStaleEpoch = 8,         // join again
-  kFutureEpoch = 9,        // the shard has not heard of it yet: retry
+  kFutureEpoch = 9,        // the shard does not know this epoch yet: retry
   kStaleIncarnation = 10,  // a newer process holds this rank
   kStaleStep = 11,         // the step has been retired
   kStepTooFarAhead = 12,
@@ -38,17 +38,17 @@ enum class ErrorReason : uint8_t {
   kDraining = 22,
   kNotActive = 23,       // not all ranks have joined
   kDuplicateFrame = 24,  // two frames of one contribution overlap on a stream
-  kStateLost = 25,       // factor updates are gone that a replica has had answers of
-  kStaleLeader = 26,     // a coordinator that another one has replaced
+  kStateLost = 25,       // the shard lost factor updates that a replica's answers depend on
+  kStaleLeader = 26,     // another coordinator has replaced the sender
 };
 inline constexpr size_t kErrorReasonCount = 27;  // checked against the names
 
-absl::string_view ErrorReasonName(ErrorReason reason);  // "STALE_EPOCH" ...
+absl::string_view ErrorReasonName(ErrorReason reason);  // for example "STALE_EPOCH"
 
-// A status with `reason` attached; the reason survives copies and added context.
+// Returns a status with `reason` attached. The reason survives copies and added context.
 absl::Status ReasonedStatus(absl::StatusCode code, ErrorReason reason, absl::string_view message);
-// InvalidArgument with kMalformed.
+// Returns InvalidArgument with kMalformed.
 absl::Status MalformedError(absl::string_view message);
-ErrorReason GetErrorReason(const absl::Status& status);  // kUnspecified when there is none
+ErrorReason GetErrorReason(const absl::Status& status);  // kUnspecified if the status has no reason
 
 }  // namespace precondor

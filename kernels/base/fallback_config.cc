@@ -23,7 +23,7 @@ absl::Status CheckSteps(absl::string_view field, int32_t value, int32_t low) {
   return Invalid(field, absl::StrCat(low, " ... ", kHigh), value);
 }
 
-// `ok` is false for NaN in every caller: it is the result of comparisons that have to hold.
+// Every caller passes an `ok` that is false for NaN, because it is the result of comparisons that must hold.
 absl::Status CheckNumber(absl::string_view field, double value, bool ok, absl::string_view expected) {
   return ok ? absl::OkStatus() : Invalid(field, expected, value);
 }

@@ -22,11 +22,12 @@
 namespace precondor {
 namespace {
 
-// Pages are taken as they are touched. A strand's task may end in calls of gRPC and of the journal, which need what
-// they would need on a small thread.
+// The kernel provides pages when they are touched. A strand's task may end in calls of gRPC and of the journal, which
+// need as much stack as on a small thread.
 constexpr size_t kStackBytes = size_t{1} << 20;
 
-// AddressSanitizer must be told of each change of stack; `fake_stack` is where it keeps that of the one left.
+// AddressSanitizer must be told of each change of stack. It stores the fake stack of the stack that is left in
+// `fake_stack`.
 #if PRECONDOR_HAS_ASAN
 void BeginSwitch(void** fake_stack, const void* stack, size_t bytes) {
   __sanitizer_start_switch_fiber(fake_stack, stack, bytes);
@@ -42,7 +43,7 @@ void CleanStack(void*) {}
 #endif
 
 #define PRECONDOR_SWITCHES_STACKS __attribute__((noinline, no_sanitize("address"), no_sanitize("thread")))
-// ThreadSanitizer notes in its context where functions begin and end: so no function may begin in one context and end
+// ThreadSanitizer records in its context where functions begin and end. So no function may begin in one context and end
 // in another.
 #define PRECONDOR_INLINE __attribute__((always_inline)) inline
 
@@ -61,8 +62,9 @@ void SwitchContext(void*) {}
 
 }  // namespace
 
-// Where a stack goes on. On x86-64 what a call preserves lies on the stack itself, and a switch makes no system call;
-// elsewhere the C library's switch is used, which saves and restores the signal mask by one.
+// The point at which a suspended stack continues. On x86-64 the registers that a call preserves are saved on the stack
+// itself, and a switch makes no system call. Other processors use the C library's switch, which makes a system call to
+// save and restore the signal mask.
 #if defined(__x86_64__)
 extern "C" void precondor_switch_stack(void** from, void* to);
 asm(R"(
@@ -91,11 +93,11 @@ precondor_switch_stack:
 struct StackPoint {
   void* top = nullptr;
 
-  // The first switch to it calls `function`, which does not return.
+  // Prepares the point so that the first switch to it calls `function`, which must not return.
   bool Begin(char* stack, size_t bytes, void (*function)()) {
     constexpr size_t kSaved = 6;
-    auto* const words = reinterpret_cast<void**>(stack + bytes);  // aligned to a page
-    words[-1] = nullptr;                                          // where `function` would return to
+    auto* const words = reinterpret_cast<void**>(stack + bytes);  // page-aligned
+    words[-1] = nullptr;                                          // return address of `function`
     words[-2] = reinterpret_cast<void*>(function);
     for (size_t i = 0; i < kSaved; ++i) words[-3 - static_cast<std::ptrdiff_t>(i)] = nullptr;
     top = words - 2 - kSaved;
@@ -123,7 +125,7 @@ struct StackPoint {
 };
 #endif
 
-// A thread while it runs a fiber.
+// State of a thread that runs fibers.
 struct Fiber::Thread {
   StackPoint point;
   Fiber* current = nullptr;
@@ -143,8 +145,8 @@ struct Fiber::Stack {
   char* begin() const { return static_cast<char*>(memory) + guard_bytes; }
 };
 
-// The assembler keeps compilers from taking the function for one whose result does not change: a fiber may call it on
-// one thread and then on another.
+// The asm statement keeps compilers from assuming that the function's result never changes: a fiber may call it on one
+// thread and then on another.
 __attribute__((noinline)) Fiber::Thread& Fiber::ThisThread() {
   asm volatile("");
   thread_local Thread thread;
@@ -164,7 +166,7 @@ std::unique_ptr<Fiber> Fiber::Make(FiberScheduler& home) {
   if (memory == MAP_FAILED) return nullptr;
   stack.memory = memory;
   stack.guard_bytes = guard;
-  // Stacks grow down, onto a page that nothing may touch.
+  // The stack grows down towards a guard page, which nothing may touch.
   if (mprotect(memory, guard, PROT_NONE) != 0) return nullptr;
   if (!stack.point.Begin(stack.begin(), kStackBytes, &Fiber::Main)) return nullptr;
   stack.context = NewContext();
@@ -175,7 +177,7 @@ Fiber::~Fiber() {
   PRECONDOR_CHECK(ended_);
   if (stack_->context != nullptr) FreeContext(stack_->context);
   if (stack_->memory == nullptr) return;
-  CleanStack(stack_->begin());  // for whatever is mapped there next
+  CleanStack(stack_->begin());  // for the next mapping at this address
   munmap(stack_->memory, stack_->guard_bytes + kStackBytes);
 }
 
@@ -215,11 +217,11 @@ PRECONDOR_SWITCHES_STACKS void Fiber::Leave() {
   BeginSwitch(&stack.fake_stack, thread_->stack, thread_->stack_bytes);
   SwitchContext(thread_->context);
   StackPoint::Switch(stack.point, thread_->point);
-  // The thread that has called Run, which may be another one.
+  // thread_ is now the thread that has called Run, which may be another one.
   EndSwitch(stack.fake_stack, &thread_->stack, &thread_->stack_bytes);
 }
 
-// The same stack serves one function after the other.
+// One stack runs one function after another.
 void Fiber::Main() {
   Fiber& fiber = *Current();
   EndSwitch(nullptr, &fiber.thread_->stack, &fiber.thread_->stack_bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first error of something that is lost with it, and that every call asks about.
+// Keeps the first error of an object that this error makes unusable, for checks at the start of every call.
 #pragma once
 
 #include <atomic>
@@ -12,16 +12,17 @@
 
 namespace precondor {
 
-// Thread-safe.
+// Holds the first error that was set. Thread-safe.
 class FirstError {
  public:
-  // OK until there was one: then without a lock, which all threads would want at each operation.
+  // Returns the first error, or OK if none was set. The OK path takes no lock, because all threads check it at each
+  // operation.
   absl::Status Get() const {
     if (!is_set_) return absl::OkStatus();
     const MutexLock lock(mu_);
     return error_;
   }
-  // Later ones change nothing.
+  // Sets the error. Later calls have no effect.
   void Set(absl::Status error) {
     const MutexLock lock(mu_);
     if (is_set_) return;

@@ -24,7 +24,7 @@ absl::string_view SeverityName(Severity severity) {
   return "UNKNOWN";
 }
 
-// `text` as a JSON string, quotes included; also how text lines quote values with spaces.
+// Returns `text` as a JSON string, quotes included. Text lines quote their values this way too.
 std::string Quote(absl::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -53,7 +53,7 @@ LogField::LogField(absl::string_view name, int64_t value) : name(name), text(abs
 LogField::LogField(absl::string_view name, uint64_t value) : name(name), text(absl::StrCat(value)), quoted(false) {}
 LogField::LogField(absl::string_view name, int value) : LogField(name, static_cast<int64_t>(value)) {}
 LogField::LogField(absl::string_view name, unsigned value) : LogField(name, static_cast<uint64_t>(value)) {}
-// JSON has no NaN or infinity: those become strings.
+// JSON has no NaN or infinity, so they become strings.
 LogField::LogField(absl::string_view name, double value)
     : name(name), text(absl::StrFormat("%.9g", value)), quoted(!std::isfinite(value)) {}
 LogField::LogField(absl::string_view name, bool value) : name(name), text(value ? "true" : "false"), quoted(false) {}

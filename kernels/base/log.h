@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Structured logging: an event, its fields, and a sink that the caller passes in. No global logger.
+// Structured logging: a message with named fields goes to a sink that the caller passes in. There is no global logger.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace precondor {
 
 enum class Severity : uint8_t { kDebug, kInfo, kWarning, kError };
 
-// A named value of a log line; numbers stay numbers in JSON. Usual names: session, step, layer, rank, epoch, reason.
+// A named value in a log line. Numbers stay numbers in JSON. Usual names: session, step, layer, rank, epoch, reason.
 struct LogField {
   LogField(absl::string_view name, absl::string_view value);
   LogField(absl::string_view name, const char* value);
@@ -38,19 +38,19 @@ class Logger {
  public:
   virtual ~Logger() = default;
   virtual void Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields = {}) = 0;
-  // Lines that could not be written.
+  // Number of lines that could not be written.
   virtual int64_t dropped_lines() const { return 0; }
 };
 
 enum class LogFormat : uint8_t { kText, kJson };
 
-// Writes whole lines: "2026-01-02T03:04:05.678Z INFO message key=value ..." or one JSON object a line with ts,
-// severity, message and the fields. `write` gets one line with its newline and is called under the logger's lock.
+// Writes whole lines: "2026-01-02T03:04:05.678Z INFO message key=value ..." or one JSON object per line with ts,
+// severity, message and the fields. `write` gets one line, newline included, and is called under the logger's lock.
 class LineLogger final : public Logger {
  public:
   LineLogger(LogFormat format, Severity threshold, const Clock& clock, std::function<void(absl::string_view)> write);
   void Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields) override;
-  // With `more` after `fields`.
+  // Logs `fields`, then `more`.
   void Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields,
            absl::Span<const LogField> more);
 

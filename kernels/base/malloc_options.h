@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a server's process treats its memory.
+// Settings of malloc for a server process.
 #pragma once
 
 namespace precondor {
 
-// Large blocks stay with the process: giving them back costs more than the copies they carry. Hence few arenas. Before
-// there are threads.
+// Makes malloc keep freed large blocks: returning them to the kernel costs more than copying the payloads they carry.
+// It also limits the number of arenas, since each keeps its own free blocks. Call it before the process starts threads.
 void KeepLargeBlocks();
 
 }  // namespace precondor

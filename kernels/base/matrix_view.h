@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row-major 2-d view of floats that another object owns. Copy freely; it never frees.
-// Whether the memory belongs to the host or to a backend's device is the owner's business: a view that a
-// Backend made is passed to that Backend's operations and never dereferenced outside it. constexpr, so that device code
-// may call it too.
+// Row-major 2-d views of floats that another object owns. Views are cheap to copy and free nothing. The owner knows
+// whether the memory belongs to the host or to a backend's device: pass a view that a Backend made only to that
+// Backend's operations, and never dereference it elsewhere. All functions are constexpr so that device code can call
+// them.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct BasicMatrixView {
   T* data = nullptr;
   int64_t rows = 0;
   int64_t cols = 0;
-  int64_t stride = 0;  // elements from one row to the next, >= cols
+  int64_t stride = 0;  // elements from the start of a row to the start of the next, >= cols
 
   constexpr BasicMatrixView() = default;
   constexpr BasicMatrixView(T* data, int64_t rows, int64_t cols) : BasicMatrixView(data, rows, cols, cols) {}
@@ -31,11 +31,11 @@ struct BasicMatrixView {
   constexpr bool contiguous() const { return stride == cols || rows <= 1; }
   constexpr T* row(int64_t i) const { return data + i * stride; }
   constexpr T& at(int64_t i, int64_t j) const { return data[i * stride + j]; }
-  // Rows [begin, begin + count).
+  // Returns rows [begin, begin + count).
   constexpr BasicMatrixView RowRange(int64_t begin, int64_t count) const {
     return BasicMatrixView(data + begin * stride, count, cols, stride);
   }
-  // The top-left [r, c] corner.
+  // Returns the top-left [r, c] corner.
   constexpr BasicMatrixView Corner(int64_t r, int64_t c) const { return BasicMatrixView(data, r, c, stride); }
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a method is like, whatever its options. Each method defines its own traits beside its factory
+// Properties of a method that do not depend on its options. Each method defines its traits beside its factory
 // (kernels/methods/<name>.h); kernels/methods/registry.h has those of all methods. Plain values.
 #pragma once
 
@@ -11,29 +11,29 @@
 
 namespace precondor {
 
-// What a method's updates take.
+// The statistics that a method's updates take.
 enum class StatisticsForm : uint8_t {
-  kNone,         // nothing: it works from gradients alone, and workers send no statistics
+  kNone,         // none: the method works from gradients alone, and workers send no statistics
   kVectors,      // vectors only
-  kCovariances,  // per side either form, whichever is smaller on the wire; vectors may be samples of rows
+  kCovariances,  // either form per side, whichever is smaller on the wire; vectors may be samples of rows
 };
 
-// How the length of an answer is set; docs/methods/mkor.md has the policies.
+// How the norm of an answer is set; docs/methods/mkor.md defines the policies.
 enum class Scaling : uint8_t { kNormRescale, kKlClip, kRmsClip, kNone };
-// By Scaling's values, the texts of the option `scaling`.
+// Texts of the option `scaling`, indexed by Scaling.
 inline constexpr absl::string_view kScalingNames[] = {"NORM_RESCALE", "KL_CLIP", "RMS_CLIP", "NONE"};
 
 struct MethodTraits {
-  absl::string_view name;  // in MethodConfig, and of the page docs/methods/<name>.md
+  absl::string_view name;  // name in MethodConfig and of the page docs/methods/<name>.md
   StatisticsForm statistics = StatisticsForm::kNone;
-  // What a session sends where its user names no statistics.
+  // Statistics that a session sends if its user names none.
   StatisticsKind default_statistics = StatisticsKind::kSigned;
-  // Where the option `scaling` is left out; kNone for a method without that option.
+  // Value of the option `scaling` if it is left out. kNone for a method without that option.
   Scaling default_scaling = Scaling::kNone;
-  // Workers can hold the factors (REPLAY, PULL_FACTORS): an update is a function of O(d) statistics alone, and an
-  // answer one of the factors and the gradient alone.
+  // True if workers can hold the factors (REPLAY, PULL_FACTORS): an update is a function of O(d) statistics alone, and
+  // an answer is a function of the factors and the gradient alone.
   bool local_factors = false;
-  // An answer is the whole update of a parameter, for an optimizer that keeps no moments of its own.
+  // True if an answer is the whole update of a parameter, for an optimizer that keeps no moments of its own.
   bool whole_updates = false;
 };
 

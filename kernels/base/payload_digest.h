@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A digest of f32 elements that is the same wherever and in whatever order it is made: by a shard of bytes that came
-// over a socket, and by a device of what lies in its memory. Not for adversaries.
+// A digest of f32 elements that does not depend on where or in which order it is computed: a shard computes it from
+// bytes that a socket delivered, a device from its own memory. It gives no protection against adversaries.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace precondor {
 
-// What element number `index`, of these bits, adds to the digest; the sum is modulo 2^64.
+// Returns the term of element `index` with these bits. The digest is the sum of all terms modulo 2^64.
 constexpr uint64_t PayloadTerm(uint64_t index, uint32_t bits) {
   uint64_t h = (index + 1) * 0x9e3779b97f4a7c15u ^ bits;
   h = (h ^ h >> 32) * 0xd6e8feb86659fd93u;
@@ -16,7 +16,7 @@ constexpr uint64_t PayloadTerm(uint64_t index, uint32_t bits) {
   return h ^ h >> 32;
 }
 
-// Of little-endian f32 elements on the host, aligned or not.
+// Returns the digest of `elements` little-endian f32 elements in host memory. `bytes` needs no alignment.
 inline uint64_t PayloadDigest(const uint8_t* bytes, int64_t elements) {
   uint64_t digest = 0;
   for (int64_t i = 0; i < elements; ++i) {

@@ -5,10 +5,11 @@
 
 namespace precondor {
 
-// What the factors of a product are rounded to before it; its sums are f32. kBf16x3: where a device has units for
-// products of bf16, each factor is the sum of two bf16 numbers, and the product of the lesser two is left out: off by
-// 2^-16 of what is multiplied at most. Elsewhere kBf16x3 is kF32. kTf32: ten bits behind the point are kept of each
-// factor, rounded or cut off, as units for products of f32 do it; kF32 where there are none, and in low rank.
+// Precision to which the factors of a matrix product are rounded before it. The sums are f32. kBf16x3: on a device with
+// units for products of bf16, each factor becomes the sum of two bf16 numbers, and the product of the two lesser parts
+// is left out: the error is at most 2^-16 of the products. On other devices it is kF32. kTf32: each factor keeps ten
+// bits after the point, rounded or truncated as the device's units for products of f32 do. On a device without these
+// units, and in low rank, it is kF32.
 enum class ProductPrecision : uint8_t { kF32, kBf16, kBf16x3, kTf32 };
 
 }  // namespace precondor

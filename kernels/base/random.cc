@@ -26,7 +26,7 @@ std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<u
 }
 
 CounterRandom::CounterRandom(absl::Span<const uint64_t> key_words) : key_{0, 0}, nonce_(0) {
-  // Each word is the counter of one block keyed by the digest so far; the length goes in last.
+  // Each word is the counter of one block whose key is the digest so far. The length comes last.
   const auto absorb = [this](uint64_t word) {
     const auto block = Philox4x32({static_cast<uint32_t>(word), static_cast<uint32_t>(word >> 32),
                                    static_cast<uint32_t>(nonce_), static_cast<uint32_t>(nonce_ >> 32)},

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What weighs a contribution in its average.
+// Sample counts, the weights of contributions in an average.
 #pragma once
 
 #include <cstdint>
 
 namespace precondor {
 
-// Samples of one contribution: sums over 65536 ranks stay far inside 64 bits, and their products inside f64.
+// Greatest number of samples of one contribution. Sums over 65536 ranks stay far inside 64 bits, and products of these
+// numbers inside the range of f64.
 inline constexpr uint64_t kMaxSamples = uint64_t{1} << 40;
 
-// The weight in f32 of a contribution to a sum that is the average: 1 of a single one.
+// Returns the weight of a contribution in the average: samples / total in f32, which is 1 for a single contribution.
 inline float ShareOf(uint64_t samples, uint64_t total) {
   return static_cast<float>(static_cast<double>(samples) / static_cast<double>(total));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which sanitizers the code is compiled for, by g++'s names and by clang's: 0 or 1.
+// Macros, 0 or 1, that say with which sanitizers g++ or clang compiles the code.
 #pragma once
 
 #if defined(__has_feature)

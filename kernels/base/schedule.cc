@@ -15,7 +15,7 @@
 namespace precondor {
 namespace {
 
-constexpr uint64_t kMaxSteps = uint64_t{1} << 53;  // all of them are doubles
+constexpr uint64_t kMaxSteps = uint64_t{1} << 53;  // all integers up to this are doubles
 
 absl::Status Expected(absl::string_view expected, absl::string_view got) {
   return absl::InvalidArgumentError(absl::StrCat("expected ", expected, ", got \"", got.substr(0, 64), "\""));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What begins with an object and ends with it, or with an error that its owner wants to hear of before.
+// A scope guard that calls a begin function when it is made and an end function, whose error the owner can read, when
+// it ends.
 #pragma once
 
 #include <utility>
@@ -8,7 +9,8 @@
 
 namespace precondor {
 
-// One thread at a time. `owner` outlives it.
+// Calls kBegin on `owner` at construction and kEnd at Finish or destruction. One thread at a time. `owner` must outlive
+// it.
 template <typename Owner, void (Owner::*kBegin)(), absl::Status (Owner::*kEnd)()>
 class Scope {
  public:
@@ -16,7 +18,7 @@ class Scope {
   ~Scope() { (void)Finish(); }
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
-  // Ends it, once; later calls do nothing.
+  // Calls kEnd and returns its status. Later calls do nothing and return OK.
   absl::Status Finish() {
     Owner* const owner = std::exchange(owner_, nullptr);
     return owner == nullptr ? absl::OkStatus() : (owner->*kEnd)();

@@ -34,7 +34,7 @@ absl::Status CheckName(absl::string_view name) {
 
 std::string DimsText(const std::vector<int64_t>& dims) { return absl::StrCat("[", absl::StrJoin(dims, ", "), "]"); }
 
-// d_out and d_in are within their bounds.
+// Precondition: d_out and d_in are within their bounds.
 absl::Status CheckTensor(absl::string_view field, const LayerSpec& layer) {
   if (layer.shape.empty()) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(
@@ -47,7 +47,7 @@ absl::Status CheckTensor(absl::string_view field, const LayerSpec& layer) {
   int64_t elements = 1;
   for (size_t i = 0; i < layer.shape.size(); ++i) {
     PRECONDOR_RETURN_IF_ERROR(CheckRange(absl::StrCat(field, " shape[", i, "]"), layer.shape[i], 1, kMaxDimension));
-    if (elements <= expected) elements *= layer.shape[i];  // 2^40 2^20 at most
+    if (elements <= expected) elements *= layer.shape[i];  // at most 2^40 2^20
   }
   if (elements == expected) return absl::OkStatus();
   return Invalid(absl::StrCat(field, " shape"),
@@ -134,7 +134,7 @@ absl::Status CheckLayerMethods(const SessionSpec& spec) {
   return absl::OkStatus();
 }
 
-// Of a session whose workers keep factors.
+// Checks the restrictions of a session whose workers keep factors.
 absl::Status CheckLocalFactors(const SessionSpec& spec) {
   const std::string with = absl::StrCat(" with exchange ", ExchangeModeName(spec.exchange));
   if (spec.staleness_steps != 0) return Invalid("staleness_steps", absl::StrCat("0", with), spec.staleness_steps);
@@ -144,7 +144,7 @@ absl::Status CheckLocalFactors(const SessionSpec& spec) {
   return absl::OkStatus();
 }
 
-// Of a session whose gradients go over communicators.
+// Checks the restrictions of a session whose gradients travel over communicators.
 absl::Status CheckCollective(const SessionSpec& spec) {
   constexpr absl::string_view kWith = " with data_plane COLLECTIVE";
   if (spec.exchange != ExchangeMode::kDirect) {

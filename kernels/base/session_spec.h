@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a session is: the vocabulary shared by client, wire, coordinator and shards (docs/architecture.md).
-// Plain values; validated once by ValidateSessionSpec, after which the rest of the code trusts them.
+// Description of a session: the vocabulary that client, wire, coordinator and shards share (docs/architecture.md).
+// Plain values. ValidateSessionSpec checks them once; the rest of the code trusts them.
 #pragma once
 
 #include <cstdint>
@@ -18,37 +18,37 @@
 namespace precondor {
 
 enum class Mode : uint8_t { kSecondOrder = 1, kFirstOrder = 2 };
-// Who sends gradients and who has them preconditioned where; docs/protocol.md. In kPullFactors and kReplay they stay
-// with the workers, who have the factors too (WorkersPrecondition).
+// Which ranks send gradients, and where these are preconditioned; docs/protocol.md. With kPullFactors and kReplay
+// gradients stay with the workers, which hold the factors too (WorkersPrecondition).
 enum class ExchangeMode : uint8_t { kDirect = 1, kDelegate = 2, kPullFactors = 3, kReplay = 4 };
-// kCovariance: each side as the mean of x x' over the worker's rows, or, where that is smaller, as rows themselves; for
-// methods that take them (StatisticsForm::kCovariances in kernels/base/method_traits.h).
+// What workers send as statistics. kCovariance: each side is the mean of x x' over the worker's rows or, if that is
+// smaller, the rows themselves; only for methods with StatisticsForm::kCovariances (kernels/base/method_traits.h).
 enum class StatisticsKind : uint8_t { kMean = 1, kPerWorkerMean = 2, kSigned = 3, kCovariance = 4 };
-// What becomes of a session when a shard is lost. kWait: the job waits until it is back, and goes on as if nothing had
-// happened. kDegrade: its layers begin anew on other shards, without their factors; the job waits until the loss is
-// noticed.
+// What happens to a session when a shard is lost. kWait: the job waits until the shard is back and then continues with
+// its factors. kDegrade: the job waits until the loss is detected; then the shard's layers start on other shards with
+// fresh factors.
 enum class ShardLossPolicy : uint8_t { kWait = 1, kDegrade = 2 };
-// Which way gradients and answers take. kCollective: the ranks and each shard sum and send them as ranks of one
-// communicator, as long as there is one; docs/collective.md. Everything else goes over gRPC all the same.
+// How gradients and answers travel. kCollective: the ranks and each shard sum and send them as ranks of one
+// communicator, while that exists; docs/collective.md. Everything else travels over gRPC in both cases.
 enum class DataPlane : uint8_t { kGrpc = 1, kCollective = 2 };
-// What a sealed plan says of one (epoch, step, layer). kSkip: a contributor had no usable gradient (AMP skip or
+// The decision of a sealed plan for one (epoch, step, layer). kSkip: a contributor had no usable gradient (AMP skip or
 // non-finite), so no worker gets one and every replica skips the step.
 enum class Decision : uint8_t { kPreconditioned = 1, kIdentity = 2, kSkip = 3 };
 
-// One weight matrix W [d_out, d_in]. With has_bias the last of the d_in columns is the folded bias.
+// One weight matrix W [d_out, d_in]. With has_bias, the last of the d_in columns is the folded bias.
 struct LayerSpec {
   std::string name;
   int64_t d_out = 0;
   int64_t d_in = 0;
   bool has_bias = false;
-  // The dimensions of the tensor that W is, of which its elements are the same row-major sequence: d_out d_in in all.
-  // For methods with a factor for each dimension; what travels is W. Empty: W's own.
+  // Dimensions of the parameter tensor whose row-major elements are those of W; their product is d_out d_in. Empty
+  // means W's own dimensions. Only methods with a factor for each dimension use it; W is what travels.
   std::vector<int64_t> shape = {};
   bool operator==(const LayerSpec&) const = default;
 };
 
-// A method by name with its options, as the registry (kernels/methods/registry.h) understands them. An option
-// left out has the method's default. Names are those of docs/methods/<name>.md.
+// A method's name and options, as the registry (kernels/methods/registry.h) interprets them. An option that is left out
+// has the method's default. Option names are those of docs/methods/<name>.md.
 using OptionValue = std::variant<bool, double, std::string>;
 struct MethodConfig {
   std::string name = "mkor";
@@ -56,89 +56,89 @@ struct MethodConfig {
   bool operator==(const MethodConfig&) const = default;
 };
 
-// Layers that have another method, or other statistics, than the rest of their session.
+// Layers with another method, or other statistics, than the rest of their session.
 struct LayerMethod {
   MethodConfig method;
   StatisticsKind statistics = StatisticsKind::kSigned;
-  std::vector<uint32_t> layers;  // places in the session's layer table, ascending; at least one
+  std::vector<uint32_t> layers;  // indices in the session's layer table, ascending; at least one
   bool operator==(const LayerMethod&) const = default;
 };
 
 struct SessionSpec {
   std::string name;        // unique on a coordinator, [A-Za-z0-9._-]{1,128}
-  uint64_t seed = 0;       // keys every random choice of the session
+  uint64_t seed = 0;       // key of every random choice of the session
   int32_t world_size = 1;  // workers, 1 ... 65536
   ExchangeMode exchange = ExchangeMode::kDirect;
   StatisticsKind statistics = StatisticsKind::kSigned;
-  int32_t sketches = 0;   // q per worker, 1 ... 16; 0: ceil(16 / world_size). SIGNED only
+  int32_t sketches = 0;   // q per worker, 1 ... 16; 0 means ceil(16 / world_size). SIGNED only
   int32_t inv_freq = 10;  // statistic steps: step % inv_freq == 0 or step < warmup_steps
   int32_t warmup_steps = 10;
-  int32_t staleness_steps = 0;  // 0: a step uses its own statistics; 1: those before it
+  int32_t staleness_steps = 0;  // 0: a step uses its own statistics; 1: those of earlier steps
   DType statistics_dtype = DType::kF16;
   DType gradient_dtype = DType::kF32;
   MethodConfig method;
   FallbackConfig fallback;
   ShardLossPolicy on_shard_loss = ShardLossPolicy::kWait;
   std::vector<LayerSpec> layers;
-  std::vector<LayerMethod> layer_methods = {};  // exceptions to `method` and `statistics`; each layer in one at most
+  std::vector<LayerMethod> layer_methods = {};  // exceptions to `method` and `statistics`; each layer in at most one
   DataPlane data_plane = DataPlane::kGrpc;
   bool operator==(const SessionSpec&) const = default;
 };
 
-// Limits that a spec is held to, so that sizes fit 64 bits with room to spare.
+// Limits of a spec, chosen so that sizes fit 64 bits with room to spare.
 inline constexpr int64_t kMaxDimension = int64_t{1} << 20;
 inline constexpr int64_t kMaxLayers = 1 << 16;
 inline constexpr int64_t kMaxTensorDims = 8;
-inline constexpr int64_t kMaxLayerMethods = 256;  // each question about a layer's method looks through them
+inline constexpr int64_t kMaxLayerMethods = 256;  // MethodOf and StatisticsOf search all of them
 inline constexpr int32_t kMaxWorldSize = 1 << 16;
 inline constexpr int32_t kMaxSketches = 16;
-inline constexpr int32_t kMaxCollectiveWorkers = 255;  // of a session with data_plane COLLECTIVE
+inline constexpr int32_t kMaxCollectiveWorkers = 255;  // for sessions with data_plane COLLECTIVE
 
-// InvalidArgument that names the field (for a layer its index and name), what was expected and what came.
-// Checks everything but the methods and what they can do in the session, which MethodSet checks (kernels/methods).
+// Returns InvalidArgument with the field (for a layer its index and name), the expected values and the actual value.
+// Checks everything but the methods and what they support in the session, which MethodSet checks (kernels/methods).
 absl::Status ValidateSessionSpec(const SessionSpec& spec);
 
-// `shape`, or {d_out, d_in} where there is none.
+// Returns `shape`, or {d_out, d_in} if `shape` is empty.
 std::vector<int64_t> TensorDims(const LayerSpec& layer);
 
-// The first field in which two specs differ, with both values, for messages; empty when they are equal.
+// Returns the first field in which two specs differ, with both values, for messages; empty if they are equal.
 std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want);
 
-// Whether workers precondition themselves, with factors of their own: REPLAY and PULL_FACTORS.
+// Returns whether workers precondition gradients with their own copy of the factors: REPLAY and PULL_FACTORS.
 inline bool WorkersPrecondition(const SessionSpec& spec) {
   return spec.exchange == ExchangeMode::kReplay || spec.exchange == ExchangeMode::kPullFactors;
 }
 
-// True when workers send statistics at `step`, of the layers whose method takes any (TakesStatistics in
+// Returns whether workers send statistics at `step`, for the layers whose method takes any (TakesStatistics in
 // kernels/methods/registry.h).
 bool IsStatisticStep(const SessionSpec& spec, uint64_t step);
 
-// What holds for one layer. The layer exists.
+// Return the method and the statistics of one layer, exceptions included. Precondition: the layer exists.
 const MethodConfig& MethodOf(const SessionSpec& spec, int64_t layer);
 StatisticsKind StatisticsOf(const SessionSpec& spec, int64_t layer);
 
-// Whether some layer's statistics are SIGNED.
+// Returns whether some layer's statistics are SIGNED.
 bool UsesSketches(const SessionSpec& spec);
-// SIGNED's q: `sketches`, or what it is by default.
+// Returns q of SIGNED: `sketches`, or its default if that is 0.
 int32_t SketchesPerWorker(const SessionSpec& spec);
 
-// Vectors per side that one worker sends of a layer at a statistic step: 1 for the means, q for SIGNED; 0 for
-// COVARIANCE.
+// Number of vectors per side that one worker sends for a layer at a statistic step: 1 for the means, q for SIGNED; 0
+// for COVARIANCE.
 int64_t VectorsPerWorker(const SessionSpec& spec, int64_t layer);
 
-// Vectors per side of one sealed statistic step: 1 for MEAN, world_size * VectorsPerWorker otherwise; for COVARIANCE
-// the most rows that a side is merged to.
+// Number of vectors per side of one sealed statistic step: 1 for MEAN, world_size * VectorsPerWorker otherwise. For
+// COVARIANCE the largest number of rows that a merged side can have.
 int64_t VectorsPerStep(const SessionSpec& spec, int64_t layer);
 
-// A side of COVARIANCE is the lower triangle of a d x d matrix, packed in Backend::PackLower's order: [1,
-// PackedElements(d)]; or rows [n, d], n <= MaxRows(d), which are fewer elements than that.
+// A side of COVARIANCE is either the lower triangle of a d x d matrix, packed in the order of Backend::PackLower: [1,
+// PackedElements(d)]; or rows [n, d] with n <= MaxRows(d), which are fewer elements than that.
 inline int64_t PackedElements(int64_t d) { return d * (d + 1) / 2; }
 inline int64_t MaxRows(int64_t d) { return (PackedElements(d) - 1) / d; }
 
-// Rank that sends layer `layer`'s gradient in DELEGATE: layer % world_size.
+// Returns the rank that sends the gradient of layer `layer` in DELEGATE: layer % world_size.
 int32_t DelegateRank(const SessionSpec& spec, int64_t layer);
 
-// Stable names: "SECOND_ORDER", "DIRECT", "SIGNED", "PRECONDITIONED" ...
+// Stable names, such as "SECOND_ORDER", "DIRECT", "SIGNED" and "PRECONDITIONED".
 absl::string_view ModeName(Mode mode);
 absl::string_view ExchangeModeName(ExchangeMode exchange);
 absl::string_view StatisticsKindName(StatisticsKind kind);

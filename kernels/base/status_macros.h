@@ -7,13 +7,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-// Returns from the function when `expr` is not OK.
+// Returns the status of `expr` from the function if it is not OK.
 #define PRECONDOR_RETURN_IF_ERROR(expr)                                                               \
   do {                                                                                                \
     if (::absl::Status precondor_status_ = (expr); !precondor_status_.ok()) return precondor_status_; \
   } while (false)
 
-// PRECONDOR_ASSIGN_OR_RETURN(auto x, F()): x = *F(), or returns its status.
+// PRECONDOR_ASSIGN_OR_RETURN(auto x, F()): sets x = *F(), or returns its status from the function.
 #define PRECONDOR_ASSIGN_OR_RETURN(lhs, expr) \
   PRECONDOR_ASSIGN_OR_RETURN_IMPL_(PRECONDOR_CONCAT_(precondor_statusor_, __LINE__), lhs, expr)
 #define PRECONDOR_ASSIGN_OR_RETURN_IMPL_(statusor, lhs, expr) \

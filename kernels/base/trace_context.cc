@@ -22,7 +22,7 @@ bool IsId(absl::string_view text) { return IsLowerHex(text) && text.find_first_n
 
 std::string Hex(uint64_t value) { return absl::StrCat(absl::Hex(value, absl::kZeroPad16)); }
 
-// An id is not all zero.
+// Sets a bit, because an id must not be all zero.
 uint64_t RandomId() {
   thread_local std::mt19937_64 random = [] {
     std::random_device device;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which trace a call belongs to, as W3C Trace Context has it: the header "traceparent", in gRPC metadata under the same
-// name. Clients send one with each call and stream; server/trace makes spans of them.
+// The trace that a call belongs to, in the format of W3C Trace Context: the header "traceparent", which gRPC metadata
+// carries under that name. Clients send one with each call and stream; server/trace makes spans from them.
 #pragma once
 
 #include <cstdint>
@@ -15,25 +15,25 @@ inline constexpr char kTraceparentKey[] = "traceparent";
 
 struct TraceContext {
   std::string trace_id;  // 32 lower-case hexadecimal digits, not all zero
-  std::string span_id;   // 16 of them, not all zero
-  bool sampled = false;  // the sender keeps its spans of this trace
+  std::string span_id;   // 16 lower-case hexadecimal digits, not all zero
+  bool sampled = false;  // the sender records its spans of this trace
   friend bool operator==(const TraceContext&, const TraceContext&) = default;
 };
 
-// nullopt: `header` is not one of version 00, or of a later version that begins like it.
+// Returns nullopt unless `header` has version 00, or a later version whose header begins like one of version 00.
 std::optional<TraceContext> ParseTraceparent(absl::string_view header);
 std::string FormatTraceparent(const TraceContext& context);
 
-// A random trace, not sampled. Thread-safe.
+// Returns a random trace that is not sampled. Thread-safe.
 TraceContext NewTrace();
 std::string NewSpanId();
 
-// The trace of one step of a session, and the span that stands for the whole step in it. All ranks and shards
-// compute it alike, and need not tell each other of it. Not sampled.
+// Returns the trace of one step of a session, with the span that stands for the whole step; not sampled. All ranks and
+// shards compute equal values, so they need not exchange them.
 TraceContext TraceOfStep(uint64_t session_id, uint64_t step);
 
-// Whether the trace is in the share 0 ... 1 of all traces; the same on all processes that have the same share. The last
-// 56 bits of the id decide, as in OpenTelemetry's TraceIdRatioBased sampler.
+// Returns whether the trace belongs to the sampled share, 0 ... 1, of all traces. All processes with one share decide
+// alike. The last 56 bits of the id decide, as in OpenTelemetry's TraceIdRatioBased sampler.
 bool InShare(const TraceContext& context, double share);
 
 }  // namespace precondor

@@ -36,7 +36,7 @@ absl::Status CheckUnixAddress(absl::string_view address) {
 std::string AbsoluteUnixAddress(absl::string_view address) {
   const std::optional<std::string> path = UnixPath(address);
   if (!path.has_value()) return std::string(address);
-  std::error_code ignored;  // without a working directory it stays as it is
+  std::error_code ignored;  // without a working directory the path stays as it is
   const std::filesystem::path absolute = std::filesystem::absolute(*path, ignored);
   return absl::StrCat(kScheme, absolute.empty() ? *path : absolute.string());
 }

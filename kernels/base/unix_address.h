@@ -10,19 +10,19 @@
 
 namespace precondor {
 
-inline constexpr size_t kMaxUnixPathBytes = 107;  // of sockaddr_un, with the 0 behind it 108
+inline constexpr size_t kMaxUnixPathBytes = 107;  // sockaddr_un has 108 bytes, the terminating 0 included
 
-// The socket's path; nullopt: `address` is of another form. "unix:///run/a" is "unix:/run/a".
+// Returns the socket's path, or nullopt if `address` has another form. "unix:///run/a" is "unix:/run/a".
 std::optional<std::string> UnixPath(absl::string_view address);
 
-// InvalidArgument for unix:PATH that no socket can have: no path, or one that is too long. The path may be relative to
-// the working directory. Other forms are not looked at.
+// Returns InvalidArgument for unix:PATH without a path, with a path that is too long, or with a zero byte in it. The
+// path may be relative to the working directory. Addresses of other forms are OK.
 absl::Status CheckUnixAddress(absl::string_view address);
 
-// The address as others on this host, in other working directories, dial it.
+// Returns the address that processes with other working directories on this host can dial.
 std::string AbsoluteUnixAddress(absl::string_view address);
 
-// What gRPC dials for `address`: to it unix:PATH is a URI.
+// Returns the target that gRPC dials for `address`: gRPC takes unix:PATH as a URI, so special characters are escaped.
 std::string DialTarget(absl::string_view address);
 
 }  // namespace precondor
