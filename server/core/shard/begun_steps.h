@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The greatest step that has begun of a session on a shard. It begins anew when the job rolls back.
+// Tracks the greatest step that has begun in one session on a shard. A rollback of the job sets it back.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,17 @@
 
 namespace precondor {
 
-// Thread-safe. Layers come to a new epoch one after the other: a step of an epoch before the last rollback changes nothing.
+// Thread-safe. Layers enter a new epoch one after the other, so a step that began before the last rollback can be
+// reported after it. Such reports are ignored.
 class BegunSteps {
  public:
   struct Last {
-    uint64_t step = 0;  // the greatest, 0 as long as none has begun
+    uint64_t step = 0;  // greatest step that has begun since the last rollback; 0 until one has
     Mode mode = Mode::kSecondOrder;
   };
 
-  // In epoch `rollback_epoch` the job goes on with `step`.
+  // Notes that the job continues from `step` in epoch `rollback_epoch`. Does nothing unless that epoch is later than
+  // the one of every earlier rollback.
   void RollBack(uint64_t rollback_epoch, uint64_t step) {
     MutexLock lock(mu_);
     if (rollback_epoch <= rollback_epoch_) return;
@@ -27,7 +29,8 @@ class BegunSteps {
     last_.step = step == 0 ? 0 : step - 1;
   }
 
-  // A step in the time since the rollback of `rollback_epoch`; 0: since the first epoch.
+  // Notes that `step` has begun in `mode`. `rollback_epoch` is the epoch of the last rollback before the step began, or
+  // 0 if there was none.
   void Begin(uint64_t rollback_epoch, uint64_t step, Mode mode) {
     MutexLock lock(mu_);
     if (rollback_epoch < rollback_epoch_ || step < last_.step) return;

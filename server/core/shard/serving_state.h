@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a shard takes calls, and new sessions.
+// Whether a shard accepts calls, and whether it accepts new sessions.
 #pragma once
 
 #include <atomic>
@@ -12,15 +12,16 @@
 
 namespace precondor {
 
-// Thread-safe. A shard serves from the start, unless BeginReplay is called before anything else.
+// Thread-safe. A shard serves from the start, unless BeginReplay is called first.
 class ServingState {
  public:
-  // Unavailable from BeginReplay to FinishReplay.
+  // Returns UNAVAILABLE from BeginReplay until FinishReplay.
   absl::Status Check() const {
     if (!replaying_.load(std::memory_order_acquire)) return absl::OkStatus();
     return absl::UnavailableError("the shard is bringing its sessions back");
   }
-  // Unavailable DRAINING: no session begins here any more. `session` is the name of one that would.
+  // Returns UNAVAILABLE (DRAINING) after BeginDrain. `session` is the name of the session to be opened, for the
+  // message.
   absl::Status CheckNotDraining(absl::string_view session) const {
     if (!draining_.load(std::memory_order_acquire)) return absl::OkStatus();
     return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kDraining,

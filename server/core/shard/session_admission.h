@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a session checks of a request before its layers get it. The only maker of what layers take.
+// Checks requests to a session before its layers receive them. Only this class makes the types that layers accept.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,20 @@
 
 namespace precondor {
 
-// A view of a session, which outlives it. Thread-safe.
+// Thread-safe. A view of a session; the session must outlive it.
 class SessionAdmission {
  public:
   explicit SessionAdmission(const ShardSession& session) : session_(session) {}
 
-  // What makes a contribution, or an average of all ranks, fit to be submitted to its layer; see
-  // ShardDataPlane::AdmitContribution and SubmitReduced. An error leaves `header` as it is; otherwise it is moved from.
+  // Checks a contribution, or an average over all ranks, and returns the value that is submitted to its layer.
+  // Conditions and errors are those of ShardDataPlane::AdmitContribution and SubmitReduced. Moves from `header` on
+  // success and leaves it unchanged on error.
   absl::StatusOr<AdmittedContribution> Admit(ContributionHeader& header, uint64_t payload_bytes) const;
   absl::StatusOr<AdmittedAverage> Admit(ReducedGradient gradient) const;
-  // The errors of CheckSender; NotFound UNKNOWN_LAYER; FailedPrecondition NOT_OWNER.
+  // Returns the errors of CheckSender, NOT_FOUND (UNKNOWN_LAYER) if the session has no such layer, or
+  // FAILED_PRECONDITION (NOT_OWNER) if another shard owns it.
   absl::Status CheckKey(const ContributionKey& key) const;
-  // CheckKey; InvalidArgument where the session's workers keep no factors.
+  // Returns the errors of CheckKey, or INVALID_ARGUMENT (MALFORMED) if the session's workers keep no factors.
   absl::Status CheckFetch(const ContributionKey& key) const;
 
  private:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the layers of one session share. Held by shared_ptr, because work on an executor may outlive the session.
+// State that the layers of one session share. It is held by shared_ptr because work on an executor can outlive the
+// session.
 #pragma once
 
 #include <atomic>
@@ -23,35 +24,36 @@
 
 namespace precondor {
 
-// One of the shard's devices, and what a session has there that its layers share.
+// One of the shard's devices, with the scratch memory that the session's layers on it share.
 struct SessionDevice {
-  size_t place = 0;  // among the shard's
+  size_t place = 0;  // index among the shard's devices
   Backend& backend;
   Executor& executor;
-  ScratchPool statistics_scratch;  // StatisticsScratchElements
-  ScratchPool gradient_scratch;    // GradientScratchElements: D, then U
+  ScratchPool statistics_scratch;  // see StatisticsScratchElements
+  ScratchPool gradient_scratch;    // see GradientScratchElements: D, then U
 };
 
-// Where the layers of a session are. Thread-safe.
+// Maps each layer of a session to its device. Thread-safe.
 class DeviceOfLayer {
  public:
   explicit DeviceOfLayer(size_t layers) : places_(layers) {}
-  // False, and nothing has changed: the layer stays on another device.
+  // Puts the layer on the device. Returns false and changes nothing if the layer is already on another device.
   bool Set(uint32_t layer, size_t device) {
     uint32_t none = 0;
     const auto place = static_cast<uint32_t>(device) + 1;
     return places_[layer].compare_exchange_strong(none, place) || none == place;
   }
-  // -1: on none so far.
+  // Returns the layer's device, or -1 if it has none yet.
   int Of(uint32_t layer) const { return static_cast<int>(places_[layer].load()) - 1; }
 
  private:
-  std::vector<std::atomic<uint32_t>> places_;  // plus one
+  std::vector<std::atomic<uint32_t>> places_;  // by layer: index of the device plus one; 0 means none
 };
 
-// One per session. Const after construction but for the pools and begun_steps, which lock, and the atomics.
+// One per session. Constant after construction, except the pools and begun_steps, which are thread-safe, and the
+// atomics.
 struct SessionContext {
-  // Its layers are gone: gives their memory back, which a session of other shapes could not use.
+  // Frees the scratch memory and the memory that the backends cache: sessions with other shapes cannot reuse it.
   ~SessionContext() {
     std::vector<Backend*> backends;
     for (const std::unique_ptr<SessionDevice>& device : devices) backends.push_back(&device->backend);
@@ -59,13 +61,14 @@ struct SessionContext {
     for (Backend* const backend : backends) backend->Trim();
   }
 
-  // Of a layer that has been given one.
+  // Precondition: the layer has a device.
   SessionDevice& DeviceOf(uint32_t layer) const {
     const int place = device_of_layer.Of(layer);
     PRECONDOR_CHECK(place >= 0);
     return *devices[static_cast<size_t>(place)];
   }
-  // Fresh factors, on the layer's device or, of a layer that is split, on all. Errors: those of Method::MakeState.
+  // Returns fresh factors, on the layer's device or, for a split layer, on all devices. Returns the errors of
+  // Method::MakeState.
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(uint32_t layer) const {
     const Method& method = methods.of(layer);
     const SessionDevice& device = DeviceOf(layer);
@@ -78,15 +81,20 @@ struct SessionContext {
 
   std::shared_ptr<ShardContext> shard;
   uint64_t session_id = 0;
-  uint64_t state_generation = 0;  // the shard's, when the session came; 0 unless it had been here and was removed
+  // From ShardSessions::NextGeneration; 0 unless the session had been on the shard before and was removed.
+  uint64_t state_generation = 0;
   SessionSpec spec;
   MethodSet methods;
   SessionAccess access;
-  std::vector<std::unique_ptr<SessionDevice>> devices;  // as the shard has them
+  std::vector<std::unique_ptr<SessionDevice>> devices;  // in the order of the shard's devices
   DeviceOfLayer device_of_layer;
-  std::atomic<int64_t> installed_ns = 0;  // last, by the coordinator, on the monotonic clock; 0: not since the start
+  // When the coordinator last installed the session, on the monotonic clock in ns; 0 if it has not since the process
+  // began.
+  std::atomic<int64_t> installed_ns = 0;
   BegunSteps begun_steps = {};
-  std::atomic<uint64_t> snapshot_at = 0;  // that an operator or the coordinator asked for, besides the regular ones
+  // Step of the last snapshot that an operator or the coordinator requested, besides those at regular intervals; 0:
+  // none.
+  std::atomic<uint64_t> snapshot_at = 0;
 };
 
 }  // namespace precondor

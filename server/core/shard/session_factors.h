@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a session holds its factors on this shard, and the memory that is reserved for it. In first order factors
-// are of no use: their memory goes back to the shard, once the journal has them on its disk. A return to second order
-// goes on with those, bit for bit; with fresh ones where there is no journal, or it lost them, which is logged.
+// Decides whether a session holds its factors on this shard, and tracks the memory reserved for it. Factors are not
+// used in first order, so their memory is freed once the journal has made them durable. A return to second order
+// restores exactly these factors. It begins with fresh ones if the shard has no journal or the journal has lost them,
+// which is logged.
 #pragma once
 
 #include <compare>
@@ -20,69 +21,72 @@
 
 namespace precondor {
 
-// Orders what coordinators say of a session's factors, also where one takes over from another.
+// Orders the hold and release requests of coordinators for a session, also across a change of the leader.
 struct HoldVersion {
-  uint64_t leader = 0;  // its fencing token
+  uint64_t leader = 0;  // fencing token of the coordinator
   uint64_t number = 0;  // FactorHold::version
   auto operator<=>(const HoldVersion&) const = default;
 };
 
-// Thread-safe. Layers are changed on their strands, after what is queued there; a reservation shrinks when the last of
-// them has let go and what the journal keeps is on the disk. Lock order: mu_ is a leaf.
+// Thread-safe. Factors are changed on the layers' strands, after the work that is queued there. The reservation shrinks
+// when all layers have released their factors and the journal has made them durable. mu_ is a leaf lock.
 class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
  public:
-  // Bytes that have been reserved, or are to be: with factors and without.
+  // Bytes to reserve, with and without factors.
   struct Sizes {
     DeviceBytes held;
     DeviceBytes released;
   };
-  // How it stands, for another set of layers to go on from.
+  // State that SessionFactors for another set of layers of the session continues from.
   struct FactorState {
     bool held = false;
     DeviceBytes reserved = {};
     HoldVersion version = {};
-    uint64_t eviction_id = 0;  // the last
-    uint64_t writing = 0;      // the eviction that is not durable yet; its memory counts as if it were held
+    uint64_t eviction_id = 0;  // of the last eviction
+    uint64_t writing = 0;      // eviction that is not durable yet, or 0; its memory still counts as held
     bool operator==(const FactorState&) const = default;
   };
-  // `layers`: all that the session has here. Those hold their states when `state` says so. That size has been
-  // reserved, or the greater one while an eviction is being written; `state.reserved` is not looked at.
+  // `layers` are all of the session's layers on this shard. Precondition: they have factors if and only if
+  // `state.held`, and the caller has reserved `sizes.held` if `state.held` or `state.writing`, else `sizes.released`.
+  // Ignores `state.reserved`.
   SessionFactors(std::shared_ptr<SessionContext> context, std::vector<std::shared_ptr<LayerDriver>> layers,
                  const Sizes& sizes, const FactorState& state);
 
-  // The greatest version is the one that counts: one that is not greater than any before changes nothing. Errors of
-  // Hold, and nothing has changed: ResourceExhausted CAPACITY, those of Method::MakeState, Unavailable while another
-  // Hold is under way or layers have yet to let go for a journal.
+  // Hold reserves the memory of the factors and gives them back to the layers. Release takes the factors away. Both do
+  // nothing unless `version` is greater than that of every earlier call. Hold returns RESOURCE_EXHAUSTED (CAPACITY),
+  // the errors of Method::MakeState, or UNAVAILABLE if another Hold is in progress or layers still have to save evicted
+  // factors for the journal. Nothing has changed after an error.
   absl::Status Hold(HoldVersion version);
   void Release(HoldVersion version);
-  // Gives back what is reserved for released factors, if they have become durable meanwhile.
+  // Frees the reservation of released factors if they have become durable.
   void FreeReleased();
 
-  // `released`, by layer: factors of their evictions that the journal may not hold. The layers have been replayed and
-  // serve no rank yet: puts the reservation right, and sees to it that what was released becomes durable. A change that
-  // only some of the layers had come to ends with factors for all; with none, and those there were kept, when the
-  // memory is no longer reserved.
+  // Precondition: the layers have been replayed and serve no rank yet. `released` has, by layer, evicted factors that
+  // the journal may not hold. Corrects the reservation and hands `released` to the journal. If the shard ended when
+  // only some layers had released or regained their factors, gives factors to all layers. If that fails for lack of
+  // memory, evicts the factors of all layers; the journal keeps them.
   void FinishReplay(std::map<uint32_t, std::string> released);
 
-  // Unavailable while factors are being made or taken away.
+  // Returns UNAVAILABLE if a Hold is in progress, layers still have to save evicted factors, or the session has ended.
   absl::StatusOr<FactorState> state() const;
-  // Ends like Close, unless it stands otherwise by now.
+  // Ends this object because another one takes over its layers and its reservation. Returns false and changes nothing
+  // if the state is not `expected`.
   bool HandOver(const FactorState& expected);
 
   bool held() const;
-  int64_t reserved_bytes() const;  // on all devices
-  // The session ends: returns what is still reserved, for the caller to release.
+  int64_t reserved_bytes() const;  // sum over all devices
+  // Ends the session. Returns the bytes that are still reserved, which the caller must release.
   DeviceBytes Close();
 
  private:
-  // What the layers let go of, as it comes.
+  // One eviction: collects the saved factors of the layers as they arrive.
   struct EvictionBatch {
-    bool reserved = true;  // their memory is
+    bool reserved = true;  // whether the memory of the factors is reserved
     Mutex mu;
     ReleasedFactors factors ABSL_GUARDED_BY(mu);
     size_t left ABSL_GUARDED_BY(mu) = 0;
   };
-  // A layer's factors for a return, and the eviction that they are of; 0: fresh ones.
+  // Factors to give to a layer. `eviction_id` is the eviction that saved them; 0 means fresh factors.
   struct Returned {
     LayerDriver* layer = nullptr;
     std::unique_ptr<LayerState> state;
@@ -90,18 +94,19 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   };
   absl::StatusOr<Returned> MakeState(LayerDriver& layer) const;
   absl::StatusOr<std::vector<Returned>> MakeStates() const;
-  // Has the layers take them, and tells.
+  // Gives the factors to the layers, and reports and logs how many are fresh.
   void Give(std::vector<Returned> states) const;
-  // Of the next eviction: no number is used twice, also where the log has lost the earlier ones.
+  // Returns a number for the next eviction. No number is used twice, even if the log has lost earlier ones.
   uint64_t NextEvictionId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Evict(uint64_t eviction_id, bool reserved);
   void OnEvicted(const LayerDriver& layer, EvictionBatch& leaving, absl::StatusOr<std::string> state);
-  // The last layer has let go.
+  // Hands the factors to the journal after the last layer has released its own. `reserved`: see EvictionBatch.
   void Keep(ReleasedFactors factors, bool reserved);
   void FinishRelease();
-  // Hands over what was released before the shard ended; returns the eviction, or 0: nothing.
+  // Hands factors that were released before the shard restarted to the journal. Returns their eviction, or 0 if there
+  // are none.
   uint64_t KeepReplayed(std::map<uint32_t, std::string> released) const;
-  // Gives factors to the layers that have none. False: they cannot be made.
+  // Gives factors to the layers that have none. Returns false if they cannot be made.
   bool CompleteReplay();
   DeviceBytes NoBytes() const { return {std::vector<int64_t>(sizes_.held.of.size())}; }
   DeviceBytes factor_bytes() const { return sizes_.held - sizes_.released; }
@@ -113,12 +118,14 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
 
   mutable Mutex mu_;
   bool held_ ABSL_GUARDED_BY(mu_);
-  DeviceBytes reserved_ ABSL_GUARDED_BY(mu_);  // what is being released counts until it is gone
+  DeviceBytes reserved_ ABSL_GUARDED_BY(mu_);  // includes factors that are being released
   HoldVersion version_ ABSL_GUARDED_BY(mu_);
   uint64_t eviction_id_ ABSL_GUARDED_BY(mu_);
+  // True while Hold makes factors.
   bool holding_ ABSL_GUARDED_BY(mu_) = false;
-  bool letting_go_ ABSL_GUARDED_BY(mu_) = false;  // layers have yet to, and there is a journal
-  uint64_t writing_ ABSL_GUARDED_BY(mu_);         // see FactorState
+  // True while layers still have to save evicted factors for the journal.
+  bool letting_go_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t writing_ ABSL_GUARDED_BY(mu_);  // see FactorState
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who holds the ranks of a session, as a shard knows it.
+// The holders of a session's ranks, as a shard knows them.
 #pragma once
 
 #include <cstdint>
@@ -16,28 +16,30 @@
 
 namespace precondor {
 
-// Thread-safe; mu_ is a leaf. Epochs only rise. `spec` outlives it.
+// Thread-safe; mu_ is a leaf lock. The epoch never decreases. `spec` must outlive the object.
 class SessionHolders {
  public:
   SessionHolders(const SessionSpec& spec, const SessionInstall& install);
 
-  // Never edited: a reader keeps what it has.
+  // Returns a snapshot, which is never edited.
   std::shared_ptr<const RankHolders> current() const;
   uint64_t epoch() const { return current()->epoch; }
-  // Errors: those of CheckSender.
+  // Returns the errors of CheckSender.
   absl::Status Check(const ContributionKey& key) const { return CheckSender(spec_, *current(), key); }
 
-  // Whether Install would change anything.
+  // Returns whether Install would change the epoch or the members.
   bool IsNews(const SessionInstall& install) const;
-  // The members of `install` are the session's. With a new epoch: those whose ranks had another holder, or none.
-  // Nullopt: the epoch goes on. FailedPrecondition, and nothing has changed: STALE_EPOCH; STALE_INCARNATION when a rank
-  // has another holder in the same epoch.
+  // Adopts the members of `install`. If a new epoch begins, returns the members whose ranks had another holder, or
+  // none, before. Returns nullopt if the current epoch continues. Returns FAILED_PRECONDITION and changes nothing:
+  // STALE_EPOCH if the epoch is earlier than the current one, STALE_INCARNATION if a rank has another holder in the
+  // same epoch.
   absl::StatusOr<std::optional<std::vector<Member>>> Install(const SessionInstall& install);
-  // The session's epoch ends; that of `fence` has begun elsewhere. Returns those of its members whose ranks had another
-  // holder, or none. Nullopt: the epoch has begun here too. FailedPrecondition STALE_EPOCH; InvalidArgument
-  // UNKNOWN_RANK.
+  // Ends the current epoch because that of `fence` is about to begin. Returns the members of `fence` whose ranks had
+  // another holder, or none, before. Returns nullopt if the epoch has already been installed here. Returns
+  // FAILED_PRECONDITION (STALE_EPOCH) if the epoch is earlier than the current one, INVALID_ARGUMENT (UNKNOWN_RANK) if
+  // a member's rank does not exist.
   absl::StatusOr<std::optional<std::vector<Member>>> Fence(const EpochFence& fence);
-  // Those of `members` whose ranks have another holder, or none.
+  // Returns those of `members` whose ranks have another holder, or none.
   std::vector<Member> ReplacedBy(const std::vector<Member>& members) const;
 
  private:
@@ -46,7 +48,7 @@ class SessionHolders {
   const SessionSpec& spec_;
 
   mutable Mutex mu_;
-  // Published whole and never edited.
+  // Replaced as a whole, never edited.
   std::shared_ptr<const RankHolders> holders_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a session gets onto a shard, and how its membership and layers there become others.
+// Installs sessions on a shard, and changes the members and layers of installed ones.
 #pragma once
 
 #include <cstdint>
@@ -19,26 +19,26 @@ namespace precondor {
 // Thread-safe.
 class SessionInstaller {
  public:
-  // References outlive it.
+  // All references must outlive the object.
   SessionInstaller(std::shared_ptr<ShardContext> shard, ShardSessions& sessions, ShardQuarantine& quarantine,
                    const ServingState& serving)
       : shard_(std::move(shard)), sessions_(sessions), quarantine_(quarantine), serving_(serving) {}
 
-  // What asks for the install. One from the journal is not recorded again, and replaces no session of its name: a
-  // record of its own says which has gone.
+  // The origin of an install. An install from the journal is not recorded again. It also replaces no session of the
+  // same name, because the journal has a record of its own for the removed session.
   enum class Source : uint8_t { kCoordinator, kJournal };
-  // See ShardControl::Install. Returns the bytes that the session has reserved.
+  // See ShardControl::Install. Returns the bytes reserved for the session.
   absl::StatusOr<int64_t> Install(const SessionInstall& install, Source source);
 
  private:
-  // A new session: admission, reservation, states.
+  // Installs a session that is not on the shard: makes room for it, makes its factors and adds it to the table.
   absl::StatusOr<int64_t> InstallNew(const SessionInstall& install, Source source);
-  // The session goes on with other layers, in a later epoch: those that stay keep their factors, those that come begin
-  // with fresh ones.
+  // Gives the session another set of layers in a later epoch. Layers that stay keep their factors; new layers begin
+  // with fresh factors.
   absl::StatusOr<int64_t> ChangeLayers(const std::shared_ptr<ShardSession>& session, const SessionInstall& install,
                                        Source source);
   void Record(const SessionInstall& install, Source source);
-  // What the session now reserves, to observer and log.
+  // Reports to the observer and the log what the session has reserved.
   void Report(const SessionInstall& install, const LayerRoom& room, absl::string_view event);
 
   const std::shared_ptr<ShardContext> shard_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shard: the layers that one process owns, of every session, and what happens to contributions to them.
-// Knows nothing of gRPC, protobuf, devices or clocks but through the interfaces it is given.
+// A shard: owns the layers of all sessions that are placed on one process, and processes the contributions to them. It
+// knows gRPC, protobuf, devices and clocks only through the interfaces that it is given.
 #pragma once
 
 #include <cstdint>
@@ -27,29 +27,30 @@
 
 namespace precondor {
 
-// Thread-safe. Puts a shard's parts together and answers the coordinator. Each part has the calls of one kind of
-// caller; all look sessions up in one table.
+// Composes the parts of a shard and serves the coordinator's calls. Each part serves one kind of caller; all parts use
+// one table of sessions. Thread-safe.
 class Shard final : public ShardControl {
  public:
-  // All references outlive the shard, which has at least one device; they are alike, so that any gives a layer the same
-  // bits. A layer is on one of them for as long as its session is here; one that is split is answered from there, and
-  // has parts on all. Executors run the arithmetic; per layer the order is kept.
+  // All references must outlive the shard. `devices` has at least one device, and all are alike, so that every device
+  // gives a layer the same bits. A layer stays on one device as long as its session is installed. A split layer has
+  // parts on all devices and is answered from one of them. The executors run the arithmetic and keep each layer's order
+  // of work.
   Shard(const ShardOptions& options, std::vector<ShardDevice> devices, const Clock& clock, Logger& logger,
         Observer& observer);
   Shard(const ShardOptions& options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
         Observer& observer);
   ~Shard() override;
 
-  // What workers and communicators ask.
+  // Calls of workers and communicators.
   ShardDataPlane& data_plane() { return data_plane_; }
-  // How the shard comes back from its journal, before anything else is called.
+  // Restores the shard from its journal. Precondition: nothing else has been called on the shard.
   ShardReplay& replay() { return replay_; }
-  // Snapshots that operators ask for, and layers that are restored from one.
+  // Snapshots on request, and restoring layers from a snapshot.
   SnapshotRequests& snapshots() { return snapshots_; }
-  // What is to be called as time passes.
+  // Tasks to run periodically.
   ShardUpkeep& upkeep() { return upkeep_; }
 
-  // --- ShardControl: what the coordinator asks; semantics and errors are in shard_control.h ----------------------
+  // --- ShardControl: the coordinator's calls; semantics and errors are in shard_control.h -------------------------
   absl::StatusOr<ShardDescription> Describe() override;
   absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override;
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
@@ -59,24 +60,25 @@ class Shard final : public ShardControl {
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
   absl::StatusOr<bool> Quarantine(uint64_t session_id) override;
   absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override;
-  // Before each of these, with the token that the call carries; the call is made while the pass is there. Errors: those
-  // of FencingGate::Enter.
+  // Admits one of the calls above, with the fencing token that it carries. The call runs while the pass is alive.
+  // Returns UNAVAILABLE while the shard replays its journal, or the errors of FencingGate::Enter.
   absl::StatusOr<FencingGate::Pass> Admit(uint64_t token);
+  // Returns whether Admit waits for neither a disk nor other calls.
   bool AdmitsAtOnce(uint64_t token) const { return gate_.IsCurrent(token); }
-  // From now on a session that is not here yet is Unavailable (DRAINING); those that are here go on.
+  // Refuses new sessions with UNAVAILABLE (DRAINING) from now on. Installed sessions continue.
   void BeginDrain() { serving_.BeginDrain(); }
 
   // --- inspection ------------------------------------------------------------------------------------------------
   std::vector<ShardSessionSummary> ListSessions() const;
   absl::StatusOr<std::vector<LayerStats>> GetLayerStats(absl::string_view session_name) const;
   std::vector<DeviceUse> devices() const { return DescribeDevices(*context_); }
-  // For what is not a session's and takes of the same memory; may outlive the shard.
+  // Returns the account that other users of the devices' memory also charge. It may outlive the shard.
   std::shared_ptr<MemoryAccount> memory() const { return {context_, &context_->memory}; }
-  // Gradients taken in and not yet answered, plus updates under way.
+  // Returns the number of accepted gradients without an answer plus the number of unfinished updates.
   int64_t in_flight() const { return context_->in_flight.load(std::memory_order_relaxed); }
 
  private:
-  // Each uses only those before it.
+  // Each part uses only the parts before it.
   const std::shared_ptr<ShardContext> context_;
   ServingState serving_;
   FencingGate gate_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all sessions of a shard share. Held by shared_ptr, because work on an executor may outlive the shard.
+// State that all sessions of a shard share. It is held by shared_ptr because work on an executor can outlive the shard.
 #pragma once
 
 #include <atomic>
@@ -18,13 +18,13 @@
 
 namespace precondor {
 
-// One per shard. The references outlive the executor's last task.
+// One per shard. The referenced objects must outlive the executors' last tasks.
 struct ShardContext {
-  // Devices that have a layer together which is split.
+  // Returns the number of devices that compute a split layer together.
   int ranks() const { return options.group == nullptr ? 1 : options.group->size(); }
 
   ShardOptions options;
-  std::vector<ShardDevice> devices;  // const
+  std::vector<ShardDevice> devices;  // constant after construction
   const Clock& clock;
   Logger& logger;
   LayerObserver& layer_observer;
@@ -38,7 +38,7 @@ struct ShardContext {
 std::shared_ptr<ShardContext> MakeShardContext(const ShardOptions& options, std::vector<ShardDevice> devices,
                                                const Clock& clock, Logger& logger, Observer& observer);
 
-// The devices, in their order: what is reserved on each, and whether a fault has ended its use. Thread-safe.
+// Describes the devices in their order: reserved bytes, and the fault that made a device unusable. Thread-safe.
 std::vector<DeviceUse> DescribeDevices(const ShardContext& shard);
 
 }  // namespace precondor

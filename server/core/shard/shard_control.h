@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a coordinator asks of a shard: implemented by Shard itself (role all) and by a gRPC client (rpc/).
+// The coordinator's interface to a shard. Shard implements it (role all), and so does a gRPC client (rpc/).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace precondor {
 
 struct MeasuredCost {
-  std::string method;  // name and options, canonical text
+  std::string method;  // name and options as canonical text
   int64_t d_out = 0;
   int64_t d_in = 0;
   double seconds_per_step = 0;
@@ -28,30 +28,30 @@ struct HeldSession {
   uint64_t epoch = 0;
   int64_t reserved_bytes = 0;
   bool factors_released = false;
-  uint32_t joined = 0;     // ranks that the shard knows the holders of
-  uint64_t last_step = 0;  // the greatest that has begun here since the job last rolled back
+  uint32_t joined = 0;     // ranks whose holders the shard knows
+  uint64_t last_step = 0;  // greatest step that has begun here since the last rollback
 };
 
 struct DeviceUse {
-  std::string name;  // for people: "cuda:0"
+  std::string name;  // for people, such as "cuda:0"
   int64_t capacity_bytes = 0;
   int64_t reserved_bytes = 0;
-  std::string fault = {};  // that has ended its use; empty: none
+  std::string fault = {};  // fault that made the device unusable; empty: none
 };
 
 struct ShardDescription {
-  std::string advertise_address;  // what workers dial; empty: the address under which the coordinator knows it
-  int64_t capacity_bytes = 0;     // of all devices, as is the next
+  std::string advertise_address;  // address that workers dial; empty: the one in the coordinator's configuration
+  int64_t capacity_bytes = 0;     // sum over all devices, as is reserved_bytes
   int64_t reserved_bytes = 0;
-  std::vector<DeviceUse> devices;  // empty: one, of these bytes
+  std::vector<DeviceUse> devices;  // empty: a single device with the bytes above
   std::vector<MeasuredCost> costs;
   std::vector<HeldSession> sessions;
-  absl::Time shard_time = absl::InfinitePast();  // by the shard's monotonic clock; see ShardLease
+  absl::Time shard_time = absl::InfinitePast();  // on the shard's monotonic clock; see ShardLease
 };
 
-// A shard answers sessions that degrade for `duration` after `from`, which it said itself in an earlier answer: by
-// then the coordinator has heard of it. So however late a probe is read, by a process that was stopped meanwhile, it
-// grants nothing beyond the time at which the coordinator may give the shard's layers to others.
+// Permits a shard to answer sessions with on_shard_loss DEGRADE for `duration` after `from`. `from` is the shard's own
+// time in an earlier answer, which the coordinator has received. So a probe that is read late, for example because the
+// process was suspended, never permits answers after the coordinator may move the shard's layers to others.
 struct ShardLease {
   absl::Time from = absl::InfinitePast();
   absl::Duration duration = absl::ZeroDuration();
@@ -60,100 +60,107 @@ struct ShardLease {
 struct Member {
   uint32_t rank = 0;
   uint64_t incarnation = 0;
-  uint64_t first_step = 0;  // that it began with
+  uint64_t first_step = 0;  // step at which the holder began
 };
 
 struct SessionInstall {
   uint64_t session_id = 0;
   uint64_t epoch = 0;
-  std::optional<uint64_t> rollback_step = {};  // the epoch begins with this step again: what is kept of any step goes
-  // The last epoch with which the job rolled back, this one included; 0: none. A snapshot takes images of layers that
-  // agree on it, also of those that are new here.
+  // If set, the job rolls back to this step with this epoch, and the shard drops what it keeps of all steps.
+  std::optional<uint64_t> rollback_step = {};
+  // Last epoch with which the job rolled back, this one included; 0: none. A snapshot combines only images of layers
+  // with equal values, so layers that are new on this shard need it too.
   uint64_t rollback_epoch = 0;
   SessionSpec spec;
-  std::vector<uint32_t> layers;   // owned here, ascending
-  std::vector<Member> members;    // joined so far; frames are accepted once all ranks are in
-  bool factors_released = false;  // a session that is new here begins without factors: see HoldFactors
-  SessionAccess access = {};      // whose secret the session's frames show
+  std::vector<uint32_t> layers;   // owned by this shard, ascending
+  std::vector<Member> members;    // ranks that have joined; frames are accepted once all have
+  bool factors_released = false;  // a session that is new here begins without factors; see HoldFactors
+  SessionAccess access = {};      // has the secret that the session's frames must show
 };
 
-// Whether a session's factors are needed. What one coordinator said with the greatest version counts: a version that is
-// not greater than an earlier one of the same coordinator changes nothing.
+// Says whether a session's factors are needed. Of one coordinator's requests the one with the greatest version counts:
+// a request whose version is not greater than an earlier one changes nothing.
 struct FactorHold {
   uint64_t session_id = 0;
-  uint64_t version = 0;  // from 1
+  uint64_t version = 0;  // at least 1
   bool hold = true;
 };
 
-// A snapshot of a session that the coordinator has begun: the shard takes its part as of `step`.
+// A request of the coordinator to take the shard's part of a session snapshot as of `step`.
 struct SnapshotOrder {
   uint64_t session_id = 0;
-  uint64_t number = 0;  // among the session's
+  uint64_t number = 0;  // number of the snapshot within the session
   uint64_t step = 0;
-  bool again = false;               // the shard has taken the order before
-  std::vector<uint64_t> keep = {};  // numbers of those to keep besides
-  bool restores = false;  // the part is not taken from the job, it is sent: see SnapshotRequests::RestoreLayer
+  bool again = false;               // the shard has accepted this order before
+  std::vector<uint64_t> keep = {};  // numbers of other snapshots to keep
+  bool restores = false;            // the part is not taken but sent; see SnapshotRequests::RestoreLayer
 };
 struct SnapshotProgress {
-  bool begun = false;  // some layer has come to the step
+  bool begun = false;  // at least one layer has reached the step
   bool durable = false;
-  uint64_t snapshot_id = 0;  // the shard's, once durable
+  uint64_t snapshot_id = 0;  // number on the shard, once durable
 };
 
-// What a shard keeps on its disk of a session that its coordinator did not know.
+// A session that the shard keeps on its disk and that its coordinator did not know.
 struct QuarantinedSession {
-  SessionInstall install;  // the last
-  uint64_t last_step = 0;  // that had been begun
-  absl::Time since;        // wall clock, for people
+  SessionInstall install;  // the last install
+  uint64_t last_step = 0;  // greatest step that had begun
+  absl::Time since;        // wall-clock time, for people
 };
 
-// How a new epoch begins: its members, of a session that is installed.
+// Announces a new epoch of an installed session, with its members.
 struct EpochFence {
   uint64_t session_id = 0;
   uint64_t epoch = 0;
   std::vector<Member> members;
 };
 
-// Calls may block on the network, with a deadline of the implementation. Thread-safe.
+// Calls may block on the network; the implementation sets a deadline. Thread-safe.
 class ShardControl {
  public:
   virtual ~ShardControl() = default;
-  // From here on calls carry this token: greater than that of every coordinator that has led before. A shard that has
-  // seen a greater one refuses them all, FailedPrecondition STALE_LEADER, and changes nothing. Before any other call.
+  // Sets the fencing token that later calls carry. It is greater than that of every earlier leader. A shard that has
+  // seen a greater token refuses all calls with FAILED_PRECONDITION (STALE_LEADER) and changes nothing. Precondition:
+  // no other call has been made.
   virtual void BecomeLeader(uint64_t token) {}
   virtual absl::StatusOr<ShardDescription> Describe() = 0;
-  // Describe for a coordinator that asks whether the shard is there: gives up soon, and grants the lease.
+  // Like Describe, for checking whether the shard is alive: has a short deadline, and grants the lease.
   virtual absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) { return Describe(); }
-  // A session in quarantine comes back first, as it was, and then goes on as one that is installed; Unavailable: not
-  // yet; DataLoss: it cannot, and stays there.
-  // Reserves exactly what the layers need and accepts frames of the epoch; returns the bytes reserved. The same epoch
-  // again adds the members and changes nothing else; a greater epoch replaces the membership, factors stay; a smaller
-  // one is FailedPrecondition. ResourceExhausted names needed, reserved and capacity.
+  // Installs the session: reserves memory for its layers and accepts frames of the epoch. Returns the bytes reserved.
+  // An install with the current epoch adds members and changes nothing else. A greater epoch replaces the membership
+  // and may change the set of layers; layers that stay keep their factors. A session in quarantine is restored first.
+  // Returns INVALID_ARGUMENT if the install is malformed. Returns FAILED_PRECONDITION: STALE_EPOCH for an epoch that is
+  // earlier than the current one, SPEC_MISMATCH for another spec, STALE_INCARNATION if a rank has another holder in the
+  // same epoch. Returns RESOURCE_EXHAUSTED (CAPACITY) with the bytes needed, reserved and available. Returns
+  // UNAVAILABLE (DRAINING) for a new session on a draining shard, UNAVAILABLE (NOT_ACTIVE) if the session is moving to
+  // or from quarantine, and DATA_LOSS if it cannot be restored from quarantine, where it then stays.
   virtual absl::StatusOr<int64_t> Install(const SessionInstall& install) = 0;
-  // Takes no frame of an earlier epoch any more, and none of this one before it is installed. Returns the first step
-  // that a new member goes on from and that this shard keeps no more; nullopt: it keeps them all, or has gone on with
-  // this epoch already. NotFound UNKNOWN_SESSION; FailedPrecondition STALE_EPOCH.
+  // Stops accepting frames of earlier epochs, and accepts none of the new epoch before it is installed. Returns the
+  // lowest first_step of a new member that this shard no longer keeps. Returns nullopt if it keeps all of them, or if
+  // the epoch is already installed. Returns NOT_FOUND (UNKNOWN_SESSION) or FAILED_PRECONDITION (STALE_EPOCH).
   virtual absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) = 0;
-  // Not hold: frees the session's factors once the work that uses them has ended and, with a data directory, they are
-  // durable there; takes no statistics in. Hold: reserves their memory again and goes on with the factors that were
-  // kept, or else with fresh ones; ResourceExhausted CAPACITY when there is no memory for them, Unavailable while
-  // layers have yet to let go: they stay released. NotFound UNKNOWN_SESSION.
+  // If not `hold`: frees the session's factors once the queued work that uses them has ended and, with a data
+  // directory, they are durable. Statistics are then not applied. If `hold`: reserves their memory again and continues
+  // with the factors that were kept, or else with fresh ones. Returns RESOURCE_EXHAUSTED (CAPACITY) if there is no
+  // memory for them, or UNAVAILABLE if layers still have to save evicted factors; they stay released then. Returns
+  // NOT_FOUND (UNKNOWN_SESSION).
   virtual absl::Status HoldFactors(const FactorHold& hold) = 0;
-  // Has the shard's part of a snapshot taken, and says how far it is. InvalidArgument: the step has been begun and
-  // there is none. FailedPrecondition: no data directory, or an order taken before of which nothing is known any more.
-  // Aborted: given up, with the reason. NotFound UNKNOWN_SESSION.
+  // Orders the shard's part of a snapshot and returns its progress. Returns INVALID_ARGUMENT if the step has already
+  // begun and no such part exists, FAILED_PRECONDITION if the shard has no data directory or has lost an order that it
+  // had accepted (`again`), ABORTED with the reason if the part was given up, NOT_FOUND (UNKNOWN_SESSION).
   virtual absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) {
     return absl::FailedPreconditionError("snapshot: this shard has no data directory");
   }
-  // Frees everything of the session, also of one in quarantine; waiting results get Aborted. False: there was none.
-  // For sessions that are known to have ended, and for an operator.
+  // Removes the session and all its data, also from quarantine. Waiting requests get ABORTED. Returns false if the
+  // shard does not have the session. For sessions that have ended, and for operators.
   virtual absl::StatusOr<bool> Remove(uint64_t session_id) = 0;
-  // Puts a session that the coordinator does not know in quarantine: memory is freed, what is on the disk stays until
-  // the session is installed again, removed, or the shard's time for it is over. Waiting results get Unavailable.
-  // Without a data directory there is nothing to keep, and this is Remove. False: there was none.
+  // Moves a session that the coordinator does not know to quarantine: frees its memory, and keeps its files until the
+  // session is installed again or removed, or ShardOptions::quarantine_time is over. Waiting requests get UNAVAILABLE.
+  // Without a data directory this is Remove. Returns false if the shard does not have the session, FAILED_PRECONDITION
+  // if its log lacks records of the session.
   virtual absl::StatusOr<bool> Quarantine(uint64_t session_id) = 0;
   virtual absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() = 0;
-  // Ends the calls under way, and all later ones, with Cancelled. For calls within the process there is nothing to end.
+  // Ends the calls in progress and all later calls with CANCELLED. Does nothing for calls within the process.
   virtual void CancelCalls() {}
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What workers and communicators ask of a shard: contributions are admitted, then submitted to their layers.
+// The shard's interface to workers and communicators: contributions are admitted, then submitted to their layers.
 #pragma once
 
 #include <cstdint>
@@ -17,74 +17,78 @@
 
 namespace precondor {
 
-// Thread-safe. Callbacks run on the caller's thread or an executor thread, never under a lock. Every call but those
-// that say otherwise is Unavailable while the shard comes back from its journal.
+// Thread-safe. Callbacks run on the caller's thread or on an executor thread, never under a lock. AdmitContribution,
+// SubmitReduced, PartOf, Resume and Fetch give UNAVAILABLE while the shard replays its journal.
 class ShardDataPlane {
  public:
-  // All references outlive it.
+  // All references must outlive the object.
   ShardDataPlane(ShardContext& shard, const ShardSessions& sessions, const ServingState& serving)
       : shard_(shard), sessions_(sessions), serving_(serving) {}
 
   absl::Status CheckServing() const { return serving_.Check(); }
 
-  // Checks a contribution once, by its header, before memory is taken for its payload: session, epoch, rank,
-  // incarnation, layer, mode, step window, samples, tensors and byte count. The result is what Submit takes. An error
-  // carries an ErrorReason (kernels/base/error_reason.h); nothing has changed then, except that the refusal is counted.
-  // `caller`, here and below: PermissionDenied when it does not show the session's secret.
+  // Checks a contribution once, by its header, before memory is allocated for its payload: session, epoch, rank,
+  // incarnation, layer, mode, step window, samples, tensors and byte count. Submit takes the result. An error carries
+  // an ErrorReason (kernels/base/error_reason.h) and changes nothing, except that the refusal is counted. This and the
+  // other calls with a `caller` give PERMISSION_DENIED if the caller does not show the session's secret.
   absl::StatusOr<AdmittedContribution> AdmitContribution(ContributionHeader header, uint64_t payload_bytes,
                                                          const SessionCaller& caller = {});
-  // Counts one that was admitted and is not submitted, because its payload could not be had: `why`.
+  // Counts the refusal of an admitted contribution that is not submitted because its payload could not be received.
   void CountRefusal(const AdmittedContribution& contribution, const absl::Status& why);
 
-  // How often a session that had been removed has been installed again since the process began, each time without its
-  // factors. A client that knows one number has to hear of each later one of its session.
+  // Returns how often a removed session has been installed again since the process began, each time without its
+  // factors. A client that knows an earlier value must learn of each later one that concerns its session: see
+  // CheckGeneration.
   uint64_t state_generation() const { return sessions_.state_generation(); }
-  // Unavailable NOT_ACTIVE: of this session the shard has forgotten what it knew when `generation` was its number.
+  // Returns UNAVAILABLE (NOT_ACTIVE) if the session was removed and installed again after state_generation() was
+  // `generation`.
   absl::Status CheckGeneration(uint64_t session_id, uint64_t generation) const;
 
-  // Takes in an admitted contribution, with a payload of payload_bytes(), none if it lies on the device. `ack` tells:
-  // taken in, a repetition, or refused. When it is refused nothing has changed, except that a non-finite or over-norm
-  // contribution counts as its rank's abstention, so that the step can seal. It is also refused for what may have
-  // changed since the admission: the session is gone (NotFound), in quarantine, installed again or without a lease
-  // (Unavailable), its layer has moved (FailedPrecondition), its epoch or step is over.
-  // `result`, not for statistics: it follows an OK `ack`, once the plan is sealed and applied; a repetition gets the
-  // same bytes. When the session ends or a new epoch drops the slot, `result` gets the status instead.
+  // Submits an admitted contribution with its payload of payload_bytes() bytes; the payload is empty if the
+  // contribution is in device memory. `ack` gets false if the contribution was taken in, true if it is a repetition, or
+  // an error if it is refused. A refusal changes nothing, except that a non-finite or over-norm contribution counts as
+  // its rank's abstention, so that the step can seal. A contribution is also refused for changes since its admission:
+  // NOT_FOUND if the session has been removed, UNAVAILABLE if it is in quarantine, was installed again or has no lease,
+  // FAILED_PRECONDITION if the layer has moved, and the layer's errors if the epoch or the step has ended.
+  // For gradients and pulls, `result` follows an OK `ack` once the step is sealed and applied; a repetition gets
+  // identical bytes. If the session ends or a new epoch drops the step, `result` gets the status instead.
   void Submit(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result);
 
-  // Takes in what a communicator has made of a step's gradients of one layer. OK: `result` gets the answer, like
-  // Submit's. A rank that then sends its gradient over gRPC repeats it, and gets this answer. Otherwise nothing has
-  // changed, and the step waits for gradients over gRPC: the errors of AdmitContribution; Aborted when some of these
-  // have come already; InvalidArgument where the session's data plane is gRPC.
+  // Submits a layer's average of one step that a communicator has computed. On OK `result` gets the answer, as in
+  // Submit. A rank that later sends its gradient over gRPC repeats it and gets this answer. On error nothing has
+  // changed, and the step waits for gradients over gRPC. Returns the errors of AdmitContribution, ABORTED if some
+  // gradients of the step have already arrived, INVALID_ARGUMENT if the session's data_plane is GRPC.
   absl::Status SubmitReduced(ReducedGradient gradient, ResultFn result);
 
-  // What one of a session's ranks has to know to take part in that. Errors: those of CheckSender.
+  // What a rank needs to know to take part in that. PartOf returns the errors of CheckSender.
   struct SessionPart {
     SessionSpec spec;
-    std::vector<uint32_t> layers;  // that this shard has, ascending
+    std::vector<uint32_t> layers;  // owned by this shard, ascending
   };
   absl::StatusOr<SessionPart> PartOf(const ContributionKey& key, const SessionCaller& caller = {}) const;
-  // Whether the session is here, and in this epoch.
+  // Returns whether the session is installed and in this epoch.
   bool IsInEpoch(uint64_t session_id, uint64_t epoch) const;
 
-  // A rank that was answered by a memory which may be lost (the one before this process, or another shard's) says what
-  // it has: factors of `factor_version` in its last answer of `key.layer`, and the first step whose gradient it will
-  // send or send again. What this memory cannot bring to an end any more holds nothing up from then on. DATA_LOSS
-  // STATE_LOST: see ErrorReason; otherwise the errors of AdmitContribution that concern the key. Repetitions do no
-  // harm. `begins`: a process that has taken the rank over says that it sends nothing of steps before `key.step`.
+  // Tells the layer what a rank has that was answered by another shard generation, which may be lost: an earlier
+  // process of this shard, or another shard. `factor_version` is that of the rank's last answer for `key.layer`;
+  // `key.step` is the first step whose gradient the rank will send or repeat. Steps that can no longer complete stop
+  // blocking later ones. If `begins`, the rank has a new process that sends nothing for steps before `key.step`.
+  // Idempotent. Returns DATA_LOSS (STATE_LOST) as described at ErrorReason, or the errors of AdmitContribution that
+  // concern the key.
   absl::Status Resume(const ContributionKey& key, uint64_t factor_version, bool begins = false,
                       const SessionCaller& caller = {});
 
-  // Gives `result` the layer's factors as they are, for a worker that keeps some and has just begun, or lost the
-  // thread. Errors: those of AdmitContribution that concern the key, InvalidArgument where the session's workers keep
-  // none, ABORTED like Submit's.
+  // Gives `result` the layer's current factors, for a worker that keeps factors and has none, or not the right version.
+  // `result` gets the errors of AdmitContribution that concern the key, INVALID_ARGUMENT if the session's workers keep
+  // no factors, or ABORTED as in Submit.
   void Fetch(const ContributionKey& key, ResultFn result, const SessionCaller& caller = {});
 
  private:
-  // Tells `ack`, observer and counters that a contribution is refused.
+  // Reports a refusal to `ack`, the observer and the layer's counters.
   void Reject(const ContributionHeader& header, const absl::Status& why, const AckFn& ack);
-  // The session and the layer that an admitted contribution goes to, as they are now. Errors: see Submit.
+  // Returns the current session for an admitted contribution. Errors: see Submit.
   absl::StatusOr<std::shared_ptr<ShardSession>> FindFor(const AdmittedContribution& contribution) const;
-  // PermissionDenied; those of ShardSessions::Find.
+  // Returns PERMISSION_DENIED or the errors of ShardSessions::Find.
   absl::StatusOr<std::shared_ptr<ShardSession>> FindFor(const SessionCaller& caller, uint64_t session_id) const;
 
   ShardContext& shard_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a shard writes down as it goes, and comes back from: a layer's factors are a function of one image of it and the
-// statistics applied after. server/store keeps the records in a log and the images in snapshots; core does no file I/O.
+// The shard's journal: records and images from which a shard restores its sessions. A layer's factors are a function of
+// one image and the statistics applied since. server/recovery implements it on disk; core does no file I/O.
 #pragma once
 
 #include <cstdint>
@@ -18,36 +18,39 @@ namespace precondor {
 
 class ShardReplay;
 
-// Where in a layer's life a record belongs.
+// Position of a record in the history of a layer.
 struct LayerStep {
   uint64_t session_id = 0;
   uint32_t layer = 0;
   uint64_t step = 0;
-  uint64_t rollback_epoch = 0;  // in which the job last rolled back to an earlier step, dropping the layer's open steps
-  uint64_t updates = 0;         // the layer's records of updates and factors so far, this one included: a gap shows
+  // Epoch with which the job last rolled back to an earlier step, which dropped the layer's open steps; 0: none.
+  uint64_t rollback_epoch = 0;
+  // Number of the layer's records of updates and factors so far, this one included. Gaps show lost records.
+  uint64_t updates = 0;
 };
 
-// What a step's gradient was, or will be, answered with.
+// The decision for the answers to a step's gradient.
 struct Plan {
   Decision decision = Decision::kIdentity;
   uint64_t factor_version = 0;
   std::string reason;
 };
 
-// A session was installed, or had its membership replaced.
+// A session was installed, or its membership was replaced.
 struct InstallRecord {
   SessionInstall install;
 };
 struct RemoveRecord {
   uint64_t session_id = 0;
 };
-// A step's statistics are about to be applied, as the layer's worker applies them: contributions in rank order; none:
-// skipped.
+// A step's statistics are about to be applied: contributions in rank order, as the layer's worker applies them. Empty
+// if the update is skipped.
 struct UpdateRecord {
   LayerStep at;
   std::vector<StagedContribution> contributions;
 };
-// The update before this failed and left the factors as they were: it would not fail again for every reason.
+// The update of the preceding record failed and left the factors unchanged. It is recorded because a replay might not
+// fail.
 struct FailedUpdateRecord {
   LayerStep at;
 };
@@ -56,92 +59,97 @@ struct PlanRecord {
   Mode mode = Mode::kSecondOrder;
   Plan plan;
 };
-// From here on the layer has no factors, or has some again; see ShardControl::HoldFactors.
+// The layer has lost its factors, or has factors again; see ShardControl::HoldFactors.
 struct FactorsRecord {
   LayerStep at;
   bool held = false;
-  // The eviction in which they went, or from which they are back, as they were; 0: they are not kept, or fresh.
+  // The eviction that took the factors away, or from which they were restored unchanged. 0: they are not kept, or are
+  // fresh.
   uint64_t eviction_id = 0;
 };
-// The session has left memory for the quarantine, or has come back from there. Records that its last work still makes
-// come later.
+// The session has left memory for quarantine, or has been restored from it. Records of its last work can still follow.
 struct QuarantineRecord {
   uint64_t session_id = 0;
   bool back = false;
-  uint64_t last_step = 0;  // that had been begun
+  uint64_t last_step = 0;  // greatest step that had begun
 };
 using ShardRecord = std::variant<InstallRecord, RemoveRecord, UpdateRecord, FailedUpdateRecord, PlanRecord,
                                  FactorsRecord, QuarantineRecord>;
 
-// A step that repetitions may still ask for.
+// The state of a step that ranks may still repeat.
 struct StepOutcome {
   uint64_t step = 0;
   Mode mode = Mode::kSecondOrder;
-  bool updated = false;  // its statistics are in the factors, or given up
+  bool updated = false;  // its statistics have been applied or given up
   std::optional<Plan> plan;
 };
 
-// All of a layer before the first work on step `at.step` or a later one. Every layer of a snapshot has the same step.
+// A layer's state before its first work on step `at.step` or a later one. All images of a snapshot have one step.
 struct LayerImage {
   LayerStep at;
   uint64_t factor_version = 0;
-  std::vector<StepOutcome> outcomes;  // the window's, ascending
-  bool held = true;                   // false: the layer has no factors, `state` is empty
-  uint64_t eviction_id = 0;           // the layer's last, whether its factors are back or not; 0: none was kept
+  std::vector<StepOutcome> outcomes;  // of the steps in the window, ascending
+  bool held = true;                   // false: the layer has no factors and `state` is empty
+  uint64_t eviction_id = 0;           // the layer's last eviction, even if its factors are back; 0: none was kept
   std::string state;                  // LayerState::Save
 };
 
-// The factors of a session's layers as they were when they were released.
+// The factors of a session's layers at the time of an eviction.
 struct ReleasedFactors {
   uint64_t session_id = 0;
-  uint64_t eviction_id = 0;                // ascends, and is never used again
-  std::map<uint32_t, std::string> states;  // by layer: LayerState::Save
+  uint64_t eviction_id = 0;                // ascending, never used again
+  std::map<uint32_t, std::string> states;  // results of LayerState::Save, by layer
 };
 
-// Calls come from many threads, a layer's in its order, none under a lock of core.
+// Thread-safe. Calls for one layer come in its order of work. No call is made under a lock of core.
 class ShardJournal {
  public:
   virtual ~ShardJournal() = default;
-  // When it returns the operating system has the record: it outlives this process, not necessarily the machine. A
-  // journal that cannot write says so in its own way and the shard goes on; it has to know later that there is a gap.
-  // The caller may take the contributions back out of the record.
+  // Writes a record. When this returns, the operating system has the record: it survives a crash of the process, but
+  // not necessarily of the machine. A journal that cannot write reports that itself and must remember the gap; the
+  // shard continues. The caller may move the contributions back out of the record.
   virtual void Append(const ShardRecord& record) = 0;
-  // When it returns, what was appended before outlives the machine too, unless the journal cannot write. A journal in
-  // memory has nothing to do.
+  // When this returns, all records appended before survive a crash of the machine, unless the journal cannot write. A
+  // journal in memory does nothing.
   virtual void Sync() {}
-  // Takes a layer's image for a snapshot of its session, of which every layer gives one with the same step. Does not
-  // wait for a disk.
+  // Takes a layer's image for a snapshot of its session. Every layer gives one as of the snapshot's step. Does not wait
+  // for a disk.
   virtual void Keep(LayerImage image) = 0;
-  // Takes factors that are released, to be read again. Does not wait for a disk. The records of the eviction came
-  // before.
+  // Takes released factors, which ReadFactors returns later. Does not wait for a disk. Precondition: the records of the
+  // eviction have been appended.
   virtual void KeepFactors(ReleasedFactors factors) = 0;
-  // False: they are still on their way to the disk, and in memory. What failed is tried again, now and then.
+  // Returns false while these factors are not durable; they are in memory until then. Failed writes are retried
+  // periodically.
   virtual bool FactorsKept(uint64_t session_id, uint64_t eviction_id) { return true; }
-  // A layer's, as they were released. NotFound: they are not here; DataLoss; those of the disk.
+  // Returns a layer's released factors. Returns NOT_FOUND if they are not kept, DATA_LOSS if they are damaged, or an
+  // I/O error.
   virtual absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t eviction_id, uint32_t layer) {
     return absl::NotFoundError("factors are not kept here");
   }
-  // --- sessions in quarantine (ShardControl::Quarantine): they do not come back by themselves
-  // Whether this one can go there. Unimplemented: there is no such place; FailedPrecondition: the disk lacks records of
-  // it.
+  // --- sessions in quarantine (ShardControl::Quarantine): a restart does not restore them into memory
+  // Checks whether the session can be put in quarantine. Returns UNIMPLEMENTED if the journal has no quarantine,
+  // FAILED_PRECONDITION if the disk lacks records of the session.
   virtual absl::Status CheckQuarantine(uint64_t session_id) { return absl::UnimplementedError("no quarantine"); }
-  // Puts a session there whose work has ended. Durable when it returns OK; otherwise nothing has changed. NotFound:
-  // nothing is known of it. Calls that concern the same session do not overlap; this one may take long.
+  // Puts a session in quarantine. Precondition: all work on it has ended, and no other call for it is in progress. May
+  // take long. Durable on OK; nothing has changed on error. Returns NOT_FOUND if the journal does not know the session.
   virtual absl::Status Quarantine(uint64_t session_id, uint64_t last_step) { return CheckQuarantine(session_id); }
   virtual std::vector<QuarantinedSession> ListQuarantined() const { return {}; }
-  // Has `replay` replay it and asks it how that went (ShardReplay::CheckReturned); durable out of quarantine when OK.
+  // Replays the session into `replay` and checks the result (ShardReplay::CheckReturned). On OK the return is durable.
   virtual absl::Status Return(uint64_t session_id, ShardReplay& replay) { return CheckQuarantine(session_id); }
-  // Deletes it. False: it was not there. Otherwise it stays as it was, or its files are gone and no restart finds it.
+  // Deletes the session. Returns false if it is not in quarantine. After an error the session is either unchanged or
+  // removed permanently with some files left.
   virtual absl::StatusOr<bool> DeleteQuarantined(uint64_t session_id) { return false; }
-  // Notes that time has passed. Returns the sessions that have been there for `most` while the shard was running.
+  // Adds the time since the last call to the sessions' ages. Returns those that have been in quarantine for `most` of
+  // the shard's running time.
   virtual std::vector<uint64_t> AgeQuarantined(absl::Duration most) { return {}; }
 
-  // A snapshot as of that step is to count as the coordinator's of that number. Before any rank begins the step.
+  // Makes the snapshot as of `order.step` count as the coordinator's snapshot `order.number`. Precondition: no rank has
+  // begun the step.
   virtual void Expect(const SnapshotOrder& order) {}
-  // When it returns OK, the shard refuses coordinators with smaller fencing tokens after a crash as well.
+  // Remembers a fencing token. After OK the shard refuses coordinators with smaller tokens even after a crash.
   virtual absl::Status RememberLeader(uint64_t token) { return absl::OkStatus(); }
-  // What has become of an order; nullopt: nothing is known of it. Aborted: it was given up, with the reason; those of
-  // the disk.
+  // Returns the progress of an order, or nullopt if the journal does not know it. Returns ABORTED with the reason if
+  // the snapshot was given up, or an I/O error.
   virtual absl::StatusOr<std::optional<SnapshotProgress>> ProgressOf(const SnapshotOrder& order) {
     return std::nullopt;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a set of layers takes on a shard, device by device.
+// Places a session's layers on the devices of a shard and reserves memory for them.
 #pragma once
 
 #include <cstdint>
@@ -18,23 +18,25 @@
 
 namespace precondor {
 
-// Where a session's layers are, and what is reserved for them.
+// A session's layers by device, and the memory for them.
 struct LayerRoom {
   LayersOfDevices layers;
   SessionFactors::Sizes sizes;
-  DeviceBytes bytes;  // of these, what applies
-  DeviceBytes more;   // of that, what has been reserved with this room
+  DeviceBytes bytes;  // the one of `sizes` that applies
+  DeviceBytes more;   // the part of `bytes` that MakeRoom has reserved
 };
 
-// Gives the install's layers devices and reserves there what the session has not reserved yet, `reserved` being what
-// it has. `known`: the session, null when it is new here. `held`: it has its factors. Errors: MemoryAccount's.
+// Assigns devices to the layers of the install and reserves the memory that the session lacks. `known` is the session's
+// context, or null if the session is new here. `held` says whether it has factors, and `reserved` what it has reserved
+// already. Returns the errors of MemoryAccount::Reserve.
 absl::StatusOr<LayerRoom> MakeRoom(ShardContext& shard, const ShardSessions& sessions, const SessionInstall& install,
                                    const MethodSet& methods, const SessionContext* known, bool held,
                                    const DeviceBytes& reserved);
 
 std::vector<std::unique_ptr<SessionDevice>> MakeSessionDevices(const ShardContext& shard);
 
-// The session's layers are where `layers` says, and their scratch is large enough. False: some stay on other devices.
+// Puts the session's layers on the devices of `layers` and sets the size of their scratch blocks. Returns false if some
+// layers stay on other devices.
 bool GiveDevices(SessionContext& session, const LayersOfDevices& layers);
 
 }  // namespace precondor

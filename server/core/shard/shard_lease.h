@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// For how long a shard may answer sessions whose layers the coordinator gives to others when it is lost: one that was
-// stopped, or cut off, must not answer a step that others answer by now.
+// How long a shard may answer sessions whose layers the coordinator moves to other shards when this one is lost. A
+// shard that was suspended or cut off must not answer a step that another shard answers by then.
 #pragma once
 
 #include <algorithm>
@@ -12,18 +12,19 @@
 
 namespace precondor {
 
-// Thread-safe; mu_ is a leaf. Times are those of the shard's monotonic clock.
+// Thread-safe; mu_ is a leaf lock. Times are those of the shard's monotonic clock.
 class ShardLeaseHolder {
  public:
   void Grant(const ShardLease& lease, absl::Time now) {
     if (lease.duration <= absl::ZeroDuration()) return;
     MutexLock lock(mu_);
     duration_ = lease.duration;
-    // A clock that another machine had says nothing here.
+    // A `from` in the future was read from another machine's clock.
     if (lease.from <= now) until_ = std::max(until_, lease.from + lease.duration);
   }
-  // For a session that the coordinator installed at `installed`, InfinitePast: not since the shard began. It has heard
-  // of the shard then, as with a grant. Before the first grant no coordinator takes layers away.
+  // Returns whether the shard may answer a session that the coordinator last installed at `installed`, or InfinitePast
+  // if it has not since the process began. An install proves, like a grant, that the coordinator has reached the shard.
+  // Before the first grant no coordinator moves layers away.
   bool Holds(absl::Time installed, absl::Time now) const {
     MutexLock lock(mu_);
     if (now < until_) return true;

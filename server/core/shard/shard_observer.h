@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a shard tells of its sessions, its memory and its devices.
+// Events that a shard reports about its sessions, memory and devices.
 #pragma once
 
 #include <cstdint>
@@ -9,30 +9,30 @@
 
 namespace precondor {
 
-// See Observer for how the calls come.
+// Observer has the rules for calls. By default every method does nothing.
 class ShardObserver {
  public:
   virtual ~ShardObserver() = default;
-  // A shard has a session of this job, or no longer. The removal of an old session may come after the installation of
-  // a new one with its name; each installation has one removal, later.
+  // A session of this job was installed on a shard, or removed. Every install is followed by one removal. The removal
+  // of an old session can come after the install of a new session of that name.
   virtual void OnSessionInstalled(absl::string_view train_job) {}
   virtual void OnSessionRemoved(absl::string_view train_job) {}
-  // What a session has reserved on a shard: once installed, and when its factors are released or begin anew.
+  // Bytes that a session has reserved: after its install, and when its factors are released or held again.
   virtual void OnSessionMemory(absl::string_view train_job, int64_t reserved) {}
-  // The part of that which the session needs in first order too.
+  // The part of these bytes that the session also needs in first order.
   virtual void OnSessionGradientMemory(absl::string_view train_job, int64_t reserved) {}
-  // Ranks that the others have been waiting for, for longer than is normal; empty once they are not.
+  // Ranks that the other ranks have been waiting for longer than is normal; empty when there are none any longer.
   virtual void OnStragglers(absl::string_view train_job, const std::vector<uint32_t>& ranks) {}
-  // A session's factors are needed again: so many layers have those that were kept, so many fresh ones.
+  // A session's factors are held again: number of layers with restored factors, and with fresh factors.
   virtual void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) {}
   virtual void OnShardSessions(int64_t sessions) {}
   virtual void OnQuarantinedSessions(int64_t sessions) {}
-  // A reservation of a session's memory, or of part of it, was granted or refused for want of room.
+  // Memory for a session, or for a part of it, was reserved, or refused for lack of room.
   virtual void OnAdmission(bool admitted) {}
-  // On all devices of a shard together, and on each, by its name.
+  // Reserved bytes on all devices of a shard together, and on one device.
   virtual void OnReservedBytes(int64_t reserved, int64_t capacity) {}
   virtual void OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) {}
-  // A shard has the device; later, not: a fault has ended its use.
+  // The shard has the device; later with false: a fault has made it unusable.
   virtual void OnDevice(absl::string_view device, bool usable) {}
 };
 

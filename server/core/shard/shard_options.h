@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a shard is set up, and the devices that it is given.
+// Options and devices of a shard.
 #pragma once
 
 #include <cstdint>
@@ -19,34 +19,35 @@ class ShardJournal;
 
 struct ShardOptions {
   std::string advertise_address;
-  // That sessions may reserve on each device: states, scratch and staging.
+  // Bytes that sessions may reserve on each device for states, scratch and staging.
   int64_t capacity_bytes = int64_t{8} << 30;
-  int window_steps = 2;                    // steps of one layer that may be open or kept for repetitions
+  int window_steps = 2;                    // steps of a layer that may be open or kept for repetitions
   double max_norm_per_sqrt_element = 1e4;  // statistic vectors with |v| > this * sqrt(d) are OVER_NORM
   MethodFactory make_method = MakeMethod;
-  // Statistics still missing this long after their step's gradient was complete are given up by
-  // ShardUpkeep::SealOverdue: with `quorum` of the ranks in, the update is made from those, otherwise it is skipped.
-  // The default waits.
+  // How long a step waits for statistics after its gradient is complete. Then ShardUpkeep::SealOverdue seals it: the
+  // update uses the statistics that have arrived, or is skipped if fewer than the fraction `quorum` of the ranks have
+  // sent theirs. The default waits without limit.
   absl::Duration statistics_deadline = absl::InfiniteDuration();
   double quorum = 1.0;
-  // Where the shard writes down what it needs to come back; borrowed, outlives the executor's last task. Null: nowhere.
+  // The shard's journal, or null for none. Borrowed; must outlive the executor's last task.
   ShardJournal* journal = nullptr;
-  uint64_t snapshot_interval_steps = 0;  // between two snapshots; 0: none but those asked for
-  // All of the shard's devices, in their order, where there are several: they have the layers together for which
-  // Method::Splits. Borrowed, outlives the executors' last task. Null: each layer is on one device.
+  uint64_t snapshot_interval_steps = 0;  // between two snapshots; 0: only those requested
+  // All of the shard's devices in their order, if it has several. They compute the layers for which Method::Splits
+  // together. Borrowed; must outlive the executors' last tasks. Null: every layer is on one device.
   DeviceGroup* group = nullptr;
-  // Gives freed memory back to the system; called when a session's factors are gone. May be empty.
+  // Returns freed memory to the system. Called when a session's factors have been released. May be empty.
   std::function<void()> trim_memory;
-  absl::Duration quarantine_time = absl::InfiniteDuration();  // after which sessions there are deleted
-  bool device_plane = false;                                  // gradients may come in memory of the backend's device
-  // Workers that a step has been waiting for so long are named by ShardUpkeep::ReportStragglers.
+  // How long a session stays in quarantine before the shard deletes it.
+  absl::Duration quarantine_time = absl::InfiniteDuration();
+  bool device_plane = false;  // gradients may be in memory of the backend's device
+  // ShardUpkeep::ReportStragglers names the workers that a step has been waiting for longer than this.
   absl::Duration slow_worker = absl::InfiniteDuration();
 };
 
-// What some of a shard's layers are computed on. Each has its own memory and threads; what is made on one is used on it
-// alone, but for the parts of a layer that is split (ShardOptions::group).
+// A device that computes some of the shard's layers, with its own memory and threads. Memory of one device is used on
+// that device alone, except for the parts of a split layer (ShardOptions::group).
 struct ShardDevice {
-  std::string name;  // for people: "cuda:0"
+  std::string name;  // for people, such as "cuda:0"
   Backend& backend;
   Executor& executor;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions that no coordinator knows: out of memory, but kept by the journal until one is brought back or its time
-// ends.
+// Quarantine: sessions that no coordinator knows. They are not in memory, but the journal keeps them until they are
+// restored, deleted, or their time is over.
 #pragma once
 
 #include <cstdint>
@@ -17,24 +17,26 @@ namespace precondor {
 
 class ShardReplay;
 
-// Thread-safe. Which sessions are there is in ShardSessions; the journal has what they consist of.
+// Moves sessions to and from quarantine. ShardSessions has their states, the journal their data. Thread-safe.
 class ShardQuarantine {
  public:
-  // All references outlive it.
+  // All references must outlive the object.
   ShardQuarantine(ShardContext& shard, ShardSessions& sessions, const ServingState& serving)
       : shard_(shard), sessions_(sessions), serving_(serving) {}
 
-  // See ShardControl::Quarantine. Where the journal has no quarantine the session is removed.
+  // See ShardControl::Quarantine. Removes the session if the journal has no quarantine.
   absl::StatusOr<bool> Put(uint64_t session_id);
-  // Puts an older session of the install's name there. FailedPrecondition STALE_EPOCH: a newer one has it.
+  // Puts an older session with the install's name in quarantine. Returns FAILED_PRECONDITION (STALE_EPOCH) if a newer
+  // session has the name.
   absl::Status ReplaceSameNameSession(const SessionInstall& install);
-  // Brings a session back that is there, by `replay`. True: it was there, and Find does not see it until
-  // ShardSessions::Release. Otherwise it is there still, or was not.
+  // Restores a session from quarantine through `replay`. Returns true if it did; ShardSessions::Find does not return
+  // the session before the caller calls ShardSessions::Release. Returns false if the session is not in quarantine.
+  // After an error it is still there.
   absl::StatusOr<bool> BringBack(uint64_t session_id, ShardReplay& replay);
-  // Deletes a session that is there. False: it is not.
+  // Deletes a session from quarantine. Returns false if it is not in quarantine.
   absl::StatusOr<bool> Delete(uint64_t session_id);
   absl::StatusOr<std::vector<QuarantinedSession>> List() const;
-  // Has sessions written down as quarantined whose work has ended, and deletes those whose time is over.
+  // Writes sessions to quarantine once all work on them has ended, and deletes those whose time is over.
   void Complete();
 
  private:

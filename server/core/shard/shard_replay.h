@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a shard comes back from its journal, and a session from quarantine. server/recovery has the records.
+// Restores a shard from its journal, or one session from quarantine. server/recovery reads the records.
 #pragma once
 
 #include <cstdint>
@@ -21,34 +21,37 @@ namespace precondor {
 
 class LayerDriver;
 
-// From Begin to Finish on one thread, before the shard is asked anything. Later, for a session that
-// ShardJournal::Return brings back, on the thread that claimed the session. mu_ is a leaf.
+// At start, one thread calls everything from Begin to Finish before other calls reach the shard. Later, the thread that
+// has claimed a session in quarantine uses it in ShardJournal::Return. mu_ is a leaf lock.
 class ShardReplay {
  public:
-  // All references outlive it.
+  // All references must outlive the object.
   ShardReplay(ShardContext& shard, ShardSessions& sessions, SessionInstaller& installer, FencingGate& gate,
               ServingState& serving)
       : shard_(shard), sessions_(sessions), installer_(installer), gate_(gate), serving_(serving) {}
 
-  // From here to Finish whatever else is asked of the shard is Unavailable.
+  // Makes all other calls on the shard UNAVAILABLE until Finish.
   void Begin() { serving_.BeginReplay(); }
-  // The greatest fencing token that was remembered.
+  // Restores the greatest fencing token that was remembered.
   void RestoreLeader(uint64_t token) { gate_.Restore(token); }
-  // The session's membership and layers are those of `record`, as Install says; a removed one is gone. Records come in
-  // the order in which they were written, those of sessions that are not here are passed over, and an older install
-  // changes nothing. A session that cannot come back exactly is given up, logged and removed; one that
-  // there is no room for is neither here nor removed.
+  // Applies a record. Records come in the order in which they were written. An install record installs the session or
+  // changes its members and layers; an older install changes nothing. A record of a removal or of a quarantine takes
+  // the session out. Records of sessions that are not installed are ignored. A session that cannot be restored exactly
+  // is logged and removed, and Finish returns it. A session for which there is no memory is neither installed nor
+  // removed; see status().
   void Add(ShardRecord record);
-  // What a snapshot has of a session that Add has installed, before any other record of it.
+  // Loads a layer's image from a snapshot. Precondition: Add has installed the session and has applied no other record
+  // of it.
   void Load(const LayerImage& image);
-  // ResourceExhausted CAPACITY: there is no room for a session that has to come back. Its records have to stay as they
-  // are: with more memory or devices it comes back from them.
+  // Returns RESOURCE_EXHAUSTED (CAPACITY) if there is no memory for some session. Its records must then stay as they
+  // are, so that the session can be restored with more memory or more devices.
   absl::Status status() const;
-  // What has become of the replay of a session that ShardJournal::Return brings back; a bad end is forgotten with it.
+  // Returns the result of the replay of a session that ShardJournal::Return restores, and forgets an error.
   absl::Status CheckReturned(uint64_t session_id);
-  // The session is in quarantine, or on its way there or back.
+  // Returns whether the session is in quarantine, or moving to or from it.
   bool IsQuarantined(uint64_t session_id) const { return sessions_.IsQuarantined(session_id); }
-  // Steps may go on: not unless status() is OK. Returns the sessions that were given up.
+  // Ends the replay and lets the shard take calls. Precondition: status() is OK. Returns the sessions that were given
+  // up.
   std::vector<uint64_t> Finish();
 
  private:
@@ -56,7 +59,7 @@ class ShardReplay {
   void ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerDriver&)> apply);
   bool IsGivenUp(uint64_t session_id) const;
   void GiveUp(uint64_t session_id, const absl::Status& why);
-  // There is no room for the session.
+  // Records that there is no memory for the session.
   void LeaveStored(uint64_t session_id, const absl::Status& why);
 
   ShardContext& shard_;
@@ -67,7 +70,7 @@ class ShardReplay {
 
   mutable Mutex mu_;
   absl::flat_hash_set<uint64_t> given_up_ ABSL_GUARDED_BY(mu_);
-  std::map<uint64_t, absl::Status> no_room_ ABSL_GUARDED_BY(mu_);  // by session
+  std::map<uint64_t, absl::Status> no_room_ ABSL_GUARDED_BY(mu_);  // errors by session
 };
 
 }  // namespace precondor

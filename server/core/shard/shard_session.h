@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One session on a shard: its members and the layers that the shard owns.
+// A session on a shard: its members and the layers that the shard owns.
 #pragma once
 
 #include <cstdint>
@@ -21,43 +21,44 @@
 
 namespace precondor {
 
-// Thread-safe. Lock order: mu_ is a leaf; layers are called without it.
+// Thread-safe. mu_ is a leaf lock; layers are called without it.
 class ShardSession {
  public:
-  // Allocates the layers' states, if factors are needed. `sizes`: that which applies has been reserved. Errors:
-  // those of Method::MakeState.
+  // Makes the session, with fresh factors if they are needed. Precondition: the caller has reserved the one of `sizes`
+  // that applies. Returns the errors of Method::MakeState.
   static absl::StatusOr<std::shared_ptr<ShardSession>> Create(std::shared_ptr<SessionContext> context,
                                                               const SessionInstall& install,
                                                               const SessionFactors::Sizes& sizes);
 
-  // A later Install of the session (see ShardControl). FailedPrecondition: SPEC_MISMATCH, STALE_EPOCH, or
-  // STALE_INCARNATION when a rank has another holder in the same epoch.
+  // Handles a later Install of the session that does not change its layers (see ShardControl). Returns
+  // FAILED_PRECONDITION: SPEC_MISMATCH, STALE_EPOCH, or STALE_INCARNATION if a rank has another holder in the same
+  // epoch.
   absl::Status Reinstall(const SessionInstall& install);
-  // Whether `install` gives the session other layers here, in a later epoch. FailedPrecondition: SPEC_MISMATCH, or
-  // STALE_EPOCH when it is not later.
+  // Returns whether `install` changes the session's layers here. Returns FAILED_PRECONDITION: SPEC_MISMATCH, or
+  // STALE_EPOCH if it changes them without a later epoch.
   absl::StatusOr<bool> ChangesLayers(const SessionInstall& install) const;
-  // The session with the layers of `install`, some of them this one's, which know
-  // nothing of it yet. `state` is how this one's factors stand, `sizes` are the new ones. Errors: those of
+  // Makes a session with the layers of `install`. It shares the layers that it keeps; these do not change before
+  // Succeed. `state` is the factor state of this session, `sizes` those of the new one. Returns the errors of
   // Method::MakeState.
   absl::StatusOr<std::shared_ptr<ShardSession>> WithLayers(const SessionInstall& install,
                                                            const SessionFactors::FactorState& state,
                                                            const SessionFactors::Sizes& sizes) const;
-  // Goes on in the place of `previous`, which made it: kept layers begin the epoch, those that left end.
+  // Takes the place of `previous`, which made this session: kept layers begin the epoch, the others end.
   void Succeed(const ShardSession& previous, const SessionInstall& install);
   // See ShardControl.
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence);
 
   const SessionHolders& members() const { return members_; }
   const std::vector<uint32_t>& owned() const { return owned_; }
-  // Null: the session has no such layer, or another shard has it.
+  // Returns null if the session has no such layer or another shard owns it.
   LayerDriver* layer(uint32_t index) const { return index < layers_.size() ? layers_[index].get() : nullptr; }
 
-  // Ends the session; waiting results get `why`.
+  // Ends the session; waiting requests get `why`.
   void Close(const absl::Status& why);
-  // Logs and reports whom a step has been waiting for since before `since`, when that has changed.
+  // Logs and reports the ranks that a step has been waiting for since before `since`, if they have changed.
   void ReportStragglers(absl::Time since);
 
-  // The layers have had their records.
+  // Precondition: the layers have received all their records.
   void FinishReplay();
 
   const SessionSpec& spec() const { return context_->spec; }
@@ -73,13 +74,13 @@ class ShardSession {
                const SessionInstall& install);
   absl::Status CheckSpec(const SessionInstall& install) const;
   absl::Status EpochHasBegun(uint64_t epoch) const;
-  // A layer ends what it has of earlier epochs and begins that of `install`; `replaced` as in LayerDriver::BeginEpoch.
+  // Ends the earlier epochs of a layer and begins that of `install`. `replaced`: see LayerDriver::BeginEpoch.
   void BeginEpoch(uint32_t layer, const SessionInstall& install, const std::vector<Member>& replaced) const;
 
-  // Const after construction.
+  // Constant after construction.
   const std::shared_ptr<SessionContext> context_;
   const std::vector<uint32_t> owned_;
-  const std::vector<std::shared_ptr<LayerDriver>> layers_;  // by layer index; null: another shard's
+  const std::vector<std::shared_ptr<LayerDriver>> layers_;  // by layer index; null: owned by another shard
   const std::shared_ptr<SessionFactors> factors_;
 
   SessionHolders members_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which sessions a shard has, and which are in quarantine.
+// The table of a shard's sessions, including those in quarantine.
 #pragma once
 
 #include <atomic>
@@ -22,73 +22,76 @@ namespace precondor {
 
 class ShardSession;
 
-// Where a session is that is in quarantine, or on its way there or back. All but kClosing and kStored belong to one
-// thread, which has claimed the session.
+// State of a session that is in quarantine or moving to or from it. In all states but kClosing and kStored the session
+// belongs to the thread that has claimed it.
 enum class QuarantineState : uint8_t {
-  kClosing,    // out of memory, but work of it may still be under way
+  kClosing,    // out of memory, but tasks of the session may still run
   kWriting,    // the journal is moving it to quarantine
-  kStored,     // there
-  kReturning,  // being replayed
+  kStored,     // in quarantine
+  kReturning,  // being restored from quarantine
   kDeleting,
 };
 
-// How a session leaves memory.
+// How a session leaves memory, and what the journal records.
 enum class Removal : uint8_t {
-  kReplayed,    // as the journal says, which needs no record
-  kPermanent,   // recorded as removed
-  kQuarantine,  // recorded as quarantined
+  kReplayed,    // nothing: the journal says so already
+  kPermanent,   // a RemoveRecord
+  kQuarantine,  // a QuarantineRecord
 };
 
-// Thread-safe. A session is in the table, in quarantine, or, while it returns, in both; Find does not see it then. Lock
-// order: mu_ comes before the lock of SessionFactors, and no other is taken under it.
+// Thread-safe. A session is in the table, in quarantine, or, while it is being restored, in both; Find does not return
+// it then. Lock order: mu_ before the lock of SessionFactors; no other lock is taken under it.
 class ShardSessions {
  public:
-  // `shard` outlives the table.
+  // `shard` must outlive the table.
   explicit ShardSessions(ShardContext& shard) : shard_(shard) {}
 
-  // NotFound UNKNOWN_SESSION; Unavailable NOT_ACTIVE: the session is in quarantine, or on its way there or back.
+  // Returns NOT_FOUND (UNKNOWN_SESSION), or UNAVAILABLE (NOT_ACTIVE) if the session is in quarantine or moving to or
+  // from it.
   absl::StatusOr<std::shared_ptr<ShardSession>> Find(uint64_t session_id) const;
-  // Finds a session that returns from quarantine too. NotFound UNKNOWN_SESSION.
+  // Like Find, but also finds a session that is being restored from quarantine. Returns NOT_FOUND (UNKNOWN_SESSION).
   absl::StatusOr<std::shared_ptr<ShardSession>> FindAny(uint64_t session_id) const;
-  // NotFound UNKNOWN_SESSION.
+  // Returns NOT_FOUND (UNKNOWN_SESSION).
   absl::StatusOr<std::shared_ptr<ShardSession>> FindByName(absl::string_view name) const;
-  // All that Find finds, by ascending id.
+  // Returns all sessions that Find finds, by ascending id.
   std::vector<std::shared_ptr<ShardSession>> All() const;
 
-  // False, and nothing has changed: the session is here, or in quarantine and does not return.
+  // Adds a session. Returns false and changes nothing if the table has it, or if it is in quarantine and not being
+  // restored.
   bool Insert(const std::shared_ptr<ShardSession>& session);
-  // Puts `next` in the place of `previous`, whose factors it takes over. False, and nothing has changed: `previous` is
-  // not here any more, or its factors are not as `state` says.
+  // Replaces `previous` with `next`, which takes over its factors. Returns false and changes nothing if `previous` is
+  // not in the table, or if its factor state is not `state`.
   bool Replace(const ShardSession& previous, std::shared_ptr<ShardSession> next,
                const SessionFactors::FactorState& state);
-  // Takes the session out, ends it, records that and gives its memory back. Null: it is not here. Unavailable
-  // NOT_ACTIVE: it returns from quarantine, which ends only kReplayed.
+  // Removes the session from the table, closes it, records that and releases its memory. Returns null if the table does
+  // not have it. Returns UNAVAILABLE (NOT_ACTIVE) if it is being restored from quarantine and `how` is not kReplayed.
   absl::StatusOr<std::shared_ptr<ShardSession>> TakeOut(uint64_t session_id, Removal how);
-  // TakeOut, logged. False: the session is not here.
+  // Calls TakeOut and logs the removal. Returns false if the table does not have the session.
   absl::StatusOr<bool> Remove(uint64_t session_id, Removal how);
 
-  // How often a session that had been removed has been installed again since the process began.
+  // Returns how often a removed session has been installed again since the process began.
   uint64_t state_generation() const { return state_generation_.load(std::memory_order_acquire); }
-  // The number of a session that is about to be installed: 0, or the next one if it had been removed.
+  // Returns the generation of a session that is about to be installed: 0, or the next number if it was removed before.
   uint64_t NextGeneration(uint64_t session_id);
 
   bool IsQuarantined(uint64_t session_id) const;
-  // Unavailable NOT_ACTIVE: the session is in quarantine and does not return.
+  // Returns UNAVAILABLE (NOT_ACTIVE) if the session is in quarantine and not being restored.
   absl::Status CheckNotQuarantined(uint64_t session_id) const;
   void SetQuarantined(uint64_t session_id, QuarantineState state, uint64_t last_step);
-  // Takes a session that is kStored to `state`, for the caller to end with Release. False: it is not in quarantine.
-  // Unavailable NOT_ACTIVE: another thread has it, or it has not arrived.
+  // Claims a session in state kStored and sets its state; the caller must call Release. Returns false if the session is
+  // not in quarantine. Returns UNAVAILABLE (NOT_ACTIVE) if it has another state.
   absl::StatusOr<bool> Claim(uint64_t session_id, QuarantineState state);
-  // `gone`: the session is not in quarantine any more; otherwise it is kStored.
+  // Ends a claim: removes the session from quarantine if `gone`, else sets its state to kStored.
   void Release(uint64_t session_id, bool gone);
-  // Takes the sessions whose work has ended from kClosing to kWriting. Returns each with the last step that it began.
+  // Moves the sessions whose work has ended from kClosing to kWriting. Returns each with the greatest step that it had
+  // begun.
   std::vector<std::pair<uint64_t, uint64_t>> ClaimClosed();
 
  private:
   struct Quarantined {
     QuarantineState state = QuarantineState::kStored;
     uint64_t last_step = 0;
-    std::weak_ptr<SessionContext> work;  // kClosing: what is still under way
+    std::weak_ptr<SessionContext> work;  // in kClosing: expires when the session's last task has ended
   };
   void CountSessions() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CountQuarantined() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -97,7 +100,7 @@ class ShardSessions {
   std::atomic<uint64_t> state_generation_ = 0;
 
   mutable Mutex mu_;
-  std::map<uint64_t, std::shared_ptr<ShardSession>> sessions_ ABSL_GUARDED_BY(mu_);  // in order, as SessionTable
+  std::map<uint64_t, std::shared_ptr<ShardSession>> sessions_ ABSL_GUARDED_BY(mu_);  // ordered, as in SessionTable
   absl::flat_hash_set<uint64_t> removed_ ABSL_GUARDED_BY(mu_);                       // since the process began
   std::map<uint64_t, Quarantined> quarantined_ ABSL_GUARDED_BY(mu_);
 };

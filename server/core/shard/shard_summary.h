@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a shard tells of its sessions and layers.
+// Summaries of a shard's sessions and layers.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace precondor {
 struct LayerStats {
   uint32_t layer = 0;
   std::string name;
-  size_t device = 0;  // its place among the shard's
+  size_t device = 0;  // index among the shard's devices
   uint64_t factor_version = 0;
   std::string input_representation, output_representation;
   int64_t input_rank = 0, output_rank = 0;
@@ -24,7 +24,7 @@ struct LayerStats {
   uint64_t accepted = 0, duplicates = 0, rejected = 0;
   uint64_t preconditioned = 0, identity = 0, skipped = 0;
   uint64_t last_sealed_step = 0;
-  double update_seconds = 0, precondition_seconds = 0;  // means
+  double update_seconds = 0, precondition_seconds = 0;  // means per operation
 };
 
 struct ShardSessionSummary {
@@ -33,7 +33,7 @@ struct ShardSessionSummary {
   uint64_t epoch = 0;
   uint32_t joined = 0;
   uint64_t last_step = 0;
-  Mode mode = Mode::kSecondOrder;  // of that step
+  Mode mode = Mode::kSecondOrder;  // mode of last_step
   int64_t reserved_bytes = 0;
   bool factors_released = false;
 };

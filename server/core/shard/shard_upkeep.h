@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a shard does as time passes. A server calls each of these every now and then.
+// Periodic tasks of a shard. A server calls each of them at intervals.
 #pragma once
 
 #include <cstddef>
@@ -12,23 +12,23 @@
 
 namespace precondor {
 
-// Thread-safe; mu_ is a leaf.
+// Thread-safe; mu_ is a leaf lock.
 class ShardUpkeep {
  public:
-  // All references outlive it.
+  // All references must outlive the object.
   ShardUpkeep(ShardContext& shard, const ShardSessions& sessions, ShardQuarantine& quarantine)
       : shard_(shard), sessions_(sessions), quarantine_(quarantine) {}
 
-  // Seals what ShardOptions::statistics_deadline has passed for.
+  // Seals the steps whose statistics are overdue (ShardOptions::statistics_deadline).
   void SealOverdue();
-  // Gives the memory of released factors back that have become durable.
+  // Frees the reservations of released factors that have become durable.
   void FreeReleasedFactors();
-  // Writes sessions down as quarantined whose work has ended, and deletes those whose time is over.
+  // See ShardQuarantine::Complete.
   void CompleteQuarantine() { quarantine_.Complete(); }
-  // Logs and reports which workers hold the others up, when that has changed.
+  // Logs and reports the ranks that other ranks wait for, if they have changed.
   void ReportStragglers();
-  // Devices that faults have ended the use of; of each, observer and log hear once. Layers on one are answered IDENTITY
-  // or with errors.
+  // Returns the number of devices that a fault has made unusable, and reports each of them once to observer and log.
+  // Layers on these devices are answered IDENTITY or with errors.
   size_t CountLostDevices();
 
  private:
@@ -37,7 +37,7 @@ class ShardUpkeep {
   ShardQuarantine& quarantine_;
 
   Mutex mu_;
-  std::set<std::string> lost_devices_ ABSL_GUARDED_BY(mu_);  // by name, as reported
+  std::set<std::string> lost_devices_ ABSL_GUARDED_BY(mu_);  // names of the devices already reported
 };
 
 }  // namespace precondor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots that a coordinator or an operator asks a shard for, and layers that begin with the factors of one.
+// Snapshots that a coordinator or an operator requests, and layers that begin with the factors of a snapshot.
 #pragma once
 
 #include <cstdint>
@@ -16,31 +16,31 @@
 
 namespace precondor {
 
-// Thread-safe. Every call is Unavailable while the shard comes back from its journal.
+// Thread-safe. Every call returns UNAVAILABLE while the shard replays its journal.
 class SnapshotRequests {
  public:
-  // All references outlive it.
+  // All references must outlive the object.
   SnapshotRequests(ShardContext& shard, const ShardSessions& sessions, const ServingState& serving)
       : shard_(shard), sessions_(sessions), serving_(serving) {}
 
   // See ShardControl::TakeSnapshot.
   absl::StatusOr<SnapshotProgress> Take(const SnapshotOrder& order);
 
-  // Has the session's layers give images for a snapshot as of `step`. NotFound; FailedPrecondition without a journal;
-  // InvalidArgument: the step has been begun.
+  // Makes the session's layers give images for a snapshot as of `step`. Returns NOT_FOUND (UNKNOWN_SESSION),
+  // FAILED_PRECONDITION if the shard has no journal, INVALID_ARGUMENT if the step has already begun.
   absl::Status Request(absl::string_view session_name, uint64_t step);
 
-  // Gives a layer of a session that no rank has joined the factors of an image, as of `step`; one without factors
-  // leaves it fresh ones. With the last layer of those that an order of the coordinator waits for, the part is taken.
-  // Errors, and nothing has changed: NotFound UNKNOWN_SESSION, FailedPrecondition when it is in use, holds no factors
-  // or has not the layer here, those of LayerState::Load.
+  // Gives a layer the factors of an image as of `at.step`, or fresh factors if the image has none. Precondition: no
+  // rank has joined the session. If the coordinator has ordered a restore, the last layer completes the shard's part.
+  // Errors change nothing: NOT_FOUND (UNKNOWN_SESSION), FAILED_PRECONDITION if the session is in use, has no factors or
+  // does not have the layer here (NOT_OWNER), and the errors of LayerState::Load.
   absl::Status RestoreLayer(const LayerImage& image);
-  // Upper bound of the state in an image that RestoreLayer can take for this layer. The errors of RestoreLayer but for
-  // those of LayerState::Load.
+  // Returns an upper bound of the saved state's bytes in an image for this layer. Returns the errors of RestoreLayer
+  // except those of LayerState::Load.
   absl::StatusOr<uint64_t> RestorableBytes(uint64_t session_id, uint32_t layer) const;
 
  private:
-  // A session that no worker has joined, that holds factors and has the layer here; the errors of RestoreLayer.
+  // Returns the session if the layer can be restored, else the errors of RestoreLayer.
   absl::StatusOr<std::shared_ptr<ShardSession>> FindRestorable(uint64_t session_id, uint32_t layer) const;
 
   ShardContext& shard_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a shard's journal on a disk (server/recovery) tells of its log, its snapshots and the factors that it keeps.
+// Events that a shard's journal on disk (server/recovery) reports about its log, snapshots and released factors.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,21 @@
 
 namespace precondor {
 
-// See Observer for how the calls come.
+// Observer has the rules for calls. By default every method does nothing.
 class StoreObserver {
  public:
   virtual ~StoreObserver() = default;
-  // A shard's log took a record of so many bytes, or failed; a session cannot come back from it, or can again.
+  // A record of so many bytes was appended to the shard's log, or failed. OnLogStale: a session cannot be restored from
+  // the log, or can again.
   virtual void OnLogAppend(int64_t bytes, bool ok) {}
   virtual void OnLogStale(absl::string_view train_job, bool stale) {}
-  // One sync of the shard's log, and how many bytes its files then have.
+  // The shard's log was synced; `log_bytes` is the size of its files afterwards.
   virtual void OnLogSync(absl::Duration took, int64_t log_bytes) {}
-  // A snapshot was written just now: what it took, and its size. OnSnapshot follows.
+  // A snapshot was written: duration and size. OnSnapshot follows.
   virtual void OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes) {}
   // A session's snapshot became durable, or was given up.
   virtual void OnSnapshot(absl::string_view train_job, bool ok) {}
-  // Released factors of a session became durable, or an attempt failed and will be made again.
+  // Released factors of a session became durable, or an attempt failed and will be repeated.
   virtual void OnFactorsKept(absl::string_view train_job, bool ok) {}
 };
 
