@@ -309,7 +309,7 @@ absl::Status Backend::SymmetricEigen(ConstMatrixView a, absl::Span<double> value
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("SymmetricEigen", "a", a));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("SymmetricEigen", "q", q, a.rows, a.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("SymmetricEigen", "values", a.rows, values.size()));
-  constexpr int64_t kMaxRows = 32766;  // LAPACK counts its work space, 1 + 6 n + 2 n^2, in 32 bits
+  constexpr int64_t kMaxRows = 32766;  // LAPACK stores the size of its work space, 1 + 6 n + 2 n^2, in 32 bits
   if (a.rows > kMaxRows) {
     return absl::InvalidArgumentError(
         absl::StrCat("SymmetricEigen: a: expected at most ", kMaxRows, " rows, got ", a.rows));
@@ -404,7 +404,7 @@ absl::Status Backend::Run(const Operation& operation) {
   return status;
 }
 
-// By way of the host, in parts that stay in a core's cache.
+// Generates the numbers on the host, in parts that fit a core's cache, and uploads them.
 absl::Status Backend::RunByPrimitives(const operation::FillNormal& fill) {
   const MatrixView x = fill.x;
   constexpr int64_t kPartElements = 1 << 16;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend's composites of the low-rank form, in terms of its primitives.
+// Backend's composites of the low-rank form, made from its primitives.
 #include <cstdint>
 
 #include "kernels/backend.h"
@@ -20,13 +20,13 @@ LowRankInverse WithShapes(const LowRankInverse& j, int64_t d) {
 // With X = P D, Y = D Q' and K = P Y,
 //   J_out D J_in / (c_out c_in) = (I - P'SP) D (I - Q'TQ) = D - [P'S, Y] [X - K T Q; T Q]
 //                                                         = D - [P'S, (Y - P'S K) T] [X; Q],
-// so that two products make X and Y and one of inner size p + q makes u. Of the two forms the one whose small products
-// have the shorter side of D is taken. Each product is in the orientation in which BLAS is fastest: Q D' for Y, say,
-// takes up to twice as long.
+// so that two products make X and Y and one product of inner size p + q makes u. The form whose small products have the
+// shorter side of D is used. Each product has the orientation in which BLAS is fastest: Q D' instead of D Q', for
+// example, takes up to twice as long.
 absl::Status ProductOfLowRank(Backend& backend, const LowRankInverse& out_side, const LowRankInverse& in_side,
                               ConstMatrixView d, MatrixView u) {
   const double scale = out_side.c * in_side.c;
-  // Views of the right shape also where a side has no vectors.
+  // Gives a side without vectors views of the right shape.
   const LowRankInverse out = WithShapes(out_side, d.rows), in = WithShapes(in_side, d.cols);
   const int64_t p = out.vectors.rows, q = in.vectors.rows;
   PRECONDOR_RETURN_IF_ERROR(scale == 1.0 ? backend.Copy(d, u) : backend.Axpby(scale, d, 0.0, u));
@@ -79,7 +79,7 @@ absl::Status Backend::RunByPrimitives(const operation::LowRankAppend& append) {
   const int64_t k = append.rows.rows;
   const absl::Span<const int64_t> slots = append.slots;
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, AllocateScratch(k, append.vectors.rows));
-  // Together where they lie together: what a product reads has to be in one piece.
+  // Consecutive slots are handled together: a product can only read rows that are contiguous.
   const bool together = slots.back() - slots.front() + 1 == k;
   for (int64_t i = 0; i < k; i += together ? k : 1) {
     const int64_t count = together ? k : 1;

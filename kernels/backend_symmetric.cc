@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric matrices in tiles: the checks of their operations, and the defaults, which take each tile as the small
-// matrix that it is; products with dense symmetric matrices, and Sherman-Morrison steps of them.
+// Backend's operations on symmetric matrices in tiles: checks, and defaults that treat each tile as a small matrix.
+// Also products with dense symmetric matrices, and Sherman-Morrison terms.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -28,7 +28,7 @@ absl::Status CheckTerms(absl::string_view op, size_t weights, ConstMatrixView ro
   return Check(op, "rows", rows, static_cast<int64_t>(weights), n);
 }
 
-// Tile (I, J) of f32 storage, without the zeros beyond the matrix' last column.
+// Returns tile (I, J) of f32 storage, without the zeros beyond the matrix' last column.
 template <typename View>
 View Tile(View raw, int64_t n, int64_t tile_row, int64_t tile_column) {
   const int64_t width = TileHeight(n, tile_column);
@@ -40,7 +40,7 @@ View Columns(View x, int64_t tile) {
   return View(x.rows == 0 ? nullptr : x.data + tile * kTileSide, x.rows, TileHeight(x.cols, tile), x.stride);
 }
 
-// rows_i sqrt |weights[i]|, those of positive weights first.
+// The vectors rows_i sqrt |weights[i]|, those with positive weights first.
 struct Terms {
   DeviceMatrix rows;
   int64_t positive = 0;
@@ -61,7 +61,7 @@ absl::StatusOr<Terms> MakeTerms(Backend& backend, absl::Span<const double> weigh
   return terms;
 }
 
-// to = scale from + shift I + terms, on one tile; to may be from.
+// Computes to = scale from + shift I + terms for one tile. to may be from.
 absl::Status UpdateTile(Backend& backend, double scale, double shift, const Terms& terms, ConstMatrixView from,
                         int64_t tile_row, int64_t tile_column, MatrixView to) {
   PRECONDOR_RETURN_IF_ERROR(backend.Axpby(scale, from, 0.0, to));
@@ -74,7 +74,7 @@ absl::Status UpdateTile(Backend& backend, double scale, double shift, const Term
                                            Columns(rows, tile_column), Transpose::kNo, 1.0, to));
   }
   if (tile_row != tile_column) return absl::OkStatus();
-  PRECONDOR_RETURN_IF_ERROR(backend.Symmetrize(to));  // the product's two triangles may be rounded apart
+  PRECONDOR_RETURN_IF_ERROR(backend.Symmetrize(to));  // rounding may differ between the product's triangles
   return shift == 0.0 ? absl::OkStatus() : backend.AddDiagonal(shift, to);
 }
 
@@ -117,7 +117,7 @@ absl::StatusOr<SymmetricMatrix> Backend::AllocateSymmetric(int64_t n, SymmetricS
     return absl::UnimplementedError(
         absl::StrCat("AllocateSymmetric: backend ", name(), " keeps symmetric matrices in f32"));
   }
-  constexpr int64_t kRawColumns = kTileSide / 2;  // a tile's row of f16
+  constexpr int64_t kRawColumns = kTileSide / 2;  // one row of a tile in f16
   SymmetricMatrix m;
   PRECONDOR_ASSIGN_OR_RETURN(
       m.tiles_, Allocate(TileBytes(n, storage) / (kRawColumns * static_cast<int64_t>(sizeof(float))), kRawColumns));
@@ -151,7 +151,7 @@ absl::Status Backend::RunByPrimitives(const operation::SymmetricUpdateMultiply& 
   const auto& [scale, shift, weights, rows, raw, n, storage, v, y] = update;
   PRECONDOR_ASSIGN_OR_RETURN(const Terms terms, MakeTerms(*this, weights, rows));
   const bool updates = scale != 1.0 || shift != 0.0 || rows.rows > 0;
-  SymmetricMatrix updated;  // aside, so that a failure changes nothing
+  SymmetricMatrix updated;  // a copy, so that a failure changes nothing
   if (updates) {
     PRECONDOR_ASSIGN_OR_RETURN(updated, AllocateSymmetric(n, storage));
   }
@@ -184,7 +184,7 @@ absl::Status Backend::RunByPrimitives(const operation::SymmetricExpand& expand) 
       const MatrixView to = Columns(x.RowRange(i * kTileSide, tile.rows), j);
       PRECONDOR_RETURN_IF_ERROR(UpdateTile(*this, form.scale, form.shift, terms, tile, i, j, to));
       if (i == j) continue;
-      // Times the identity is the backends' transposition.
+      // The backends have no transposition; a product with the identity does it.
       PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, to, Transpose::kYes, identity.view().Corner(to.rows, to.rows), Transpose::kNo,
                                      0.0, Columns(x.RowRange(j * kTileSide, kTileSide), i)));
     }
@@ -194,7 +194,7 @@ absl::Status Backend::RunByPrimitives(const operation::SymmetricExpand& expand) 
 
 absl::Status Backend::RunByPrimitives(const operation::SymmetricCompress& compress) {
   const auto& [x, raw, n, storage] = compress;
-  // The tiles on the diagonal take their upper triangles from the lower ones by way of the packed form.
+  // Tiles on the diagonal get their upper triangle from the lower one through the packed form.
   for (int64_t i = 0; i < TileRows(n); ++i) {
     for (int64_t j = 0; j < i; ++j) {
       PRECONDOR_RETURN_IF_ERROR(Copy(Columns(x.RowRange(i * kTileSide, TileHeight(n, i)), j), Tile(raw, n, i, j)));
@@ -267,7 +267,7 @@ absl::Status Backend::ShermanMorrisonTerms(const SymmetricForm& h, double factor
   return absl::OkStatus();
 }
 
-// With the eigenpairs (x_i, q_i) of V U' they are q_i U / sqrt(1 + x_i).
+// With the eigenpairs (x_i, q_i) of V U', the terms are q_i U / sqrt(1 + x_i).
 absl::Status Backend::RunByPrimitives(const operation::ShermanMorrisonTerms& make) {
   const auto& [h, factor, of, y, terms, squares] = make;
   ConstMatrixView v = of;
@@ -279,7 +279,7 @@ absl::Status Backend::RunByPrimitives(const operation::ShermanMorrisonTerms& mak
     v = scaled.view();
   }
   PRECONDOR_RETURN_IF_ERROR(AddTheRest(*this, h, factor * h.scale, v, y));
-  absl::InlinedVector<double, 16> values(k);  // the step path allocates nothing
+  absl::InlinedVector<double, 16> values(k);  // avoids an allocation on the path of a step
   if (k == 1) {
     PRECONDOR_ASSIGN_OR_RETURN(values[0], Dot(v, y));
     if (!std::isfinite(values[0])) {

@@ -100,7 +100,7 @@ absl::Status Collective::Run(absl::Span<const CollectiveCall> group, absl::Durat
   {
     MutexLock lock(mu_);
     if (!status_.ok()) {
-      status = status_;  // an Abort meanwhile, which left the rest to this thread
+      status = status_;  // a concurrent Abort set it and left DoFail to this thread
     } else {
       status_ = status;
     }
@@ -160,7 +160,7 @@ absl::Status Collective::CheckOverlap(const CollectiveCall& call) const {
   const uint64_t out_bytes = block * (call.kind == CollectiveKind::kAllGather ? size_ : 1);
   const auto in = reinterpret_cast<uintptr_t>(call.in), out = reinterpret_cast<uintptr_t>(call.out);
   if (in + in_bytes <= out || out + out_bytes <= in) return absl::OkStatus();
-  // In place: the block that this rank puts in, or gets out, is its own row of the larger buffer.
+  // In place means that this rank's block of the smaller buffer is its own row of the larger buffer.
   const uint64_t row = block * static_cast<uint64_t>(rank_);
   const uint64_t in_row = call.kind == CollectiveKind::kReduceScatter ? row : 0;
   const uint64_t out_row = call.kind == CollectiveKind::kAllGather ? row : 0;

@@ -1,24 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// The multi-device seam. The ranks 0 ... size - 1 of a communicator, each with a device of its own, sum and move
-// elements together. Every rank holds one Collective, made from the same unique id: bytes that one of them, or their
-// coordinator, made and sent to all (LocalRendezvous, NewNcclId).
+// The multi-device seam. The ranks 0 ... size - 1 of a communicator, each with its own device, sum and move elements
+// together. Every rank holds one Collective, made from one unique id: bytes that a rank or a coordinating process
+// creates and sends to all ranks (LocalRendezvous, NewNcclId). "Local" below is LocalCollective, "NCCL" is
+// NcclCollective.
 //
-// Order:   all ranks make the same calls in the same order: kinds, dtypes, counts and roots are the same, time-outs and
-//          buffers each rank's own. Local finds ranks that differ (InvalidArgument, naming both calls); NCCL cannot:
-//          there they end at the time-out or, where the byte counts fit, in wrong numbers.
-// Memory:  buffers are contiguous, on the device of the backend that backend_name() names, and stay until the call
-//          returns. `in` and `out` do not overlap, but for the places that each operation names. Counts are elements.
-// Sums:    all ranks get the same bits. Local adds in rank order in f32 and rounds once at the end, so that the bits
-//          depend on nothing but the inputs. NCCL promises no order, and may round 16-bit sums at each hop. f16 sums
-//          beyond its range are infinite.
-// Time:    a call returns when its results are in `out`. It ends within about its time-out, whatever the others do.
-// Errors:  InvalidArgument for this rank's own arguments: nothing was sent, and the others wait. Any other failure ends
-//          the communicator on every rank: DeadlineExceeded for a rank that does not come, Unavailable for one that is
-//          lost, Aborted for one that called Abort, InvalidArgument for ranks that differ, Internal for the device's
-//          faults. The message names the operation and the rank, which NCCL does not know (docs/collective.md). From
-//          then on every call returns that status at once. `out` is unspecified after a failure. Under Local, a rank
-//          that fails or leaves after an operation does not spoil that operation for those who are still in it.
-// Threads: one operation at a time (FailedPrecondition for a second, which changes nothing); Abort and status from any.
+// Order:   all ranks make the same calls in the same order, with equal kinds, dtypes, counts and roots; time-outs and
+//          buffers are each rank's own. Local detects ranks that differ (InvalidArgument, naming both calls). NCCL
+//          cannot: such ranks end at the time-out or, if the byte counts fit, get wrong numbers.
+// Memory:  buffers are contiguous, on the device of the backend that backend_name() names, and must live until the call
+//          returns. `in` and `out` must not overlap, except as each operation allows. Counts are elements.
+// Sums:    all ranks get equal bits. Local adds in rank order in f32 and rounds once at the end, so that the bits
+// depend
+//          on the inputs alone. NCCL guarantees no order, and may round 16-bit sums at each hop. f16 sums beyond f16's
+//          range are infinite.
+// Time:    a call returns when its results are in `out`, or within about its time-out, whatever the other ranks do.
+// Errors:  InvalidArgument for this rank's own arguments: nothing was sent, and the other ranks wait. Any other failure
+//          ends the communicator on every rank: DeadlineExceeded if a rank does not take part in time, Unavailable if a
+//          rank is lost, Aborted if a rank called Abort, InvalidArgument if ranks differ, Internal for faults of the
+//          device. The message names the operation and the rank; NCCL does not know the rank (docs/collective.md). From
+//          then on every call returns that status at once. `out` is unspecified after a failure. With Local, a rank
+//          that fails or leaves after an operation does not spoil that operation for ranks that are still in it.
+// Threads: one operation at a time; a second one returns FailedPrecondition and changes nothing. Abort and status may
+// be
+//          called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +40,7 @@ namespace precondor {
 
 enum class CollectiveKind : uint8_t { kAllReduce = 1, kReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
 
-// One operation, for a group.
+// One operation of a group.
 struct CollectiveCall {
   CollectiveKind kind = CollectiveKind::kBarrier;
   DType dtype = DType::kF32;
@@ -46,13 +50,13 @@ struct CollectiveCall {
   int root = 0;
 };
 
-// "AllReduce of 10 f32", "Broadcast of 3 bf16 from rank 1", "Barrier".
+// Returns a text such as "AllReduce of 10 f32", "Broadcast of 3 bf16 from rank 1" or "Barrier".
 std::string CollectiveCallText(const CollectiveCall& call);
-// That of the one call, or "a group of 3 operations that begins with ...".
+// Returns the text of the only call, or "a group of 3 operations that begins with ...".
 std::string CollectiveGroupText(uint64_t calls, const CollectiveCall& first);
 
-// What all implementations ask of those who make one: InvalidArgument where the rank is not one of `size`, or the
-// time-out is not positive and finite.
+// Checks the arguments that all implementations share. Returns InvalidArgument if the rank is not in [0, size), or if
+// the time-out is not positive and finite.
 absl::Status CheckCommunicator(int rank, int size, absl::Duration timeout);
 
 class Collective {
@@ -67,7 +71,8 @@ class Collective {
 
   // out [count] = sum over ranks of in [count]. in may be out.
   absl::Status AllReduce(DType dtype, const void* in, void* out, int64_t count, absl::Duration timeout);
-  // The same on `root` alone; the others' out is not used and may be null.
+  // out [count] of `root` = sum over ranks of in [count]. The other ranks' out is not used and may be null. in may be
+  // out.
   absl::Status Reduce(DType dtype, const void* in, void* out, int64_t count, int root, absl::Duration timeout);
   // out [count] = in [count] of `root`; the others' in is not used and may be null. in may be out.
   absl::Status Broadcast(DType dtype, const void* in, void* out, int64_t count, int root, absl::Duration timeout);
@@ -75,26 +80,28 @@ class Collective {
   absl::Status AllGather(DType dtype, const void* in, void* out, int64_t count, absl::Duration timeout);
   // out [count] = this rank's row of the sum over ranks of in [size, count]. out may be this rank's row of in.
   absl::Status ReduceScatter(DType dtype, const void* in, void* out, int64_t count, absl::Duration timeout);
-  // Returns once all ranks have come.
+  // Returns when all ranks have called it.
   absl::Status Barrier(absl::Duration timeout);
-  // Several operations at the cost of one start. They run in any order: none may read or write what another writes.
-  // An empty group returns at once. A count of 0 moves nothing; whether it waits for the others is not said.
+  // Runs several operations at the cost of starting one. They run in any order: none may read or write what another one
+  // writes. An empty group returns at once. An operation with count 0 moves nothing; it is unspecified whether it waits
+  // for the other ranks.
   absl::Status Run(absl::Span<const CollectiveCall> group, absl::Duration timeout);
 
-  // Ends the communicator with Aborted, on this rank at once, also inside an operation; the other ranks hear of it in
-  // their current or next one (under NCCL by their time-out, or when they call Abort too). Later calls do nothing.
+  // Ends the communicator with Aborted: on this rank at once, also inside an operation; on the other ranks in their
+  // current or next operation (with NCCL at their time-out, or when they call Abort too). Later calls do nothing.
   void Abort(absl::string_view reason);
-  // OK, or why every further operation fails.
+  // Returns OK, or the error that every further operation returns.
   absl::Status status() const;
 
  protected:
   Collective(int rank, int size) : rank_(rank), size_(size) {}
 
-  // Runs a checked group that is not empty; never two at once. After DoInterrupt it returns soon, with any status.
+  // Runs a group that has been checked and is not empty. Never called twice at once. After DoInterrupt it returns soon,
+  // with any status.
   virtual absl::Status DoRun(absl::Span<const CollectiveCall> group, absl::Duration timeout) = 0;
-  // Called once at most, not during DoRun: tell the others why, give up what the communicator holds.
+  // Tells the other ranks the reason and releases the communicator's resources. Called at most once, not during DoRun.
   virtual void DoFail(const absl::Status& why) = 0;
-  // From any thread, possibly when no DoRun is under way.
+  // Makes a DoRun under way return soon. Called from any thread, possibly when no DoRun is under way.
   virtual void DoInterrupt() = 0;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend's operations (kernels/operation.h) that Backend::RunByPrimitives can make of others, for a backend that has
-// no way of its own: matrices in tiles, and whole parts of a step.
+// Backend's composite operations (kernels/operation.h): operations on tiled matrices and whole parts of a step. A
+// backend without an implementation of its own makes them from other operations with Backend::RunByPrimitives.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace precondor {
 
-// The factor by which an answer is scaled, from |d| and the length that it has without; 0 or more.
+// Returns the factor, 0 or more, by which an answer is scaled, from |d| and the norm of the unscaled answer.
 using LengthRule = absl::FunctionRef<absl::StatusOr<double>(double d_length, double u_length)>;
 
 namespace operation {
@@ -36,8 +36,7 @@ struct FillNormal {
   static void Describe(auto& self, auto& visitor) { visitor.Writes(self.x); }
 };
 
-// --- of matrices in tiles
-// ---------------------------------------------------------------------------------------------
+// --- Operations on tiled matrices ------------------------------------------------------------------------------------
 
 struct SymmetricUpdateMultiply {
   static constexpr bool kIsComposite = true;
@@ -46,7 +45,7 @@ struct SymmetricUpdateMultiply {
   double shift = 0;
   absl::Span<const double> weights;
   ConstMatrixView rows;
-  MatrixView raw;  // m's memory
+  MatrixView raw;  // memory of m
   int64_t n = 0;
   SymmetricStorage storage = SymmetricStorage::kF32;
   ConstMatrixView v;
@@ -61,7 +60,7 @@ struct SymmetricUpdateMultiply {
 struct SymmetricExpand {
   static constexpr bool kIsComposite = true;
 
-  SymmetricForm form;  // which is not stored
+  SymmetricForm form;  // an implicit form
   MatrixView x;
 
   static void Describe(auto& self, auto& visitor) {
@@ -74,7 +73,7 @@ struct SymmetricCompress {
   static constexpr bool kIsComposite = true;
 
   ConstMatrixView x;
-  MatrixView raw;  // m's memory
+  MatrixView raw;  // memory of m
   int64_t n = 0;
   SymmetricStorage storage = SymmetricStorage::kF32;
 
@@ -84,8 +83,7 @@ struct SymmetricCompress {
   }
 };
 
-// --- whole parts of a step
-// --------------------------------------------------------------------------------------------
+// --- Whole parts of a step -------------------------------------------------------------------------------------------
 
 struct LowRankCore {
   static constexpr bool kIsComposite = true;
@@ -125,8 +123,8 @@ struct LowRankPrecondition {
   ConstMatrixView d;
   MatrixView u;
   ProductPrecision precision = ProductPrecision::kF32;
-  absl::Span<double> squares = {};   // |d|^2 and |u|^2, for the host; empty where it does not ask
-  const LengthRule* rule = nullptr;  // only for a backend that applies_length_rules()
+  absl::Span<double> squares = {};   // receives |d|^2 and |u|^2; empty if not wanted
+  const LengthRule* rule = nullptr;  // set only if the backend applies_length_rules()
 
   static void Describe(auto& self, auto& visitor) {
     visitor.Takes(self.out_side.roots, self.in_side.roots);
@@ -143,7 +141,7 @@ struct DensePrecondition {
   ConstMatrixView d;
   MatrixView u;
   ProductPrecision precision = ProductPrecision::kF32;
-  absl::Span<double> squares = {};  // as above
+  absl::Span<double> squares = {};  // receives |d|^2 and |u|^2; empty if not wanted
 
   static void Describe(auto& self, auto& visitor) {
     visitor.Takes(self.l.weights, self.r.weights);
@@ -154,7 +152,7 @@ struct DensePrecondition {
 };
 struct ShermanMorrisonTerms {
   static constexpr bool kIsComposite = true;
-  // What a device may take in one operation of its own; of more vectors, or rows of h, it makes several.
+  // Limits for a device's own implementation. For more vectors, or more rows of h, it uses several operations.
   static constexpr int64_t kMostVectors = 16, kMostRows = 32;
 
   SymmetricForm h;

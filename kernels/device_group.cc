@@ -14,12 +14,12 @@
 namespace precondor {
 namespace {
 
-// Found by all ranks alike, before they send anything: no rank waits for the one that has it.
+// Whether all ranks find this error alike, before they send anything, so that no rank waits for the failed one.
 bool AllFindIt(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status);
 }
 
-// The ranks of one Run: what failed first, which ends the collective operations of the others.
+// Records the first error of one Run, and aborts the collective operations of the other ranks.
 class Outcome {
  public:
   explicit Outcome(absl::Span<const std::unique_ptr<Collective>> collectives) : collectives_(collectives) {}
@@ -30,7 +30,7 @@ class Outcome {
       MutexLock lock(mu_);
       if (first_.ok()) first_ = status;
     }
-    // A communicator's own error may have the same code.
+    // A communicator's own error may have one of these codes, so check the communicator too.
     if (AllFindIt(status) && collectives_[rank]->status().ok()) return;
     for (const auto& collective : collectives_) {
       collective->Abort(absl::StrCat("rank ", rank, " failed: ", status.message()));
@@ -78,7 +78,7 @@ struct DeviceGroup::Helper {
       while (work_ == nullptr && !ends_) changed_.wait(mu_);
       if (work_ == nullptr) break;
       mu_.Unlock();
-      work_();  // no thread changes it until it is done
+      work_();  // no other thread changes it until it is done
       mu_.Lock();
       work_ = nullptr;
       changed_.notify_all();
@@ -111,7 +111,7 @@ absl::StatusOr<std::unique_ptr<DeviceGroup>> DeviceGroup::Make(std::vector<Backe
 DeviceGroup::DeviceGroup(std::vector<Backend*> backends, Connect connect, absl::Duration timeout)
     : backends_(std::move(backends)), connect_(std::move(connect)), timeout_(timeout) {}
 
-// All at once: some communicators' ends wait for each other.
+// Ends all communicators concurrently, because the ends of some wait for each other.
 DeviceGroup::~DeviceGroup() {
   for (size_t rank = 0; rank < collectives_.size(); ++rank) {
     helpers_[rank]->Start([this, rank] { collectives_[rank].reset(); });
@@ -122,7 +122,7 @@ DeviceGroup::~DeviceGroup() {
 absl::Status DeviceGroup::Run(int mine, absl::FunctionRef<absl::Status(const Rank&)> work) {
   PRECONDOR_CHECK(mine >= 0 && mine < size());
   absl::Status status;
-  // It waits for other devices, and for its turn; this device's other layers go on meanwhile.
+  // This waits for other devices and for its turn. Other layers of this device run meanwhile.
   RunAtHome([&] {
     TakeTurn();
     status = EnsureConnected();
@@ -179,7 +179,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Collective>>> JoinTogether(
   std::vector<std::unique_ptr<Collective>> joined(ranks);
   std::atomic<bool> give_up = false;
   Mutex mu;
-  absl::Status first;  // under it
+  absl::Status first;  // guarded by mu
   const auto fail = [&](const absl::Status& why) {
     MutexLock lock(mu);
     first.Update(why);

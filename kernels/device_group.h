@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The devices of one process as ranks 0 ... size() - 1 that compute together what is too large for one of them. Each
-// rank has a backend, and a Collective over the memory of all.
+// The devices of one process as ranks 0 ... size() - 1 that together compute what is too large for one device. Each
+// rank has a backend, and a Collective over the memory of all ranks.
 //
-// Errors: a rank that fails while others may be in a collective operation ends that for them by Abort, so that no rank
-//   waits for the time-out; the communicators are made anew by the next Run. What was under way is lost, the group is
-//   not.
-// Threads: Run from any; one at a time, in the order in which they come, others wait.
+// Errors: if a rank fails while others may be in a collective operation, the group aborts the communicators, so that no
+//   rank waits for the time-out. The next Run makes new communicators. The work under way is lost; the group stays
+//   usable.
+// Threads: Run may be called from any thread. Calls run one at a time, in order of arrival.
 #pragma once
 
 #include <atomic>
@@ -27,19 +27,20 @@ namespace precondor {
 
 class DeviceGroup {
  public:
-  // One for each of the backends, in their order, or an error.
+  // Makes one Collective for each backend, in their order, or returns an error.
   using Connect =
       std::function<absl::StatusOr<std::vector<std::unique_ptr<Collective>>>(const std::vector<Backend*>& backends)>;
-  // What the ranks of a Run are given.
+  // Arguments of a rank's work.
   struct Rank {
     int rank = 0;
     Backend& backend;
     Collective& ranks;
-    absl::Duration timeout;  // of each collective operation
+    absl::Duration timeout;  // for each collective operation
   };
 
-  // `connect` is called by the first Run, and by one that follows a failure. The backends, of one kind, must outlive
-  // the group. InvalidArgument for fewer than two; ResourceExhausted where their threads cannot be.
+  // Makes a group. The first Run calls `connect`, and so does a Run that follows a failure. The backends must be of one
+  // kind and outlive the group. Returns InvalidArgument for fewer than two backends, and ResourceExhausted if the
+  // group's threads cannot be started.
   static absl::StatusOr<std::unique_ptr<DeviceGroup>> Make(std::vector<Backend*> backends, Connect connect,
                                                            absl::Duration timeout);
   ~DeviceGroup();
@@ -49,13 +50,14 @@ class DeviceGroup {
   int size() const { return static_cast<int>(backends_.size()); }
   Backend& backend(int rank) const { return *backends_[rank]; }
 
-  // work(rank) of all ranks at once: that of `mine` on this thread, the others' on threads of the group. Returns when
-  // all have returned, with the error of the one that failed first. FailedPrecondition and InvalidArgument are taken
-  // for errors that all ranks find alike, before they send anything.
+  // Calls work(rank) for all ranks concurrently: for `mine` on this thread, for the others on the group's threads.
+  // Returns when all calls have returned, with the error of the rank that failed first. If a rank's communicator is
+  // intact, its FailedPrecondition or InvalidArgument does not abort the others: `work` must return these codes on all
+  // ranks alike, before any rank sends anything.
   absl::Status Run(int mine, absl::FunctionRef<absl::Status(const Rank&)> work);
 
  private:
-  // What waits for its thread's next work; kernels/device_group.cc.
+  // A thread that runs one function at a time; kernels/device_group.cc.
   struct Helper;
   DeviceGroup(std::vector<Backend*> backends, Connect connect, absl::Duration timeout);
   void TakeTurn();
@@ -66,16 +68,18 @@ class DeviceGroup {
   const std::vector<Backend*> backends_;
   const Connect connect_;
   const absl::Duration timeout_;
-  std::vector<std::unique_ptr<Helper>> helpers_;          // one a rank
-  std::vector<std::unique_ptr<Collective>> collectives_;  // whose turn it is; none where they must be made
+  std::vector<std::unique_ptr<Helper>> helpers_;  // one for each rank
+  // Used by the Run whose turn it is. Empty if the next Run must make new ones.
+  std::vector<std::unique_ptr<Collective>> collectives_;
   Mutex mu_;
   CondVar turn_changed_;
-  uint64_t next_turn_ ABSL_GUARDED_BY(mu_) = 0;  // of the next that comes
-  uint64_t turn_ ABSL_GUARDED_BY(mu_) = 0;       // of the Run under way
+  uint64_t next_turn_ ABSL_GUARDED_BY(mu_) = 0;  // ticket of the next caller of Run
+  uint64_t turn_ ABSL_GUARDED_BY(mu_) = 0;       // ticket of the Run under way
 };
 
-// For a Connect: make(rank, give_up) of all ranks at once, each on a thread of its own, as they wait for each other
-// until *give_up. Where one fails the others give up; the error of the one that failed first.
+// Helper for a Connect. Calls make(rank, give_up) for all ranks concurrently, each on its own thread, because the calls
+// wait for each other until *give_up is true. If one fails, sets *give_up for the others and returns the error of the
+// rank that failed first.
 absl::StatusOr<std::vector<std::unique_ptr<Collective>>> JoinTogether(
     int ranks,
     absl::FunctionRef<absl::StatusOr<std::unique_ptr<Collective>>(int rank, const std::atomic<bool>* give_up)> make);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrices in the memory of a backend's device, which Backend makes.
+// Matrices in the memory of a backend's device. Backend makes them.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace precondor {
 
 class Backend;
 
-// Device memory for one f32 matrix, freed at death. Must not outlive its backend.
+// Owns device memory for one f32 matrix. Must not outlive its backend.
 class DeviceMatrix {
  public:
   DeviceMatrix() = default;
@@ -33,17 +33,17 @@ class DeviceMatrix {
   MatrixView view_;
 };
 
-// A symmetric n x n matrix in device memory, in tiles (kernels/base/symmetric_tiles.h), zero at birth.
+// A symmetric n x n matrix in device memory, in tiles (kernels/base/symmetric_tiles.h), initially zero.
 class SymmetricMatrix {
  public:
   SymmetricMatrix() = default;
   bool empty() const { return tiles_.empty(); }
   int64_t n() const { return n_; }
   SymmetricStorage storage() const { return storage_; }
-  // The memory as it is, 32 f32 a row whatever the storage: to copy and to save, not to compute with.
+  // The raw memory as rows of 32 f32, whatever the storage: for copying and saving, not for computing.
   MatrixView raw() { return tiles_.view(); }
   ConstMatrixView raw() const { return tiles_.view(); }
-  // One that shows the memory of another and owns nothing.
+  // Returns a view of another matrix' memory that owns nothing.
   static SymmetricMatrix Showing(MatrixView raw, int64_t n, SymmetricStorage storage) {
     SymmetricMatrix shown;
     shown.tiles_.view_ = raw;

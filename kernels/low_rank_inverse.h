@@ -8,7 +8,8 @@
 
 namespace precondor {
 
-// One side of J = c (I - P' S P) with P [n, d] (vectors as rows) and S symmetric [n, n]; n == 0 means J = c I.
+// One side's inverse factor J = c (I - P' S P) with P [n, d] (vectors as rows) and symmetric S [n, n]. n == 0 means J =
+// c I.
 struct LowRankInverse {
   double c = 1.0;
   ConstMatrixView vectors;           // P

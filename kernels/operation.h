@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend's operations as data: each is described once, in kernels/primitive_operations.h or
-// kernels/composite_operations.h, and everything that has to know all of them (backends, the grouping of several
-// layers' work, what may change places) goes by these descriptions.
+// Backend's operations as data. Each operation is described once, in kernels/primitive_operations.h or
+// kernels/composite_operations.h. Code that handles all of them (backends, the grouping of several layers' work, the
+// check whether operations may be reordered) uses these descriptions.
 //
-// What an operation does, its shapes and its errors: Backend's function of the same name, which makes it once its
-// operands are checked. Matrices and numbers belong to the maker of the operation, and its outputs have elements.
+// Backend's function with the name of an operation documents its effect, shapes and errors, and makes the operation
+// after it has checked the operands. The maker of an operation owns its matrices and numbers. Outputs are never empty.
 //
-// An operation says of itself:
-//   static void Describe(self, visitor)   visitor.Reads(view...) and visitor.Writes(view...), which may also be read,
-//                                         for every matrix on the device; visitor.Takes(span...) for numbers that the
-//                                         host gives, kept where the operation runs later than the call
-//   Awaited awaited() const               what its caller waits for, where it does wait
-//   kIsComposite                          that Backend::RunByPrimitives can make it of other operations
+// An operation describes itself by:
+//   static void Describe(self, visitor)   calls visitor.Reads(view...) and visitor.Writes(view...) for every matrix on
+//   the
+//                                         device (a written one may also be read), and visitor.Takes(span...) for
+//                                         numbers from the host, which are copied if the operation is deferred
+//   Awaited awaited() const               what its caller waits for; absent if the caller waits for nothing
+//   kIsComposite                          true if Backend::RunByPrimitives can make it from other operations
 #pragma once
 
 #include <cstddef>

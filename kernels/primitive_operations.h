@@ -12,26 +12,28 @@
 namespace precondor {
 
 enum class Transpose : bool { kNo = false, kYes = true };
-// The side of a product that a triangular matrix comes from.
+// The side on which a triangular matrix stands in a product.
 enum class From : bool { kLeft = false, kRight = true };
 
 enum class Awaited : uint8_t {
   kNothing,
-  kOutcome,  // numbers for the host, or that it is impossible: in a batch, when that ends
-  kReturn,   // numbers for the host, when the call returns
+  // The caller needs numbers on the host, or the status because the operation can be impossible. In a batch, it needs
+  // them when the batch ends.
+  kOutcome,
+  // The caller needs numbers on the host when the call returns.
+  kReturn,
 };
 
 namespace operation {
 
-// --- element by element
-// -----------------------------------------------------------------------------------------------
+// --- Element-wise operations -----------------------------------------------------------------------------------------
 
 struct Elementwise {
   ElementwiseKind kind = ElementwiseKind::kAxpby;
   double alpha = 0;
   double beta = 0;
   absl::Span<const double> scales = {};
-  int64_t row = 0;  // kPackRow
+  int64_t row = 0;  // for kPackRow
   ConstMatrixView x = {};
   MatrixView y = {};
 
@@ -91,8 +93,7 @@ struct Gather {
     visitor.Writes(self.y);
   }
 };
-// --- numbers for the host, which are written to where `out` points
-// ----------------------------------------------------
+// --- Numbers for the host, written to `out` --------------------------------------------------------------------------
 
 struct Dot {
   ConstMatrixView x;
@@ -138,8 +139,7 @@ struct ColumnSquaredNorms {
   Awaited awaited() const { return Awaited::kOutcome; }
 };
 
-// --- products and decompositions
-// --------------------------------------------------------------------------------------
+// --- Products and decompositions -------------------------------------------------------------------------------------
 
 struct Gemm {
   double alpha = 1;

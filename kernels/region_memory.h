@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One kind of memory that a shard and a worker of one host can share, so that payloads need not pass through a socket
 // (docs/adr/0012-device-plane.md): the shard exports a region, the worker maps it, and both copy payloads in and out.
-// A new kind is a new RegionMemory; proto/wire/slot_table.h divides the regions of every kind.
+// To add a kind of memory, add a RegionMemory. proto/wire/slot_table.h divides the regions of every kind into slots.
 //
 // Threads: all calls from any thread, several at once. Views are f32, row-major. Every call waits until its effect is
 // complete. Errors: Internal for faults of the memory's device, ResourceExhausted for memory.
@@ -21,15 +21,16 @@
 
 namespace precondor {
 
-// Memory that two processes have mapped. Its end frees it in the process that exported it, which has to be after the
-// other process has unmapped it or has ended, and unmaps it in the other process.
+// Memory that two processes have mapped. In the process that exported it, the destructor frees it; destroy it only
+// after the other process has unmapped it or has ended. In the other process, the destructor unmaps it.
 class SharedRegion {
  public:
   virtual ~SharedRegion() = default;
   // 256-byte aligned.
   float* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  // What Map takes; its bytes have a meaning for the kind alone. Empty in the process that has mapped the region.
+  // The argument of Map in another process. Its meaning depends on the kind. Empty in a process that has mapped the
+  // region.
   const std::string& handle() const { return handle_; }
 
  protected:
@@ -42,29 +43,30 @@ class SharedRegion {
   const std::string handle_;
 };
 
-// What a shard has to know of a payload before it admits it.
+// What a shard needs to know about a payload before it admits it.
 struct PayloadFacts {
   uint64_t digest = 0;  // kernels/base/payload_digest.h
-  bool finite = false;  // every element is
+  bool finite = false;  // true if every element is finite
 };
 
 class RegionMemory {
  public:
-  // The size of a region is a multiple of this: a CUDA device cuts smaller allocations out of blocks, and a process
-  // that maps a piece of a block gets the whole block.
+  // The size of a region is a multiple of this. A CUDA device cuts smaller allocations out of blocks, and a process
+  // that maps a piece of a block would get the whole block.
   static constexpr int64_t kGranularity = int64_t{2} << 20;
 
   virtual ~RegionMemory() = default;
   virtual RegionKind kind() const = 0;
-  // Which memory of its kind this is, the same bytes in every process. For CUDA the device's UUID, 16 bytes.
+  // Identifies the memory among those of its kind, by equal bytes in every process. For CUDA the device's UUID, 16
+  // bytes.
   virtual const std::string& device() const = 0;
 
-  // Allocates a region that another process can map. `bytes` are rounded up to kGranularity.
+  // Allocates a region that another process can map. `bytes` is rounded up to kGranularity.
   virtual absl::StatusOr<std::unique_ptr<SharedRegion>> Export(int64_t bytes) = 0;
-  // Opens a region that another process has exported. Unavailable, with the reason, where that is not possible.
+  // Maps a region that another process has exported. Returns Unavailable, with the reason, if that is impossible.
   virtual absl::StatusOr<std::unique_ptr<SharedRegion>> Map(absl::string_view handle, int64_t bytes) = 0;
 
-  // Copies into a region, out of it, or beside it.
+  // Copies into a region, out of a region, or outside of regions.
   virtual absl::Status Copy(ConstMatrixView from, MatrixView to) = 0;
   virtual absl::StatusOr<PayloadFacts> Inspect(ConstMatrixView x) = 0;
 };

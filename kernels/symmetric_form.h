@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A symmetric matrix as Backend's dense products take it: one that is there, or what SymmetricExpand would make of one
-// in tiles, which a backend makes where and in the precision that its product wants.
+// A symmetric matrix as Backend's dense products take it: either explicit, a full matrix, or implicit, a formula of a
+// tiled matrix. A backend expands an implicit form where, and in the precision in which, its product needs it.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@
 
 namespace precondor {
 
-// Shows memory of others.
+// Refers to memory that others own. The form is explicit if is_there(); otherwise it is implicit.
 struct SymmetricForm {
   SymmetricForm() = default;
-  SymmetricForm(ConstMatrixView full) : matrix(full) {}  // NOLINT(google-explicit-constructor): one that is there
-  SymmetricForm(MatrixView full) : matrix(full) {}       // NOLINT(google-explicit-constructor): likewise
-  // scale m + shift I + sum_i weights[i] rows_i rows_i'.
+  SymmetricForm(ConstMatrixView full) : matrix(full) {}  // NOLINT(google-explicit-constructor): an explicit form
+  SymmetricForm(MatrixView full) : matrix(full) {}       // NOLINT(google-explicit-constructor): an explicit form
+  // An implicit form: scale m + shift I + sum_i weights[i] rows_i rows_i'.
   SymmetricForm(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
                 const SymmetricMatrix& m)
       : SymmetricForm(scale, shift, weights, rows) {
@@ -27,13 +27,13 @@ struct SymmetricForm {
     n = m.n();
     storage = m.storage();
   }
-  // Of an m that lies elsewhere, for those who do not look at it.
+  // An implicit form without access to m, for operations that do not read m.
   SymmetricForm(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows)
       : scale(scale), shift(shift), weights(weights), rows(rows) {}
 
   bool is_there() const { return raw.data == nullptr; }
 
-  ConstMatrixView matrix;  // when it is there; otherwise, m's memory, and the rest
+  ConstMatrixView matrix;  // the full matrix of an explicit form; the other fields are those of an implicit one
   ConstMatrixView raw;
   int64_t n = 0;
   SymmetricStorage storage = SymmetricStorage::kF32;
@@ -43,11 +43,11 @@ struct SymmetricForm {
   ConstMatrixView rows;
 };
 
-// The form's matrix, in memory that `made` then owns where it is not stored. Scratch: n^2 elements, and
-// SymmetricExpand's.
+// Returns the full matrix of `form`. If the form is implicit, it is expanded into memory that `made` then owns.
+// Scratch: n^2 elements, and SymmetricExpand's.
 absl::StatusOr<ConstMatrixView> Expanded(Backend& backend, const SymmetricForm& form, DeviceMatrix& made);
-// y = scale y + shift v + sum_i weights[i] (v rows_i') rows_i, of a form that is not stored: v times the form, where y
-// was v m and `scale` is the form's. Scratch: v.rows rows.rows elements.
+// y = scale y + shift v + sum_i weights[i] (v rows_i') rows_i for an implicit form. If y was v m and `scale` is the
+// form's scale, y becomes v times the form's matrix. Scratch: v.rows rows.rows elements.
 absl::Status AddTheRest(Backend& backend, const SymmetricForm& form, double scale, ConstMatrixView v, MatrixView y);
 
 }  // namespace precondor
