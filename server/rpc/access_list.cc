@@ -29,7 +29,7 @@ constexpr MethodRoles kMethods[] = {
     {"/precondor.v1.SessionService/JoinSession", kWorker},
     {"/precondor.v1.SessionService/ReportStep", kWorker},
     {"/precondor.v1.SessionService/LeaveSession", kWorker},
-    {"/precondor.v1.SessionService/CloseSession", kWorker | kOperator},  // a job closes its own at its end
+    {"/precondor.v1.SessionService/CloseSession", kWorker | kOperator},  // a job closes its session when it ends
     {"/precondor.v1.PreconditionService/Exchange", kWorker},
     {"/precondor.v1.PreconditionService/Precondition", kWorker},
     {"/precondor.v1.PreconditionService/JoinPlane", kWorker},
@@ -68,7 +68,7 @@ std::string RoleText(Roles roles, absl::string_view separator) {
   return absl::StrJoin(names, separator);
 }
 
-// 0 when one of them is unknown.
+// Returns 0 if a role in `text` is unknown.
 Roles ParseRoles(absl::string_view text) {
   Roles roles = 0;
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
@@ -129,7 +129,7 @@ absl::StatusOr<AccessList> AccessList::Parse(absl::string_view text, absl::strin
   return absl::InvalidArgumentError(absl::StrCat(source, ": expected at least one caller, got none"));
 }
 
-// Compares digests, and with all of them, so that the time tells nothing of a listed token.
+// Compares digests in constant time, and checks all entries: the run time then reveals nothing about a listed token.
 AccessList::Rights AccessList::RightsOf(const Caller& caller) const {
   const Digest digest = DigestOf(caller.token.value_or(""));
   Rights rights;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may call which method: the roles that methods require, and the callers that an access file gives roles.
+// Access control for RPC methods: the roles that each method requires, and the callers to which an access file gives
+// roles.
 #pragma once
 
 #include <array>
@@ -15,7 +16,8 @@
 
 namespace precondor::rpc {
 
-// Sets of roles. A worker trains in sessions; an operator administers them; a coordinator controls shards.
+// A set of roles, one bit each. A worker trains in sessions; an operator administers them; a coordinator controls
+// shards.
 using Roles = uint8_t;
 inline constexpr Roles kWorker = 1;
 inline constexpr Roles kOperator = 2;
@@ -23,29 +25,32 @@ inline constexpr Roles kCoordinator = 4;
 inline constexpr Roles kAnyRole = kWorker | kOperator | kCoordinator;
 
 struct MethodRoles {
-  absl::string_view method;  // as gRPC writes it: /package.Service/Method
-  Roles roles;               // any one of them suffices; none: the method is open to every caller
+  absl::string_view method;  // in gRPC's form: /package.Service/Method
+  Roles roles;               // the caller needs any one of these; 0 means that every caller may call the method
 };
-// Every method that a server has. A method that is not here is refused to every caller.
+// Returns all methods that a server has. A server refuses calls of any other method.
 absl::Span<const MethodRoles> MethodTable();
 
 struct Caller {
-  std::optional<std::string> token;  // the bearer token that came with the call
-  std::vector<std::string> names;    // of its certificate: alternative names, or if it has none the common name
+  std::optional<std::string> token;  // the call's bearer token
+  std::vector<std::string> names;    // the certificate's alternative names, or its common name if it has none
 };
 
-// Immutable, and so thread-safe.
+// Decides whether a caller may call a method. Immutable after Parse, and therefore thread-safe.
 class AccessList {
  public:
-  // One line a caller: roles with commas between, "token" or "name", and the token or the certificate's name. `@TENANT`
-  // after the roles: the caller speaks for this tenant, and otherwise for itself. Empty lines and lines that begin with
-  // # count for nothing. InvalidArgument names `source` and the line, and no token.
+  // Parses an access file. Each line describes one caller: its roles, separated by commas; "token" or "name"; and the
+  // token or the name in the certificate. `@TENANT` after the roles makes the caller speak for that tenant instead of
+  // for itself. Empty lines and lines that begin with # are ignored. Returns INVALID_ARGUMENT with `source` and the
+  // line's number, but no token, if a line has another form or no line describes a caller.
   static absl::StatusOr<AccessList> Parse(absl::string_view text, absl::string_view source);
 
-  // OK: the caller has a role that the method requires. Unauthenticated: the caller's token is not listed, or the
-  // caller has neither a listed token nor a listed name. PermissionDenied: it has other roles. Messages hold no token.
+  // Returns OK if the caller has a role that the method requires, or the method is open to every caller. Returns
+  // UNAUTHENTICATED if the caller's token is not listed, or if the caller has neither a listed token nor a listed name.
+  // Returns PERMISSION_DENIED if the caller only has other roles. No message contains a token.
   absl::Status Check(absl::string_view method, const Caller& caller) const;
-  // The caller's roles, and in the order of the file the tenants that it speaks for, in a form that tells no token.
+  // The roles of a caller, and the tenants that it speaks for, in the order of the access file. A tenant's text does
+  // not reveal a token.
   struct Rights {
     Roles roles = 0;
     std::vector<std::string> tenants;
@@ -57,8 +62,8 @@ class AccessList {
   static Digest DigestOf(absl::string_view token);
   struct Entry {
     bool is_token = false;
-    Digest digest = {};  // of a token
-    std::string name;    // otherwise
+    Digest digest = {};  // of the token, if `is_token`
+    std::string name;    // in the certificate, if not `is_token`
     Roles roles = 0;
     std::string tenant;
   };

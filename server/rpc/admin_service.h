@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AdminService: what operators ask of one process, whatever its role.
+// AdminService: lets operators inspect and control one process of any role.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,8 @@
 
 namespace precondor::rpc {
 
-// What the process is; null pointers for the roles it does not have. All outlive the service.
+// The process that the service reports on. `shard` or `coordinator` is null if the process does not have that role.
+// Lifetime: the objects outlive the service.
 struct AdminSubject {
   std::string version;
   v1::Role role = v1::ROLE_UNSPECIFIED;
@@ -20,10 +21,10 @@ struct AdminSubject {
   Shard* shard = nullptr;
   Coordinator* coordinator = nullptr;
   std::function<bool()> draining;
-  std::function<void(absl::Duration deadline)> begin_drain;  // zero: the server's own deadline
+  std::function<void(absl::Duration deadline)> begin_drain;  // zero means the server's configured deadline
 };
 
-// Thread-safe.
+// Implements v1.AdminService for an AdminSubject. Thread-safe.
 class AdminService final : public v1::AdminService::CallbackService {
  public:
   AdminService(AdminSubject subject, ControlRunner& runner);
@@ -50,7 +51,9 @@ class AdminService final : public v1::AdminService::CallbackService {
                                   v1::DrainResponse* response) override;
 
  private:
+  // Returns NOT_FOUND (UNKNOWN_SESSION) if this process is not a coordinator.
   absl::Status CheckCoordinator(const std::string& session) const;
+  // Adds the sessions of the shard and of the coordinator, merged by name and in the order of their names.
   absl::Status Summarize(v1::ListSessionsResponse& response) const;
 
   const AdminSubject subject_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames without payload that answer a contribution. Thread-safe.
+// Functions that push an answer without payload to a FrameQueue. Thread-safe.
 #pragma once
 
 #include "absl/status/status.h"
@@ -9,7 +9,9 @@
 
 namespace precondor::rpc {
 
+// Pushes an ERROR frame with `status` for the contribution.
 void PushError(FrameQueue& queue, const v1::FrameHeader& contribution, const absl::Status& status);
+// Pushes an ACK frame. `duplicate` says that the shard already had the contribution.
 void PushAck(FrameQueue& queue, const v1::FrameHeader& contribution, bool duplicate);
 
 }  // namespace precondor::rpc

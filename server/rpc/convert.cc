@@ -25,7 +25,7 @@ v1::ModeInterval EncodeInterval(const ModeInterval& interval) {
   return out;
 }
 
-// As far as core counts.
+// Converts to core's type; limits the value to the greatest int64_t.
 int64_t Bytes(uint64_t bytes) {
   return static_cast<int64_t>(std::min<uint64_t>(bytes, std::numeric_limits<int64_t>::max()));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between the wire's messages and core's types, one direction each. Pure functions; thread-safe.
+// Converts between the wire's messages and core's types. Pure functions; thread-safe.
 #pragma once
 
 #include <vector>
@@ -18,25 +18,28 @@
 namespace precondor::rpc {
 
 ContributionKey DecodeKey(const v1::FrameHeader& header);
-// InvalidArgument (MALFORMED) names the field.
+// Returns INVALID_ARGUMENT (MALFORMED) with the name of the field if the kind, the mode or a tensor is not valid.
 absl::StatusOr<ContributionHeader> DecodeHeader(const v1::FrameHeader& header);
-// `header` of the contribution that is answered, with the answer's kind and without tensors.
+// Returns the header of an answer to `contribution`: the contribution's key and mode, and the answer's kind.
 v1::FrameHeader AnswerHeader(const v1::FrameHeader& contribution, v1::FrameKind kind);
-// Adds the result's tensors and outcome.
+// Writes the result's tensors and payload size to `header` and its decision to `outcome`.
 void EncodeResult(const GradientResult& result, v1::FrameHeader& header, v1::Outcome& outcome);
 
 v1::Directive EncodeDirective(const Directive& directive);
 v1::ModeStatus EncodeModeStatus(const CoordinatorSessionSummary& session);
 v1::ShardMap EncodeShardMap(uint64_t epoch, const std::vector<ShardAssignment>& assignments);
 absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& install);
+// Returns INVALID_ARGUMENT if the description is not valid, if a layer is not in it or the layers do not ascend
+// (UNKNOWN_LAYER), if a member's rank is not below world_size (UNKNOWN_RANK), or if a rank occurs twice (MALFORMED).
 absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& request);
 v1::FenceSessionRequest EncodeFence(const EpochFence& fence);
+// Returns INVALID_ARGUMENT (MALFORMED) if a rank occurs twice.
 absl::StatusOr<EpochFence> DecodeFence(const v1::FenceSessionRequest& request);
 v1::DescribeShardRequest EncodeLease(const ShardLease& lease);
 ShardLease DecodeLease(const v1::DescribeShardRequest& request);
 void EncodeDevice(const DeviceUse& device, v1::DeviceMemory& out);
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description);
-// Costs that are not finite are left out.
+// Omits costs that are not finite.
 ShardDescription DecodeDescription(const v1::DescribeShardResponse& response);
 absl::StatusOr<v1::QuarantinedPart> EncodeQuarantined(const QuarantinedSession& session);
 absl::StatusOr<QuarantinedSession> DecodeQuarantined(const v1::QuarantinedPart& part);

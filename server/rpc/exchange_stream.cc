@@ -16,7 +16,7 @@
 namespace precondor::rpc {
 namespace {
 
-// Tells `span` of the answer before it is given.
+// Returns a callback that notifies `span`, if not null, and then calls `answer`.
 ResultFn Traced(ResultFn answer, std::shared_ptr<StepSpan> span) {
   if (span == nullptr) return answer;
   return [answer = std::move(answer), span = std::move(span)](const absl::StatusOr<GradientResult>& result) {
@@ -40,7 +40,7 @@ ExchangeStream::ExchangeStream(ShardDataPlane& shard, uint64_t credit_bytes, Ope
       queue_(std::make_shared<FrameQueue>(
           FrameQueue::Events{.write =
                                  [this](const grpc::ByteBuffer* frame, bool more) {
-                                   // Small frames that wait together leave together.
+                                   // Lets gRPC send small messages together.
                                    grpc::WriteOptions options;
                                    if (more) options.set_buffer_hint();
                                    StartWrite(frame, options);
@@ -53,7 +53,8 @@ ExchangeStream::ExchangeStream(ShardDataPlane& shard, uint64_t credit_bytes, Ope
       path_(regions, credit_bytes, queue_, observer),
       tracer_(runner.tracer()) {
   if (tracer_ != nullptr) BeginTrace(*tracer_, caller);
-  // A stream takes what is sent again in its order, from the first frame on or not at all.
+  // A client repeats its frames in order after it connects. The stream must take all of them from the first one on, or
+  // end: if it refused only the first frames, the shard would get the others out of order.
   if (const absl::Status serving = shard.CheckServing(); !serving.ok()) {
     End(serving);
     return;
@@ -87,8 +88,8 @@ void ExchangeStream::OnCancel() {
 
 void ExchangeStream::OnDone() {
   queue_->Close();
-  // A client that ends a stream in order has unmapped its region. One that is gone ends reading too, and gRPC says that
-  // it has cancelled.
+  // A client that ends a stream in order has unmapped its region. A lost connection also ends the reads, but then gRPC
+  // reports a cancellation.
   if (code_ == absl::StatusCode::kOk && !cancelled_.load(std::memory_order_relaxed)) path_.NoteUnmapped();
   recorder_("PreconditionService/Exchange", code_, clock_.Now() - start_);
   if (tracer_ != nullptr) {
@@ -154,7 +155,7 @@ absl::Status ExchangeStream::CheckGeneration(const v1::ExchangeRequest& frame) c
 void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload) {
   const v1::FrameHeader& header = message.header();
   const absl::Time now = clock_.Now();
-  const SessionCaller& caller = CallerOf(header);  // first: a frame that is refused shows the secret too
+  const SessionCaller& caller = CallerOf(header);  // first: the secret in a refused frame counts too
   if (header.kind() == v1::FRAME_KIND_RING) return OpenRing(message);
   if (header.has_ring_offset()) return SubmitInRing(header, payload, now);
   if (header.kind() == v1::FRAME_KIND_RESUME) {
@@ -164,7 +165,7 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
   if (header.kind() == v1::FRAME_KIND_FETCH) {
     return Fetch(header);
   }
-  std::optional<Incoming> whole;  // admitted with this frame
+  std::optional<Incoming> whole;  // set if this frame is the contribution's first and is admitted
   const auto admit = [&](const v1::FrameHeader& first) -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(first));
     PRECONDOR_ASSIGN_OR_RETURN(AdmittedContribution admitted,
@@ -189,11 +190,11 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
     if (whole.has_value()) open_.insert_or_assign(KeyOf(header), *std::move(whole));
     return;
   }
-  if (!whole.has_value()) {  // the end of one that began with an earlier frame, or what is left of a refused one
+  if (!whole.has_value()) {  // the contribution began with an earlier frame, or it was refused and has no entry
     auto opened = open_.extract(KeyOf(header));
     if (!opened.empty()) whole = std::move(opened.mapped());
   }
-  if (whole.has_value()) whole->hold.reset();  // before the answer, after which the client may send more
+  if (whole.has_value()) whole->hold.reset();  // before the answer: after it the client can send more
   if (!result.ok()) return PushError(*queue_, header, result.status());
   if (result->progress != wire::ChunkAssembler::Progress::kComplete) return;
   Submit(std::move(whole->admitted), *std::move(result), whole->began);
@@ -216,7 +217,7 @@ ExchangeStream::IncomingKey ExchangeStream::KeyOf(const v1::FrameHeader& header)
           static_cast<int>(header.kind())};
 }
 
-// A few bytes ask for a layer's factors: credit bounds contributions, and not this.
+// A FETCH has no payload, so credit does not bound its answers, which hold a layer's factors. OweOnce bounds them.
 void ExchangeStream::Fetch(const v1::FrameHeader& header) {
   const ContributionKey key = DecodeKey(header);
   const std::string name = absl::StrCat(key.session_id, "/", key.layer);
@@ -248,7 +249,7 @@ void ExchangeStream::OpenRing(const v1::ExchangeRequest& request) {
 absl::StatusOr<ExchangeStream::SlotContribution> ExchangeStream::TakeFromRing(const v1::FrameHeader& header,
                                                                               const wire::ReceivedBytes& payload) {
   PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(header));
-  // Says that there is one, not yet which: the header has to be right before the ring is read.
+  // A placeholder that marks the payload as being on the device: the header must be valid before the ring is read.
   decoded.on_device = std::make_shared<DevicePayload>();
   PRECONDOR_ASSIGN_OR_RETURN(AdmittedContribution admitted,
                              shard_.AdmitContribution(std::move(decoded), header.payload_bytes(), CallerOf(header)));

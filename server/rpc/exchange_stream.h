@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One Exchange stream: frames in, answers out.
+// The server's side of one Exchange stream: decodes frames, submits contributions to the shard and sends the answers.
 #pragma once
 
 #include <atomic>
@@ -25,13 +25,13 @@
 
 namespace precondor::rpc {
 
-// Owns itself: made for a call, deleted in OnDone. Reads on one gRPC thread at a time; answers come from any thread
-// through the FrameQueue. A bad contribution is answered by an ERROR frame and the stream goes on; a frame that cannot
-// be decoded ends the stream with InvalidArgument.
+// Handles one Exchange call. Lifetime: the object owns itself and deletes itself in OnDone. Threads: one gRPC thread at
+// a time reads; any thread can push answers to the FrameQueue. A contribution that is refused gets an ERROR frame, and
+// the stream continues. A frame that cannot be decoded ends the stream with INVALID_ARGUMENT.
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // `open_payloads`: of all streams. `shard_generation` as PreconditionService's. `regions` as PayloadPath's. `caller`:
-  // what the client's traceparent says.
+  // `open_payloads` is shared by all streams. `shard_generation`: see PreconditionService. `regions`: see PayloadPath.
+  // `caller` is the trace context in the client's traceparent, if any.
   ExchangeStream(ShardDataPlane& shard, uint64_t credit_bytes, OpenPayloads& open_payloads, uint64_t shard_generation,
                  SharedRegions* regions, const ControlRunner& runner, TransferObserver& observer,
                  const std::optional<TraceContext>& caller);
@@ -42,25 +42,29 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void OnDone() override;
 
  private:
+  // Decodes a message, which holds one frame or a bundle, and handles its frames. An error ends the stream.
   absl::Status Handle(const grpc::ByteBuffer& message);
-  // Whether the shard still knows of the frame's session what it knew when the stream began.
+  // Returns UNAVAILABLE (NOT_ACTIVE) if the shard has removed the frame's session and installed it again since the
+  // stream began.
   absl::Status CheckGeneration(const v1::ExchangeRequest& frame) const;
   void HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload);
-  // With the secret that this frame or an earlier one of its session has shown.
+  // Returns the caller with the last secret that a frame of this session has shown on the stream, this frame included.
   const SessionCaller& CallerOf(const v1::FrameHeader& header);
   void Fetch(const v1::FrameHeader& header);
   void OpenRing(const v1::ExchangeRequest& request);
-  // A frame whose payload lies in the ring.
+  // Handles a frame whose payload is in a slot of the stream's region. `began` is when the frame arrived.
   void SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload, absl::Time began);
   struct SlotContribution {
     AdmittedContribution admitted;
     StreamRegion::Gradient gradient;
   };
+  // Admits the contribution of a frame that refers to a slot, and takes the slot. Takes no slot if it fails.
   absl::StatusOr<SlotContribution> TakeFromRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
   void Submit(AdmittedContribution admitted, wire::ChunkAssembler::Result contribution, absl::Time began);
   std::shared_ptr<StepSpan> SpanOf(const v1::FrameHeader& header) {
     return spans_ == nullptr ? nullptr : spans_->Of(header);
   }
+  // Closes the queue and finishes the call with `status`. Has an effect only for the first caller.
   void End(const absl::Status& status);
   void BeginTrace(trace::Tracer& tracer, const std::optional<TraceContext>& caller);
 
@@ -73,25 +77,25 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   OpenPayloads& open_payloads_;
   std::atomic<bool> cancelled_ = false;
   absl::StatusCode code_ = absl::StatusCode::kOk;  // written before Finish, read in OnDone
-  // A contribution that has not come whole: admitted with its first frame, which came at `began`.
+  // A contribution of which only a part has arrived.
   struct Incoming {
     AdmittedContribution admitted;
-    absl::Time began;
-    OpenPayloads::Hold hold;  // null: it came with its first frame
+    absl::Time began;         // when the first frame arrived
+    OpenPayloads::Hold hold;  // null if the first frame held the whole payload
   };
   using IncomingKey = std::tuple<uint64_t, uint64_t, uint64_t, uint32_t, uint32_t, uint64_t, int>;
   static IncomingKey KeyOf(const v1::FrameHeader& header);
-  // As many as path_ has: session, epoch, step, layer, rank, incarnation, kind.
+  // The partial contributions that path_ assembles, by session, epoch, step, layer, rank, incarnation and kind.
   std::map<IncomingKey, Incoming> open_;
-  static constexpr size_t kMaxCallers = 64;     // a stream of more sessions shows their secrets again
-  static constexpr size_t kLongestSecret = 32;  // a longer one is wrong in any case
+  static constexpr size_t kMaxCallers = 64;     // with more sessions on a stream, a client shows their secrets again
+  static constexpr size_t kLongestSecret = 32;  // bytes; no session has a longer secret
   std::map<uint64_t, SessionCaller> callers_;   // by session
   grpc::ByteBuffer incoming_;
   const std::shared_ptr<FrameQueue> queue_;
   PayloadPath path_;
-  trace::Tracer* const tracer_;       // null: no traces
-  trace::Span span_;                  // with it: of this stream
-  std::unique_ptr<StepSpans> spans_;  // likewise
+  trace::Tracer* const tracer_;       // null if the server does not trace
+  trace::Span span_;                  // the span of this stream; unused if tracer_ is null
+  std::unique_ptr<StepSpans> spans_;  // null if tracer_ is null
 };
 
 }  // namespace precondor::rpc

@@ -8,7 +8,7 @@
 namespace precondor::rpc {
 namespace {
 
-// What a frame that waits takes of memory besides its bytes: messages, their strings and tensors.
+// Estimated memory of a queued frame beyond its encoded bytes: message objects, strings and tensor headers.
 constexpr size_t kFrameOverheadBytes = 1024;
 
 }  // namespace
@@ -100,7 +100,7 @@ void FrameQueue::WriteNext() {
     Frame next = TakeBundle();
     std::vector<wire::PayloadPart> parts;
     if (next.payload.size > 0) parts.push_back(std::move(next.payload));
-    // Our own frames always encode: their fields are bounded and their payloads no larger than a chunk.
+    // Encoding never fails for the server's own frames: their fields are bounded, and no payload exceeds a chunk.
     absl::StatusOr<grpc::ByteBuffer> message = wire::EncodeFrame(next.message, parts);
     if (!message.ok()) continue;
     writing_message_ = *std::move(message);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The outgoing half of one Exchange stream. Core's answers come on any thread and may come after the stream has ended;
-// they hold this queue, never the stream.
+// The outgoing half of one Exchange stream. Core can give an answer on any thread, also after the stream has ended: its
+// callbacks therefore hold this queue and never the stream.
 #pragma once
 
 #include <cstdint>
@@ -19,49 +19,50 @@
 
 namespace precondor::rpc {
 
-// Frames to write, one message at a time, and contributions still to be answered. Thread-safe. The callbacks are called
-// under the queue's lock, so that none is called once Close has returned; they only start gRPC operations.
+// Queues frames, writes them one message at a time, and counts the answers that are still owed. Thread-safe. The queue
+// calls its callbacks under its lock, so that none runs after Close has returned; they only start gRPC operations.
 class FrameQueue {
  public:
   struct Events {
-    // Starts writing the message, which stays valid until Written; `more`: another one waits behind it.
+    // Starts writing the message, which stays valid until Written. `more` is true if another frame is queued.
     std::function<void(const grpc::ByteBuffer*, bool more)> write;
-    // The queue was full when PauseWhenFull was asked, and is so no more.
+    // Called when the queue, which was full at the last PauseWhenFull, is no longer full.
     std::function<void()> resume;
-    // Half-closed, all answered, all written.
+    // Called once, after HalfClose, when no answer is owed and all frames are written.
     std::function<void()> drained;
-    // The time, and how long an answer waited from Push until the transport took its last frame; both may be empty.
+    // `now` returns the time. `replied` gets the time from the Push of an answer's last frame until the transport has
+    // taken that frame. Either both are set or neither is.
     std::function<absl::Time()> now = nullptr;
     std::function<void(absl::Duration)> replied = nullptr;
   };
-  // `limit_bytes`: with more than that waiting in memory the queue is full; a peer that does not read has it filled by
-  // its own contributions' answers.
+  // The queue is full while its frames take more than `limit_bytes` of memory. A peer that does not read fills it with
+  // the answers to its own contributions.
   FrameQueue(Events events, size_t limit_bytes) : events_(std::move(events)), limit_bytes_(limit_bytes) {}
 
-  // A null part: no payload.
+  // Appends a frame; an empty `payload` means a frame without payload. Drops the frame after Close.
   void Push(v1::ExchangeResponse frame, wire::PayloadPart payload = {});
-  // The write under way has ended well; begins the next.
+  // Records that the current write has succeeded, and starts the next one.
   void Written();
 
-  // The peer takes bundles: from now on frames without payload that wait together leave in one.
+  // Lets the queue send consecutive queued frames without payload in one bundle. Call when the peer accepts bundles.
   void AllowBundles();
-  // Between the two nothing begins to be written, so that the answers to a bundle can leave as one.
+  // Hold stops the queue from starting writes until Release, so that the answers to a bundle can leave in one bundle.
   void Hold();
   void Release();
 
-  // True: nothing should be read from the peer until `resume`.
+  // Returns true if the queue is full. The caller then reads nothing from the peer until `resume`.
   bool PauseWhenFull();
 
-  // One more, or one less, answer is owed.
+  // Count one more owed answer, and one fewer.
   void Owe();
   void MarkAnswered();
-  // Add for an answer that may be large and was not paid for with a contribution. False, and nothing is owed: one
-  // of that name is, or the queue is full.
+  // Like Owe and MarkAnswered, for an answer that can be large and that no credit covers. OweOnce returns false and
+  // counts nothing if an answer of this name is already owed or the queue is full.
   bool OweOnce(const std::string& name);
   void MarkAnsweredOnce(const std::string& name);
-  // No more contributions will come.
+  // Records that the peer sends no more contributions.
   void HalfClose();
-  // The stream is ending: nothing will be written any more. True for the first call only.
+  // After Close returns, no write starts and no callback runs. Returns false if the queue was closed before.
   bool Close();
 
  private:
@@ -69,10 +70,11 @@ class FrameQueue {
     v1::ExchangeResponse message;
     wire::PayloadPart payload;
     size_t bytes = 0;
-    std::optional<absl::Time> answered = std::nullopt;  // when the last frame of an answer was pushed
+    std::optional<absl::Time> answered = std::nullopt;  // time of the Push, if this is the last frame of an answer
   };
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Frame TakeFront() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes the next frame, or as many as fit into one bundle.
   Frame TakeBundle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CheckDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -82,8 +84,8 @@ class FrameQueue {
   std::deque<Frame> frames_ ABSL_GUARDED_BY(mu_);
   grpc::ByteBuffer writing_message_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
-  std::optional<absl::Time> writing_answered_ ABSL_GUARDED_BY(mu_);  // of the message under way
-  size_t waiting_bytes_ ABSL_GUARDED_BY(mu_) = 0;                    // of memory, of frames_
+  std::optional<absl::Time> writing_answered_ ABSL_GUARDED_BY(mu_);  // Frame::answered of the current write
+  size_t waiting_bytes_ ABSL_GUARDED_BY(mu_) = 0;                    // memory that frames_ take, about
   bool paused_ ABSL_GUARDED_BY(mu_) = false;
   bool held_ ABSL_GUARDED_BY(mu_) = false;
   bool bundles_ ABSL_GUARDED_BY(mu_) = false;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks have begun to send and not ended, over all streams: so that opening more streams takes no more memory.
+// Bounds the payloads that each rank has begun and not completed, over all its streams, so that a rank cannot make the
+// server use more memory by opening more streams.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +16,14 @@
 
 namespace precondor::rpc {
 
-// Thread-safe. Its holds die before it does.
+// Counts the incomplete payloads of each rank. Thread-safe. Lifetime: outlives its holds.
 class OpenPayloads {
  private:
-  using Rank = std::pair<uint64_t, uint32_t>;  // of a session
+  using Rank = std::pair<uint64_t, uint32_t>;  // session and rank
 
  public:
-  // A rank may have two streams, of which one has broken and is not known to have: each may hold its credit, or one
-  // payload that is larger.
+  // A rank can have two streams if one has broken and the server has not noticed yet. Each can hold `credit_bytes`, or
+  // one larger payload.
   explicit OpenPayloads(uint64_t credit_bytes) : most_bytes_(2 * credit_bytes) {}
 
   struct GiveBack {
@@ -30,10 +31,11 @@ class OpenPayloads {
     uint64_t bytes = 0;
     void operator()(OpenPayloads* payloads) const { payloads->End(rank, bytes); }
   };
-  // One payload that is counted, until it dies.
+  // A counted payload; the count ends with this object.
   using Hold = std::unique_ptr<OpenPayloads, GiveBack>;
 
-  // ResourceExhausted CAPACITY, with numbers, beyond twice the credit: it is worth trying again.
+  // Counts a payload of `bytes` for the key's rank. Returns RESOURCE_EXHAUSTED (CAPACITY) if the rank has two payloads
+  // or more and would have more than twice the credit. The client can retry.
   absl::StatusOr<Hold> Begin(const ContributionKey& key, uint64_t bytes);
 
  private:
@@ -44,7 +46,7 @@ class OpenPayloads {
 
   const uint64_t most_bytes_;
   Mutex mu_;
-  absl::flat_hash_map<Rank, OfRank> ranks_ ABSL_GUARDED_BY(mu_);  // that have some
+  absl::flat_hash_map<Rank, OfRank> ranks_ ABSL_GUARDED_BY(mu_);  // only ranks with incomplete payloads
 };
 
 }  // namespace precondor::rpc

@@ -66,7 +66,7 @@ absl::StatusOr<StreamRegion::Gradient> PayloadPath::TakeSlot(const v1::FrameHead
 
 void PayloadPath::Push(FrameQueue& queue, TransferObserver& observer, const v1::FrameHeader& contribution,
                        const absl::StatusOr<GradientResult>& result) {
-  // The answer to a gradient that came in a slot may still be on the device.
+  // The answer is in device memory if the gradient was sent in a slot, now or earlier.
   const absl::StatusOr<GradientResult> host = result.ok() ? OnHost(*result) : result;
   if (host.ok()) {
     PushResult(queue, observer, contribution, *host);

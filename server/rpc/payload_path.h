@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the payloads of one Exchange stream travel: inline, as bytes of frames, or in slots of a region that the shard
-// shares with the stream's worker. An answer goes the way that its gradient came, and inline where that is not
-// possible. Gradients on a communicator do not come by a stream (server/plane).
+// Transfers the payloads of one Exchange stream: inline, as bytes of frames, or in slots of a region that the shard
+// shares with the stream's worker. An answer travels the way that its gradient did, or inline if that is not possible.
+// server/plane transfers gradients over a communicator.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,13 @@
 
 namespace precondor::rpc {
 
-// Used by one thread at a time, that which reads the stream. The callbacks that it makes are called on any thread, and
-// may outlive it: a region lives for as long as a gradient in one of its slots is unanswered. `queue` owes the answers.
+// Assembles inline payloads, takes slots, and makes the callbacks that send answers. Threads: only the thread that
+// reads the stream uses it. The callbacks run on any thread and can outlive it; a region lives while a gradient in one
+// of its slots has no answer.
 class PayloadPath {
  public:
-  // `regions`: where the peer can have one; null: all payloads go inline. `credit_bytes` may be open inline.
+  // `regions` allocates the stream's region; null means that all payloads travel inline. `credit_bytes` limits the
+  // inline payloads that are incomplete at a time. The callbacks push answers to `queue` and call its MarkAnswered.
   PayloadPath(SharedRegions* regions, uint64_t credit_bytes, std::shared_ptr<FrameQueue> queue,
               TransferObserver& observer)
       : regions_(regions),
@@ -32,31 +34,34 @@ class PayloadPath {
         observer_(observer),
         assembler_(wire::AssemblerLimits{.max_open_bytes = credit_bytes}) {}
 
-  // Adds the region that the peer can ask for to the stream's first frame.
+  // Adds the region that the peer can request to `credit`, the stream's first frame.
   void Offer(v1::ExchangeResponse& credit) const;
-  // The worker asks for the stream's region. FailedPrecondition (MALFORMED): none was offered, or there is one already.
-  // Otherwise the errors of SharedRegions::Open. After an error all payloads go inline.
+  // Opens the region that the worker requests for the stream, and returns its size and handle. Returns
+  // FAILED_PRECONDITION (MALFORMED) if no region was offered or the stream has one, and otherwise the errors of
+  // SharedRegions::Open.
   absl::StatusOr<v1::Ring> Open(const v1::Ring& request);
 
-  // Takes in a frame with an inline payload, or a part of one; see ChunkAssembler::Add.
+  // Adds a frame with an inline payload or a chunk of one; see ChunkAssembler::Add.
   absl::StatusOr<wire::ChunkAssembler::Result> AddInline(
       const v1::FrameHeader& header, const wire::ReceivedBytes& payload,
       absl::FunctionRef<absl::Status(const v1::FrameHeader&)> admit) {
     return assembler_.Add(header, payload, admit);
   }
-  // Takes the gradient [rows, cols] in the slot that a frame refers to. InvalidArgument (MALFORMED): the stream has no
-  // region, or the frame has a payload beside the slot. Otherwise the errors of StreamRegion::Take.
+  // Takes the gradient [rows, cols] in the slot that a frame refers to. Returns INVALID_ARGUMENT (MALFORMED) if the
+  // stream has no region, or if the frame has a payload or a chunk offset; otherwise the errors of StreamRegion::Take.
   absl::StatusOr<StreamRegion::Gradient> TakeSlot(const v1::FrameHeader& header, const wire::ReceivedBytes& payload,
                                                   int64_t rows, int64_t cols);
 
-  // Gives the answer to a contribution with an inline payload, and then to one in a slot, whose slot it gives back.
+  // Returns a callback that answers a contribution with an inline payload.
   ResultFn AnswerInline(const v1::FrameHeader& contribution) const;
+  // Returns a callback that answers `gradient`: it writes the answer to the gradient's slot, or sends it inline if
+  // there is no answer in device memory or the write fails. It also gives the slot back to the worker.
   ResultFn AnswerInSlot(const v1::FrameHeader& contribution, const StreamRegion::Gradient& gradient) const;
-  // Pushes a result, or its error, as frames with inline payloads.
+  // Pushes a result as frames with inline payloads, or an ERROR frame.
   static void Push(FrameQueue& queue, TransferObserver& observer, const v1::FrameHeader& contribution,
                    const absl::StatusOr<GradientResult>& result);
 
-  // The worker has ended the stream in order, and so has unmapped the region.
+  // Records that the worker has unmapped the region, which it does before it ends the stream in order.
   void NoteUnmapped();
 
  private:
@@ -64,7 +69,7 @@ class PayloadPath {
   const std::shared_ptr<FrameQueue> queue_;
   TransferObserver& observer_;
   wire::ChunkAssembler assembler_;
-  std::shared_ptr<StreamRegion> region_;  // null: none was asked for
+  std::shared_ptr<StreamRegion> region_;  // null if the worker has opened none
 };
 
 }  // namespace precondor::rpc

@@ -15,12 +15,13 @@
 namespace precondor::rpc {
 namespace {
 
-// One call, which core's callbacks hold. It ends once: with core's answer, or when its client cancels it or is gone,
-// since a call that waits for other ranks would otherwise keep the server from shutting down. What comes later is
-// dropped. Thread-safe.
+// One Precondition call. Core's callbacks share ownership. The call finishes once: with core's answer, or when the
+// client cancels the call or disconnects, because a call that waits for other ranks would otherwise delay shutdown.
+// Later results are dropped. Thread-safe.
 class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
  public:
-  // `reactor`, `request` and `response` are there until Finish. `caller`: what the client's traceparent says.
+  // `caller` is the trace context in the client's traceparent, if any. Lifetime: `reactor`, `request` and `response`
+  // exist until Finish.
   UnaryCall(grpc::ServerUnaryReactor* reactor, const v1::PreconditionRequest& request,
             v1::PreconditionResponse& response, ShardDataPlane& shard, ControlRunner& runner,
             TransferObserver& observer, std::optional<TraceContext> caller)
@@ -65,7 +66,7 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
   }
 
  private:
-  // The same type on both sides of the copy: between char and uint8_t the library would go byte by byte.
+  // Uses uint8_t on both sides: between char and uint8_t the library would copy byte by byte.
   static Payload ToPayload(const std::string& bytes) {
     const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
     return Payload(data, data + bytes.size());
@@ -103,7 +104,7 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
   }
 
   void Answer(const absl::StatusOr<GradientResult>& answer) {
-    // A repetition of what came by a ring may have its answer on the device.
+    // The answer is in device memory if this gradient was sent in a ring before.
     const absl::StatusOr<GradientResult> result = answer.ok() ? OnHost(*answer) : answer;
     if (!result.ok()) return Finish(result.status());
     {
@@ -121,7 +122,7 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
   void End(const absl::Status& status) {
     constexpr char kMethod[] = "PreconditionService/Precondition";
     const absl::Time now = runner_.clock().Now();
-    // One layer of one step is too little for a span, unless the caller keeps one.
+    // One layer of one step is too little work for a span of its own, unless the caller keeps a span.
     if (caller_.has_value() && caller_->sampled) {
       trace::Span span{.context = {caller_->trace_id, NewSpanId(), true},
                        .parent_span_id = caller_->span_id,
@@ -148,12 +149,12 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
   TransferObserver& observer_;
   const std::optional<TraceContext> caller_;
   const absl::Time start_;
-  std::optional<AdmittedContribution> gradient_;  // from its admission until it is submitted
+  std::optional<AdmittedContribution> gradient_;  // set from admission until submission
   Mutex mu_;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// Owns itself until OnDone.
+// The gRPC reactor of a UnaryCall. Lifetime: owns itself and deletes itself in OnDone.
 class UnaryReactor final : public grpc::ServerUnaryReactor {
  public:
   UnaryReactor(const v1::PreconditionRequest& request, v1::PreconditionResponse& response, ShardDataPlane& shard,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PreconditionService over a Shard: the raw stream and the simple unary call.
+// PreconditionService: the stream, the unary call and the rendezvous by which workers send gradients to a shard.
 #pragma once
 
 #include "precondor/v1/precondition.grpc.pb.h"
@@ -11,14 +11,15 @@
 
 namespace precondor::rpc {
 
-// Thread-safe. All references outlive the service.
+// Implements v1.PreconditionService for a shard. Thread-safe. Lifetime: all references outlive the service.
 class PreconditionService final
     : public v1::PreconditionService::WithRawCallbackMethod_Exchange<
           v1::PreconditionService::WithCallbackMethod_Precondition<
               v1::PreconditionService::WithCallbackMethod_JoinPlane<v1::PreconditionService::Service>>> {
  public:
-  // `shard_generation` is what the first streams begin with: another one for every process that comes back from a disk,
-  // 0 without one. Later ones add Shard::state_generation. `regions`: for streams of this host; null: none.
+  // `shard_generation` is 0 for a shard without a data directory, and otherwise a number that no other process of the
+  // shard has. If it is not 0, each stream announces its sum with ShardDataPlane::state_generation(). `regions`
+  // allocates the regions of streams from this host; null means that the shard shares no memory.
   PreconditionService(ShardDataPlane& shard, CollectiveRegistry& planes, uint64_t credit_bytes,
                       uint64_t shard_generation, ControlRunner& runner, TransferObserver& observer,
                       SharedRegions* regions)

@@ -36,7 +36,7 @@ Owned<BIO> Reader(const std::string& text) {
   return Owned<BIO>(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
-// OpenSSL would ask for the passphrase of an encrypted key on the terminal.
+// A password callback that gives none; by default OpenSSL asks for the passphrase of an encrypted key on the terminal.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 absl::string_view View(const grpc::string_ref& text) { return {text.data(), text.size()}; }
@@ -62,7 +62,7 @@ absl::Status CheckAuthorities(const std::string& path) {
 
 }  // namespace
 
-// Asked by gRPC for each call before its handler, and before its messages are read.
+// Checks each call against the access list. gRPC calls Process before it reads the call's messages or runs its handler.
 class ServerSecurity::AccessControl final : public grpc::AuthMetadataProcessor {
  public:
   AccessControl(AccessList list, RpcRecorder recorder)
@@ -92,14 +92,14 @@ class ServerSecurity::AccessControl final : public grpc::AuthMetadataProcessor {
   }
 
   bool IsBlocking() const override { return false; }
-  // Leaves the token with the call: handlers ask by it for whom the caller speaks.
+  // Does not consume the token in the metadata: ServerSecurity::CallerOf reads it again.
   grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata*,
                        OutputMetadata*) override {
     const auto path = metadata.find(":path");
     const absl::string_view method = path == metadata.end() ? absl::string_view() : View(path->second);
     const absl::Status status = list()->Check(method, CallerOf(metadata, *context));
     if (status.ok()) return grpc::Status::OK;
-    // A caller chooses the path: what is no method of ours must not become a time series.
+    // The caller chooses the path: a method that the server does not have must not create a time series of its own.
     bool known = false;
     for (const MethodRoles& row : MethodTable()) known |= row.method == method;
     recorder_(known ? absl::StripPrefix(method, "/precondor.v1.") : "unknown", status.code(), absl::ZeroDuration());
@@ -114,7 +114,7 @@ class ServerSecurity::AccessControl final : public grpc::AuthMetadataProcessor {
 
 ServerSecurity::ServerSecurity(ServerSecurityFiles files, Logger& logger) : files_(std::move(files)), logger_(logger) {}
 
-// The certificate, once it and its key are found to go together.
+// Returns the certificate chain if it and the key can be read and belong together.
 absl::StatusOr<std::string> ServerSecurity::ReadCertificate() const {
   PRECONDOR_ASSIGN_OR_RETURN(const std::string chain, wire::ReadCredentialFile(files_.cert));
   PRECONDOR_ASSIGN_OR_RETURN(const std::string secret, wire::ReadCredentialFile(files_.key));
@@ -141,7 +141,7 @@ absl::StatusOr<std::unique_ptr<ServerSecurity>> ServerSecurity::Make(const Serve
     security->credentials_ = grpc::InsecureServerCredentials();
     return security;
   }
-  // All that can fail comes before the provider, whose thread would not end with options that are not used.
+  // Everything that can fail precedes the provider: its thread does not end if its options are never used.
   PRECONDOR_ASSIGN_OR_RETURN(security->certificate_, security->ReadCertificate());
   if (!files.client_ca.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAuthorities(files.client_ca));
   if (!files.access_file.empty()) {
@@ -169,7 +169,7 @@ SessionCaller ServerSecurity::CallerOf(const grpc::ServerContextBase& context) c
   if (access_control_ == nullptr || absl::StartsWith(peer, "unix:")) return caller;
   AccessList::Rights rights =
       access_control_->list()->RightsOf(AccessControl::CallerOf(context.client_metadata(), *context.auth_context()));
-  // The file may have changed since the call was admitted.
+  // The access file can have changed since the call was admitted. The caller then speaks for no tenant.
   if (rights.tenants.empty()) rights.tenants = {"none"};
   caller.tenants = std::move(rights.tenants);
   caller.is_operator = (rights.roles & kOperator) != 0;

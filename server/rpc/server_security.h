@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TLS of the TCP ports of a server, and who may call what there. Sockets in the file system have neither: their mode
-// lets in processes of the server's user and of root alone, which could read its key and its access file as well.
+// TLS and access control for a server's TCP ports. Unix sockets have neither: their mode admits only processes of root
+// and of the server's user, which could also read the server's key and access file.
 #pragma once
 
 #include <grpcpp/security/auth_metadata_processor.h>
@@ -18,30 +18,31 @@
 
 namespace precondor::rpc {
 
-// Paths; see the options of server/config.cc.
+// Paths of files; see the options in server/config.cc.
 struct ServerSecurityFiles {
-  std::string cert;  // empty: plaintext, and the others are empty
+  std::string cert;  // empty means plaintext; then the other paths are empty too
   std::string key;
   std::string client_ca;    // empty: clients need no certificate
-  std::string access_file;  // empty: who may connect may call everything
+  std::string access_file;  // empty: every client that can connect may call every method
 };
 
-// Thread-safe, but that Reload has one caller at a time.
+// Makes a server's credentials from files, and follows changes of these files. Thread-safe, except that calls of Reload
+// must not overlap.
 class ServerSecurity {
  public:
-  // Errors name the file: NotFound when it cannot be read; InvalidArgument when it holds no certificate, key or access
-  // list, or when key and certificate do not go together. `logger` outlives the server that has the credentials.
-  // `recorder` is told of every refused call.
+  // Reads the files. An error names the file: NOT_FOUND if it cannot be read; INVALID_ARGUMENT if it holds no
+  // certificate, key or access list, or if the key does not belong to the certificate. `recorder` gets every refused
+  // call. Lifetime: `logger` outlives the server that uses the credentials.
   static absl::StatusOr<std::unique_ptr<ServerSecurity>> Make(const ServerSecurityFiles& files, Logger& logger,
                                                               RpcRecorder recorder);
 
   const std::shared_ptr<grpc::ServerCredentials>& credentials() const { return credentials_; }
-  // Who makes the call, by the access file; without a secret. On a socket, and without an access file: for every
-  // tenant.
+  // Returns the call's tenants and operator role by the access file, without a session's secret. A caller on a Unix
+  // socket, or without an access file, speaks for every tenant.
   SessionCaller CallerOf(const grpc::ServerContextBase& context) const;
-  // Takes up what the access file says now, and keeps what it said before when that is no access list. Says in the log
-  // what has changed, and warns of a certificate or authorities that gRPC, which reads them by itself, cannot use. To
-  // be called again and again.
+  // Reads the access file again; keeps the old list if the file no longer holds a valid one. Logs changes. Also warns
+  // if the certificate, its key or the authorities, which gRPC itself reads again, are not usable. Call it at
+  // intervals.
   void Reload();
 
  private:
@@ -51,9 +52,9 @@ class ServerSecurity {
 
   const ServerSecurityFiles files_;
   Logger& logger_;
-  std::string certificate_;                        // as last read
-  std::string access_;                             // as last read; of both, why when that failed
-  absl::Status authorities_;                       // of client_ca, as last read
+  std::string certificate_;                        // contents when last read, or why the read failed
+  std::string access_;                             // contents when last read, or why the read failed
+  absl::Status authorities_;                       // result of the last check of client_ca
   std::shared_ptr<AccessControl> access_control_;  // null without an access file
   std::shared_ptr<grpc::ServerCredentials> credentials_;
 };

@@ -14,7 +14,7 @@
 namespace precondor::rpc {
 namespace {
 
-// The keys of calls that run one after another.
+// Keys for ControlRunner::RunInOrder.
 std::string NameKey(absl::string_view name) { return absl::StrCat("name ", name); }
 std::string LeaveKey(uint64_t session_id) { return absl::StrCat("leave ", session_id); }
 
@@ -95,7 +95,7 @@ grpc::ServerUnaryReactor* SessionService::JoinSession(grpc::CallbackServerContex
 grpc::ServerUnaryReactor* SessionService::ReportStep(grpc::CallbackServerContext* context,
                                                      const v1::ReportStepRequest* request,
                                                      v1::ReportStepResponse* response) {
-  // One report of a session at a time waits for the journal; the others do not wait for it.
+  // Reports need no order: at most one report of a session at a time waits for the journal, and no other waits for it.
   return runner_.Run(context, "SessionService/ReportStep", [this, request, response]() -> absl::Status {
     StepReport report;
     report.session_id = request->session_id();

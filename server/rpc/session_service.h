@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SessionService over a Coordinator.
+// SessionService: lets workers open, join, leave and close a coordinator's sessions, and report steps.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@
 
 namespace precondor::rpc {
 
-// Who makes a call; see ServerSecurity::CallerOf.
+// Returns the caller of a call; see ServerSecurity::CallerOf.
 using CallerFn = std::function<SessionCaller(const grpc::CallbackServerContext& context)>;
 
-// Thread-safe. Both references outlive the service.
+// Implements v1.SessionService for a Coordinator. Thread-safe. Lifetime: both references outlive the service.
 class SessionService final : public v1::SessionService::CallbackService {
  public:
   SessionService(Coordinator& coordinator, ControlRunner& runner, CallerFn caller)
@@ -37,7 +37,8 @@ class SessionService final : public v1::SessionService::CallbackService {
                                          v1::CloseSessionResponse* response) override;
 
  private:
-  // The span of a whole step is that of rank 0: from one of its reports to the next, the first from its joining.
+  // Rank 0 defines the span of a whole step: it lasts from the rank's previous report, or for the first report from its
+  // JoinSession, to its report of the step. Both calls do nothing without a tracer.
   void BeginStepSpan(uint64_t session_id);
   void EndStepSpan(const StepReport& report);
 
@@ -46,7 +47,7 @@ class SessionService final : public v1::SessionService::CallbackService {
   ControlRunner& runner_;
   const CallerFn caller_;
   Mutex mu_;
-  absl::flat_hash_map<uint64_t, absl::Time> step_began_ ABSL_GUARDED_BY(mu_);  // by session; empty without a tracer
+  absl::flat_hash_map<uint64_t, absl::Time> step_began_ ABSL_GUARDED_BY(mu_);  // by session id; empty without a tracer
 };
 
 }  // namespace precondor::rpc

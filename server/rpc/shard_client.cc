@@ -26,10 +26,10 @@
 namespace precondor::rpc {
 namespace {
 
-// A probe waits no longer, so that a shard that is gone does not hold up the look at others.
+// Longest deadline of a probe, so that an unreachable shard does not delay the probes of other shards.
 constexpr absl::Duration kProbeTimeout = absl::Seconds(1);
 
-// A shard that was restarted is to be found again at once.
+// Short reconnect delays let the coordinator reach a restarted shard quickly.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const wire::ChannelSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
@@ -54,7 +54,7 @@ class ShardClient final : public ShardControl {
     return DecodeDescription(response);
   }
 
-  // Fails at once where no server listens.
+  // Fails at once if no server listens.
   absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override {
     v1::DescribeShardResponse response;
     PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::DescribeShard, EncodeLease(lease), response,
@@ -139,7 +139,8 @@ class ShardClient final : public ShardControl {
     grpc::ClientContext context;
     context.set_deadline(wire::GrpcDeadline(timeout));
     context.set_wait_for_ready(wait_for_ready);
-    // A timer of the coordinator that does more than look is worth a span.
+    // Keeps the span of the current operation if it makes a call that is not a DescribeShard: timers that only probe
+    // get no span.
     if (!std::is_same_v<Request, v1::DescribeShardRequest>) trace::Operation::Keep();
     if (const TraceContext* const trace = trace::Operation::CurrentTrace(); trace != nullptr) {
       context.AddMetadata(kTraceparentKey, FormatTraceparent(*trace));
@@ -155,8 +156,8 @@ class ShardClient final : public ShardControl {
     });
     absl::Status status = wire::FromGrpcStatus((stub_.get()->*method)(&context, request, &response));
     if (status.ok()) return status;
-    // A shard that does not answer in time, or ends and with it its calls, is unavailable to the client that asked the
-    // coordinator.
+    // To the coordinator's client, a shard is unavailable if it exceeds the deadline or if it cancels the call because
+    // it is shutting down.
     const bool gone = absl::IsDeadlineExceeded(status) || (absl::IsCancelled(status) && !cancelled());
     const absl::StatusCode code = gone ? absl::StatusCode::kUnavailable : status.code();
     return ReasonedStatus(code, GetErrorReason(status), absl::StrCat("shard ", address_, ": ", status.message()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ShardControl over gRPC: how a coordinator reaches its shards.
+// ShardControl over gRPC: the coordinator's client of one shard.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,10 @@
 
 namespace precondor::rpc {
 
-// Every call has the deadline `timeout` and waits within it for the shard to come up. Errors keep the shard's code and
-// reason and name its address. Thread-safe.
+// Returns a client of the shard at `address`. Each call has the deadline `timeout` and waits within it until the shard
+// accepts connections. Probe and TakeSnapshot have a deadline of at most 1 s and fail at once if no server listens.
+// Errors keep the shard's code and reason and name its address; a call that exceeds its deadline, or that the shard
+// ends with CANCELLED, fails with UNAVAILABLE. Thread-safe.
 std::unique_ptr<ShardControl> MakeShardClient(std::string address, absl::Duration timeout,
                                               const wire::ChannelSecurity& security);
 

@@ -17,7 +17,7 @@ grpc::ServerUnaryReactor* ShardService::RunAdmitted(grpc::CallbackServerContext*
     PRECONDOR_ASSIGN_OR_RETURN(const FencingGate::Pass pass, shard_.Admit(token));
     return work();
   };
-  // Probes are answered while others' calls wait.
+  // Answers probes on gRPC's thread if possible, so that they do not wait behind blocking calls.
   constexpr bool kProbe = std::is_same_v<Request, v1::DescribeShardRequest>;
   if (kProbe && shard_.AdmitsAtOnce(token)) return runner_.RunNow(context, method, admitted);
   return runner_.Run(context, method, std::move(admitted));

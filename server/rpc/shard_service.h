@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ShardService: a coordinator's side door to a shard.
+// ShardService: the calls by which a coordinator controls a shard.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace precondor::rpc {
 
-// Thread-safe. Both references outlive the service.
+// Implements v1.ShardService for a Shard. Thread-safe. Lifetime: both references outlive the service.
 class ShardService final : public v1::ShardService::CallbackService {
  public:
   ShardService(Shard& shard, ControlRunner& runner) : shard_(shard), runner_(runner) {}
@@ -36,7 +36,7 @@ class ShardService final : public v1::ShardService::CallbackService {
                                             v1::ListQuarantinedResponse* response) override;
 
  private:
-  // Runs `work` if the request's fencing token is let in.
+  // Runs `work` if the shard's FencingGate admits the request's fencing token.
   template <typename Request>
   grpc::ServerUnaryReactor* RunAdmitted(grpc::CallbackServerContext* context, absl::string_view method,
                                         const Request& request, std::function<absl::Status()> work);

@@ -44,7 +44,8 @@ SharedRegions::~SharedRegions() {
   for (const Retired& region : retired_) account_->Release(Of(region.memory->bytes()));
 }
 
-// Those are given to gRPC as descriptors, and it names no other connections so.
+// The server accepts connections on Unix sockets itself and passes gRPC their file descriptors. gRPC uses the prefix
+// "fd:" for these peers alone.
 bool SharedRegions::IsOnThisHost(const std::string& peer) { return absl::StartsWith(peer, "fd:"); }
 
 v1::Ring SharedRegions::Offer() const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Regions of a shard's memory that it shares with workers of its host, one a stream (docs/adr/0012-device-plane.md).
+// Memory that a shard shares with workers on its host, one region for each stream (docs/adr/0012-device-plane.md).
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ namespace precondor::rpc {
 
 class SharedRegions;
 
-// The region of one stream; gradients in its slots, and answers on their way to them, hold it too. Thread-safe.
+// The shared region of one stream. Its gradients, and the callbacks that answer them, also hold it. Thread-safe.
 class StreamRegion : public std::enable_shared_from_this<StreamRegion> {
  public:
   StreamRegion(SharedRegions& regions, std::unique_ptr<SharedRegion> memory)
@@ -34,21 +34,21 @@ class StreamRegion : public std::enable_shared_from_this<StreamRegion> {
 
   const SharedRegion& memory() const { return *memory_; }
 
-  // A gradient that its worker has written to a slot.
+  // A gradient that the worker has written to a slot.
   struct Gradient {
     std::shared_ptr<StreamRegion> region;
-    wire::Slot slot;  // the shard's, until GiveBack
+    wire::Slot slot;  // belongs to the shard until GiveBack
     std::shared_ptr<const DevicePayload> payload;
   };
-  // The gradient [rows, cols] at `offset`; from now on the slot is the shard's. Waits for the memory's device. Errors:
-  // those of SlotTable::Take, and the device's.
+  // Returns the gradient [rows, cols] at `offset` and marks its slot as the shard's. Waits for the memory's device.
+  // Returns the errors of SlotTable::Take and of the device; then the slot stays the worker's.
   absl::StatusOr<Gradient> Take(uint64_t offset, int64_t rows, int64_t cols);
-  // Writes an answer, [rows, cols] as the gradient was taken, to a slot that is the shard's. Waits for the device.
-  // FailedPrecondition for a slot that has been given back.
+  // Writes an answer of the gradient's shape [rows, cols] to a slot of the shard. Waits for the device. Returns
+  // FAILED_PRECONDITION if the slot has been given back.
   absl::Status Write(const wire::Slot& slot, ConstMatrixView answer);
-  // The slot is the worker's again. No effect on one that has been given back.
+  // Gives the slot back to the worker. Has no effect if it has been given back already.
   void GiveBack(const wire::Slot& slot) { slots_.GiveBack(slot); }
-  // The worker has unmapped the region: it need not outlive its stream.
+  // Records that the worker has unmapped the region, so that its memory need not outlive the stream.
   void NoteUnmapped() { unmapped_.store(true, std::memory_order_relaxed); }
 
  private:
@@ -60,28 +60,30 @@ class StreamRegion : public std::enable_shared_from_this<StreamRegion> {
   std::atomic<bool> unmapped_ = false;
 };
 
-// Thread-safe. Outlives all streams and the shard's work.
+// Allocates the regions of all streams, and frees them when their workers no longer map them. Thread-safe. Lifetime:
+// outlives all streams and the shard's work.
 class SharedRegions {
  public:
-  // A worker whose stream has broken unmaps the region when it notices; CUDA leaves undefined what becomes of memory
-  // that is freed before.
+  // How long a region outlives a broken stream: its worker needs time to notice and to unmap it. In CUDA, it is
+  // undefined behavior to free memory that another process still maps.
   static constexpr absl::Duration kLinger = absl::Seconds(10);
 
-  // References outlive it. `most_bytes` of a region, all of which `account`, of the memory's device alone, has to have
-  // left.
+  // `most_bytes` is the greatest size of a region. Each region's bytes are reserved in `account`, whose only device is
+  // the one of `memory`. Lifetime: all references outlive this object.
   SharedRegions(RegionMemory& memory, std::shared_ptr<MemoryAccount> account, int64_t most_bytes, const Clock& clock,
                 Logger& logger)
       : memory_(memory), account_(std::move(account)), most_bytes_(most_bytes), clock_(clock), logger_(logger) {}
   ~SharedRegions();
 
-  // Whether the peer of a call, as gRPC names it, came by a socket of this host's file system.
+  // Returns whether `peer`, as gRPC names the peer of a call, is connected by a Unix socket of this host.
   static bool IsOnThisHost(const std::string& peer);
 
+  // Returns the kind, the device and the greatest size of a region, for a stream's CREDIT frame.
   v1::Ring Offer() const;
-  // InvalidArgument (MALFORMED): of another kind, device, or 0 bytes; RESOURCE_EXHAUSTED (CAPACITY) where sessions have
-  // reserved the memory; else the device's errors.
+  // Allocates a region. Returns INVALID_ARGUMENT (MALFORMED) if the request has another kind, another device or 0
+  // bytes; RESOURCE_EXHAUSTED (CAPACITY) if the account has too little memory left; otherwise the device's errors.
   absl::StatusOr<std::shared_ptr<StreamRegion>> Open(const v1::Ring& request);
-  // Frees regions whose streams have ended for long enough; called every now and then.
+  // Frees the regions of ended streams once the worker has unmapped them or kLinger has passed. Call it at intervals.
   void Collect();
 
  private:
@@ -90,7 +92,7 @@ class SharedRegions {
     std::unique_ptr<SharedRegion> memory;
     absl::Time due;
   };
-  // On the account's one device.
+  // Returns `bytes` on the account's only device.
   DeviceBytes Of(int64_t bytes) const { return {{bytes}}; }
   void Retire(std::unique_ptr<SharedRegion> memory, bool unmapped);
 

@@ -52,7 +52,7 @@ grpc::ServerUnaryReactor* SnapshotService::ListSnapshots(grpc::CallbackServerCon
 grpc::ServerUnaryReactor* SnapshotService::VerifySnapshot(grpc::CallbackServerContext* context,
                                                           const v1::VerifySnapshotRequest* request,
                                                           v1::VerifySnapshotResponse* response) {
-  // One at a time: each reads a disk and has a layer in memory.
+  // Runs one verification at a time: each reads the disk and holds a layer in memory.
   return runner_.RunInOrder(
       context, "SnapshotService/VerifySnapshot", "verify", [this, request, response]() -> absl::Status {
         if (!subject_.verify) return absl::FailedPreconditionError("snapshot: shards have them, this is no shard");

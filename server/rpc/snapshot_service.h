@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SnapshotService over whatever keeps a shard's snapshots, a coordinator that has sessions' taken, or both.
+// SnapshotService: lets operators take, list, verify and restore snapshots on a shard, a coordinator or both.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,19 @@
 
 namespace precondor::rpc {
 
-// Thread-safe functions, with the errors of the service. Those of a role that the server has not are empty.
+// What the service calls. The functions are thread-safe and return the service's errors. `coordinator` is null if the
+// server is not a coordinator; the functions are empty if it is not a shard.
 struct SnapshotSubject {
   Coordinator* coordinator = nullptr;
   std::function<absl::Status(const std::string& session, uint64_t step)> create;
   std::function<absl::StatusOr<std::vector<v1::SnapshotInfo>>()> list;
   std::function<absl::StatusOr<v1::SnapshotInfo>(uint64_t session_id, uint64_t snapshot_id)> verify;
-  // True: with this piece the layer has the factors.
+  // Returns true if this piece has completed the layer, which now has the factors.
   std::function<absl::StatusOr<bool>(const v1::RestoreLayerRequest& piece)> restore;
 };
 
-// Thread-safe. `runner` and what the subject uses outlive the service.
+// Implements v1.SnapshotService for a SnapshotSubject. Thread-safe. Lifetime: `runner` and the objects that the subject
+// uses outlive the service.
 class SnapshotService final : public v1::SnapshotService::CallbackService {
  public:
   SnapshotService(SnapshotSubject subject, ControlRunner& runner) : subject_(std::move(subject)), runner_(runner) {}

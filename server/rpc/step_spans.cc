@@ -6,7 +6,7 @@
 namespace precondor::rpc {
 namespace {
 
-// Frames of a step come beside those of the one before: statistics are behind gradients.
+// Frames of two consecutive steps can interleave, because a client can send statistics later than gradients.
 constexpr size_t kMostOpen = 2;
 
 }  // namespace
@@ -53,7 +53,7 @@ void StepSpan::OnAcknowledged(int64_t bytes) {
   ++contributions_;
   received_bytes_ += bytes;
   acknowledged_ = now;
-  // Of the end, answers say more.
+  // After the first answer, only answers set the end of the span.
   if (!answered_.has_value()) span_.end = now;
 }
 
@@ -77,7 +77,7 @@ std::shared_ptr<StepSpan> StepSpans::Of(const v1::FrameHeader& header) {
   if (const auto found = open_.find(key); found != open_.end()) return last_span_ = found->second;
   const TraceContext step = TraceOfStep(header.session_id(), header.step());
   last_span_ = tracer_.Keeps(step) ? std::make_shared<StepSpan>(tracer_, step, stream_, header) : nullptr;
-  // Also for a step that is not traced: those before it are let go of.
+  // Stores null for a step that is not traced, so that it also displaces the spans of earlier steps.
   open_[key] = last_span_;
   if (open_.size() > kMostOpen) open_.erase(open_.begin());
   return last_span_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all unary handlers share: where the work runs, how it ends, how it is recorded.
+// Runs, traces, records and finishes the unary calls of all services.
 #pragma once
 
 #include <functional>
@@ -25,28 +25,29 @@
 
 namespace precondor::rpc {
 
-// Told of every finished call: the method's name without its package, the code it ended with, and how long it took.
+// Called for every finished call with the method's name without its package, the call's code and its duration.
 using RpcRecorder = std::function<void(absl::string_view method, absl::StatusCode code, absl::Duration took)>;
 
-// What the caller says that it works on; nullopt: nothing, or what is no traceparent.
+// Returns the trace context in the call's traceparent, or nullopt if there is none or it is not valid.
 inline std::optional<TraceContext> CallerTrace(const grpc::CallbackServerContext& context) {
   const auto found = context.client_metadata().find(kTraceparentKey);
   if (found == context.client_metadata().end()) return std::nullopt;
   return ParseTraceparent({found->second.data(), found->second.size()});
 }
 
-// Of a method's name without its package, the one that spans have.
+// Returns the name of a call's span. `method` has no package.
 inline std::string SpanName(absl::string_view method) { return absl::StrCat("precondor.v1.", method); }
 
-// Runs control calls: those that may block off gRPC's threads. Thread-safe; outlives the services.
+// Runs the handlers of control calls. A handler that can block runs on an executor and not on a gRPC thread.
+// Thread-safe. Lifetime: outlives the services.
 class ControlRunner {
  public:
-  // `tracer` gets a span of each call that changes something, and of others whose callers keep theirs; of ReportStep as
-  // of its step. Null: none.
+  // `tracer` gets a span for each call whose caller keeps its own span, and for each call that changes state; of those,
+  // ReportStep only if its caller's trace is kept. A null `tracer` records no spans.
   ControlRunner(Executor& executor, const Clock& clock, RpcRecorder recorder, trace::Tracer* tracer)
       : executor_(executor), clock_(clock), recorder_(std::move(recorder)), tracer_(tracer) {}
 
-  // Answers on gRPC's thread: for `work` that waits for no shard, journal or disk.
+  // Runs `work` on the calling gRPC thread. Precondition: `work` does not wait for a shard, a journal or a disk.
   grpc::ServerUnaryReactor* RunNow(grpc::CallbackServerContext* context, absl::string_view method,
                                    const std::function<absl::Status()>& work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
@@ -55,7 +56,8 @@ class ControlRunner {
     return reactor;
   }
 
-  // Runs `work` on the executor, unless its client has gone, and finishes the call with its status.
+  // Runs `work` on the executor and finishes the call with its status. Does not run `work` if the client has cancelled
+  // the call or disconnected by then.
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, absl::string_view method,
                                 std::function<absl::Status()> work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
@@ -66,8 +68,8 @@ class ControlRunner {
     return reactor;
   }
 
-  // As Run, and calls with the same key run one after another. However many calls of
-  // one session wait for a shard or for the journal, they hold one thread of the executor.
+  // Like Run, but runs calls with equal keys one after another. So the calls of one session occupy at most one thread
+  // of the executor, however many of them wait for a shard or for the journal.
   grpc::ServerUnaryReactor* RunInOrder(grpc::CallbackServerContext* context, absl::string_view method, std::string key,
                                        std::function<absl::Status()> work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
@@ -87,7 +89,7 @@ class ControlRunner {
  private:
   struct KeyedCalls {
     uint64_t strand = 0;
-    int calls = 0;  // that wait or run
+    int calls = 0;  // waiting or running
   };
 
   uint64_t Enter(const std::string& key) {
@@ -102,13 +104,14 @@ class ControlRunner {
     if (--found->second.calls == 0) keyed_.erase(found);
   }
 
-  // A queue of calls whose clients have gone would keep the calls behind it, and the server, from ending.
+  // Skips calls whose clients have disconnected: otherwise a long queue of them would delay later calls and shutdown.
   void RunUnlessCancelled(const grpc::CallbackServerContext& context, grpc::ServerUnaryReactor& reactor,
                           absl::string_view method, absl::Time start, const std::function<absl::Status()>& work) const {
     if (context.IsCancelled()) return Finish(reactor, method, start, absl::CancelledError("the client is gone"));
     RunTraced(context, reactor, method, start, work);
   }
 
+  // Returns whether a call has a span; see the constructor.
   bool KeepsSpan(absl::string_view method, const std::optional<TraceContext>& caller) const {
     if (tracer_ == nullptr) return false;
     if (caller.has_value() && caller->sampled) return true;
