@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What grouped products tell the host of their answers.
+// Copies the squared lengths that grouped products compute on the device to the host.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,9 @@
 
 namespace precondor::cuda {
 
-// |d|^2 and |u|^2 of the operations that ask for them, in whose order they lie in `squares`; waits for the device where
-// one does. `Operations` has pointers to operations with a span `squares` [2], or without elements.
+// Copies |d|^2 and |u|^2 to the span `squares` [2] of each operation that asks for them; the span of every other
+// operation is empty. The array `squares` on the device has one pair for each operation that asks, in the order of
+// `operations`, which holds pointers to operations. Waits for the device if at least one operation asks.
 template <typename Operations>
 absl::Status ReceiveSquares(Device& device, const DeviceArray<double>& squares, const Operations& operations) {
   size_t asked = 0;

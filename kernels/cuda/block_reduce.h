@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over the threads of a block, and over blocks that end in any order, to the same bits at every run. For .cu files
-// alone.
+// Reductions over the threads of a block, and over blocks that finish in any order. Every run gives the same bits.
+// Include it in .cu files only.
 #pragma once
 
 #include "kernels/cuda/launch.h"
 
 namespace precondor::cuda {
 
-// Of all threads' values, in thread 0. All kThreads threads of the block take part.
+// Combines the values of all threads of a block in a fixed order and returns the result in thread 0; the return value
+// of other threads is unspecified. All kThreads threads of the block must call it.
 template <unsigned kThreads, typename Combine>
 __device__ double CombineBlock(double value, Combine combine) {
   __shared__ double of_warp[kThreads / kWarp];
   for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) {
     value = combine(value, __shfl_down_sync(0xffffffffu, value, offset));
   }
-  __syncthreads();  // threads that still read an earlier call's of_warp
+  __syncthreads();  // waits for threads that still read of_warp in an earlier call
   if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = value;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -27,8 +28,8 @@ struct Add {
   __device__ double operator()(double a, double b) const { return a + b; }
 };
 
-// Whether this block is the last of `blocks` that come here, and then sees what the others have written before. All
-// threads of each take part. *arrived is 0 before the first.
+// Returns true in the last of `blocks` blocks that call it. That block sees everything that the other blocks wrote
+// before their calls. All threads of each block must call it. Precondition: *arrived is 0 before the first call.
 __device__ inline bool IsLastBlock(unsigned* arrived, unsigned blocks) {
   __shared__ bool last;
   __threadfence();
@@ -39,8 +40,8 @@ __device__ inline bool IsLastBlock(unsigned* arrived, unsigned blocks) {
   return last;
 }
 
-// The same where only thread 0 has written what others read; no other thread waits for its stores. A barrier has to
-// lie between this call and the one before, as CombineBlock's.
+// Like IsLastBlock, for data that only thread 0 of each block has written: the call does not wait for the stores of
+// other threads. Two calls share `last`, so a barrier must lie between them (CombineBlock has one).
 __device__ inline bool IsLastBlockByFirstThread(unsigned* arrived, unsigned blocks) {
   __shared__ bool last;
   if (threadIdx.x == 0) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA backend: one device, everything on one stream in the order of the calls, products through cuBLAS in f32
-// (bf16 on request), decompositions through cuSOLVER in f64, the rest in kernels of its own (kernels/cuda/*.cu).
+// The CUDA backend. It computes on one device, on one stream, in the order of the calls; long copies have streams of
+// their own (kernels/cuda/staging.h). Large dense products use cuBLAS in f32 (bf16 or TF32 on request).
+// Eigendecompositions and large inverses use cuSOLVER in f64. The rest are the kernels of kernels/cuda/*.cu.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +16,22 @@
 namespace precondor {
 
 struct CudaBackendOptions {
-  int device = 0;  // as CUDA counts
-  // Of live matrices and scratch; the limit is at most what the device has free, less a reserve
-  // (Device::kReserveBytes).
+  int device = 0;  // CUDA device index
+  // Limit in bytes on matrices and scratch that exist at the same time. The backend lowers it to the device's free
+  // memory less a reserve (Device::kReserveBytes).
   int64_t memory_limit_bytes = std::numeric_limits<int64_t>::max();
-  // Devices of this process whose collectives with this one may reach into its memory, as NCCL's do where one device
-  // can reach another; what these want for themselves is then left out of the limit.
+  // CUDA devices of this process that form communicators with this one. They get access to this backend's memory if the
+  // hardware allows it, because NCCL may read and write a peer's buffers directly. If it is not empty, the memory limit
+  // also leaves space for the communicators' own buffers.
   std::vector<int> peers = {};
 };
 
-// The number of devices that this process can use, or why there are none: Unavailable, with CUDA's reason.
+// Returns the number of devices that this process can use, or Unavailable with CUDA's reason if there are none.
 absl::StatusOr<int> CountCudaDevices();
 
-// Thread-safe as Backend says. Unavailable when there is no such device. Numbers agree with the CPU backend's within
-// the conformance suite's tolerances, not to the bit.
+// Creates a backend, which is as thread-safe as Backend says. Returns InvalidArgument if memory_limit_bytes is not
+// positive, Unavailable if a device does not exist, and ResourceExhausted if no more than the reserve is free. Results
+// agree with the CPU backend's within the tolerances of the conformance suites, but not bitwise.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const CudaBackendOptions& options);
 
 }  // namespace precondor

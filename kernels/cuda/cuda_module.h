@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA backend for programs that also run where CUDA is not: it lies in a library of its own, libprecondor-cuda.so,
-// which is loaded when it is asked for (docs/adr/0008-cuda-module.md). Loading it and CUDA's libraries takes a process
-// about 190 MB and .4 s, which a process without a GPU does not pay.
+// Loads the CUDA backend from the library libprecondor-cuda.so at run time, so that the same program also runs on
+// machines without CUDA (docs/adr/0008-cuda-module.md). Loading it and the libraries of CUDA costs a process about 190
+// MB and 0.4 s. A process without a GPU does not pay this.
 #pragma once
 
 #include <memory>
@@ -15,16 +15,18 @@
 
 namespace precondor {
 
-// OK where NVIDIA's driver is installed; Unavailable, with the reason, where it is not. Loads nothing of CUDA's.
+// Returns OK if NVIDIA's driver is installed, and Unavailable with the reason otherwise. Opens and closes the driver's
+// library; loads no other library of CUDA.
 absl::Status FindCudaDriver();
 
-// MakeCudaBackend out of the library, which is looked for as any is: the program's RUNPATH, LD_LIBRARY_PATH.
-// Unavailable when it, or a device, is missing; FailedPrecondition when it belongs to another version. Thread-safe.
+// Calls MakeCudaBackend in the library, which the dynamic loader finds by the program's RUNPATH or LD_LIBRARY_PATH.
+// Returns Unavailable if the library or a device is missing, FailedPrecondition if the library is of another version,
+// and otherwise what MakeCudaBackend returns. Thread-safe.
 absl::StatusOr<std::unique_ptr<Backend>> LoadCudaBackend(const CudaBackendOptions& options);
-// MakeCudaPlane out of the same library, with the same errors.
+// Calls MakeCudaPlane in the library. Errors are those of LoadCudaBackend.
 absl::StatusOr<std::unique_ptr<DevicePlane>> LoadCudaPlane(int device);
 
-// CountCudaDevices out of the library; the same errors.
+// Calls CountCudaDevices in the library. Errors are those of LoadCudaBackend.
 absl::StatusOr<int> CountLoadedCudaDevices();
 
 }  // namespace precondor

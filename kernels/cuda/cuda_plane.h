@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DevicePlane over CUDA IPC.
+// Implements DevicePlane with CUDA IPC.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace precondor {
 
-// Takes 16 MiB of pinned memory when something is first copied from or to the host. Unavailable when there is no such
-// device. Leaves callers' current device as it is.
+// Creates a DevicePlane on CUDA device `device`. Returns Unavailable if the device does not exist. The first Upload,
+// Download or Inspect allocates 16 MiB of pinned host memory. No call changes the caller's current device.
 absl::StatusOr<std::unique_ptr<DevicePlane>> MakeCudaPlane(int device);
 
 }  // namespace precondor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors of the CUDA runtime as statuses.
+// Converts errors of the CUDA runtime to statuses.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,11 +9,11 @@
 
 namespace precondor::cuda {
 
-// OK for success; ResourceExhausted when memory is what lacks, Unavailable when there is no device or no driver for it,
-// Internal otherwise. The message names `what`, which the caller was doing, and CUDA's name of the error.
+// Returns OK for success, ResourceExhausted if memory is short, Unavailable if there is no usable device or driver, and
+// Internal otherwise. The message has `what`, the operation that failed, and CUDA's name and description of the error.
 absl::Status ToStatus(absl::string_view what, cudaError_t error);
 
-// True for errors after which the process can use the device no more.
+// Returns true for errors after which the process can no longer use the device.
 bool IsFatal(cudaError_t error);
 
 }  // namespace precondor::cuda

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense products l d r of many layers: all expansions in one launch, then for the layers of each shape one call of
-// cuBLAS for all l d and one for all (l d) r, in bf16, TF32 or, from .5 GFLOP on, f32. As in
-// kernels/cuda/grouped_operations.h, but that cuBLAS does not promise what it gives alone
-// (docs/adr/0015-dense-products-in-groups.md, 0025-measured-on-a-gpu.md).
+// Computes dense products l d r of many layers. One launch expands all factors that are stored in tiles. Then, for the
+// layers of each shape, cuBLAS makes all products l d in one call and all (l d) r in a second one, in bf16, TF32 or
+// f32. In f32, products below 0.5 GFLOP use kernels/cuda/products.h instead. The contract is that of
+// kernels/cuda/grouped_operations.h, except that the last bits of a result may depend on the other operations of the
+// call: cuBLAS promises nothing else (docs/adr/0015-dense-products-in-groups.md, 0025-measured-on-a-gpu.md).
 #pragma once
 
 #include "absl/status/status.h"
@@ -14,9 +15,9 @@
 
 namespace precondor::cuda {
 
-// What expands the form, whose weights are there on the device.
+// Returns the job that computes the matrix of `form`. `weights` holds the weights of the form in device memory.
 SymmetricJob JobOfForm(const SymmetricForm& form, const double* weights);
-// In stream order; waits for the device where one asks for squares.
+// Runs the operations in stream order. Waits for the device if an operation asks for squares.
 absl::Status RunDensePreconditions(Device& device, absl::Span<const operation::DensePrecondition* const> operations);
 
 }  // namespace precondor::cuda

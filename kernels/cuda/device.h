@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One CUDA device as the backend uses it: a stream on which everything runs in the order of the calls, a pool of
-// memory, pinned buffers between host and device, and the libraries' handles. Owns them all.
+// One CUDA device as the backend uses it. A Device owns a stream, on which all work runs in the order of the calls; a
+// memory pool; pinned buffers for copies between host and device; and the handles of cuBLAS and cuSOLVER.
 //
-// Calls make this device the calling thread's current one, so that several Devices may serve one process. After a fault
-// that ends the device's use (an illegal address, uncorrectable memory) every call returns that fault at once.
-// Thread-safe. Memory of a Device must be freed before it dies.
+// Each call makes this device the current one of the calling thread, so that one process can use several Devices. After
+// a fault that makes the device unusable (an illegal address, an uncorrectable memory error) every call returns that
+// fault at once. Thread-safe. All memory of a Device must be freed before the Device is destroyed.
 #pragma once
 
 #include <atomic>
@@ -36,8 +36,8 @@ namespace precondor::cuda {
 
 class Device;
 
-// Device memory for `size` Ts until death, contents unspecified. Death is in the stream's order: what was launched
-// before may still use it.
+// Owns device memory for `size` elements of type T, whose contents are unspecified. The destructor frees it in stream
+// order: work that was launched before may still use it.
 template <typename T>
 class DeviceArray {
  public:
@@ -65,15 +65,16 @@ class DeviceArray {
 
 class Device {
  public:
-  // Device memory that Allocate never hands out. It is for what CUDA takes from the device after Make: kernels of this
-  // backend, cuBLAS and cuSOLVER, which are loaded at their first launch, their local memory, what the pool rounds up,
-  // and what FreeBlocks keeps.
+  // Bytes of device memory that Allocate never hands out. CUDA takes memory after Make: for the code of this backend's
+  // kernels, cuBLAS and cuSOLVER, which is loaded at its first launch, and for the kernels' local memory. The pool
+  // rounds sizes up, and FreeBlocks keeps free blocks.
   static constexpr int64_t kReserveBytes = int64_t{1} << 30;
 
-  // Unavailable when there is no such device; ResourceExhausted when no more than the reserve is free. Bounds what
-  // Allocate has handed out at a time: memory_limit_bytes, and what the device has free once the libraries' handles,
-  // their workspace and the pinned buffers are made, less the reserve and what communicators with `peers` may take.
-  // Those peers reach what Allocate hands out.
+  // Opens CUDA device `index`. Returns Unavailable if this device or a peer does not exist, and ResourceExhausted if no
+  // more than the reserve is free. The memory limit is the smaller of memory_limit_bytes and what the device has free
+  // once the libraries' handles, their workspace and the pinned buffers exist, less the reserve and, if there are
+  // peers, less what communicators with them may take. Peers can access the memory that Allocate returns if the
+  // hardware allows it.
   static absl::StatusOr<std::unique_ptr<Device>> Make(int index, int64_t memory_limit_bytes,
                                                       const std::vector<int>& peers = {});
   ~Device();
@@ -81,33 +82,35 @@ class Device {
   Device& operator=(const Device&) = delete;
 
   cudaStream_t stream() const { return stream_; }
-  // Launches through `launch`, on stream(). The launch's error, named after `what`.
+  // Calls `launch` with stream(). Returns the launch's error, with `what` in its message.
   absl::Status Run(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch);
-  // As Run, at the end of an operation that has changed what the caller keeps: its error, whatever it is, ends the
-  // device's use.
+  // Like Run, for the last launch of an operation that has already changed the caller's data: any error makes the
+  // device unusable, and later calls return it.
   absl::Status RunOrLose(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch);
-  // Calls a library with its handle, one thread at a time.
+  // Calls cuBLAS or cuSOLVER with its handle. One thread at a time uses a handle.
   absl::Status RunBlas(absl::string_view what, absl::FunctionRef<cublasStatus_t(cublasHandle_t)> call);
   absl::Status RunSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call);
-  // As RunSolver, of a call that launches nothing.
+  // Like RunSolver, for a call that launches nothing; launch_count does not count it.
   absl::Status AskSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call);
 
-  // 256-byte aligned. ResourceExhausted names the numbers.
+  // Returns `bytes` bytes of memory, aligned to 256 bytes, for use in stream order. Returns ResourceExhausted, with the
+  // numbers in the message, if the memory limit or the device has no room.
   absl::StatusOr<void*> Allocate(int64_t bytes, bool zeroed);
+  // Frees `bytes` bytes that Allocate returned, in stream order.
   void Free(void* data, int64_t bytes);
   int64_t allocated_bytes() const { return allocated_bytes_; }
   int64_t memory_limit_bytes() const { return memory_limit_bytes_; }
-  // Backend::fault.
+  // See Backend::fault.
   absl::Status fault() const { return fault_.Get(); }
-  // Gives the driver back what is free.
+  // Waits for the stream and returns free memory of the pool to the driver.
   void Trim();
 
-  // In the stream's order. The host's memory may be reused on return.
+  // Copies in stream order. The caller may reuse `host` when the call returns.
   absl::Status Upload(ConstMatrixView host, MatrixView device);
-  // The same into memory that nothing under way uses: copied beside what was launched before, ahead of what comes
-  // after.
+  // Like Upload, into memory that no work under way uses: the copy may overlap earlier work, and later work follows it.
   absl::Status UploadToIdle(ConstMatrixView host, MatrixView device);
-  // Waits for what was launched before, and not for what is launched meanwhile.
+  // Returns when `host` is written. Waits for work that was launched before the call, and not for work launched during
+  // the call.
   absl::Status Download(ConstMatrixView device, MatrixView host);
   absl::Status Copy(ConstMatrixView from, MatrixView to);
 
@@ -117,19 +120,19 @@ class Device {
     PRECONDOR_ASSIGN_OR_RETURN(void* const data, Allocate(size * static_cast<int64_t>(sizeof(T)), /*zeroed=*/false));
     return DeviceArray<T>(this, static_cast<T*>(data), size);
   }
-  // A copy of the host's elements for the device.
+  // Copies the elements of `host` to a new array.
   template <typename T>
   absl::StatusOr<DeviceArray<T>> Send(absl::Span<const T> host) {
     PRECONDOR_ASSIGN_OR_RETURN(DeviceArray<T> array, Array<T>(static_cast<int64_t>(host.size())));
     PRECONDOR_RETURN_IF_ERROR(UploadBytes(host.data(), static_cast<int64_t>(host.size() * sizeof(T)), array.data()));
     return array;
   }
-  // The host's elements into an array of as many.
+  // Copies the elements of `host` to `array`, which has the same size.
   template <typename T>
   absl::Status Fill(const DeviceArray<T>& array, absl::Span<const T> host) {
     return UploadBytes(host.data(), static_cast<int64_t>(host.size() * sizeof(T)), array.data());
   }
-  // The first elements of an array; waits for what was launched before.
+  // Copies the first host.size() elements of `array` to the host. Waits for work that was launched before.
   template <typename T>
   absl::Status Receive(const DeviceArray<T>& array, absl::Span<T> host) {
     return DownloadBytes(array.data(), static_cast<int64_t>(host.size() * sizeof(T)), host.data());
@@ -141,16 +144,18 @@ class Device {
   absl::Status LetReach(const std::vector<int>& peers);
   absl::Status MakeHandles();
   absl::Status SetMemoryLimit(const std::vector<int>& peers);
-  // Makes the device current; its fault if it had one.
+  // Makes the device current, or returns the device's fault if it has one.
   absl::Status Enter();
+  // Returns the status of a call of the CUDA runtime. A fatal error makes the device unusable.
   absl::Status Checked(absl::string_view what, cudaError_t error);
-  // The status of a library's call. A library's error does not tell a fault of the device from a refusal: after one,
-  // the device is asked, and its fault takes the place of the library's error.
+  // Returns the status of a library's call. A library's error does not tell whether the device has a fault. So after an
+  // error this asks the CUDA runtime, and returns the device's fault instead if it has one.
   absl::Status CheckedLibrary(absl::Status status, absl::string_view what);
+  // Makes the device unusable: later calls return `fault`.
   void Lose(const absl::Status& fault);
-  // ResourceExhausted where the limit has no room for them.
+  // Adds `bytes` to allocated_bytes_, or returns ResourceExhausted if the limit has no room for them.
   absl::Status CountAllocation(int64_t bytes);
-  void FreeKept();  // free_blocks_
+  void FreeKept();  // empties free_blocks_
   void FreeToPool(void* data);
   absl::Status UploadBytes(const void* host, int64_t bytes, void* device);
   absl::Status DownloadBytes(const void* device, int64_t bytes, void* host);
@@ -163,7 +168,7 @@ class Device {
   std::unique_ptr<Staging> staging_;
   void* blas_workspace_ = nullptr;
 
-  Mutex blas_mu_, solver_mu_;  // decompositions work on the host too: products do not wait for them
+  Mutex blas_mu_, solver_mu_;  // two, because decompositions also use the host: products need not wait for them
   cublasHandle_t blas_ ABSL_GUARDED_BY(blas_mu_) = nullptr;
   cusolverDnHandle_t solver_ ABSL_GUARDED_BY(solver_mu_) = nullptr;
 

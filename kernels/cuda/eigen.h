@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eigendecompositions of many small symmetric matrices by cuSOLVER's batched routine, those of one size in one call.
-// As in kernels/cuda/grouped_operations.h; docs/adr/0014-batched-eigendecompositions.md.
+// Decomposes many small symmetric matrices by cuSOLVER's batched routine, those of one size in one call. The contract
+// is that of kernels/cuda/grouped_operations.h, but bits may depend on the other matrices
+// (docs/adr/0014-batched-eigendecompositions.md).
 #pragma once
 
 #include "absl/status/status.h"
@@ -11,10 +12,11 @@
 
 namespace precondor::cuda {
 
-// What SymmetricEigen says where a decomposition left this info: OK for 0, not finite for a negative one.
+// Converts the info of a decomposition to the status of SymmetricEigen: OK for 0, FailedPrecondition for a negative
+// info (an element is not finite) and for a positive one (no convergence).
 absl::Status EigenStatus(int info);
-// Of matrices of at most kMostRowsOfSymmetricEigens rows; waits for the device. statuses[i]: FailedPrecondition where
-// there is no decomposition.
+// Precondition: each matrix has at most kMostRowsOfSymmetricEigens rows. Waits for the device. Sets statuses[i] to
+// FailedPrecondition if operation i has no decomposition.
 absl::Status RunSymmetricEigens(Device& device, absl::Span<const operation::SymmetricEigen* const> operations,
                                 absl::Span<absl::Status> statuses);
 

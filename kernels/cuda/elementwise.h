@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations element by element: one thread an element, no sums, so that any grid gives the same bits.
+// Operations element by element. One thread computes an element and nothing is summed, so every grid gives the same
+// bits.
 //
-// Views are of device memory, row-major f32; so are spans (scales, indices), given by pointer. What each computes, and
-// which operands may alias, is Backend's contract (kernels/backend.h). Each is one launch on `stream` and returns the
-// launch's error. No output is without elements.
+// Views are of device memory, row-major f32. Spans (scales, indices) are pointers to device memory. Backend's contract
+// (kernels/backend.h) says what each operation computes and which operands may alias. Each function is one launch on
+// `stream` and returns the launch's error. Precondition: outputs have elements.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace precondor::cuda {
 
-// One of the operations that run together, as kernels/operation.h has it.
+// One operation::Elementwise (kernels/operation.h), with its scales on the device. One launch can run many of them.
 struct ElementwiseJob {
   ElementwiseKind kind = ElementwiseKind::kAxpby;
   double alpha = 0;
@@ -25,8 +26,9 @@ struct ElementwiseJob {
   MatrixView y;
   int64_t first = 0;  // blocks of all jobs before this one
 };
+// Returns the number of blocks of `job`.
 int64_t ElementwiseBlocks(const ElementwiseJob& job);
-// `job` is in host memory; `jobs` [count], of `blocks` blocks in all, in device memory.
+// Run one job, in host memory, or `count` jobs in device memory, of `blocks` blocks in all.
 cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob& job);
 cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob* jobs, int count, int64_t blocks);
 
@@ -36,19 +38,20 @@ cudaError_t DivideByRoot(cudaStream_t stream, double alpha, ConstMatrixView x, C
                          MatrixView y);
 cudaError_t DivideByOuter(cudaStream_t stream, double alpha, const double* rows, const double* columns, double shift,
                           ConstMatrixView x, MatrixView y);
-// nullptr stands for all rows or columns in their order.
+// A null `rows` or `columns` selects all rows or columns in their order.
 cudaError_t Gather(cudaStream_t stream, const int64_t* rows, const int64_t* columns, ConstMatrixView x, MatrixView y);
-// The state of kernels/base/random.h's CounterRandom.
+// key0, key1 and nonce are the state of a CounterRandom (kernels/base/random.h).
 cudaError_t FillNormal(cudaStream_t stream, uint32_t key0, uint32_t key1, uint64_t nonce, MatrixView x);
 
-// Between f32 views and the dense f64 matrices that decompositions work on, [rows, cols] contiguous.
-// A symmetric matrix from a's lower triangle.
+// The functions below convert between f32 views and the dense f64 matrices, [rows, cols] contiguous, that
+// decompositions work on.
+// WidenLower sets both triangles of `out` from the lower triangle of a.
 cudaError_t WidenLower(cudaStream_t stream, ConstMatrixView a, double* out);
 cudaError_t Widen(cudaStream_t stream, ConstMatrixView a, double* out);
 cudaError_t Narrow(cudaStream_t stream, const double* in, MatrixView out);
-// out_ij = in_ij * (signs_i < 0 ? -1 : 1); signs are `step` elements apart.
+// out_ij = in_ij * (signs_i < 0 ? -1 : 1). Elements of `signs` are `step` apart.
 cudaError_t NarrowWithSigns(cudaStream_t stream, const double* in, const double* signs, int64_t step, MatrixView out);
-// Both triangles from in[i, j], j <= i.
+// Sets both triangles of `out` from in[i, j], j <= i.
 cudaError_t NarrowLower(cudaStream_t stream, const double* in, MatrixView out);
 
 }  // namespace precondor::cuda

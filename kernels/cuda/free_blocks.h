@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small pieces of a device's memory that are free and stay with the backend, so that a step which takes and frees
-// hundreds of them asks CUDA for none.
+// A cache of small free blocks of device memory. A step takes and frees hundreds of them, and with the cache it does
+// not ask CUDA for any.
 //
-// They are free in the stream's order, as after cudaFreeAsync: what was launched before may still use them, what is
-// launched after may have them.
+// Blocks are free in stream order, as after cudaFreeAsync: work that was launched before Keep may still use a block,
+// and work that is launched after Take may use it.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@
 
 namespace precondor::cuda {
 
-// Thread-safe.
+// Keeps free blocks by size. Thread-safe.
 class FreeBlocks {
  public:
   static constexpr int64_t kLargestBytes = int64_t{1} << 20;
-  static constexpr int64_t kMostBytes = int64_t{64} << 20;  // of all together
+  static constexpr int64_t kMostBytes = int64_t{64} << 20;  // limit on the sum of all kept blocks
 
-  // A block of exactly so many bytes, or null.
+  // Returns a kept block of exactly `bytes` bytes, or null if there is none.
   void* Take(int64_t bytes) {
     const MutexLock lock(mu_);
     const auto blocks = blocks_.find(bytes);
@@ -31,7 +31,8 @@ class FreeBlocks {
     bytes_ -= bytes;
     return block;
   }
-  // False where the block is not kept: it is too large, or they would be too many.
+  // Keeps the block and returns true. Returns false if the block is larger than kLargestBytes or the kept blocks would
+  // exceed kMostBytes; the block then stays the caller's.
   bool Keep(void* block, int64_t bytes) {
     if (bytes > kLargestBytes) return false;
     const MutexLock lock(mu_);
@@ -40,7 +41,7 @@ class FreeBlocks {
     bytes_ += bytes;
     return true;
   }
-  // All of them, which are kept no longer.
+  // Removes all kept blocks and returns them.
   std::vector<void*> Clear() {
     const MutexLock lock(mu_);
     std::vector<void*> all;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How kernels read and write device memory: many loads of a thread at once, and four neighbours at a time where they
-// are aligned. For .cu files alone.
+// Loads and stores of device memory in kernels. A thread issues many loads at once, and moves four neighbouring
+// elements at a time if they are aligned. Include it in .cu files only.
 //
-// A pointer that comes from a table of jobs is generic: the compiler takes a store through one for a change of what
-// any other points to, and keeps each later load behind it. So a kernel loads all that it needs into registers first,
-// and stores afterwards.
+// A pointer that a kernel reads from a table of jobs is generic: the compiler assumes that a store through it may
+// change what any other pointer points to, and keeps all later loads behind the store. So a kernel first loads all that
+// it needs into registers, and stores afterwards.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace precondor::cuda {
 
-// p, which the compiler may take for an address in device memory.
+// Returns p. The compiler may assume that it points to device memory.
 template <typename T>
 __device__ __forceinline__ T* Global(T* p) {
 #ifdef __CUDA_ARCH__
@@ -22,21 +22,22 @@ __device__ __forceinline__ T* Global(T* p) {
   return p;
 }
 
-// What a thread loads or stores at once.
+// Number of neighbouring elements that a thread loads or stores at once.
 constexpr int kFour = 4;
 template <typename T>
 struct alignas(kFour * sizeof(T)) Four {
   T at[kFour];
 };
 
-// Which elements of a block's patch of a matrix a thread moves: in rows row, row + step, ..., the four columns from
-// `column` on, a multiple of 4.
+// The elements of a block's patch of a matrix that a thread moves: four columns from `column` on, a multiple of 4, in
+// each of the rows row, row + step, ...
 struct FoursPlace {
   int row, step, column;
 };
 
-// A thread's elements: fours that lie `step` elements apart. Those before `end` of `count` exist, and of each the first
-// `columns`. by_fours: all are aligned, and columns is 4 or more, or none.
+// A thread's elements: groups of four neighbours (fours) that lie `step` elements apart. The first `end` fours exist,
+// and of each the first `columns` elements. by_fours: all fours are aligned, and `columns` is either 4 or more, or not
+// positive.
 template <typename T>
 struct Fours {
   T* first;
@@ -45,19 +46,20 @@ struct Fours {
   bool by_fours;
 };
 
-// Whether fours of a matrix are aligned, and each is wholly inside or outside a patch of so many columns. A thread
-// moves the same elements either way, so that no sum depends on it. All threads of a block take the same path.
+// Returns whether the fours of a matrix are aligned and each lies wholly inside or outside a patch of `columns`
+// columns. A thread moves the same elements in either case, so no sum depends on the result. All threads of a block get
+// the same result.
 template <typename T>
 __device__ __forceinline__ bool MovesByFours(const T* data, int64_t stride, int columns) {
   return (reinterpret_cast<uintptr_t>(data) | static_cast<uintptr_t>(stride * sizeof(T))) % sizeof(Four<T>) == 0 &&
          columns % kFour == 0;
 }
 
-// How many of first, first + step, ... are below `limit`.
+// Returns how many of first, first + step, ... are below `limit`.
 __device__ __forceinline__ int CountBelow(int limit, int first, int step) { return (limit - first + step - 1) / step; }
 
-// data + offset. The data of a matrix without elements may be null, from which C++ on the host allows no step; a test
-// for that costs registers, which some kernels lack, and on the device nothing reads such an address.
+// Returns data + offset. The data of a matrix without elements may be null, to which C++ on the host allows no offset
+// to be added. On the device a test for null costs registers that some kernels lack, and no kernel reads the address.
 template <typename T>
 __device__ __forceinline__ T* At(T* data, int64_t offset) {
 #ifdef __CUDA_ARCH__
@@ -67,7 +69,7 @@ __device__ __forceinline__ T* At(T* data, int64_t offset) {
 #endif
 }
 
-// A thread's elements of the patch of at most kRows x kColumns at (row, column) of x.
+// Returns the elements, at place `at`, of the patch of at most kRows x kColumns at (row, column) of x.
 template <int kRows, int kColumns, typename T>
 __device__ __forceinline__ Fours<T> FoursOf(const BasicMatrixView<T>& x, int64_t row, int64_t column, FoursPlace at) {
   const int64_t rows_left = x.rows - row, columns_left = x.cols - column;
@@ -77,7 +79,7 @@ __device__ __forceinline__ Fours<T> FoursOf(const BasicMatrixView<T>& x, int64_t
           CountBelow(rows, at.row, at.step), columns - at.column, MovesByFours(x.data, x.stride, columns)};
 }
 
-// Zero where there are none. All loads are issued before the first is waited for.
+// Loads the fours; elements that do not exist become zero. Issues all loads before it waits for the first.
 template <int kCount, typename T>
 __device__ __forceinline__ void LoadFours(const Fours<const T>& from, Four<T> (&fours)[kCount]) {
   const T* const first = Global(from.first);
@@ -99,8 +101,8 @@ __device__ __forceinline__ void LoadFours(const Fours<const T>& from, Four<T> (&
   }
 }
 
-// Fours that lie `step` elements apart, from `first` on, of a row of `size` elements; zero beyond it. `aligned`: every
-// row's fours are. The thread's place in a run of `step` elements is first % step.
+// Loads kCount fours of a row of `size` elements, `step` elements apart from `first` on; elements beyond the row become
+// zero. `aligned`: the fours of every row are aligned. first % step is the thread's offset in a run of `step` elements.
 template <int kCount, typename T>
 __device__ __forceinline__ void LoadFoursOfRow(const T* row, int64_t size, int64_t first, int step, bool aligned,
                                                Four<T> (&fours)[kCount]) {

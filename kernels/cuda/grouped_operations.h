@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations of kernels/operation.h on a device: those of one kind take as few launches as their shapes allow, for all
-// layers together. What each gives is to the bit what it gives alone.
+// Runs operations of kernels/operation.h on a device in groups. The operations of one kind, of all layers together,
+// take as few launches as their shapes allow. The result of each operation is bitwise equal to its result alone.
 //
-// Spans are not empty. An error is that of all operations, of which some may have run, but for ResourceExhausted:
-// memory is taken before the first launch.
+// Precondition: spans are not empty. A function that returns an error has failed for all operations, and some of them
+// may have run. After ResourceExhausted none has run, because memory is allocated before the first launch.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +16,27 @@
 
 namespace precondor::cuda {
 
-// In stream order.
+// Runs in stream order.
 absl::Status RunElementwise(Device& device, absl::Span<const operation::Elementwise* const> operations);
-// Whether it is worth a launch of cuBLAS' kernels.
+// Returns whether the product is large enough for a launch of cuBLAS.
 bool IsLarge(const operation::Gemm& gemm);
 absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const> operations);
-// When matrices have changed and their products did not come about, the device is lost.
+// If matrices have changed and the launch for their products fails, the device is lost.
 absl::Status RunSymmetricUpdates(Device& device,
                                  absl::Span<const operation::SymmetricUpdateMultiply* const> operations);
-// These wait for the device.
+// The functions below wait for the device.
 absl::Status RunRowSquaredNorms(Device& device, absl::Span<const operation::RowSquaredNorms* const> operations);
 absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const operation::ColumnSquaredNorms* const> operations);
 absl::Status RunDots(Device& device, absl::Span<const operation::Dot* const> operations);
-// Of at most kMostVectorsOfTerms vectors and kMostRowsOfTerms rows. statuses[i]: FailedPrecondition where a product is
-// not finite.
+// Precondition: each operation has at most kMostVectorsOfTerms vectors and kMostRowsOfTerms rows. Sets statuses[i] to
+// FailedPrecondition if a product of operation i is not finite.
 absl::Status RunShermanMorrisonTerms(Device& device,
                                      absl::Span<const operation::ShermanMorrisonTerms* const> operations,
                                      absl::Span<absl::Status> statuses);
-// What SpdInverse says where a decomposition of n rows left this info (kernels/cuda/spd_inverses.h).
+// Converts the info of an inversion of n rows (kernels/cuda/spd_inverses.h) to the status of SpdInverse.
 absl::Status InverseStatus(int info, int64_t n);
-// Of matrices of at most kMostRowsOfSpdInverse rows. statuses[i]: FailedPrecondition where there is no inverse.
+// Precondition: each matrix has at most kMostRowsOfSpdInverse rows. Sets statuses[i] to FailedPrecondition if matrix i
+// has no inverse.
 absl::Status RunSpdInverses(Device& device, absl::Span<const operation::SpdInverse* const> operations,
                             absl::Span<absl::Status> statuses);
 absl::Status RunLowRankCores(Device& device, absl::Span<const operation::LowRankCore* const> operations,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Collective over host memory by NCCL, for ranks whose data goes over the network anyway: what it moves is copied to
-// a device of each rank's and back.
+// A Collective over host memory that uses NCCL, for ranks whose data crosses the network in any case. Each rank copies
+// data to a CUDA device of its own and back.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@
 
 namespace precondor {
 
-// As MakeNcclCollective, with backend_name() "cpu". `options.stream` must be null. On the device it holds what the
-// largest group so far reads and writes.
+// Like MakeNcclCollective, but backend_name() is "cpu". Returns InvalidArgument if `options.stream` is not null. The
+// collective keeps device memory for the inputs and outputs of the largest group so far.
 absl::StatusOr<std::unique_ptr<Collective>> MakeHostNcclCollective(absl::string_view unique_id, int rank, int size,
                                                                    const NcclOptions& options, absl::Duration timeout);
 

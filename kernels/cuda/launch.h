@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How kernels are launched: always on a named stream, with the grid's limits respected. For .cu files alone.
+// Launches kernels, always on a given stream and within the limits of a grid. Include it in .cu files only.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +14,15 @@
 namespace precondor::cuda {
 
 constexpr unsigned kWarp = 32;
-// Grids beyond this many blocks gain nothing; a block then has several of the work's blocks.
+// Largest grid. More blocks gain nothing; each block then runs several of the work's blocks.
 constexpr int64_t kMaxBlocks = 1 << 14;
 
 constexpr int64_t Blocks(int64_t items, int64_t items_per_block) {
   return std::clamp<int64_t>((items + items_per_block - 1) / items_per_block, 1, kMaxBlocks);
 }
 
-// Launch with so many bytes of DynamicShared() for each block; beyond 48 KiB the kernel must have been allowed them.
+// Launches with `shared_bytes` bytes of DynamicShared() for each block. Above 48 KiB, the caller must have raised the
+// kernel's limit first (cudaFuncSetAttribute).
 template <typename... Params, typename... Args>
 cudaError_t LaunchWithShared(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes, void (*kernel)(Params...),
                              Args&&... args) {
@@ -34,25 +35,25 @@ cudaError_t LaunchWithShared(cudaStream_t stream, dim3 grid, dim3 block, size_t 
   return cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
 }
 
-// The block's shared memory of the size that the launch says, at a multiple of 32 bytes.
+// Returns the block's shared memory, of the size given at the launch, aligned to 32 bytes.
 #ifdef __CUDACC__
 __device__ inline void* DynamicShared() {
   extern __shared__ __align__(32) double dynamic_shared[];
   return dynamic_shared;
 }
 #else
-void* DynamicShared();  // CUDA on the host defines it
+void* DynamicShared();  // the host's imitation of CUDA defines it
 #endif
 
-// The launch's own error; what the kernel does wrong shows at a later call on the stream.
+// Returns the launch's own error. A later call on the stream returns an error of the kernel.
 template <typename... Params, typename... Args>
 cudaError_t Launch(cudaStream_t stream, dim3 grid, dim3 block, void (*kernel)(Params...), Args&&... args) {
   return LaunchWithShared(stream, grid, block, 0, kernel, std::forward<Args>(args)...);
 }
 
-// The last job whose `first` is not beyond `unit`: jobs are in the order of theirs, and none is empty. All lanes of a
-// warp take part, with the same arguments. Each look is at 32 jobs at once: a block waits for two loads among a
-// thousand jobs, where halving would wait for ten, one after the other.
+// Returns the last job whose `first` is at most `unit`. Jobs are in the order of `first`, and none is empty. All lanes
+// of a warp must call it with the same arguments. It looks at 32 jobs at once: among a thousand jobs a block waits for
+// two loads, where a binary search waits for ten, one after another.
 template <typename Job>
 __device__ const Job& JobOf(const Job* jobs, int count, int64_t unit) {
   constexpr int kLanes = static_cast<int>(kWarp);
@@ -68,8 +69,8 @@ __device__ const Job& JobOf(const Job* jobs, int count, int64_t unit) {
   return jobs[begin];
 }
 
-// Which of so many blocks of work a block of the grid does: neighbours, which seldom change their job.
-// There are fewer than 2^31.
+// The range of blocks of work that a block of the grid runs. They are neighbours, because neighbours seldom belong to
+// different jobs. There are fewer than 2^31 blocks of work.
 struct Share {
   unsigned begin, end;
 };
@@ -79,11 +80,12 @@ __device__ inline Share ShareOf(int64_t blocks) {
   return {begin, std::min(begin + each, all)};
 }
 
-// What a kernel takes that runs one job, which travels with the launch, or many in device memory.
+// The argument of a kernel that can run one job, which travels with the launch (OneJob), or many jobs in device memory
+// (ManyJobs).
 //
-// Of gives a job in device memory, which a kernel copies. InShared gives a large job in shared memory, where no store
-// of results can change it; it stays until the block's next call, and all threads of the block take part. A block asks
-// for its share's blocks in their order.
+// Of returns a block's job, possibly in device memory; a kernel copies it. InShared returns a large job in shared
+// memory, where no store of results can change it. The reference is valid until the next call. All threads of the block
+// must call it, with the blocks of their share in order.
 template <typename Job>
 struct OneJob {
   Job job;
@@ -99,11 +101,11 @@ struct ManyJobs {
     constexpr unsigned kWords = sizeof(Job) / sizeof(uint32_t);
     static_assert(sizeof(Job) % sizeof(uint32_t) == 0 && std::is_trivially_copyable_v<Job>);
     alignas(Job) __shared__ unsigned char bytes[sizeof(Job)];
-    __shared__ unsigned next;  // the first block of the job after it
+    __shared__ unsigned next;  // first block of the following job
     void* const to = bytes;
     if (block == share.begin || block >= next) {
       const Job* const from = &Of(block);
-      __syncthreads();  // no thread reads the job before any more
+      __syncthreads();  // waits until no thread reads the previous job
       for (unsigned at = threadIdx.x; at < kWords; at += blockDim.x) {
         memcpy(static_cast<uint32_t*>(to) + at, reinterpret_cast<const uint32_t*>(from) + at, sizeof(uint32_t));
       }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many kernels this process has launched so far, for tests and benchmarks; a call of a library counts as one.
+// Number of kernels that this process has launched, for tests and benchmarks. A call of a library counts as one.
 #pragma once
 
 #include <atomic>

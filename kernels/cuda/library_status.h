@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors of the libraries above the CUDA runtime as statuses.
+// Converts errors of cuBLAS and cuSOLVER to statuses.
 #pragma once
 
 #include <cublas_v2.h>
@@ -10,7 +10,8 @@
 
 namespace precondor::cuda {
 
-// As ToStatus of cuda_status.h.
+// Returns OK for success, ResourceExhausted if an allocation failed, and Internal otherwise. The message has `what`,
+// the operation that failed.
 absl::Status ToStatus(absl::string_view what, cublasStatus_t error);
 absl::Status ToStatus(absl::string_view what, cusolverStatus_t error);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Libraries of this project that a program loads when it needs them (docs/adr/0008-cuda-module.md).
+// Loads this project's own shared libraries at run time (docs/adr/0008-cuda-module.md).
 #pragma once
 
 #include <dlfcn.h>
@@ -12,16 +12,16 @@
 
 namespace precondor {
 
-// dlerror's text, which names the library.
+// Returns the text of dlerror(), which names the library.
 inline std::string LastLoadError() {
   const char* error = dlerror();
   return error == nullptr ? "unknown error" : error;
 }
 
-// What `library` shows under `symbol`, an Entry whose `version` has to be `version`. It is looked for as any library
-// is: the program's RUNPATH, LD_LIBRARY_PATH. Unavailable, "no WHAT: ...", when it is missing; FailedPrecondition
-// when it belongs to another version. Never unloaded: code of it may be running, and CUDA is not made to be.
-// Thread-safe.
+// Loads `library` and returns the Entry that it exports as `symbol`. The dynamic loader finds the library as usual, by
+// the program's RUNPATH or LD_LIBRARY_PATH. Returns Unavailable ("no WHAT: ...") if the library cannot be loaded, and
+// FailedPrecondition if it has no such symbol or its Entry::version is not `version`. The library is never unloaded:
+// its code may be running, and CUDA does not support unloading. Thread-safe.
 template <typename Entry>
 absl::StatusOr<const Entry*> LoadEntry(absl::string_view what, const char* library, const char* symbol,
                                        absl::string_view version) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The low-rank form's operations of kernels/operation.h on a device: an update of all factors in one launch, the
-// products of all layers in four at most, or eight where some are f32's and some on tensor cores. As in
-// kernels/cuda/grouped_operations.h.
+// Runs the low-rank form's operations of kernels/operation.h on a device. One launch updates all factors. The products
+// of all layers take at most four launches, or eight if some are in f32 and some on tensor cores. The contract is that
+// of kernels/cuda/grouped_operations.h.
 #pragma once
 
 #include "absl/status/status.h"
@@ -12,9 +12,9 @@
 
 namespace precondor::cuda {
 
-// In stream order.
+// Runs in stream order.
 absl::Status RunLowRankAppends(Device& device, absl::Span<const operation::LowRankAppend* const> operations);
-// Waits for the device where one asks for squares.
+// Waits for the device if an operation asks for squares.
 absl::Status RunLowRankPreconditions(Device& device,
                                      absl::Span<const operation::LowRankPrecondition* const> operations);
 

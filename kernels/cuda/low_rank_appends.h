@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that join low-rank factors, and what of their Gram matrices changes with them: many factors in one launch, each
-// old row read once for up to kAppendedTogether new ones.
+// Writes new rows into low-rank factors and updates their Gram matrices. One launch handles many factors, and reads
+// each old row once for up to kAppendedTogether new ones.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace precondor::cuda {
 
 constexpr int64_t kAppendedTogether = 4;
 
-// As Backend::LowRankAppend says; products are summed in f64. Pointers are to device memory.
+// One append, as Backend::LowRankAppend defines it. Products are summed in f64. Pointers are to device memory.
 struct LowRankAppendJob {
   ConstMatrixView rows;            // [k, d]
   const double* scales = nullptr;  // [k]
@@ -24,7 +24,7 @@ struct LowRankAppendJob {
 constexpr int64_t LowRankAppendBlocks(const LowRankAppendJob& job) {
   return job.vectors.rows * ((job.rows.rows + kAppendedTogether - 1) / kAppendedTogether);
 }
-// `jobs` [count], of `blocks` blocks in all, in device memory.
+// Runs `jobs` [count], in device memory, of `blocks` blocks in all.
 cudaError_t LowRankAppends(cudaStream_t stream, const LowRankAppendJob* jobs, int count, int64_t blocks);
 
 }  // namespace precondor::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What libprecondor-cuda.so shows to its loader. Both are built together; the version says so.
+// The table of functions that libprecondor-cuda.so exports. The loader checks that `version` is its own.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL for programs that also run where it is not: it lies in a library of its own, libprecondor-nccl.so, which is
-// loaded when it is asked for.
+// Loads NCCL from the library libprecondor-nccl.so at run time, so that the same program also runs where NCCL is
+// missing.
 #pragma once
 
 #include <memory>
@@ -18,15 +18,17 @@
 
 namespace precondor {
 
-// OK where the library and NCCL are there.
+// Loads the library. Returns OK if it and NCCL exist, and otherwise the error of LoadNewNcclId.
 absl::Status FindNccl();
-// NewNcclId and MakeHostNcclCollective out of the library; Unavailable when it, or NCCL, is missing,
-// FailedPrecondition when it belongs to another version. Thread-safe.
+// Call NewNcclId and MakeHostNcclCollective in the library. Return Unavailable if the library or NCCL is missing,
+// FailedPrecondition if the library is of another version, and otherwise what the called function returns. Thread-safe.
 absl::StatusOr<std::string> LoadNewNcclId();
 absl::StatusOr<std::unique_ptr<Collective>> LoadHostNcclCollective(absl::string_view unique_id, int rank, int size,
                                                                    const NcclOptions& options, absl::Duration timeout);
-// For DeviceGroup, of backends on these CUDA devices in their order, with communicators that follow the backends'
-// streams. `timeout` is for joining. Errors as above, and those of MakeNcclCollective.
+// Returns the function with which a DeviceGroup connects its backends, which are on these CUDA devices in their order.
+// The communicators' operations follow the backends' streams. `timeout` is for joining. The function returns
+// InvalidArgument if `devices` and the backends differ in number, and otherwise the errors above and those of
+// MakeNcclCollective.
 DeviceGroup::Connect ConnectByNccl(std::vector<int> devices, absl::Duration timeout);
 
 }  // namespace precondor

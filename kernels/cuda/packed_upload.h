@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays of several types that go to the device as one copy. First all of them are asked for, then Open finds the
-// memory, so that what is written into one may point to another, and Send is on its way in the stream's order.
+// Uploads arrays of several types to the device in one copy. Call Add for each array, then Open, which allocates the
+// memory, fill the arrays on the host, and call Send, which copies in stream order. Device addresses are known after
+// Open, so that the content of one array can point to another.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@
 
 namespace precondor::cuda {
 
-// One thread at a time. Its arrays on the device live as long as it does.
+// Not thread-safe. Owns the arrays on the device.
 class PackedUpload {
  public:
   template <typename T>
@@ -25,7 +26,7 @@ class PackedUpload {
     size_t size = 0;
   };
 
-  // `size` zeros.
+  // Adds an array of `size` zeros. Precondition: Open has not been called.
   template <typename T>
   Part<T> Add(size_t size) {
     static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= kAlignment);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Digest and finiteness of a matrix in one pass (kernels/device_plane.h).
+// Computes the digest and the finiteness of a matrix in one pass (PayloadFacts in kernels/region_memory.h).
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,17 @@
 
 namespace precondor::cuda {
 
-// Sums modulo 2^64, so that their order does not matter.
+// Sums over a piece of a matrix, modulo 2^64, so that the order of addition does not matter.
 struct PayloadSums {
   uint64_t digest = 0;
-  uint64_t not_finite = 0;  // elements
+  uint64_t not_finite = 0;  // number of elements that are not finite
 };
 
 inline constexpr int64_t kMaxPayloadPieces = 1024;
-// Blocks that SumPayload runs of x, and elements of `sums`.
+// Returns the number of pieces of x, at most kMaxPayloadPieces. SumPayload runs a block for each.
 int64_t PayloadPieces(ConstMatrixView x);
-// sums[i] of every piece of x, in device memory; the whole's are their sum. One launch; its error.
+// Sets sums[i], in device memory, to the sums of piece i of x; their total is for all of x. Returns the error of its
+// one launch.
 cudaError_t SumPayload(cudaStream_t stream, ConstMatrixView x, PayloadSums* sums);
 
 }  // namespace precondor::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels of products have in common: which elements a block makes, and what becomes of its sums. For .cu files
-// alone.
+// Common parts of the kernels for products: which elements a block computes, and how sums become results. Include it in
+// .cu files only.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +13,15 @@
 
 namespace precondor::cuda::product {
 
-// 16 x 16 threads; each makes 4 x 4 elements of the block's 64 x 64.
+// A block has 16 x 16 threads. Each thread computes 4 x 4 of the block's 64 x 64 elements.
 constexpr unsigned kThreads = 256;
 constexpr int kAcross = 16;
 constexpr int kHeld = 4;
 constexpr int kSide = kAcross * kHeld;
-constexpr int kGranule = 32;  // parts of the inner dimension are multiples of it
+constexpr int kGranule = 32;  // the lengths of parts of the inner dimension are multiples of it
 
-// What a block works at: one of c's tiles, from row0 and column0 on, over inner indices [begin, end).
+// The work of a block: one part of one tile of c. The tile begins at (row0, column0), and the part is inner indices
+// [begin, end).
 struct Place {
   unsigned tile, part;
   int64_t row0, column0, begin, end;
@@ -30,7 +31,8 @@ __host__ __device__ constexpr unsigned TilesAlong(int64_t size, int side) {
   return static_cast<unsigned>((size + side - 1) / side);
 }
 
-// Of a job's block, where a tile is kRows x kColumns. The last parts may have no inner indices.
+// Returns the work of the job's block number `block`, for tiles of kRows x kColumns. The last parts may have no inner
+// indices.
 template <int kRows, int kColumns>
 __device__ Place PlaceOf(const ProductJob& job, int64_t block) {
   const unsigned parts = static_cast<unsigned>(job.parts), number = static_cast<unsigned>(block);
@@ -40,8 +42,9 @@ __device__ Place PlaceOf(const ProductJob& job, int64_t block) {
   return {tile, part, row0, column0, std::min(job.inner, part * deep), std::min(job.inner, (part + 1) * deep)};
 }
 
-// The thread's fours of an operand's slab: kLines lines from line0 on x kDepth inner indices from k0 on, where the
-// operand's rows run along the inner dimension (kAlong), or the transpose. Zero beyond x.
+// Loads the thread's fours of a slab of an operand: kLines lines from line0 on x kDepth inner indices from k0 on. If
+// kAlong, the rows of x run along the inner dimension and are the lines; otherwise the columns of x are the lines.
+// Elements outside x become zero.
 template <int kLines, int kDepth, bool kAlong, int kCount>
 __device__ __forceinline__ void LoadSlab(const ConstMatrixView& x, int64_t line0, int64_t k0, FoursPlace at,
                                          Four<float> (&fours)[kCount]) {
@@ -52,8 +55,8 @@ __device__ __forceinline__ void LoadSlab(const ConstMatrixView& x, int64_t line0
   }
 }
 
-// f with, as a type's value each, whether the rows of a and of b run along the inner dimension: the loops for each of
-// the four cases are compiled apart, which takes fewer registers.
+// Calls f with two constants, std::true_type or std::false_type: whether the rows of a, and those of b, run along the
+// inner dimension. The loops of each of the four cases are compiled separately, which takes fewer registers.
 template <typename Function>
 __device__ __forceinline__ void WithLayout(const ProductJob& job, Function f) {
   if (!job.transpose_a) {
@@ -63,8 +66,9 @@ __device__ __forceinline__ void WithLayout(const ProductJob& job, Function f) {
   }
 }
 
-// Of all parts of 64 x 64 elements, tile `place.tile` of as many, in their order, in the last block of the tile's;
-// false in all others, which are done.
+// Stores the sums of this part of the 64 x 64 tile `place.tile`. In the last block of the tile to arrive, sets `sums`
+// to the total over all parts, added in their order, and returns true. Returns false in all other blocks, which have no
+// more to do for the tile.
 __device__ inline bool SumParts(const ProductJob& job, const Place& place, float (&sums)[kHeld][kHeld]) {
   float* const tile = job.partials + int64_t{place.tile} * job.parts * kSide * kSide + threadIdx.x;
   for (int i = 0; i < kHeld * kHeld; ++i) {
@@ -79,13 +83,14 @@ __device__ inline bool SumParts(const ProductJob& job, const Place& place, float
   return true;
 }
 
-// |source|^2 and |c|^2 of what a thread has made.
+// Squared lengths of a thread's elements of source and of c.
 struct Squares {
   double of_source = 0, of_c = 0;
 };
 
-// job.squares, from what each thread of its blocks has; the last block of the product adds up. This is block `number`
-// of `count`, at most ProductTiles(job.c).
+// Adds up `squares` over all threads of the product's blocks, in a fixed order, and sets job.squares in the last block
+// to arrive. This is block `number` of `count`, and count is at most ProductTiles(job.c). All threads of the block must
+// call it.
 __device__ inline void SumSquares(const ProductJob& job, unsigned number, unsigned count, Squares squares) {
   double* const of_blocks = job.tile_squares;
   squares.of_source = CombineBlock<kThreads>(squares.of_source, Add());
@@ -108,22 +113,23 @@ __device__ inline void SumSquares(const ProductJob& job, unsigned number, unsign
   }
 }
 
-// 64 x 64 elements of c, tile `place.tile` of as many, given alpha's sums; where kInParts, those of a part. Adds to
-// `squares` if the job asks for them.
+// Computes and stores the 64 x 64 elements of tile `place.tile` of c from `sums`, this thread's elements of op(a)
+// op(b). If kInParts, the sums may be of one part, and only the last block of the tile stores. If kInParts and the job
+// asks for squares, adds to `squares`.
 template <bool kInParts>
 __device__ void Finish(const ProductJob& job, const Place& place, float (&sums)[kHeld][kHeld], Squares& squares) {
   if (kInParts && job.parts > 1 && !SumParts(job, place, sums)) return;
   const int thread = static_cast<int>(threadIdx.x);
   const FoursPlace at = {thread / kAcross * kHeld, 1, thread % kAcross * kHeld};
   const bool with_squares = kInParts && job.squares != nullptr;
-  Four<float> c[kHeld] = {};  // the source first
+  Four<float> c[kHeld] = {};  // first the source, then the result
   if (job.beta != 0.0f || with_squares) {
     LoadFours(FoursOf<kSide, kSide>(job.source, place.row0, place.column0, at), c);
   }
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {  // beyond c the sum and the source are 0
+    for (int j = 0; j < kHeld; ++j) {  // outside c the sum and the source are 0
       const float source = c[i].at[j], product = job.alpha * sums[i][j];
       c[i].at[j] = job.beta != 0.0f ? fmaf(job.beta, source, product) : product;
       if (!with_squares) continue;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of many callers in one launch, in f32 or on tensor cores.
+// Computes products of many callers in one launch, in f32 or on tensor cores.
 //
-// A block makes 64 x 64 elements of one product, on tensor cores twice as many, and adds them up over the inner
-// dimension in its order, or over a part of it; the last block of an element's parts adds these up in theirs. So a
-// product's bits depend on its own shape alone, not on what runs beside it. cuBLAS, which chooses its kernels, would
-// not promise that of a group.
+// A block computes 64 x 64 elements of one product (twice as many on tensor cores). It adds over the inner dimension,
+// or over a part of it, in a fixed order; if there are parts, the last block of a tile adds the sums of its parts in
+// their order. So a product's bits depend on its own shape alone, and not on other products of the launch. cuBLAS
+// chooses its kernels itself, and does not promise this of a group.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace precondor::cuda {
 
-// c = alpha op(a) op(b) + beta source, as Backend::Gemm says of source = c. Pointers are to device memory.
+// c = alpha op(a) op(b) + beta source. With source = c it is Backend::Gemm. Pointers are to device memory.
 struct ProductJob {
   float alpha = 1;
   float beta = 0;
@@ -24,30 +24,35 @@ struct ProductJob {
   ConstMatrixView b;
   MatrixView c;
   int64_t inner = 0;
-  ConstMatrixView source;  // the same shape and place as c, or apart from it
-  // The inner dimension in so many parts: memory for their sums, and a 0 for each tile.
+  // Has the shape of c. Its memory is c's, or does not overlap with c.
+  ConstMatrixView source;
+  // Number of parts of the inner dimension, memory for their sums (ProductPartials elements), and a counter for each
+  // tile that is 0 before the launch.
   int parts = 1;
   float* partials = nullptr;
   unsigned* arrived = nullptr;
-  // Unless null, becomes |source|^2 and |c|^2: memory for 2 numbers of each tile, and a 0 of its own.
+  // If not null, becomes |source|^2 and |c|^2. Then tile_squares has memory for 2 numbers of each tile, and
+  // squares_arrived is a counter that is 0 before the launch.
   double* squares = nullptr;
   double* tile_squares = nullptr;
   unsigned* squares_arrived = nullptr;
-  bool in_two_terms = false;  // on tensor cores: a and b as sums of two bf16 numbers, not one
+  bool in_two_terms = false;  // on tensor cores: elements of a and b are sums of two bf16 numbers, not one
   int64_t first = 0;          // blocks of all jobs before this one
 };
+// Returns the number of 64 x 64 tiles of c.
 int64_t ProductTiles(ConstMatrixView c);
-// Parts for a product of few tiles and a long inner dimension, so that it occupies more of a device; 1 for others. They
-// depend on nothing else.
+// Returns the number of parts for a product. It is more than 1 if c has few tiles and the inner dimension is long, so
+// that the product occupies more of the device. It depends on the shape alone.
 int ProductParts(ConstMatrixView c, int64_t inner);
-// Elements of memory for the parts' sums.
+// Returns the number of elements of memory for the parts' sums; 0 for one part.
 int64_t ProductPartials(ConstMatrixView c, int64_t inner);
 inline int64_t ProductBlocks(const ProductJob& job) { return ProductTiles(job.c) * job.parts; }
-// `job` is in host memory, in one part and without squares; `jobs` [count], of `blocks` blocks in all, in device
-// memory.
+// Run one job, in host memory, which has one part and no squares; or `count` jobs in device memory, of `blocks` blocks
+// in all.
 cudaError_t Product(cudaStream_t stream, const ProductJob& job);
 cudaError_t Products(cudaStream_t stream, const ProductJob* jobs, int count, int64_t blocks);
-// The same with a and b rounded to bf16, kBf16 or kBf16x3 of kernels/base/product_precision.h.
+// Like ProductBlocks and Products, on tensor cores: a and b are rounded to bf16, as kBf16 or kBf16x3 (in_two_terms) of
+// kernels/base/product_precision.h say.
 int64_t TensorProductBlocks(const ProductJob& job);
 cudaError_t TensorProducts(cudaStream_t stream, const ProductJob* jobs, int count, int64_t blocks);
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over matrices in f64. The order of a sum is a function of the shape alone: partial sums of fixed pieces, added
-// in the order of the pieces, so that every run gives the same bits.
+// Sums over matrices in f64. A sum is made of the partial sums of fixed pieces, which are added in a fixed order. The
+// order depends on the shape alone, so every run gives the same bits.
 //
-// Views are of device memory; `out` and `partials` are device memory too. Each call is one launch, or two where it
-// takes partials, and returns the first launch error. What each computes is Backend's contract (kernels/backend.h).
+// Views, `out` and `partials` are in device memory. Each function is one launch, or two if it takes partials, and
+// returns the first launch error. Backend's contract (kernels/backend.h) says what each computes.
 #pragma once
 
 #include <cstdint>
@@ -13,47 +13,49 @@
 
 namespace precondor::cuda {
 
-// f64 elements of `partials` for a reduction of x to one number: the pieces that it is summed by.
+// Returns the number of pieces for a reduction of x to one number, which is the number of elements of `partials`.
 constexpr int64_t ReductionPartials(ConstMatrixView x) {
   constexpr int64_t kElementsOfPiece = 4096, kMaxPieces = 1024;
   const int64_t pieces = (x.size() + kElementsOfPiece - 1) / kElementsOfPiece;
   return pieces < 1 ? 1 : pieces > kMaxPieces ? kMaxPieces : pieces;
 }
 
-// Many in one: `jobs` [count] in device memory. out[i] is of job i, partials [pieces], which are all jobs' together.
+// Computes many dot products: out[i] is that of job i, for `jobs` [count] in device memory. partials [pieces] is for
+// all jobs together.
 struct DotJob {
   ConstMatrixView x;
   ConstMatrixView y;
   int64_t first = 0;  // pieces of all jobs before this one
 };
 cudaError_t Dots(cudaStream_t stream, const DotJob* jobs, int count, int64_t pieces, double* partials, double* out);
-// out [rows]: of all jobs' rows, one job behind the other. No matrix is without rows.
+// Computes the squared norms of the rows of all jobs: out [rows] has one job's rows after another's. Precondition: each
+// matrix has rows.
 struct RowNormsJob {
   ConstMatrixView x;
   int64_t first = 0;  // rows of all jobs before this one
 };
 cudaError_t RowSquaredNorms(cudaStream_t stream, const RowNormsJob* jobs, int count, int64_t rows, double* out);
 
-// out[0] = the result.
+// Sets out[0] to the result.
 cudaError_t AbsoluteSum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out);
 cudaError_t AbsoluteMaximum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out);
-// out[0] = the number of elements that are not finite, of those on and below the diagonal if `lower`.
+// Sets out[0] to the number of elements that are not finite; if `lower`, only of elements on and below the diagonal.
 cudaError_t CountNonFinite(cudaStream_t stream, ConstMatrixView x, bool lower, double* partials, double* out);
 
-// Many in one: `jobs` [count] in device memory, of `blocks` blocks in all. The second launch is for those with
-// partials.
+// Squared norms of columns, for `jobs` [count] in device memory, of `blocks` blocks in all. Call ColumnSquaredNorms,
+// and then ColumnSumPartials if a job has partials.
 struct ColumnNormsJob {
   ConstMatrixView x;
-  double* partials = nullptr;  // ColumnPartials(x)
+  double* partials = nullptr;  // [ColumnPartials(x)]
   double* out = nullptr;       // [x.cols]
   int64_t first = 0;           // blocks of all jobs before this one
 };
-// 0 for a matrix that is summed in one piece.
+// Returns the number of elements of `partials`; 0 if the matrix is summed in one piece.
 int64_t ColumnPartials(ConstMatrixView x);
 int64_t ColumnNormsBlocks(ConstMatrixView x);
 cudaError_t ColumnSquaredNorms(cudaStream_t stream, const ColumnNormsJob* jobs, int count, int64_t blocks);
 cudaError_t ColumnSumPartials(cudaStream_t stream, const ColumnNormsJob* jobs, int count);
-// out[rows].
+// Sets out [rows] to the diagonal of a.
 cudaError_t Diagonal(cudaStream_t stream, ConstMatrixView a, double* out);
 
 }  // namespace precondor::cuda

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inverses of many small symmetric positive definite matrices in one launch: a block each, all in f64. For sizes at
-// which cuSOLVER's one matrix a call leaves a device idle.
+// Inverts many small symmetric positive definite matrices in one launch, one block a matrix, in f64. At these sizes
+// cuSOLVER, which takes one matrix a call, leaves the device idle.
 //
-// A block keeps its matrix's lower triangle packed in shared memory where it fits, up to 224 rows on devices with
-// 227 KiB a block, and otherwise in `work`; the operations, and so the bits, are the same.
+// A block keeps the packed lower triangle of its matrix in shared memory if it fits (up to 224 rows on devices with 227
+// KiB a block), and otherwise in `work`. The operations, and so the bits, are the same in both cases.
 #pragma once
 
 #include <cstdint>
@@ -13,21 +13,22 @@
 
 namespace precondor::cuda {
 
-// Beyond it a matrix is too much for one block.
+// Larger matrices are too much work for one block.
 constexpr int64_t kMostRowsOfSpdInverse = 256;
 
-// x = a^-1, or, where there are roots s, x = s (I + s a s)^-1 s.
+// x = a^-1, or x = s (I + s a s)^-1 s if `roots`, the diagonal of s, is not null.
 struct SpdInverseJob {
-  ConstMatrixView a;              // lower triangle read; packed [1, n (n + 1) / 2] where there are roots
+  ConstMatrixView a;              // lower triangle read; packed [1, n (n + 1) / 2] if there are roots
   const double* roots = nullptr;  // [n]
-  MatrixView x;                   // [n, n], both triangles; may be a; left alone where there is no inverse
-  float* packed = nullptr;        // unless null, x's lower triangle too, row after row
-  double* work = nullptr;         // SpdInverseWork(n) elements
+  MatrixView x;                   // [n, n], both triangles; may be a; unchanged if there is no inverse
+  float* packed = nullptr;        // if not null, becomes x's lower triangle, row after row
+  double* work = nullptr;         // [SpdInverseWork(n)]
 };
 constexpr int64_t SpdInverseWork(int64_t n) { return n * (n + 1) / 2; }
 
-// infos[i] of job i: 0, the leading minor that is not positive, counted from 1, or -1 where an element is not finite.
-// `jobs` [count] and infos in device memory; most_rows is the largest job's.
+// Runs `jobs` [count], in device memory; most_rows is the number of rows of the largest. Sets infos[i], in device
+// memory, to 0 for success, to the number, from 1, of a leading minor that is not positive, or to -1 if an element is
+// not finite.
 cudaError_t SpdInverses(cudaStream_t stream, const SpdInverseJob* jobs, int count, int64_t most_rows, int* infos);
 
 }  // namespace precondor::cuda

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pinned host buffers that copies between host and device go through, so that an upload need not wait for the device
-// and a download runs at the bus' speed; and streams of their own for copies that take long, so that the device
-// computes meanwhile, and the bus is used in both directions.
+// Copies between host and device through pinned host buffers, so that an upload need not wait for the device and a
+// download runs at the speed of the bus. Long copies have streams of their own, so that the device computes meanwhile,
+// and the bus is used in both directions.
 #pragma once
 
 #include <cstdint>
@@ -18,32 +18,35 @@
 
 namespace precondor::cuda {
 
-// `rows` rows of `width` bytes in the stream's order, as one copy where they lie one behind the other on both sides: a
-// copy row by row takes the bus far longer.
+// Copies `rows` rows of `width` bytes in stream order. Pitches are in bytes. If the rows are contiguous on both sides
+// it makes one copy, because a copy row by row takes the bus far longer.
 cudaError_t CopyRowsAsync(void* to, int64_t to_pitch, const void* from, int64_t from_pitch, int64_t width, int64_t rows,
                           cudaMemcpyKind kind, cudaStream_t stream);
 
-// Thread-safe. A thread that finds all buffers in use waits for one. The device must be the thread's current one.
+// Thread-safe. A call waits for a buffer while all are in use. Precondition: the device is the calling thread's current
+// one.
 class Staging {
  public:
   static constexpr int kBuffers = 16;
   static constexpr int64_t kBufferBytes = int64_t{1} << 20;
-  // From here on a download has a stream of its own; what is smaller must not wait there behind something long.
+  // Smallest size in bytes of a download that has a stream of its own. A smaller one must not wait there behind a long
+  // one.
   static constexpr int64_t kLongBytes = int64_t{1} << 16;
 
-  // `stream` is where work runs.
+  // `stream` is the stream of the work.
   static absl::StatusOr<std::unique_ptr<Staging>> Make(cudaStream_t stream);
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // `rows` rows of `width` bytes, `pitch` bytes apart on either side; in the stream's order. The first copies out of
-  // `host` before it returns, the second waits until the device has written.
+  // Upload and Download copy `rows` rows of `width` bytes, `pitch` bytes apart on either side, in the order of the
+  // work's stream. Upload has copied from `host` when it returns, and Download has written to `host`.
   cudaError_t Upload(const void* host, int64_t host_pitch, int64_t width, int64_t rows, void* device,
                      int64_t device_pitch) {
     return UploadOn(stream_, host, host_pitch, width, rows, device, device_pitch);
   }
-  // As Upload, into memory that nothing on the stream uses: it runs beside earlier work there, and ahead of later work.
+  // Like Upload, into memory that no work on the stream uses: the copy may overlap earlier work, and later work follows
+  // it.
   cudaError_t UploadToIdle(const void* host, int64_t host_pitch, int64_t width, int64_t rows, void* device,
                            int64_t device_pitch) {
     return UploadOn(upload_stream_, host, host_pitch, width, rows, device, device_pitch);
@@ -54,9 +57,9 @@ class Staging {
  private:
   struct Buffer {
     char* data = nullptr;
-    cudaEvent_t idle = nullptr;  // after the copy that used it last
+    cudaEvent_t idle = nullptr;  // recorded after the last copy that used the buffer
   };
-  // What the device writes into a buffer, and where it belongs.
+  // A download under way: the buffer that the device writes, and where its rows belong on the host.
   struct Landing {
     Buffer buffer;
     char* host = nullptr;
@@ -65,12 +68,13 @@ class Staging {
   explicit Staging(cudaStream_t stream) : stream_(stream) {}
   cudaError_t UploadOn(cudaStream_t stream, const void* host, int64_t host_pitch, int64_t width, int64_t rows,
                        void* device, int64_t device_pitch);
-  // Waits for it, copies it and gives its buffer back.
+  // Waits for the landing, copies its rows to the host and gives its buffer back.
   cudaError_t Land(const Landing& landing);
+  // Returns a free buffer. Waits while there is none.
   Buffer Take();
-  // Nullopt where Take would wait.
+  // Returns nullopt where Take would wait.
   std::optional<Buffer> TryTake();
-  // After a copy that ended with `error`.
+  // Makes `buffer` free again after a copy that ended with `error`.
   void GiveBack(Buffer buffer, cudaError_t error);
 
   const cudaStream_t stream_;
@@ -78,8 +82,7 @@ class Staging {
   cudaStream_t download_stream_ = nullptr;
   Mutex mu_;
   CondVar given_back_;
-  std::deque<Buffer> free_
-      ABSL_GUARDED_BY(mu_);  // the one that was used first in front: it is the likeliest to be idle
+  std::deque<Buffer> free_ ABSL_GUARDED_BY(mu_);  // least recently used first, which is most likely idle
 };
 
 }  // namespace precondor::cuda

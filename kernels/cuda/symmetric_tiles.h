@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric matrices in 64 x 64 tiles of one triangle (kernels/base/symmetric_tiles.h) on a CUDA device: any number of
-// matrices, of any sizes and storages, in one launch.
+// Operations on symmetric matrices in 64 x 64 tiles of one triangle (kernels/base/symmetric_tiles.h) on a CUDA device.
+// One launch handles any number of matrices, of any sizes and storages.
 //
-// A block takes a tile: it reads it once, adds the terms, writes it back where it changed, and computes from registers
-// what the tile gives to y twice, as itself and as its mirror image. These parts go to `partials` and are added in a
-// fixed order by a second launch, so that every run gives the same bits.
+// A block handles a tile. It reads the tile once, adds the terms, and writes the tile back if it changed. From
+// registers it computes the tile's two contributions to y, as itself and as its mirror image. They go to `partials`,
+// and a second launch adds them in a fixed order, so that every run gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct SymmetricJob {
   ConstMatrixView rows;             // [p, n]
   ConstMatrixView v;                // [k, n]
   MatrixView y;                     // [k, n]
-  float* partials = nullptr;        // PartialElements(n, k)
+  float* partials = nullptr;        // [PartialElements(n, k)]
   int64_t first = 0;                // tiles of all jobs before this one
 
   constexpr bool updates() const { return scale != 1.0f || shift != 0.0 || rows.rows > 0; }
@@ -35,22 +35,22 @@ struct SymmetricJob {
 constexpr int64_t TileCount(int64_t n) { return TileRows(n) * (TileRows(n) + 1) / 2; }
 constexpr int64_t PartialElements(int64_t n, int64_t vectors) { return TileCount(n) * vectors * 2 * kTileSide; }
 
-// The two launches. `jobs` [count] in device memory, with `tiles` tiles in all and at most `segments` tile rows times
-// vectors each.
+// The two launches, for `jobs` [count] in device memory. `tiles` is the total number of tiles, and `segments` the
+// greatest number of tile rows times vectors of a job.
 cudaError_t SymmetricUpdateMultiply(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t tiles);
 cudaError_t SymmetricSumPartials(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t segments);
-// x [n, n] = what m would become, which stays; both triangles.
+// Computes x [n, n], both triangles, as the value that the update of m would give; m does not change.
 struct ExpandJob {
-  SymmetricJob m;  // but for its v, y and partials
+  SymmetricJob m;  // without v, y and partials
   void* x = nullptr;
   int64_t stride = 0;
-  bool in_bf16 = false;  // what x is made of; otherwise f32
+  bool in_bf16 = false;  // elements of x are bf16; otherwise f32
   int64_t first = 0;     // tiles of all jobs before this one
 };
-// `job` is in host memory; `jobs` [count], of `tiles` tiles in all, in device memory.
+// Run one job, in host memory, or `count` jobs in device memory, of `tiles` tiles in all.
 cudaError_t SymmetricExpand(cudaStream_t stream, const ExpandJob& job);
 cudaError_t SymmetricExpand(cudaStream_t stream, const ExpandJob* jobs, int count, int64_t tiles);
-// m = x, lower triangle read.
+// Sets tiles to x, whose lower triangle is read.
 cudaError_t SymmetricCompress(cudaStream_t stream, ConstMatrixView x, void* tiles, SymmetricStorage storage);
 
 }  // namespace precondor::cuda
