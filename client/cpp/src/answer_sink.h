@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the answer to a contribution goes, as it arrives.
+// Interface that receives the answer to a contribution as it arrives.
 #pragma once
 
 #include <cstdint>
@@ -13,29 +13,32 @@
 
 namespace precondor {
 
-// Thread-safe. Called without a link's lock, except Restart; Complete and Fail may call the code that waits.
+// Receives one answer: its frames, then its outcome. Thread-safe. Callers hold no link's lock, except for Restart.
+// Complete and Fail may run the code that waits for the outcome.
 class AnswerSink {
  public:
   virtual ~AnswerSink() = default;
 
-  // First frame of a RESULT that is not SKIP. InvalidArgument unless tensors and size are what can come.
+  // Begins a RESULT that is not SKIP, at its first frame. Returns INVALID_ARGUMENT if the tensors or the size cannot be
+  // those of the answer.
   virtual absl::Status Begin(absl::Span<const wire::TensorFormat> tensors, uint64_t payload_bytes) = 0;
-  // Bytes [offset, offset + chunk.size()). InvalidArgument unless they follow what has come. After an outcome is
-  // known: nothing, OK.
+  // Adds bytes [offset, offset + chunk.size()). Returns INVALID_ARGUMENT if they do not follow the bytes received so
+  // far. Once there is an outcome, ignores them and returns OK.
   virtual absl::Status Append(uint64_t offset, const wire::ReceivedBytes& chunk) = 0;
-  // True when every byte that Begin announced is there.
+  // True if every byte that Begin announced has been received.
   virtual bool HasAllBytes() const = 0;
-  // All of a RESULT that lies in the contribution's slot of a shared region, [d_out, d_in]. Waits for the device.
+  // Takes a whole RESULT, [d_out, d_in], from the contribution's slot of a shared region. Blocks until the device has
+  // copied it.
   virtual absl::Status TakeFromSlot(const float* values) {
     return absl::InvalidArgumentError("result: expected bytes, got one in a ring");
   }
-  // Forgets what has come.
+  // Discards the bytes received so far.
   virtual void Restart() = 0;
 
-  // The first outcome counts; false when there was one already.
+  // Sets the outcome. The first outcome counts; returns false if there is one already.
   virtual bool Complete(Preconditioned outcome) = 0;
   virtual bool Fail(absl::Status status) = 0;
-  // There is an outcome, and no other thread uses the caller's memory any more.
+  // True if there is an outcome and no other thread uses the caller's memory.
   virtual bool ready() const = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the client dials a server.
+// Makes the client's gRPC channels.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -10,8 +10,8 @@
 
 namespace precondor {
 
-// A channel of its own connection, quick to try again and to notice that the server is gone, without limits on
-// message sizes that tensors would meet.
+// Returns a channel that has its own connection, reconnects quickly, detects a dead server by keepalive, and does not
+// limit message sizes.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const wire::ChannelSecurity& security);
 
 }  // namespace precondor

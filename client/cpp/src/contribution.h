@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One worker's statistics or gradient of one (step, layer).
+// A contribution: one worker's statistics, gradient or request for one (step, layer).
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace precondor {
 
 class RegionSlots;
 
-// A contribution within its worker; with session, epoch, rank and incarnation it is the key on the wire.
+// Identifies a contribution within its worker. With session, epoch, rank and incarnation it is the key on the wire.
 struct ContributionId {
   v1::FrameKind kind = v1::FRAME_KIND_UNSPECIFIED;  // STATISTICS, GRADIENT, PULL, FETCH or RESUME
   uint64_t step = 0;
@@ -34,13 +34,12 @@ struct ContributionId {
   }
 };
 
-// What the shard gives a step's answer to, once all ranks have sent it.
+// True for kinds that the shard answers once all ranks have sent theirs for the step.
 inline bool SealsAnswer(v1::FrameKind kind) { return kind == v1::FRAME_KIND_GRADIENT || kind == v1::FRAME_KIND_PULL; }
-// What is done with its RESULT, and not before.
+// True for kinds that end with a RESULT.
 inline bool HasResult(v1::FrameKind kind) { return SealsAnswer(kind) || kind == v1::FRAME_KIND_FETCH; }
 
-// One worker's statistics, gradient or request of one (step, layer), encoded. Sent as often as it takes, always the
-// same bytes.
+// One encoded contribution. It may be sent several times, always with equal bytes.
 struct Contribution {
   ContributionId id;
   Mode mode = Mode::kSecondOrder;
@@ -49,12 +48,13 @@ struct Contribution {
   std::vector<v1::TensorHeader> tensors;
   absl::Span<const uint8_t> payload;
   std::shared_ptr<const void> payload_owner;     // keeps `payload` readable
-  bool borrowed = false;                         // it is the caller's memory
-  std::shared_ptr<AnswerSink> result;            // of what has a RESULT
-  absl::Time deadline = absl::InfiniteFuture();  // for its answer
-  uint64_t factor_version = 0;                   // of a RESUME
-  // A gradient in a slot of a shared region, which is its own until it is answered, has no `payload`. `make_inline`
-  // gives the same gradient with one, for when the region is gone; it waits for the gradient's device.
+  bool borrowed = false;                         // `payload` is the caller's memory
+  std::shared_ptr<AnswerSink> result;            // receives the RESULT, for kinds that have one
+  absl::Time deadline = absl::InfiniteFuture();  // for the answer
+  uint64_t factor_version = 0;                   // for RESUME only
+  // Set for a gradient in a slot of a shared region, which has no `payload` and owns the slot until its answer.
+  // `make_inline` returns an equal contribution with a payload, for use after the region has ended. It blocks until the
+  // gradient's device has copied the gradient.
   std::shared_ptr<RegionSlots> region;
   wire::Slot slot;
   std::function<absl::StatusOr<std::shared_ptr<const Contribution>>()> make_inline;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Control calls: unary, each with a deadline, repeated while no server answers, and cancellable.
+// Unary control calls to a server. Each has a deadline, is repeated while no server answers, and can be cancelled.
 #pragma once
 
 #include <condition_variable>
@@ -28,14 +28,14 @@ class Status;
 
 namespace precondor {
 
-// Ends the calls and pauses of one owner when it goes. Thread-safe.
+// Cancels the running calls and pauses of one owner, for example when the owner is destroyed. Thread-safe.
 class Canceller {
  public:
   void Cancel();
   bool cancelled() const;
-  // False when cancelled before or during the pause.
+  // Sleeps for `duration`. Returns false if cancelled before or during the pause.
   bool Pause(absl::Duration duration);
-  // Runs `call` with `context` cancellable; false, without running it, when cancelled already.
+  // Runs `call` and lets Cancel cancel its `context`. Returns false, without running `call`, if cancelled already.
   bool Run(grpc::ClientContext& context, const std::function<void()>& call);
 
  private:
@@ -45,12 +45,12 @@ class Canceller {
   std::set<grpc::ClientContext*> running_ ABSL_GUARDED_BY(mu_);
 };
 
-// The coordinator, or any server, as its clients call it. Statuses name the address and the call and keep their
-// ErrorReason. A call that finds no server, or whose server ends, is repeated until its deadline; one that a server
-// answered is not. Thread-safe.
+// Client of one server's control services. Statuses name the address and the call and keep their ErrorReason. A call
+// that reaches no server, or whose server ends, is repeated until its deadline. A call that a server has answered is
+// not repeated. Thread-safe.
 class ControlClient {
  public:
-  // `traceparent` as ClientOptions'.
+  // `traceparent` is that of ClientOptions.
   ControlClient(std::string address, absl::Duration rpc_timeout, const ClientSecurity& security,
                 const std::string& traceparent = "")
       : ControlClient(std::move(address), rpc_timeout, std::make_shared<wire::ChannelSecurity>(security), traceparent) {
@@ -60,13 +60,13 @@ class ControlClient {
   ~ControlClient();
 
   const std::string& address() const { return address_; }
-  // That of the other channels of its owner too.
+  // Security settings, which the owner's other channels share.
   const std::shared_ptr<const wire::ChannelSecurity>& security() const { return security_; }
 
-  // What its calls carry, ReportStep apart: that carries the step's (TraceOfStep).
+  // Trace context of all calls except ReportStep, which carries that of its step (TraceOfStep).
   const std::string& traceparent() const { return traceparent_; }
 
-  // Waits for a connection, at most `timeout`: Unavailable.
+  // Waits for a connection. Returns UNAVAILABLE after `timeout`.
   absl::StatusOr<v1::GetServerInfoResponse> WaitForServer(absl::Duration timeout, Canceller& canceller);
   absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request, Canceller& canceller);
   absl::StatusOr<v1::JoinSessionResponse> JoinSession(const v1::JoinSessionRequest& request, Canceller& canceller);
@@ -103,7 +103,7 @@ class ControlClient {
  private:
   struct Stubs;
   using Attempt = std::function<grpc::Status(grpc::ClientContext& context)>;
-  // Runs `attempt` until it is answered, its deadline passes or the owner goes.
+  // Runs `attempt` until a server answers, the deadline passes or `canceller` is cancelled.
   absl::Status Repeat(const char* name, absl::Duration timeout, const std::string& traceparent, Canceller& canceller,
                       const Attempt& attempt);
 
@@ -114,7 +114,7 @@ class ControlClient {
   const std::unique_ptr<Stubs> stubs_;
 };
 
-// Joins, again and again until every rank has; DeadlineExceeded after `timeout`.
+// Repeats JoinSession until every rank has joined. Returns DEADLINE_EXCEEDED after `timeout`.
 absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, const v1::JoinSessionRequest& request,
                                                         absl::Duration timeout, Canceller& canceller);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The answer to a gradient in device memory, whichever way it comes.
+// Receives the answer to a gradient in device memory, from a slot or as bytes.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@
 
 namespace precondor {
 
-// Writes to `out`, on the plane's device, before it tells `future`; and uses the caller's memory no more once it has,
-// the caller that made it: Fail waits for a use under way.
+// Writes the answer to `out` on the plane's device, and then sets the outcome of `future`. It does not use the caller's
+// memory after that: Fail waits until a use in progress ends. Thread-safe.
 class DeviceAnswer final : public AnswerSink {
  public:
   DeviceAnswer(std::string what, std::shared_ptr<DevicePlane> plane, MatrixView out,
@@ -31,12 +31,12 @@ class DeviceAnswer final : public AnswerSink {
   bool Fail(absl::Status status) override;
   bool ready() const override { return future_->ready(); }
 
-  // Calls `use`, which may use the caller's memory until it returns, and must not call back. Cancelled, and no call,
-  // when there is an outcome.
+  // Calls `use`, which may use the caller's memory until it returns and must not call this object. Returns CANCELLED
+  // without calling `use` if there is an outcome.
   absl::Status WithMemory(absl::FunctionRef<absl::Status()> use);
 
  private:
-  // One that comes as bytes, on its way through the host.
+  // Host memory for an answer that arrives as bytes.
   struct Host {
     std::vector<float> values;
     std::unique_ptr<PreconditionFuture::State> state;
@@ -47,7 +47,8 @@ class DeviceAnswer final : public AnswerSink {
   const std::shared_ptr<DevicePlane> plane_;
   const MatrixView out_;
   const std::shared_ptr<PreconditionFuture::State> future_;
-  Mutex memory_mu_;  // whose holder uses the caller's memory, or ends that; waits for the device. Before mu_
+  // Held while the caller's memory is used, and while the outcome is set; device copies run under it. Taken before mu_.
+  Mutex memory_mu_;
   mutable Mutex mu_;
   std::shared_ptr<Host> host_ ABSL_GUARDED_BY(mu_);
 };

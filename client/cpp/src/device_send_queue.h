@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends gradients that are in device memory once the device has computed them, so that the caller need not wait.
+// Sends gradients in device memory once the device has computed them, so that the caller need not wait.
 #pragma once
 
 #include <deque>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The answer of a shard to a PULL (one step's statistics) or a FETCH (whole factors), assembled from its chunks and
-// checked before it is used.
+// Assembles and checks the answer of a shard to a PULL (one step's statistics) or a FETCH (whole factors).
 #pragma once
 
 #include <array>
@@ -18,12 +17,13 @@
 
 namespace precondor {
 
+// Content of the answer: the vectors of one update, or whole factors.
 struct FactorUpdate {
-  Decision decision = Decision::kIdentity;  // kIdentity: a step that has changed nothing, or no factors
-  uint64_t factor_version = 0;              // after it
+  Decision decision = Decision::kIdentity;  // kIdentity: the step changed nothing, or there are no factors
+  uint64_t factor_version = 0;              // version of the factors after the update
   std::string reason;
-  std::array<int64_t, 2> rows = {0, 0};  // of a and g; 0: `bytes` are LayerState::Save's
-  std::string bytes;                     // a [rows, d_in], then g [rows, d_out], f32 as on the wire; or the factors
+  std::array<int64_t, 2> rows = {0, 0};  // rows of a and of g; 0: `bytes` are from LayerState::Save
+  std::string bytes;                     // a [rows, d_in], then g [rows, d_out], in f32 as on the wire; or the factors
 };
 
 // Receives one answer. Thread-safe; calls `done` once, without holding its lock.
@@ -31,12 +31,12 @@ class FactorUpdateSink final : public AnswerSink {
  public:
   struct Limits {
     std::array<int64_t, 2> dims = {0, 0};  // d_in, d_out
-    int64_t most_rows = 0;                 // of vectors; 0: none are due
-    int64_t most_bytes = 0;                // of factors
+    int64_t most_rows = 0;                 // limit for vectors; 0: no vectors are expected
+    int64_t most_bytes = 0;                // limit for factors
   };
   using Done = std::function<void(absl::StatusOr<FactorUpdate> update)>;
 
-  // `what`: for messages.
+  // `what` begins the messages of errors.
   FactorUpdateSink(std::string what, const Limits& limits, Done done);
 
   absl::Status Begin(absl::Span<const wire::TensorFormat> tensors, uint64_t payload_bytes) override;
@@ -48,7 +48,7 @@ class FactorUpdateSink final : public AnswerSink {
   bool ready() const override;
 
  private:
-  // The rows that the tensors say, {0, 0} for factors.
+  // Returns the rows of a and g according to `tensors`; {0, 0} for factors.
   absl::StatusOr<std::array<int64_t, 2>> RowsOf(absl::Span<const wire::TensorFormat> tensors,
                                                 uint64_t payload_bytes) const;
 

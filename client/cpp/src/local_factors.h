@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The factors that a worker has itself (REPLAY and PULL_FACTORS): brings each layer's forward with what its shard hands
-// out at statistic steps, and preconditions with them. Without I/O; its arithmetic has threads of its own.
+// Factors that a worker keeps itself (REPLAY and PULL_FACTORS). Applies the updates that the shards send at statistic
+// steps, and preconditions gradients with the factors. Does no I/O; the computation has its own threads.
 #pragma once
 
 #include <condition_variable>
@@ -29,51 +29,53 @@
 
 namespace precondor {
 
-// Thread-safe. Invariants:
-// - A layer's factors are of version v exactly when its shard's were after the same statistic steps: what is received
-// out
-//   for version v + 1 is applied to v alone. A rank that is at another version, or does not know its version, fetches.
-// - A gradient of step t is preconditioned when the layer's statistic steps up to t are over, and not before.
-// - A layer is worked on by one thread at a time. Lock order: mu_ is a leaf; hooks and arithmetic happen without it.
+// Keeps the factors of all layers of one worker. Thread-safe. Invariants:
+// - A layer's factors of version v are those that its shard had after the updates of equal statistic steps: an update
+//   to version v + 1 is applied only to version v. A rank with another or an unknown version fetches the factors.
+// - A gradient of step t is preconditioned once the layer's statistic steps up to t are complete, and not before.
+// - At most one thread works on a layer. Lock order: mu_ is a leaf; hooks and computation run without it.
 class LocalFactors {
  public:
-  // Asks for the layer's factors as they are; the answer, or why there is none, goes to `sink`.
+  // Requests the layer's current factors. `sink` receives the answer or the error.
   using Fetch = std::function<void(int64_t layer, const std::shared_ptr<AnswerSink>& sink)>;
 
-  // Factors on the CPU (kernels/cpu). `what`: for messages. Errors: those of MethodSet::Make.
+  // Makes factors on the CPU (kernels/cpu). `what` begins the messages of errors. Returns the errors of
+  // MethodSet::Make.
   static absl::StatusOr<std::unique_ptr<LocalFactors>> Make(const SessionSpec& spec, int threads, std::string what,
                                                             Fetch fetch);
-  // With this arithmetic. `threads` 0: there is none but that of who calls Work.
+  // Makes factors on the given backend. With `threads` 0 all work is done by callers of Work.
   static std::unique_ptr<LocalFactors> MakeWith(const SessionSpec& spec, MethodSet methods,
                                                 std::unique_ptr<Backend> backend, int threads, std::string what,
                                                 Fetch fetch);
   ~LocalFactors();
-  // Ends the threads and answers what is left with Cancelled. Nothing calls `fetch` afterwards.
+  // Ends the threads and answers the remaining requests with CANCELLED. `fetch` is not called afterwards.
   void Stop();
 
-  // The layer's factors will be of use at second-order steps from `since`, which comes after first order or is 0:
-  // fetches them unless they are there. Those from before first order are gone: the shards have let go of them.
+  // Announces second-order steps of the layer from `since` on, which is 0 or the first step after first order. Fetches
+  // the factors if the layer has none for this run of steps: the shards have released those from before first order.
   void Need(int64_t layer, uint64_t since);
-  // Where the answer to the layer's PULL of `step` goes; null when it is waited for already. In order of steps.
+  // Returns the sink for the answer to the layer's PULL of `step`; null if that answer is expected already. Call in
+  // order of steps.
   std::shared_ptr<AnswerSink> Expect(int64_t layer, uint64_t step);
-  // Gives up on an Expect whose PULL was not sent.
+  // Undoes Expect for a PULL that was not sent.
   void Forget(int64_t layer, uint64_t step);
-  // `answer` is that of the gradient, whose memory and `out` are the caller's until it is there. FailedPrecondition at
-  // a statistic step that has not been expected. `since` as in Need.
+  // Preconditions `gradient` into `out`. Both are the caller's memory and must stay valid until `answer` is ready.
+  // Fails with FAILED_PRECONDITION at a statistic step without a call of Expect, and if the gradient's step is earlier
+  // than the last expected step. `since` as in Need.
   void Precondition(uint64_t step, uint64_t since, int64_t layer, ConstMatrixView gradient, MatrixView out,
                     const std::shared_ptr<PreconditionFuture::State>& answer);
-  // In first order the layer's factors are of no use: frees them, once nothing waits for them.
+  // Frees the layer's factors, which first order does not use, once no open step or request needs them.
   void Release(int64_t layer);
-  // Does all that there is to do about one layer, on this thread; false when there is nothing.
+  // Does all available work on one layer, on this thread. Returns false if no layer has work.
   bool Work();
-  // Answers everything with `status`, now and from now on.
+  // Answers all current and later requests with `status`.
   void Fail(const absl::Status& status);
 
-  // Of the layer's factors, with every update in them that has been expected; 0 while there are none. Waits for those.
-  // DeadlineExceeded after `deadline`.
+  // Waits for all expected updates of the layer and returns a checksum of its factors; 0 if it has none. Returns
+  // DEADLINE_EXCEEDED after `deadline`.
   absl::StatusOr<uint64_t> Checksum(int64_t layer, absl::Time deadline);
 
-  // Of a layer's factors, for tests; 0 while there are none.
+  // Version of a layer's factors, for tests; 0 if it has none.
   uint64_t VersionOf(int64_t layer) const;
 
  private:
@@ -86,26 +88,26 @@ class LocalFactors {
   };
   struct ReceivedUpdate {
     absl::StatusOr<FactorUpdate> factors;
-    bool fetched_since = false;  // because of it
+    bool fetched_since = false;  // factors were fetched because of this update
   };
   struct Layer {
     SyncState sync_state = SyncState::kUnknown;
     std::optional<uint64_t> last_expected;
-    std::set<uint64_t> open;                      // steps whose PULL is not over
-    std::map<uint64_t, ReceivedUpdate> received;  // of those, what has come
+    std::set<uint64_t> open;                      // steps whose PULL is not complete
+    std::map<uint64_t, ReceivedUpdate> received;  // answers to open steps
     std::optional<absl::StatusOr<FactorUpdate>> fetched;
     std::deque<Request> requests;
-    uint64_t since = 0;  // of the last Need
+    uint64_t since = 0;  // `since` of the last Need
     bool release = false;
-    // Steps from here on come after first order: once the earlier ones are over, factors are fetched anew for them.
+    // First step after first order. Once earlier steps are complete, the factors are fetched again for it.
     std::optional<uint64_t> renew_from;
-    // A statistic step that could not be learnt from, and why: its gradient is not preconditioned.
+    // A statistic step whose update failed, and the error. The gradient of that step gets the error.
     std::optional<std::pair<uint64_t, absl::Status>> failure;
     uint64_t version = 0;
-    bool busy = false;    // a thread works on it, or reads it
+    bool busy = false;    // a thread works on it or reads it
     bool queued = false;  // in ready_
   };
-  // What comes of something handed out.
+  // Result of applying an update: the step is complete, the factors must be fetched first, or the step has failed.
   enum class Verdict : uint8_t { kOver, kFetch, kFailed };
 
   LocalFactors(SessionSpec spec, std::string what, Fetch fetch, MethodSet methods, std::unique_ptr<Backend> backend);
@@ -116,7 +118,7 @@ class LocalFactors {
   void Wake(int64_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void Loop();
-  // One piece of work on the layer; false when there is none now.
+  // Does one piece of work on the layer. Returns false if none is possible now.
   bool WorkOn(int64_t index);
   void TakeFetched(int64_t index, absl::StatusOr<FactorUpdate> fetched);
   void TakeUpdate(int64_t index, uint64_t step, ReceivedUpdate received);
@@ -126,7 +128,7 @@ class LocalFactors {
   static bool WaitsForRenewal(const Layer& layer, uint64_t step) {
     return layer.renew_from.has_value() && step >= *layer.renew_from;
   }
-  // The layer's requests from that step on get `why`, and it has to fetch before it goes on.
+  // Answers the layer's requests from `from_step` on with `why`. The layer has to fetch factors before it goes on.
   void GiveUp(int64_t index, uint64_t from_step, const absl::Status& why);
   absl::StatusOr<Preconditioned> Compute(int64_t index, const Request& request);
 
@@ -138,13 +140,13 @@ class LocalFactors {
   const std::unique_ptr<Backend> backend_;
 
   mutable Mutex mu_;
-  CondVar changed_;  // of the threads
-  CondVar at_rest_;  // a layer may be at rest
+  CondVar changed_;  // signals the threads
+  CondVar at_rest_;  // signals that a layer may have no work left
   std::vector<Layer> layers_ ABSL_GUARDED_BY(mu_);
   std::deque<int64_t> ready_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
-  // By layer, of the thread that works on it; null: no factors.
+  // By layer; null: no factors. Used only by the thread that works on the layer.
   std::vector<std::unique_ptr<LayerState>> states_;
   std::vector<std::thread> threads_;
 };

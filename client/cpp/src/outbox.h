@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one shard has been sent or is still to be sent, and what has not been answered: order, credit, acknowledgement
-// and replay, without any I/O.
+// Holds what a worker sends to one shard until it is answered: order, credit, acknowledgement and repetition, without
+// I/O.
 #pragma once
 
 #include <cstdint>
@@ -27,102 +27,109 @@ enum class Recovery : uint8_t {
   kRefreshEpoch,  // the membership has changed: join again, then send it again
   kFatal,         // final for the worker
 };
+// Returns what to do about a refusal, from its ErrorReason and code.
 Recovery RecoveryFor(const absl::Status& refusal);
 
-// Life of an entry: queued -> being sent (one at a time, in order) -> sent -> acknowledged; statistics are then done, a
-// gradient or pull waits for its result. A fetch has a result and no acknowledgement. A gradient that goes elsewhere
-// has none of this, and is done with its result too. One thread at a time (its link's lock).
+// Decides what goes to one shard next, and what has to be sent again. An entry is queued -> being sent (one at a time,
+// in order) -> sent -> acknowledged. Acknowledged statistics are then done; a gradient or pull waits for its RESULT. A
+// fetch has a RESULT and no acknowledgement. A gradient that travels over a communicator skips these states, and ends
+// with its answer. Not thread-safe: the link's lock guards it.
 class Outbox {
  public:
   using Item = std::shared_ptr<const Contribution>;
 
-  // `may_lose_shard`: what may be needed again is kept whatever the shard remembers, for another shard.
+  // With `may_lose_shard` the outbox always keeps what another shard may need, also if this shard loses its memory.
   explicit Outbox(bool may_lose_shard = false) : may_lose_shard_(may_lose_shard) {}
 
-  // Takes it in at the end of the queue. AlreadyExists when one with this id is not yet done. `elsewhere`: it goes
-  // another way than the stream, and has its place in the queue for ToStream.
+  // Adds a contribution at the end of the queue. Returns ALREADY_EXISTS if one with this id is not complete yet.
+  // `elsewhere` means that it travels over a communicator; it keeps its place in the queue for ToStream.
   absl::Status Add(Item item, bool elsewhere = false);
-  // Sends one that was to go elsewhere; nothing for any other.
+  // Sends by the stream a contribution that was added as `elsewhere`. Does nothing for any other.
   void ToStream(const ContributionId& id);
 
-  // One frame to write: `chunk` of the item's payload.
+  // One frame to write, with `chunk` of the item's payload.
   struct Frame {
     Item item;
     wire::Chunk chunk;
   };
-  // The next frame, marked as written; nothing when the queue is empty, its head waits for its time, or the credit does
-  // not allow it. A payload larger than all of the credit goes alone.
+  // Returns the next frame and counts it as written. Returns nullopt if the queue is empty, its head has to wait, or
+  // the credit does not suffice. A payload larger than the whole credit is sent when no other payload uses credit.
   std::optional<Frame> Next(absl::Time now);
-  // A new stream with this credit: everything unanswered goes out again, in its order. Without one nothing does.
-  // `shard_generation` as in the CREDIT frame: another one than before, and what is kept goes out again too, in its
-  // place, and ahead of everything a RESUME for each layer that has been answered. True when there was a stream before,
-  // and the memory may be another.
+  // Starts a new stream with this credit, on which all unanswered contributions are sent again, in order. Nothing is
+  // sent without a stream. `shard_generation` is that of the CREDIT frame. If it is 0 or differs from the previous
+  // stream's, the kept contributions are sent again too, each at its place, and before everything a RESUME for each
+  // layer that has had an answer. Returns true in that case; false for the first stream.
   bool StartStream(uint64_t credit_bytes, uint64_t shard_generation = 0);
-  // Shards have dropped the factors of steps before this one: no RESUME claims them. Once this rank works on a later
-  // step, all ranks do, and nothing of the earlier ones is sent again for the others' sake: it would go into factors
-  // that came after.
+  // Records that the shards have released the factors of all steps before `step`, so that no RESUME claims them. If
+  // this rank works on a later step than `step`, all ranks do, and contributions of earlier steps are not repeated for
+  // the other ranks: the shard would apply them to newer factors.
   void DropUnansweredBefore(uint64_t step);
   void StopStream();
-  // This process has taken its rank over, and sends nothing of the layer to steps before `step`. Says so by a RESUME
-  // ahead of all else, again to each other memory until the layer has had an answer: where a rank's first steps send
-  // nothing, the others would wait for what it never sends.
+  // Tells the shard that this process has taken its rank over and sends nothing for the layer before `step`. Sends a
+  // RESUME before everything else, again to each other memory until the layer has had an answer. Without it the other
+  // ranks would wait for contributions of this rank's earlier steps.
   void BeginAt(uint32_t layer, uint64_t step);
 
-  // Answers. Each returns the item it was about; null for one that is not waited for (a late or repeated answer).
+  // The following functions take in answers. They return the contribution, or null if none is waiting (a late or
+  // repeated answer).
   Item Acknowledge(const ContributionId& id);
   Item Find(const ContributionId& id) const;
-  // The result of the gradient, pull or fetch is there: removes it. `kept`, if not null, is the same contribution for
-  // the case that it is needed again (Kept); ignored when the shard remembers nothing. `factor_version` as in the
-  // result.
+  // Removes a gradient, pull or fetch whose result is complete. `kept`, if not null, is the contribution from Kept, for
+  // later repetition; it is ignored if the shard keeps no memory. `factor_version` is that of the result.
   Item Finish(const ContributionId& id, Item kept, uint64_t factor_version);
-  // The contribution with bytes of its own and without a caller that waits for its result.
+  // Returns a copy that owns its bytes and completes no caller's future.
   static Item Kept(const Contribution& item);
-  // Whether the shard comes back with what it knew, or another takes its place, so that gradients are worth their
-  // memory: without the factors they were answered with, others cannot get the same answers. Before the first stream
-  // that is unknown. Statistics are always kept.
+  // Whether answered gradients are kept: the shard restarts with its memory, or another shard may replace it. A shard
+  // that loses its factors cannot repeat an answer, so its gradients are not worth their memory. True before the first
+  // stream, when this is unknown. Statistics are always kept.
   bool keeps_gradients() const { return shard_generation_ != 0 || may_lose_shard_ || !started_before_; }
   Item Remove(const ContributionId& id);
-  // Whether it is still there, and not another of its id that came after it.
+  // True if the outbox holds this contribution, and not a later one with its id.
   bool Holds(const Item& item) const { return Find(item->id) == item; }
-  // Sends `item`, which has the id of `seen` and means the same, in its place. Between streams; nothing unless it
-  // holds `seen`.
+  // Replaces `seen` by `item`, an equivalent contribution with the same id. Does nothing if the outbox does not hold
+  // `seen`. Call between streams.
   void Replace(const Item& seen, Item item);
-  // True when `refusal` is about the values, which counts as this rank's abstention until the shard loses its memory.
+  // True if `refusal` is about the values (NON_FINITE, OVER_NORM). The shard counts it as this rank's abstention until
+  // it loses its memory.
   bool CountsAsAbstention(const ContributionId& id, const absl::Status& refusal) const;
-  // Then: sends an abstention in its place, which is acknowledged, answered and kept as anything else. A rank that went
-  // on without the answer would be ahead of what the others know. Returns what was refused.
+  // Replaces a contribution for which CountsAsAbstention holds by an abstention, which is acknowledged, answered and
+  // kept as any contribution. A rank that went on without the answer would be ahead of what the other ranks know.
+  // Returns the refused contribution.
   Item AbstainInstead(const ContributionId& id);
-  // Sends it again after `pause`. Each further refusal on the same stream doubles the pause, up to 32 times `pause`: a
-  // shard that is not ready for a large gradient does not receive all of it again and again.
+  // Sends the contribution again after `pause`. Each further refusal on the stream doubles the pause, up to 32 times
+  // `pause`, so that a large gradient is not sent often to a shard that is not ready for it.
   void RetryAfter(const ContributionId& id, absl::Time now, absl::Duration pause);
-  // Keeps it until the next StartStream.
+  // Holds the contribution back until the next StartStream.
   void Park(const ContributionId& id);
-  // Until then the shard may have another memory, which does not know yet which steps are over: a refusal is retried.
+  // Until `time` STEP_TOO_FAR_AHEAD is retried: the shard may have another memory, which does not know yet which steps
+  // are over.
   void RetryRefusalsUntil(absl::Time time) { retry_refusals_until_ = time; }
-  // RecoveryFor, of a refusal by this shard: it may be about to get the session again, or be rid of the layer, or hold
-  // an old step open that others have sent again.
+  // RecoveryFor with what is known about this shard: it may be about to get the session (UNKNOWN_SESSION), to hand the
+  // layer over (NOT_OWNER), or to hold an old step open that other ranks have repeated (STEP_TOO_FAR_AHEAD).
   Recovery RecoveryOf(const absl::Status& refusal, absl::Time now) const;
-  // True when `refusal` of a repetition means nothing, because the first time was counted: statistics whose step has
-  // been sealed since (a step seals with those of all ranks), or that had been acknowledged.
+  // True if `refusal` of a repetition has no meaning because the first transmission counted: the contribution has been
+  // answered, or these are statistics that were acknowledged, or whose step has been sealed since (a step is sealed
+  // with those of all ranks).
   bool WasCounted(const ContributionId& id, const absl::Status& refusal) const;
 
-  // The epoch has changed and with it open slots were dropped: statistics acknowledged in a step that may not have been
-  // sealed count as unanswered again, and go first. Takes effect with the next StartStream.
+  // Prepares for a new epoch, which has dropped the open slots: acknowledged statistics of a step that may not have
+  // been sealed count as unanswered again and are sent first. Takes effect with the next StartStream.
   void Reopen();
 
-  // Layers go to another shard: what there is of them, in its order. Between streams.
+  // Removes and returns all state of layers that move to another shard, in order. Call between streams.
   struct Moved;
   Moved TakeLayers(const std::set<uint32_t>& layers);
-  // Sends it to this one's shard, which knows nothing of it.
+  // Adds the state of layers that another outbox has given up, and sends it to this outbox's shard, which knows nothing
+  // of the layers.
   void Adopt(Moved&& moved);
-  // The highest step whose gradient has been answered, in any layer; nullopt: none.
+  // The highest step of any layer whose gradient has been answered; nullopt if there is none.
   std::optional<uint64_t> answered_through() const;
 
-  // All that go by the stream, in their order.
+  // All contributions that travel by the stream, in order.
   std::vector<Item> Items() const;
   std::vector<Item> TakeExpired(absl::Time now);
   std::vector<Item> TakeAll();
-  // Earliest time after `now` at which Next or TakeExpired may have something new to say; InfiniteFuture: never.
+  // Earliest time from `now` on at which Next or TakeExpired may return something new; InfiniteFuture if never.
   absl::Time NextEvent(absl::Time now) const;
 
   size_t unacknowledged() const { return unacknowledged_; }
@@ -136,9 +143,9 @@ class Outbox {
     uint64_t sent_bytes = 0;
     absl::Time not_before = absl::InfinitePast();
     int retries = 0;                   // on this stream
-    bool sent_before = false;          // whole, on an earlier stream
-    bool acknowledged_before = false;  // in an earlier epoch, or by the shard before it was lost
-    bool already_answered = false;     // its own answer has come
+    bool sent_before = false;          // completely, on an earlier stream
+    bool acknowledged_before = false;  // in an earlier epoch, or by the shard's earlier memory
+    bool already_answered = false;     // this rank has the answer
   };
   using Sequence = int64_t;
 
@@ -146,7 +153,7 @@ class Outbox {
   const Entry* FindEntry(const ContributionId& id) const;
   Item Erase(Sequence sequence);
   void Retain(const Item& item);
-  // Moves an entry, keeping queue_, credit_used_ and unacknowledged_ right.
+  // Changes an entry's state and updates queue_, credit_used_ and unacknowledged_.
   void Move(Sequence sequence, Entry& entry, State to);
   std::optional<Sequence> Head(absl::Time now) const;
   static bool Unacknowledged(State state) { return state != State::kAcknowledged; }
@@ -155,17 +162,18 @@ class Outbox {
   absl::Status AddAt(Sequence sequence, Item item);
   void DropBefore(uint64_t step);
   void SendKeptAgain();
-  // Tells the shard's new memory what the former one has answered: what it cannot complete is to hold nothing up.
+  // Tells the shard's new memory which step of the layer was answered last, so that the shard drops steps that can no
+  // longer be completed.
   void SendResume(uint32_t layer);
   void SendBegin(uint32_t layer);
-  // Ahead of everything; in the place of one for the same step that is on its way.
+  // Sends `resume` before everything else. Replaces an unacknowledged RESUME for the layer and step.
   void SendFirst(const std::shared_ptr<Contribution>& resume);
-  // What is kept and has been acknowledged elsewhere, or before.
+  // Sends a kept contribution again.
   void SendAgain(Sequence sequence, const Item& item);
 
   const bool may_lose_shard_;
   Sequence next_sequence_ = 0;
-  Sequence first_sequence_ = 0;  // below it nothing has been used
+  Sequence first_sequence_ = 0;  // lowest sequence in use; smaller ones are sent first
   std::map<Sequence, Entry> entries_;
   absl::flat_hash_map<ContributionId, Sequence> by_id_;
   std::set<Sequence> queue_;         // queued entries
@@ -178,26 +186,27 @@ class Outbox {
   uint64_t credit_bytes_ = 0;
   uint64_t credit_used_ = 0;  // payload bytes of entries being sent or sent
   size_t unacknowledged_ = 0;
-  // Per layer the last statistics acknowledged, until a result shows that their step was sealed.
+  // Last acknowledged statistics by layer, until a result shows that their step was sealed.
   std::map<uint32_t, Item> retained_;
-  // Per layer the last answer to a gradient or pull; before the first, what a fetch has told.
+  // Last answer to a gradient or pull by layer. Before the first one, the answer to a fetch.
   struct LastAnswer {
     uint64_t step = 0;
-    uint64_t factor_version = 0;  // 0 in first order, where factors may be given up
+    uint64_t factor_version = 0;  // 0 in first order, when the shard may release the factors
     Mode mode = Mode::kSecondOrder;
   };
   std::map<uint32_t, LastAnswer> answered_;
-  std::map<uint32_t, uint64_t> begins_;  // see BeginAt, by layer
+  std::map<uint32_t, uint64_t> begins_;  // first step of this process by layer; see BeginAt
   RetransmitBuffer kept_;
 };
 
+// State of layers that move to another outbox.
 struct Outbox::Moved {
   std::map<Sequence, Entry> entries;
   std::map<Sequence, RetransmitBuffer::Taken> kept;
   std::map<uint32_t, LastAnswer> answered;
   std::map<uint32_t, uint64_t> begins;
-  Sequence first = 0;  // of both
-  Sequence next = 0;   // of what would have followed
+  Sequence first = 0;  // lowest sequence of entries and kept
+  Sequence next = 0;   // sequence of the next submission in the old outbox
 };
 
 }  // namespace precondor

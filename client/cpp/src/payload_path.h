@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How payloads travel between a worker and one shard: inline, as bytes of the stream's frames; in slots of a region
-// that the shard shares with the worker for as long as the stream lasts; or over the communicator of their session. An
-// answer comes the way that its gradient went, or inline.
+// Chooses how payloads travel between a worker and one shard: inline, as bytes of the stream's frames; in slots of a
+// region that the shard shares with the worker while the stream lasts; or over the session's communicator. An answer
+// travels as its gradient did, or inline.
 //
-// The stream's region: kNone -> kToAsk -> kAsked -> kOpen or kRefused. The end of the stream ends every use of its
-// slots and makes it kNone: what lay in a slot goes inline on the next stream.
+// The region of the stream: kNone -> kToAsk -> kAsked -> kOpen or kRefused. The end of the stream ends every use of its
+// slots and sets kNone. A gradient that was in a slot travels inline on the next stream.
 #pragma once
 
 #include <condition_variable>
@@ -34,90 +34,91 @@
 
 namespace precondor {
 
-// Thread-safe. Its lock comes after the link's; it calls no hook under its lock.
+// Places and receives the payloads of one link. Thread-safe. Lock order: the link's lock, then mu_. No hook is called
+// under mu_.
 class PayloadPath {
  public:
   using Item = std::shared_ptr<const Contribution>;
   struct Options {
-    std::string address;             // the shard's
-    absl::Duration connect_timeout;  // the longest wait for a stream and its region
-    // Of a session with data_plane COLLECTIVE: gradients go over a communicator as far as there is one.
+    std::string address;             // address of the shard
+    absl::Duration connect_timeout;  // longest wait for a stream and its region
+    // Set in a session with data_plane COLLECTIVE: gradients travel over a communicator while one is usable.
     std::optional<WorkerCollectiveSession::Options> collective;
   };
   struct Hooks {
-    std::function<void()> write;  // TakeRequest has something for the stream
-    // One gradient's answer over the communicator is complete, or cannot be: `complete` says why.
+    std::function<void()> write;  // TakeRequest has a request for the stream
+    // Called when one gradient's answer over the communicator is complete, or with the error in `complete`.
     std::function<void(Item item, const absl::Status& complete, Preconditioned outcome)> answered;
-    std::function<void(const std::vector<ContributionId>&)> to_stream;  // these do not go over the communicator
-    // See WorkerCollectiveSession; on its thread.
+    std::function<void(const std::vector<ContributionId>&)> to_stream;  // these do not travel over the communicator
+    // See WorkerCollectiveSession. Called on its thread.
     std::function<absl::StatusOr<PlaneRendezvous>(uint64_t epoch)> ask;
     std::function<void(uint64_t epoch, const absl::Status& why)> decline;
   };
 
-  // `traffic` outlives the path.
+  // `traffic` must outlive the path.
   PayloadPath(Options options, Hooks hooks, TrafficCounters& traffic);
 
   // --- one payload -------------------------------------------------------------------------------------------------
 
-  // Describes a chunk of the contribution's payload in its frame's header. Returns the bytes that go inline; none for a
-  // payload in a slot, which the header then refers to.
+  // Sets the fields of `header` that describe a chunk of the contribution's payload. Returns the bytes to send inline;
+  // empty for a payload in a slot, to which the header then refers.
   static absl::Span<const uint8_t> Describe(const Contribution& item, const wire::Chunk& chunk,
                                             v1::FrameHeader& header);
-  // Takes in a RESULT frame's payload, inline or from the contribution's slot. True when the answer is complete.
-  // Errors: Internal for a slot that is not the contribution's; those of AnswerSink.
+  // Receives a RESULT frame's payload, inline or from the contribution's slot. Returns true if the answer is complete.
+  // Returns INTERNAL if the frame refers to another slot, and the errors of AnswerSink.
   static absl::StatusOr<bool> Receive(const Contribution& item, const v1::FrameHeader& header,
                                       const wire::ReceivedBytes& payload);
 
   // --- slots -------------------------------------------------------------------------------------------------------
 
-  // A slot of the current stream's region for a layer's gradient of `bytes`: asks for a region of `wanted()` bytes in
-  // `memory` where there is none yet, and waits for it until `deadline`, at most connect_timeout; once a wait was
-  // without effect, no other does before the shard says something. `wanted` must not call back. Unavailable, with the
-  // reason, where the gradient has to go inline. Not under a link's lock.
+  // Takes a slot of the current stream's region for a layer's gradient of `bytes`. If the stream has no region,
+  // requests one of `wanted()` bytes in `memory`. Waits for the region until `deadline`, at most connect_timeout; after
+  // one wait has timed out, no call waits until the shard answers. `wanted` must not call this object. Returns
+  // UNAVAILABLE with the reason if the gradient has to travel inline. Do not call under a link's lock.
   struct Place {
     std::shared_ptr<RegionSlots> region;
     wire::Slot slot;
   };
   absl::StatusOr<Place> TakeSlot(const std::shared_ptr<RegionMemory>& memory, absl::FunctionRef<uint64_t()> wanted,
                                  uint32_t layer, uint64_t bytes, absl::Time deadline);
-  // OK while a gradient in that memory may get a slot, or until that is known; otherwise why none does on this stream.
-  // An empty device: any.
+  // Returns OK if a gradient in that memory may get a slot, or if that is not known yet; otherwise the reason why none
+  // gets one on this stream. An empty `device` means any device.
   absl::Status SlotStatus(RegionKind kind, absl::string_view device) const;
-  // From now on TakeSlot waits for nothing.
+  // Makes current and later calls of TakeSlot return without waiting.
   void StopWaiting();
-  // Unavailable for a contribution in a slot whose use has ended: its region is gone.
+  // Returns UNAVAILABLE for a contribution in a slot whose region has ended.
   static absl::Status CheckSlot(const Contribution& item);
-  // The shard is done with the contribution's slot, if it has one.
+  // Ends the use of the contribution's slot, if it has one: the shard no longer uses it.
   void GiveBack(const Contribution& item);
-  // No caller waits for the contribution any more. Its slot, if it has one, is the shard's until its answer comes.
+  // Records that the contribution has expired. Its slot, if it has one, belongs to the shard until the answer.
   void Expire(const Contribution& item);
-  // The shard has answered `id`, of which `waiting`, if any, is not answered yet. True when the answer is that of an
-  // expired contribution, whose slot it gives back.
+  // Handles an answer to `id` that may belong to an expired contribution. `waiting` is the unanswered contribution with
+  // this id, or null. Returns true, and frees the slot, if the answer is that of the expired contribution.
   bool OnLateAnswer(const ContributionId& id, const Item& waiting, bool in_slot);
 
   // --- the stream --------------------------------------------------------------------------------------------------
 
   void OnStreamOpen(const v1::ExchangeResponse& credit);
-  // It is broken or cancelled; its end follows.
+  // The stream is broken or cancelled, and its end follows.
   void OnStreamClosing();
-  // Before the next stream can begin, and before a half-close: unmaps the region once no contribution holds it.
+  // Unmaps the region once no contribution holds it. Call before the next stream can begin, and before a half-close.
   void OnStreamEnd();
-  // The request for a region, to be written before any other frame; once.
+  // Returns the request for a region once. It must be written before any other frame.
   std::optional<v1::Ring> TakeRequest();
-  // The shard's answer to it. Not under a link's lock: it maps memory.
+  // Take in the shard's answer to that request. Do not call OnGranted under a link's lock, because it maps memory.
   void OnGranted(const v1::Ring& granted);
   void OnRefused(const absl::Status& status);
 
   // --- the communicator; all of these do nothing without one ---------------------------------------------------------
 
-  // Whether gradients are offered to it.
+  // Whether gradients are offered to a communicator.
   bool has_collective() const { return collective_ != nullptr; }
-  // Takes a gradient; false: it goes by the stream.
+  // Offers a gradient to the communicator. Returns false if it has to go by the stream.
   bool Offer(const Item& item) { return collective_->Offer(item); }
-  // Returns what the former epoch's has not answered.
+  // Returns the gradients that the previous epoch's communicator has not answered.
   std::vector<ContributionId> BeginEpoch(uint64_t epoch);
   void LeaveCollective();
-  // Ends its thread: no hook of it is called afterwards. For the link's destructor.
+  // Ends the communicator's thread, after which none of its hooks is called. For the link's destructor.
   void EndCollective() { collective_ = nullptr; }
   absl::Status collective_status() const;
 
@@ -126,7 +127,7 @@ class PayloadPath {
 
   absl::StatusOr<const v1::Ring*> FindOffer(RegionKind kind, absl::string_view device) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Waits until a stream is open; true when the region has to be asked for.
+  // Waits until a stream is open. Returns true if this call decided to request a region.
   absl::StatusOr<bool> AwaitStream(const std::shared_ptr<RegionMemory>& memory, absl::FunctionRef<uint64_t()> wanted,
                                    absl::Time until);
   void OnReduced(Item item, const wire::PlaneAnswer& answer, const wire::ReceivedBytes& values);
@@ -137,18 +138,19 @@ class PayloadPath {
 
   mutable Mutex mu_;
   CondVar changed_;
-  bool waits_ ABSL_GUARDED_BY(mu_) = true;     // TakeSlot does
-  bool open_ ABSL_GUARDED_BY(mu_) = false;     // the stream is
-  bool overdue_ ABSL_GUARDED_BY(mu_) = false;  // a wait for stream or region has failed
+  bool waits_ ABSL_GUARDED_BY(mu_) = true;     // false after StopWaiting
+  bool open_ ABSL_GUARDED_BY(mu_) = false;     // a stream is open
+  bool overdue_ ABSL_GUARDED_BY(mu_) = false;  // a wait for a stream or region has timed out
   std::vector<v1::Ring> offers_ ABSL_GUARDED_BY(mu_);
   RegionState state_ ABSL_GUARDED_BY(mu_) = RegionState::kNone;
   v1::Ring request_ ABSL_GUARDED_BY(mu_);
-  std::shared_ptr<RegionMemory> memory_ ABSL_GUARDED_BY(mu_);  // that the region is asked for in
-  std::shared_ptr<RegionSlots> region_ ABSL_GUARDED_BY(mu_);   // kOpen
-  absl::Status refusal_ ABSL_GUARDED_BY(mu_);                  // kRefused
+  std::shared_ptr<RegionMemory> memory_ ABSL_GUARDED_BY(mu_);  // memory in which the region is requested
+  std::shared_ptr<RegionSlots> region_ ABSL_GUARDED_BY(mu_);   // set in state kOpen
+  absl::Status refusal_ ABSL_GUARDED_BY(mu_);                  // set in state kRefused
   absl::flat_hash_map<ContributionId, Place> expired_ ABSL_GUARDED_BY(mu_);
 
-  std::unique_ptr<WorkerCollectiveSession> collective_;  // last; constant until EndCollective. Its lock comes after mu_
+  // Destroyed first. Constant until EndCollective. Its lock is taken after mu_.
+  std::unique_ptr<WorkerCollectiveSession> collective_;
 };
 
 }  // namespace precondor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shared region that a worker has mapped: which layer's gradient has which slot in it.
+// Assigns the layers' gradients to slots of a shared region that a worker has mapped.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@
 
 namespace precondor {
 
-// A layer's slot is laid out with its first gradient and stays where it is. Thread-safe.
+// Slots of one region. A layer's slot gets its offset with the first gradient and keeps it. Thread-safe.
 class RegionSlots {
  public:
   explicit RegionSlots(std::unique_ptr<SharedRegion> memory)
       : memory_(std::move(memory)), table_(static_cast<uint64_t>(memory_->bytes())) {}
 
-  // Begins a use of the layer's slot, which is the shard's from now on. Unavailable: it is the shard's already, or the
-  // region has no room for it.
+  // Begins a use of the layer's slot, which then belongs to the shard. Returns UNAVAILABLE if the shard has the slot
+  // already or the region has no room for it.
   absl::StatusOr<wire::Slot> Take(uint32_t layer, uint64_t bytes) {
     MutexLock lock(mu_);
     const auto [place, is_new] = offsets_.try_emplace(layer, used_);
@@ -39,7 +39,7 @@ class RegionSlots {
     if (slot.ok()) return slot;
     return absl::UnavailableError(absl::StrCat("layer ", layer, "'s last gradient is not answered yet"));
   }
-  // See SlotTable. The slot is the worker's again once its answer has been copied out, or if it was never sent.
+  // See SlotTable. Give a slot back once its answer has been copied out, or if it was never sent.
   bool GiveBack(const wire::Slot& slot) { return table_.GiveBack(slot); }
   bool Holds(const wire::Slot& slot) const { return table_.Holds(slot); }
   void Close() { table_.Close(); }
@@ -49,9 +49,9 @@ class RegionSlots {
  private:
   const std::unique_ptr<SharedRegion> memory_;
   wire::SlotTable table_;
-  Mutex mu_;                                                   // before the table's
-  std::map<uint32_t, uint64_t> offsets_ ABSL_GUARDED_BY(mu_);  // of the layers' slots
-  uint64_t used_ ABSL_GUARDED_BY(mu_) = 0;                     // bytes that are laid out
+  Mutex mu_;                                                   // taken before the table's lock
+  std::map<uint32_t, uint64_t> offsets_ ABSL_GUARDED_BY(mu_);  // of the slots, by layer
+  uint64_t used_ ABSL_GUARDED_BY(mu_) = 0;                     // bytes assigned to slots
 };
 
 }  // namespace precondor

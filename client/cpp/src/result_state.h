@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands behind a PreconditionFuture: the result as it arrives, where it is written, and when the caller may have
-// the memory back.
+// Shared state of a PreconditionFuture: receives the result, writes it to the caller's memory, and tells when the
+// caller may use that memory.
 #pragma once
 
 #include <condition_variable>
@@ -21,17 +21,16 @@
 
 namespace precondor {
 
-// One gradient's answer. Invariants: `out` is written only between Begin and Complete, and never after ready();
-// ready() needs an outcome *and* that no thread reads the gradient's memory any more. Chunks come in order; a lost
-// stream starts them over (Restart). When `out` is the gradient's own memory, chunks are kept where gRPC received them
-// and written at once at the end, so that a gradient which may have to be sent again is never half overwritten.
-// Thread-safe; makes no calls.
+// One gradient's answer. Invariants: `out` is written only between Begin and Complete, and never after ready(). ready()
+// requires an outcome, and that no thread reads the gradient's memory. Chunks arrive in order; after a lost stream they
+// start again (Restart). If `out` is the gradient's own memory, chunks are kept in gRPC's buffers and written together
+// at the end, because a gradient that may be sent again must not be half overwritten. Thread-safe; calls no other code.
 class PreconditionFuture::State final : public AnswerSink {
  public:
-  // `payload_borrowed`: gRPC reads the gradient in place; OnPayloadReleased will tell when it no longer does.
+  // With `payload_borrowed` gRPC reads the gradient in the caller's memory until OnPayloadReleased.
   State(std::string what, MatrixView out, bool payload_borrowed, bool out_aliases_gradient);
 
-  // InvalidArgument unless there is one tensor, of the shape and size of `out`.
+  // Returns INVALID_ARGUMENT unless there is one tensor, of the shape and size of `out`.
   absl::Status Begin(absl::Span<const wire::TensorFormat> tensors, uint64_t payload_bytes) override;
   absl::Status Append(uint64_t offset, const wire::ReceivedBytes& chunk) override;
   bool HasAllBytes() const override;
@@ -55,7 +54,7 @@ class PreconditionFuture::State final : public AnswerSink {
 
   const std::string what_;
   const MatrixView out_;
-  const bool hold_;  // out is the gradient's own memory
+  const bool hold_;  // keep chunks until the end: out is the gradient's own memory
 
   mutable Mutex mu_;
   mutable CondVar changed_;
@@ -65,7 +64,7 @@ class PreconditionFuture::State final : public AnswerSink {
   bool begun_ ABSL_GUARDED_BY(mu_) = false;
   DType dtype_ ABSL_GUARDED_BY(mu_) = DType::kF32;
   float scale_ ABSL_GUARDED_BY(mu_) = 1.0f;
-  uint64_t received_ ABSL_GUARDED_BY(mu_) = 0;  // bytes taken in, written or held
+  uint64_t received_ ABSL_GUARDED_BY(mu_) = 0;  // bytes received, written or held
   uint64_t cursor_ ABSL_GUARDED_BY(mu_) = 0;    // bytes written to out
   std::vector<wire::ReceivedBytes> held_ ABSL_GUARDED_BY(mu_);
   uint8_t carry_[4] ABSL_GUARDED_BY(mu_) = {};  // an element cut in two by a chunk or slice boundary

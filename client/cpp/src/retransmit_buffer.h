@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contributions that a shard has answered and may need again. A shard that was lost and restarted knows which steps it
-// had applied, but it does not have the contributions of a step that another rank still waits for.
+// Keeps contributions that a shard has answered and may need again. A shard that restarts knows which steps it had
+// applied, but does not have the contributions of a step for which another rank still waits.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,13 @@ class RetransmitBuffer {
   using Sequence = int64_t;
 
   void KeepStatistics(Sequence sequence, Item item);
-  // Records that the gradient was answered. `next` is the sequence of the next submission. `item` owns its bytes and
-  // has no answer outstanding.
+  // Keeps an answered gradient. `next` is the sequence of the next submission. `item` owns its bytes and has no answer
+  // outstanding.
   void KeepGradient(Sequence sequence, Item item, Sequence next);
-  // A gradient was answered. Drops the contributions that no rank can need after this answer.
+  // Drops the contributions that no rank can need after this answer to a gradient.
   void OnAnswer(const ContributionId& id, Sequence sequence, Sequence next);
-  // Drops contributions of steps later than the submitted one: the job has gone back to an earlier step.
+  // If the layer has a contribution of this kind for this step or a later one, the job has rolled back: drops the
+  // layer's contributions of this step and later.
   void OnSubmit(const ContributionId& id);
 
   // Drops the contributions of all steps before `step`.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One Exchange call of a link.
+// One Exchange call of a ShardLink.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -13,10 +13,10 @@
 
 namespace precondor {
 
-// Carries events of one call to its link. Every operation is started under the link's lock while the read of the loop
-// is outstanding, so that gRPC cannot report the end in between; OnDone is the last event. The link deletes it
-// later on a thread of its own: a context holds its channel, and gRPC 1.51 dies when its last channel goes on one of
-// gRPC's callback threads.
+// Forwards the events of one call to its link. Every operation starts under the link's lock while a read is
+// outstanding, so that gRPC cannot report the end in between; OnDone is the last event. The link deletes the stream
+// later on one of its own threads: the context holds the channel, and gRPC 1.51 crashes if a channel's last reference
+// is dropped on a gRPC callback thread.
 class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   Stream(ShardLink* link, grpc::GenericStub& stub, const std::string& traceparent) : link_(link) {
@@ -28,7 +28,7 @@ class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
     StartCall();
   }
   void Write(const grpc::ByteBuffer& frame, bool more) {
-    out_ = frame;  // counts a reference
+    out_ = frame;  // shares the buffers
     grpc::WriteOptions options;
     if (more) options.set_buffer_hint();
     StartWrite(&out_, options);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which link carries which layer. Layers go to other shards in a later epoch; what has not been answered goes with
-// them.
+// Knows which link carries which layer, and moves layers to other shards when the epoch changes.
 #pragma once
 
 #include <cstdint>
@@ -20,32 +19,35 @@
 
 namespace precondor {
 
-// Thread-safe; Change is called by one thread at a time, and not on one of a link's. Lock order: move_mu_, a link's
-// lock, mu_. move_mu_ is held while Change waits for a stream's end: what streams call must not need it.
+// Routes contributions to the links of their layers. Thread-safe. Only one thread at a time calls Change, and not a
+// thread of a link. Lock order: move_mu_, a link's lock, mu_. Change holds move_mu_ while it waits for a stream to end,
+// so code that streams call must not take it.
 class ShardRoutes {
  public:
   using Link = std::shared_ptr<ShardLink>;
   using MakeLink = std::function<Link(const std::string& address, uint64_t epoch)>;
-  // `what`: for messages.
+  // `what` begins the messages of errors.
   ShardRoutes(std::string what, size_t layers, MakeLink make_link);
 
-  // Goes on in `epoch` with the shards of `map`: links that are in both stay, new ones are made. Internal when the map
-  // has a layer on no shard, and then nothing has changed.
+  // Enters `epoch` with the shards of `map`: keeps links to shards that are in both maps, makes new ones, and moves
+  // unanswered contributions with their layers. Returns INTERNAL, with nothing changed, if the map has no shard for a
+  // layer.
   absl::Status Change(const v1::ShardMap& map, uint64_t epoch);
-  // The highest step whose gradient has been answered, in any layer; nullopt: none.
+  // The highest step of any layer whose gradient has been answered; nullopt if there is none.
   std::optional<uint64_t> answered_through() const;
-  // See Outbox, for every layer.
+  // Calls Outbox::BeginAt for every layer.
   void BeginAt(uint64_t step);
-  // The layer's link, now.
+  // Current link of the layer; null before the first Change.
   Link of_layer(size_t layer) const { return table()->of_layer[layer]; }
-  // To the layer's link; see ShardLink::Submit.
+  // Submits to the layer's link; see ShardLink::Submit.
   absl::Status Submit(size_t layer, Outbox::Item item);
-  // Waits until every link's contributions are acknowledged; the first that has any left at `deadline`, or null.
+  // Waits until the contributions of every link are acknowledged. Returns null, or the first link that has
+  // unacknowledged ones at `deadline`.
   Link WaitAcknowledged(absl::Time deadline) const;
   std::vector<Link> links() const;
-  // Fails every link, also those still to come. On any thread: no link ends in it.
+  // Fails every current and later link. May be called on any thread, because it never destroys a link.
   void Fail(const absl::Status& status);
-  // Ends all links, once calls of Fail under way have let go of them: no hook is called afterwards.
+  // Destroys all links once running calls of Fail have released them. No hook is called afterwards.
   void Clear();
 
  private:
@@ -60,12 +62,13 @@ class ShardRoutes {
   const size_t layers_;
   const MakeLink make_link_;
 
-  Mutex move_mu_;  // no contribution comes between two tables
+  // Held while a contribution is routed and while the table changes, so that a contribution uses one table.
+  Mutex move_mu_;
   mutable Mutex mu_;
   std::shared_ptr<const Table> table_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::shared_ptr<const Table>> failed_tables_ ABSL_GUARDED_BY(mu_);  // until Clear
-  int failing_ ABSL_GUARDED_BY(mu_) = 0;                                          // calls of Fail that hold links
+  std::vector<std::shared_ptr<const Table>> failed_tables_ ABSL_GUARDED_BY(mu_);  // kept until Clear
+  int failing_ ABSL_GUARDED_BY(mu_) = 0;  // running calls of Fail that hold links
   CondVar changed_;
 };
 

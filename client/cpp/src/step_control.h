@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a worker may go and in which mode, and the reports that it owes the coordinator.
+// Decides how far a worker may go and in which mode, and delivers its step reports to the coordinator.
 //
-// A report is sent by a thread of its own, again and again until the coordinator has answered: a worker whose
-// coordinator is gone goes on to the end of its lease and waits there.
+// A thread sends each report until the coordinator answers it. While the coordinator is unreachable, the worker
+// continues to the end of its lease and waits there.
 #pragma once
 
 #include <condition_variable>
@@ -25,19 +25,20 @@
 
 namespace precondor {
 
-// Thread-safe; mu_ is a leaf and held over no call.
+// StepLedger with a lock, waiting callers and the thread that sends reports. Thread-safe. mu_ is a leaf lock, and no
+// hook is called under it.
 class StepControl {
  public:
   struct Options {
     std::string what;  // "session NAME: coordinator HOST:PORT", for messages
     absl::Duration lease_timeout;
   };
-  // One call to the coordinator. What StepLedger leaves owed is sent again.
+  // Makes one call to the coordinator. A report that StepLedger still owes afterwards is sent again.
   using Send = std::function<absl::StatusOr<WorkerDirective>(const OwnReport& report)>;
 
   StepControl(Options options, uint64_t first_step, WorkerDirective directive, Send send);
   ~StepControl();
-  // Ends the thread and all waiting. What a Send under way waits for has been cancelled.
+  // Ends the thread and all waiting calls. Precondition: a Send that is running has been cancelled.
   void Stop();
 
   // See StepLedger.
@@ -45,22 +46,22 @@ class StepControl {
   Mode ModeOf(uint64_t step) const;
   uint64_t ModeSince(uint64_t step) const;
   uint64_t LastFirstOrder() const;
-  // The lowest step not reported yet.
+  // The lowest step that has not been reported.
   uint64_t next_step() const;
 
-  // Waits until `step` may be started. FailedPrecondition (STEP_TOO_FAR_AHEAD) when nothing has been reported that the
-  // coordinator could still answer; DeadlineExceeded; what Fail said.
+  // Waits until `step` may start. Returns FAILED_PRECONDITION (STEP_TOO_FAR_AHEAD) if no report is outstanding whose
+  // answer could extend the lease, DEADLINE_EXCEEDED after lease_timeout, and after Fail its status.
   absl::Status AwaitLease(uint64_t step);
-  // Reports a finished step, and waits until the next one may be started.
+  // Reports a finished step, and waits until the next one may start.
   absl::StatusOr<StepDirective> Report(const OwnReport& report);
-  // Ends all waiting, now and from now on.
+  // Ends all current and later waiting with `status`.
   void Fail(const absl::Status& status);
 
  private:
   void Loop();
-  // What became of the first report owed; true when it is done with.
+  // Handles the answer to the first report owed. Returns true if the report is complete.
   bool TakeAnswer(const absl::StatusOr<WorkerDirective>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // `number`: of the report that waits.
+  // Waits until report `number` is answered and `next_step` may start.
   absl::Status AwaitStart(uint64_t number, uint64_t next_step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status LeaseTimeout() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -71,10 +72,10 @@ class StepControl {
   CondVar changed_;
   StepLedger ledger_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
-  std::set<uint64_t> waiting_ ABSL_GUARDED_BY(mu_);                // reports that a caller waits for
-  std::map<uint64_t, absl::Status> refused_ ABSL_GUARDED_BY(mu_);  // of those
-  absl::Status late_refusal_ ABSL_GUARDED_BY(mu_);  // the first of a report that no caller waits for any more
-  bool away_ ABSL_GUARDED_BY(mu_) = false;          // the coordinator has kept a report waiting
+  std::set<uint64_t> waiting_ ABSL_GUARDED_BY(mu_);                // reports for which a caller waits
+  std::map<uint64_t, absl::Status> refused_ ABSL_GUARDED_BY(mu_);  // errors of those
+  absl::Status late_refusal_ ABSL_GUARDED_BY(mu_);                 // first error of a report for which no caller waits
+  bool away_ ABSL_GUARDED_BY(mu_) = false;                         // the coordinator has not answered within kPatience
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::thread reporter_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a worker may go, in which mode, and the reports that it owes the coordinator: what StepControl decides,
-// without its thread.
+// The decisions of StepControl, without its thread: how far a worker may go, in which mode, and which reports it owes
+// the coordinator.
 #pragma once
 
 #include <cstdint>
@@ -16,25 +16,27 @@
 
 namespace precondor {
 
-// What a v1::Directive says.
+// Decoded v1::Directive.
 struct WorkerDirective {
   uint64_t lease_through_step = 0;
-  std::vector<std::pair<uint64_t, Mode>> modes;  // ascending by first step
-  uint64_t rollback_epoch = 0;                   // the last with which the job rolled back, to resume_step; 0: none
+  std::vector<std::pair<uint64_t, Mode>> modes;  // {first step, mode}, ascending
+  uint64_t rollback_epoch = 0;                   // epoch of the job's last rollback, to resume_step; 0 means none
   uint64_t resume_step = 0;
   uint64_t snapshot_at = 0;  // see StepDirective
   uint64_t snapshot_id = 0;
   Mode ModeOf(uint64_t step) const;
-  // The first step of the run of steps in one mode that has this one.
+  // Returns the first step of the run of steps in one mode that contains `step`.
   uint64_t ModeSince(uint64_t step) const;
-  // Factors of steps before it are of no use to `step`: first order began there, and shards may have let go of them.
-  // 0: it has not.
+  // Returns the first step of the last first-order run that begins at or before `step`; 0 if there is none. Factors of
+  // earlier steps are of no use to `step`, and the shards may have released them.
   uint64_t LastFirstOrder(uint64_t step) const;
-  // Whether the job has gone back, after `epoch`, below what a worker has finished that begins `next_step` next.
+  // True if the job has rolled back in an epoch after `epoch` to a step before `next_step`, so that a worker whose next
+  // step is `next_step` has finished steps that are undone.
   bool LeavesBehind(uint64_t epoch, uint64_t next_step) const;
   static absl::StatusOr<WorkerDirective> Decode(const v1::Directive& directive);
 };
 
+// A worker's report of one finished step.
 struct OwnReport {
   uint64_t step = 0;
   double loss = 0;
@@ -43,18 +45,18 @@ struct OwnReport {
   double learning_rate = 0;
 };
 
-// One thread at a time (StepControl's lock).
+// Keeps the lease and the reports that are owed. Not thread-safe: StepControl's lock guards it.
 class StepLedger {
  public:
   struct Owed {
     uint64_t number = 0;  // 1, 2, ... in the order of reports
     OwnReport report;
   };
-  // What an answer makes of the report that was owed first.
+  // Result of an answer to the first report owed.
   enum class Verdict : uint8_t {
-    kAskAgain,  // it is still owed
+    kAskAgain,  // the report is still owed
     kAnswered,
-    kRefused,  // permanently; it is not sent again
+    kRefused,  // permanently; the report is not sent again
   };
 
   StepLedger(uint64_t first_step, WorkerDirective directive)
@@ -62,20 +64,20 @@ class StepLedger {
 
   const WorkerDirective& directive() const { return directive_; }
   bool MayStart(uint64_t step) const { return step <= directive_.lease_through_step; }
-  // The lowest step not reported yet.
+  // The lowest step that has not been reported.
   uint64_t next_step() const { return next_step_; }
-  // Leases only grow; answers may overtake each other.
+  // Adopts a directive unless its lease ends earlier than the current one, because answers may arrive out of order.
   void Adopt(WorkerDirective directive);
 
-  // The number of the report.
+  // Adds a report and returns its number.
   uint64_t Owe(const OwnReport& report);
   bool owes() const { return !owed_.empty(); }
   const Owed& first_owed() const { return owed_.front(); }
-  // Reports up to this number have been answered.
+  // The highest number of an answered report.
   uint64_t answered() const { return answered_; }
-  // The coordinator's answer to the first report owed. Unavailable, DeadlineExceeded and what RecoveryFor says to
-  // repeat leave it owed, and so does a lease that does not reach beyond the last step reported: a coordinator that
-  // cannot promise more yet, its disk may be full, is asked again.
+  // Handles the coordinator's answer to the first report owed. The report stays owed after UNAVAILABLE,
+  // DEADLINE_EXCEEDED and errors that RecoveryFor says to retry; and if the lease does not reach beyond the last
+  // reported step: a coordinator that cannot extend the lease now (its disk may be full) is asked again.
   Verdict MarkAnswered(const absl::StatusOr<WorkerDirective>& answer);
 
  private:

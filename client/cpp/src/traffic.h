@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counters behind Worker::traffic().
+// Counters for Worker::traffic().
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace precondor {
 
-// Thread-safe; the parts are not read at one instant.
+// Thread-safe. Read does not return a consistent snapshot of all counters.
 struct TrafficCounters {
   std::atomic<int64_t> statistics_bytes{0};
   std::atomic<int64_t> gradient_bytes{0};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which releases of client and server understand each other.
+// Checks that client and server are of compatible releases.
 #pragma once
 
 #include "absl/status/status.h"
@@ -7,8 +7,9 @@
 
 namespace precondor {
 
-// Versions "major.minor.patch" go together when their majors are the same and, for major 0, their minors as well.
-// FailedPrecondition, naming the server's address, both and what to do, for others and for a text of another form.
+// Compares two versions "major.minor.patch". They are compatible if their majors are equal and, for major 0, their
+// minors too. Returns FAILED_PRECONDITION otherwise, and for text of another form. The message has the server's
+// address, both versions and what to do.
 absl::Status CheckVersions(absl::string_view client, absl::string_view address, absl::string_view server);
 
 }  // namespace precondor

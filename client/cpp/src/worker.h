@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worker over ShardLinks and the coordinator.
+// Implementation of Worker, with ShardLinks to the shards and a ControlClient to the coordinator.
 #pragma once
 
 #include <condition_variable>
@@ -26,12 +26,12 @@
 
 namespace precondor {
 
-// The gradients whose memory gRPC may still read. Thread-safe.
+// Counts gradients whose memory gRPC may still read. Thread-safe.
 class Borrowed {
  public:
   void Add();
   void Release();
-  // Waits until none is left.
+  // Waits until the count is 0, at most until `deadline`.
   void Wait(absl::Time deadline);
 
  private:
@@ -40,12 +40,12 @@ class Borrowed {
   int64_t count_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// Threads: the timer makes connections and gives up what is late; the refresher joins again when the epoch has
-// changed; the step control's sends reports; everything else happens on callers' and gRPC's threads. Lock order: a
-// link's lock, then mu_ (in hooks); mu_ is held over no call.
+// Implements Worker. Threads: the timer makes connections and fails contributions past their deadlines; the refresher
+// joins again when the epoch has changed; the step control's thread sends reports; all other work runs on callers' and
+// gRPC's threads. Lock order: a link's lock, then mu_ (in hooks). No call is made under mu_.
 class WorkerImpl final : public Worker {
  public:
-  // `joined` is the coordinator's answer once all ranks are in.
+  // Makes a worker from the coordinator's answer once all ranks have joined.
   static absl::StatusOr<std::unique_ptr<Worker>> Make(const ClientOptions& options,
                                                       std::shared_ptr<ControlClient> control, std::string session,
                                                       const WorkerOptions& as, const v1::JoinSessionResponse& joined);
@@ -81,9 +81,10 @@ class WorkerImpl final : public Worker {
   std::shared_ptr<ShardLink> MakeLink(const std::string& address, uint64_t epoch);
   void Start(uint64_t first_step, WorkerDirective directive);
 
-  // ABORTED when the job has gone back since `epoch`, to before `next_step`, this worker's lowest unfinished one.
+  // Returns ABORTED if the job has rolled back in an epoch after `epoch` to a step before `next_step`, this worker's
+  // lowest unfinished one.
   absl::Status CheckResume(const WorkerDirective& directive, uint64_t epoch, uint64_t next_step) const;
-  // The mode of `step`, or why nothing may be sent for it. Waits for the lease.
+  // Waits for the lease of `step` and returns the step's mode, or the error for which nothing may be sent for it.
   absl::StatusOr<Mode> CheckStep(uint64_t step, int64_t layer) const;
   absl::Status CheckStatistics(uint64_t step, int64_t layer) const;
   absl::Status CheckGradient(int64_t layer) const;
@@ -92,20 +93,20 @@ class WorkerImpl final : public Worker {
 
   PreconditionFuture Submit(std::shared_ptr<Contribution> contribution,
                             const std::shared_ptr<PreconditionFuture::State>& state, int64_t layer);
-  // In DIRECT alone the shard is needed in first order: otherwise the average is there already.
+  // True if a first-order step needs no shard: except in DIRECT, the caller has the average already.
   bool AnsweredHere(Mode mode) const { return mode == Mode::kFirstOrder && spec_.exchange != ExchangeMode::kDirect; }
-  // Of a gradient in device memory, on the send queue's thread once it is computed.
+  // The following functions handle a gradient in device memory, on the send queue's thread once it is computed.
   struct DeviceGradient;
-  // OK where a shared region can take the session's gradients.
+  // Returns OK if the session's gradients can travel in a shared region, otherwise the reason why not.
   absl::Status CheckSlots() const;
   void Deliver(const DeviceGradient& gradient);
   void AnswerOnDevice(const DeviceGradient& gradient);
   absl::Status SendInSlot(const DeviceGradient& gradient);
   absl::Status SendThroughHost(const DeviceGradient& gradient);
   static absl::StatusOr<std::shared_ptr<const Contribution>> ContributionOnHost(const DeviceGradient& gradient);
-  // Sends a layer's statistics or abstention and, where this worker has factors, asks what the step makes of them.
+  // Sends a layer's statistics or abstention. If this worker has factors, also requests the step's update (PULL).
   absl::Status SubmitStatistics(std::shared_ptr<Contribution> statistics, int64_t layer);
-  // Sends a request without payload, whose answer goes to `sink`.
+  // Sends a request without payload. `sink` receives its answer.
   absl::Status SendRequest(v1::FrameKind kind, uint64_t step, int64_t layer, std::shared_ptr<AnswerSink> sink);
   void FetchFactors(int64_t layer, const std::shared_ptr<AnswerSink>& sink);
   std::shared_ptr<const void> Borrow(const std::shared_ptr<PreconditionFuture::State>& state);
@@ -115,28 +116,30 @@ class WorkerImpl final : public Worker {
 
   // Hooks of the links.
   void Wake();
-  // The coordinator, soon, whether the session and the epoch are still what they were.
+  // Makes the refresher ask the coordinator whether the session and the epoch have changed.
   void Ask();
   void OnStaleEpoch(uint64_t epoch);
   void OnRefusedStatistics(const absl::Status& status);
   void Fail(const absl::Status& status);
 
-  // Where the ranks and the shard meet in `epoch`; waits until the shard knows all ranks, at most for connect_timeout.
+  // Returns how to join the communicator of `epoch`. Waits until the shard knows all ranks, at most for
+  // connect_timeout.
   absl::StatusOr<PlaneRendezvous> AskForPlane(const std::string& address, uint64_t epoch);
   void DeclinePlane(const std::string& address, uint64_t epoch, const absl::Status& why);
   v1::JoinPlaneRequest PlaneRequest(uint64_t epoch) const;
-  // One attempt of the step control to report, under the current epoch.
+  // Makes one attempt to deliver a report, under the current epoch.
   absl::StatusOr<WorkerDirective> SendReport(const OwnReport& report);
   void TimerLoop();
   void RefreshLoop();
   absl::Status Refresh();
-  // At most for lease_timeout.
+  // Joins again, and waits for an unreachable coordinator at most for lease_timeout.
   absl::StatusOr<v1::JoinSessionResponse> JoinAgain();
-  // No report has been answered for a while and shards may be lost: asks whether there is a new epoch. Other workers
-  // may need this one's contributions elsewhere, although it waits for nothing itself.
+  // Asks the coordinator whether the session has a new epoch, when no report has been answered for a while and shards
+  // may be lost. Other workers may need this worker's contributions at another shard although this worker waits for no
+  // answer.
   void AskForEpoch();
   v1::JoinSessionRequest JoinRequest() const;
-  // Waits until the epoch is another than `stale`; false after rpc_timeout or a failure.
+  // Waits until the epoch differs from `stale`. Returns false after rpc_timeout or a failure.
   bool AwaitEpochAfter(uint64_t stale);
 
   const ClientOptions options_;
@@ -146,15 +149,15 @@ class WorkerImpl final : public Worker {
   const uint32_t rank_;
   const uint64_t incarnation_;
   const uint64_t session_id_;
-  const std::string secret_;               // the session's
+  const std::string secret_;               // secret of the session
   std::optional<uint64_t> rollback_step_;  // constant after Make
   TrafficCounters traffic_;
   const std::shared_ptr<Borrowed> borrowed_ = std::make_shared<Borrowed>();
   Canceller canceller_;
-  std::unique_ptr<LocalFactors> factors_;  // constant after Make; null unless workers have some. Outlives routes_
+  std::unique_ptr<LocalFactors> factors_;  // Constant after Make; null unless workers precondition. Outlives routes_.
   ShardRoutes routes_;
 
-  DeviceSendQueue send_queue_;  // what it delivers goes to routes_
+  DeviceSendQueue send_queue_;  // delivers to routes_
 
   mutable Mutex mu_;
   CondVar changed_;
@@ -162,14 +165,14 @@ class WorkerImpl final : public Worker {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool wake_ ABSL_GUARDED_BY(mu_) = false;
   bool refresh_ ABSL_GUARDED_BY(mu_) = false;
-  bool ask_ ABSL_GUARDED_BY(mu_) = false;                                  // whether there is a new epoch
-  absl::Time epoch_known_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // the coordinator last named it
+  bool ask_ ABSL_GUARDED_BY(mu_) = false;                                  // ask for a new epoch
+  absl::Time epoch_known_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // the coordinator last named the epoch
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   absl::Status first_refusal_ ABSL_GUARDED_BY(mu_);
   std::thread timer_;
   std::thread refresher_;
-  std::unique_ptr<StepControl> steps_;  // constant after Make; its hooks use all of the above
+  std::unique_ptr<StepControl> steps_;  // Constant after Make. Its hooks use all members above.
 };
 
 }  // namespace precondor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker is given: checks, and how it is encoded.
+// Checks and encodes a worker's input.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,16 @@
 
 namespace precondor {
 
-// InvalidArgument SHAPE_MISMATCH unless `have` is [rows, cols] and has memory.
+// Returns INVALID_ARGUMENT (SHAPE_MISMATCH) unless `have` is [rows, cols] and has memory.
 absl::Status CheckShape(const std::string& what, const char* name, ConstMatrixView have, int64_t rows, int64_t cols);
-// InvalidArgument MALFORMED.
+// Returns INVALID_ARGUMENT (MALFORMED) unless `samples` is in 1 ... kMaxSamples.
 absl::Status CheckSamples(const std::string& what, uint64_t samples);
 
-// Encodes matrices one after the other; `tensors` gets their headers.
+// Encodes matrices one after the other, and appends their headers to `tensors`.
 std::shared_ptr<const std::vector<uint8_t>> EncodeTensors(DType dtype, std::initializer_list<ConstMatrixView> matrices,
                                                           std::vector<v1::TensorHeader>& tensors);
 
+// Returns a future that is ready with `status`.
 PreconditionFuture FailedFuture(const absl::Status& status);
 
 }  // namespace precondor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which layers of a model a session preconditions, and by which method: by name, class and size.
+// Chooses which layers of a model a session preconditions, and by which method, from their names, classes and sizes.
 #pragma once
 
 #include <cstdint>
@@ -17,30 +17,32 @@ namespace precondor {
 // A parameter of the model that could be a layer.
 struct ModelLayer {
   LayerSpec spec;
-  std::string kind;  // as the framework calls its class, e.g. "Linear", "Conv2d", "Embedding"
+  std::string kind;  // name of its class in the framework, e.g. "Linear", "Conv2d", "Embedding"
 };
 
-// Matches a layer that fits all that is given. Sizes are those of the longer side.
+// Decides about the layers that meet all its conditions. Sizes are those of the longer side.
 struct LayerRule {
-  std::string name_pattern = {};  // RE2, of the whole name; empty: any
-  std::string kind = {};          // empty: any
+  std::string name_pattern = {};  // RE2 that matches the whole name; empty matches any
+  std::string kind = {};          // empty matches any
   int64_t min_dim = 1;
   int64_t max_dim = kMaxDimension;
-  bool precondition = true;                       // false: left to the base optimizer
-  std::optional<MethodConfig> method = {};        // absent: the session's
-  std::optional<StatisticsKind> statistics = {};  // absent: the session's
+  bool precondition = true;                       // false: the base optimizer trains the layer
+  std::optional<MethodConfig> method = {};        // nullopt: the session's method
+  std::optional<StatisticsKind> statistics = {};  // nullopt: the session's statistics
 };
 
+// Result of ChooseLayers.
 struct ChosenLayers {
   std::vector<LayerSpec> layers;           // for SessionSpec::layers
   std::vector<LayerMethod> layer_methods;  // for SessionSpec::layer_methods
-  // Of each of the model's layers its place in `layers`; absent: it is the base optimizer's.
+  // For each layer of the model its index in `layers`; nullopt if the base optimizer trains it.
   std::vector<std::optional<uint32_t>> place;
 };
 
-// The first rule that matches decides. Where none does, kind "Embedding" and whatever has a side of 1 (a parameter with
-// one dimension) is left to the base optimizer, and the rest is preconditioned as `spec` says. InvalidArgument: a
-// pattern that RE2 does not take, named with its reason. Thread-safe.
+// Chooses the layers of `model`. The first rule that matches a layer decides. If no rule matches, layers of kind
+// "Embedding" and layers with a side of 1 (parameters with one dimension) are left to the base optimizer, and all
+// others are preconditioned as `spec` says. Returns INVALID_ARGUMENT if RE2 rejects a pattern; the message has the
+// pattern and RE2's reason. Thread-safe.
 absl::StatusOr<ChosenLayers> ChooseLayers(const SessionSpec& spec, absl::Span<const ModelLayer> model,
                                           absl::Span<const LayerRule> rules);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The methods that a session can name.
+// Lists the methods that a session can name.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace precondor {
 
-// Those of this version, in no order that means anything. Thread-safe.
+// Returns the methods of this version, in no particular order. Thread-safe.
 std::vector<MethodTraits> KnownMethods();
 
 }  // namespace precondor
