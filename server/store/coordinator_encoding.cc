@@ -87,13 +87,13 @@ auto Fields(store::Is<SnapshotsRecord> auto& value) {
 namespace store {
 namespace {
 
-// 2: a SessionRecord ends with what becomes of the session when a shard is lost. 3: and then with the layers that have
-// a method of their own. 4: and then with the shapes of layers. 5: and then with the way that gradients take. 6: and
-// then with the session's secret and its tenants.
+// 2: a SessionRecord ends with on_shard_loss. 3: then layer_methods. 4: then the shapes of layers. 5: then data_plane.
+// 6: then the session's secret and tenants.
 constexpr uint8_t kVersion = 6;
 
-// The record as this version has it. Sessions of version 1 wait; before version 3 all layers have one method, before
-// version 4 no shape, before version 5 all gradients go over gRPC, and before version 6 there is no secret to show.
+// Converts a record of an earlier version. Sessions of version 1 have on_shard_loss WAIT. Before version 3 all layers
+// have one method, before version 4 no shapes, before version 5 data_plane is GRPC, and before version 6 there is no
+// secret.
 template <typename Record>
 std::string FromVersion(uint8_t version, absl::string_view bytes) {
   std::string next(bytes);

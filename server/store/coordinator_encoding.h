@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The coordinator's records as bytes; the same on a disk and in etcd (docs/storage.md).
+// Encodes and decodes the coordinator's records. The bytes are equal on a disk and in etcd (docs/storage.md).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace precondor::store {
 
-// Stable numbers of the kinds; 1 + the index in CoordinatorRecord.
+// Stable numbers of the record kinds: 1 + the index in CoordinatorRecord.
 inline constexpr uint8_t kSessionRecord = 1;
 inline constexpr uint8_t kMembershipRecord = 2;
 inline constexpr uint8_t kLeaseRecord = 3;
@@ -22,11 +22,11 @@ inline constexpr uint8_t kClosingRecord = 6;
 inline constexpr uint8_t kLeaderRecord = 7;
 
 uint8_t KindOf(const CoordinatorRecord& record);
-uint64_t SessionIdOf(const CoordinatorRecord& record);  // 0: of no session
+uint64_t SessionIdOf(const CoordinatorRecord& record);  // 0 if the record belongs to no session
 
-// A version byte and the fields.
+// Returns a version byte followed by the record's fields.
 std::string EncodeCoordinatorRecord(const CoordinatorRecord& record);
-// DataLoss when the bytes are not a record of that kind; FailedPrecondition when they are of a newer version.
+// Returns DataLoss if the bytes are not a record of that kind, and FailedPrecondition if they are of a newer version.
 absl::StatusOr<CoordinatorRecord> DecodeCoordinatorRecord(uint8_t kind, absl::string_view bytes);
 
 }  // namespace precondor::store

@@ -14,12 +14,12 @@
 namespace precondor::store {
 namespace {
 
-// Types of the log's records: a record's kind, or one of these.
+// Types of the log's records: the kind of a coordinator's record, or one of these.
 constexpr uint8_t kCompactionBegins = 64;
-constexpr uint8_t kCompactionEnds = 65;  // holds the number of records between
-constexpr uint8_t kCompacted = 128;      // plus a record's kind
+constexpr uint8_t kCompactionEnds = 65;  // payload: number of records since the begin mark
+constexpr uint8_t kCompacted = 128;      // plus the kind of a record in a compaction
 
-// Puts together what the log says.
+// Builds the list of records from the log.
 class Replayer {
  public:
   absl::Status Take(const Record& record) {
@@ -53,7 +53,7 @@ class Replayer {
 
  private:
   absl::Status EndCompaction(const Record& record) {
-    // Of one before the last: its beginning went with the segments before.
+    // The beginning of this older compaction was removed with earlier segments.
     if (!begun_) return absl::OkStatus();
     Decoder decoder(record.payload);
     const uint64_t count = decoder.U64();
@@ -71,9 +71,9 @@ class Replayer {
 
   uint64_t first_sequence_ = 0;
   std::vector<CoordinatorRecord> records_;
-  bool begun_ = false;                         // a compaction
-  bool whole_ = false;                         // there was a whole one
-  std::vector<CoordinatorRecord> compaction_;  // the one that has begun
+  bool begun_ = false;                         // a compaction has begun and not ended
+  bool whole_ = false;                         // the log has a complete compaction
+  std::vector<CoordinatorRecord> compaction_;  // records of the compaction that has begun
   uint64_t compaction_bytes_ = 0;
   uint64_t compacted_bytes_ = 0;
   uint64_t bytes_since_ = 0;
@@ -92,7 +92,7 @@ absl::StatusOr<CoordinatorLog::Opened> CoordinatorLog::Open(FileSystem& fs, std:
 
 absl::StatusOr<std::vector<CoordinatorRecord>> CoordinatorLog::OpenLog() {
   if (log_ != nullptr) durable_before_ = log_->synced_before();
-  log_ = nullptr;  // gives the log's lock back
+  log_ = nullptr;  // releases the log's lock
   Replayer replayer;
   const auto take = [&replayer, this](const Record& record) {
     const absl::Status taken = replayer.Take(record);
@@ -151,11 +151,11 @@ absl::Status CoordinatorLog::WriteCompaction(absl::Span<const CoordinatorRecord>
 absl::Status CoordinatorLog::Compact(absl::Span<const CoordinatorRecord> records) {
   PRECONDOR_RETURN_IF_ERROR(OpenAgainIfBroken());
   const uint64_t begin = log_->next_sequence();
-  // Until it succeeds it does not pay to try at every append.
+  // Otherwise wants_compaction() would return true at every append until a compaction succeeds.
   bytes_since_ = 0;
   PRECONDOR_RETURN_IF_ERROR(WriteCompaction(records));
   doubtful_ = false;
-  // They are of no use any more; left behind, they go with the next compaction.
+  // The older segments are not needed. If this fails, the next compaction removes them.
   return log_->DropBefore(begin);
 }
 

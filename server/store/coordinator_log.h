@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The coordinator's journal on a disk.
+// The coordinator's journal in a directory of the local disk.
 #pragma once
 
 #include <cstdint>
@@ -18,24 +18,26 @@
 namespace precondor::store {
 
 struct CoordinatorLogOptions {
-  uint64_t compact_bytes = uint64_t{4} << 20;  // a compaction pays after so many bytes, and four times its own size
+  uint64_t compact_bytes = uint64_t{4} << 20;  // a compaction is due after more bytes, and 4 times its size
   RecordLogOptions log = {.segment_bytes = uint64_t{1} << 20};
 };
 
-// One record of the log for each of the coordinator's, synced before Append returns. A compaction is appended as well,
-// between a mark for its beginning and one for its end; it counts from the end mark on, and the segments before it go.
+// Keeps the coordinator's records in a record log, one log record each, and syncs each before Append returns. A
+// compaction is also appended, between a begin mark and an end mark. It replaces the records before it once the end
+// mark is written; the segments before it are then removed.
 //
-// When the disk fails or is full, Append fails, and the next one opens the log again: the coordinator goes on by itself
-// once there is room. The record that failed may then be in the log, so that a compaction is asked for.
-// Threads: one caller at a time.
+// If the disk fails or is full, Append fails, and the next call opens the log again, so that the coordinator recovers
+// without a restart once there is space. The log may contain the record whose Append failed; therefore
+// wants_compaction() then returns true.
+// Threads: calls must not overlap.
 class CoordinatorLog final : public CoordinatorJournal {
  public:
   struct Opened {
     std::unique_ptr<CoordinatorLog> journal;
-    std::vector<CoordinatorRecord> records;  // in order, from the last compaction on: for Coordinator::Restore
+    std::vector<CoordinatorRecord> records;  // in order, starting with the last compaction; for Coordinator::Restore
   };
-  // Makes `dir` (its parent must exist). `fs` must outlive the log. Errors: those of RecordLog::Open; DataLoss or
-  // FailedPrecondition for a record that does not decode.
+  // Creates `dir` (its parent must exist) and opens the log in it. `fs` must outlive the log. Errors: those of
+  // RecordLog::Open; DataLoss or FailedPrecondition for a record that cannot be decoded.
   static absl::StatusOr<Opened> Open(FileSystem& fs, std::string dir, const CoordinatorLogOptions& options = {});
 
   absl::Status Append(const CoordinatorRecord& record) override;
@@ -53,12 +55,13 @@ class CoordinatorLog final : public CoordinatorJournal {
   FileSystem& fs_;
   const std::string dir_;
   const CoordinatorLogOptions options_;
-  std::unique_ptr<FileLock> lock_;  // also while the log is opened again, so that no other process gets in between
-  std::unique_ptr<RecordLog> log_;  // null while it cannot be opened again
-  uint64_t compacted_bytes_ = 0;    // of the last compaction
-  uint64_t bytes_since_ = 0;        // appended after it
-  uint64_t durable_before_ = 1;     // records that the log had when it was last opened again
-  bool doubtful_ = false;           // the log may hold a record whose Append failed
+  std::unique_ptr<FileLock>
+      lock_;  // kept while the log is opened again, so that no other process can take the directory
+  std::unique_ptr<RecordLog> log_;  // null after a failed attempt to open it again
+  uint64_t compacted_bytes_ = 0;    // size of the last compaction
+  uint64_t bytes_since_ = 0;        // appended after the last compaction
+  uint64_t durable_before_ = 1;     // records below this were durable when the log was last opened again
+  bool doubtful_ = false;           // the log may contain a record whose Append failed
 };
 
 }  // namespace precondor::store

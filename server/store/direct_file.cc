@@ -16,7 +16,7 @@ BlockMemory AllocateBlocks(size_t bytes) {
   return BlockMemory(static_cast<char*>(::operator new[](bytes, std::align_val_t(kBlockBytes))));
 }
 
-// The flag is set after the file was made: open would make it before it refuses the flag.
+// The flag is set after the file is created, because open(2) would create the file and then refuse the flag.
 DirectBlocks::DirectBlocks(std::string path, Descriptor fd) : path_(std::move(path)), fd_(std::move(fd)) {
   direct_ = fcntl(fd_.get(), F_SETFL, O_DIRECT) == 0;
 }
@@ -29,7 +29,7 @@ absl::Status DirectBlocks::WriteAt(uint64_t offset, absl::string_view blocks) {
       blocks.remove_prefix(static_cast<size_t>(written));
       offset += static_cast<uint64_t>(written);
     } else if (errno == EINVAL && direct_) {
-      // This disk asks for larger blocks, or its file system took the flag and cannot do it.
+      // The disk requires larger blocks, or its file system accepted the flag but does not support it.
       direct_ = false;
       if (fcntl(fd_.get(), F_SETFL, 0) < 0) return IoError("fcntl", path_, errno);
     } else {
@@ -40,7 +40,7 @@ absl::Status DirectBlocks::WriteAt(uint64_t offset, absl::string_view blocks) {
 }
 
 absl::Status DirectBlocks::Sync() {
-  // The blocks may be in the disk's own memory, and the file's length nowhere.
+  // The blocks may be in the disk's cache only, and the file's length in memory only.
   if (Uninterrupted([&] { return fdatasync(fd_.get()); }) < 0) return IoError("fdatasync", path_, errno);
   return absl::OkStatus();
 }
@@ -55,7 +55,7 @@ absl::Status DirectBlocks::Truncate(uint64_t bytes) {
 }
 
 void DirectBlocks::BeginWriteBack() {
-  // A hint: what goes wrong now, Sync reports.
+  // Only a hint: Sync reports errors.
   if (!direct_) static_cast<void>(sync_file_range(fd_.get(), 0, 0, SYNC_FILE_RANGE_WRITE));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file whose bytes go to the disk past the system's memory (O_DIRECT): a copy less, and no pages to find.
+// Files that are written with O_DIRECT, past the page cache. This saves a copy and leaves no pages in the cache.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,20 @@ namespace precondor::store {
 struct FreeBlocks {
   void operator()(char* memory) const { ::operator delete[](memory, std::align_val_t(kBlockBytes)); }
 };
-// Memory that begins with a block; not initialized.
+// Memory aligned to kBlockBytes; not initialized.
 using BlockMemory = std::unique_ptr<char[], FreeBlocks>;
 BlockMemory AllocateBlocks(size_t bytes);
 
-// See FileSystem::CreateBlocks. Where a file system refuses to pass by its memory, bytes go the ordinary way.
+// BlockFile for FileSystem::CreateBlocks. If the file system refuses O_DIRECT, the bytes go through the page cache.
 class DirectBlocks final : public BlockFile {
  public:
-  // `fd`: a new file, open for writing, without O_APPEND.
+  // Precondition: `fd` is a new file, opened for writing without O_APPEND.
   DirectBlocks(std::string path, Descriptor fd);
   absl::Status WriteAt(uint64_t offset, absl::string_view blocks) override;
   absl::Status Sync() override;
   absl::Status Close() override;
   absl::Status Truncate(uint64_t bytes);
-  // Has the system begin to write what went the ordinary way.
+  // Makes the system begin to write bytes that went through the page cache.
   void BeginWriteBack();
 
  private:
@@ -37,30 +37,30 @@ class DirectBlocks final : public BlockFile {
   bool direct_ = false;
 };
 
-// See FileSystem::CreateLarge. Bytes are gathered into large writes of whole blocks; the last block is filled up with
-// zeros, which the file's length then leaves out.
+// WritableFile for FileSystem::CreateLarge. Collects bytes into large writes of whole blocks. The last block is padded
+// with zeros, and the file is then truncated to its real length.
 class DirectFile final : public WritableFile {
  public:
-  static constexpr size_t kBufferBytes = size_t{1} << 20;  // of a write
+  static constexpr size_t kBufferBytes = size_t{1} << 20;  // size of one write
 
-  // `fd`: a new file, open for writing, without O_APPEND.
+  // Precondition: `fd` is a new file, opened for writing without O_APPEND.
   DirectFile(std::string path, Descriptor fd);
   absl::Status Append(absl::string_view bytes) override;
   absl::Status Sync() override;
-  // Writes what is left and gives the memory back; what goes wrong, Sync and Close report.
+  // Writes the buffered bytes and frees the buffer. Sync and Close report errors of this call.
   void BeginWriteBack() override;
   absl::Status Close() override;
 
  private:
-  // The first bytes of the buffer, in whole blocks, to where `written_` is.
+  // Writes the first `bytes` of the buffer, which are whole blocks, at offset `written_`.
   absl::Status WriteBlocks(size_t bytes);
   absl::Status WriteRest();
 
   DirectBlocks file_;
-  uint64_t written_ = 0;  // whole blocks of the file that are as they stay
-  BlockMemory buffer_;    // what follows; null: the file has all of it
+  uint64_t written_ = 0;  // length of the part of the file that does not change again, in whole blocks
+  BlockMemory buffer_;    // bytes from `written_` on; null if the file has all of them
   size_t filled_ = 0;
-  std::string rest_;  // of a block, which is in the file and begins the next buffer
+  std::string rest_;  // last bytes of the file that do not fill a block; they also start the next buffer
   absl::Status failure_;
 };
 

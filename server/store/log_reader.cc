@@ -21,7 +21,7 @@ absl::Status Located(const absl::Status& error, absl::string_view path, uint64_t
   return absl::Status(error.code(), absl::StrCat(path, " at offset ", offset, ": ", error.message()));
 }
 
-// First sequences, ascending.
+// Returns the first sequences of the segments, ascending.
 absl::StatusOr<std::vector<uint64_t>> ListSegments(FileSystem& fs, const std::string& dir) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(dir));
   std::vector<uint64_t> found;
@@ -43,7 +43,7 @@ class Reader {
   Reader(FileSystem& fs, const std::string& dir, const LogReplay& replay) : fs_(fs), dir_(dir), replay_(replay) {}
 
   absl::StatusOr<LogContents> Read() {
-    // Before the segments: what the owner frees meanwhile is in them by the time they are read.
+    // The ring is read first: what the owner frees in it meanwhile is then in the segments when these are read.
     PRECONDOR_ASSIGN_OR_RETURN(const std::optional<LogRingContents> ring, ReadLogRing(fs_, dir_));
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> found, ListSegments(fs_, dir_));
     if (!found.empty()) contents_.next_sequence = found.front();
@@ -91,14 +91,13 @@ class Reader {
       if (record->type != kSyncMark) PRECONDOR_RETURN_IF_ERROR(HandOut(*record));
       offset += record->bytes();
     }
-    // Segments end with a block when they were written in blocks.
-    // Zeros fill the last block of a segment that was written in blocks.
+    // Zeros pad the last block of a segment that was written in blocks.
     if (bytes.find_first_not_of('\0', offset) == absl::string_view::npos) {
       contents_.last.resize(offset);
       return absl::OkStatus();
     }
-    // Only what no sync covered may be torn: earlier segments were synced before the next began, and a later mark may
-    // say that a sync covered this record.
+    // Only records that no sync covered may be torn. Earlier segments were synced before the next one began, and a
+    // later mark shows that a sync covered this record.
     if (!last || HasSyncMark(bytes.substr(offset), contents_.next_sequence + 1)) {
       return Located(absl::DataLossError(absl::StrCat("record ", contents_.next_sequence, " is damaged")), path,
                      offset);
@@ -108,7 +107,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // The records that a crash has kept from the segments. What does not parse, or is an older record, ends them.
+  // Reads the records that the segments lack. A record that cannot be parsed or is older ends them.
   absl::Status ReadRing(const LogRingContents& ring) {
     const std::string path = JoinPath(dir_, LogRing::kName);
     if (contents_.segments.empty() || ring.sequence > contents_.next_sequence) {

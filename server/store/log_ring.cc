@@ -18,7 +18,7 @@ namespace {
 constexpr absl::string_view kMagic = "PCONRING";
 constexpr uint32_t kRingVersion = 1;
 constexpr size_t kHeaderBytes = 8 + 4 + 8 + 4;
-// Two floors, written in turns, so that one is whole whenever the process ends; each in a sector of its own.
+// Two floors are written alternately, so that one is intact at any time. Each is in a sector of its own.
 constexpr size_t kFloorPlaces[] = {1024, 2048};
 constexpr size_t kFloorBytes = 8 + 8 + 8 + 4;
 
@@ -68,7 +68,7 @@ absl::Status LogRing::Begin(uint64_t position, uint64_t sequence, absl::string_v
   header = WithChecksum(std::move(header));
   std::memcpy(file_->memory().data(), header.data(), header.size());
   Skip(position, sequence, rest);
-  // The header and a floor are on the disk before the name is: neither is ever torn.
+  // The header and a floor are on the disk before the final name, so that they are never torn.
   PRECONDOR_RETURN_IF_ERROR(file_->Sync());
   PRECONDOR_RETURN_IF_ERROR(fs_.Rename(JoinPath(dir_, absl::StrCat(kName, ".tmp")), JoinPath(dir_, kName)));
   return fs_.SyncDir(dir_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the files of this machine have in common. Private to server/store.
+// Helpers for POSIX files. Private to server/store.
 #pragma once
 
 #include <cerrno>
@@ -13,7 +13,7 @@
 
 namespace precondor::store {
 
-// As FileSystem's errors say; `error` is an errno.
+// Returns the status that FileSystem specifies for `error`, an errno.
 absl::Status IoError(absl::string_view operation, absl::string_view path, int error);
 
 // Repeats a call that a signal interrupted.
@@ -26,7 +26,7 @@ auto Uninterrupted(Call call) {
   return result;
 }
 
-// Owns an open file; closed when it goes.
+// Owns an open file descriptor and closes it on destruction.
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -36,14 +36,14 @@ class Descriptor {
     if (fd_ >= 0) close(fd_);
   }
   int get() const { return fd_; }
-  // Reports what closing it finds. `path` is what the error names.
+  // Closes the descriptor and returns its error, with `path` in the message.
   absl::Status Close(absl::string_view path);
 
  private:
   int fd_;
 };
 
-// Close-on-exec.
+// Opens a file with O_CLOEXEC.
 absl::StatusOr<Descriptor> OpenDescriptor(const std::string& path, int flags);
 
 }  // namespace precondor::store

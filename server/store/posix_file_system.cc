@@ -66,7 +66,7 @@ class PosixWritableFile final : public WritableFile {
   }
 
   void BeginWriteBack() override {
-    // A hint: what goes wrong now, Sync reports.
+    // Only a hint: Sync reports errors.
     static_cast<void>(sync_file_range(fd_.get(), 0, 0, SYNC_FILE_RANGE_WRITE));
   }
 
@@ -103,7 +103,7 @@ class PosixFileLock final : public FileLock {
   explicit PosixFileLock(Descriptor fd) : fd_(std::move(fd)) {}
 
  private:
-  const Descriptor fd_;  // closing it gives the lock back
+  const Descriptor fd_;  // closing it releases the lock
 };
 
 }  // namespace
@@ -124,8 +124,8 @@ absl::StatusOr<std::unique_ptr<BlockFile>> PosixFileSystem::CreateBlocks(const s
 }
 
 absl::StatusOr<std::unique_ptr<MappedFile>> PosixFileSystem::CreateMapped(const std::string& path, uint64_t bytes) {
-  // A store to a page that has no place on the disk, or gets a new one each time it is written, can find the disk full:
-  // then the process dies. These file systems write allocated pages where they are.
+  // If a page has no block on the disk, or gets a new block at every write, a store to it can find the disk full, which
+  // kills the process. The file systems below write allocated blocks in place.
   struct statfs info;
   const std::string dir = ParentDir(path);
   if (Uninterrupted([&] { return statfs(dir.c_str(), &info); }) < 0) return IoError("statfs", dir, errno);

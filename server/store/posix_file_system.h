@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The disk of this machine. Descriptors are close-on-exec; interrupted calls are repeated; Sync is fdatasync, which
-// also makes the file's length last.
+// FileSystem of the local machine. Descriptors are close-on-exec. Calls that a signal interrupts are repeated. Sync is
+// fdatasync, which also makes the file's length durable.
 #pragma once
 
 #include "server/store/file_system.h"

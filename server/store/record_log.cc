@@ -52,15 +52,15 @@ absl::Status RecordLog::Recover(const LogReplay& replay) {
   torn_bytes_ = found.torn_bytes;
   segments_ = std::move(found.segments);
   synced_before_ = next_sequence_;
-  // The last segment is written anew: what was read of it may never have reached the disk (a sync that failed before),
-  // and syncing the old file would not say so. What the ring held goes there too.
+  // The last segment is rewritten: bytes that were read from it may never have reached the disk (a sync that failed
+  // before), and a sync of the old file would not report that. The ring's records go to the new file too.
   if (segments_.empty()) {
     segments_.push_back({next_sequence_, 0});
     found.last = EncodeSegmentHeader(next_sequence_);
   }
   const std::string mark = EncodeRecordHeader(next_sequence_, kSyncMark, {});
   if (next_sequence_ > segments_.back().first_sequence && !absl::EndsWith(found.last, mark)) {
-    found.last += mark;  // true by the time the file has its name
+    found.last += mark;  // true once the file has its final name
   }
   segments_.back().size_bytes = found.last.size();
   return BeginWriting(found.last);
@@ -76,21 +76,21 @@ absl::Status RecordLog::BeginWriting(absl::string_view contents) {
       has_ring_ = true;
       return absl::OkStatus();
     }
-    // A disk with little room left can take records all the same.
+    // A disk with too little space for a ring can still take records.
     if (!absl::IsUnimplemented(ring.status()) && !absl::IsResourceExhausted(ring.status())) return ring.status();
     why_no_ring_ = ring.status();
     PRECONDOR_RETURN_IF_ERROR(RemoveUnfinished());
   }
   PRECONDOR_RETURN_IF_ERROR(StartSegment(last, contents));
-  // Of a time when there was one: its records are in the segments.
+  // A ring of an earlier run: its records are in the segments.
   const std::string ring = JoinPath(dir_, LogRing::kName);
   if (absl::IsNotFound(fs_.FileSize(ring).status())) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(fs_.RemoveFile(ring));
   return fs_.SyncDir(dir_);
 }
 
-// Under another name until it is whole on disk: a segment's header is never torn, and a segment that is replaced is
-// there until its successor is.
+// Writes the segment under a temporary name until it is synced: so a segment's header is never torn, and a replaced
+// segment exists until its successor does.
 absl::Status RecordLog::StartSegment(uint64_t first_sequence, absl::string_view contents) {
   const std::string path = LogSegmentPath(dir_, first_sequence);
   const std::string unfinished = absl::StrCat(path, kLogUnfinishedSuffix);
@@ -135,12 +135,12 @@ absl::StatusOr<uint64_t> RecordLog::AppendPieces(uint8_t type, absl::Span<const 
   return next_sequence_++;
 }
 
-// A record that the ring can never hold passes by it, while no other thread writes.
+// Waits until the ring has room. A record that the ring can never hold bypasses it, and must wait until no sync runs.
 absl::Status RecordLog::AwaitRoom(uint64_t bytes) {
   while (poison_.ok() && ring_ != nullptr) {
     const bool holds = ring_->CanHold(bytes);
     if (ring_->HasRoom(holds ? bytes : 0) && (holds || !syncing_)) break;
-    SyncLocked().IgnoreError();  // it poisons
+    SyncLocked().IgnoreError();  // an error poisons the log
   }
   return poison_;
 }
@@ -154,7 +154,7 @@ absl::Status RecordLog::Rotate() {
   }
   while (syncing_) synced_.wait(mu_);
   PRECONDOR_RETURN_IF_ERROR(poison_);
-  if (segments_.back().size_bytes < options_.segment_bytes) return absl::OkStatus();  // another thread has done it
+  if (segments_.back().size_bytes < options_.segment_bytes) return absl::OkStatus();  // another thread has rotated
   absl::Status status = active_->Sync();
   if (status.ok()) {
     synced_before_ = next_sequence_;
@@ -173,7 +173,7 @@ absl::Status RecordLog::Sync() {
   return SyncLocked();
 }
 
-// Lets others append, and drop, while the disk works.
+// Releases mu_ during the sync, so that other threads can append and drop.
 absl::Status RecordLog::SyncLocked() {
   const uint64_t wanted = next_sequence_;
   while (syncing_ && poison_.ok() && synced_before_ < wanted) synced_.wait(mu_);
@@ -194,7 +194,7 @@ absl::Status RecordLog::SyncLocked() {
   if (status.ok()) {
     if (ring != nullptr) ring->Free(plan);
     synced_before_ = covered;
-    // The records are safe whatever becomes of the mark, but half a mark must not be appended to.
+    // The records are durable even if the mark fails, but nothing must be appended after half a mark.
     if (poison_.ok()) {
       if (const absl::Status marked = Write(covered, kSyncMark, {}); !marked.ok()) Poison(marked).IgnoreError();
     }
@@ -205,7 +205,7 @@ absl::Status RecordLog::SyncLocked() {
   return status;
 }
 
-// Under the lock all the time, as a write is.
+// Keeps mu_ throughout, as Append does for a write.
 absl::Status RecordLog::WriteThrough(absl::Span<const absl::string_view> pieces) {
   const RingWriter::Plan plan = ring_->MakePlan(next_sequence_);
   PRECONDOR_RETURN_IF_ERROR(ring_->WriteOut(plan));
@@ -219,10 +219,10 @@ absl::Status RecordLog::DropBefore(uint64_t sequence) {
   MutexLock lock(mu_);
   while (segments_.size() > 1 && segments_[1].first_sequence <= sequence) {
     if (ring_ != nullptr && segments_.front().first_sequence == ring_->file_segment())
-      break;  // its successor has no file
+      break;  // its successor has no file yet
     absl::Status removed = fs_.RemoveFile(LogSegmentPath(dir_, segments_.front().first_sequence));
     if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
-    // One at a time: were a later one gone and an earlier one back after a crash, the log would have a gap.
+    // One at a time: if a crash restored an earlier segment but not a later one, the log would have a gap.
     PRECONDOR_RETURN_IF_ERROR(fs_.SyncDir(dir_));
     segments_.erase(segments_.begin());
   }

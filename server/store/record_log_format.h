@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of a log segment (docs/storage.md). Pure functions.
+// Byte format of a log segment (docs/storage.md). Pure functions.
 #pragma once
 
 #include <cstddef>
@@ -15,15 +15,16 @@ namespace precondor::store {
 
 inline constexpr size_t kSegmentHeaderBytes = 24;
 inline constexpr size_t kRecordHeaderBytes = 17;
-// Type of the mark that follows a successful sync: all records below its sequence were on disk when it was written. Its
-// payload is empty. Records that came while the sync ran may stand between those and the mark.
+// Type of the sync mark, which the log appends after a successful sync: all records below its sequence were on the disk
+// when it was written. Its payload is empty. Records that were appended during the sync can stand before the mark.
 inline constexpr uint8_t kSyncMark = 0;
 
 std::string EncodeSegmentHeader(uint64_t first_sequence);
-// DataLoss when damaged or for another first sequence, FailedPrecondition when of a newer format; not naming the file.
+// Returns DataLoss if the header is damaged or has another first sequence, and FailedPrecondition if its format is
+// newer. The message does not contain the file's name.
 absl::Status CheckSegmentHeader(absl::string_view segment, uint64_t first_sequence);
 
-// What precedes the payload, given in pieces, in the file.
+// Returns the bytes that precede the payload in the file. The payload is given in pieces.
 std::string EncodeRecordHeader(uint64_t sequence, uint8_t type, absl::Span<const absl::string_view> payload);
 
 struct ParsedRecord {
@@ -32,10 +33,10 @@ struct ParsedRecord {
   absl::string_view payload;
   size_t bytes() const { return kRecordHeaderBytes + payload.size(); }
 };
-// The record at the beginning of `bytes`; nullopt when it is cut short or its checksum does not match.
+// Returns the record at the beginning of `bytes`, or nullopt if it is cut short or its checksum does not match.
 std::optional<ParsedRecord> ParseRecord(absl::string_view bytes);
 
-// Whether a whole sync mark with a sequence of at least `sequence` begins anywhere in `bytes`.
+// Returns whether a complete sync mark with a sequence of at least `sequence` begins anywhere in `bytes`.
 bool HasSyncMark(absl::string_view bytes, uint64_t sequence);
 
 }  // namespace precondor::store

@@ -13,13 +13,13 @@
 namespace precondor::store {
 namespace {
 
-// A sync mark, and the zeros and the header with which a segment begins.
+// Space for a sync mark, and for the zeros and the header with which a segment begins.
 constexpr uint64_t kReserveBytes = kRecordHeaderBytes + kBlockBytes + kSegmentHeaderBytes;
 
-// Bytes from anywhere, to a file of blocks.
+// Writes bytes of any length and alignment to a block file.
 class BlockAppender {
  public:
-  // `offset`: of a block. `rest`: what it has already.
+  // `offset`: of a block boundary. `rest`: the bytes that the block already has.
   BlockAppender(BlockFile& file, uint64_t offset, absl::string_view rest)
       : file_(file), offset_(offset), filled_(rest.size()), buffer_(AllocateBlocks(DirectFile::kBufferBytes)) {
     std::memcpy(buffer_.get(), rest.data(), rest.size());
@@ -37,12 +37,12 @@ class BlockAppender {
     }
     return absl::OkStatus();
   }
-  // Writes what is left, filled up with zeros.
+  // Writes the remaining bytes, padded with zeros.
   absl::Status Finish() {
     std::memset(buffer_.get() + filled_, 0, NextBlock(filled_) - filled_);
     return file_.WriteAt(offset_, {buffer_.get(), NextBlock(filled_)});
   }
-  // Of the last block, valid until this goes.
+  // Bytes of the last block, valid until this object is destroyed.
   absl::string_view rest() const { return {buffer_.get() + WholeBlocks(filled_), filled_ - WholeBlocks(filled_)}; }
 
  private:
@@ -65,14 +65,14 @@ absl::StatusOr<std::unique_ptr<RingWriter>> RingWriter::Begin(FileSystem& fs, co
   PRECONDOR_RETURN_IF_ERROR(appender.Append(contents));
   PRECONDOR_RETURN_IF_ERROR(appender.Finish());
   PRECONDOR_RETURN_IF_ERROR(writer->SyncSegment());
-  // What an earlier ring held is in the segment by now.
+  // The segment now has the records of the earlier ring.
   PRECONDOR_RETURN_IF_ERROR(writer->ring_->Begin(end, sequence, appender.rest()));
   writer->written_ = end;
   writer->parts_.push_back({first_sequence, 0, end});
   return writer;
 }
 
-// Besides a record there may be the floor's block and the mark of the sync that made it.
+// In addition to the record, the ring may hold the floor's block and the mark of the sync that raised the floor.
 bool RingWriter::CanHold(uint64_t bytes) const {
   return bytes + kReserveBytes + kBlockBytes + kRecordHeaderBytes <= ring_->bytes();
 }
@@ -112,7 +112,7 @@ absl::Status RingWriter::WriteUpTo(uint64_t end) {
     position += blocks.size();
   }
   if (position < end) {
-    // A copy: records may be put behind its bytes meanwhile.
+    // A copy, because records may be appended behind these bytes meanwhile.
     const absl::string_view rest = ring_->At(position, end);
     std::memcpy(block_.get(), rest.data(), rest.size());
     std::memset(block_.get() + rest.size(), 0, kBlockBytes - rest.size());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fields of what sessions are made of, for server/store/struct_encoding.h.
+// Lists the fields of the types that a session consists of, for server/store/struct_encoding.h.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@
 
 namespace precondor::store {
 
-// The shapes of the layers that have one: their places and dimensions. The layers themselves are there already.
+// The shapes of the layers that have one, by index, as a separate field of a record. Precondition for decoding: the
+// layers are decoded.
 template <typename Layers>
 struct LayerShapes {
   Layers& layers;
@@ -55,7 +56,7 @@ constexpr DType LastEnumerator(DType) { return DType::kBF16; }
 constexpr FallbackPolicy LastEnumerator(FallbackPolicy) { return FallbackPolicy::kAtStep; }
 constexpr ProbePhase LastEnumerator(ProbePhase) { return ProbePhase::kAfter; }
 
-// A layer's shape is not with it, but at the end of the record: LayerShapes below.
+// The shape of a layer is not encoded here but at the end of the record: see LayerShapes.
 auto Fields(store::Is<LayerSpec> auto& value) {
   auto& [name, d_out, d_in, has_bias, shape] = value;
   return std::tie(name, d_out, d_in, has_bias);
@@ -80,8 +81,8 @@ auto Fields(store::Is<LayerMethod> auto& value) {
   return std::tie(method, statistics, layers);
 }
 
-// on_shard_loss, layer_methods, the layers' shapes and data_plane are at the end of the record: earlier versions end
-// before them.
+// on_shard_loss, layer_methods, the layers' shapes and data_plane are encoded at the end of the record, because earlier
+// versions of it do not have them.
 auto Fields(store::Is<SessionSpec> auto& value) {
   auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
          statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers, layer_methods, data_plane] = value;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of a snapshot's files (docs/storage.md). Pure functions; messages do not name the file.
+// Byte format of a snapshot's files (docs/storage.md). Pure functions; their messages do not contain the file's name.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,16 @@
 
 namespace precondor::store {
 
-// What precedes the caller's bytes in a file.
+// Returns the bytes that precede the caller's bytes in a file.
 std::string EncodeSnapshotFileHeader(uint64_t id, absl::string_view key);
-// That `file` is all of what the manifest expects under `key`. DataLoss, or FailedPrecondition for a newer format.
+// Checks that `file` is what the manifest expects for `key`. Returns DataLoss if not, and FailedPrecondition for a
+// newer format.
 absl::Status CheckSnapshotFile(absl::string_view file, uint64_t id, absl::string_view key,
                                const SnapshotFile& expected);
 
 std::string EncodeManifest(const SnapshotManifest& manifest);
-// DataLoss when damaged or of another snapshot than `id`, FailedPrecondition when of a newer format.
+// Returns DataLoss if the bytes are damaged or of a snapshot other than `id`, and FailedPrecondition for a newer
+// format.
 absl::StatusOr<SnapshotManifest> DecodeManifest(absl::string_view bytes, uint64_t id);
 
 }  // namespace precondor::store

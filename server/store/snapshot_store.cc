@@ -20,8 +20,8 @@ namespace {
 constexpr absl::string_view kUnfinishedSuffix = ".tmp";
 constexpr absl::string_view kManifestName = "MANIFEST";
 constexpr size_t kMaxKeyBytes = 128;
-constexpr size_t kPartBytes = size_t{256} << 10;  // fits in a core's cache
-constexpr size_t kMaxUnsyncedFiles = 64;          // each holds a descriptor
+constexpr size_t kPartBytes = size_t{256} << 10;  // small enough for a core's cache
+constexpr size_t kMaxUnsyncedFiles = 64;          // each has an open descriptor
 
 std::string IdName(uint64_t id) { return absl::StrCat(absl::Dec(id, absl::kZeroPad20)); }
 std::string FileName(absl::string_view key) { return absl::StrCat(key, ".snap"); }
@@ -49,7 +49,7 @@ SnapshotWriter::SnapshotWriter(FileSystem& fs, const std::string& dir, uint64_t 
 
 SnapshotWriter::~SnapshotWriter() {
   MutexLock lock(mu_);
-  // What cannot be removed now, the next Open removes.
+  // If this fails, the next Open removes the directory.
   if (!committed_) RemoveTree(fs_, unfinished_).IgnoreError();
 }
 
@@ -61,7 +61,7 @@ absl::StatusOr<SnapshotFile> SnapshotWriter::WriteFile(absl::string_view key,
   pieces.insert(pieces.end(), bytes.begin(), bytes.end());
   SnapshotFile written;
   for (absl::string_view piece : pieces) {
-    // What was just read for the checksum is at hand for the file's copy.
+    // Small parts, so that the bytes are still in the cache for the file's copy after the checksum.
     for (; !piece.empty(); piece.remove_prefix(std::min(piece.size(), kPartBytes))) {
       const absl::string_view part = piece.substr(0, kPartBytes);
       written.file_bytes += part.size();
@@ -126,7 +126,7 @@ absl::Status SnapshotWriter::Commit(absl::string_view metadata) {
   absl::Status status = SyncAndClose(unsynced_);
   unsynced_.clear();
   if (status.ok()) status = WriteManifest(EncodeManifest({id_, std::string(metadata), files_}));
-  // The names in the directory before its own: a process that sees it under its name finds all of it.
+  // The directory's entries are synced before it is renamed, so that a directory under its final name is complete.
   if (status.ok()) status = fs_.SyncDir(unfinished_);
   if (status.ok()) status = fs_.Rename(unfinished_, JoinPath(dir_, IdName(id_)));
   if (!status.ok()) {
@@ -175,7 +175,7 @@ absl::StatusOr<std::vector<uint64_t>> SnapshotStore::List() const {
     uint64_t id = 0;
     if (absl::SimpleAtoi(name, &id) && IdName(id) == name) ids.push_back(id);
   }
-  return ids;  // names are sorted, and of equal length
+  return ids;  // names are sorted and of equal length
 }
 
 absl::StatusOr<SnapshotManifest> SnapshotStore::ReadManifest(uint64_t id) const {
@@ -233,7 +233,7 @@ absl::Status SnapshotStore::Remove(uint64_t id) {
   const absl::Status renamed = fs_.Rename(SnapshotPath(id), removed);
   if (absl::IsNotFound(renamed)) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(renamed);
-  // Half of it must not come back under its name.
+  // Without this, a crash could leave half a snapshot under its final name.
   PRECONDOR_RETURN_IF_ERROR(fs_.SyncDir(dir_));
   return RemoveTree(fs_, removed);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots: each a set of named files that are there together or not at all; bytes in docs/storage.md.
+// Stores snapshots. Each is a set of named files that exists as a whole or not at all. docs/storage.md describes the
+// format.
 #pragma once
 
 #include <cstdint>
@@ -20,33 +21,34 @@
 namespace precondor::store {
 
 struct SnapshotFile {
-  uint64_t file_bytes = 0;  // header included
+  uint64_t file_bytes = 0;  // including the file's header
   uint32_t checksum = 0;    // CRC-32C of the whole file
   bool operator==(const SnapshotFile&) const = default;
 };
 
 struct SnapshotManifest {
   uint64_t id = 0;
-  std::string metadata;                       // the caller's
+  std::string metadata;                       // defined by the caller
   std::map<std::string, SnapshotFile> files;  // by key
 };
 
-// One snapshot on its way to the disk, under a name that no reader looks for. Destroyed before Commit it removes what
-// it wrote. Threads: calls may overlap, so that layers are written side by side; none may overlap Commit.
+// Writes one snapshot under a temporary name that readers ignore. If destroyed before Commit, it removes what it wrote.
+// Threads: calls may overlap, so that layers can be written in parallel, but no call may overlap Commit.
 class SnapshotWriter {
  public:
   ~SnapshotWriter();
   SnapshotWriter(const SnapshotWriter&) = delete;
   SnapshotWriter& operator=(const SnapshotWriter&) = delete;
 
-  // Writes one file, which Commit syncs, or a later Add when many wait for it. Each costs a flush of the disk, so that
-  // few large ones are cheaper than many small ones. After an error Commit refuses.
+  // Writes one file. Commit syncs it, or a later Add if many files are unsynced. Each file costs a flush of the disk,
+  // so a few large files are cheaper than many small ones. After an error Commit fails.
   // `key`: [A-Za-z0-9_-][A-Za-z0-9._-]{0,127}.
-  // Errors: InvalidArgument a key of another form; AlreadyExists a key that was added; those of FileSystem.
+  // Errors: InvalidArgument a key of another form; AlreadyExists a key that was added before; those of FileSystem.
   absl::Status Add(absl::string_view key, absl::string_view bytes) { return AddPieces(key, {&bytes, 1}); }
-  // The bytes are the pieces one after the other; they are written from where they are.
+  // Writes a file whose bytes are the concatenation of the pieces, which are not copied together first.
   absl::Status AddPieces(absl::string_view key, absl::Span<const absl::string_view> bytes);
-  // After OK the snapshot survives a crash. FailedPrecondition when an Add failed or it was called before.
+  // After OK the snapshot survives a crash. Returns FailedPrecondition if an Add has failed or Commit was called
+  // before.
   absl::Status Commit(absl::string_view metadata);
 
  private:
@@ -58,9 +60,9 @@ class SnapshotWriter {
   static absl::Status SyncAndClose(const Files& files);
 
   FileSystem& fs_;
-  const std::string dir_;  // of the store
+  const std::string dir_;  // directory of the store
   const uint64_t id_;
-  const std::string unfinished_;  // path of the directory that is written
+  const std::string unfinished_;  // path of the temporary directory
   Mutex mu_;
   std::map<std::string, SnapshotFile> files_ ABSL_GUARDED_BY(mu_);
   Files unsynced_ ABSL_GUARDED_BY(mu_);
@@ -70,36 +72,40 @@ class SnapshotWriter {
 
 struct FoundSnapshot {
   SnapshotManifest manifest;
-  std::vector<absl::Status> skipped;  // newer ones that are damaged, newest first; messages name the file
+  std::vector<absl::Status>
+      skipped;  // newer snapshots that are damaged, newest first; messages contain the file's name
 };
 
-// The snapshots of one directory, told apart by ids that ascend with age.
-// Owner: one component; a lock file keeps others out. Threads: calls may overlap, but for Remove and Keep with readers
-// of what they remove. `fs` must outlive the store, the store its writers.
+// The snapshots in one directory. A greater id means a later snapshot.
+// Owned by one component; a lock file keeps others out. Threads: calls may overlap, except that Remove and Keep must
+// not overlap reads of a snapshot that they remove. `fs` must outlive the store, and the store must outlive its
+// writers.
 class SnapshotStore {
  public:
-  // Makes `dir` (its parent must exist), takes its lock and removes what a crash left unfinished.
+  // Creates `dir` (its parent must exist), takes its lock and removes unfinished snapshots of an earlier process.
   // Errors: FailedPrecondition directory in use; those of FileSystem.
   static absl::StatusOr<std::unique_ptr<SnapshotStore>> Open(FileSystem& fs, std::string dir);
 
-  // The same of a directory that may be another process's, to read from alone: neither made nor locked nor tidied.
+  // Returns a store for reading a directory that may be in use by another process. Does not create, lock or clean it.
   static std::unique_ptr<SnapshotStore> OpenForReading(FileSystem& fs, std::string dir);
 
-  // AlreadyExists: there is a snapshot `id`, or one is being written.
+  // Starts a snapshot. Returns AlreadyExists if a snapshot `id` exists or is being written.
   absl::StatusOr<std::unique_ptr<SnapshotWriter>> Begin(uint64_t id);
 
-  absl::StatusOr<std::vector<uint64_t>> List() const;  // ascending, damaged ones included
-  // DataLoss naming the file, what was expected and what came; FailedPrecondition newer format; NotFound no such id.
+  absl::StatusOr<std::vector<uint64_t>> List() const;  // ascending, including damaged ones
+  // Returns DataLoss with the file, the expected and the actual value; FailedPrecondition for a newer format; NotFound
+  // if there is no such id.
   absl::StatusOr<SnapshotManifest> ReadManifest(uint64_t id) const;
-  // What Add was given. NotFound: the manifest has no such key. Errors as above.
+  // Returns the bytes that Add got. Returns NotFound if the manifest has no such key; otherwise errors as ReadManifest.
   absl::StatusOr<std::string> Read(const SnapshotManifest& manifest, absl::string_view key) const;
-  // Reads every file.
+  // Reads and checks every file.
   absl::StatusOr<SnapshotManifest> Verify(uint64_t id) const;
-  // The newest one that Verify passes. NotFound, naming those that were skipped, when there is none.
+  // Returns the newest snapshot that passes Verify. Returns NotFound, with the reasons for the skipped ones, if there
+  // is none.
   absl::StatusOr<FoundSnapshot> LatestValid() const;
 
-  absl::Status Remove(uint64_t id);  // OK when there is none
-  // Removes all but the `count` newest, oldest first; at least 1 stays.
+  absl::Status Remove(uint64_t id);  // OK if it does not exist
+  // Removes all but the `count` newest snapshots, oldest first. At least one remains.
   absl::Status Keep(uint64_t count);
 
  private:

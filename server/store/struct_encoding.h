@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values to bytes and back, by one list of fields for both ways: Fields(value) gives the fields of a struct as a tuple
-// of references and lives in the struct's own namespace, where these templates find it.
+// Encodes values as bytes and decodes them, from one list of fields for both directions. A function Fields(value)
+// returns the fields of a struct as a tuple of references. It is in the struct's own namespace, where these templates
+// find it.
 //
-// Write Fields with a structured binding that names every field: a field that is added to the struct then fails to
-// compile there, which is the reminder to give the record a new version.
+// Write Fields with a structured binding that names every field. If a field is added to the struct, that line no longer
+// compiles, which reminds the developer to give the record a new version.
 //
-// Bytes: bool and enumerations 1, integers their size, double its 8 IEEE bytes, all little-endian; string, vector and
-// map an 8-byte count and the elements; optional a bool and the value; variant the index in 1 byte and the value; a
-// struct its fields.
+// Format, little-endian: bool and enumerations take 1 byte, integers their size, double its 8 IEEE bytes. string,
+// vector and map are an 8-byte count and the elements. optional is a bool and the value. variant is the index in 1 byte
+// and the value. A struct is its fields.
 #pragma once
 
 #include <bit>
@@ -26,7 +27,7 @@
 
 namespace precondor::store {
 
-// Struct S or const S, so that one Fields serves both ways.
+// Matches S and const S, so that one Fields serves both directions.
 template <typename T, typename S>
 concept Is = std::same_as<std::remove_const_t<T>, S>;
 
@@ -35,7 +36,8 @@ concept Number = std::integral<T> && !std::same_as<T, bool>;
 
 template <typename T>
 void Put(std::string& out, const T& value);
-// Leaves decoder.ok() false when the bytes are too few or mean nothing; `value` is then whatever came so far.
+// If the bytes are too few or invalid, decoder.ok() is false afterwards, and `value` has what was decoded before the
+// error.
 template <typename T>
 void Take(Decoder& decoder, T& value);
 
@@ -73,7 +75,7 @@ struct Code<double> {
   static void Take(Decoder& decoder, double& value) { value = std::bit_cast<double>(decoder.U64()); }
 };
 
-// Enumerations count from 1; LastEnumerator(E), in E's namespace, names their last value.
+// Enumerators count from 1. LastEnumerator(E), in E's namespace, returns the last one.
 template <typename T>
 requires std::is_enum_v<T>
 struct Code<T> {
@@ -99,7 +101,7 @@ struct Code<std::vector<T>> {
   }
   static void Take(Decoder& decoder, std::vector<T>& value) {
     value.clear();
-    // Grows with the bytes that exist, so that a bad count cannot claim memory.
+    // The vector grows only while bytes are left, so that a wrong count cannot claim memory.
     for (uint64_t left = decoder.U64(); left > 0 && decoder.ok(); --left) store::Take(decoder, value.emplace_back());
   }
 };
