@@ -13,11 +13,12 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const wir
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
-  // Closing a channel closes its connection, which is what gives borrowed memory back when a peer hangs.
+  // Gives each channel its own connection, so that closing the channel closes the connection. That releases borrowed
+  // memory when a peer does not respond.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
-  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);  // 30 s unless set: longer than a restart
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);  // the default of 30 s is longer than a restart
   wire::SetKeepalive(arguments);
   return grpc::CreateCustomChannel(DialTarget(address), security.CredentialsFor(address), arguments);
 }

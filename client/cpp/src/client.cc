@@ -75,7 +75,8 @@ class ClientImpl final : public Client {
   void Cancel() override { canceller_.Cancel(); }
 
  private:
-  // Of a session that this client has opened; otherwise empty, and the server says whether this client may be given it.
+  // Secret of a session that this client has opened. Empty for others: the server then decides whether this client may
+  // have it.
   std::string SecretOf(absl::string_view session) const {
     MutexLock lock(mu_);
     const auto found = secrets_.find(session);

@@ -36,14 +36,14 @@ absl::Status WithContext(const absl::Status& status, absl::string_view context) 
   return out;
 }
 
-// What the end of a connection may mean: in a handshake a peer tells no reason.
+// Suggests a cause for a connection that ended. In a TLS handshake a peer gives no reason.
 absl::string_view TlsHint(absl::string_view reason, bool tls) {
   if (absl::StrContains(reason, "wrong version number")) return "; the server may expect plaintext";
   if (!absl::StrContains(reason, "Socket closed")) return "";
   return tls ? "; the server may refuse this client's certificate, or require one" : "; the server may expect TLS";
 }
 
-// Steps have traces of their own, which their ranks and shards share.
+// Each step has its own trace, which its ranks and shards share.
 std::string TraceFor(const v1::ReportStepRequest& request, const std::string&) {
   return FormatTraceparent(TraceOfStep(request.session_id(), request.step()));
 }
@@ -120,7 +120,8 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, con
   while (true) {
     grpc::ClientContext context;
     context.set_deadline(wire::GrpcDeadline(deadline - MonotonicNow()));
-    // An attempt that waits for a connection would not tell why there is none, which with TLS has many reasons.
+    // An attempt that waited for a connection would not say why it failed, and with TLS there are many possible
+    // reasons.
     context.set_wait_for_ready(false);
     context.AddMetadata(kTraceparentKey, traceparent);
     absl::Status status;
@@ -128,9 +129,9 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, con
       return absl::CancelledError(absl::StrCat(what, ": cancelled"));
     }
     if (status.ok()) return status;
-    // A server that ends cancels its calls: to us it is gone, unless the end was ours.
+    // A server that ends cancels its calls, which means unavailable, unless this client cancelled the call.
     if (absl::IsCancelled(status) && !canceller.cancelled()) status = absl::UnavailableError(status.message());
-    // At the deadline the failure before it tells more.
+    // At the deadline the previous failure is more informative.
     if (status.code() == absl::StatusCode::kDeadlineExceeded && !last.ok()) return WithContext(last, what);
     const bool answered = GetErrorReason(status) != ErrorReason::kUnspecified;
     if (status.code() != absl::StatusCode::kUnavailable || answered) return WithContext(status, what);
@@ -155,7 +156,7 @@ absl::StatusOr<v1::GetServerInfoResponse> ControlClient::WaitForServer(absl::Dur
                                              TlsHint(status.message(), security_->has_tls())));
 }
 
-// One method as its stub declares it.
+// Defines the ControlClient function of one RPC.
 #define PRECONDOR_CONTROL_CALL(Name, stub)                                                                         \
   absl::StatusOr<v1::Name##Response> ControlClient::Name(const v1::Name##Request& request, Canceller& canceller) { \
     v1::Name##Response response;                                                                                   \

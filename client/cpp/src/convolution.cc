@@ -29,7 +29,7 @@ absl::Status CheckArguments(const Convolution& conv, int64_t group, size_t eleme
   return absl::OkStatus();
 }
 
-// One output place's patch of one channel, zeros where the kernel lies on the padding.
+// Copies one output position's patch of one channel; zeros where the kernel lies on the padding.
 float* CopyPatch(const Convolution& conv, const float* channel, int64_t top, int64_t left, float* to) {
   for (int64_t ky = 0; ky < conv.kernel[0]; ++ky) {
     const int64_t y = top + ky * conv.dilation[0];

@@ -13,7 +13,7 @@
 namespace precondor {
 namespace {
 
-// Between two looks at a stream.
+// Shortest and longest pause between two checks of a stream.
 constexpr absl::Duration kFirstLook = absl::Microseconds(10);
 constexpr absl::Duration kLastLook = absl::Microseconds(200);
 
@@ -94,7 +94,7 @@ void DeviceSendQueue::Stop() {
 void DeviceSendQueue::Loop() {
   while (true) {
     Item pending;
-    Item done;  // freed after the lock
+    Item done;  // freed after the lock is released
     {
       MutexLock lock(mu_);
       done = std::exchange(current_, nullptr);

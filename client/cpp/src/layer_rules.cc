@@ -11,7 +11,7 @@
 namespace precondor {
 namespace {
 
-using Patterns = std::vector<std::unique_ptr<RE2>>;  // of the rules; null: any name
+using Patterns = std::vector<std::unique_ptr<RE2>>;  // by rule; null matches any name
 
 absl::StatusOr<Patterns> Compile(absl::Span<const LayerRule> rules) {
   Patterns patterns;
@@ -34,7 +34,7 @@ bool Matches(const LayerRule& rule, const RE2* pattern, const ModelLayer& layer)
          (rule.kind.empty() || rule.kind == layer.kind) && dim >= rule.min_dim && dim <= rule.max_dim;
 }
 
-// What holds where no rule says anything.
+// Returns the rule for a layer that no given rule matches.
 LayerRule DefaultRule(const ModelLayer& layer) {
   LayerRule rule;
   rule.precondition = layer.kind != "Embedding" && layer.spec.d_out > 1 && layer.spec.d_in > 1;

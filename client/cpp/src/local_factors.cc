@@ -41,7 +41,7 @@ LocalFactors::LocalFactors(SessionSpec spec, std::string what, Fetch fetch, Meth
       backend_(std::move(backend)),
       layers_(spec_.layers.size()),
       states_(spec_.layers.size()) {
-  // Methods without statistics have nothing to fetch, and no factors.
+  // Layers whose method takes no statistics have no factors to fetch.
   for (size_t i = 0; i < layers_.size(); ++i) {
     if (!methods_.of(static_cast<int64_t>(i)).needs_statistics()) layers_[i].sync_state = SyncState::kKnown;
   }
@@ -97,7 +97,7 @@ void LocalFactors::Wake(int64_t index) {
   changed_.notify_one();
 }
 
-// --- what is handed out -------------------------------------------------------------------------------------------
+// --- sinks for answers --------------------------------------------------------------------------------------------
 
 std::shared_ptr<AnswerSink> LocalFactors::MakeSink(int64_t layer, const std::string& what,
                                                    FactorUpdateSink::Done done) const {

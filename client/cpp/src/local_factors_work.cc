@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the threads of LocalFactors do: one layer's fetched factors, updates and requests, in their order.
+// Work of LocalFactors' threads: handles one layer's fetched factors, updates and requests, in order.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -131,7 +131,7 @@ LocalFactors::Verdict LocalFactors::Apply(int64_t index, const ReceivedUpdate& r
   if (!received.factors.ok()) {
     if (received.fetched_since) return Verdict::kOver;
     why = received.factors.status();
-    // Of a step that is over: what it would have told is in the factors that the shard has.
+    // The step is over, and the shard's factors contain its update.
     return GetErrorReason(why) == ErrorReason::kStaleStep ? Verdict::kFetch : Verdict::kFailed;
   }
   const FactorUpdate& factors = *received.factors;
@@ -197,7 +197,7 @@ absl::StatusOr<Preconditioned> LocalFactors::Compute(int64_t index, const Reques
   if (state == nullptr || !state->ready()) return identity("has no factors yet");
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_->Allocate(d.rows(), d.cols()));
   const absl::Status status = state->Precondition(d.view(), u.view());
-  // Of this rank alone: the others may have been luckier.
+  // A lack of memory concerns this rank alone; the other ranks may have an answer.
   if (absl::IsResourceExhausted(status)) return status;
   if (!status.ok()) return identity(absl::StrCat(": ", status.message()));
   if (methods_.of(index).needs_global_scale()) {

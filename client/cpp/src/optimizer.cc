@@ -20,11 +20,11 @@
 namespace precondor {
 namespace {
 
-// A part of a parameter that is one tensor to the optimizer: the weight proper, or the bias column apart from it.
+// A part of a parameter that the optimizer treats as one tensor: the weight without its bias column, or that column.
 struct Tensor {
   MatrixView weight;
   ConstMatrixView gradient;
-  float* state;  // the parameter's state at this part, rows of `state_stride`
+  float* state;  // the parameter's state at this part; rows are `state_stride` apart
   int64_t state_stride;
   int64_t state_size;  // elements from one moment to the next
   double decay;
@@ -48,7 +48,7 @@ double SquaredNorm(ConstMatrixView x) {
   return sum;
 }
 
-// Checks, state and the split of parameters into tensors, shared by all optimizers.
+// Base of all optimizers: checks shapes, keeps the state, and splits parameters into tensors.
 class OptimizerBase : public Optimizer {
  public:
   OptimizerBase(OptimizerConfig config, int moments) : config_(std::move(config)), moments_(moments) {}
@@ -98,7 +98,7 @@ class OptimizerBase : public Optimizer {
       shape.rows = static_cast<int64_t>(in.U64());
       shape.cols = static_cast<int64_t>(in.U64());
       shape.has_bias = in.U32() != 0;
-      // Each number is four bytes of the stored state; a product of larger ones need not be formed.
+      // Every element takes 4 bytes of `state`. Checking both sides first keeps their product from overflowing.
       const auto limit = static_cast<int64_t>(state.size());
       if (shape.rows < 0 || shape.cols < 0 || shape.rows > limit || shape.cols > limit) return Damaged(state);
       if (shape.rows * shape.cols > limit) return Damaged(state);
@@ -116,7 +116,7 @@ class OptimizerBase : public Optimizer {
   virtual void Update(const std::vector<Tensor>& tensors, double learning_rate) = 0;
 
   const OptimizerConfig config_;
-  int64_t step_ = 0;  // of the update under way, from 1
+  int64_t step_ = 0;  // number of the update in progress, from 1
 
  private:
   struct Shape {
@@ -198,7 +198,7 @@ class Sgd final : public OptimizerBase {
     const float momentum = static_cast<float>(config_.momentum);
     for (int64_t j = 0; j < n; ++j) {
       const float d = g[j] + decay * w[j];
-      b[j] = momentum * b[j] + d;  // zero before the first step, which makes it d
+      b[j] = momentum * b[j] + d;  // b is 0 before the first step, so that b = d
       w[j] -= rate * (config_.nesterov ? d + momentum * b[j] : b[j]);
     }
   }
@@ -220,7 +220,7 @@ struct Moments {
         correction2(static_cast<float>(1.0 - std::pow(config.beta2, static_cast<double>(step)))),
         epsilon(static_cast<float>(*config.epsilon)) {}
 
-  // Takes in g and returns the bias-corrected m / (sqrt(v) + epsilon).
+  // Updates m and v with g and returns the bias-corrected m / (sqrt(v) + epsilon).
   float Advance(float g, float& m, float& v) const {
     m = beta1 * m + rest1 * g;
     v = beta2 * v + rest2 * g * g;

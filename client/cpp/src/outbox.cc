@@ -38,7 +38,7 @@ absl::Status Outbox::Add(Item item, bool elsewhere) {
   PRECONDOR_RETURN_IF_ERROR(AddAt(next_sequence_, std::move(item)));
   kept_.OnSubmit(id);
   working_on_ = id.step;
-  // The job has gone back: that answer is another history's. A FETCH is of no step.
+  // The job has rolled back, so that the answer belongs to an undone step. A FETCH belongs to no step.
   const auto last = id.kind == v1::FRAME_KIND_FETCH ? answered_.end() : answered_.find(id.layer);
   if (last != answered_.end() && id.step <= last->second.step) {
     answered_.erase(last);
@@ -143,7 +143,7 @@ Outbox::Item Outbox::Acknowledge(const ContributionId& id) {
   if (found == by_id_.end()) return nullptr;
   Entry& entry = entries_.at(found->second);
   if (entry.state != State::kSent) return nullptr;
-  // A caller that has the answer wants no other.
+  // This rank has the answer already, and does not wait for another one.
   if (entry.already_answered) return Erase(found->second);
   if (HasResult(id.kind)) {
     Move(found->second, entry, State::kAcknowledged);
@@ -161,7 +161,7 @@ Outbox::Item Outbox::Find(const ContributionId& id) const {
 
 Outbox::Item Outbox::Erase(Sequence sequence) {
   const auto found = entries_.find(sequence);
-  // By way of the acknowledged state, which uses neither queue nor credit.
+  // Moves it to the acknowledged state first, which uses neither queue nor credit.
   Move(sequence, found->second, State::kAcknowledged);
   Item item = std::move(found->second.item);
   entries_.erase(found);
@@ -173,7 +173,7 @@ Outbox::Item Outbox::Finish(const ContributionId& id, Item kept, uint64_t factor
   const auto found = by_id_.find(id);
   if (found == by_id_.end()) return nullptr;
   if (!SealsAnswer(id.kind)) {
-    // They are those after all earlier steps, which a new memory is to know of.
+    // The fetched factors contain all earlier steps, which a RESUME tells to a new memory.
     if (id.step > 0) answered_.try_emplace(id.layer, LastAnswer{.step = id.step - 1, .factor_version = factor_version});
     return Erase(found->second);
   }
@@ -192,7 +192,7 @@ Outbox::Item Outbox::Remove(const ContributionId& id) {
   const Entry& entry = entries_.at(found->second);
   const bool may_have_counted = !entry.already_answered && (entry.acknowledged_before || entry.sent_before);
   Item item = Erase(found->second);
-  // Its step is over, until the job goes back to just this step.
+  // The step is over, unless the job rolls back to this very step.
   if (id.kind == v1::FRAME_KIND_STATISTICS && may_have_counted) Retain(item);
   if (SealsAnswer(id.kind)) {
     const auto kept = retained_.find(id.layer);

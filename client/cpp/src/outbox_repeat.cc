@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an outbox sends again although it was acknowledged or answered: for another epoch, for a shard that was lost,
-// and for the shard that gets some of the layers.
+// Repeats contributions that were acknowledged or answered: in another epoch, to a shard that has lost its memory, and
+// to a shard that takes over layers.
 #include <algorithm>
 #include <utility>
 
@@ -75,7 +75,7 @@ void Outbox::SendFirst(const std::shared_ptr<Contribution>& resume) {
 }
 
 void Outbox::SendAgain(Sequence sequence, const Item& item) {
-  if (!AddAt(sequence, item).ok()) return;  // under way as it is
+  if (!AddAt(sequence, item).ok()) return;  // unanswered, and queued already
   Entry& entry = entries_.at(sequence);
   entry.sent_before = entry.acknowledged_before = entry.already_answered = true;
 }
@@ -100,7 +100,7 @@ void Outbox::Retain(const Item& item) {
 
 void Outbox::Reopen() {
   for (auto& [layer, item] : retained_) {
-    if (!AddAt(first_sequence_ - 1, item).ok()) continue;  // the caller has begun to send it anew
+    if (!AddAt(first_sequence_ - 1, item).ok()) continue;  // the caller has submitted it again
     --first_sequence_;
     FindEntry(item->id)->acknowledged_before = true;
   }

@@ -100,7 +100,8 @@ absl::StatusOr<PayloadPath::Place> PayloadPath::TakeSlot(const std::shared_ptr<R
 absl::StatusOr<bool> PayloadPath::AwaitStream(const std::shared_ptr<RegionMemory>& memory,
                                               absl::FunctionRef<uint64_t()> wanted, absl::Time until) {
   MutexLock lock(mu_);
-  // Others wait behind this gradient, which may be for shards that are there: one wait says enough.
+  // Other gradients, perhaps for other shards, wait behind this one in the send queue: wait only once for an
+  // unreachable shard.
   if (!overdue_) {
     overdue_ = !changed_.wait_until(mu_, SteadyTime(until),
                                     [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !waits_ || open_; });
@@ -117,7 +118,7 @@ absl::StatusOr<bool> PayloadPath::AwaitStream(const std::shared_ptr<RegionMemory
 
 absl::Status PayloadPath::SlotStatus(RegionKind kind, absl::string_view device) const {
   MutexLock lock(mu_);
-  // Peers at other addresses are offered none, and that need not be found out.
+  // A shard offers no region at an address that is not unix:, so the answer is known without a stream.
   if (!UnixPath(options_.address).has_value()) return FindOffer(kind, device).status();
   if (!open_) return absl::OkStatus();
   if (state_ == RegionState::kRefused) return refusal_;
@@ -190,7 +191,7 @@ void PayloadPath::OnStreamClosing() {
 }
 
 void PayloadPath::OnStreamEnd() {
-  absl::flat_hash_map<ContributionId, Place> expired;  // unmapped after the lock
+  absl::flat_hash_map<ContributionId, Place> expired;  // unmapped after the lock is released
   std::shared_ptr<RegionSlots> region;
   MutexLock lock(mu_);
   open_ = false;
@@ -222,7 +223,8 @@ void PayloadPath::OnGranted(const v1::Ring& granted) {
   absl::StatusOr<std::unique_ptr<SharedRegion>> mapped =
       memory->Map(granted.handle(), static_cast<int64_t>(granted.bytes()));
   if (!mapped.ok()) return OnRefused(mapped.status());
-  auto slots = std::make_shared<RegionSlots>(*std::move(mapped));  // unmapped after the lock where it comes too late
+  // unmapped after the lock is released, if the stream has ended
+  auto slots = std::make_shared<RegionSlots>(*std::move(mapped));
   MutexLock lock(mu_);
   if (state_ != RegionState::kAsked) return;
   region_ = std::move(slots);

@@ -125,7 +125,7 @@ void PreconditionFuture::State::Write(const wire::ReceivedBytes& chunk) {
   }
 }
 
-// Bytes that are already what memory holds: straight into the rows.
+// Copies bytes that need no conversion into the rows.
 void PreconditionFuture::State::WriteBytes(const char* data, uint64_t size) {
   const uint64_t row_bytes =
       out_.contiguous() ? static_cast<uint64_t>(out_.size()) * 4 : static_cast<uint64_t>(out_.cols) * 4;
@@ -140,7 +140,7 @@ void PreconditionFuture::State::WriteBytes(const char* data, uint64_t size) {
   }
 }
 
-// Bytes that have to be converted, in runs that end at a row's end at the latest.
+// Converts elements, in runs that end at a row's end at the latest.
 void PreconditionFuture::State::WriteElements(const char* data, uint64_t size) {
   const uint64_t element = ByteSize(dtype_);
   while (size > 0) {
@@ -180,7 +180,8 @@ bool PreconditionFuture::State::WaitFor(absl::Duration timeout) const {
                              [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ReadyLocked(); });
 }
 
-// The owner of the state's contribution completes it at its deadline at the latest, and the worker's end settles all.
+// Waits without a deadline: the link or the send queue fails the contribution at its deadline, and the worker's
+// destructor fails the rest.
 absl::StatusOr<Preconditioned> PreconditionFuture::State::Wait() const {
   MutexLock lock(mu_);
   changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ReadyLocked(); });

@@ -7,7 +7,7 @@
 namespace precondor {
 namespace {
 
-// Where answers do not tell, more than any shard keeps open at its least window.
+// Statistic steps for which statistics are kept if no gradient's answer ends their use: more than any shard keeps open.
 constexpr int64_t kStatisticSteps = 3;
 
 }  // namespace
@@ -25,7 +25,7 @@ void RetransmitBuffer::KeepStatistics(Sequence sequence, Item item) {
   for (auto it = layer.answered_at.rbegin(); it != layer.answered_at.rend(); ++it) {
     if (it->second.has_value() || ++unanswered <= kStatisticSteps) continue;
     Erase(layer, it->first);
-    return;  // one came, one goes
+    return;  // KeepStatistics adds one, so at most one is dropped
   }
 }
 

@@ -17,9 +17,9 @@ namespace precondor {
 namespace {
 
 constexpr absl::Duration kLastBackoff = absl::Seconds(2);
-constexpr absl::Duration kCloseTimeout = absl::Seconds(1);  // for a stream that ends in order
+constexpr absl::Duration kCloseTimeout = absl::Seconds(1);  // for a stream that is half-closed
 
-// Ends of a stream that another attempt would meet again.
+// Statuses of an ended stream that another attempt would also get.
 bool IsFinal(grpc::StatusCode code) {
   return code == grpc::StatusCode::UNIMPLEMENTED || code == grpc::StatusCode::INVALID_ARGUMENT ||
          code == grpc::StatusCode::UNAUTHENTICATED || code == grpc::StatusCode::PERMISSION_DENIED;
@@ -68,7 +68,7 @@ ShardLink::ShardLink(Options options, Hooks hooks, TrafficCounters& traffic)
              .ask = hooks_.ask_plane,
              .decline = hooks_.decline_plane},
             traffic_) {
-  // Of a job that has gone on before: what others send again may hold old steps open.
+  // The job has had earlier epochs: what other ranks repeat may hold old steps open.
   if (epoch_ > 1) outbox_.RetryRefusalsUntil(MonotonicNow() + options_.result_timeout);
   path_.BeginEpoch(epoch_);
 }
@@ -79,7 +79,7 @@ ShardLink::~ShardLink() {
     MutexLock lock(mu_);
     closing_ = true;
     if (state_ == StreamState::kOpen && outbox_.empty() && !writing_) {
-      path_.OnStreamEnd();  // unmaps the region before the shard hears of the end
+      path_.OnStreamEnd();  // unmaps the region before the shard learns of the end
       stream_->HalfClose();
       changed_.wait_until(mu_, SteadyTime(MonotonicNow() + kCloseTimeout),
                           [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return state_ == StreamState::kNone; });
@@ -114,8 +114,8 @@ absl::Time ShardLink::Tick(absl::Time now) {
       path_.Expire(*item);
     }
     NotifyIfAcknowledged();
-    if (state_ == StreamState::kNone) stream_.reset();  // a call that has ended may still hold what it did not send
-    if (!failed_.ok() && stream_ == nullptr) channel_.reset();  // and its connection what it did
+    if (state_ == StreamState::kNone) stream_.reset();          // an ended call may still hold what it did not send
+    if (!failed_.ok() && stream_ == nullptr) channel_.reset();  // and so may its connection
     if (state_ == StreamState::kNone && !closing_ && !moving_ && failed_.ok() && connect_at_ <= now) Connect(now);
     if (state_ == StreamState::kOpening && opening_deadline_ <= now) CancelStream();
     Pump();
@@ -128,12 +128,12 @@ absl::Time ShardLink::Tick(absl::Time now) {
     const std::shared_ptr<AnswerSink> result = item->result;
     if (result == nullptr) continue;
     const absl::Status late = LateError(item->id);
-    item.reset();  // with it goes our hold on the gradient's memory
+    item.reset();  // releases the link's reference to the gradient's memory
     result->Fail(late);
     stuck |= !result->ready();
   }
   if (stuck) {
-    // The transport still holds the caller's memory: only the end of the connection gives it back.
+    // gRPC still refers to the caller's memory, and releases it only when the connection ends.
     MutexLock lock(mu_);
     renew_channel_ = true;
     CancelStream();
@@ -269,7 +269,7 @@ void ShardLink::OnStreamDone(const grpc::Status& status) {
   }
   SendSlotsInline();
   if (IsFinal(status.error_code())) OnProtocolError(wire::FromGrpcStatus(status));
-  // Last, and wake under the lock, since the destructor waits for it.
+  // kNone is set last, and `wake` called under the lock, because the destructor waits for kNone.
   MutexLock lock(mu_);
   state_ = StreamState::kNone;
   changed_.notify_all();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a link reads: what the shard has acknowledged, answered or refused.
+// Reads a link's frames: acknowledgements, answers and refusals of the shard.
 #include <grpcpp/support/byte_buffer.h>
 #include <utility>
 
@@ -15,12 +15,12 @@
 namespace precondor {
 namespace {
 
-constexpr absl::Duration kRetryPause = absl::Milliseconds(20);  // after the first refusal that will pass
+constexpr absl::Duration kRetryPause = absl::Milliseconds(20);  // after the first temporary refusal
 
-// Ranks that were refused together do not come again together.
+// Differs by rank, so that ranks refused at one time do not retry at one time.
 absl::Duration RetryPause(uint32_t rank) { return kRetryPause * (1 + rank % 16 / 32.0); }
 
-// What a RESULT answers; of a gradient it need not say so.
+// Returns the kind of the contribution that a RESULT answers. A gradient's RESULT may leave it out.
 v1::FrameKind ResultOf(const v1::ExchangeResponse& message) {
   const v1::FrameKind kind = message.contribution();
   return kind == v1::FRAME_KIND_UNSPECIFIED ? v1::FRAME_KIND_GRADIENT : kind;
@@ -67,7 +67,7 @@ void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::Receive
       if (const auto id = MatchKey(message.header(), message.contribution())) {
         OnRefused(*id, status);
       } else if (message.header().session_id() != options_.session_id) {
-        OnProtocolError(status);  // the shard could not even read whose frame it was
+        OnProtocolError(status);  // the shard could not read whose frame it was
       }
       return;
     }
@@ -96,7 +96,7 @@ void ShardLink::OnCredit(const v1::ExchangeResponse& credit) {
 }
 
 void ShardLink::OnAck(const ContributionId& id) {
-  Outbox::Item item;  // freed after the lock
+  Outbox::Item item;  // freed after the lock is released
   MutexLock lock(mu_);
   item = outbox_.Acknowledge(id);
   NotifyIfAcknowledged();
@@ -135,7 +135,7 @@ void ShardLink::Answer(Outbox::Item item, const absl::Status& complete, Precondi
   Outbox::Item kept = keep ? Outbox::Kept(*item) : nullptr;
   {
     MutexLock lock(mu_);
-    // It may have expired meanwhile, and another have come.
+    // It may have expired meanwhile, and a new one with its id may have been submitted.
     if (outbox_.Holds(item)) outbox_.Finish(item->id, std::move(kept), outcome.factor_version);
     path_.GiveBack(*item);
     NotifyIfAcknowledged();
@@ -185,7 +185,7 @@ void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) 
     NotifyIfAcknowledged();
     Pump();
   }
-  // It gets the session again, or the session is closed: the coordinator knows.
+  // The shard will get the session again, or the session is closed: the coordinator knows which.
   if (GetErrorReason(status) == ErrorReason::kUnknownSession) hooks_.forgotten();
   if (recovery == Recovery::kRetryLater) hooks_.wake();
   if (recovery == Recovery::kRefreshEpoch) hooks_.stale_epoch(epoch);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a link writes: the outbox' frames, several small ones in a message.
+// Writes a link's frames. Several small ones share a message.
 #include <utility>
 #include <vector>
 
@@ -13,9 +13,9 @@
 namespace precondor {
 namespace {
 
-// Frames below this size wait in the transport for the one that follows at once: fewer system calls.
+// gRPC holds frames below this size back for a next frame that follows at once, which saves system calls.
 constexpr uint64_t kCoalesceBytes = 64 << 10;
-constexpr size_t kBundledHeaderBytes = 160;  // more than any frame's header takes
+constexpr size_t kBundledHeaderBytes = 160;  // upper limit of a frame's header
 
 }  // namespace
 
@@ -32,8 +32,8 @@ void ShardLink::Pump() {
   if (!frame.has_value()) return;
   std::vector<Outbox::Frame> frames = {*std::move(frame)};
   if (frames.front().chunk.size < kCoalesceBytes) {
-    // What waits together travels together; a frame that waits in the transport for its successor needs one that is
-    // certain to come.
+    // Small frames that are ready travel in one message. A message may wait in gRPC (`more`) only if the next frame is
+    // certain.
     size_t bytes = BundledBytes(frames.front());
     while ((ahead_ = NextFrame(now)).has_value() && (bytes += BundledBytes(*ahead_)) <= wire::kMaxBundleBytes) {
       frames.push_back(*std::exchange(ahead_, std::nullopt));
@@ -65,7 +65,7 @@ void ShardLink::WriteFrames(const std::vector<Outbox::Frame>& frames, bool more)
     payload_bytes += bytes;
   }
   absl::StatusOr<grpc::ByteBuffer> buffer = wire::EncodeFrame(request, parts);
-  PRECONDOR_CHECK(buffer.ok());  // a chunk or a bundle is far below the limit of a message
+  PRECONDOR_CHECK(buffer.ok());  // chunks and bundles are far below the message limit
   traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(buffer->Length()) - payload_bytes, std::memory_order_relaxed);
   writing_ = true;
   stream_->Write(*std::move(buffer), more);

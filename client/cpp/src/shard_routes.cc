@@ -23,7 +23,7 @@ std::shared_ptr<const ShardRoutes::Table> ShardRoutes::table() const {
 }
 
 std::vector<ShardRoutes::Link> ShardRoutes::links() const {
-  const std::shared_ptr<const Table> held = table();  // which may be replaced meanwhile
+  const std::shared_ptr<const Table> held = table();  // the current table may be replaced meanwhile
   std::vector<Link> links;
   for (const auto& [address, link] : held->links) links.push_back(link);
   return links;
@@ -103,7 +103,7 @@ std::optional<uint64_t> ShardRoutes::answered_through() const {
 }
 
 ShardRoutes::Link ShardRoutes::WaitAcknowledged(absl::Time deadline) const {
-  // What moves meanwhile is waited for where it has gone.
+  // If layers move meanwhile, waits for their new links too.
   for (std::shared_ptr<const Table> seen; seen != table();) {
     seen = table();
     for (const auto& [address, link] : seen->links) {
@@ -119,12 +119,13 @@ void ShardRoutes::Fail(const absl::Status& status) {
     MutexLock lock(mu_);
     if (failed_.ok()) failed_ = status;
     failing = table_;
-    // Links wait for their callbacks when they end: this may be one, and the last to know a table that is replaced now.
+    // A link's destructor waits for its callbacks. This call may be one of them and hold the last reference to a
+    // replaced table, so the table is kept until Clear.
     failed_tables_.push_back(table_);
     ++failing_;
   }
   for (const auto& [address, link] : failing->links) link->Fail(status);
-  // The code that hears of the failure may end the worker: no link is to outlive Clear.
+  // A callback of the failure may destroy the worker: release the links before Clear goes on.
   failing.reset();
   MutexLock lock(mu_);
   --failing_;
@@ -132,7 +133,7 @@ void ShardRoutes::Fail(const absl::Status& status) {
 }
 
 void ShardRoutes::Clear() {
-  // After the locks.
+  // Destroyed after the locks are released.
   std::vector<std::shared_ptr<const Table>> failed;
   std::shared_ptr<const Table> ending;
   MutexLock staying(move_mu_);

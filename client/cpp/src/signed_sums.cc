@@ -10,17 +10,17 @@
 namespace precondor {
 namespace {
 
-// A tile is read once from memory and from then on from the first-level cache; the sums of a group stay in registers.
+// Tiling: a tile is read from memory once and then from the first-level cache; the sums of a group stay in registers.
 constexpr int64_t kTileRows = 64;
 constexpr int64_t kTileColumns = 16;
-constexpr int64_t kPanelColumns = 256;  // whose f64 totals stay in the cache
-constexpr int64_t kGroup = 8;           // sketches
+constexpr int64_t kPanelColumns = 256;  // the f64 totals of a panel stay in the cache
+constexpr int64_t kGroup = 8;           // sketches whose sums are computed together
 
 template <int kLanes>
 using Lanes __attribute__((vector_size(4 * kLanes))) = float;
 
-// total[k][c] += sum_i signs[i][k] x[i][c] over the rows of a tile and the sketches of a group. The products are
-// exact, so that it does not matter whether they are fused with the additions.
+// total[k][c] += sum_i signs[i][k] x[i][c] over the rows of a tile and the sketches of a group. The products are exact,
+// so fused and separate multiplications and additions give equal results.
 template <int kLanes>
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline void AddTile(const float* x, int64_t stride, int64_t rows, const float* signs,
                                                  double* total) {
@@ -55,7 +55,7 @@ __attribute__((target("avx512f"))) void AddTileAvx512(const float* x, int64_t st
 }
 #endif
 
-// The fastest first.
+// Returns the implementations that this processor can run, the fastest first.
 std::vector<AddTileFn> Ways() {
   std::vector<AddTileFn> ways;
 #if defined(__x86_64__)
@@ -66,7 +66,7 @@ std::vector<AddTileFn> Ways() {
   return ways;
 }
 
-// +1 and -1 as [tile of rows][group][row of the tile][sketch of the group].
+// Expands the sign bits to +1 and -1, in the order [tile of rows][group][row of the tile][sketch of the group].
 std::vector<float> Spread(absl::Span<const uint32_t> signs, int64_t rows, int64_t groups) {
   std::vector<float> spread(static_cast<size_t>(rows * groups * kGroup), 1.0f);
   if (signs.empty()) return spread;
@@ -89,7 +89,7 @@ void SignedSums(ConstMatrixView rows, absl::Span<const uint32_t> signs, double s
   const int64_t groups = (out.rows + kGroup - 1) / kGroup;
   const std::vector<float> spread = Spread(signs, rows.rows, groups);
   const AddTileFn add_tile = Ways()[way];
-  float edge[kTileRows * kTileColumns] = {};  // the last columns, where they are fewer than a tile's
+  float edge[kTileRows * kTileColumns] = {};  // copy of the last columns if they do not fill a tile
   std::vector<double> total(static_cast<size_t>(groups * kGroup * kPanelColumns));
   for (int64_t panel = 0; panel < rows.cols; panel += kPanelColumns) {
     const int64_t width = std::min(kPanelColumns, rows.cols - panel);

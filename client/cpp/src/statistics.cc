@@ -15,7 +15,7 @@
 namespace precondor {
 namespace {
 
-// One word of random bits a row; bit j is the sign of sketch j. kMaxSketches bits are used.
+// Returns one word of random bits for each row. Bit j gives the sign of sketch j; kMaxSketches bits are used.
 std::vector<uint32_t> SignWords(const SketchKey& key, uint64_t first_row, int64_t rows) {
   const CounterRandom random({key.seed, key.step, key.layer, static_cast<uint64_t>(key.side), key.rank});
   std::vector<uint32_t> words(static_cast<size_t>(rows));
@@ -27,7 +27,7 @@ std::vector<uint32_t> SignWords(const SketchKey& key, uint64_t first_row, int64_
 
 float Sign(uint32_t word, int64_t sketch) { return (word >> sketch & 1u) != 0 ? -1.0f : 1.0f; }
 
-// Lower triangle of scale * sum_i x_i x_i', packed, some rows at a time so that the triangle is passed over less often.
+// Writes the packed lower triangle of scale * sum_i x_i x_i'. Adds several rows in one pass over the triangle.
 void PackedMoment(ConstMatrixView rows, double scale, float* out) {
   constexpr int64_t kRowsTogether = 8;
   const int64_t d = rows.cols;

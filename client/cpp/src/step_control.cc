@@ -12,7 +12,7 @@
 namespace precondor {
 namespace {
 
-// That a report with lease left waits for a coordinator which has answered so far.
+// How long a report waits for its answer if the lease allows the next step and the coordinator has answered so far.
 constexpr absl::Duration kPatience = absl::Seconds(2);
 constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
 constexpr absl::Duration kLastPause = absl::Seconds(1);
@@ -105,7 +105,7 @@ absl::Status StepControl::AwaitStart(uint64_t number, uint64_t next_step) {
 absl::StatusOr<StepDirective> StepControl::Report(const OwnReport& report) {
   MutexLock lock(mu_);
   PRECONDOR_RETURN_IF_ERROR(failed_);
-  // That of an earlier report, which was not waited for, is told now.
+  // Returns the refusal of an earlier report for which no call waited.
   PRECONDOR_RETURN_IF_ERROR(std::exchange(late_refusal_, absl::OkStatus()));
   const uint64_t number = ledger_.Owe(report);
   waiting_.insert(number);

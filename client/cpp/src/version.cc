@@ -13,7 +13,7 @@
 namespace precondor {
 namespace {
 
-// What has to be the same: the major, and before 1.0 the minor, else 0.
+// Returns what must be equal: the major version and, before 1.0, the minor version (else 0).
 std::optional<std::pair<int, int>> Series(absl::string_view version) {
   const std::vector<absl::string_view> parts = absl::StrSplit(version, '.');
   int major = 0, minor = 0, patch = 0;

@@ -13,9 +13,9 @@
 namespace precondor {
 namespace {
 
-// Between two questions to a shard that does not know yet of all ranks.
+// Pause before asking a shard again that does not know all ranks yet.
 constexpr absl::Duration kAskAgain = absl::Milliseconds(50);
-// For gRPC to let go of borrowed memory once its connection is closed.
+// Longest wait for gRPC to release borrowed memory after its connection was closed.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(10);
 
 }  // namespace
@@ -54,12 +54,12 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
                              worker->FetchFactors(layer, sink);
                            }));
   }
-  // Of this epoch alone: the job may have gone on for long since an earlier rollback.
+  // Only for a rollback in this epoch: after an earlier one the job may have finished many steps.
   PRECONDOR_RETURN_IF_ERROR(worker->CheckResume(directive, joined.epoch() - 1, as.first_step));
   PRECONDOR_RETURN_IF_ERROR(worker->routes_.Change(joined.shard_map(), joined.epoch()));
   if (directive.rollback_epoch != 0) worker->rollback_step_ = directive.resume_step;
   worker->Start(as.first_step, std::move(directive));
-  // In first order too: the shards learn that the rank has begun.
+  // In first order too, because a FETCH tells the shards that this rank has begun.
   if (worker->factors_ != nullptr) {
     const int64_t layers = static_cast<int64_t>(worker->spec_.layers.size());
     const uint64_t since = worker->steps_->ModeSince(as.first_step);
@@ -143,7 +143,7 @@ WorkerImpl::~WorkerImpl() {
   send_queue_.Fail(absl::CancelledError(absl::StrCat("session ", session_, ": the worker was destroyed")));
   send_queue_.Stop();
   routes_.Clear();
-  // A caller may free its gradients as soon as the worker is gone.
+  // A caller may free its gradients as soon as the worker is destroyed.
   borrowed_->Wait(MonotonicNow() + kReleaseTimeout);
 }
 
@@ -269,7 +269,7 @@ void WorkerImpl::Wake() {
 
 void WorkerImpl::OnStaleEpoch(uint64_t epoch) {
   MutexLock lock(mu_);
-  if (epoch != epoch_) return;  // joined again since
+  if (epoch != epoch_) return;  // the worker has joined again since
   refresh_ = true;
   changed_.notify_all();
 }
@@ -311,7 +311,7 @@ v1::JoinPlaneRequest WorkerImpl::PlaneRequest(uint64_t epoch) const {
 void WorkerImpl::DeclinePlane(const std::string& address, uint64_t epoch, const absl::Status& why) {
   v1::JoinPlaneRequest request = PlaneRequest(epoch);
   request.set_declined(std::string(why.message()));
-  // A peer that cannot be told waits until the rendezvous ends.
+  // If the shard is unreachable, the other ranks wait until the rendezvous times out.
   ControlClient(address, options_.connect_timeout, control_->security(), control_->traceparent())
       .JoinPlane(request, canceller_)
       .IgnoreError();

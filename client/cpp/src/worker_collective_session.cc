@@ -21,12 +21,12 @@ namespace {
 constexpr uint64_t kAllSteps = std::numeric_limits<uint64_t>::max();
 constexpr absl::string_view kNccl = "nccl";
 
-// A caller's matrix, or a heap block: either is aligned for f32.
+// The payload is a caller's matrix or a heap block, both aligned for f32.
 absl::Span<const float> FloatsOf(const Contribution& item) {
   return absl::MakeConstSpan(reinterpret_cast<const float*>(item.payload.data()), item.payload.size() / sizeof(float));
 }
 
-// out = share * the gradient; nothing for 0, whatever the gradient.
+// Writes share * gradient to `out`; zeros for share 0, whatever the gradient holds.
 void Weigh(float share, absl::Span<const float> gradient, absl::Span<float> out) {
   if (share == 0.0f) {
     std::fill(out.begin(), out.end(), 0.0f);
@@ -49,7 +49,7 @@ int64_t WorkerCollectiveSession::ElementsOf(uint32_t layer) const {
   return options_.layers[layer].d_out * options_.layers[layer].d_in;
 }
 
-// --- what comes in ------------------------------------------------------------------------------------------------
+// --- gradients ----------------------------------------------------------------------------------------------------
 
 std::vector<ContributionId> WorkerCollectiveSession::TakePending(uint64_t end, std::vector<Item>& freed) {
   std::vector<ContributionId> ids;
@@ -92,7 +92,7 @@ bool WorkerCollectiveSession::Offer(const Item& item) {
     next_grpc_ = std::max(next_grpc_, id.step + 1);
     return false;
   }
-  if (!pending_[id.step].try_emplace(id.layer, item).second) {  // one that was given up is still on its way
+  if (!pending_[id.step].try_emplace(id.layer, item).second) {  // an expired one with this id is still held
     next_grpc_ = std::max(next_grpc_, id.step + 1);
     return false;
   }
@@ -155,7 +155,7 @@ void WorkerCollectiveSession::Finish(uint64_t epoch, const absl::Status& why) {
   freed.clear();
   hooks_.give_back(ids);
   if (ended == nullptr || !ended->status().ok()) return;
-  // This rank is the first to give up.
+  // The communicator had no error: this rank is the first to end it.
   hooks_.decline(epoch, why);
   ended->Abort(why.message());
 }
@@ -276,10 +276,10 @@ absl::StatusOr<std::vector<WorkerCollectiveSession::Item>> WorkerCollectiveSessi
       if (items.size() == bucket.layers.size()) return items;
     }
     if (pending_.empty()) {
-      changed_.wait(mu_);  // the job may rest between two steps
+      changed_.wait(mu_);  // the job may pause between steps
       continue;
     }
-    // The caller may be waiting for the answer of what is held, and not send the rest before it is there.
+    // The caller may wait for an answer before it submits the rest of the step.
     const absl::Time until = last_offer_ + timeout_;
     if (MonotonicNow() >= until) {
       return absl::DeadlineExceededError(absl::StrCat("step ", *step, ": not all of this rank's gradients came within ",
@@ -289,7 +289,7 @@ absl::StatusOr<std::vector<WorkerCollectiveSession::Item>> WorkerCollectiveSessi
   }
 }
 
-// The samples of each layer over all ranks; 0 when one of them has none.
+// Returns each layer's samples summed over all ranks; 0 if a rank has none.
 absl::StatusOr<std::vector<uint64_t>> WorkerCollectiveSession::ExchangeOffers(const wire::PlaneOffer& offer) {
   const size_t layers = offer.parts.size();
   const size_t bytes = wire::PlaneOfferBytes(layers);
@@ -349,7 +349,7 @@ absl::Status WorkerCollectiveSession::Receive(uint32_t index, uint64_t step) {
   if (bucket.answers == nullptr || bucket.answers.use_count() > 1) {
     bucket.answers = std::make_shared<std::vector<float>>(static_cast<size_t>(bucket.elements));
   }
-  std::atomic_thread_fence(std::memory_order_acquire);  // after what the last reader has read
+  std::atomic_thread_fence(std::memory_order_acquire);  // orders the reuse of `answers` after its last reader's reads
   std::vector<float> outcomes(static_cast<size_t>(wire::PlaneElements(bucket.layers.size() * wire::kPlaneAnswerBytes)));
   std::vector<CollectiveCall> calls;
   const auto receive = [&](float* out, int64_t count) {

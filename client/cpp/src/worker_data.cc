@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker sends to its shards: statistics, gradients in host memory, and requests for factors.
+// Sends a worker's statistics, gradients in host memory, and requests for factors.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -28,7 +28,7 @@ bool Overlap(ConstMatrixView x, ConstMatrixView y) {
   return std::less<>()(x.data, y_end) && std::less<>()(y.data, x_end);
 }
 
-// The answer of a step in first order whose gradient is the job's average: that gradient, if it can be used.
+// Answers a first-order step whose gradient is the job's average: the gradient itself, or SKIP if it is not finite.
 PreconditionFuture AnsweredFuture(const std::string& what, ConstMatrixView gradient, MatrixView out) {
   auto state = std::make_shared<PreconditionFuture::State>(what, out, false, false);
   bool finite = true;
@@ -55,7 +55,7 @@ absl::Status WorkerImpl::SendStatistics(uint64_t step, int64_t layer, ConstMatri
   const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
   const std::string what = Describe(step, layer);
   const auto check = [&](const char* name, ConstMatrixView side, int64_t d) {
-    // A triangle stands for any number of rows; no rank sends none.
+    // A packed triangle may stand for any number of rows. No side has 0 rows.
     const int64_t rows = side.cols == d ? std::max<int64_t>(side.rows, 1) : MaxRows(d) + 1;
     const StatisticsShape expected = ShapeOfStatistics(spec_, layer, d, rows);
     return CheckShape(what, name, side, expected.rows, expected.cols);
@@ -113,7 +113,7 @@ void WorkerImpl::FetchFactors(int64_t layer, const std::shared_ptr<AnswerSink>& 
   if (!sent.ok()) sink->Fail(sent);
 }
 
-// An owner of the caller's memory: its end says that neither the outbox nor gRPC reads it any more.
+// Returns an owner for the caller's memory. When the last reference ends, neither the outbox nor gRPC reads the memory.
 std::shared_ptr<const void> WorkerImpl::Borrow(const std::shared_ptr<PreconditionFuture::State>& state) {
   borrowed_->Add();
   return std::shared_ptr<const void>(state.get(), [state, borrowed = borrowed_](const void*) {

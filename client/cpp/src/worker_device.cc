@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A worker's gradients in device memory: into a slot of a region that the shard shares, else through the host.
+// Sends a worker's gradients in device memory: in a slot of a region shared with the shard, or through the host.
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -108,7 +108,7 @@ void WorkerImpl::Deliver(const DeviceGradient& gradient) {
   if (!in_slot.ok()) device_plane_.reason = std::string(in_slot.message());
 }
 
-// As AnsweredFuture does on the host.
+// Answers a first-order step on the device: the gradient itself, or SKIP if it is not finite.
 void WorkerImpl::AnswerOnDevice(const DeviceGradient& gradient) {
   Preconditioned outcome{Decision::kIdentity, 0, 0, "first order"};
   absl::Status status = gradient.answer->WithMemory([&]() -> absl::Status {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A worker's own threads: the timer of its links, and the refresher, which follows the job into another epoch.
+// A worker's threads: the timer of its links, and the refresher, which joins again when the epoch changes.
 #include <algorithm>
 #include <utility>
 
@@ -13,9 +13,9 @@
 namespace precondor {
 namespace {
 
-// How late a deadline may be noticed.
+// Longest delay until a passed deadline is noticed.
 constexpr absl::Duration kTick = absl::Milliseconds(200);
-// Without an answered report, between two questions whether layers have gone to other shards.
+// Interval of asking whether layers have moved to other shards, while no report is answered.
 constexpr absl::Duration kAskInterval = absl::Seconds(1);
 
 }  // namespace
@@ -76,7 +76,7 @@ absl::StatusOr<v1::JoinSessionResponse> WorkerImpl::JoinAgain() {
     const absl::Time begun = MonotonicNow();
     absl::StatusOr<v1::JoinSessionResponse> joined =
         JoinUntilActive(*control_, JoinRequest(), options_.join_timeout, canceller_);
-    // A coordinator that is gone is waited for; ranks that are missing have had their time.
+    // Waits for an unreachable coordinator, but not for missing ranks beyond join_timeout.
     const bool gone = joined.status().code() == absl::StatusCode::kUnavailable ||
                       (joined.status().code() == absl::StatusCode::kDeadlineExceeded &&
                        MonotonicNow() - begun < options_.join_timeout);
@@ -99,8 +99,8 @@ void WorkerImpl::AskForEpoch() {
     return;
   }
   if (joined.ok() && joined->epoch() != have) OnStaleEpoch(have);
-  // A coordinator that cannot be reached, or a shard that it waits for, will be asked again.
-  // One that denies it has another session of the name by now.
+  // If the coordinator is unreachable or waits for a shard, the timer asks again. PERMISSION_DENIED means that another
+  // session has this name now.
   const bool denied = absl::IsPermissionDenied(joined.status());
   if (denied || (!joined.ok() && RecoveryFor(joined.status()) == Recovery::kFatal)) Fail(joined.status());
 }
@@ -108,7 +108,7 @@ void WorkerImpl::AskForEpoch() {
 absl::Status WorkerImpl::Refresh() {
   PRECONDOR_ASSIGN_OR_RETURN(const v1::JoinSessionResponse joined, JoinAgain());
   PRECONDOR_ASSIGN_OR_RETURN(WorkerDirective directive, WorkerDirective::Decode(joined.directive()));
-  // Answers of a step that it has not finished bind it just so.
+  // Answers to an unfinished step also prevent this rank from beginning earlier.
   const std::optional<uint64_t> answered = routes_.answered_through();
   const uint64_t next_step = std::max(steps_->next_step(), answered.has_value() ? *answered + 1 : 0);
   PRECONDOR_RETURN_IF_ERROR(CheckResume(directive, epoch(), next_step));

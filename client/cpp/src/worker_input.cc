@@ -35,7 +35,7 @@ std::shared_ptr<const std::vector<uint8_t>> EncodeTensors(DType dtype, std::init
     const float scale = wire::TensorScale(dtype, m);
     const size_t size = static_cast<size_t>(m.size()) * ByteSize(dtype);
     const absl::Status status = wire::EncodeMatrix(dtype, scale, m, absl::MakeSpan(*payload).subspan(offset, size));
-    PRECONDOR_CHECK(status.ok());  // the span was made for it
+    PRECONDOR_CHECK(status.ok());  // the span has the matrix' size
     offset += size;
     tensors.push_back(wire::EncodeTensorHeader({dtype, {m.rows, m.cols}, scale}));
   }
