@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks have contributed to one (step, kind) of a layer, and what a repetition is worth. Payloads are elsewhere
-// (LayerDriver).
+// Records which ranks have contributed to one (step, kind) of a layer and classifies repeated contributions.
+// LayerDriver holds the payloads.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@
 
 namespace precondor {
 
-// What a rank's slot holds. kRefused: the payload was not finite or over-norm; counts as an abstention.
+// State of one rank's slot. kRefused means that the payload was not finite or over-norm; it counts as an abstention.
 enum class ContributionStatus : uint8_t { kMissing, kPresent, kAbstained, kRefused };
 
 enum class PutOutcome : uint8_t { kTaken, kDuplicate, kConflict };
 
-// The contributors are the ranks first_rank ... first_rank + count - 1. The first write to a slot wins. A value; not
-// thread-safe.
+// Has one slot for each rank that contributes to a (step, kind): ranks first_rank ... first_rank + count - 1. The first
+// write to a slot wins. A value type; not thread-safe.
 class Contributions {
   struct Slot {
     ContributionStatus status = ContributionStatus::kMissing;
-    bool inherited = false;  // from an earlier process that held the rank, or by way of PutAll
-    bool owed = false;       // the process that holds the rank now has not had its answer
+    bool inherited = false;  // written by an earlier process of the rank, or by PutAll
+    bool owed = false;       // the rank's current process still needs the answer
     uint64_t digest = 0;
     template <typename H>
     friend H AbslHashValue(H h, const Slot& slot) {
@@ -37,41 +37,42 @@ class Contributions {
 
   Contributions(uint32_t first_rank, uint32_t count) : first_rank_(first_rank), slots_(count) {}
 
-  // Fills the rank's slot when it is empty. Otherwise: kDuplicate when `digest` equals the slot's, when a refused
-  // payload is followed by the abstention that it counts as, or when the slot is inherited; kConflict for anything
-  // else. `rank` is a contributor.
+  // Fills the rank's slot and returns kTaken if the slot is empty. Otherwise returns kDuplicate if `digest` equals the
+  // slot's digest, if the slot is inherited, or if the slot is kRefused and `status` is kAbstained; returns kConflict
+  // in all other cases. Precondition: `rank` is a contributor.
   PutOutcome Put(uint32_t rank, ContributionStatus status, uint64_t digest);
 
-  // Fills all slots at once, for ranks that have made their average elsewhere: its payload is the last rank's, and
-  // each later contribution is a duplicate. Precondition: empty().
+  // Fills all slots at once, for gradients that a communicator has averaged. The average is kept as the payload of the
+  // last rank, and each later contribution is a duplicate. Precondition: empty().
   void PutAll(absl::Span<const ContributionStatus> statuses);
 
-  // Another process holds the rank now. What the earlier process sent stands, and a repetition with other bytes is a
-  // duplicate. `repeats`: the new process sends this step again, and is owed an answer. Does nothing when `rank` is no
-  // contributor or its slot is empty.
+  // Records that another process now holds `rank`. The slot keeps the contribution of the earlier process, and the
+  // rank's later contributions are duplicates whatever their bytes. `repeats` says that the new process sends this step
+  // again, so that it is owed an answer. Does nothing if `rank` is not a contributor or its slot is empty.
   void Inherit(uint32_t rank, bool repeats);
-  // The rank has its answer. Does nothing when `rank` is no contributor.
+  // Records that the rank has its answer. Does nothing if `rank` is not a contributor.
   void MarkAnswered(uint32_t rank);
-  // The lowest rank that is owed an answer.
+  // Returns the lowest rank that is owed an answer, or nullopt if no rank is.
   std::optional<uint32_t> owed_rank() const;
 
   bool has(uint32_t rank) const { return slots_[rank - first_rank_].status != ContributionStatus::kMissing; }
   bool empty() const { return present_ + abstained_ == 0; }
   int64_t count() const { return static_cast<int64_t>(slots_.size()); }
   int64_t present() const { return present_; }
-  int64_t abstained() const { return abstained_; }  // with the refused
+  int64_t abstained() const { return abstained_; }  // includes refused payloads
   int64_t arrived() const { return present_ + abstained_; }
 
-  // Ranks whose slots are empty, ascending.
+  // Returns the ranks whose slots are empty, in ascending order.
   std::vector<uint32_t> missing() const;
 
-  // The next rank, in rank order, whose payload can be used before the others are in: nullopt when a slot before it is
-  // empty, or no payload is left. Gives each rank once.
+  // Returns the next rank, in rank order, whose payload can be used although higher ranks may be missing. Returns
+  // nullopt if the slot of a lower rank is empty or no payload is left. Returns each rank at most once.
   std::optional<uint32_t> TakeNext();
-  // The ranks with a payload that TakeNext has not given, in rank order. Passes over empty slots.
+  // Returns the ranks with a payload that TakeNext has not returned, in rank order. Skips empty slots.
   std::vector<uint32_t> TakeRest();
 
-  // The lowest rank without a payload, as "rank 3 abstained" or "rank 3 sent a payload that was not finite".
+  // Describes the lowest rank that abstained or whose payload was refused: "rank 3 abstained" or "rank 3 sent a payload
+  // that was not finite". Returns an empty string if there is none.
   std::string DescribeAbstention() const;
 
   template <typename H>
@@ -82,7 +83,7 @@ class Contributions {
  private:
   uint32_t first_rank_;
   std::vector<Slot> slots_;
-  size_t next_ = 0;  // TakeNext and TakeRest have given the slots before it
+  size_t next_ = 0;  // first slot that TakeNext and TakeRest have not visited
   int64_t present_ = 0;
   int64_t abstained_ = 0;
 };

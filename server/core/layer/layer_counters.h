@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a layer counts of its work, and what it shows of its factors.
+// Counters of one layer's work and a summary of its factors.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace precondor {
 
-// Not thread-safe: the layer's lock guards it.
+// Accumulates the LayerStats of one layer. Not thread-safe: LayerDriver::mu_ guards it.
 class LayerCounters {
  public:
   LayerCounters(uint32_t layer, std::string name, size_t device) {
@@ -34,7 +34,7 @@ class LayerCounters {
 
  private:
   LayerStats stats_;
-  // Sums and counts behind the means in stats_.
+  // Sums in seconds, and the count, from which the means in stats_ are computed.
   double update_seconds_ = 0;
   double precondition_seconds_ = 0;
   uint64_t updates_ = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How events are fed to the layer's machine and effects carried out; ranks and epochs. layer_push.cc has the way of
-// statistics, layer_pull.cc that of a gradient and its answer, layer_factors.cc factors that come and go,
-// layer_driver_replay.cc the replay.
+// Feeds events to the layer's machine and carries out its effects; ranks and epochs. layer_push.cc handles statistics,
+// layer_pull.cc gradients and their answers, layer_factors.cc changes of the factors, layer_driver_replay.cc the
+// replay.
 #include "server/core/layer/layer_driver.h"
 
 #include <algorithm>
@@ -121,7 +121,7 @@ void LayerDriver::Prepare(Task& task, StagedContribution* payload) {
   } else if (const auto* dropped = std::get_if<DropStep>(&task.effect)) {
     const auto found = steps_.find(dropped->id);
     if (found == steps_.end()) return;
-    task.data = std::move(found->second);  // the memory is given back when the lock is not held any more
+    task.data = std::move(found->second);  // freed after the lock is released
     steps_.erase(found);
   } else if (const auto* accumulate = std::get_if<AccumulateGradient>(&task.effect)) {
     task.data = DataOf(accumulate->id);
@@ -179,7 +179,7 @@ void LayerDriver::Perform(Tasks tasks) {
             [&](const WakeWorker&) { executor_.Post(strand_, [self = shared_from_this()] { self->Run(); }); },
             [&](const BeginStep& effect) { journal_.BeginStep(effect.rollback_epoch, effect.step, worker_); },
             [&](const AccumulateGradient&) { worker_.Accumulate(*task.data, std::move(task.contributions.front())); },
-            // The update comes next.
+            // tasks[i + 1] is the ApplyUpdate of this record.
             [&](const AppendUpdate& effect) {
               journal_.BeforeUpdate(effect.step, tasks[i + 1].contributions, effect.logged);
             },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One layer of a session at work: feeds what happens to its state machine and carries the machine's effects out.
+// Runs one layer of a session: feeds events to the layer's state machine and carries out the effects that it returns.
 #pragma once
 
 #include <cstdint>
@@ -31,59 +31,70 @@
 
 namespace precondor {
 
-// Thread-safe. Owns the layer's lock, strand, payloads, factors and journal. The way of a contribution: Submit* ->
-// LayerMachine under the lock -> Perform, which wakes the strand -> Run, until the machine has no work left.
-// Lock order: mu_ is a leaf. No callback, post or arithmetic happens under it.
+// Runs one layer of a session. Owns the layer's lock, strand, payloads, factors and journal. A contribution goes
+// through Submit* -> LayerMachine (under the lock) -> Perform, which wakes the strand -> Run, until the machine has no
+// work left.
+// Thread-safe. Lock order: mu_ is taken before BegunSteps::mu_ and no other lock of core. An observer may be called
+// under it, but no other callback, post or arithmetic happens under it. The exception is FinishReplay, which may apply
+// updates under it: no other thread uses the layer at that time.
 class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
  public:
-  // `held`: the layer begins with fresh factors; otherwise it has none. Errors: those of Method::MakeState.
+  // Creates a layer that has fresh factors if `held`, and no factors otherwise. Returns the errors of
+  // Method::MakeState.
   static absl::StatusOr<std::shared_ptr<LayerDriver>> Create(std::shared_ptr<SessionContext> session, uint32_t layer,
                                                              const SessionInstall& install, bool held);
 
   // See LayerMachine::Check.
   absl::Status Check(const ContributionHeader& header) const;
 
-  // `ack` and `result` as in ShardDataPlane::Submit. layer_push.cc and layer_pull.cc have the ways of the two.
+  // Submit an admitted contribution. `ack` and `result` are as in ShardDataPlane::Submit. layer_push.cc and
+  // layer_pull.cc show what happens to the two kinds from submission to acknowledgement, update or answer.
   void SubmitStatistics(AdmittedContribution contribution, Payload payload, const AckFn& ack);
   void SubmitGradient(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result);
-  // See ShardDataPlane.
+  // See ShardDataPlane::SubmitReduced.
   absl::Status SubmitReduced(AdmittedAverage admitted, ResultFn result);
 
-  // A rank comes from another shard generation, which answered it with factors of `factor_version`, and sends no
-  // gradient of steps before `key.step` again: those that this generation does not know are over. Where updates are
-  // missing here and several ranks get each answer, all of them have to begin again: STATE_LOST, as for whatever they
-  // send until then. Otherwise the epoch's errors. `begins`: the rank has another process, which begins with
-  // `key.step`.
+  // Handles a RESUME. The rank's last answer is from another shard generation and was made with factors of
+  // `factor_version`. The rank sends no gradient of a step before `key.step` again, so steps that cannot be completed
+  // without one are dropped and not opened again. `begins` means that another process has taken the rank over and
+  // begins with `key.step`. Returns
+  // - DATA_LOSS (STATE_LOST) if updates are missing here and each answer goes to several ranks. All ranks must then
+  //   begin again; until a rank has done so, the layer refuses all that it sends with STATE_LOST.
+  // - UNAVAILABLE (NOT_ACTIVE) if this rank has begun again and another has not.
+  // - UNAVAILABLE (FUTURE_EPOCH) or FAILED_PRECONDITION (STALE_EPOCH) if `key.epoch` is not the layer's epoch.
   absl::Status Resume(const ContributionKey& key, uint64_t factor_version, bool begins = false);
 
-  // Gives `result` the factors as they are, updates that are due from the journal included; see ShardDataPlane::Fetch.
+  // Calls `result` with the layer's current factors, after it has applied the pending updates of the journal. See
+  // ShardDataPlane::Fetch.
   void Fetch(const ContributionKey& key, ResultFn result);
 
-  // Takes no contribution of an epoch before `epoch` any more; waiting results get `why`. Returns the first step from
-  // which on the layer keeps all. Nothing else when `epoch` is not new.
+  // Ends the epochs before `epoch`: refuses their contributions from now on and ends waiting requests with `why`.
+  // Returns the first step from which on the layer keeps everything that a process needs if it begins there. Does
+  // nothing else if `epoch` is not later than the layer's epoch.
   uint64_t EndEpoch(uint64_t epoch, const absl::Status& why);
-  // Goes on with `epoch`, which EndEpoch has named; factors stay. When the job goes back to a step, all steps are
-  // dropped. Otherwise they stay, so that processes that took ranks over (`replaced`) get the answers that the others
-  // got, and none retires before they have.
+  // Begins `epoch`, which a call of EndEpoch has announced. The factors stay. Drops all steps if the job rolls back to
+  // `rollback_step`. Otherwise the steps stay, so that the processes that took ranks over (`replaced`) get the answers
+  // that the other ranks got, and no step retires before they have them.
   void BeginEpoch(uint64_t epoch, std::optional<uint64_t> rollback_step, absl::Span<const Member> replaced);
-  // Drops all steps and takes no more; waiting results get `why`.
+  // Drops all steps, refuses later contributions and ends waiting requests with `why`.
   void Close(const absl::Status& why);
-  // How they are given and taken away, besides updates. `*this` outlives what it returns.
+  // Returns the interface that sets, releases and restores the factors. `*this` must outlive the returned object.
   LayerFactors factors() { return LayerFactors(*this); }
 
-  // Gives up on statistics that are overdue at `now`.
+  // Seals the statistics whose deadline has passed at `now`, without the contributions that are missing.
   void SealOverdue(absl::Time now);
-  // See LayerMachine.
+  // See LayerMachine::AddStragglers.
   void AddStragglers(absl::Time since, Stragglers& stragglers) const;
 
-  // Takes the layer's image and its records in order, before anything else is asked of the layer and until
-  // FinishReplay.
+  // Returns the object that takes the layer's image and then its records, in order. It is valid until FinishReplay.
+  // Precondition: the layer has had no contribution or request; epochs may have ended and begun.
   LayerReplay& replay();
-  // The window's steps are there again: sealed statistics wait for their turn, gradients for their contributors.
-  // Returns factors of LayerFactors::release() that the journal may not hold.
+  // Ends the replay and opens the restored steps of the window: sealed statistics wait for their turn, gradients for
+  // their contributors. Returns factors that a FactorsRecord released and that the journal may not hold, or nullopt.
   std::optional<std::string> FinishReplay();
 
-  // Tells the observer and `ack` what became of a contribution that carried `bytes`.
+  // Tells the observer and `ack` the outcome of a contribution that carried `bytes` payload bytes. `taken` is true for
+  // a repetition, and an error if the contribution was refused.
   void Acknowledge(ContributionKind kind, int64_t bytes, absl::StatusOr<bool> taken, const AckFn& ack);
   LayerStats stats() const;
   uint32_t index() const { return layer_; }
@@ -92,7 +103,8 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
  private:
   friend class LayerFactors;
 
-  // An effect, with what it needs of `steps_`: taken out under the lock under which the machine decided on it.
+  // An effect and the parts of `steps_` that it needs. Prepare takes them out under the lock under which the machine
+  // decided on the effect.
   struct Task {
     Effect effect;
     std::shared_ptr<StepData> data = {};
@@ -105,23 +117,25 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   LayerDriver(std::shared_ptr<SessionContext> session, uint32_t layer, const SessionInstall& install,
               std::unique_ptr<LayerState> state);
 
-  // Has the machine take the event. `payload`: that of the event's contribution.
+  // Passes the event to the machine and returns its effects. `payload` is that of the event's contribution; null if
+  // there is none. FeedLocked takes mu_.
   Tasks Feed(const LayerEvent& event, StagedContribution* payload = nullptr) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Tasks FeedLocked(const LayerEvent& event, StagedContribution* payload = nullptr);
   void Prepare(Task& task, StagedContribution* payload) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   const std::shared_ptr<StepData>& DataOf(StepId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Carries effects out, in their order.
+  // Carries out the effects in order.
   void Perform(Tasks tasks);
 
-  // A contribution as the machine and the step are to have it.
+  // A contribution as the machine (`status`, `digest`) and the step's data (`contribution`) take it.
   struct Staged {
     ContributionStatus status = ContributionStatus::kAbstained;
-    absl::Status refusal = {};  // of the payload: its rank counts as one that has abstained
+    absl::Status refusal = {};  // why the payload is refused; its rank then counts as abstained
     uint64_t digest = 0;
     int64_t bytes = 0;
     StagedContribution contribution = {};
   };
-  // What the machine has made of it: a repetition or not, or why not; and what is to be done when it is acknowledged.
+  // The machine's decision. `taken` is true for a repetition, and an error if the contribution is refused. `tasks` are
+  // to be performed after the acknowledgement.
   struct Filed {
     absl::StatusOr<bool> taken = false;
     Tasks tasks = {};
@@ -130,7 +144,7 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   static absl::StatusOr<bool> OutcomeOf(const Effect& effect);
   void RequestAnswer(const ContributionKey& key, ResultFn result);
 
-  // The rest runs on the strand.
+  // The functions below run on the strand. ShowFactors also runs in the constructor.
   void Run();
   void ApplyPendingUpdates() { Perform(FeedLocked(FactorsNeeded{})); }
   void Update(const ApplyUpdate& effect, Task& task);
@@ -147,12 +161,12 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // Used on the strand alone.
   LayerWorker worker_;
   LayerJournal journal_;
-  std::unique_ptr<LayerReplay> replay_;  // until FinishReplay
+  std::unique_ptr<LayerReplay> replay_;  // null after FinishReplay
 
   mutable Mutex mu_;
   LayerMachine machine_ ABSL_GUARDED_BY(mu_);
   std::map<StepId, std::shared_ptr<StepData>> steps_ ABSL_GUARDED_BY(mu_);
-  int64_t in_flight_ ABSL_GUARDED_BY(mu_) = 0;  // of the machine, as ShardContext::in_flight has it
+  int64_t in_flight_ ABSL_GUARDED_BY(mu_) = 0;  // machine_.in_flight() as last added to ShardContext::in_flight
   LayerCounters counters_ ABSL_GUARDED_BY(mu_);
 };
 

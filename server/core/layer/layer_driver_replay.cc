@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer that comes back from the journal.
+// Replay of a layer's records from the journal.
 #include <memory>
 #include <utility>
 #include <vector>

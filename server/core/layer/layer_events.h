@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What can happen to a layer, and what the layer's state machine has its driver do about it. Values alone.
+// The events that a layer's state machine takes and the effects that it returns to its driver. All are plain values.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@
 
 namespace precondor {
 
-// Names one opening of a step. A step that the job rolls back to is opened again, with another id. 0: none.
+// Identifies one opening of a step. A step that the job rolls back to is opened again, with another id. 0 means none.
 using StepId = uint64_t;
 
 // --- events ---------------------------------------------------------------------------------------------------------
 
-// Effects: one Acknowledge or Refuse comes first.
+// A contribution has arrived. The first effect is Acknowledge or Refuse.
 struct ContributionArrived {
   ContributionKey key;
   ContributionKind kind = ContributionKind::kStatistics;
@@ -33,31 +33,32 @@ struct ContributionArrived {
   uint64_t digest = 0;
   absl::Time now = {};
 };
-// The gradients of all ranks, which have averaged them by a communicator. Effects as above; `key.rank` is unused.
+// The gradients of all ranks have arrived, averaged by a communicator. The first effect is Acknowledge or Refuse.
+// `key.rank` is unused.
 struct AverageArrived {
   ContributionKey key;
   Mode mode = Mode::kSecondOrder;
   std::vector<ContributionStatus> statuses;  // by rank
   absl::Time now = {};
 };
-// The sender of an accepted gradient wants the answer. Effects: Refuse, AwaitAnswer or GiveAnswer.
+// The sender of an accepted gradient asks for the answer. The effect is Refuse, AwaitAnswer or GiveAnswer.
 struct AnswerRequested {
   ContributionKey key;
 };
-// See LayerDriver::Resume. Effects: Refuse for an error.
+// A rank has sent a RESUME; see LayerDriver::Resume. The first effect is Refuse if the RESUME is refused.
 struct RankResumed {
   ContributionKey key;
   uint64_t factor_version = 0;
-  bool begins = false;  // a process that has taken the rank over begins with the step
+  bool begins = false;  // another process has taken the rank over and begins with this step
   absl::Time now = {};
 };
-// A rank asks for the factors. Effects: Refuse or FetchFactors.
+// A rank asks for the factors (FETCH). The last effect is Refuse or FetchFactors.
 struct FactorsRequested {
   ContributionKey key;
   absl::Time now = {};
 };
 struct EpochEnded {
-  uint64_t epoch = 0;  // the next one
+  uint64_t epoch = 0;  // the next epoch
   absl::Status why;
 };
 struct EpochBegan {
@@ -71,29 +72,31 @@ struct Closed {
 struct DeadlinePassed {
   absl::Time now = {};
 };
-// The worker can do the next piece of work. Effects: those of that piece; none: the worker sleeps until WakeWorker.
+// The worker can do the next piece of work. The effects are those of that piece. If there are none, the worker sleeps
+// until WakeWorker.
 struct WorkerReady {};
-// The factors are about to be read or replaced: updates from the journal belong to the factors of their time and would
-// never get their turn. Effects: these updates.
+// The factors are about to be read or replaced. The effects apply the pending updates of the journal: these belong to
+// the current factors and would otherwise never get their turn.
 struct FactorsNeeded {};
 struct UpdateDone {
   StepId id = 0;
   uint64_t step = 0;
   bool logged = false;    // as in ApplyUpdate
   bool restored = false;  // as in ApplyUpdate
-  bool failed = false;    // the update was tried, and left the factors as they were
-  bool held = false;      // there are factors
+  bool failed = false;    // the update was tried and failed; the factors are unchanged
+  bool held = false;      // the layer has factors
   uint64_t factor_version = 0;
 };
 struct AnswerDone {
   StepId id = 0;
-  Plan plan;               // what the answer is
-  bool plan_holds = true;  // false: ComputeAnswer's plan cannot be kept, and no rank that takes part knows it
+  Plan plan;  // plan of the computed answer
+  // If false, the answer that ComputeAnswer's plan names cannot be made again, and no active rank has received it.
+  bool plan_holds = true;
   bool held = false;
   uint64_t factor_version = 0;
 };
-// The journal has the plan: the answer can be shown. Effects: GiveAnswer, to all requests that wait. Then
-// AnswerDelivered.
+// The journal has the plan, so ranks may get the answer. The effect is GiveAnswer, for all requests that wait. The
+// driver feeds AnswerDelivered afterwards.
 struct AnswerVisible {
   StepId id = 0;
 };
@@ -104,14 +107,14 @@ struct FactorsReplaced {
   bool held = false;
   uint64_t factor_version = 0;
 };
-// The journal's records have been read. Comes before any other event.
+// A step that replay has restored from the journal.
 struct RestoredStep {
   uint64_t step = 0;
   Mode mode = Mode::kSecondOrder;
   std::optional<Plan> plan;
-  bool updated = false;          // its statistics are in the factors, or given up, or pending
-  bool update_pending = false;   // the update is in the log and has yet to be applied
-  bool update_is_empty = false;  // pending, and has no contributions to apply
+  bool updated = false;          // the statistics are applied, given up or pending
+  bool update_pending = false;   // the journal has the update, and it has yet to be applied
+  bool update_is_empty = false;  // the pending update has no contributions to apply
 };
 struct ReplayFinished {
   uint64_t rollback_epoch = 0;
@@ -126,7 +129,8 @@ using LayerEvent = std::variant<ContributionArrived, AverageArrived, AnswerReque
 
 // --- effects --------------------------------------------------------------------------------------------------------
 
-// To the sender of the event.
+// Each effect is a command to the driver. The first five reply to the sender of the event; after AnswerVisible,
+// GiveAnswer replies to all requests that wait.
 struct Acknowledge {
   bool duplicate = false;
 };
@@ -141,53 +145,57 @@ struct GiveAnswer {
   uint64_t step = 0;
 };
 struct FetchFactors {};
-// `accepted` contributions count for a step in `mode`.
+// Add `accepted` contributions to the counters, and note that the step has begun in `mode`.
 struct CountAccepted {
   uint64_t step = 0;
   Mode mode = Mode::kSecondOrder;
   uint64_t accepted = 0;
 };
-// A rank's payload is needed later; AverageArrived: that of all.
+// Keep the payload of the event's contribution as that of `rank`. After AverageArrived it is the average of all ranks.
 struct KeepPayload {
   StepId id = 0;
   ContributionKind kind = ContributionKind::kStatistics;
   uint32_t rank = 0;
 };
-// No payload of the step and kind is needed any more.
+// Drop the payloads of the step and kind. None of them is needed again.
 struct DropPayloads {
   StepId id = 0;
   ContributionKind kind = ContributionKind::kStatistics;
 };
-// All contributions of the step and kind are in, or the deadline has passed and `given_up` says why.
+// Report that the step and kind are sealed. If contributions are missing, `given_up` says why; otherwise it is empty.
 struct ReportSealed {
   uint64_t step = 0;
   ContributionKind kind = ContributionKind::kStatistics;
   absl::Duration open_for;
   std::string given_up;
 };
+// Report that the shard lacks `lost` updates: the rank was last answered with factors of version `answered_with`, and
+// the shard knows version `known`.
 struct ReportUpdatesLost {
   uint32_t rank = 0;
   uint64_t lost = 0;
   uint64_t answered_with = 0;
   uint64_t known = 0;
 };
+// Report that the answer of a recorded plan cannot be made again.
 struct ReportContradiction {
   absl::Status why;
 };
-// Requests that wait for the step's answer get `status`. No other request comes to wait for it.
+// End the requests that now wait for the step's answer with `status`.
 struct EndRequests {
   StepId id = 0;
   absl::Status status;
-  bool retired = false;  // nor is the answer kept
+  bool retired = false;  // also drop the answer
 };
-// Nothing of the step is needed any more, except by work that is under way.
+// Drop all data of the step. Work under way keeps its own reference to the data.
 struct DropStep {
   StepId id = 0;
 };
-// Post the worker, which then says WorkerReady until it gets no effect.
+// Post the worker to the strand. It then feeds WorkerReady until it gets no effect.
 struct WakeWorker {};
 
-// The worker's effects. Append* go to the journal before what comes after them.
+// The effects below are work for the worker. The record of an Append* effect is in the journal before any later effect
+// is carried out. BeginStep tells the journal that work on the step begins.
 struct BeginStep {
   uint64_t step = 0;
   uint64_t rollback_epoch = 0;
@@ -199,33 +207,33 @@ struct AccumulateGradient {
 struct AppendUpdate {
   StepId id = 0;
   uint64_t step = 0;
-  bool logged = false;  // the journal has the record: the contributions came from there
+  bool logged = false;  // the contributions came from the journal, which has the record
 };
-// Then UpdateDone.
+// The driver feeds UpdateDone afterwards.
 struct ApplyUpdate {
   StepId id = 0;
   uint64_t step = 0;
-  std::vector<uint32_t> ranks;  // whose payloads to apply, in this order
-  bool logged = false;          // apply those of the journal's record in their place
-  bool restored = false;        // logged, and not empty
+  std::vector<uint32_t> ranks;  // ranks whose payloads to apply, in this order
+  bool logged = false;          // apply the contributions of the journal's record instead
+  bool restored = false;        // logged and not empty
 };
 struct AppendFailedUpdate {
   uint64_t step = 0;
 };
-// Then AnswerDone.
+// The driver feeds AnswerDone afterwards.
 struct ComputeAnswer {
   StepId id = 0;
   Mode mode = Mode::kSecondOrder;
-  std::vector<uint32_t> ranks;  // whose gradients to add, in this order
-  std::string skip_reason;      // not empty: at least one rank has no gradient, and the answer is SKIP
-  std::optional<Plan> plan;     // what a rank may have been answered before the shard came back
+  std::vector<uint32_t> ranks;  // ranks whose gradients to add, in this order
+  std::string skip_reason;      // if not empty, a rank has no gradient and the answer is SKIP
+  std::optional<Plan> plan;     // plan that a rank may have been answered with before the shard came back
 };
 struct AppendPlan {
   uint64_t step = 0;
   Mode mode = Mode::kSecondOrder;
   Plan plan;
 };
-// Then AnswerVisible.
+// The driver feeds AnswerVisible afterwards.
 struct DeliverAnswer {
   StepId id = 0;
 };
@@ -234,7 +242,7 @@ using Effect = std::variant<Acknowledge, Refuse, AwaitAnswer, GiveAnswer, FetchF
                             DropPayloads, ReportSealed, ReportUpdatesLost, ReportContradiction, EndRequests, DropStep,
                             WakeWorker, BeginStep, AccumulateGradient, AppendUpdate, ApplyUpdate, AppendFailedUpdate,
                             ComputeAnswer, AppendPlan, DeliverAnswer>;
-// In the order in which they become visible.
+// In the order in which the driver carries them out, and so in which they become visible.
 using Effects = absl::InlinedVector<Effect, 4>;
 
 }  // namespace precondor

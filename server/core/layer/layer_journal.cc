@@ -25,14 +25,14 @@ uint64_t LayerJournal::SnapshotStepBefore(uint64_t step) const {
   const uint64_t interval = session_.shard->options.snapshot_interval_steps;
   const uint64_t regular = interval == 0 ? 0 : step / interval * interval;
   const uint64_t asked_for = session_.snapshot_at.load(std::memory_order_relaxed);
-  // A snapshot that was asked for as of a step that the layer had passed is not taken: the image would hold too much.
+  // A requested snapshot is not taken if the layer has passed its step: the image would include later updates.
   return asked_for <= step && asked_for > last_step_ ? std::max(regular, asked_for) : regular;
 }
 
 void LayerJournal::BeginStep(uint64_t rollback_epoch, uint64_t step, const LayerWorker& worker) {
   if (journal_ == nullptr) return;
   if (rollback_epoch != rollback_epoch_) {
-    // The job has rolled back: the steps since then come again.
+    // The job has rolled back, so it repeats the steps from here on.
     rollback_epoch_ = rollback_epoch;
     outcomes_.clear();
     last_snapshot_step_ = SnapshotStepBefore(step);
@@ -73,7 +73,7 @@ StepOutcome& LayerJournal::OutcomeOf(uint64_t step, Mode mode) {
   for (StepOutcome& outcome : outcomes_) {
     if (outcome.step == step) return outcome;
   }
-  // Work left over from a step that has gone out of the window: no rank asks for it.
+  // The work is of a step that has left the window. No rank asks for that step again.
   outcomes_.push_front({.step = step, .mode = mode, .plan = {}});
   return outcomes_.front();
 }
@@ -113,7 +113,7 @@ void LayerJournal::Resume(uint64_t rollback_epoch, uint64_t updates, uint64_t ev
   updates_ = updates;
   eviction_id_ = eviction_id;
   outcomes_.assign(std::make_move_iterator(outcomes.begin()), std::make_move_iterator(outcomes.end()));
-  // The snapshot as of that step has the layer's image, or never gets it.
+  // The snapshot as of this step already has the layer's image, or never gets it.
   if (outcomes_.empty()) return;
   last_step_ = outcomes_.back().step;
   last_snapshot_step_ = SnapshotStepBefore(last_step_);

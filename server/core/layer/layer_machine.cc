@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks send, and how the epoch goes on. layer_machine_ranks.cc has ranks that come and go,
+// Contributions, requests, deadlines and epochs. layer_machine_ranks.cc handles ranks that are replaced or resume,
 // layer_machine_work.cc the worker's side.
 #include "server/core/layer/layer_machine.h"
 
@@ -37,7 +37,7 @@ void LayerMachine::Wake(Effects& effects) {
 
 absl::Status LayerMachine::CheckEpoch(const ContributionKey& key) const {
   if (key.epoch == epoch_) return absl::OkStatus();
-  // The session's membership was replaced just before or after its check.
+  // The session's membership was replaced between its check of the contribution and this one.
   const bool ahead = key.epoch > epoch_;
   return ReasonedStatus(ahead ? absl::StatusCode::kUnavailable : absl::StatusCode::kFailedPrecondition,
                         ahead ? ErrorReason::kFutureEpoch : ErrorReason::kStaleEpoch,
@@ -79,7 +79,7 @@ bool LayerMachine::IsStale(ContributionKind kind, const ContributionKey& key) co
 absl::Status LayerMachine::Check(const ContributionHeader& header) const {
   if (IsStale(header.kind, header.key)) return absl::OkStatus();
   absl::Status status = CheckStep(header.key, header.mode);
-  // This rank may be the last of those that are owed an answer; the contribution itself takes note of that.
+  // This rank may be the last one that is owed an answer. Taking in the contribution then marks the answer as received.
   return GetErrorReason(status) == ErrorReason::kNotActive ? absl::OkStatus() : status;
 }
 
@@ -88,7 +88,8 @@ absl::Status LayerMachine::Check(const ContributionHeader& header) const {
 void LayerMachine::On(const ContributionArrived& event, Effects& effects) {
   effects.push_back(Acknowledge{});
   bool work = false;
-  // Also when it is then refused: after steps without a frame two ranks would wait for each other.
+  // This is done even if the contribution is then refused. Otherwise two ranks could wait for each other after steps
+  // without a frame.
   if (event.key.epoch == epoch_) {
     ranks_.Hear(event.key.rank);
     MarkAnswered(event.kind, event.key);
@@ -109,11 +110,12 @@ absl::StatusOr<bool> LayerMachine::Admit(const ContributionArrived& event, bool&
   const bool is_gradient = event.kind != ContributionKind::kStatistics;
   if (IsStale(event.kind, key)) return true;
   PRECONDOR_RETURN_IF_ERROR(CheckStep(key, event.mode));
-  // Methods that need none: taken note of, and nothing else.
+  // The method needs no statistics: acknowledge them without effect.
   if (!is_gradient && !rules_.needs_statistics) return false;
   WindowStep& of = FindOrOpen(key.step, event.mode, event.now, effects);
   Phase& phase = of.phase(event.kind);
-  // Who was in has been counted; what each rank sent is not known any more.
+  // The contributors of a restored step have been counted, but what each rank sent is not known. Treat it as a
+  // repetition.
   if (!is_gradient && of.restored && phase.state != PhaseState::kOpen) return true;
   if (is_gradient && of.incomplete) return AnswerIsLost(of);
   if (is_gradient && IsPassed(of)) return Passed(of);
@@ -136,7 +138,7 @@ absl::StatusOr<bool> LayerMachine::Admit(const ContributionArrived& event, bool&
   if (event.status == ContributionStatus::kPresent) effects.push_back(KeepPayload{of.id, event.kind, key.rank});
   if (is_gradient) {
     ++of.in_flight;
-    // One rank without a gradient and all skip: the others' bytes are of no use.
+    // If one rank has no gradient, all ranks skip the step and the payloads of the others are not needed.
     if (phase.contributions.abstained() > 0) effects.push_back(DropPayloads{of.id, event.kind});
   }
   SealIfDue(of, event.kind, event.now, effects);
@@ -184,7 +186,8 @@ absl::Status LayerMachine::Admit(const AverageArrived& event, Effects& effects) 
 
 void LayerMachine::MarkAnswered(ContributionKind kind, const ContributionKey& key) {
   for (auto& [step, of] : window_.steps()) {
-    // A rank that sends anything of a later step has this one's answer; an acknowledgement that is lost does no harm.
+    // A rank that sends anything of a later step has this step's answer. It does no harm if an acknowledgement was
+    // lost.
     if (step < key.step) of.gradient.contributions.MarkAnswered(key.rank);
     if (kind == ContributionKind::kStatistics && step <= key.step) of.statistics.contributions.MarkAnswered(key.rank);
   }
@@ -224,7 +227,8 @@ void LayerMachine::On(const DeadlinePassed& event, Effects& effects) {
   bool sealed = false;
   for (auto& [step, of] : window_.steps()) {
     if (!rules_.ExpectsStatistics(step, of.mode) || of.statistics.state != PhaseState::kOpen) continue;
-    // With staleness_steps the step itself may have been answered: its statistics block the next step's answer.
+    // With staleness_steps 1 the step itself may have been answered. Its open statistics then block the next step's
+    // answer.
     SealIfDue(of, ContributionKind::kStatistics, event.now, effects);
     sealed = sealed || of.statistics.state == PhaseState::kSealed;
   }
@@ -271,7 +275,7 @@ void LayerMachine::On(const EpochBegan& event, Effects& effects) {
     for (auto& [step, of] : window_.steps()) of.Inherit(event.replaced);
     for (const Member& member : event.replaced) ranks_.Replace(member, rules_.workers_precondition());
   }
-  // What waited for a replaced rank may not have to wait any more.
+  // Work that waited for a replaced rank may be possible now.
   const auto& steps = window_.steps();
   const bool due = std::any_of(steps.begin(), steps.end(), [](const auto& of) {
     return !of.second.restored && of.second.statistics.state == PhaseState::kSealed;
@@ -280,7 +284,7 @@ void LayerMachine::On(const EpochBegan& event, Effects& effects) {
 }
 
 void LayerMachine::On(const Closed& event, Effects& effects) {
-  // No epoch comes after this one: what still arrives is stale.
+  // No epoch is later than this one, so every contribution that still arrives is stale.
   epoch_ = std::numeric_limits<uint64_t>::max();
   window_.DropAll(event.why, effects);
   for (const WindowStep& of : std::exchange(window_.owed_updates(), {})) effects.push_back(DropStep{of.id});

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The protocol of one layer of a session as a state machine: which contributions count, when a step's contributions are
-// complete, in which order updates and answers are made, and who has to begin again. It has no lock, thread, clock,
-// payload or journal; LayerDriver feeds it events and carries its effects out. docs/protocol.md has the rules,
-// tests/transcripts an example of each.
+// The protocol of one layer of a session as a state machine. It decides which contributions count, when a step's
+// contributions are complete, in which order updates and answers are made, and which ranks must begin again. It has no
+// lock, thread, clock, payload or journal; LayerDriver feeds it events and carries out its effects. docs/protocol.md
+// has the rules, tests/transcripts an example of each.
 #pragma once
 
 #include <cstdint>
@@ -21,35 +21,39 @@
 
 namespace precondor {
 
-// Ranks that hold up a session's oldest step.
+// The oldest step of a session that waits for contributions, and the ranks that it waits for.
 struct Stragglers {
   uint64_t step = 0;
   std::set<uint32_t> ranks;
 };
 
-// A value: a copy goes its own way. Not thread-safe. Invariants:
+// The state machine of one layer. A value type: copies are independent. Not thread-safe. Invariants:
 // - Work is done in one order: by step, and in a step statistics before gradient (staleness 0) or gradient before
 //   statistics (staleness 1). So the factor version that a step sees is a function of the step alone.
-// - A sealed phase never changes who contributed; its answer is made once and kept until the step is retired.
-// - A step's first contribution fixes its mode here. In first order there are no statistics and the answer is the
+// - The contributors of a sealed phase never change. Its answer is made once and kept until the step is retired.
+// - A step's first contribution fixes the step's mode. In first order there are no statistics and the answer is the
 //   average, IDENTITY.
-// - What a rank can have been told is in the journal before: an Append effect comes before the effect that shows it.
+// - The journal has everything that a rank can learn before the rank does: an Append effect precedes the effect that
+//   shows the result.
 class LayerMachine {
  public:
-  // `members`: of the epoch. Those that began after step 0 may have sent nothing to any shard generation yet.
+  // `members` are those of `epoch`. Members that began after step 0 may have sent nothing to any shard generation yet.
   LayerMachine(const LayerRules& rules, uint64_t epoch, uint64_t rollback_epoch, absl::Span<const Member> members);
 
-  // The only way to change the state.
+  // Takes an event and returns its effects. This is the only way to change the state.
   Effects Step(const LayerEvent& event);
 
-  // Whether the contribution may come now. ABORTED STALE_STEP, FAILED_PRECONDITION STEP_TOO_FAR_AHEAD or MODE_CONFLICT,
-  // DATA_LOSS STATE_LOST, or the epoch's errors.
+  // Returns OK if the contribution may be submitted. Otherwise returns the errors of StepWindow::Check except
+  // NOT_ACTIVE, which the contribution itself may end; DATA_LOSS (STATE_LOST) if the rank must begin again because the
+  // shard has lost factors; or UNAVAILABLE (FUTURE_EPOCH) or FAILED_PRECONDITION (STALE_EPOCH) for another epoch.
+  // Statistics of a step that is never opened again pass, because they are acknowledged as duplicates.
   absl::Status Check(const ContributionHeader& header) const;
   // See StepWindow::FirstKept.
   uint64_t first_kept() const;
-  // Unanswered gradients, and updates that are due.
+  // Number of unanswered gradients and of updates that are due.
   int64_t in_flight() const { return window_.in_flight() + delivering_; }
-  // Ranks that others have waited for since before `since`, if their step is not after that of `stragglers`.
+  // Adds the ranks for which an open phase has waited since `since` or longer. `stragglers` keeps the oldest such step:
+  // an older step here replaces it, and later steps are ignored.
   void AddStragglers(absl::Time since, Stragglers& stragglers) const;
   const StepWindow& window() const { return window_; }
   const RankProgress& ranks() const { return ranks_; }
@@ -59,7 +63,7 @@ class LayerMachine {
     return H::combine(std::move(h), machine.factors_.version, machine.factors_.restored_updates, machine.factors_.held,
                       machine.awake_, machine.delivering_);
   }
-  // The epoch with which the job last rolled back to an earlier step; 0: none.
+  // Returns the epoch of the job's last rollback to an earlier step; 0 means none.
   uint64_t rollback_epoch() const { return rollback_epoch_; }
 
  private:
@@ -82,38 +86,44 @@ class LayerMachine {
   void On(const ReplayFinished& event, Effects& effects);
 
   absl::Status CheckEpoch(const ContributionKey& key) const;
-  // DATA_LOSS STATE_LOST for ranks that have to begin again; ranks that have done so wait for them.
+  // Returns DATA_LOSS (STATE_LOST) if the rank must begin again because the shard has lost factors, and UNAVAILABLE
+  // (NOT_ACTIVE) if it has done so and another rank has not.
   absl::Status CheckNotLost(const ContributionKey& key) const;
   absl::Status CheckStep(const ContributionKey& key, Mode mode) const;
-  // What ranks get that ask for the answer to an incomplete step: DATA_LOSS STATE_LOST.
+  // Returns DATA_LOSS (STATE_LOST), for ranks that ask for the answer to an incomplete step.
   absl::Status AnswerIsLost(const WindowStep& of) const;
-  // The step came back with the shard, and a rank that goes on sends no gradient of it any more: no rank gets its
-  // answer.
+  // Returns true if the step was restored with the shard and a rank has resumed past it without sending its gradient.
+  // No rank gets the step's answer then.
   bool IsPassed(const WindowStep& of) const;
-  // What ranks get that ask for it: ABORTED STALE_STEP.
+  // Returns ABORTED (STALE_STEP), for ranks that ask for the answer to a step for which IsPassed is true.
   absl::Status Passed(const WindowStep& of) const;
-  // Statistics of a step that is not opened any more: a lost shard generation had them, or they are too late for it.
+  // Returns true for statistics of a step that is never opened again: an earlier shard generation had them, or they are
+  // too late.
   bool IsStale(ContributionKind kind, const ContributionKey& key) const;
 
-  // Takes a contribution in: true for a repetition. `work`: the worker has something to do for it.
+  // Takes in a contribution. Returns true for a repetition. Sets `work` if the worker has something to do.
   absl::StatusOr<bool> Admit(const ContributionArrived& event, bool& work, Effects& effects);
   absl::Status Admit(const AverageArrived& event, Effects& effects);
-  // The rank has the answers that what it now sends shows.
+  // Marks the answers that the rank must have received, because it now sends `kind` of `key`.
   void MarkAnswered(ContributionKind kind, const ContributionKey& key);
-  // A replaced rank sends its first contribution: it has passed what lies before. True when that may have made work.
+  // Handles the first contribution of a replaced rank: the rank sends nothing to the steps before it. Returns true if
+  // that may have made work.
   bool NoteBegun(const ContributionKey& key, absl::Time now, Effects& effects);
-  // A replaced rank that holds factors sends something of `key.step`, or fetches. True when that may have made work.
+  // Handles a contribution to `key.step`, or a FETCH, of a replaced rank that holds factors. Returns true if that may
+  // have made work.
   bool NoteCatchup(const ContributionKey& key, absl::Time now, Effects& effects);
-  // The rank's statistics of the step do not come any more. True when it had not contributed.
+  // Counts an abstention for the rank, which does not send its statistics of the step. Returns true if the step waited
+  // for them.
   bool AbstainFromStatistics(WindowStep& of, uint32_t rank, absl::Time now, Effects& effects);
-  // Replaced ranks that have begun after the step send nothing to it. True when a phase may have been sealed.
+  // Completes the step for replaced ranks that began after it and so send nothing to it. Returns true if a phase may
+  // have been sealed.
   bool CountRanksThatBeganLater(WindowStep& of, absl::Time now, Effects& effects);
   WindowStep& FindOrOpen(uint64_t step, Mode mode, absl::Time now, Effects& effects);
   void SealIfDue(WindowStep& of, ContributionKind kind, absl::Time now, Effects& effects);
   void Wake(Effects& effects);
 
-  // What one phase offers the worker.
-  enum class Offer : uint8_t { kNothing, kWork, kBlocked };  // kBlocked: its turn has come and it cannot be done yet
+  // Work that one phase has for the worker.
+  enum class Offer : uint8_t { kNothing, kWork, kBlocked };  // kBlocked: the phase has its turn, but cannot be done yet
   bool OfferAccumulation(Effects& effects);
   Offer OfferUpdate(WindowStep& of, Effects& effects);
   Offer OfferAnswer(WindowStep& of, Effects& effects);
@@ -125,12 +135,12 @@ class LayerMachine {
   uint64_t epoch_;
   uint64_t rollback_epoch_;
   struct {
-    bool held = false;              // there are factors
-    uint64_t version = 0;           // of the factors as they are
-    uint64_t restored_updates = 0;  // of the journal, which `version` lacks yet
+    bool held = false;              // the layer has factors
+    uint64_t version = 0;           // of the current factors
+    uint64_t restored_updates = 0;  // updates of the journal that `version` does not include yet
   } factors_;
-  bool awake_ = false;      // the worker is going to say WorkerReady
-  int64_t delivering_ = 0;  // answers that are on their way to the requests
+  bool awake_ = false;      // the worker will feed WorkerReady
+  int64_t delivering_ = 0;  // answers that are being delivered
 };
 
 }  // namespace precondor

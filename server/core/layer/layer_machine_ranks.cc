@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that come and go: where a process begins, what it has heard from an earlier shard generation, and which steps
-// cannot be completed for that reason.
+// Ranks that are replaced or resume: where a process begins, which answers it has from an earlier shard generation, and
+// which steps cannot be completed for that reason.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -39,7 +39,7 @@ uint64_t LayerMachine::first_kept() const {
 bool LayerMachine::NoteBegun(const ContributionKey& key, absl::Time now, Effects& effects) {
   if (!ranks_.Begin(key.rank) || rules_.workers_precondition()) return false;
   bool work = window_.SkipStepsBefore(key.rank, key.step, /*resumes=*/false, effects);
-  // Statistics that its predecessor did not get through, or that are lost with a shard, will not come.
+  // Statistics that the rank's earlier process did not deliver, or that a shard has lost, are not sent again.
   for (auto& [step, of] : window_.steps()) {
     if (step < key.step) work = AbstainFromStatistics(of, key.rank, now, effects) || work;
   }
@@ -96,7 +96,7 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
     effects.push_back(Refuse{std::move(status)});
     return;
   }
-  // From a stream that broke long ago; or others have gone on before this rank came back.
+  // The RESUME is from a stream that broke long ago, or the other ranks went on before this rank came back.
   if (!ranks_.Hear(key.rank) && key.step < window_.floor()) return;
   const uint64_t known = factors_.version + factors_.restored_updates;
   const uint64_t lost = factors_.held && event.factor_version > known ? event.factor_version - known : 0;
@@ -131,7 +131,7 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
 void LayerMachine::On(const FactorsRequested& event, Effects& effects) {
   absl::Status status = CheckEpoch(event.key);
   if (status.ok()) {
-    // Its step is where the rank begins, and no claim to have come there.
+    // The step of a FETCH is where the rank begins. It does not show that the rank has reached that step.
     ContributionKey fetch = event.key;
     fetch.step = 0;
     if (NoteCatchup(fetch, event.now, effects)) Wake(effects);

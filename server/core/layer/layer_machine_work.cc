@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker's side of LayerMachine: what is next, and what has come of it.
+// The worker's side of LayerMachine: chooses the next work and takes in its results.
 #include <algorithm>
 #include <utility>
 
@@ -9,7 +9,7 @@
 
 namespace precondor {
 
-// --- what is next ---------------------------------------------------------------------------------------------------
+// --- the next work --------------------------------------------------------------------------------------------------
 
 void LayerMachine::On(const WorkerReady&, Effects& effects) {
   if (std::vector<WindowStep>& owed = window_.owed_updates(); !owed.empty()) {
@@ -32,10 +32,10 @@ void LayerMachine::On(const WorkerReady&, Effects& effects) {
   awake_ = false;
 }
 
-// Adding gradients needs no turn, and frees the payloads early.
+// Gradients are added up without waiting for a turn, which frees their payloads early.
 bool LayerMachine::OfferAccumulation(Effects& effects) {
-  // A pull carries nothing to add; the weights of a COLLECTIVE session's sum are not known before all are in
-  // (LayerWorker::Precondition).
+  // A pull has no payload. In a COLLECTIVE session the weights of the sum are not known before all gradients have
+  // arrived (LayerWorker::Precondition).
   if (rules_.workers_precondition() || rules_.spec->data_plane == DataPlane::kCollective) return false;
   for (auto& [step, of] : window_.steps()) {
     Phase& phase = of.gradient;
@@ -60,7 +60,7 @@ LayerMachine::Offer LayerMachine::OfferUpdate(WindowStep& of, Effects& effects) 
   if (!rules_.ExpectsStatistics(of.step, of.mode)) return Offer::kNothing;
   if (phase.state == PhaseState::kOpen) return Offer::kBlocked;
   if (phase.state != PhaseState::kSealed) return Offer::kNothing;
-  // Its predecessor's statistics are in, and the others could go on; but factors go one way.
+  // A replaced rank may still fetch the factors from before this update, and an applied update cannot be undone.
   if (!of.restored && ranks_.IsAwaitedBefore(of.step)) return Offer::kBlocked;
   if (of.pending_update.has_value()) {
     OfferPendingUpdate(of, effects);
@@ -85,7 +85,7 @@ LayerMachine::Offer LayerMachine::OfferAnswer(WindowStep& of, Effects& effects) 
     return Offer::kWork;
   }
   if (of.incomplete && phase.state <= PhaseState::kSealed) {
-    // Its answer is lost, and no other one may take its place in the journal. Later steps do not wait for it.
+    // The step's answer is lost, and the journal must not get another one in its place. Later steps do not wait for it.
     window_.RetireGradient(of, effects);
     return Offer::kWork;
   }
@@ -109,7 +109,7 @@ void LayerMachine::On(const FactorsNeeded&, Effects& effects) {
   }
 }
 
-// --- what has come of it --------------------------------------------------------------------------------------------
+// --- results of work ------------------------------------------------------------------------------------------------
 
 void LayerMachine::On(const UpdateDone& event, Effects& effects) {
   if (event.failed && !event.logged) effects.push_back(AppendFailedUpdate{event.step});
@@ -117,12 +117,12 @@ void LayerMachine::On(const UpdateDone& event, Effects& effects) {
   factors_.version = event.factor_version;
   if (event.restored) --factors_.restored_updates;
   WindowStep* const of = window_.FindId(event.id);
-  if (of == nullptr || of->statistics.state == PhaseState::kRetired) {  // its epoch ended meanwhile
+  if (of == nullptr || of->statistics.state == PhaseState::kRetired) {  // the step was dropped meanwhile
     effects.push_back(DropStep{event.id});
     return;
   }
   window_.FinishUpdate(*of);
-  // A step that left the window stayed for this alone.
+  // A step that has left the window was kept for this update alone.
   if (of->step >= window_.floor()) return;
   effects.push_back(DropStep{of->id});
   window_.steps().erase(of->step);

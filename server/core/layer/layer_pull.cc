@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way of a pull: a gradient, or a pull in its place, is staged, filed and acknowledged, and its sender waits for
-// the step's answer; when the machine has sealed the gradients and the factors are those of the step, the layer's
-// strand makes the answer once, the journal has its plan, and all that wait get it.
+// What happens to a gradient, or to a pull in its place. The calling thread stages it, files it in the machine and
+// acknowledges it, and its sender waits for the step's answer. When the machine has sealed the gradients and the
+// factors are those of the step, the layer's strand makes the answer once. When the journal has the answer's plan, all
+// requests that wait get the answer.
 #include <algorithm>
 #include <utility>
 
@@ -40,7 +41,7 @@ void LayerDriver::SubmitGradient(AdmittedContribution contribution, Payload payl
     staged.contribution.on_device = header.on_device;
   }
   Filed filed = FileContribution(contribution, staged);
-  // A gradient that is refused when it first comes is told, when it comes again, what became of the step.
+  // A refused gradient gets its error when it first arrives, and the step's answer when it is repeated.
   const bool repeats = filed.taken.ok() && *filed.taken;
   if (filed.taken.ok() && !staged.refusal.ok() && !repeats) filed.taken = staged.refusal;
   const bool accepted = filed.taken.ok();
@@ -90,7 +91,7 @@ void LayerDriver::RequestAnswer(const ContributionKey& key, ResultFn result) {
   result(std::move(answer));
 }
 
-// On the strand, once the machine has its turn.
+// Runs on the strand when the step has its turn.
 void LayerDriver::Answer(const ComputeAnswer& effect, Task& task) {
   StepData& data = *task.data;
   data.mode = effect.mode;
@@ -148,7 +149,7 @@ void LayerDriver::Deliver(StepId id) {
       request(result);
     }
   }
-  // Only now: a drain that sees nothing in flight may close what the requests write to.
+  // This must be last: a drain that sees nothing in flight may close the streams that the requests write to.
   FeedLocked(AnswerDelivered{});
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way of a push: statistics are staged, filed in the machine's slot of their rank and acknowledged; when the
-// machine has sealed the slot, the layer's strand updates the factors with them.
+// What happens to statistics. The calling thread stages them, files them in the machine's slot of their rank and
+// acknowledges them. When the machine has sealed the slots of the step, the layer's strand updates the factors.
 #include <utility>
 
 #include "kernels/base/error_reason.h"
@@ -62,7 +62,7 @@ void LayerDriver::Acknowledge(ContributionKind kind, int64_t bytes, absl::Status
   ack(std::move(taken));
 }
 
-// On the strand, once the machine has its turn.
+// Runs on the strand when the step has its turn.
 void LayerDriver::Update(const ApplyUpdate& effect, Task& task) {
   const std::string& job = session_->spec.name;
   const std::string& layer = session_->spec.layers[layer_].name;

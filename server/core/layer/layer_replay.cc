@@ -22,8 +22,8 @@ absl::Status LayerReplay::Load(const LayerImage& image) {
 void LayerReplay::Apply(ReplayedStep step) {
   if (!step.contributions.has_value()) return;
   ++applied_;
-  // An update that failed then did so before anything came of it; one that fails now leaves the factors it would have
-  // left then.
+  // An update that failed before the restart had no effect. An update that fails only now leaves the factors as a
+  // failure before the restart would have.
   if (!step.failed) worker_.Update(*std::move(step.contributions));
 }
 
@@ -102,7 +102,7 @@ absl::Status LayerReplay::Add(const FactorsRecord& record) {
   if (record.at.updates <= image_updates_) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(Receive(record.at));
   BeginAt(record.at.rollback_epoch);
-  // What came before belongs to the factors that go.
+  // Updates before this record belong to the factors that it replaces.
   for (auto& [number, step] : steps_) {
     Apply(std::exchange(step, {.outcome = step.outcome, .contributions = {}, .failed = step.failed}));
   }
@@ -131,7 +131,7 @@ absl::Status LayerReplay::LoadReleased(uint64_t eviction_id) {
 }
 
 void LayerReplay::GiveUpUnlogged(int32_t staleness_steps) {
-  bool answered = false;  // this step, or the one after it where answers are a step behind
+  bool answered = false;  // this step or a later one
   for (auto later = steps_.rbegin(); later != steps_.rend(); ++later) {
     const bool behind = answered;
     StepOutcome& step = later->second.outcome;

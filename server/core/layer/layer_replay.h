@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings a layer back from its image and the records after it. What is applied cannot be taken back, and a step of the
-// window may be asked for again, with the factors of its time: so the updates of the window's steps are not applied
-// here but handed on, to be applied in their turn.
+// Restores a layer from its image and the records after it. An applied update cannot be undone, and ranks may ask for a
+// step of the window again, with the factors of that step. So the updates of the window's steps are not applied here
+// but returned, and the layer applies them in their turn.
 #pragma once
 
 #include <cstdint>
@@ -21,53 +21,56 @@ namespace precondor {
 
 struct ReplayedStep {
   StepOutcome outcome;
-  std::optional<std::vector<StagedContribution>> contributions;  // still to be applied
-  bool failed = false;                                           // not to be applied after all
+  std::optional<std::vector<StagedContribution>> contributions;  // not applied yet
+  bool failed = false;                                           // the update failed, and is not to be applied
 };
 
-// One use, one thread.
+// Restores one layer. For one use, by one thread.
 class LayerReplay {
  public:
-  // The layer's factors as they were released, from ShardJournal::ReadFactors.
+  // Returns the layer's factors as an eviction released them; see ShardJournal::ReadFactors.
   using ReadFactors = std::function<absl::StatusOr<std::string>(uint64_t eviction_id)>;
 
-  // `worker` is new, and outlives it.
+  // `worker` must be new and must outlive this object.
   LayerReplay(LayerWorker& worker, uint64_t window_steps, ReadFactors read)
       : worker_(worker), window_(window_steps), read_(std::move(read)) {}
 
-  // Before any record. Errors: those of LayerState::Load and Method::MakeState.
+  // Loads the image. Precondition: no record has been added. Returns the errors of LayerState::Load and
+  // Method::MakeState.
   absl::Status Load(const LayerImage& image);
-  // Records in their order; those that the image knows of are passed over. DataLoss: some are missing before this one.
+  // Add the next record. Records that the image includes already are ignored. Returns DataLoss if records before this
+  // one are missing.
   absl::Status Add(UpdateRecord record);
   absl::Status Add(const FailedUpdateRecord& record);
   absl::Status Add(const PlanRecord& record);
-  // The same, and those of Method::MakeState. DataLoss as well: the factors that came back are not to be had again.
+  // Adds the next record. Returns DataLoss if records before this one are missing or if the factors of the record's
+  // eviction cannot be loaded, and the errors of Method::MakeState.
   absl::Status Add(const FactorsRecord& record);
 
-  // Ends it. The job may have gone back to an earlier step, in epoch `rollback_epoch`, since the last record.
+  // Ends the replay. `rollback_epoch` is the epoch of the job's last rollback, which may be later than the last record.
   struct Outcome {
     uint64_t rollback_epoch = 0;
-    uint64_t updates = 0;      // of LayerStep::updates, those in `steps` not included
+    uint64_t updates = 0;      // LayerStep::updates without the updates in `steps`
     uint64_t eviction_id = 0;  // see LayerImage
-    // The factors of that eviction, where the records made them and not a snapshot: it may not be durable.
+    // Factors of `eviction_id` if replay has saved them itself, so that they may not be durable. nullopt otherwise.
     std::optional<std::string> released;
     std::map<uint64_t, ReplayedStep> steps;
   };
   Outcome Finish(uint64_t rollback_epoch, int32_t staleness_steps);
 
  private:
-  // DataLoss: an update that the record follows is missing. One that follows fewer was written by a layer that had
-  // come back and not yet applied the window's.
+  // Returns DataLoss if an update that the record follows is missing. `at.updates` may be smaller than received_: a
+  // restored layer writes such records before it has applied the updates of the window.
   absl::Status CheckFollows(const LayerStep& at) const;
   void BeginAt(uint64_t rollback_epoch);
   absl::Status SetHeld(bool held);
   absl::Status LoadReleased(uint64_t eviction_id);
-  // DataLoss: not the next of the records that change factors.
+  // Counts a record that changes factors. Returns DataLoss if it is not the next one.
   absl::Status Receive(const LayerStep& at);
   ReplayedStep* Find(const LayerStep& at, Mode mode);
   void Apply(ReplayedStep step);
-  // An answer shows that the updates before it were made: those without a record (LayerJournal) are given up, so that
-  // no step waits for statistics that ranks may keep no more.
+  // Marks steps as updated whose updates have no record (see LayerJournal) but were made, as a later answer shows. They
+  // are given up, so that no step waits for statistics that ranks may have dropped.
   void GiveUpUnlogged(int32_t staleness_steps);
 
   LayerWorker& worker_;
@@ -75,7 +78,7 @@ class LayerReplay {
   const ReadFactors read_;
   uint64_t rollback_epoch_ = 0;
   uint64_t image_updates_ = 0;
-  uint64_t received_ = 0;  // of LayerStep::updates, those of the image included
+  uint64_t received_ = 0;  // LayerStep::updates of the last record, or of the image
   uint64_t applied_ = 0;
   uint64_t eviction_id_ = 0;
   std::optional<std::string> released_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What never changes for a layer of a session, as the layer's state machine needs it.
+// The constants of one layer of a session that the layer's state machine needs.
 #pragma once
 
 #include <cstdint>
@@ -12,26 +12,26 @@
 
 namespace precondor {
 
-// A value. `spec` outlives it.
+// A value type. `spec` must outlive it.
 struct LayerRules {
   const SessionSpec* spec = nullptr;
   uint32_t layer = 0;
   bool needs_statistics = true;  // Method::needs_statistics
-  uint64_t window_steps = 2;     // see ShardOptions, as are the next two
+  uint64_t window_steps = 2;     // see ShardOptions for this and the next two
   double quorum = 1.0;
   absl::Duration statistics_deadline = absl::InfiniteDuration();
 
   Contributions statistics_contributors() const;
   Contributions gradient_contributors() const;
   bool SendsGradient(uint32_t rank) const;
-  // One rank sends the gradients and gets the answers.
+  // Returns true if one rank sends the gradients and gets the answers.
   bool one_answer() const;
-  // Workers hold the factors too (REPLAY, PULL_FACTORS): a pull takes the gradient's place.
+  // Returns true if workers hold the factors too (REPLAY, PULL_FACTORS). A pull then takes the gradient's place.
   bool workers_precondition() const { return WorkersPrecondition(*spec); }
-  // Some steps have no gradient, so the next step that has one can be any number of steps ahead.
+  // Returns true if some steps have no gradient, so that the next step with one can be any number of steps ahead.
   bool has_gaps() const;
   bool ExpectsStatistics(uint64_t step, Mode mode) const;
-  // ABORTED STALE_STEP, for requests that wait for the answer to a step that has been retired.
+  // Returns ABORTED (STALE_STEP), for requests that wait for the answer to a step that has been retired.
   absl::Status Retired() const;
 };
 

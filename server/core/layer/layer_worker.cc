@@ -121,7 +121,7 @@ absl::StatusOr<GradientResult> LayerWorker::Fetch() {
   if (saved_ == nullptr) {
     const absl::StatusOr<std::string> saved = state_->Save();
     if (!saved.ok()) return absl::UnavailableError(saved.status().message());
-    // The same type on both sides: from chars the library would copy byte by byte.
+    // Copies from uint8_t to uint8_t: the library would copy chars byte by byte.
     const auto* bytes = reinterpret_cast<const uint8_t*>(saved->data());
     saved_ = std::make_shared<const Payload>(bytes, bytes + saved->size());
   }

@@ -19,27 +19,28 @@
 
 namespace precondor {
 
-// One thread at a time: the layer's strand. Failures of device or method never leave here as errors of the plan: an
-// update that fails leaves the last good factors, a precondition that fails answers IDENTITY with the reason.
+// Does the arithmetic of one layer. Used by one thread at a time, the layer's strand. A failure of the device or the
+// method never fails a step: an update that fails leaves the last good factors, and a precondition that fails answers
+// IDENTITY with the reason, or SKIP if the gradient is lost.
 class LayerWorker {
  public:
   LayerWorker(SessionContext& session, uint32_t layer, std::unique_ptr<LayerState> state);
 
-  // What LayerStats shows of the state.
+  // The part of the state that LayerStats shows.
   struct StateView {
-    bool held = false;  // it has factors
+    bool held = false;  // the layer has factors
     uint64_t version = 0;
     int64_t bytes = 0;
     LayerState::Summary summary;
   };
   struct UpdateOutcome {
-    absl::Status status;  // of the update; OK as well when there were no contributions
+    absl::Status status;  // of the update; OK also if there were no contributions
     bool attempted = false;
-    bool decomposition_failed = false;  // an update that succeeded and left the last good decomposition
-    bool reset = false;                 // and gave the factors up with it
+    bool decomposition_failed = false;  // the last good decomposition stays in use
+    bool reset = false;                 // decompositions have failed repeatedly and the factors begin anew
     absl::Duration took;
     StateView state;
-    std::optional<SealedUpdate> update;  // one that succeeded, where workers have factors
+    std::optional<SealedUpdate> update;  // set if the update succeeded and workers have factors
   };
   struct Answer {
     GradientResult result;
@@ -48,32 +49,34 @@ class LayerWorker {
     StateView state;
   };
 
-  // One step's statistics, contributions in rank order; none skips the update.
+  // Applies one step's statistics. The contributions are in rank order; if there are none, no update is made.
   UpdateOutcome Update(std::vector<StagedContribution> contributions);
 
-  // Adds a gradient to the step's sum; in rank order.
+  // Adds a gradient to the step's sum. Precondition: gradients are added in rank order.
   void Accumulate(StepData& data, StagedContribution contribution);
-  // Answers a sealed gradient phase: the contributions not yet folded, in rank order.
+  // Answers a sealed gradient phase. `contributions` are those that have not been accumulated, in rank order.
   Answer Precondition(StepData& data, std::vector<StagedContribution> contributions);
-  // Answers a sealed phase of pulls: what the step's update has made of the factors.
+  // Answers a sealed phase of pulls with the result of the step's update.
   Answer PublishUpdate(const StepData& data);
-  // The factors as they are, or IDENTITY and the reason where there are none. Unavailable when they cannot be read now.
+  // Returns the current factors, or IDENTITY and the reason if the layer has none. Returns Unavailable if the factors
+  // cannot be read now.
   absl::StatusOr<GradientResult> Fetch();
 
-  // The answer of a step that a rank had no gradient for; frees what has been added up.
+  // Returns the answer SKIP for a step without a usable average; frees the gradients that have been added up.
   Answer Skip(StepData& data, AnswerCause cause, std::string reason);
 
-  // Of a method that takes gradients in: the plan's answer was made with gradients that came after those which these
-  // factors have, so that it cannot be made again. No rank that takes part holds that answer: Resume makes sure of it.
+  // Returns true if the plan's answer included gradients that these factors do not, so that it cannot be made again.
+  // Only a method that works from gradients alone can be in this state. No active rank holds that answer, as
+  // LayerDriver::Resume ensures.
   bool LacksGradientsOf(const Plan& plan) const;
 
-  // Other factors, or none: updates then do nothing and gradients are answered IDENTITY.
+  // Replaces the factors. Without factors (null), updates do nothing and gradients are answered IDENTITY.
   void SetState(std::unique_ptr<LayerState> state);
   bool has_factors() const { return state_ != nullptr; }
-  // Begins with fresh ones. Errors: those of Method::MakeState.
+  // Replaces the factors by fresh ones. Returns the errors of Method::MakeState.
   absl::Status MakeFresh();
   StateView view() const;
-  // Those of LayerState.
+  // See LayerState. Precondition: has_factors().
   absl::StatusOr<std::string> Save() const { return state_->Save(); }
   absl::Status Load(absl::string_view bytes);
 
@@ -81,18 +84,20 @@ class LayerWorker {
   absl::Status ApplyStatistics(std::vector<StagedContribution>& contributions, UpdateOutcome& outcome);
   absl::StatusOr<SealedUpdate> Seal(const LayerStatistics& merged) const;
   std::string NoFactors() const;
-  // Whether what work takes by the clock is what placement may count with.
+  // Returns true if the elapsed time of work is the layer's own, so that placement can use it.
   bool TimesAreOwn() const;
-  // Has the executor do in the background what the factors have deferred.
+  // Posts the deferred work of the factors to the executor's background threads.
   void PostDeferredWork();
-  // Of a method that takes gradients in: the factors have the step's already, and their last answer is its.
+  // Returns true if the factors include the step's gradient and their last answer is that of the step. Only a method
+  // that works from gradients alone can be in this state.
   bool HasTakenIn(const StepData& data) const;
-  // OK where the method can be asked.
+  // Returns FailedPrecondition if the layer has no factors yet, or none since the fallback to first order.
   absl::Status CheckReady() const;
-  AnswerCause CauseOfFailure() const;  // of the method
-  // The method's answer to d in u, both on the device. `u_squared`: |u|^2, if not null, and then u is complete.
+  AnswerCause CauseOfFailure() const;  // cause for an answer if the method has failed
+  // Preconditions d into u, both on the device; repeats the last answer if `taken_in`. If `u_squared` is not null, it
+  // gets |u|^2, and then u is complete.
   absl::Status Compute(ConstMatrixView d, bool taken_in, MatrixView u, Answer& answer, double* u_squared);
-  // An error leaves `gradient` as it was. SKIP: it is lost.
+  // Preconditions `gradient` in place. An error leaves `gradient` as it was. The answer is SKIP if `gradient` is lost.
   absl::StatusOr<Answer> RunMethod(absl::Span<float> gradient, bool taken_in);
   void NotePreconditioned(Answer& answer) const;
   Answer PreconditionOnDevice(StepData& data);
@@ -102,12 +107,12 @@ class LayerWorker {
   SessionContext& session_;
   SessionDevice& device_;
   const LayerSpec& spec_;
-  const bool single_;  // one rank sends the gradient: nothing to add up
+  const bool single_;  // one rank sends the gradient, so there is nothing to add up
   const uint32_t layer_;
   const Method& method_;
   const size_t cost_entry_;
   std::unique_ptr<LayerState> state_;  // null after a fallback to first order
-  // What Save said of state_, for all requests of the same version; null before the first.
+  // Result of state_->Save(), shared by all requests of one factor version; null if it has not been saved.
   std::shared_ptr<const Payload> saved_;
 };
 

@@ -22,9 +22,9 @@ absl::Span<float> FloatsIn(Payload& bytes) {
   return absl::MakeSpan(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float));
 }
 
-// Leaves one contribution, the average as the session's communicator makes it of the same gradients where that adds in
-// rank order: of shares in f32, one rank after the other, and the shard's own zero at the end. So a rank
-// that has had its answer by one way has the answer that the others get by the other.
+// Replaces the contributions by their average. Its bits are those of the average that the session's communicator makes
+// of these gradients if it adds in rank order: shares in f32, one rank after the other, and the shard's own zero at the
+// end. So the ranks get equal answers, whether they get them over gRPC or over the communicator.
 void Average(std::vector<StagedContribution>& contributions) {
   uint64_t total = 0;
   for (const StagedContribution& contribution : contributions) total += contribution.samples;
@@ -63,7 +63,7 @@ void LayerWorker::Accumulate(StepData& data, StagedContribution contribution) {
                   contribution.scales[0]);
   }
   if (data.result_buffer.empty()) data.result_buffer = std::move(contribution.bytes);
-  data.on_device = std::move(contribution.on_device);  // such a gradient is the only one
+  data.on_device = std::move(contribution.on_device);  // a gradient on the device is the only one
 }
 
 LayerWorker::Answer LayerWorker::Precondition(StepData& data, std::vector<StagedContribution> contributions) {
@@ -86,7 +86,7 @@ LayerWorker::Answer LayerWorker::Precondition(StepData& data, std::vector<Staged
   if (data.sum.has_value()) {
     data.sum->Finish(gradient);
     data.sum.reset();
-    // A single gradient was looked at when it came (CheckGradient).
+    // CheckGradient has checked a single gradient on arrival.
     if (!AllFinite(gradient)) return Skip(data, AnswerCause::kNotFinite, std::string(kNotFinite));
   } else if (dtype != DType::kF32 || data.result_scale != 1.0f) {
     DecodeElements(dtype, data.result_buffer.data(), data.result_scale, gradient);
@@ -165,7 +165,7 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
   if (!status.ok()) {
     const absl::Status restored = backend.Download(d, host);
     if (restored.ok()) return status;
-    // The average is lost, and what lies in its place may be anything: no replica may take it for a gradient.
+    // The average is lost, and `gradient` may hold anything: no replica may use it.
     answer.result.decision = Decision::kSkip;
     answer.result.reason = absl::StrCat("the gradient did not come back from the device: ", restored.message());
     return answer;
@@ -184,7 +184,7 @@ LayerWorker::Answer LayerWorker::PreconditionOnDevice(StepData& data) {
   const std::shared_ptr<const DevicePayload> payload = std::move(data.on_device);
   const ConstMatrixView gradient = payload->values;
   Backend& backend = device_.backend;
-  // Kept for as long as it may be asked for; the gradient's place is the worker's again then.
+  // The answer needs memory of its own: it is kept for repetitions, while the gradient's memory is the worker's again.
   absl::StatusOr<DeviceMatrix> kept = backend.AllocateScratch(gradient.rows, gradient.cols);
   if (!kept.ok()) return Skip(data, AnswerCause::kFailed, std::string(kept.status().message()));
   Answer answer;
@@ -202,7 +202,7 @@ LayerWorker::Answer LayerWorker::PreconditionOnDevice(StepData& data) {
     answer.result.decision = Decision::kIdentity;
     answer.result.reason = std::string(status.message());
     const absl::Status copied = backend.Copy(gradient, kept->view());
-    // The sum is there once the copy is.
+    // Dot returns after the copy has ended.
     const absl::StatusOr<double> squared = copied.ok() ? backend.Dot(kept->view(), kept->view()) : copied;
     if (!squared.ok()) {
       return Skip(data, AnswerCause::kFailed,
@@ -226,7 +226,7 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethodOnDevice(ConstMatrixVi
   ConstMatrixView d = gradient;
   std::optional<ScratchPool::Lease> scratch;
   if (!method_.needs_statistics()) {
-    // It becomes part of the factors: checked once more in memory that no worker can write.
+    // The gradient becomes part of the factors. Check it again, in memory that no worker can write.
     PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease lease,
                                device_.gradient_scratch.Acquire(GradientScratchElements(session_.spec, layer_)));
     scratch.emplace(std::move(lease));
@@ -275,7 +275,7 @@ LayerWorker::Answer LayerWorker::Skip(StepData& data, AnswerCause cause, std::st
 LayerWorker::Answer LayerWorker::PublishUpdate(const StepData& data) {
   Answer answer;
   const bool known = data.update.has_value() && data.update->bytes != nullptr;
-  // An update that came back with the factors, before the shard was lost: they have it, its vectors are gone.
+  // The factors were restored with the update, whose vectors are lost.
   const bool made =
       data.update.has_value() || (data.plan.has_value() && data.plan->decision == Decision::kPreconditioned);
   if (made && !known) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a layer knows of where each rank stands, besides the contributions of the window's steps.
+// What a layer knows about the progress of each rank, besides the contributions of the window's steps.
 #pragma once
 
 #include <algorithm>
@@ -14,54 +14,57 @@
 
 namespace precondor {
 
-// A value; not thread-safe. Ranks are those of the session.
+// Keeps for each rank of the session where its process begins or resumed, and whether it must begin again. A value
+// type; not thread-safe.
 class RankProgress {
  public:
   explicit RankProgress(int64_t world_size) : ranks_(static_cast<size_t>(world_size)) {}
 
-  // The rank has sent something to this shard generation. False when it had before.
+  // Notes that the rank has sent something to this shard generation. Returns true for the first time.
   bool Hear(uint32_t rank);
 
-  // Another process holds the rank now, or this shard generation begins in an epoch of which it is a member: what it
-  // sent to the one before is not known. `holds_factors`: it has factors of its own, fetched from here.
+  // Notes that another process holds the rank, or that this shard generation begins in an epoch of which `member` is a
+  // member and does not know what it sent to the generation before. `holds_factors` says that the process holds
+  // factors, which it fetched from the shard.
   void Replace(const Member& member, bool holds_factors);
-  // Calls `use(rank)` for each that has begun after `step`, and so sends nothing to it. One that has yet to begin may
-  // still be told to begin earlier.
+  // Calls `use(rank)` for each rank that has begun after `step`, and so sends nothing to it. Leaves out ranks that have
+  // yet to begin, because they may still be told to begin earlier.
   template <typename Use>
   void ForEachThatBeganAfter(uint64_t step, const Use& use) const {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (ranks_[rank].first_step > step && !ranks_[rank].yet_to_begin) use(static_cast<uint32_t>(rank));
     }
   }
-  // The replaced rank has yet to show at which step it begins.
+  // Returns true if the rank was replaced and has not shown at which step it begins.
   bool HasYetToBegin(uint32_t rank) const { return ranks_[rank].yet_to_begin; }
-  // It has shown that. False when it had before, or was never replaced.
+  // Notes that the rank has shown at which step it begins. Returns false if it had before, or was never replaced.
   bool Begin(uint32_t rank);
 
-  // A rank that goes on has told this shard generation that it sends no gradient of steps before `step`.
+  // Notes that a rank that goes on has told this shard generation that it sends no gradient of steps before `step`.
   void Resume(uint32_t rank, uint64_t step) { ranks_[rank].resumed_at = std::max(ranks_[rank].resumed_at, step); }
   bool ResumedAfter(uint32_t rank, uint64_t step) const { return ranks_[rank].resumed_at > step; }
 
-  // All ranks know factors that are lost, and cannot go on before each has joined anew.
+  // Marks all ranks as lost: they know factors that the shard has lost, and must join again before they can go on.
   void LoseAll();
   bool AnyLost() const { return lost_ > 0; }
   bool IsLost(uint32_t rank) const { return ranks_[rank].lost; }
   uint32_t first_lost() const;
 
-  // Replaced ranks that hold factors.
+  // Progress of a replaced rank that holds factors.
   struct Catchup {
     uint64_t first_step = 0;  // where the process begins
-    uint64_t step = 0;        // where it has come to
-    bool begun = false;       // it has sent something: until then it may be told to begin earlier
+    uint64_t step = 0;        // step that it has reached
+    bool begun = false;       // the process has sent something; until then it may be told to begin earlier
     template <typename H>
     friend H AbslHashValue(H h, const Catchup& catchup) {
       return H::combine(std::move(h), catchup.first_step, catchup.step, catchup.begun);
     }
   };
   std::optional<Catchup>& catchup(uint32_t rank) { return ranks_[rank].catchup; }
-  // A process that begins again before `step` may still fetch the factors of that time.
+  // Returns true if a replaced rank that holds factors has not reached `step`, so that it may still fetch factors of an
+  // earlier step.
   bool IsAwaitedBefore(uint64_t step) const;
-  // Calls `use(rank, catchup)` for each, by rank.
+  // Calls `use(rank, catchup)` for each replaced rank that holds factors, by rank.
   template <typename Use>
   void ForEachCatchup(const Use& use) const {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -69,7 +72,7 @@ class RankProgress {
     }
   }
 
-  // The job goes back to a checkpoint: where ranks stood does not count any more.
+  // Forgets where the ranks stood, because the job goes back to a checkpoint.
   void Rollback();
 
   template <typename H>

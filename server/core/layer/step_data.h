@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What LayerDriver keeps for one opening of a step: payloads, the requests that wait, and the answer.
+// The data that LayerDriver keeps for one opening of a step: payloads, the requests that wait, and the answer.
 #pragma once
 
 #include <array>
@@ -20,13 +20,14 @@
 
 namespace precondor {
 
-// An update that was made, for workers that have the factors too: in REPLAY the merged vectors it was made of.
+// The result of an update, for workers that have the factors too. In REPLAY it is the merged vectors of the update;
+// otherwise `bytes` is null.
 struct SealedUpdate {
   std::vector<TensorDesc> tensors;  // a [k, d_in], g [k, d_out]
   std::shared_ptr<const Payload> bytes;
 };
 
-// The payloads of one kind, of the ranks first_rank ... first_rank + count - 1.
+// The payloads of one kind from the ranks first_rank ... first_rank + count - 1.
 class StepPayloads {
  public:
   StepPayloads(uint32_t first_rank, uint32_t count) : first_rank_(first_rank), count_(count) {}
@@ -34,7 +35,8 @@ class StepPayloads {
     if (of_.empty()) of_.resize(count_);
     of_[rank - first_rank_] = std::move(contribution);
   }
-  // Those of `ranks`, in that order; empty of a rank that has come without one (a pull). Gives each once.
+  // Removes and returns the payloads of `ranks`, in that order. The entry of a rank without a payload (a pull) is
+  // empty.
   std::vector<StagedContribution> Take(absl::Span<const uint32_t> ranks) {
     std::vector<StagedContribution> taken(ranks.size());
     if (of_.empty()) return taken;
@@ -61,16 +63,16 @@ struct StepData {
 
   // Used by the layer's worker alone.
   Mode mode = Mode::kSecondOrder;
-  std::optional<std::vector<StagedContribution>>
-      logged;                          // of the journal's record of an update that has yet to be applied
-  std::optional<Plan> plan;            // that a rank may have been answered with
-  std::optional<SealedUpdate> update;  // once it was made, where workers have factors
+  // Contributions of a record of the journal whose update has yet to be applied.
+  std::optional<std::vector<StagedContribution>> logged;
+  std::optional<Plan> plan;            // plan that a rank may have been answered with before the shard came back
+  std::optional<SealedUpdate> update;  // set once the update is made, if workers have factors
   std::optional<WeightedSum> sum;
-  absl::Status lost;      // why the average cannot be made
-  Payload result_buffer;  // the first gradient's bytes: the result has exactly their size
+  absl::Status lost;      // why the average cannot be made; OK if it can
+  Payload result_buffer;  // the first gradient's bytes; the result reuses the buffer, since its size is equal
   float result_scale = 1.0f;
-  std::shared_ptr<const DevicePayload> on_device;  // the only gradient, where it lies there
-  absl::Duration update_took;                      // zero: the factors were not updated
+  std::shared_ptr<const DevicePayload> on_device;  // the only gradient, if it is in device memory
+  absl::Duration update_took;                      // zero if the factors were not updated
 };
 
 }  // namespace precondor

@@ -22,7 +22,7 @@ PhaseState NextState(PhaseState state, PhaseEvent event) {
       PRECONDOR_CHECK(state == PhaseState::kSealed);
       return PhaseState::kApplied;
     case PhaseEvent::kRetire:
-      // From any state: an epoch may end at any time.
+      // Allowed from any state, because an epoch may end at any time.
       return PhaseState::kRetired;
   }
   PRECONDOR_CHECK(false);
@@ -74,7 +74,7 @@ uint64_t StepWindow::FirstKept() const {
   for (const auto& [step, of] : steps_) {
     const bool overtaken = of.restored && of.gradient.state == PhaseState::kOpen && IsOvertaken(of);
     if (overtaken || of.incomplete || of.gradient.state == PhaseState::kRetired) first = std::max(first, step + 1);
-    // Factors go one way: those from before a step that has been sealed are not to be had for long.
+    // An applied update cannot be undone, so the factors from before a sealed step are soon lost.
     const bool sealed = of.statistics.state == PhaseState::kSealed || of.statistics.state == PhaseState::kApplied;
     if (rules_.workers_precondition() && sealed) first = std::max(first, step);
   }
@@ -141,7 +141,7 @@ absl::Status StepWindow::CheckWindow(const ContributionKey& key, bool begins) co
           absl::StrCat(DescribeKey(spec, key), ": rank ", *rank, " begins again and has not come past step ", step));
     }
     if (leaves && of.restored && of.gradient.state == PhaseState::kSealed) {
-      // A rank that has had its answer before the shard came back may be ahead of those that get it now.
+      // A rank that got the answer before the shard came back may be ahead of the ranks that get it now.
       return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
                             absl::StrCat(DescribeKey(spec, key), ": step ", step, " is being answered again"));
     }
@@ -157,7 +157,7 @@ absl::Status StepWindow::CheckWindow(const ContributionKey& key, bool begins) co
 }
 
 bool StepWindow::Closable(const WindowStep& of) const {
-  // A sealed gradient still owes answers; sealed statistics only want their turn.
+  // A sealed gradient phase still owes answers. Sealed statistics only wait for their turn.
   const bool statistics = of.statistics.state != PhaseState::kOpen || of.statistics.contributions.empty();
   // A restored step needs no more answers once a rank asks for a step so much later.
   const bool answered = of.gradient.state == PhaseState::kApplied || of.gradient.state == PhaseState::kRetired;
@@ -167,7 +167,7 @@ bool StepWindow::Closable(const WindowStep& of) const {
 
 bool StepWindow::LacksFor(const WindowStep& of, uint32_t rank, uint64_t step, bool resumes) const {
   if (of.gradient.state != PhaseState::kOpen || of.gradient.contributions.has(rank)) return false;
-  // Answered before the shard came back, unless the journal has lost what came after it.
+  // The step was answered before the shard came back, unless the journal has lost the records after it.
   return !(of.restored && (resumes || rules_.one_answer()) && HasAnswered(step - 1));
 }
 
@@ -177,7 +177,7 @@ WindowStep& StepWindow::Open(uint64_t step, Mode mode, Effects& effects) {
   if (step + 1 > rules_.window_steps) floor_ = std::max(floor_, step + 1 - rules_.window_steps);
   for (auto it = steps_.begin(); it != steps_.end() && it->first < floor_;) {
     WindowStep& old = it->second;
-    // No rank sends this gradient any more, and none may ask for it again.
+    // No rank sends this gradient again or may ask for its answer.
     RetireGradient(old, effects);
     if (old.statistics.state == PhaseState::kSealed) {
       ++it;
@@ -208,7 +208,7 @@ bool StepWindow::SkipStepsBefore(uint32_t rank, uint64_t step, bool resumes, Eff
     ended = true;
     opens_from_ = std::max(opens_from_, it->first + 1);
     RetireGradient(of, effects);
-    // Nor do all ranks send the statistics of such a step again.
+    // Not all ranks send the statistics of this step again.
     if (of.statistics.state == PhaseState::kOpen) of.statistics.Advance(PhaseEvent::kRetire);
     if (of.statistics.state == PhaseState::kSealed) {
       ++it;

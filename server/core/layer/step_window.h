@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of one layer that ranks may contribute to or ask for again: the only place that opens and retires steps.
+// The steps of one layer that ranks may contribute to or ask for again. Only StepWindow opens and retires steps.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +21,16 @@
 
 namespace precondor {
 
-// OPEN takes contributions; SEALED has them all (or gave up on the rest) and waits for its turn with the worker;
-// APPLIED is in the factors or answered, and kept for repetitions; RETIRED takes part in nothing any more.
+// State of one phase of a step. OPEN takes contributions. SEALED has all contributions, or has given up on the missing
+// ones, and waits for its turn with the worker. APPLIED is in the factors, or answered, and is kept for repetitions.
+// RETIRED has no further part in the protocol.
 enum class PhaseState : uint8_t { kOpen, kSealed, kApplied, kRetired };
 enum class PhaseEvent : uint8_t { kSeal, kApply, kRetire };
 
-// The only way from one state to the next. An event that the state does not allow is a bug and aborts.
+// Returns the state that follows. Aborts if `state` does not allow `event`, which is a bug.
 PhaseState NextState(PhaseState state, PhaseEvent event);
 
-// One of the two halves of a step.
+// One of the two halves of a step: its statistics, or its gradients or pulls.
 struct Phase {
   explicit Phase(Contributions of) : contributions(std::move(of)) {}
   Contributions contributions;
@@ -43,7 +44,7 @@ struct Phase {
     return H::combine(std::move(h), phase.contributions, phase.state, phase.skip);
   }
 
-  // Nothing is lost when it is dropped.
+  // Returns true if dropping the phase loses nothing.
   bool untouched() const { return state == PhaseState::kOpen && contributions.empty(); }
   void Advance(PhaseEvent event) { state = NextState(state, event); }
 };
@@ -51,24 +52,26 @@ struct Phase {
 struct WindowStep {
   StepId id = 0;
   uint64_t step = 0;
-  Mode mode = Mode::kSecondOrder;  // of the first contribution; that of the others has to be equal
+  Mode mode = Mode::kSecondOrder;  // mode of the first contribution; later contributions must have it too
   Phase statistics;
   Phase gradient;
-  bool restored = false;  // from the journal, after the process that had it was lost
-  // Where workers hold factors: statistics of it are lost with a shard generation, and a rank has gone on with the
-  // factors that they made. No update is made of the rest, and no rank gets an answer: it would have other factors.
+  bool restored = false;  // restored from the journal after the previous process ended
+  // Used only if workers hold factors. Some of the step's statistics were lost with a shard generation, and a rank has
+  // gone on with the factors that they made. No update is made of the remaining statistics and no rank gets an answer,
+  // because the factors would differ from those of that rank.
   bool incomplete = false;
-  // The journal's record of its update has yet to be applied; the value says whether there is anything to apply.
+  // Set while the update of the journal's record has yet to be applied. True if the record has something to apply.
   std::optional<bool> pending_update = {};
-  std::optional<Plan> plan = {};  // that a rank may have been answered with before the shard came back
+  std::optional<Plan> plan = {};  // plan that a rank may have been answered with before the shard came back
   int64_t in_flight = 0;          // unanswered gradients, and updates that are due
 
   Phase& phase(ContributionKind kind) { return kind == ContributionKind::kStatistics ? statistics : gradient; }
-  // These processes took ranks over: what the earlier processes sent stands.
+  // Notes that `members` took ranks over. The contributions of the earlier processes stay.
   void Inherit(absl::Span<const Member> members);
-  // A rank that is to come to this step again.
+  // Returns a rank whose current process still needs an answer of this step, or nullopt.
   std::optional<uint32_t> owed_rank() const;
-  // Without ids and times, as are the others: states that differ in these alone go on alike (tests/explore).
+  // Leaves out ids and times, as the other hashes here do: states that differ only in these behave alike
+  // (tests/explore).
   template <typename H>
   friend H AbslHashValue(H h, const WindowStep& of) {
     const bool planned = of.plan.has_value();
@@ -79,7 +82,8 @@ struct WindowStep {
   }
 };
 
-// A value; not thread-safe. At most window_steps + 1 steps are in it; the oldest may only be waiting for its update.
+// Holds the steps of one layer, at most window_steps + 1. Steps below floor() stay in it only until their update is
+// applied. A value type; not thread-safe.
 class StepWindow {
  public:
   explicit StepWindow(const LayerRules& rules) : rules_(rules) {}
@@ -90,43 +94,51 @@ class StepWindow {
   std::map<uint64_t, WindowStep>& steps() { return steps_; }
   const std::map<uint64_t, WindowStep>& steps() const { return steps_; }
 
-  // Steps below it are retired.
+  // Steps below floor() are retired.
   uint64_t floor() const { return floor_; }
-  // Steps below it are never opened: a rank has moved past them, or had when the process before this one was lost.
+  // Returns the first step that may be opened: a rank has moved past all steps below it, in this process or before the
+  // previous one was lost.
   uint64_t FirstToOpen() const;
-  // The first step from which on the layer keeps everything that a process which begins there needs.
+  // Returns the first step from which on the layer keeps everything that a process needs if it begins there.
   uint64_t FirstKept() const;
-  // ABORTED STALE_STEP; UNAVAILABLE NOT_ACTIVE; FAILED_PRECONDITION STEP_TOO_FAR_AHEAD or MODE_CONFLICT. `begins`: the
-  // rank was replaced and shows with this contribution where it begins.
+  // Returns OK if the window takes a contribution to the step. Otherwise returns
+  // - ABORTED (STALE_STEP) if the step is retired or below FirstToOpen();
+  // - UNAVAILABLE (NOT_ACTIVE) if a step that would leave the window owes a replaced rank an answer, or is being
+  //   answered again after a restart;
+  // - FAILED_PRECONDITION (STEP_TOO_FAR_AHEAD) if an earlier step is not finished, or the step is beyond the window;
+  // - FAILED_PRECONDITION (MODE_CONFLICT) if the step is open with another mode.
+  // `begins` says that the rank was replaced and shows with this contribution where it begins.
   absl::Status Check(const ContributionKey& key, Mode mode, bool begins) const;
-  // The step's gradients have been answered or will be, here or by the process before this one.
+  // Returns true if the step's gradients have been or will be answered, by this process or the one before it.
   bool HasAnswered(uint64_t step) const;
-  // A later step's gradient is on its way: each rank that contributed to that step has had this one's answer, or had
-  // sent this one again before.
+  // Returns true if the gradient phase of a later step is not open. Each rank that contributed to that step has this
+  // step's answer, or has sent its gradient of this step again before.
   bool IsOvertaken(const WindowStep& of) const;
 
-  // When the step could have been answered but for its statistics: its gradients were complete, or those of a later
-  // step, if its own are not sent any more. InfiniteFuture: not yet.
+  // Returns when the step could have been answered but for its statistics: when its gradients were sealed, or those of
+  // a later step if its own are no longer sent. InfiniteFuture means not yet.
   absl::Time CouldBeAnsweredAt(const WindowStep& of) const;
 
-  // Opens the step, which is not in the window and has passed Check, and retires those that leave the window.
+  // Opens the step and retires the steps that leave the window. Precondition: the step is not in the window and has
+  // passed Check.
   WindowStep& Open(uint64_t step, Mode mode, Effects& effects);
-  // `rank` sends no gradient of steps before `step`: those that lack it end, and none of them is opened any more.
-  // `resumes`: it goes on, and has the answers to those that the journal knows of. Does nothing for a rank that sends
-  // no gradients of the layer. True when later steps may have waited for one that ended.
+  // Ends the steps before `step` that lack the gradient of `rank`, because `rank` does not send it, and opens none of
+  // them again. `resumes` says that the rank goes on and has the answers to the steps that the journal knows. Does
+  // nothing if the rank sends no gradients of the layer. Returns true if a step has ended, so that later steps may have
+  // work.
   bool SkipStepsBefore(uint32_t rank, uint64_t step, bool resumes, Effects& effects);
-  // Ends a gradient phase that is not going to be completed.
+  // Retires the gradient phase of a step and ends its requests with ABORTED (STALE_STEP).
   void RetireGradient(WindowStep& of, Effects& effects);
-  // The update of a sealed statistics phase has been applied.
+  // Notes that the update of a sealed statistics phase has been applied.
   void FinishUpdate(WindowStep& of);
-  // Drops all steps; requests get `why`. Pending updates of the journal stay due.
+  // Drops all steps and ends their requests with `why`. Pending updates of the journal move to owed_updates().
   void DropAll(const absl::Status& why, Effects& effects);
-  // Only steps from `step` on are opened. Precondition: no steps.
+  // Allows only steps from `step` on. Precondition: the window has no steps.
   void RestartAt(uint64_t step) { floor_ = opens_from_ = step; }
 
-  // Updates of the journal whose steps were dropped before their turn: they are part of the factors all the same.
+  // Updates of the journal whose steps were dropped before their turn. They are part of the factors all the same.
   std::vector<WindowStep>& owed_updates() { return owed_updates_; }
-  // The sum of all steps' in_flight.
+  // Returns the sum of in_flight over all steps.
   int64_t in_flight() const;
   template <typename H>
   friend H AbslHashValue(H h, const StepWindow& window) {
@@ -136,7 +148,7 @@ class StepWindow {
  private:
   absl::Status CheckWindow(const ContributionKey& key, bool begins) const;
   bool Closable(const WindowStep& of) const;
-  // The step, before `step`, cannot be completed: see SkipStepsBefore.
+  // Returns true if `of`, a step before `step`, cannot be completed; see SkipStepsBefore.
   bool LacksFor(const WindowStep& of, uint32_t rank, uint64_t step, bool resumes) const;
 
   LayerRules rules_;
