@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A session as the coordinator sees it. Each part of its state is a class of its own; this class has the rules that
-// need several of them, and the one way in which durable state changes. State and rules alone: talking to shards and
-// writing down is the Coordinator's part. What others are told of a session: session_messages.h.
+// The coordinator's state of one session. Each part of the state is a class of its own. This class has the rules that
+// involve several parts, and the single way to change durable state. The Coordinator calls shards and writes the
+// journal; session_messages.h makes the messages about a session.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,16 @@
 
 namespace precondor {
 
-// Not thread-safe: the Coordinator's lock guards it, but for id and spec, which are const, and the placement, which
-// changes under the SessionLock and the mutex together, so that either is enough to read it.
+// Not thread-safe. The Coordinator's mu_ guards it, except id and spec, which are constant, and the placement: that
+// changes under both the SessionLock and mu_, so either of them suffices for reading it.
 //
-// Nothing that others rely on changes before it is durable: a change is planned (Plan... of the session or of a part,
-// BeginLeaseWrite), its record is written down without the lock, and then Adopt takes the record in. NoteInDoubt is for
-// a record that may or may not have been written.
+// State that others rely on does not change before the change is durable: a change is planned (Plan... of this class or
+// of a part, BeginLeaseWrite), its record is written without the lock, and Adopt applies the record. NoteInDoubt
+// handles a record that may or may not have been written.
 class CoordinatorSession {
  public:
-  // `record.placement` has one entry a shard of the coordinator, in its order; those without layers are empty. `bytes`:
-  // what it counts with in its tenants' limits.
+  // `record.placement` has one entry for each shard of the coordinator, in its order, without layers if the shard has
+  // none. `bytes` is the session's share of its tenants' limits.
   CoordinatorSession(SessionRecord record, uint64_t lease_steps, int64_t bytes = 0);
 
   uint64_t id() const { return id_; }
@@ -47,58 +47,61 @@ class CoordinatorSession {
   const StepProgress& progress() const { return progress_; }
   const ModePolicy& mode_policy() const { return mode_policy_; }
   const SessionSnapshots& snapshots() const { return snapshots_; }
-  // The session as it is, but for its snapshots.
+  // Returns the session's state except its snapshots.
   SessionRecord record() const;
 
-  // --- what is durable --------------------------------------------------------------------------------------------
-  // SessionMembers::PlanJoin. With a new epoch the job also goes back where the joining worker lacks factors that have
-  // been released.
+  // --- durable state ----------------------------------------------------------------------------------------------
+  // Calls SessionMembers::PlanJoin. If a new epoch begins and the joining worker lacks factors that the shards have
+  // released, the plan also rolls the job back to `first_step`.
   absl::StatusOr<std::optional<Membership>> PlanJoin(uint32_t rank, uint64_t incarnation, uint64_t first_step) const;
-  // Other shards have the layers from the next epoch on.
+  // Plans a placement on other shards from the next epoch on.
   SessionRecord PlanMove(std::vector<PlacedLayers> placement) const;
-  // The record of a membership: while it is in doubt where the layers are, it says that as well.
+  // Returns the record of a membership: a MembershipRecord, or a SessionRecord while the placement is in doubt.
   CoordinatorRecord PlanMembership(Membership next) const;
-  // A snapshot as of the first step that no rank has been granted; no lease reaches it before EndSnapshotPlan. Errors:
-  // SessionSnapshots::Plan.
+  // Plans a snapshot as of the first step that has not been granted to any rank. No lease reaches that step before
+  // EndSnapshotPlan. Returns the errors of SessionSnapshots::Plan.
   absl::StatusOr<SessionSnapshot> PlanSnapshot();
   void EndSnapshotPlan() { leases_.EndHold(); }
-  // A lease to write down: a longer lease, or a change of mode from the first step that no rank has been granted.
-  // Until Adopt, NoteInDoubt or StayInFirstOrder no lease grows into what it changes. nullopt: nothing to write, or one
-  // is being written.
+  // Returns a lease to write: a longer one, or a change of mode from the first step that has not been granted to any
+  // rank. Until Adopt, NoteInDoubt or StayInFirstOrder, no step that it changes is granted. Returns nullopt if nothing
+  // has changed or a lease is already being written.
   std::optional<LeaseTerms> BeginLeaseWrite();
-  // Instead of writing that lease down: the shards cannot hold the factors. Tried again a lease's steps later.
+  // Abandons that lease because the shards cannot hold the factors. The return to second order is tried again a lease
+  // later.
   void StayInFirstOrder();
-  // A SessionRecord, MembershipRecord, LeaseRecord or SnapshotsRecord of this session is durable.
+  // Applies a SessionRecord, MembershipRecord, LeaseRecord or SnapshotsRecord of this session that has become durable.
   void Adopt(CoordinatorRecord written);
   void NoteInDoubt(const CoordinatorRecord& record);
 
   // --- steps ------------------------------------------------------------------------------------------------------
-  // Takes a report in; the step's loss when this report completed it. Errors: NotFound UNKNOWN_RANK,
-  // FailedPrecondition STALE_EPOCH, STALE_INCARNATION, or STEP_TOO_FAR_AHEAD for a step that was never granted.
+  // Accepts a report. Returns the step's loss if this report completed the step. Returns NOT_FOUND (UNKNOWN_RANK),
+  // FAILED_PRECONDITION: STALE_EPOCH, STALE_INCARNATION, or STEP_TOO_FAR_AHEAD if the step was never granted, or
+  // INVALID_ARGUMENT (MALFORMED) for too many samples.
   absl::StatusOr<std::optional<LossTable::StepLoss>> Report(const StepReport& report, absl::Time now);
-  // The lease is to reach beyond this step.
+  // See StepLeases::WantStep.
   void WantStep(uint64_t step) { leases_.WantStep(step); }
-  // An operator's choice of the mode; nullopt gives it back to the policy.
+  // See ModePolicy::Force.
   void Force(std::optional<Mode> mode) { mode_policy_.Force(mode); }
 
-  // What the shard says of itself: the greatest step that it has begun.
+  // Notes the greatest step that the shard reports to have begun.
   void NoteShardStep(size_t shard, uint64_t last_step) {
     progress_.NoteShard(placement_.shards()[shard].address, last_step);
   }
 
   // --- factors ----------------------------------------------------------------------------------------------------
-  // Whether a step that some rank has yet to finish is in second order, or a probe of first order is under way.
+  // Returns whether a step from progress().open_from() on is in second order, or a probe of first order is under way.
   bool NeedsFactors() const;
-  // What NeedsFactors says, with a version greater than any that this process made before.
+  // Returns a request with the result of NeedsFactors. Its version is greater than those of all earlier requests of
+  // this process.
   FactorHold MakeFactorHold();
-  // SessionMembers::NoteShardsTold. True when the job rolled back with this membership from first order to steps in
-  // second order: the shards may have released its factors.
+  // Calls SessionMembers::NoteShardsTold. Returns true if the job rolled back with this membership from first order to
+  // steps in second order. The shards may have released its factors then.
   bool NoteShardsTold(const Membership& told);
 
  private:
   void AdoptMembership(Membership next);
 
-  // Const after construction.
+  // Constant after construction.
   const uint64_t id_;
   const SessionSpec spec_;
   const SessionAccess access_;
@@ -111,7 +114,8 @@ class CoordinatorSession {
   StepProgress progress_;
   ModePolicy mode_policy_;
   SessionSnapshots snapshots_;
-  bool rolled_back_ = false;  // to steps in second order, from first order, and not told to shards
+  // A rollback from first order to steps in second order has been adopted, and the shards have not been told.
+  bool rolled_back_ = false;
   uint64_t hold_version_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a coordinator is asked and answers.
+// Requests to and answers of a coordinator.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@ struct Directive {
   uint64_t lease_through_step = 0;
   std::vector<ModeInterval> modes;
   uint64_t epoch = 0;
-  uint64_t rollback_epoch = 0;  // the last one with which the job rolled back; 0: none
-  uint64_t resume_step = 0;     // to which it rolled back
-  uint64_t snapshot_at = 0;     // the step as of which the last snapshot is taken; 0: none
+  uint64_t rollback_epoch = 0;  // last epoch with which the job rolled back; 0: none
+  uint64_t resume_step = 0;     // step of that rollback
+  uint64_t snapshot_at = 0;     // step of the last snapshot; 0: none
   uint64_t snapshot_number = 0;
 };
 
@@ -68,22 +68,22 @@ struct CoordinatorSessionSummary {
   uint64_t epoch = 0;
   uint32_t joined = 0;
   uint64_t last_step = 0;
-  std::map<std::string, uint64_t> shard_steps;  // the greatest that each shard had begun when it was last asked
+  std::map<std::string, uint64_t> shard_steps;  // greatest step begun on each shard, by address, when last asked
   Mode mode = Mode::kSecondOrder;
   double loss = 0;
   std::vector<ShardAssignment> shard_map;
-  FallbackDecision decision;  // the last one, with its inputs
+  FallbackDecision decision;  // last decision, with its inputs
   std::vector<ModeInterval> modes;
-  std::optional<Mode> forced;  // by an operator
+  std::optional<Mode> forced;  // mode set by an operator
   std::vector<SessionSnapshot> snapshots;
 };
 
-// A session in quarantine, put together from what the shards have of it; see ShardControl::Quarantine.
+// A session in quarantine, combined from the parts on all shards; see ShardControl::Quarantine.
 struct QuarantineSummary {
   SessionInstall install;  // of the latest epoch; its layers are all that some shard has
-  uint64_t last_step = 0;  // the greatest
-  absl::Time since;        // the latest, by the shards' wall clocks
-  // One entry for each shard of the coordinator. A layer that two shards have is with the one of the later epoch.
+  uint64_t last_step = 0;  // greatest of the shards
+  absl::Time since;        // latest of the shards, by their wall clocks
+  // One entry for each shard of the coordinator. A layer on two shards belongs to the one with the later epoch.
   std::vector<PlacedLayers> placement;
 };
 

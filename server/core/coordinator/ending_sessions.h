@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions that end: their ClosingRecord is written, and not every shard has removed what it has of them.
+// Ending sessions: a ClosingRecord has been written, and not every shard has removed them.
 #pragma once
 
 #include <cstddef>
@@ -21,23 +21,23 @@ class EndingSessions {
  public:
   explicit EndingSessions(size_t shards) : shards_(shards) {}
 
-  // Every shard is to remove what it has of the session.
+  // Adds a session that every shard must remove.
   void Add(std::shared_ptr<CoordinatorSession> session);
   bool contains(uint64_t session_id) const { return sessions_.contains(session_id); }
-  // The last that was opened under this name; null: there is none.
+  // Returns the last session that was opened under this name, or null.
   std::shared_ptr<CoordinatorSession> FindByName(absl::string_view name) const;
-  // Ascending.
+  // Returns the ids, ascending.
   std::vector<uint64_t> Ids() const;
 
-  // Whether the shard has yet to say that it holds nothing of the session.
+  // Returns whether the shard has not yet confirmed that it has removed the session.
   bool MustRemove(uint64_t session_id, size_t shard) const;
-  // `removed`: the shard holds nothing of the session. Not so: it holds something, again or still.
+  // Notes whether the shard has removed the session. `removed` is false if the shard still, or again, holds some of it.
   void NoteRemoved(uint64_t session_id, size_t shard, bool removed);
-  // Those that every shard has removed, ascending.
+  // Returns the sessions that every shard has removed, ascending.
   std::vector<uint64_t> RemovedEverywhere() const;
   void Erase(uint64_t session_id) { sessions_.erase(session_id); }
 
-  // Adds each session's record and its ClosingRecord.
+  // Adds a SessionRecord and a ClosingRecord for each session.
   void AddRecords(std::vector<CoordinatorRecord>& records) const;
 
  private:

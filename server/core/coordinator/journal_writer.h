@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a coordinator writes its journal: one record at a time, each adopted before the next is made.
+// Writes a coordinator's journal: one record at a time, each adopted before the next is made.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +18,21 @@
 
 namespace precondor {
 
-// Thread-safe. Its lock is taken before those of the callbacks.
+// Thread-safe. Its lock is taken before the locks that the callbacks take.
 class JournalWriter {
  public:
-  // `all`: adds the records of all sessions as they are, for a compaction. All references outlive this.
+  // `all` adds the records of all sessions in their current state, for a compaction. All references must outlive the
+  // object.
   JournalWriter(CoordinatorJournal& journal, std::function<void(std::vector<CoordinatorRecord>&)> all, Logger& logger,
                 Observer& observer);
 
-  // The fencing token with which this process begins to lead, greater than `last`, the greatest of the journal. It is
-  // the storage's, or is made from `wall` and written down. Unavailable: it cannot be written down.
+  // Returns the fencing token with which this process begins to lead. It is the storage's, or is made from `wall`,
+  // greater than `last`, and written to the journal. `last` is the greatest token in the journal. Returns UNAVAILABLE
+  // if the token cannot be written.
   absl::StatusOr<uint64_t> BeginToLead(uint64_t last, absl::Time wall);
 
-  // Makes a record, writes it down, and calls `adopt` once it is durable. No other record is written, and no compaction
-  // takes place, between the three. Unavailable: the record may or may not be there; `adopt` was not called.
+  // Makes a record, writes it, and calls `adopt` once it is durable. No other record and no compaction is written in
+  // between. Returns UNAVAILABLE if the write fails: the record may or may not exist, and `adopt` is not called.
   absl::Status Write(absl::FunctionRef<CoordinatorRecord()> make, absl::FunctionRef<void()> adopt);
 
  private:
@@ -42,7 +44,7 @@ class JournalWriter {
 
   Mutex mu_;
   CoordinatorJournal& journal_ ABSL_GUARDED_BY(mu_);
-  uint64_t token_ ABSL_GUARDED_BY(mu_) = 0;  // that the journal has of this process; 0: it needs none
+  uint64_t token_ ABSL_GUARDED_BY(mu_) = 0;  // written by this process; 0: none is needed
 };
 
 }  // namespace precondor

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A coordinator's calls to one shard: they end when a shard says that another coordinator has taken over.
+// Wraps a coordinator's calls to one shard, and stops them when a shard reports that another coordinator has taken
+// over.
 #pragma once
 
 #include <atomic>
@@ -15,11 +16,11 @@
 
 namespace precondor {
 
-// As thread-safe as the control that it wraps.
+// As thread-safe as the wrapped control.
 class LeaderCalls final : public ShardControl {
  public:
-  // `replaced`: once true no call is made any more. `on_refused` hears of each refusal with STALE_LEADER; both outlive
-  // this.
+  // Makes no more calls once `replaced` is true. Passes each STALE_LEADER refusal to `on_refused`. `replaced`, and what
+  // `on_refused` refers to, must outlive the object.
   LeaderCalls(std::unique_ptr<ShardControl> shard, const std::atomic<bool>& replaced,
               std::function<void(const absl::Status&)> on_refused)
       : shard_(std::move(shard)), replaced_(replaced), on_refused_(std::move(on_refused)) {}
@@ -60,7 +61,7 @@ class LeaderCalls final : public ShardControl {
   static const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
     return result.status();
   }
-  // Workers that hear of it ask again, and may find the coordinator that leads.
+  // UNAVAILABLE makes workers ask again, and they may then reach the coordinator that leads.
   static absl::Status Replaced() { return absl::UnavailableError("another coordinator has taken over"); }
 
   template <typename Make>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loss of each step, averaged over the ranks that reported it.
+// Averages each step's loss over the ranks that have reported it.
 #pragma once
 
 #include <cstdint>
@@ -9,26 +9,26 @@
 
 namespace precondor {
 
-// One slot a rank and step, of the last `max_steps` steps reported. Not thread-safe.
+// Has one slot for each rank and step, for the last `max_steps` steps reported. Not thread-safe.
 class LossTable {
  public:
   struct StepLoss {
     uint64_t step = 0;
-    double loss = 0;           // sample-weighted over the ranks whose loss was finite; NaN when none was
-    int64_t finite = 0;        // those ranks
-    uint64_t samples = 0;      // and their samples
-    double learning_rate = 0;  // the greatest that was reported; 0: none was
+    double loss = 0;           // mean over the ranks with a finite loss, weighted by samples; NaN if there are none
+    int64_t finite = 0;        // number of these ranks
+    uint64_t samples = 0;      // sum of their samples
+    double learning_rate = 0;  // greatest reported value; 0: none
   };
 
   LossTable(int64_t world_size, size_t max_steps) : world_size_(world_size), max_steps_(max_steps) {}
 
-  // Takes a report in. The step's loss once every rank has reported it, exactly once; nullopt before, for a
-  // repetition and for steps too old to be kept. Summed in rank order: the same in any order of arrival. When there are
-  // too many steps the oldest goes, finished or not.
+  // Adds a report. Returns the step's loss when the last rank has reported it, once for each step. Returns nullopt
+  // before that, for a repetition, and for steps that are no longer kept. Sums in rank order, so the result does not
+  // depend on the order of arrival. If there are too many steps, drops the oldest, finished or not.
   std::optional<StepLoss> Add(uint32_t rank, uint64_t step, double loss, uint64_t samples, bool finite,
                               double learning_rate);
 
-  // A new epoch: steps may go back.
+  // Forgets all steps. Called in a new epoch, because the job may go back.
   void Clear();
 
  private:
@@ -40,7 +40,7 @@ class LossTable {
     double learning_rate = 0;
   };
   struct Step {
-    std::vector<Report> reports;  // empty once finished
+    std::vector<Report> reports;  // empty once the step is finished
     int64_t arrived = 0;
   };
   static StepLoss Average(uint64_t step, const Step& entry);
@@ -48,7 +48,7 @@ class LossTable {
   const int64_t world_size_;
   const size_t max_steps_;
   std::map<uint64_t, Step> steps_;
-  uint64_t kept_from_ = 0;  // steps below it are too old
+  uint64_t kept_from_ = 0;  // steps below this one are no longer kept
 };
 
 }  // namespace precondor

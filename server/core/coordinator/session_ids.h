@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of sessions: which come next, and which of those that are not open shards may still hear of.
+// Allocates session ids, and remembers those that shards may still learn of although the session is not open.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ namespace precondor {
 // Not thread-safe.
 class SessionIds {
  public:
-  // Greater than any before. From the wall clock, so that a coordinator that lost its table does not give an old number
-  // out again.
+  // Returns an id that is greater than all earlier ones. It comes from the wall clock, so that a coordinator that has
+  // lost its journal does not reuse ids.
   uint64_t Next(absl::Time wall);
-  // The numbers that follow are greater than this one.
+  // Makes later ids greater than this one.
   void NoteUsed(uint64_t id);
 
-  // This process did not open the session after all, or has closed it: shards that hear of it later, by a call that was
-  // late, are told to remove it. Only the greatest 1,000 numbers are remembered.
+  // Notes that this process has not opened the session after all, or has closed it. A shard that installs it later,
+  // from a delayed call, is told to remove it. Only the greatest 1,000 ids are remembered.
   void Abandon(uint64_t id);
   bool IsAbandoned(uint64_t id) const { return abandoned_.contains(id); }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One operation's hold on a session of a coordinator: others that change the session wait.
+// Exclusive access of one operation to a session of a coordinator. Other operations that change the session wait.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,8 @@ namespace precondor {
 
 class Coordinator::SessionLock {
  public:
-  // `create`: make an entry for a name that has none. Without it has_entry() may be false.
+  // Waits for the entry. If the name has no entry, makes one if `create`; otherwise state() is null and nothing is
+  // locked.
   SessionLock(Coordinator& coordinator, absl::string_view name, bool create) : coordinator_(coordinator), name_(name) {
     MutexLock lock(coordinator_.mu_);
     for (;;) {
@@ -44,9 +45,9 @@ class Coordinator::SessionLock {
   SessionLock(const SessionLock&) = delete;
   SessionLock& operator=(const SessionLock&) = delete;
 
-  // Null: there is no such session.
+  // Returns null if there is no such session.
   const std::shared_ptr<CoordinatorSession>& state() const { return state_; }
-  // Takes effect when the lock is given up.
+  // Sets the entry's session when the lock is released.
   void SetState(std::shared_ptr<CoordinatorSession> state) { state_ = std::move(state); }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who holds each rank of a session, and in which epoch.
+// The holders of a session's ranks, and the epoch.
 #pragma once
 
 #include <cstdint>
@@ -16,42 +16,43 @@
 
 namespace precondor {
 
-// A change is planned, written down by the caller, and then adopted. Not thread-safe.
+// A change is planned, written by the caller and then adopted. Not thread-safe.
 class SessionMembers {
  public:
-  // `session_name`: for errors.
+  // `session_name` is for messages of errors.
   SessionMembers(std::string session_name, Membership membership);
 
-  // A session begins with no rank joined.
+  // Returns the membership of a new session: epoch 1, no rank joined.
   static Membership First(const SessionSpec& spec);
-  // `membership` when the job goes back to `step` with its epoch.
+  // Returns `membership` with a rollback of the job to `step` in its epoch.
   static Membership RolledBack(Membership membership, uint64_t step);
 
   const Membership& membership() const { return membership_; }
   uint64_t epoch() const { return membership_.epoch; }
   uint32_t joined() const;
-  // All ranks are held.
+  // Returns whether every rank has a holder.
   bool active() const { return joined() == membership_.incarnations.size(); }
-  // No rank has ever been held.
+  // Returns whether no rank has ever had a holder.
   bool fresh() const;
-  // The ranks that are held, ascending.
+  // Returns the holders, ascending by rank.
   std::vector<Member> Members() const;
 
-  // The membership once the rank's place is taken by a worker that begins at `first_step`; nullopt: it has it already.
-  // A later holder begins a new epoch. Errors: InvalidArgument, NotFound UNKNOWN_RANK, FailedPrecondition
-  // STALE_INCARNATION.
+  // Plans that a worker that begins at `first_step` takes the rank. Every holder of a rank but the first begins a new
+  // epoch. Returns nullopt if the worker already holds the rank. Returns INVALID_ARGUMENT (MALFORMED), NOT_FOUND
+  // (UNKNOWN_RANK), or FAILED_PRECONDITION (STALE_INCARNATION) if a later incarnation has held the rank.
   absl::StatusOr<std::optional<Membership>> PlanJoin(uint32_t rank, uint64_t incarnation, uint64_t first_step) const;
-  // The membership once the rank is given back; its next holder begins a new epoch. nullopt: it is free already. Errors
-  // as for PlanJoin.
+  // Plans that the worker gives the rank back. Returns nullopt if it already has. Returns NOT_FOUND (UNKNOWN_RANK) or
+  // FAILED_PRECONDITION (STALE_INCARNATION).
   absl::StatusOr<std::optional<Membership>> PlanLeave(uint32_t rank, uint64_t incarnation) const;
-  // Whether a worker holds the rank in this epoch. Errors: NotFound UNKNOWN_RANK, FailedPrecondition STALE_EPOCH or
-  // STALE_INCARNATION.
+  // Checks that the worker holds the rank in this epoch. Returns NOT_FOUND (UNKNOWN_RANK) or FAILED_PRECONDITION
+  // (STALE_EPOCH or STALE_INCARNATION).
   absl::Status CheckMember(uint32_t rank, uint64_t incarnation, uint64_t epoch) const;
   void Adopt(Membership next);
 
-  // The shards know the members of this epoch.
+  // Returns whether the shards know the members of this epoch.
   bool shards_told() const { return shards_told_; }
-  // They have been told of this membership. When it has changed since, the caller that changed it tells them again.
+  // Notes that the shards have been told `told`. Has no effect if the membership has changed since: the caller that
+  // changed it tells the shards again.
   void NoteShardsTold(const Membership& told) { shards_told_ = shards_told_ || told == membership_; }
 
  private:

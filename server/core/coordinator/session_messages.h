@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What shards, workers and operators are told of a session. Pure functions of its state.
+// Makes the messages about a session to shards, workers and operators. Pure functions of its state.
 #pragma once
 
 #include <vector>
@@ -12,13 +12,13 @@ namespace precondor {
 
 class CoordinatorSession;
 
-// How the session's epoch begins, for each shard with layers.
+// Announces the session's epoch, for each shard with layers.
 EpochFence MakeFence(const CoordinatorSession& session);
-// One entry for each shard, in the coordinator's order; a shard without layers is not to be told.
+// Returns one entry for each shard, in the coordinator's order. Entries without layers must not be sent.
 std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session);
 Directive MakeDirective(const CoordinatorSession& session);
 CoordinatorSessionSummary MakeSummary(const CoordinatorSession& session);
-// Mode of the last step that all ranks have reported.
+// Returns the mode of the last step that all ranks have reported.
 Mode LastMode(const CoordinatorSession& session);
 
 }  // namespace precondor

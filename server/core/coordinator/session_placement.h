@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which shard has which layers of a session.
+// The shard of each layer of a session.
 #pragma once
 
 #include <optional>
@@ -11,23 +11,23 @@
 
 namespace precondor {
 
-// Not thread-safe. A move of layers is written down by the caller before it is adopted.
+// The caller writes a new placement before it adopts it. Not thread-safe.
 class SessionPlacement {
  public:
-  // `shards` has one entry for each shard of the coordinator, in its order; a shard without layers has an empty one.
+  // `shards` has one entry for each shard of the coordinator, in its order, without layers if the shard has none.
   explicit SessionPlacement(std::vector<PlacedLayers> shards) : shards_(std::move(shards)) {}
 
   const std::vector<PlacedLayers>& shards() const { return shards_; }
-  // Says where the layers are for certain.
+  // Adopts a placement that is durable.
   void Adopt(std::vector<PlacedLayers> shards);
 
-  // A move may or may not have been written down: the next record has to say where the layers are.
+  // Returns whether a move may or may not have been written. The next record must then contain the placement.
   bool in_doubt() const { return in_doubt_; }
   void NoteInDoubt() { in_doubt_ = true; }
 
-  // The parts of a snapshot of all layers, none durable.
+  // Returns the parts of a snapshot of all layers, none of them durable.
   std::vector<SnapshotPart> MakeParts() const;
-  // Why shards cannot take these parts any more; nullopt: each has the part's layers.
+  // Returns why the shards can no longer take these parts, or nullopt if each still has the layers of its part.
   std::optional<std::string> WhyNotHeld(const std::vector<SnapshotPart>& parts) const;
 
  private:

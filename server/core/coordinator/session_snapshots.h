@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The snapshots of a session: when one is due, what it consists of, and what can come of it.
+// The snapshots of a session: when one is due, its parts, and why it can fail.
 #pragma once
 
 #include <cstdint>
@@ -18,31 +18,34 @@
 
 namespace precondor {
 
-// A snapshot is planned, written down by the caller, and then adopted. Not thread-safe.
+// A snapshot is planned, written by the caller and then adopted. Not thread-safe.
 class SessionSnapshots {
  public:
-  // `session_name`: for errors.
+  // `session_name` is for messages of errors.
   explicit SessionSnapshots(std::string session_name) : session_name_(std::move(session_name)) {}
 
-  // Those that are remembered and durable, ascending.
+  // Returns the durable snapshots that are remembered, ascending by number.
   const std::vector<SessionSnapshot>& list() const { return list_; }
   void Adopt(std::vector<SessionSnapshot> list) { list_ = std::move(list); }
 
-  // The next one, of the state before `step`. FailedPrecondition: one is under way; or as CheckRestored.
+  // Plans the next snapshot, of the state before `step`. Returns FAILED_PRECONDITION if one is under way, or the errors
+  // of CheckRestored.
   absl::StatusOr<SessionSnapshot> Plan(uint64_t step, uint64_t epoch, const SessionPlacement& placement) const;
-  // The one that a session begins with, before any rank has joined. FailedPrecondition: a rank has joined.
+  // Plans the snapshot that a new session begins with. Returns FAILED_PRECONDITION if a rank has joined or a snapshot
+  // exists.
   absl::StatusOr<SessionSnapshot> PlanRestore(uint64_t step, const SessionMembers& members,
                                               const SessionPlacement& placement) const;
-  // Whether the factors that the session begins with are there. Unavailable: not all have been sent yet;
-  // FailedPrecondition: they never will be.
+  // Checks that the session has the factors that it begins with. Returns UNAVAILABLE (NOT_ACTIVE) if some have not been
+  // sent yet, FAILED_PRECONDITION if the restore has failed.
   absl::Status CheckRestored() const;
 
-  // What a shard is asked for. `again`: all shards have heard of the snapshot.
+  // Returns the order for a shard. `again`: all shards have received the order before.
   SnapshotOrder MakeOrder(uint64_t session_id, const SessionSnapshot& snapshot, bool again) const;
-  // Why a snapshot under way cannot become whole any more; nullopt: it can.
+  // Returns why a snapshot under way can no longer complete, or nullopt if it can.
   static std::optional<std::string> WhyNotWhole(const SessionSnapshot& snapshot, const Membership& membership,
                                                 const SessionPlacement& placement);
-  // The next one could be begun, and `step` is at least `interval_steps` after the last. An interval of 0: never.
+  // Returns whether no snapshot is under way and `step` is at least `interval_steps` after the last one. Returns false
+  // if `interval_steps` is 0.
   bool IsDue(uint64_t interval_steps, uint64_t step) const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sessions that a coordinator has open, by name and by id.
+// The open sessions of a coordinator, by name and by id.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ namespace precondor {
 
 class CoordinatorSession;
 
-// `state` is null while the session is being opened. While an operation that asks shards is under way the entry is busy
-// and others like it wait, so that shards hear of changes in order and no mutex is held (SessionLock).
+// `state` is null while the session is being opened. The entry is busy during an operation that calls shards, and other
+// operations wait (SessionLock). So shards receive changes in order, although no mutex is held during calls.
 struct SessionEntry {
   bool busy = false;
   std::shared_ptr<CoordinatorSession> state;
@@ -25,13 +25,13 @@ struct SessionEntry {
 // A session is found by id once it is durable, and by name once the operation that opens it has ended. Not thread-safe.
 class SessionTable {
  public:
-  // Null: there is none. Pointers to entries are valid until the next call that makes or frees one.
+  // Returns null if the name has no entry. The pointer is valid until the next call that makes or frees an entry.
   SessionEntry* FindEntry(absl::string_view name);
   SessionEntry& MakeEntry(absl::string_view name) { return entries_[name]; }
-  // The operation on a busy entry has ended with this state; null: the session is gone.
+  // Ends the operation on a busy entry and sets its session; null removes the entry.
   void FreeEntry(absl::string_view name, std::shared_ptr<CoordinatorSession> state);
 
-  // Null: there is no such session, or it is being opened.
+  // Returns null if there is no such session or it is being opened.
   std::shared_ptr<CoordinatorSession> FindByName(absl::string_view name) const;
   std::shared_ptr<CoordinatorSession> Find(uint64_t session_id) const;
   void Add(const std::shared_ptr<CoordinatorSession>& session);
@@ -40,7 +40,7 @@ class SessionTable {
 
  private:
   absl::flat_hash_map<std::string, SessionEntry> entries_;
-  // In order, so that a simulated run is a function of its seed.
+  // Ordered, so that a simulation is a function of its seed.
   std::map<uint64_t, std::shared_ptr<CoordinatorSession>> by_id_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When each shard of a coordinator last answered a probe: which shards are silent, and which are lost.
+// Tracks when each shard last answered a probe, and which shards are silent or lost.
 #pragma once
 
 #include <cstddef>
@@ -13,40 +13,44 @@
 
 namespace precondor {
 
-// Times are monotonic. Silence counts in probes that were sent, so that a coordinator that was stopped meanwhile takes
-// nothing away. Thread-safe.
+// Times are monotonic. Unanswered probes count, not only time, so that a coordinator that was suspended treats no shard
+// as lost. Thread-safe.
 class ShardWatch {
  public:
-  // Probes in a row that a shard leaves unanswered before it is reported; it is not lost before that either.
+  // A shard is unreachable after this many unanswered probes in a row, and is never lost before.
   static constexpr int64_t kLeastProbes = 3;
 
-  // `loss_timeout`, `probe_interval`: see CoordinatorOptions. All shards count as heard of at `now`.
+  // `loss_timeout` and `probe_interval`: see CoordinatorOptions. All shards count as having answered at `now`.
   ShardWatch(size_t shards, absl::Duration loss_timeout, absl::Duration probe_interval, absl::Time now);
 
-  // What the next probe grants to the shard.
+  // Returns the lease that the next probe grants to the shard.
   ShardLease MakeLease(size_t shard) const;
-  // The shard has answered a probe; `shard_time`: see ShardLease. True: it had been unreachable.
+  // Notes that the shard has answered a probe with `shard_time` (see ShardLease). Returns whether it was unreachable
+  // before.
   bool NoteAnswer(size_t shard, absl::Time shard_time, absl::Time now);
-  // The shard has not answered a probe of the time `sent`. True: it is unreachable from now on.
+  // Notes that the shard has not answered a probe sent at `sent`. Returns whether it becomes unreachable with this one.
   bool NoteSilence(size_t shard, absl::Time sent);
-  // A coordinator that stood by has not asked before: all shards count as heard of at `now`.
+  // Makes all shards count as having answered at `now`. Called when a standby begins to lead: it has sent no probes
+  // before.
   void Restart(absl::Time now);
 
-  // It has answered none of as many probes as fit into loss_timeout, nor anything for so long.
+  // Returns whether the shard has answered nothing for loss_timeout, and none of as many probes as fit into that time.
   bool IsLost(size_t shard, absl::Time now) const;
-  // It did not answer the last probe.
+  // Returns whether the shard did not answer the last probe.
   bool IsSilent(size_t shard) const;
-  // Shards that leave kLeastProbes unanswered.
+  // Returns the number of unreachable shards.
   int64_t unreachable() const;
 
  private:
-  // When a shard was last heard of.
+  // State of the probes of one shard.
   struct Seen {
-    absl::Time answered;  // by this process's clock; at first, when it began
+    absl::Time answered;  // by this process's clock; initially, when the watch began
     absl::Time shard_time = absl::InfinitePast();
-    bool silent = false;     // the last probe was not answered
-    int64_t unanswered = 0;  // probes sent since `answered` that were not, at least probe_interval apart
-    absl::Time counted = absl::InfinitePast();  // when the last of them was sent
+    bool silent = false;  // the last probe was not answered
+    // Number of unanswered probes since `answered`, counted at most once every probe_interval.
+    int64_t unanswered = 0;
+    // When the last counted probe was sent.
+    absl::Time counted = absl::InfinitePast();
   };
 
   const absl::Duration loss_timeout_;

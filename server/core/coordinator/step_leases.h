@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far the leases of a session reach, and which mode each step has: what is durable, what is being written down, and
-// what ranks have been granted of it.
+// A session's leases and the modes of its steps: what is durable, what is being written, and what has been granted to
+// ranks.
 #pragma once
 
 #include <cstdint>
@@ -15,39 +15,39 @@
 
 namespace precondor {
 
-// Invariant: no rank is granted a step beyond what is durable, nor a step whose mode a write that is under way or in
-// doubt would change. A grant is never taken back. Not thread-safe.
+// Invariant: no rank is granted a step beyond the durable lease, nor a step whose mode would be changed by a write that
+// is in progress or in doubt. A grant is never withdrawn. Not thread-safe.
 class StepLeases {
  public:
-  // `granted_through`: what ranks may have been granted so far.
+  // `granted_through` is the last step that ranks may have been granted so far.
   StepLeases(LeaseTerms durable, uint64_t lease_steps, uint64_t granted_through);
 
-  // A session begins with its first lease granted.
+  // Returns the lease of a new session.
   static LeaseTerms First(const SessionSpec& spec, uint64_t lease_steps);
 
   const LeaseTerms& durable() const { return durable_; }
-  // The durable one, or the one that is being written down.
+  // Returns the schedule that is being written, or else the durable one.
   const std::vector<ModeInterval>& planned_schedule() const;
-  // The last step that was ever granted to a rank.
+  // Returns the last step that was ever granted to a rank.
   uint64_t granted_through() const { return granted_through_; }
   uint64_t first_open_step() const { return StepSum(granted_through_, 1); }
 
-  // The lease is to reach beyond this step.
+  // Requests a lease that reaches lease_steps beyond this step.
   void WantStep(uint64_t step);
-  // A rank has reported this step.
+  // Requests a lease that reaches lease_steps beyond a step that a rank has reported.
   void ExtendBeyond(uint64_t reported_step);
 
-  // A lease to write down, if it has to be longer, or `schedule` or an operator's choice in `fallback` is new, or what
-  // was written before is in doubt. nullopt: nothing to write, or one is being written. Adopt, NoteInDoubt or
-  // AbandonWrite ends it.
+  // Returns a lease to write if it must be longer, `schedule` or the operator's choice in `fallback` has changed, or an
+  // earlier write is in doubt. Returns nullopt otherwise, or if a lease is already being written. Adopt, NoteInDoubt or
+  // AbandonWrite ends the write.
   std::optional<LeaseTerms> BeginWrite(std::vector<ModeInterval> schedule, const FallbackState& fallback);
   void Adopt(LeaseTerms written);
-  // What was to be written may or may not be durable.
+  // Ends a write whose record may or may not be durable.
   void NoteInDoubt();
-  // It was not written.
+  // Ends a write that was not attempted.
   void AbandonWrite();
 
-  // No lease reaches this step until EndHold.
+  // Keeps leases from reaching this step until EndHold.
   void HoldBefore(uint64_t step) { held_before_ = step; }
   void EndHold();
   std::optional<uint64_t> held_before() const { return held_before_; }
@@ -57,9 +57,9 @@ class StepLeases {
 
   const uint64_t lease_steps_;
   LeaseTerms durable_;
-  std::optional<LeaseTerms> pending_;  // being written down
-  bool mode_in_doubt_ = false;         // a change of mode may or may not have been written
-  uint64_t wanted_through_;            // what reports and joins ask for
+  std::optional<LeaseTerms> pending_;  // lease that is being written
+  bool mode_in_doubt_ = false;         // a change of mode may or may not be durable
+  uint64_t wanted_through_;            // last step that reports and joins have requested
   uint64_t granted_through_;
   std::optional<uint64_t> held_before_;
 };

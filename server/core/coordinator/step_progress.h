@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which steps all ranks of a session have reported, and with which losses.
+// The steps that all ranks of a session have reported, and their losses.
 #pragma once
 
 #include <cstdint>
@@ -16,32 +16,33 @@ namespace precondor {
 
 struct FinishedStep {
   LossTable::StepLoss loss;
-  double seconds = 0;  // since the step before it finished; 0: not known
+  double seconds = 0;  // time since the preceding step finished; 0: not known
 };
 
 // Not thread-safe.
 class StepProgress {
  public:
-  // `open_from`: the lowest step that not all have reported yet.
+  // `open_from`: see open_from().
   StepProgress(int64_t world_size, uint64_t lease_steps, uint64_t open_from);
 
-  // Takes in the report of a member. Returns the step when this report completed it. `now` is monotonic.
+  // Adds a member's report. Returns the step if this report completed it. `now` is monotonic.
   std::optional<FinishedStep> Report(const StepReport& report, absl::Time now);
-  // A new epoch: reports of earlier ones count no more.
+  // Begins a new epoch: reports of earlier epochs no longer count.
   void BeginEpoch();
-  // The job goes back to this step.
+  // Sets open_from() for a rollback of the job to this step.
   void GoBackTo(uint64_t step) { open_from_ = step; }
 
-  // The greatest step that all have reported in this epoch.
+  // Returns the greatest step that all ranks have reported in this epoch, or 0.
   uint64_t last_step() const { return last_step_; }
-  // What shards say of themselves, by address: the greatest step that each has begun. For people.
+  // Notes the greatest step that a shard has begun, by its address. For people.
   void NoteShard(const std::string& address, uint64_t last_step) { shard_steps_[address] = last_step; }
   const std::map<std::string, uint64_t>& shard_steps() const { return shard_steps_; }
-  // The loss of the last step that had a finite one.
+  // Returns the loss of the last finished step that had a finite one.
   double last_loss() const { return last_loss_; }
-  // The lowest step that not all have reported.
+  // Returns the step after the greatest one that all ranks have reported. A rollback sets it back.
   uint64_t open_from() const { return open_from_; }
-  // All ranks have come so far beyond the step that a shard which has not seen it never will.
+  // Returns whether all ranks have reported a step at least a lease beyond `step`. A shard without the step never gets
+  // it then.
   bool HasPassed(uint64_t step) const;
 
  private:

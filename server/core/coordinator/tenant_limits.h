@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much the sessions of one tenant may take together.
+// Limits for the sessions of one tenant together.
 #pragma once
 
 #include <cstdint>
@@ -14,25 +14,25 @@
 
 namespace precondor {
 
-// 0: no limit.
+// 0 means no limit.
 struct TenantLimits {
   int64_t sessions = 0;
-  int64_t bytes = 0;  // of SessionBytes, on all shards together
+  int64_t bytes = 0;  // sum of SessionBytes over all shards
 
   bool any() const { return sessions > 0 || bytes > 0; }
 };
 
-// Factors and staging of all layers, as placement counts them (LayerBytes).
+// Returns the bytes of factors and staging of all layers, as placement counts them (LayerBytes).
 int64_t SessionBytes(const SessionSpec& spec, const MethodSet& methods);
 
-// What a session counts with. Without tenants (no access file) all sessions are one tenant's.
+// A session's share of its tenants' limits. Without tenants (no access file), all sessions belong to one tenant.
 struct TenantSession {
   std::vector<std::string> tenants;
   int64_t bytes = 0;
 };
 
-// Whether a session named `name` may be opened beside `others`: ResourceExhausted CAPACITY with numbers where one of
-// its tenants would have more than the limits.
+// Checks whether a session named `name` may be opened beside `others`. Returns RESOURCE_EXHAUSTED (CAPACITY), with the
+// numbers, if one of its tenants would exceed the limits.
 absl::Status CheckTenantLimits(const TenantLimits& limits, absl::string_view name, const TenantSession& session,
                                absl::Span<const TenantSession> others);
 
