@@ -30,8 +30,8 @@ namespace {
 using cuda::Device;
 using cuda::DeviceArray;
 
-// Row-major matrices are the transposed column-major ones that cuBLAS and cuSOLVER know: sides change, upper triangles
-// are lower ones, and a product's factors change places.
+// cuBLAS and cuSOLVER expect column-major matrices, for which a row-major matrix is its transpose: sides swap, upper
+// triangles are lower ones, and the factors of a product swap.
 cublasOperation_t Blas(Transpose transpose) { return transpose == Transpose::kYes ? CUBLAS_OP_T : CUBLAS_OP_N; }
 cublasSideMode_t OtherSide(From side) { return side == From::kLeft ? CUBLAS_SIDE_RIGHT : CUBLAS_SIDE_LEFT; }
 constexpr cublasFillMode_t kLowerTriangle = CUBLAS_FILL_MODE_UPPER;
@@ -84,7 +84,7 @@ class CudaBackend final : public Backend {
     }
   }
 
-  // --- kinds of which one or many are as few launches as their shapes allow -----------------------------------------
+  // --- kinds whose operations run together, in as few launches as their shapes allow --------------------------------
 
   absl::Status RunTogether(absl::Span<const operation::Elementwise* const> all) {
     return cuda::RunElementwise(*device_, all);
@@ -109,7 +109,7 @@ class CudaBackend final : public Backend {
   absl::Status RunTogether(absl::Span<const operation::LowRankPrecondition* const> all) {
     return cuda::RunLowRankPreconditions(*device_, all);
   }
-  // Of what may turn out impossible: small ones together, the others one by one.
+  // Runs operations each of which can fail on its own: small ones together, the others one at a time.
   template <typename Kind>
   void RunDecompositions(absl::Span<const Kind* const> all, absl::Span<absl::Status> statuses) {
     std::vector<const Kind*> small;
@@ -156,8 +156,8 @@ class CudaBackend final : public Backend {
   absl::Status RunSmall(absl::Span<const operation::LowRankCore* const> all, absl::Span<absl::Status> statuses) {
     return cuda::RunLowRankCores(*device_, all, statuses);
   }
-  // --- the rest, one by one -----------------------------------------------------------------------------------------
-  // Composites that have no function of their own here.
+  // --- the other kinds, one operation at a time ---------------------------------------------------------------------
+  // Runs composites for which this backend has no function of its own.
   template <operation::Composite Kind>
   absl::Status RunOne(const Kind& composite) {
     return RunByPrimitives(composite);
@@ -197,7 +197,7 @@ class CudaBackend final : public Backend {
     });
   }
 
-  // out[0 ...] = what `launch` leaves in device memory, given the partial sums' memory.
+  // Copies to `out` what `launch`, given the memory for partial sums, leaves in device memory.
   absl::Status Reduce(absl::string_view what, int64_t partials, absl::Span<double> out,
                       absl::FunctionRef<cudaError_t(cudaStream_t, double*, double*)> launch) {
     const int64_t size = static_cast<int64_t>(out.size());
@@ -250,7 +250,7 @@ class CudaBackend final : public Backend {
     return wide;
   }
 
-  // Asks `size` for the work space of a routine, runs it, and returns the routine's info.
+  // Gets the routine's work space size from `size`, runs the routine, and returns its info.
   absl::StatusOr<int> Solve(
       absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t, int*)> size,
       absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t, double* work, int work_size, int* info)> routine) {
@@ -333,7 +333,7 @@ class CudaBackend final : public Backend {
             [&](cusolverDnHandle_t solver, double* work, int work_size, int* device_info) {
               return cusolverDnDgeqrf(solver, d, n, m, d, tau.data(), work, work_size, device_info);
             }));
-    // What R has on its diagonal, before Q takes its place.
+    // Saves R's diagonal before Q overwrites it.
     PRECONDOR_RETURN_IF_ERROR(device_->Run("OrthonormalizeRows", [&](cudaStream_t stream) {
       return cudaMemcpy2DAsync(signs.data(), sizeof(double), m, (d + 1) * sizeof(double), sizeof(double), n,
                                cudaMemcpyDeviceToDevice, stream);

@@ -25,11 +25,12 @@ int64_t Pitch(ConstMatrixView x) { return x.stride * static_cast<int64_t>(sizeof
 int64_t Width(ConstMatrixView x) { return x.cols * static_cast<int64_t>(sizeof(float)); }
 
 absl::Status Checked(absl::string_view what, cudaError_t error) {
-  if (error != cudaSuccess) (void)cudaGetLastError();  // or the next call of other code would report it
+  if (error != cudaSuccess) (void)cudaGetLastError();  // otherwise the next call of other code would report it
   return ToStatus(absl::StrCat("device plane: ", what), error);
 }
 
-// The device is the thread's current one until the end. Threads are the caller's, and so is what they had.
+// Makes a device the thread's current one and restores the previous one at the end. Threads belong to the caller, which
+// may use another device.
 class OnDevice {
  public:
   explicit OnDevice(int device) {
@@ -251,10 +252,10 @@ class CudaPlane final : public DevicePlane {
   cudaStream_t stream_ = nullptr;
   PayloadSums* sums_ = nullptr;
 
-  Mutex sums_mu_;  // one use of sums_ at a time; its holder waits for the device
+  Mutex sums_mu_;  // guards the content of sums_; its holder waits for the device
   Mutex mu_;
-  std::unique_ptr<Staging> staging_;                      // made once, under mu_
-  std::vector<cudaEvent_t> events_ ABSL_GUARDED_BY(mu_);  // not in use
+  std::unique_ptr<Staging> staging_;                      // made once, under mu_, and then constant
+  std::vector<cudaEvent_t> events_ ABSL_GUARDED_BY(mu_);  // events for reuse
 };
 
 }  // namespace

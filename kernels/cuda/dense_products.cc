@@ -35,37 +35,38 @@ std::vector<const Kind*> AllOf(const std::vector<Kind>& operations) {
   return all;
 }
 
-// Rows that begin at multiples of 16 bytes: cuBLAS demands it of a matrix, and is the faster for it in each row.
+// Returns the stride with which bf16 rows begin at multiples of 16 bytes. cuBLAS requires this of a matrix, and is
+// faster if each row does.
 constexpr int64_t Padded(int64_t cols) { return (cols + 7) / 8 * 8; }
 
-// The same of f32, which cuBLAS demands in TF32 alone.
+// Returns this stride for f32, where cuBLAS requires it in TF32 alone.
 constexpr int64_t PaddedInF32(int64_t cols) { return (cols + 3) / 4 * 4; }
 bool IsAligned(ConstMatrixView x) {
   return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride == PaddedInF32(x.stride);
 }
 
-// What cuBLAS is told of elements, and of the products that it makes of them.
+// The types of elements and of arithmetic that a call of cuBLAS gets.
 struct Arithmetic {
   cudaDataType_t type;
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
 };
 constexpr Arithmetic kInBf16{CUDA_R_16BF}, kInF32{CUDA_R_32F}, kInTf32{CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
 
-// c [rows, cols] = a b, row-major, elements of one type.
+// c [rows, cols] = a b, row-major. All elements have one type.
 struct Factors {
   const void *a, *b;
   void* c;
   int64_t rows, cols, inner, stride_a, stride_b, stride_c;
 };
 
-// Where all of them are in device memory.
+// Arrays, in device memory, of the pointers of all products.
 struct Pointers {
   const void* const* a;
   const void* const* b;
   void* const* c;
 };
 
-// Row-major matrices are the transposed column-major ones that cuBLAS knows: a product's factors change places.
+// cuBLAS expects column-major matrices, for which a row-major matrix is its transpose: the factors of a product swap.
 absl::Status SingleProduct(Device& device, const Factors& product, const Arithmetic& in) {
   const float one = 1.0f, zero = 0.0f;
   return device.RunBlas("DensePrecondition", [&](cublasHandle_t blas) {
@@ -75,7 +76,7 @@ absl::Status SingleProduct(Device& device, const Factors& product, const Arithme
   });
 }
 
-// `count` products of the shape of `first`.
+// Runs `count` products of the shape of `first`.
 absl::Status BatchOfProducts(Device& device, const Factors& first, size_t count, const Arithmetic& in,
                              Pointers pointers) {
   const float one = 1.0f, zero = 0.0f;
@@ -87,8 +88,8 @@ absl::Status BatchOfProducts(Device& device, const Factors& first, size_t count,
   });
 }
 
-// Both products of each operation, in two calls of cuBLAS for those of one shape. One call for all shapes, which cuBLAS
-// has too, takes twice as long (docs/adr/0025-measured-on-a-gpu.md).
+// Both products of each operation, in two calls of cuBLAS for the operations of one shape. A single call for all
+// shapes, which cuBLAS also offers, takes twice as long (docs/adr/0025-measured-on-a-gpu.md).
 class ProductPair {
  public:
   void Ask(PackedUpload& upload, size_t count) {
@@ -97,7 +98,7 @@ class ProductPair {
   }
   // half = l d, u = half r.
   void Add(const Factors& first, const Factors& second) { pairs_.push_back({first, second}); }
-  // When all have been added.
+  // Call it when all pairs have been added.
   void Fill(PackedUpload& upload) {
     std::stable_sort(pairs_.begin(), pairs_.end(),
                      [](const Pair& a, const Pair& b) { return ShapeOf(a) < ShapeOf(b); });
@@ -137,7 +138,7 @@ class ProductPair {
   std::vector<Pair> pairs_;
 };
 
-// Expands in one launch the l and r, of all operations, that are not yet there as matrices.
+// Expands, in one launch, the factors l and r of all operations that are stored in tiles.
 class Expansions {
  public:
   void Ask(PackedUpload& upload, const Operations& operations) {
@@ -151,7 +152,7 @@ class Expansions {
     jobs_ = upload.Add<ExpandJob>(count);
     weights_ = upload.Add<double>(weights);
   }
-  // x [n, n], of rows of `stride` elements, f32 or bf16.
+  // Adds the expansion of `form` to x [n, n], whose rows have `stride` elements of f32 or bf16.
   void Add(PackedUpload& upload, const SymmetricForm& form, void* x, int64_t stride, bool in_bf16) {
     std::copy(form.weights.begin(), form.weights.end(), upload.OnHost(weights_).begin() + weight_);
     ExpandJob job;
@@ -178,8 +179,8 @@ class Expansions {
   int64_t tiles_ = 0;
 };
 
-// Operations in bf16: expansions, roundings, two calls of cuBLAS for each shape, and what makes f32 of the answers and
-// knows their lengths.
+// Runs operations in bf16: expansions, roundings, two calls of cuBLAS for each shape, and a kernel that converts the
+// answers to f32 and computes their lengths.
 class Bf16Plan {
  public:
   explicit Bf16Plan(const Operations& operations) : operations_(operations) {}
@@ -226,7 +227,7 @@ class Bf16Plan {
   }
 
  private:
-  // l, r and d in bf16, and l d, which is as large as d; the answer takes d's place.
+  // Counts l, r, d and l d in bf16. l d is as large as d, and the answer overwrites d.
   static int64_t RoundedElements(const operation::DensePrecondition& operation) {
     const int64_t m = operation.d.rows, n = operation.d.cols;
     return m * Padded(m) + n * Padded(n) + 2 * m * Padded(n);
@@ -257,7 +258,8 @@ class Bf16Plan {
     return x;
   }
 
-  // Returns the blocks up to and with these.
+  // Puts jobs from `place` on, whose first block is `blocks`. Returns the number of blocks up to and including these
+  // jobs.
   int64_t Put(const std::vector<RoundingJob>& some, size_t place, int64_t blocks) {
     for (RoundingJob job : some) {
       job.first = blocks;
@@ -274,7 +276,8 @@ class Bf16Plan {
   Expansions expansions_;
   ProductPair products_;
   PackedUpload::Part<RoundingJob> jobs_;
-  std::vector<RoundingJob> answers_, factors_;  // of d's, which become answers, and of l's and r's that are there
+  // Roundings of each d, whose memory gets the answer; and of each l and r that is stored as a matrix.
+  std::vector<RoundingJob> answers_, factors_;
   int64_t answer_blocks_ = 0, blocks_ = 0;
   Bf16* next_ = nullptr;
   double *next_squares_ = nullptr, *next_partials_ = nullptr;
@@ -287,8 +290,8 @@ absl::Status RunInBf16(Device& device, const Operations& operations) {
   return plan.Run(device);
 }
 
-// In TF32 cuBLAS gets what does not begin, or go on, at multiples of 16 bytes as copies of `d`, `l` and `r` that do,
-// and gives `u` as one.
+// In TF32 cuBLAS requires matrices whose data and rows begin at multiples of 16 bytes. Others are replaced by copies
+// that do: d, l and r before the products, and u after them.
 class AlignedCopies {
  public:
   static int64_t Elements(ConstMatrixView x) { return IsAligned(x) ? 0 : x.rows * PaddedInF32(x.cols); }
@@ -320,8 +323,8 @@ class AlignedCopies {
   std::vector<operation::Elementwise> before_, after_;
 };
 
-// Of matrices in f32. In F32 large products are cuBLAS', small ones our own kernel's, which gives each what it gives
-// alone; in TF32 all of them are cuBLAS'.
+// Runs operations on f32 matrices. In TF32 cuBLAS makes all products. In F32 cuBLAS makes the large ones, and our own
+// kernel the small ones, whose results do not depend on the other operations.
 absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32) {
   PackedUpload upload;
   Expansions expansions;
@@ -385,7 +388,7 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
 
 SymmetricJob JobOfForm(const SymmetricForm& form, const double* weights) {
   SymmetricJob job;
-  job.tiles = const_cast<float*>(form.raw.data);  // only read; the job's type is that of an update
+  job.tiles = const_cast<float*>(form.raw.data);  // only read: SymmetricJob also describes updates
   job.n = form.n;
   job.storage = form.storage;
   job.scale = static_cast<float>(form.scale);

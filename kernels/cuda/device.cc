@@ -13,12 +13,13 @@
 namespace precondor::cuda {
 namespace {
 
-// What cuBLAS asks for on Hopper; a workspace of its own keeps products the same from call to call.
+// NVIDIA's recommended workspace for Hopper. A workspace of our own keeps products bitwise equal from call to call.
 constexpr int64_t kBlasWorkspaceBytes = int64_t{32} << 20;
-// NCCL takes its buffers from what is free when the first collective connects; so much is ample for eight devices.
+// NCCL allocates its buffers from free memory when the first collective connects. This is ample for eight devices.
 constexpr int64_t kMostForCommunicators = int64_t{1} << 30;
 
-// The host's imitation of CUDA shows who reads what was never written.
+// The host's imitation of CUDA fills reused memory with NaN, so that tests notice reads of memory that was never
+// written.
 #ifdef PRECONDOR_CUDA_ON_HOST
 constexpr bool kFillsWithNan = true;
 #else
@@ -47,13 +48,13 @@ absl::StatusOr<std::unique_ptr<Device>> Device::Make(int index, int64_t memory_l
   return device;
 }
 
-// By default no other device reaches a pool's memory, whatever cudaDeviceEnablePeerAccess says.
+// By default no other device can access the memory of a pool, even after cudaDeviceEnablePeerAccess.
 absl::Status Device::LetReach(const std::vector<int>& peers) {
   for (const int peer : peers) {
     if (peer == index_) continue;
     int reaches = 0;
     PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA peers", cudaDeviceCanAccessPeer(&reaches, peer, index_)));
-    if (reaches == 0) continue;  // then collectives go another way
+    if (reaches == 0) continue;  // collectives then use another path
     cudaMemAccessDesc access = {};
     access.location.type = cudaMemLocationTypeDevice;
     access.location.id = peer;
@@ -94,7 +95,7 @@ absl::Status Device::MakeHandles() {
   PRECONDOR_RETURN_IF_ERROR(ToStatus("cuBLAS stream", cublasSetStream(blas_, stream_)));
   PRECONDOR_RETURN_IF_ERROR(
       ToStatus("cuBLAS workspace", cublasSetWorkspace(blas_, blas_workspace_, kBlasWorkspaceBytes)));
-  // Partial sums of bf16 products stay in f32, whatever their result is.
+  // Partial sums of bf16 products stay in f32, whatever the type of the result.
   PRECONDOR_RETURN_IF_ERROR(ToStatus(
       "cuBLAS mode",
       cublasSetMathMode(
@@ -145,7 +146,7 @@ absl::Status Device::Enter() {
 
 absl::Status Device::Checked(absl::string_view what, cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
-  (void)cudaGetLastError();  // or the next launch would report it
+  (void)cudaGetLastError();  // otherwise the next launch would report it
   absl::Status status = ToStatus(what, error);
   if (IsFatal(error)) Lose(status);
   return status;
@@ -228,7 +229,7 @@ absl::StatusOr<void*> Device::Allocate(int64_t bytes, bool zeroed) {
 void Device::Free(void* data, int64_t bytes) {
   if (!free_blocks_.Keep(data, bytes)) {
     FreeToPool(data);
-    // They may have sizes that nothing asks for any more.
+    // The kept blocks may have sizes that no caller requests now.
     if (bytes <= FreeBlocks::kLargestBytes) FreeKept();
   }
   allocated_bytes_ -= bytes;
@@ -240,14 +241,14 @@ void Device::FreeKept() {
 
 void Device::FreeToPool(void* data) {
   cudaSetDevice(index_);
-  // A device that is lost has lost its memory too.
+  // A lost device has lost its memory too, so errors are ignored.
   if (cudaFreeAsync(data, stream_) != cudaSuccess) (void)cudaGetLastError();
 }
 
 void Device::Trim() {
   if (!Enter().ok()) return;
   FreeKept();
-  // What has been freed is the pool's again only when the stream has come there.
+  // Freed memory returns to the pool only when the stream has reached the free.
   if (Checked("Trim", cudaStreamSynchronize(stream_)).ok()) (void)Checked("Trim", cudaMemPoolTrimTo(pool_, 0));
 }
 

@@ -16,10 +16,11 @@
 namespace precondor::cuda {
 namespace {
 
-// Matrices of a call: what it works on stays below 2^31 bytes at any size that comes here.
+// Largest number of matrices in a call, so that its f64 copies stay below 2^31 bytes at any size up to
+// kMostRowsOfSymmetricEigens.
 constexpr size_t kMostOfACall = 1000;
 
-// Matrices of one size, whose f64 copies and eigenvalues lie behind each other.
+// Matrices of one size, whose f64 copies and eigenvalues are contiguous.
 struct Batch {
   int64_t n = 0;
   size_t first = 0;
@@ -44,7 +45,7 @@ class SolverParameters {
   cusolverDnParams_t params_ = nullptr;
 };
 
-// `sizes` ascend.
+// Divides the matrices into batches. Precondition: `sizes` ascend.
 std::vector<Batch> BatchesOf(const std::vector<int64_t>& sizes, double* values, double* wide) {
   std::vector<Batch> batches;
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -58,7 +59,7 @@ std::vector<Batch> BatchesOf(const std::vector<int64_t>& sizes, double* values, 
   return batches;
 }
 
-// Row-major lower triangles are column-major upper ones; both are there.
+// A row-major lower triangle is a column-major upper one. The matrices have both triangles.
 constexpr cublasFillMode_t kTriangle = CUBLAS_FILL_MODE_UPPER;
 
 absl::Status AskForWorkspace(Device& device, const SolverParameters& parameters, Batch& batch) {
@@ -101,7 +102,7 @@ absl::Status RunSymmetricEigens(Device& device, absl::Span<const operation::Symm
     rows += sizes.back();
     elements += sizes.back() * sizes.back();
   }
-  // What the host learns, all eigenvalues and outcomes, and behind it the matrices.
+  // All eigenvalues and outcomes, which the host receives, followed by the matrices.
   const int64_t learnt = rows + static_cast<int64_t>(count);
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory, device.Array<double>(learnt + elements));
   std::vector<Batch> batches = BatchesOf(sizes, memory.data(), memory.data() + learnt);
@@ -115,7 +116,7 @@ absl::Status RunSymmetricEigens(Device& device, absl::Span<const operation::Symm
     host_bytes += batch.host_bytes;
   }
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<char> on_device, device.Array<char>(static_cast<int64_t>(device_bytes)));
-  std::vector<char> on_host(host_bytes);  // each has its own, until all are done
+  std::vector<char> on_host(host_bytes);  // each batch has its own part, until all batches are done
 
   PackedUpload upload;
   const auto jobs = upload.Add<SymmetricEigenJob>(count);
@@ -144,7 +145,7 @@ absl::Status RunSymmetricEigens(Device& device, absl::Span<const operation::Symm
     });
   }
   std::vector<double> known(static_cast<size_t>(learnt));
-  // Also after a failure: until the stream has come here, batches before it may use what lies on the host.
+  // Waits for the stream also after a failure: earlier batches may still use the work space on the host.
   const absl::Status received = device.Receive(memory, absl::MakeSpan(known));
   PRECONDOR_RETURN_IF_ERROR(decomposed);
   PRECONDOR_RETURN_IF_ERROR(received);

@@ -8,10 +8,10 @@ namespace {
 
 constexpr unsigned kRowsOfBlock = 8;
 
-// Elements that a thread loads before it stores the first.
+// Number of elements that a thread loads before it stores the first.
 constexpr int kHeld = 4;
 
-// out(i, j) = f(i, j) for all i, j. Neighbours in a row are neighbours in a warp.
+// Sets out(i, j) = f(i, j) for all i, j. Neighbouring threads of a warp handle neighbours in a row.
 template <int kTogether, typename Output, typename Function>
 __global__ void __launch_bounds__(kWarp* kRowsOfBlock) ForEachKernel(Output out, Function f) {
   constexpr int64_t kColumns = kWarp * kTogether;
@@ -47,7 +47,7 @@ cudaError_t ForEach(cudaStream_t stream, Output out, Function f) {
 
 __host__ __device__ constexpr int64_t PackedIndex(int64_t i, int64_t j) { return i * (i + 1) / 2 + j; }
 
-// The first 64 bits of Philox4x32-10, as kernels/base/random.cc computes them.
+// Returns the first 64 bits of Philox4x32-10, as kernels/base/random.cc computes them.
 __device__ uint64_t PhiloxBits(uint32_t key0, uint32_t key1, uint64_t nonce, uint64_t counter) {
   uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32);
   uint32_t c2 = static_cast<uint32_t>(nonce), c3 = static_cast<uint32_t>(nonce >> 32);
@@ -68,7 +68,7 @@ __device__ uint64_t PhiloxBits(uint32_t key0, uint32_t key1, uint64_t nonce, uin
 // --- operations that run together -----------------------------------------------------------------------------------
 
 constexpr unsigned kThreads = kWarp * kRowsOfBlock;
-// A block's part of a matrix, and of a single row.
+// The part of a matrix with several rows, and of a single row, that a block handles.
 constexpr int kRowsOfPart = 32;
 constexpr int kColumnsOfPart = 128;
 constexpr int64_t kElementsOfPart = int64_t{kRowsOfPart} * kColumnsOfPart;
@@ -77,7 +77,7 @@ struct Extent {
   int64_t rows, cols;
 };
 
-// Over which elements the job runs.
+// Returns the range of indices (i, j) over which the job runs.
 __host__ __device__ Extent ExtentOf(const ElementwiseJob& job) {
   switch (job.kind) {
     case ElementwiseKind::kAddDiagonal:
@@ -92,11 +92,11 @@ __host__ __device__ Extent ExtentOf(const ElementwiseJob& job) {
 
 __host__ __device__ constexpr int64_t Parts(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
-// What a job of one kind writes at (i, j), and where; Has: whether it does.
+// For a job of one kind, Has says whether it writes at (i, j), ValueAt computes the value, and Put stores it.
 template <ElementwiseKind kKind>
 __device__ __forceinline__ bool Has(int64_t i, int64_t j) {
   if (kKind == ElementwiseKind::kPackLower) return j <= i;
-  return kKind != ElementwiseKind::kSymmetrize || j < i;  // the thread of the element below writes both
+  return kKind != ElementwiseKind::kSymmetrize || j < i;  // the thread of the element below the diagonal writes both
 }
 
 template <ElementwiseKind kKind>
@@ -141,7 +141,7 @@ __device__ __forceinline__ void Put(const ElementwiseJob& job, int64_t i, int64_
   }
 }
 
-// Columns j, j + step, ... of row i, as far as they are below `end`.
+// Handles columns j, j + step, ... of row i that are below `end`, kHeld at most.
 template <ElementwiseKind kKind>
 __device__ __forceinline__ void RunSome(const ElementwiseJob& job, int64_t i, int64_t j, int64_t step, int64_t end) {
   float values[kHeld];
@@ -157,7 +157,7 @@ __device__ __forceinline__ void RunSome(const ElementwiseJob& job, int64_t i, in
   }
 }
 
-// A part of a matrix, or of a single row.
+// Handles a part of a matrix or of a single row.
 template <ElementwiseKind kKind>
 __device__ __forceinline__ void RunPart(const ElementwiseJob& job, Extent extent, int64_t part) {
   if (extent.rows == 1) {
@@ -175,7 +175,8 @@ __device__ __forceinline__ void RunPart(const ElementwiseJob& job, Extent extent
   }
 }
 
-// A part of y = alpha x + beta y, where most of the bytes are: a thread has four rows of four columns on their way.
+// Handles a part of y = alpha x + beta y, which moves most of the bytes: a thread has the loads of four rows of four
+// columns in flight.
 __device__ __forceinline__ void RunAxpbyPart(const ElementwiseJob& job, Extent extent, int64_t part) {
   static_assert(kColumnsOfPart == kWarp * kFour && kRowsOfPart == kRowsOfBlock * kHeld);
   const int64_t across = Parts(extent.cols, kColumnsOfPart);

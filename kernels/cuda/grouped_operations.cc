@@ -19,12 +19,12 @@
 namespace precondor::cuda {
 namespace {
 
-// From here on a product fills the device by itself, and cuBLAS' kernels are worth a launch of their own.
+// Products of at least this size fill the device alone, and are worth a launch of cuBLAS.
 constexpr double kFlopsOfLargeProduct = 5e8;
-// More than one warp should walk.
+// Longer rows take more than one warp each if a matrix has few of them.
 constexpr int64_t kLongRow = 1 << 16;
 
-// All numbers that the operations take, one operation's behind the other's, for the device.
+// Sends the numbers of all operations to the device, one operation's after another's.
 template <typename Operations, typename NumbersOf>
 absl::StatusOr<DeviceArray<double>> SendNumbers(Device& device, const Operations& operations, NumbersOf numbers_of) {
   std::vector<double> numbers;
@@ -46,7 +46,7 @@ int64_t InnerSize(const operation::Gemm& gemm) {
   return gemm.transpose_a == Transpose::kYes ? gemm.a.rows : gemm.a.cols;
 }
 
-// Row-major matrices are the transposed column-major ones that cuBLAS knows: a product's factors change places.
+// cuBLAS expects column-major matrices, for which a row-major matrix is its transpose: the factors of a product swap.
 absl::Status RunLargeProduct(Device& device, const operation::Gemm& gemm) {
   const float alpha = static_cast<float>(gemm.alpha), beta = static_cast<float>(gemm.beta);
   return device.RunBlas("Gemm", [&](cublasHandle_t blas) {
@@ -56,8 +56,8 @@ absl::Status RunLargeProduct(Device& device, const operation::Gemm& gemm) {
   });
 }
 
-// A group that wants memory is run again (kernels/grouping), which a product that has run must not be: it may add to
-// its result.
+// Replaces ResourceExhausted once a product has run. kernels/grouping runs a group again after ResourceExhausted, but a
+// product must not run twice: it may add to its result.
 absl::Status NotAsWantOfMemory(bool has_run, absl::Status status) {
   if (!has_run || !absl::IsResourceExhausted(status)) return status;
   return absl::InternalError(absl::StrCat(status.message(), ", when other products of the group had run"));
@@ -149,7 +149,7 @@ absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const
     jobs.push_back(job);
     blocks += ProductBlocks(job);
   }
-  // Memory before the first launch.
+  // Allocates before the first launch.
   DeviceArray<ProductJob> sent;
   if (jobs.size() > 1) {
     PRECONDOR_ASSIGN_OR_RETURN(sent, SendJobs(device, jobs));
@@ -204,7 +204,7 @@ absl::Status RunSymmetricUpdates(Device& device,
   }));
   if (segments == 0) return absl::OkStatus();
   const auto sum = [&](cudaStream_t stream) { return SymmetricSumPartials(stream, sent.data(), count, segments); };
-  // Matrices have changed: an error now must not be taken for one that left them alone.
+  // Matrices have changed, so an error from here on must not look like one that left them unchanged.
   return updates ? device.RunOrLose("SymmetricUpdateMultiply", sum) : device.Run("SymmetricUpdateMultiply", sum);
 }
 
@@ -297,7 +297,7 @@ absl::Status RunShermanMorrisonTerms(Device& device,
   const auto jobs = upload.Add<ShermanMorrisonJob>(count);
   const auto all_weights = upload.Add<double>(weights);
   PRECONDOR_RETURN_IF_ERROR(upload.Open(device));
-  // Every number that the host learns, in one piece: squares, then whether products are infinite.
+  // All numbers that the host receives, in one array: the squares, then whether products are infinite.
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory,
                              device.Array<double>(static_cast<int64_t>(asked + count)));
   size_t weight = 0, square = 0;
@@ -322,7 +322,7 @@ absl::Status RunShermanMorrisonTerms(Device& device,
   PRECONDOR_RETURN_IF_ERROR(device.Run("ShermanMorrisonTerms", [&](cudaStream_t stream) {
     return ShermanMorrisonTerms(stream, upload.OnDevice(jobs), static_cast<int>(count));
   }));
-  const auto known = std::make_unique_for_overwrite<double[]>(asked + count);  // megabytes
+  const auto known = std::make_unique_for_overwrite<double[]>(asked + count);  // not zeroed: it may have megabytes
   PRECONDOR_RETURN_IF_ERROR(device.Receive(memory, absl::MakeSpan(known.get(), asked + count)));
   const double* next = known.get();
   for (const auto* terms : operations) {

@@ -23,7 +23,7 @@ class HostNcclCollective final : public Collective {
   HostNcclCollective(std::unique_ptr<Collective> ranks, int device)
       : Collective(ranks->rank(), ranks->size()), ranks_(std::move(ranks)), device_(device) {}
   ~HostNcclCollective() override {
-    ranks_.reset();  // which may still use the memory
+    ranks_.reset();  // first, because it may still use the memory
     cudaSetDevice(device_);
     if (memory_ != nullptr) cudaFree(memory_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
@@ -36,7 +36,7 @@ class HostNcclCollective final : public Collective {
   absl::string_view backend_name() const override { return "cpu"; }
 
  private:
-  // Where a call's operands lie on the device, in bytes from the beginning; 0 bytes: this rank has none.
+  // Offsets in bytes of a call's operands in the device memory. 0 bytes: this rank has no such operand.
   struct Place {
     int64_t in = 0, in_bytes = 0;
     int64_t out = 0, out_bytes = 0;
@@ -75,7 +75,7 @@ class HostNcclCollective final : public Collective {
   void DoFail(const absl::Status& why) override { ranks_->Abort(why.message()); }
   void DoInterrupt() override { ranks_->Abort("the operation was interrupted"); }
 
-  // Advances `end`, where the next may begin.
+  // Returns the place of the operands of `call` from `end` on, and advances `end`.
   Place PlaceOf(const CollectiveCall& call, int64_t& end) const {
     if (call.kind == CollectiveKind::kBarrier) return {};
     constexpr int64_t kAlignment = 256;

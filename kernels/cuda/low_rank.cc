@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // With V = S P, W = T Q, X = P D, Y = D Q',
 //   J_out D J_in / (c_out c_in) = (I - P'SP) D (I - Q'TQ) = D - V' X - (Y - V' K) W,  K = P Y,
-//                                                         = D - V' (X - K W) - Y W,   K = X Q':
-// four products of D and the vectors; K, along D's shorter side; what K takes away; and one product of inner size p + q
-// that reads D once more, writes the answer and sums up both lengths on its way.
+//                                                         = D - V' (X - K W) - Y W,   K = X Q'.
+// This takes four products of D and the vectors; K, along D's shorter side; the correction of Y or X by K; and one
+// product of inner size p + q, which reads D once more, writes the answer and sums up both squared lengths.
 #include "kernels/cuda/low_rank.h"
 
 #include <algorithm>
@@ -21,17 +21,17 @@ namespace precondor::cuda {
 namespace {
 
 constexpr size_t kStages = 4;
-// Of each stage, those in f32 and those on tensor cores.
+// Each stage has a launch in f32 and one on tensor cores.
 constexpr size_t kLaunches = 2 * kStages;
 
-// So that rows, and parts of them, begin at multiples of 16 bytes.
+// Returns `size` rounded up so that rows, and parts of rows, begin at multiples of 16 bytes.
 constexpr int64_t Padded(int64_t size) { return (size + 3) / 4 * 4; }
 
 MatrixView Columns(MatrixView x, int64_t begin, int64_t count) {
   return MatrixView(x.data + begin, x.rows, count, x.stride);
 }
 
-// Of one operation: d is [m, n], the ranks are p and q.
+// Sizes of one operation: d is [m, n], and the ranks are p and q.
 struct Extents {
   explicit Extents(const operation::LowRankPrecondition& operation)
       : m(operation.d.rows),
@@ -42,12 +42,12 @@ struct Extents {
 
   bool both() const { return p > 0 && q > 0; }
   size_t jobs() const { return (p > 0 ? 2 : 0) + (q > 0 ? 2 : 0) + (both() ? 2 : 0) + 1; }
-  // X, with the zeros, Y and K.
+  // Shapes of X (with its rows of zeros), Y and K.
   std::array<ConstMatrixView, 3> sums() const {
     return {ConstMatrixView(nullptr, Padded(p), n), ConstMatrixView(nullptr, m, q), ConstMatrixView(nullptr, p, q)};
   }
   std::array<int64_t, 3> inner_of_sums() const { return {m, n, std::min(m, n)}; }
-  // Rows of X and W together, and columns of V and Y; between them up to three zeros.
+  // Returns the number of rows of X and W together, and of columns of V and Y. Up to three zeros lie between the two.
   int64_t together() const { return Padded(p) + Padded(q); }
   int64_t floats() const {
     int64_t count = together() * (m + Padded(n)) + p * Padded(q);
@@ -68,17 +68,17 @@ T* Take(T*& next, int64_t count) {
   return taken;
 }
 
-// The products of all operations, stage by stage.
+// Collects the products of all operations, by stage.
 class Plan {
  public:
-  // Memory for what the Extents of `count` operations say; tile_squares [2] for each tile of an answer whose lengths
-  // are asked for.
+  // The arguments point to memory of the sizes that the Extents of `count` operations say; tile_squares has 2 numbers
+  // for each tile of an answer whose squared lengths are requested.
   Plan(size_t count, float* floats, double* tile_squares, unsigned* counters)
       : floats_(floats), tile_squares_(tile_squares), counters_(counters) {
     for (size_t launch = 0; launch < kLaunches; ++launch) launches_[launch].reserve(launch < 2 ? 4 * count : count);
   }
 
-  // squares [2], or null.
+  // Adds the products of an operation. `squares` [2] may be null.
   void Add(const operation::LowRankPrecondition& operation, double* squares) {
     const LowRankInverse &out = operation.out_side, &in = operation.in_side;
     const ConstMatrixView d = operation.d;
@@ -91,7 +91,7 @@ class Plan {
     const MatrixView v = Columns(left, 0, p), y = Columns(left, at, q),
                      k(Take(floats_, p * Padded(q)), p, q, Padded(q));
     const MatrixView x = right.RowRange(0, p), w = right.RowRange(at, q);
-    // With the zeros: beyond its operands a product is zero.
+    // V and X include the zeros: a product is zero beyond its operands.
     const MatrixView v_and_zeros = Columns(left, 0, at), x_and_zeros = right.RowRange(0, at);
     constexpr Transpose kNo = Transpose::kNo, kYes = Transpose::kYes;
     if (p > 0) {
@@ -120,7 +120,7 @@ class Plan {
     Put(3, last);
   }
 
-  // In the order in which they are to run.
+  // Jobs of each launch, in the order in which the launches must run.
   const std::array<std::vector<ProductJob>, kLaunches>& launches() const { return launches_; }
   const std::array<int64_t, kLaunches>& blocks() const { return blocks_; }
   static bool OnTensorCores(size_t launch) { return launch % 2 == 1; }
@@ -159,7 +159,7 @@ class Plan {
   float* floats_;
   double* tile_squares_;
   unsigned* counters_;
-  ProductPrecision precision_ = ProductPrecision::kF32;  // of the operation that is being added
+  ProductPrecision precision_ = ProductPrecision::kF32;  // of the operation that Add is adding
   std::array<std::vector<ProductJob>, kLaunches> launches_;
   std::array<int64_t, kLaunches> blocks_ = {};
 };

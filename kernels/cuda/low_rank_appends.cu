@@ -11,7 +11,7 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-// Which new row belongs at row `slot` of the vectors; -1: none.
+// Returns the index of the new row that belongs at row `slot` of the vectors, or -1 if there is none.
 __device__ int64_t NewRowAt(const LowRankAppendJob& job, int64_t slot) {
   int64_t low = 0, high = job.rows.rows;
   while (low < high) {
@@ -25,8 +25,8 @@ __device__ int64_t NewRowAt(const LowRankAppendJob& job, int64_t slot) {
   return low < job.rows.rows && job.slots[low] == slot ? low : -1;
 }
 
-// A block takes one row of the vectors, as it is to be, and some new rows. It makes these anew from what they come
-// from: the block that places them may not have come to it.
+// A block handles one row of the updated vectors and up to kAppendedTogether new rows. It computes the new rows from
+// their source, because the block that stores them may not have run yet.
 template <typename Jobs>
 __global__ void __launch_bounds__(kThreads, 3) LowRankAppendKernel(Jobs jobs, int64_t blocks) {
   const Share share = ShareOf(blocks);
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, 3) LowRankAppendKernel(Jobs jobs, in
     for (int64_t i = 0; i < count; ++i) {
       const double sum = CombineBlock<kThreads>(sums[i], Add());
       const int64_t slot = job.slots[begin + i];
-      // What two new rows have in common is written by the block of the upper one.
+      // The product of two new rows is written by the block of the upper row.
       if (threadIdx.x != 0 || (new_row >= 0 && row > slot)) continue;
       const int64_t lower = std::max(row, slot), column = std::min(row, slot);
       job.gram[lower * (lower + 1) / 2 + column] = static_cast<float>(sum);

@@ -3,7 +3,7 @@
 
 #include "kernels/cuda/cuda_plane.h"
 
-// The name is a symbol's: NOLINTBEGIN(readability-identifier-naming)
+// The name is that of an exported symbol: NOLINTBEGIN(readability-identifier-naming)
 extern "C" {
 extern __attribute__((visibility("default"))) const precondor::CudaModuleEntry precondor_cuda_module;
 const precondor::CudaModuleEntry precondor_cuda_module = {PRECONDOR_VERSION, &precondor::MakeCudaBackend,

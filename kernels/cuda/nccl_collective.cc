@@ -19,17 +19,17 @@
 namespace precondor {
 namespace {
 
-// For what comes after the last operation, when no caller waits for a result.
+// Time-out for work after the last operation, when no caller waits for a result.
 constexpr absl::Duration kCloseTimeout = absl::Seconds(10);
 
 using cuda::ToStatus;
 
-// ncclInProgress counts as OK: callers that need it ask whether the communicator is ready.
+// Converts NCCL's result to a status. ncclInProgress counts as OK: callers for which it matters call Ready.
 absl::Status ToStatus(absl::string_view what, ncclResult_t result, ncclComm_t comm) {
   if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
   const std::string message = absl::StrCat(what, ": NCCL: ", ncclGetErrorString(result), ": ", ncclGetLastError(comm));
   switch (result) {
-    case ncclRemoteError:  // a peer is gone, or the network to it
+    case ncclRemoteError:  // a peer, or the network to it, has failed
     case ncclSystemError:
       return absl::UnavailableError(message);
     case ncclInvalidArgument:
@@ -50,10 +50,11 @@ ncclDataType_t NcclType(DType dtype) {
     case DType::kBF16:
       return ncclBfloat16;
   }
-  return ncclNumTypes;  // which NCCL refuses
+  return ncclNumTypes;  // NCCL refuses this value
 }
 
-// OK once `ready` says true. Most operations are over in microseconds; a wait for a late rank takes no processor.
+// Polls until `ready` returns true. Polls eagerly at first, because most operations take microseconds; later it sleeps
+// between polls, so that waiting for a late rank uses no processor. Returns DeadlineExceeded at the deadline.
 absl::Status PollUntil(absl::string_view what, const Deadline& deadline,
                        absl::FunctionRef<absl::StatusOr<bool>()> ready) {
   constexpr int kEagerPolls = 1000;
@@ -76,7 +77,7 @@ class NcclCollective final : public Collective {
   NcclCollective(int rank, int size, const NcclOptions& options)
       : Collective(rank, size), options_(options), stream_(options.stream) {}
   ~NcclCollective() override;
-  // To be called once, before anything else.
+  // Joins the communicator. Must be called once, before all other functions.
   absl::Status Open(const ncclUniqueId& id, absl::Duration timeout);
   absl::string_view name() const override { return "nccl"; }
   absl::string_view backend_name() const override { return "cuda"; }
@@ -89,19 +90,21 @@ class NcclCollective final : public Collective {
   void DoInterrupt() override { interrupted_ = true; }
 
   absl::Status RunGroup(absl::Span<const CollectiveCall> group, absl::Duration timeout);
-  // NCCL reports a fault of the device as a CUDA error without its name: after an internal error the device is asked.
+  // Adds the device's fault to an internal error. NCCL reports a fault as a CUDA error without its name, so this
+  // queries the device.
   absl::Status WithFault(absl::Status status) const;
   ncclResult_t Enqueue(const CollectiveCall& call);
-  // Whether NCCL has done in the background what it was asked to; its error when that failed.
+  // Returns whether NCCL has finished its work in the background, or NCCL's error if the work failed.
   absl::StatusOr<bool> Ready(absl::string_view what) const;
-  // Whether the stream has come to done_: others may have put more work behind it.
+  // Returns whether the stream has reached done_. Work of others may follow done_ on the stream, so the stream itself
+  // may be busy.
   absl::StatusOr<bool> Passed(absl::string_view what) const;
   std::string Here(absl::string_view what) const { return absl::StrCat(what, ": rank ", rank(), " of ", size()); }
 
   const NcclOptions options_;
   cudaStream_t stream_;
   cudaEvent_t done_ = nullptr;
-  float* barrier_ = nullptr;   // an element to sum when there is nothing to sum
+  float* barrier_ = nullptr;   // the element that Barrier sums
   ncclComm_t comm_ = nullptr;  // null before Open and after a failure
   bool open_ = false;
   uint64_t operations_ = 0;
@@ -138,7 +141,7 @@ absl::Status NcclCollective::Open(const ncclUniqueId& id, absl::Duration timeout
 NcclCollective::~NcclCollective() {
   cudaSetDevice(options_.device);
   if (comm_ != nullptr) {
-    // Finalize flushes and meets the other ranks; only when that has come off does Destroy not block.
+    // Finalize flushes and waits for the other ranks. Destroy does not block only after Finalize has succeeded.
     absl::Status closed = absl::AbortedError("never opened");
     if (open_) closed = ToStatus("closing", ncclCommFinalize(comm_), comm_);
     if (closed.ok()) closed = PollUntil("closing", Deadline(kCloseTimeout), [&] { return Ready("closing"); });
@@ -168,16 +171,16 @@ absl::Status NcclCollective::RunGroup(absl::Span<const CollectiveCall> group, ab
   for (const CollectiveCall& call : group) {
     if (enqueued.ok()) enqueued = ToStatus(what, Enqueue(call), comm_);
   }
-  const absl::Status launched = ToStatus(what, ncclGroupEnd(), comm_);  // also after an error: it closes what was begun
+  const absl::Status launched = ToStatus(what, ncclGroupEnd(), comm_);  // also after an error, to close the group
   PRECONDOR_RETURN_IF_ERROR(enqueued);
   PRECONDOR_RETURN_IF_ERROR(launched);
-  // The work is on the stream only when NCCL is ready; before that, no thread may query the stream.
+  // The work is on the stream only when NCCL is ready. Before that, no thread may query the stream.
   PRECONDOR_RETURN_IF_ERROR(PollUntil(what, deadline, [&] { return Ready(what); }));
   PRECONDOR_RETURN_IF_ERROR(ToStatus(what, cudaEventRecord(done_, stream_)));
   return PollUntil(what, deadline, [&]() -> absl::StatusOr<bool> {
     PRECONDOR_ASSIGN_OR_RETURN(const bool passed, Passed(what));
     if (passed) return true;
-    PRECONDOR_RETURN_IF_ERROR(Ready(what).status());  // an error there may keep the stream busy without end
+    PRECONDOR_RETURN_IF_ERROR(Ready(what).status());  // after an error the stream may never finish
     return false;
   });
 }
@@ -217,17 +220,17 @@ absl::StatusOr<bool> NcclCollective::Passed(absl::string_view what) const {
     PRECONDOR_RETURN_IF_ERROR(ToStatus(what, error));
     return true;
   }
-  cudaGetLastError();  // it would count as the next launch's
+  cudaGetLastError();  // otherwise the next launch would report it
   return false;
 }
 
-// On the only thread that is in NCCL, as ncclCommAbort demands. What runs on the device then stops, and the caller gets
-// its buffers back when it has.
+// Runs on the only thread that is in NCCL, as ncclCommAbort requires. Returns when the work on the device has stopped,
+// so that the caller can reuse its buffers.
 void NcclCollective::DoFail(const absl::Status& why) {
   cudaSetDevice(options_.device);
   ncclCommAbort(comm_);
   comm_ = nullptr;
-  // A device that does not stop cannot be helped from here, nor is there a better status than `why`.
+  // Nothing here can help a device that does not stop, and no status is better than `why`.
   if (cudaEventRecord(done_, stream_) != cudaSuccess) return;
   PollUntil("abort", Deadline(kCloseTimeout), [&] { return Passed("abort"); }).IgnoreError();
 }

@@ -3,7 +3,7 @@
 
 #include "kernels/cuda/host_nccl_collective.h"
 
-// The name is a symbol's: NOLINTBEGIN(readability-identifier-naming)
+// The name is that of an exported symbol: NOLINTBEGIN(readability-identifier-naming)
 extern "C" {
 extern __attribute__((visibility("default"))) const precondor::NcclModuleEntry precondor_nccl_module;
 const precondor::NcclModuleEntry precondor_nccl_module = {

@@ -8,8 +8,8 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr int64_t kElementsOfPiece = 16 * kThreads;
-constexpr int kTogether = 8;                 // elements that a thread loads before it waits for the first
-constexpr uint32_t kExponent = 0x7f800000u;  // all ones: infinity or NaN
+constexpr int kTogether = 8;                 // number of elements that a thread loads before it waits for the first
+constexpr uint32_t kExponent = 0x7f800000u;  // all exponent bits; all ones mean infinity or NaN
 
 template <bool kContiguous>
 __global__ void __launch_bounds__(kThreads) SumPayloadKernel(ConstMatrixView x, PayloadSums* sums) {

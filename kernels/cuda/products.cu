@@ -22,18 +22,18 @@ using product::SumSquares;
 using product::TilesAlong;
 using product::WithLayout;
 
-[[maybe_unused]] constexpr int kBlocks = 4;  // that share a multiprocessor
-constexpr int kDepth = product::kGranule;    // of the inner dimension at once
+[[maybe_unused]] constexpr int kBlocks = 4;  // number of blocks that share a multiprocessor
+constexpr int kDepth = product::kGranule;    // inner indices of a slab
 constexpr int kFours = kSide * kDepth / (static_cast<int>(kThreads) * kFour);
 
-// Part of an operand, inner index first. The padding keeps columns out of each other's banks, and rows aligned for
-// what a thread reads at once.
+// A slab of an operand, inner index first. The padding keeps columns in different banks, and rows aligned for what a
+// thread reads at once.
 struct alignas(sizeof(Four<float>)) Slab {
   float at[kDepth][kSide + kHeld];
 };
 
-// The fours of an operand that a thread brings to the slab. kAlong says whether the operand's rows run along the inner
-// dimension: neighbours in a warp are neighbours in memory either way.
+// Returns the fours of an operand that a thread copies to the slab. kAlong: the operand's rows run along the inner
+// dimension. In both cases neighbours in a warp are neighbours in memory.
 template <bool kAlong>
 __device__ __forceinline__ FoursPlace PlaceInSlab() {
   const int thread = static_cast<int>(threadIdx.x), across = (kAlong ? kDepth : kSide) / kFour;
@@ -55,8 +55,8 @@ __device__ __forceinline__ void Store(const Four<float> (&fours)[kFours], Slab& 
   }
 }
 
-// sums = the block's elements of op(a) op(b), by slabs of the inner dimension. While a block multiplies two slabs, its
-// loads of the next two are on their way.
+// Sets `sums` to the thread's elements of op(a) op(b), slab by slab along the inner dimension. While a block multiplies
+// a slab of each operand, its loads of the next two are in flight.
 template <bool kAlongA, bool kAlongB>
 __device__ __forceinline__ void Multiply(const ProductJob& job, const Place& place, Slab& a, Slab& b,
                                          float (&sums)[kHeld][kHeld]) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void Multiply(const ProductJob& job, const Place& pla
   LoadSlab<kSide, kDepth, kAlongA>(job.a, place.row0, place.begin, PlaceInSlab<kAlongA>(), of_a);
   LoadSlab<kSide, kDepth, kAlongB>(job.b, place.column0, place.begin, PlaceInSlab<kAlongB>(), of_b);
   for (int64_t k0 = place.begin; k0 < place.end; k0 += kDepth) {
-    __syncthreads();  // no thread reads the slabs before any more
+    __syncthreads();  // waits until no thread reads the previous slabs
     Store<kAlongA>(of_a, a);
     Store<kAlongB>(of_b, b);
     __syncthreads();
@@ -88,15 +88,15 @@ __device__ __forceinline__ void Multiply(const ProductJob& job, const Place& pla
 template <typename Jobs>
 __global__ void __launch_bounds__(kThreads, kBlocks) ProductKernel(Jobs jobs, int64_t blocks) {
   __shared__ Slab slabs[2];
-  __shared__ Place place;  // registers are few
+  __shared__ Place place;  // shared, to save registers
   __shared__ Share share;
   Slab &a = slabs[0], &b = slabs[1];
-  constexpr bool kInParts = std::is_same_v<Jobs, ManyJobs<ProductJob>>;  // may be, or have squares
+  constexpr bool kInParts = std::is_same_v<Jobs, ManyJobs<ProductJob>>;  // jobs may have parts or squares
   if (threadIdx.x == 0) share = ShareOf(blocks);
   __syncthreads();
   for (unsigned block = share.begin; block < share.end; ++block) {
     const ProductJob& job = jobs.InShared(share, block);
-    __syncthreads();  // no thread reads the place before any more
+    __syncthreads();  // waits until no thread reads the previous place
     if (threadIdx.x == 0) place = PlaceOf<kSide, kSide>(job, block - job.first);
     __syncthreads();
     float sums[kHeld][kHeld] = {};

@@ -10,21 +10,22 @@ namespace {
 constexpr unsigned kThreads = 256;
 constexpr int64_t kRowsOfColumnPiece = 256;
 
-// NaN wins.
+// Returns the greater number, or NaN if one is NaN.
 struct Greater {
   __device__ double operator()(double a, double b) const { return b > a || b != b ? b : a; }
 };
 
-// Elements that a thread loads before it waits for the first.
+// Number of elements that a thread loads before it waits for the first.
 constexpr int kTogether = 8;
 
-// Where element `at` of x lies, counted row after row.
+// Returns the offset of element `at` of x, counted row by row.
 template <bool kContiguous>
 __device__ __forceinline__ int64_t OffsetOf(ConstMatrixView x, int64_t at) {
   return kContiguous ? at : at / x.cols * x.stride + at % x.cols;
 }
 
-// value = combine(value, f(at)) for at = first, first + step, ... below size, in that order.
+// Returns the result of value = combine(value, f(at)) for at = first, first + step, ... below size, in this order.
+// value is 0 at first.
 template <typename Function, typename Combine>
 __device__ __forceinline__ double CombineStrided(int64_t first, int64_t step, int64_t size, Function f,
                                                  Combine combine) {
@@ -43,7 +44,8 @@ __device__ __forceinline__ double CombineStrided(int64_t first, int64_t step, in
   return value;
 }
 
-// partials[piece] of f(x_ij, i, j) over every pieces-th run of kThreads elements, from run `piece` on.
+// Sets partials[piece] to the combination of f(x_ij, i, j) over every pieces-th run of kThreads elements, from run
+// `piece` on. `pieces` is the size of the grid.
 template <bool kContiguous, typename Function, typename Combine>
 __global__ void __launch_bounds__(kThreads)
     PartialsKernel(ConstMatrixView x, Function f, Combine combine, double* partials) {
@@ -79,7 +81,7 @@ cudaError_t Reduce(cudaStream_t stream, ConstMatrixView x, Function f, Combine c
   return Launch(stream, dim3(1), dim3(kThreads), TotalKernel<Combine>, pieces, combine, partials, out);
 }
 
-// One warp a row.
+// One warp handles a row.
 __global__ void __launch_bounds__(kThreads)
     RowSquaredNormsKernel(const RowNormsJob* jobs, int count, int64_t rows, double* out) {
   constexpr int64_t kRows = kThreads / kWarp;
@@ -108,7 +110,7 @@ struct Pair {
   float x, y;
 };
 
-// The thread's part of x'y, in the order that CombineStrided says.
+// Returns the thread's part of x'y, added in the order of CombineStrided.
 template <bool kContiguous>
 __device__ __forceinline__ double DotOf(const DotJob& job, int64_t first, int64_t step) {
   const float *const x = Global(job.x.data), *const y = Global(job.y.data);
@@ -132,7 +134,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One block a job.
+// One block handles a job.
 __global__ void __launch_bounds__(kThreads) DotTotalsKernel(const DotJob* jobs, const double* partials, double* out) {
   const DotJob job = jobs[blockIdx.x];
   const int64_t pieces = ReductionPartials(job.x);
@@ -147,7 +149,8 @@ __host__ __device__ constexpr int64_t ColumnPieces(ConstMatrixView x) {
 }
 __host__ __device__ constexpr int64_t ColumnBlocks(ConstMatrixView x) { return (x.cols + kThreads - 1) / kThreads; }
 
-// partials[piece, j] over kRowsOfColumnPiece rows, or out[j] over all; one thread a column.
+// Sets partials[piece, j] for each kRowsOfColumnPiece rows, or out[j] if there is one piece. One thread handles a
+// column.
 __global__ void __launch_bounds__(kThreads) ColumnNormsKernel(ManyJobs<ColumnNormsJob> jobs, int64_t blocks) {
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const ColumnNormsJob job = jobs.Of(block);
@@ -167,7 +170,7 @@ __global__ void __launch_bounds__(kThreads) ColumnNormsKernel(ManyJobs<ColumnNor
   }
 }
 
-// A block's y is its job.
+// blockIdx.y is the job's index.
 __global__ void __launch_bounds__(kThreads) ColumnTotalsKernel(const ColumnNormsJob* jobs) {
   const ColumnNormsJob job = jobs[blockIdx.y];
   const int64_t pieces = ColumnPieces(job.x), cols = job.x.cols;

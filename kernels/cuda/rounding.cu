@@ -8,15 +8,16 @@ namespace precondor::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-// A block's part of a matrix.
+// The part of a matrix that a block handles.
 constexpr int kRowsOfPart = 32;
 constexpr int kColumnsOfPart = 128;
-constexpr int kHeld = kRowsOfPart / static_cast<int>(kThreads / kWarp);  // rows of a thread
+constexpr int kHeld = kRowsOfPart / static_cast<int>(kThreads / kWarp);  // number of rows of a thread
 static_assert(kColumnsOfPart == kWarp * kFour);
 
 __host__ __device__ constexpr int64_t Parts(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
-// Where a part begins; a warp takes every eighth of its rows, a thread four neighbouring columns of each.
+// The first element of a part. A warp handles every eighth row of the part, and a thread four neighbouring columns of
+// each.
 struct Corner {
   int64_t row, column;
 };
@@ -34,7 +35,7 @@ __device__ Fours<T> FoursAt(T* data, int64_t stride, ConstMatrixView shape, Corn
   return FoursOf<kRowsOfPart, kColumnsOfPart>(whole, corner.row, corner.column, PlaceInPart());
 }
 
-// The sum of the squares of all threads' elements, in thread 0.
+// Returns the sum of the squares of all threads' elements, in thread 0.
 __device__ double SquareOf(const Four<float> (&fours)[kHeld]) {
   double sum = 0;
 #pragma unroll
@@ -45,7 +46,7 @@ __device__ double SquareOf(const Four<float> (&fours)[kHeld]) {
   return CombineBlock<kThreads>(sum, Add());
 }
 
-// The sum of `count` numbers that other blocks have written, in thread 0.
+// Returns the sum of `count` numbers that other blocks have written, in thread 0.
 __device__ double Total(const double* partials, int64_t count) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < count; i += kThreads) sum += __ldcg(partials + i);

@@ -11,7 +11,7 @@ constexpr unsigned kThreads = 256;
 constexpr unsigned kWarps = kThreads / kWarp;
 constexpr int64_t kMostDots = kMostRowsOfTerms + kMostVectorsOfTerms;
 
-// x'y of n elements, in the warp's first thread; all of its threads take part.
+// Returns x'y of n elements in the warp's first thread. All threads of the warp must call it.
 __device__ double DotOfWarp(const float* x, const float* y, int64_t n) {
   constexpr int kTogether = 8;
   double sum = 0;
@@ -30,7 +30,8 @@ __device__ double DotOfWarp(const float* x, const float* y, int64_t n) {
   return sum;
 }
 
-// One vector of a job: dots [p + before] is what its v has in common with the rows and with the terms before it.
+// Computes the term of one vector of a job. dots [p + vector] is scratch for the coefficients of the rows and of the
+// earlier terms.
 __device__ void TermOf(const ShermanMorrisonJob& job, int64_t vector, double* dots, bool& infinite) {
   __shared__ double root;
   const int64_t n = job.v.cols, p = job.rows.rows;
@@ -60,7 +61,7 @@ __device__ void TermOf(const ShermanMorrisonJob& job, int64_t vector, double* do
   }
   __syncthreads();
   for (int64_t j = threadIdx.x; j < n; j += kThreads) u[j] = static_cast<float>(root * u[j]);
-  __syncthreads();  // before others read the term, and before dots and root are those of the next
+  __syncthreads();  // before other threads read the term, and before the next call overwrites dots and root
 }
 
 __global__ void __launch_bounds__(kThreads) ShermanMorrisonKernel(const ShermanMorrisonJob* jobs) {

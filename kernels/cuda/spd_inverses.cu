@@ -6,29 +6,30 @@
 namespace precondor::cuda {
 namespace {
 
-// 16 x 16 threads; each holds 4 x 4 elements, 16 apart, of the block's 64 x 64.
+// A block has 16 x 16 threads. Each holds 4 x 4 elements, 16 apart, of the block's 64 x 64.
 constexpr int kThreads = 256;
 constexpr int kAcross = 16;
 constexpr int kHeld = 4;
 constexpr int kSide = kAcross * kHeld;
-constexpr int kPanel = 8;              // columns that are swept at once
-constexpr size_t kStaticBytes = 1024;  // of shared memory, at most: Pivot and what the runtime keeps
+constexpr int kPanel = 8;              // number of columns that are swept at once
+constexpr size_t kStaticBytes = 1024;  // at most, of shared memory: Pivot and what the runtime uses
 
 __host__ __device__ constexpr int64_t Packed(int64_t i, int64_t j) { return i * (i + 1) / 2 + j; }
 __device__ int Row(int r) { return static_cast<int>(threadIdx.x) / kAcross + kAcross * r; }
 __device__ int Column(int c) { return static_cast<int>(threadIdx.x) % kAcross + kAcross * c; }
 
-// The columns of a panel, a row of these arrays each, before and after they are multiplied by the pivot's inverse.
+// Bytes of two panels. A panel holds kPanel columns, each as a row of n elements; the second one holds them multiplied
+// by the pivot's inverse.
 constexpr size_t PanelBytes(int64_t n) { return 2 * kPanel * n * sizeof(double); }
 constexpr size_t SharedBytes(int64_t n) { return PanelBytes(n) + SpdInverseWork(n) * sizeof(double); }
 
-// The panel's block on the diagonal, which becomes its inverse.
+// The panel's block on the diagonal, later its inverse.
 struct Pivot {
   double at[kPanel][kPanel];
-  int info;  // of the kernel
+  int info;  // info of the matrix, see SpdInverses
 };
 
-// f(row0, column0) for each 64 x 64 block on and below the diagonal.
+// Calls f(row0, column0) for each 64 x 64 block on and below the diagonal.
 template <typename Function>
 __device__ __forceinline__ void ForEachBlock(int n, Function f) {
   for (int row0 = 0; row0 < n; row0 += kSide) {
@@ -36,7 +37,8 @@ __device__ __forceinline__ void ForEachBlock(int n, Function f) {
   }
 }
 
-// The lower triangle of what is to be inverted, packed; false, in all threads, where an element is not finite.
+// Sets `a` to the packed lower triangle of the matrix to invert, in f64. Returns false in all threads if an element is
+// not finite.
 __device__ __forceinline__ bool Widen(const SpdInverseJob& job, double* a, Pivot& pivot) {
   const int n = static_cast<int>(job.x.rows);
   const float* const from = Global(job.a.data);
@@ -72,7 +74,8 @@ __device__ __forceinline__ bool Widen(const SpdInverseJob& job, double* a, Pivot
   return pivot.info == 0;
 }
 
-// Columns [k0, k0 + kPanel) of the symmetric matrix, zero beyond it, and the block on the diagonal, there with ones.
+// Copies columns [k0, k0 + kPanel) of the symmetric matrix to `panel` and their block on the diagonal to `pivot`.
+// Beyond the matrix, panel has zeros and pivot the identity.
 __device__ __forceinline__ void CopyPanel(int n, int k0, const double* a, double* panel, Pivot& pivot) {
   for (int at = static_cast<int>(threadIdx.x); at < kPanel * n; at += kThreads) {
     const int p = at / n, i = at % n, k = k0 + p;
@@ -87,8 +90,8 @@ __device__ __forceinline__ void CopyPanel(int n, int k0, const double* a, double
   __syncthreads();
 }
 
-// The pivot's inverse in place, by Gauss-Jordan steps, whose pivots are those of Cholesky's decomposition, squared. In
-// all threads: which of them is not positive, counted from 1, or 0.
+// Inverts the pivot in place by Gauss-Jordan steps, whose pivots are the squares of those of Cholesky's decomposition.
+// Returns in all threads 0, or the number, from 1, of the first pivot that is not positive.
 __device__ __forceinline__ int InvertPivot(Pivot& pivot) {
   constexpr int kElements = kPanel * kPanel / static_cast<int>(kWarp);
   if (threadIdx.x < kWarp) {
@@ -117,7 +120,7 @@ __device__ __forceinline__ int InvertPivot(Pivot& pivot) {
   return pivot.info;
 }
 
-// scaled = panel times the pivot's inverse.
+// Sets `scaled` to the panel times the pivot's inverse.
 __device__ __forceinline__ void ScalePanel(int n, const double* panel, const Pivot& pivot, double* scaled) {
   for (int at = static_cast<int>(threadIdx.x); at < kPanel * n; at += kThreads) {
     const int p = at / n, i = at % n;
@@ -128,8 +131,8 @@ __device__ __forceinline__ void ScalePanel(int n, const double* panel, const Piv
   __syncthreads();
 }
 
-// The rest of the sweep over columns [k0, k0 + kPanel): those become `scaled`, their block on the diagonal minus the
-// pivot's inverse, and all others lose scaled times panel'.
+// Completes the sweep over columns [k0, k0 + kPanel). These columns become `scaled`, their block on the diagonal
+// becomes minus the pivot's inverse, and scaled times panel' is subtracted from all others.
 __device__ __forceinline__ void UpdateRest(int n, int k0, const double* panel, const double* scaled, const Pivot& pivot,
                                            double* a) {
   ForEachBlock(n, [&](int row0, int column0) {
@@ -169,8 +172,8 @@ __device__ __forceinline__ void UpdateRest(int n, int k0, const double* panel, c
   __syncthreads();
 }
 
-// a = -a^-1, packed, by the sweep operator (Goodnight 1979) over panels of columns. In all threads: 0, or which leading
-// minor is not positive.
+// Sets a = -a^-1, packed, by the sweep operator (Goodnight 1979) over panels of columns. Returns in all threads 0, or
+// the number, from 1, of a leading minor that is not positive.
 __device__ __forceinline__ int Sweep(int n, double* a, double* panel, Pivot& pivot) {
   double* const scaled = panel + kPanel * n;
   for (int k0 = 0; k0 < n; k0 += kPanel) {
@@ -183,7 +186,7 @@ __device__ __forceinline__ int Sweep(int n, double* a, double* panel, Pivot& piv
   return 0;
 }
 
-// x from a packed -a^-1: row after row, both triangles.
+// Sets both triangles of x, row by row, from the packed -a^-1, and `packed` if it is not null.
 __device__ __forceinline__ void Narrow(const SpdInverseJob& job, const double* a) {
   const int n = static_cast<int>(job.x.rows);
   float* const x = Global(job.x.data);
@@ -223,7 +226,7 @@ cudaError_t SpdInverses(cudaStream_t stream, const SpdInverseJob* jobs, int coun
   if (error != cudaSuccess) return error;
   error = cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (error != cudaSuccess) return error;
-  // Always as much as there can be: another thread may be about to launch with more than this one.
+  // Always requests the maximum, because another thread may be about to launch with more shared memory than this one.
   const size_t allowed = static_cast<size_t>(most_bytes) - kStaticBytes;
   error = cudaFuncSetAttribute(reinterpret_cast<const void*>(SpdInversesKernel),
                                cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(allowed));

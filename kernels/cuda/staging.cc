@@ -19,7 +19,7 @@ void CopyRows(const char* from, int64_t from_pitch, int64_t width, int64_t rows,
   for (int64_t i = 0; i < rows; ++i) std::memcpy(to + i * to_pitch, from + i * from_pitch, width);
 }
 
-// A matrix in pieces that fit a buffer: whole rows, or parts of one where a row does not fit.
+// Calls `piece` for pieces of a matrix that fit a buffer: whole rows, or parts of one row if a row does not fit.
 template <typename Piece>
 cudaError_t ForEachPiece(int64_t width, int64_t rows, Piece piece) {
   const int64_t part = std::min(width, Staging::kBufferBytes);
@@ -90,7 +90,7 @@ std::optional<Staging::Buffer> Staging::TryTake() {
 }
 
 void Staging::GiveBack(Buffer buffer, cudaError_t error) {
-  // A copy may be on its way without an event that tells of its end.
+  // A copy may still be running without an event that marks its end.
   if (error != cudaSuccess) {
     for (const cudaStream_t stream : {stream_, upload_stream_, download_stream_}) (void)cudaStreamSynchronize(stream);
   }
@@ -111,7 +111,8 @@ cudaError_t Staging::UploadOn(cudaStream_t stream, const void* host, int64_t hos
       error = CopyRowsAsync(to, device_pitch, buffer.data, bytes, bytes, count, cudaMemcpyHostToDevice, stream);
     }
     if (error == cudaSuccess) error = cudaEventRecord(buffer.idle, stream);
-    // With the last piece, when the others are there already or soon: what others launch meanwhile waits for none.
+    // The work's stream waits after the last piece only, when the earlier pieces have arrived or soon will. So work
+    // that other threads launch meanwhile does not wait.
     const bool last = row + count == rows && begin + bytes == width;
     if (error == cudaSuccess && last && stream != stream_) error = cudaStreamWaitEvent(stream_, buffer.idle, 0);
     GiveBack(buffer, error);
@@ -125,14 +126,15 @@ cudaError_t Staging::Download(const void* device, int64_t device_pitch, int64_t 
   std::optional<Landing> on_its_way;
   const auto land = [&] { return on_its_way ? Land(*std::exchange(on_its_way, std::nullopt)) : cudaSuccess; };
   cudaError_t error = ForEachPiece(width, rows, [&](int64_t row, int64_t count, int64_t begin, int64_t bytes) {
-    // Two buffers, so that one is written while the other is read; but no thread that has one waits for another.
+    // Two buffers, so that the device writes one while the host reads the other. A thread that holds a buffer never
+    // waits for a second one, so threads cannot deadlock.
     std::optional<Buffer> buffer;
     if (on_its_way) buffer = TryTake();
     if (!buffer) {
       if (const cudaError_t error = land(); error != cudaSuccess) return error;
       buffer = Take();
     }
-    // An upload, on whatever stream, may still be reading what lies there.
+    // An upload, on any stream, may still be reading the buffer.
     cudaError_t error = cudaStreamWaitEvent(stream, buffer->idle, 0);
     if (error == cudaSuccess && row == 0 && begin == 0 && stream != stream_) {
       error = cudaEventRecord(buffer->idle, stream_);

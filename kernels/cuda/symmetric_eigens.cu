@@ -7,9 +7,9 @@ namespace precondor::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTogether = 8;  // elements that a thread loads before it waits for the first
+constexpr int kTogether = 8;  // number of elements that a thread loads before it waits for the first
 
-// put(at, load(at)) for each element of an n x n matrix.
+// Calls put(at, load(at)) for each element of an n x n matrix.
 template <typename Load, typename Put>
 __device__ __forceinline__ void MoveAll(int n, Load load, Put put) {
   for (int begin = static_cast<int>(threadIdx.x); begin < n * n; begin += kTogether * kThreads) {
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) NarrowEigenvectorsKernel(const Symme
   const SymmetricEigenJob job = jobs[blockIdx.x];
   const int n = static_cast<int>(job.q.rows);
   const bool decomposed = *job.outcome == 0 && *job.info == 0;
-  __syncthreads();  // all have read the outcome
+  __syncthreads();  // waits until all threads have read the outcome
   if (threadIdx.x == 0 && *job.info != 0 && *job.outcome == 0) *job.outcome = *job.info;
   if (!decomposed) return;
   const double* const wide = Global(job.wide);

@@ -9,7 +9,7 @@
 namespace precondor::cuda {
 namespace {
 
-// 16 x 16 threads; each holds four rows, 16 apart, of four neighbouring columns.
+// A block has 16 x 16 threads. Each holds four rows, 16 apart, of four neighbouring columns.
 constexpr unsigned kThreads = 256;
 constexpr int kSide = static_cast<int>(kTileSide);
 constexpr int kAcross = 16;
@@ -23,7 +23,7 @@ struct Place {
   int64_t column = 0;  // J <= I
 };
 
-// Tiles are counted tile row after tile row: tile (I, J) is number I (I + 1) / 2 + J.
+// Returns the place of a tile. Tiles are numbered by tile row: tile (I, J) is number I (I + 1) / 2 + J.
 __device__ Place PlaceOf(int64_t tile) {
   int64_t row = static_cast<int64_t>((sqrt(8.0 * static_cast<double>(tile) + 1.0) - 1.0) / 2.0);
   while (row * (row + 1) / 2 > tile) --row;
@@ -35,7 +35,7 @@ struct Held {
   float at[kHeld][kHeld];
 };
 
-// The thread's place in a tile.
+// The thread's rows and first column in a tile.
 __device__ int HeldRow(int r) { return static_cast<int>(threadIdx.x) / kAcross + kAcross * r; }
 __device__ int HeldColumn() { return static_cast<int>(threadIdx.x) % kAcross * kHeld; }
 
@@ -51,7 +51,7 @@ __device__ void LoadFour(const T* from, float* to) {
 #pragma unroll
   for (int c = 0; c < kHeld; ++c) to[c] = ToFloat(four.at[c]);
 }
-// Leaves in `from` what has been stored.
+// Stores four elements, rounded to T, and sets `from` to what it stored.
 template <typename T>
 __device__ void StoreFour(float* from, T* to) {
   Four<T> four;
@@ -63,7 +63,7 @@ __device__ void StoreFour(float* from, T* to) {
   *reinterpret_cast<Four<T>*>(to) = four;
 }
 
-// Rows from `height` on are zero and never stored.
+// Loads the thread's elements of a tile. Rows from `height` on do not exist: they become zero and are never stored.
 template <typename T>
 __device__ void LoadTile(const T* tile, int height, Held& held) {
 #pragma unroll
@@ -84,20 +84,21 @@ __device__ void StoreTile(Held& held, int height, T* tile) {
   }
 }
 
-// What a block adds to a tile, kTermsAtOnce terms at a time: rows of the terms at the tile's rows and columns. Both
-// sides of a term carry sqrt |weight|, so that the two triangles of a tile on the diagonal are rounded alike.
+// Up to kTermsAtOnce terms that a block adds to a tile: the terms' elements at the tile's rows (left) and columns
+// (right). Both carry sqrt |weight|, so that the two triangles of a tile on the diagonal are rounded alike.
 struct Terms {
   alignas(sizeof(Four<float>)) float left[kTermsAtOnce][kSide];
   alignas(sizeof(Four<float>)) float right[kTermsAtOnce][kSide];
   double weights[kTermsAtOnce];  // sqrt |weight| with the sign of the weight
 };
 
+// Returns the number of terms to add at once from term `begin` on.
 __device__ int TermsFrom(const SymmetricJob& job, int64_t begin) {
   const int64_t left = job.rows.rows - begin;
   return static_cast<int>(left < kTermsAtOnce ? left : kTermsAtOnce);
 }
 
-// All threads of the block take part, and load before they store.
+// Loads the terms from `begin` on. Each thread loads before it stores. All threads of the block must call it.
 __device__ void FetchTerms(const SymmetricJob& job, Place place, int64_t begin, Terms& to) {
   constexpr int kTermsOfPass = static_cast<int>(kThreads) / kSide, kPasses = kTermsAtOnce / kTermsOfPass;
   const int terms = TermsFrom(job, begin);
@@ -126,11 +127,11 @@ __device__ void FetchTerms(const SymmetricJob& job, Place place, int64_t begin, 
   }
 }
 
-// held = scale held + shift I + terms, on the tile at `place`, whose loads may still be on their way. All threads of
-// the block take part.
+// Sets held = scale held + shift I + terms, for the tile at `place`, whose loads may still be in flight. All threads of
+// the block must call it.
 __device__ void UpdateTile(const SymmetricJob& job, Place place, Terms& terms, Held& held) {
   for (int64_t begin = 0; begin == 0 || begin < job.rows.rows; begin += kTermsAtOnce) {
-    __syncthreads();  // no thread reads the terms before any more
+    __syncthreads();  // waits until no thread reads the previous terms
     FetchTerms(job, place, begin, terms);
     if (begin == 0) {
 #pragma unroll
@@ -166,7 +167,7 @@ __device__ void UpdateTile(const SymmetricJob& job, Place place, Terms& terms, H
   }
 }
 
-// The thread's elements of kVectorsAtOnce vectors at a tile's rows and columns.
+// The thread's elements of kVectorsAtOnce vectors at the tile's rows and columns.
 static_assert(kVectorsAtOnce * kSide == kThreads);
 struct VectorElements {
   float row, column;
@@ -179,8 +180,8 @@ __device__ VectorElements LoadVectors(const SymmetricJob& job, Place place, int6
   return {k < job.v.rows && row < job.n ? v[row] : 0.0f, k < job.v.rows && column < job.n ? v[column] : 0.0f};
 }
 
-// What the tile gives to y's segments I (rows) and J (columns): partials[tile][vector][2][64]. `elements` are of the
-// first vectors.
+// Computes what the tile contributes to segments I (rows) and J (columns) of y, in partials[tile][vector][2][64].
+// `elements` are those of the first kVectorsAtOnce vectors.
 __device__ void MultiplyTile(const SymmetricJob& job, Place place, int64_t tile, const Held& held,
                              VectorElements elements) {
   alignas(sizeof(Four<float>)) __shared__ float of_row[kVectorsAtOnce][kSide], of_column[kVectorsAtOnce][kSide];
@@ -190,7 +191,7 @@ __device__ void MultiplyTile(const SymmetricJob& job, Place place, int64_t tile,
   for (int64_t begin = 0; begin < job.v.rows; begin += kVectorsAtOnce) {
     const int vectors = static_cast<int>(job.v.rows - begin < kVectorsAtOnce ? job.v.rows - begin : kVectorsAtOnce);
     if (begin > 0) elements = LoadVectors(job, place, begin);
-    __syncthreads();  // no thread reads the vectors before any more
+    __syncthreads();  // waits until no thread reads the previous vectors
     of_row[threadIdx.x / kSide][threadIdx.x % kSide] = elements.row;
     of_column[threadIdx.x / kSide][threadIdx.x % kSide] = elements.column;
     __syncthreads();
@@ -254,8 +255,8 @@ __global__ void __launch_bounds__(kThreads, 3) UpdateMultiplyKernel(ManyJobs<Sym
   }
 }
 
-// One block a (segment of y, vector): the tiles of row I, and those below in column I. Four threads an element, each of
-// which adds up the parts of every fourth of both.
+// One block handles a (segment of y, vector): the tiles of tile row I, and those below the diagonal in tile column I.
+// Each element has four threads, each of which adds the contributions of every fourth tile.
 constexpr int kSummers = static_cast<int>(kThreads) / kSide;
 __global__ void __launch_bounds__(kThreads) SumPartialsKernel(const SymmetricJob* jobs, int64_t segments) {
   __shared__ double sums[kSummers][kSide];
@@ -265,7 +266,7 @@ __global__ void __launch_bounds__(kThreads) SumPartialsKernel(const SymmetricJob
   for (int64_t at = blockIdx.x; at < segments && at < mine; at += gridDim.x) {
     const int64_t k = at / tile_rows, segment = at % tile_rows, i = segment * kTileSide + element;
     const float* const partials = Global(job.partials) + k * 2 * kTileSide + element;
-    const int64_t stride = job.v.rows * 2 * kTileSide;  // from a tile to the next
+    const int64_t stride = job.v.rows * 2 * kTileSide;  // from one tile to the next
     double sum = 0;
 #pragma unroll 8
     for (int64_t column = summer; column <= segment; column += kSummers) {
@@ -275,7 +276,7 @@ __global__ void __launch_bounds__(kThreads) SumPartialsKernel(const SymmetricJob
     for (int64_t row = segment + 1 + summer; row < tile_rows; row += kSummers) {
       sum += partials[(row * (row + 1) / 2 + segment) * stride + kTileSide];
     }
-    __syncthreads();  // no thread reads the sums before any more
+    __syncthreads();  // waits until no thread reads the previous sums
     sums[summer][element] = sum;
     __syncthreads();
     if (summer > 0 || i >= job.n) continue;
@@ -284,14 +285,14 @@ __global__ void __launch_bounds__(kThreads) SumPartialsKernel(const SymmetricJob
   }
 }
 
-// A tile that is turned over: a column of padding keeps what neighbours write out of each other's banks.
+// A transposed tile. One column of padding keeps the elements that neighbouring threads write in different banks.
 struct Turned {
   float at[kSide][kSide + 1];
 };
 __device__ FoursPlace PlaceInTile() { return {HeldRow(0), kAcross, HeldColumn()}; }
 
-// x's tile at `place`, and its mirror image, which is turned over in shared memory so that both are written row by row.
-// All threads of the block take part.
+// Stores the tile of x at `place` and its mirror image. The mirror image is transposed in shared memory, so that both
+// are written row by row. All threads of the block must call it.
 template <typename T>
 __device__ __forceinline__ void StoreExpanded(const ExpandJob& job, Place place, const Held& held, Turned& turned) {
   const BasicMatrixView<T> x(static_cast<T*>(job.x), job.m.n, job.m.n, job.stride);
@@ -335,7 +336,7 @@ __global__ void __launch_bounds__(kThreads, 3) ExpandKernel(Jobs jobs, int64_t t
       LoadTile(static_cast<const __half*>(job.m.tiles) + offset, height, held);
     }
     UpdateTile(job.m, place, memory.terms, held);
-    __syncthreads();  // no thread reads the terms any more
+    __syncthreads();  // waits until no thread reads the terms
     if (job.in_bf16) {
       StoreExpanded<__nv_bfloat16>(job, place, held, memory.turned);
     } else {
@@ -351,8 +352,8 @@ __global__ void __launch_bounds__(kThreads, 4) CompressKernel(ConstMatrixView x,
     const Place place = PlaceOf(tile);
     Four<float> fours[kHeld];
     LoadFours(FoursOf<kSide, kSide>(x, place.row * kTileSide, place.column * kTileSide, PlaceInTile()), fours);
-    if (place.row == place.column) {  // what lies above the diagonal is not read
-      __syncthreads();                // no thread reads the tile before any more
+    if (place.row == place.column) {  // elements above the diagonal are not read
+      __syncthreads();                // waits until no thread reads the previous tile
       for (int r = 0; r < kHeld; ++r) {
         for (int c = 0; c < kHeld; ++c) {
           const int i = HeldRow(r), j = HeldColumn() + c;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products on tensor cores. A block makes 64 x 128 elements, or 128 x 64 where there are no more than 64 columns: more
-// would leave too few registers for two blocks a multiprocessor, fewer would read operands more often. It rounds its
-// parts of both operands to bf16 on their way to shared memory, where its warps multiply them. Sums leave as 64 x 64
-// tiles, as product_tile.h has them.
+// Products on tensor cores. A block computes 64 x 128 elements, or 128 x 64 if the product has at most 64 columns. With
+// more elements the registers would not suffice for two blocks a multiprocessor; with fewer a block would read operands
+// more often. A block rounds its parts of both operands to bf16 on their way to shared memory, and its warps multiply
+// them there. Sums are written as 64 x 64 tiles by product_tile.h.
 #include <algorithm>
 #include <cuda_bf16.h>
 #include <mma.h>
@@ -28,20 +28,20 @@ using product::SumSquares;
 using product::TilesAlong;
 using product::WithLayout;
 
-// Blocks that share a multiprocessor. For sm_100 the compiler needs more registers than two leave.
+// Number of blocks that share a multiprocessor. For sm_100 the compiler needs more registers than two blocks leave.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kBlocks = 1;
 #else
 [[maybe_unused]] constexpr int kBlocks = 2;
 #endif
-constexpr int kDepth = product::kGranule;  // of the inner dimension at once
-constexpr int kFragment = 16;              // side of what a warp multiplies at once
+constexpr int kDepth = product::kGranule;  // inner indices of a slab
+constexpr int kFragment = 16;              // side of the matrices that a warp multiplies at once
 constexpr int kLong = 2 * kSide;
 constexpr int kWarps = static_cast<int>(kThreads / kWarp);
-constexpr int kPadding = 8;  // keeps lines out of each other's banks, and fragments aligned as they must be
+constexpr int kPadding = 8;  // keeps lines in different banks, and fragments aligned as required
 constexpr int kSumStride = kSide + 4;
 
-// A block's elements of c, and a warp's of these: kDown x kBeside fragments.
+// The sizes of a block's part of c, and of a warp's part of that, kDown x kBeside fragments.
 template <int kRowsOfTile, int kColumnsOfTile>
 struct Shape {
   static constexpr int kRows = kRowsOfTile, kColumns = kColumnsOfTile;
@@ -51,26 +51,27 @@ struct Shape {
 using Wide = Shape<kSide, kLong>;
 using Tall = Shape<kLong, kSide>;
 
-// f with the job's shape, which depends on c alone.
+// Calls f with the job's shape, which depends on c alone.
 template <typename Function>
 __host__ __device__ __forceinline__ auto WithShape(const ProductJob& job, Function f) {
   return job.c.cols <= kSide ? f(Tall()) : f(Wide());
 }
 
-// Both operands' parts of a slab, one after the other: what their elements round to, and what that leaves of them.
+// Elements of the memory for a slab of both operands. Each operand has two planes, one after the other: the rounded
+// elements, and the rounded remainders.
 constexpr int PlaneElements(int lines) { return lines * (kDepth + kPadding); }
 constexpr int kSlabElements = 2 * PlaneElements(kLong + kSide);
-// While one slab is multiplied, the next is written beside it. At the end, sums take their place.
+// While a block multiplies one slab, it writes the next one beside it. At the end the sums reuse this memory.
 constexpr size_t kSharedBytes = 2 * kSlabElements * sizeof(__nv_bfloat16);
 static_assert(kSide * kSumStride * sizeof(float) <= kSharedBytes);
 
-// Four bf16 numbers, as they are converted.
+// Four bf16 numbers as pairs, the form in which they are converted.
 struct alignas(kFour * sizeof(__nv_bfloat16)) Pairs {
   __nv_bfloat162 at[kFour / 2];
 };
 
-// How a thread moves its part of kLines lines x kDepth inner indices of an operand. kAlong: the operand's rows run
-// along the inner dimension, and so do the slab's; otherwise both run across it.
+// Describes how a thread moves its part of kLines lines x kDepth inner indices of an operand. kAlong: the rows of the
+// operand, and of the slab, run along the inner dimension; otherwise the rows of both run across it.
 template <int kLines, bool kAlong>
 struct SlabLayout {
   static constexpr int kStride = (kAlong ? kDepth : kLines) + kPadding;  // of the slab's rows
@@ -78,12 +79,12 @@ struct SlabLayout {
   static constexpr int kStep = static_cast<int>(kThreads) / kFoursOfRow;
   static constexpr int kCount = kLines * kDepth / (static_cast<int>(kThreads) * kFour);
 
-  // Of the thread's i-th four.
+  // Returns the place of the thread's i-th four.
   __device__ static FoursPlace Here(int i) {
     const int thread = static_cast<int>(threadIdx.x);
     return {thread / kFoursOfRow + i * kStep, kStep, thread % kFoursOfRow * kFour};
   }
-  // Where in a slab the 16 lines from `line` on begin, at inner index k.
+  // Returns the offset in a slab of the fragment of 16 lines from `line` on, at inner index k.
   __device__ static int FragmentAt(int line, int k) { return kAlong ? line * kStride + k : k * kStride + line; }
 
   __device__ static __forceinline__ void Store(const Four<float>& four, int i, bool in_two_terms,
@@ -101,9 +102,9 @@ struct SlabLayout {
   }
 };
 
-// An operand's slabs, one after the other, from inner index k0 on; zero beyond its lines. kByFours: all elements exist
-// whose inner indices are asked for, and fours of them are aligned; then a slab is on its way while the one before is
-// in use.
+// Reads an operand's slabs, one after another, from inner index k0 on; elements beyond its lines become zero. kByFours:
+// all requested inner indices exist and fours of them are aligned. Then a slab is loaded while the previous one is in
+// use.
 template <int kLines, bool kAlong, bool kByFours>
 class SlabReader {
  public:
@@ -118,7 +119,7 @@ class SlabReader {
       lines_left_ = static_cast<int>(left < kLines ? left : kLines);
     }
   }
-  // The next slab.
+  // Loads the next slab into registers.
   __device__ __forceinline__ void Load(const ConstMatrixView& x) {
     if constexpr (kByFours) {
       const float* const from = Global(next_);
@@ -133,13 +134,13 @@ class SlabReader {
       next_ = At(next_, kAlong ? int64_t{kDepth} : kDepth * x.stride);
     }
   }
-  // What has been loaded, the slab at k0.
+  // Stores the loaded slab, which is the one at k0, to shared memory.
   __device__ __forceinline__ void Store(const ConstMatrixView& x, int64_t line0, int64_t k0, bool in_two_terms,
                                         __nv_bfloat16* planes) {
     if constexpr (kByFours) {
 #pragma unroll
       for (int i = 0; i < Layout::kCount; ++i) Layout::Store(fours_[i], i, in_two_terms, planes);
-    } else {  // one by one, for want of registers
+    } else {  // one by one, to save registers
 #pragma unroll 1
       for (int i = 0; i < Layout::kCount; ++i) {
         Four<float> four[1];
@@ -155,12 +156,12 @@ class SlabReader {
   Four<float> fours_[Layout::kCount];
 };
 
-// Whether whole slabs of x may be read by fours.
+// Returns whether whole slabs of x can be read by fours.
 __device__ inline bool HasFours(const ConstMatrixView& x, bool along) {
   return MovesByFours(x.data, x.stride, along || x.cols % kFour == 0 ? kFour : 1);
 }
 
-// Fragments of a and b by how their slabs lie.
+// Fragments of a and b, by the layout of their slabs.
 template <bool kAlong>
 using Left = wmma::fragment<wmma::matrix_a, kFragment, kFragment, kFragment, __nv_bfloat16,
                             std::conditional_t<kAlong, wmma::row_major, wmma::col_major>>;
@@ -199,7 +200,7 @@ __device__ __forceinline__ void LoadFragment(Right<false>& right, const __nv_bfl
 }
 #undef PRECONDOR_LOAD_FRAGMENT
 
-// Where a warp's elements lie in its block's.
+// The offset of a warp's elements in those of its block.
 template <typename ShapeOfBlock>
 struct WarpPlace {
   static constexpr int kAcrossBlock = ShapeOfBlock::kColumns / ShapeOfBlock::kWarpColumns;
@@ -208,7 +209,7 @@ struct WarpPlace {
   __device__ static int Column() { return Warp() % kAcrossBlock * ShapeOfBlock::kWarpColumns; }
 };
 
-// sums += the warp's part of a slab's product.
+// Adds the warp's part of the product of a slab to `sums`.
 template <typename ShapeOfBlock, bool kAlongA, bool kAlongB>
 __device__ __forceinline__ void MultiplySlab(const __nv_bfloat16* a, const __nv_bfloat16* b, bool in_two_terms,
                                              Sums (&sums)[ShapeOfBlock::kDown][ShapeOfBlock::kBeside]) {
@@ -242,9 +243,9 @@ __device__ __forceinline__ void MultiplySlab(const __nv_bfloat16* a, const __nv_
   }
 }
 
-// sums += the warp's part of the block's elements of op(a) op(b), over `count` slabs from k0 on. While a slab is
-// multiplied, loads of the next are on their way; a warp that is done writes its part of that one beside the slab that
-// others still read: `odd` says where.
+// Adds the warp's part of the block's elements of op(a) op(b) to `sums`, over `count` slabs from k0 on. While the block
+// multiplies a slab, its loads of the next one are in flight. A warp that has finished writes its part of the next slab
+// to the other half of the memory, while other warps still read the current one: `odd` selects the half.
 template <typename ShapeOfBlock, bool kAlongA, bool kAlongB, bool kByFours>
 __device__ __forceinline__ void Multiply(const ProductJob& job, const Place& place, int64_t k0, int count,
                                          __nv_bfloat16* slabs, int odd,
@@ -260,7 +261,7 @@ __device__ __forceinline__ void Multiply(const ProductJob& job, const Place& pla
     __nv_bfloat16* const slab = slabs + odd * kSlabElements;
     a.Store(job.a, place.row0, k0, in_two_terms, slab);
     b.Store(job.b, place.column0, k0, in_two_terms, slab + kPlanesOfA);
-    __syncthreads();  // the slab is there, and no thread reads the other any more
+    __syncthreads();  // waits until the slab is complete and no thread reads the other one
     if (count > 1) {
       a.Load(job.a);
       b.Load(job.b);
@@ -269,7 +270,7 @@ __device__ __forceinline__ void Multiply(const ProductJob& job, const Place& pla
   }
 }
 
-// Asks for the block's part of the source, which its last step reads, to come to the second-level cache.
+// Prefetches the block's part of the source, which Write reads at the end, to the L2 cache.
 template <typename ShapeOfBlock>
 __device__ __forceinline__ void Fetch(const ProductJob& job, const Place& place) {
 #ifdef __CUDA_ARCH__
@@ -282,7 +283,7 @@ __device__ __forceinline__ void Fetch(const ProductJob& job, const Place& place)
 #endif
 }
 
-// Writes what the warps have, 64 x 64 elements after the other, and adds to `squares`.
+// Writes the warps' sums, one tile of 64 x 64 elements after another, and adds to `squares`.
 template <typename ShapeOfBlock>
 __device__ __forceinline__ void Write(const ProductJob& job, const Place& place, float* memory,
                                       Sums (&sums)[ShapeOfBlock::kDown][ShapeOfBlock::kBeside], Squares& squares) {
@@ -296,7 +297,7 @@ __device__ __forceinline__ void Write(const ProductJob& job, const Place& place,
       tile.column0 += column;
       if (tile.row0 >= job.c.rows || tile.column0 >= job.c.cols) continue;
       tile.tile = static_cast<unsigned>(tile.row0 / kSide) * across + static_cast<unsigned>(tile.column0 / kSide);
-      __syncthreads();  // all have done with the slabs, or with the tile before
+      __syncthreads();  // waits until no thread reads the slabs or the previous tile
       if (Warp::Row() / kSide * kSide == row && Warp::Column() / kSide * kSide == column) {
 #pragma unroll
         for (int i = 0; i < ShapeOfBlock::kDown; ++i) {
@@ -321,21 +322,21 @@ __device__ __forceinline__ void Write(const ProductJob& job, const Place& place,
   }
 }
 
-// So many blocks of one part are a product's.
+// Returns the number of blocks of each part of a product.
 template <typename ShapeOfBlock>
 __host__ __device__ constexpr unsigned BlocksOfPart(const ProductJob& job, ShapeOfBlock) {
   return TilesAlong(job.c.rows, ShapeOfBlock::kRows) * TilesAlong(job.c.cols, ShapeOfBlock::kColumns);
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocks) TensorProductKernel(ManyJobs<ProductJob> jobs, int64_t blocks) {
-  __shared__ Place place;  // registers are few
+  __shared__ Place place;  // shared, to save registers
   auto* const slabs = static_cast<__nv_bfloat16*>(DynamicShared());
   const Share share = ShareOf(blocks);
   for (unsigned block = share.begin; block < share.end; ++block) {
     const ProductJob& job = jobs.InShared(share, block);
     WithShape(job, [&](auto shape) {
       using ShapeOfBlock = decltype(shape);
-      __syncthreads();  // no thread reads the place or the sums before any more
+      __syncthreads();  // waits until no thread reads the previous place or sums
       if (threadIdx.x == 0) place = PlaceOf<ShapeOfBlock::kRows, ShapeOfBlock::kColumns>(job, block - job.first);
       __syncthreads();
       Fetch<ShapeOfBlock>(job, place);
