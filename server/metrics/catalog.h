@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every metric of a server: name, type and help. Rules: precondor_<noun>_<unit>[_total], base units; a job's name is
-// the label train_job; never a label by rank, step, layer, peer or session id. docs/monitoring.md tells what to watch.
-// A job costs at most 60 series on a server of role all (tests/unit/server/metrics_test.cc), so histograms and reasons
-// are a server's; jobs have sums.
+// Lists every metric of a server with name, type and help. Rules: names are precondor_<noun>_<unit>[_total] in base
+// units. The label train_job is the job's name. A rank, step, layer, peer or session id is never a label.
+// docs/monitoring.md describes what to watch.
+// A job has at most 60 series on a server of role all (tests/unit/server/metrics_test.cc). Therefore histograms and
+// reasons are per server, and jobs have sums only.
 #pragma once
 
 #include <array>
@@ -15,8 +16,8 @@ namespace precondor::metrics {
 
 enum class MetricType : uint8_t { kCounter, kGauge, kHistogram };
 
-// Whose a series is: the server's from its start; or a job's, while a shard has its session or a coordinator has it
-// open.
+// Lifetime of a series. kServer: from the server's start. kShardJob: while the shard has the job's session.
+// kCoordinatorJob: while the session is open on the coordinator.
 enum class MetricOwner : uint8_t { kServer, kShardJob, kCoordinatorJob };
 
 struct MetricInfo {
@@ -27,7 +28,7 @@ struct MetricInfo {
   MetricOwner owner = MetricOwner::kServer;
 };
 
-// Buckets of every histogram, in seconds.
+// Upper bounds of the buckets of every histogram, in seconds.
 inline constexpr std::array<double, 14> kSecondsBuckets = {.0005, .001, .0025, .005, .01, .025, .05,
                                                            .1,    .25,  .5,    1,    2.5, 5,    10};
 
@@ -162,7 +163,7 @@ inline constexpr MetricInfo kCatalog[] = {
 };
 inline constexpr size_t kMetricCount = std::size(kCatalog);
 
-// A metric's place in kCatalog. An unknown name does not compile.
+// Returns a metric's index in kCatalog. An unknown name does not compile.
 consteval size_t Metric(std::string_view name) {
   size_t place = 0;
   while (name != kCatalog[place].name) ++place;

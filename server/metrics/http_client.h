@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One HTTP request to a server that the operator has named, as a collector of spans.
+// Sends one HTTP request to a server that the operator has configured, for example a collector of spans.
 #pragma once
 
 #include <string>
@@ -10,8 +10,9 @@
 
 namespace precondor::metrics {
 
-// POSTs `body` as application/json to http://`address``path`; `address` is host:port. OK: answered with 2xx within
-// `timeout`. Unavailable: anything else, with the reason. Blocks; connects anew each time.
+// POSTs `body` as application/json to http://`address``path`, where `address` is host:port. Returns OK if the server
+// answers with 2xx within `timeout`, and otherwise Unavailable with the reason. Blocks; opens a new connection for each
+// call.
 absl::Status PostJson(const std::string& address, absl::string_view path, const std::string& body,
                       absl::Duration timeout);
 

@@ -34,8 +34,8 @@ class CivetwebServer final : public HttpServer {
   }
 
   absl::Status Listen(const std::string& address) {
-    // A client that sends or reads nothing, such as a browser that opens connections ahead, holds a thread until the
-    // timeout.
+    // A client that neither sends nor reads holds a thread until the timeout, for example a browser that opens
+    // connections in advance.
     const std::array<const char*, 7> options = {"listening_ports",    address.c_str(), "num_threads", "8",
                                                 "request_timeout_ms", "2000",          nullptr};
     mg_callbacks callbacks = {};
@@ -58,7 +58,7 @@ class CivetwebServer final : public HttpServer {
  private:
   static int Handle(mg_connection* connection, void* self) {
     static_cast<const CivetwebServer*>(self)->Respond(connection);
-    return 1;  // answered
+    return 1;  // the request has been answered
   }
 
   void Respond(mg_connection* connection) const {

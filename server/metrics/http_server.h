@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages that can be read over HTTP, for Prometheus and browsers. The only user of civetweb.
+// Serves pages over HTTP for Prometheus and browsers. The only user of civetweb.
 #pragma once
 
 #include <functional>
@@ -14,22 +14,23 @@ namespace precondor::metrics {
 
 struct Page {
   std::string content_type;
-  // Called on a thread of the server for each GET; `query` is what follows the question mark, still encoded. An error
-  // is answered with a status of HTTP and its message: 404 for NotFound, 500 for others.
+  // Called on a server thread for each request. `query` is the part after the question mark, still encoded. An error is
+  // answered with its message and the HTTP status 404 for NotFound, 500 otherwise.
   std::function<absl::StatusOr<std::string>(absl::string_view query)> make;
 };
 
-// Answers GET and HEAD, and refuses every other method: nothing can be changed through it.
+// An HTTP server that answers GET and HEAD and refuses other methods, so that a client cannot change anything.
 class HttpServer {
  public:
-  // `address` is host:port, port 0 for a free one; `pages` by path. Unavailable: the address cannot be used.
+  // Starts a server on `address`, host:port; port 0 selects a free one. `pages` are by path. Returns Unavailable if the
+  // address cannot be used.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address,
                                                            std::map<std::string, Page> pages);
-  virtual ~HttpServer() = default;  // ends the calls under way
+  virtual ~HttpServer() = default;  // ends running calls
   virtual int port() const = 0;
 };
 
-// The value of a parameter of a query, decoded; empty when it is missing.
+// Returns the decoded value of a parameter of a query, or an empty string if it is missing.
 std::string QueryParameter(absl::string_view query, const std::string& name);
 
 }  // namespace precondor::metrics

@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::array<const char*, 3> kKindLabels = {"statistics", "gradient", "pull"};
 constexpr size_t kKinds = kKindLabels.size();
-constexpr size_t kKindsWithBytes = 2;  // a pull has none
+constexpr size_t kKindsWithBytes = 2;  // a pull has no bytes
 enum ContributionResult : uint8_t { kAccepted, kDuplicate, kRefused };
 constexpr std::array<const char*, 3> kContributionResults = {"accepted", "duplicate", "rejected"};
 enum Stage : uint8_t { kReceive, kSealWait, kUpdate, kPrecondition, kReply };
@@ -43,7 +43,7 @@ size_t KindIndex(ContributionKind kind) { return static_cast<size_t>(kind) - 1; 
 
 std::string Lower(absl::string_view name) { return absl::AsciiStrToLower(std::string(name)); }
 
-// Resident pages from the kernel's own table; 0 where there is none.
+// Resident bytes according to the kernel; 0 if the file cannot be read.
 double ResidentBytes() {
   std::ifstream file("/proc/self/statm");
   int64_t total = 0, resident = 0;
@@ -51,7 +51,7 @@ double ResidentBytes() {
   return file ? static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE)) : 0.0;
 }
 
-// Of the wall clock, as Prometheus compares it with its own.
+// Wall clock, because Prometheus compares the value with its own.
 double UnixSeconds() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
 
 using Labels = std::map<std::string, std::string>;
@@ -60,13 +60,13 @@ using Labels = std::map<std::string, std::string>;
 
 class MetricsObserver::Impl {
  public:
-  // The series of one job, so that an event costs a look-up and an addition. Those whose only label is the job are
-  // found by their place in the catalog.
+  // The series of one job, so that an event costs a look-up and an addition. Series whose only label is the job are
+  // found by their index in the catalog.
   struct Job {
     prometheus::Counter& counter(size_t id) { return *counters[id]; }
     prometheus::Gauge& gauge(size_t id) { return *gauges[id]; }
 
-    int sessions = 0;  // of its name
+    int sessions = 0;  // number of its sessions
     std::array<prometheus::Counter*, kMetricCount> counters = {};
     std::array<prometheus::Gauge*, kMetricCount> gauges = {};
     std::vector<std::function<void()>> removers;
@@ -74,7 +74,7 @@ class MetricsObserver::Impl {
   struct ShardJob : Job {
     std::array<std::array<prometheus::Counter*, kContributionResults.size()>, kKinds> contributions;
     std::array<prometheus::Counter*, kKindsWithBytes> bytes;
-    std::array<prometheus::Counter*, kStages.size()> stages, stage_seconds;  // null but for kJobStageList
+    std::array<prometheus::Counter*, kStages.size()> stages, stage_seconds;  // null if not in kJobStageList
     std::array<prometheus::Counter*, kDecisions.size()> results;
     prometheus::Counter *snapshots_done, *snapshots_failed;
     prometheus::Counter *factors_kept, *factors_not_kept, *layers_kept, *layers_fresh;
@@ -130,7 +130,7 @@ class MetricsObserver::Impl {
     gauge(Metric("precondor_start_timestamp_seconds")).Set(UnixSeconds());
   }
 
-  // Null for what does not occur.
+  // Returns null for a combination that does not occur.
   prometheus::Counter* transfer(size_t direction, TransferPath path, TransferKind kind) {
     return transfers_[direction][static_cast<size_t>(path)][static_cast<size_t>(kind)];
   }
@@ -145,7 +145,7 @@ class MetricsObserver::Impl {
   }
   prometheus::Counter& rejected(ErrorReason reason) { return *rejected_[static_cast<size_t>(reason)]; }
   prometheus::Counter& admissions(bool admitted) { return *admissions_[admitted]; }
-  // Under the lock: scrapes may overlap.
+  // Holds the lock, because scrapes may overlap.
   void RaiseTo(size_t metric, int64_t total) {
     MutexLock lock(mu_);
     prometheus::Counter& raised = counter(metric);
@@ -157,7 +157,7 @@ class MetricsObserver::Impl {
     job.stage_seconds[stage]->Increment(std::max(0.0, absl::ToDoubleSeconds(took)));
   }
 
-  // Of metrics without labels.
+  // Series of metrics without labels.
   prometheus::Counter& counter(size_t id) { return plain_.counter(id); }
   prometheus::Gauge& gauge(size_t id) { return plain_.gauge(id); }
   prometheus::Histogram& histogram(size_t id) { return *plain_histograms_[id]; }
@@ -185,7 +185,7 @@ class MetricsObserver::Impl {
     Drop(coordinator_jobs_, name);
   }
 
-  // Runs `record` on the job's series, if there are any, under the lock, which also keeps them from going meanwhile.
+  // Calls `record` with the job's series, if there are any. Holds the lock, so that they are not removed meanwhile.
   template <typename F>
   void WithShardJob(absl::string_view name, F record) {
     MutexLock lock(mu_);
@@ -332,7 +332,7 @@ class MetricsObserver::Impl {
   std::array<prometheus::Histogram*, kMetricCount> plain_histograms_ = {};
   std::array<prometheus::Histogram*, kStages.size()> stages_ = {};
   std::array<prometheus::Counter*, kErrorReasonCount> rejected_ = {};
-  // Null where a decision cannot have the cause: a preconditioned answer has none, another one has one.
+  // Null if the decision cannot have the cause: a preconditioned answer has no cause, and the others have one.
   std::array<std::array<prometheus::Counter*, kAnswerCauses>, kDecisions.size()> plans_ = {};
   std::array<prometheus::Counter*, 2> admissions_ = {};
   std::array<std::array<std::array<prometheus::Counter*, kTransferKinds.size()>, kPaths.size()>, kDirections.size()>
@@ -344,8 +344,8 @@ class MetricsObserver::Impl {
   absl::flat_hash_map<std::string, prometheus::Counter*> rpcs_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, prometheus::Histogram*> rpc_seconds_ ABSL_GUARDED_BY(mu_);
 
-  std::function<void()> probe_;       // set before anything is served
-  std::unique_ptr<HttpServer> http_;  // asks for the rest: ends first
+  std::function<void()> probe_;       // set before Serve
+  std::unique_ptr<HttpServer> http_;  // calls the members above; destroyed first
 };
 
 MetricsObserver::MetricsObserver(absl::string_view version, absl::string_view role) : impl_(std::make_unique<Impl>()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Core's Observer as Prometheus series, served over HTTP. The only user of prometheus-cpp.
+// Exports the events of core's Observer as Prometheus series over HTTP. The only user of prometheus-cpp.
 #pragma once
 
 #include <functional>
@@ -16,29 +16,31 @@
 
 namespace precondor::metrics {
 
-// Thread-safe. A job has the series of what runs here: a shard's from OnSessionInstalled to OnSessionRemoved, a
-// coordinator's from OnSessionOpened to OnSessionClosed, at zero from the start; of a job installed or opened twice
-// they go with the last. What is told of any other job is dropped, so that nothing late brings a job back.
+// Thread-safe. A job has the series of what this process runs: a shard's from OnSessionInstalled to OnSessionRemoved, a
+// coordinator's from OnSessionOpened to OnSessionClosed. They start at zero. If several sessions of one name are
+// installed or opened, the series end with the last one. Events of other jobs are dropped, so that a late event does
+// not create series again.
 class MetricsObserver final : public Observer {
  public:
   MetricsObserver(absl::string_view version, absl::string_view role);
   ~MetricsObserver() override;
 
-  // Serves /metrics and `pages`, by path, on `address` (host:port, port 0 for a free one) and returns the port;
-  // Unavailable when it cannot.
+  // Serves /metrics and `pages` (by path) on `address` (host:port; port 0 selects a free one) and returns the port.
+  // Returns Unavailable if the address cannot be used.
   absl::StatusOr<int> Serve(const std::string& address, std::map<std::string, Page> pages = {});
-  // Ends that; no page is asked for any more when it returns.
+  // Stops serving. After it returns, no page function is called.
   void StopServing();
-  // Before Serve. `probe` is called before each scrape, to tell what is read then and not told as it happens.
+  // Precondition: Serve has not been called. `probe` is called before each scrape, to report values that are read then
+  // instead of reported as events.
   void SetProbe(std::function<void(MetricsObserver&)> probe);
-  // The text that /metrics answers with.
+  // Returns the text with which /metrics answers.
   std::string Render() const;
 
   void OnRpc(absl::string_view method, absl::StatusCode code, absl::Duration took);
   void OnDrain();
   void OnShardStep(absl::string_view train_job, uint64_t step);
   void OnDroppedLogLines(int64_t total);
-  // Since the server started; `dropped` of those that were `made`.
+  // Totals since the server started. `dropped` is the part of `made` that was dropped.
   void OnTraceSpans(int64_t made, int64_t dropped);
   void OnAcceptFailure();
 

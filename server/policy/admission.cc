@@ -7,7 +7,8 @@ namespace precondor {
 
 AdmissionDecision DecideAdmission(const AdmissionInput& input) {
   AdmissionDecision decision;
-  // Subtracted, not added: needed comes from a client's layer table and may be near the end of the range.
+  // Subtracted instead of added, because `needed` depends on a client's layer table and may be near the end of the
+  // range.
   decision.admit = input.needed <= input.capacity - input.reserved;
   decision.reason = absl::StrCat(decision.admit ? "fits: " : "does not fit: ", "needed ", input.needed,
                                  " bytes, reserved ", input.reserved, " of capacity ", input.capacity);

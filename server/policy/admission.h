@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a shard takes a session in. A pure function.
+// Decides whether a shard admits a session. A pure function.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,19 @@
 
 namespace precondor {
 
-// All in bytes, none negative.
+// All numbers are in bytes and not negative.
 struct AdmissionInput {
-  int64_t needed = 0;    // what the session would reserve
-  int64_t reserved = 0;  // what other sessions have reserved
-  int64_t capacity = 0;  // what all sessions together may reserve
+  int64_t needed = 0;    // bytes that the session would reserve
+  int64_t reserved = 0;  // bytes that other sessions have reserved
+  int64_t capacity = 0;  // bytes that all sessions together may reserve
 };
 
 struct AdmissionDecision {
   bool admit = false;
-  std::string reason;  // always with the three numbers
+  std::string reason;  // always contains the three numbers
 };
 
-// Admits when needed + reserved <= capacity, without overflow.
+// Admits the session if needed + reserved <= capacity, without overflow.
 AdmissionDecision DecideAdmission(const AdmissionInput& input);
 
 }  // namespace precondor

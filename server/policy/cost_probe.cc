@@ -22,7 +22,7 @@ void FinishRound(const FallbackConfig& config, CostProbe& probe) {
   probe.second_order_per_second = (DecreasePerSecond(probe.before) + DecreasePerSecond(probe.after)) / 2;
   probe.first_order_per_second = DecreasePerSecond(probe.probe);
   const double needed = probe.second_order_per_second + config.probe_margin * std::abs(probe.second_order_per_second);
-  // False where an overflow has made one of them NaN or both infinite: nothing is won by that.
+  // If an overflow has made one of them NaN or both infinite, first order does not win.
   const bool won = probe.first_order_per_second > needed && std::isfinite(probe.first_order_per_second);
   probe.wins = won ? probe.wins + 1 : 0;
   ++probe.rounds;
@@ -59,7 +59,7 @@ CostProbe AdvanceProbe(const FallbackConfig& config, const CostProbe& probe, con
     return next;
   }
   if (IsSettling(next.phase)) {
-    if (step.mode != ProbeMode(next.phase)) return next;  // a step granted before the change
+    if (step.mode != ProbeMode(next.phase)) return next;  // this step was granted before the change
     if (next.steps < config.probe_settle_steps) {
       ++next.steps;
       return next;

@@ -21,7 +21,7 @@ void MoveTo(Mode mode, FallbackState& state) {
   if (mode == Mode::kSecondOrder) state.trend = BeginPhase(state.trend, state.last_step);
 }
 
-// Makes what Decide has said of `state` part of it.
+// Applies the decision that Decide returns for `state`.
 FallbackState Settled(const FallbackConfig& config, FallbackState state) {
   const Mode mode = PolicyMode(config, state);
   if (mode == state.mode) return state;
@@ -41,7 +41,7 @@ void TakeSeconds(const FallbackConfig& config, const StepObservation& observatio
 }
 
 void TakeProbeStep(const FallbackConfig& config, const StepObservation& observation, FallbackState& state) {
-  if (state.trend.phase_steps == 0) {  // windows of two phases do not compare
+  if (state.trend.phase_steps == 0) {  // windows of different phases are not comparable
     state.probe = RestartProbe(state.probe);
     return;
   }
@@ -70,7 +70,7 @@ FallbackState Advance(const FallbackConfig& config, const FallbackState& state, 
   next.trend = *trend;
   TakeSeconds(config, observation, next);
   if (next.forced || !HasRule(config)) return next;
-  // Steps granted before a change of mode still run in the old one: they say nothing of the new.
+  // Steps granted before a change of mode still run in the old mode and say nothing about the new one.
   if (observation.mode == next.mode) {
     next.streak_steps = SpeaksForChange(config, next) ? next.streak_steps + 1 : 0;
   }

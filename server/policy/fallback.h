@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// MKOR-H: whether a session goes on in second order, and why. Source: ours; docs/methods/mkor_h.md.
+// MKOR-H: decides whether a session stays in second order, and why. Source: ours; docs/methods/mkor_h.md.
 // The coordinator keeps a FallbackState for each session, advances it with every step that all ranks have reported, and
-// asks for a decision after each. Values and pure functions without a clock: the same observations in the same order
-// give the same bits, so a log of them can be replayed. Configs are valid (ValidateFallbackConfig).
+// asks for a decision after each. Values and pure functions without a clock: equal observations in equal order give the
+// same bits, so a log of them can be replayed. Configs must be valid (ValidateFallbackConfig).
 #pragma once
 
 #include <cstdint>
@@ -21,54 +21,54 @@
 
 namespace precondor {
 
-// One finished step of the session. A step is counted when its loss is finite and it was not skipped; another one moves
-// nothing but last_step and uncounted_steps.
+// One finished step of the session. A step is counted if its loss is finite and it was not skipped. Other steps change
+// only last_step and uncounted_steps.
 struct StepObservation {
   uint64_t step = 0;
-  double loss = 0;                 // sample-weighted over the ranks whose loss was finite
-  double learning_rate = 0;        // 0: not known
-  double seconds = 0;              // wall time of the step; 0: not known
-  Mode mode = Mode::kSecondOrder;  // that it ran in
-  bool skipped = false;            // AMP
+  double loss = 0;                 // sample-weighted mean over the ranks whose loss was finite
+  double learning_rate = 0;        // 0 means unknown
+  double seconds = 0;              // wall time of the step; 0 means unknown
+  Mode mode = Mode::kSecondOrder;  // mode in which the step ran
+  bool skipped = false;            // skipped by AMP
 };
 
 struct FallbackState {
-  bool observed = false;   // last_step means something
-  uint64_t last_step = 0;  // the greatest step taken in
+  bool observed = false;   // false until a step was observed; last_step is then undefined
+  uint64_t last_step = 0;  // greatest step observed
   uint64_t uncounted_steps = 0;
   LossTrend trend;
   CostProbe probe;
-  double second_order_seconds = 0;  // smoothed seconds a step in each mode (loss_decay); 0: none yet
+  double second_order_seconds = 0;  // smoothed seconds per step in each mode (loss_decay); 0 means none yet
   double first_order_seconds = 0;
-  int32_t streak_steps = 0;  // counted steps in a row, up to the last, that spoke for leaving `mode`
-  // Where the policy stands. A decision to leave it becomes part of the state with the next step.
+  int32_t streak_steps = 0;  // consecutive counted steps, up to the last one, that indicated leaving `mode`
+  // The policy's current mode. A decision to leave it enters the state with the next step.
   Mode mode = Mode::kSecondOrder;
-  uint64_t switch_step = 0;  // last_step when it last changed
+  uint64_t switch_step = 0;  // last_step when `mode` last changed
   uint32_t reentries = 0;
-  std::optional<Mode> forced = std::nullopt;  // by an operator
+  std::optional<Mode> forced = std::nullopt;  // mode that an operator has forced
   bool operator==(const FallbackState&) const = default;
 };
 
-// Stable numbers, for logs.
+// Stable numbers for logs.
 enum class FallbackReason : uint8_t {
-  kNever = 1,             // NEVER
-  kAtStep = 2,            // AT_STEP
-  kForced = 3,            // an operator's choice
+  kNever = 1,             // policy NEVER
+  kAtStep = 2,            // policy AT_STEP
+  kForced = 3,            // an operator has forced the mode
   kTooEarly = 4,          // fewer than min_steps in this phase
-  kStillFalling = 5,      // LOSS_RATE: second order, the loss falls fast enough
-  kSlow = 6,              // LOSS_RATE: second order, slow for less than patience_steps
+  kStillFalling = 5,      // LOSS_RATE: stays in second order, the loss decreases fast enough
+  kSlow = 6,              // LOSS_RATE: stays in second order, slow for fewer than patience_steps
   kLossRate = 7,          // LOSS_RATE: falls back
-  kBetweenRounds = 8,     // COST_AWARE: second order, no measurement under way
-  kMeasuring = 9,         // COST_AWARE: second order, in a round
-  kProbing = 10,          // COST_AWARE: first order for a probe
+  kBetweenRounds = 8,     // COST_AWARE: second order, between two rounds
+  kMeasuring = 9,         // COST_AWARE: second order, during a round
+  kProbing = 10,          // COST_AWARE: first order, for a probe
   kFirstOrderPays = 11,   // COST_AWARE: falls back
   kStaysFirstOrder = 12,  // after a fallback
-  kReentry = 13,          // goes back to second order
+  kReentry = 13,          // returns to second order
 };
 
-// What a decision was made from, for the audit log and metrics. Units as in FallbackState.
+// The numbers behind a decision, for the audit log and metrics. Units are those of FallbackState and LossTrend.
 struct FallbackInputs {
-  uint64_t step = 0;  // the last one taken in
+  uint64_t step = 0;  // last step observed
   uint64_t uncounted_steps = 0;
   double loss = 0;
   double rate = 0;
@@ -77,7 +77,7 @@ struct FallbackInputs {
   double phase_loss = 0;
   double phase_decrease = 0;
   double phase_mean_rate = 0;
-  double threshold_rate = 0;  // that `rate` is compared with: beta or, in first order, reentry_beta times the mean
+  double threshold_rate = 0;  // `rate` is compared with it: beta (in first order reentry_beta) times the mean
   double learning_rate = 0;
   int32_t streak_steps = 0;
   double second_order_seconds = 0;
@@ -85,9 +85,9 @@ struct FallbackInputs {
   ProbePhase probe_phase = ProbePhase::kWaiting;
   int64_t probe_rounds = 0;
   int64_t probe_wins = 0;
-  double second_order_per_second = 0;  // decrease of the loss, last round
+  double second_order_per_second = 0;  // decrease of the loss per second in the last round
   double first_order_per_second = 0;
-  Mode policy_mode = Mode::kSecondOrder;  // before this decision
+  Mode policy_mode = Mode::kSecondOrder;  // mode before this decision
   uint64_t switch_step = 0;
   uint32_t reentries = 0;
   bool operator==(const FallbackInputs&) const = default;
@@ -95,32 +95,32 @@ struct FallbackInputs {
 
 struct FallbackDecision {
   Mode mode = Mode::kSecondOrder;
-  // The mode holds from this step, or from the first one not granted yet if that is later; second order before.
+  // First step of `mode`, or the first step not granted yet if that is later. Steps before it are in second order.
   uint64_t from_step = 0;
-  bool probe = false;  // first order for a probe only: factors have to be kept
+  bool probe = false;  // first order only for a probe: the factors must be kept
   FallbackReason reason = FallbackReason::kNever;
-  std::string sentence;  // for people, with the numbers
+  std::string sentence;  // explanation with the numbers
   FallbackInputs inputs;
   bool operator==(const FallbackDecision&) const = default;
 };
 
-// Takes a step in. A step that is not greater than the last one, be it a repetition, out of order or of a trainer that
-// has gone back, is ignored: the state comes back as it was. So each step counts once at most.
+// Returns the state after a step. A step that is not greater than the last one is ignored (a repetition, out of order,
+// or a trainer that has rolled back), so that each step counts at most once.
 FallbackState Advance(const FallbackConfig& config, const FallbackState& state, const StepObservation& observation);
 
 FallbackDecision Decide(const FallbackConfig& config, const FallbackState& state);
 
-// An operator's choice, which goes before every policy; nullopt ends it, and the policy goes on from the mode that was
-// forced (AT_STEP and NEVER: from their own). The state goes on taking steps in meanwhile, but nothing speaks for a
-// change.
+// Forces a mode, which overrides every policy. nullopt ends this. Then LOSS_RATE and COST_AWARE continue from the
+// forced mode, AT_STEP and NEVER from their own. While a mode is forced, the state still takes in steps, but none
+// indicates a change.
 FallbackState Force(const FallbackConfig& config, const FallbackState& state, std::optional<Mode> mode);
 
-// `schedule` (server/policy/lease.h) with a decision carried out; steps before `first_open_step` keep their modes.
-// Carrying the same decision out again changes nothing.
+// Returns `schedule` (server/policy/lease.h) with a decision applied. Steps before `first_open_step` keep their modes.
+// Applying a decision again changes nothing.
 std::vector<ModeInterval> CarryOut(const FallbackDecision& decision, absl::Span<const ModeInterval> schedule,
                                    uint64_t first_open_step);
 
-// "NEVER", "LOSS_RATE" ...: the enumerator's name in capitals.
+// Returns the enumerator's name in capitals: "NEVER", "LOSS_RATE", ...
 absl::string_view FallbackReasonName(FallbackReason reason);
 
 }  // namespace precondor

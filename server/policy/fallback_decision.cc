@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Decide says and how it is carried out; the comparisons are in fallback_rules.cc.
+// Makes and applies decisions. The comparisons are in fallback_rules.cc.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"

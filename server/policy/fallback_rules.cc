@@ -33,7 +33,7 @@ bool OldEnough(const FallbackConfig& config, const FallbackState& state) {
   return state.trend.started && state.trend.phase_steps >= static_cast<uint64_t>(config.min_steps);
 }
 
-// The doubling keeps a curve on the edge from switching without end.
+// The doubling bounds the number of switches of a run whose loss stays near the threshold.
 uint64_t RequiredStay(const FallbackConfig& config, const FallbackState& state) {
   return static_cast<uint64_t>(config.reentry_min_steps) << std::min<uint32_t>(state.reentries, 30);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The comparisons behind server/policy/fallback.h, for its own sources. Pure functions; docs/methods/mkor_h.md.
+// Comparisons used by the sources of server/policy/fallback.h. Pure functions; docs/methods/mkor_h.md.
 #pragma once
 
 #include <cstdint>
@@ -8,23 +8,24 @@
 
 namespace precondor::fallback_rules {
 
-// LOSS_RATE and COST_AWARE: whether the losses decide anything.
+// Returns whether the policy decides by losses: LOSS_RATE and COST_AWARE do.
 bool HasRule(const FallbackConfig& config);
 
-// What the smoothed rate is compared with: beta, or in first order reentry_beta, times the phase's mean rate.
+// Returns the rate that the smoothed rate is compared with: beta (in first order reentry_beta) times the phase's mean
+// rate.
 double ThresholdRate(const FallbackConfig& config, const FallbackState& state);
 
-// Whether the phase has min_steps counted steps.
+// Returns whether the phase has at least min_steps counted steps.
 bool OldEnough(const FallbackConfig& config, const FallbackState& state);
 
-// Steps in first order before re-entry.
+// Returns the number of steps in first order that must pass before re-entry.
 uint64_t RequiredStay(const FallbackConfig& config, const FallbackState& state);
 
-// Whether the last step's trend speaks for leaving the policy's mode.
+// Returns whether the trend after the last step indicates leaving the policy's mode.
 bool SpeaksForChange(const FallbackConfig& config, const FallbackState& state);
 
-// The mode that the rules lead to, an operator and probes left aside. While a mode is forced nothing is counted towards
-// a change, so it stays.
+// Returns the mode that the rules select, ignoring a forced mode and probes. While a mode is forced, no step counts
+// towards a change, so this mode does not change.
 Mode PolicyMode(const FallbackConfig& config, const FallbackState& state);
 
 }  // namespace precondor::fallback_rules

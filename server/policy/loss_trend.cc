@@ -7,11 +7,12 @@
 namespace precondor {
 namespace {
 
-// A schedule computed in f64 may waver by rounding; a warm-up of fewer than 1e9 steps rises by more than this.
+// Tolerance for rounding in a schedule computed in f64. A warm-up of fewer than 1e9 steps rises by more than this per
+// step.
 constexpr double kRising = 1e-9;
 
 bool BeginsPhase(const FallbackConfig& config, double before, double now) {
-  if (before == 0) return false;  // the first that is known
+  if (before == 0) return false;  // the first known learning rate
   return now > before * (1 + kRising) || std::abs(now - before) > config.lr_jump * std::max(now, before);
 }
 

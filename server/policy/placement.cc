@@ -9,7 +9,7 @@
 namespace precondor {
 namespace {
 
-// The places of a shard's devices.
+// A shard's range of devices: indexes [begin, end).
 struct Devices {
   size_t begin = 0, end = 0;
   int count() const { return static_cast<int>(end - begin); }
@@ -24,7 +24,7 @@ class Rooms {
     }
   }
 
-  // -1: no one has room for it.
+  // Returns -1 if no shard has room.
   int32_t LeastLoadedWithRoom(const PlacementLayer& layer) const {
     int32_t best = -1;
     for (int32_t s = 0; s < static_cast<int32_t>(load_.size()); ++s) {
@@ -44,7 +44,7 @@ class Rooms {
   }
 
   const std::vector<double>& load() const { return load_; }
-  // Why LeastLoadedWithRoom has found none.
+  // Explains why LeastLoadedWithRoom returned -1.
   std::string NoRoom(size_t index, const PlacementLayer& layer) const {
     std::string needs = absl::StrCat("layer ", index, " needs ", layer.bytes, " bytes");
     Devices most;
@@ -62,7 +62,7 @@ class Rooms {
   }
 
  private:
-  // Those that have the layer if `owner` does.
+  // Returns the devices that would share the layer if `owner` had it.
   Devices Sharing(const PlacementLayer& layer, int32_t owner) const {
     Devices devices{.begin = static_cast<size_t>(owner), .end = static_cast<size_t>(owner) + 1};
     if (layer.parts == nullptr) return devices;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which shard owns which layer: longest processing time first. A pure function.
+// Assigns layers to shards by the rule "longest processing time first". A pure function.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@
 namespace precondor {
 
 struct PlacementLayer {
-  double cost = 0;    // of one step, in any unit that all layers share; not negative
-  int64_t bytes = 0;  // memory of the owner
-  // Of a layer that a shard's devices have together where there are several, the memory of the owner and of each other
-  // one, by how many they are. Null: one device has it everywhere.
+  double cost = 0;    // cost of one step, in a unit common to all layers; not negative
+  int64_t bytes = 0;  // memory of the owner, in bytes
+  // For a layer that is split over a shard's devices if the shard has several: the memory in bytes of the owner and of
+  // each other device, as a function of the number of devices. Null means that one device always has the whole layer.
   struct Parts {
     int64_t own = 0;
     int64_t other = 0;
@@ -24,23 +24,23 @@ struct PlacementLayer {
   std::function<Parts(int devices)> parts = nullptr;
 };
 
-// A shard, or one of its devices.
+// A shard, or one device of a shard.
 struct PlacementShard {
   int64_t free_bytes = 0;
-  double load = 0;   // cost of what it has already
-  size_t shard = 0;  // whose device it is; a shard's follow each other
+  double load = 0;   // cost of the layers that it already has
+  size_t shard = 0;  // index of the shard; the devices of a shard are consecutive
 };
 
 struct Placement {
   bool feasible = false;
-  std::vector<int32_t> shard_of_layer;  // when feasible, one entry a layer
-  std::vector<double> load;             // cost per shard, with what it had
-  std::string reason;                   // the balance reached, or which layer fits nowhere, with the numbers
+  std::vector<int32_t> shard_of_layer;  // if feasible, one entry per layer
+  std::vector<double> load;             // cost per shard, including the layers that it had before
+  std::string reason;                   // the balance, or the layer that does not fit, with the numbers
 };
 
-// Layers by descending cost go to the least loaded shard that has room for them. One with parts is shared out, cost and
-// memory, over all devices of the shard to one of which it goes. Ties go to the lower layer and the lower shard number,
-// so that equal inputs give equal maps everywhere.
+// Assigns the layers, by descending cost, to the least loaded shard with room. A layer with `parts` is assigned to one
+// device, and its cost and memory are spread over all devices of that shard. Ties go to the lower layer and the lower
+// shard index, so that equal inputs always give equal results.
 Placement PlaceLayers(absl::Span<const PlacementLayer> layers, absl::Span<const PlacementShard> shards);
 
 }  // namespace precondor

@@ -16,7 +16,7 @@ SealingDecision DecideSealing(const SealingInput& input) {
     return {SealingVerdict::kSeal, absl::StrCat("complete: ", count)};
   }
   if (input.waited < input.deadline) return {SealingVerdict::kWait, absl::StrCat("waiting: ", count)};
-  // Rounded up with room for the error of quorum * members, so that 2/3 of 3 is 2.
+  // Rounds up, with a tolerance for the error of quorum * members, so that 2/3 of 3 is 2.
   const int64_t needed = static_cast<int64_t>(std::ceil(input.quorum * static_cast<double>(input.members) - 1e-9));
   const std::string deadline = absl::StrCat(", deadline ", absl::FormatDuration(input.deadline), " passed");
   if (input.present > 0 && input.present >= needed) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When a (step, layer) stops waiting for contributions. A pure function.
+// Decides when a step of a layer stops waiting for contributions. A pure function.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 namespace precondor {
 
 struct SealingInput {
-  int64_t members = 0;    // who may contribute
-  int64_t present = 0;    // contributions that count
-  int64_t abstained = 0;  // abstentions and refused payloads
+  int64_t members = 0;    // number of ranks that may contribute
+  int64_t present = 0;    // number of contributions that count
+  int64_t abstained = 0;  // number of abstentions and refused payloads
   double quorum = 1.0;    // fraction of the members that suffices at the deadline, in (0, 1]
-  absl::Duration deadline = absl::InfiniteDuration();  // from when the step could have been sealed
-  absl::Duration waited = absl::ZeroDuration();        // since then
+  absl::Duration deadline = absl::InfiniteDuration();  // measured from the time when the step could first be sealed
+  absl::Duration waited = absl::ZeroDuration();        // time since then
 };
 
 enum class SealingVerdict : uint8_t { kWait, kSeal, kSkip };
@@ -25,8 +25,8 @@ struct SealingDecision {
   std::string reason;
 };
 
-// All members in: kSeal, or kSkip when no contribution counts. Past the deadline: kSeal with a quorum of contributions,
-// kSkip below.
+// If all members have contributed or abstained: kSeal, or kSkip if no contribution counts. After the deadline: kSeal if
+// the contributions reach the quorum, otherwise kSkip. Otherwise kWait.
 SealingDecision DecideSealing(const SealingInput& input);
 
 }  // namespace precondor
