@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps and inspection. coordinator_opening.cc opens and closes sessions, coordinator_members.cc has their ranks.
+// Steps and inspection. coordinator_opening.cc opens and closes sessions; coordinator_members.cc handles their ranks.
 #include "server/core/coordinator/coordinator.h"
 
 #include <algorithm>

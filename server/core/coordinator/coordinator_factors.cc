@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which sessions' factors the shards hold: none where every step to come is in first order. They are asked to hold them
-// again before a return to second order is written down, and so announced; released at the next Reconcile.
+// Makes the shards hold the factors that sessions need: none if all remaining steps are in first order. Shards hold
+// factors again before a return to second order is written, and so announced. They release factors at the next
+// Reconcile.
 #include <algorithm>
 #include <utility>
 
@@ -34,7 +35,7 @@ absl::Status Coordinator::HoldFactors(CoordinatorSession& session) {
   for (size_t s = 0; s < shards_.size(); ++s) {
     if (placement[s].layers.empty()) continue;
     const absl::Status held = SendFactorHold(session, s, hold);
-    // A shard that has lost the session makes them with its next Install.
+    // A shard that has lost the session makes factors at its next Install.
     if (GetErrorReason(held) != ErrorReason::kUnknownSession) PRECONDOR_RETURN_IF_ERROR(held);
   }
   return absl::OkStatus();
@@ -50,7 +51,7 @@ void Coordinator::ReconcileFactors(size_t shard, const ShardDescription& descrip
       holds.emplace_back(session, session->MakeFactorHold());
     }
   }
-  // What fails is found again the next time.
+  // The next Reconcile repeats calls that fail.
   for (const auto& [session, hold] : holds) SendFactorHold(*session, shard, hold).IgnoreError();
 }
 

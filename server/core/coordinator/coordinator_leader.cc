@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A coordinator's journal: what it goes on from when it begins to lead, and what it writes down while it does.
+// Restores a coordinator from its journal when it begins to lead, and writes the journal while it leads.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -16,10 +16,10 @@ namespace precondor {
 
 namespace {
 
-// What the records of a journal come to.
+// The state that a journal's records describe.
 struct Journalled {
   std::map<uint64_t, SessionRecord> sessions;
-  std::map<uint64_t, SessionRecord> ending;  // their ClosingRecord was written
+  std::map<uint64_t, SessionRecord> ending;  // a ClosingRecord was written
   std::map<uint64_t, std::vector<SessionSnapshot>> snapshots;
   uint64_t last_token = 0;
 };
@@ -29,7 +29,7 @@ Journalled ReadRecords(absl::Span<const CoordinatorRecord> records) {
   auto& sessions = read.sessions;
   for (const CoordinatorRecord& record : records) {
     if (const auto* opened = std::get_if<SessionRecord>(&record)) {
-      // One of the same name that is still there was never announced: its writing had failed, or seemed to.
+      // An open session of that name was never announced: the write of its record failed, or seemed to.
       std::erase_if(sessions, [&](const auto& entry) { return entry.second.spec.name == opened->spec.name; });
       sessions.insert_or_assign(opened->session_id, *opened);
     } else if (const auto* membership = std::get_if<MembershipRecord>(&record)) {
@@ -143,7 +143,7 @@ void Coordinator::StepDown(const absl::Status& why) {
   if (options_.on_replaced) options_.on_replaced(why);
 }
 
-// Without a reason code: clients ask again, and may find the one that leads.
+// The errors have no reason code: clients ask again, and may then reach the coordinator that leads.
 absl::Status Coordinator::CheckLeads() const {
   if (replaced_.load()) return absl::UnavailableError("another coordinator has taken over");
   MutexLock lock(mu_);
@@ -204,7 +204,7 @@ void Coordinator::WriteLease(CoordinatorSession& session) {
   if (!written.ok() || before == lease->schedule) return;
   observer_.OnModeChange(session.spec().name, lease->schedule.back().mode);
   const ModeInterval& last = lease->schedule.back();
-  // The audit log: what was decided, from what.
+  // The audit log: the decision and its inputs.
   logger_.Log(Severity::kInfo, "mode changes",
               {{"session", session.spec().name},
                {"mode", ModeName(last.mode)},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks join and leave a session, and how its shards are told: the epochs before are ended there, then the new one
-// is installed.
+// Ranks that join and leave a session. Shards are told of a membership in two steps: earlier epochs are ended on all of
+// them, then the new one is installed.
 #include <algorithm>
 #include <utility>
 
@@ -60,7 +60,7 @@ absl::Status Coordinator::TellShards(CoordinatorSession& session, std::optional<
     MutexLock lock(mu_);
     if (session.members().shards_told()) return absl::OkStatus();
   }
-  // On failure the membership stays as it is and the shards untold: the next join, or Reconcile, tells them.
+  // After an error the shards stay untold; the next join or Reconcile tells them.
   PRECONDOR_RETURN_IF_ERROR(FenceEpoch(session));
   std::vector<SessionInstall> installs;
   Membership told;
@@ -73,8 +73,8 @@ absl::Status Coordinator::TellShards(CoordinatorSession& session, std::optional<
     told = session.members().membership();
     joined = session.members().joined();
   }
-  // Before a rank can ask: one that was told that there are none would go on with other factors than one that asks
-  // later.
+  // Before a rank can fetch factors: a rank that is told that there are none would continue with other factors than one
+  // that asks later.
   if (factors_first) PRECONDOR_RETURN_IF_ERROR(HoldFactors(session));
   PRECONDOR_RETURN_IF_ERROR(InstallOnShards(installs, failed));
   observer_.OnEpoch(session.spec().name, told.epoch, joined, session.spec().world_size);
@@ -83,7 +83,7 @@ absl::Status Coordinator::TellShards(CoordinatorSession& session, std::optional<
     MutexLock lock(mu_);
     factors_again = session.NoteShardsTold(told);
   }
-  // Without them the steps that the job goes back to are answered IDENTITY.
+  // Without factors, the steps that the job repeats would be answered IDENTITY.
   if (factors_again && !factors_first) HoldFactors(session).IgnoreError();
   return absl::OkStatus();
 }
@@ -101,7 +101,7 @@ absl::Status Coordinator::FenceEpoch(CoordinatorSession& session) {
     if (session.placement().shards()[s].layers.empty()) continue;
     PRECONDOR_RETURN_IF_ERROR(CheckAnswers(session.spec(), s));
     const absl::StatusOr<std::optional<uint64_t>> gone = shards_[s].control->Fence(fence);
-    if (GetErrorReason(gone.status()) == ErrorReason::kUnknownSession) continue;  // it has lost its memory
+    if (GetErrorReason(gone.status()) == ErrorReason::kUnknownSession) continue;  // it has lost the session
     if (!gone.ok()) {
       return AddContext(gone.status(),
                         absl::StrCat("session \"", session.spec().name, "\", shard ", shards_[s].address));

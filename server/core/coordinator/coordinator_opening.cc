@@ -23,13 +23,13 @@ namespace {
 
 using absl::StatusCode;
 
-// The description with its defaults filled in; two that mean the same are then equal.
+// Returns the spec with its defaults filled in, so that two specs that mean the same are equal.
 SessionSpec FillDefaults(SessionSpec spec) {
   if (UsesSketches(spec)) spec.sketches = SketchesPerWorker(spec);
   return spec;
 }
 
-// The configuration's, each once.
+// Returns the methods' warnings about the configuration, each once.
 std::vector<std::pair<const Method*, std::string>> Warnings(const SessionSpec& spec, const MethodSet& methods) {
   std::vector<std::pair<const Method*, std::string>> warnings;
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
@@ -43,8 +43,8 @@ std::vector<std::pair<const Method*, std::string>> Warnings(const SessionSpec& s
 }
 
 absl::Status CheckServed(const SessionSpec& spec) {
-  // A shard may be lost when some ranks have its answer to a step; its successor would give the others another one.
-  // In DELEGATE a single rank asks for each layer.
+  // If a shard is lost when only some ranks have its answer to a step, the shard that takes over would give the others
+  // a different one. In DELEGATE a single rank asks for each layer.
   if (spec.on_shard_loss == ShardLossPolicy::kDegrade && spec.exchange == ExchangeMode::kDirect &&
       spec.world_size > 1) {
     return absl::InvalidArgumentError(
@@ -84,7 +84,7 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, con
     PublishCount();
     return OpenResult{.session_id = session->id(), .created = true, .spec = filled, .secret = session->access().secret};
   }
-  // Before the descriptions are compared: the difference would tell of another's.
+  // Before the specs are compared: the difference would reveal another tenant's spec.
   if (!locked.state()->access().IsForTenantOf(caller)) return NotTheirs(absl::StrCat("\"", spec.name, "\""));
   if (const std::string difference = DescribeDifference(locked.state()->spec(), filled); !difference.empty()) {
     return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch,
@@ -149,7 +149,7 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
 int64_t Coordinator::CountedBytes(const SessionSpec& spec) const {
   if (options_.tenant_limits.bytes == 0) return 0;
   const absl::StatusOr<MethodSet> methods = MethodSet::Make(spec, options_.make_method);
-  return methods.ok() ? SessionBytes(spec, *methods) : 0;  // a session that is open has methods
+  return methods.ok() ? SessionBytes(spec, *methods) : 0;  // an open session's methods are valid
 }
 
 absl::Status Coordinator::CheckTenants(absl::string_view name, const TenantSession& session) const {
@@ -175,7 +175,7 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpe
     if (!description.ok()) {
       return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
     }
-    if (ClearOrphans(shard, *description)) {  // what each of its devices has left is another matter then
+    if (ClearOrphans(shard, *description)) {  // its devices have other free bytes now
       description = shard.control->Describe();
       if (!description.ok()) {
         return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
@@ -218,7 +218,7 @@ absl::Status Coordinator::RemoveFromShards(uint64_t session_id, const std::vecto
   for (size_t s = 0; s < placement.size(); ++s) {
     if (placement[s].layers.empty()) continue;
     const absl::Status status = shards_[s].control->Remove(session_id).status();
-    // All are asked, so that one that is gone does not keep the others' memory.
+    // All shards are asked, so that one that fails does not keep the memory of the others reserved.
     if (first.ok() && !status.ok()) {
       first = AddContext(status, absl::StrCat("session_id ", session_id, ", shard ", shards_[s].address));
     }
@@ -234,7 +234,7 @@ absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name, const Ses
     ends = locked.state();
     if (ends != nullptr && !MayClose(*ends, caller)) return NotTheirs(absl::StrCat("\"", name, "\""));
     if (ends != nullptr) {
-      // Before any shard is told: what a shard has removed is lost.
+      // Written before any shard is told: a removal on a shard cannot be undone.
       const auto closing = [&] { return ClosingRecord{.session_id = ends->id()}; };
       PRECONDOR_RETURN_IF_ERROR(journal_.Write(closing, [&] {
         MutexLock lock(mu_);
@@ -249,7 +249,7 @@ absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name, const Ses
     observer_.OnSessionClosed(name);
     logger_.Log(Severity::kInfo, "session closed", {{"session", name}, {"session_id", ends->id()}});
   } else {
-    // Perhaps this was asked before, and shards did not answer.
+    // An earlier call may have ended the session without an answer from every shard.
     MutexLock lock(mu_);
     ends = ending_.FindByName(name);
     if (ends != nullptr && !MayClose(*ends, caller)) ends = nullptr;
@@ -258,10 +258,11 @@ absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name, const Ses
   absl::Status first;
   for (size_t s = 0; s < shards_.size(); ++s) {
     const bool has_layers = !ends->placement().shards()[s].layers.empty();
-    // One that had layers before they were moved, or is lost, is told when it is there again.
+    // Skips a silent shard that has no layers of the session any longer, or is lost: Reconcile tells it when it
+    // answers.
     const bool degrades = ends->spec().on_shard_loss == ShardLossPolicy::kDegrade;
     if (watch_.IsSilent(s) && (!has_layers || (degrades && watch_.IsLost(s, clock_.Now())))) continue;
-    // All are asked, so that one that is gone does not keep the others' memory.
+    // All other shards are asked, so that one that fails does not keep the memory of the others reserved.
     absl::Status removed = RemoveEnding(ends->id(), s);
     if (first.ok() && has_layers) first = std::move(removed);
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions that shards keep and the coordinator's journal does not name: shown, adopted, deleted, as an operator says.
+// Sessions that shards keep and the coordinator's journal does not have: lists, adopts and deletes them for an
+// operator.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -19,7 +20,7 @@
 namespace precondor {
 namespace {
 
-// What one shard has, added to what those before it have.
+// Adds one shard's part of a session to the parts of the shards before it.
 void AddPart(const QuarantinedSession& found, size_t shard, QuarantineSummary& summary, std::vector<uint64_t>& epochs) {
   const SessionInstall& install = found.install;
   summary.last_step = std::max(summary.last_step, found.last_step);
@@ -38,12 +39,14 @@ void AddPart(const QuarantinedSession& found, size_t shard, QuarantineSummary& s
   }
 }
 
-// The epoch that follows has no members yet; the last holders are known, so that none goes on without joining.
+// Returns the membership of the next epoch: no members, but the last holders, so that no worker continues without
+// joining.
 Membership NextMembership(const SessionInstall& install) {
   Membership next = SessionMembers::First(install.spec);
   next.epoch = install.epoch + 1;
   next.rollback_epoch = install.rollback_epoch;
-  // Where that was is known of the last epoch alone. A rank that has not heard of it begins at the start then.
+  // The step of a rollback is known only for the last epoch. Otherwise a rank that has not heard of it begins at step
+  // 0.
   next.resume_step = install.rollback_epoch == install.epoch ? install.rollback_step.value_or(0) : 0;
   for (const Member& member : install.members) {
     next.first_steps[member.rank] = member.first_step;
@@ -139,7 +142,7 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::AdoptSession(absl::string
         description.advertise_address.empty() ? shards_[s].address : description.advertise_address;
   }
   auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps, counted.bytes);
-  // Where this ends before it is written, the next look at the shards finds a session that no coordinator knows.
+  // If this fails before the record is written, the next Reconcile finds a session that no coordinator knows.
   PRECONDOR_RETURN_IF_ERROR(InstallOnShards(MakeInstalls(*session)));
   PRECONDOR_RETURN_IF_ERROR(journal_.Write([&] { return record; },
                                            [&] {
@@ -160,7 +163,7 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::AdoptSession(absl::string
 absl::Status Coordinator::DeleteQuarantined(absl::string_view name, uint64_t session_id) {
   PRECONDOR_ASSIGN_OR_RETURN(const QuarantineSummary found, FindQuarantined(name, session_id));
   const uint64_t id = found.install.session_id;
-  SessionLock locked(*this, name, /*create=*/true);  // none adopts it meanwhile
+  SessionLock locked(*this, name, /*create=*/true);  // keeps the session from being adopted meanwhile
   if (Find(id) != nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("session \"", name, "\" is open; close it instead"));
   }

@@ -18,7 +18,7 @@ namespace {
 
 using absl::StatusCode;
 
-// After a restart anything up to the lease may have been granted.
+// Returns the last step that may have been granted. After a restart that is the end of the durable lease.
 uint64_t GrantedThrough(const SessionRecord& record, const SessionMembers& members, uint64_t lease_steps) {
   return members.epoch() == 1 && members.joined() == 0 ? lease_steps : record.lease.durable_through;
 }
@@ -49,13 +49,13 @@ SessionRecord CoordinatorSession::record() const {
           .access = access_};
 }
 
-// --- what is durable ------------------------------------------------------------------------------------------------
+// --- durable state --------------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t rank, uint64_t incarnation,
                                                                        uint64_t first_step) const {
   PRECONDOR_ASSIGN_OR_RETURN(std::optional<Membership> next, members_.PlanJoin(rank, incarnation, first_step));
   if (!next.has_value() || next->epoch == members_.epoch()) return next;
-  // Where workers have factors it needs those of its step, which the shards have let go of.
+  // If workers have factors, this one needs those of its step, which the shards have released.
   const bool lacks = WorkersPrecondition(spec_) && !NeedsFactors() &&
                      ModeAt(leases_.durable().schedule, first_step) == Mode::kSecondOrder;
   if (lacks) next = SessionMembers::RolledBack(*std::move(next), first_step);

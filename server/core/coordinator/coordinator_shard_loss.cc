@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of sessions that degrade when a shard is lost: its layers begin anew on the shards that are left, in a
-// new epoch. They are not moved back. A session that waits is left as it is.
+// Moves layers of sessions with on_shard_loss DEGRADE away from lost shards: they begin with fresh factors on the
+// remaining shards, in a new epoch, and are not moved back. Sessions with WAIT stay as they are.
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -20,7 +20,7 @@
 namespace precondor {
 namespace {
 
-// The layers on shards that are lost, ascending.
+// Returns the layers on lost shards, ascending.
 std::vector<uint32_t> LostLayers(const std::vector<PlacedLayers>& placement, const std::vector<bool>& lost) {
   std::vector<uint32_t> layers;
   for (size_t s = 0; s < placement.size(); ++s) {
@@ -30,7 +30,7 @@ std::vector<uint32_t> LostLayers(const std::vector<PlacedLayers>& placement, con
   return layers;
 }
 
-// Names of the first few, and how many more there are.
+// Returns the names of the first few layers, and how many more there are.
 std::string LayerNames(const SessionSpec& spec, const std::vector<uint32_t>& layers) {
   constexpr size_t kNamed = 8;
   std::vector<absl::string_view> names;
@@ -65,7 +65,7 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakeMove(
   std::vector<MeasuredCost> costs;
   for (size_t s = 0; s < shards_.size(); ++s) {
     if (!rooms[s].has_value()) continue;
-    // Other sessions may have come since.
+    // Other sessions may have reserved memory since the description was made.
     absl::StatusOr<ShardDescription> now = shards_[s].control->Probe({});
     rooms[s] = now.ok() ? std::make_optional(*std::move(now)) : std::nullopt;
     if (rooms[s].has_value()) costs.insert(costs.end(), rooms[s]->costs.begin(), rooms[s]->costs.end());
@@ -100,7 +100,7 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakeMove(
 absl::StatusOr<uint64_t> Coordinator::WriteMove(CoordinatorSession& session,
                                                 const std::vector<PlacedLayers>& placement) {
   uint64_t epoch = 0;
-  // The record is that of a whole session, made when no lease can be written in between.
+  // The record has the whole session; no lease can be written while it is made.
   PRECONDOR_RETURN_IF_ERROR(WriteChange(session, [&] {
     SessionRecord moved = session.PlanMove(placement);
     epoch = moved.membership.epoch;
@@ -121,7 +121,8 @@ void Coordinator::MoveLayers(const std::string& name, const std::vector<bool>& l
     if (lost[s] && !session.placement().shards()[s].layers.empty()) lost_names.push_back(shards_[s].address);
   }
   const std::string from = absl::StrJoin(lost_names, ",");
-  // One that refuses what it was found to have room for is not asked for these layers again; each round has one less.
+  // A shard that refuses layers although it seemed to have room gets no more of them: each round has one candidate
+  // less.
   std::vector<std::optional<ShardDescription>> candidates = shards;
   std::vector<uint32_t> unplaced = layers;
   for (bool first = true;; first = false) {
@@ -153,7 +154,7 @@ void Coordinator::MoveLayers(const std::string& name, const std::vector<bool>& l
     if (told.ok()) return;
     logger_.Log(Severity::kWarning, "moved layers not installed yet; tried again",
                 {{"session", name}, {"session_id", session.id()}, {"reason", absl::string_view(told.message())}});
-    // One that does not answer is asked again, or is lost later.
+    // A shard that does not answer is asked again by Reconcile, or is lost later.
     if (!refused_by.has_value() || absl::IsUnavailable(told) || !candidates[*refused_by].has_value()) return;
     candidates[*refused_by] = std::nullopt;
     std::erase_if(unplaced, [&](uint32_t layer) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What shards hold, as against what the coordinator knows: looked after every now and then.
+// Periodically compares what shards hold with what the coordinator knows, and repairs the differences.
 #include <algorithm>
 #include <utility>
 
@@ -45,7 +45,7 @@ void Coordinator::RemoveLeftovers(size_t shard, const ShardDescription& descript
   for (const HeldSession& held : description.sessions) {
     const std::shared_ptr<CoordinatorSession> session = Find(held.session_id);
     if (session == nullptr) continue;
-    // Under the session's lock, so that no layers come to the shard meanwhile.
+    // The session's lock keeps layers from moving to the shard meanwhile.
     SessionLock locked(*this, session->spec().name, /*create=*/false);
     if (locked.state() != session || !session->placement().shards()[shard].layers.empty()) continue;
     const absl::Status removed = shards_[shard].control->Remove(held.session_id).status();
@@ -79,7 +79,7 @@ void Coordinator::RemoveEnding(size_t shard, const ShardDescription& description
   {
     MutexLock lock(mu_);
     for (const HeldSession& held : description.sessions) {
-      // Perhaps again: an Install was on its way.
+      // A delayed Install may have installed the session again.
       ending_.NoteRemoved(held.session_id, shard, false);
     }
     ids = ending_.Ids();
@@ -98,7 +98,7 @@ void Coordinator::CloseRemoved() {
     removed = ending_.RemovedEverywhere();
   }
   for (const uint64_t id : removed) {
-    // What is not written is found again the next time.
+    // If the write fails, the next Reconcile repeats it.
     const auto close = [id] { return CloseRecord{.session_id = id}; };
     const auto adopt = [&] {
       MutexLock lock(mu_);
@@ -125,12 +125,12 @@ void Coordinator::ReportReachability(size_t shard, const absl::Status& probe) {
     logger_.Log(Severity::kWarning, "shard does not answer",
                 {{"shard", shards_[shard].address}, {"probes", ShardWatch::kLeastProbes}, {"reason", probe.message()}});
   }
-  MutexLock lock(mu_);  // so that the last count stands
+  MutexLock lock(mu_);  // so that the count that is reported last is the latest
   observer_.OnUnreachableShards(watch_.unreachable());
 }
 
 void Coordinator::ProbeShard(size_t shard) {
-  if (CheckLeads().ok()) Probe(shard).IgnoreError();  // its silence is noted
+  if (CheckLeads().ok()) Probe(shard).IgnoreError();  // Probe has recorded an error
 }
 
 absl::Status Coordinator::CheckAnswers(const SessionSpec& spec, size_t shard) const {
@@ -144,7 +144,7 @@ void Coordinator::Reconcile() {
   std::vector<std::optional<ShardDescription>> descriptions(shards_.size());
   for (size_t s = 0; s < shards_.size(); ++s) {
     absl::StatusOr<ShardDescription> description = Probe(s);
-    if (!description.ok()) continue;  // it is down, and asked again
+    if (!description.ok()) continue;  // the next Reconcile asks the shard again
     RemoveEnding(s, *description);
     ClearOrphans(shards_[s], *description);
     RemoveLeftovers(s, *description);
@@ -156,7 +156,7 @@ void Coordinator::Reconcile() {
         if (session->placement().shards()[s].layers.empty()) continue;
         const auto held = std::find_if(description->sessions.begin(), description->sessions.end(),
                                        [id = id](const HeldSession& one) { return one.session_id == id; });
-        // One that comes back from a log that its disk would not take may have forgotten who joined.
+        // A shard whose disk has refused log records may have forgotten members in a restart.
         const bool current = held != description->sessions.end() && held->epoch == session->members().epoch() &&
                              held->joined >= session->members().joined();
         if (current) session->NoteShardStep(s, held->last_step);

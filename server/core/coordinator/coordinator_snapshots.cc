@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots of whole sessions: all shards take their parts as of one step, which directives carry to the trainers. One
-// counts when every part is durable; a shard that fails meanwhile, or comes back without its part, fails the whole.
+// Snapshots of whole sessions: all shards take their parts as of one step, which directives announce to the trainers. A
+// snapshot is complete once every part is durable. It fails if a shard fails meanwhile or has lost its part.
 #include <algorithm>
 #include <utility>
 
@@ -17,21 +17,21 @@
 namespace precondor {
 namespace {
 
-constexpr size_t kComplete = 2;  // whole ones that are kept
+constexpr size_t kComplete = 2;  // number of complete snapshots that are kept
 constexpr size_t kListed = 8;
 
-// It is not known whether the shard has it.
+// Returns whether the shard may have received the order although the call failed, so that it is worth repeating.
 bool MayAskAgain(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
 }
 
-// The policy wants one: all ranks take part, and the last is `interval_steps` old.
+// Returns whether a regular snapshot is due: all ranks have joined, and the last snapshot is `interval_steps` old.
 bool WantsSnapshot(const CoordinatorSession& session, uint64_t interval_steps) {
   return session.members().active() && session.progress().last_step() > 0 &&
          session.snapshots().IsDue(interval_steps, session.leases().first_open_step());
 }
 
-// What is worth being remembered, oldest first.
+// Returns the snapshots that are worth remembering, oldest first.
 std::vector<SessionSnapshot> Trim(std::vector<SessionSnapshot> snapshots) {
   auto complete = std::count_if(snapshots.begin(), snapshots.end(),
                                 [](const SessionSnapshot& one) { return one.state == SnapshotState::kComplete; });
@@ -127,7 +127,7 @@ absl::Status Coordinator::OrderSnapshot(CoordinatorSession& session, const Sessi
     if (begun.state == SnapshotState::kFailed) {
       status = absl::FailedPreconditionError(
           absl::StrCat("session \"", session.spec().name, "\" snapshot ", begun.number, ": ", begun.reason));
-      // Should this not be written, the next look at its shards says it again.
+      // If this write fails, the next Reconcile finds the failure again.
       WriteSnapshot(session, begun).IgnoreError();
     }
   }
@@ -190,7 +190,7 @@ void Coordinator::CompleteSnapshots() {
     if (due) BeginSnapshot(session).IgnoreError();
     if (due || !last.has_value() || last->state != SnapshotState::kUnderWay) continue;
     const SessionSnapshot now = AskForParts(session, *last, /*again=*/true);
-    // What is not written is found again the next time.
+    // The next Reconcile repeats a write that fails.
     if (now == *last || !WriteSnapshot(session, now).ok() || now.state == SnapshotState::kUnderWay) continue;
     const bool complete = now.state == SnapshotState::kComplete;
     logger_.Log(

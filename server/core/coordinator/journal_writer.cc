@@ -15,7 +15,7 @@ JournalWriter::JournalWriter(CoordinatorJournal& journal, std::function<void(std
 absl::StatusOr<uint64_t> JournalWriter::BeginToLead(uint64_t last, absl::Time wall) {
   MutexLock lock(mu_);
   if (const uint64_t token = journal_.leadership(); token != 0) return token;
-  // From the clock, so that a coordinator that has lost its journal is not behind the one that wrote it.
+  // From the clock, so that the token of a coordinator that has lost its journal is greater than the journal's.
   const uint64_t token = std::max(last + 1, static_cast<uint64_t>(std::max<int64_t>(absl::ToUnixNanos(wall), 1)));
   if (absl::Status written = journal_.Append(LeaderRecord{.token = token}); !written.ok()) {
     return absl::UnavailableError(absl::StrCat("the coordinator cannot write down that it leads: ", written.message()));

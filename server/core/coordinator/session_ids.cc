@@ -6,7 +6,8 @@
 namespace precondor {
 namespace {
 
-constexpr size_t kAbandoned = 1000;  // an Install that comes later than so many sessions is put in quarantine
+// Number of ids that are remembered. If a shard installs an abandoned session with an older id, it goes to quarantine.
+constexpr size_t kAbandoned = 1000;
 
 }  // namespace
 

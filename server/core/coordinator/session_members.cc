@@ -30,7 +30,7 @@ Membership SessionMembers::First(const SessionSpec& spec) {
 Membership SessionMembers::RolledBack(Membership membership, uint64_t step) {
   membership.rollback_epoch = membership.epoch;
   membership.resume_step = step;
-  // Ranks that go on do so from there.
+  // Ranks that continue do so from the step of the rollback.
   for (uint64_t& first_step : membership.first_steps) first_step = std::min(first_step, step);
   return membership;
 }
@@ -125,7 +125,7 @@ void SessionMembers::Adopt(Membership next) {
   const uint32_t before = joined();
   const bool new_epoch = next.epoch != membership_.epoch;
   membership_ = std::move(next);
-  // A rank that leaves is no news for shards: its frames end with it.
+  // Shards need not know of a rank that leaves: it sends no more frames.
   if (new_epoch || joined() > before) shards_told_ = false;
 }
 

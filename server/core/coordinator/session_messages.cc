@@ -36,7 +36,7 @@ Directive MakeDirective(const CoordinatorSession& session) {
   const Membership& membership = session.members().membership();
   const StepLeases& leases = session.leases();
   const std::vector<SessionSnapshot>& snapshots = session.snapshots().list();
-  // One is announced once its plan has ended: until then it may come to nothing.
+  // A snapshot is announced after EndSnapshotPlan: it may fail before that.
   const bool announced = !snapshots.empty() && snapshots.back().state != SnapshotState::kFailed &&
                          leases.held_before() != snapshots.back().step;
   return {.lease_through_step = leases.granted_through(),

@@ -45,7 +45,7 @@ bool ShardWatch::IsLost(size_t shard, absl::Time now) const {
   const int64_t needed = std::max(kLeastProbes, absl::ToInt64Nanoseconds(absl::Ceil(loss_timeout_, probe_interval_)) /
                                                     absl::ToInt64Nanoseconds(probe_interval_));
   MutexLock lock(mu_);
-  // The time as well: until then the shard may answer what it was granted (ShardLease).
+  // The time counts too: until then the shard may answer under its lease (ShardLease).
   return seen_[shard].unanswered >= needed && now - seen_[shard].answered >= loss_timeout_;
 }
 

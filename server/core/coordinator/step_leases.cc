@@ -7,7 +7,7 @@
 namespace precondor {
 namespace {
 
-// Leases reach this many leases ahead in what is durable, so that few reports wait for the disk.
+// Number of leases that the durable lease reaches ahead, so that few reports wait for the disk.
 constexpr uint64_t kDurableLeases = 4;
 
 }  // namespace
@@ -15,7 +15,7 @@ constexpr uint64_t kDurableLeases = 4;
 LeaseTerms StepLeases::First(const SessionSpec& spec, uint64_t lease_steps) {
   LeaseTerms lease;
   lease.durable_through = StepSum(lease_steps, lease_steps * kDurableLeases);
-  // A mode that is known beforehand holds from the step that it names.
+  // A mode that is known in advance holds from the step that it names.
   lease.schedule = CarryOut(Decide(spec.fallback, lease.fallback), {{0, Mode::kSecondOrder}}, /*first_open_step=*/0);
   return lease;
 }
@@ -42,8 +42,8 @@ void StepLeases::ExtendBeyond(uint64_t reported_step) {
   Grant();
 }
 
-// While a change of mode is being written down, or may be found written after a crash, no rank may be granted a step
-// that it would change.
+// No rank may be granted a step that a change of mode would affect while the change is being written, or may be found
+// written after a crash.
 void StepLeases::Grant() {
   if (mode_in_doubt_ || (pending_.has_value() && pending_->schedule != durable_.schedule)) return;
   uint64_t through = std::min(wanted_through_, durable_.durable_through);

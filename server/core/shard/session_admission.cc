@@ -58,7 +58,7 @@ absl::StatusOr<AdmittedContribution> SessionAdmission::Admit(ContributionHeader&
 absl::StatusOr<AdmittedAverage> SessionAdmission::Admit(ReducedGradient gradient) const {
   const std::shared_ptr<const RankHolders> known = session_.members().current();
   ContributionKey key = KeyOf(gradient);
-  key.incarnation = known->incarnations[0];  // another holder of a rank would be another epoch
+  key.incarnation = known->incarnations[0];  // a rank with another holder would belong to another epoch
   PRECONDOR_RETURN_IF_ERROR(CheckSender(session_.spec(), *known, key));
   PRECONDOR_RETURN_IF_ERROR(CheckLayer(key));
   PRECONDOR_RETURN_IF_ERROR(CheckAverage(session_.spec(), gradient));

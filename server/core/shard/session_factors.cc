@@ -84,7 +84,7 @@ absl::StatusOr<SessionFactors::Returned> SessionFactors::MakeState(LayerDriver& 
                    {{"session", context_->spec.name},
                     {"layer", layer.spec().name},
                     {"reason", absl::string_view(status.message())}});
-  // Half of it may have been loaded.
+  // The failed Load may have changed part of the state.
   PRECONDOR_ASSIGN_OR_RETURN(returned.state, context_->MakeState(layer.index()));
   return returned;
 }
@@ -125,7 +125,7 @@ absl::Status SessionFactors::Hold(HoldVersion version) {
           absl::StrCat("session \"", context_->spec.name, "\": its factors are being changed already"));
     }
     holding_ = true;
-    // What has not been given back yet is used again.
+    // Memory that has not been released yet is used again.
     more = writing_ != 0 ? NoBytes() : factor_bytes();
   }
   const auto done = absl::MakeCleanup([this] {
@@ -263,7 +263,7 @@ void SessionFactors::FinishRelease() {
       {{"session", context_->spec.name}, {"released_bytes", factor_bytes().total()}, {"reserved_bytes", reserved}});
 }
 
-// --- coming back ----------------------------------------------------------------------------------------------------
+// --- replay ---------------------------------------------------------------------------------------------------------
 
 uint64_t SessionFactors::KeepReplayed(std::map<uint32_t, std::string> released) const {
   uint64_t eviction_id = 0;

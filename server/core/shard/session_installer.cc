@@ -41,8 +41,8 @@ absl::StatusOr<int64_t> SessionInstaller::Install(const SessionInstall& install,
   if (absl::StatusOr<std::shared_ptr<ShardSession>> session = sessions_.FindAny(install.session_id); session.ok()) {
     PRECONDOR_ASSIGN_OR_RETURN(const bool other_layers, (*session)->ChangesLayers(install));
     if (other_layers) return ChangeLayers(*session, install, source);
-    // Before the layers' records of the new epoch; a replay refuses it for the reason that Reinstall has.
-    // One that comes late says less than those before it did.
+    // Recorded before the layers' records of the new epoch. If Reinstall refuses the install, a replay refuses the
+    // record too. An install without news is not recorded: earlier records say more.
     if ((*session)->members().IsNews(install)) Record(install, source);
     PRECONDOR_RETURN_IF_ERROR((*session)->Reinstall(install));
     return (*session)->factors().reserved_bytes();
@@ -58,7 +58,7 @@ void SessionInstaller::Record(const SessionInstall& install, Source source) {
 absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& install, Source source) {
   PRECONDOR_RETURN_IF_ERROR(sessions_.CheckNotQuarantined(install.session_id));
   PRECONDOR_ASSIGN_OR_RETURN(MethodSet methods, MethodSet::Make(install.spec, shard_->options.make_method));
-  // In a replay there are none: who has gone says so in a record of its own.
+  // A replay replaces no session: the journal has a record of its own for each removed session.
   if (source == Source::kCoordinator) PRECONDOR_RETURN_IF_ERROR(quarantine_.ReplaceSameNameSession(install));
   PRECONDOR_RETURN_IF_ERROR(serving_.CheckNotDraining(install.spec.name));
   PRECONDOR_ASSIGN_OR_RETURN(const LayerRoom room, MakeRoom(*shard_, sessions_, install, methods, nullptr,
@@ -82,7 +82,7 @@ absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& insta
   Record(install, source);
   shard_->observer.OnSessionInstalled(install.spec.name);
   if (!sessions_.Insert(*session)) {
-    // The same Install came twice at once and the other one was faster; it may be in quarantine again by now.
+    // An identical, concurrent Install was faster. Its session may already be in quarantine again.
     shard_->observer.OnSessionRemoved(install.spec.name);
     shard_->memory.Release((*session)->factors().Close());
     return Install(install, source);
@@ -95,7 +95,7 @@ absl::StatusOr<int64_t> SessionInstaller::ChangeLayers(const std::shared_ptr<Sha
                                                        const SessionInstall& install, Source source) {
   SessionContext& context = session->context();
   PRECONDOR_ASSIGN_OR_RETURN(const SessionFactors::FactorState state, session->factors().state());
-  // What is to go is freed when the new layers are there: until then both count.
+  // Layers that leave are freed only when the new ones exist: until then both count.
   PRECONDOR_ASSIGN_OR_RETURN(const LayerRoom room, MakeRoom(*shard_, sessions_, install, context.methods, &context,
                                                             state.held || state.writing != 0, state.reserved));
   const absl::Status busy = absl::UnavailableError(
@@ -106,7 +106,7 @@ absl::StatusOr<int64_t> SessionInstaller::ChangeLayers(const std::shared_ptr<Sha
     shard_->memory.Release(room.more);
     return next.status();
   }
-  // Before the layers' records of the new epoch. Should something come between, it is written again.
+  // Recorded before the layers' records of the new epoch. If Replace fails, the repeated install is recorded again.
   Record(install, source);
   if (!sessions_.Replace(*session, *next, state)) {
     shard_->memory.Release(room.more);

@@ -83,8 +83,8 @@ absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
   const absl::StatusOr<int64_t> bytes = installer_.Install(install, SessionInstaller::Source::kCoordinator);
   if (returned) sessions_.Release(install.session_id, /*gone=*/true);
   PRECONDOR_RETURN_IF_ERROR(bytes.status());
-  // A process that hears of it may rely on finding the session here, even after a power failure: the records that
-  // follow are worth nothing without it.
+  // The coordinator relies on the session being here even after a power failure: later records are useless without this
+  // one.
   if (context_->options.journal != nullptr) context_->options.journal->Sync();
   if (const auto session = sessions_.Find(install.session_id); session.ok()) {
     (*session)->context().installed_ns = absl::ToUnixNanos(context_->clock.Now());

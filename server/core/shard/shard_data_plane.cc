@@ -16,7 +16,7 @@
 namespace precondor {
 namespace {
 
-// UNAVAILABLE NOT_ACTIVE: the session's layers may be another shard's by now.
+// Returns UNAVAILABLE (NOT_ACTIVE) if the session's layers may belong to another shard by now.
 absl::Status CheckLease(const SessionContext& session) {
   if (session.spec.on_shard_loss != ShardLossPolicy::kDegrade) return absl::OkStatus();
   const ShardContext& shard = *session.shard;
@@ -93,7 +93,7 @@ void ShardDataPlane::Submit(AdmittedContribution contribution, Payload payload, 
     return layer.SubmitStatistics(std::move(contribution), std::move(payload), ack);
   }
   if ((*session)->spec().on_shard_loss == ShardLossPolicy::kDegrade) {
-    // What was computed while the shard was stopped may have been answered elsewhere.
+    // Another shard may have answered the step while this one was suspended.
     result = [context = (*session)->shared_context(),
               answer = std::move(result)](absl::StatusOr<GradientResult> computed) {
       absl::Status lease = computed.ok() ? CheckLease(*context) : absl::OkStatus();

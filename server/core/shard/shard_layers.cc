@@ -32,7 +32,8 @@ SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionSpec& 
   return sizes;
 }
 
-// Adds the cost of the session's layers to their devices' loads; those that are split are the same to all.
+// Adds the cost of the session's layers to their devices' loads. Split layers load all devices equally and are left
+// out.
 void AddLoad(const ShardSession& session, absl::Span<const MeasuredCost> costs,
              std::vector<AssignmentDevice>& devices) {
   const SessionContext& context = session.context();
@@ -43,7 +44,7 @@ void AddLoad(const ShardSession& session, absl::Span<const MeasuredCost> costs,
   }
 }
 
-// `taken`: what other sessions have reserved, by device.
+// `taken` has the bytes that other sessions have reserved, by device.
 LayersOfDevices Assign(const ShardContext& shard, const ShardSessions& sessions, const SessionInstall& install,
                        const MethodSet& methods, const SessionContext* known, const DeviceBytes& taken) {
   const std::vector<MeasuredCost> costs = shard.costs.Snapshot();
@@ -88,7 +89,7 @@ bool GiveDevices(SessionContext& session, const LayersOfDevices& layers) {
       statistics = std::max(statistics, StatisticsScratchElements(session.spec, layer));
       gradient = std::max(gradient, GradientScratchElements(session.spec, layer));
     }
-    // As ReservationSums counts it.
+    // Must agree with ReservationSums.
     SessionDevice& has = *session.devices[device];
     const bool all_at_once = static_cast<int64_t>(layers[device].size()) <= has.executor.parallelism();
     has.statistics_scratch.SetBlockElements(all_at_once ? 0 : statistics);
@@ -109,7 +110,7 @@ absl::StatusOr<LayerRoom> MakeRoom(ShardContext& shard, const ShardSessions& ses
     room.more = Excess(room.bytes, reserved);
     const absl::Status status = shard.memory.Reserve(install.spec.name, room.more);
     if (status.ok()) return room;
-    // Another session may have taken this room, and left some on other devices.
+    // Another session may have reserved this room meanwhile; other devices may still have some.
     if (shard.devices.size() == 1 || shard.memory.reserved() == before) return status;
   }
 }

@@ -42,7 +42,7 @@ absl::Status ShardQuarantine::ReplaceSameNameSession(const SessionInstall& insta
     older = session->id();
   }
   if (older == 0) return absl::OkStatus();
-  // Names are unique on a coordinator: it has forgotten the older one, and nothing else frees it.
+  // Names are unique on a coordinator, so it has forgotten the older session, and nothing else would free it.
   shard_.logger.Log(Severity::kWarning, "session replaced by a later one of the same name",
                     {{"session", install.spec.name}, {"session_id", older}});
   return Take(older, /*even_with_gaps=*/true).status();

@@ -36,11 +36,12 @@ bool ShardReplay::IsGivenUp(uint64_t session_id) const {
 }
 
 void ShardReplay::AddInstall(const SessionInstall& install) {
-  // A later epoch of what is lost, or an install that was under way when the session went to quarantine.
+  // Skips later epochs of a session that was given up, and an install that was in progress when the session moved to
+  // quarantine.
   if (IsGivenUp(install.session_id) || !sessions_.CheckNotQuarantined(install.session_id).ok()) return;
   const bool known = sessions_.FindAny(install.session_id).ok();
   const absl::Status status = installer_.Install(install, SessionInstaller::Source::kJournal).status();
-  // Of a known session an older install is no news, and one that was refused then is refused again.
+  // A known session ignores an older install, and again refuses one that it refused before.
   if (status.ok() || known) return;
   if (absl::IsResourceExhausted(status)) return LeaveStored(install.session_id, status);
   GiveUp(install.session_id, status);
@@ -108,7 +109,7 @@ std::vector<uint64_t> ShardReplay::Finish() {
   }
   ShardJournal* const journal = shard_.options.journal;
   if (journal != nullptr) {
-    // What their log holds leads nowhere, and may be followed by a new beginning.
+    // Their records cannot be used, and the sessions may be installed again: the remove record separates the two.
     for (const uint64_t session_id : given_up) journal->Append(RemoveRecord{session_id});
   }
   serving_.FinishReplay();

@@ -51,7 +51,7 @@ absl::Status ShardSession::CheckSpec(const SessionInstall& install) const {
 absl::Status ShardSession::Reinstall(const SessionInstall& install) {
   PRECONDOR_RETURN_IF_ERROR(CheckSpec(install));
   PRECONDOR_ASSIGN_OR_RETURN(const std::optional<std::vector<Member>> replaced, members_.Install(install));
-  // Frames of the new epoch that come before their layer's turn here are told to retry.
+  // Frames of the new epoch that arrive before their layer has begun it are told to retry.
   if (!replaced.has_value()) return absl::OkStatus();
   for (const uint32_t layer : owned_) BeginEpoch(layer, install, *replaced);
   return absl::OkStatus();

@@ -114,7 +114,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSessions::TakeOut(uint64_t se
   }
   const std::string& name = session->spec().name;
   session->Close(WhyEnded(name, how));
-  // Before another session has the memory: a restart makes room in the same order.
+  // Recorded before another session can reserve the memory, so that a replay makes room in this order too.
   if (ShardJournal* const journal = shard_.options.journal; journal != nullptr) {
     if (how == Removal::kQuarantine) {
       journal->Append(QuarantineRecord{.session_id = session_id, .last_step = last_step});

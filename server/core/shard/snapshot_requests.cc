@@ -14,7 +14,7 @@
 namespace precondor {
 namespace {
 
-// Its layers give their images when work on `step` begins. InvalidArgument: that has begun.
+// Makes the layers give their images when work on `step` begins. Returns INVALID_ARGUMENT if it has already begun.
 absl::Status RequestOf(SessionContext& session, uint64_t step) {
   const uint64_t last_step = session.begun_steps.last().step;
   if (step <= last_step) {
@@ -45,7 +45,7 @@ absl::StatusOr<SnapshotProgress> SnapshotRequests::Take(const SnapshotOrder& ord
   PRECONDOR_ASSIGN_OR_RETURN(const std::optional<SnapshotProgress> known, journal->ProgressOf(order));
   if (known.has_value()) return *known;
   if (order.again) {
-    // What it would take now need not fit to what the other shards took.
+    // A part that is taken now might not match the parts of the other shards.
     return absl::FailedPreconditionError(absl::StrCat("session \"", session->spec().name, "\" snapshot ", order.number,
                                                       ": the shard was restarted before it was durable"));
   }
