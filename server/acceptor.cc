@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kPause(100);
 
-// Linux's accept also gives the errors of the connection that it takes.
+// accept4 on Linux also returns pending errors of the connection; these do not need a pause.
 bool IsOfConnection(int error) {
   switch (error) {
     case EINTR:

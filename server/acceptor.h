@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Takes connections on a socket that listens, and goes on when the process runs out of descriptors. gRPC 1.51's own
-// listener stops permanently then.
+// Accepts connections on a listening socket, and continues after the process has run out of file descriptors. gRPC
+// 1.51's own listener stops permanently in that case.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,20 @@
 
 namespace precondor {
 
-// Start and Stop by one thread.
+// Accepts connections on a thread of its own. Call Start and Stop from one thread.
 class Acceptor {
  public:
-  // Owns `fd`, a stream socket that listens; -1: none.
+  // Takes ownership of `fd`, a listening stream socket; -1 means none.
   explicit Acceptor(int fd) : fd_(fd) {}
   ~Acceptor() { Stop(); }
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
 
-  // Calls `accepted` with each connection's descriptor, which does not block and is the callee's, on one thread. Where
-  // a connection cannot be accepted, as for want of a descriptor, it stays in the socket's queue, `failed` is called
-  // with errno, and the next attempt is made after 100 ms.
+  // Starts the thread, which calls `accepted` with the descriptor of each connection. The descriptor is non-blocking
+  // and owned by the callee. If a connection cannot be accepted (for example because no descriptor is free), it stays
+  // in the socket's queue, the thread calls `failed` with errno and tries again after 100 ms.
   void Start(std::function<void(int fd)> accepted, std::function<void(int error)> failed);
-  // No more connections; returns when no call of `accepted` is under way. Idempotent.
+  // Stops accepting. When it returns, no call of `accepted` is running. Idempotent.
   void Stop();
 
  private:

@@ -58,11 +58,11 @@
 namespace precondor {
 namespace {
 
-constexpr char kLivenessService[] = "liveness";  // stays SERVING in a drain, unlike ""
-// They wait for shards, disks and etcd. The calls of a session take one or two of them, however many ranks it has.
+constexpr char kLivenessService[] = "liveness";  // stays SERVING during a drain, unlike ""
+// Control threads wait for shards, disks and etcd. A session's calls take one or two of them, for any number of ranks.
 constexpr int kControlThreads = 32;
 
-// The shard of role `all`, under the address that this process turned out to have.
+// The shard of role `all` as the coordinator sees it: adds this process' address, and shows the coordinator's token.
 class LocalShard final : public ShardControl {
  public:
   explicit LocalShard(Shard& shard) : shard_(shard) {}
@@ -140,7 +140,7 @@ v1::SnapshotInfo EncodeSnapshot(const recovery::SnapshotSummary& summary) {
   return info;
 }
 
-// Whole or not at all, so that a reader never sees half a number.
+// Writes the file atomically, so that a reader never sees part of a number.
 absl::Status WritePortFile(const std::string& path, absl::string_view port) {
   if (path.empty()) return absl::OkStatus();
   const std::string temporary = absl::StrCat(path, ".tmp");
@@ -153,7 +153,7 @@ absl::Status WritePortFile(const std::string& path, absl::string_view port) {
   return absl::OkStatus();
 }
 
-// Null without a collector.
+// Returns null if no collector is configured.
 std::unique_ptr<trace::Tracer> MakeTracer(const ServerConfig& config, const Clock& clock, Logger& logger) {
   if (config.trace_endpoint.empty()) return nullptr;
   std::array<char, 256> host = {};
@@ -217,7 +217,7 @@ class ServerApp final : public App {
       PRECONDOR_ASSIGN_OR_RETURN(metrics_port_, metrics_.Serve(config_.metrics_listen, MakePages()));
       PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.metrics_port_file, absl::StrCat(metrics_port_)));
     }
-    // Until then a probe hears that it is alive and not ready.
+    // The services answer during the replay: liveness probes succeed, readiness probes do not.
     if (shard_store_ != nullptr) PRECONDOR_RETURN_IF_ERROR(shard_store_->Restore(*shard_));
     StartPeriodicWork();
     if (storage_ != nullptr && storage_->standby()) {
@@ -268,8 +268,8 @@ class ServerApp final : public App {
       absl::SleepFor(absl::Milliseconds(5));
     }
     const int64_t abandoned = shard_ == nullptr ? 0 : shard_->in_flight();
-    // Calls that wait for a silent shard would keep the server up, and so would streams of workers that stay: they are
-    // cut when the deadline passes.
+    // Calls that wait for a silent shard, and streams of workers that stay connected, would delay the shutdown. They
+    // are cut when the deadline passes.
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
     if (planes_ != nullptr) planes_->Stop();
     StopListening();
@@ -448,20 +448,20 @@ class ServerApp final : public App {
     return absl::OkStatus();
   }
 
-  // A shard says that another coordinator leads. Of candidates, the process ends and campaigns anew when it is started
-  // again; one that is alone stays, not ready, until it is started again.
+  // A shard has reported another leader. A candidate's process drains and ends; it campaigns again after a restart. A
+  // coordinator without candidates keeps running and reports not ready until it is restarted.
   void OnReplaced(const absl::Status& why) {
     storage_->Lose(why);
     ChangeHealth([](Health& health) { health.replaced = true; });
   }
 
-  // Takes up what the journal says. A candidate waits here until it leads.
+  // Restores the coordinator from the journal. A candidate blocks here until it leads.
   absl::Status BecomeLeader() {
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<CoordinatorRecord> records, storage_->Recover());
     return coordinator_->Restore(records);
   }
 
-  // A candidate's thread.
+  // Runs on a candidate's thread.
   void StandBy() {
     logger_.Log(Severity::kInfo, "standing by", {{"etcd_prefix", config_.etcd_prefix}});
     if (const absl::Status status = BecomeLeader(); !status.ok()) {
@@ -515,7 +515,7 @@ class ServerApp final : public App {
       local_->set_advertise_address(config_.advertise.empty() ? addresses().front() : config_.advertise);
     }
     Listeners::Options options;
-    // Memory of the device goes to this user's processes alone, whatever else a socket lets in.
+    // Only processes of this user may get memory of the device, even if the socket's mode admits others.
     if (rings_ != nullptr) options.check_unix_peer = [](int fd) { return CheckPeerUser(fd, geteuid()); };
     options.refused = [this](const absl::Status& why) {
       logger_.Log(Severity::kWarning, "connection refused", {{"reason", absl::string_view(why.message())}});
@@ -534,7 +534,7 @@ class ServerApp final : public App {
 
   void StartPeriodicWork() {
     if (shard_ != nullptr && config_.statistics_deadline_ms > 0) {
-      // Late by a quarter of the deadline at most.
+      // A seal is late by at most a quarter of the deadline.
       const int64_t pause = std::max<int64_t>(1, config_.statistics_deadline_ms / 4);
       timers_.Start("seal-overdue", absl::Milliseconds(pause), [this] { shard_->upkeep().SealOverdue(); });
     }
@@ -565,7 +565,7 @@ class ServerApp final : public App {
       const trace::Operation operation = TimerOperation("reconcile");
       coordinator_->Reconcile();
     });
-    // A timer for each shard: one that hangs keeps none of the others from its lease.
+    // One timer for each shard, so that a shard that hangs does not delay the leases of the others.
     for (size_t shard = 0; shard < coordinator_->ShardAddresses().size(); ++shard) {
       timers_.Start("probe-shard", pause, [this, shard] {
         const trace::Operation operation = TimerOperation("probe shard");
@@ -574,17 +574,17 @@ class ServerApp final : public App {
     }
   }
 
-  // A span only if it changes something of a shard, as when layers move to it.
+  // Keeps the span only if the operation changes something on a shard, for example moves layers to it.
   trace::Operation TimerOperation(absl::string_view name) {
     return {tracer_.get(), std::string(name), trace::SpanKind::kInternal, clock_.Now(), std::nullopt, /*keep=*/false};
   }
 
-  // What health says follows from.
+  // State from which readiness and liveness follow.
   struct Health {
     bool begun = false;
     bool draining = false;
-    bool replaced = false;    // of a coordinator, by another one
-    size_t lost_devices = 0;  // of a shard
+    bool replaced = false;    // a coordinator that another one has replaced
+    size_t lost_devices = 0;  // number of a shard's lost devices
   };
 
   void ChangeHealth(absl::FunctionRef<void(Health&)> change) {
@@ -593,10 +593,10 @@ class ServerApp final : public App {
     change(health_);
     if (service == nullptr) return;
     const bool ready = health_.begun && !health_.draining && !health_.replaced && health_.lost_devices == 0;
-    // A restart helps where nothing can be computed any more, but not a process that is finishing its work.
+    // A restart helps if no device is left, but must not interrupt a process that finishes its work.
     const bool alive = health_.draining || backends_.empty() || health_.lost_devices < backends_.size();
-    if (std::exchange(health_told_, std::pair(ready, alive)) == std::pair(ready, alive)) return;  // to those who watch
-    // Not SetServingStatus(bool): it speaks for every service, so that liveness would flip for a moment.
+    if (std::exchange(health_told_, std::pair(ready, alive)) == std::pair(ready, alive)) return;  // already reported
+    // SetServingStatus(bool) would change every service, so that liveness would change for a moment.
     service->SetServingStatus("", ready);
     service->SetServingStatus(kLivenessService, alive);
   }
@@ -610,19 +610,19 @@ class ServerApp final : public App {
   Logger& logger_;
   const RealClock clock_;
   metrics::MetricsObserver metrics_;
-  const std::unique_ptr<trace::Tracer> tracer_;  // null: no traces; outlives all that make spans
+  const std::unique_ptr<trace::Tracer> tracer_;  // null without traces; outlives all users
   store::PosixFileSystem disk_;
   std::unique_ptr<recovery::ShardStore> shard_store_;  // null without a data directory
-  std::unique_ptr<recovery::LayerUploads> uploads_;    // of a shard
+  std::unique_ptr<recovery::LayerUploads> uploads_;    // null without a shard
   std::vector<DeviceBackend> backends_;
-  std::unique_ptr<DeviceGroup> group_;         // of several backends; outlives the shard's work
-  std::unique_ptr<DevicePlane> device_plane_;  // null unless asked for
-  std::unique_ptr<rpc::SharedRegions> rings_;  // with it; outlives the shard's work
+  std::unique_ptr<DeviceGroup> group_;         // null for one device; outlives the shard's work
+  std::unique_ptr<DevicePlane> device_plane_;  // null unless configured
+  std::unique_ptr<rpc::SharedRegions> rings_;  // null without device_plane_; outlives the shard's work
   ThreadPoolExecutor control_threads_;
   rpc::ControlRunner runner_;
-  std::vector<std::unique_ptr<ThreadPoolExecutor>> compute_threads_;  // of each device
+  std::vector<std::unique_ptr<ThreadPoolExecutor>> compute_threads_;  // one per device
   std::unique_ptr<Shard> shard_;
-  std::unique_ptr<CollectiveRegistry> planes_;  // of a shard
+  std::unique_ptr<CollectiveRegistry> planes_;  // null without a shard
   LocalShard* local_ = nullptr;                 // owned by coordinator_
   std::unique_ptr<CoordinatorStorage> storage_;
   std::unique_ptr<Coordinator> coordinator_;
@@ -633,10 +633,10 @@ class ServerApp final : public App {
   std::unique_ptr<rpc::AdminService> admin_service_;
   std::unique_ptr<rpc::ServerSecurity> security_;
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<Listeners> listeners_;  // hand connections to server_
+  std::unique_ptr<Listeners> listeners_;  // passes connections to server_
   int metrics_port_ = 0;
 
-  Mutex health_mu_;  // what is told last is what is true
+  Mutex health_mu_;  // held while health is changed and reported, so that the last report is current
   Health health_ ABSL_GUARDED_BY(health_mu_);
   std::optional<std::pair<bool, bool>> health_told_ ABSL_GUARDED_BY(health_mu_);  // readiness, liveness
   mutable Mutex mu_;
@@ -644,7 +644,7 @@ class ServerApp final : public App {
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
   PeriodicTimers timers_;
-  std::thread standby_thread_;  // of a candidate
+  std::thread standby_thread_;  // used by a candidate only
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One server process: configuration to running services and back down. Runs in tests as it does in main.
+// Runs one server process: makes the services that a configuration asks for, and shuts them down. main and tests use
+// it.
 #pragma once
 
 #include <memory>
@@ -15,25 +16,27 @@
 
 namespace precondor {
 
-// Thread-safe. Threads: gRPC's, a pool for arithmetic, a pool for control calls, the metrics port's
-// (docs/threading.md).
+// A running server. Thread-safe. Threads: gRPC's, a pool for arithmetic, a pool for control calls and those of the
+// metrics port (docs/threading.md).
 class App {
  public:
-  // Serves when it returns. `logger` outlives the app. Unavailable: a port is taken, or no such device; AlreadyExists:
-  // a socket's path is taken.
+  // Starts a server, which serves when this returns. `logger` must outlive the app. Returns Unavailable if a port is
+  // taken or a device does not exist, and AlreadyExists if a socket's path is taken.
   static absl::StatusOr<std::unique_ptr<App>> Start(const ServerConfig& config, Logger& logger);
-  // Ends at once, without a drain, if Wait has not returned.
+  // Stops the server without a drain unless Wait has returned.
   virtual ~App() = default;
 
-  virtual int port() const = 0;  // the first of gRPC; 0: none
-  // Of each of the configuration's `listen`, what its processes on this host dial.
+  virtual int port() const = 0;  // first TCP port of gRPC; 0 means none
+  // For each address of the configuration's `listen`, the address that processes on this host connect to.
   virtual const std::vector<std::string>& addresses() const = 0;
-  virtual int metrics_port() const = 0;  // 0: none
+  virtual int metrics_port() const = 0;  // 0 means none
   virtual std::string metrics_text() const = 0;
 
-  // Begins to drain: not ready, no new sessions. `deadline` zero means the configuration's. The first call counts.
+  // Begins a drain: the server reports not ready and refuses new sessions. A `deadline` of zero means the
+  // configuration's. Later calls have no effect.
   virtual void RequestDrain(absl::Duration deadline) = 0;
-  // Blocks until a drain is requested and done: work in flight finished or the deadline passed, services down.
+  // Blocks until a drain was requested and is complete: work in flight has finished or the deadline has passed, and the
+  // services are shut down.
   virtual void Wait() = 0;
   virtual bool draining() const = 0;
 };

@@ -30,14 +30,14 @@ namespace {
 
 constexpr absl::string_view kVariablePrefix = "PRECONDOR_";
 constexpr int kMostDevice = 1023;
-constexpr size_t kSlip = 2;  // letters by which a variable's name misses an option's when it was meant to be that
+constexpr size_t kSlip = 2;  // an unknown variable within this edit distance of an option's is reported
 
 struct Option {
-  std::string name;  // as in YAML; flags have '-' for '_', the environment upper case
+  std::string name;  // as in YAML; flags use '-' for '_', environment variables upper case
   std::string help;
-  std::function<absl::Status(ServerConfig&, absl::string_view)> set;  // the error says what was expected
+  std::function<absl::Status(ServerConfig&, absl::string_view)> set;  // its error says what was expected
   std::function<std::string(const ServerConfig&)> get;
-  bool list = false;  // whether the file may have a list
+  bool list = false;  // whether the file may contain a list
 };
 
 absl::Status Expected(absl::string_view what) { return absl::InvalidArgumentError(what); }
@@ -62,7 +62,7 @@ Option ChoiceOption(std::string name, std::string ServerConfig::*field, std::vec
   return option;
 }
 
-// "8GiB", "512MiB", "4096"; -1 when it is neither.
+// Parses "8GiB", "512MiB" or "4096". Returns -1 if the text has another form.
 int64_t ParseBytes(absl::string_view text) {
   int64_t unit = 1;
   for (const auto& [suffix, shift] : std::map<std::string, int>{{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}}) {
@@ -92,7 +92,7 @@ Option NumberOption(std::string name, int64_t ServerConfig::*field, int64_t low,
           [field](const ServerConfig& config) { return absl::StrCat(config.*field); }};
 }
 
-// Digits enough that the text gives the number back.
+// The printed text has enough digits to give the number back.
 Option FractionOption(std::string name, double ServerConfig::*field, std::string help, bool zero = false) {
   return {std::move(name), std::move(help),
           [field, zero](ServerConfig& config, absl::string_view text) {
@@ -309,8 +309,8 @@ absl::Status SetOption(ServerConfig& config, const Option& option, absl::string_
   return absl::OkStatus();
 }
 
-// Whether the text has more than comments, directives and marks of documents; InvalidArgument: of two documents.
-// YAML::LoadAll would tell, and does not end for a text that begins with a comma.
+// Returns whether the text has more than comments, directives and document marks. Returns InvalidArgument if it has two
+// documents. YAML::LoadAll cannot be used: it does not end if the text begins with a comma.
 absl::StatusOr<bool> CheckOneDocument(const std::string& path, absl::string_view text) {
   bool content = false, ended = false;
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
@@ -331,7 +331,7 @@ absl::StatusOr<YAML::Node> ReadFile(const std::string& path) {
     file.read(part, sizeof(part));
     text.append(part, static_cast<size_t>(file.gcount()));
   }
-  // A folder opens, and turns bad when it is read.
+  // Opening a directory succeeds; reading it fails.
   if (!file.is_open() || file.bad()) return absl::NotFoundError(absl::StrCat("--config: cannot read ", path));
   PRECONDOR_ASSIGN_OR_RETURN(const bool has_content, CheckOneDocument(path, text));
   try {
@@ -343,7 +343,8 @@ absl::StatusOr<YAML::Node> ReadFile(const std::string& path) {
   }
 }
 
-// A key's value as the text that a flag would have: a list's items with commas between, nothing for no value.
+// Returns a key's value in the form of a flag's text: a list's items are separated by commas, no value is an empty
+// text.
 absl::StatusOr<std::string> FileValue(const YAML::Node& value, const Option& option, absl::string_view origin) {
   const bool list = value.IsSequence() && option.list;
   if (value.IsNull()) return "";
@@ -430,7 +431,7 @@ absl::StatusOr<CommandLine> ReadCommandLine(const std::vector<std::string>& argu
   return line;
 }
 
-// The option, and where it was set.
+// Returns the option's name with the source of its value.
 std::string OriginOf(const ServerConfig& config, const std::string& name) {
   const auto origin = config.origins.find(name);
   return origin == config.origins.end() || origin->second == "default" ? name : origin->second;
@@ -456,7 +457,8 @@ absl::Status CheckHostAndPort(const ServerConfig& config, const std::string& nam
   return AddressError(config, name, HostAndPort(low), address);
 }
 
-// Of gRPC. Others dial what is dialled: it has a port of its own, or a path that does not depend on where they are.
+// Checks an address of gRPC. One that other processes connect to (`dialled`) needs a port other than 0, or a path that
+// does not depend on the working directory.
 absl::Status CheckAddress(const ServerConfig& config, const std::string& name, absl::string_view address,
                           bool dialled) {
   const int low = dialled ? 1 : 0;
@@ -484,12 +486,12 @@ absl::Status CheckAddresses(const ServerConfig& config, const std::string& name,
 
 bool IsLoopback(absl::string_view address) {
   const absl::string_view host = address.substr(0, address.rfind(':'));
-  in_addr ip = {};  // a name can begin with 127. too
+  in_addr ip = {};  // a host name can begin with 127. too
   const bool is_ip = inet_pton(AF_INET, std::string(host).c_str(), &ip) == 1;
   return host == "localhost" || host == "[::1]" || (is_ip && absl::StartsWith(host, "127."));
 }
 
-// Those of `needed` are of no use without `name`.
+// Checks that `needed` is set if `user` is, because `user` has no effect without it.
 absl::Status CheckNeeds(const ServerConfig& config, std::string ServerConfig::*needed, const std::string& needed_name,
                         std::string ServerConfig::*user, const std::string& user_name) {
   if ((config.*user).empty() || !(config.*needed).empty()) return absl::OkStatus();
@@ -551,7 +553,7 @@ absl::Status CheckWhole(const ServerConfig& config) {
     return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "shards"), ": expected none with role ",
                                                    ServerRoleName(config.role), ", got ", config.shards.size()));
   }
-  // A lease is half of it and has to last from one look to the one after the next.
+  // A shard's lease lasts half of shard_loss_ms, and must last from one probe to the one after the next.
   if (config.role != ServerRole::kShard && config.shard_loss_ms < 5 * config.reconcile_interval_ms) {
     return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "shard_loss_ms"),
                                                    ": expected at least 5 times reconcile_interval_ms, ",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a server process is told: flags over PRECONDOR_* environment over a YAML file over defaults. The table in
-// config.cc is the whole list; docs/operations.md describes each option.
+// The configuration of a server process. Flags override PRECONDOR_* environment variables, these override a YAML file,
+// and that overrides the defaults. The table in config.cc lists all options; docs/operations.md describes them.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct ServerConfig {
   std::vector<std::string> shards;
   std::string backend = "auto";
   int64_t cuda_device = 0;
-  std::vector<std::string> cuda_devices;  // numbers, each once, or "all" alone; empty: cuda_device
-  int64_t cpu_devices = 1;  // devices that the CPU acts as, to test shards with several; no option sets it
+  std::vector<std::string> cuda_devices;  // device numbers, each once, or only "all"; empty means cuda_device
+  int64_t cpu_devices = 1;                // number of devices that the CPU imitates, for tests; no option sets it
   int64_t device_plane_bytes = 0;
   int64_t threads = 0;
   std::string plaintext = "loopback";
@@ -50,8 +50,8 @@ struct ServerConfig {
   std::string etcd_prefix = "/precondor/coordinator";
   int64_t etcd_lease_ms = 10000;
   int64_t lease_steps = 64;
-  int64_t tenant_max_sessions = 0;  // 0: no limit
-  int64_t tenant_max_bytes = 0;     // likewise
+  int64_t tenant_max_sessions = 0;  // 0 means no limit
+  int64_t tenant_max_bytes = 0;     // 0 means no limit
   int64_t reconcile_interval_ms = 1000;
   int64_t shard_loss_ms = 10000;
   std::string metrics_listen;
@@ -61,28 +61,28 @@ struct ServerConfig {
   std::string trace_endpoint;
   double trace_ratio = 0.01;
   int64_t drain_deadline_ms = 10000;
-  int64_t exit_with_pid = 0;  // 0: with no other process
+  int64_t exit_with_pid = 0;  // process id; 0 means none
   int64_t shard_timeout_ms = 10000;
   int64_t max_message_bytes = int64_t{256} << 20;
   int64_t credit_bytes = int64_t{64} << 20;
 
-  // Where each value came from: "flag --x", "environment PRECONDOR_X", "file F" or "default". By option name.
+  // Source of each value: "flag --x", "environment PRECONDOR_X", "file F" or "default". By option name.
   std::map<std::string, std::string> origins;
 };
 
-// What workers of a server dial unless the coordinator knows it by another name: `advertise`, or else the first of
-// `listen`, whose port may still be 0.
+// Returns the address that workers connect to, unless the coordinator knows the server by another one: `advertise`, or
+// else the first address of `listen`, whose port may still be 0.
 std::string DialAddress(const ServerConfig& config);
 
-// host:port of `trace_endpoint`; empty: it is no URL of http:// with nothing but them.
+// Returns host:port of `trace_endpoint`, or an empty string if it is not of the form http://host:port.
 std::string TraceCollector(const ServerConfig& config);
 
-// The first of `listen` that takes plaintext from other hosts; empty: none.
+// Returns the first address of `listen` that accepts plaintext from other hosts; empty if there is none.
 std::string OpenAddress(const ServerConfig& config);
 
 absl::string_view ServerRoleName(ServerRole role);  // "all", "shard", "coordinator"
 
-// What the command line asks for beside running.
+// What the command line asks for.
 enum class ConfigAction : uint8_t { kRun, kHelp, kVersion, kCheck, kPrint };
 
 struct ParsedConfig {
@@ -92,20 +92,21 @@ struct ParsedConfig {
 
 // Environment variables by name.
 using Environment = std::map<std::string, std::string>;
-Environment ProcessEnvironment();  // those of this process that begin with PRECONDOR_
+Environment ProcessEnvironment();  // variables of this process that begin with PRECONDOR_
 
-// `arguments` without the program's name; of a flag given twice the last counts, a key twice in the file is an error.
-// InvalidArgument names the source, the option, what was expected and what came; an unknown name is an error that
-// offers the nearest known one, but in the environment only when it looks like a slip (others have their own variables
-// there: Kubernetes makes PRECONDOR_PORT for a service "precondor"). NotFound: the file. Relative paths are those of
-// the working directory, also in the file.
+// Parses `arguments`, which do not include the program's name. If a flag is repeated, the last one counts; a repeated
+// key in the file is an error. Returns InvalidArgument with the source, the option, what was expected and what was
+// found. An unknown name is an error, which suggests the nearest known name. In the environment it is an error only if
+// it is similar to a known name, because other programs set variables too: Kubernetes sets PRECONDOR_PORT for a service
+// "precondor". Returns NotFound if the file cannot be read. Relative paths, also those in the file, are relative to the
+// working directory.
 absl::StatusOr<ParsedConfig> ParseServerConfig(const std::vector<std::string>& arguments,
                                                const Environment& environment);
 
-// The text of --help: every option with its default, and examples.
+// Returns the text of --help: every option with its default, and examples.
 std::string ServerHelp();
 
-// The configuration as YAML that --config reads back, each line with where its value came from.
+// Returns the configuration as YAML that --config can read. Each line has the source of its value.
 std::string PrintServerConfig(const ServerConfig& config);
 
 }  // namespace precondor

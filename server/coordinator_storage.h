@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a coordinator's journal is, as the configuration says: nowhere, in a directory, or in etcd, where one of
-// several candidates leads and the others stand by.
+// Opens a coordinator's journal as the configuration says: none, in a directory, or in etcd, where one of several
+// candidates leads and the others stand by.
 #pragma once
 
 #include <functional>
@@ -20,24 +20,24 @@
 
 namespace precondor {
 
-// The journal that it makes available is this object: it refuses everything before Recover. Recover and Stop may be
-// called by different threads.
+// Opens the journal and forwards to it. Append and Compact fail with Unavailable until Recover has returned. Recover
+// and Stop may be called on different threads.
 class CoordinatorStorage final : public CoordinatorJournal {
  public:
-  // `fs` outlives it. `on_waiting`: what Recover waits for (ElectionOptions); `on_lost`: another one leads from now on
-  // (EtcdElection).
+  // `fs` must outlive this. `on_waiting` is called with what Recover waits for (ElectionOptions), and `on_lost` when
+  // another candidate leads (EtcdElection).
   CoordinatorStorage(const ServerConfig& config, store::FileSystem& fs,
                      std::function<void(const absl::Status&)> on_waiting,
                      std::function<void(const absl::Status&)> on_lost);
   ~CoordinatorStorage() override { Stop(); }
 
-  // Recover may take as long as another candidate leads.
+  // Returns true if Recover may block, because another candidate leads.
   bool standby() const { return election_ != nullptr; }
-  // Opens the journal; what was written down. Once. Cancelled after Stop, and the storage's errors.
+  // Opens the journal and returns its records. Call once. Returns Cancelled after Stop, or the storage's errors.
   absl::StatusOr<std::vector<CoordinatorRecord>> Recover();
-  // Ends Recover, and gives leadership up.
+  // Ends Recover and gives leadership up.
   void Stop();
-  // Where candidates stand by: another one leads, which came to light elsewhere. See EtcdElection::Lose.
+  // Gives leadership up because a shard has reported another leader. See EtcdElection::Lose. No effect without etcd.
   void Lose(const absl::Status& why);
 
   absl::Status Append(const CoordinatorRecord& record) override;
@@ -55,7 +55,7 @@ class CoordinatorStorage final : public CoordinatorJournal {
   std::unique_ptr<etcd::EtcdElection> election_;  // null without etcd
 
   mutable Mutex mu_;
-  std::unique_ptr<CoordinatorJournal> journal_ ABSL_GUARDED_BY(mu_);  // null before Recover; then it stays
+  std::unique_ptr<CoordinatorJournal> journal_ ABSL_GUARDED_BY(mu_);  // null before Recover; not replaced afterwards
 };
 
 }  // namespace precondor

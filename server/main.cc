@@ -26,13 +26,13 @@ namespace {
 constexpr int kUsage = 2;
 constexpr char kSignalled = 's', kStopped = 'e';
 
-// A handler may do little more than write to a pipe, and can be told of one only through a global. Blocking the signals
-// and waiting for them would not do: libraries start threads before main that take them.
+// A signal handler can do little more than write to a pipe, and needs a global to find it. Blocking the signals and
+// waiting for them is no alternative: libraries start threads before main, which would receive them.
 int g_signal_pipe[2] = {-1, -1};
 
 void Notify(char byte) { (void)!write(g_signal_pipe[1], &byte, 1); }
 
-// A descriptor that can be read when the process has ended, whosever child it is; -1 for pid 0.
+// Returns a descriptor that becomes readable when the process ends, also if it is not a child; -1 for pid 0.
 absl::StatusOr<int> WatchProcess(int64_t pid) {
   if (pid == 0) return -1;
   const long fd = syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0);
@@ -41,16 +41,16 @@ absl::StatusOr<int> WatchProcess(int64_t pid) {
       absl::StrCat("exit_with_pid: expected a running process, got ", pid, ": ", std::strerror(errno)));
 }
 
-// Has the app drain at each signal, and at once when the watched process ends, until it has stopped.
+// Drains the app at each signal, and without delay when the watched process ends. Returns when the app has stopped.
 void AwaitEnd(precondor::App& app, int watched) {
-  std::array<pollfd, 2> events = {{{g_signal_pipe[0], POLLIN, 0}, {watched, POLLIN, 0}}};  // poll passes over -1
+  std::array<pollfd, 2> events = {{{g_signal_pipe[0], POLLIN, 0}, {watched, POLLIN, 0}}};  // poll ignores -1
   for (char byte = kSignalled; byte == kSignalled;) {
     if (poll(events.data(), events.size(), -1) < 0) {
       if (errno == EINTR) continue;
       return;
     }
     if (events[1].revents != 0) {
-      app.RequestDrain(absl::Milliseconds(1));  // its clients are gone with it
+      app.RequestDrain(absl::Milliseconds(1));  // its clients have ended with it
       events[1].fd = -1;
     }
     if (events[0].revents == 0) continue;
@@ -62,7 +62,7 @@ void AwaitEnd(precondor::App& app, int watched) {
 int Serve(const precondor::ServerConfig& config) {
   const precondor::RealClock clock;
   const auto logger = precondor::MakeServerLogger(config, clock);
-  // Before another process can know this one. A signal that comes while it starts waits in the pipe.
+  // Installed before other processes can know this one. A signal during the start waits in the pipe.
   if (pipe2(g_signal_pipe, O_CLOEXEC) != 0) return EXIT_FAILURE;
   struct sigaction action = {};
   action.sa_handler = [](int) { Notify(kSignalled); };

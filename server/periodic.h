@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work that is repeated until it is stopped.
+// Repeats work in regular intervals.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@
 
 namespace precondor {
 
-// Timers, each with a name and a thread of its own, so that one whose work hangs delays none of the others. Start and
-// StopAll are called by one thread at a time.
+// Timers, each with a name and a thread, so that a timer whose work hangs does not delay the others. Calls of Start and
+// StopAll must not overlap.
 class PeriodicTimers {
  public:
   PeriodicTimers() = default;
@@ -22,10 +22,10 @@ class PeriodicTimers {
   PeriodicTimers(const PeriodicTimers&) = delete;
   PeriodicTimers& operator=(const PeriodicTimers&) = delete;
 
-  // Calls `work` at once, and then `pause` after each time it returns. The thread has the name, of at most 15
-  // characters, which `top -H` and debuggers show.
+  // Calls `work` immediately, and again `pause` after each return. `name` becomes the thread's name in `top -H` and
+  // debuggers; it must have at most 15 characters.
   void Start(const std::string& name, absl::Duration pause, std::function<void()> work);
-  // Stops all timers, and waits for the calls under way. Idempotent; a timer that is started later does not run.
+  // Stops all timers and waits for running calls. Idempotent. A timer that is started later does not run.
   void StopAll();
 
  private:

@@ -13,7 +13,7 @@
 namespace precondor {
 namespace {
 
-// For ranks on this host.
+// Transport for ranks on this host.
 PlaneTransport LocalTransport() {
   return {.name = "local",
           .open = []() -> absl::StatusOr<PlaneTransport::Rendezvous> {
@@ -24,7 +24,7 @@ PlaneTransport LocalTransport() {
           .join = &MakeLocalCollective};
 }
 
-// For ranks that have a CUDA device each, wherever they are.
+// Transport for ranks on any host, each with a CUDA device.
 PlaneTransport NcclTransport(int device) {
   return {.name = "nccl",
           .open = []() -> absl::StatusOr<PlaneTransport::Rendezvous> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kinds of communicator that sessions with data_plane COLLECTIVE may have.
+// Selects the kind of communicator of sessions with data_plane COLLECTIVE.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -9,7 +9,7 @@
 
 namespace precondor {
 
-// That of config.plane_transport. Unavailable where it is nccl and NCCL cannot be loaded.
+// Returns the transport that config.plane_transport names. Returns Unavailable if it is nccl and NCCL cannot be loaded.
 absl::StatusOr<PlaneTransport> MakePlaneTransport(const ServerConfig& config);
 
 }  // namespace precondor

@@ -11,7 +11,7 @@
 namespace precondor {
 namespace {
 
-// Messages are literals of the program, so that this is never reached; it bounds the table all the same.
+// Bounds the table. Not reached in practice, because messages are literals of the program.
 constexpr size_t kMostMessages = 1000;
 
 // False if the descriptor does not take the whole line now. Does not block: a pipe or terminal that polls as ready

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The server's log on standard error. A log line never makes a request, a step or a shutdown wait.
+// The server's log on standard error. Writing a log line never blocks a request, a step or a shutdown.
 #pragma once
 
 #include <cstdint>

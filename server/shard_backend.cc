@@ -22,7 +22,7 @@
 namespace precondor {
 namespace {
 
-// In the data directory: the backend whose numbers its log and snapshots go on from.
+// File in the data directory that records the backend of its log and snapshots.
 constexpr char kFileName[] = "BACKEND";
 
 absl::StatusOr<std::vector<int>> CudaDevices(const ServerConfig& config) {
@@ -42,12 +42,13 @@ absl::StatusOr<std::vector<int>> CudaDevices(const ServerConfig& config) {
   return devices;
 }
 
-// One device's share of the cores.
+// Returns one device's share of the cores.
 int CoresEach(size_t devices) {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / static_cast<int>(devices));
 }
 
-// config.threads, or what suits CUDA devices: threads wait for copies of theirs from the device while others compute.
+// Returns the number of threads per CUDA device, at most config.threads. At least kFewest by default: while some wait
+// for copies from the device, others compute.
 int CudaThreads(const ServerConfig& config, size_t devices) {
   constexpr int kFewest = 4;
   const int threads = std::max(CoresEach(devices), kFewest);
@@ -56,7 +57,7 @@ int CudaThreads(const ServerConfig& config, size_t devices) {
 
 absl::StatusOr<std::vector<DeviceBackend>> MakeCuda(const ServerConfig& config) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<int> devices, CudaDevices(config));
-  // What they do between launches is short beside waking them up.
+  // More threads do not pay: the work between launches is short compared with waking a thread.
   constexpr int kMostOfBackend = 8;
   GroupingOptions grouping;
   grouping.threads = std::min(CudaThreads(config, devices.size()), kMostOfBackend);
@@ -85,8 +86,8 @@ std::string Names(const std::vector<DeviceBackend>& devices) {
   return absl::StrJoin(devices, ",", [](std::string* out, const DeviceBackend& device) { out->append(device.name); });
 }
 
-// Asks for the driver first: without one, CUDA's libraries need not be loaded to learn that there is no device. With
-// one, an operator wants to know that there is no backend.
+// Looks for the driver first. Without a driver, CUDA's libraries need not be loaded to find that there is no device.
+// With a driver, a missing backend is a warning for the operator.
 absl::StatusOr<std::vector<DeviceBackend>> Find(const ServerConfig& config, Logger& logger) {
   absl::Status why = FindCudaDriver();
   const Severity severity = why.ok() ? Severity::kWarning : Severity::kInfo;
@@ -96,14 +97,15 @@ absl::StatusOr<std::vector<DeviceBackend>> Find(const ServerConfig& config, Logg
       logger.Log(Severity::kInfo, "backend", {{"backend", "cuda"}, {"devices", Names(*cuda)}});
       return cuda;
     }
-    if (!config.cuda_devices.empty()) return cuda.status();  // the operator has named them
+    if (!config.cuda_devices.empty()) return cuda.status();  // the operator has selected these devices
     why = cuda.status();
   }
   logger.Log(severity, "backend", {{"backend", "cpu"}, {"reason", why.message()}});
   return Make("cpu", config);
 }
 
-// Empty where no shard has written anything. Data without a record is of a time that had the CPU alone.
+// Returns the recorded backend, or an empty string if no shard has written data. Data without a record is of a release
+// that had the CPU backend only.
 absl::StatusOr<std::string> Recorded(const std::string& data_dir, store::FileSystem& fs) {
   const absl::StatusOr<std::string> text = fs.ReadFile(store::JoinPath(data_dir, kFileName));
   if (absl::IsNotFound(text.status())) {
@@ -115,7 +117,7 @@ absl::StatusOr<std::string> Recorded(const std::string& data_dir, store::FileSys
                                           ": expected a line cpu or cuda, got ", text->size(), " other bytes"));
 }
 
-// Whole or not at all.
+// Writes the record atomically.
 absl::Status Record(const std::string& data_dir, absl::string_view name, store::FileSystem& fs) {
   const std::string file = store::JoinPath(data_dir, kFileName), unfinished = absl::StrCat(file, ".tmp");
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs, data_dir));
@@ -127,12 +129,12 @@ absl::Status Record(const std::string& data_dir, absl::string_view name, store::
   return fs.SyncDir(data_dir);
 }
 
-// How long devices wait for each other: for what is on its way to one of them, never for a worker. Half of what a
-// worker waits for its answer by default, so that it has one when a device hangs.
+// Time limit for devices that wait for each other's data (never for a worker). It is half of a worker's default
+// time-out, so that the worker gets an answer when a device hangs.
 constexpr absl::Duration kGroupTimeout = absl::Minutes(1);
 
-// NCCL until it does not connect them: it may be there and not work, in a container without shared memory, say. Trying
-// it again at every step would cost each its time-out when a device is lost.
+// Uses NCCL until it fails to connect the devices: it can be installed and not work, for example in a container without
+// shared memory. Retries at every step would cost a time-out each after a device is lost.
 DeviceGroup::Connect ConnectByNcclFirst(std::vector<int> devices, Logger& logger) {
   return [by_nccl = ConnectByNccl(std::move(devices), kGroupTimeout), locally = ConnectLocally(kGroupTimeout), &logger,
           works = std::make_shared<bool>(true)](const std::vector<Backend*>& backends) {
@@ -194,7 +196,7 @@ int64_t SessionCapacity(const ServerConfig& config, const std::vector<DeviceBack
   for (const DeviceBackend& device : devices) {
     const int64_t limit = device.backend->memory_limit_bytes();
     if (limit == std::numeric_limits<int64_t>::max()) continue;
-    // Tasks may hold so much beyond what sessions reserve.
+    // Tasks may hold this much in addition to what sessions reserve.
     const int64_t there = std::max<int64_t>(limit - GroupingOptions().most_freed_bytes_in_all, 0);
     if (there >= capacity) continue;
     logger.Log(Severity::kWarning, "memory limit lowered to what the device has",
@@ -205,7 +207,7 @@ int64_t SessionCapacity(const ServerConfig& config, const std::vector<DeviceBack
 }
 
 DeviceParallelism ParallelismOf(const ServerConfig& config, const std::vector<DeviceBackend>& devices) {
-  // Layers that are under way together share launches; more than most models have.
+  // Layers in progress share launches. This is more than the number of layers of most models.
   constexpr int kLayersAtOnce = 512;
   const int asked = static_cast<int>(config.threads);
   if (devices.front().backend->name() != "cuda") {

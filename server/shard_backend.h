@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which devices a shard computes on.
+// Selects the devices on which a shard computes.
 #pragma once
 
 #include <memory>
@@ -19,37 +19,37 @@ namespace precondor {
 struct DeviceBackend {
   std::string name;  // "cuda:0"
   std::unique_ptr<Backend> backend;
-  int cuda_device = -1;  // as CUDA counts; -1: it is none
+  int cuda_device = -1;  // CUDA's device number; -1 for a CPU
 };
 
-// What config.backend asks for, one a device: at least one, all of a kind. With "auto" CUDA devices where those asked
-// for can be used, else the CPU, and the log says why.
-// With "cuda" no device is an error: Unavailable, with CUDA's reason.
-// A data directory remembers its backend, since what is replayed must give the numbers that were answered with: "auto"
-// is that one from then on, or an error while there is no device for it; another one is FailedPrecondition. `fs` is
-// where it lies.
+// Returns the backends that config.backend asks for: at least one, one per device, all of one kind. "auto" means CUDA
+// devices if the configured ones can be used, and otherwise the CPU; the log has the reason. "cuda" returns Unavailable
+// with CUDA's reason if there is no device.
+// A data directory records its backend, because replay must reproduce the numbers of earlier answers. With a recorded
+// backend, "auto" means that one, or an error if it has no device. Another backend is FailedPrecondition. `fs` is used
+// for the data directory.
 absl::StatusOr<std::vector<DeviceBackend>> MakeShardBackends(const ServerConfig& config, store::FileSystem& fs,
                                                              Logger& logger);
 
-// What the devices have layers together by that split; null where there is one device. CUDA devices are connected by
-// NCCL where it is there, and through the host's memory where it is not, or once it has failed to connect them; the log
-// says which. The backends and `logger` have to outlive it.
+// Returns the group on which the devices compute split layers together; null for one device. CUDA devices are connected
+// by NCCL. If NCCL is not installed or has failed to connect them, they are connected through the host's memory. The
+// log says which. The backends and `logger` must outlive the group.
 absl::StatusOr<std::unique_ptr<DeviceGroup>> MakeDeviceGroup(const std::vector<DeviceBackend>& devices, Logger& logger);
 
-// Bytes that sessions may reserve on each device: config.memory_limit_bytes, or where a device has less for them, what
-// that one has; the log says so.
+// Returns the bytes that sessions may reserve on each device: config.memory_limit_bytes, or less if some device has
+// less memory; then a warning is logged.
 int64_t SessionCapacity(const ServerConfig& config, const std::vector<DeviceBackend>& devices, Logger& logger);
 
-// For the arithmetic of each device.
+// Parallelism of the arithmetic on one device.
 struct DeviceParallelism {
   int threads = 1;
-  // Layers whose work may be under way at a time, each on a fiber (ThreadPoolExecutor); 0: one a thread, without
-  // fibers.
+  // Number of layers whose work may be in progress at one time, each on a fiber (ThreadPoolExecutor). 0 means one per
+  // thread, without fibers.
   int layers = 0;
 };
 
-// What config.threads asks for, or what suits the backends and this machine. On CUDA devices config.threads bounds both
-// numbers.
+// Returns the parallelism that config.threads asks for, or a default for the backends and this machine. On CUDA devices
+// config.threads bounds both numbers.
 DeviceParallelism ParallelismOf(const ServerConfig& config, const std::vector<DeviceBackend>& devices);
 
 }  // namespace precondor

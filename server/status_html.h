@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The status page of the metrics port: one page without external assets, which reads /status and /metrics of the server
-// that it came from every two seconds, and can change nothing.
+// HTML of the metrics port's status page: one page without external assets. It reads /status and /metrics of its server
+// every two seconds, and changes nothing.
 #pragma once
 
 namespace precondor {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the metrics port shows besides /metrics: JSON that is made when it is asked for, so that nothing by layer has to
-// be a label of a metric. docs/monitoring.md has the fields.
+// JSON pages of the metrics port in addition to /metrics. They are made on request, so that data by layer need not be
+// labels of metrics. docs/monitoring.md describes the fields.
 #pragma once
 
 #include <string>
@@ -13,17 +13,17 @@
 
 namespace precondor {
 
-// Counters and factor state of each layer of a session, or of all sessions for an empty name; none without a shard.
-// NotFound: no session of that name.
+// Returns counters and factor state of each layer of a session, or of all sessions if `session` is empty. Without a
+// shard there are none. Returns NotFound if there is no session of that name.
 absl::StatusOr<std::string> LayersPage(const Shard* shard, absl::string_view session);
 
 struct StatusSubject {
   absl::string_view version, role;
   bool draining = false;
-  const Shard* shard = nullptr;              // null: it is none
-  const Coordinator* coordinator = nullptr;  // likewise
+  const Shard* shard = nullptr;              // null if the server is not a shard
+  const Coordinator* coordinator = nullptr;  // null if the server is not a coordinator
 };
-// The sessions that a server knows, as coordinator, as shard or as both.
+// Returns the sessions that the server knows as coordinator, shard or both.
 std::string StatusPage(const StatusSubject& subject);
 
 }  // namespace precondor

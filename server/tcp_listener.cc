@@ -17,7 +17,7 @@
 namespace precondor {
 namespace {
 
-constexpr int kTcpBacklog = 1024;  // the system takes less where its own limit is lower
+constexpr int kTcpBacklog = 1024;  // the system's limit may be lower
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -35,13 +35,13 @@ int PortOf(int fd) {
                                            : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
 }
 
-// -1, with errno, where it cannot be.
+// Returns -1 and sets errno if the address cannot be bound.
 int Listen(const addrinfo& info) {
   const int fd = socket(info.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return -1;
   const int unacknowledged_ms = static_cast<int>(absl::ToInt64Milliseconds(wire::kKeepaliveTimeout));
-  // Connections inherit the last two. The first lets a server that is started again have its port at once, and no
-  // second one beside it.
+  // Connections inherit TCP_NODELAY and TCP_USER_TIMEOUT. SO_REUSEADDR lets a restarted server bind its port at once,
+  // but no second server beside it.
   const bool listens =
       Set(fd, SOL_SOCKET, SO_REUSEADDR, 1) && (info.ai_family != AF_INET6 || Set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0)) &&
       Set(fd, IPPROTO_TCP, TCP_NODELAY, 1) && Set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, unacknowledged_ms) &&

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A TCP port that a server listens on.
+// Opens a TCP port for listening.
 #pragma once
 
 #include <string>
@@ -9,14 +9,15 @@
 namespace precondor {
 
 struct TcpSocket {
-  int fd = -1;  // bound and listening; the caller's
+  int fd = -1;  // bound and listening; owned by the caller
   int port = 0;
 };
 
-// Binds `address`, host:port or [host]:port, to the first of the host's addresses that can be bound; port 0 for a free
-// one. 0.0.0.0 is every address of the machine, by IPv6 too where it has that. Connections wait until they are
-// accepted; they send without delay, and end when what was sent stays unacknowledged for wire::kKeepaliveTimeout.
-// Errors: Unavailable with the address and the system's reason; a port that another process has is one.
+// Binds `address`, host:port or [host]:port, to the first of the host's addresses that can be bound. Port 0 selects a
+// free one. 0.0.0.0 means all addresses of the machine, including IPv6 if it is available. Connections wait until they
+// are accepted. They send without delay (TCP_NODELAY), and end if sent data are not acknowledged within
+// wire::kKeepaliveTimeout. Returns Unavailable, with the address and the system's reason, if the address cannot be
+// bound, for example because another process has the port.
 absl::StatusOr<TcpSocket> ListenTcp(const std::string& address);
 
 }  // namespace precondor

@@ -39,8 +39,8 @@ int WithAddress(Call call, int fd, const std::string& path) {
   return call(fd, reinterpret_cast<const sockaddr*>(&address), socklen_t{sizeof(address)});
 }
 
-// Excludes others that take or leave a path of the same directory. Where the directory cannot be locked no process is
-// excluded, and of two servers that start at once on a path that a third has left both may believe to have it.
+// Excludes other processes that bind or remove a path in this directory. If the directory cannot be locked, no process
+// is excluded: two servers that start at one time on a path left by a third may then both believe that they have it.
 class DirectoryLock {
  public:
   explicit DirectoryLock(const std::string& path) {
@@ -58,7 +58,7 @@ class DirectoryLock {
   int fd_;
 };
 
-// Removes what a server that was killed has left at `path`.
+// Removes a socket that a killed server has left at `path`.
 absl::Status RemoveStale(const std::string& path) {
   struct stat there = {};
   if (lstat(path.c_str(), &there) != 0) return errno == ENOENT ? absl::OkStatus() : SystemError(path, "look at it");
@@ -94,7 +94,7 @@ absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Bind(const std::stri
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return SystemError(path, "make a socket");
   absl::Cleanup closing = [fd] { close(fd); };
-  // The file gets the socket's mode: there is no moment in which it is others'.
+  // The file inherits the socket's mode, so that other users can never connect.
   if (fchmod(fd, S_IRUSR | S_IWUSR) != 0) return SystemError(path, "set its mode");
   if (WithAddress(bind, fd, path) != 0) return SystemError(path, "bind");
   struct stat file = {};

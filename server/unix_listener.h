@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A socket in the file system that a server listens on. gRPC's own would take the path away from a server that runs,
-// remove at its end whatever is there then, and be open to every user for a moment.
+// Listens on a unix socket. gRPC's own listener is not used: it would take the path from a running server, remove
+// whatever has the path when it ends, and be open to every user for a moment.
 #pragma once
 
 #include <functional>
@@ -15,18 +15,18 @@
 
 namespace precondor {
 
-// OK when the process at the other end of a connected socket runs as `user`; PermissionDenied with both where not. A
-// socket's mode does not keep root out.
+// Returns OK if the process at the other end of a connected socket runs as `user`, and otherwise PermissionDenied with
+// both users. Needed because a socket's mode does not exclude root.
 absl::Status CheckPeerUser(int fd, uid_t user);
 
-// Bind, Serve and Stop by one thread.
+// Owns a listening unix socket and its file. Call Bind, Serve and Stop from one thread.
 class UnixListener {
  public:
-  // Connections are taken from now on and wait for Serve. Only this process' user may connect. A socket that no process
-  // answers at, left by a process that was killed, is replaced; of several processes that bind a path at once one
-  // succeeds.
-  // Errors: AlreadyExists when a server answers there, or the path is no socket; Unavailable: the system's reason.
-  // The path is at most kMaxUnixPathBytes long.
+  // Listens on `path`, which has at most kMaxUnixPathBytes. Connections wait until Serve. Only this process' user (and
+  // root) may connect. Replaces a socket that a killed process has left. If several processes bind a path at one time,
+  // one of them succeeds.
+  // Returns AlreadyExists if a server listens on the path or it is not a socket, and Unavailable with the system's
+  // reason for other errors.
   static absl::StatusOr<std::unique_ptr<UnixListener>> Bind(const std::string& path);
   ~UnixListener() { Stop(); }
   UnixListener(const UnixListener&) = delete;
@@ -36,7 +36,7 @@ class UnixListener {
   void Serve(std::function<void(int fd)> accepted, std::function<void(int error)> failed) {
     acceptor_.Start(std::move(accepted), std::move(failed));
   }
-  // No more connections. The file goes too, unless it belongs to another process by then. Idempotent.
+  // Stops accepting and removes the file, unless it now belongs to another process. Idempotent.
   void Stop();
 
  private:
