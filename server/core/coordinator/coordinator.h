@@ -59,8 +59,8 @@ struct CoordinatorOptions {
   absl::Duration probe_interval = absl::Seconds(1);  // time between probes of a shard
   TenantLimits tenant_limits;                        // for new sessions, not for restored ones
   uint64_t snapshot_interval_steps = 0;              // between snapshots of a session; 0: only on request
-  // Called once, on any thread and without a lock, when a shard has reported that another coordinator has taken over.
-  // `why` has the reason. This coordinator then calls no shard and answers UNAVAILABLE. May be empty.
+  // Called once, with the reason, when a shard has reported that another coordinator has taken over. This coordinator
+  // then calls no shard and answers UNAVAILABLE. Runs on any thread, without a lock. May be empty.
   std::function<void(const absl::Status&)> on_replaced;
 };
 
@@ -107,7 +107,7 @@ class Coordinator {
   absl::StatusOr<SessionSnapshot> CreateSnapshot(absl::string_view name);
   // Opens a session that begins with factors from outside, as of `step`. No worker can join before all shards have
   // received them (SnapshotRequests::RestoreLayer). Returns FAILED_PRECONDITION if a session of that name exists or a
-  // shard cannot take part.
+  // shard cannot take part, ABORTED if the session is closed meanwhile.
   absl::StatusOr<CoordinatorSessionSummary> RestoreSession(const SessionSpec& spec, uint64_t step);
 
   // --- sessions that the shards keep and this coordinator does not know; see ShardControl::Quarantine

@@ -69,12 +69,11 @@ class ShardDataPlane {
   // Returns whether the session is installed and in this epoch.
   bool IsInEpoch(uint64_t session_id, uint64_t epoch) const;
 
-  // Tells the layer what a rank has that was answered by another shard generation, which may be lost: an earlier
-  // process of this shard, or another shard. `factor_version` is that of the rank's last answer for `key.layer`;
-  // `key.step` is the first step whose gradient the rank will send or repeat. Steps that can no longer complete stop
-  // blocking later ones. If `begins`, the rank has a new process that sends nothing for steps before `key.step`.
-  // Idempotent. Returns DATA_LOSS (STATE_LOST) as described at ErrorReason, or the errors of AdmitContribution that
-  // concern the key.
+  // Handles a RESUME: a rank whose answers are from another shard generation (an earlier process of this shard, or
+  // another shard) tells what it has. `factor_version` is that of its last answer for `key.layer`; `key.step` is the
+  // first step whose gradient it will send or repeat. Steps that can no longer complete stop blocking later ones. If
+  // `begins`, the rank has a new process that sends nothing for steps before `key.step`. Idempotent. Returns DATA_LOSS
+  // (STATE_LOST) as described at ErrorReason, or the errors of AdmitContribution that concern the key.
   absl::Status Resume(const ContributionKey& key, uint64_t factor_version, bool begins = false,
                       const SessionCaller& caller = {});
 
