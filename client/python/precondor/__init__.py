@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Precondor from Python: send statistics and gradients to a preconditioning server, get preconditioned gradients back.
+"""Precondor for Python: sends statistics and gradients to a preconditioning server and receives preconditioned
+gradients.
 
-Client is the door; docs/python.md is the manual.
+Begin with Client. docs/python.md is the manual.
 """
 
 from ._client import (Client, Future, Preconditioned, Security, Session, StepDirective, Worker, compute_statistics,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client, Session, Worker and Future: NumPy in, NumPy out. precondor/client.h is the same in C++, and has the rules.
+"""Client, Session, Worker and Future for NumPy arrays. precondor/client.h is the C++ interface and has all rules.
 
-Every call that may wait has a deadline, leaves other Python threads running, and ends at Ctrl-C.
+Every call that waits has a deadline, lets other Python threads run, and ends at Ctrl-C.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 from . import _core, _session
 from ._session import SessionSpec
 
-# What has threads: ended before the interpreter ends, as those must not outlive the libraries they run in.
+# Objects with threads. They are closed before the interpreter ends, because their threads must not outlive the
+# libraries in which they run.
 _open: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
@@ -31,14 +32,15 @@ atexit.register(_close_all)
 
 @dataclasses.dataclass(frozen=True)
 class Preconditioned:
-    """What became of one gradient.
+    """Outcome of one gradient.
 
-    gradient: f32 [d_out, d_in], the array given as `out` if one was; None when decision is "SKIP".
-    decision: "PRECONDITIONED"; "IDENTITY": the averaged gradient as it is; "SKIP": some rank had no usable gradient:
-        skip the optimizer step, as every replica does.
-    factor_version: of the factors that it was made with.
-    inner_product: <D, U>, for kl_clip_scale.
-    reason: of the decision, for people.
+    Attributes:
+        gradient: f32 [d_out, d_in]; the array given as `out`, if any. None if decision is "SKIP".
+        decision: "PRECONDITIONED"; "IDENTITY" (the averaged gradient itself); or "SKIP" (a rank had no usable gradient:
+            skip the optimizer step, as every replica does).
+        factor_version: Version of the factors that preconditioned the gradient.
+        inner_product: <D, U>, for kl_clip_scale.
+        reason: Reason of the decision, for people.
     """
 
     gradient: Optional[np.ndarray]
@@ -52,9 +54,12 @@ class Preconditioned:
 class StepDirective:
     """The coordinator's answer to a reported step.
 
-    lease_through_step: start no step beyond this one.
-    next_mode: "SECOND_ORDER" or "FIRST_ORDER", of the step after the reported one.
-    snapshot_at, snapshot_id: save a checkpoint when this is the step begun next, to go with that snapshot; 0: none.
+    Attributes:
+        lease_through_step: Start no step beyond this one.
+        next_mode: "SECOND_ORDER" or "FIRST_ORDER", the mode of the step after the reported one.
+        snapshot_at: Step of the servers' last snapshot. A checkpoint that is saved before this step begins matches the
+            snapshot. 0 means none.
+        snapshot_id: Number of that snapshot.
     """
 
     lease_through_step: int
@@ -65,13 +70,16 @@ class StepDirective:
 
 @dataclasses.dataclass(frozen=True)
 class Security:
-    """The files with which a client knows its servers and proves who it is, each read again when it changes.
+    """Files with which a client verifies servers and identifies itself. Each is read again when it changes.
 
     docs/security.md says how to make them. They apply to host:port addresses; a unix: address needs none.
 
-    tls_ca: certificates (PEM) of the authorities that sign servers' certificates; without it connections are in plaintext.
-    tls_cert, tls_key: this client's certificate and its key, for servers that require one.
-    token_file: one line, the bearer token that goes with every call.
+    Attributes:
+        tls_ca: Certificates (PEM) of the authorities that sign the servers' certificates. Empty means connections in
+            plaintext.
+        tls_cert: This client's certificate, for servers that require one.
+        tls_key: The key of tls_cert.
+        token_file: File with one line, the bearer token that the client sends with every call.
     """
 
     tls_ca: str = ""
@@ -81,34 +89,39 @@ class Security:
 
 
 class Future:
-    """The answer to one gradient. Thread-safe; holds the arrays until it is there."""
+    """The answer to one gradient. Thread-safe. Keeps the arrays alive until the answer is complete."""
 
     def __init__(self, core: _core.Future) -> None:
         self._core = core
 
     def ready(self) -> bool:
-        """Whether result() would not wait."""
+        """Returns whether result() would return without waiting."""
         return self._core.ready()
 
     def wait(self, timeout: float = math.inf) -> bool:
-        """Waits, at most `timeout` seconds; ready(). Ctrl-C ends the wait, and the future stays as it is."""
+        """Waits for the answer, at most `timeout` seconds, and returns ready(). Ctrl-C ends only the wait."""
         return self._core.wait(timeout)
 
     def result(self) -> Preconditioned:
-        """Waits for the answer; repeated calls return the same.
+        """Waits for the answer and returns it. Repeated calls return equal results.
 
         Raises:
-            DeadlineExceededError: not within the client's result_timeout of its submission.
-            PrecondorError: it was refused, or had a wrong shape, layer or step, of which precondition() itself tells nothing.
+            DeadlineExceededError: No answer within the client's result_timeout after the submission.
+            PrecondorError: The gradient was refused, or had a wrong shape, layer or step: precondition() reports these
+                errors here.
         """
         return Preconditioned(*self._core.result())
 
 
 class Worker:
-    """One rank of one session. Made by Session.join. Thread-safe; steps may overlap as far as the lease allows.
+    """One rank of one session, made by Session.join. Thread-safe. Steps may overlap as far as the lease allows.
 
-    Steps count from 0. Layers are places in spec.layers. Ctrl-C in a call that waits, other than a future's, ends the
-    worker: join again to go on. Unusable in a forked child (ForkError).
+    Steps count from 0. A layer is given as its index in spec.layers. Ctrl-C in a waiting call, except in a future's,
+    ends the worker: join again to go on. Calls raise ForkError in a forked child.
+
+    Attributes:
+        spec: The session's description, with all defaults filled in.
+        rank: This worker's rank.
     """
 
     def __init__(self, core: _core.Worker) -> None:
@@ -119,136 +132,176 @@ class Worker:
 
     @property
     def epoch(self) -> int:
-        """Rises whenever a process takes a rank or a layer moves."""
+        """Version of the session's membership. It grows when a process takes a rank or a layer moves to another
+        shard."""
         return self._core.epoch()
 
     @property
     def rollback_step(self) -> Optional[int]:
-        """The step that the job had gone back to when this worker joined: factors stayed as they were, with updates of later
-        steps. None: it never has."""
+        """The step to which the job had rolled back when this worker joined; None if it never has. A rollback leaves
+        the factors as they are, with the updates of later steps."""
         return self._core.rollback_step()
 
     def mode(self, step: int) -> str:
-        """"SECOND_ORDER" or "FIRST_ORDER", of a step up to the lease's end."""
+        """Returns the mode of a step up to the lease's end: "SECOND_ORDER" or "FIRST_ORDER"."""
         return self._core.mode_of(step)
 
     def needs_statistics(self, step: int, layer: int) -> bool:
-        """Whether to send_statistics, or abstain_statistics, of the layer at this step. NotFoundError: no such layer."""
+        """Returns whether to call send_statistics or abstain_statistics for the layer at this step. Raises
+        NotFoundError if the session has no such layer."""
         return self._core.needs_statistics(step, layer)
 
     def sends_gradient(self, layer: int) -> bool:
-        """DELEGATE: when this rank sends the layer; otherwise always. NotFoundError: no such layer."""
+        """Returns whether this rank sends the layer's gradient: in DELEGATE one rank does, otherwise all. Raises
+        NotFoundError if the session has no such layer."""
         return self._core.sends_gradient(layer)
 
     def compute_statistics(self, step: int, layer: int, side: str, rows: np.ndarray, row_scale: float = 1.0) -> np.ndarray:
-        """One side's statistics of this rank's rows; see precondor.compute_statistics."""
+        """Computes one side's statistics of this rank's rows; see precondor.compute_statistics."""
         return self._core.statistics(step, layer, side, rows, row_scale)
 
     def sketch_signs(self, step: int, layer: int, side: str, first_row: int, rows: int) -> np.ndarray:
-        """The signs of SIGNED, f32 [k, rows] of +1 and -1, of this rank's rows first_row, first_row + 1 ...: for who makes
-        the sketches elsewhere, or a part of the rows at a time; docs/math/statistics.md has the formula."""
+        """Returns the signs of SIGNED, f32 [k, rows] of +1 and -1, for `rows` of this rank's rows from `first_row` on.
+        For callers that compute the sketches themselves, or from a part of the rows at a time; docs/math/statistics.md
+        has the formula."""
         return self._core.sketch_signs(step, layer, side, first_row, rows)
 
     def sketch_sums(self, step: int, layer: int, side: str, first_row: int, rows: np.ndarray, ones: bool = False) -> np.ndarray:
-        """The sums of SIGNED before they are scaled, f32 [k, d], of a part of this rank's rows [n, d]: those from first_row on.
-        ones: each row ends in a 1 more, which it does not have yet; [k, d + 1]."""
+        """Returns the unscaled sums of SIGNED, f32 [k, d], for a part `rows` [n, d] of this rank's rows, which begins
+        at row `first_row`. With `ones` a 1 is appended to each row, and the result is [k, d + 1]."""
         return self._core.sketch_sums(step, layer, side, first_row, rows, ones)
 
     def send_statistics(self, step: int, layer: int, a: np.ndarray, g: np.ndarray, samples: int) -> None:
-        """Sends the statistics of one layer's inputs and output gradients at a statistic step; copied when it returns.
+        """Sends the statistics of one layer at a statistic step. The arrays are copied before this returns. flush()
+        raises what the server refuses later.
 
-        a: [k, d_in], g: [k, d_out], as compute_statistics made them. samples: rows of this rank.
+        Args:
+            step: The step.
+            layer: Index of the layer.
+            a: Statistics of the inputs, [k, d_in], from compute_statistics.
+            g: Statistics of the output gradients, [k, d_out], from compute_statistics.
+            samples: Number of this rank's rows.
 
         Raises:
-            InvalidArgumentError: a shape. FailedPreconditionError: not a statistic step. NotFoundError: no such layer.
-            What the server refuses surfaces in flush().
+            InvalidArgumentError: A wrong shape.
+            FailedPreconditionError: Not a statistic step.
+            NotFoundError: No such layer.
         """
         self._core.send_statistics(step, layer, a, g, samples)
 
     def abstain_statistics(self, step: int, layer: int) -> None:
-        """Takes part in the statistic step without any (skipped AMP step, unused layer)."""
+        """Takes part in a statistic step without statistics (skipped AMP step, unused layer)."""
         self._core.abstain_statistics(step, layer)
 
     def precondition(self, step: int, layer: int, gradient: np.ndarray, samples: int,
                      out: Optional[np.ndarray] = None) -> Future:
-        """Sends gradient [d_out, d_in] and returns the future of the preconditioned one, f32 [d_out, d_in].
+        """Sends a gradient and returns the future of the preconditioned one.
 
-        An f32 gradient whose rows have no gaps is sent from where it lies: do not write to it until the future is ready.
-        Others are converted first. `out`: where to write, f32; may be the gradient itself. samples: its weight in DIRECT.
-        A gradient that is not finite is answered "SKIP".
+        An f32 gradient whose rows have no gaps is sent from the array's own memory: do not write to it until the future
+        is ready. Other arrays are converted first. A gradient that is not finite is answered "SKIP". The future raises
+        all errors except those below.
+
+        Args:
+            step: The step.
+            layer: Index of the layer.
+            gradient: [d_out, d_in], real numbers.
+            samples: Weight of the gradient in DIRECT.
+            out: f32 [d_out, d_in] for the answer, which may be `gradient` itself. None: a new array.
 
         Raises:
-            InvalidArgumentError: no matrix of real numbers, or an `out` that cannot be written in place.
-            All else is the future's to raise.
+            InvalidArgumentError: `gradient` is no matrix of real numbers, or `out` cannot be written in place.
         """
         return Future(self._core.precondition(step, layer, gradient, out, samples))
 
     def precondition_on_device(self, step: int, layer: int, gradient: Any, samples: int, *, device: int = 0,
                                stream: int = 0) -> Future:
-        """As `precondition`, for a matrix in the memory of a CUDA device, which the preconditioned one replaces.
+        """Does what precondition does for a matrix in the memory of a CUDA device, and replaces it by the answer.
 
-        gradient: f32 [d_out, d_in] with `__cuda_array_interface__`, as torch's and CuPy's have; `device` as CUDA counts,
-        `stream` the cudaStream_t whose work makes it (`torch.cuda.current_stream().cuda_stream`). Needs
-        libprecondor-cuda.so (docs/cuda.md). To a shard on the same host and device it need not leave the device.
+        Requires libprecondor-cuda.so (docs/cuda.md). If the shard is on this host and device, the gradient can stay on
+        the device. The future raises all errors except those below.
+
+        Args:
+            step: The step.
+            layer: Index of the layer.
+            gradient: f32 [d_out, d_in] with `__cuda_array_interface__`, as torch's and CuPy's arrays have.
+            samples: Weight of the gradient in DIRECT.
+            device: Number of the CUDA device in this process.
+            stream: The cudaStream_t whose work produces the gradient (`torch.cuda.current_stream().cuda_stream`).
 
         Raises:
-            InvalidArgumentError: no such matrix.
-            All else is the future's to raise.
+            InvalidArgumentError: `gradient` is no f32 matrix on a device.
         """
         return Future(self._core.precondition_on_device(step, layer, gradient, samples, device, stream))
 
     def device_plane(self) -> Dict[str, Any]:
-        """How many such gradients stayed on the device ("in_ring"), or went "over_socket", and the last one's "reason"."""
+        """Returns how many gradients in device memory stayed there ("in_ring") or were copied to the host
+        ("over_socket"), and the "reason" of the last copy."""
         return self._core.device_plane()
 
     def device_plane_status(self, layer: int, device: int = 0) -> str:
-        """Empty while the layer's gradients in this device's memory may stay there, or until that is known; otherwise why they
-        go through the host, for as long as the connection to the shard lasts. NotFoundError: no such layer."""
+        """Returns "" if the layer's gradients in this device's memory may stay there, or if that is not known yet;
+        otherwise the reason why they go through the host while the connection to the shard lasts. Raises NotFoundError
+        if the session has no such layer."""
         return self._core.device_plane_status(layer, device)
 
     def data_plane_status(self) -> str:
-        """Empty while gradients go the way of spec.data_plane, or wait for it. Otherwise, with "COLLECTIVE", why those of some
-        shard go over gRPC until the next epoch."""
+        """Returns "" while gradients travel as spec.data_plane says, or wait to do so; otherwise (only with
+        "COLLECTIVE") the reason why gradients of at least one shard go over gRPC until the next epoch."""
         return self._core.data_plane_status()
 
     def abstain_gradient(self, step: int, layer: int) -> Future:
-        """This rank has no gradient: the answer of every rank is "SKIP"."""
+        """Abstains from the step's gradient, so that every rank's answer is "SKIP". Returns the future of the
+        answer."""
         return Future(self._core.abstain_gradient(step, layer))
 
     def factors_checksum(self, layer: int) -> int:
-        """In REPLAY and PULL_FACTORS: the same on all ranks whose factors of the layer are the same, bit for bit. Compare it
-        at the same step on all ranks; it waits for the updates of what this rank has sent.
+        """Returns a checksum of the layer's factors in REPLAY and PULL_FACTORS, which is equal on ranks whose factors
+        are bitwise equal.
+
+        Waits for the updates of the statistics that this rank has sent. Compare the values of all ranks at one step.
 
         Raises:
-            FailedPreconditionError: another exchange. NotFoundError: no such layer. DeadlineExceededError: result_timeout.
+            FailedPreconditionError: The session has another exchange.
+            NotFoundError: No such layer.
+            DeadlineExceededError: The updates did not arrive within result_timeout.
         """
         return self._core.factors_checksum(layer)
 
     def flush(self) -> None:
-        """Waits until everything sent is acknowledged; raises the first refusal of statistics since the last flush."""
+        """Waits until all contributions are acknowledged. Raises the first refusal of statistics since the last
+        flush."""
         self._core.flush()
 
     def report_step(self, step: int, loss: float, samples: int, learning_rate: float, finite: bool = True) -> StepDirective:
-        """Reports a finished step, in order of steps, and waits until the next one may be started.
+        """Reports a finished step, in order of steps, and waits until the next one may start.
+
+        Args:
+            step: The finished step.
+            loss: This rank's loss, a mean over `samples`.
+            samples: Weight of the loss.
+            learning_rate: The step's learning rate.
+            finite: False if the step was skipped because of values that are not finite.
 
         Raises:
-            AbortedError: the job rolled back to an earlier step, which the message names.
-            DeadlineExceededError: the coordinator was gone for lease_timeout at the end of the lease.
+            AbortedError: The job rolled back to an earlier step, which the message names.
+            DeadlineExceededError: The coordinator was unreachable for lease_timeout at the end of the lease.
         """
         return StepDirective(*self._core.report_step(step, loss, samples, finite, learning_rate))
 
     def metrics(self) -> Dict[str, int]:
-        """Payload and frame bytes since the worker joined: statistics_bytes and gradient_bytes out, result_bytes in,
-        overhead_bytes (headers, acknowledgements, control) both ways; plane_bytes, the part of gradient_bytes and
-        result_bytes that went over communicators (SessionSpec.data_plane); reconnects."""
+        """Returns counters since the worker joined, in bytes: statistics_bytes and gradient_bytes (payload sent),
+        result_bytes (payload received), overhead_bytes (headers, acknowledgements and control calls, both ways), and
+        plane_bytes (the part of gradient_bytes and result_bytes that communicators carried; SessionSpec.data_plane);
+        and the number of reconnects."""
         return self._core.traffic()
 
     def leave(self) -> None:
-        """Gives the rank back; flush() first. Then close()."""
+        """Gives the rank back to the coordinator. Call flush() before and close() after it."""
         self._core.leave()
 
     def close(self) -> None:
-        """Ends all calls and futures with CancelledError and closes the connections; the rank is not given back."""
+        """Closes the connections. Waiting calls and unanswered futures end with CancelledError. The rank is not given
+        back."""
         self._core.close()
 
     def __enter__(self) -> "Worker":
@@ -259,47 +312,64 @@ class Worker:
 
 
 class Session:
-    """An open session. Made by Client.open_session."""
+    """An open session, made by Client.open_session.
+
+    Attributes:
+        name: Name of the session.
+        created: True if this call of open_session created the session, False if it existed with an equal description.
+    """
 
     def __init__(self, client: "Client", name: str, created: bool) -> None:
         self._client = client
         self.name = name
-        self.created = created  # by this call; False: it was there with the same description
+        self.created = created
 
     def join(self, rank: int = 0, first_step: int = 0, incarnation: int = 0) -> Worker:
-        """Takes the rank's place and waits until every rank has joined.
+        """Takes a rank and waits until every rank has joined.
 
-        first_step: that this process begins with, or goes on from after a checkpoint. incarnation: of processes that
-        take the same rank the one with the higher has it; 0: the time.
+        Args:
+            rank: The rank.
+            first_step: First step of this process: 0, or the step of its checkpoint.
+            incarnation: Number of the process that takes the rank; the process with the highest number has the rank. 0
+                means the current time.
 
         Raises:
-            DeadlineExceededError: some rank did not join within join_timeout.
-            AbortedError: the job has just gone back to a step before first_step; begin with the one that is named.
-            NotFoundError: the session is gone, or has no such rank.
-            PermissionDeniedError: it is another job's (docs/security.md).
+            DeadlineExceededError: A rank did not join within join_timeout.
+            AbortedError: The job has just rolled back to a step before first_step, which the message names; begin with
+                that step.
+            NotFoundError: The session was closed, or has no such rank.
+            PermissionDeniedError: The session belongs to another job (docs/security.md).
         """
         return self._client.join(self.name, rank, first_step, incarnation)
 
     def close(self) -> bool:
-        """Ends the session for all; the servers forget its factors. False: there was none."""
+        """Ends the session for all ranks and frees its factors on the servers. Returns False if it did not exist."""
         return self._client.close_session(self.name)
 
 
 class Client:
-    """Control calls of one process, to the coordinator at `address` (host:port, or unix:/path/to/socket). Thread-safe.
+    """Makes the control calls of one process to a coordinator. Thread-safe.
 
-    Timeouts are in seconds: connect_timeout for a server's first answer, rpc_timeout of one control call, result_timeout
-    from a gradient's submission to its answer, join_timeout until all ranks are in, lease_timeout that a step waits for
-    a coordinator at the end of its lease. plane_device is the CUDA device of its own that a worker of this client has in
-    communicators of NCCL (docs/collective.md). security is of all connections, those to shards too. traceparent is the W3C
-    Trace Context of what this client works for (docs/monitoring.md); without one the client begins a trace of its own.
+    Ctrl-C in a waiting call ends the client. In a forked child, the parent's clients and any new client raise
+    ForkError.
 
-    Ctrl-C in a call that waits ends the client. Unusable in a forked child, as is any new one there (ForkError).
+    Args:
+        address: The coordinator's: host:port, or unix:/path/to/socket.
+        connect_timeout: Seconds until a server's first answer.
+        rpc_timeout: Seconds for one control call.
+        result_timeout: Seconds from a gradient's submission to its answer.
+        join_timeout: Seconds until all ranks have joined.
+        lease_timeout: Seconds that a step waits for the coordinator at the end of the lease.
+        plane_device: CUDA device of this client's worker in NCCL communicators (docs/collective.md).
+        security: Files for all connections, also those to shards.
+        traceparent: W3C Trace Context that the client sends (docs/monitoring.md). Empty: the client begins its own
+            trace.
 
     Raises:
-        UnavailableError: no server answers within connect_timeout. FailedPreconditionError: it is a shard, not a coordinator.
-        UnimplementedError: what answers is no Precondor server, or one of another version.
-        UnauthenticatedError, PermissionDeniedError: the server does not know this client, or gives it another role.
+        UnavailableError: No server answers within connect_timeout.
+        FailedPreconditionError: The server is a shard and not a coordinator, or is of an incompatible release.
+        UnimplementedError: The process at the address is no Precondor server, or one of another version.
+        UnauthenticatedError, PermissionDeniedError: The server does not know this client, or gives it another role.
     """
 
     def __init__(self, address: str, *, connect_timeout: float = 10.0, rpc_timeout: float = 30.0,
@@ -312,25 +382,28 @@ class Client:
         self._core.wait_for_server()
 
     def open_session(self, spec: SessionSpec) -> Session:
-        """Opens the session, or finds it open with the same description.
+        """Opens the session, or finds it open with an equal description.
 
         Raises:
-            InvalidArgumentError: names the field, what was expected and what came.
-            FailedPreconditionError: reason "SPEC_MISMATCH": there is one of this name that differs in the named field.
-            UnimplementedError, ResourceExhaustedError: the servers cannot do it, or have no room.
+            InvalidArgumentError: A field is invalid; the message has the field, the accepted values and the actual
+                value.
+            FailedPreconditionError: Reason "SPEC_MISMATCH": a session of this name differs in the field that the
+                message names.
+            UnimplementedError, ResourceExhaustedError: The servers do not support it, or have no room.
         """
         return Session(self, spec.name, self._core.open_session(_session.to_dict(spec)))
 
     def join(self, session: str, rank: int = 0, first_step: int = 0, incarnation: int = 0) -> Worker:
-        """Session.join, of a session that another process has opened. The worker may outlive the client."""
+        """Does what Session.join does, for a session that another process has opened. The worker may outlive the
+        client."""
         return Worker(self._core.join(session, rank, incarnation, first_step))
 
     def close_session(self, name: str) -> bool:
-        """Ends the session for all; the servers forget its factors. False: there was none."""
+        """Ends the session for all ranks and frees its factors on the servers. Returns False if it did not exist."""
         return self._core.close_session(name)
 
     def close(self) -> None:
-        """Ends all calls with CancelledError. Workers go on."""
+        """Ends waiting calls with CancelledError. Does not affect workers."""
         self._core.close()
 
     def __enter__(self) -> "Client":
@@ -342,20 +415,30 @@ class Client:
 
 def compute_statistics(spec: SessionSpec, rows: np.ndarray, *, step: int, layer: int, side: str, rank: int = 0,
                        row_scale: float = 1.0) -> np.ndarray:
-    """One side's statistics of one rank's rows [n, d], n >= 1, for Worker.send_statistics. Pure; docs/math/statistics.md.
+    """Computes one side's statistics of one rank's rows, for Worker.send_statistics. A pure function;
+    docs/math/statistics.md has the formulas.
 
-    side: "input" (d = d_in; with has_bias the rows end in a 1) or "output" (d = d_out: gradients of the outputs).
-    row_scale: 1 for inputs; for output gradients of a loss that is a mean over rows, the number of rows.
-    Returns f32 [k, d] with k = 1 for means and the rank's sketches for SIGNED; for COVARIANCE [n, d], or the packed
-    lower triangle [1, d (d + 1) / 2] where that is smaller.
+    Args:
+        spec: The session's description.
+        rows: [n, d], n >= 1.
+        step: The step.
+        layer: Index of the layer.
+        side: "input" (d = d_in; with has_bias the rows end in a 1) or "output" (d = d_out; gradients of the outputs).
+        rank: The rank.
+        row_scale: 1 for inputs. For output gradients of a loss that is a mean over rows, the number of rows.
+
+    Returns:
+        f32 [k, d] with k = 1 for means and the rank's number of sketches for SIGNED. For COVARIANCE [n, d], or the
+        packed lower triangle [1, d (d + 1) / 2] if that is smaller.
 
     Raises:
-        InvalidArgumentError: rows of another shape, or another side. NotFoundError: no such layer.
+        InvalidArgumentError: rows have another shape, or side another value.
+        NotFoundError: No such layer.
     """
     return _core.compute_statistics(_session.to_dict(spec), rank, step, layer, side, rows, row_scale)
 
 
 def kl_clip_scale(inner_products: Union[Sequence[float], np.ndarray], learning_rate: float, clip: float) -> float:
-    """By how much the method option scaling KL_CLIP has all PRECONDITIONED answers of a step multiplied:
-    min(1, sqrt(clip / (learning_rate^2 |sum of inner products|))); 1 when the sum is 0, 0 when it is no number."""
+    """Returns the factor by which scaling KL_CLIP (a method option) multiplies all PRECONDITIONED answers of a step:
+    min(1, sqrt(clip / (learning_rate^2 |sum of inner products|))); 1 if the sum is 0, 0 if it is not a number."""
     return _core.kl_clip_scale(inner_products, learning_rate, clip)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One class of exceptions, and what to do about each."""
+"""Exceptions of the package, and advice for each."""
 
 from __future__ import annotations
 
 
 class PrecondorError(Exception):
-    """A call that failed. `str(error)` says what was wrong, which key, what was expected and what came, and what to do.
+    """A call that failed. `str(error)` has the message and the advice.
 
     Attributes:
-        code: the status, e.g. "UNAVAILABLE"; each has a subclass.
-        reason: what exactly, e.g. "SPEC_MISMATCH"; "UNSPECIFIED" where the code says it all.
-        message: without the advice.
-        advice: what to do; may be empty.
+        code: Name of the status code, e.g. "UNAVAILABLE". Each code has a subclass.
+        reason: ErrorReason, e.g. "SPEC_MISMATCH"; "UNSPECIFIED" if the code says enough.
+        message: What failed, with the key, the expected and the actual value; without the advice.
+        advice: What to do; may be empty.
     """
 
     def __init__(self, message: str, code: str = "UNKNOWN", reason: str = "UNSPECIFIED", advice: str = "") -> None:
@@ -23,7 +23,7 @@ class PrecondorError(Exception):
 
 
 class InvalidArgumentError(PrecondorError, ValueError):
-    """Malformed: a shape, a type, an option. Nothing was changed."""
+    """An invalid argument: a shape, a type or an option. Nothing was changed."""
 
 
 class NotFoundError(PrecondorError, LookupError):
@@ -31,7 +31,8 @@ class NotFoundError(PrecondorError, LookupError):
 
 
 class FailedPreconditionError(PrecondorError):
-    """Not in this state: another description of the session, a step too early, something closed."""
+    """The call is not possible in this state: another description of the session, a step too early, or a closed
+    object."""
 
 
 class AbortedError(PrecondorError):
@@ -39,15 +40,15 @@ class AbortedError(PrecondorError):
 
 
 class ResourceExhaustedError(PrecondorError):
-    """The servers have no room for the session, or not for so much at once."""
+    """The servers have no room for the session, or for so many requests at a time."""
 
 
 class UnavailableError(PrecondorError, ConnectionError):
-    """No server answers at the address, or the server is going down."""
+    """No server answers at the address, or the server is shutting down."""
 
 
 class DeadlineExceededError(PrecondorError, TimeoutError):
-    """Not within the time that the client allows for it."""
+    """The call took longer than the client's time-out for it."""
 
 
 class DataLossError(PrecondorError):
@@ -59,19 +60,19 @@ class UnimplementedError(PrecondorError, NotImplementedError):
 
 
 class UnauthenticatedError(PrecondorError):
-    """The server does not know this client: no token or certificate that it lists came with the call."""
+    """The server does not know this client: the call had no token or certificate that the server lists."""
 
 
 class PermissionDeniedError(PrecondorError):
-    """The server knows this client, which has another role than the call requires."""
+    """The server knows this client, but the client's role does not permit the call."""
 
 
 class InternalError(PrecondorError):
-    """A bug of ours, or a device's failure."""
+    """A bug of Precondor, or a failure of a device."""
 
 
 class CancelledError(PrecondorError):
-    """The worker or client was closed, or Ctrl-C ended a call of it, on this or another thread."""
+    """The worker or client was closed, or Ctrl-C ended one of its calls, on this or another thread."""
 
 
 class ForkError(PrecondorError, RuntimeError):
@@ -119,13 +120,13 @@ _ADVICE_OF_CODE = {
 
 
 def from_status(code: str, reason: str, message: str) -> PrecondorError:
-    """The exception for a status of the C++ client."""
+    """Returns the exception for a status of the C++ client."""
     advice = _ADVICE_OF_REASON.get(reason) or _ADVICE_OF_CODE.get(code, "")
     return _CLASSES.get(code, PrecondorError)(message, code, reason, advice)
 
 
 def fork_error(owner: int, here: int) -> ForkError:
-    """The exception for process `here`, forked from `owner`, which had a client."""
+    """Returns the exception for process `here`, forked from `owner`, which had a client."""
     return ForkError(
         f"process {here} was forked from process {owner}, which has a precondor client, and a fork has none of its threads",
         "FAILED_PRECONDITION", "UNSPECIFIED",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods that a user gives to layers by patterns of their names, whatever the framework."""
+"""Methods that a user assigns to layers by patterns of their names, in any framework."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def as_method(method: Union[Method, str]) -> Method:
 
 
 def statistics_of(method: Method, statistics: str) -> str:
-    """`statistics`, or where that is empty what the method wants."""
+    """Returns `statistics`, or the method's default if that is empty."""
     return statistics or traits_of(method).default_statistics
 
 
 def expect_whole_updates(what: str, method: Method) -> None:
-    """InvalidArgumentError for a method that takes statistics, or whose answers an optimizer has yet to turn into updates."""
+    """Raises InvalidArgumentError for a method whose answers are not whole updates, or that takes statistics."""
     if traits_of(method).whole_updates:
         return
     whole = ", ".join(name for name, traits in METHODS.items() if traits.whole_updates)
@@ -37,8 +37,8 @@ def compile_pattern(what: str, pattern: str) -> "re.Pattern[str]":
 
 def by_pattern(layers: Sequence[Optional[Layer]], methods: Mapping[str, Union[Method, str]],
                statistics: str) -> Tuple[LayerMethod, ...]:
-    """SessionSpec.layer_methods: a layer has the method of the first pattern that matches its whole name; None: no pattern is
-    for the layer at this place."""
+    """Returns SessionSpec.layer_methods. A layer has the method of the first pattern that matches its whole name. A
+    None in `layers` is an index that no pattern may match."""
     places: Dict[str, List[int]] = {pattern: [] for pattern in methods}
     for pattern in methods:
         matching = compile_pattern("layer_methods", pattern).fullmatch

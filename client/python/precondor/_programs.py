@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs that the package brings: the commands of its installation run them."""
+"""Runs the programs that are part of the package. The installed commands call these functions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ._errors import UnavailableError
 
 
 def path_of(name: str) -> str:
-    """Where the program is.
+    """Returns the path of a program of the package.
 
     Raises:
-        UnavailableError: this installation has none; one from a wheel has.
+        UnavailableError: This installation has no programs; one from a wheel has them.
     """
     program = pathlib.Path(__file__).absolute().parent / "bin" / name
     if not program.is_file():
         raise UnavailableError(f"{name}: expected it in {program.parent}, where this installation of precondor has no programs",
                                "UNAVAILABLE", advice="Install the package from a wheel")
-    if not os.access(program, os.X_OK):  # an installer that keeps no modes
+    if not os.access(program, os.X_OK):  # some installers keep no file modes
         program.chmod(0o755)
     return str(program)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session is: the fields of kernels/base/session_spec.h, as values."""
+"""Description of a session as Python values, with the fields of kernels/base/session_spec.h."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, Sequence, Union
 from . import _core
 from ._errors import InvalidArgumentError
 
-# By name, in the order of the core's table.
+# Methods by name, in the order of the C++ library.
 METHODS: Dict[str, _core.MethodTraits] = {traits.name: traits for traits in _core.known_methods()}
 
 Option = Union[bool, int, float, str]
@@ -17,10 +17,15 @@ Option = Union[bool, int, float, str]
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One weight matrix [d_out, d_in]. With has_bias the last of its d_in columns is the folded bias.
+    """One weight matrix [d_out, d_in].
 
-    shape: the dimensions of the tensor that it is, of which its elements are the same row-major sequence, for methods
-    with a factor for each; empty: [d_out, d_in].
+    Attributes:
+        name: Unique in the session.
+        d_out: Number of rows.
+        d_in: Number of columns.
+        has_bias: The last column is the folded bias.
+        shape: Dimensions of the tensor from which the matrix is made, with its elements in row-major order; for methods
+            with a factor for each dimension. Empty: [d_out, d_in].
     """
 
     name: str
@@ -32,7 +37,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A method by name, with options; what is left out has its default. docs/methods has them."""
+    """A method by name, with options. An absent option has the method's default; docs/methods lists all options."""
 
     name: str = "mkor"
     options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
@@ -40,7 +45,7 @@ class Method:
 
 @dataclasses.dataclass(frozen=True)
 class LayerMethod:
-    """Layers, by their places in the session, that have a method and statistics of their own."""
+    """Layers, by their indexes in the session, with a method and statistics of their own."""
 
     method: Method
     layers: Sequence[int]
@@ -49,23 +54,27 @@ class LayerMethod:
 
 @dataclasses.dataclass(frozen=True)
 class SessionSpec:
-    """A session's description. All ranks open it with the same one.
+    """A session's description. All ranks open the session with equal descriptions.
 
-    name: unique on a coordinator, [A-Za-z0-9._-]{1,128}.
-    layers: in an order that all ranks share; calls name a layer by its place.
-    method: of all layers but those of layer_methods; a name stands for a Method of defaults.
-    world_size: ranks. seed: keys every random choice.
-    exchange: "DIRECT" (every rank sends every gradient, the server averages), "DELEGATE" (the job has averaged, rank
-        layer % world_size sends), or "REPLAY" or "PULL_FACTORS" (the job has averaged, and every rank preconditions the
-        average itself: the server returns what statistics add to the factors, or the factors).
-    statistics: "SIGNED" (sketches: vectors a rank, 0 for ceil(16 / world_size)), "MEAN", "PER_WORKER_MEAN", "COVARIANCE".
-    inv_freq, warmup_steps: statistics are sent at steps below warmup_steps and at multiples of inv_freq.
-    staleness_steps: 0 to use a step's own statistics for it, 1 for those before it.
-    statistics_dtype, gradient_dtype: on the wire; "f32", "f16", "bf16".
-    fallback: options of the fallback to first order, e.g. {"policy": "LOSS_RATE"}; docs/methods/mkor_h.md.
-    on_shard_loss: "WAIT" or "DEGRADE".
-    data_plane: "GRPC", or "COLLECTIVE" to have gradients summed on their way (docs/collective.md): in exchange DIRECT,
-        for gradients in f32, with all ranks and shards on one host.
+    Attributes:
+        name: Unique on a coordinator, [A-Za-z0-9._-]{1,128}.
+        layers: In an order that all ranks share. Calls identify a layer by its index.
+        method: Method of all layers except those of layer_methods. A name means that method with its defaults.
+        world_size: Number of ranks.
+        seed: Seed of every random choice.
+        exchange: "DIRECT" (every rank sends every gradient, and the server averages them), "DELEGATE" (the job has
+            averaged, and rank layer % world_size sends), or "REPLAY" or "PULL_FACTORS" (the job has averaged, and every
+            rank preconditions the average itself: the server returns the vectors of each update, or the factors).
+        statistics: "SIGNED" (sketches), "MEAN", "PER_WORKER_MEAN" or "COVARIANCE".
+        sketches: Number of SIGNED vectors of a rank; 0 means ceil(16 / world_size).
+        inv_freq, warmup_steps: Statistics are sent at steps below warmup_steps and at multiples of inv_freq.
+        staleness_steps: 0: a step's gradient uses the step's own statistics. 1: it uses those of earlier steps.
+        statistics_dtype, gradient_dtype: Types on the wire: "f32", "f16" or "bf16".
+        fallback: Options of the fallback to first order, e.g. {"policy": "LOSS_RATE"}; docs/methods/mkor_h.md.
+        on_shard_loss: "WAIT" (for the shard) or "DEGRADE" (its layers move to other shards).
+        layer_methods: Layers with another method or other statistics.
+        data_plane: "GRPC", or "COLLECTIVE" to sum gradients over communicators (docs/collective.md); for exchange
+            DIRECT and gradients in f32.
     """
 
     name: str
@@ -88,7 +97,8 @@ class SessionSpec:
 
 
 def traits_of(method: Union[Method, str]) -> _core.MethodTraits:
-    """What the method is like, whatever its options. InvalidArgumentError: no method has this name."""
+    """Returns the traits of a method, which do not depend on its options. Raises InvalidArgumentError for an unknown
+    name."""
     name = method if isinstance(method, str) else method.name
     if name not in METHODS:
         raise InvalidArgumentError(f"method: expected one of {', '.join(METHODS)}, got {name!r}", "INVALID_ARGUMENT")
@@ -102,7 +112,7 @@ def _method_dict(method: Union[Method, str]) -> Dict[str, Any]:
 
 
 def to_dict(spec: SessionSpec) -> Dict[str, Any]:
-    """What _core takes."""
+    """Converts a description to the form that _core takes."""
     fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
     fields["layers"] = [{**dataclasses.asdict(layer), "shape": list(layer.shape)} for layer in spec.layers]
     fields["method"] = _method_dict(spec.method)
@@ -115,7 +125,7 @@ def to_dict(spec: SessionSpec) -> Dict[str, Any]:
 
 
 def from_dict(fields: Mapping[str, Any]) -> SessionSpec:
-    """What _core gives."""
+    """Converts a description from the form that _core returns."""
     exceptions = tuple(LayerMethod(Method(**one["method"]), tuple(one["layers"]), one["statistics"])
                        for one in fields["layer_methods"])
     layers = tuple(Layer(**{**layer, "shape": tuple(layer["shape"])}) for layer in fields["layers"])

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of other libraries' preconditioners as those of Precondor's. docs/pytorch.md says what still differs.
+"""Converts arguments of other libraries' preconditioners to those of Precondor. docs/pytorch.md lists the remaining
+differences.
 
-Each function takes the arguments of the library's constructor by their names there and returns keyword arguments::
+Each function takes the arguments of the library's constructor by their names and returns keyword arguments::
 
     pre = Preconditioner(model, address, session="run-7", **migrate.kaisa(model, rows=64, damping=0.003, inv_update_steps=10))
 
-An argument that stands for something else here, or that the servers cannot follow, raises InvalidArgumentError, which says
-why and what to do; so does a name that the library does not have. Arguments that only say where and how the library computes
-are taken and do nothing. What is left out has the library's default, not Precondor's, learning rates apart. Modules that the
-library does not know are left to the optimizer.
+An argument with another meaning here, or that the servers do not support, raises InvalidArgumentError, which has the
+reason and what to do; so does a name that the library does not have. Arguments that only choose where and how the
+library computes are accepted and ignored. An absent argument has the library's default and not Precondor's, except for
+learning rates. Modules that the library does not know are left to the optimizer.
 """
 
 from __future__ import annotations
@@ -31,12 +32,21 @@ _SCALER = "Give it to each step: pre.step(loss, scaler=scaler)"
 
 
 def kaisa(model: "nn.Module", *, rows: int, **arguments: Any) -> Dict[str, Any]:
-    """Of kfac-pytorch's KFACPreconditioner, for precondor.torch.Preconditioner.
+    """Converts arguments of kfac-pytorch's KFACPreconditioner for precondor.torch.Preconditioner.
 
-    rows: over which a rank's loss is a mean, mostly its batch (of a language model: its tokens). Gradients of such a mean are
-        1/rows of the rows' own; kfac-pytorch's factors are made of these, and its damping is tuned for them. One number stands for
-        all layers: it is exact for linear layers that see `rows` rows.
-    Warns of convolutions, whose factors kfac-pytorch divides by the square of their positions: their damping has to be tuned anew.
+    Warns of convolutions: kfac-pytorch divides their factors by the square of their positions, so their damping has to
+    be tuned again.
+
+    Args:
+        model: The model.
+        rows: Number of rows over which a rank's loss is a mean, usually its batch (for a language model its tokens).
+            Gradients of this mean are 1/rows of the rows' own. kfac-pytorch computes factors from them, and its damping
+            is tuned for these factors. The number is for all layers: it is exact for linear layers that see `rows`
+            rows.
+        **arguments: Arguments of KFACPreconditioner.
+
+    Raises:
+        InvalidArgumentError: An argument cannot be converted.
     """
     if any(type(module).__name__ == "Conv2d" for module in model.modules()):
         warnings.warn("migrate.kaisa: kfac-pytorch divides the factors of a convolution by the square of its positions, Precondor does "
@@ -45,7 +55,7 @@ def kaisa(model: "nn.Module", *, rows: int, **arguments: Any) -> Dict[str, Any]:
         "factor_update_steps": 1, "inv_update_steps": 1, "damping": 0.001, "factor_decay": 0.95, "kl_clip": 0.001,
         "compute_method": "EIGEN", "compute_eigenvalue_outer_product": True, "skip_layers": None, "grad_scaler": None,
         "factor_dtype": None, "inv_dtype": None}, does_nothing={
-        "lr",  # that of the optimizer is read
+        "lr",  # the optimizer's rate is read
         "accumulation_steps", "allreduce_bucket_cap_mb", "assignment_strategy", "colocate_factors", "grad_worker_fraction",
         "symmetry_aware", "update_factors_in_hook", "loglevel"})
     every = have.count("factor_update_steps")
@@ -70,14 +80,15 @@ def kaisa(model: "nn.Module", *, rows: int, **arguments: Any) -> Dict[str, Any]:
 
 
 def mkor(model: "nn.Module", **arguments: Any) -> Dict[str, Any]:
-    """Of the MKOR authors' optimizer, for precondor.torch.Preconditioner.
+    """Converts arguments of the MKOR authors' optimizer for precondor.torch.Preconditioner.
 
-    Its recursion is the rule REFERENCE. `method="mkor"` alone is the rule that Precondor has by default, which does better.
+    The result has their recursion (rule REFERENCE). `method="mkor"` alone has Precondor's default rule, which trains
+    better. Raises InvalidArgumentError if an argument cannot be converted.
     """
     have = _LibraryCall("mkor", arguments, {
         "inv_freq": 10, "warmup_steps": 0, "half_precision": True, "clipping_value": 100.0, "sgd_layers": (), "grad_scale": 1.0,
         "optimizer": None}, does_nothing={
-        "stat_decay", "stabilization_factor",  # it keeps .95 and .05 whatever they are
+        "stat_decay", "stabilization_factor",  # the optimizer ignores them and uses .95 and .05
         "measure_time", "backend", "grad_accum_steps"}, unknown=_OWN_OPTIMIZER)
     have.expect_none("optimizer", _OWN_OPTIMIZER)
     if have["grad_scale"] != 1.0:
@@ -90,9 +101,10 @@ def mkor(model: "nn.Module", **arguments: Any) -> Dict[str, Any]:
 
 
 def distributed_kron(**arguments: Any) -> Dict[str, Any]:
-    """Of distributed_kron's kron and scale_by_kron, for precondor.optax.scale_by_precondor.
+    """Converts arguments of distributed_kron's kron and scale_by_kron for precondor.optax.scale_by_precondor.
 
-    Of vectors and scalars kron has diagonal factors; here they have Adam, with b1.
+    kron has diagonal factors for vectors and scalars; here they have Adam, with b1. Raises InvalidArgumentError if an
+    argument cannot be converted.
     """
     have = _LibraryCall("distributed_kron", arguments, {
         "b1": 0.9, "preconditioner_update_probability": None, "max_size_triangular": 8192, "min_ndim_triangular": 2,
@@ -100,7 +112,7 @@ def distributed_kron(**arguments: Any) -> Dict[str, Any]:
         "precond_dtype": None, "scanned_layers": None, "merge_small_dims": True, "target_merged_dim_size": 4096,
         "partition_grads_into_blocks": True, "block_size": 256, "learning_rate": None, "weight_decay": 0.0,
         "weight_decay_mask": None}, does_nothing={
-        "precond_update_precision", "precond_grads_precision",  # f32 always
+        "precond_update_precision", "precond_grads_precision",  # always f32
         "lax_map_scanned_layers", "lax_map_batch_size", "params_partition_specs", "preconditioner_partition_spec"})
     have.expect_none("learning_rate", _CHAIN)
     have.expect_none("weight_decay_mask", _CHAIN)
@@ -117,14 +129,14 @@ def distributed_kron(**arguments: Any) -> Dict[str, Any]:
         "memory_save_mode": "NONE" if mode is None else have.name("memory_save_mode", ("ONE_DIAG", "ALL_DIAG")),
         "merge_small_dims": bool(have["merge_small_dims"]), "target_merged_dim_size": have["target_merged_dim_size"],
         "block_size": have["block_size"] if have["partition_grads_into_blocks"] else 0}
-    if have["preconditioner_update_probability"] is not None:  # else the schedule that both have
+    if have["preconditioner_update_probability"] is not None:  # otherwise both have the default schedule
         probability = have.number("preconditioner_update_probability")
         options.update(max_update_probability=probability, min_update_probability=probability)
     return {"method": Method("kron", options), "b1": have.number("b1")}
 
 
 class _LibraryCall:
-    """What came, and the library's defaults for the rest."""
+    """The given arguments of a library's constructor, with the library's defaults for the others."""
 
     def __init__(self, library: str, given: Mapping[str, Any], defaults: Mapping[str, Any], does_nothing: AbstractSet[str],
                  unknown: str = "") -> None:
@@ -157,7 +169,7 @@ class _LibraryCall:
         return value
 
     def name(self, name: str, names: Sequence[str]) -> str:
-        """Of an enum's value or its text, in any case."""
+        """Returns the name of an enum's value, or a text in upper case, if it is one of `names`."""
         text = str(getattr(self[name], "name", self[name])).upper()
         if text not in names:
             self.refuse(name, f"one of {', '.join(names)}", "")
@@ -173,7 +185,7 @@ class _LibraryCall:
 
 
 def _skipped_by_search(have: _LibraryCall, argument: str, model: "nn.Module") -> List[str]:
-    """Patterns of the modules whose name, or class, has a match of one of the argument's anywhere."""
+    """Returns patterns of the modules whose name or class contains a match of one of the argument's patterns."""
     skipped: List[str] = []
     for pattern in have[argument] or ():
         found = [name for name, module in _inner(model).named_modules()
@@ -185,7 +197,7 @@ def _skipped_by_search(have: _LibraryCall, argument: str, model: "nn.Module") ->
 
 
 def _names_of(have: _LibraryCall, argument: str, model: "nn.Module") -> List[str]:
-    """Patterns of modules that are given themselves."""
+    """Returns patterns of modules that are given as objects."""
     names = {id(module): name for name, module in _inner(model).named_modules()}
     for module in have[argument]:
         if id(module) not in names:
@@ -194,7 +206,8 @@ def _names_of(have: _LibraryCall, argument: str, model: "nn.Module") -> List[str
 
 
 def _not_known(model: "nn.Module", subclasses: bool) -> List[str]:
-    """Patterns of the modules with parameters of their own that are neither Linear nor Conv2d, or one of their subclasses."""
+    """Returns patterns of the modules that have parameters of their own and are neither Linear nor Conv2d (nor, with
+    `subclasses`, one of their subclasses)."""
     def known(kind: type) -> bool:
         return any(one.__name__ in ("Linear", "Conv2d") for one in (kind.__mro__ if subclasses else (kind,)))
 
@@ -203,7 +216,8 @@ def _not_known(model: "nn.Module", subclasses: bool) -> List[str]:
 
 
 def _inner(model: "nn.Module") -> "nn.Module":
-    """The model whose modules have the names that Preconditioner knows: not DistributedDataParallel's or the compiler's."""
+    """Returns the model without the wrappers of DistributedDataParallel and the compiler, whose modules have the names
+    that Preconditioner uses."""
     while True:
         inner = getattr(model, "_orig_mod", model.module if type(model).__name__ == "DistributedDataParallel" else model)
         if inner is model:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server without a second terminal: LocalServer is one of this process's own. `python -m precondor.server` runs
-precondor-server with the arguments that follow."""
+"""LocalServer, a server that belongs to this process. `python -m precondor.server` runs precondor-server with the
+arguments that follow."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Optional, Sequence
 from . import _programs
 from ._errors import UnavailableError
 
-_MOST_SOCKET_PATH = 100  # Linux takes 107 bytes
+_MOST_SOCKET_PATH = 100  # bytes; Linux accepts 107
 _POLL_S = 0.01
 
 
-# Ended with the interpreter, after whatever was imported later and uses them.
+# Open servers. They end with the interpreter, after modules imported later, which may use them.
 _open: "weakref.WeakSet[LocalServer]" = weakref.WeakSet()
 
 
@@ -34,22 +34,22 @@ atexit.register(_close_all)
 
 
 class LocalServer:
-    """A server (coordinator and one shard) for this process and others of the same user on this host, on a unix socket.
+    """A server (coordinator and one shard) on a unix socket, for this process and others of the user on this host.
 
-    It ends with close(), and with the process, however that ends: nothing is left running, after kill -9 neither. Its
-    address goes to Client and Preconditioner. After a fork the child's copy does nothing. Thread-safe but for close().
+    It ends with close(), and with the process in every case, also after kill -9. Pass its address to Client or
+    Preconditioner. In a forked child the copy does nothing. Thread-safe, except for close().
     """
 
     def __init__(self, arguments: Sequence[str] = (), *, timeout: float = 30.0) -> None:
-        """Starts it and waits until it takes calls.
+        """Starts the server and waits until it accepts calls.
 
         Args:
-            arguments: more of precondor-server's options, such as "--memory-limit=32GiB"; `python -m precondor.server
-                --help` tells them all.
-            timeout: seconds to wait.
+            arguments: Further options of precondor-server, such as "--memory-limit=32GiB"; `python -m precondor.server
+                --help` lists them.
+            timeout: Seconds to wait.
 
         Raises:
-            UnavailableError: this installation has no server, or it does not start.
+            UnavailableError: This installation has no server, or the server does not start.
         """
         program = _programs.path_of("precondor-server")
         _remove_left()
@@ -60,7 +60,7 @@ class LocalServer:
             [program, f"--listen=unix:{self._folder / 'socket'}", f"--port-file={ready}", f"--exit-with-pid={self._pid}",
              "--log-level=warning", *arguments],
             stdin=subprocess.DEVNULL,
-            start_new_session=True)  # an interrupt at the terminal is for the training
+            start_new_session=True)  # Ctrl-C at the terminal is meant for the training process
         _open.add(self)
         end = time.monotonic() + timeout
         while not ready.exists():
@@ -75,20 +75,20 @@ class LocalServer:
 
     @property
     def address(self) -> str:
-        """What Client and Preconditioner take."""
+        """Address for Client and Preconditioner."""
         return f"unix:{self._folder / 'socket'}"
 
     @property
     def pid(self) -> int:
-        """Of the server's process."""
+        """Process id of the server."""
         return self._process.pid
 
     def running(self) -> bool:
-        """Whether it takes calls still, of this process."""
+        """Returns whether the server runs and belongs to this process."""
         return self._pid == os.getpid() and self._process.poll() is None
 
     def close(self) -> None:
-        """Ends it: what is under way gets a second. The first call counts."""
+        """Ends the server; running calls get 1 s. Later calls do nothing."""
         if self._pid != os.getpid():
             return
         if self._process.poll() is None:
@@ -111,7 +111,7 @@ _shared: Optional[LocalServer] = None
 
 
 def shared() -> LocalServer:
-    """The process's own, which the first call starts, and any call where it has ended."""
+    """Returns this process's shared server. Starts one if there is none, or if it has ended."""
     global _shared
     if _shared is None or not _shared.running():
         _shared = LocalServer()
@@ -119,7 +119,7 @@ def shared() -> LocalServer:
 
 
 def _base() -> str:
-    """A folder whose path leaves room for ours."""
+    """Returns a folder whose path leaves room for a socket's path."""
     base = tempfile.gettempdir()
     return base if len(os.fsencode(base)) < _MOST_SOCKET_PATH - 50 else "/tmp"
 
