@@ -14,7 +14,8 @@
 namespace precondor {
 namespace {
 
-// A power of two near 1/d for f16: elements of J - I are at most 1, and 2^15 is f16's last but one.
+// Returns a power of two near 1/d for f16 storage, at least 2^-15: elements of J - I are at most 1, and the greatest
+// power of two in f16 is 2^15.
 double Unit(const MkorConfig& config, int64_t d) {
   if (config.storage == SymmetricStorage::kF32) return 1.0;
   return std::exp2(-std::min(15.0, std::floor(std::log2(static_cast<double>(d)))));
@@ -42,9 +43,9 @@ int64_t DeferredFactor::StateBytes(const MkorConfig& config, int64_t d) {
 }
 
 int64_t DeferredFactor::ScratchBytes(const MkorConfig& config, int64_t d, int64_t k) {
-  // An update: v scaled, u, the terms where they cannot wait at once, small products and their decomposition, what a
-  // backend lays out anew (rows and vectors padded, twice), and the copy of the state that a long step or a backend
-  // without kernels makes. An inverse: the full matrix, and as much beside it as a tile.
+  // An update: scaled v, u, the terms if they cannot be deferred at once, small products and their decomposition, the
+  // padded rows and vectors that a backend copies (twice), and the copy of the state that a step of many vectors or a
+  // backend without kernels makes. An inverse: the full matrix, and one more tile.
   const int64_t padded = TileRows(d) * kTileSide, float_bytes = static_cast<int64_t>(sizeof(float));
   const int64_t wide = std::max(k, kDeferred);
   const int64_t update =
@@ -80,7 +81,8 @@ absl::Status DeferredFactor::Prepare(ConstMatrixView vectors, absl::Span<const d
   return ShermanMorrison(vectors, VectorScale(config_, d_, vectors.rows, mean_square, next_));
 }
 
-// One product with J, whose terms can wait beside M: nothing that it asks decides how it goes on.
+// Such a Prepare is one product with J whose terms fit beside M, and no result from the device decides how it
+// continues.
 bool DeferredFactor::PreparesInBatch(int64_t k) const {
   return config_.rule != UpdateRule::kPublished && k <= kDeferred && config_.ShermanMorrisonBlock(k) == k;
 }
@@ -133,7 +135,7 @@ absl::Status DeferredFactor::ShermanMorrison(ConstMatrixView vectors, double sca
       PRECONDOR_RETURN_IF_ERROR(CheckDiagonal(next_.diagonal));
       continue;
     }
-    // Where they are to wait: MultiplyStored has made room.
+    // Writes the terms beside M, where MultiplyStored has made space.
     const int64_t used = static_cast<int64_t>(next_.weights.size());
     PRECONDOR_RETURN_IF_ERROR(backend_.ShermanMorrisonTerms(Form(), scale, some, u.view(), rows().RowRange(used, block),
                                                             absl::MakeSpan(squares_)));
@@ -143,8 +145,9 @@ absl::Status DeferredFactor::ShermanMorrison(ConstMatrixView vectors, double sca
   return absl::OkStatus();
 }
 
-// Algorithm 1 of the paper, lines 5-10; several vectors of a step enter with the mean of their terms. Capping the
-// diagonal caps all elements of a positive definite J, and scaling keeps it so, which clamping elements would not.
+// Algorithm 1 of the paper, lines 5-10. If a step has several vectors, the mean of their terms is added. Capping the
+// diagonal caps all elements of a positive definite J. Scaling keeps J positive definite; clamping its elements would
+// not.
 absl::Status DeferredFactor::Published(ConstMatrixView vectors) {
   const int64_t k = vectors.rows;
   const double gamma = config_.gamma;
@@ -176,13 +179,14 @@ absl::Status DeferredFactor::MultiplyStored(ConstMatrixView v, int64_t room, Mat
   PerVector weights(next_.weights.begin(), next_.weights.end());
   for (double& weight : weights) weight /= unit_;
   double identity = next_.identity;
-  if (config_.storage == SymmetricStorage::kF16) {  // the less there is in M, the less rounding costs
+  // The smaller the elements of M, the smaller its rounding errors.
+  if (config_.storage == SymmetricStorage::kF16) {
     identity = std::accumulate(next_.diagonal.begin(), next_.diagonal.end(), 0.0) / static_cast<double>(d_);
   }
   PRECONDOR_RETURN_IF_ERROR(backend_.SymmetricUpdateMultiply(next_.scale / unit_, (next_.identity - identity) / unit_,
                                                              weights, waiting, matrix(), v, u));
   for (Scalars* scalars : {&next_, &scalars_}) {
-    // Without a next matrix the product has changed M itself, which both forms describe.
+    // Without a next matrix the product has changed M itself, which both sets of scalars describe.
     if (scalars == &scalars_ && has_next()) continue;
     scalars->identity = identity;
     scalars->scale = unit_;
@@ -257,7 +261,7 @@ absl::Status DeferredFactor::PrepareLoad(StateReader& in) {
   return in.Matrix("matrix", backend_, next_matrix_.raw());
 }
 
-// What was saved before M lay in tiles, and what a factor split over devices saves: J itself.
+// Loads the full J, as versions before the tiles and factors that are split over devices save it.
 absl::Status DeferredFactor::LoadFull(StateReader& in) {
   PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("dimension", static_cast<uint64_t>(d_)));
   PRECONDOR_RETURN_IF_ERROR(in.Number("scale").status());

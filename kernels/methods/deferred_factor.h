@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A dense factor under the rules whose updates add a few rank-1 terms: REFERENCE, BLEND, PUBLISHED.
 //   J = e I + s M + sum_i w_i r_i r_i'
-// M is symmetric, in tiles, in f32 or f16; e and s are scalars, so that no pass over M decays or blends it; at most
-// kDeferred terms wait beside it. They go into M when the next update would not fit, in the same pass in which that
-// update multiplies. The diagonal of J is kept in f64 at O(d) an update: J is positive definite, so that its largest
-// element is there. Derivation: docs/methods/mkor.md, "Dense".
+// M is symmetric, in tiles, in f32 or f16; e and s are scalars, so that decaying or blending J needs no pass over M. At
+// most kDeferred terms are deferred, that is, kept beside M. If the next update's terms would not fit, the deferred
+// terms are added to M in the pass in which that update multiplies by M. The diagonal of J is kept in f64, at O(d) per
+// update: J is positive definite, so its largest element is on the diagonal. Derivation: docs/methods/mkor.md, "Dense".
 #pragma once
 
 #include <memory>
@@ -27,7 +27,7 @@ class DeferredFactor final : public Factor {
   static absl::StatusOr<std::unique_ptr<Factor>> Make(const MkorConfig& config, int64_t d, Backend& backend);
   static int64_t StateBytes(const MkorConfig& config, int64_t d);
   static int64_t ScratchBytes(const MkorConfig& config, int64_t d, int64_t k);
-  // Of what Save wrote after "tiles"; the terms that wait and M follow. Errors: those of StateReader.
+  // Reads the scalars that Save wrote after "tiles"; the deferred terms and M follow. Errors: those of StateReader.
   static absl::StatusOr<Scalars> ReadScalars(StateReader& in, int64_t d);
 
   using Factor::Prepare;
@@ -35,8 +35,8 @@ class DeferredFactor final : public Factor {
   bool PreparesInBatch(int64_t k) const override;
   absl::Status Conclude() override;
   void Commit() override;
-  // Terms that Prepare has moved into M stay there: the J of this factor is the same, and so are the bits of what the
-  // next Prepare of as many vectors computes.
+  // Deferred terms that Prepare has added to M stay there: J is unchanged, and so are the bits that the next Prepare of
+  // as many vectors computes.
   void Abandon() override;
   absl::Status Save(StateWriter& out) const override;
   absl::Status PrepareLoad(StateReader& in) override;
@@ -48,7 +48,7 @@ class DeferredFactor final : public Factor {
 
  private:
   DeferredFactor(const MkorConfig& config, int64_t d, Backend& backend);
-  // Longer steps than kDeferred vectors cannot wait beside M; they change a copy of it.
+  // A step of more than kDeferred vectors changes a copy of M, because its terms do not fit beside M.
   bool has_next() const { return !next_matrix_.empty(); }
   SymmetricMatrix& matrix() { return has_next() ? next_matrix_ : matrix_; }
   MatrixView rows() { return has_next() ? next_rows_.view() : rows_.view(); }
@@ -56,11 +56,11 @@ class DeferredFactor final : public Factor {
   absl::Status AllocateNext();
   absl::Status ShermanMorrison(ConstMatrixView vectors, double scale);
   absl::Status Published(ConstMatrixView vectors);
-  // u = v M, after moving what waits into M where less than `room` is left beside it.
+  // Computes u = v M. First adds the deferred terms to M if there is space for fewer than `room` more.
   absl::Status MultiplyStored(ConstMatrixView v, int64_t room, MatrixView u);
   // J <- decay J + shift I.
   void Blend(double decay, double shift);
-  // J as next_ has it, for AddTheRest and Backend::ShermanMorrisonTerms.
+  // Returns the J that next_ describes, for AddTheRest and Backend::ShermanMorrisonTerms.
   SymmetricForm Form() const;
   // J <- J + sign sum_i terms_i terms_i'.
   absl::Status Append(double sign, ConstMatrixView terms);
@@ -68,17 +68,20 @@ class DeferredFactor final : public Factor {
 
   const MkorConfig config_;
   const int64_t d_;
-  const double unit_;  // s when nothing has decayed: f16 wants elements near 1, and those of J - I are near 1/d
+  // The value of s before any decay. With f16 storage, the elements of M should be near 1, and those of J - I are near
+  // 1/d.
+  const double unit_;
   Backend& backend_;
   SymmetricMatrix matrix_;
-  DeviceMatrix rows_;  // [kDeferred, d]; what Prepare appends lies behind the rows in use, which alone are read
+  // [kDeferred, d]. Prepare appends behind the rows in use, and only rows in use are read.
+  DeviceMatrix rows_;
   Scalars scalars_;
   // Made by Prepare, adopted by Commit.
   Scalars next_;
-  SymmetricMatrix next_matrix_;  // with has_next()
+  SymmetricMatrix next_matrix_;  // set if has_next()
   DeviceMatrix next_rows_;
-  std::vector<double> squares_;  // of the columns of terms that are appended, [d]
-  bool concluded_ = true;        // whether squares_ are in next_.diagonal
+  std::vector<double> squares_;  // squared norms of the columns of appended terms, [d]
+  bool concluded_ = true;        // whether next_.diagonal includes squares_
 };
 
 }  // namespace precondor

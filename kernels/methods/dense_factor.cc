@@ -78,8 +78,8 @@ absl::Status DenseFactor::Save(StateWriter& out) const {
   out.Integer(static_cast<uint64_t>(d_));
   out.Number(scalars_.scale);
   out.Number(scalars_.mass);
-  out.Number(0);   // of other rules, in earlier versions
-  out.Integer(0);  // likewise
+  out.Number(0);   // unused: a field of other rules in earlier versions
+  out.Integer(0);  // unused, likewise
   PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, covariance_.view()));
   return out.Matrix(backend_, inverse_.view());
 }

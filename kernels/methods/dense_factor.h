@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A factor under EXACT_DAMPED as two d x d matrices, L (divided by its mean eigenvalue) and J: the exact form that the
-// low-rank one is measured against, and the better one for small d.
+// A factor under EXACT_DAMPED as two d x d matrices, L (divided by its mean eigenvalue) and J. It is the exact form
+// against which the low-rank form is measured, and the better one for small d.
 #pragma once
 
 #include <memory>

@@ -19,7 +19,7 @@ namespace {
 
 struct EvaConfig {
   double mu = 0.03;
-  double weight = 0.95;  // of the new vector
+  double weight = 0.95;  // weight of the new vector
   double row_scale = 1.0;
   ScalingPolicy scaling;
 };
@@ -103,7 +103,7 @@ class EvaState final : public LayerState {
     version_ = version;
   }
 
-  // (1 - weight) m + weight mean(v); the first mean is taken whole.
+  // Returns (1 - weight) m + weight mean(v). The first mean has weight 1.
   absl::StatusOr<RunningMean> Next(absl::string_view side, ConstMatrixView vectors, const RunningMean& mean) {
     PRECONDOR_RETURN_IF_ERROR(FiniteSquaredNorms(layer_, side, vectors, mean.vector.cols(), backend_).status());
     const double weight = ready() ? config_.weight : 1.0;
@@ -143,10 +143,10 @@ class EvaState final : public LayerState {
     return absl::OkStatus();
   }
 
-  // u = mu U from u = D, with unit vectors so that nothing leaves f32's range: D - x/(x + mu) p g a', where p = g'D a
-  // and x is the product of the squared lengths.
+  // Computes u = mu U from u = D: D - x/(x + mu) p g a', where p = g'D a and x is the product of the squared lengths. a
+  // and g are normalised so that nothing leaves f32's range.
   absl::Status Project(ConstMatrixView d, MatrixView u) {
-    constexpr double kTiny = 1e-60;  // shorter than any f32 can make unit
+    constexpr double kTiny = 1e-60;  // too short to be normalised in f32
     if (a_.square < kTiny || g_.square < kTiny) return absl::OkStatus();
     const double x = a_.square * (g_.square / (config_.row_scale * config_.row_scale));
     const double kept = config_.mu / (x + config_.mu);
@@ -163,8 +163,8 @@ class EvaState final : public LayerState {
       return backend_.Gemm(-p, g.view(), Transpose::kYes, a.view(), Transpose::kNo, 1.0, u);
     };
     PRECONDOR_ASSIGN_OR_RETURN(const double p, along(d));
-    // Where little of that direction stays, rounding of the difference would be as large as what stays: take the
-    // direction out, measure what rounding left of it, and put back what the formula keeps.
+    // If little of that direction remains, the difference would have a rounding error as large as the remainder. So
+    // remove the direction completely, measure what rounding has left of it, and add back what the formula keeps.
     constexpr double kSmall = 1e-3;
     if (kept > kSmall) return subtract((1.0 - kept) * p);
     PRECONDOR_RETURN_IF_ERROR(subtract(p));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method eva: one running mean vector a side, inverted in closed form (docs/methods/eva.md).
+// Method eva: one running mean vector per side, inverted in closed form (docs/methods/eva.md).
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ inline constexpr MethodTraits kEvaTraits = {
 // Reads every option. The reader keeps the first error.
 void ReadEvaOptions(OptionReader& reader);
 
-// Errors as MakeMethod's.
+// Errors: those of MakeMethod.
 absl::StatusOr<std::unique_ptr<Method>> MakeEva(const MethodConfig& config);
 
 }  // namespace precondor

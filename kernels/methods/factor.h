@@ -17,57 +17,62 @@ namespace precondor {
 
 class SplitFactor;  // kernels/methods/split_factor.h
 
-// J = c * unit, as Precondition uses it: the scalar apart, because one policy needs it and another cancels it, and
-// because 1/eigenvalue can leave the range of f32. `unit` is dense, or of the low-rank form with its c == 1.
+// J = c * unit, as Precondition uses it. The scalar c is separate because one scaling policy needs it and another
+// cancels it, and because 1/eigenvalue can leave the range of f32. `unit` is dense, or of low-rank form with its own c
+// equal to 1.
 struct FactorInverse {
   double c = 1.0;
   bool dense = false;
-  SymmetricForm form;                  // when dense on this device
-  const SplitFactor* split = nullptr;  // when dense on several
+  SymmetricForm form;                  // if dense on this device
+  const SplitFactor* split = nullptr;  // if dense on several devices
   LowRankInverse low_rank;             // otherwise
-  DeviceMatrix owned;                  // what low_rank.core shows, where the factor does not keep it
+  DeviceMatrix owned;                  // memory of low_rank.core if the factor does not keep it
 };
 
-// One thread at a time. In phases, so that both factors of a layer change or neither: Prepare and then Conclude compute
-// aside and may fail and leave J as it was, Commit adopts what they made and cannot fail.
+// One inverse factor. One thread at a time. Updates have phases, so that both factors of a layer change or neither
+// does: Prepare and then Conclude compute the next J without changing J, and may fail. Commit adopts it and cannot
+// fail.
 class Factor {
  public:
   virtual ~Factor() = default;
-  // vectors [k, d] on the device, all finite; squares: |v|^2 of each, or empty where the caller has not computed them.
+  // Starts an update with vectors [k, d] on the device, all finite. squares: |v|^2 of each, or empty if the caller has
+  // not computed them.
   virtual absl::Status Prepare(ConstMatrixView vectors, absl::Span<const double> squares) = 0;
   absl::Status Prepare(ConstMatrixView vectors) { return Prepare(vectors, {}); }
-  // Whether a Prepare of k vectors with their squares may run in a Backend::Batch, which ends before Conclude.
+  // Returns whether a Prepare of k vectors with their squares may run in a Backend::Batch, which must end before
+  // Conclude.
   virtual bool PreparesInBatch(int64_t) const { return false; }
-  // Looks at what the device has said to Prepare. After each Prepare that is to be committed.
+  // Checks results that Prepare has requested from the device. Call it after each Prepare that is to be committed.
   virtual absl::Status Conclude() { return absl::OkStatus(); }
   virtual void Commit() = 0;
-  // Frees what a Prepare without a Commit has made, in whichever phase it is.
+  // Frees the results of a Prepare that is not committed, in whichever phase that is.
   virtual void Abandon() = 0;
-  // All that the next Prepare and Inverse depend on.
+  // Writes everything that the next Prepare and Inverse depend on.
   virtual absl::Status Save(StateWriter& out) const = 0;
-  // A Prepare, with nothing to conclude, that stages what Save wrote for a factor of the same kind and dimension.
-  // Errors: those of StateReader.
+  // A Prepare without Conclude: stages the state that Save wrote for a factor of the same kind and dimension. Errors:
+  // those of StateReader.
   virtual absl::Status PrepareLoad(StateReader& in) = 0;
-  // Views stay valid until the next Prepare or Inverse. In a Backend::Batch whose Finish fails there is none, and the
-  // factor must be told.
+  // Returns J. Its views stay valid until the next Prepare or Inverse. If it runs in a Backend::Batch whose Finish
+  // fails, the result is invalid, and the caller must call ForgetInverse.
   virtual absl::StatusOr<FactorInverse> Inverse() const = 0;
   virtual void ForgetInverse() {}
   virtual bool low_rank() const = 0;
-  virtual int64_t rank() const = 0;    // columns in use; 0 when dense
-  virtual double damping() const = 0;  // in units of the factor's eigenvalues; 0 for rules without
+  virtual int64_t rank() const = 0;    // columns in use; 0 if dense
+  virtual double damping() const = 0;  // in units of the factor's eigenvalues; 0 for rules without damping
   virtual int64_t bytes() const = 0;
 };
 
-// PUBLISHED: the weight of u u' with u = J v, x = v'u; the plus sign of the paper (docs/methods/mkor.md).
+// Returns the weight of u u' under PUBLISHED, with u = J v, x = v'u and the plus sign of the paper
+// (docs/methods/mkor.md).
 inline double PublishedWeight(double gamma, double x) {
   return (1.0 - gamma) / (gamma * gamma * (1.0 + gamma * (1.0 - gamma) * (x > 0 ? x : 0.0)));
 }
 
-// A factor of dimension d in the representation that the configuration chooses; J = I at first. Factors of different
-// `phase` do their occasional heavy work (recompression) at different steps, so that no step has to do it for all.
+// Makes a factor of dimension d in the representation that the configuration chooses, initially J = I. Factors of
+// different `phase` do their occasional heavy work (recompression) at different steps, so that no step does it for all.
 absl::StatusOr<std::unique_ptr<Factor>> MakeFactor(const MkorConfig& config, int64_t d, uint64_t phase,
                                                    Backend& backend);
-// Device bytes of its state, and of the largest scratch of one Prepare with k vectors or one Inverse.
+// Device bytes of a factor's state, and of the largest scratch of one Prepare with k vectors or one Inverse.
 int64_t FactorStateBytes(const MkorConfig& config, int64_t d);
 int64_t FactorScratchBytes(const MkorConfig& config, int64_t d, int64_t k);
 

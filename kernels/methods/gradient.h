@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What methods ask of the gradient that they precondition.
+// Checks of the gradient that a method preconditions.
 #pragma once
 
 #include "absl/status/status.h"
@@ -9,10 +9,10 @@
 
 namespace precondor {
 
-// [d_out, d_in]. InvalidArgument names the layer and what came; the elements are not looked at.
+// Returns InvalidArgument, with the layer and the actual shape, if d is not [d_out, d_in]. Does not read the elements.
 absl::Status ExpectGradient(const LayerSpec& layer, ConstMatrixView d);
 
-// The same, and finite. Errors of the backend.
+// Returns InvalidArgument, with the layer, if d is not [d_out, d_in] or not finite. Also returns the backend's errors.
 absl::Status ExpectFiniteGradient(const LayerSpec& layer, ConstMatrixView d, Backend& backend);
 
 }  // namespace precondor

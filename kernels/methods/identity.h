@@ -12,7 +12,7 @@ namespace precondor {
 
 inline constexpr MethodTraits kIdentityTraits = {.name = "identity", .local_factors = true};
 
-// Takes no options; InvalidArgument names one that came.
+// Takes no options. Returns InvalidArgument with the name of an option that is set.
 absl::StatusOr<std::unique_ptr<Method>> MakeIdentity(const MethodConfig& config);
 
 }  // namespace precondor

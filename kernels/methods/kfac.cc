@@ -25,16 +25,17 @@ namespace {
 
 constexpr uint64_t kFailuresUntilReset = 3;
 
-// Everything of a state but the matrices.
+// The scalars of a state.
 struct Progress {
   uint64_t version = 0;
-  uint64_t pending = 0;       // statistics in the factors of an accumulation that is not complete
-  double decay = 0;           // of that accumulation
-  bool due = false;           // a decomposition waits: for an accumulation's end, or for one that is deferred
-  bool ready = false;         // there is a decomposition
-  uint64_t refreshed_at = 0;  // the statistic update whose factors the refresh has
-  uint64_t failures = 0;      // in a row
-  uint64_t failed = 0;        // in all
+  uint64_t pending = 0;  // statistics that an incomplete accumulation has added to the factors
+  double decay = 0;      // decay of that accumulation
+  // A decomposition is due. It waits for the end of an accumulation or of a deferred decomposition.
+  bool due = false;
+  bool ready = false;         // a decomposition exists
+  uint64_t refreshed_at = 0;  // the statistic update whose factors the refresh decomposes
+  uint64_t failures = 0;      // failures in a row
+  uint64_t failed = 0;        // failures in total
   uint64_t resets = 0;
 };
 
@@ -71,7 +72,7 @@ class KfacState final : public LayerState {
   std::function<void()> TakeDeferredWork() override {
     if (untaken_.expired()) return nullptr;
     return [refresh = std::exchange(untaken_, {})] {
-      // Update judges the result.
+      // Update checks the result.
       if (const std::shared_ptr<KfacRefresh> wanted = refresh.lock()) wanted->Run().IgnoreError();
     };
   }
@@ -136,16 +137,16 @@ class KfacState final : public LayerState {
   }
 
  private:
-  // What an update or a load is about to make of the state, the sides' factors apart.
+  // The changes that an update or a load prepares, except those of the sides' factors.
   struct Change {
     Progress progress;
-    bool ends_refresh = false;                            // the deferred one
-    KfacDecomposition* refreshed = nullptr;               // what came of it
-    std::optional<KfacDecomposition> decomposition = {};  // made at once
-    std::shared_ptr<KfacRefresh> refresh = {};            // deferred
+    bool ends_refresh = false;                            // ends the deferred refresh
+    KfacDecomposition* refreshed = nullptr;               // result of the deferred refresh
+    std::optional<KfacDecomposition> decomposition = {};  // computed immediately
+    std::shared_ptr<KfacRefresh> refresh = {};            // new deferred refresh
   };
 
-  // The statistic update that the answers stand on.
+  // The statistic update on which answers are based.
   uint64_t last_step() const { return progress_.version == 0 ? 0 : progress_.version - 1; }
 
   absl::Status Prepare(const LayerStatistics& statistics, Change& change) {
@@ -162,7 +163,7 @@ class KfacState final : public LayerState {
     if (!next.ready || (t % every + phase_ % every) % every == 0) next.due = true;
     const bool deferred = refresh_ != nullptr && !change.ends_refresh;
     if (!next.due || next.pending != 0 || deferred) return absl::OkStatus();
-    // The first is made at once: answers wait for it.
+    // The first decomposition is computed immediately, because answers wait for it.
     return config_.refresh_lag > 0 && next.ready ? PrepareRefresh(t, change) : PrepareDecomposition(t, change);
   }
 
@@ -173,7 +174,7 @@ class KfacState final : public LayerState {
     const double add = (1.0 - next.decay) / static_cast<double>(config_.accumulation_steps);
     absl::Status status = in_->PrepareFactor(statistics.a, statistics.a_covariance, keep, add);
     if (!status.ok()) return Named("a", status);
-    // The senders' g is row_scale times the one that is meant.
+    // The g that workers send is row_scale times the g of the formulas.
     status =
         out_->PrepareFactor(statistics.g, statistics.g_covariance, keep, add / (config_.row_scale * config_.row_scale));
     if (!status.ok()) return Named("g", status);
@@ -200,7 +201,7 @@ class KfacState final : public LayerState {
     return absl::OkStatus();
   }
 
-  // Puts the decomposition of the prepared factors off.
+  // Defers the decomposition of the prepared factors.
   absl::Status PrepareRefresh(uint64_t t, Change& change) {
     PRECONDOR_ASSIGN_OR_RETURN(change.refresh, KfacRefresh::Make(config_, layer_, config_.damping.At(t), backend_));
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(in_->factor(), change.refresh->in_factor()));
@@ -228,21 +229,22 @@ class KfacState final : public LayerState {
     next.failures = 0;
   }
 
-  // The last good decomposition stays in use and the next statistics try again; the third failure in a row gives the
-  // factors up.
+  // Keeps the last good decomposition in use; the next statistics try again. The third failure in a row resets the
+  // factors.
   absl::Status AfterAFailure(Progress& next) {
     ++next.failed;
     if (++next.failures < kFailuresUntilReset) return absl::OkStatus();
     PRECONDOR_RETURN_IF_ERROR(in_->PrepareReset());
     PRECONDOR_RETURN_IF_ERROR(out_->PrepareReset());
-    next.pending = 0;  // what was being accumulated is gone with the factors
+    next.pending = 0;  // the reset discards the accumulation
     next.failures = 0;
     next.ready = false;
     ++next.resets;
     return absl::OkStatus();
   }
 
-  // u = U / (what is returned). The smallest divisor is taken out, so that no element grows beyond f32.
+  // Computes u = U / factor and returns the factor. The smallest divisor is factored out, so that no element exceeds
+  // f32.
   absl::StatusOr<double> InEigenbasis(ConstMatrixView d, MatrixView u) {
     const ConstMatrixView in = decomposition_.in.basis.view(), out = decomposition_.out.basis.view();
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix one, backend_.Allocate(d.rows, d.cols));
@@ -272,7 +274,8 @@ class KfacState final : public LayerState {
     return out.Matrix(backend_, decomposed.basis.view());
   }
 
-  // Not what has come of it so far: that is a function of what is saved, and so are the bytes one of the updates alone.
+  // Saves the refresh without its result. The result is a function of what is saved, and without it the bytes depend on
+  // the updates alone.
   absl::Status SaveRefresh(StateWriter& out) const {
     out.Integer(refresh_ != nullptr ? 1 : 0);
     if (refresh_ == nullptr) return absl::OkStatus();
@@ -367,9 +370,10 @@ class KfacState final : public LayerState {
   std::optional<KfacSide> in_;
   std::optional<KfacSide> out_;
   KfacDecomposition decomposition_;
-  KfacDivisors divisors_;                 // without prediv: of the last update's damping
-  std::shared_ptr<KfacRefresh> refresh_;  // the deferred one; outlives the state while a thread runs it
-  std::weak_ptr<KfacRefresh> untaken_;    // refresh_, until TakeDeferredWork gives it away
+  KfacDivisors divisors_;  // without prediv: for the damping of the last update
+  // The deferred refresh. It outlives the state while a thread runs it.
+  std::shared_ptr<KfacRefresh> refresh_;
+  std::weak_ptr<KfacRefresh> untaken_;  // refresh_, until TakeDeferredWork returns it
   Progress progress_;
 };
 
@@ -384,7 +388,7 @@ class Kfac final : public Method {
            (config_.refresh_lag > 0 ? KfacRefresh::Bytes(config_, layer) : 0);
   }
 
-  // An update holds what it has prepared and one work matrix; a precondition two matrices of D's size.
+  // An update holds the prepared changes and one work matrix; preconditioning holds two matrices of D's size.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
     const int64_t refreshed =
         config_.refresh_lag > 0 ? KfacRefresh::Bytes(config_, layer) : KfacDecomposition::Bytes(config_, layer);

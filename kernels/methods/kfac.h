@@ -16,7 +16,7 @@ inline constexpr MethodTraits kKfacTraits = {
     .default_scaling = Scaling::kKlClip,
 };
 
-// Errors as MakeMethod's.
+// Errors: those of MakeMethod.
 absl::StatusOr<std::unique_ptr<Method>> MakeKfac(const MethodConfig& config);
 
 }  // namespace precondor

@@ -12,7 +12,7 @@
 namespace precondor {
 namespace {
 
-// An option's text as it was given; what is left out has the default's.
+// Returns an option's text as it was given, or the default's text if the option is left out.
 std::string Text(const MethodConfig& config, absl::string_view name, absl::string_view fallback) {
   const auto it = config.options.find(std::string(name));
   if (it == config.options.end()) return std::string(fallback);
@@ -25,7 +25,7 @@ struct Default {
   absl::string_view name;
   absl::string_view text;
 };
-// Of all options but those that act on answers alone.
+// Defaults of the options that the state depends on, except refresh_lag.
 constexpr Default kDefaults[] = {
     {"form", "EIGEN"},           {"prediv", "false"},      {"pi_split", "false"},        {"stagger", "true"},
     {"damping", "0.001"},        {"factor_decay", "0.95"}, {"factor_update_steps", "1"}, {"inv_update_steps", "1"},
@@ -67,7 +67,7 @@ absl::StatusOr<KfacConfig> ParseKfacConfig(const MethodConfig& config) {
   for (const auto& [name, text] : kDefaults) {
     absl::StrAppend(&out.state_text, out.state_text.empty() ? "" : "; ", name, " ", Text(config, name, text));
   }
-  // Left unsaid by states that were saved before there was such an option.
+  // Omitted if 0, as in states that were saved before the option existed.
   if (out.refresh_lag > 0) absl::StrAppend(&out.state_text, "; refresh_lag ", out.refresh_lag);
   return out;
 }

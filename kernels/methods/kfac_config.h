@@ -32,16 +32,16 @@ struct KfacConfig {
   double row_scale = 1.0;
   Scaling scaling = kKfacTraits.default_scaling;
   Schedule scaling_clip;
-  // What of the configuration the state depends on.
+  // Text of the options that the state depends on.
   std::string state_text;
 
-  // A schedule of intervals: its value rounded down, at least 1.
+  // Returns the interval at t: the schedule's value rounded down, at least 1.
   static uint64_t Interval(const Schedule& schedule, uint64_t t);
 };
 
 // Reads every option. The reader keeps the first error; the caller calls its Finish.
 KfacConfig ReadKfacConfig(OptionReader& reader);
-// InvalidArgument names the option, what was expected and what came.
+// Returns InvalidArgument with the option, the expected values and the actual value.
 absl::StatusOr<KfacConfig> ParseKfacConfig(const MethodConfig& config);
 
 }  // namespace precondor

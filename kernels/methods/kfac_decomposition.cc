@@ -15,7 +15,7 @@ namespace {
 
 using Side = KfacDecomposition::Side;
 
-// The mean of the diagonal of a packed matrix.
+// Returns the mean of the diagonal of a packed matrix.
 absl::StatusOr<double> MeanDiagonal(ConstMatrixView factor, int64_t d, Backend& backend) {
   std::vector<int64_t> at(d);
   for (int64_t i = 0; i < d; ++i) at[i] = i * (i + 3) / 2;
@@ -36,7 +36,7 @@ absl::Status Eigen(ConstMatrixView factor, Side& side, Backend& backend) {
   return absl::OkStatus();
 }
 
-// `j` holds the damped matrix; eigenvalues of F below 0 are those of it below `floor`.
+// Inverts the damped matrix `j` in place. An eigenvalue of `j` below `floor` belongs to a negative eigenvalue of F.
 absl::Status InvertByEigenvalues(double floor, MatrixView j, Backend& backend) {
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend.Allocate(j.rows, j.cols));
   std::vector<double> values(j.rows);
@@ -47,7 +47,8 @@ absl::Status InvertByEigenvalues(double floor, MatrixView j, Backend& backend) {
   return backend.Symmetrize(j);
 }
 
-// Of F + damping I in units of its mean eigenvalue, so that the inverse fits f32 whatever the statistics' units.
+// Inverts F + damping I in units of its mean eigenvalue, so that the inverse fits f32 whatever the statistics' units
+// are.
 absl::Status Inverse(ConstMatrixView factor, double damping, Side& side, Backend& backend) {
   const MatrixView j = side.basis.view();
   PRECONDOR_ASSIGN_OR_RETURN(const double mean, MeanDiagonal(factor, j.rows, backend));
@@ -98,7 +99,7 @@ int64_t KfacDecomposition::Bytes(const KfacConfig& config, const LayerSpec& laye
 
 int64_t KfacDecomposition::ScratchBytes(const LayerSpec& layer) {
   const int64_t widest = std::max(layer.d_in, layer.d_out);
-  // Where an inverse fails, eigenvectors are next.
+  // If an inverse fails, eigenvectors are computed instead.
   return (widest * widest + layer.d_in + layer.d_out) * static_cast<int64_t>(sizeof(float)) +
          SymmetricEigenScratchBytes(widest);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What method kfac makes of a layer's factors now and then: eigenvectors, or inverses.
+// The decomposition of a layer's factors in method kfac: eigenvectors or inverses, made at intervals.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@
 
 namespace precondor {
 
-// A damping's shares. INVERSE without the split damps each side by all of it, EIGEN their product.
+// Shares of the damping for each side. INVERSE without the pi split adds all of it to each side, EIGEN adds all of it
+// to the product of the eigenvalues.
 struct KfacDamping {
   double in = 0;
   double out = 0;
@@ -24,37 +25,39 @@ KfacDamping SplitDamping(const KfacConfig& config, double damping, double split)
 // One thread at a time.
 struct KfacDecomposition {
   struct Side {
-    DeviceMatrix basis;          // EIGEN: eigenvectors as rows, ascending. INVERSE: scale (F + damping I)^-1
-    std::vector<double> values;  // EIGEN: eigenvalues, those below 0 set to 0
+    DeviceMatrix basis;  // EIGEN: eigenvectors as rows, by ascending eigenvalue. INVERSE: scale (F + damping I)^-1
+    std::vector<double> values;  // EIGEN: eigenvalues, negative ones set to 0
     double scale = 1;
   };
   Side in;
   Side out;
   double split = 1;          // pi
-  DeviceMatrix reciprocals;  // prediv: reciprocal_scale over the divisors
+  DeviceMatrix reciprocals;  // prediv: reciprocal_scale divided by the divisors
   double reciprocal_scale = 1;
 
-  // Memory for one, zero. `backend` outlives it.
+  // Allocates zeroed memory for a decomposition. `backend` must outlive it.
   static absl::StatusOr<KfacDecomposition> Allocate(const KfacConfig& config, const LayerSpec& layer, Backend& backend);
-  // Exact, and an upper bound of what Decompose allocates beside it.
+  // Exact bytes of a decomposition, and an upper bound of what Decompose allocates in addition.
   static int64_t Bytes(const KfacConfig& config, const LayerSpec& layer);
   static int64_t ScratchBytes(const LayerSpec& layer);
 
-  // Becomes that of the packed factors. EIGEN: their eigenvectors. INVERSE: (F + damping I)^-1 by Cholesky, and where
-  // that says that F + damping I is not positive definite by an eigendecomposition with eigenvalues below 0 set to 0.
-  // FailedPrecondition when there is none; on any error it is of no use.
+  // Decomposes the packed factors. EIGEN: computes their eigenvectors. INVERSE: computes (F + damping I)^-1 by
+  // Cholesky. If Cholesky finds that F + damping I is not positive definite, an eigendecomposition is used, with
+  // negative eigenvalues set to 0. Returns FailedPrecondition if no decomposition exists. After any error, the contents
+  // are unusable.
   absl::Status Decompose(const KfacConfig& config, double damping, ConstMatrixView in_factor,
                          ConstMatrixView out_factor, Backend& backend);
 };
 
-// EIGEN's divisors of the gradient's elements in the eigenbasis: rows[i] columns[j] + shift, the first the smallest.
+// EIGEN's divisors of the gradient's elements in the eigenbasis: rows[i] columns[j] + shift. The divisor at (0, 0) is
+// the smallest.
 struct KfacDivisors {
   std::vector<double> rows;
   std::vector<double> columns;
   double shift = 0;
   double smallest() const { return rows.front() * columns.front() + shift; }
 
-  // Becomes those of a decomposition and a damping.
+  // Computes the divisors from a decomposition and a damping.
   void Assign(const KfacConfig& config, const KfacDecomposition& decomposition, double damping);
 };
 

@@ -31,7 +31,7 @@ bool KfacRefresh::Runs() {
 }
 
 absl::Status KfacRefresh::Run() {
-  // The device's other layers go on while this one waits for another thread.
+  // Lets the device's other layers continue while this one waits for another thread.
   if (Runs()) RunAtHome([this] { AwaitOther(); });
   MutexLock lock(mu_);
   while (runs_) ran_.wait(mu_);

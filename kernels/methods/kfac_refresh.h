@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A decomposition of method kfac that is made beside the steps: the factors of one statistic step, and what becomes of
-// them.
+// A deferred decomposition of method kfac: the factors of one statistic step, and the decomposition that a background
+// thread makes of them.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +17,24 @@
 
 namespace precondor {
 
-// Thread-safe. All memory is allocated at once, so that none can be missing later but scratch.
+// Owns the factors and their decomposition. Thread-safe. Make allocates all memory except scratch, so that none of it
+// can be lacking later.
 class KfacRefresh {
  public:
-  // Factors are to be written to the views; `damping` is that of their step. `backend` outlives it.
+  // Allocates a refresh. The caller must then write the factors to in_factor() and out_factor(). `damping` is that of
+  // their step. `backend` must outlive the refresh.
   static absl::StatusOr<std::shared_ptr<KfacRefresh>> Make(const KfacConfig& config, const LayerSpec& layer,
                                                            double damping, Backend& backend);
   static int64_t Bytes(const KfacConfig& config, const LayerSpec& layer);
 
-  // Packed. Not to be written once Run may have been called.
+  // Packed factors. Do not write to them once Run may have been called.
   MatrixView in_factor() { return in_.view(); }
   MatrixView out_factor() { return out_.view(); }
 
-  // Decomposes, unless that was done before; waits where another thread is at it. The errors of
-  // KfacDecomposition::Decompose; after one that the device is to blame for the next call tries again.
+  // Decomposes the factors unless that is done; waits if another thread is decomposing. Returns the errors of
+  // KfacDecomposition::Decompose. After an error of the device, the next call tries again.
   absl::Status Run();
-  // After Run was OK.
+  // Precondition: Run has returned OK.
   KfacDecomposition& made() { return made_; }
 
  private:
@@ -46,7 +48,7 @@ class KfacRefresh {
   Backend& backend_;
   DeviceMatrix in_;
   DeviceMatrix out_;
-  KfacDecomposition made_;  // of the thread that runs_, then of the owner
+  KfacDecomposition made_;  // used by the thread in Run, then by the owner
 
   Mutex mu_;
   CondVar ran_;

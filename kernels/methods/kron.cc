@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kElementBytes = sizeof(float);
 
-// What of the configuration the factors depend on; rms_clip acts on answers alone.
+// Text of the options that the factors depend on; rms_clip affects only answers.
 std::string StateText(const KronConfig& c, const LayerSpec& layer, const KronDivision& division) {
   return absl::StrFormat(
       "%svariant %d momentum %.17g precondition_lr %.17g init_scale %.17g update %.17g %.17g %.17g %.17g balance %.17g "
@@ -51,7 +51,7 @@ class KronState final : public LayerState {
 
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
     PRECONDOR_RETURN_IF_ERROR(ExpectFiniteGradient(layer_, d, backend_));
-    // All aside, so that whatever fails leaves the state as it was.
+    // Works on copies, so that a failure leaves the state unchanged.
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix momentum, backend_.Allocate(d.rows, d.cols));
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(momentum_.view(), momentum.view()));
     PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 - config_.momentum, d, config_.momentum, momentum.view()));
@@ -62,7 +62,7 @@ class KronState final : public LayerState {
     const bool due = static_cast<double>(since_update_ + 1) >= 1 / config_.UpdateProbability(n);
     PRECONDOR_ASSIGN_OR_RETURN(const double mean, Mean(x));
     std::vector<KronBlock> blocks;
-    // A layer without any gradient shows nothing to whiten, and its factors would only grow.
+    // Factors of a layer whose gradient is zero would only grow.
     const bool updated = due && mean > 0;
     if (updated) {
       PRECONDOR_ASSIGN_OR_RETURN(blocks, UpdatedBlocks(mean, x));
@@ -139,19 +139,19 @@ class KronState final : public LayerState {
     return blocks;
   }
 
-  // Where the answer is made when it cannot be in u; otherwise empty.
+  // Returns memory for the answer if u is not contiguous and must be, and an empty matrix otherwise.
   absl::StatusOr<DeviceMatrix> Contiguous(ConstMatrixView u) const {
     if (division_.is_matrix || u.contiguous()) return DeviceMatrix();
     return backend_.Allocate(u.rows, u.cols);
   }
 
-  // The tile's elements as its block takes them, in memory of their own.
+  // Allocates memory for the tile's elements in the layout that its block takes.
   absl::StatusOr<DeviceMatrix> AllocateTile(const KronTile& tile) const {
     const int64_t rows = tile.sides.sizes[0];
     return backend_.Allocate(rows, tile.sides.elements() / rows);
   }
 
-  // u = the momentum of n gradients without its bias towards 0.
+  // u = the bias-corrected momentum of n gradients.
   absl::Status Debias(ConstMatrixView momentum, uint64_t n, MatrixView u) const {
     return backend_.Axpby(1 / (1 - std::pow(config_.momentum, static_cast<double>(n))), momentum, 0.0, u);
   }
@@ -161,7 +161,7 @@ class KronState final : public LayerState {
     return sum / static_cast<double>(x.size());
   }
 
-  // The words that key update `updates_`'s random numbers.
+  // Returns the key words of the random numbers of update `updates_`.
   std::vector<uint64_t> Key(uint64_t purpose, uint64_t block) const {
     std::vector<uint64_t> words = {purpose, config_.seed, updates_, block};
     words.insert(words.end(), layer_.name.begin(), layer_.name.end());
@@ -173,7 +173,7 @@ class KronState final : public LayerState {
     return static_cast<double>(bits >> 11) * 0x1p-53 < config_.balance_probability;
   }
 
-  // The blocks after an update with the gradient u, whose mean element is `mean`.
+  // Returns the blocks after an update with the gradient u; `mean` is the mean of u's absolute elements.
   absl::StatusOr<std::vector<KronBlock>> UpdatedBlocks(double mean, MatrixView u) const {
     const double damping = std::sqrt(std::numeric_limits<float>::epsilon()) * mean;
     const bool balance = DrawsBalance();
@@ -194,7 +194,7 @@ class KronState final : public LayerState {
     return blocks;
   }
 
-  // u comes as the momentum and becomes the answer.
+  // Replaces the momentum in u by the answer.
   absl::Status Answer(const std::vector<KronBlock>& blocks, MatrixView u) const {
     for (size_t i = 0; i < blocks.size(); ++i) {
       const KronTile& tile = division_.tiles[i];
@@ -237,7 +237,7 @@ class KronState final : public LayerState {
     return absl::OkStatus();
   }
 
-  static constexpr uint64_t kProbe = 0, kBalance = 1;  // what random numbers are for
+  static constexpr uint64_t kProbe = 0, kBalance = 1;  // purposes of random numbers
 
   const KronConfig config_;
   const LayerSpec layer_;
@@ -245,9 +245,9 @@ class KronState final : public LayerState {
   Backend& backend_;
   DeviceMatrix momentum_;
   std::vector<KronBlock> blocks_;
-  uint64_t version_ = 0;  // gradients taken in
+  uint64_t version_ = 0;  // gradients that have updated the momentum
   uint64_t updates_ = 0;
-  uint64_t since_update_ = 0;  // gradients
+  uint64_t since_update_ = 0;  // gradients since the last update
 };
 
 class Kron final : public Method {
@@ -260,8 +260,8 @@ class Kron final : public Method {
     return (layer.d_out * layer.d_in + FactorElements(KronDivision(config_, layer))) * kElementBytes;
   }
 
-  // The momentum and the factors aside, a tile's gradient and probe, and what the update of its factors takes; of a
-  // tensor also the answer while it is made.
+  // A copy of the momentum and of the factors, a tile's gradient and probe, and the scratch of the update of its
+  // factors; for a tensor also memory for the answer.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
     const KronDivision division(config_, layer);
     int64_t largest = 0;
@@ -272,8 +272,8 @@ class Kron final : public Method {
     return (answers * layer.d_out * layer.d_in + FactorElements(division) + largest) * kElementBytes;
   }
 
-  // Two products a side and answer; an update, at the rate it comes to in the end, takes three more and two Gram
-  // matrices a side.
+  // Two products per side for each answer. An update, at its final rate, takes three more, and two Gram matrices per
+  // side.
   double StepFlops(const LayerSpec& layer, int64_t) const override {
     const KronDivision division(config_, layer);
     const double dense = config_.variant == KronVariant::kTriangular ? 1 : 2;

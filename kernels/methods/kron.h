@@ -12,7 +12,7 @@ namespace precondor {
 
 inline constexpr MethodTraits kKronTraits = {.name = "kron", .whole_updates = true};
 
-// Errors as MakeMethod's.
+// Errors: those of MakeMethod.
 absl::StatusOr<std::unique_ptr<Method>> MakeKron(const MethodConfig& config);
 
 }  // namespace precondor

@@ -13,7 +13,7 @@
 namespace precondor {
 namespace {
 
-// Of PROCRUSTES: how fast the bound of the gradient's norm falls, and the largest rotation of one step.
+// PROCRUSTES: decay of the bound of the gradient's norm, and the largest rotation of one step.
 constexpr double kSmoothnessDecay = 0.9;
 constexpr double kLargestRotation = 0.125;
 
@@ -40,7 +40,7 @@ absl::StatusOr<KronSide> CloneSide(const KronSide& side, Backend& backend) {
   return copy;
 }
 
-// op(Q) times the tensor along the mode: op(Q) X from the left, X op(Q)' from the right.
+// Multiplies the tensor by op(Q) along the mode: op(Q) X from the left, X op(Q)' from the right.
 absl::Status Multiply(const KronConfig& config, Backend& backend, const KronSide& q, Transpose transpose,
                       ModeMatrix& along) {
   const MatrixView x = along.view();
@@ -56,7 +56,7 @@ absl::Status Multiply(const KronConfig& config, Backend& backend, const KronSide
               : backend.Gemm(1.0, copy.view(), Transpose::kNo, q.matrix.view(), op, 0.0, x);
 }
 
-// Q^-T times the tensor along the mode.
+// Multiplies the tensor by Q^-T along the mode.
 absl::Status SolveTransposed(Backend& backend, const KronSide& q, ModeMatrix& along) {
   const MatrixView x = along.view();
   const bool left = along.side() == From::kLeft;
@@ -66,7 +66,7 @@ absl::Status SolveTransposed(Backend& backend, const KronSide& q, ModeMatrix& al
   return left ? backend.ScaleRows(reciprocals, x, x) : backend.ScaleColumns(reciprocals, x, x);
 }
 
-// |x_i|^2 of every row or column of x.
+// Returns |x_i|^2 of every row or column of x.
 absl::StatusOr<std::vector<double>> SideSquaredNorms(Backend& backend, From from, ConstMatrixView x) {
   std::vector<double> norms(from == From::kLeft ? x.rows : x.cols);
   PRECONDOR_RETURN_IF_ERROR(from == From::kLeft ? backend.RowSquaredNorms(x, absl::MakeSpan(norms))
@@ -109,15 +109,15 @@ absl::Status StepTriangular(double lr, Backend& backend, From from, ConstMatrixV
   return backend.Axpby(-lr / norm, step.view(), 1.0, q.matrix.view());
 }
 
-// Q <- exp(a R) Q to second order for R = (Q' - Q) / |Q' - Q|, which is the rotation that brings Q nearest to being
-// symmetric positive definite; a by line search. R is skew, so that tr(R X) = -<R, X>.
+// Q <- exp(a R) Q to second order for R = (Q' - Q) / |Q' - Q|: the rotation that brings Q closest to a symmetric
+// positive definite matrix. A line search finds a. R is skew, so tr(R X) = -<R, X>.
 absl::Status Rotate(Backend& backend, MatrixView q) {
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix r, backend.Allocate(q.rows, q.cols));
   PRECONDOR_RETURN_IF_ERROR(backend.Copy(q, r.view()));
   PRECONDOR_RETURN_IF_ERROR(backend.Symmetrize(r.view()));
   PRECONDOR_RETURN_IF_ERROR(backend.Axpby(-2.0, q, 2.0, r.view()));
-  // Where Q is nearly symmetric, r's symmetric part, which is rounding, is not small beside r. It must go: <R, Q> would
-  // be mostly that, and R not a rotation.
+  // If Q is nearly symmetric, the symmetric part of r, which is rounding error, is not small compared with r. Remove
+  // it: otherwise it would dominate <R, Q>, and R would not be a rotation.
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix rq, backend.Allocate(q.rows, q.cols));
   PRECONDOR_RETURN_IF_ERROR(backend.Copy(r.view(), rq.view()));
   PRECONDOR_RETURN_IF_ERROR(backend.Symmetrize(rq.view()));
@@ -220,7 +220,7 @@ absl::Status KronBlock::Apply(const KronConfig& config, Backend& backend, Matrix
 
 absl::Status KronBlock::Balance(Backend& backend) {
   std::vector<double> norms;
-  double sum = 0;  // of their logarithms
+  double sum = 0;  // sum of the norms' logarithms
   for (const KronSide& side : factors_) {
     PRECONDOR_ASSIGN_OR_RETURN(const double norm, Largest(backend, side));
     if (!(norm > 0 && std::isfinite(norm))) {
@@ -241,8 +241,8 @@ absl::Status KronBlock::Update(const KronConfig& config, Backend& backend, Matri
                                                     : UpdateProcrustes(config, backend, g);
 }
 
-// g becomes A, which is g times Q along each mode, and v B, which is v times Q^-T; of two sides: A = Q_L G Q_R', B =
-// Q_L^-T V Q_R^-1.
+// Replaces g by A, which is g times Q along each mode, and v by B, which is v times Q^-T. For two sides:
+// A = Q_L G Q_R', B = Q_L^-T V Q_R^-1.
 absl::Status KronBlock::UpdateTriangular(const KronConfig& config, Backend& backend, MatrixView g, MatrixView v) {
   for (size_t mode = 0; mode < factors_.size(); ++mode) {
     PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix of_g, Mode(mode, g, backend));
@@ -263,7 +263,7 @@ absl::Status KronBlock::UpdateTriangular(const KronConfig& config, Backend& back
   return absl::OkStatus();
 }
 
-// g becomes the whitened gradient.
+// Replaces g by the whitened gradient and moves all factors by one step.
 absl::Status KronBlock::UpdateProcrustes(const KronConfig& config, Backend& backend, MatrixView g) {
   PRECONDOR_RETURN_IF_ERROR(Apply(config, backend, g));
   for (size_t mode = 0; mode < factors_.size(); ++mode) {
@@ -299,7 +299,7 @@ int64_t KronBlock::ScratchElements(const KronConfig& config, const KronSides& si
     if (!sides.diagonal[mode]) d = std::max(d, sides.sizes[mode]);
   }
   const int64_t tensor = sides.elements();
-  const int64_t mode = sides.sizes.size() > 2 ? tensor : 0;  // a copy of one between others
+  const int64_t mode = sides.sizes.size() > 2 ? tensor : 0;  // copy of a mode between others
   if (config.variant == KronVariant::kTriangular) return 3 * d * d + 2 * d + 2 * mode;
   return std::max(5 * d * d + 2 * d, d > 0 ? tensor : 0) + mode;
 }

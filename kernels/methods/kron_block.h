@@ -16,17 +16,17 @@
 
 namespace precondor {
 
-// Q of one side: a square matrix, upper triangular in variant TRIANGULAR, or the diagonal of one.
+// Q of one side: a square matrix, upper triangular in variant TRIANGULAR, or a diagonal.
 struct KronSide {
   int64_t size = 0;
-  DeviceMatrix matrix;           // empty when diagonal
-  std::vector<double> diagonal;  // empty when not
-  double smoothness = 0;         // variant PROCRUSTES: the running bound of the gradient's norm
+  DeviceMatrix matrix;           // empty if diagonal
+  std::vector<double> diagonal;  // empty if not diagonal
+  double smoothness = 0;         // variant PROCRUSTES: running bound of the gradient's norm
 
   bool is_diagonal() const { return matrix.empty(); }
 };
 
-// What a block's factors are like, a side for each dimension of the tensor.
+// Sizes and kinds of a block's factors, a side for each dimension of the tensor.
 struct KronSides {
   std::vector<int64_t> sizes;
   std::vector<bool> diagonal;
@@ -34,31 +34,32 @@ struct KronSides {
   int64_t elements() const { return ElementsOf(sizes); }
 };
 
-// One thread at a time; a block that is not updated may be shared. A tensor x of the block's is [sizes[0], sizes[1]] of
-// any stride where there are two sides; otherwise contiguous, and of any number of rows.
+// The factors of one block. One thread at a time; several threads may use a block that is not updated. A tensor x of
+// the block is [sizes[0], sizes[1]] of any stride if there are two sides; otherwise it is contiguous, with any number
+// of rows.
 class KronBlock {
  public:
-  // The Kronecker product of all Q's = init_scale I.
+  // Makes a block whose Kronecker product of all Q's is init_scale I.
   static absl::StatusOr<KronBlock> Make(const KronConfig& config, const KronSides& sides, Backend& backend);
-  // A copy of its own.
+  // Returns a copy that shares no memory with this block.
   absl::StatusOr<KronBlock> Clone(Backend& backend) const;
 
-  // x = Q'Q along each of its modes; of two sides: Q_L' Q_L x Q_R' Q_R.
+  // x = Q'Q x along each mode; for two sides: Q_L' Q_L x Q_R' Q_R.
   absl::Status Apply(const KronConfig& config, Backend& backend, MatrixView x) const;
 
-  // Makes all sides' max |q_ij| equal, their product as it was.
+  // Scales the sides so that their max |q_ij| are equal and the product of the sides is unchanged.
   absl::Status Balance(Backend& backend);
-  // One step of all factors towards whitening g, whose damping is in it already; v is the probe. Both are used up. An
-  // error leaves the block unspecified. Errors: FailedPrecondition where something is not finite; the backend's.
+  // Moves all factors by one step towards whitening g, which includes its damping; v is the probe. Overwrites g and v.
+  // After an error the block is unspecified. Errors: FailedPrecondition if a value is not finite; the backend's.
   absl::Status Update(const KronConfig& config, Backend& backend, MatrixView g, MatrixView v);
 
   absl::Status Save(Backend& backend, StateWriter& out) const;
   absl::Status Load(Backend& backend, StateReader& in);
   int64_t bytes() const { return StateElements(sides_) * kElementBytes; }
 
-  // Of one block, in elements.
+  // Elements of one block's state.
   static int64_t StateElements(const KronSides& sides);
-  // What Apply and Update allocate at most, the block itself and their arguments not counted.
+  // Upper bound of the elements that Apply and Update allocate, the block itself and their arguments not included.
   static int64_t ScratchElements(const KronConfig& config, const KronSides& sides);
 
  private:

@@ -28,7 +28,7 @@ std::vector<bool> KronConfig::Diagonal(const std::vector<int64_t>& sides, size_t
                        (max_skew > 0 && square > max_skew * elements));
   }
   if (memory_save_mode == MemorySaveMode::kOneDiag) {
-    // The longest side's factor is the largest one; of equal ones the last.
+    // The longest side has the largest factor; among equals the last side counts.
     const auto longest = std::max_element(sides.rbegin(), sides.rend());
     diagonal[sides.rend() - longest - 1] = true;
   }

@@ -39,15 +39,15 @@ absl::Status KronDivision::CopyIn(const KronTile& tile, MatrixView part, MatrixV
   return Move(tile, false, x, part, backend);
 }
 
-// As matrices: their columns are the last side of which the tile has a part, with those after it, their rows the side
-// before that; one for each place in the sides before these.
+// Copies the tile as a series of matrices. Their columns are the last side of which the tile is a part, together with
+// all sides after it; their rows are the side before that. There is one matrix for each index in the earlier sides.
 absl::Status KronDivision::Move(const KronTile& tile, bool out, MatrixView x, MatrixView part, Backend& backend) const {
   size_t last = sides.sizes.size() - 1;
   while (last > 0 && tile.sides.sizes[last] == sides.sizes[last]) --last;
   const absl::Span<const int64_t> whole = sides.sizes, own = tile.sides.sizes;
   const int64_t inner = ElementsOf(whole.subspan(last + 1)), cols = own[last] * inner;
   const int64_t stride = whole[last] * inner;
-  const size_t before = last == 0 ? 0 : last - 1;  // sides whose places are counted through
+  const size_t before = last == 0 ? 0 : last - 1;  // sides over whose indices the loop runs
   const int64_t rows = last == 0 ? 1 : own[last - 1];
   const int64_t count = ElementsOf(own.first(before));
   for (int64_t i = 0; i < count; ++i) {

@@ -16,7 +16,7 @@ namespace {
 
 // Eigenvalues below this share of the largest are rounding noise of an f32 Gram matrix.
 constexpr double kNoiseFloor = 1e-6;
-// Old columns whose share of the trace has decayed to this simply make room for new ones: a sliding window.
+// Old columns whose share of the trace has decayed to this are replaced by new ones: a sliding window.
 constexpr double kNegligibleShare = 1e-4;
 constexpr int64_t kSmallRank = 64;
 
@@ -25,18 +25,19 @@ MatrixView FirstElements(MatrixView packed, int64_t count) { return MatrixView(p
 
 int64_t Capacity(const MkorConfig& config, int64_t d) { return std::min(config.rank, d); }
 
-// Whether columns may be given up to save eigendecompositions: a small factor cannot afford to lose them, and one of
-// full rank loses nothing.
+// Whether columns may be dropped to save eigendecompositions. A small factor cannot afford to lose columns, and a
+// factor of full rank recompresses without loss.
 bool Truncates(int64_t capacity, int64_t d) { return capacity >= kSmallRank && capacity < d; }
 
-// S costs O(r^3) at each gradient that asks for it, beside O(r d) a row of the gradient, and O(r^2) memory beside O(r
-// d) if it is kept: that pays where d is not much longer than r.
+// Whether S is kept. Computing S costs O(r^3) at each gradient that needs it, in addition to O(r d) per row of the
+// gradient. Keeping it costs O(r^2) memory in addition to O(r d). That pays if d is not much longer than r.
 bool KeepsCore(const MkorConfig& config, int64_t d) {
   constexpr int64_t kLongest = 8;
   return config.rule == UpdateRule::kExactDamped && d <= kLongest * Capacity(config, d);
 }
 
-// PUBLISHED: below this share J's identity is noise beside its low-rank part; J stays positive definite.
+// PUBLISHED: below this value the identity part of J is noise compared with its low-rank part. J stays positive
+// definite.
 constexpr double kSmallestIdentity = 1e-12;
 
 double Sum(absl::Span<const double> values) { return std::accumulate(values.begin(), values.end(), 0.0); }
@@ -71,8 +72,8 @@ int64_t LowRankFactor::StateBytes(const MkorConfig& config, int64_t d) {
 
 int64_t LowRankFactor::ScratchBytes(const MkorConfig& config, int64_t d, int64_t k) {
   const int64_t r = Capacity(config, d), chunk = std::min(k, r), n = r + chunk;
-  // Terms and clamped vectors, then the worst of their making and of a recompression, which may follow another one in
-  // the same step.
+  // Terms and clamped vectors; then the larger of computing the terms and of a recompression, which may follow another
+  // one in the same step.
   const int64_t terms = 2 * k * d, making = chunk * (d + r + 2 * chunk);
   const int64_t recompression = 3 * n * n + 2 * (r * d + PackedSize(r));
   return std::max(terms + std::max(making, recompression), r * r) * static_cast<int64_t>(sizeof(float)) +
@@ -106,7 +107,8 @@ absl::Status LowRankFactor::Prepare(ConstMatrixView vectors, absl::Span<const do
   next.weights.assign(weights_.begin(), weights_.end());
   next.discard_next = false;
   next.recompressed = recompressed_;
-  if (discard_next_) return absl::OkStatus();  // the package throws its first vector away, blend included
+  // The authors' package discards its first vector, the blend included.
+  if (discard_next_) return absl::OkStatus();
   PerVector of_vectors(squares.begin(), squares.end());
   const bool needs_squares = config_.rule == UpdateRule::kExactDamped || config_.rule == UpdateRule::kBlend;
   if (of_vectors.empty() && needs_squares) {
@@ -228,8 +230,8 @@ absl::Status LowRankFactor::Multiply(double alpha, double beta, ConstMatrixView 
   return backend_.Gemm(beta, products.view(), Transpose::kYes, rows, Transpose::kNo, 1.0, u);
 }
 
-// One after the other, J <- J - J v v'J / (1 + v'J v) for k vectors subtracts U'(I + V U')^-1 U from H, with U = V H
-// and V H V' = Q diag(e) Q': the rows of Q'U enter with weights 1 / (1 + e).
+// k successive updates J <- J - J v v'J / (1 + v'J v) subtract U'(I + V U')^-1 U from H, with U = V H. With
+// V H V' = Q diag(e) Q', the rows of Q'U have the weights 1 / (1 + e).
 absl::StatusOr<LowRankFactor::Terms> LowRankFactor::ShermanMorrisonTerms(ConstMatrixView vectors, double scale,
                                                                          Staged& next) {
   const int64_t k = vectors.rows;
@@ -252,7 +254,8 @@ absl::StatusOr<LowRankFactor::Terms> LowRankFactor::ShermanMorrisonTerms(ConstMa
   return terms;
 }
 
-// Algorithm 1 of the paper, lines 5-10, and the hard cap; several vectors of a step enter with the mean of their terms.
+// Algorithm 1 of the paper, lines 5-10, and the hard cap. If a step has several vectors, the mean of their terms is
+// added.
 absl::Status LowRankFactor::UpdatePublished(ConstMatrixView vectors, Staged& next) {
   const int64_t k = vectors.rows;
   const double gamma = config_.gamma;
@@ -280,7 +283,8 @@ absl::Status LowRankFactor::UpdatePublished(ConstMatrixView vectors, Staged& nex
   return absl::OkStatus();
 }
 
-// max_i (e + sum_j w_j c_ji^2), the largest element of an SPD J. On the host: this rule is for reproduction only.
+// Returns max_i (e + sum_j w_j c_ji^2), the largest element of an SPD J. Computed on the host, because this rule is for
+// reproduction only.
 absl::StatusOr<double> LowRankFactor::LargestDiagonal(double identity, const std::vector<double>& weights,
                                                       Staged& next) {
   const int64_t n = weights.size();
@@ -303,7 +307,7 @@ absl::StatusOr<PerVector> LowRankFactor::SquaresOf(ConstMatrixView rows) const {
 
 // Moves each row's length into its weight (a zero row keeps weight 0) and appends unit vectors.
 absl::Status LowRankFactor::Add(ConstMatrixView rows, PerVector squares, PerVector weights, Staged& next) {
-  PerVector& scales = squares;  // which take their place
+  PerVector& scales = squares;  // shares the memory of `squares`
   for (size_t i = 0; i < scales.size(); ++i) {
     if (!std::isfinite(scales[i])) {
       return absl::InvalidArgumentError("statistics: expected finite vectors, got a norm that is not");
@@ -331,7 +335,7 @@ absl::Status LowRankFactor::GramRows(ConstMatrixView old_rows, ConstMatrixView n
   return backend_.Gemm(1.0, new_rows, Transpose::kNo, new_rows, Transpose::kYes, 0.0, corner);
 }
 
-// A row may be written where neither J nor what becomes of it has a weight: no reader looks there before Commit.
+// A row may be written where neither J nor the next J has a weight, because no code reads such rows before Commit.
 LowRankFactor::Slots LowRankFactor::FreeSlots(int64_t k, const Staged& next) const {
   const int64_t n = next.weights.size(), live = next.replaces ? 0 : static_cast<int64_t>(weights_.size());
   Slots slots;
@@ -358,14 +362,14 @@ absl::Status LowRankFactor::Append(ConstMatrixView rows, absl::Span<const double
   return absl::OkStatus();
 }
 
-// Makes room for k vectors of a next step where what has to go for it has decayed to nothing: the window slides, and no
-// eigendecomposition is needed.
+// Frees the rows that k vectors of the next step will need, if the weights in them have decayed to nothing: the window
+// slides, and no eigendecomposition is needed.
 void LowRankFactor::RetireNegligible(int64_t k, Staged& next) const {
   const int64_t capacity = vectors_.rows(), n = next.weights.size();
   if (!Truncates(capacity, d_)) return;
   int64_t missing = k - (capacity - n) - std::count(next.weights.begin(), next.weights.end(), 0.0);
   const double most = kNegligibleShare * Sum(next.weights);
-  double sum = 0, bound = 0;  // the missing ones weigh `bound` at most each
+  double sum = 0, bound = 0;  // each missing row has a weight of at most `bound`
   for (; missing > 0; --missing) {
     double lightest = std::numeric_limits<double>::infinity();
     for (const double weight : next.weights) {
@@ -382,9 +386,9 @@ void LowRankFactor::RetireNegligible(int64_t k, Staged& next) const {
   }
 }
 
-// Columns kept when k arrive a step: as few as leave room for whole further steps in at most a quarter of the capacity,
-// so that an eigendecomposition serves several steps. The first time room for fewer, by phase: factors that have begun
-// together then do not go on recompressing together.
+// Returns how many columns are kept if k arrive per step. It leaves space for whole further steps in at most a quarter
+// of the capacity, so that an eigendecomposition serves several steps. The first recompression leaves space for fewer
+// steps, by phase, so that factors that started together do not recompress together.
 int64_t LowRankFactor::RetainedRank(int64_t k, const Staged& next) const {
   const int64_t capacity = vectors_.rows(), steps = capacity / 4 / k;
   if (!Truncates(capacity, d_) || steps == 0) return capacity;
@@ -395,7 +399,8 @@ int64_t LowRankFactor::RetainedRank(int64_t k, const Staged& next) const {
 absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<const double> new_weights, Staged& next) {
   const int64_t n = next.weights.size(), k = new_rows.rows, all = n + k, capacity = vectors_.rows();
   const ConstMatrixView old_rows = Vectors(next).RowRange(0, n);
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix gram, backend_.AllocateScratch(all, all));  // no more than its lower triangle
+  // Only its lower triangle is written and read.
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix gram, backend_.AllocateScratch(all, all));
   PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(Gram(next, n), gram.view().Corner(n, n)));
   PRECONDOR_RETURN_IF_ERROR(GramRows(old_rows, new_rows, gram.view().RowRange(n, k)));
 
@@ -403,14 +408,14 @@ absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<cons
   weights.assign(next.weights.begin(), next.weights.end());
   weights.insert(weights.end(), new_weights.begin(), new_weights.end());
   const double largest = *std::max_element(weights.begin(), weights.end());
-  roots.resize(all);  // relative to the largest, so that nothing leaves f32's range
+  roots.resize(all);  // relative to the largest, so that values stay in f32's range
   for (int64_t i = 0; i < all; ++i) roots[i] = largest > 0 ? std::sqrt(weights[i] / largest) : 0.0;
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(roots, gram.view(), gram.view()));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend_.AllocateScratch(all, all));
   values.resize(all);
   PRECONDOR_RETURN_IF_ERROR(backend_.SymmetricEigen(gram.view(), absl::MakeSpan(values), q.view()));
 
-  // Ascending: the last rows of q are the ones to keep.
+  // The eigenvalues ascend, so the last rows of q are kept.
   const double floor = kNoiseFloor * std::max(values.back(), 0.0);
   const int64_t wanted = std::min(all, RetainedRank(k, next));
   int64_t kept = 0;
@@ -418,7 +423,7 @@ absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<cons
   kept_values_.assign(values.end() - kept, values.end());
   kept_scales_.clear();
   for (double value : kept_values_) kept_scales_.push_back(1.0 / std::sqrt(value));
-  // c_new = T c with T = diag(value^-1/2) Q diag(roots): orthonormal up to rounding, so that the new Gram matrix is I.
+  // c_new = T c with T = diag(value^-1/2) Q diag(roots) is orthonormal up to rounding, so the new Gram matrix is I.
   const MatrixView kept_q = q.view().RowRange(all - kept, kept);
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(kept_scales_, kept_q, kept_q));
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleColumns(roots, kept_q, kept_q));
@@ -441,8 +446,8 @@ absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<cons
   return absl::OkStatus();
 }
 
-// S = s (I + s G s)^-1 s with s = (w / (mass mu))^1/2: the matrix inverted has eigenvalues from 1 to 1 + d / lambda. It
-// is symmetric to the bit, so that half of it says all.
+// S = s (I + s G s)^-1 s with s = (w / (mass mu))^1/2: the inverted matrix has eigenvalues from 1 to 1 + d / lambda. S
+// is symmetric to the bit, so half of it suffices.
 absl::Status LowRankFactor::MakeCore(double mu, MatrixView core) const {
   const int64_t n = rank();
   if (core_kept_) return backend_.UnpackLower(ConstMatrixView(core_.view().data, 1, PackedSize(n)), core);

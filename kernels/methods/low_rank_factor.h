@@ -37,7 +37,8 @@ class LowRankFactor final : public Factor {
   int64_t bytes() const override;
 
  private:
-  // What Commit adopts. Rows appended in place lie where no weight is, so that no reader looks there before Commit.
+  // State that Commit adopts. Rows that are appended in place go where no weight is, so that no code reads them before
+  // Commit.
   struct Staged {
     std::vector<double> weights;
     double tail = 0;
@@ -45,13 +46,14 @@ class LowRankFactor final : public Factor {
     double mean_square = 0;  // BLEND: EMA of |v|^2
     double identity = 1;     // PUBLISHED: e
     bool replaces = false;
-    DeviceMatrix vectors;  // when it replaces
+    // Set if `replaces`.
+    DeviceMatrix vectors;
     DeviceMatrix gram;
     bool discard_next = false;
     bool recompressed = false;
   };
   using Slots = absl::InlinedVector<int64_t, 16>;
-  // New terms of M: row i enters with weights[i]; rows need not be unit vectors.
+  // New terms of M: row i has weights[i]. Rows need not be unit vectors.
   struct Terms {
     DeviceMatrix rows;
     PerVector weights;
@@ -67,7 +69,7 @@ class LowRankFactor final : public Factor {
   absl::StatusOr<double> LargestDiagonal(double identity, const std::vector<double>& weights, Staged& next);
   // u = alpha v + beta v M for the M that `next` describes.
   absl::Status Multiply(double alpha, double beta, ConstMatrixView v, Staged& next, MatrixView u);
-  // Adds the terms to M, at most a capacity's worth at a time, given |row|^2 of each.
+  // Adds the terms to M, at most as many at a time as the factor has columns. squares: |row|^2 of each.
   absl::Status Add(ConstMatrixView rows, PerVector squares, PerVector weights, Staged& next);
   absl::StatusOr<PerVector> SquaresOf(ConstMatrixView rows) const;
   absl::Status Append(ConstMatrixView rows, absl::Span<const double> scales, absl::Span<const double> weights,
@@ -75,33 +77,35 @@ class LowRankFactor final : public Factor {
   Slots FreeSlots(int64_t k, const Staged& next) const;
   void RetireNegligible(int64_t k, Staged& next) const;
   absl::Status Recompress(ConstMatrixView rows, absl::Span<const double> weights, Staged& next);
-  // The lower rows of [old; new][old; new]' that belong to the new ones, [k, n + k].
+  // The rows of [old; new][old; new]' that belong to the new ones, [k, n + k].
   absl::Status GramRows(ConstMatrixView old_rows, ConstMatrixView new_rows, MatrixView rows) const;
   MatrixView Vectors(Staged& next) { return next.replaces ? next.vectors.view() : vectors_.view(); }
-  // Of the first n rows, packed.
+  // Packed Gram matrix of the first n rows.
   MatrixView Gram(Staged& next, int64_t n);
   double Trace() const;
   double Damping() const;
-  // EXACT_DAMPED: S into `core`, with its roots in roots_.
+  // EXACT_DAMPED: computes S into `core`, and its roots into roots_.
   absl::Status MakeCore(double mu, MatrixView core) const;
 
   const MkorConfig config_;
   const int64_t d_;
   const uint64_t phase_;
   Backend& backend_;
-  DeviceMatrix vectors_;  // [r, d]; the first weights_.size() rows are in use, but for those of weight 0
-  DeviceMatrix gram_;     // lower triangle of [r, r], packed, likewise
+  // [r, d]. The first weights_.size() rows are in use, except rows of weight 0.
+  DeviceMatrix vectors_;
+  // Lower triangle of [r, r], packed, with rows in use as for vectors_.
+  DeviceMatrix gram_;
   std::vector<double> weights_;
-  double tail_ = 0;  // trace of what recompression dropped, decayed like the rest
+  double tail_ = 0;  // trace of what recompression dropped, decayed like the weights
   double mass_ = 0;
   double mean_square_ = 0;
   double identity_ = 1;
   bool discard_next_ = false;
-  bool recompressed_ = false;  // once at least
+  bool recompressed_ = false;  // at least once
   Staged staged_;
-  // Work of a recompression, of all columns and of those that are kept.
+  // Buffers of a recompression, for all columns and for those that are kept.
   std::vector<double> all_weights_, all_roots_, all_values_, kept_values_, kept_scales_;
-  // What Inverse makes: the roots that it shows, or the core's diagonal. S is kept, where it is, until J changes.
+  // Results of Inverse: the roots or the core's diagonal. A core that the factor keeps stays valid until J changes.
   mutable std::vector<double> roots_;
   mutable DeviceMatrix core_;  // packed
   mutable bool core_kept_ = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A method turns statistics into a preconditioner. `Method` is a validated configuration and the factory of
-// `LayerState`, the per-layer factors. Each method is written once, over Backend.
+// Methods, which turn statistics into a preconditioner. `Method` is a validated configuration and the factory of
+// `LayerState`, the per-layer factors. Each method is implemented once, on top of Backend.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,11 @@
 
 namespace precondor {
 
-// One step's sealed, merged statistics of one layer: matrices on the backend's device. A side comes in one of two
-// forms, the other is empty: as vectors, the rows of a matrix, whose second moment is (1/k) sum v v'; or as that second
-// moment itself, the mean of v v' over the step's rows weighted as the workers' contributions are, its lower triangle
-// packed by Backend::PackLower. The sides' forms and k's are independent of each other.
+// The sealed, merged statistics of one step of one layer: matrices on the backend's device. Each side has one of two
+// forms; the views of the other form are empty. The first form is vectors, the rows of a matrix, with second moment
+// (1/k) sum v v'. The other form is the second moment itself: the mean of v v' over the step's rows, weighted as the
+// workers' contributions are, with its lower triangle packed by Backend::PackLower. The sides' forms and k's are
+// independent of each other.
 struct LayerStatistics {
   ConstMatrixView a = {};             // [k, d_in]
   ConstMatrixView g = {};             // [k, d_out]
@@ -31,51 +32,51 @@ struct LayerStatistics {
   ConstMatrixView g_covariance = {};  // [1, d_out (d_out + 1) / 2]
 };
 
-// Factors of one layer. One thread at a time; distinct states may be used at the same time.
+// The factors of one layer. One thread at a time; distinct states may be used concurrently.
 class LayerState {
  public:
   virtual ~LayerState() = default;
 
-  // Takes in one statistic step. On error (non-finite input, failed decomposition) the state is as before: the last
-  // good factors stay in use.
+  // Updates the factors with one statistic step. On error (non-finite input, failed decomposition) the state is
+  // unchanged: the last good factors stay in use.
   virtual absl::Status Update(const LayerStatistics& statistics) = 0;
 
-  // u = preconditioned d, both [d_out, d_in] on the device; u must not alias d. Before the first successful Update a
-  // method that needs statistics gives u = d and reports it by ready() == false.
-  // A method that works from gradients alone takes d in before it answers; on error (non-finite input, a result beyond
-  // f32) it has not, and goes on as before.
+  // Sets u to the preconditioned d, both [d_out, d_in] on the device; u must not alias d. Before the first successful
+  // Update, a method that needs statistics sets u = d, and ready() is false. A method that works from gradients alone
+  // first updates its factors with d. On error (non-finite input, a result beyond f32) its state is unchanged.
   virtual absl::Status Precondition(ConstMatrixView d, MatrixView u) = 0;
 
-  // The last answer again, bitwise, without taking its gradient in once more: for a method that works from gradients
-  // alone. FailedPrecondition before the first; Unimplemented for the others, whose Precondition can be repeated.
+  // Returns the last answer again, bitwise, without updating the factors; for methods that work from gradients alone.
+  // Returns FailedPrecondition before the first answer, and Unimplemented for other methods, whose Precondition can be
+  // repeated.
   virtual absl::Status Repeat(MatrixView u) {
     return absl::UnimplementedError("the method takes no gradients in: repeat Precondition");
   }
 
-  // What the last Update, or Load, has deferred and a later one will need, once; null where there is nothing. It may
-  // run at any time, on any thread, beside all calls of this state, and outlive the state, but not the backend. An
-  // Update that needs it waits for it where it runs, and does it itself where no thread has begun it: factors do not
-  // depend on whether and when it ran.
+  // Returns, once, work that the last Update or Load has deferred and a later Update will need; null if there is none.
+  // The work may run at any time, on any thread, concurrently with all calls of this state. It may outlive the state,
+  // but not the backend. An Update that needs the work waits for it if it is running, and does it itself if no thread
+  // has begun it. So factors do not depend on whether and when it ran.
   virtual std::function<void()> TakeDeferredWork() { return nullptr; }
 
   virtual bool ready() const = 0;
 
-  // Successful updates so far, or gradients taken in; the factor version of the protocol.
+  // Number of successful updates, or of gradients that have updated the factors; the factor version of the protocol.
   virtual uint64_t version() const = 0;
 
-  // All that later updates and answers depend on, as bytes of kernels/methods/state_codec.h: a state made for the same
-  // layer by an equal method that loads them goes on bitwise like this one, on the same kind of backend. Errors: the
-  // backend's.
+  // Returns everything that later updates and answers depend on, as bytes of kernels/methods/state_codec.h. A state
+  // that an equal method has made for the same layer, and that loads these bytes, continues bitwise like this one on
+  // the same kind of backend. Errors: the backend's.
   virtual absl::StatusOr<std::string> Save() const = 0;
-  // Takes over what Save gave. DataLoss: damaged; FailedPrecondition: of another method, configuration or shape; both
-  // name the field. On error the state is as before.
+  // Replaces the state by one that Save has returned. Returns DataLoss if the bytes are damaged, and FailedPrecondition
+  // if they are of another method, configuration or shape; both name the field. On error the state is unchanged.
   virtual absl::Status Load(absl::string_view bytes) = 0;
 
-  // Device bytes held, never more than Method::StateBytes for the shape; of a split state on all devices together.
+  // Device bytes of the state, at most Method::StateBytes for the shape; for a split state the sum over all devices.
   virtual int64_t bytes() const = 0;
 
-  // For GetLayerStats and tests: "dense", "low_rank", "triangular" or "diagonal" per side, the current rank, damping,
-  // max diagonal.
+  // A summary for GetLayerStats and tests: per side the representation ("none", "dense", "low_rank", "eigen",
+  // "inverse", "mean", "triangular" or "diagonal"), the current rank and the damping.
   struct Summary {
     const char* input_representation = "none";
     const char* output_representation = "none";
@@ -83,8 +84,8 @@ class LayerState {
     int64_t output_rank = 0;
     double input_damping = 0;
     double output_damping = 0;
-    int64_t failed_decompositions = 0;  // after which the last good factors stayed in use
-    int64_t resets = 0;                 // of factors that could not be decomposed three times in a row
+    int64_t failed_decompositions = 0;  // failures after which the last good factors stayed in use
+    int64_t resets = 0;                 // resets of factors after three failed decompositions in a row
   };
   virtual Summary summary() const = 0;
 };
@@ -93,52 +94,53 @@ class LayerState {
 class Method {
  public:
   virtual ~Method() = default;
-  // A constant that outlives the method.
+  // Returns a constant that outlives the method.
   virtual const MethodTraits& traits() const = 0;
   absl::string_view name() const { return traits().name; }
   bool needs_statistics() const { return traits().statistics != StatisticsForm::kNone; }
 
-  // Exact device bytes of one layer's state at its fullest, for admission.
+  // Exact maximum of the device bytes of one layer's state, for admission.
   virtual int64_t StateBytes(const LayerSpec& layer) const = 0;
-  // Upper bound of what LayerState::Save gives of it: besides the matrices a number a column at most, and text.
+  // Upper bound of the bytes that LayerState::Save returns: besides the matrices at most a number per column, and text.
   virtual int64_t SavedBytes(const LayerSpec& layer) const {
     const int64_t state = StateBytes(layer);
     return state + state / 8 + (16 << 10);
   }
   // Upper bound of the scratch that one Update or Precondition of the layer allocates and frees.
   virtual int64_t ScratchBytes(const LayerSpec& layer, int64_t vectors_per_step) const = 0;
-  // Upper bound of the scratch of what TakeDeferredWork gives.
+  // Upper bound of the scratch of the work that TakeDeferredWork returns.
   virtual int64_t DeferredScratchBytes(const LayerSpec& layer) const { return 0; }
-  // Arithmetic of one step, for placement before anything has been measured.
+  // Floating-point operations of one step, for placement before anything has been measured.
   virtual double StepFlops(const LayerSpec& layer, int64_t vectors_per_step) const = 0;
 
-  // True when U still has to be scaled by one factor common to all layers (KL_CLIP): the answer to each gradient then
-  // carries <D, U>, and the client computes the factor from all of them (docs/methods/mkor.md).
+  // Returns true if U still must be scaled by one factor common to all layers (KL_CLIP). The answer to each gradient
+  // then carries <D, U>, and the client computes the factor from all answers (docs/methods/mkor.md).
   virtual bool needs_global_scale() const = 0;
 
-  // What the user who opens a session with this configuration should know; logged by servers.
+  // Returns warnings for the user who opens a session with this configuration; servers log them.
   virtual std::vector<std::string> Warnings(int64_t vectors_per_step) const = 0;
 
-  // `backend` must outlive the state.
+  // Makes the state of a layer. `backend` must outlive it.
   virtual absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const = 0;
 
-  // --- factors by rows over the devices of one process, where it has several ----------------------------------------
-  // Whether this layer's factors are to be: it asks for so much that one device need not have to hold it.
+  // --- Factors that are split by rows over several devices of one process -------------------------------------------
+  // Returns whether the configuration asks for this layer's factors to be split, so that no device must hold all of
+  // them.
   virtual bool Splits(const LayerSpec& layer) const { return false; }
-  // Device bytes with the state, or scratch, of one layer: on the device whose backend takes statistics and gradients,
-  // and on each of the others at most.
+  // Device bytes of one layer's state or scratch: on the primary device, whose backend holds statistics and gradients,
+  // and at most on each of the others.
   struct SplitBytes {
     int64_t primary = 0;
     int64_t other = 0;
   };
-  // StateBytes and ScratchBytes of MakeSplitState's states.
+  // Replace StateBytes and ScratchBytes for states that MakeSplitState makes.
   virtual SplitBytes SplitStateBytes(const LayerSpec& layer, int ranks) const { return {StateBytes(layer), 0}; }
   virtual SplitBytes SplitScratchBytes(const LayerSpec& layer, int64_t vectors_per_step, int ranks) const {
     return {ScratchBytes(layer, vectors_per_step), 0};
   }
-  // Where Splits. Statistics, gradients and answers are on group.backend(primary), as for a state of that backend; both
-  // states load what the other has saved, and are equal up to rounding, which depends on the number of ranks. `group`
-  // must outlive the state.
+  // Makes a split state. Precondition: Splits(layer). Statistics, gradients and answers are on group.backend(primary),
+  // as for a state of that backend. A split state loads what an unsplit one has saved, and the reverse. Their results
+  // are equal up to rounding, which depends on the number of ranks. `group` must outlive the state.
   virtual absl::StatusOr<std::unique_ptr<LayerState>> MakeSplitState(const LayerSpec& layer, DeviceGroup& group,
                                                                      int primary) const;
 };

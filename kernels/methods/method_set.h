@@ -15,19 +15,20 @@
 
 namespace precondor {
 
-// How a method is made: the registry in servers, fakes in tests. Errors are those of MakeMethod. Thread-safe.
+// Makes a method: the registry in servers, fakes in tests. Errors are those of MakeMethod. Thread-safe.
 using MethodFactory = std::function<absl::StatusOr<std::unique_ptr<Method>>(const MethodConfig&)>;
 
-// Immutable after construction; safe from any thread.
+// The methods of one session. Immutable after construction; safe from any thread.
 class MethodSet {
  public:
-  // `spec` is valid. Errors: the factory's; InvalidArgument names a layer whose statistics its method does not take, or
-  // a method whose factors workers cannot hold, in a session where they do.
+  // Precondition: `spec` is valid. Returns the factory's errors. Returns InvalidArgument, with the layer, if its method
+  // does not take its statistics, and, with the method, if workers cannot hold its factors in a session in which they
+  // do.
   static absl::StatusOr<MethodSet> Make(const SessionSpec& spec, const MethodFactory& make = MakeMethod);
 
   const Method& of(int64_t layer) const { return *methods_[of_layer_[static_cast<size_t>(layer)]]; }
 
-  // Each once: the session's own, then those of its exceptions in their order.
+  // The session's own method, then those of its exceptions in their order, each once.
   const std::vector<std::unique_ptr<Method>>& all() const { return methods_; }
 
  private:

@@ -23,26 +23,27 @@
 namespace precondor {
 namespace {
 
-// One side's factors: a single one, or one per diagonal block where the side is longer than max_factor_dim.
+// One factor of a side. A side has one factor, or one per diagonal block if it is longer than max_factor_dim.
 struct Block {
   int64_t begin = 0;
   int64_t size = 0;
   std::unique_ptr<Factor> factor;
 };
 
-// Of a side's blocks, which are one as a rule.
+// Inverses of a side's blocks, of which there is usually one.
 using Inverses = absl::InlinedVector<FactorInverse, 1>;
 
-// What of the configuration the factors depend on; scaling acts on answers alone.
+// Text of the options that the factors depend on; scaling affects only answers.
 std::string StateText(const MkorConfig& config) {
   const std::string text =
       absl::StrFormat("rule %d rank %d gamma %.17g damping %.17g clip %.17g zeta %.17g norm_threshold %.17g",
                       static_cast<int>(config.rule), config.rank, config.gamma, config.damping, config.clip,
                       config.zeta, config.norm_threshold);
-  return config.storage == SymmetricStorage::kF32 ? text : text + " storage F16";  // as before there was a choice
+  // F32 is not written, as in states from before the option existed.
+  return config.storage == SymmetricStorage::kF32 ? text : text + " storage F16";
 }
 
-// Lengths of equal blocks (the last ones one shorter) that cover d.
+// Returns the lengths of equal blocks (the last ones may be one shorter) that cover d.
 std::vector<int64_t> BlockSizes(int64_t d, int64_t max_factor_dim) {
   const int64_t count = (d + max_factor_dim - 1) / max_factor_dim;
   std::vector<int64_t> sizes(count, d / count);
@@ -57,14 +58,14 @@ ConstMatrixView Columns(ConstMatrixView x, int64_t begin, int64_t count) {
   return ConstMatrixView(x.data + begin, x.rows, count, x.stride);
 }
 
-// A factor's inverse with the scalar that all blocks of its side share taken out.
+// Returns a factor's inverse divided by the scalar that all blocks of its side share.
 LowRankInverse UnitForm(const FactorInverse& inverse, double shared) {
   LowRankInverse form = inverse.low_rank;
   form.c = inverse.c / shared;
   return form;
 }
 
-// Taken out of all blocks of a side, so that none of them scales up.
+// Returns the scalar to divide all blocks of a side by, so that no block scales up.
 double LargestScale(const Inverses& inverses) {
   double largest = 0;
   for (const FactorInverse& inverse : inverses) largest = std::max(largest, inverse.c);
@@ -76,7 +77,7 @@ class MkorState final : public LayerState {
   MkorState(const MkorConfig& config, const LayerSpec& layer, Backend& backend)
       : config_(config), layer_(layer), backend_(backend) {}
 
-  // With a group, the backend is that of its rank `primary`.
+  // With a group, backend_ is the backend of its rank `primary`.
   absl::Status Init(DeviceGroup* group, int primary) {
     PRECONDOR_RETURN_IF_ERROR(InitSide(layer_.d_in, group, primary, in_));
     return InitSide(layer_.d_out, group, primary, out_);
@@ -99,7 +100,7 @@ class MkorState final : public LayerState {
     if (!ready()) return backend_.Copy(d, u);
     Inverses in, out;
     PRECONDOR_RETURN_IF_ERROR(InvertSides(in, out));
-    // Scalars are taken out so that the products stay in f32's range; scaling.h puts their effect back.
+    // Scalars are factored out so that the products stay in f32's range. Rescale and ScaleOf apply them again.
     const double in_scale = LargestScale(in), out_scale = LargestScale(out);
     const bool alike = out_.size() == 1 && in_.size() == 1 && out[0].dense == in[0].dense && out[0].split == nullptr &&
                        in[0].split == nullptr;
@@ -191,7 +192,7 @@ class MkorState final : public LayerState {
     return in.Finish();
   }
 
-  // Any number that differs between factors and is the same on every machine.
+  // Returns a number that differs between factors and is equal on every machine.
   uint64_t Phase(const std::vector<Block>& side, int64_t begin) const {
     std::vector<uint64_t> words(layer_.name.begin(), layer_.name.end());
     words.push_back(&side == &in_ ? 0 : 1);
@@ -214,7 +215,7 @@ class MkorState final : public LayerState {
     return absl::OkStatus();
   }
 
-  // Whether the side is one factor, which gets the vectors as they came.
+  // Whether the side is one factor, which takes the vectors unchanged.
   bool PreparesWhole(const PerVector& squares, const std::vector<Block>& side) const {
     return side.size() == 1 && !Clamps(squares);
   }
@@ -241,7 +242,7 @@ class MkorState final : public LayerState {
     return absl::OkStatus();
   }
 
-  // REFERENCE: elements beyond +-clip are cut off, as in the authors' package. Rare, hence by way of the host.
+  // REFERENCE: clamps elements to +-clip, as the authors' package does. This is rare, so it runs on the host.
   absl::StatusOr<DeviceMatrix> Clamp(ConstMatrixView vectors) {
     std::vector<float> elements(vectors.size());
     const MatrixView host(elements.data(), vectors.rows, vectors.cols);
@@ -273,7 +274,7 @@ class MkorState final : public LayerState {
     return absl::OkStatus();
   }
 
-  // u = J_out d J_in / (out_scale in_scale) in whatever pair of forms the two factors have.
+  // Computes u = J_out d J_in / (out_scale in_scale) for any pair of forms of the two factors.
   absl::Status PreconditionTile(const FactorInverse& out, double out_scale, const FactorInverse& in, double in_scale,
                                 ConstMatrixView d, MatrixView u) {
     if (!out.dense && !in.dense) {
@@ -295,7 +296,7 @@ class MkorState final : public LayerState {
     return MultiplyRight(in, in_scale, scale, half.view(), u);
   }
 
-  // u = J_out d / shared in the low-rank form; scale times J_out's matrix with d in the dense one.
+  // Low-rank form: u = J_out d / shared. Dense form: u = scale times J_out's matrix times d.
   absl::Status MultiplyLeft(const FactorInverse& out, double shared, double scale, ConstMatrixView d, MatrixView u) {
     if (!out.dense) return backend_.LowRankPrecondition(UnitForm(out, shared), {}, d, u, config_.products);
     if (out.split == nullptr) {
@@ -338,13 +339,13 @@ class Mkor final : public Method {
   }
 
   int64_t SavedBytes(const LayerSpec& layer) const override {
-    int64_t full = 0;  // of factors over several devices
+    int64_t full = 0;  // full matrices of factors on several devices
     for (int64_t d : AllBlocks(layer)) full += config_.Splits(d) ? d * d * static_cast<int64_t>(sizeof(float)) : 0;
     return Method::SavedBytes(layer) + full;
   }
 
-  // An update holds what every block of both sides has prepared; a precondition the cores of all blocks and a few
-  // matrices of a tile's size.
+  // An update holds the prepared state of every block of both sides. Preconditioning holds the cores of all blocks and
+  // a few matrices of a tile's size.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t vectors_per_step) const override {
     int64_t update = 0;
     for (int64_t d : AllBlocks(layer)) update += FactorScratchBytes(config_, d, vectors_per_step);
@@ -428,15 +429,15 @@ class Mkor final : public Method {
     return std::unique_ptr<LayerState>(std::move(state));
   }
 
-  // What a precondition takes beside the factors' inverses.
+  // Scratch of preconditioning in addition to the factors' inverses.
   int64_t TileBytesOf(const LayerSpec& layer) const {
     const int64_t rank = std::min(config_.rank, std::max(layer.d_out, layer.d_in));
     const int64_t tile = layer.d_out * layer.d_in + 4 * rank * (layer.d_out + layer.d_in) + 6 * rank * rank;
     return (tile + CopiedElements(layer)) * static_cast<int64_t>(sizeof(float));
   }
 
-  // What both factors and two matrices of a tile's size take, in floats: in 16 bits, filled up to whole blocks, or in
-  // f32 with rows filled up.
+  // Size in floats of both factors and two matrices of a tile's size, as copied for reduced precision: in 16 bits and
+  // padded to whole blocks, or in f32 with padded rows.
   int64_t CopiedElements(const LayerSpec& layer) const {
     const bool bf16 = config_.products == ProductPrecision::kBf16;
     if (!bf16 && config_.products != ProductPrecision::kTf32) return 0;

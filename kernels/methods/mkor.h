@@ -17,7 +17,7 @@ inline constexpr MethodTraits kMkorTraits = {
     .local_factors = true,
 };
 
-// Errors as MakeMethod's.
+// Errors: those of MakeMethod.
 absl::StatusOr<std::unique_ptr<Method>> MakeMkor(const MethodConfig& config);
 
 }  // namespace precondor

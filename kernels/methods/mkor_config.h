@@ -19,8 +19,8 @@ enum class Representation : uint8_t { kAuto, kDense, kLowRank };
 struct MkorConfig {
   UpdateRule rule = UpdateRule::kExactDamped;
   Representation representation = Representation::kAuto;
-  SymmetricStorage storage = SymmetricStorage::kF32;   // of dense factors that UsesDeferred
-  ProductPrecision products = ProductPrecision::kF32;  // of preconditions with two dense sides
+  SymmetricStorage storage = SymmetricStorage::kF32;   // of dense factors if UsesDeferred()
+  ProductPrecision products = ProductPrecision::kF32;  // for preconditioning with two dense sides
   int64_t rank = 64;                                   // columns kept per factor in the low-rank form
   double gamma = 0.95;                                 // decay of one statistic step
   double damping = 1.0;                                // lambda, relative to the mean eigenvalue
@@ -29,22 +29,23 @@ struct MkorConfig {
   double zeta = 0.95;             // PUBLISHED: weight of J in the blend with I
   double norm_threshold = 10;     // PUBLISHED: blend when max |J| exceeds it
   int64_t max_factor_dim = 8192;  // longer sides are split block-diagonally
-  int64_t split_dim = 0;  // dense factors from this dimension on lie over several devices, if there are; 0: none
+  // Dense factors from this dimension on are split over several devices if the process has them. 0: none.
+  int64_t split_dim = 0;
 
-  // True when a factor of dimension d is kept in the low-rank form.
+  // Returns true if a factor of dimension d is kept in low-rank form.
   bool UsesLowRank(int64_t d) const;
-  // True when it is dense and lies over several devices where a process has them.
+  // Returns true if a factor of dimension d is dense and is split over several devices where a process has them.
   bool Splits(int64_t d) const { return split_dim > 0 && d >= split_dim && !UsesLowRank(d); }
-  // True when a dense factor's updates are a few rank-1 terms, which may wait.
+  // Returns true if a dense factor's updates are a few rank-1 terms, which can be deferred.
   bool UsesDeferred() const { return rule != UpdateRule::kExactDamped; }
-  // Vectors that Sherman-Morrison takes in at once, of k: BLEND bounds their length, so that all may come together;
-  // REFERENCE does not, and only one by one loses nothing to rounding however long they are.
+  // Returns the number of vectors, of k, that one Sherman-Morrison step uses. BLEND bounds their norms, so one step can
+  // use all. REFERENCE does not, and only steps of one vector lose nothing to rounding however long the vectors are.
   int64_t ShermanMorrisonBlock(int64_t k) const { return rule == UpdateRule::kBlend ? k : 1; }
 };
 
 // Reads every option. The reader keeps the first error; the caller calls its Finish.
 MkorConfig ReadMkorConfig(OptionReader& reader);
-// InvalidArgument names the option, what was expected and what came.
+// Returns InvalidArgument with the option, the expected values and the actual value.
 absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config);
 
 }  // namespace precondor

@@ -107,7 +107,7 @@ class MuonState final : public LayerState {
     return parts;
   }
 
-  // u = the answer that this state gives. A function of the state alone, so that Repeat is bitwise.
+  // Computes the answer of `parts` into u. It depends on `parts` alone, so that Repeat is bitwise.
   absl::Status Answer(const Parts& parts, MatrixView u) const {
     const ConstMatrixView direction = parts.direction().view();
     PRECONDOR_ASSIGN_OR_RETURN(const double square, backend_.Dot(direction, direction));
@@ -129,8 +129,9 @@ class MuonState final : public LayerState {
         absl::StrCat("layer ", layer_.name, ": expected |U| within f32, got NaN or infinity"));
   }
 
-  // Runs ns_steps Newton-Schulz iterations from x, and scales the result; it is in y for an odd number of them, else in
-  // x. Where x is tall, the polynomial of X'X from the right is the transpose of the published one from the left.
+  // Runs ns_steps Newton-Schulz iterations from x, and scales the result, which is in y for an odd number of iterations
+  // and in x otherwise. If x is tall, the polynomial of X'X from the right is used, the transpose of the published one
+  // from the left.
   absl::Status Orthogonalize(MatrixView x, MatrixView y) const {
     const int64_t k = std::min(x.rows, x.cols);
     const bool wide = x.rows <= x.cols;
@@ -179,7 +180,7 @@ class Muon final : public Method {
 
   int64_t StateBytes(const LayerSpec& layer) const override { return Matrices() * Elements(layer) * kElementBytes; }
 
-  // The next state, the iteration's second matrix, and two square ones of the short side.
+  // The next state, the iteration's second matrix, and two square matrices of the short side.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
     const int64_t k = ShortSide(layer);
     return ((Matrices() + 1) * Elements(layer) + 2 * k * k) * kElementBytes;
@@ -200,7 +201,7 @@ class Muon final : public Method {
   }
 
  private:
-  // How many a state has.
+  // Number of matrices in a state.
   int64_t Matrices() const { return config_.nesterov ? 2 : 1; }
 
   const MuonConfig config_;

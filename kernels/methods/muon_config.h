@@ -22,15 +22,16 @@ struct MuonConfig {
   bool nesterov = true;
   int64_t ns_steps = 5;  // Newton-Schulz iterations
   MuonScale scale = MuonScale::kMatchRmsAdamw;
-  double epsilon = 1e-7;  // is added to the Frobenius norm that the iteration's input is divided by
+  // Added to the Frobenius norm by which the iteration's input is divided.
+  double epsilon = 1e-7;
 
-  // The factor that `scale` names, for this layer.
+  // Returns the factor that `scale` selects for this layer.
   double ScaleOf(const LayerSpec& layer) const;
 };
 
 // Reads every option. The reader keeps the first error; the caller calls its Finish.
 MuonConfig ReadMuonConfig(OptionReader& reader);
-// InvalidArgument names the option, what was expected and what came.
+// Returns InvalidArgument with the option, the expected values and the actual value.
 absl::StatusOr<MuonConfig> ParseMuonConfig(const MethodConfig& config);
 
 }  // namespace precondor

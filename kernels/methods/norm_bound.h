@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cheap estimate of a spectral norm, from below.
+// A cheap lower bound of a spectral norm.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -8,10 +8,10 @@
 
 namespace precondor {
 
-// |x A'| for the unit vector x along A_i A, A_i the longest row of A: at most the spectral norm of A, and seldom less
-// than 0.7 of it. 0 for A = 0. a [n, n] symmetric or skew, or any normal matrix.
-// Source: norm_lower_bound of Li's psgd_torch. Errors: FailedPrecondition for NaN or infinity; the backend's. Scratch:
-// 2 n elements.
+// Returns |x A'| for the unit vector x along A_i A, with A_i the longest row of A: at most the spectral norm of A, and
+// seldom less than 0.7 of it. Returns 0 for A = 0. a [n, n] is symmetric, skew, or any normal matrix. Source:
+// norm_lower_bound of Li's psgd_torch. Errors: FailedPrecondition for NaN or infinity; the backend's. Scratch: 2 n
+// elements.
 absl::StatusOr<double> NormLowerBound(Backend& backend, ConstMatrixView a);
 
 }  // namespace precondor

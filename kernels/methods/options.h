@@ -16,7 +16,7 @@
 
 namespace precondor {
 
-// kText: a schedule, too.
+// kText includes schedules.
 enum class OptionType : uint8_t { kFlag, kNumber, kInteger, kText };
 
 struct OptionInfo {
@@ -24,25 +24,27 @@ struct OptionInfo {
   OptionType type = OptionType::kText;
 };
 
-// One use, one thread. The first error is kept; getters then return their defaults.
+// Reads the options of one configuration. Use it once, on one thread. It keeps the first error; getters then return
+// their defaults.
 class OptionReader {
  public:
   // `config` must outlive the reader.
   explicit OptionReader(const MethodConfig& config) : config_(config) {}
 
-  // A number in [low, high], or in (low, high) with exclusive bounds.
+  // Return a number in [low, high]; OpenNumber one in (low, high).
   double Number(absl::string_view name, double fallback, double low, double high);
   double OpenNumber(absl::string_view name, double fallback, double low, double high);
   int64_t Integer(absl::string_view name, int64_t fallback, int64_t low, int64_t high);
   bool Flag(absl::string_view name, bool fallback);
-  // A number, or a text that Schedule reads, with all values in [low, high].
+  // Returns a number, or a text that Schedule parses, with all values in [low, high].
   Schedule ReadSchedule(absl::string_view name, absl::string_view fallback, double low, double high);
-  // Index of the option's text in `choices`.
+  // Returns the index of the option's text in `choices`.
   int Choice(absl::string_view name, int fallback, absl::Span<const absl::string_view> choices);
 
-  // InvalidArgument that names the method, the option, what was expected and what came; also for options never read.
+  // Returns the first error: InvalidArgument with the method, the option, the expected values and the actual value.
+  // Options that no getter has read are errors too.
   absl::Status Finish() const;
-  // The options that have been read so far, in order. The config may have them or not.
+  // Returns the options that getters have read so far, in order, whether or not the configuration sets them.
   const std::vector<OptionInfo>& options_read() const { return options_read_; }
 
  private:

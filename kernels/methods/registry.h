@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every method, in one explicit table.
+// The registry of methods: one explicit table.
 #pragma once
 
 #include <memory>
@@ -15,21 +15,21 @@
 
 namespace precondor {
 
-// A method from its configuration. NotFound names the known methods; InvalidArgument names the option, what was
-// expected and what came. Unknown options are errors.
+// Makes a method from its configuration. Returns NotFound, with the known methods, for an unknown method, and
+// InvalidArgument, with the option, the expected values and the actual value, for a bad or unknown option.
 absl::StatusOr<std::unique_ptr<Method>> MakeMethod(const MethodConfig& config);
 
-// Every option that the method's parser reads. NotFound names the known methods.
+// Returns every option that the method's parser reads. Returns NotFound, with the known methods, for an unknown method.
 absl::StatusOr<std::vector<OptionInfo>> MethodOptions(absl::string_view method);
 
-// Names of all methods, in the table's order; conformance tests run over it.
+// Returns the names of all methods, in the table's order. Conformance tests run over them.
 std::vector<absl::string_view> MethodNames();
 
-// The traits of all methods, in the table's order.
+// Returns the traits of all methods, in the table's order.
 std::vector<MethodTraits> AllMethodTraits();
 
-// False for methods that work from gradients alone: Method::needs_statistics, for callers that hold no methods. The
-// layer exists, and its method is one of MethodNames().
+// Returns false for methods that work from gradients alone: Method::needs_statistics, for callers that hold no methods.
+// Precondition: the layer exists, and its method is one of MethodNames().
 bool TakesStatistics(const SessionSpec& spec, int64_t layer);
 
 }  // namespace precondor

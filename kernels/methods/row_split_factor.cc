@@ -75,7 +75,7 @@ absl::StatusOr<DeviceMatrix> RowSplitFactor::Terms(const Rank& rank, double deca
   const std::vector<double> weights(v.rows, -1.0);
   for (int64_t begin = 0; begin < v.rows; begin += block) {
     const int64_t count = std::min(block, v.rows - begin);
-    // What is left of H when the terms before are taken away.
+    // H minus the terms before this block.
     const SymmetricForm h(decay, shift, absl::MakeConstSpan(weights).first(begin), terms.view().RowRange(0, begin));
     PRECONDOR_RETURN_IF_ERROR(backend_.ShermanMorrisonTerms(
         h, 1.0, v.RowRange(begin, count), all.RowRange(begin, count), terms.view().RowRange(begin, count), {}));
@@ -112,7 +112,7 @@ absl::Status RowSplitFactor::Right(const Rank& rank, ConstMatrixView g, MatrixVi
   PRECONDOR_RETURN_IF_ERROR(CheckRank(rank));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("gradient", g, g.rows, d_));
   if (u.size() > 0) PRECONDOR_RETURN_IF_ERROR(CheckShape("result", u, g.rows, d_));
-  // Rank after rank its columns [m, block].
+  // The columns of each rank in turn, [m, block].
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix gathered, backend_.AllocateScratch(size_ * g.rows, block_));
   const MatrixView all = gathered.view(), mine = all.RowRange(rank_ * g.rows, g.rows);
   PRECONDOR_RETURN_IF_ERROR(

@@ -26,7 +26,8 @@ absl::Status RuleScalars::Read(StateReader& in) {
 }
 
 absl::Status CheckDiagonal(const std::vector<double>& diagonal) {
-  int wrong = 0;  // a sum of outcomes becomes vectors, a branch or a maximum does not
+  // A sum of comparisons is vectorised; a branch or a maximum is not.
+  int wrong = 0;
   for (const double value : diagonal) wrong += value >= 0 && value <= std::numeric_limits<double>::max() ? 0 : 1;
   if (wrong == 0) return absl::OkStatus();
   return absl::FailedPreconditionError("factor: expected a finite positive diagonal after the update");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules REFERENCE and BLEND of docs/methods/mkor.md on a dense J, whatever holds it: with H = gamma J + (1-gamma)
-// I, J <- H - sum_i r_i r_i' for a few terms r_i.
+// The rules REFERENCE and BLEND of docs/methods/mkor.md on a dense J, independent of how J is stored: with H = gamma J
+// + (1-gamma) I, J <- H - sum_i r_i r_i' for a few terms r_i.
 #pragma once
 
 #include <vector>
@@ -14,25 +14,26 @@
 
 namespace precondor {
 
-// What a factor keeps beside J's elements.
+// State of a factor in addition to J's elements.
 struct RuleScalars {
   double mass = 0;               // BLEND: 1 - gamma^t
   double mean_square = 0;        // BLEND: EMA of |v|^2
-  bool discard_next = false;     // REFERENCE: the first vectors
-  std::vector<double> diagonal;  // of J, by which a J that is none shows
+  bool discard_next = false;     // REFERENCE: discard the first vectors
+  std::vector<double> diagonal;  // of J; reveals a J that is not positive definite
 
-  // All but the diagonal.
+  // Writes all fields but the diagonal.
   void Write(StateWriter& out) const;
   absl::Status Read(StateReader& in);
 };
 
-// FailedPrecondition unless all elements are finite and not below zero.
+// Returns FailedPrecondition unless all elements are finite and not negative.
 absl::Status CheckDiagonal(const std::vector<double>& diagonal);
 
-// The mean of |v|^2, which are `squares` unless that is empty; InvalidArgument where it is not finite.
+// Returns the mean of |v|^2, from `squares` unless that is empty. Returns InvalidArgument if the mean is not finite.
 absl::StatusOr<double> MeanSquare(ConstMatrixView vectors, absl::Span<const double> squares, Backend& backend);
 
-// By what the rule multiplies each of k vectors of this mean square; BLEND's averages advance by it.
+// Returns the number by which the rule multiplies each of k vectors of this mean square. For BLEND it also advances the
+// averages in `scalars`.
 double VectorScale(const MkorConfig& config, int64_t d, int64_t k, double mean_square, RuleScalars& scalars);
 
 }  // namespace precondor

@@ -20,7 +20,8 @@ namespace {
 
 constexpr int64_t kElementBytes = sizeof(float);
 
-// Answers depend on all of it. Of a layer that is its own matrix the sides go without saying.
+// Text of the options, on all of which answers depend. The sides are omitted for a layer whose sides are d_out and
+// d_in.
 std::string StateText(const SoapConfig& c, const LayerSpec& layer, const SoapSides& sides) {
   const bool is_matrix = sides.sizes == std::vector<int64_t>{layer.d_out, layer.d_in};
   return absl::StrFormat(
@@ -48,7 +49,7 @@ class SoapState final : public LayerState {
     PRECONDOR_RETURN_IF_ERROR(ExpectFiniteGradient(layer_, d, backend_));
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix x, AllocateTensor());
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(d, AsMatrix(x)));
-    // All aside, so that whatever fails leaves the state as it was. An empty matrix: the held one stays.
+    // Works on copies, so that a failure leaves the state unchanged. An empty matrix in `next` stands for the held one.
     Parts next = Unchanged();
     PRECONDOR_RETURN_IF_ERROR(config_.rule == SoapRule::kSoap ? SoapStep(std::move(x), next)
                                                               : ShampooStep(std::move(x), next));
@@ -122,7 +123,7 @@ class SoapState final : public LayerState {
   static void Take(DeviceMatrix& from, DeviceMatrix& to) {
     if (!from.empty()) to = std::move(from);
   }
-  // What will be held once `next` is taken.
+  // Returns the matrix that is held once `next` is adopted.
   static const DeviceMatrix& Of(const DeviceMatrix& next, const DeviceMatrix& held) {
     return next.empty() ? held : next;
   }
@@ -152,7 +153,7 @@ class SoapState final : public LayerState {
     return parts;
   }
 
-  // The covariances with the gradient x in them.
+  // Computes the covariances that include the gradient x.
   absl::Status TakeIn(MatrixView x, Parts& next) const {
     for (size_t mode = 0; mode < next.sides.size(); ++mode) {
       const SoapSide& held = held_.sides[mode];
@@ -164,9 +165,9 @@ class SoapState final : public LayerState {
     return absl::OkStatus();
   }
 
-  // The first gradient makes the bases and nothing else: none is ever projected on a basis that it is part of. The
-  // refresh that the published code makes after the step that is due comes before the next one here, so that an answer
-  // is a function of the state that it leaves.
+  // The first gradient only makes the bases, so that no gradient is projected on a basis that it is part of. The
+  // published code refreshes the bases after the step at which this is due. Here the refresh runs before the next step,
+  // so that an answer is a function of the state that it leaves.
   absl::Status SoapStep(DeviceMatrix x, Parts& next) const {
     PRECONDOR_RETURN_IF_ERROR(TakeIn(x.view(), next));
     if (version_ == 0) {
@@ -187,7 +188,8 @@ class SoapState final : public LayerState {
     return backend_.MultiplyElements(1 - beta2, x.view(), x.view(), beta2, next.second.view());
   }
 
-  // All bases one step on; the momentum comes along, of the second moment the order alone, as published.
+  // Refreshes all bases. The momentum is transformed to the new bases; the second moment is only reordered, as in the
+  // published code.
   absl::Status Refresh(Parts& next) const {
     std::vector<std::vector<int64_t>> orders(next.sides.size());
     for (size_t mode = 0; mode < next.sides.size(); ++mode) {
@@ -219,7 +221,7 @@ class SoapState final : public LayerState {
 
   static double Debias(double decay, uint64_t n) { return 1 - std::pow(decay, static_cast<double>(n)); }
 
-  // The answer to the n-th gradient, which the state that `next` makes has taken in.
+  // Computes the answer to the n-th gradient from the state that `next` makes, which includes that gradient.
   absl::Status Answer(const Parts& next, uint64_t n, MatrixView u) const {
     const bool soap = config_.rule == SoapRule::kSoap;
     if (soap && n == 1) return backend_.Axpby(0.0, u, 0.0, u);
@@ -265,7 +267,7 @@ class SoapState final : public LayerState {
   const SoapSides sides_;
   Backend& backend_;
   Parts held_;
-  uint64_t version_ = 0;  // gradients taken in
+  uint64_t version_ = 0;  // gradients that have updated the state
 };
 
 class Soap final : public Method {
@@ -279,8 +281,8 @@ class Soap final : public Method {
     return (Moments() * sides.elements() + 2 * sides.FactorElements()) * kElementBytes;
   }
 
-  // Moments, covariances and factors aside, the gradient or the answer as a tensor, what its products take, and two
-  // matrices of a refresh.
+  // Copies of moments, covariances and factors; the gradient or the answer as a tensor; the scratch of its products;
+  // two matrices of a refresh.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
     const SoapSides sides = config_.Sides(layer);
     int64_t longest = 0;
@@ -293,8 +295,8 @@ class Soap final : public Method {
            SymmetricEigenScratchBytes(longest);
   }
 
-  // Two products a side and gradient, two covariances, and the refresh's share of three products and a decomposition of
-  // about nine.
+  // Per gradient two products per side and two covariances, and a share of the refresh: three products, and a
+  // decomposition that costs about nine.
   double StepFlops(const LayerSpec& layer, int64_t) const override {
     const SoapSides sides = config_.Sides(layer);
     const auto elements = static_cast<double>(sides.elements());

@@ -13,7 +13,7 @@ namespace precondor {
 
 inline constexpr MethodTraits kSoapTraits = {.name = "soap", .whole_updates = true};
 
-// Errors as MakeMethod's.
+// Errors: those of MakeMethod.
 absl::StatusOr<std::unique_ptr<Method>> MakeSoap(const MethodConfig& config);
 
 }  // namespace precondor

@@ -16,15 +16,15 @@ namespace precondor {
 
 enum class SoapRule : uint8_t { kSoap, kShampoo };
 
-// The dimensions of a layer as it is preconditioned, and which of them have a factor.
+// The dimensions of a layer as the method preconditions it, and which of them have a factor.
 struct SoapSides {
   std::vector<int64_t> sizes;
   std::vector<bool> has_factor;
 
   int64_t elements() const { return ElementsOf(sizes); }
-  // Of one square matrix for each factor.
+  // Elements of one square matrix for each factor.
   int64_t FactorElements() const;
-  // "64, 3, 9000 without factor".
+  // Returns a text such as "64, 3, 9000 without factor".
   std::string Text() const;
 };
 
@@ -33,10 +33,10 @@ struct SoapConfig {
   double momentum = 0.95;             // beta1
   double second_moment_decay = 0.95;  // SOAP: beta2
   double covariance_decay = 0.95;
-  double epsilon = 1e-8;          // SOAP: beside the root of the second moment; SHAMPOO: of the largest eigenvalue
+  double epsilon = 1e-8;  // SOAP: added to the root of the second moment; SHAMPOO: relative to the largest eigenvalue
   int64_t refresh_interval = 10;  // gradients between two refreshes of the bases or roots
   int64_t max_factor_dim = 8192;  // longer sides have no factor
-  bool precondition_1d = false;   // whether tensors of one dimension have one
+  bool precondition_1d = false;   // whether tensors of one dimension have a factor
   DimMerging merging = {};
 
   SoapSides Sides(const LayerSpec& layer) const;
@@ -44,7 +44,7 @@ struct SoapConfig {
 
 // Reads every option. The reader keeps the first error; the caller calls its Finish.
 SoapConfig ReadSoapConfig(OptionReader& reader);
-// InvalidArgument names the option, what was expected and what came.
+// Returns InvalidArgument with the option, the expected values and the actual value.
 absl::StatusOr<SoapConfig> ParseSoapConfig(const MethodConfig& config);
 
 }  // namespace precondor

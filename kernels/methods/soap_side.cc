@@ -11,8 +11,8 @@
 namespace precondor {
 namespace {
 
-// x becomes what `map` makes of it along each mode that `wanted` names: map(mode, side, from, to) fills the matrix `to`
-// of the new tensor from that of the old one.
+// Maps x along each mode for which `wanted` returns true: map(mode, side, from, to) fills the new tensor's matrix `to`
+// from the old tensor's matrix `from`.
 template <typename Wanted, typename Map>
 absl::Status MapModes(absl::Span<const int64_t> sizes, DeviceMatrix& x, Backend& backend, Wanted wanted, Map map) {
   DeviceMatrix next;
@@ -59,7 +59,7 @@ absl::StatusOr<DeviceMatrix> Eigenbasis(ConstMatrixView covariance, Backend& bac
   const int64_t n = covariance.rows;
   std::vector<double> values(n);
   std::vector<int64_t> order(n);
-  for (int64_t i = 0; i < n; ++i) order[i] = n - 1 - i;  // they come ascending
+  for (int64_t i = 0; i < n; ++i) order[i] = n - 1 - i;  // SymmetricEigen's order is ascending
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix ascending, backend.Allocate(n, n));
   PRECONDOR_RETURN_IF_ERROR(backend.SymmetricEigen(covariance, absl::MakeSpan(values), ascending.view()));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix basis, backend.Allocate(n, n));
@@ -102,7 +102,7 @@ absl::StatusOr<DeviceMatrix> InverseRoot(ConstMatrixView covariance, double scal
     PRECONDOR_RETURN_IF_ERROR(backend.AddDiagonal(1.0, root.view()));
     return root;
   }
-  // With half of the power on either side of Q, the root is symmetric to the last bit but for the product's rounding.
+  // With half of the power on either side of Q, the root is symmetric except for the product's rounding.
   for (double& value : values) {
     value = std::pow(std::max(scale * value, 0.0) + epsilon * largest, -power / 2);
   }

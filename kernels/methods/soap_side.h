@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One side of a layer in method soap: the gradients' second moment along it and what is made of that
-// (docs/methods/soap.md). Tensors are [sizes[0], the rest], contiguous.
+// One side of a layer in method soap: the gradients' second moment along it, and the basis or root that is computed
+// from it (docs/methods/soap.md). Tensors are [sizes[0], the rest], contiguous.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,11 @@
 
 namespace precondor {
 
-// One thread at a time. Of a side without factor both matrices are empty, and it acts as the identity.
+// The matrices of one side. One thread at a time. A side without factor has two empty matrices and acts as the
+// identity.
 struct SoapSide {
-  DeviceMatrix covariance;  // G_(k) G_(k)', G_(k) the gradient with this dimension as rows
-  DeviceMatrix factor;      // SOAP: eigenvectors as rows, by falling eigenvalue; SHAMPOO: the inverse root
+  DeviceMatrix covariance;  // running average L of G_(k) G_(k)', with G_(k) the gradient with this dimension as rows
+  DeviceMatrix factor;      // SOAP: eigenvectors as rows, by descending eigenvalue; SHAMPOO: the inverse root
 
   bool present() const { return !covariance.empty(); }
 };
@@ -26,31 +27,33 @@ struct SoapSide {
 absl::StatusOr<SoapSide> MakeSoapSide(int64_t size, bool has_factor, Backend& backend);
 absl::StatusOr<DeviceMatrix> CloneMatrix(ConstMatrixView from, Backend& backend);
 
-// decay L + (1 - decay) G_(k) G_(k)', as a matrix of its own.
+// Returns decay L + (1 - decay) G_(k) G_(k)' in new memory.
 absl::StatusOr<DeviceMatrix> NextCovariance(const SoapSide& side, ModeMatrix& gradient, double decay, Backend& backend);
 
-// The eigenvectors of `covariance` as rows, by falling eigenvalue. Errors: SymmetricEigen's.
+// Returns the eigenvectors of `covariance` as rows, by descending eigenvalue. Errors: those of SymmetricEigen.
 absl::StatusOr<DeviceMatrix> Eigenbasis(ConstMatrixView covariance, Backend& backend);
 
-// One step of orthogonal iteration: the rows of the side's basis, sorted by their falling <q, L q>, times L, made
-// orthonormal. `order` is what the sorting did.
+// The result of one step of orthogonal iteration: the rows of the side's basis, sorted by descending <q, L q>,
+// multiplied by L and orthonormalised. `order` is the permutation of the sort.
 struct RefreshedBasis {
   DeviceMatrix basis;
   std::vector<int64_t> order;
 };
 absl::StatusOr<RefreshedBasis> RefreshBasis(const SoapSide& side, Backend& backend);
 
-// (scale L + epsilon |scale L| I)^-power; I for L = 0.
+// Returns (scale L + epsilon |scale L| I)^-power, or I for L = 0.
 absl::StatusOr<DeviceMatrix> InverseRoot(ConstMatrixView covariance, double scale, double epsilon, double power,
                                          Backend& backend);
 
-// x becomes op(F_k) x along each mode k whose factor is not empty. Scratch: ModeScratchElements.
+// x = op(F_k) x along each mode k whose factor is not empty. Scratch: ModeScratchElements.
 absl::Status ApplyFactors(absl::Span<const int64_t> sizes, absl::Span<const ConstMatrixView> factors,
                           Transpose transpose, DeviceMatrix& x, Backend& backend);
-// x's places along each mode become those that its order names; an empty order leaves them. Scratch as above.
+// Permutes x along each mode by the mode's order; an empty order leaves the mode unchanged. Scratch:
+// ModeScratchElements.
 absl::Status Reorder(absl::Span<const int64_t> sizes, absl::Span<const std::vector<int64_t>> orders, DeviceMatrix& x,
                      Backend& backend);
-// What the two allocate at most: a tensor, and both of them as matrices for a mode between others.
+// Upper bound of the elements that ApplyFactors and Reorder allocate: a tensor and, for a mode between others, two
+// copies as matrices.
 int64_t ModeScratchElements(absl::Span<const int64_t> sizes);
 
 }  // namespace precondor

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float);
 
-// Element i of floats that may lie anywhere.
+// Returns element i of floats without alignment.
 float FloatAt(absl::string_view bytes, int64_t i) {
   float value;
   std::memcpy(&value, bytes.data() + i * kFloatBytes, sizeof(value));
@@ -42,8 +42,8 @@ absl::StatusOr<std::unique_ptr<Factor>> SplitFactor::Make(const MkorConfig& conf
 }
 
 int64_t SplitFactor::ScratchBytes(const MkorConfig& config, int64_t d, int64_t k, int ranks) {
-  // The vectors, their products and terms, what blocks of them share, and a backend's own: numbers a column in f64,
-  // and a small decomposition. A load: terms that waited, twice.
+  // The vectors, their products and terms, what a block of them shares, and a backend's own scratch: f64 numbers per
+  // column and a small decomposition. For a load: the deferred terms, twice.
   const int64_t padded = d + ranks, block = config.ShermanMorrisonBlock(k);
   const int64_t update = (2 * k * d + k * padded + block * k + 2 * block * block + 4 * padded) * kFloatBytes +
                          SymmetricEigenScratchBytes(block);
@@ -101,7 +101,7 @@ void SplitFactor::Commit() {
 
 void SplitFactor::Abandon() { change_ = Change(); }
 
-// From this thread for all devices, with nothing between them: no device waits for another, and only a device can fail.
+// Runs on this thread for all devices, without communication: no device waits for another, and only a device can fail.
 absl::Status SplitFactor::Apply(const Change& change) {
   for (size_t rank = 0; rank < factors_.size(); ++rank) {
     const absl::Status applied = Apply(change, *factors_[rank], rank);
@@ -145,7 +145,7 @@ absl::Status SplitFactor::Save(StateWriter& out) const {
   PRECONDOR_RETURN_IF_ERROR(lost_);
   out.Text("dense");
   out.Integer(static_cast<uint64_t>(d_));
-  out.Number(1);  // scale: of earlier versions
+  out.Number(1);  // scale, used by earlier versions
   scalars_.Write(out);
   out.BeginMatrix(d_, d_);
   for (size_t rank = 0; rank < factors_.size(); ++rank) {
@@ -189,7 +189,7 @@ absl::Status SplitFactor::LoadTiles(StateReader& in) {
     PRECONDOR_RETURN_IF_ERROR(backend.Upload(ConstMatrixView(host.data(), waiting, d_), left[rank].view()));
     PRECONDOR_RETURN_IF_ERROR(backend.ScaleRows(saved.weights, left[rank].view(), right[rank].view()));
   }
-  // Rows as SymmetricMatrix::raw has them.
+  // Rows of 32 elements, like those of SymmetricMatrix::raw.
   PRECONDOR_ASSIGN_OR_RETURN(change_.tiles, in.MatrixBytes("matrix", TileElements(d_) / 32, 32));
   change_.scale = saved.scale;
   change_.shift = saved.identity;
@@ -209,7 +209,8 @@ absl::StatusOr<FactorInverse> SplitFactor::Inverse() const {
 
 absl::Status SplitFactor::Precondition(const SplitFactor* out_side, const SplitFactor* in_side, ConstMatrixView d,
                                        MatrixView u) {
-  if (u.rows != d.rows || u.cols != d.cols) {  // which the primary alone would find
+  // Checked here, because only the primary would detect it.
+  if (u.rows != d.rows || u.cols != d.cols) {
     return absl::InvalidArgumentError(
         absl::StrCat("split factors: u: expected [", d.rows, ", ", d.cols, "], got [", u.rows, ", ", u.cols, "]"));
   }

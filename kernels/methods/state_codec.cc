@@ -17,13 +17,14 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "numbers are copied as the host has them");
 
 constexpr absl::string_view kMagic = "PCDRSTAT";
-constexpr uint32_t kFormat = 2;  // 1: one sum in the checksum
+constexpr uint32_t kFormat = 2;  // format 1 has one sum in its checksum
 constexpr size_t kSums = 8;
 constexpr size_t kShownText = 200;
 constexpr int64_t kPartElements = int64_t{64} << 10;
 
-// FNV-1a over words of 8 bytes, the last one filled with zeros, and the length: finds what a disk or a cut-off copy
-// does. Words go to sums in turns, since one alone would wait for its multiplications.
+// FNV-1a over words of 8 bytes, the last one padded with zeros, and the length. It detects faults of a disk and
+// truncated copies. Words go to several sums in turn, because each step of one sum must wait for the multiplication
+// before it.
 template <size_t kSums>
 uint64_t Checksum(absl::string_view bytes) {
   constexpr uint64_t kPrime = 0x100000001b3, kBasis = 0xcbf29ce484222325;
@@ -31,7 +32,7 @@ uint64_t Checksum(absl::string_view bytes) {
   std::fill(sums, sums + kSums, kBasis);
   const auto add = [](uint64_t& sum, uint64_t word) {
     sum = (sum ^ word) * kPrime;
-    sum ^= sum >> 32;  // a product's low bits never see its high ones
+    sum ^= sum >> 32;  // the low bits of a product do not depend on its high bits
   };
   absl::string_view left = bytes;
   for (; left.size() >= sizeof(sums); left.remove_prefix(sizeof(sums))) {
@@ -50,7 +51,7 @@ uint64_t Checksum(absl::string_view bytes) {
   return (sums[0] ^ bytes.size()) * kPrime;
 }
 
-// `format`: 1 ... kFormat.
+// Precondition: `format` is 1 ... kFormat.
 uint64_t ChecksumOf(uint32_t format, absl::string_view bytes) {
   return format == 1 ? Checksum<1>(bytes) : Checksum<kSums>(bytes);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of a LayerState: self-describing, versioned, the same on every machine, checked before anything is believed.
+// The byte format of a LayerState: self-describing, versioned, equal on every machine, and checked before it is used.
 //   "PCDRSTAT", u32 format, then what the method writes, then a u64 checksum over all before it. Numbers are
 //   little-endian; text and matrices carry their sizes.
 #pragma once
@@ -16,21 +16,21 @@
 
 namespace precondor {
 
-// One use, one thread.
+// Writes one state. Use it once, on one thread.
 class StateWriter {
  public:
-  // `expected_bytes`: about as many as will come, so that they need not move as they become more.
+  // `expected_bytes` is an estimate of the final size; it avoids reallocations.
   explicit StateWriter(absl::string_view method, size_t expected_bytes = 0);
   void Integer(uint64_t value);
   void Number(double value);  // bit for bit
   void Text(absl::string_view text);
   void Numbers(const std::vector<double>& values);
-  // Downloads it, in parts that stay in a core's cache until they are taken over. Errors: the backend's.
+  // Downloads the matrix, in parts that fit a core's cache, and appends it. Errors: the backend's.
   absl::Status Matrix(Backend& backend, ConstMatrixView matrix);
-  // The same of a matrix whose rows are in several places, one after the other.
+  // Append a matrix whose rows are in several places: call BeginMatrix, then Rows for each part in order.
   void BeginMatrix(int64_t rows, int64_t cols);
   absl::Status Rows(Backend& backend, ConstMatrixView rows);
-  // The bytes, with their checksum; the writer is empty afterwards.
+  // Returns the bytes with their checksum, and leaves the writer empty.
   std::string Finish();
 
  private:
@@ -38,12 +38,13 @@ class StateWriter {
   std::vector<float> part_;  // of a matrix
 };
 
-// One use, one thread; `bytes` outlives it. Each error names the field. DataLoss: the bytes are damaged or cut short.
-// FailedPrecondition: they are whole and describe something else; with expected and got.
+// Reads one state. Use it once, on one thread; `bytes` must outlive it. Each error names the field. DataLoss: the bytes
+// are damaged or cut short. FailedPrecondition: the bytes are intact but describe something else; the message has the
+// expected and the actual value.
 class StateReader {
  public:
   explicit StateReader(absl::string_view bytes) : bytes_(bytes) {}
-  // First of all: checksum, format and method.
+  // Checks checksum, format and method. Call it first.
   absl::Status Begin(absl::string_view method);
   absl::StatusOr<uint64_t> Integer(absl::string_view field);
   absl::StatusOr<double> Number(absl::string_view field);
@@ -51,11 +52,11 @@ class StateReader {
   absl::StatusOr<std::string> Text(absl::string_view field);
   absl::Status ExpectInteger(absl::string_view field, uint64_t expected);
   absl::Status ExpectText(absl::string_view field, absl::string_view expected);
-  // Uploads to `out`, whose shape it has to have.
+  // Uploads a matrix to `out`, which must have its shape.
   absl::Status Matrix(absl::string_view field, Backend& backend, MatrixView out);
-  // Its floats as they lie, aligned to nothing.
+  // Returns a matrix' floats in place, without any alignment.
   absl::StatusOr<absl::string_view> MatrixBytes(absl::string_view field, int64_t rows, int64_t cols);
-  // Last of all: nothing is left over.
+  // Checks that no bytes are left over. Call it last.
   absl::Status Finish() const;
 
  private:
@@ -64,9 +65,9 @@ class StateReader {
   absl::string_view bytes_;
 };
 
-// `bytes`, which have none, with the checksum that StateReader looks for at their end.
+// Appends to `bytes` the checksum that StateReader expects at the end.
 std::string WithChecksum(std::string bytes);
-// The checksum in bytes that StateWriter has made. Equal for states that are, bit for bit.
+// Returns the checksum in bytes that StateWriter has made. States that are equal bit for bit have equal checksums.
 uint64_t SavedChecksum(absl::string_view bytes);
 
 }  // namespace precondor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What methods ask of the statistics that an update brings.
+// Checks of the statistics of an update.
 #pragma once
 
 #include "absl/container/inlined_vector.h"
@@ -12,23 +12,25 @@
 
 namespace precondor {
 
-// A number for each of a step's vectors, which are few enough, as a rule, to need no memory of their own.
+// One number for each vector of a step. A step usually has so few vectors that this needs no heap memory.
 using PerVector = absl::InlinedVector<double, 16>;
 
-// Both sides as vectors, at least one each. InvalidArgument names the layer and what came; neither the vectors' length
-// nor their elements are looked at.
+// Checks that both sides are vectors, at least one each. Returns InvalidArgument with the layer and the actual counts.
+// Does not check the vectors' length or elements.
 absl::Status ExpectVectors(const LayerSpec& layer, const LayerStatistics& statistics);
 
-// One side in one of its forms, of the right size and finite: `vectors` [k, d] with k >= 1, or `covariance`
-// [1, d (d + 1) / 2]. InvalidArgument names the layer and the side. Errors of the backend.
+// Checks that one side has exactly one of the two forms, of the right size and finite: `vectors` [k, d] with k >= 1, or
+// `covariance` [1, d (d + 1) / 2]. Returns InvalidArgument with the layer and the side. Also returns the backend's
+// errors.
 absl::Status CheckEitherForm(const LayerSpec& layer, absl::string_view side, ConstMatrixView vectors,
                              ConstMatrixView covariance, int64_t d, Backend& backend);
 
-// |v|^2 of each vector of side `side` ("a", "g"), whose length has to be d. InvalidArgument names the layer and the
-// side where it is not, and where a vector is not finite. Errors of the backend.
+// Returns |v|^2 of each vector of side `side` ("a", "g"). Returns InvalidArgument, with the layer and the side, if the
+// vectors' length is not d or a vector is not finite. Also returns the backend's errors.
 absl::StatusOr<PerVector> FiniteSquaredNorms(const LayerSpec& layer, absl::string_view side, ConstMatrixView vectors,
                                              int64_t d, Backend& backend);
-// The same of both sides' vectors, which the backend is asked for together.
+// Returns |v|^2 of both sides' vectors, which the backend computes in one Batch. Errors: those of FiniteSquaredNorms
+// for one side.
 struct SquaredNorms {
   PerVector a, g;
 };

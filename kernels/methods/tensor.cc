@@ -17,7 +17,7 @@ double Penalty(double d, double target) {
   return 10 * std::log2(d / target) + 1000 * beyond(d / (8 * target));
 }
 
-// Bit n - 2 - i of `cuts` says that dims[i] is the last of its group.
+// Groups dims. Bit n - 2 - i of `cuts` says that dims[i] is the last of its group.
 std::vector<int64_t> Grouped(absl::Span<const int64_t> dims, uint32_t cuts) {
   std::vector<int64_t> groups = {dims[0]};
   for (size_t i = 1; i < dims.size(); ++i) {
@@ -39,8 +39,8 @@ int64_t ElementsOf(absl::Span<const int64_t> dims) {
 }
 
 std::vector<int64_t> MergeSmallDims(absl::Span<const int64_t> dims, int64_t target, int64_t longest) {
-  constexpr double kSame = 1e-9;  // penalties that differ by their rounding
-  std::vector<int64_t> whole;     // those that are not 1
+  constexpr double kSame = 1e-9;  // penalties that differ only by rounding
+  std::vector<int64_t> whole;     // dimensions greater than 1
   for (const int64_t d : dims) {
     if (d > 1) whole.push_back(d);
   }
@@ -109,8 +109,8 @@ absl::StatusOr<ModeMatrix> ModeMatrix::ToFill(absl::Span<const int64_t> dims, si
 
 absl::Status ModeMatrix::WriteBack(Backend& backend) { return copy_.empty() ? absl::OkStatus() : Move(false, backend); }
 
-// Element (o, s, i) of the tensor is (s, o inner + i) of the copy: as matrices over (o, i) for each s, or over (s, i)
-// for each o, whichever are fewer.
+// Element (o, s, i) of the tensor is element (s, o inner + i) of the copy. Copies matrices over (o, i) for each s, or
+// over (s, i) for each o, whichever are fewer.
 absl::Status ModeMatrix::Move(bool forth, Backend& backend) {
   const int64_t size = copy_.rows(), inner = view_.cols;
   const MatrixView copy = copy_.view();
