@@ -28,7 +28,7 @@ absl::StatusOr<std::string> ReadToken(const std::string& path) {
   return absl::InvalidArgumentError(absl::StrCat("token_file ", path, ": expected a token, got nothing"));
 }
 
-// Reads the file for each call: calls are few, since gradients go in one stream that lasts.
+// Reads the file for each call. Calls are rare, because gradients go through one long stream.
 class TokenFile final : public grpc::MetadataCredentialsPlugin {
  public:
   explicit TokenFile(std::string path) : path_(std::move(path)) {}
@@ -36,7 +36,7 @@ class TokenFile final : public grpc::MetadataCredentialsPlugin {
   grpc::Status GetMetadata(grpc::string_ref, grpc::string_ref, const grpc::AuthContext&,
                            std::multimap<std::string, std::string>* metadata) override {
     const absl::StatusOr<std::string> token = ReadToken(path_);
-    // A file that is being written is empty for a moment: the call fails, and the caller tries again.
+    // A file that is being rewritten can be empty for a moment. Then the call fails and the caller retries.
     if (!token.ok()) return {grpc::StatusCode::UNAVAILABLE, std::string(token.status().message())};
     metadata->emplace("authorization", absl::StrCat("Bearer ", *token));
     return grpc::Status::OK;
@@ -79,7 +79,7 @@ absl::StatusOr<std::string> ReadCredentialFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string text;
   for (char part[4096]; file.is_open() && !file.eof() && !file.bad() && text.size() <= kMostBytes;) {
-    file.read(part, sizeof(part));  // an iterator would throw where a file, such as a folder, cannot be read
+    file.read(part, sizeof(part));  // an istream iterator would throw on an unreadable file
     text.append(part, static_cast<size_t>(file.gcount()));
   }
   if (!file.is_open() || file.bad()) {
@@ -95,7 +95,7 @@ ChannelSecurity::ChannelSecurity(const ClientSecurity& files)
       secure_(status_.ok() ? MakeSecure(files) : nullptr) {}
 
 std::shared_ptr<grpc::ChannelCredentials> ChannelSecurity::CredentialsFor(absl::string_view address) const {
-  if (!status_.ok()) return nullptr;  // never in plaintext because a file is missing
+  if (!status_.ok()) return nullptr;  // never fall back to plaintext because a file is missing
   return secure_ == nullptr || UnixPath(address).has_value() ? insecure_ : secure_;
 }
 

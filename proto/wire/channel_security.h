@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a process secures the connections that it makes.
+// Credentials for the connections that a process opens.
 #pragma once
 
 #include <memory>
@@ -17,30 +17,31 @@ class ChannelCredentials;
 
 namespace precondor::wire {
 
-// How often files of certificates and tokens are read again, in seconds.
+// Interval in seconds at which files of certificates and tokens are read again.
 inline constexpr unsigned kReloadSeconds = 1;
 
-// The text of a file of at most 1 MiB. NotFound names the path and the system's reason.
+// Returns the text of a file of at most 1 MiB. Returns NotFound, with the path and the reason, if it cannot be read or
+// is larger.
 absl::StatusOr<std::string> ReadCredentialFile(const std::string& path);
 
-// Credentials for the channels of one client, TLS 1.2 or 1.3. Thread-safe. With TLS it has a thread that reads the
-// files again.
+// Makes credentials for the channels of one client, with TLS 1.2 or 1.3. Thread-safe. With TLS, a thread reads the
+// files again at intervals.
 class ChannelSecurity {
  public:
-  // Plaintext for an empty `files`.
+  // Plaintext if `files` is empty.
   explicit ChannelSecurity(const ClientSecurity& files = {});
 
-  // InvalidArgument: fields that do not go together; NotFound: a file that could not be read.
+  // Returns InvalidArgument if the fields contradict each other, and NotFound if a file cannot be read.
   const absl::Status& status() const { return status_; }
   bool has_tls() const { return secure_ != nullptr; }
-  // For a channel to `address`: of a unix: address always plaintext. Null unless status() is OK, and gRPC then makes a
-  // channel that fails each call.
+  // Returns the credentials for a channel to `address`. They are plaintext for a unix: address. Null unless status() is
+  // OK; gRPC then makes a channel on which each call fails.
   std::shared_ptr<grpc::ChannelCredentials> CredentialsFor(absl::string_view address) const;
 
  private:
   const absl::Status status_;
   const std::shared_ptr<grpc::ChannelCredentials> insecure_;
-  const std::shared_ptr<grpc::ChannelCredentials> secure_;  // null for plaintext
+  const std::shared_ptr<grpc::ChannelCredentials> secure_;  // null if connections are plaintext
 };
 
 }  // namespace precondor::wire

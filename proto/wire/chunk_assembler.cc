@@ -26,7 +26,7 @@ absl::Status Refusal(ErrorReason reason, const v1::FrameHeader& header, absl::st
   return ReasonedStatus(code, reason, absl::StrCat(Describe(header), ": ", what));
 }
 
-// What has to hold for the contribution as a whole; said by the first chunk.
+// Checks the whole contribution, which the header of the first chunk describes.
 absl::Status CheckFirst(const v1::FrameHeader& header, uint64_t size) {
   if (header.abstain() && header.tensors_size() != 0) {
     return Refusal(ErrorReason::kMalformed, header, "an abstention has no tensors");
@@ -51,8 +51,8 @@ absl::Status CheckFirst(const v1::FrameHeader& header, uint64_t size) {
   return absl::OkStatus();
 }
 
-// True when `header`, of a later chunk, says the same of the contribution as the first one's. The secret is the
-// stream's, and shown once.
+// Returns whether `header`, of a later chunk, describes the same contribution as the first one's. The secret is not
+// compared, because a stream may show it only once.
 bool SameContribution(const v1::FrameHeader& first, v1::FrameHeader header) {
   header.set_chunk_offset(first.chunk_offset());
   header.set_secret(first.secret());
@@ -61,7 +61,7 @@ bool SameContribution(const v1::FrameHeader& first, v1::FrameHeader header) {
 
 void Append(const ReceivedBytes& chunk, std::vector<uint8_t>& payload) {
   for (absl::string_view piece : chunk.pieces()) {
-    // The same type on both sides: from chars the library would copy byte by byte.
+    // Equal types on both sides: with chars the library would copy byte by byte.
     const auto* bytes = reinterpret_cast<const uint8_t*>(piece.data());
     payload.insert(payload.end(), bytes, bytes + piece.size());
   }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts the chunks of one stream's contributions (or results) together.
+// Assembles the chunks of the contributions (or results) of one stream.
 //
-// Invariants: nothing is allocated for a payload before its size has been found to be what its tensors need and the
-// owner's admission has agreed; chunks of one key come in order, without gap or overlap; of a refused contribution
-// nothing is kept, and the chunks that follow the refused one in order are passed over in silence.
+// Invariants: memory for a payload is allocated only after its size was found to fit its tensors and the owner's
+// admission has accepted it. The chunks of one key arrive in order, without gap or overlap. No data of a refused
+// contribution are kept, and its later chunks are ignored as long as they follow in order.
 #pragma once
 
 #include <cstddef>
@@ -21,33 +21,34 @@
 namespace precondor::wire {
 
 struct AssemblerLimits {
-  size_t max_open = 256;                          // contributions begun and not complete
-  uint64_t max_open_bytes = uint64_t{256} << 20;  // of them together; one alone may be larger
+  size_t max_open = 256;                          // number of incomplete contributions
+  uint64_t max_open_bytes = uint64_t{256} << 20;  // their total size; a single one may be larger
 };
 
-// One stream's; one thread at a time.
+// Assembles the contributions of one stream. Threads: calls must not overlap.
 class ChunkAssembler {
  public:
   enum class Progress : uint8_t {
-    kComplete,  // header and payload are those of the whole contribution
-    kPartial,   // more chunks to come
-    kIgnored,   // belongs to a contribution that was refused already
+    kComplete,  // header and payload are complete
+    kPartial,   // more chunks must follow
+    kIgnored,   // the chunk belongs to a contribution that was refused before
   };
   struct Result {
     Progress progress = Progress::kPartial;
     v1::FrameHeader header;
     std::vector<uint8_t> payload;
   };
-  // Asked once per contribution, with its first chunk's header, before memory is taken for header.payload_bytes().
+  // Called once per contribution, with the header of its first chunk, before header.payload_bytes() of memory are
+  // allocated.
   using Admission = absl::FunctionRef<absl::Status(const v1::FrameHeader& header)>;
 
   explicit ChunkAssembler(AssemblerLimits limits = {}) : limits_(limits) {}
 
-  // Takes in one frame; copies its bytes once, to their final place. A refusal drops what had come of the
-  // contribution. InvalidArgument: MALFORMED (tensor headers, an abstention with tensors, an empty chunk, a header that
-  // differs from the first chunk's), SIZE_MISMATCH (payload_bytes is not what the tensors need, a chunk beyond the end
-  // or not where the last one ended), DUPLICATE_FRAME (bytes that had come already). ResourceExhausted (CAPACITY)
-  // beyond the limits. Else what `admit` says.
+  // Takes in one frame and copies its bytes once, to their final place. An error drops the chunks received so far.
+  // Returns InvalidArgument with MALFORMED (tensor headers, an abstention with tensors, an empty chunk, a header that
+  // differs from that of the first chunk), SIZE_MISMATCH (payload_bytes does not fit the tensors; the chunk reaches
+  // beyond the end, or leaves a gap) or DUPLICATE_FRAME (bytes that were received before). Returns ResourceExhausted
+  // (CAPACITY) beyond the limits or without memory. Otherwise returns the error of `admit`.
   absl::StatusOr<Result> Add(const v1::FrameHeader& header, const ReceivedBytes& chunk, Admission admit);
 
   size_t open() const { return open_.size(); }
@@ -69,7 +70,7 @@ class ChunkAssembler {
     v1::FrameHeader header;  // of the first chunk
     std::vector<uint8_t> payload;
   };
-  // The rest of a refused contribution: the next offset to pass over, and where it ends.
+  // The remaining chunks of a refused contribution: the next offset to ignore, and the end.
   struct Refused {
     uint64_t next = 0;
     uint64_t end = 0;

@@ -20,7 +20,7 @@ namespace {
 
 using google::protobuf::io::CodedOutputStream;
 
-// Wire types of protobuf that proto3 writers use. 3 and 4 are groups.
+// Protobuf's wire types that proto3 writers use. 3 and 4 are groups.
 enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kLengthDelimited = 2, kFixed32 = 5 };
 
 constexpr uint32_t Tag(uint32_t field, WireType type) { return (field << 3) | type; }
@@ -38,7 +38,7 @@ class PieceReader {
   uint64_t position() const { return position_; }
   uint64_t remaining() const { return size_ - position_; }
 
-  // False: the message ends inside the number, or it has more than 64 bits.
+  // Returns false if the message ends inside the number, or if it has more than 64 bits.
   bool ReadVarint(uint64_t& value) {
     value = 0;
     for (int shift = 0; shift < 70; shift += 7) {
@@ -51,7 +51,7 @@ class PieceReader {
     return false;
   }
 
-  // Calls `use` with the next `count` bytes, piece by piece; count <= remaining().
+  // Calls `use` with the next `count` bytes, piece by piece. Precondition: count <= remaining().
   template <typename Use>
   void Consume(uint64_t count, const Use& use) {
     while (count > 0) {
@@ -62,7 +62,7 @@ class PieceReader {
   }
 
  private:
-  // 1 ... limit bytes of the current piece; remaining() > 0.
+  // Returns 1 ... limit bytes of the current piece. Precondition: remaining() > 0.
   absl::string_view Take(uint64_t limit) {
     while (offset_ == pieces_[index_].size()) {
       ++index_;
@@ -81,8 +81,7 @@ class PieceReader {
   size_t offset_ = 0;
 };
 
-// A message's bytes apart: everything but the payload, as one small string that protobuf can parse, and the payload's
-// pieces.
+// A message split into its payload's pieces and everything else, as one small string that protobuf can parse.
 struct Parts {
   std::string header;
   std::vector<absl::string_view> payload;
@@ -95,7 +94,7 @@ void AppendVarint(uint64_t value, std::string& out) {
   out.append(reinterpret_cast<const char*>(bytes), end - bytes);
 }
 
-// Moves a field that is not the payload to parts.header; `count` bytes of it are still in the reader.
+// Copies a field other than the payload to parts.header. The reader is before the field's last `count` bytes.
 absl::Status CopyField(PieceReader& reader, uint64_t count, Parts& parts) {
   if (count > reader.remaining()) {
     return Malformed(reader.position(), absl::StrCat("field of ", count, " bytes, ", reader.remaining(), " are left"));
@@ -181,7 +180,7 @@ void DropOwner(void* owner) { delete static_cast<std::shared_ptr<const void>*>(o
 
 grpc::Slice AliasingSlice(const PayloadPart& part) {
   if (part.owner == nullptr) return grpc::Slice(part.data, part.size, grpc::Slice::STATIC_SLICE);
-  // gRPC's signature wants mutable memory; it only reads it.
+  // gRPC's signature requires mutable memory, but gRPC only reads it.
   return grpc::Slice(const_cast<void*>(part.data), part.size, &DropOwner, new std::shared_ptr<const void>(part.owner));
 }
 

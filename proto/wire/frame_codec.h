@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hot messages as raw gRPC byte buffers: a small header slice, then the payload's own memory behind it. On the
-// wire they are exactly the messages of precondition.proto: what is written here any protobuf reads, and whatever a
-// protobuf writer may produce (any field order, unknown fields, any split into slices) is read here.
+// Encodes and decodes the messages with bulk data as raw gRPC byte buffers: a small header slice, followed by the
+// payload's own memory without a copy. The bytes are those of the messages in precondition.proto. Every protobuf reader
+// accepts what is written here. Every message of a protobuf writer is accepted here (any field order, unknown fields,
+// any split into slices), within the limits below.
 //
-// Includes of grpcpp stay in the .cc; callers need <grpcpp/support/byte_buffer.h> for the type itself.
+// grpcpp is included only by the .cc; callers need <grpcpp/support/byte_buffer.h> for the type.
 #pragma once
 
 #include <cstddef>
@@ -23,31 +24,32 @@ class ByteBuffer;
 
 namespace precondor::wire {
 
-// Most bytes that all fields but the payload may take together; a frame with more is refused.
+// Maximum size of all fields except the payload. A frame with more is refused.
 inline constexpr size_t kMaxHeaderBytes = 256 << 10;
-// Most bytes of frames, payloads included, to put into one bundle: it is read as a header, with room to spare.
+// Maximum size of a bundle that a sender makes, payloads included. It leaves room below kMaxHeaderBytes, because a
+// bundle is read as a header.
 inline constexpr size_t kMaxBundleBytes = 240 << 10;
-// Most frames in one bundle. A frame has a header of 30 bytes and more, so that only a bundle of empty ones exceeds it.
+// Maximum number of frames in a bundle. A frame's header takes at least 30 bytes, so that only bundles of empty frames
+// exceed it.
 inline constexpr int kMaxBundleFrames = 8192;
-// Most bytes of payload in one message: protobuf messages end below 2^31.
+// Maximum payload of one message: protobuf messages are smaller than 2^31 bytes.
 inline constexpr uint64_t kMaxFramePayloadBytes = (uint64_t{1} << 31) - (128 << 10);
 
-// A part of an outgoing payload. gRPC may read `data` until it drops `owner`, on any thread: give it whatever keeps
-// the memory alive, or a shared_ptr with a deleter that tells you. A null owner means that the memory outlives the
-// connection.
+// A part of an outgoing payload. gRPC may read `data`, on any thread, until it releases `owner`. `owner` keeps the
+// memory alive, or its deleter reports the release. A null owner means that the memory outlives the connection.
 struct PayloadPart {
   const void* data = nullptr;
   size_t size = 0;
   std::shared_ptr<const void> owner;
 };
 
-// Serializes `message`, whose own payload field must be empty, with `parts` as its payload: nothing of the parts is
-// copied. InvalidArgument: above kMaxFramePayloadBytes, or a payload set in `message`.
+// Serializes `message`, whose own payload field must be empty, with `parts` as its payload. The parts are not copied.
+// Returns InvalidArgument above kMaxFramePayloadBytes or kMaxHeaderBytes, and if `message` has a payload.
 absl::StatusOr<grpc::ByteBuffer> EncodeFrame(const v1::ExchangeRequest& message, const std::vector<PayloadPart>& parts);
 absl::StatusOr<grpc::ByteBuffer> EncodeFrame(const v1::ExchangeResponse& message,
                                              const std::vector<PayloadPart>& parts);
 
-// Bytes inside a received message: pieces in order, which stay valid while this object or a copy of it lives.
+// Bytes inside a received message: pieces in order, which are valid while this object or a copy of it exists.
 class ReceivedBytes {
  public:
   ReceivedBytes() = default;
@@ -63,17 +65,17 @@ class ReceivedBytes {
   uint64_t size_ = 0;
 };
 
-// A decoded frame: `message` without its payload, and the payload where gRPC received it.
+// A decoded frame: `message` without its payload, and the payload in the memory where gRPC received it.
 template <typename Message>
 struct Received {
   Message message;
   ReceivedBytes payload;
 };
 
-// InvalidArgument (MALFORMED) with the offset: truncated or overlong varint, length beyond the message, field number
-// 0, wire type that protobuf does not use or that is a group, two payloads, more than kMaxHeaderBytes besides the
-// payload, a header that protobuf refuses. Lengths are checked before anything is allocated for them. The meaning of
-// the header is not checked (tensor_codec.h, chunk_assembler.h and the shard do).
+// Return InvalidArgument (MALFORMED) with the offset for: a truncated or overlong varint, a length beyond the message,
+// field number 0, a wire type that protobuf does not use or that is a group, two payloads, more than kMaxHeaderBytes
+// besides the payload, a header that protobuf refuses. Lengths are checked before memory is allocated for them. The
+// header's contents are not checked here, but by tensor_codec.h, chunk_assembler.h and the shard.
 absl::StatusOr<Received<v1::ExchangeRequest>> DecodeRequest(const grpc::ByteBuffer& buffer);
 absl::StatusOr<Received<v1::ExchangeResponse>> DecodeResponse(const grpc::ByteBuffer& buffer);
 

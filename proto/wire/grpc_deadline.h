@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The deadline of a call, as gRPC takes it.
+// Converts time-outs to deadlines of gRPC calls.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace precondor::wire {
 
-// To be handed over at once: gRPC makes it a time of its monotonic clock when it gets it, so that a wall clock which is
-// set later does no harm.
+// Returns the deadline for a call that starts now. Pass it to gRPC immediately: gRPC converts it to its monotonic
+// clock, after which a change of the wall clock has no effect.
 inline std::chrono::system_clock::time_point GrpcDeadline(absl::Duration timeout) {
   return std::chrono::system_clock::now() +
          std::chrono::duration_cast<std::chrono::system_clock::duration>(

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How both ends of a connection notice that the other is lost without closing it: its machine has lost power, or the
-// network between them fails. TCP alone tells after a quarter of an hour, and a connection that outlives the gap goes
-// on only with TCP's next repetition, up to as long again as the gap. docs/operations.md has the times that follow.
+// Keepalive settings by which each end of a connection notices that the other is lost without having closed it: its
+// machine has lost power, or the network between them fails. TCP alone notices after a quarter of an hour. A connection
+// that survives the failure continues only with TCP's next retransmission, up to the failure's duration later.
+// docs/operations.md has the resulting times.
 #pragma once
 
 #include "absl/time/time.h"
@@ -13,12 +14,12 @@ class ServerBuilder;
 
 namespace precondor::wire {
 
-// An end that has read nothing for so long asks the other for a sign of life.
+// An end that has received nothing for this long sends a PING.
 inline constexpr absl::Duration kKeepaliveTime = absl::Seconds(10);
-// The connection is given up when that has not come after so long, or when what was sent stays unacknowledged by the
-// other's machine for so long.
+// The connection ends if no reply to the PING arrives within this time, or if the other machine does not acknowledge
+// sent data for this long.
 inline constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(10);
-// An attempt to connect is given up after so long, and the next one begins.
+// Time limit of one attempt to connect. Then the next attempt begins.
 inline constexpr absl::Duration kConnectAttempt = absl::Seconds(3);
 
 void SetKeepalive(grpc::ChannelArguments& arguments);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Descriptions of shared regions, which the wire calls rings. Pure functions; thread-safe.
+// Encodes and checks descriptions of shared regions, which the protocol calls rings. Pure functions; thread-safe.
 #pragma once
 
 #include <string>
@@ -11,10 +11,10 @@
 
 namespace precondor::wire {
 
-// A region of `bytes` in the memory `device`; `handle` only of one that exists.
+// Describes a region of `bytes` in the memory of `device`. `handle` is empty unless the region exists.
 v1::Ring EncodeRegion(RegionKind kind, const std::string& device, uint64_t bytes, const std::string& handle = "");
-// Whether the peer's request, or its grant, is of the memory that was offered, or asked for, and has bytes.
-// InvalidArgument (MALFORMED) says what differs.
+// Checks that a request or a granted ring is of the expected kind and device and has more than 0 bytes. Returns
+// InvalidArgument (MALFORMED) with the difference if not.
 absl::Status CheckRegion(const v1::Ring& got, RegionKind kind, const std::string& device);
 
 }  // namespace precondor::wire

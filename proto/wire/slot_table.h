@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which byte ranges of a shared region are in use. A worker keeps a table of the slots that it has handed to the shard,
-// and the shard keeps a table of the slots that it was handed, so that each side checks the other.
+// Records which byte ranges of a shared region are in use. The worker has a table of the slots that it has passed to
+// the shard, and the shard has a table of the slots that it has received, so that each side checks the other.
 #pragma once
 
 #include <cstddef>
@@ -13,33 +13,34 @@
 
 namespace precondor::wire {
 
-// One use of a range. `ring_offset` and `payload_bytes` of a frame say where it lies; the generation stays in the
-// process.
+// One use of a range. The fields `ring_offset` and `payload_bytes` of a frame give the range. The generation is not
+// transmitted.
 struct Slot {
   uint64_t offset = 0;
   uint64_t bytes = 0;
-  uint64_t generation = 0;  // of the use: no two uses of a table have the same one
+  uint64_t generation = 0;  // identifies the use; unique within a table
 };
 
-// Invariant: the ranges in use are apart from each other and inside the region. Thread-safe.
+// Invariant: the ranges in use do not overlap and are inside the region. Thread-safe.
 class SlotTable {
  public:
-  // Offsets are multiples of this.
+  // Every offset is a multiple of this.
   static constexpr uint64_t kAlignment = 256;
-  // The room that a payload of `bytes` takes when slots follow each other.
+  // Returns the space that a payload of `bytes` takes if slots follow each other.
   static constexpr uint64_t Aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-  // `bytes` of the region.
+  // `bytes`: size of the region.
   explicit SlotTable(uint64_t bytes) : bytes_(bytes) {}
 
-  // Begins a use of [offset, offset + bytes). InvalidArgument (MALFORMED): the offset is not a multiple of kAlignment,
-  // or the range is empty, not inside the region, or meets a range in use. FailedPrecondition after Close.
+  // Begins a use of [offset, offset + bytes). Returns InvalidArgument (MALFORMED) if the offset is not a multiple of
+  // kAlignment, or if the range is empty, not inside the region or overlaps a range in use. Returns FailedPrecondition
+  // after Close.
   absl::StatusOr<Slot> Take(uint64_t offset, uint64_t bytes);
-  // Ends a use. Returns false, without effect, for one that has ended already, whatever is in use at its place now.
+  // Ends a use. Returns false, without effect, if this use has already ended, even if its range is in use again.
   bool GiveBack(const Slot& slot);
-  // Whether this use has not ended.
+  // Returns true if this use has not ended.
   bool Holds(const Slot& slot) const;
-  // Ends all uses; none can begin any more.
+  // Ends all uses and refuses new ones.
   void Close();
 
   uint64_t bytes() const { return bytes_; }

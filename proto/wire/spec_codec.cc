@@ -63,7 +63,7 @@ static_assert(v1::DataType_MAX == v1::DATA_TYPE_BF16 && v1::Mode_MAX == v1::MODE
                   v1::DataPlane_MAX == v1::DATA_PLANE_COLLECTIVE,
               "a value was added: add its line above");
 
-// All these enumerations keep 0 for "not set" and are numbered from 1 without gaps.
+// All these enumerations use 0 for "not set" and number their values from 1 without gaps.
 template <typename Ours, typename Wire>
 absl::StatusOr<Ours> DecodeEnum(Wire value, int last, absl::string_view type, absl::string_view field) {
   const int number = static_cast<int>(value);
@@ -163,13 +163,13 @@ absl::StatusOr<OptionValue> GetOption(const Message& message, const FieldDescrip
   }
 }
 
-// 0 when there is none.
+// Returns 0 if there is none.
 int FirstUnknownField(const Message& message) {
   const google::protobuf::UnknownFieldSet& unknown = message.GetReflection()->GetUnknownFields(message);
   return unknown.empty() ? 0 : unknown.field(0).number();
 }
 
-// Decodes an enumeration field of a SessionSpec into `out`; 0 leaves the default that is there.
+// Decodes an enumeration field of a SessionSpec into `out`. A value of 0 keeps the default that `out` has.
 template <typename Ours, typename Wire>
 absl::Status DecodeOrDefault(Wire value, absl::StatusOr<Ours> (*decode)(Wire, absl::string_view),
                              absl::string_view field, Ours& out) {
@@ -257,7 +257,7 @@ absl::StatusOr<v1::MethodConfig> EncodeMethodConfig(const MethodConfig& config) 
 absl::StatusOr<MethodConfig> DecodeMethodConfig(const v1::MethodConfig& config) {
   MethodConfig out;
   const FieldDescriptor* arm = config.GetReflection()->GetOneofFieldDescriptor(config, &MethodOneof());
-  // What a newer peer set and this release does not know would change the arithmetic: refused, not passed over.
+  // An unknown field of a newer peer would change the arithmetic if it were ignored.
   if (const int number = FirstUnknownField(config); number != 0) {
     return MalformedError(absl::StrCat("method: expected one of ", MethodNames(), ", got unknown field ", number));
   }
@@ -369,7 +369,7 @@ absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
 }
 
 absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec) {
-  SessionSpec out;  // its initializers are the defaults of common.proto; spec_codec_test holds them together
+  SessionSpec out;  // its initializers are the defaults of common.proto; spec_codec_test compares them
   out.name = spec.name();
   out.seed = spec.seed();
   out.world_size = spec.world_size();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// SessionSpec, its parts and the enumerations, to and from precondor.v1. Decoding fills in the defaults that the
-// .proto comments give; its errors are InvalidArgument (MALFORMED) and name the field. Ranges are checked by
-// ValidateSessionSpec and, for a method's options, by the registry: not here. Pure functions; thread-safe.
+// Converts SessionSpec, its parts and the enumerations to and from precondor.v1. Decoding fills in the defaults that
+// the comments of the .proto files give. Its errors are InvalidArgument (MALFORMED) and contain the field's name.
+// Ranges are checked elsewhere: by ValidateSessionSpec and, for a method's options, by the registry. Pure functions;
+// thread-safe.
 #pragma once
 
 #include "absl/status/status.h"
@@ -22,7 +23,7 @@ v1::DataPlane EncodeDataPlane(DataPlane plane);
 v1::Decision EncodeDecision(Decision decision);
 v1::FallbackPolicy EncodeFallbackPolicy(FallbackPolicy policy);
 
-// `field` is named in the error. Unset and unknown values are errors.
+// `field` is the name for the error message. Unset and unknown values are errors.
 absl::StatusOr<DType> DecodeDType(v1::DataType value, absl::string_view field);
 absl::StatusOr<Mode> DecodeMode(v1::Mode value, absl::string_view field);
 absl::StatusOr<ExchangeMode> DecodeExchangeMode(v1::ExchangeMode value, absl::string_view field);
@@ -35,17 +36,18 @@ absl::StatusOr<FallbackPolicy> DecodeFallbackPolicy(v1::FallbackPolicy value, ab
 v1::Layer EncodeLayer(const LayerSpec& layer);
 LayerSpec DecodeLayer(const v1::Layer& layer);
 
-// The arms of the oneof are the methods' names and the fields of their messages the options' names, so that a new
-// method needs its message and arm in common.proto alone. Encoding: InvalidArgument names a method that has no arm, an
-// option that has no field, or a value of another type than the field's. Only fields that are present become options.
+// The names of the oneof's arms are the methods' names, and the names of the fields in their messages are the options'
+// names. So a new method needs only a message and an arm in common.proto. Encoding returns InvalidArgument for a method
+// without an arm, an option without a field, or a value of another type than the field's. Only fields that are present
+// become options.
 absl::StatusOr<v1::MethodConfig> EncodeMethodConfig(const MethodConfig& config);
 absl::StatusOr<MethodConfig> DecodeMethodConfig(const v1::MethodConfig& config);
 
-// Decoding also refuses fields of a later release: passed over, they would make the job switch at another step.
+// Decoding also refuses unknown fields of a later release: if they were ignored, the job would switch at another step.
 v1::FallbackConfig EncodeFallbackConfig(const FallbackConfig& config);
 absl::StatusOr<FallbackConfig> DecodeFallbackConfig(const v1::FallbackConfig& config);
 
-// A fallback with nothing but defaults is left out.
+// Encoding omits a fallback that has only defaults.
 absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec);
 absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one place where statuses cross between absl and gRPC. A status travels as a gRPC code and message, with a
-// serialized precondor.v1.ErrorDetail as its details, or as an ErrorDetail inside an ERROR frame; code, ErrorReason
-// and message survive either way. Pure functions; thread-safe.
+// Converts statuses between absl and gRPC; no other code does. A status is transmitted as a gRPC code and message with
+// a serialized precondor.v1.ErrorDetail as details, or as an ErrorDetail in an ERROR frame. Both preserve code,
+// ErrorReason and message. Pure functions; thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -19,24 +19,25 @@ class Status;
 
 namespace precondor::wire {
 
-// Longest message sent, in bytes; a longer one is cut before the character that does not fit and ends in "...".
+// Maximum length of a message in bytes. A longer one is truncated at a character boundary and ends in "...".
 inline constexpr size_t kMaxMessageBytes = 1024;
 
-// `message` as valid UTF-8 of at most kMaxMessageBytes: each byte that is not part of a valid sequence becomes '?'.
-// Every text put into a protobuf string goes through this, since a peer refuses the whole message otherwise.
+// Returns `message` as valid UTF-8 of at most kMaxMessageBytes, with each byte that is not part of a valid sequence
+// replaced by '?'. Apply it to every text that goes into a protobuf string: a receiver rejects a whole message with
+// invalid UTF-8.
 std::string SafeText(absl::string_view message);
 
 grpc::Status ToGrpcStatus(const absl::Status& status);
-// Details that are not an ErrorDetail of the same code (another server's, a proxy's) are left out.
+// Ignores details that are not an ErrorDetail with the status' code, such as those of another server or a proxy.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
-// `status` must not be OK.
+// Precondition: `status` is not OK.
 v1::ErrorDetail ToErrorDetail(const absl::Status& status);
-// Never OK: an ErrorDetail without a valid code is Unknown, with the message it came with.
+// Never returns OK: an ErrorDetail without a valid code gives Unknown, with its message.
 absl::Status FromErrorDetail(const v1::ErrorDetail& detail);
 
 v1::ErrorReason ToProtoReason(ErrorReason reason);
-// A reason that this release does not know is kUnspecified.
+// Returns kUnspecified for a reason that this release does not know.
 ErrorReason FromProtoReason(v1::ErrorReason reason);
 
 }  // namespace precondor::wire

@@ -18,7 +18,7 @@ absl::Status SizeMismatch(absl::string_view message) {
   return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kSizeMismatch, message);
 }
 
-// Checks everything about one header; its bytes.
+// Checks one header completely and returns its bytes.
 absl::StatusOr<uint64_t> CheckedBytes(const v1::TensorHeader& header, absl::string_view name) {
   PRECONDOR_ASSIGN_OR_RETURN(const DType dtype, DecodeDType(header.data_type(), absl::StrCat(name, ".data_type")));
   if (header.dims_size() < 1 || header.dims_size() > kMaxTensorDims) {
@@ -59,7 +59,7 @@ v1::TensorHeader EncodeTensorHeader(const TensorFormat& format) {
 absl::StatusOr<TensorFormat> DecodeTensorHeader(const v1::TensorHeader& header, absl::string_view name) {
   PRECONDOR_RETURN_IF_ERROR(CheckedBytes(header, name).status());
   TensorFormat format;
-  format.dtype = static_cast<DType>(header.data_type());  // CheckedBytes saw that it is one
+  format.dtype = static_cast<DType>(header.data_type());  // valid, because CheckedBytes accepted it
   format.dims.assign(header.dims().begin(), header.dims().end());
   if (header.scale() != 0) format.scale = header.scale();
   return format;
@@ -94,7 +94,7 @@ absl::StatusOr<uint64_t> PayloadBytes(const TensorHeaders& headers) {
 float TensorScale(DType dtype, ConstMatrixView matrix) {
   float scale = 1.0f;
   if (dtype != DType::kF16) return scale;
-  // Each row's scale is a power of two, 1 or more: the largest serves them all.
+  // Each row's scale is a power of two of at least 1, so that the largest fits all rows.
   for (int64_t i = 0; i < matrix.rows; ++i) {
     scale = std::max(scale, F16Scale(absl::MakeConstSpan(matrix.row(i), matrix.cols)));
   }
