@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Precondor for JAX: an optax gradient transformation over any pytree, jitted or not. docs/jax.md is the manual.
+"""Precondor for JAX: an optax gradient transformation for any pytree, jitted or not. docs/jax.md is the manual.
 
-Importing this imports jax and optax; `import precondor` does not.
+This module imports jax and optax; `import precondor` does not.
 """
 
 from __future__ import annotations
@@ -29,31 +29,40 @@ from ._session import Layer, Method, SessionSpec
 
 __all__ = ["PrecondorState", "Transformation", "scale_by_precondor"]
 
-# A longer side, mostly a vocabulary, has no factor: its decompositions cost d^3.
+# Longer sides, usually a vocabulary, get no factor, because its decomposition costs d^3.
 _SOAP = Method("soap", {"max_factor_dim": 2048})
 _sessions = itertools.count()
 
 
 class PrecondorState(NamedTuple):
-    """step: that comes next, i32. vectors: Adam's state of the leaves that are no layers, None where all are layers."""
+    """State of the transformation.
+
+    Attributes:
+        step: Number of the next step, i32.
+        vectors: Adam's state for the leaves that are no layers; None if all leaves are layers.
+    """
 
     step: jax.Array
     vectors: Any
 
 
 class Transformation(optax.GradientTransformationExtraArgs):
-    """What scale_by_precondor returns: an optax transformation of one training run, with its connection."""
+    """Result of scale_by_precondor: an optax transformation for one training run, with its connection."""
 
     connection: "_Connection"
 
     @property
     def spec(self) -> Optional[SessionSpec]:
-        """Of the session; None before the first `update`."""
+        """The session's description; None before the first `update`."""
         return self.connection.spec
 
     def close(self, end_session: bool = False) -> None:
-        """Gives the rank back and disconnects; the end of the process does it too. end_session: the servers forget the run's
-        factors, as they always do of a session without a name of its own."""
+        """Gives the rank back and disconnects, as the end of the process does.
+
+        Args:
+            end_session: End the session too, so that the servers free its factors. A session without a name given by
+                the user is always ended.
+        """
         self.connection.close(end_session)
 
 
@@ -61,30 +70,34 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
                        layer_methods: Optional[Mapping[str, Union[Method, str]]] = None, b1: float = 0.95, b2: float = 0.95,
                        seed: int = 0, on_shard_loss: str = "WAIT", security: Security = Security(),
                        **timeouts: float) -> Transformation:
-    """Gradients become updates: of arrays with two or more dimensions the servers', of all others Adam's.
+    """Turns gradients into updates: by the servers for arrays with two or more dimensions, by Adam for all others.
 
-    Chain it with weight decay and the learning rate, and with nothing that normalizes once more::
+    Chain it with weight decay and the learning rate, and with nothing that normalizes again::
 
         optimizer = optax.chain(scale_by_precondor(), optax.add_decayed_weights(0.01), optax.scale_by_learning_rate(0.02))
 
-    `update` takes the step's loss as `value`, which the status page and metrics show; NaN without one. If a gradient is not
-    finite, all updates of the step are 0 and no state changes. One transformation is for one run: steps in order, once each,
-    from the state's. It may be called under jit, scan and on several local devices, not under vmap or pmap.
+    `update` takes the step's loss as `value`, for the status page and metrics; without one the loss is NaN. If a
+    gradient is not finite, all updates of the step are 0 and no state changes. A transformation is for one run: call
+    `update` once for each step, in order, beginning with the state's step. It works under jit, scan and on several
+    local devices, but not under vmap or pmap.
 
     Args:
-        address: of the coordinator, host:port or unix:/path; "local": a server of this process's own.
-        session: a name, with which a later process finds the factors again; "": a new one.
+        address: The coordinator's: host:port or unix:/path; "local": a server that belongs to this process.
+        session: A name by which a later process finds the factors again; "": a new name.
         method: "soap", "kron" or "muon", which take no statistics.
-        layer_methods: other methods, by regular expression of whole names of leaves (`params.Dense_0.kernel`).
+        layer_methods: Other methods, by regular expressions that match whole names of leaves (`params.Dense_0.kernel`).
         b1, b2: Adam's, for leaves that are no layers: vectors, scalars, and matrices with a side of 1.
-        seed, on_shard_loss: as in precondor.SessionSpec. security, timeouts: precondor.Client's.
+        seed, on_shard_loss: See precondor.SessionSpec.
+        security: See precondor.Client.
+        **timeouts: Time-outs of precondor.Client.
 
-    Raises, when `update` is called or traced:
-        InvalidArgumentError: no leaf is a matrix, a method takes statistics, a pattern matches nothing, or the tree is
-            another one than before.
-        UnimplementedError: several processes of jax.distributed.
-    And what precondor.Client and open_session raise. A failure in a running step ends it with JAX's own error, which has the
-    message of Precondor's.
+    Raises:
+        InvalidArgumentError: A method takes statistics. From `update`, when called or traced: no leaf is a matrix, a
+            pattern matches no leaf, or the tree differs from the first call's.
+        UnimplementedError: From `update`: jax.distributed has several processes.
+
+    `update` also raises the errors of precondor.Client and open_session. A failure in a running step raises JAX's own
+    error, which contains Precondor's message.
     """
     methods = {"method": as_method(method), **{f"layer_methods: {pattern!r}": as_method(one)
                                                for pattern, one in (layer_methods or {}).items()}}
@@ -106,7 +119,7 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
                                     layer_methods=by_pattern(layers, layer_methods or {}, "")))
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in split.leaves]))
         shapes = [jax.ShapeDtypeStruct(split.leaves[place].shape, jnp.float32) for place in split.places]
-        # Its order is that of the states: each step is what the call before it has returned.
+        # The state orders the calls: each one's step is the result of the call before it.
         step, usable, answers = io_callback(
             connection.exchange, (jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_), shapes),
             state.step, value, finite, [split.leaves[place].astype(jnp.float32) for place in split.places])
@@ -123,7 +136,7 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
 
 
 class _Split:
-    """Leaves of a tree: those that are layers, by their `places`, and `vectors`, the others by place."""
+    """Splits a tree's leaves into layers, with the indexes `places`, and `vectors`, the other leaves by index."""
 
     def __init__(self, tree: Any) -> None:
         paths, self._structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -140,7 +153,7 @@ class _Split:
                 for place in self.places]
 
     def joined(self, answers: Sequence[Any], vectors: Mapping[int, Any]) -> Any:
-        """A tree of the same structure and types."""
+        """Returns a tree of the original structure and types."""
         parts = {**vectors, **dict(zip(self.places, answers))}
         return jax.tree_util.tree_unflatten(
             self._structure, [parts[place].astype(leaf.dtype) for place, leaf in enumerate(self.leaves)])
@@ -163,7 +176,7 @@ def _is_layer(leaf: Any) -> bool:
 
 
 class _Connection:
-    """The session and this process's rank in it, from the first `update` on."""
+    """The session and this process's rank in it, opened by the first `update`."""
 
     def __init__(self, address: str, session: str, security: Security, timeouts: Mapping[str, float]) -> None:
         self.name = session or f"optax-{os.getpid()}-{next(_sessions)}"
@@ -177,7 +190,7 @@ class _Connection:
         self._closed = False
 
     def open(self, spec: SessionSpec) -> None:
-        """The first call opens it; later ones are for the same layers."""
+        """Opens the session at the first call. Later calls must have an equal description (InvalidArgumentError)."""
         if jax.process_count() > 1:
             raise UnimplementedError(f"jax.process_count: expected 1 process, got {jax.process_count()}", "UNIMPLEMENTED",
                                      advice="Use precondor.Client in each process, outside jit")
@@ -196,7 +209,8 @@ class _Connection:
                     "INVALID_ARGUMENT", advice="One transformation is for one model: make another for another")
 
     def exchange(self, step: Any, loss: Any, finite: Any, gradients: Sequence[Any]) -> Tuple[Any, Any, List[np.ndarray]]:
-        """The next step, whether its updates may be used, and those of the layers, all 0 where they may not."""
+        """Makes one step. Returns the next step's number, whether the updates may be used, and the layers' updates, all
+        0 if they may not be used."""
         step, finite = int(step), bool(finite)
         worker, layers = self._joined(step)
         futures = [
@@ -229,7 +243,7 @@ class _Connection:
                 return
             self._closed = True
             try:
-                with contextlib.suppress(PrecondorError):  # servers that are gone know no rank either
+                with contextlib.suppress(PrecondorError):  # if the servers have ended, there is no rank to give back
                     if self._worker is not None:
                         self._worker.leave()
                 if self._session is not None and (end_session or self._is_new_name):

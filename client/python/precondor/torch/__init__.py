@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Precondor for PyTorch: Preconditioner turns a model's gradients into preconditioned ones. docs/pytorch.md is the manual.
+"""Precondor for PyTorch: Preconditioner replaces a model's gradients by preconditioned ones. docs/pytorch.md is the
+manual.
 
-Importing this imports torch, 1.13 or later; `import precondor` does not.
+This package imports torch, 1.13 or later; `import precondor` does not.
 """
 
 from ._layers import register_layer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training loop gives to a step, as the numbers that it stands for; options that do not go together."""
+"""Converts the arguments of a step to numbers, and refuses combinations of options that are not supported."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .._errors import InvalidArgumentError, UnimplementedError
 from .._session import SessionSpec
 from ._exchange import clip_of
 
-_MAX_SAMPLES = 1 << 40  # the servers'
+_MAX_SAMPLES = 1 << 40  # the servers' limit
 
 
 def number_of(loss: Union[float, torch.Tensor, None]) -> float:
-    """NaN for None."""
+    """Returns the loss as a float; NaN for None. Raises InvalidArgumentError if it is no number."""
     if loss is None:
         return float("nan")
     if isinstance(loss, torch.Tensor):
@@ -43,7 +43,8 @@ def count_of(samples: int) -> int:
 
 
 def rate_of(given: Optional[float], optimizer: Optional[torch.optim.Optimizer], needed: bool) -> Optional[float]:
-    """The learning rate of a step: given, or the optimizer's."""
+    """Returns a step's learning rate: the given one, or the optimizer's. Raises InvalidArgumentError if it is needed
+    and unknown."""
     if given is None and optimizer is not None:
         given = float(optimizer.param_groups[0]["lr"])
     if given is None and needed:
@@ -53,7 +54,17 @@ def rate_of(given: Optional[float], optimizer: Optional[torch.optim.Optimizer], 
 
 
 def check_options(spec: SessionSpec, *, sharded: bool, overlap: bool, several: bool) -> None:
-    """Refuses what does not go together. sharded: under fully_shard; several: ranks, or DistributedDataParallel."""
+    """Refuses options that cannot be combined.
+
+    Args:
+        spec: The session's description.
+        sharded: The model is under fully_shard.
+        overlap: Gradients are sent during the backward pass.
+        several: There are several ranks, or DistributedDataParallel.
+
+    Raises:
+        UnimplementedError, InvalidArgumentError: The combination is not supported.
+    """
     if sharded and (spec.exchange != "DELEGATE" or overlap):
         raise UnimplementedError(
             f"exchange {spec.exchange}{', overlap' * overlap}: expected DELEGATE without overlap under fully_shard",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DistributedDataParallel reduces where the servers average the layers: the rest."""
+"""DistributedDataParallel's communication hook for models whose layers the servers average."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from .._errors import InvalidArgumentError
 
 
 class Rest:
-    """DDP's communication hook for exchange DIRECT: between begin() and end() it averages every parameter but the layers',
-    whose gradients stay the rank's own; otherwise all. DDP has one hook at most and keeps it permanently."""
+    """DDP's communication hook for exchange DIRECT.
+
+    Between begin() and end() it averages every parameter except the layers', whose gradients stay the rank's own;
+    otherwise all parameters. DDP accepts one hook and keeps it permanently.
+    """
 
     def __init__(self, ddp: Any) -> None:
-        """InvalidArgumentError: DDP has another hook."""
+        """Registers the hook. Raises InvalidArgumentError if DDP has another one."""
         self._group = ddp.process_group
         self._own: Set[int] = set()
-        self._flat: Dict[int, torch.Tensor] = {}  # by bucket; kept, since gloo's thread may be at it when Python ends
+        self._flat: Dict[int, torch.Tensor] = {}  # by bucket; kept, because gloo's thread may use it when Python ends
         try:
             ddp.register_comm_hook(None, lambda state, bucket: self._reduce(bucket))
         except RuntimeError as error:
@@ -66,7 +69,11 @@ _of_ddp: "weakref.WeakKeyDictionary[torch.nn.Module, Rest]" = weakref.WeakKeyDic
 
 
 def rest_of(ddp: torch.nn.Module) -> Rest:
-    """DDP's, which an earlier Preconditioner may have made; InvalidArgumentError while that is not closed, and Rest's."""
+    """Returns the hook of a DistributedDataParallel, which an earlier Preconditioner may have made.
+
+    Raises:
+        InvalidArgumentError: A Preconditioner with overlap that uses it is not closed, or DDP has another hook.
+    """
     rest = _of_ddp.get(ddp)
     if rest is None:
         rest = _of_ddp[ddp] = Rest(ddp)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exchange asks of CUDA; all of it, so that a test can have the host's memory stand for a device's."""
+"""All uses of CUDA by an exchange, so that a test can replace them and use host memory as a device's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 
 def ordinal(tensor: torch.Tensor) -> Optional[int]:
-    """Which device has it, as CUDA counts in this process; None: none."""
+    """Returns the number of the tensor's CUDA device in this process; None: it is on no CUDA device."""
     return tensor.device.index if tensor.device.type == "cuda" else None
 
 
 def stream(tensor: torch.Tensor) -> int:
-    """The cudaStream_t that this thread works on, on the tensor's device."""
+    """Returns the cudaStream_t that this thread currently uses on the tensor's device."""
     return torch.cuda.current_stream(tensor.device).cuda_stream
 
 
@@ -24,15 +24,15 @@ def synchronize(tensor: torch.Tensor) -> None:
 
 
 def matrix(tensor: torch.Tensor) -> Any:
-    """With `__cuda_array_interface__`."""
+    """Returns an object with `__cuda_array_interface__` for the tensor."""
     return tensor
 
 
 def pinned(size: int) -> torch.Tensor:
-    """f32, of the host's memory that the device copies from and to by itself."""
+    """Returns f32 elements of pinned host memory, which the device copies directly."""
     return torch.empty(size, dtype=torch.float32, device="cpu", pin_memory=True)
 
 
 def first_of(model: torch.nn.Module) -> int:
-    """The number of the model's first CUDA device; 0 where it has none."""
+    """Returns the number of the model's first CUDA device; 0 if it has none."""
     return next((parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda), 0)

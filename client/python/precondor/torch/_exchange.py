@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step's traffic of a rank: statistics and gradients out, answers in and, in DELEGATE, on to the other ranks."""
+"""Exchanges one step's data of a rank with the servers: sends statistics and gradients, receives answers and, in
+DELEGATE, passes them on to the other ranks."""
 
 from __future__ import annotations
 
@@ -25,17 +26,18 @@ _FAILED = -1.0
 
 @dataclasses.dataclass
 class Slot:
-    """One layer of the session: its place there, and where its gradient waits to be sent."""
+    """One layer of the session: its index and the buffer of its gradient."""
 
     place: int
     layer: Layer
     matrix: Matrix
     group: int
     buffer: Optional[torch.Tensor] = None  # f32 [d_out, d_in]
-    on_device: bool = False  # it is in the memory of the weight's CUDA device, and not in the host's
-    parts: Any = None  # the buffer's, of Matrix.split
+    on_device: bool = False  # the buffer is in the memory of the weight's CUDA device, not in host memory
+    parts: Any = None  # the buffer's parts, from Matrix.split
     value: Optional[torch.Tensor] = None  # this step's answer
-    untouched: Optional[torch.Tensor] = None  # where has_lookups: bool [d_out, 1], rows of this step's gradient that are all zeros
+    # With has_lookups: bool [d_out, 1], rows of this step's gradient that are all zeros.
+    untouched: Optional[torch.Tensor] = None
 
     def use(self, buffer: torch.Tensor, on_device: bool) -> None:
         self.buffer, self.on_device, self.parts = buffer, on_device, self.matrix.split(buffer)
@@ -48,7 +50,7 @@ class Answer:
 
 
 class Pair:
-    """Both sides' statistics of one layer at one step."""
+    """Statistics of both sides of one layer at one step."""
 
     def __init__(self, worker: Worker, step: int, slot: Slot, kind: str) -> None:
         def side(name: str, ones: bool) -> Union[Covariance, Vectors]:
@@ -73,27 +75,36 @@ class Pair:
 
 
 class Exchange:
-    """Sends what a step has and takes its answers. One step at a time; send() may be called during the backward pass."""
+    """Sends a step's contributions and receives its answers. One step at a time. send() may be called during the
+    backward pass."""
 
     def __init__(self, worker: Worker, group: Group, slots: Sequence[Slot], in_place: bool = True,
                  shards: Optional[Shards] = None) -> None:
-        """in_place: a gradient may be sent from, and its answer written to, its own memory where its form allows it. shards: of
-        a model under fully_shard, in DELEGATE."""
+        """Makes the exchange of one worker.
+
+        Args:
+            worker: The rank's worker.
+            group: The job's ranks.
+            slots: The session's layers.
+            in_place: Gradients may be sent from, and answers written to, their own memory if its layout allows it.
+            shards: For a model under fully_shard, in DELEGATE.
+        """
         self._worker = worker
         self._group = group
         self._slots = slots
         self._in_place = in_place
         self._shards = shards
         self._delegates = worker.spec.exchange == "DELEGATE" and (group.size > 1 or shards is not None)
-        self._flat: List[torch.Tensor] = []  # DELEGATE: of each rank decision and product of its layers, then their values
-        self._why_host = ""  # the last gradient on a device that did not stay there was copied to the host here
-        # Every rank's gradient has its own rows.
+        # DELEGATE: for each rank the decision and product of its layers, then their values
+        self._flat: List[torch.Tensor] = []
+        self._why_host = ""  # why the last gradient that left its device was copied to the host here
+        # With several ranks in DIRECT, each rank's gradient touches other rows.
         self._ranks_differ = group.size > 1 and worker.spec.exchange == "DIRECT"
         has_factors = worker.spec.exchange in ("REPLAY", "PULL_FACTORS")
         self._agreement = Agreement(worker, group, [slot.layer for slot in slots]) if has_factors and group.size > 1 else None
         self._futures: Dict[int, Future] = {}
         self._sent: set = set()
-        self._placed = False  # this step's flat
+        self._placed = False  # whether this step's _flat has been placed
         if self._delegates:
             self._make_flat(None)
 
@@ -104,21 +115,22 @@ class Exchange:
         return bool(self._sent)
 
     def takes_part(self, step: int) -> bool:
-        """False when the gradients as they are, which the job has averaged, are the answers."""
+        """Returns whether the servers answer this step. If not, the job's averaged gradients are the answers."""
         return self._worker.mode(step) == "SECOND_ORDER" or self._worker.spec.exchange == "DIRECT"
 
     def device_plane(self) -> Dict[str, Any]:
-        """Worker.device_plane, or why gradients are copied to the host here before they are sent."""
+        """Returns Worker.device_plane, with the reason if gradients are copied to the host here before they are
+        sent."""
         use = self._worker.device_plane()
         return {**use, "reason": self._why_host or use["reason"]}
 
     def collect(self, step: int) -> None:
-        """Before a step's first send(): brings together what ranks have in parts."""
+        """Collects the gradients that ranks have in parts. Call it before a step's first send()."""
         if self._shards is not None and self.takes_part(step):
             self._shards.collect()
 
     def send(self, step: int, slot: Slot, pair: Optional[Pair], *, finite: bool, loss_scale: float, samples: int) -> None:
-        """The slot's statistics, where the step takes any, and its gradient, where this rank sends it."""
+        """Sends the slot's statistics, if the step takes any, and its gradient, if this rank sends it."""
         worker = self._worker
         self._sent.add(slot.place)
         if worker.needs_statistics(step, slot.place):
@@ -143,12 +155,13 @@ class Exchange:
             step, slot.place, _device.matrix(slot.value), samples, device=_device.ordinal(weight), stream=_device.stream(weight))
 
     def receive(self, step: int) -> Dict[int, Answer]:
-        """By place, once all have come, with slot.value where one is to be stored. Raises on every rank when one fails."""
+        """Waits for all answers and returns them by index of the layer, with slot.value set where an answer is to be
+        stored. If one fails, raises on every rank."""
         answers: Dict[int, Answer] = {}
         failure: Optional[PrecondorError] = None
         self._share_untouched()
         try:
-            # The last one sent is mostly answered last: this thread is woken for it, and for few others.
+            # The answer to the last gradient is usually the last one, so that this thread wakes up only a few times.
             for place, future in reversed(self._futures.items()):
                 result = future.result()
                 answers[place] = Answer(result.decision, result.inner_product)
@@ -172,15 +185,15 @@ class Exchange:
             slot.untouched = ~slot.value.ne(0).any(1, keepdim=True)
 
     def _share_untouched(self) -> None:
-        """Has all ranks know which rows of embeddings and experts have no gradient on any rank. Before a rank waits for answers, so that none waits here for
-        a rank whose answers do not come."""
+        """Determines which rows of embeddings and experts have no gradient on any rank. Called before a rank waits for
+        answers, so that no rank waits here for one whose answers do not arrive."""
         slots = [slot for slot in self._slots if slot.matrix.has_lookups]
         if not self._ranks_differ or not slots:
             return
         touched = torch.zeros(sum(slot.layer.d_out for slot in slots), dtype=torch.bool, device="cpu")
         sizes = [slot.layer.d_out for slot in slots]
         known = [(part, slot.untouched[:, 0]) for part, slot in zip(touched.split(sizes), slots) if slot.untouched is not None]
-        for device in {flags.device for _, flags in known}:  # one copy each: experts are many
+        for device in {flags.device for _, flags in known}:  # one copy for each device, because there are many experts
             of_device = [(part, flags) for part, flags in known if flags.device == device]
             flags = (~torch.cat([flags for _, flags in of_device])).cpu()
             for (part, _), own in zip(of_device, flags.split([len(part) for part, _ in of_device])):
@@ -189,7 +202,8 @@ class Exchange:
             slot.untouched = ~flags[:, None]
 
     def _keep_untouched(self, answers: Dict[int, Answer]) -> None:
-        """Sets those rows of answers to zero that have no gradient on any rank in this step: momentum would move them."""
+        """Sets to zero the rows of answers that have no gradient on any rank in this step, because momentum would move
+        them."""
         for slot in self._slots:
             if slot.matrix.has_lookups and slot.place in answers and slot.untouched is not None and slot.value is not None:
                 slot.value.masked_fill_(slot.untouched.to(slot.value.device), 0.0)
@@ -203,7 +217,7 @@ class Exchange:
         self._worker.abstain_statistics(step, slot.place)
 
     def _stays_on_device(self, slot: Slot) -> bool:
-        """Whether the worker takes the gradient from a CUDA device's memory."""
+        """Returns whether the worker takes the gradient from a CUDA device's memory."""
         if self._shards is not None:
             return False
         if self._delegates:
@@ -240,7 +254,8 @@ class Exchange:
         return [slot for slot in self._slots if slot.place % self._group.size == rank]
 
     def _place_flat(self) -> None:
-        """Before the step's first gradient is loaded: on the device where the worker takes all of this rank's from it."""
+        """Before the step's first gradient is loaded, moves the flat buffers to the device if the worker takes all of
+        this rank's gradients from it, and otherwise to the host."""
         if self._placed:
             return
         self._placed = True
@@ -252,7 +267,7 @@ class Exchange:
             self._make_flat(self._slots[0].matrix.weight.device if on_device else None)
 
     def _make_flat(self, device: Optional[torch.device]) -> None:
-        """device: in whose memory; None: the host's."""
+        """Makes the flat buffers in the memory of `device`; None: in host memory."""
         self._flat = []
         for rank in range(self._group.size) if self._shards is None else [self._group.rank]:
             owned = self._owned(rank)
@@ -264,7 +279,8 @@ class Exchange:
             self._flat.append(flat)
 
     def _share(self, own: Dict[int, Answer], failure: Optional[PrecondorError]) -> Dict[int, Answer]:
-        """Every rank's answers, as its owner has them. Products are rounded to f32 for the owner too: all scale alike."""
+        """Returns every rank's answers, as their owner has them. Products are rounded to f32 on the owner too, so that
+        all ranks scale alike."""
         lines: Dict[int, Sequence[float]] = {}
         own_lines = torch.tensor([self._line(own.get(slot.place), failure) for slot in self._owned(self._group.rank)],
                                  dtype=torch.float32, device="cpu").view(-1, 2)
@@ -301,14 +317,15 @@ class Exchange:
 
 
 def _buffer(size: int, device: Optional[torch.device], pinned: bool) -> torch.Tensor:
-    """f32 on the device; None: in the host's memory."""
+    """Returns an f32 buffer on the device; None: in host memory."""
     if device is None and pinned:
         return _device.pinned(size)
     return torch.empty(size, dtype=torch.float32, device=device or "cpu")
 
 
 def clip_of(spec: SessionSpec) -> Dict[int, str]:
-    """The clip, as the options say it, of each layer whose answers the trainer scales by KL_CLIP."""
+    """Returns, by index of the layer, the option scaling_clip of each layer whose answers the trainer scales by
+    KL_CLIP."""
     methods = {place: one.method for one in spec.layer_methods for place in one.layers}
     clips = {}
     for place in range(len(spec.layers)):

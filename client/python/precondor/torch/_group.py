@@ -12,16 +12,17 @@ from .._errors import PrecondorError, from_status
 from ._compiled import original
 
 
-# Tensors of the last collectives. When the interpreter ends, torch 1.13 waits with the GIL for gloo's thread, which may want
-# the GIL to free a tensor that Python has let go of.
+# Keeps tensors of collectives alive. When the interpreter ends, torch 1.13 waits with the GIL for gloo's thread, which
+# may need the GIL to free a tensor that Python no longer references.
 _kept: List[torch.Tensor] = []
 
 
 class Group:
-    """Collectives of a process group, which every rank has to call in the same order. A group of one calls nothing."""
+    """Collectives of a process group, which every rank must call in one order. A group of one process communicates with
+    no other."""
 
     def __init__(self, process_group: Any, device: torch.device) -> None:
-        """device: of the model, for backends that move nothing else."""
+        """Makes the group. `device` is the model's, for backends that only support its memory."""
         there = dist.is_available() and dist.is_initialized()
         self._group = process_group
         self.rank = dist.get_rank(process_group) if there else 0
@@ -34,7 +35,8 @@ class Group:
         _kept.append(self._flag)
 
     def check(self, call: Callable[[], Any]) -> Any:
-        """What call() gives, once it has worked on every rank; raises on all what one of them raised."""
+        """Runs call() and returns its result if it succeeded on every rank. If it raised on one rank, raises that error
+        on all ranks."""
         own, failure, value = None, None, None
         try:
             value = call()
@@ -46,16 +48,16 @@ class Group:
         raise own or from_status(code, reason, f"rank {rank}: {message}")
 
     def gather(self, value: Any) -> List[Any]:
-        """Every rank's small value that pickles, in the order of ranks."""
+        """Returns every rank's value, in rank order. Values must be small and picklable."""
         if self.size == 1:
             return [value]
         values: List[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self._group)
-        self.all(True)  # gloo's thread is then done with the tensors of the above
+        self.all(True)  # afterwards gloo's thread no longer uses the tensors of the call above
         return values
 
     def all(self, flag: bool) -> bool:
-        """Whether it is true on every rank."""
+        """Returns whether the flag is true on every rank."""
         if self.size == 1:
             return flag
         self._flag[0] = 0.0 if flag else 1.0
@@ -63,7 +65,7 @@ class Group:
         return self._flag.item() == 0
 
     def any_of(self, flags: torch.Tensor) -> torch.Tensor:
-        """Of bools [n], equally many on every rank, those that are true on some rank."""
+        """Returns for each of bools [n] whether it is true on any rank. n must be equal on all ranks."""
         if self.size == 1:
             return flags
         if self._flags.numel() < flags.numel():
@@ -75,7 +77,7 @@ class Group:
         return counts.to(flags.device) > 0
 
     def range_of(self, values: Sequence[int]) -> Tuple[List[int], List[int]]:
-        """Of every value, from 0 to 2^62, the least and the greatest of all ranks'."""
+        """Returns for each value, from 0 to 2^62, the minimum and the maximum over all ranks."""
         if self.size == 1:
             return list(values), list(values)
         if self._range.numel() < 2 * len(values):
@@ -88,7 +90,7 @@ class Group:
         return [-value for value in least], greatest
 
     def broadcast(self, flat: torch.Tensor, rank: int) -> None:
-        """flat, on any device, becomes that of `rank`."""
+        """Overwrites `flat`, on any device, with that of `rank`."""
         source = rank if self._group is None else dist.get_global_rank(self._group, rank)
         if flat.device == self.device:
             dist.broadcast(flat, source, group=self._group)
@@ -98,12 +100,12 @@ class Group:
         flat.copy_(there)
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, received_sizes: List[int], sent_sizes: List[int]) -> None:
-        """Flat tensors on `device`, of which each rank gets its own part; a rank's sizes are what the others expect."""
+        """Exchanges parts of flat tensors on `device`. A rank's sizes must match those that the other ranks expect."""
         dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self._group)
 
     def average_gradients(self, parameters: Sequence[torch.nn.Parameter], samples: int) -> None:
-        """.grad becomes the ranks' mean, weighted by their samples; a rank without one counts as zeros, and where no rank has
-        one there is none."""
+        """Replaces .grad by the mean over all ranks, weighted by their samples. A rank without a gradient counts as
+        zeros. If no rank has a gradient, .grad stays None."""
         if self.size == 1 or not parameters:
             return
         sizes = [1] * (1 + len(parameters)) + [parameter.numel() for parameter in parameters]
@@ -127,7 +129,7 @@ class Group:
 
 
 def of(model: torch.nn.Module, process_group: Any) -> Tuple[torch.nn.Module, Group, bool]:
-    """The model that DistributedDataParallel has inside, its group, and whether DDP averages the gradients."""
+    """Returns the model inside DistributedDataParallel, its group, and whether DDP averages the gradients."""
     model = original(model)
     averaged = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     if averaged:

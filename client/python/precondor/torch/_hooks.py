@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 
-# Whether the call is one of torch.compile, which makes a graph of it.
+# Whether torch.compile is tracing the current call.
 is_tracing: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
 class Hook:
-    """A module's hook, which does nothing while the module is traced. Copies of the module (an average of weights, a teacher)
-    get one that does nothing."""
+    """A module's hook, which does nothing while torch.compile traces the module. In a copy of the module (an average of
+    weights, a teacher) the hook does nothing either."""
 
     def __init__(self, call: Optional[Callable[..., Any]] = None) -> None:
         self._call = call
@@ -33,7 +33,7 @@ class Hook:
 
 
 class _NodeHandle:
-    """Of a hook on a node without another owner."""
+    """Handle of a hook on an autograd node, which it keeps alive."""
 
     def __init__(self, node: Any, handle: Any) -> None:
         self._node = node
@@ -45,20 +45,23 @@ class _NodeHandle:
 
 
 def right_after_forward(module: nn.Module, hook: Hook) -> Any:
-    """Calls `hook` before the hooks of a forward pass that are there already, which may give another output; the handle."""
+    """Registers `hook` to run before the module's existing forward hooks, which may replace the output. Returns the
+    handle."""
     handle = module.register_forward_hook(hook)
-    module._forward_hooks.move_to_end(handle.id, last=False)  # torch 2's prepend=True
+    module._forward_hooks.move_to_end(handle.id, last=False)  # like torch 2's prepend=True
     return handle
 
 
 def after_forward(module: nn.Module, call: Callable[..., Any]) -> Any:
-    """Calls `call` when a forward pass of the module has ended, from torch 2.1 on also when it has raised; the handle."""
+    """Registers `call` to run after each forward pass of the module; from torch 2.1 on also after one that raised.
+    Returns the handle."""
     always = {"always_call": True} if "always_call" in inspect.signature(module.register_forward_hook).parameters else {}
     return module.register_forward_hook(Hook(call), **always)
 
 
 def after_accumulation(parameter: nn.Parameter, call: Callable[[], None]) -> Any:
-    """Calls `call` whenever a backward pass has added to parameter.grad; a handle with remove()."""
+    """Registers `call` to run after each addition of a backward pass to parameter.grad. Returns a handle with
+    remove()."""
     if hasattr(parameter, "register_post_accumulate_grad_hook"):
         return parameter.register_post_accumulate_grad_hook(lambda unused: call())
     with torch.enable_grad():

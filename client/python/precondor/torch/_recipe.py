@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of a model's layers where the user names none. docs/results.md has the measurements behind them."""
+"""Chooses the methods of a model's layers if the user names none. docs/results.md has the measurements behind the
+choice."""
 
 from __future__ import annotations
 
@@ -15,21 +16,29 @@ from .._session import Method, traits_of
 from ._layers import Chosen
 from ._optimizer import BaseOptimizer
 
-# Of vectors, which the optimizer trains; torch's own default for the second is for longer runs.
+# For vectors, which the optimizer trains. torch's default for the second beta suits longer runs.
 _BETAS = (0.95, 0.95)
-# Of embeddings, which the optimizer trains: a multiple of the rate of all else.
+# For embeddings, which the optimizer trains: multiple of the learning rate of all other parameters.
 _EMBEDDING_SCALE = 4.0
-# Of linear layers at a model's ends, and of weights that one shares with an embedding. A longer side, mostly a vocabulary, has no factor: its decompositions cost d^3.
+# For linear layers at a model's ends, and for weights that a layer shares with an embedding. Longer sides, usually a
+# vocabulary, get no factor, because its decomposition costs d^3.
 _SOAP = Method("soap", {"max_factor_dim": 2048})
-# Of convolutions, whose eigenbases turn faster than 10 steps can follow.
+# For convolutions, whose eigenbases change faster than a refresh each 10 steps can follow.
 _SOAP_OF_CONVOLUTIONS = Method("soap", {"max_factor_dim": 2048, "refresh_interval": 5})
 
 
 @dataclasses.dataclass
 class Recipe:
-    """method: of layers. embeddings, tied, experts: of weights that embeddings alone have, of those that another module has too, and of
-    stacks of experts; None where they are left to the optimizer. is_default: method is muon, of hidden linear layers, and the others have soap. needs_optimizer: the user has named no method and has shown no optimizer yet that
-    takes whole updates as such."""
+    """The methods of a model's weights.
+
+    Attributes:
+        method: For layers.
+        embeddings: For weights that only embeddings have; None: the optimizer trains them.
+        tied: For weights that embeddings share with another module; None: the optimizer trains them.
+        experts: For stacks of experts; None: the optimizer trains them.
+        is_default: method is muon, for hidden linear layers, and the other layers have soap.
+        needs_optimizer: The user has named no method and has given no optimizer that applies whole updates unchanged.
+    """
 
     method: Method
     embeddings: Optional[Method]
@@ -39,24 +48,25 @@ class Recipe:
     needs_optimizer: bool
 
     def layer_methods(self, given: Optional[Mapping[str, Union[Method, str]]], chosen: Chosen) -> Dict[str, Union[Method, str]]:
-        """The user's, which come first, and those of the recipe."""
+        """Returns the user's patterns, which come first, and those of the recipe."""
         methods = dict(given or {})
         for names, method in ((chosen.convolutions, _SOAP_OF_CONVOLUTIONS), (chosen.ends, _SOAP)):
             if self.is_default and names:
-                methods[f"(?:{'|'.join(map(re.escape, names))})"] = method  # no user's pattern: an equal one would be replaced
+                # A group, so that the key differs from a user's pattern, which it would replace.
+                methods[f"(?:{'|'.join(map(re.escape, names))})"] = method
         return methods
 
     @property
     def embedding_scale(self) -> float:
-        """lr_scale of embeddings that the optimizer trains."""
+        """lr_scale of the embeddings that the optimizer trains."""
         return _EMBEDDING_SCALE if self.is_default else 1.0
 
     def optimizer_options(self, options: Mapping[str, Any]) -> Dict[str, Any]:
-        """What make_optimizer gives to BaseOptimizer beside groups and rate."""
+        """Returns the options of BaseOptimizer except groups and learning rate."""
         return {"betas": _BETAS, **options} if self.is_default else dict(options)
 
     def check_optimizer(self) -> None:
-        """Warns, once, before the first step of an optimizer that is not known to take whole updates."""
+        """Warns once, before the first step, if no optimizer is known that applies whole updates unchanged."""
         if self.needs_optimizer:
             self.needs_optimizer = False
             warnings.warn("Preconditioner: answers of the default methods, muon and soap, are whole updates, which AdamW and the like "
@@ -66,9 +76,13 @@ class Recipe:
 
 def choose(method: Union[Method, str, None], embeddings: Union[Method, str, None], experts: Union[Method, str, None], exchange: str,
            fallback: Any, optimizer: Optional[torch.optim.Optimizer]) -> Recipe:
-    """method, where one is named. Otherwise muon for hidden linear layers and experts, soap for all others and for weights that a layer shares with
-    an embedding, and the optimizer for what embeddings alone have; or mkor where these cannot serve: with an optimizer that does not
-    take whole updates as such, in the exchanges of workers with factors, and with a fallback to the optimizer alone."""
+    """Returns the user's method if there is one, otherwise the default.
+
+    The default is muon for hidden linear layers and experts, soap for other layers and for weights that a layer shares
+    with an embedding, and the optimizer for weights that only embeddings have. It is mkor if these methods do not suit:
+    with an optimizer that does not apply whole updates unchanged, in the exchanges REPLAY and PULL_FACTORS, and with a
+    fallback, after which only the optimizer acts.
+    """
     takes_updates = optimizer is None or (
         isinstance(optimizer, BaseOptimizer) and any(group["plain"] for group in optimizer.param_groups))
     by_default = method is None and takes_updates and exchange not in ("REPLAY", "PULL_FACTORS") and not fallback

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of finished steps, beside the next step."""
+"""Reports finished steps while the next step runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .._errors import fork_error
 
 
 class Reporter:
-    """Reports a worker's steps on a thread of its own: within the lease no step waits for the coordinator's answer.
+    """Reports a worker's steps on its own thread, so that no step within the lease waits for the coordinator's answer.
 
-    One thread uses it.
+    Not thread-safe.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -25,36 +25,38 @@ class Reporter:
         self._last: Optional[concurrent.futures.Future] = None
         self._known: Optional[StepDirective] = None
         self._process = os.getpid()
-        # Not joined at the interpreter's end by threading itself: close() first ends what the thread waits in.
+        # A daemon, which threading does not join at the interpreter's end: close() first ends the call in which the
+        # thread waits.
         self._thread = threading.Thread(target=self._run, name="precondor-reporter", daemon=True)
         self._thread.start()
 
     def report(self, *arguments: Any) -> None:
-        """Worker.report_step, later. wait() has been called since the last."""
+        """Calls Worker.report_step on the thread. Precondition: wait() has been called since the last report."""
         self._last = concurrent.futures.Future()
         self._reports.put((self._last, arguments))
 
     def wait(self) -> None:
-        """Until the last report is answered; raises what it did. Ctrl-C leaves it as it is. ForkError in a forked child."""
+        """Waits until the last report is answered, and raises its error. Ctrl-C ends only the wait. Raises ForkError in
+        a forked child."""
         self.check_process()
         if self._last is not None:
             self._known = self._last.result()
             self._last = None
 
     def check_process(self) -> None:
-        """ForkError in a forked child, which has no reporter."""
+        """Raises ForkError in a forked child, which has no reporter thread."""
         if os.getpid() != self._process:
             raise fork_error(self._process, os.getpid())
 
     def directive_for(self, step: int) -> Optional[StepDirective]:
-        """One that covers `step`, or tells that a snapshot is taken as of it; waits for an answer only where it has to. None:
+        """Returns a directive that covers `step`. Waits for the last report only if the known directive does not. None:
         no step has been reported."""
         if self._known is None or self._known.lease_through_step < step:
             self.wait()
         return self._known
 
     def close(self) -> None:
-        """After the worker's."""
+        """Ends the thread. Call it after the worker's close()."""
         self._reports.put(None)
         self._thread.join()
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of a model under fully_shard (FSDP2): each layer's rows go to the rank that sends it, and its answer's rows back.
+"""Moves gradients of a model under fully_shard (FSDP2): the rows of each layer go to the rank that sends it, and the
+rows of its answer come back.
 
-A rank has a rectangle of every parameter, as torch's DTensor tells. One all-to-all brings a step's rectangles to their
-layers' owners, a second one the answers to all who have a part of them.
+Each rank has a rectangle of every parameter, which torch's DTensor describes. One all-to-all of a step moves the
+rectangles to the layers' owners, and a second one moves the answers to all ranks that have a part of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from .._errors import InvalidArgumentError, UnimplementedError
 from ._group import Group
 from ._layers import Matrix, has_gradient
 
-# Of a parameter's rectangle on a rank: whether its gradient is sent from there (of equal ones one is), offsets, sizes.
+# A parameter's rectangle on a rank: whether this rank sends it (one of several equal rectangles is sent), offsets,
+# sizes.
 _Rectangle = Tuple[bool, Tuple[int, ...], Tuple[int, ...]]
 
 
@@ -27,17 +29,18 @@ def is_sharded(parameter: torch.Tensor) -> bool:
 
 
 def modules_of(model: nn.Module) -> List[Any]:
-    """Those that fully_shard has been called with."""
+    """Returns the modules with which fully_shard has been called."""
     return [module for module in model.modules() if any(base.__name__ == "FSDPModule" for base in type(module).__mro__)]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of it, as a view."""
+    """Returns this rank's part of the tensor, as a view."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def refuse_unknown(model: nn.Module, world_size: int) -> bool:
-    """Whether the model is under fully_shard; UnimplementedError for parameters that are in parts in another way."""
+    """Returns whether the model is under fully_shard. Raises UnimplementedError for parameters that are divided in
+    another way."""
     names = {name: parameter for name, parameter in model.named_parameters() if is_sharded(parameter)}
     under_fsdp = bool(modules_of(model))
     for name, parameter in names.items():
@@ -54,7 +57,8 @@ def refuse_unknown(model: nn.Module, world_size: int) -> bool:
 
 
 def refuse_whole(matrices: Sequence[Matrix]) -> None:
-    """InvalidArgumentError for layers beside sharded ones that are whole: nothing averages their gradients."""
+    """Raises InvalidArgumentError for a layer that is not sharded while others are, because nothing averages its
+    gradient."""
     for matrix in matrices:
         if not all(is_sharded(parameter) for parameter in matrix.parameters()):
             raise InvalidArgumentError(
@@ -64,7 +68,7 @@ def refuse_whole(matrices: Sequence[Matrix]) -> None:
 
 @contextlib.contextmanager
 def without_sync(model: nn.Module) -> Iterator[None]:
-    """Backward passes in it only add up."""
+    """Context in which backward passes only accumulate gradients."""
     modules = modules_of(model)
     for module in modules:
         module.set_requires_gradient_sync(False, recurse=False)
@@ -77,8 +81,14 @@ def without_sync(model: nn.Module) -> Iterator[None]:
 
 @dataclasses.dataclass
 class _Piece:
-    """What a rank has of a layer's weight (part 0) or bias (part 1). there: in the layer's part of Matrix.split; here: in the
-    rank's rectangle; shape: of both."""
+    """A rank's part of a layer's weight (part 0) or bias (part 1).
+
+    Attributes:
+        sends: This rank sends the gradient of this piece.
+        there: Its place in the layer's part of Matrix.split.
+        here: Its place in the rank's rectangle.
+        shape: Shape of both.
+    """
 
     parameter: nn.Parameter
     part: int
@@ -104,7 +114,8 @@ def _rectangle(parameter: torch.Tensor) -> _Rectangle:
 
 
 def _piece(slot: Any, part: int, parameter: nn.Parameter, rectangle: _Rectangle) -> Optional[_Piece]:
-    """Of a layer, which is some of the parameter's rows: all but in a convolution with groups and in a stack of experts."""
+    """Returns a rank's piece of a layer, or None. The layer is a range of the parameter's rows: all, except in a
+    convolution with groups and in a stack of experts."""
     sends, offsets, sizes = rectangle
     rows = parameter.shape[0] // slot.matrix.groups
     first = slot.group * rows
@@ -118,13 +129,14 @@ def _piece(slot: Any, part: int, parameter: nn.Parameter, rectangle: _Rectangle)
 
 
 class Shards:
-    """Of the session's layers, in the order of its slots. Collective: every rank calls its methods alike."""
+    """Moves the gradients and answers of the session's layers between ranks. Collective: every rank makes equal calls,
+    in one order."""
 
     def __init__(self, group: Group, slots: Sequence[Any]) -> None:
         self._group = group
         self._slots = slots
         rectangles = group.gather([[_rectangle(one) for one in slot.matrix.parameters()] for slot in slots])
-        # By slot and rank.
+        # Indexed by slot and rank.
         self._pieces: List[List[List[_Piece]]] = []
         for place, slot in enumerate(slots):
             of_ranks = []
@@ -136,11 +148,11 @@ class Shards:
         self._answers: Dict[int, List[Tuple[_Piece, torch.Tensor]]] = {}
 
     def owned(self, rank: int) -> List[Any]:
-        """Slots whose gradients the rank sends."""
+        """Returns the slots whose gradients the rank sends."""
         return [slot for slot in self._slots if slot.place % self._group.size == rank]
 
     def collect(self) -> None:
-        """Fills the buffers of this rank's own slots with the gradients."""
+        """Fills the buffers of this rank's slots with their gradients from all ranks."""
         me, ranks = self._group.rank, range(self._group.size)
 
         def moving(rank: int, owner: int) -> List[Tuple[Any, _Piece]]:
@@ -161,7 +173,8 @@ class Shards:
             slot.parts[piece.part][piece.there].copy_(view.view(piece.shape))
 
     def distribute(self, lines: torch.Tensor) -> Dict[int, List[float]]:
-        """Sends the buffers of this rank's own slots on, and a line of `lines` [own slots, 2] of each; gives every slot's line."""
+        """Sends the answers in the buffers of this rank's slots to all ranks, with one row of `lines` [own slots, 2]
+        for each slot. Returns the rows of all slots, by index of the slot."""
         me, ranks = self._group.rank, range(self._group.size)
 
         def sizes(owner: int, rank: int) -> List[int]:
@@ -186,7 +199,7 @@ class Shards:
         return found
 
     def store(self, place: int, scale: float) -> None:
-        """A slot's answer to what this rank has of the gradient."""
+        """Copies a slot's answer, times `scale`, to this rank's part of the gradient."""
         for piece, answer in self._answers[place]:
             gradient = piece.of_gradient()
             if gradient is not None:
