@@ -24,7 +24,7 @@ struct Expected {
   const char* name;
   std::vector<int64_t> dims;
   DType dtype;
-  bool or_rows = false;  // COVARIANCE: dims are the packed form's
+  bool or_rows = false;  // COVARIANCE: `dims` are of the packed form, but rows are allowed too
   int64_t d = 0;
 };
 
@@ -99,7 +99,8 @@ absl::Status CheckAbstention(const SessionSpec& spec, const ContributionHeader& 
   return absl::OkStatus();
 }
 
-// What may lie on the device: the answer takes its place, and nothing is added up there.
+// Checks a contribution in device memory. It must be a gradient that one rank alone sends, since gradients are not
+// added up there.
 absl::Status CheckOnDevice(const SessionSpec& spec, const ContributionHeader& header) {
   const bool fits = header.kind == ContributionKind::kGradient && !header.abstain && GradientContributors(spec) == 1 &&
                     spec.gradient_dtype == DType::kF32 && header.tensors[0].scale == 1.0f;

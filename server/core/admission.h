@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one check of what workers and communicators send: a header is decoded once, checked once, and becomes a value of
-// a type that only SessionAdmission can make. Layers take no other.
+// Checks what workers and communicators send. A header is decoded and checked once, and becomes a value of a type that
+// only SessionAdmission can make. Layers take no other type.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,19 @@ namespace precondor {
 struct SessionContext;
 
 // A contribution whose session, epoch, rank, incarnation, layer, mode, step window, samples, tensors and byte count
-// have been found right. Its payload may still be on its way. What time can change since then (the session is gone, the
-// epoch has ended, the step has left the window) is decided where the contribution is filed: see LayerMachine.
+// have passed their checks. Its payload may not have arrived yet. What can change afterwards (the session or epoch
+// ends, the step leaves the window) is decided when the contribution is filed: see LayerMachine.
 class AdmittedContribution {
  public:
   AdmittedContribution(AdmittedContribution&&) = default;
   AdmittedContribution& operator=(AdmittedContribution&&) = default;
 
   const ContributionHeader& header() const { return header_; }
-  // Of the payload that has to come with it.
+  // Size in bytes of the payload that must be submitted with it.
   uint64_t payload_bytes() const { return payload_bytes_; }
-  // Whether this is the session that it was admitted to. Another one of the same id may be another job's.
+  // Returns true if it was admitted to this session. Another session with an equal id may belong to another job.
   bool IsFor(const std::shared_ptr<const SessionContext>& session) const { return session_.lock() == session; }
-  // The payload of one that was admitted with `on_device`.
+  // Sets the payload. Precondition: the header was admitted with `on_device`, and `payload` has payload_bytes() bytes.
   void PlaceOnDevice(std::shared_ptr<const DevicePayload> payload) {
     PRECONDOR_CHECK(header_.on_device != nullptr && static_cast<uint64_t>(payload->bytes()) == payload_bytes_);
     header_.on_device = std::move(payload);
@@ -45,10 +45,10 @@ class AdmittedContribution {
 
   ContributionHeader header_;
   uint64_t payload_bytes_;
-  std::weak_ptr<const SessionContext> session_;  // holds nothing of the session while the payload is on its way
+  std::weak_ptr<const SessionContext> session_;  // weak: the session may be freed before the payload arrives
 };
 
-// The average of all ranks' gradients, checked likewise.
+// An average of all ranks' gradients that has passed the checks.
 class AdmittedAverage {
  public:
   AdmittedAverage(AdmittedAverage&&) = default;
@@ -63,30 +63,39 @@ class AdmittedAverage {
   ReducedGradient gradient_;
 };
 
-// Who may send to a session: the members of its epoch, as a shard knows them.
+// The processes that may send to a session: the members of its epoch, as a shard knows them.
 struct RankHolders {
   uint64_t epoch = 0;
   uint32_t joined = 0;
-  bool fenced = false;                 // the next epoch has begun elsewhere; `epoch` is its number already
-  std::vector<uint64_t> incarnations;  // by rank; 0: not joined; while fenced: the last epoch's
+  bool fenced = false;                 // `epoch` is the next epoch, which is not installed here yet
+  std::vector<uint64_t> incarnations;  // by rank; 0 if not joined; while fenced, the last epoch's
 };
 
 // Pure functions; every status has an ErrorReason and names session, step, layer and rank.
 
-// Step, epoch, rank and incarnation. InvalidArgument MALFORMED; FailedPrecondition STALE_EPOCH or STALE_INCARNATION;
-// NotFound UNKNOWN_RANK; Unavailable FUTURE_EPOCH, or NOT_ACTIVE while ranks are missing or the epoch is about to
-// begin.
+// Checks step, epoch, rank and incarnation. Returns
+// - INVALID_ARGUMENT (MALFORMED) if the step is greater than kMaxStep;
+// - FAILED_PRECONDITION (STALE_EPOCH) for an earlier epoch, UNAVAILABLE (FUTURE_EPOCH) for a later one;
+// - UNAVAILABLE (NOT_ACTIVE) while ranks are missing or the epoch is fenced;
+// - NOT_FOUND (UNKNOWN_RANK) if the session has no such rank or the incarnation has not joined;
+// - FAILED_PRECONDITION (STALE_INCARNATION) if a later incarnation holds the rank.
 absl::Status CheckSender(const SessionSpec& spec, const RankHolders& holders, const ContributionKey& key);
 
-// Whether the layer takes a contribution of this kind, at this step, from this rank. InvalidArgument MALFORMED;
-// FailedPrecondition NOT_STATISTIC_STEP or NOT_DELEGATE. The layer exists; `method` is the layer's.
+// Checks whether the layer takes a contribution of this kind, at this step, from this rank. Returns
+// - INVALID_ARGUMENT (MALFORMED) for a PULL or GRADIENT that the exchange mode does not have, or a PULL that abstains;
+// - FAILED_PRECONDITION (NOT_STATISTIC_STEP) for statistics or a PULL outside a statistic step in second order, and for
+//   a PULL to a layer that takes no statistics;
+// - FAILED_PRECONDITION (NOT_DELEGATE) for a gradient that another rank has to send.
+// Preconditions: the layer exists, and `method` is the layer's.
 absl::Status CheckRole(const SessionSpec& spec, const Method& method, const ContributionHeader& header);
 
-// Samples, number and types of the tensors, their shapes and scales, and the byte count against the layer table.
-// InvalidArgument: MALFORMED, DTYPE_MISMATCH, SHAPE_MISMATCH or SIZE_MISMATCH with expected and got. The layer exists.
+// Checks samples, number and types of the tensors, their shapes and scales, and the byte count against the layer table.
+// Returns INVALID_ARGUMENT (MALFORMED, DTYPE_MISMATCH, SHAPE_MISMATCH or SIZE_MISMATCH) with the expected and the
+// actual value. Precondition: the layer exists.
 absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& header, uint64_t payload_bytes);
 
-// Shares, samples and the byte count of an average. InvalidArgument MALFORMED. The layer exists.
+// Checks shares, samples and the byte count of an average. Returns INVALID_ARGUMENT (MALFORMED). Precondition: the
+// layer exists.
 absl::Status CheckAverage(const SessionSpec& spec, const ReducedGradient& gradient);
 
 }  // namespace precondor

@@ -7,7 +7,7 @@
 namespace precondor {
 namespace {
 
-constexpr int kNiceness = 10;  // a tenth of a core that strands want too
+constexpr int kNiceness = 10;  // about a tenth of a core that strands also want
 
 }  // namespace
 
@@ -32,7 +32,7 @@ void BackgroundThreads::Stop() {
 }
 
 void BackgroundThreads::Work() {
-  // Of this thread alone, as Linux has it.
+  // On Linux this changes the niceness of this thread alone.
   (void)!nice(kNiceness);
   MutexLock lock(mu_);
   for (;;) {
@@ -42,7 +42,7 @@ void BackgroundThreads::Work() {
     tasks_.pop_front();
     mu_.Unlock();
     task();
-    task = nullptr;  // what it holds is released without the lock
+    task = nullptr;  // releases the objects that the task holds without the lock
     mu_.Lock();
   }
 }

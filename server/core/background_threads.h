@@ -11,7 +11,8 @@
 
 namespace precondor {
 
-// Thread-safe; mu_ is a leaf. The threads are made for the first task. The destructor runs what was posted and joins.
+// Runs tasks on threads of a lower priority, which are created for the first task. Thread-safe; mu_ is a leaf. The
+// destructor runs all posted tasks and joins the threads.
 class BackgroundThreads {
  public:
   explicit BackgroundThreads(int threads) : count_(threads) {}
@@ -20,7 +21,7 @@ class BackgroundThreads {
   BackgroundThreads& operator=(const BackgroundThreads&) = delete;
 
   void Post(Executor::Task task);
-  // Runs what was posted and joins. Nothing may be posted from here on.
+  // Runs all posted tasks and joins the threads. Precondition: no task is posted afterwards.
   void Stop();
 
  private:

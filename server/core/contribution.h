@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What workers hand to a shard and what it hands back, as core sees them: no protobuf, no sockets.
+// The contributions of workers and the answers of a shard in the form that core uses, without protobuf and sockets.
 #pragma once
 
 #include <array>
@@ -20,11 +20,11 @@
 
 namespace precondor {
 
-// kPull: where workers have factors themselves (WorkersPrecondition), what takes the gradient's place at a statistic
-// step; it carries nothing.
+// kPull takes the gradient's place at a statistic step if workers have factors themselves (WorkersPrecondition). It has
+// no payload.
 enum class ContributionKind : uint8_t { kStatistics = 1, kGradient = 2, kPull = 3 };
 
-// Identity of a contribution. Two with equal keys and kind are the same one sent twice.
+// Identity of a contribution. Two contributions with equal keys and kinds are one contribution that was sent twice.
 struct ContributionKey {
   uint64_t session_id = 0;
   uint64_t epoch = 0;
@@ -42,15 +42,15 @@ struct TensorDesc {
   float scale = 1.0f;
 };
 
-// A contribution that counts, as it is kept until it is reduced: the payload as it came takes a fraction of what it
-// takes decoded.
+// A contribution that counts, as it is kept until it is reduced. Its payload stays encoded, because that takes a
+// fraction of the decoded size.
 struct StagedContribution {
   uint64_t samples = 0;
   Payload bytes = {};                                   // statistics: a, then g; or a gradient
   std::array<float, 2> scales = {1, 1};                 // of a and g; or of the gradient
-  std::array<int64_t, 2> rows = {0, 0};                 // of a and g as COVARIANCE has them; 0: packed
-  std::shared_ptr<const DevicePayload> on_device = {};  // a gradient's, in the place of `bytes`
-  bool whole = false;                                   // a gradient in f32 that is the average already
+  std::array<int64_t, 2> rows = {0, 0};                 // rows of a and g with COVARIANCE; 0 means packed
+  std::shared_ptr<const DevicePayload> on_device = {};  // a gradient in device memory, instead of `bytes`
+  bool whole = false;                                   // an f32 gradient that is already the average
 };
 
 struct ContributionHeader {
@@ -62,12 +62,11 @@ struct ContributionHeader {
   // Statistics: a [q, d_in], g [q, d_out], or of COVARIANCE each packed or as rows; gradient: [d_out, d_in]; pull:
   // none.
   std::vector<TensorDesc> tensors;
-  // A gradient that lies on the backend's device: its payload has no bytes.
+  // Set for a gradient in memory of the backend's device. Its payload has no bytes.
   std::shared_ptr<const DevicePayload> on_device = {};
 };
 
-// One step's gradient of a layer as a communicator has added it up (docs/collective.md): the contributions of all ranks
-// at once, and their average.
+// One step's gradients of a layer from all ranks, which a communicator has averaged (docs/collective.md).
 struct ReducedGradient {
   uint64_t session_id = 0;
   uint64_t epoch = 0;
@@ -75,49 +74,49 @@ struct ReducedGradient {
   uint32_t layer = 0;
   Mode mode = Mode::kSecondOrder;
   struct Share {
-    uint64_t samples = 0;  // 0: no gradient of this rank is in the average
-    bool refused = false;  // because it was not finite
+    uint64_t samples = 0;  // 0 if the average has no gradient of this rank
+    bool refused = false;  // the rank's gradient was not finite
   };
   std::vector<Share> shares;  // by rank
-  Payload average;            // [d_out, d_in] in f32; of no meaning when a share is missing
+  Payload average;            // [d_out, d_in] in f32; undefined if a share is missing
 };
-// Of rank 0, without an incarnation.
+// Returns the key with rank 0 and incarnation 0.
 inline ContributionKey KeyOf(const ReducedGradient& gradient) {
   return {.session_id = gradient.session_id, .epoch = gradient.epoch, .step = gradient.step, .layer = gradient.layer};
 }
 
-// How long the arithmetic of a layer took in a step; zero: none was needed.
+// Time that the arithmetic of a layer took in a step; zero if none was needed.
 struct StageTimes {
   absl::Duration update;
   absl::Duration precondition;
 };
 
-// Why an answer is not a preconditioned gradient, for metrics; GradientResult::reason says it to people.
+// Why an answer is not a preconditioned gradient, for metrics. GradientResult::reason is the text for people.
 enum class AnswerCause : uint8_t {
-  kNone,        // it is one
+  kNone,        // the answer is a preconditioned gradient
   kFirstOrder,  // the step's mode
   kNoFactors,   // none yet, or none since a fallback
-  kUnchanged,   // of a pull: the step's statistics have not changed the factors
+  kUnchanged,   // pull: the step's statistics have not changed the factors
   kFailed,      // the method, the device or an allocation
-  kNotFinite,   // the average of the gradients is not
+  kNotFinite,   // the average of the gradients is not finite
   kAbstained,   // a rank has no gradient, or sent one that is not finite
-  kRecovered,   // answered so before the shard, or the session, came back
+  kRecovered,   // the answer was decided before the shard, or the session, came back
 };
 inline constexpr absl::string_view kAnswerCauseNames[] = {"none",   "first_order", "no_factors", "unchanged",
                                                           "failed", "not_finite",  "abstained",  "recovered"};
 
-// The answer to a gradient, or to a pull or fetch: FRAME_KIND_PULL in precondition.proto says what that is.
+// The answer to a gradient, pull or fetch. FRAME_KIND_PULL in precondition.proto describes the answer to the last two.
 struct GradientResult {
   Decision decision = Decision::kIdentity;
   uint64_t factor_version = 0;
   double inner_product = 0;  // <D, U>, when the method needs a global scale
   std::string reason;        // for kIdentity and kSkip
   AnswerCause cause = AnswerCause::kNone;
-  // A gradient's: [d_out, d_in] in the session's gradient dtype. A pull's: a [k, d_in] and g [k, d_out] in f32, or
-  // none, and then `bytes` are LayerState::Save's.
+  // For a gradient: [d_out, d_in] in the session's gradient dtype. For a pull: a [k, d_in] and g [k, d_out] in f32; or
+  // no tensors, and then `bytes` are those of LayerState::Save.
   std::vector<TensorDesc> tensors;
-  std::shared_ptr<const Payload> bytes;  // shared by all askers; null for kSkip, and where a pull has nothing to tell
-  // In the place of `bytes`: a gradient's answer that is on the device, [d_out, d_in] in f32.
+  std::shared_ptr<const Payload> bytes;  // shared by all requests; null if there is no payload
+  // The answer to a gradient in device memory, [d_out, d_in] in f32, instead of `bytes`.
   std::shared_ptr<const DeviceAnswer> on_device = {};
   StageTimes took = {};  // for traces
   int64_t payload_bytes() const {
@@ -125,11 +124,11 @@ struct GradientResult {
     return bytes == nullptr ? 0 : static_cast<int64_t>(bytes->size());
   }
 };
-// The result with `bytes` where it is on the device. Errors: those of DeviceAnswer::Download.
+// Returns the result with `bytes` instead of `on_device`. Returns the errors of DeviceAnswer::Download.
 absl::StatusOr<GradientResult> OnHost(GradientResult result);
 
-// Called exactly once, from any thread, never under a lock of core.
-// Ack: true when it was a repetition that was not counted again.
+// Callbacks are called exactly once, from any thread, never under a lock of core. AckFn gets true for a repetition,
+// which is not counted again.
 using AckFn = std::function<void(absl::StatusOr<bool> duplicate)>;
 using ResultFn = std::function<void(absl::StatusOr<GradientResult>)>;
 

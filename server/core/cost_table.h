@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What layers have cost on this shard, by method and shape: the input of placement.
+// Measured costs of layers on this shard, by method and shape: the input of placement.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,21 @@
 
 namespace precondor {
 
-// Name and options of a method in one canonical line: equal configurations have equal texts.
+// Returns name and options of a method in one canonical line. Equal configurations have equal texts.
 std::string MethodText(const MethodConfig& config);
 
-// Thread-safe. Outlives sessions, so that the next session's placement knows what the last one measured.
+// Collects the measured costs of layers. Thread-safe. Outlives sessions, so that the next session's placement uses the
+// measurements of earlier ones.
 class CostTable {
  public:
-  // Index of an entry, for the calls below; the same method and shape give the same one.
+  // Returns the index of an entry, for the calls below. Equal methods and shapes give equal indices.
   size_t Register(const std::string& method, int64_t d_out, int64_t d_in);
   void RecordUpdate(size_t entry, double seconds);
   void RecordPrecondition(size_t entry, double seconds);
-  // Of work that an update had deferred.
+  // Records the time of work that an update deferred.
   void RecordDeferred(size_t entry, double seconds);
-  // Entries with a measurement. A step is one precondition; where there were only updates, one update.
+  // Returns the entries that have a measurement. A step counts as one precondition, or as one update if the entry has
+  // only updates.
   std::vector<MeasuredCost> Snapshot() const;
 
  private:

@@ -27,11 +27,11 @@ class Assigner {
 
   void Put(size_t device, uint32_t layer, double cost) {
     sums_.Include(device, layer);
-    if (!Splits(layer)) loads_[device] += cost;  // else it is the same to all
+    if (!Splits(layer)) loads_[device] += cost;  // a split layer is equal work for all devices
     layers_[device].push_back(layer);
   }
 
-  // The device for the next layer; nullopt: none has room for it.
+  // Returns the device for the next layer, or nullopt if no device has room for it.
   std::optional<size_t> Choose(Order order, uint32_t layer) const {
     std::optional<size_t> best;
     int64_t best_room = 0;
@@ -112,7 +112,7 @@ LayersOfDevices AssignDevices(const SessionSpec& spec, const MethodSet& methods,
     });
     if (all) return assigner.Take();
   }
-  return {};  // kUnbounded always finds one
+  return {};  // not reached: kUnbounded always finds a device
 }
 
 }  // namespace precondor

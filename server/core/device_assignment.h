@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of a shard's devices has which layer of a session.
+// Assigns the layers of a session to the devices of a shard.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,21 @@ namespace precondor {
 
 struct AssignmentDevice {
   int64_t free_bytes = 0;
-  double load = 0;      // cost of the layers that it has of other sessions
+  double load = 0;      // cost of the layers of other sessions on the device
   int parallelism = 1;  // of its executor
 };
 
-// By device, ascending.
+// The layers of each device, ascending.
 using LayersOfDevices = std::vector<std::vector<uint32_t>>;
 
-// Longest processing time first, by the costs of EstimateLayers: layers by descending cost go to the least loaded
-// device that has room for all that the session then reserves there. Where one finds none, layers by descending size go
-// to the device that they fill best. Where that does not do either, as if there were no bound: MemoryAccount refuses
-// that with each device's numbers. `fixed` has the device of layers that have one, by layer, and -1 for others. Ties go
-// to the device with more room, then to the lower layer and device: equal inputs give equal assignments. `ranks` is
-// that of ReservationSums: a layer that is split needs room for its parts on all devices, is work for all alike, and
-// goes to the one with most room.
+// Assigns layers by longest processing time first, with the costs of EstimateLayers: layers by descending cost go to
+// the least loaded device that has room for everything that the session then reserves there. If a layer finds no room,
+// starts again with layers by descending size, each of which goes to the device that it fills best. If that fails too,
+// ignores the bounds, and MemoryAccount refuses the assignment with each device's numbers. Ties go to the device with
+// more room, then to the lower layer and device: equal inputs give equal assignments.
+// `fixed` has, by layer, the device of a layer that already has one, and -1 for others. `ranks` is as in
+// ReservationSums. A split layer needs room for its parts on all devices, adds no load to one device more than to
+// another, and goes by cost to the device with the most room.
 LayersOfDevices AssignDevices(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                               absl::Span<const int> fixed, absl::Span<const MeasuredCost> costs, int window_steps,
                               absl::Span<const AssignmentDevice> devices, int ranks);

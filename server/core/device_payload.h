@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients and answers that are in the backend's device memory and need not come to the host.
+// Gradients and answers in memory of the backend's device, which need not be copied to the host.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +15,25 @@
 
 namespace precondor {
 
-// Host bytes that one owner fills and then gives away.
+// Host bytes that one owner fills and then moves to another.
 using Payload = std::vector<uint8_t>;
 
-// A gradient that its worker has written to memory of the backend's device and leaves alone until it has the answer.
+// A gradient that its worker has written to memory of the backend's device. The worker does not change it before it has
+// the answer.
 struct DevicePayload {
   ConstMatrixView values;  // [d_out, d_in]
   PayloadFacts facts;
-  std::shared_ptr<const void> memory;  // keeps it there
+  std::shared_ptr<const void> memory;  // keeps the memory allocated
   int64_t bytes() const { return values.size() * static_cast<int64_t>(sizeof(float)); }
 };
 
-// An answer that stays in device memory for as long as it may be asked for. Thread-safe. Must not outlive its backend.
+// An answer that stays in device memory while ranks may ask for it. Thread-safe. Must not outlive its backend.
 class DeviceAnswer {
  public:
   DeviceAnswer(Backend& backend, DeviceMatrix matrix) : backend_(backend), matrix_(std::move(matrix)) {}
   ConstMatrixView view() const { return matrix_.view(); }
   int64_t bytes() const { return view().size() * static_cast<int64_t>(sizeof(float)); }
-  // Its f32 elements as they go over a socket. Errors: the backend's.
+  // Returns its f32 elements in wire form. Returns the backend's errors.
   absl::StatusOr<std::shared_ptr<const Payload>> Download() const {
     // Heap blocks are aligned for f32, and the wire's byte order is the host's.
     Payload host(static_cast<size_t>(bytes()));

@@ -22,7 +22,7 @@ absl::StatusOr<FencingGate::Pass> FencingGate::Enter(uint64_t token) {
   mu_.Lock();
   absl::Status status;
   while ((status = CheckToken(token)).ok() && token > highest_) {
-    seen_ = token;  // from here on no earlier one gets in, so that those inside become fewer
+    seen_ = token;  // from here on no earlier token is admitted, so that inside_ falls to 0
     if (raising_ || inside_ > 0) {
       changed_.wait(mu_);
       continue;

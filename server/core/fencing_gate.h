@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets the calls of one coordinator in, the newest, so that one that was replaced and does not know it changes nothing.
+// Admits only the calls of the newest coordinator, so that one that was replaced and does not know it changes nothing.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,15 @@
 
 namespace precondor {
 
-// Every coordinator has a token that is greater than those before it (ShardControl::BecomeLeader), and shows it with
-// each call. Thread-safe; mu_ is a leaf.
+// Admits only calls with the greatest fencing token that has been shown. Each coordinator has a greater token than
+// those before it (ShardControl::BecomeLeader), and shows it with each call. Thread-safe; mu_ is a leaf.
 class FencingGate {
  public:
-  // Makes a token durable. Called before the first call with it gets in, one at a time.
+  // Makes a token durable. Called before the first call with that token is admitted, for one token at a time.
   using Remember = std::function<absl::Status(uint64_t token)>;
   explicit FencingGate(Remember remember) : remember_(std::move(remember)) {}
 
-  // A call that has got in; calls with a greater token wait until it is destroyed.
+  // An admitted call. Calls with a greater token wait until it is destroyed.
   class Pass {
    public:
     explicit Pass(FencingGate* gate) : gate_(gate) {}
@@ -35,16 +35,18 @@ class FencingGate {
     FencingGate* gate_;
   };
 
-  // InvalidArgument: token 0. FailedPrecondition STALE_LEADER: a greater one has been here; names both. Unavailable:
-  // the token cannot be made durable.
+  // Admits a call; may wait for the disk and for other calls. Returns
+  // - INVALID_ARGUMENT if the token is 0;
+  // - FAILED_PRECONDITION (STALE_LEADER), naming both tokens, if a greater token has been shown;
+  // - UNAVAILABLE if the token cannot be made durable.
   absl::StatusOr<Pass> Enter(uint64_t token);
-  // Whether Enter waits neither for a disk nor for other calls.
+  // Returns true if Enter would wait neither for a disk nor for other calls.
   bool IsCurrent(uint64_t token) const;
 
-  // That of the calls inside.
+  // Returns the token of the admitted calls.
   uint64_t current() const;
 
-  // The token of an earlier process of the shard, before the first Enter.
+  // Sets the token of an earlier process of the shard. Precondition: Enter has not been called.
   void Restore(uint64_t token);
 
  private:
@@ -55,8 +57,8 @@ class FencingGate {
   mutable Mutex mu_;
   CondVar changed_;
   uint64_t highest_ ABSL_GUARDED_BY(mu_) = 0;  // durable
-  uint64_t seen_ ABSL_GUARDED_BY(mu_) = 0;     // the greatest that has been shown
-  int64_t inside_ ABSL_GUARDED_BY(mu_) = 0;    // calls with `highest_`
+  uint64_t seen_ ABSL_GUARDED_BY(mu_) = 0;     // greatest token that has been shown
+  int64_t inside_ ABSL_GUARDED_BY(mu_) = 0;    // admitted calls, all with `highest_`
   bool raising_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stacks that an executor uses again.
+// A pool of fibers, so that an executor reuses their stacks.
 #pragma once
 
 #include <memory>
@@ -9,10 +9,12 @@
 
 namespace precondor {
 
-// Not thread-safe: the executor guards it. All fibers have ended when it is destroyed.
+// Keeps fibers for reuse. Not thread-safe: the executor guards it. Precondition of the destructor: all fibers have
+// ended.
 class FiberPool {
  public:
-  // A fiber whose function has ended. Null where the system has no memory for another stack. `home`: see Fiber::Make.
+  // Returns a fiber whose function has ended, or null if the system has no memory for another stack. `home` is as in
+  // Fiber::Make.
   Fiber* Take(FiberScheduler& home) {
     if (idle_.empty()) {
       std::unique_ptr<Fiber> made = Fiber::Make(home);

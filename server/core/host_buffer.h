@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory whose size a session's layers decide: when the system refuses it, that is a status and not the end of the
-// process.
+// Host memory whose size depends on a session's layers. If the system refuses it, the result is a status and the
+// process goes on.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,13 @@
 
 namespace precondor {
 
-// Elements that are about to be overwritten: unlike std::vector it does not clear them first. Not thread-safe.
+// An array of elements that are about to be overwritten: unlike std::vector it does not clear them first. Not
+// thread-safe.
 template <typename T>
 class HostBuffer {
  public:
   HostBuffer() = default;
-  // ResourceExhausted, naming the bytes.
+  // Returns ResourceExhausted, with the number of bytes, if the system refuses the memory.
   static absl::StatusOr<HostBuffer> Make(int64_t size) {
     HostBuffer buffer;
     buffer.data_.reset(new (std::nothrow) T[size]);

@@ -10,8 +10,8 @@
 
 namespace precondor {
 
-// Runs a task inside Post, on the caller's thread. A task posted by a running task waits until that one returns, so
-// that strands hold. One thread at a time.
+// Runs a task inside Post, on the caller's thread. A task that a running task posts waits until the running one
+// returns, which keeps the order of strands. For use by one thread at a time.
 class InlineExecutor final : public Executor {
  public:
   uint64_t NewStrand() override { return ++strands_; }

@@ -74,7 +74,7 @@ void MemoryAccount::Release(const DeviceBytes& bytes) {
   Tell();
 }
 
-// Under the lock: the last that is told is the last that is true.
+// Called under the lock, so that the last value that the observer gets is the current one.
 void MemoryAccount::Tell() {
   observer_.OnReservedBytes(reserved_.total(), capacity_ * static_cast<int64_t>(devices_.size()));
   for (size_t device = 0; device < devices_.size(); ++device) {

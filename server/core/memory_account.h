@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What sessions have reserved of the memory of a shard's devices.
+// Accounts for the memory that sessions reserve on a shard's devices.
 #pragma once
 
 #include <cstdint>
@@ -14,33 +14,33 @@
 
 namespace precondor {
 
-// Bytes on each of a shard's devices, by the device's place. Operands have as many devices.
+// Bytes on each of a shard's devices, by the device's index. Operands of an operator have equally many devices.
 struct DeviceBytes {
   std::vector<int64_t> of;
-  int64_t total() const;  // 2^62 where it would be more
-  bool none() const;      // 0 on every device
+  int64_t total() const;  // saturates at 2^62
+  bool none() const;      // true if 0 on every device
   DeviceBytes& operator+=(const DeviceBytes& more);
   DeviceBytes& operator-=(const DeviceBytes& less);
   bool operator==(const DeviceBytes&) const = default;
 };
 DeviceBytes operator+(DeviceBytes x, const DeviceBytes& y);
 DeviceBytes operator-(DeviceBytes x, const DeviceBytes& y);
-// What `x` has beyond `y` on each device; 0 where it has less.
+// Returns by how much `x` exceeds `y` on each device; 0 if it does not.
 DeviceBytes Excess(const DeviceBytes& x, const DeviceBytes& y);
 
-// Thread-safe. The observer hears of every change, in order.
+// Keeps the sum of the reservations on each device. Thread-safe. The observer is told of every change, in order.
 class MemoryAccount {
  public:
-  // `devices` has their names; the capacity is each one's. The observer hears of it at once.
+  // `devices` are the names of the devices, each with `capacity_bytes`. Tells the observer at once.
   MemoryAccount(std::vector<std::string> devices, int64_t capacity_bytes, ShardObserver& observer);
 
-  // On all devices or, with an error, on none. ResourceExhausted CAPACITY, with what was needed, reserved and there, of
-  // each device.
+  // Reserves `bytes` on all devices, or on none if it returns an error. Returns RESOURCE_EXHAUSTED (CAPACITY), with
+  // needed, reserved and capacity bytes of each device, if one has too little.
   absl::Status Reserve(absl::string_view session, const DeviceBytes& bytes);
   void Release(const DeviceBytes& bytes);
   DeviceBytes reserved() const;
   DeviceBytes none() const { return {std::vector<int64_t>(devices_.size())}; }
-  int64_t capacity() const { return capacity_; }  // of each
+  int64_t capacity() const { return capacity_; }  // of each device
 
  private:
   void Tell() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What core and the folders above it tell the outside as it happens; server/metrics turns it into Prometheus series.
+// Notifications of core and of the folders above it. server/metrics turns them into Prometheus series.
 #pragma once
 
 #include "server/core/coordinator/coordinator_observer.h"
@@ -10,9 +10,10 @@
 
 namespace precondor {
 
-// All of it. A part takes only the interface of what it tells. Calls are cheap, come from any thread, possibly under a
-// core lock, and must not call back. Every method does nothing by default. What concerns a job may still come when it
-// is no longer there: an update that was under way ends later.
+// Receives all notifications; each part of the server takes only the interface of its own notifications. A call must be
+// cheap, and must neither block nor call back: it comes from any thread, possibly under a lock of core. Every method
+// does nothing by default. A notification about a job may arrive after the job's session has been removed, because an
+// update that was under way ends later.
 class Observer : public LayerObserver,
                  public ShardObserver,
                  public StoreObserver,

@@ -26,13 +26,13 @@ absl::Status Invalid(ErrorReason reason, const SessionSpec& spec, const Contribu
   return ReasonedStatus(absl::StatusCode::kInvalidArgument, reason, absl::StrCat(DescribeKey(spec, key), ": ", what));
 }
 
-// What the limit of norms is held against: |v|^2 of a row, or the trace of a packed covariance; NaN or infinity when
-// any element is.
+// Returns the value to compare with the squared limit of norms: |v|^2 of a row, or the trace of a packed covariance;
+// NaN or infinity if any element is.
 double SquaredSize(const TensorDesc& tensor, const uint8_t* in, bool packed) {
   float block[kBlock];
   const int64_t width = tensor.dims[1];
   double squared = 0, trace = 0;
-  int64_t diagonal = 0;  // index of the next
+  int64_t diagonal = 0;  // index of the next diagonal element
   int64_t row = 0;
   for (int64_t begin = 0; begin < width; begin += kBlock) {
     const absl::Span<float> values = absl::MakeSpan(block, std::min(kBlock, width - begin));

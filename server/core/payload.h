@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and decoding of what a contribution carries. Pure functions; every status has an ErrorReason.
+// Checks and decodes the payloads of contributions. Pure functions; every status has an ErrorReason.
 #pragma once
 
 #include <array>
@@ -14,27 +14,27 @@
 
 namespace precondor {
 
-// "step 5 layer 2 \"enc.0\" rank 1", for messages.
+// Describes a key for messages: "session \"bert\" step 5 layer 2 \"enc.0\" rank 1".
 std::string DescribeKey(const SessionSpec& spec, const ContributionKey& key);
 
-// Floats of one worker's statistics of a layer: q (d_in + d_out), or the most that COVARIANCE may have.
+// Returns the number of floats in one worker's statistics of a layer: q (d_in + d_out), or the maximum for COVARIANCE.
 int64_t StatisticsElements(const SessionSpec& spec, uint32_t layer);
 
-// 64 bits over everything in a contribution that must be equal in a repetition. Not stable between processes.
-// `device_plane`: a gradient in f32 gives the same whether it comes as bytes or on the device, which takes a few times
-// as long.
+// Returns 64 bits that depend on everything that must be equal in a repetition. Not stable between processes. With
+// `device_plane`, an f32 gradient has equal digests as bytes and in device memory; this takes a few times as long.
 uint64_t Digest(const ContributionHeader& header, const Payload& payload, bool device_plane);
 
-// InvalidArgument: NON_FINITE or OVER_NORM (some row's |v| > max_norm_per_sqrt_element * sqrt(d), for a packed
-// covariance the root of its trace), naming the tensor and row. The header has passed CheckTensors
-// (server/core/admission.h).
+// Returns INVALID_ARGUMENT (NON_FINITE) if an element is not finite, and INVALID_ARGUMENT (OVER_NORM) if a row has |v|
+// > max_norm_per_sqrt_element * sqrt(d); a packed covariance has the root of its trace in place of |v|. Both name the
+// tensor and row. Precondition: the header has passed CheckTensors (server/core/admission.h).
 absl::Status CheckStatistics(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload,
                              double max_norm_per_sqrt_element);
 
-// Rows of a and of g for StagedContribution::rows. The header has passed CheckTensors.
+// Returns the rows of a and of g for StagedContribution::rows. Precondition: the header has passed CheckTensors.
 std::array<int64_t, 2> RowsOf(const SessionSpec& spec, const ContributionHeader& header);
 
-// One side of a contribution that has passed CheckStatistics as floats: 0 is a, 1 is g.
+// The shape of one side of a contribution: side 0 is a, side 1 is g. DecodeStatistics writes the side's elements as
+// floats to `out`. Precondition of both functions: the contribution has passed CheckStatistics.
 struct StatisticsSide {
   int64_t rows = 0;  // 1 for a packed covariance
   int64_t cols = 0;
@@ -45,7 +45,8 @@ StatisticsSide SideOf(const SessionSpec& spec, uint32_t layer, const StagedContr
 void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const StagedContribution& contribution, int side,
                       absl::Span<float> out);
 
-// InvalidArgument NON_FINITE unless every element, times its scale, is finite in f32.
+// Returns INVALID_ARGUMENT (NON_FINITE) unless every element, times its scale, is finite in f32. Precondition: the
+// header has passed CheckTensors.
 absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload);
 
 }  // namespace precondor

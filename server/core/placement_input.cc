@@ -11,7 +11,7 @@
 namespace precondor {
 namespace {
 
-// What was measured of a method's layers of one shape: its text, d_out, d_in.
+// Key of a measurement: the method's text, d_out, d_in.
 using Shape = std::tuple<std::string, int64_t, int64_t>;
 
 struct Mean {
@@ -24,7 +24,7 @@ struct Mean {
   double value() const { return sum / static_cast<double>(count); }
 };
 
-// The places of one layer of each method, by the method's text.
+// Returns the index of one layer of each method, by the method's text.
 std::map<std::string, uint32_t> Examples(const SessionSpec& spec) {
   std::map<std::string, uint32_t> examples;
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer)

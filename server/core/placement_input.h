@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What placement knows of a session's layers and of shards.
+// The input of placement: costs and sizes of a session's layers, and the devices of shards.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,15 @@
 
 namespace precondor {
 
-// Cost and memory of every layer. A layer whose method and shape a shard has measured costs the mean of those
-// measurements, in seconds; any other its FLOPs times the seconds per FLOP of its method's measured shapes, or else
-// of any method's. With nothing measured, costs are FLOPs. Layers that split borrow `spec` and `methods`.
+// Returns cost and memory of every layer. If a shard has measured the layer's method and shape, the cost is the mean of
+// these measurements, in seconds. Otherwise it is the layer's FLOPs times the mean seconds per FLOP of its method's
+// measured shapes, or of all methods' if its own has none. If nothing has been measured, costs are FLOPs. The entries
+// of layers that split borrow `spec` and `methods`.
 std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const MethodSet& methods,
                                            absl::Span<const MeasuredCost> costs);
 
-// The devices of one shard, the place-th, which bears `load` so far: placement fills these, since a layer is on one of
-// them, or split over all.
+// Returns the devices of the shard with index `place`, which has `load` so far, spread evenly over its devices.
+// Placement fills devices, because a layer is on one of them or split over all.
 std::vector<PlacementShard> DeviceRooms(const ShardDescription& shard, double load, size_t place);
 
 }  // namespace precondor

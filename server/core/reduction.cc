@@ -73,7 +73,7 @@ void WeightedSum::Add(uint64_t samples, DType dtype, const void* bytes, float sc
 }
 
 void WeightedSum::Finish(absl::Span<float> out) const {
-  // Divided, not multiplied by the inverse: n x / n is then x.
+  // Divides instead of multiplying by the inverse, so that n x / n is x.
   const double total = static_cast<double>(samples_);
   for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(sum_.span()[i] / total);
 }

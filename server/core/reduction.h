@@ -15,11 +15,11 @@
 
 namespace precondor {
 
-// sum_r n_r x_r / sum_r n_r, one contribution after the other. A single contribution is given back exactly (up to
-// 2^29 samples). Not thread-safe.
+// Computes sum_r n_r x_r / sum_r n_r, one contribution after the other. A single contribution is given back exactly (up
+// to 2^29 samples). Not thread-safe.
 class WeightedSum {
  public:
-  // ResourceExhausted.
+  // Returns a sum of zeros, or ResourceExhausted if the system has no memory for it.
   static absl::StatusOr<WeightedSum> Make(int64_t elements);
   // sum += samples * values.
   void Add(uint64_t samples, absl::Span<const float> values);
@@ -35,9 +35,9 @@ class WeightedSum {
   uint64_t samples_ = 0;
 };
 
-// Factors by which the present workers' vectors are scaled before they are stacked: sqrt(W n_r / N) for W present
-// workers, N = sum n_r. With q vectors a worker and k = W q rows, (1/k) sum v v' is then the sample-weighted average of
-// the workers' (1/q) sum v v'. Exactly 1 when all samples are equal.
+// Returns the factors by which the present workers' vectors are scaled before they are stacked: sqrt(W n_r / N) for W
+// present workers, N = sum n_r. With q vectors a worker and k = W q rows, (1/k) sum v v' is then the sample-weighted
+// average of the workers' (1/q) sum v v'. Exactly 1 if all samples are equal.
 std::vector<double> StackingScales(absl::Span<const uint64_t> samples);
 
 // values *= scale, in f32; nothing for scale 1.

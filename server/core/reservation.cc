@@ -11,22 +11,22 @@ namespace {
 
 constexpr int64_t kSaturated = int64_t{1} << 62;
 
-// Operands are not negative. The largest layer table would need 2^79 bytes.
+// Returns x * y for numbers that are not negative; saturates, since the largest layer table would need 2^79 bytes.
 int64_t Mul(int64_t x, int64_t y) { return y != 0 && x > kSaturated / y ? kSaturated : x * y; }
 
-// One layer's statistics of a step, of all workers, as they come.
+// Returns the bytes of one layer's statistics of a step from all workers, as they are sent.
 int64_t StatisticsBytes(const SessionSpec& spec, uint32_t layer) {
   return Mul(Mul(spec.world_size, StatisticsElements(spec, layer)),
              static_cast<int64_t>(ByteSize(spec.statistics_dtype)));
 }
 
-// The gradients of one step that are on their way, and what they are added up in.
+// Returns the bytes of one step's gradients of a layer and of their accumulator.
 int64_t GradientBytes(const SessionSpec& spec, const LayerSpec& layer) {
   if (WorkersPrecondition(spec)) return 0;
   const int64_t elements = layer.d_out * layer.d_in;
   const int64_t contributors = GradientContributors(spec);
   const int64_t gradients = Mul(Mul(contributors, elements), static_cast<int64_t>(ByteSize(spec.gradient_dtype)));
-  // Instead of sums in f64, a communicator takes zeros of the widest layer.
+  // With a communicator, the shard's own zeros in f32 take the place of a sum in f64.
   if (spec.data_plane == DataPlane::kCollective) return AddBytes(gradients, Mul(elements, 4));
   return contributors > 1 ? AddBytes(gradients, Mul(elements, 8)) : gradients;
 }
@@ -41,7 +41,7 @@ Method::SplitBytes ScratchBytes(const Method& method, const LayerSpec& layer, in
   return {.primary = method.ScratchBytes(layer, vectors_per_step), .other = 0};
 }
 
-// What workers that have factors are sent.
+// Returns the bytes of the answers to workers that have factors.
 int64_t HandedBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
   if (!WorkersPrecondition(spec) || !method.needs_statistics()) return 0;
   const int64_t state = method.SavedBytes(spec.layers[layer]);
@@ -70,7 +70,7 @@ int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer) {
   if (StatisticsOf(spec, layer) != StatisticsKind::kCovariance) {
     return Mul(VectorsPerStep(spec, layer), shape.d_in + shape.d_out);
   }
-  // Both sides merged; for the wider one a contribution as it came, unpacked, and the sum.
+  // Both merged sides; and for the wider side a contribution as it was sent, unpacked, and the sum.
   const int64_t widest = std::max(shape.d_in, shape.d_out);
   return AddBytes(StatisticsElements(spec, layer), AddBytes(PackedElements(widest), Mul(2, Mul(widest, widest))));
 }
@@ -98,7 +98,7 @@ ReservationSums::ReservationSums(const SessionSpec& spec, const MethodSet& metho
 }
 
 int64_t ReservationSums::ScratchOfOne(int64_t statistics, int64_t gradient, int64_t method) const {
-  // D and U on the device, and D on the host where the wire's type is not f32.
+  // D and U on the device, and D on the host if the wire's type is not f32.
   const int64_t copies = spec_->gradient_dtype == DType::kF32 ? 2 : 3;
   return AddBytes(AddBytes(statistics, Mul(copies, gradient)), method);
 }
@@ -114,7 +114,8 @@ void ReservationSums::Include(size_t device, uint32_t index) {
   sum.staging = AddBytes(sum.staging, StagingBytes(*spec_, method, index, window_steps_));
   int64_t statistics = 0, gradient = 0;
   if (method.needs_statistics()) {
-    // What is on the device; on the host one worker's decoded, or the means' sums in f64 and the means.
+    // The scratch on the device; and on the host one worker's decoded statistics, or for MEAN the sums in f64 and the
+    // means.
     const bool mean = StatisticsOf(*spec_, index) == StatisticsKind::kMean;
     const int64_t host = mean ? 3 * (layer.d_in + layer.d_out) : StatisticsElements(*spec_, index);
     statistics = Mul(AddBytes(StatisticsScratchElements(*spec_, index), host), 4);
@@ -136,7 +137,8 @@ Reservation ReservationSums::reservation(size_t device) const {
   const Sum& sum = sums_[device];
   const int64_t of_widest =
       ScratchOfOne(sum.statistics, sum.gradient, AddBytes(sum.method_scratch, sum.deferred_scratch));
-  // A layer is one strand's work at a time. Where not all run at once, each may have the widest layer's blocks.
+  // A layer is the work of one strand. If not all layers run at once, each that runs may need blocks of the widest
+  // layer.
   const int64_t scratch = sum.layers <= sum.parallelism ? sum.all_scratch : Mul(sum.parallelism, of_widest);
   Reservation reservation{.states = sum.states, .scratch = scratch, .staging = sum.staging};
   for (size_t primary = 0; primary < sums_.size(); ++primary) {
@@ -168,7 +170,7 @@ Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<con
     widest = std::max(widest, gradient);
     all = AddBytes(all, gradient);
   }
-  // D on the host where the wire's type is not f32.
+  // D on the host if the wire's type is not f32.
   if (spec.gradient_dtype != DType::kF32) reservation.scratch = std::min(Mul(parallelism, widest), all);
   return reservation;
 }

@@ -15,7 +15,7 @@ absl::StatusOr<ScratchPool::Lease> ScratchPool::Acquire(int64_t elements) {
     MutexLock lock(mu_);
     elements = std::max(elements, block_elements_);
     sizes = sizes_;
-    // From the last returned to the first.
+    // Searches from the last returned block to the first.
     const auto found = std::find_if(free_.rbegin(), free_.rend(),
                                     [elements](const Block& block) { return block.memory.view().size() == elements; });
     if (found != free_.rend()) {

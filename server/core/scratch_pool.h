@@ -14,10 +14,10 @@
 
 namespace precondor {
 
-// Blocks that are made when they are first needed, and kept. All have one size, and there are never more of them than
-// operations that ran at once; or each has the size that was asked for, and there are never more of a size than
-// operations that asked for it and ran at once. When the size changes, blocks of before are freed as they are returned.
-// Thread-safe. Outlives its leases.
+// A pool of blocks of device memory. Blocks are allocated when they are first needed, and kept. With a block size set,
+// the pool has no more blocks than operations that ran at once. Without one, a block has the size that was asked for,
+// and the pool has no more blocks of a size than operations that asked for it and ran at once. When the size changes,
+// blocks of earlier sizes are freed as they are returned. Thread-safe. Must outlive its leases.
 class ScratchPool {
  public:
   class Lease {
@@ -29,17 +29,18 @@ class ScratchPool {
     ~Lease() {
       if (!block_.empty()) pool_->Return({std::move(block_), is_idle_}, sizes_);
     }
-    // A [rows, cols] matrix that begins `offset` elements into the block; it holds what the last user left.
+    // Returns a [rows, cols] matrix that begins `offset` elements into the block. It holds what the last user left.
     MatrixView view(int64_t offset, int64_t rows, int64_t cols) {
       return MatrixView(block_.view().data + offset, rows, cols);
     }
-    // To a view of the block. The first, before anything else uses the lease, may run beside the operations under way:
-    // where the borrower before has noted that none of them uses it.
+    // Copies `host` to `view`, a view of the block. If the last borrower has called NoteIdle, the first upload need not
+    // wait for the operations under way, because none of them uses the block. Precondition: nothing has used the lease
+    // before its first upload.
     absl::Status Upload(ConstMatrixView host, MatrixView view) {
       return std::exchange(was_idle_, false) ? pool_->backend_.UploadToIdle(host, view)
                                              : pool_->backend_.Upload(host, view);
     }
-    // Every operation that uses the block has ended, as a Download of what came last shows.
+    // Notes that every operation that uses the block has ended, as a Download of the last result shows.
     void NoteIdle() { is_idle_ = true; }
 
    private:
@@ -47,13 +48,13 @@ class ScratchPool {
     DeviceMatrix block_;
     bool was_idle_;
     bool is_idle_ = false;
-    uint64_t sizes_;  // the pool's when it was made
+    uint64_t sizes_;  // the pool's `sizes_` when the lease was made
   };
 
   explicit ScratchPool(Backend& backend) : backend_(backend) {}
-  // A block of at least `elements`. ResourceExhausted when the device has no memory left.
+  // Returns a block of at least `elements` f32. Returns ResourceExhausted if the device has no memory left.
   absl::StatusOr<Lease> Acquire(int64_t elements);
-  // From now on blocks have this size; with 0, which it is at first, the size that is asked for.
+  // Sets the size of blocks from now on. 0, the initial value, means the size that is asked for.
   void SetBlockElements(int64_t block_elements);
   // Frees the blocks that are not borrowed.
   void Trim();

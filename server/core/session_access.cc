@@ -23,7 +23,7 @@ SessionAccess SessionAccess::Make(const SessionCaller& opener) {
 bool SessionAccess::IsShownBy(const SessionCaller& caller) const {
   if (!caller.outside || secret.empty()) return true;
   if (caller.secret.size() != secret.size()) return false;
-  // All bytes, whichever differs.
+  // Compares all bytes, also after one that differs.
   volatile unsigned difference = 0;
   for (size_t i = 0; i < secret.size(); ++i) {
     difference = difference | (static_cast<unsigned char>(secret[i]) ^ static_cast<unsigned char>(caller.secret[i]));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The secret of a session, and who is given it. Names, ids and incarnations of a session are in lists and in errors: a
-// process that has those alone gets nothing of it.
+// The secret of a session, and the rules for who is given it. Lists and errors show the names, ids and incarnations of
+// sessions, so these give no access to a session.
 #pragma once
 
 #include <optional>
@@ -13,36 +13,37 @@
 
 namespace precondor {
 
-// Who asks for something of a session. By default this process itself, which is asked for nothing.
+// The caller of an operation on a session. The default is this process itself, which needs no secret.
 struct SessionCaller {
   static SessionCaller Showing(absl::string_view secret) {
     return {.outside = true, .secret = std::string(secret), .tenants = {}};
   }
 
-  bool outside = false;     // what follows counts
-  std::string secret = {};  // that it shows; empty: none
-  // Of an access file: those that it speaks for. nullopt: there is no access control, all.
+  bool outside = false;     // not this process itself: the other fields count
+  std::string secret = {};  // that the caller shows; empty if none
+  // Tenants that the access file gives the caller. nullopt means all tenants: the server has no access control.
   std::optional<std::vector<std::string>> tenants = {};
   bool is_operator = false;  // may close every session
 };
 
 struct SessionAccess {
-  std::string secret;                // empty: of an earlier release, which asked for none
-  std::vector<std::string> tenants;  // whose callers get the secret; empty: every worker
+  std::string secret;                // empty if the session is of an earlier release, which had no secrets
+  std::vector<std::string> tenants;  // whose callers get the secret; empty means every caller
 
-  // Of a session that `opener` opens: 128 random bits of the operating system.
+  // Returns the access of a session that `opener` opens. The secret is 128 random bits of the operating system.
   static SessionAccess Make(const SessionCaller& opener);
 
-  // The caller shows the secret. Compares in a time that tells nothing of it.
+  // Returns true if the caller shows the secret or needs none. The time of the comparison tells nothing about the
+  // secret.
   bool IsShownBy(const SessionCaller& caller) const;
-  // The caller shows the secret; or shows none, and may be given it.
+  // Returns true if IsShownBy, or if the caller shows no secret and may be given it.
   bool Admits(const SessionCaller& caller) const;
-  // The caller may be given the secret.
+  // Returns true if the caller may be given the secret.
   bool IsForTenantOf(const SessionCaller& caller) const;
   bool operator==(const SessionAccess&) const = default;
 };
 
-// PermissionDenied. `which`: a quoted name, or an id, as the caller gave it.
+// Returns PERMISSION_DENIED. `which` is the session's quoted name, or its id, as the caller gave it.
 inline absl::Status NotTheirs(const absl::AlphaNum& which) {
   return absl::PermissionDeniedError(
       absl::StrCat("session ", which, ": expected the session's secret, or a caller of the job that has opened it"));

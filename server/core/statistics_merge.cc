@@ -12,7 +12,7 @@
 namespace precondor {
 namespace {
 
-// One use: one side of one step.
+// Merges one side of one step. For one use.
 class SideMerge {
  public:
   SideMerge(const SessionSpec& spec, uint32_t layer, const std::vector<StagedContribution>& contributions, int side,
@@ -37,13 +37,13 @@ class SideMerge {
     return backend_.Upload(ConstMatrixView(mean.span().data(), 1, d_), out);
   }
 
-  // All contributions as rows; `out` has as many as they have together.
+  // Stacks the rows of all contributions. `out` has the sum of their rows.
   absl::Status Stack(MatrixView out) {
     const std::vector<double> scales = StackingScales(samples_);
     int64_t done = 0;
     for (size_t i = 0; i < contributions_.size(); ++i) {
       const int64_t rows = SideOf(spec_, layer_, contributions_[i], side_).rows;
-      // The update divides by the rows of all ranks where each rank's own mean is meant.
+      // The update divides by the rows of all ranks. `share` corrects this, since each rank's own mean is meant.
       const double share =
           static_cast<double>(out.rows) / static_cast<double>(rows * static_cast<int64_t>(contributions_.size()));
       PRECONDOR_RETURN_IF_ERROR(UploadVote(contributions_[i], scales[i] * std::sqrt(share), out.RowRange(done, rows)));
@@ -52,7 +52,7 @@ class SideMerge {
     return absl::OkStatus();
   }
 
-  // Rows of all contributions; 0 when some contribution is a covariance.
+  // Returns the rows of all contributions, or 0 if a contribution is a covariance.
   int64_t TotalRows() const {
     int64_t total = 0;
     for (const StagedContribution& contribution : contributions_) {
@@ -62,7 +62,7 @@ class SideMerge {
     return total;
   }
 
-  // `came` has room for a contribution, `each` and `sum` are [d, d].
+  // Writes the mean covariance to `packed`. `came` has room for a contribution; `each` and `sum` are [d, d].
   absl::Status Covariance(MatrixView came, MatrixView each, MatrixView sum, MatrixView packed) {
     double total = 0;
     for (const uint64_t samples : samples_) total += static_cast<double>(samples);
@@ -101,7 +101,7 @@ class SideMerge {
   const int64_t d_;
   Backend& backend_;
   std::vector<uint64_t> samples_;
-  HostBuffer<float> decoded_;  // one contribution's, for all in turn
+  HostBuffer<float> decoded_;  // decoded values of one contribution at a time
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks sent of one layer's statistic step, merged to what a method's update takes.
+// Merges what ranks sent of one layer's statistic step to the input of a method's update.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,13 @@
 
 namespace precondor {
 
-// Contributions in rank order, at least one; they have passed CheckStatistics. Weighted by samples, always in rank
-// order, so that any order of arrival gives the same bits:
-//   MEAN: the mean of the vectors, in f64. Other vectors: stacked, by StackingScales.
-//   COVARIANCE, per side: rows are stacked when no rank sent a covariance and they stay fewer elements than one;
-//   otherwise the mean of the covariances, in f32, (1/n) X'X for a rank's rows X [n, d].
-// The views lie in `scratch`, which has StatisticsScratchElements. Errors: the backend's, ResourceExhausted.
+// Merges contributions, weighted by samples. The sums are in rank order, so any order of arrival gives the same bits.
+// - MEAN: the mean of the vectors, in f64. Other vectors: stacked, by StackingScales.
+// - COVARIANCE, per side: the rows are stacked if no rank sent a covariance and all rows together have fewer elements
+//   than one. Otherwise the mean of the covariances, in f32; that of a rank's rows X [n, d] is (1/n) X'X.
+// The result's views lie in `scratch`, which has StatisticsScratchElements. Returns the backend's errors, and
+// ResourceExhausted if the system has no memory for a buffer. Precondition: at least one contribution, in rank order;
+// each has passed CheckStatistics.
 absl::StatusOr<LayerStatistics> MergeStatistics(const SessionSpec& spec, uint32_t layer,
                                                 const std::vector<StagedContribution>& contributions, Backend& backend,
                                                 ScratchPool::Lease& scratch);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which task of an executor's strands runs next.
+// Decides which task of an executor's strands runs next.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,9 @@
 
 namespace precondor {
 
-// Not thread-safe: the executor guards it. Sessions with ready strands take turns, and a session's strands take turns
-// within these, one task a turn: no session starves another, and no layer another.
+// Queues the tasks of strands. Sessions with ready strands take turns, and the ready strands of a session take turns
+// within the session's, one task a turn: no session starves another, and no layer another. Not thread-safe: the
+// executor guards it.
 class StrandQueue {
  public:
   using Task = Executor::Task;
@@ -22,26 +23,28 @@ class StrandQueue {
     Task task;
   };
 
-  // So many tasks of one session may run at once.
+  // `most_of_session` is the number of tasks of one session that may run at once.
   explicit StrandQueue(int most_of_session) : most_of_session_(most_of_session) {}
 
-  // The number says which session it is of: sessions whose ids are equal in the last 24 bits share turns.
+  // Returns a new strand. Its number includes the session's: sessions whose ids are equal in the last 24 bits share
+  // turns.
   uint64_t NewStrand(uint64_t session) { return (session % (1 << 24) << kNumberBits) + ++last_strand_; }
-  // True: the strand has become ready. Otherwise it is ready already, or the task that it runs makes it ready.
+  // Queues a task. Returns true if this makes the strand ready. Otherwise it is ready already, or Finish makes it ready
+  // after its running task.
   bool Push(uint64_t strand, Task task);
-  // The first task of the strand that has been ready for longest, of the session whose turn it is. The strand is not
-  // ready again before Finish, with which the caller says that the task has run. Precondition: has_next().
+  // Removes the first task of the strand that has been ready for longest, of the session whose turn it is. The strand
+  // is not ready again before the caller has run the task and called Finish. Precondition: has_next().
   Next Pop() { return PopOf(most_of_session_); }
-  // The same among sessions that have no task running. Precondition: has_next_of_idle().
+  // Like Pop, but only among sessions that have no task running. Precondition: has_next_of_idle().
   Next PopOfIdle() { return PopOf(1); }
-  // True: the strand has become ready again.
+  // Ends the strand's task that Pop returned. Returns true if the strand is ready again.
   bool Finish(uint64_t strand);
 
   bool has_next() const { return FirstTurn(most_of_session_) < turns_.size(); }
   bool has_next_of_idle() const { return FirstTurn(1) < turns_.size(); }
-  // Tasks between Pop and Finish.
+  // Number of tasks between Pop and Finish.
   int running() const { return running_; }
-  // Nothing is queued or running.
+  // Returns true if no task is queued or running.
   bool empty() const { return strands_.empty(); }
 
  private:
@@ -53,13 +56,15 @@ class StrandQueue {
 
   static uint64_t SessionOf(uint64_t strand) { return strand >> kNumberBits; }
   void MakeReady(uint64_t strand);
-  // The place in turns_ of the first session with fewer tasks running; turns_.size(): there is none.
+  // Returns the index in turns_ of the first session with fewer than `running` tasks running, or turns_.size() if there
+  // is none.
   size_t FirstTurn(int running) const;
   Next PopOf(int running);
 
   const int most_of_session_;
   uint64_t last_strand_ = 0;
-  // Strands and sessions with tasks queued or running; an entry goes with the last one, so that the tables stay small.
+  // Strands and sessions with tasks queued or running. An entry is removed with its last task, so that the tables stay
+  // small.
   absl::flat_hash_map<uint64_t, std::deque<Task>> strands_;
   absl::flat_hash_map<uint64_t, Session> sessions_;
   std::deque<uint64_t> turns_;  // sessions with ready strands

@@ -8,7 +8,7 @@
 namespace precondor {
 namespace {
 
-// As many sessions more than threads may have work at once without waiting for each other's.
+// Maximum number of helper threads. So many sessions more than threads can have work without waiting for each other's.
 constexpr size_t kMostHelpers = 16;
 
 }  // namespace
@@ -37,7 +37,7 @@ ThreadPoolExecutor::~ThreadPoolExecutor() {
     helpers.swap(helpers_);
   }
   for (std::thread& helper : helpers) helper.join();
-  // From here on no thread posts.
+  // No thread posts from here on.
   background_.Stop();
 }
 
@@ -56,14 +56,14 @@ void ThreadPoolExecutor::Post(uint64_t strand, Task task) {
 }
 
 void ThreadPoolExecutor::HelpIdle() {
-  // A task on a fiber leaves its thread where it waits. A thread that is free takes its turn.
+  // A task on a fiber leaves its thread while it waits. A free thread takes the next task.
   if (on_fibers_ || free_threads_ > 0 || !strands_.has_next_of_idle()) return;
   if (free_helpers_ > 0) return help_wanted_.notify_one();
   if (stopping_ || helpers_.size() >= kMostHelpers) return;
   try {
     helpers_.emplace_back([this] { WorkForIdle(); });
     ++free_helpers_;
-  } catch (const std::system_error&) {  // without memory for a thread the session waits for its turn
+  } catch (const std::system_error&) {  // no memory for a thread: the session waits for its turn
   }
 }
 
@@ -83,7 +83,7 @@ void ThreadPoolExecutor::Work() {
     while (!HasWork() && !(stopping_ && strands_.empty())) ready_changed_.wait(mu_);
     --free_threads_;
     if (!HasWork()) return;
-    if (!resumed_.empty()) {  // before new tasks, so that what these hold is free soon
+    if (!resumed_.empty()) {  // before new tasks, so that the fibers soon free what they hold
       Fiber& fiber = *resumed_.front();
       resumed_.pop_front();
       mu_.Unlock();
@@ -105,13 +105,13 @@ void ThreadPoolExecutor::Work() {
 }
 
 void ThreadPoolExecutor::WorkForIdle() {
-  MutexLock lock(mu_);  // free, as HelpIdle has counted
+  MutexLock lock(mu_);  // HelpIdle has counted this thread as free
   for (;;) {
     while (!strands_.has_next_of_idle() && !stopping_) help_wanted_.wait(mu_);
     --free_helpers_;
     if (!strands_.has_next_of_idle()) return;
     StrandQueue::Next next = strands_.PopOfIdle();
-    HelpIdle();  // others may have come while this one woke up
+    HelpIdle();  // more sessions may have become ready while this thread woke up
     Run(std::move(next));
     ++free_helpers_;
   }
@@ -120,14 +120,14 @@ void ThreadPoolExecutor::WorkForIdle() {
 void ThreadPoolExecutor::Run(StrandQueue::Next next) {
   mu_.Unlock();
   next.task();
-  next.task = nullptr;  // what it holds is released without the lock
+  next.task = nullptr;  // releases the objects that the task holds without the lock
   mu_.Lock();
   Finish(next.strand);
 }
 
 void ThreadPoolExecutor::Finish(uint64_t strand) {
   const bool again = strands_.Finish(strand);
-  // What may run now is the strand, or another one of a session that had as many tasks at once as it may.
+  // Now the strand may run again, or another one of a session that had its maximum of tasks running.
   if (again || (free_threads_ > 0 && strands_.has_next())) ready_changed_.notify_one();
   if (again) return;
   if (!strands_.empty()) return;
@@ -142,7 +142,7 @@ void ThreadPoolExecutor::StartOnFiber(Fiber* fiber, uint64_t strand, Task task) 
     MutexLock lock(mu_);
     Finish(strand);
   };
-  if (fiber == nullptr) return run();  // without memory for a stack: on the thread's own
+  if (fiber == nullptr) return run();  // no memory for a stack: runs on the thread's own
   fiber->Set(std::move(run), strand);
   Continue(*fiber);
 }
@@ -154,7 +154,7 @@ void ThreadPoolExecutor::Continue(Fiber& fiber) {
 }
 
 void ThreadPoolExecutor::Resume(Fiber& fiber) {
-  // Notified under the lock: without it the fiber could end, and the executor with it, before this returns.
+  // Notifies under the lock. Otherwise the fiber could end, and the executor with it, before this returns.
   MutexLock lock(mu_);
   resumed_.push_back(&fiber);
   ready_changed_.notify_one();

@@ -17,18 +17,18 @@
 
 namespace precondor {
 
-// Thread-safe. Ready strands take turns (StrandQueue). A session that has work and no thread, because others' tasks
-// have all of them, gets one more, so that the system shares the processors among the sessions; at most so many tasks
-// of a session run at once as there are threads otherwise. The destructor runs what was posted and joins; nothing may
-// be posted while it runs, but by the tasks themselves. As many threads again, of a lower priority, are made for the
-// first task in the background.
+// Runs strands on a fixed number of threads. Ready strands take turns (StrandQueue). At most as many tasks of one
+// session run at once as there are threads. If a session has work and no thread, because tasks of other sessions have
+// all of them, a helper thread serves it, so that the system shares the processors among the sessions. Tasks in the
+// background run on as many threads again, of a lower priority, which are created for the first of these tasks.
+// Thread-safe. The destructor runs all posted tasks and joins; while it runs, only the tasks themselves may post.
 //
-// With fibers (`tasks_on_fibers` > 0) so many strands run at once, whatever the number of threads: a task that waits
-// for a device's driver (kernels/grouping/device_driver.h) leaves its thread to other strands, and goes on on any
-// thread.
+// With fibers (`tasks_on_fibers` > 0) that many tasks run at once, whatever the number of threads, and no helper thread
+// is needed: a task that waits for a device's driver (kernels/grouping/device_driver.h) leaves its thread to other
+// strands, and continues on any thread.
 class ThreadPoolExecutor final : public Executor, private FiberScheduler {
  public:
-  // At least one thread is made.
+  // Starts max(1, threads) threads.
   explicit ThreadPoolExecutor(int threads, int tasks_on_fibers = 0);
   ~ThreadPoolExecutor() override;
   ThreadPoolExecutor(const ThreadPoolExecutor&) = delete;
@@ -38,22 +38,23 @@ class ThreadPoolExecutor final : public Executor, private FiberScheduler {
   uint64_t NewStrandOf(uint64_t session) override;
   void Post(uint64_t strand, Task task) override;
   void PostBackground(Task task) override { background_.Post(std::move(task)); }
-  // Waits until nothing of a strand is queued or running, which is more than the interface asks for. Not from a task.
+  // Waits until no task of a strand is queued or running, which is more than the interface asks for. Not to be called
+  // from a task.
   void Drain() override;
   int parallelism() const override { return tasks_at_once_; }
 
  private:
-  // Puts a fiber that has left a driver back to work.
+  // Queues a fiber that has left a device's driver, so that a thread continues it.
   void Resume(Fiber& fiber) override;
   void Work();
-  // Of a thread for sessions that have none.
+  // Main loop of a helper thread, which serves sessions that have no thread.
   void WorkForIdle();
-  // Has one more thread work, where a session has none and no thread is free.
+  // Wakes or starts a helper thread if a session has no thread and no thread is free.
   void HelpIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Runs a task on this thread's stack.
   void Run(StrandQueue::Next next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // A task of the strand has run.
+  // Notes that a task of the strand has run.
   void Finish(uint64_t strand) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void StartOnFiber(Fiber* fiber, uint64_t strand, Task task) ABSL_LOCKS_EXCLUDED(mu_);
   void Continue(Fiber& fiber) ABSL_LOCKS_EXCLUDED(mu_);
@@ -63,9 +64,9 @@ class ThreadPoolExecutor final : public Executor, private FiberScheduler {
   CondVar idle_;
   CondVar help_wanted_;
   StrandQueue strands_ ABSL_GUARDED_BY(mu_);
-  int free_threads_ ABSL_GUARDED_BY(mu_) = 0;  // of threads_, that wait for work
+  int free_threads_ ABSL_GUARDED_BY(mu_) = 0;  // those of threads_ that wait for work
   int free_helpers_ ABSL_GUARDED_BY(mu_) = 0;
-  std::vector<std::thread> helpers_ ABSL_GUARDED_BY(mu_);  // made when they are first wanted
+  std::vector<std::thread> helpers_ ABSL_GUARDED_BY(mu_);  // started when they are first needed
   std::deque<Fiber*> resumed_ ABSL_GUARDED_BY(mu_);
   FiberPool fibers_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

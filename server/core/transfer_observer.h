@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What server/rpc and server/plane tell of payloads on their way.
+// Notifications of server/rpc and server/plane about payloads in transit.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +14,21 @@ namespace precondor {
 enum class TransferPath : uint8_t { kStream, kUnary, kRing, kCollective };
 enum class TransferKind : uint8_t { kStatistics, kGradient, kAnswer, kFactors };
 
-// See Observer for how the calls come.
+// Receives the notifications about payloads in transit. Observer has the rules for these calls.
 class TransferObserver {
  public:
   virtual ~TransferObserver() = default;
   // Payload bytes that workers sent to this process, or it sent to them, retransmissions included.
   virtual void OnReceived(TransferPath path, TransferKind kind, int64_t bytes) {}
   virtual void OnSent(TransferPath path, TransferKind kind, int64_t bytes) {}
-  // From the first frame of a contribution to its acknowledgement or refusal.
+  // `took` is the time from the first frame of a contribution to its acknowledgement or refusal.
   virtual void OnReceive(absl::Duration took) {}
-  // From the time that an answer waits to be written to a stream until the transport has taken its last frame.
+  // `took` is the time from when an answer waits to be written to a stream until the transport has taken its last
+  // frame.
   virtual void OnReply(absl::Duration took) {}
-  // A session's ranks and this shard have a communicator for its gradients, or none any more; one has ended before its
-  // epoch, and no rank had left.
+  // A session's ranks and this shard have joined a communicator for its gradients (`joined`), or have ended it.
   virtual void OnDataPlane(absl::string_view train_job, bool joined) {}
+  // A communicator has ended before its epoch, although no rank had left.
   virtual void OnDataPlaneFailure(absl::string_view train_job) {}
 };
 
