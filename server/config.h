@@ -74,7 +74,7 @@ struct ServerConfig {
 // else the first address of `listen`, whose port may still be 0.
 std::string DialAddress(const ServerConfig& config);
 
-// Returns host:port of `trace_endpoint`, or an empty string if it is not of the form http://host:port.
+// Returns the host and port of `trace_endpoint`, or an empty string if it is not an http:// URL of just these two.
 std::string TraceCollector(const ServerConfig& config);
 
 // Returns the first address of `listen` that accepts plaintext from other hosts; empty if there is none.

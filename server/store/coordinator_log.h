@@ -18,7 +18,8 @@
 namespace precondor::store {
 
 struct CoordinatorLogOptions {
-  uint64_t compact_bytes = uint64_t{4} << 20;  // a compaction is due after more bytes, and 4 times its size
+  // Compaction is due once more than this, and than 4 times the last compaction, has been appended after it.
+  uint64_t compact_bytes = uint64_t{4} << 20;
   RecordLogOptions log = {.segment_bytes = uint64_t{1} << 20};
 };
 

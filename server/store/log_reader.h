@@ -44,8 +44,7 @@ std::string LogSegmentPath(absl::string_view dir, uint64_t first_sequence);
 // Calls `replay` for the records of the segments, and then for later records of the ring, in the order of their
 // sequences, up to a record that is torn or being written. The directory may be in use: `replay` gets all records that
 // were synced before the call, and possibly later ones. After an error the caller must discard what `replay` got.
-// Errors: NotFound no such directory; DataLoss damage or a gap, with file and offset; FailedPrecondition a newer
-// format;
+// Errors: NotFound no such directory; DataLoss damage or a gap, with file and offset; FailedPrecondition newer format;
 //         Aborted the owner has removed a segment during the call, read again; those of FileSystem.
 absl::StatusOr<LogContents> ReadLog(FileSystem& fs, const std::string& dir, const LogReplay& replay);
 
