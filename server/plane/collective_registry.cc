@@ -17,7 +17,7 @@ absl::StatusOr<RendezvousInfo> CollectiveRegistry::Join(const ContributionKey& k
   if (part.spec.data_plane != DataPlane::kCollective) {
     return absl::FailedPreconditionError(absl::StrCat(what, ": the session's data_plane is GRPC"));
   }
-  std::unique_ptr<ShardCollectiveSession> former;  // its thread is waited for without the lock
+  std::unique_ptr<ShardCollectiveSession> former;  // destroyed, which joins its thread, after mu_ is released
   MutexLock lock(mu_);
   if (stopped_) return absl::UnavailableError(absl::StrCat(what, ": the shard is shutting down"));
   if (const auto known = planes_.find(key.session_id); known != planes_.end() && known->second->epoch() == key.epoch) {
@@ -39,7 +39,7 @@ absl::StatusOr<RendezvousInfo> CollectiveRegistry::Join(const ContributionKey& k
 
 absl::Status CollectiveRegistry::Decline(const ContributionKey& key, absl::string_view why,
                                          const SessionCaller& caller) {
-  PRECONDOR_RETURN_IF_ERROR(Join(key, caller).status());  // it may be the first
+  PRECONDOR_RETURN_IF_ERROR(Join(key, caller).status());  // opens the rendezvous if no rank has called yet
   MutexLock lock(mu_);
   const auto plane = planes_.find(key.session_id);
   if (plane == planes_.end() || plane->second->epoch() != key.epoch) return absl::OkStatus();

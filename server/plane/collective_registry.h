@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicators that a shard has part in: one for each session with data_plane COLLECTIVE, for its present epoch.
+// The communicators in which a shard takes part: one for each session with data_plane COLLECTIVE, in its current epoch.
 #pragma once
 
 #include <cstdint>
@@ -18,27 +18,29 @@
 
 namespace precondor {
 
-// Thread-safe.
+// Opens the rendezvous of a session's epoch when the first rank joins, and ends its communicator when the epoch is
+// over. Thread-safe.
 class CollectiveRegistry {
  public:
-  // The references outlive it. `timeout`: of the rendezvous, and of every operation.
+  // `timeout` limits the rendezvous and every operation. Lifetime: the references outlive this object.
   CollectiveRegistry(ShardDataPlane& shard, Logger& logger, TransferObserver& observer, PlaneTransport transport,
                      absl::Duration timeout)
       : shard_(shard), logger_(logger), observer_(observer), transport_(std::move(transport)), timeout_(timeout) {}
   ~CollectiveRegistry() { Stop(); }
 
-  // Where the ranks of the key's session and epoch meet: one rendezvous for all of them. The first call opens the
-  // rendezvous. The errors of ShardDataPlane::PartOf; FailedPrecondition: the session's data plane is gRPC, or the
-  // communicator of this epoch has ended, with the reason. Unavailable: after Stop, or no rendezvous can be opened.
+  // Returns the rendezvous of the key's session and epoch, which is the same for all its ranks. The first call opens it
+  // and ends the communicator of an earlier epoch. Returns FAILED_PRECONDITION if the session's data plane is gRPC, if
+  // the communicator of this epoch has ended (with the reason), or if a later epoch has begun; UNAVAILABLE after Stop;
+  // or the errors of ShardDataPlane::PartOf and PlaneTransport::open.
   absl::StatusOr<RendezvousInfo> Join(const ContributionKey& key, const SessionCaller& caller = {});
-  // Ends the communicator of the key's session and epoch for all, since the key's rank cannot take part. The errors of
-  // Join.
+  // Ends the communicator of the key's session and epoch for all ranks, because the key's rank cannot take part.
+  // Returns the errors of Join.
   absl::Status Decline(const ContributionKey& key, absl::string_view why, const SessionCaller& caller = {});
-  // Ends the communicators of epochs and sessions that are over. A server calls it every now and then.
+  // Ends the communicators whose session or epoch is over. The server calls it at intervals.
   void Sweep();
-  // Whether any is in the middle of a step.
+  // Returns whether any communicator is in the middle of a step.
   bool busy() const;
-  // Ends all collectives permanently.
+  // Ends all communicators. Join fails from then on.
   void Stop();
 
  private:

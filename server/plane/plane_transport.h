@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a session's ranks and a shard come to a communicator: what differs between kinds of Collective.
+// How a session's ranks and a shard form a communicator: the part that differs between kinds of Collective.
 #pragma once
 
 #include <atomic>
@@ -15,16 +15,17 @@
 
 namespace precondor {
 
-// Both functions may be called from any thread. Collectives are of host memory.
+// One kind of communicator. The Collectives work on host memory. Thread-safe.
 struct PlaneTransport {
-  std::string name;  // as JoinPlaneResponse calls it
+  std::string name;  // value of JoinPlaneResponse.transport
   struct Rendezvous {
     std::string unique_id;
-    std::shared_ptr<void> place;  // to be kept until all have come
+    std::shared_ptr<void> place;  // must be kept until all ranks have joined; may be null
   };
-  // A new communicator's.
+  // Opens the rendezvous of a new communicator.
   std::function<absl::StatusOr<Rendezvous>()> open;
-  // Waits for all ranks, but no longer than `timeout`, or until `*give_up`.
+  // Joins the communicator as `rank` of `size` ranks. Waits for all ranks until `timeout` has passed or `*give_up` is
+  // true.
   std::function<absl::StatusOr<std::unique_ptr<Collective>>(absl::string_view unique_id, int rank, int size,
                                                             absl::Duration timeout, const std::atomic<bool>* give_up)>
       join;

@@ -13,7 +13,8 @@
 namespace precondor {
 namespace {
 
-// For the ranks to begin with a bucket: they wait for each other no longer than the time-out, but a job may rest.
+// How long the shard waits for the ranks to begin a bucket. Ranks wait for each other no longer than the timeout, but a
+// job can pause between steps.
 constexpr absl::Duration kRest = absl::Hours(24 * 365);
 
 std::string OfferText(const wire::PlaneOffer& offer) {
@@ -113,7 +114,7 @@ absl::Status ShardCollectiveSession::Join() {
   observer_.OnDataPlane(spec_.name, true);
   logger_.Log(Severity::kInfo, "gradients go over a communicator",
               {{"session", spec_.name}, {"epoch", epoch_}, {"transport", transport_.name}, {"ranks", ranks_}});
-  // The ranks agree among themselves where they begin.
+  // The ranks use these values to agree on their first step. The shard's own value has no meaning.
   std::vector<float> mine(wire::PlaneElements(wire::kPlaneHelloBytes));
   std::vector<float> all(mine.size() * static_cast<size_t>(ranks_ + 1));
   wire::ToPlaneElements(wire::EncodePlaneHello(0), absl::MakeSpan(mine));
@@ -139,7 +140,7 @@ absl::Status ShardCollectiveSession::Step() {
     if (!end_reason_.empty()) return absl::AbortedError(end_reason_);
     awaited_ = answers;
   }
-  // Preconditioning of the first buckets goes on beside the sums of the next ones.
+  // Core preconditions the first buckets while the next ones are reduced.
   std::vector<size_t> first;
   size_t place = 0;
   for (uint32_t bucket = 0; bucket < rendezvous_info_.buckets.size(); ++bucket) {
@@ -257,7 +258,7 @@ absl::Status ShardCollectiveSession::Give(uint32_t bucket, size_t first, Answers
   wire::ToPlaneElements(outcomes, absl::MakeSpan(words));
   std::vector<CollectiveCall> calls;
   const auto send = [&](const void* data, int64_t count) {
-    // In place, which leaves it as it is: others may be reading an answer.
+    // The root's broadcast in place does not change the data: other threads can be reading an answer.
     calls.push_back({.kind = CollectiveKind::kBroadcast,
                      .dtype = DType::kF32,
                      .in = data,
@@ -292,10 +293,11 @@ void ShardCollectiveSession::Finish(const absl::Status& why) {
     busy_ = false;
     reason = end_reason_;
   }
-  // A rank that leaves says so, and so does this shard.
+  // Distinguishes an orderly end from a failure. A rank that leaves in order aborts the communicator. If this shard
+  // ended it, End recorded which one it is.
   const bool left = reason.empty() ? collective != nullptr && absl::IsAborted(collective->status()) : ended_in_order;
   const bool in_order = left || !shard_.IsInEpoch(session_id_, epoch_);
-  if (collective != nullptr) collective->Abort(why.message());  // does nothing when it has ended by itself
+  if (collective != nullptr) collective->Abort(why.message());  // no effect if it has ended already
   observer_.OnDataPlane(spec_.name, false);
   if (!in_order) observer_.OnDataPlaneFailure(spec_.name);
   logger_.Log(in_order ? Severity::kInfo : Severity::kWarning, "gradients go over gRPC until the next epoch",

@@ -23,7 +23,7 @@ std::string Metadata(uint64_t session_id) {
   return out;
 }
 
-// Of a damaged one it is not said which file.
+// Returns whether the store holds these factors unchanged. Returns false if the snapshot is missing or damaged.
 bool Holds(const store::SnapshotStore& store, const ReleasedFactors& factors) {
   const absl::StatusOr<store::SnapshotManifest> manifest = store.ReadManifest(factors.eviction_id);
   if (!manifest.ok()) return false;

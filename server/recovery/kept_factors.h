@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Factors that sessions in first order have let go of, on the disk until the job wants them back: a snapshot store for
-// each session, with one snapshot an eviction.
+// Stores the factors that sessions release in first order until the job returns to second order: a snapshot store for
+// each session, with one snapshot for each eviction.
 #pragma once
 
 #include <cstdint>
@@ -23,39 +23,43 @@
 
 namespace precondor::recovery {
 
-// Thread-safe. One directory a session, `<dir>/<session_id>`. What is not durable yet is in memory, and what could not
-// be written is written again.
+// Writes released factors to the disk and reads them back. Each session has the directory `<dir>/<session_id>`. Factors
+// stay in memory until they are durable; a failed write is tried again. Thread-safe.
 class KeptFactors {
  public:
   struct Options {
-    absl::Duration retry = absl::Seconds(5);          // after a failure
-    std::function<void(std::function<void()>)> post;  // has a job run on the one thread that writes
-    std::function<void()>
-        sync;  // on it: what the log has of an eviction outlives the machine no later than its factors
+    absl::Duration retry = absl::Seconds(5);          // pause after a failed write
+    std::function<void(std::function<void()>)> post;  // queues a job on the writer, the one thread that writes
+    // Called on the writer before it writes factors: syncs the log, so that the records of the eviction are durable
+    // first.
+    std::function<void()> sync;
   };
-  // References outlive it, and jobs do not outlive those.
+  // Lifetime: the references outlive this object and all posted jobs.
   KeptFactors(store::FileSystem& fs, std::string dir, Options options, const Clock& clock, Logger& logger,
               StoreObserver& observer);
 
-  // Before anything else. Returns the sessions that there is something of. Errors: the disk's.
+  // Opens the directories and returns the sessions that have one. Returns the disk's errors. Call it before all others.
   absl::StatusOr<std::vector<uint64_t>> Open();
 
-  // `session`: the name, for log and metrics. What is on the disk under the same eviction already, as it is, is not
-  // written again.
+  // Takes factors and queues their write. `session` is the session's name, for log lines and metrics. Factors that the
+  // disk already holds unchanged under the same eviction are not written again.
   void Keep(std::string session, ReleasedFactors factors);
-  // False: on the way to the disk. Tries again what failed, when it is time.
+  // Returns false while the eviction's factors are in memory and not durable. Queues a failed write again if
+  // Options::retry has passed.
   bool Kept(uint64_t session_id, uint64_t eviction_id);
-  // NotFound; DataLoss naming the file; those of the disk.
+  // Returns a layer's state. Returns NOT_FOUND if it was not kept, DATA_LOSS with the name of a damaged file, or the
+  // disk's errors.
   absl::StatusOr<std::string> Read(uint64_t session_id, uint64_t eviction_id, uint32_t layer) const;
-  // The layers have them again: those that are not durable need not become so.
+  // Drops the eviction's factors if they are not durable yet. Call it when the layers have these factors again.
   void TakenBack(uint64_t session_id, uint64_t eviction_id);
-  // The session is gone, and so are its factors.
+  // Removes the factors of a session that has ended.
   void Remove(uint64_t session_id);
 
-  // On the thread that writes. A snapshot whose images need these factors may count on them: OK when they are durable.
+  // Returns OK if the eviction's factors are durable, so that a snapshot may depend on them. Returns ABORTED if they
+  // are not. Runs on the writer.
   absl::Status CheckDurable(uint64_t session_id, uint64_t eviction_id) const;
-  // On the thread that writes. A session's snapshot is durable that needs no eviction below `floor`. Removes
-  // what neither this nor the one before it needs.
+  // Call it when a snapshot of the session is durable that needs no eviction below `floor`. Removes the evictions that
+  // neither this snapshot nor the previous one needs. Runs on the writer.
   void OnSnapshot(uint64_t session_id, uint64_t floor);
 
  private:
@@ -81,10 +85,11 @@ class KeptFactors {
 
   mutable Mutex mu_;
   using Evictions = std::map<uint64_t, std::shared_ptr<Pending>>;
-  std::map<uint64_t, Evictions> pending_ ABSL_GUARDED_BY(mu_);  // by session
-  std::map<uint64_t, uint64_t> floors_ ABSL_GUARDED_BY(mu_);    // of the newest snapshot since the process began
+  std::map<uint64_t, Evictions> pending_ ABSL_GUARDED_BY(mu_);  // by session; what is not durable yet
+  // By session: the `floor` of the newest snapshot since the process started.
+  std::map<uint64_t, uint64_t> floors_ ABSL_GUARDED_BY(mu_);
 
-  // Held while a directory is opened, hence apart from mu_.
+  // Separate from mu_ because it is held while a directory is opened.
   mutable Mutex stores_mu_;
   mutable std::map<uint64_t, std::unique_ptr<store::SnapshotStore>> stores_ ABSL_GUARDED_BY(stores_mu_);
 };

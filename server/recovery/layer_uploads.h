@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers of a snapshot that come in pieces.
+// Assembles layers of a snapshot that an operator sends in pieces (SnapshotService.RestoreLayer).
 #pragma once
 
 #include <cstdint>
@@ -23,35 +23,37 @@ struct LayerPiece {
   uint64_t step = 0;
   uint32_t layer = 0;
   uint64_t offset = 0;
-  uint64_t total_bytes = 0;  // of the layer
-  uint32_t checksum = 0;     // CRC-32C of the layer
+  uint64_t total_bytes = 0;  // of the whole layer
+  uint32_t checksum = 0;     // CRC-32C of the whole layer
   absl::string_view data;
 };
 
-// Thread-safe. Memory: what has come of layers that are not whole yet, at most kMaxLayers of them. Each is at most as
-// large as the caller allows, who has checked by then that the layer can be restored.
+// Collects the pieces of up to kMaxLayers layers and decodes a layer when it is complete. Memory is bounded: the caller
+// limits the size of each layer, after it has checked that the layer can be restored. Thread-safe.
 class LayerUploads {
  public:
   static constexpr size_t kMaxLayers = 4;
-  // A layer of which no piece comes for so long gives its place to another one.
+  // An incomplete layer that has received no piece for this long is dropped when another layer begins.
   static constexpr absl::Duration kIdle = absl::Seconds(30);
-  // Of an image, besides the state: its head and the plans of the last steps.
+  // Most bytes of an image beyond its state: the head and the plans of the last steps.
   static constexpr uint64_t kHeadBytes = 64 << 10;
 
   explicit LayerUploads(const Clock& clock) : clock_(clock) {}
 
-  // The layer's image, in the place that the piece names, once this piece makes it whole. `state_bytes`: the most that
-  // the layer's state can have. OutOfRange: not the next piece, or beyond the total; ResourceExhausted: over
-  // state_bytes + kHeadBytes, or too many layers at once; DataLoss: what came is not what the snapshot held.
+  // Adds a piece; a piece with offset 0 starts the layer again. Returns the layer's image, with the piece's session,
+  // layer and step, if this piece completes it, and nullopt otherwise. `state_bytes` is the greatest size of the
+  // layer's state. Returns OUT_OF_RANGE if it is not the next piece or goes beyond total_bytes; RESOURCE_EXHAUSTED if
+  // total_bytes exceeds state_bytes + kHeadBytes or kMaxLayers other layers are incomplete; DATA_LOSS if the checksum
+  // is wrong; or the errors of DecodeImage.
   absl::StatusOr<std::optional<LayerImage>> Add(const LayerPiece& piece, uint64_t state_bytes);
 
  private:
-  using Key = std::pair<uint64_t, uint32_t>;  // session and layer
+  using Key = std::pair<uint64_t, uint32_t>;  // session id and layer
   struct Upload {
     std::string bytes;
     absl::Time last_piece;
   };
-  // OK when there is room for one more.
+  // Drops idle layers. Returns RESOURCE_EXHAUSTED if kMaxLayers layers remain.
   absl::Status MakeRoom(const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Clock& clock_;

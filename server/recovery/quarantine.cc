@@ -22,9 +22,9 @@ constexpr absl::string_view kStateFile = "STATE";
 constexpr absl::string_view kMagic = "PCONQUAR";
 constexpr uint32_t kFormat = 1;
 constexpr absl::string_view kPartPrefix = "log-";
-constexpr absl::Duration kAgeStep = absl::Hours(1);  // between two writes of an age
+constexpr absl::Duration kAgeStep = absl::Hours(1);  // a session's age is written when it has grown by this much
 
-// Not one that says where the session is.
+// Returns whether Put copies a record: not those of a session's removal or of its moves to and from the quarantine.
 bool OfLife(const store::Record& record) {
   const auto type = static_cast<RecordType>(record.type);
   return type != RecordType::kRemove && type != RecordType::kQuarantine;
@@ -64,7 +64,7 @@ absl::Status Quarantine::Open() {
     if (!absl::SimpleAtoi(name, &session_id)) continue;
     absl::StatusOr<Entry> entry = Read(session_id);
     if (absl::IsNotFound(entry.status())) {
-      PRECONDOR_RETURN_IF_ERROR(RemoveLocked(session_id));  // never finished, or removed in part
+      PRECONDOR_RETURN_IF_ERROR(RemoveLocked(session_id));  // a crash interrupted Put or Remove
       continue;
     }
     PRECONDOR_RETURN_IF_ERROR(entry.status());
@@ -160,7 +160,8 @@ absl::StatusOr<uint64_t> Quarantine::CopyRecords(const std::string& part, uint64
                              store::RecordLog::Open(fs_, part, {}, nullptr));
   const auto copy = [&](const store::Record& record) { return log->Append(record.type, record.payload).status(); };
   if (const std::optional<Entry> before = Find(session_id); before.has_value()) {
-    // Unless two snapshots have been taken since it came back.
+    // The session has been here before. Its earlier records are needed unless two snapshots were taken after its
+    // return.
     if (needed_from <= before->from) PRECONDOR_RETURN_IF_ERROR(Replay(session_id, copy));
     needed_from = std::max(needed_from, before->from);
   }
@@ -178,7 +179,8 @@ absl::Status Quarantine::Put(QuarantinedSession session, uint64_t needed_from, R
   MutexLock files(files_mu_);
   const uint64_t session_id = session.install.session_id;
   Entry entry{.session = std::move(session)};
-  // That of the entry, and that of a write of which it is not known what a crash leaves.
+  // The folders that a state file may refer to after a crash: that of the entry, and that of the file on the disk,
+  // which differs if an earlier write of the state file returned an error.
   std::set<uint64_t> counted;
   if (const std::optional<Entry> before = Find(session_id); before.has_value()) counted.insert(before->part);
   if (const absl::StatusOr<Entry> written = Read(session_id); written.ok()) counted.insert(written->part);
@@ -189,7 +191,7 @@ absl::Status Quarantine::Put(QuarantinedSession session, uint64_t needed_from, R
   PRECONDOR_ASSIGN_OR_RETURN(entry.from, CopyRecords(part, session_id, needed_from, read));
   PRECONDOR_RETURN_IF_ERROR(fs_.SyncDir(DirOf(session_id)));
   PRECONDOR_RETURN_IF_ERROR(Write(entry));
-  // What stays is removed by the next Open.
+  // The next Open removes what remains if this fails.
   RemoveParts(session_id, {entry.part}).IgnoreError();
   return absl::OkStatus();
 }
@@ -224,7 +226,7 @@ absl::Status Quarantine::RemoveLocked(uint64_t session_id) {
   const std::string dir = DirOf(session_id);
   const absl::StatusOr<std::vector<std::string>> names = fs_.List(dir);
   if (absl::IsNotFound(names.status())) return absl::OkStatus();
-  // First what makes it count.
+  // The state file first: a directory without it is removed by the next Open.
   const absl::Status removed = fs_.RemoveFile(store::JoinPath(dir, kStateFile));
   if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
   PRECONDOR_RETURN_IF_ERROR(fs_.SyncDir(dir));
@@ -251,7 +253,7 @@ std::vector<uint64_t> Quarantine::Age(absl::Duration most) {
       if (entry.age >= most) {
         old.push_back(id);
       } else if (entry.age >= entry.written_age + kAgeStep) {
-        entry.written_age = entry.age;  // what fails is written an hour later
+        entry.written_age = entry.age;  // if the write fails, the next one is due after another kAgeStep
         to_write.push_back(entry);
       }
     }

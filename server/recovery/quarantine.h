@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a shard's disk has of sessions that no coordinator knew, apart from the log that goes on. Bytes in
+// Stores the log records of sessions that no coordinator knew, apart from the shard's log. The formats are in
 // docs/storage.md.
 #pragma once
 
@@ -22,58 +22,63 @@
 
 namespace precondor::recovery {
 
-// One directory a session, `<dir>/<session_id>`: its records of the shard's log, and a file that says how it stands.
-// The session's snapshots and released factors stay where they are.
+// The quarantine on a shard's disk. Each session has a directory `<dir>/<session_id>` with a copy of its records from
+// the shard's log and a state file. The session's snapshots and released factors stay where they are.
 //
-// A session that has come back keeps its directory until two snapshots have been taken since: its records are those
-// here, and then those of the log from the sequence on at which it came back.
-// Thread-safe. Whatever changes files does so in turn.
+// A session that has returned keeps its directory until two later snapshots are durable. Until then its records are the
+// ones in the directory, followed by those of the shard's log from the sequence of its return on.
+//
+// Thread-safe. Calls that change files run one at a time.
 class Quarantine {
  public:
-  // References outlive it.
+  // Lifetime: the references outlive this object.
   Quarantine(store::FileSystem& fs, std::string dir, const Clock& clock)
       : fs_(fs), dir_(std::move(dir)), clock_(clock) {}
 
-  // Before anything else, and by one process at a time. Removes what a crash left unfinished. DataLoss: a damaged file;
-  // those of the disk.
+  // Reads the directories and removes what a crash left unfinished. Returns DATA_LOSS if a state file is damaged,
+  // FAILED_PRECONDITION if it has another format, or the disk's errors. Call it before all others. Precondition: no
+  // other process uses `dir`.
   absl::Status Open();
 
-  // In quarantine now.
+  // List and Holds: the sessions that are in quarantine now.
   std::vector<QuarantinedSession> List() const;
   bool Holds(uint64_t session_id) const;
-  // There, or come back from there with records that are still needed.
+  // Returns whether the session has a directory: it is in quarantine, or it has returned and its records are still
+  // needed.
   bool Knows(uint64_t session_id) const { return Find(session_id).has_value(); }
-  // Of sessions that have come back.
+  // Returns the sessions that have returned and still have a directory.
   std::vector<uint64_t> Returned() const;
-  // Whether a record of the shard's log is here, or of no use any more.
+  // Returns whether this record of the shard's log is copied here or is no longer needed.
   bool Skips(uint64_t session_id, uint64_t sequence) const;
 
-  // Hands the records of a log to the callback, and returns the sequence after them.
+  // Passes the records of a log to the callback and returns the sequence after the last one.
   using ReadLog = absl::FunctionRef<absl::StatusOr<uint64_t>(const store::LogReplay&)>;
-  // Copies the session's records of the log from `needed_from` on to here. Durable when it returns OK; otherwise
-  // nothing has changed.
+  // Puts a session in quarantine: copies its records of the log from `needed_from` on. The result is durable if this
+  // returns OK; otherwise the session's entry is unchanged.
   absl::Status Put(QuarantinedSession session, uint64_t needed_from, ReadLog read);
-  // The session's records that are here.
+  // Passes the session's records in its directory to `replay`. Returns NOT_FOUND if the session has no directory.
   absl::Status Replay(uint64_t session_id, const store::LogReplay& replay) const;
-  // The session's next records are those of the log from `sequence` on. Durable when it returns OK.
+  // Marks the session as returned: its later records are those of the log from `sequence` on. The result is durable if
+  // this returns OK. Returns NOT_FOUND if the session has no directory.
   absl::Status Return(uint64_t session_id, uint64_t sequence);
-  // The log is needed from `sequence` on: removes what is here of a session that came back before.
+  // Call it when recovery of the session needs the log only from `sequence` on. Removes the session's directory if the
+  // session has returned at or before `sequence`.
   absl::Status OnSnapshot(uint64_t session_id, uint64_t sequence);
-  // OK when there is none.
+  // Removes the session's directory. Returns OK if there is none.
   absl::Status Remove(uint64_t session_id);
 
-  // Adds the time since the last call to the ages of the sessions that are here; returns those as old as `most`. Only
-  // the monotonic clock of a shard that runs counts, so that no wall clock that is wrong makes a session old.
+  // Adds the time since the last call to the ages of the sessions in quarantine. Returns the sessions whose age is at
+  // least `most`. Ages count only the monotonic time while the shard runs: a wrong wall clock does not change them.
   std::vector<uint64_t> Age(absl::Duration most);
 
  private:
   struct Entry {
     QuarantinedSession session;
     bool returned = false;
-    uint64_t part = 0;  // number of the folder with records; 0: none
-    uint64_t from = 0;  // records of the log below this sequence are here, or of no use any more
+    uint64_t part = 0;  // number of the folder with the records; 0 means none
+    uint64_t from = 0;  // records of the shard's log below this sequence are copied here or no longer needed
     absl::Duration age = absl::ZeroDuration();
-    absl::Duration written_age = absl::ZeroDuration();
+    absl::Duration written_age = absl::ZeroDuration();  // the age in the state file
   };
   std::string DirOf(uint64_t session_id) const;
   std::string PartOf(uint64_t session_id, uint64_t part) const;
@@ -89,7 +94,7 @@ class Quarantine {
   const std::string dir_;
   const Clock& clock_;
 
-  Mutex files_mu_;  // from the look at an entry until it is written; before mu_
+  Mutex files_mu_;  // held from the check of an entry until its change is on the disk; taken before mu_
   mutable Mutex mu_;
   std::map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mu_);
   std::optional<absl::Time> aged_at_ ABSL_GUARDED_BY(mu_);

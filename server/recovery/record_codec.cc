@@ -41,7 +41,7 @@ void PutPlan(std::string& out, Mode mode, const Plan& plan) {
   PutBytes(out, plan.reason);
 }
 
-// False: an enumerator out of range.
+// Returns false if an enumerator is out of range.
 bool TakePlan(Decoder& in, Mode& mode, Plan& plan) {
   mode = static_cast<Mode>(in.U8());
   plan.decision = static_cast<Decision>(in.U8());
@@ -192,7 +192,7 @@ absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload
       factors.held = in.U8() != 0;
       if (static_cast<RecordType>(type) == RecordType::kKeptFactors) {
         factors.eviction_id = in.U64();
-        // Development versions wrote the greatest number for a layer that waited for another shard's factors.
+        // Development versions wrote the greatest uint64_t for a layer that waited for another shard's factors.
         valid = factors.eviction_id != 0 && factors.eviction_id != std::numeric_limits<uint64_t>::max();
       }
       record = factors;

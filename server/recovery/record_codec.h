@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of what a shard writes down (docs/storage.md): records of its log and files of its snapshots. Pure functions.
+// Encodes and decodes the records of a shard's log and the files of its snapshots (docs/storage.md). Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace precondor::recovery {
 
-// Types in the log. A number is never used again for something else.
+// Record types in the log. Numbers are never reused.
 enum class RecordType : uint8_t {
   kInstall = 1,
   kRemove = 2,
@@ -22,33 +22,37 @@ enum class RecordType : uint8_t {
   kFailedUpdate = 4,
   kPlan = 5,
   kFactors = 6,
-  kKeptFactors = 7,  // the same with an eviction
-  // 8 was written by development versions, for factors from another shard's disk.
+  kKeptFactors = 7,  // a FactorsRecord with an eviction_id
+  // 8 is reserved: development versions wrote it for factors from another shard's disk.
   kQuarantine = 9,
 };
 
-// The contributions' bytes stay where they are, in the record: it outlives this.
+// An encoded record that refers to the contributions' bytes in the record instead of copying them. Lifetime: the record
+// outlives this object.
 struct EncodedRecord {
   RecordType type = RecordType::kInstall;
-  std::string own;  // all but the contributions' bytes
-  std::vector<std::pair<size_t, absl::string_view>>
-      contributions;  // each comes in `own` before the byte of that number
-  // The payload, one piece after the other; they live as long as this and the record.
+  std::string own;  // the payload without the contributions' bytes
+  // Each contribution's offset in `own`, before which it is inserted, and its bytes.
+  std::vector<std::pair<size_t, absl::string_view>> contributions;
+  // Returns the payload as consecutive pieces, which are valid as long as this object and the record.
   std::vector<absl::string_view> Pieces() const;
 };
 
-// InvalidArgument: an install whose method has no message.
+// Returns INVALID_ARGUMENT if an install has a method without a message.
 absl::StatusOr<EncodedRecord> EncodeRecord(const ShardRecord& record);
-absl::StatusOr<EncodedRecord> EncodeRecord(ShardRecord&& record) = delete;  // its contributions would be gone
-absl::StatusOr<std::string> EncodeInstall(const InstallRecord& record);     // the payload
-// DataLoss: not what EncodeRecord gives; FailedPrecondition: a type of another version.
+absl::StatusOr<EncodedRecord> EncodeRecord(ShardRecord&& record) = delete;  // the result refers to the record
+// Returns the payload of an install record.
+absl::StatusOr<std::string> EncodeInstall(const InstallRecord& record);
+// Returns DATA_LOSS if EncodeRecord cannot have written `payload`, FAILED_PRECONDITION if the type is unknown, or the
+// errors of rpc::DecodeInstall.
 absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload);
 
-// The session that a record is about.
+// Returns the id of the session to which a record belongs.
 uint64_t SessionOf(const ShardRecord& record);
 
-// All but the state, whose bytes follow it.
+// Returns the bytes of a layer's snapshot file that precede its state.
 std::string EncodeImageHead(const LayerImage& image);
+// Decodes a whole file. Returns DATA_LOSS if it is damaged, FAILED_PRECONDITION if it has another format.
 absl::StatusOr<LayerImage> DecodeImage(absl::string_view bytes);
 
 }  // namespace precondor::recovery

@@ -12,7 +12,7 @@
 namespace precondor::recovery {
 namespace {
 
-// Where in its layer's life; nullopt: it is of no layer.
+// Returns the step of the record's layer, or nullopt if the record belongs to no layer.
 std::optional<LayerStep> PlaceOf(const ShardRecord& record) {
   return std::visit(
       [](const auto& one) -> std::optional<LayerStep> {
@@ -22,7 +22,7 @@ std::optional<LayerStep> PlaceOf(const ShardRecord& record) {
       record);
 }
 
-// Whether an image as of `snapshot_step` has in it whatever happened at `step`.
+// Returns whether an image as of `snapshot_step` includes the effects of `step`.
 bool Holds(const LayerStep& snapshot_step, const LayerStep& step) {
   return snapshot_step.rollback_epoch > step.rollback_epoch ||
          (snapshot_step.rollback_epoch == step.rollback_epoch && snapshot_step.step > step.step);
@@ -85,8 +85,8 @@ absl::StatusOr<uint64_t> ShardLog::Read(const store::LogReplay& replay) {
 absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay, Skip skip) {
   uint64_t records = 0, bytes = 0;
   absl::Time next_line = clock_.Now() + options_.progress_interval;
-  // Without mu_: no other thread has the log yet, and RecordLog holds its own lock here, which comes after mu_
-  // elsewhere.
+  // Does not take mu_: no other thread uses the log yet, and RecordLog calls this under its own lock, which other code
+  // takes after mu_.
   const auto one = [&](const store::Record& record) ABSL_NO_THREAD_SAFETY_ANALYSIS -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(ShardRecord decoded, DecodeRecord(record.type, record.payload));
     if (!skip(SessionOf(decoded), record.sequence)) {
@@ -120,11 +120,10 @@ void ShardLog::SayWithoutRing(const store::RecordLog& log) {
               {{"log", dir_}, {"reason", absl::string_view(log.why_no_ring().message())}});
 }
 
-// What the log holds now of a session.
 void ShardLog::Adopt(const ShardRecord& record, absl::string_view payload, uint64_t sequence) {
   if (const auto* install = std::get_if<InstallRecord>(&record)) {
     Session& session = sessions_[install->install.session_id];
-    if (install->install.epoch < session.epoch) return;  // a snapshot knows better
+    if (install->install.epoch < session.epoch) return;  // a snapshot had a newer install
     session.name = install->install.spec.name;
     session.epoch = install->install.epoch;
     session.install = std::string(payload);
@@ -147,7 +146,7 @@ void ShardLog::Append(const ShardRecord& record) {
     if (log_ == nullptr) return Miss(record, broken_);
     log = log_;
   }
-  // Without the lock: layers wait for each other's writes no longer than the log itself makes them.
+  // Writes without mu_, so that layers wait for each other's writes only as long as RecordLog requires.
   const absl::Status written = Write(*log, *encoded).status();
   const bool hurry = log->crowded() && !hurry_.exchange(true);
   if (written.ok() && !hurry && !idle_.exchange(false)) return;
@@ -178,7 +177,7 @@ absl::StatusOr<uint64_t> ShardLog::AppendDurably(const ShardRecord& record) {
 void ShardLog::AppendOfSession(const ShardRecord& record, const EncodedRecord& encoded) {
   if (encoded.type == RecordType::kInstall) {
     const auto known = sessions_.find(SessionOf(record));
-    // Said already: a coordinator repeats itself.
+    // Coordinators repeat installs; a repetition is not written.
     if (known != sessions_.end() && known->second.install == encoded.own) return;
   }
   if (log_ == nullptr) return Miss(record, broken_);
@@ -198,7 +197,7 @@ absl::StatusOr<uint64_t> ShardLog::Write(store::RecordLog& log, const EncodedRec
 }
 
 void ShardLog::Miss(const ShardRecord& record, const absl::Status& why) {
-  // The session is known to the shard whatever the disk says: a snapshot needs its install.
+  // The shard has the session although the record was not written, and the session's next snapshot needs the install.
   if (const absl::StatusOr<EncodedRecord> encoded = EncodeRecord(record); encoded.ok()) Adopt(record, encoded->own, 0);
   const auto found = sessions_.find(SessionOf(record));
   changed_.notify_all();
@@ -294,7 +293,7 @@ absl::Duration ShardLog::Work() {
     MutexLock lock(mu_);
     log = log_;
   }
-  // Without the lock: no thread that appends waits for the disk, nor for a log to be read that is opened again.
+  // Works without mu_, so that appends wait neither for a sync nor for a log that is reopened and read.
   if (log == nullptr) {
     Reopen();
   } else {
@@ -314,7 +313,7 @@ void ShardLog::SyncLoop() {
     bool last = false;
     {
       MutexLock lock(mu_);
-      idle_ = true;  // before the log is looked at: an append that is not seen sees this
+      idle_ = true;  // before the check below: an append that the check misses sees idle_ and notifies
       changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
         return stopping_ || log_ == nullptr || log_->synced_before() < log_->next_sequence() || !log_->health().ok();
       });
@@ -331,11 +330,11 @@ void ShardLog::SyncLoop() {
   }
 }
 
-// It may lack records of any session that the system has taken and could not write.
+// The log may lack records of any session: the system can have accepted a record and then have failed to write it.
 void ShardLog::Abandon(const std::shared_ptr<store::RecordLog>& log) {
   observer_.OnLogAppend(0, false);
   MutexLock lock(mu_);
-  if (log_ != log) return;  // another thread has seen it
+  if (log_ != log) return;  // another thread has abandoned it already
   broken_ = log->health();
   log_ = nullptr;
   changed_.notify_all();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The log of a shard: every record outlives the process when Append returns, and is on the disk a little later.
-// So it outlives the process always, and the machine up to the last few records: of those the coordinator's and the
-// workers' side know what was lost.
+// The log of a shard. When Append returns, the record survives the end of the process; a background sync brings it to
+// the disk soon after. A crash of the machine can lose the last records; the coordinator and the workers detect such a
+// loss.
 #pragma once
 
 #include <atomic>
@@ -27,85 +27,93 @@
 namespace precondor::recovery {
 
 struct ShardLogOptions {
-  // The ring holds what a model of BERT-Large's size sends in half a second.
+  // 16 MiB hold what a model of BERT-Large's size sends in half a second.
   store::RecordLogOptions log = {.drop_cached = true, .ring_bytes = uint64_t{16} << 20};
-  absl::Duration sync_interval = absl::Milliseconds(50);  // records of so long share a sync
-  absl::Duration reopen_interval = absl::Seconds(5);      // after the disk has failed
-  absl::Duration progress_interval = absl::Seconds(5);    // between two lines about a long replay
-  bool background = true;  // false: nothing happens by itself, the owner calls Work (tests/sim)
+  absl::Duration sync_interval = absl::Milliseconds(50);  // pause between syncs; one sync serves all appends before it
+  absl::Duration reopen_interval = absl::Seconds(5);      // pause between attempts to reopen after the disk has failed
+  absl::Duration progress_interval = absl::Seconds(5);    // time between two log lines about a long replay
+  bool background = true;                                 // false: no thread; the owner calls Work (tests/sim)
 };
 
-// Thread-safe. When the disk fails, serving goes on: the sessions concerned are *stale*, which is told to the observer
-// and logged once, until a snapshot holds what the log misses. Until then they cannot come back.
+// Writes the records of all sessions of a shard to one log, and knows which records each session still needs. If the
+// disk fails, the shard goes on serving: the sessions with missing records are *stale* until a snapshot holds what the
+// log lacks. A restart cannot recover a stale session. The observer and one log line report each change. Thread-safe.
 class ShardLog {
  public:
-  // All references outlive it.
+  // Lifetime: all references outlive this object.
   ShardLog(store::FileSystem& fs, std::string dir, ShardLogOptions options, const Clock& clock, Logger& logger,
            StoreObserver& observer);
-  // Syncs what there is.
+  // Ends the background thread, if any, after a last sync.
   ~ShardLog();
 
-  // Before Open: a snapshot knows of this session; the log may not any more. Later: it comes back, and its records are
-  // those from `needed_from` on.
+  // Adds a session whose install the log may not have. Call it before Open for a session of a snapshot, and later for a
+  // session that returns from quarantine. The session needs the records from `needed_from` on.
   void Know(const InstallRecord& install, uint64_t needed_from = 1);
-  // The session's records are not needed any more.
+  // Drops a session whose records are no longer needed.
   void Forget(uint64_t session_id);
-  // Before anything else. Hands every record to `replay`, in order. Errors: those of RecordLog::Open; records that
-  // cannot be decoded are DataLoss.
-  // Not those of which `skip` says that they are not their session's any more.
+  // Decides which records Open omits: those for which it returns true.
   static bool SkipNone(uint64_t, uint64_t) { return false; }
   using Skip = absl::FunctionRef<bool(uint64_t session_id, uint64_t sequence)>;
+  // Opens the log and passes every record to `replay`, in order, except those for which `skip` returns true. Call it
+  // once, before Read, Append and AppendDurably. Returns the errors of RecordLog::Open and of DecodeRecord.
   absl::Status Open(absl::FunctionRef<void(ShardRecord)> replay, Skip skip = &SkipNone);
-  // Before Open: what it will hand over. Nothing where there is no log yet. Errors: those of store::ReadLog.
+  // Passes the encoded records that Open will read to `replay`; none if no log exists. Call it before Open. Returns the
+  // errors of store::ReadLog.
   absl::Status Scan(const store::LogReplay& replay) const;
-  // Every record that has been appended so far. Returns the sequence after them, all of which outlive the machine.
-  // Errors: Unavailable while the log cannot be written; those of store::ReadLog.
+  // Syncs the log and passes its encoded records to `replay`. Returns the sequence after the last record that was
+  // appended before the call. Returns UNAVAILABLE while the log cannot be written, or the errors of store::ReadLog.
   absl::StatusOr<uint64_t> Read(const store::LogReplay& replay);
 
-  // An install that was the session's last and is appended again is left out.
+  // Appends a record; see ShardJournal::Append. Omits an install that equals the session's last one.
   void Append(const ShardRecord& record);
-  // Its sequence, when it outlives the machine. Unavailable: it is not known whether it does.
+  // Appends and syncs a record, and returns its sequence. Returns UNAVAILABLE if that fails: the record may be durable
+  // nevertheless.
   absl::StatusOr<uint64_t> AppendDurably(const ShardRecord& record);
-  // The sequence that the next record gets; 0 while the log cannot be written.
+  // Returns the sequence of the next record, or 0 while the log cannot be written.
   uint64_t next_sequence() const;
-  // Nullopt: no such session.
+  // Returns the session's last install, or nullopt if the session is not known.
   std::optional<InstallRecord> InstallOf(uint64_t session_id) const;
-  // Records below it are of no use to the session.
+  // Returns the sequence of the first record that the session needs, or 0 if the session is not known.
   uint64_t NeededFrom(uint64_t session_id) const;
 
-  // A snapshot of the session is durable: the log is needed from `sequence` on, and `snapshot_steps` has, by
-  // layer, what its images are as of.
+  // Call it when a snapshot of the session is durable. The session then needs the log from `sequence` on.
+  // `snapshot_steps` has the step of each layer's image. Ends the session's staleness if the images hold all missing
+  // records.
   void OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, LayerStep>& snapshot_steps);
 
   bool stale(uint64_t session_id) const;
   bool writable() const;
-  // Everything appended so far is on the disk, or the disk has failed.
+  // Syncs all records appended before the call. Returns no error: if the disk fails, the log is reopened later.
   void Sync();
-  // One turn of the background: syncs, or opens the log again after the disk has failed. Returns the pause until the
-  // next. One caller at a time.
+  // Does one round of background work: syncs, or reopens the log if the disk has failed. Returns the pause until the
+  // next round. Calls must not overlap.
   absl::Duration Work();
 
  private:
   struct Session {
     std::string name;
-    std::string install;  // as in the log
+    std::string install;  // payload of the last install record
     uint64_t epoch = 0;
-    uint64_t needed_from = 0;              // records below it are of no use to it
-    std::map<uint32_t, LayerStep> missed;  // by layer: the last that the log may lack a record of
+    uint64_t needed_from = 0;              // sequence of the first record that the session needs
+    std::map<uint32_t, LayerStep> missed;  // by layer, the last step of which the log may lack a record
     bool stale = false;
   };
 
-  // Of a record that changes which sessions there are.
+  // Appends an install or remove record.
   void AppendOfSession(const ShardRecord& record, const EncodedRecord& encoded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<uint64_t> Write(store::RecordLog& log, const EncodedRecord& encoded);
-  // `payload`: of the record, as in the log.
+  // Updates sessions_ for an install or remove record. `payload` is the record's encoding.
   void Adopt(const ShardRecord& record, absl::string_view payload, uint64_t sequence)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Marks the session of a record that was not written as stale.
   void Miss(const ShardRecord& record, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Removes the segments that no session needs.
   void DropUnneeded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Logs a warning if the log has no ring.
   void SayWithoutRing(const store::RecordLog& log);
   void SyncLoop();
   absl::Status SyncLog(const std::shared_ptr<store::RecordLog>& log);
+  // Stops using a log whose sync has failed. Work reopens it.
   void Abandon(const std::shared_ptr<store::RecordLog>& log);
   void Reopen();
 
@@ -117,12 +125,12 @@ class ShardLog {
   StoreObserver& observer_;
 
   mutable Mutex mu_;
-  CondVar changed_;                                             // there is something to sync
-  CondVar stopped_;                                             // between two syncs, when few appends wake a thread
+  CondVar changed_;                                             // wakes the syncer when it has work
+  CondVar stopped_;                                             // ends the syncer's pause; appends rarely signal it
   std::atomic<bool> idle_ = false;                              // the syncer waits for changed_
-  std::atomic<bool> hurry_ = false;                             // and shall not pause: the log's ring fills up
-  std::shared_ptr<store::RecordLog> log_ ABSL_GUARDED_BY(mu_);  // null while it is opened again
-  absl::Status broken_ ABSL_GUARDED_BY(mu_);
+  std::atomic<bool> hurry_ = false;                             // the ring fills up: the syncer must not pause
+  std::shared_ptr<store::RecordLog> log_ ABSL_GUARDED_BY(mu_);  // null while the log cannot be written
+  absl::Status broken_ ABSL_GUARDED_BY(mu_);                    // why log_ is null
   absl::flat_hash_map<uint64_t, Session> sessions_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::thread syncer_;

@@ -16,9 +16,9 @@ namespace precondor::recovery {
 namespace {
 
 constexpr uint32_t kMetadataFormat = 2;
-constexpr size_t kKept = 2;       // snapshots a session
-constexpr int kNiceness = 10;     // a tenth of a core that steps want too
-constexpr uint64_t kSpread = 64;  // steps; no layer of a job is so far ahead of another
+constexpr size_t kKept = 2;       // newest snapshots that each session keeps
+constexpr int kNiceness = 10;     // about a tenth of a core if steps need the core too
+constexpr uint64_t kSpread = 64;  // in steps; the layers of a job are never this far apart
 
 absl::StatusOr<std::string> EncodeMetadata(const SnapshotImages& snapshot) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::string install, EncodeInstall(snapshot.install));
@@ -178,7 +178,7 @@ absl::StatusOr<std::optional<SnapshotProgress>> ShardSnapshots::ProgressOf(const
       return found->second.progress;
     }
   }
-  // Ordered before the process began, perhaps.
+  // The order may be from before this process started.
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<SnapshotSummary> found, ListOf(order.session_id));
   for (const SnapshotSummary& summary : found) {
     if (summary.number != order.number || summary.step != order.step) continue;
@@ -221,7 +221,8 @@ void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64
   if (gathering.snapshot.images.size() < gathering.snapshot.install.install.layers.size()) return;
   auto whole = std::make_shared<const SnapshotImages>(std::move(gathering.snapshot));
   gathering_.erase(it);
-  // Two at once keep the session's state in memory twice over: not for one that only bounds the log.
+  // A second queued snapshot keeps the session's state in memory twice. Accepts that only for a snapshot that the
+  // coordinator ordered, not for a regular one, which only bounds the log.
   if (writing_[session_id] > 0 && whole->number == 0) {
     return GiveUp(*whole, absl::AbortedError("the one before it is still being written"));
   }
@@ -269,7 +270,8 @@ bool ShardSnapshots::Work() {
 }
 
 void ShardSnapshots::Loop() {
-  // Of this thread alone, as Linux has it. The disk is waited for most of the time; the rest is left over by the steps.
+  // On Linux this applies to the calling thread alone. The writer mostly waits for the disk, and yields the cores to
+  // steps.
   (void)!nice(kNiceness);
   for (;;) {
     {
@@ -335,7 +337,8 @@ absl::Status ShardSnapshots::Prune(store::SnapshotStore& store, uint64_t session
     const absl::StatusOr<SnapshotImages> old =
         manifest.ok() ? DecodeMetadata(manifest->metadata) : absl::StatusOr<SnapshotImages>(manifest.status());
     const uint64_t number = old.ok() ? old->number : 0;
-    // Since this process began, the coordinator has not said which of them are wanted.
+    // Without an order since this process started, it is not known which ones the coordinator wants: keeps all with a
+    // number.
     const bool wanted = number != 0 && (!order.has_value() || number == order->number ||
                                         std::find(order->keep.begin(), order->keep.end(), number) != order->keep.end());
     if (!wanted) PRECONDOR_RETURN_IF_ERROR(store.Remove(ids[i]));
@@ -394,7 +397,7 @@ absl::StatusOr<std::vector<SnapshotSummary>> ShardSnapshots::ListOf(uint64_t ses
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store->List());
   for (const uint64_t id : ids) {
     const absl::StatusOr<store::SnapshotManifest> manifest = store->ReadManifest(id);
-    if (!manifest.ok()) continue;  // gone meanwhile, or damaged, which Verify says
+    if (!manifest.ok()) continue;  // removed meanwhile, or damaged; Verify reports damage
     const absl::StatusOr<SnapshotImages> snapshot = DecodeMetadata(manifest->metadata);
     if (snapshot.ok()) summaries.push_back(Summarize(*snapshot, *manifest));
   }

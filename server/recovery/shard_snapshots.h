@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots of a shard's sessions: the images that their layers give as of one step, in one file a layer, written by a
-// thread of its own. A step never waits for it: what it cannot take is given up, and the next snapshot comes.
+// Writes snapshots of a shard's sessions: the images of all layers as of one step, one file for each layer. A
+// background thread writes them, and no step waits for it: a snapshot that cannot be completed is given up.
 #pragma once
 
 #include <cstdint>
@@ -26,20 +26,21 @@
 
 namespace precondor::recovery {
 
-// All layers of one session that this shard owns, as of one step.
+// The images of all layers of a session that this shard owns, as of one step.
 struct SnapshotImages {
   InstallRecord install;
   uint64_t step = 0;
-  uint64_t sequence = 0;  // of the log's records, those from here on may be newer than some image
-  uint64_t number = 0;    // the coordinator's, of the session's snapshot that this is a part of; 0: none
-  std::map<uint32_t, LayerImage> images;
+  uint64_t sequence = 0;  // log records from this sequence on may be newer than some image
+  uint64_t number = 0;    // the coordinator's number of the session's snapshot that this is a part of; 0 means none
+  std::map<uint32_t, LayerImage> images;  // by layer
 };
 
-// The file of a layer.
+// Returns the key of a layer's file in a snapshot.
 std::string LayerKey(uint32_t layer);
-// Removes all of a store with its directory. Errors: the disk's.
+// Removes all snapshots of a store and its directory. Returns the disk's errors.
 absl::Status RemoveStore(store::FileSystem& fs, std::unique_ptr<store::SnapshotStore> store, const std::string& dir);
-// What a snapshot's manifest says of it, without the images. DataLoss, or FailedPrecondition for a newer format.
+// Decodes a manifest's metadata; the result has no images. Returns DATA_LOSS if it is damaged, FAILED_PRECONDITION if
+// it has a newer format, or the errors of rpc::DecodeInstall.
 absl::StatusOr<SnapshotImages> DecodeMetadata(absl::string_view bytes);
 
 struct SnapshotSummary {
@@ -49,62 +50,67 @@ struct SnapshotSummary {
   uint64_t step = 0;
   uint64_t bytes = 0;
   int64_t layers = 0;
-  uint64_t number = 0;  // the coordinator's; 0: none
+  uint64_t number = 0;  // the coordinator's number; 0 means none
 };
 
-// Thread-safe. One directory a session, `<dir>/<session_id>`, with its two newest snapshots and those that the
-// coordinator wants kept.
+// Gathers the images of each session's layers and writes them as snapshots. Each session has a directory
+// `<dir>/<session_id>` with its two newest snapshots and those that the coordinator wants to keep. Thread-safe.
 class ShardSnapshots {
  public:
-  // A snapshot is durable. `sequence` is that of the one before it, or 0: the log is needed from there on in case that
-  // the newest is damaged. On the writer's thread.
+  // Called on the writer when a snapshot is durable. `sequence` is that of the previous snapshot, or 0 if there is
+  // none: the log stays necessary from there on, because the newest snapshot may turn out to be damaged.
   using Durable = std::function<void(const SnapshotImages& snapshot, uint64_t sequence)>;
-  // Why a snapshot must not be written; OK: it may. On the writer's thread.
+  // Called on the writer before it writes a snapshot. Returns OK, or why the snapshot must not be written.
   using Check = std::function<absl::Status(const SnapshotImages& snapshot)>;
 
-  // References outlive it. Without `background` nothing is written but by Work.
+  // If `background` is false, there is no writer thread, and only Work writes. Lifetime: the references outlive this
+  // object.
   ShardSnapshots(store::FileSystem& fs, std::string dir, const Clock& clock, Logger& logger, StoreObserver& observer,
                  bool background = true);
-  // Finishes what is being written.
+  // Runs the queued jobs if there is a writer thread, and ends it.
   ~ShardSnapshots();
 
-  // Before anything else: hands over the newest snapshot of each session that is whole, and begins to take images.
-  // Of those that `skip` names the files stay as they are.
+  // Passes each session's newest undamaged snapshot to `restore`, and starts the writer. Leaves the sessions for which
+  // `skip` returns true on the disk. Call it before all others. Returns the errors of SnapshotStore and of damaged
+  // images.
   using Restore = std::function<void(const SnapshotImages&)>;
   absl::Status Open(const Restore& restore, Durable durable, Check check = nullptr,
                     const std::function<bool(uint64_t session_id)>& skip = nullptr);
-  // Hands over the newest one of this session; none: it has none.
+  // Passes the session's newest undamaged snapshot to `restore`, if there is one.
   absl::Status Load(uint64_t session_id, const Restore& restore);
 
-  // One layer's image; `install` and `sequence` as of now, the first image's count.
+  // Adds one layer's image to the session's current snapshot, and queues the snapshot when it is complete. `install`
+  // and `sequence` are the current ones; a snapshot keeps those of its first image.
   void Keep(LayerImage image, const InstallRecord& install, uint64_t sequence);
-  // The session takes none any more; those that it has stay.
+  // Drops the session's incomplete snapshot and its order; snapshots on the disk stay.
   void Forget(uint64_t session_id);
-  // The session is gone, and so are its snapshots.
+  // Removes all snapshots of a session that has ended.
   void Remove(uint64_t session_id);
   // See ShardJournal.
   void Expect(const SnapshotOrder& order);
   absl::StatusOr<std::optional<SnapshotProgress>> ProgressOf(const SnapshotOrder& order) const;
 
-  // Of all sessions, newest last. Errors: the disk's.
+  // Lists the snapshots of all sessions, those of one session together and the newest last. Omits damaged manifests.
+  // Returns the disk's errors.
   absl::StatusOr<std::vector<SnapshotSummary>> List() const;
-  // Reads all of a snapshot, with one layer in memory at a time. Errors: those of SnapshotStore::Read, of damaged
-  // images, NotFound: no such session.
+  // Reads and checks a whole snapshot, with one layer in memory at a time. Returns NOT_FOUND if the session has no
+  // snapshots here, or the errors of SnapshotStore::ReadManifest, SnapshotStore::Read and DecodeImage.
   absl::StatusOr<SnapshotSummary> Verify(uint64_t session_id, uint64_t id) const;
 
-  // Has the writer's thread run this, in its turn.
+  // Queues a job for the writer.
   void Post(std::function<void()> job) ABSL_LOCKS_EXCLUDED(mu_);
-  // What was handed over so far is written, or given up.
+  // Waits until all queued jobs are done.
   void WaitIdle();
-  // Writes or removes one snapshot that was handed over; false when there is none. One caller at a time.
+  // Runs one queued job. Returns false if there is none. Calls must not overlap.
   bool Work();
 
  private:
+  // A snapshot of which not all layers have given their images.
   struct Gathering {
     SnapshotImages snapshot;
     uint64_t rollback_epoch = 0;
   };
-  // The coordinator's last order of a session, since this process began.
+  // The coordinator's last order for a session since this process started.
   struct Ordered {
     SnapshotOrder order;
     SnapshotProgress progress;
@@ -115,16 +121,18 @@ class ShardSnapshots {
   absl::StatusOr<store::SnapshotStore*> StoreOf(uint64_t session_id) const;
   absl::StatusOr<std::vector<SnapshotSummary>> ListOf(uint64_t session_id) const;
   static SnapshotSummary Summarize(const SnapshotImages& snapshot, const store::SnapshotManifest& manifest);
-  // Reads and checks every layer, one in memory at a time, and gives it to `take`. Returns what the snapshot is of,
-  // without images.
+  // Reads and checks every layer, one in memory at a time, and passes it to `take`. Returns the snapshot without
+  // images.
   absl::StatusOr<SnapshotImages> ReadLayers(const store::SnapshotStore& store, const store::SnapshotManifest& manifest,
                                             absl::FunctionRef<void(LayerImage)> take) const;
+  // Records and logs that a snapshot will not be written.
   void GiveUp(const SnapshotImages& snapshot, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The order that the snapshot carries out; null: none.
+  // Returns the order that the snapshot carries out, or null if there is none.
   Ordered* OrderOf(const SnapshotImages& snapshot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Whether the image has no place in what is being gathered: the coordinator's snapshot goes before a regular one.
+  // Returns whether to drop the image because it belongs to a regular snapshot while one that the coordinator ordered
+  // is incomplete.
   static bool GivesWay(const Gathering& gathering, const LayerImage& image);
-  // Removes what is neither among the newest nor wanted by the coordinator.
+  // Removes the snapshots that are neither among the newest nor wanted by the coordinator.
   absl::Status Prune(store::SnapshotStore& store, uint64_t session_id);
   void Write(const SnapshotImages& snapshot);
   absl::StatusOr<uint64_t> WriteFiles(const SnapshotImages& snapshot, store::SnapshotStore& store);
@@ -143,16 +151,16 @@ class ShardSnapshots {
 
   mutable Mutex mu_;
   CondVar changed_;
-  absl::flat_hash_map<uint64_t, Gathering> gathering_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, Gathering> gathering_ ABSL_GUARDED_BY(mu_);     // by session
   absl::flat_hash_map<uint64_t, Ordered> ordered_ ABSL_GUARDED_BY(mu_);         // by session
-  absl::flat_hash_map<uint64_t, int> writing_ ABSL_GUARDED_BY(mu_);             // snapshots on their way, by session
-  absl::flat_hash_map<uint64_t, uint64_t> last_sequence_ ABSL_GUARDED_BY(mu_);  // of the newest durable one
+  absl::flat_hash_map<uint64_t, int> writing_ ABSL_GUARDED_BY(mu_);             // by session: snapshots to be written
+  absl::flat_hash_map<uint64_t, uint64_t> last_sequence_ ABSL_GUARDED_BY(mu_);  // by session: of the newest durable one
   std::deque<Job> jobs_ ABSL_GUARDED_BY(mu_);
   bool busy_ ABSL_GUARDED_BY(mu_) = false;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::thread writer_;
 
-  // Held while a directory is opened, hence apart from mu_, which steps take.
+  // Separate from mu_, which steps take, because it is held while a directory is opened.
   mutable Mutex stores_mu_;
   mutable std::map<uint64_t, std::unique_ptr<store::SnapshotStore>> stores_ ABSL_GUARDED_BY(stores_mu_);
 };

@@ -65,7 +65,8 @@ absl::Status ShardStore::Restore(Shard& shard) {
   PRECONDOR_RETURN_IF_ERROR(quarantine_.Open());
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> kept, kept_.Open());
   std::set<uint64_t> held(kept.begin(), kept.end());
-  // Only what is here in the end is replayed: so there is room for it, and no session meets another of its name.
+  // Replays only the sessions that exist at the end of the log: only they must fit into memory, and no session meets an
+  // earlier one of its name.
   PRECONDOR_ASSIGN_OR_RETURN(Ends ends, FindEnds());
   const auto replay = [&](ShardRecord record) {
     const bool moves = std::holds_alternative<QuarantineRecord>(record);
@@ -100,7 +101,8 @@ absl::Status ShardStore::Restore(Shard& shard) {
                         absl::StrCat("sessions stored in ", dir_, " do not all fit: ", replayed.message(),
                                      "; nothing of them was changed: start with more memory or devices"));
   }
-  // Sessions that a record after their snapshot removed; those that ShardReplay::Finish gives up remove themselves.
+  // Removes the files of sessions that are not in the shard now: a record after their snapshot removed them.
+  // ShardReplay::Finish appends remove records for the sessions that it gives up.
   held.insert(returned.begin(), returned.end());
   for (const ShardSessionSummary& session : shard.ListSessions()) held.erase(session.session_id);
   for (const uint64_t gone : held) {
@@ -131,7 +133,7 @@ absl::StatusOr<ShardStore::Ends> ShardStore::FindEnds() {
     }
     return absl::OkStatus();
   }));
-  // Their files were about to go.
+  // Completes removals that a crash interrupted.
   for (const auto& [id, end] : ends) {
     if (end.removed_at != 0 && quarantine_.Knows(id)) PRECONDOR_RETURN_IF_ERROR(quarantine_.Remove(id));
   }
@@ -180,12 +182,13 @@ void ShardStore::OnDurable(const SnapshotImages& snapshot, uint64_t sequence) {
   uint64_t floor = std::numeric_limits<uint64_t>::max();
   for (const auto& [layer, image] : snapshot.images) {
     snapshot_steps[layer] = image.at;
-    // Records after the image make what is released later; no recovery needs what came before it.
+    // A recovery from this image needs the layer's last eviction only if the layer had no factors, and needs no earlier
+    // one. Records after the image produce later evictions again.
     floor = std::min(floor, image.eviction_id + (image.held ? 1 : 0));
   }
   log_.OnSnapshot(snapshot.install.install.session_id, sequence, snapshot_steps);
   kept_.OnSnapshot(snapshot.install.install.session_id, floor);
-  // What stays is removed after the next one.
+  // If this fails, the next snapshot's call removes the directory.
   quarantine_.OnSnapshot(snapshot.install.install.session_id, sequence).IgnoreError();
 }
 
@@ -200,7 +203,7 @@ absl::Status ShardStore::CheckQuarantine(uint64_t session_id) {
 absl::Status ShardStore::Quarantine(uint64_t session_id, uint64_t last_step) {
   const std::optional<InstallRecord> install = log_.InstallOf(session_id);
   if (!install.has_value()) {
-    // So that a session of this number can begin anew.
+    // Removes the session, so that one with this id can be installed again.
     Append(RemoveRecord{session_id});
     return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": the log does not know it"));
   }
@@ -247,7 +250,8 @@ absl::Status ShardStore::Return(uint64_t session_id, ShardReplay& replay) {
 
 absl::StatusOr<bool> ShardStore::DeleteQuarantined(uint64_t session_id) {
   if (!quarantine_.Holds(session_id)) return false;
-  // Before anything is removed: the log may still have records of it, and what has half gone cannot come back.
+  // Makes the removal durable before any file is removed: the log may still have records of the session, and a session
+  // whose files are partly removed cannot be recovered.
   PRECONDOR_RETURN_IF_ERROR(log_.AppendDurably(RemoveRecord{session_id}).status());
   const absl::Status removed = quarantine_.Remove(session_id);
   if (quarantine_.Holds(session_id)) return removed;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shard's journal on a disk: a log of records, snapshots that bound it, and factors that were released.
+// A shard's journal on a disk: a log of records, snapshots that bound the log, released factors, and the quarantine.
 #pragma once
 
 #include <map>
@@ -19,15 +19,16 @@
 
 namespace precondor::recovery {
 
-// Thread-safe. Files lie in `<data_dir>/shard`.
+// Implements ShardJournal with files in `<data_dir>/shard`. Thread-safe.
 class ShardStore final : public ShardJournal {
  public:
-  // All references outlive it.
+  // Lifetime: all references outlive this object.
   ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOptions options, const Clock& clock, Logger& logger,
              StoreObserver& observer);
 
-  // Brings back what is on the disk into a shard that has this journal and awaits it (ShardReplay::Begin). Errors: the
-  // disk's, or DataLoss with file and offset.
+  // Recovers the sessions on the disk into a shard. Precondition: the shard uses this journal, and ShardReplay::Begin
+  // was called. Calls ShardReplay::Finish if it succeeds. Returns DATA_LOSS with file and offset if a file is damaged,
+  // RESOURCE_EXHAUSTED (CAPACITY) if the sessions do not fit into the shard's memory, or the disk's errors.
   absl::Status Restore(Shard& shard);
 
   void Append(const ShardRecord& record) override;
@@ -56,24 +57,27 @@ class ShardStore final : public ShardJournal {
   ShardSnapshots& snapshots() { return snapshots_; }
 
  private:
-  // 0: none has been remembered. DataLoss: the file is damaged.
+  // Returns the greatest fencing token on the disk, or 0 if there is none. Returns DATA_LOSS if the file is damaged.
   absl::StatusOr<uint64_t> ReadLeader() const;
   KeptFactors::Options KeptOptions(absl::Duration retry);
-  // A snapshot must not outlive factors that it counts on.
+  // Returns ABORTED if released factors that the snapshot depends on are not durable.
   absl::Status Check(const SnapshotImages& snapshot) const;
+  // Drops what a durable snapshot makes unnecessary. `sequence`: see ShardSnapshots::Durable.
   void OnDurable(const SnapshotImages& snapshot, uint64_t sequence);
-  // Hands over what the quarantine has of a session, whose records in the log are those from `needed_from` on.
+  // Passes the session's records in the quarantine to `replay`. The session's records in the log are those from
+  // `needed_from` on.
   absl::Status ReplayQuarantined(uint64_t session_id, uint64_t needed_from,
                                  absl::FunctionRef<void(ShardRecord)> replay);
 
-  // What the log says of where a session has gone; 0: nothing. A later one of its life is in records after
-  // `removed_at`.
+  // How a session left the shard's memory according to the log. If the session was removed and installed again, its
+  // later records follow `removed_at`.
   struct End {
-    uint64_t removed_at = 0;
-    uint64_t quarantined_at = 0;
-    uint64_t last_step = 0;
+    uint64_t removed_at = 0;      // sequence of its last remove record; 0 means none
+    uint64_t quarantined_at = 0;  // sequence of the record that moved it to the quarantine; 0 if it is not there
+    uint64_t last_step = 0;       // of that record
   };
   using Ends = std::map<uint64_t, End>;  // by session
+  // Scans the log for the sessions' ends. Removes the quarantine directories of removed sessions.
   absl::StatusOr<Ends> FindEnds();
 
   store::FileSystem& fs_;
@@ -84,7 +88,7 @@ class ShardStore final : public ShardJournal {
   recovery::Quarantine quarantine_;
   ShardLog log_;
   KeptFactors kept_;
-  ShardSnapshots snapshots_;  // its thread calls log_ and kept_
+  ShardSnapshots snapshots_;  // last: its thread calls the others
 };
 
 }  // namespace precondor::recovery

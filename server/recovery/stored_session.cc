@@ -16,7 +16,7 @@
 namespace precondor::recovery {
 namespace {
 
-// Session, step, number: a snapshot of a whole session, of which each shard has a part.
+// Session id, step and number, which identify a session's snapshot. Each shard has a part of it.
 using SnapshotKey = std::tuple<uint64_t, uint64_t, uint64_t>;
 
 absl::Status AddSnapshots(store::FileSystem& fs, const std::string& dir, const std::string& session, uint64_t number,
@@ -90,7 +90,7 @@ absl::Status VerifyStoredSession(const StoredSession& session) {
 absl::Status CheckNobodyHolds(store::FileSystem& fs, const StoredSession& session) {
   for (const auto& [index, layer] : session.layers) {
     const absl::Status locked = fs.Lock(store::JoinPath(layer.dir, "LOCK")).status();
-    // A copy may be where nothing can be written.
+    // Ignores other errors: a copy may be on a read-only file system.
     if (!absl::IsFailedPrecondition(locked)) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         layer.dir, ": a shard that runs holds it, and removes it when the session is closed; copy it first"));

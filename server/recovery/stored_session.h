@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A session's snapshot as it lies in the data directories of its shards. Reading it changes nothing there.
+// Finds and reads the snapshot of a session in the data directories of its shards. Changes nothing in them.
 #pragma once
 
 #include <cstdint>
@@ -15,30 +15,36 @@
 
 namespace precondor::recovery {
 
+// A layer's file in a snapshot.
 struct StoredLayer {
-  std::string dir;  // of the session's snapshots on one shard
+  std::string dir;  // directory of the session's snapshots on one shard
   std::shared_ptr<const store::SnapshotStore> store;
   store::SnapshotManifest manifest;
   std::string key;
 };
 
-// All layers of a session as of one step, from however many shards.
+// All layers of a session as of one step, from one shard or more.
 struct StoredSession {
   SessionSpec spec;
   uint64_t step = 0;
-  uint64_t number = 0;  // the coordinator's
+  uint64_t number = 0;  // the coordinator's number of the snapshot; 0 means none
   std::map<uint32_t, StoredLayer> layers;
 };
 
-// The newest snapshot of the session that is there with all its layers; `number` 0: any. `data_dirs`: of the shards, or
-// copies. NotFound: none is whole; says which parts exist. Errors: the disk's; DataLoss names the file.
+// Returns the newest complete snapshot of the session: of those that have all layers, the one with the greatest session
+// id, then step, then number. If `number` is not 0, only snapshots of that number count. `data_dirs` are the shards'
+// data directories or copies of them. Returns NOT_FOUND with the parts that exist if no snapshot is complete, DATA_LOSS
+// with the name of a damaged file, or the disk's errors.
 absl::StatusOr<StoredSession> FindStoredSession(store::FileSystem& fs, const std::vector<std::string>& data_dirs,
                                                 const std::string& session, uint64_t number);
-// A layer's bytes as RestoreLayer takes them. DataLoss names the file, what was expected and what came.
+// Returns a layer's bytes in the form that RestoreLayer takes. Returns DATA_LOSS with the file, the expected and the
+// actual value if the file is damaged.
 absl::StatusOr<std::string> ReadLayer(const StoredLayer& layer);
-// Reads all of it. As ReadLayer; FailedPrecondition: the job rolled back to an earlier step between two shards' parts.
+// Reads and checks all layers. Returns FAILED_PRECONDITION if the job rolled back between the parts of two shards, or
+// the errors of ReadLayer and DecodeImage.
 absl::Status VerifyStoredSession(const StoredSession& session);
-// FailedPrecondition: a shard that runs holds one of the directories, and removes the snapshot with the session.
+// Returns FAILED_PRECONDITION if a running shard uses one of the directories: it would remove the snapshot when the
+// session is closed.
 absl::Status CheckNobodyHolds(store::FileSystem& fs, const StoredSession& session);
 
 }  // namespace precondor::recovery
