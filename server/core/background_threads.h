@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads of a lower priority, for work that no thread waits for yet.
+// Threads of a lower priority for work that no thread waits for yet.
 #pragma once
 
 #include <deque>

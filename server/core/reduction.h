@@ -43,7 +43,7 @@ std::vector<double> StackingScales(absl::Span<const uint64_t> samples);
 // values *= scale, in f32; nothing for scale 1.
 void ScaleInPlace(double scale, absl::Span<float> values);
 
-// |v|^2 in f64, in a fixed order; NaN or infinity when an element is.
+// Returns |v|^2 in f64, in a fixed order; NaN or infinity if an element is.
 double SquaredNorm(absl::Span<const float> values);
 
 }  // namespace precondor

@@ -36,7 +36,7 @@ namespace precondor {
 // work left.
 // Thread-safe. Lock order: mu_ is taken before BegunSteps::mu_ and no other lock of core. An observer may be called
 // under it, but no other callback, post or arithmetic happens under it. The exception is FinishReplay, which may apply
-// updates under it: no other thread uses the layer at that time.
+// updates under it: no worker or strand uses the layer at that time.
 class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
  public:
   // Creates a layer that has fresh factors if `held`, and no factors otherwise. Returns the errors of
@@ -60,7 +60,7 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // begins with `key.step`. Returns
   // - DATA_LOSS (STATE_LOST) if updates are missing here and each answer goes to several ranks. All ranks must then
   //   begin again; until a rank has done so, the layer refuses all that it sends with STATE_LOST.
-  // - UNAVAILABLE (NOT_ACTIVE) if this rank has begun again and another has not.
+  // - UNAVAILABLE (NOT_ACTIVE) if this rank has begun again and another rank must still do so.
   // - UNAVAILABLE (FUTURE_EPOCH) or FAILED_PRECONDITION (STALE_EPOCH) if `key.epoch` is not the layer's epoch.
   absl::Status Resume(const ContributionKey& key, uint64_t factor_version, bool begins = false);
 

@@ -111,7 +111,7 @@ class LayerWorker {
   const uint32_t layer_;
   const Method& method_;
   const size_t cost_entry_;
-  std::unique_ptr<LayerState> state_;  // null after a fallback to first order
+  std::unique_ptr<LayerState> state_;  // null while the layer has no factors
   // Result of state_->Save(), shared by all requests of one factor version; null if it has not been saved.
   std::shared_ptr<const Payload> saved_;
 };

@@ -48,7 +48,7 @@ class StepPayloads {
  private:
   const uint32_t first_rank_;
   const uint32_t count_;
-  std::vector<StagedContribution> of_;  // empty: none
+  std::vector<StagedContribution> of_;  // empty if no payload is kept
 };
 
 struct StepData {
