@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preconditioner: a PyTorch model's gradients, preconditioned by a Precondor server. docs/pytorch.md is the manual."""
+"""Preconditioner: a Precondor server preconditions a PyTorch model's gradients. docs/pytorch.md is the manual."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ._hooks import Hook, after_accumulation, after_forward, right_after_forward
 from ._reporter import Reporter
 from ._result import StepResult
 
-# What has threads: ended before the interpreter ends.
+# Objects with threads. They are closed before the interpreter ends.
 _open: "weakref.WeakSet[Preconditioner]" = weakref.WeakSet()
 
 
@@ -42,19 +42,20 @@ atexit.register(_close_all)
 
 
 class Preconditioner:
-    """Preconditions the gradients of a model's linear and convolutional layers, of stacks of experts, and on request of its embeddings.
+    """Preconditions gradients of a model's linear and convolutional layers, stacks of experts and, on request,
+    embeddings.
 
         pre = Preconditioner(model, "local")
         optimizer = pre.make_optimizer(lr=0.004)
         ...
         loss.backward(); pre.step(loss); optimizer.step()
 
-    It watches the modules' inputs and output gradients, sends statistics of them at statistic steps, sends each layer's
-    gradient in step(), and puts the answer where the gradient was. Parameters that are no layer (`left`) keep theirs.
-    With torch.distributed every rank makes one, at the same place of the program, and calls step() alike.
+    Hooks record the modules' inputs and output gradients, of which the statistics are sent at statistic steps. step()
+    sends each layer's gradient and replaces it by the answer. Parameters that are no layers (`left`) keep their
+    gradients. With torch.distributed every rank makes one, at one point of the program, and calls step() equally often.
 
-    The constructor connects and opens the session. The rank joins at the first forward pass that has a gradient, the first
-    step(), or in load_state_dict(), and then waits for all other ranks. One thread trains.
+    The constructor opens the session. The rank joins, and so waits for all other ranks, in the first forward pass with
+    a gradient, the first step() or load_state_dict(). Not thread-safe.
     """
 
     def __init__(
@@ -98,41 +99,41 @@ class Preconditioner:
         security: Security = Security(),
         traceparent: str = "",
     ) -> None:
-        """Connects, opens the session and puts hooks into the model.
+        """Connects, opens the session and puts hooks into the model. Arguments that are not described here are those of
+        SessionSpec and Client.
 
         Args:
-            model: a plain module, one under fully_shard, or DistributedDataParallel itself rather than the module in it; each
-                may be compiled.
-            address: of the coordinator: host:port, or unix:/path/to/socket on its host; or "local": a server of this job's
-                own, on this host alone, which the first rank starts and which ends with that process (precondor.server).
-            session: a name of this training run's own; a local server needs none.
-            method: of layers. None: muon for hidden linear layers and soap for others, for which make_optimizer() makes the
-                optimizer; mkor if `optimizer` is another one, with exchange REPLAY or PULL_FACTORS, and with `fallback`.
-            optimizer: where the learning rate is read, for the report and KL_CLIP. AMP needs it, or make_optimizer().
-            exchange: "DIRECT" (the server averages what every rank sends; the default of a plain model), "DELEGATE" (the
-                job averages, one rank sends each layer and passes the answer on; the default of DistributedDataParallel and
-                of fully_shard), "REPLAY" or "PULL_FACTORS" (the job averages, every rank computes its answer).
-            process_group: of torch.distributed; None: DDP's, or the default one.
-            fold_bias: a bias becomes its weight's last column; False: it is left to the optimizer.
-            skip: regular expressions; modules whose whole name matches one are left to the optimizer.
-            skip_types, min_dim, max_dim: so are modules of these classes, and those whose longer side is not in this range.
-            layer_methods: regular expression of whole layer names -> their method; the first that matches. Each has to match one.
-            parameter_methods: of whole parameter names -> a method whose answers are whole updates: layers by gradients alone (docs/pytorch.md).
-            embeddings: such a method for embeddings, tied weights too; "": the optimizer; None: so, and soap for tied ones without a `method`.
-            experts: such a method for weights [experts, d_out, d_in]; "": the optimizer; None: `method`, where it is one of kron, soap, muon.
-            replace: end a session of this name that is there, and begin anew.
-            overlap: gradients leave during the backward pass. The step has one backward pass outside no_sync(), nothing
-                touches gradients between it and step(), and each rank's gradients are its own: DIRECT. DDP then averages
-                what is no layer, by its communication hook, of which it has no other.
-            statistics: "" for what the method wants.
-            plane_device: the CUDA device of this rank's own, with data_plane "COLLECTIVE" by NCCL; None: the model's, or 0.
-            The others are SessionSpec's and Client's.
+            model: A plain module, one under fully_shard, or DistributedDataParallel itself; each may be compiled.
+            address: The coordinator's: host:port, or unix:/path/to/socket; or "local": the first rank starts a server
+                on this host, which ends with that process (precondor.server).
+            session: Unique name of the training run; not needed with "local".
+            method: For layers. None: muon for hidden linear layers and soap for others, which need make_optimizer(); or
+                mkor with another `optimizer`, exchange REPLAY or PULL_FACTORS, or `fallback`.
+            optimizer: Its learning rate is reported and used for KL_CLIP. AMP needs it, or make_optimizer().
+            exchange: "DIRECT" (the server averages what every rank sends; default of a plain model), "DELEGATE" (the
+                job averages, one rank sends each layer and passes the answer on; default of DistributedDataParallel and
+                fully_shard), "REPLAY" or "PULL_FACTORS" (the job averages, every rank computes its answer).
+            process_group: Of torch.distributed; None: DDP's, or the default one.
+            fold_bias: Make a bias the last column of its weight; False: leave it to the optimizer.
+            skip: Regular expressions; modules whose whole name matches one are left to the optimizer.
+            skip_types, min_dim, max_dim: So are modules of these classes, and longer sides outside the range.
+            layer_methods: Methods by regular expressions of whole layer names; the first match counts.
+            parameter_methods: Methods, whose answers are whole updates, by regular expressions of whole parameter
+                names: makes layers of further matrices (docs/pytorch.md).
+            embeddings: Such a method for embeddings and tied weights; "": the optimizer; None: the optimizer, but
+                without `method` soap for tied weights.
+            experts: Likewise for weights [experts, d_out, d_in]; None: `method`, if its answers are whole updates.
+            replace: End an existing session of this name, and begin again.
+            overlap: Send gradients during the backward pass: one backward pass a step outside no_sync(), no change of
+                gradients before step(), and DIRECT. DDP averages the other parameters by its only communication hook.
+            statistics: "": the method's default.
+            plane_device: CUDA device of this rank for data_plane "COLLECTIVE" by NCCL; None: the model's, or 0.
 
         Raises:
-            UnavailableError: no server answers at the address.
+            UnavailableError: No server answers at the address.
             FailedPreconditionError: SPEC_MISMATCH: the session's name is taken, or the model or an option has changed.
-            UnimplementedError: a model in parts but by fully_shard (FSDP1, tensor parallelism, DataParallel).
-            InvalidArgumentError: an option, or a model without any layer.
+            UnimplementedError: The model is divided, and not by fully_shard (FSDP1, tensor parallelism, DataParallel).
+            InvalidArgumentError: An option is invalid, a pattern matches nothing, or the model has no layer.
         """
         if is_compiled(model) and not SUPPORTED:
             raise UnimplementedError(f"model: is compiled: needs torch 2.4 or later, got {torch.__version__}", "UNIMPLEMENTED")
@@ -182,17 +183,17 @@ class Preconditioner:
         self._address, self._security = address, security
         self._step = 0
         self._pairs: Dict[int, Pair] = {}
-        self._wanted: FrozenSet[int] = frozenset()  # places that this step takes statistics of
-        self._holding = 0  # contexts of no_sync that are entered
-        self._arrived: Set[int] = set()  # overlap: parameters whose gradient is there
+        self._wanted: FrozenSet[int] = frozenset()  # layers of which this step takes statistics
+        self._holding = 0  # number of active no_sync() contexts
+        self._arrived: Set[int] = set()  # overlap: ids of parameters that have their gradient
         self._handles: List[Any] = []
         self._taps: List[Tap] = []
         self._switch = Switch()
-        self._tapped = False  # compiled code has been seen
-        self._missed: Optional[PrecondorError] = None  # of this step
-        self._made = False  # a step, since the attached optimizer's last
-        self._unwatched = 0  # contexts of unwatched that are entered
-        self._warned: Set[int] = set()  # places of layers
+        self._tapped = False  # whether compiled code has called a hook
+        self._missed: Optional[PrecondorError] = None  # error of this step
+        self._made = False  # whether step() was called since the attached optimizer's last step
+        self._unwatched = 0  # number of active unwatched() contexts
+        self._warned: Set[int] = set()  # indexes of layers
         self._last: Dict[str, float] = {}
         self._closed = False
         self._client: Client = self._group.check(
@@ -210,16 +211,16 @@ class Preconditioner:
         self._guarded = guard_hooks()
         _open.add(self)
 
-    # --- what it is -----------------------------------------------------------------------------------------------------
+    # --- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def layers(self) -> Tuple[Layer, ...]:
-        """In the session's order."""
+        """The layers, in the session's order."""
         return tuple(self._spec.layers)
 
     @property
     def left(self) -> Dict[str, str]:
-        """By name of a parameter that is left to the optimizer, why."""
+        """Reasons why parameters are left to the optimizer, by parameter name."""
         return dict(self._left)
 
     @property
@@ -229,59 +230,60 @@ class Preconditioner:
 
     @property
     def step_number(self) -> int:
-        """Of the step that comes next, from 0."""
+        """Number of the next step, from 0."""
         return self._step
 
     @property
     def mode(self) -> str:
-        """"SECOND_ORDER" or "FIRST_ORDER", of the step that comes next."""
+        """Mode of the next step: "SECOND_ORDER" or "FIRST_ORDER"."""
         if self._worker is None:
             return "SECOND_ORDER"
         return self._worker.mode(self._step)
 
     @property
     def checkpoint_due(self) -> bool:
-        """True after a step() when a snapshot of the servers goes with a checkpoint that is saved after optimizer.step()."""
+        """True after a step() if a checkpoint saved after optimizer.step() matches a snapshot of the servers."""
         return self._snapshot_id() != 0
 
     def metrics(self) -> Dict[str, float]:
-        """Flat numbers for a logger or a progress bar: step (finished ones), second_order (1 or 0, of the next), of the last
-        step preconditioned, identity, skipped (layers) and step_seconds, and Worker.metrics()' bytes and reconnects."""
+        """Returns numbers for a logger or a progress bar: step (finished steps), second_order (1 or 0, next step),
+        Worker.metrics(), and of the last step step_seconds and the numbers of layers preconditioned, identity and
+        skipped."""
         traffic = {} if self._worker is None else self._worker.metrics()
         return {"step": self._step, "second_order": float(self.mode == "SECOND_ORDER"), **self._last, **traffic}
 
     def device_plane(self) -> Dict[str, Any]:
-        """How many gradients stayed on their CUDA device ("in_ring") or were copied from it by the client ("over_socket"), and
-        the "reason" why the last one that did not stay went through the host (docs/cuda.md)."""
+        """Returns how many gradients stayed on their CUDA device ("in_ring") or were copied from it by the client
+        ("over_socket"), and the "reason" why the last one that did not stay went through the host (docs/cuda.md)."""
         return {"in_ring": 0, "over_socket": 0, "reason": ""} if self._exchange is None else self._exchange.device_plane()
 
     def data_plane_status(self) -> str:
-        """Empty while gradients go the way of data_plane, or wait for it; otherwise why they go over gRPC until the job's
-        next epoch (docs/collective.md). metrics() has what communicators have carried."""
+        """Returns "" while gradients travel as data_plane says, or wait to do so; otherwise the reason why they go over
+        gRPC until the job's next epoch (docs/collective.md)."""
         return "" if self._worker is None else self._worker.data_plane_status()
 
     # --- a step -----------------------------------------------------------------------------------------------------------
 
     def step(self, loss: Union[float, torch.Tensor, None] = None, *, samples: int = 1,
              learning_rate: Optional[float] = None, scaler: Optional[Any] = None) -> StepResult:
-        """Puts the preconditioned gradient in the place of every layer's. Once an optimizer step, on every rank.
+        """Replaces each layer's gradient by the preconditioned one. Call it on every rank, once for each step.
 
-        Call it after the last backward pass and before optimizer.step(). A layer without a usable gradient on some rank
-        (unused, infinite) has .grad None afterwards, and so do all of the optimizer in a skipped step: optimizers leave them.
+        Call it after the last backward pass and before optimizer.step(). It sets .grad to None for a layer without a
+        usable gradient on some rank (unused, infinite), and in a skipped step for all parameters of the optimizer,
+        which then leaves them. The next step() raises an error of this step's report.
 
         Args:
-            loss: a number, or a tensor of one; reported for metrics and the fallback. None: not known.
-            samples: the weight of this rank's loss and, but with DDP, of its gradients, where batches differ in size.
+            loss: A number, or a tensor with one; reported for metrics and the fallback. None: unknown.
+            samples: Weight of this rank's loss and, except with DDP, of its gradients, if batches differ in size.
             learning_rate: None: that of the optimizer's first group.
-            scaler: AMP's GradScaler, of a model whose layers are all the optimizer's. Gradients are unscaled here, or,
-                but with a plain model on several ranks, have been by scaler.unscale_(optimizer).
+            scaler: AMP's GradScaler, for an optimizer that has all layers. step() unscales the gradients unless
+                scaler.unscale_(optimizer) was called, which a plain model on several ranks does not permit.
 
         Raises:
-            DeadlineExceededError: the servers were gone for longer than the timeouts.
-            AbortedError: the job rolled back, or another rank failed. After an error begin again from a checkpoint.
-            FailedPreconditionError: a layer's parameter has been replaced in the model.
-            DataLossError: in REPLAY and PULL_FACTORS, when the ranks' factors are no longer the same.
-            A step is reported beside the next one, which raises its error.
+            DeadlineExceededError: The servers were unreachable for longer than the time-outs.
+            AbortedError: The job rolled back, or another rank failed. After an error begin again from a checkpoint.
+            FailedPreconditionError: A layer's parameter has been replaced in the model.
+            DataLossError: In REPLAY and PULL_FACTORS: the ranks' factors differ.
         """
         began = time.monotonic()
         loss, samples = number_of(loss), count_of(samples)
@@ -319,26 +321,27 @@ class Preconditioner:
         return result
 
     def param_groups(self, weight_decay: float = 0.01) -> List[Dict[str, Any]]:
-        """Of the model's parameters, for BaseOptimizer: layers of methods whose answers are whole updates (docs/methods), apart
-        from all others; matrices with weight decay, biases and other vectors without."""
+        """Returns parameter groups for BaseOptimizer. Layers whose method's answers are whole updates (docs/methods)
+        have their own groups. Matrices have weight decay; biases and other vectors have none."""
         self._recipe.needs_optimizer = False
         whole = {parameter for slot in self._slots if traits_of(self._methods[slot.place]).whole_updates
                  for parameter in slot.matrix.parameters()}
         return _optimizer.groups_of(self._model, whole, weight_decay, self._recipe.embedding_scale)
 
     def make_optimizer(self, lr: float, *, weight_decay: float = 0.01, **options: Any) -> _optimizer.BaseOptimizer:
-        """BaseOptimizer of param_groups(), AdamW where no answer is a whole update; options: betas, eps. Its rate is reported."""
+        """Returns a BaseOptimizer of param_groups(), whose rate step() then uses. Options: betas, eps."""
         options = self._recipe.optimizer_options(options)
         self._optimizer = _optimizer.BaseOptimizer(self.param_groups(weight_decay), lr, **options)
         return self._optimizer
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """From now on optimizer.step() begins with step(), unless one has been made since the last: the loop needs no line for
-        it. The loss is reported where optimizer.step(closure) gives it. With a GradScaler, or to report the loss, call
-        step(loss, scaler=scaler) yourself.
+        """Makes optimizer.step() call step() first, unless it was called since the last one. Only
+        optimizer.step(closure) reports the loss. With a GradScaler, or to report the loss, call step(loss,
+        scaler=scaler) yourself.
 
         Raises:
-            UnimplementedError: torch before 2.0. InvalidArgumentError: LBFGS, or an optimizer that does not train every layer.
+            UnimplementedError: torch before 2.0.
+            InvalidArgumentError: LBFGS, or an optimizer that does not train every layer.
         """
         def before(loss: Any) -> None:
             if not self._made:
@@ -352,8 +355,8 @@ class Preconditioner:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Round every backward pass of a step but the last, with `overlap`, DDP, whose no_sync it enters, or fully_shard, whose
-        set_requires_gradient_sync it calls."""
+        """Context for every backward pass of a step except the last, with `overlap`, DDP (it enters DDP's no_sync) or
+        fully_shard (it calls set_requires_gradient_sync)."""
         outer = original(self._outer)
         with contextlib.ExitStack() as stack:
             if self._ddp:
@@ -368,8 +371,8 @@ class Preconditioner:
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Around passes that are not the step's: torch.autograd.grad of a penalty or an attack, losses that only measure.
-        Neither a forward nor a backward pass in it counts in the statistics."""
+        """Context for passes that are not part of the step: torch.autograd.grad of a penalty or an attack, and losses
+        that are only measured. Its forward and backward passes do not count in the statistics."""
         self._unwatched += 1
         on, self._switch.on = self._switch.on, False
         try:
@@ -379,11 +382,11 @@ class Preconditioner:
             self._switch.on = on
 
     def discard(self) -> None:
-        """Forgets the statistics of the backward passes since the last step, of a batch that is given up or tried again. The
-        gradients are the caller's to zero.
+        """Drops the statistics of the backward passes since the last step, for a batch that is given up or tried again.
+        The caller zeroes the gradients.
 
         Raises:
-            FailedPreconditionError: with overlap, when gradients have left already.
+            FailedPreconditionError: With overlap, if gradients have been sent already.
         """
         if self._exchange is not None and self._exchange.any_sent():
             raise FailedPreconditionError(f"discard: gradients of step {self._step} have left", "FAILED_PRECONDITION",
@@ -393,31 +396,31 @@ class Preconditioner:
     # --- checkpoints and the end --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> Dict[str, Any]:
-        """What load_state_dict needs: the step, and the number of the servers' snapshot where checkpoint_due.
+        """Returns the state for load_state_dict: the step, and the number of the servers' snapshot if checkpoint_due.
 
-        Small, and the same on every rank. Take it after optimizer.step() and before the next forward pass, and save the
-        model's and the optimizer's beside it. Waits until the servers have all that was sent, so that a job killed at any
-        instant can begin with it.
+        It is small, and equal on every rank. Call it after optimizer.step() and before the next forward pass, and save
+        it with the model's and the optimizer's state. Waits until the servers have acknowledged everything, so that a
+        job that is killed at any instant can resume.
         """
         self._flush()
         return make_state(self._spec, self._step, self._snapshot_id())
 
     def load_state_dict(self, state: Mapping[str, Any], *, snapshot_paths: Sequence[str] = (), exact: bool = True,
                         precondorctl: str = "precondorctl") -> None:
-        """Joins at the step of a state_dict(). On every rank, before the first forward pass or step.
+        """Joins at the step of a state_dict(). Call it on every rank, before the first forward pass or step.
 
-        The servers' factors have to be those of that step. They are when the job has done no step since, or with
-        `snapshot_paths`.
+        The servers must have the factors of that step: the job has done no step since, or `snapshot_paths` is given.
 
         Args:
-            snapshot_paths: data directories of the shards, from which rank 0 restores the snapshot that goes with the state
-                first (`precondorctl snapshot restore`), for the ranks of this job. They must be copies, or of servers that do not run.
-            exact: False: go on with the factors that there are, of a later step or none.
-            precondorctl: the program.
+            state: From state_dict().
+            snapshot_paths: Data directories of the shards, copies or of stopped servers. Rank 0 first restores the
+                state's snapshot from them (`precondorctl snapshot restore`), for the ranks of this job.
+            exact: False: continue with the servers' factors, which may be of a later step or missing.
+            precondorctl: The program.
 
         Raises:
-            InvalidArgumentError: no state of this session's layers, or without a snapshot.
-            FailedPreconditionError: with `exact`, when the factors are not those of the step.
+            InvalidArgumentError: The state is of other layers, or has no snapshot.
+            FailedPreconditionError: With `exact`: the factors are not those of the step.
         """
         if self._worker is not None:
             raise FailedPreconditionError("load_state_dict: this rank has joined already", "FAILED_PRECONDITION",
@@ -428,7 +431,7 @@ class Preconditioner:
             self._group.check(lambda: self._group.rank == 0 and restore_snapshot(
                 state, snapshot_paths, self._address, self._security, precondorctl, self._group.size))
         elif self._is_new and step > 0 and exact:
-            # Otherwise the next attempt would find it, and take its factors for the run's.
+            # Otherwise the next attempt would find the session and use its factors.
             self._group.check(lambda: self._group.rank == 0 and self._session.close())
             raise FailedPreconditionError(
                 f"session {self._spec.name}: the servers have no factors of it", "FAILED_PRECONDITION", "UNSPECIFIED",
@@ -444,9 +447,8 @@ class Preconditioner:
                 "exact=False")
 
     def close(self, *, end_session: bool = False) -> None:
-        """Takes the hooks out and ends the connection. The session stays, to go on with from a checkpoint, unless
-        end_session, which all ranks give: then the servers forget its factors once every rank is here. The first call
-        counts."""
+        """Removes the hooks and disconnects; later calls do nothing. The session stays, to resume from a checkpoint.
+        With end_session, given by all ranks, the servers free its factors once every rank has called close()."""
         if self._closed:
             return
         self._closed = True
@@ -465,7 +467,7 @@ class Preconditioner:
                     self._session.close()
         finally:
             self._leave()
-            if self._is_local and self._group.size == 1:  # no other process uses it
+            if self._is_local and self._group.size == 1:  # no other process uses the session
                 with contextlib.suppress(PrecondorError):
                     self._session.close()
             self._client.close()
@@ -476,7 +478,7 @@ class Preconditioner:
     def __exit__(self, kind: Any, *unused: object) -> None:
         self.close(end_session=kind is None)
 
-    # --- the inside ---------------------------------------------------------------------------------------------------------
+    # --- implementation -----------------------------------------------------------------------------------------------
 
     def _watch(self, chosen: _layers.Chosen) -> None:
         slots: Dict[_layers.Matrix, List[Slot]] = {}
@@ -501,7 +503,7 @@ class Preconditioner:
     def _join(self, first_step: int = 0, resumes: bool = False) -> None:
         if self._worker is not None:
             return
-        if self._shards is None:  # which has others while a forward pass is made
+        if self._shards is None:  # fully_shard replaces parameters during a forward pass
             _layers.check_present(self._model, (slot.matrix for slot in self._slots))
         if not self._is_new and not resumes:
             raise from_status(
@@ -509,14 +511,14 @@ class Preconditioner:
                 f"session {self._spec.name} is there already, with factors of another run. Load that run's checkpoint "
                 f"(load_state_dict), choose another name, or begin anew with replace=True")
         self._worker = self._session.join(self._group.rank, first_step)
-        # DDP writes its buckets back to the gradients at the end of the backward pass, when answers may have come.
+        # DDP writes its buckets to the gradients at the end of the backward pass, when answers may have arrived.
         self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, shards=self._shards)
         self._reporter = Reporter(self._worker)
         self._begin(first_step)
 
     def _begin(self, step: int) -> None:
         if self._reporter is not None:
-            self._reporter.directive_for(step)  # or ranks could follow directives of several ages, and have other graphs
+            self._reporter.directive_for(step)  # otherwise ranks' directives, and graphs, could differ
         self._guarded = self._guarded or guard_hooks()
         self._step = step
         self._pairs = {}
@@ -535,15 +537,15 @@ class Preconditioner:
         self._on_call(slots, inputs[0], output)
 
     def _on_call(self, slots: Sequence[Slot], x: torch.Tensor, output: torch.Tensor, around: Tuple[int, int] = (0, 0)) -> None:
-        """A call with the weight, or with its rows but for some before and behind them."""
+        """Records a call with the weight, or with its rows except `around[0]` before and `around[1]` behind them."""
         if not self._wants(slots):
             return
-        # Under autocast the layer itself works on a copy in its own type, and its input may be written over.
+        # Under autocast the layer computes with a copy in its own type, and its input may be overwritten.
         step, x = self._step, x.detach().to(output.dtype)
         version, inputs = x._version, [x]
 
         def on_backward(unused: Any, grads: Tuple[Optional[torch.Tensor], ...]) -> None:
-            if not inputs or self._unwatched:  # a graph that is kept counts once
+            if not inputs or self._unwatched:  # a graph that is kept for a second pass counts once
                 return
             x = inputs.pop()
             if x._version == version:
@@ -552,11 +554,11 @@ class Preconditioner:
                 self._warn(slots[0], "the input of its module was written over before the backward pass; no statistics of "
                                      "such calls")
 
-        # On the node and not the tensor: an operation in place after the module leaves the node as it is.
+        # Registered on the node, which an operation in place after the module leaves as it is, and not on the tensor.
         output.grad_fn.register_hook(on_backward)
 
     def _wants(self, slots: Sequence[Slot]) -> bool:
-        """Whether the passes that are being made count in statistics of these layers."""
+        """Returns whether current passes count in the statistics of these layers."""
         if self._unwatched or self._closed:
             return False
         self._join()
@@ -564,7 +566,7 @@ class Preconditioner:
         return slots[0].place in self._wanted
 
     def _on_tap(self, slots: Sequence[Slot], x: torch.Tensor, grad: torch.Tensor) -> None:
-        """A backward pass of a call in a compiled graph."""
+        """Handles the backward pass of a call in a compiled graph."""
         self._tapped = True
         if self._wants(slots):
             self._on_backward(self._step, slots, x, grad, (0, 0))
@@ -575,10 +577,10 @@ class Preconditioner:
         if grad is None or grad.numel() == 0 or step != self._step or self._worker is None:
             return
         if any(around):
-            grad = nn.functional.pad(grad, around)  # nothing comes from outputs that are not made
+            grad = nn.functional.pad(grad, around)  # outputs that were not computed have no gradient
         matrix = slots[0].matrix
         samples = matrix.samples(grad)
-        with torch.autocast(grad.device.type, enabled=False):  # a backward pass may be in it
+        with torch.autocast(grad.device.type, enabled=False):  # a backward pass may run under autocast
             rows = list(matrix.rows(x, grad))
             if not rows:
                 self._warn(slots[0], f"its module made {list(grad.shape)} of {list(x.shape)}, which is not its product; no "
@@ -609,7 +611,7 @@ class Preconditioner:
         self._exchange.send(self._step, slot, pair, finite=finite, loss_scale=loss_scale, samples=samples)
 
     def _receive(self) -> Dict[int, Answer]:
-        """The step's answers, for which others wait too; at a statistic step every rank raises what one of them missed."""
+        """Returns the step's answers. At a statistic step all ranks raise an error that one of them found (_miss)."""
         def receive() -> Dict[int, Answer]:
             answers = self._exchange.receive(self._step)
             if self._missed is not None:
@@ -619,7 +621,7 @@ class Preconditioner:
         return self._group.check(receive) if self._wanted else receive()
 
     def _miss(self, slot: Slot) -> None:
-        """Warns of a layer that has a gradient and was not called; an error where a graph may have lost the call."""
+        """Warns of a layer with a gradient but no call. If compiled code may have lost the call, stores an error."""
         if slot.place in self._warned or not slot.matrix.has_gradient() or \
                 not bool(_shards.local(slot.matrix.weight.grad).any()):
             return
@@ -635,13 +637,13 @@ class Preconditioner:
                          "module, skip= leaves it out")
 
     def _warn(self, slot: Slot, what: str) -> None:
-        """Once of a layer: the first reason mostly explains the others."""
+        """Warns once for each layer, because the first reason usually explains the others."""
         if slot.place not in self._warned:
             self._warned.add(slot.place)
             warnings.warn(f"layer {slot.layer.name}: {what}")
 
     def _average(self, samples: int) -> None:
-        """What neither DDP nor the server averages."""
+        """Averages the gradients that neither DDP nor the server averages."""
         if not self._averages:
             return
         by_server = {id(parameter) for slot in self._slots for parameter in slot.matrix.parameters()
@@ -668,7 +670,7 @@ class Preconditioner:
                 continue
             if factor != 1.0:
                 value.mul_(factor)
-            if not slot.matrix.has_gradient():  # this rank has none, and got the others'
+            if not slot.matrix.has_gradient():  # the answer is for the gradients of other ranks
                 continue
             if value is slot.buffer:
                 slot.matrix.store(slot.group, slot.parts)
@@ -684,7 +686,7 @@ class Preconditioner:
         self._worker = None
 
     def _snapshot_id(self) -> int:
-        """Of the servers' snapshot as of the step that comes next; 0: none."""
+        """Number of the servers' snapshot for the next step; 0 means none."""
         directive = None if self._worker is None else self._reporter.directive_for(self._step)
         return directive.snapshot_id if directive is not None and 0 < directive.snapshot_at == self._step else 0
 
@@ -694,5 +696,5 @@ class Preconditioner:
         self._reporter.wait()
         try:
             self._worker.flush()
-        except InvalidArgumentError as error:  # it has counted as an abstention, and the job goes on
+        except InvalidArgumentError as error:  # it counted as an abstention, and the job continues
             warnings.warn(f"the server refused statistics: {error.message}")
