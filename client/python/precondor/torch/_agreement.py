@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the ranks of a job in REPLAY or PULL_FACTORS, which have the factors themselves, still have the same."""
+"""Compares the factors of a job's ranks in REPLAY and PULL_FACTORS, where every rank has its own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .._errors import AbortedError, DataLossError
 from .._session import Layer
 from ._group import Group
 
-_MOST_TURNS = 16  # reading factors costs about what an update does
+_MOST_TURNS = 16  # reading factors takes about as long as an update
 
 
 class Agreement:
-    """Compares a part of the layers at every inv_freq-th step, and so all of them in at most 16 such steps."""
+    """Compares a part of the layers at every inv_freq-th step, and so all layers within at most 16 of these steps."""
 
     def __init__(self, worker: Worker, group: Group, layers: Sequence[Layer]) -> None:
         self._worker = worker
@@ -23,17 +23,17 @@ class Agreement:
         self._turns = min(_MOST_TURNS, len(layers))
 
     def check(self, step: int, failed: bool) -> None:
-        """At the end of each step, on every rank, also on one that has failed in it.
+        """Compares factors. Call it at the end of each step, on every rank, also on one that failed in the step.
 
         Raises:
-            DataLossError: on every rank, when a layer's factors are not the same on all.
-            AbortedError: another rank has failed.
+            DataLossError: On every rank, if a layer's factors are not equal on all ranks.
+            AbortedError: Another rank has failed.
         """
         turn, rest = divmod(step, self._worker.spec.inv_freq)
         if rest != 0:
             return
         places = range(turn % self._turns, len(self._layers), self._turns)
-        # 62 bits: the greatest is taken of each and of its negative.
+        # 62 bits, because range_of takes the maximum of each value and of its negative.
         own = [0 if failed else self._worker.factors_checksum(place) >> 2 for place in places]
         least, most = self._group.range_of([int(failed), *own])
         if failed:

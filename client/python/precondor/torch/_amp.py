@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step does with AMP's GradScaler."""
+"""The part of a step that uses AMP's GradScaler."""
 
 from __future__ import annotations
 
@@ -14,14 +14,28 @@ from ._group import Group
 
 
 def optimized(optimizer: torch.optim.Optimizer) -> Set[nn.Parameter]:
-    """What it trains."""
+    """Returns the parameters that the optimizer trains."""
     return {parameter for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def unscale(scaler: Optional[Any], optimizer: Optional[torch.optim.Optimizer], slots: Sequence[Slot], group: Group,
             averages: bool, sharded: bool) -> Tuple[float, bool]:
-    """The loss scale that statistics still have, and whether all gradients of all ranks are finite. averages: step() does, and
-    not DDP; sharded: under fully_shard."""
+    """Unscales the gradients. Returns the loss scale that statistics still have, and whether all gradients of all ranks
+    are finite.
+
+    Args:
+        scaler: AMP's GradScaler, or None.
+        optimizer: The optimizer whose gradients are unscaled.
+        slots: The session's layers.
+        group: The job's ranks.
+        averages: step() averages the gradients, and not DDP.
+        sharded: The model is under fully_shard.
+
+    Raises:
+        UnimplementedError: A scaler under fully_shard.
+        InvalidArgumentError: No optimizer, an optimizer without all layers, or unscale_ was called although step()
+            averages.
+    """
     if scaler is None or not scaler.is_enabled():
         return 1.0, True
     if sharded:
@@ -41,7 +55,7 @@ def unscale(scaler: Optional[Any], optimizer: Optional[torch.optim.Optimizer], s
     if averages:
         finite = group.all(finite)
     if not finite and gradients:
-        gradients[0].fill_(float("inf"))  # or this rank's scaler would not hear of another's overflow
+        gradients[0].fill_(float("inf"))  # otherwise this rank's scaler would not detect another rank's overflow
     loss_scale = scaler.get_scale()
     try:
         scaler.unscale_(optimizer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint has of a preconditioner, and the servers' side of it."""
+"""A preconditioner's part of a checkpoint, and the restoring of snapshots by the servers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FORMAT = 1
 
 
 def make_state(spec: SessionSpec, step: int, snapshot_id: int) -> Dict[str, Any]:
-    """snapshot_id: 0 for none. Plain values alone."""
+    """Returns a state of plain values. A snapshot_id of 0 means none."""
     return {"format": _FORMAT, "session": spec.name, "step": step, "snapshot_id": snapshot_id,
             "layers": [dataclasses.astuple(layer) for layer in spec.layers], "methods": methods_of(spec)}
 
 
 def check_state(state: Mapping[str, Any], spec: SessionSpec) -> None:
-    """InvalidArgumentError unless it is one of this session."""
+    """Raises InvalidArgumentError unless the state is one of this session."""
     if state.get("format") != _FORMAT:
         raise InvalidArgumentError(f"state: expected one of state_dict, of format {_FORMAT}, got format {state.get('format')}",
                                    "INVALID_ARGUMENT")
@@ -41,8 +41,13 @@ def check_state(state: Mapping[str, Any], spec: SessionSpec) -> None:
 
 def restore_snapshot(state: Mapping[str, Any], paths: Sequence[str], address: str, security: Security, precondorctl: str,
                      world_size: int) -> None:
-    """Has the servers take the snapshot that goes with the state from copies of its files, for a job of so many ranks. Servers that know
-    roles ask for an operator's."""
+    """Makes the servers restore the state's snapshot from copies of its files, for a job of `world_size` ranks. Servers
+    with an access file require the role of an operator.
+
+    Raises:
+        InvalidArgumentError: The state has no snapshot, or precondorctl cannot be run.
+        FailedPreconditionError: precondorctl failed; the message has its error output.
+    """
     if not state["snapshot_id"]:
         raise InvalidArgumentError(f"state: no snapshot goes with step {state['step']}", "INVALID_ARGUMENT", "UNSPECIFIED",
                                    "Save checkpoints when checkpoint_due")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of models under torch.compile, from torch 2.4 on.
 
-What a hook does in Python is lost or breaks the graph where a module is traced. There it puts a tap into the graph instead: a
-function that gives the module's output on, and whose backward pass hands the input and the output's gradient to Python.
+Where a module is traced, Python code of a hook is lost or breaks the graph. There the hook adds a tap to the graph
+instead: a function that returns the module's output, and whose backward pass calls Python with the input and the
+output's gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ._hooks import Hook, is_tracing
 
 SUPPORTED = hasattr(torch.library, "custom_op")
 
-# Told of a call in a compiled graph: the input and the output's gradient.
+# Receives a call in a compiled graph: the input and the output's gradient.
 Tell = Callable[[torch.Tensor, torch.Tensor], None]
 
 _keys = itertools.count()
@@ -27,16 +28,16 @@ _hooks: "weakref.WeakValueDictionary[int, TappedHook]" = weakref.WeakValueDictio
 
 
 class Switch:
-    """Whether a forward pass that begins now is to have taps. Compiled code is guarded by it, and so there are two graphs: one
-    without taps for the other steps."""
+    """Whether forward passes that begin now get taps. Compiled code is guarded by it, so that steps without statistics
+    have a graph without taps."""
 
     def __init__(self) -> None:
         self.on = True
 
 
 if SUPPORTED:
-    # With an output that the leaf's gradient needs, so that the graph keeps the call. The key is a tensor, whose value is not
-    # guarded: blocks that are compiled one by one share their graphs.
+    # The leaf's gradient needs the output, so that the graph keeps the call. The key is a tensor, whose value is not
+    # guarded, so that blocks that are compiled separately share their graphs.
     @torch.library.custom_op("precondor::tap", mutates_args=())
     def _tell(x: torch.Tensor, grad: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         hook = _hooks.get(int(key))
@@ -64,7 +65,7 @@ class _Tap(torch.autograd.Function):
 
 
 class TappedHook(Hook):
-    """A layer's forward hook: `call` where Python calls the module, a tap where it is traced."""
+    """A layer's forward hook: runs `call` if Python calls the module, and adds a tap if the module is traced."""
 
     def __init__(self, call: Callable[..., Any], tell: Tell, switch: Switch) -> None:
         super().__init__(call)
@@ -85,16 +86,18 @@ class TappedHook(Hook):
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether it, or a part of it, is."""
+    """Returns whether the model, or a part of it, is compiled."""
     return any(hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
                for module in model.modules())
 
 
 def guard_hooks() -> bool:
-    """Has compiled code look at modules' hooks, in the whole process; False as long as torch has not imported its compiler.
+    """Makes compiled code check for modules' hooks, in the whole process. Returns False if torch has not imported its
+    compiler yet.
 
-    By default it does not: a graph of the model, or of another of its class, that was made before the hooks would go on being
-    used. The first time, what is compiled so far is forgotten, for it was made without looking.
+    By default compiled code does not check: a graph of the model, or of another model of its class, that was compiled
+    before the hooks would stay in use. The first call discards the graphs compiled so far, because they do not check
+    either.
     """
     if not SUPPORTED or "torch._dynamo" not in sys.modules:
         return not SUPPORTED
@@ -105,5 +108,5 @@ def guard_hooks() -> bool:
 
 
 def original(model: nn.Module) -> nn.Module:
-    """What torch.compile has wrapped."""
+    """Returns the model that torch.compile has wrapped, or the model itself."""
     return getattr(model, "_orig_mod", model)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters of a model are layers of a session, and how their rows and gradients become matrices."""
+"""Chooses which parameters of a model are layers of a session, and converts their rows and gradients to matrices."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from .._errors import FailedPreconditionError, InvalidArgumentError, Unimplement
 from .._layer_methods import as_method, by_pattern, compile_pattern, expect_whole_updates
 from .._session import Layer, LayerMethod, Method
 
-# (rows of the input, without the 1 of a bias; rows of the output's gradient), both [n, d]; of one group.
+# (rows of the input without the 1 of a bias, rows of the output's gradient), both [n, d], of one group.
 Rows = Tuple[torch.Tensor, torch.Tensor]
 
 
 def has_gradient(parameter: nn.Parameter) -> bool:
-    """Whether the last backward pass reached it; one frozen since then may still have an old one."""
+    """Returns whether the parameter has a gradient. A frozen parameter may still have an old one, which does not
+    count."""
     return parameter.requires_grad and parameter.grad is not None
 
 
 class Matrix:
-    """A module's weight, with its bias where that is folded in, as one layer; of a convolution with groups, as many.
+    """A module's weight, with its bias if that is folded in, as one layer, or as one layer for each group of a
+    convolution.
 
-    d_out, d_in: of a layer. has_lookups: rows of an embedding or an expert, of which a step changes only those that have a gradient.
+    Attributes:
+        d_out, d_in: Sides of one layer.
+        has_lookups: The rows are those of an embedding or an expert: a step changes only rows that have a gradient.
     """
 
     has_lookups = False
@@ -49,33 +53,33 @@ class Matrix:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     def rows(self, x: torch.Tensor, grad: torch.Tensor) -> Iterator[Rows]:
-        """Of each group; x: what the module got; grad: the gradient of what it gave. Nothing where the shapes are no
-        product with the weight."""
+        """Yields the rows of each group from the module's input `x` and the gradient `grad` of its output. Yields
+        nothing if their shapes are not those of a product with the weight."""
         if x.shape == (*grad.shape[:-1], self.weight.shape[1]) and grad.shape[-1] == self.d_out:
             yield x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
 
     def samples(self, grad: torch.Tensor) -> int:
-        """Over which the loss is a mean: every row is one."""
+        """Returns the number of samples over which the loss is a mean: every row is one."""
         return grad[..., 0].numel()
 
     def has_gradient(self) -> bool:
         return has_gradient(self.weight)
 
     def in_place(self, group: int) -> Optional[torch.Tensor]:
-        """The gradient's own memory [d_out, d_in], where its form is that of an answer."""
+        """Returns the gradient's own memory as [d_out, d_in], if it has the layout of an answer; otherwise None."""
         grad = self.weight.grad
         if self.bias is not None or grad.dtype != torch.float32 or not grad.is_contiguous():
             return None
         return self._of_group(grad.detach(), group).view(self.d_out, self.d_in)
 
     def split(self, matrix: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """The parts of matrix [d_out, d_in] that are the weight's, in the weight's shape, and the bias'."""
+        """Returns the parts of matrix [d_out, d_in]: the weight's, in the weight's shape, and the bias'."""
         columns = self.d_in - (self.bias is not None)
         weight = matrix[:, :columns].view(self.d_out, *self.weight.shape[1:])
         return weight, None if self.bias is None else matrix[:, -1]
 
     def load(self, group: int, parts: Tuple[torch.Tensor, Optional[torch.Tensor]]) -> None:
-        """The gradient to f32 parts, of split()."""
+        """Copies the gradient to f32 parts from split()."""
         weight, bias = parts
         weight.copy_(self._of_group(self.weight.grad, group), non_blocking=True)
         if bias is not None and has_gradient(self.bias):
@@ -84,7 +88,7 @@ class Matrix:
             bias.zero_()
 
     def store(self, group: int, parts: Tuple[torch.Tensor, Optional[torch.Tensor]]) -> None:
-        """Parts to where the gradient came from."""
+        """Copies parts from split() to the gradient."""
         weight, bias = parts
         self._of_group(self.weight.grad, group).copy_(weight, non_blocking=True)
         if bias is not None and has_gradient(self.bias):
@@ -96,7 +100,7 @@ class Matrix:
 
 
 class Transposed(Matrix):
-    """A weight [d_in, d_out], or [d_in, d_out / kernel, kernel], which multiplies rows from the right."""
+    """A weight [d_in, d_out], or [d_in, d_out / kernel, kernel], by which rows are multiplied: x weight."""
 
     def __init__(self, name: str, weight: nn.Parameter, bias: Optional[nn.Parameter], groups: int = 1) -> None:
         super().__init__(name, weight, bias, groups)
@@ -121,8 +125,10 @@ class Transposed(Matrix):
 
 
 class Experts(Matrix):
-    """A weight [experts, d_out, d_in], or the transposed ones: a layer for each expert. One that a step sends no row to has no
-    gradient there, and stays as it is."""
+    """A weight [experts, d_out, d_in], or with the last two sides exchanged: one layer for each expert.
+
+    An expert without a row in a step has no gradient in that step, and stays as it is.
+    """
 
     has_lookups = True
 
@@ -138,7 +144,8 @@ class Experts(Matrix):
 
 
 def _patches(x: torch.Tensor, kernel: Sequence[int], dilation: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """Of x [batch, channels, ...]: a row for each place of the kernel, place after place, its columns as in a weight's row."""
+    """Returns one row of x [batch, channels, ...] for each position of the kernel, in the order of positions. Columns
+    are in the order of a weight's row."""
     if len(kernel) < 3:
         if len(kernel) == 1:
             x = x[:, :, None]
@@ -153,12 +160,12 @@ def _patches(x: torch.Tensor, kernel: Sequence[int], dilation: Sequence[int], st
 
 
 def _pixels(x: torch.Tensor) -> torch.Tensor:
-    """Of x [batch, channels, ...]: a row for each place."""
+    """Returns one row of x [batch, channels, ...] for each position."""
     return x.movedim(1, -1).reshape(-1, x.shape[1])
 
 
 class Convolution(Matrix):
-    """Conv1d, Conv2d and Conv3d: a row is a patch, as in precondor/convolution.h, whose layout is torch's unfold."""
+    """Conv1d, Conv2d and Conv3d. A row is a patch, as in precondor/convolution.h, with the layout of torch's unfold."""
 
     def __init__(self, name: str, module: nn.Module, bias: Optional[nn.Parameter]) -> None:
         super().__init__(name, module.weight, bias, module.groups)
@@ -183,10 +190,11 @@ class Convolution(Matrix):
         return (value,) * self._axes if isinstance(value, int) else tuple(value)
 
     def _padding(self) -> Sequence[int]:
-        """Of the module as it is now, for torch's pad: before and behind the last axis, and on to the first."""
+        """Returns the module's current padding for torch's pad: before and behind the last axis, and so on to the
+        first."""
         padding = self._module.padding
         if self._module.padding_mode != "zeros":
-            return self._module._reversed_padding_repeated_twice  # the module's own forward pass reads nothing else
+            return self._module._reversed_padding_repeated_twice  # the module's forward pass reads only this
         if padding == "same":
             rims = [d * (k - 1) for d, k in zip(self._along(self._module.dilation), self._kernel)]
             return [one for rim in reversed(rims) for one in (rim // 2, rim - rim // 2)]
@@ -197,8 +205,8 @@ class Convolution(Matrix):
 
 
 class TransposedConvolution(Transposed):
-    """ConvTranspose1d, 2d and 3d: x's places are the rows, and the places of the output's gradient that each of them reaches.
-    The bias is no column of the weight."""
+    """ConvTranspose1d, 2d and 3d. Rows are the positions of x, and for each the positions of the output's gradient that
+    it reaches. The bias is no column of the weight."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module.weight, None, module.groups)
@@ -212,7 +220,7 @@ class TransposedConvolution(Transposed):
                 grad.shape[:2] != (len(x), self.weight.shape[1] * self.groups):
             return
         reach = [(size - 1) * s + d * (k - 1) + 1 for size, k, d, s in zip(x.shape[2:], kernel, module.dilation, module.stride)]
-        # What lies behind comes of output_padding, and was reached by nothing.
+        # Positions beyond `reach` belong to output_padding, and no input reaches them.
         rims = [one for size, p, end in reversed(list(zip(grad.shape[2:], module.padding, reach)))
                 for one in (p, end - p - size)]
         patches = _patches(nn.functional.pad(grad.to(torch.float32), rims), kernel, module.dilation, module.stride)
@@ -224,10 +232,18 @@ class TransposedConvolution(Transposed):
 
 @dataclasses.dataclass
 class Chosen:
-    """matrices: in the session's order, with the module whose calls are watched, None where that is an attention or none.
-    attentions: with the matrices that they use. left: why each other parameter is left to the optimizer. by_gradient: by name
-    of a layer by its gradient alone, its method. convolutions: names of those layers. ends: of linear layers
-    that are not hidden: with an output for each row of an embedding, or first or last of a model that has no embedding."""
+    """The result of choose().
+
+    Attributes:
+        matrices: In the session's order, each with the module whose calls are observed; None for an attention's
+            projection and for a layer by its gradients alone.
+        attentions: Attentions with the matrices that they use.
+        left: Reasons why the other parameters are left to the optimizer, by name.
+        by_gradient: Methods of layers by their gradients alone, by layer name.
+        convolutions: Names of layers that are convolutions.
+        ends: Names of linear layers that are not hidden: with an output for each row of an embedding, or first or last
+            of a model without embeddings.
+    """
 
     matrices: List[Tuple[Optional[nn.Module], Matrix]]
     attentions: Dict[nn.MultiheadAttention, List[Matrix]]
@@ -239,9 +255,18 @@ class Chosen:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """skip: regular expressions of whole module names; skip_types: a class or several; of a layer's longer side.
-    parameter_methods: by regular expression of whole names of parameters that are no layer. embeddings: the method of weights that
-    embeddings alone have; tied: of those that another module has too; experts: of stacks of experts. None: they are no layers."""
+    """The user's choice of layers.
+
+    Attributes:
+        skip: Regular expressions of whole module names.
+        skip_types: A class or several.
+        min_dim, max_dim: Range of a layer's longer side.
+        fold_bias: Make biases columns of their weights.
+        parameter_methods: Methods by regular expressions of whole names of parameters that are no layers.
+        embeddings: Method of weights that only embeddings have; None: they are no layers.
+        tied: Method of weights that embeddings share with another module; None: they are no layers.
+        experts: Method of stacks of experts; None: they are no layers.
+    """
 
     skip: Sequence[str]
     skip_types: Union[Type[nn.Module], Sequence[Type[nn.Module]]]
@@ -267,7 +292,7 @@ class Choice:
                 expect_whole_updates(what, getattr(self, what))
 
     def of_module(self, name: str, module: nn.Module, weight: Optional[nn.Parameter]) -> str:
-        """Why a weight is left to the optimizer, "" if nothing speaks against it so far."""
+        """Returns why a weight is left to the optimizer, "" if its module gives no reason."""
         if any(re.fullmatch(pattern, name) for pattern in self.skip):
             return "skip"
         if isinstance(module, self.skip_types if isinstance(self.skip_types, type) else tuple(self.skip_types)):
@@ -279,7 +304,7 @@ class Choice:
         return "" if weight.requires_grad else "frozen"
 
     def of_size(self, matrix: Matrix) -> str:
-        """The same of a weight as a matrix."""
+        """Returns why a matrix is left to the optimizer, "" if its size gives no reason."""
         sides = sorted((matrix.d_out, matrix.d_in))
         if sides[0] < 2:
             return "a side of 1"
@@ -289,12 +314,13 @@ class Choice:
 
 
 def plain_name(name: str) -> str:
-    """A module's name without what compiling it and checkpointing it add."""
+    """Returns a module's name without the parts that compilation and checkpointing add."""
     return re.sub(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module)(?=\.|$)", "", name).lstrip(".")
 
 
 def refuse_unknown(model: nn.Module) -> None:
-    """UnimplementedError for models whose modules are not called, or not with the weights that they have."""
+    """Raises UnimplementedError for a model whose modules are not called, or are called with other weights than their
+    own, and InvalidArgumentError for a parameter without a shape."""
     for name, module in model.named_modules():
         for base in type(module).__mro__:
             if base.__name__ in ("FullyShardedDataParallel", "DataParallel"):
@@ -309,7 +335,7 @@ def refuse_unknown(model: nn.Module) -> None:
 
 
 def check_present(model: nn.Module, matrices: Iterable[Matrix]) -> None:
-    """FailedPreconditionError for a layer whose parameters are no longer the model's."""
+    """Raises FailedPreconditionError for a layer with a parameter that the model no longer has."""
     held = {id(parameter) for parameter in model.parameters()}
     for matrix in matrices:
         if any(id(parameter) not in held for parameter in matrix.parameters()):
@@ -324,21 +350,31 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
-# Of modules that users have registered: whether the weight multiplies from the right.
+# Classes that users have registered; the value is True for x weight and False for x weight'.
 _registered: Dict[Type[nn.Module], bool] = {}
 
 
 def register_layer(module_type: Type[nn.Module], *, transposed: bool = False) -> None:
-    """Makes a layer of modules of this class, or of one derived from it, that give x weight' + bias, with weight [d_out, d_in];
-    transposed: x weight + bias, with weight [d_in, d_out]. x is their first argument, [..., d_in]; a bias may be None or not
-    there. Before Preconditioner is made. nn.Linear, torch's convolutions and transformers' Conv1D need none."""
+    """Makes layers of modules of a class, and of its subclasses. Call it before you make a Preconditioner.
+
+    nn.Linear, torch's convolutions and transformers' Conv1D are layers without it.
+
+    Args:
+        module_type: A class whose modules compute x weight' + bias, with `weight` [d_out, d_in]. x, [..., d_in], is
+            their first argument. `bias` may be None or missing.
+        transposed: The modules compute x weight + bias, with `weight` [d_in, d_out].
+
+    Raises:
+        InvalidArgumentError: module_type is no class of modules.
+    """
     if not (isinstance(module_type, type) and issubclass(module_type, nn.Module)):
         raise InvalidArgumentError(f"register_layer: expected a class of modules, got {module_type!r}", "INVALID_ARGUMENT")
     _registered[module_type] = transposed
 
 
 def _product_of(module: nn.Module) -> Optional[bool]:
-    """Whether a module that multiplies by its weight does so from the right; None: it does something else."""
+    """Returns True if a module computes x weight, False if it computes x weight', and None if it computes something
+    else."""
     for base in type(module).__mro__:
         if base in _registered:
             return _registered[base]
@@ -348,7 +384,7 @@ def _product_of(module: nn.Module) -> Optional[bool]:
 
 
 def _weights_of(module: nn.Module) -> Sequence[Tuple[str, str, str]]:
-    """(what its name gets, weight, bias) of each weight of a module that could be a layer."""
+    """Returns (suffix of the layer's name, weight, bias) for each weight of a module that could be a layer."""
     if isinstance(module, _CONVOLUTIONS + _TRANSPOSED_CONVOLUTIONS) or _product_of(module) is not None:
         return [("", "weight", "bias")]
     if not isinstance(module, nn.MultiheadAttention):
@@ -359,15 +395,15 @@ def _weights_of(module: nn.Module) -> Sequence[Tuple[str, str, str]]:
 
 
 def only_of_embeddings(model: nn.Module) -> Set[nn.Parameter]:
-    """Weights of embeddings that no module of another kind has."""
+    """Returns the weights of embeddings that no module of another kind has."""
     modules = list(model.modules())
     others = {parameter for module in modules if not isinstance(module, EMBEDDINGS) for parameter in module._parameters.values()}
     return {module._parameters["weight"] for module in modules if isinstance(module, EMBEDDINGS) and "weight" in module._parameters} - others
 
 
 def _stacks_of_experts(model: nn.Module) -> Dict[int, Tuple[str, nn.Module]]:
-    """By id, weights [experts, d_out, d_in] of modules that say by their name, their class or the weight's name that they have
-    experts, and that are no layers of another kind; with the module and its name."""
+    """Returns weights [experts, d_out, d_in], by id, with their module and its name. The name or the class of the
+    module, or the name of the weight, must contain "expert". Weights of layers of another kind are left out."""
     return {id(parameter): (plain_name(name), module) for name, module in model.named_modules()
             if not (_weights_of(module) or isinstance(module, nn.Bilinear) or type(module).__module__.startswith("torch.nn.utils."))
             for own, parameter in module._parameters.items()
@@ -376,7 +412,7 @@ def _stacks_of_experts(model: nn.Module) -> Dict[int, Tuple[str, nn.Module]]:
 
 
 def _uses(model: nn.Module) -> Dict[int, int]:
-    """In how many places a parameter is, by its id."""
+    """Returns the number of modules that have each parameter, by its id."""
     uses: Dict[int, int] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -387,7 +423,7 @@ def _uses(model: nn.Module) -> Dict[int, int]:
 
 def _matrix_of(choice: Choice, name: str, module: nn.Module, weight: nn.Parameter, bias: Optional[nn.Parameter],
                uses: Mapping[int, int]) -> Tuple[Optional[Matrix], str]:
-    """The matrix, or why there is none."""
+    """Returns the matrix, or None and the reason why there is none."""
     if uses[id(weight)] > 1:
         return None, "tied: several modules have it"
     foldable = choice.fold_bias and bias is not None and bias.requires_grad and uses[id(bias)] == 1
@@ -403,11 +439,12 @@ def _matrix_of(choice: Choice, name: str, module: nn.Module, weight: nn.Paramete
 
 
 def choose(model: nn.Module, choice: Choice) -> Chosen:
-    """The layers of a model, in the order of its modules."""
+    """Chooses the layers of a model, in the order of its modules."""
     names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     uses = _uses(model)
     chosen = Chosen([], {}, {})
-    users: Dict[nn.Module, nn.MultiheadAttention] = {}  # of weights whose modules are not called
+    # modules that are not called, with the attention that uses their weights
+    users: Dict[nn.Module, nn.MultiheadAttention] = {}
     for name, module in ((plain_name(name), module) for name, module in model.named_modules()):
         own = [parameter for parameter in module._parameters.values() if parameter is not None]
         reasons = {id(parameter): f"a parameter of {type(module).__name__}" for parameter in own}
@@ -437,8 +474,8 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
 
 
 def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
-    """Matrices among what is left for which choice has a method: that of the first of parameter_methods that matches, of
-    embeddings or of experts."""
+    """Adds matrices for which `choice` has a method to the layers: by the first match of parameter_methods, or as
+    embeddings or experts."""
     embeddings = {id(module.weight): (plain_name(name), module) for name, module in model.named_modules()
                   if isinstance(module, EMBEDDINGS)}
     experts = _stacks_of_experts(model)
@@ -487,13 +524,14 @@ def _add_not_hidden(model: nn.Module, chosen: Chosen) -> None:
         shape = tuple(matrix.weight.shape)
         if isinstance(matrix, (Convolution, TransposedConvolution)):
             chosen.convolutions.extend(names)
-        elif id(matrix.weight) in outer or (shape in embeddings and len(set(shape)) > 1):  # a square layer can be any
+        elif id(matrix.weight) in outer or (shape in embeddings and len(set(shape)) > 1):  # squares may match by chance
             chosen.ends.extend(names)
 
 
 def exceptions(layers: Sequence[Layer], methods: Mapping[str, Union[Method, str]], statistics: str,
                by_gradient: Mapping[str, Method]) -> Tuple[LayerMethod, ...]:
-    """SessionSpec.layer_methods: by_gradient, by name, and the first pattern of methods that matches the whole of a layer's."""
+    """Returns SessionSpec.layer_methods: the methods of by_gradient, by layer name, and of the first pattern of
+    `methods` that matches a layer's whole name."""
     found_by_gradient: Dict[str, LayerMethod] = {}
     for place, layer in enumerate(layers):
         if layer.name in by_gradient:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of a job that has none: the first rank's own."""
+"""Starts the server of a job with the address "local", in its first rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _sessions = itertools.count()
 
 
 def start(group: Group) -> Tuple[str, str]:
-    """Its address, and a name for a session there."""
+    """Returns the server's address, and the name of a new session. Raises InvalidArgumentError if the ranks are on
+    several hosts."""
     hosts = set(group.gather(socket.gethostname()))
     if len(hosts) > 1:
         raise InvalidArgumentError(f'address: expected ranks on one host with "local", got {len(hosts)} hosts', "INVALID_ARGUMENT",

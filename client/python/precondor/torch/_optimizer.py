@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer behind a Preconditioner: which parameters get what, and a step of both in one call."""
+"""The optimizer of a Preconditioner: its parameter groups, and a hook that calls the preconditioner before its step."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class BaseOptimizer(torch.optim.Optimizer):
-    """AdamW, and in groups with plain=True w <- (1 - lr weight_decay) w - lr grad: for layers whose answer is a whole update.
+    """AdamW; in groups with plain=True w <- (1 - lr weight_decay) w - lr grad, for layers whose answers are whole
+    updates.
 
-    AdamW is torch's, with its defaults but for weight_decay 0.01 of groups that state none. A group's lr_scale multiplies its lr,
-    whatever sets that. Preconditioner.make_optimizer makes one with the groups of a model.
+    AdamW is that of torch, with its defaults, but weight_decay is 0.01 for groups that give none. A group's lr_scale
+    multiplies its lr, also if a scheduler sets it. Preconditioner.make_optimizer makes one with the groups of a model.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
@@ -27,7 +28,7 @@ class BaseOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Updates every parameter that has a gradient. Returns what `closure` returns, if one is given."""
+        """Updates every parameter that has a gradient. Returns the result of `closure`, if one is given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -60,8 +61,14 @@ class BaseOptimizer(torch.optim.Optimizer):
 
 def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: float,
               embedding_scale: float) -> List[Dict[str, Any]]:
-    """Of the parameters that are trained: matrices decay, biases and other vectors do not. whole_updates: of layers whose
-    answers are updates. embedding_scale: lr_scale of weights that embeddings alone have and that are not among those."""
+    """Returns groups of the trainable parameters. Matrices have weight decay; biases and other vectors have none.
+
+    Args:
+        model: The model.
+        whole_updates: Parameters of layers whose answers are whole updates.
+        weight_decay: For matrices.
+        embedding_scale: lr_scale of weights that only embeddings have and that are not in `whole_updates`.
+    """
     embeddings = only_of_embeddings(model)
     groups: Dict[Tuple[bool, bool, float], Dict[str, Any]] = {}
     for parameter in model.parameters():
@@ -75,8 +82,14 @@ def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: 
 
 
 def attach(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], step: Callable[[Any], None]) -> Any:
-    """Has optimizer.step() call step(loss) first, after a closure if it has one; a handle with remove(). The loss is what the
-    closure gave, or None. parameters: that the optimizer has to train."""
+    """Makes optimizer.step() call step(loss) first, or after its closure if it has one. Returns a handle with remove().
+
+    The loss is the result of the closure, or None. The optimizer must train all of `parameters`.
+
+    Raises:
+        UnimplementedError: torch before 2.0.
+        InvalidArgumentError: LBFGS, or an optimizer that does not train every layer.
+    """
     if not hasattr(optimizer, "register_step_pre_hook"):
         raise UnimplementedError(f"attach: needs torch 2.0 or later, got {torch.__version__}", "UNIMPLEMENTED", "UNSPECIFIED",
                                  "Call step() before optimizer.step()")

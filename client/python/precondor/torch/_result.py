@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Preconditioner.step returns."""
+"""The result of Preconditioner.step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Dict
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What became of one step.
+    """Outcome of one step.
 
-    mode: "SECOND_ORDER" or "FIRST_ORDER".
-    decisions: by layer, "PRECONDITIONED", "IDENTITY" (the averaged gradient as it is) or "SKIP" (it has no gradient now);
-        empty where the job's own gradients are the answers, in first order but for DIRECT.
-    skipped: the whole step was, for an overflow under AMP: no parameter of the optimizer has a gradient now.
-    scale: the factor of KL_CLIP; 1 otherwise.
+    Attributes:
+        step: Number of the step.
+        mode: "SECOND_ORDER" or "FIRST_ORDER".
+        decisions: By layer name: "PRECONDITIONED", "IDENTITY" (the averaged gradient itself) or "SKIP" (.grad is None
+            now). Empty if the job's own gradients are the answers: in first order, except in DIRECT.
+        skipped: The whole step was skipped because of an overflow under AMP: .grad of every parameter of the optimizer
+            is None now.
+        scale: The factor of KL_CLIP; 1 for other scalings.
     """
 
     step: int

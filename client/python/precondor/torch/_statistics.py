@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of rows where the rows are: on the tensor's own device, in f32, over any number of micro-batches.
+"""Computes statistics of rows on the tensor's own device, in f32, over any number of micro-batches.
 
-The formulas are those of docs/math/statistics.md.
+docs/math/statistics.md has the formulas.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import torch
 class Vectors:
     """MEAN, PER_WORKER_MEAN and SIGNED of one side: weighted sums of the rows.
 
-    signs(first_row, rows) gives [k, rows] of +1 and -1; None for the means. With `ones` each row ends in a 1 more.
-    sums(first_row, rows), where it is given, the same rows' sums by the signs, with the 1; for rows in the host's memory.
+    Args:
+        signs: signs(first_row, rows) returns [k, rows] of +1 and -1; None for the means.
+        ones: A 1 is appended to each row.
+        sums: sums(first_row, rows) returns the signed sums of rows in host memory, with the 1; None: computed from
+            signs.
     """
 
     def __init__(self, signs: Optional[Callable[[int, int], np.ndarray]], ones: bool,
@@ -29,7 +32,7 @@ class Vectors:
         self.rows = 0
 
     def add(self, rows: torch.Tensor) -> None:
-        """rows: [n, d], any floating type."""
+        """Adds rows [n, d] of any floating type."""
         rows = rows.to(torch.float32)
         in_host = self._sums is not None and rows.device.type == "cpu"
         total = torch.from_numpy(self._sums(self.rows, rows.numpy())) if in_host else self._total(rows)
@@ -48,13 +51,14 @@ class Vectors:
         return torch.cat([total, ones], dim=1) if self._ones else total
 
     def finish(self, row_scale: float) -> np.ndarray:
-        """f32 [k, d] for Worker.send_statistics. At least one row has been added."""
+        """Returns f32 [k, d] for Worker.send_statistics. Precondition: at least one row was added."""
         divisor = self.rows if self._signs is None else math.sqrt(self.rows)
         return (self._sum * (row_scale / divisor)).cpu().numpy()
 
 
 class Covariance:
-    """COVARIANCE of one side: the rows while they are fewer numbers than the packed lower triangle, and then that."""
+    """COVARIANCE of one side: keeps the rows while they have fewer elements than the packed lower triangle, and then
+    that."""
 
     def __init__(self, ones: bool) -> None:
         self._ones = ones
@@ -63,8 +67,8 @@ class Covariance:
         self.rows = 0
 
     def add(self, rows: torch.Tensor) -> None:
-        """rows: [n, d], any floating type."""
-        rows = rows.to(torch.float32, copy=True)  # it may be a buffer that the next micro-batch goes to
+        """Adds rows [n, d] of any floating type."""
+        rows = rows.to(torch.float32, copy=True)  # the next micro-batch may reuse this memory
         if self._ones:
             rows = torch.nn.functional.pad(rows, (0, 1), value=1.0)
         self.rows += rows.shape[0]
@@ -77,7 +81,8 @@ class Covariance:
         self._parts = []
 
     def finish(self, row_scale: float) -> np.ndarray:
-        """f32 [n, d] or [1, d (d + 1) / 2] for Worker.send_statistics. At least one row has been added."""
+        """Returns f32 [n, d] or [1, d (d + 1) / 2] for Worker.send_statistics. Precondition: at least one row was
+        added."""
         if self._moment is None:
             return (torch.cat(self._parts) * row_scale).cpu().numpy()
         d = self._moment.shape[0]

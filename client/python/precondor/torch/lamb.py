@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LAMB, as You et al. 2019 (arXiv:1904.00962) have it, with the conventions of apex's FusedLAMB; docs/methods/optimizers.md."""
+"""LAMB after You et al. 2019 (arXiv:1904.00962), with the conventions of apex's FusedLAMB;
+docs/methods/optimizers.md."""
 
 from __future__ import annotations
 
@@ -25,16 +26,18 @@ class Lamb(torch.optim.Optimizer):
         u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w
         w <- w - lr ratio u,  ratio = |w| / |u|
 
-    The norm of all gradients is over all parameter groups. Gradients are clipped as they come, so after preconditioning.
-    The ratio is 1 where |w| or |u| is 0, and in groups without weight decay unless `nvlamb` is set; the paper itself is
-    nvlamb=True, max_grad_norm=0. Put biases and normalisation weights into a group with weight_decay 0.
+    The norm of all gradients is over all parameter groups. It clips the gradients that step() finds, which are
+    preconditioned already. The ratio is 1 where |w| or |u| is 0, and in groups without weight decay unless `nvlamb` is
+    set; the paper itself is nvlamb=True, max_grad_norm=0. Put biases and normalisation weights into a group with
+    weight_decay 0.
 
-    Moments and arithmetic are f32 for parameters of f16 and bf16, and stay f32 in a checkpoint. Nothing waits for the
-    device. A gradient that is not finite spoils what it touches, as in Adam: torch.cuda.amp.GradScaler, or the
-    preconditioner's answer SKIP, tells which steps to leave out.
+    For parameters of f16 and bf16, moments and computation are f32, also in a checkpoint. step() does not wait for the
+    device. A gradient that is not finite makes the weights and moments that it reaches not finite, as in Adam: skip the
+    steps that torch.cuda.amp.GradScaler or the preconditioner's answer SKIP says to skip.
 
     Raises:
-        ValueError: an option out of its range, by its name. RuntimeError: a sparse or complex gradient; nothing was changed.
+        ValueError: An option is out of range; the message names it.
+        RuntimeError: A gradient is sparse or complex; nothing was changed.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks for frameworks that have the training loop: huggingface and lightning, each imported by itself."""
+"""Callbacks for frameworks that own the training loop. Import the modules huggingface and lightning separately."""

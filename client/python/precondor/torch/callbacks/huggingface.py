@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For transformers.Trainer; needs its event on_pre_optimizer_step (transformers 4.46 or later)."""
+"""Callback for transformers.Trainer. It needs the event on_pre_optimizer_step (transformers 4.46 or later)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from .. import Preconditioner
 
 
 class PrecondorCallback(transformers.TrainerCallback):
-    """Trainer(..., callbacks=[PrecondorCallback("127.0.0.1:7070", session="bert-run-7", method="mkor")])
+    """Preconditions gradients in transformers.Trainer.
 
-    Arguments are Preconditioner's but model and optimizer. Layers are preconditioned after Trainer's clipping. Losses that the
-    model itself gives in training ({"loss": ...}) are reported, the mean over accumulated batches; preconditioner.metrics() has
-    numbers for a logger. The session ends with the training; it takes no part in Trainer's checkpoints, so a resumed training
-    wants another session's name and begins with new factors.
+        Trainer(..., callbacks=[PrecondorCallback("127.0.0.1:7070", session="bert-run-7", method="mkor")])
 
-    Raises, when training begins: NotImplementedError: fp16 (use bf16), FSDP, DeepSpeed, several GPUs in one
-    process. All that Preconditioner raises.
+    Arguments are those of Preconditioner except model and optimizer. Layers are preconditioned after Trainer's
+    clipping. The reported loss is that of the model's output in training ({"loss": ...}), as the mean over accumulated
+    batches. preconditioner.metrics() has numbers for a logger. The session ends with the training. It is not part of
+    Trainer's checkpoints, so a resumed training needs another session name and begins with new factors.
+
+    Raises:
+        NotImplementedError: For transformers before 4.46. When training begins, for fp16 (use bf16), FSDP, DeepSpeed,
+            or several GPUs in one process.
+
+    The beginning of training also raises the errors of Preconditioner.
     """
 
     def __init__(self, address: str, **options: Any) -> None:
@@ -38,7 +43,7 @@ class PrecondorCallback(transformers.TrainerCallback):
         if args.fp16 or args.fsdp or args.deepspeed:
             name = "fp16" if args.fp16 else "fsdp" if args.fsdp else "deepspeed"
             raise NotImplementedError(f"PrecondorCallback: {name} is not supported; expected f32 or bf16 and whole weights")
-        if args.n_gpu > 1:  # Trainer wraps the model in nn.DataParallel, whose copies are what is called
+        if args.n_gpu > 1:  # trainer wraps the model in nn.DataParallel, which calls copies of it
             raise NotImplementedError(f"PrecondorCallback: expected one GPU a process, got {args.n_gpu}; start the program with "
                                       "torchrun")
         self.preconditioner = Preconditioner(model, self._address, optimizer=optimizer, **self._options)

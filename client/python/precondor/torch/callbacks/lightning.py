@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For Lightning's Trainer (lightning or pytorch_lightning, 2.0 or later)."""
+"""Callback for Lightning's Trainer (lightning or pytorch_lightning, 2.0 or later)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ from .. import Preconditioner
 
 
 class PrecondorCallback(Callback):
-    """Trainer(..., callbacks=[PrecondorCallback("127.0.0.1:7070", session="bert-run-7", method="mkor")])
+    """Preconditions gradients in Lightning's Trainer, for modules with one optimizer under automatic optimization.
 
-    Arguments are Preconditioner's but model and optimizer. For modules with one optimizer under automatic optimization. Layers
-    are preconditioned before Lightning's clipping. The loss that is reported is training_step's, the mean over accumulated
-    batches; preconditioner.metrics() has numbers for a logger. The session ends with the training; it takes no part in
-    Lightning's checkpoints, so a resumed training wants another session's name and begins with new factors.
+        Trainer(..., callbacks=[PrecondorCallback("127.0.0.1:7070", session="bert-run-7", method="mkor")])
 
-    Raises, when training begins: NotImplementedError: 16-mixed (use bf16-mixed), several optimizers, manual optimization. All
-    that Preconditioner raises.
+    Arguments are those of Preconditioner except model and optimizer. Layers are preconditioned before Lightning's
+    clipping. The reported loss is training_step's, as the mean over accumulated batches. preconditioner.metrics() has
+    numbers for a logger. The session ends with the training. It is not part of Lightning's checkpoints, so a resumed
+    training needs another session name and begins with new factors.
+
+    Raises:
+        NotImplementedError: When training begins, for 16-mixed (use bf16-mixed), several optimizers or manual
+            optimization.
+
+    The beginning of training also raises the errors of Preconditioner.
     """
 
     def __init__(self, address: str, **options: Any) -> None:
@@ -44,7 +49,7 @@ class PrecondorCallback(Callback):
                                              optimizer=trainer.optimizers[0], **self._options)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
-        """A batch's share of the step's loss: Lightning has divided it by the batches of a step."""
+        """Adds a batch's share of the step's loss, which Lightning has divided by the number of batches of a step."""
         self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
