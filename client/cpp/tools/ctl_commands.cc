@@ -27,7 +27,7 @@ namespace precondor {
 namespace {
 
 std::string Dump(const nlohmann::json& document) {
-  // Names come from peers: bytes that are not UTF-8 are replaced instead of refused.
+  // Names come from peers, so bytes that are not UTF-8 are replaced rather than refused.
   return document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
@@ -91,7 +91,7 @@ absl::StatusOr<CtlOutput> RunSession(const CtlOptions& options) {
                    true};
 }
 
-// A coordinator owns no layers: its shards are asked.
+// Shows the layers of a session. A coordinator owns no layers, so this asks its shards.
 absl::StatusOr<CtlOutput> RunLayers(const CtlOptions& options) {
   ControlClient server(options.server, options.timeout, options.security);
   PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(server, options));
@@ -142,8 +142,8 @@ absl::StatusOr<CtlOutput> RunMode(const CtlOptions& options) {
   return CtlOutput{options.json ? Dump(ModeJson(options.argument, status)) : ModeTable(options.argument, status), true};
 }
 
-// A coordinator chooses the step; of a shard alone it is one ahead of what the shard has begun by more than a job gets
-// on meanwhile.
+// Requests a snapshot. A coordinator chooses the step. For a single shard this chooses a step that is kAhead after the
+// last step of the session, which is further than a job gets meanwhile.
 absl::StatusOr<CtlOutput> CreateSnapshot(const CtlOptions& options, ControlClient& server, bool coordinates) {
   constexpr uint64_t kAhead = 10;
   Canceller canceller;
@@ -242,7 +242,7 @@ absl::StatusOr<CtlOutput> RunHealth(const CtlOptions& options) {
     return absl::UnavailableError(
         absl::StrCat("server ", options.server, ": no answer within ", absl::FormatDuration(options.timeout)));
   }
-  // The protocol's way to say that it has never heard of the service.
+  // NOT_FOUND is how the protocol says that the server does not know the service.
   if (!status.ok() && status.code() != absl::StatusCode::kNotFound) return status;
   const char* name = HealthName(status.ok() ? response.value() : 3);
   CtlOutput output;

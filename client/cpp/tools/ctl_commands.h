@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What precondorctl does, apart from the terminal.
+// Runs the commands of precondorctl. Does no terminal I/O.
 #pragma once
 
 #include <string>
@@ -12,10 +12,12 @@ namespace precondor {
 
 struct CtlOutput {
   std::string text;  // for standard output
-  bool ok = true;    // false: the answer itself is bad news (not serving, a shard that does not answer)
+  // False if the answer reports a problem: a service that is not serving, a shard that does not answer, a damaged
+  // snapshot, a plan that does not fit.
+  bool ok = true;
 };
 
-// Runs `options.command`. Errors: the server's, or Unavailable naming its address.
+// Runs `options.command`. Returns the server's error, or Unavailable with the server's address.
 absl::StatusOr<CtlOutput> RunCtlCommand(const CtlOptions& options);
 
 }  // namespace precondor

@@ -15,7 +15,8 @@
 namespace precondor {
 namespace {
 
-// A command and how many arguments it takes; the first one that has to be there is a session's name.
+// A command and how many arguments it takes. For all commands but snapshot and session, the first required argument is
+// a session's name.
 struct CommandWords {
   absl::string_view name;
   size_t least;

@@ -19,24 +19,25 @@ struct CtlOptions {
   // "status", "sessions", "session", "layers", "mode", "snapshot", "health", "drain", "plan", "help"
   std::string command;
   std::string argument;  // session, layers, mode, snapshot: the session; health: the service, may be empty
-  std::string mode;      // mode: "second-order", "first-order", "auto"; empty: show
+  // mode: "second-order", "first-order" or "auto"; empty shows the current mode
+  std::string mode;
   // snapshot: "create", "list", "verify", "restore"; session: "quarantined", "adopt", "delete-quarantined"
   std::string action;
   std::string server = "127.0.0.1:7070";
   ClientSecurity security;
   absl::Duration timeout = absl::Seconds(10);
-  absl::Duration drain_deadline = absl::ZeroDuration();  // 0: the server's own
+  absl::Duration drain_deadline = absl::ZeroDuration();  // 0 means the server's default
   std::vector<std::string> snapshot_paths;               // snapshot restore: data directories of shards
-  uint64_t snapshot = 0;                                 // the same: number of the session's snapshot; 0: the newest
-  bool replace = false;                                  // the same: close a session of that name first
-  int64_t world_size = 0;                                // the same: ranks of the job from now on; 0: as many as before
-  uint64_t session_id = 0;  // session adopt and delete-quarantined: which of that name; 0: the only one
+  uint64_t snapshot = 0;                                 // snapshot restore: number of the snapshot; 0 means the newest
+  bool replace = false;                                  // snapshot restore: first close a session of this name
+  int64_t world_size = 0;                                // snapshot restore: new number of ranks; 0 keeps the old one
+  uint64_t session_id = 0;  // session adopt and delete-quarantined: which of this name; 0 means the only one
   PlanOptions plan;
   bool json = false;
 };
 
-// `arguments` are those after the program's name; flags may stand anywhere, as --name=value or --name value.
-// InvalidArgument says what is wrong with which argument.
+// Parses the arguments after the program's name. Flags may stand anywhere, as --name=value or --name value. Returns
+// InvalidArgument, which names the wrong argument and the problem.
 absl::StatusOr<CtlOptions> ParseCtlOptions(const std::vector<std::string>& arguments);
 
 absl::string_view CtlHelp();

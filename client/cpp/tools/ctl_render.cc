@@ -20,7 +20,7 @@ namespace {
 
 using nlohmann::json;
 
-// The part of an enumerator's name behind its type's: "ROLE_SHARD" is "shard".
+// Returns an enumerator's name in lower case without the prefix of its type: "ROLE_SHARD" gives "shard".
 std::string ShortName(absl::string_view full, absl::string_view prefix) {
   return absl::AsciiStrToLower(full.substr(prefix.size()));
 }
@@ -138,7 +138,7 @@ std::string StatusTable(const std::vector<ServerStatus>& servers) {
                     info.draining() ? "draining"
                     : any_lost      ? "device lost"
                                     : "serving"});
-    // A row for each where the line above sums them up.
+    // If there are several devices, each has a row; the row above has their sum.
     for (int i = 0; info.devices_size() > 1 && i < info.devices_size(); ++i) {
       const v1::DeviceMemory& device = info.devices(i);
       rows.push_back({"", "", "", "", device.name(), FormatBytes(device.reserved_bytes()),

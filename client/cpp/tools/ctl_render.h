@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answers of AdminService as tables for people and as JSON for programs. Pure functions.
+// Renders answers of AdminService as tables for people and as JSON for programs. Pure functions.
 #pragma once
 
 #include <string>
@@ -13,18 +13,18 @@
 
 namespace precondor {
 
-// A server's answer and where it came from; without one, why not.
+// A server's address, and its answer or the reason why it gave none.
 struct ServerStatus {
   std::string address;
   v1::GetServerInfoResponse info;
-  std::string error;  // empty: `info` is there
+  std::string error;  // empty if `info` is valid
 };
 
-// A snapshot that a shard has.
+// A shard's snapshot.
 struct ShardSnapshot {
   std::string address;
   v1::SnapshotInfo info;
-  std::string state;  // "whole" or what is wrong with it; empty: not verified
+  std::string state;  // "whole", or the problem; empty if not verified
 };
 
 nlohmann::json StatusJson(const std::vector<ServerStatus>& servers);
@@ -32,7 +32,7 @@ nlohmann::json SessionsJson(const v1::ListSessionsResponse& response);
 nlohmann::json QuarantinedJson(const v1::ListQuarantinedSessionsResponse& response);
 nlohmann::json ModeJson(absl::string_view session, const v1::ModeStatus& status);
 nlohmann::json LayersJson(absl::string_view session, const std::vector<v1::LayerStats>& layers);
-// Those of whole sessions, which a coordinator has, and the shards' parts.
+// Renders the snapshots of whole sessions, which a coordinator lists, and the parts on the shards.
 nlohmann::json SnapshotsJson(const std::vector<v1::SessionSnapshot>& sessions, const std::vector<ShardSnapshot>& parts);
 
 std::string StatusTable(const std::vector<ServerStatus>& servers);
@@ -42,11 +42,11 @@ std::string ModeTable(absl::string_view session, const v1::ModeStatus& status);
 std::string LayersTable(const std::vector<v1::LayerStats>& layers);
 std::string SnapshotsTable(const std::vector<v1::SessionSnapshot>& sessions, const std::vector<ShardSnapshot>& parts);
 
-// Columns padded to their widest cell, two spaces apart, no spaces at a line's end; the first row is the heading. A
-// column of which all cells below the heading are numbers is aligned to the right.
+// Returns a table. Columns are padded to their widest cell and two spaces apart; no line ends with spaces. The first
+// row is the heading. A column whose cells below the heading are all numbers is aligned to the right.
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
 
-// "1.5 GiB", "640 B".
+// Returns text like "1.5 GiB" or "640 B".
 std::string FormatBytes(uint64_t bytes);
 
 }  // namespace precondor

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// precondorctl snapshot restore: from the data directories of shards, wherever they are by now, to a new session.
+// Implements precondorctl snapshot restore: restores a session from the data directories of shards, which may have been
+// moved, as a new session.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -9,8 +10,8 @@
 
 namespace precondor {
 
-// Everything that is sent has been read and checked before the server is asked for anything. DataLoss names a damaged
-// file; otherwise the errors of FindStoredSession and the servers'.
+// Reads and checks everything that it will send before it sends the first request. Returns DataLoss with the name of a
+// damaged file, another error of FindStoredSession, or a server's error.
 absl::StatusOr<CtlOutput> RunRestore(const CtlOptions& options);
 
 }  // namespace precondor

@@ -85,7 +85,7 @@ ModelShapes Llama2() {
           "embedding, head and RMS normalizations"};
 }
 
-// The entry being read, for messages.
+// Reads the values of one entry. Its error messages name the entry.
 struct EntryReader {
   const json& entry;
   std::string place;  // "shapes.json: layers[3] \"fc\""
@@ -99,7 +99,7 @@ struct EntryReader {
   absl::StatusOr<int64_t> Integer(const char* key, int64_t most) const {
     const auto found = entry.find(key);
     const bool whole = found != entry.end() && found->is_number_integer();
-    // A number beyond int64 would come out negative: both readings have to be in range.
+    // A number beyond int64 would be read as negative, so the range is checked on the double.
     if (whole && found->get<double>() >= 1 && found->get<double>() <= static_cast<double>(most)) {
       return found->get<int64_t>();
     }
@@ -126,7 +126,7 @@ absl::StatusOr<LayerShape> ReadEntry(const json& entry, absl::string_view source
         absl::StrCat(reader.place, ": expected the keys name, d_out, d_in, bias and count, got \"", key, "\""));
   }
   PRECONDOR_ASSIGN_OR_RETURN(shape.d_out, reader.Integer("d_out", kMaxDimension));
-  // One less, for the column of a bias.
+  // One less than kMaxDimension, to leave room for the column of a bias.
   PRECONDOR_ASSIGN_OR_RETURN(shape.d_in, reader.Integer("d_in", kMaxDimension - 1));
   if (const auto bias = entry.find("bias"); bias != entry.end()) {
     if (!bias->is_boolean()) return reader.Wrong("bias", "true or false");

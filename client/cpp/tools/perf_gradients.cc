@@ -24,12 +24,12 @@
 namespace precondor {
 namespace {
 
-constexpr uint64_t kReportEvery = 32;                  // steps, well inside a lease
-constexpr int kUnderWay = 4;                           // tensors of one size at a time
-constexpr size_t kMostSizes = 8;                       // shapes of a model
+constexpr uint64_t kReportEvery = 32;                  // steps between reports, well within a lease
+constexpr int kUnderWay = 4;                           // tensors of one size in flight
+constexpr size_t kMostSizes = 8;                       // shapes of a model that are measured
 constexpr int64_t kSmall = 16;                         // elements of the latency test: 64 bytes
-constexpr int64_t kChunk = 1 << 20;                    // of TCP
-constexpr int64_t kBytesPerSize = int64_t{512} << 20;  // one way
+constexpr int64_t kChunk = 1 << 20;                    // bytes of a send or receive over plain TCP
+constexpr int64_t kBytesPerSize = int64_t{512} << 20;  // payload bytes to send for one size, about
 
 struct Size {
   std::string name;
@@ -37,7 +37,7 @@ struct Size {
   int64_t bytes() const { return rows * cols * 4; }
 };
 
-// The shapes that most layers have, at most kMostSizes, by ascending size; without layers, powers of two.
+// Returns the shapes that most layers have, at most kMostSizes, by ascending size; without layers, five square shapes.
 std::vector<Size> Sizes(const std::vector<LayerSpec>& layers) {
   if (layers.empty()) {
     return {
@@ -74,7 +74,7 @@ SessionSpec Spec(const std::vector<Size>& sizes) {
   return spec;
 }
 
-// A connected pair of TCP sockets on loopback; -1 where it failed.
+// Returns a connected pair of TCP sockets on loopback. A socket that could not be opened is -1.
 std::pair<int, int> TcpPair() {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
@@ -103,7 +103,8 @@ bool SendAll(int socket, const char* data, int64_t size) {
   return true;
 }
 
-// Seconds for `bytes` to go through an echo and come back, both directions at once.
+// Returns the seconds in which `bytes` pass through an echo and return, both directions at once; 0 if it cannot
+// connect.
 double TcpSeconds(int64_t bytes) {
   const auto ends = TcpPair();
   const int near = ends.first, far = ends.second;  // Clang 14 captures no structured bindings
@@ -141,7 +142,7 @@ absl::Status Report(Worker& worker, uint64_t step) {
   return worker.ReportStep(step, 1, 1, true, 0.1).status();
 }
 
-// Seconds for `rounds` rounds of kUnderWay tensors of one size, there and back.
+// Returns the seconds of `rounds` rounds of kUnderWay tensors of one size, sent and answered.
 absl::StatusOr<double> ServiceSeconds(Worker& worker, const Size& size, size_t size_index, int64_t rounds,
                                       uint64_t& step) {
   std::vector<std::vector<float>> tensors(kUnderWay, std::vector<float>(static_cast<size_t>(size.bytes() / 4), 1.0f));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workload gradients.
+// The workload gradients of precondor-perf.
 #pragma once
 
 #include <vector>
@@ -12,8 +12,9 @@
 
 namespace precondor {
 
-// GB/s count both directions. Several tensors of a size are under way at a time, as in a backward pass; TCP moves the
-// same bytes there and back through an echo in this process.
+// Measures the throughput of gradients by size, in GB/s of both directions together, and the latency of small ones.
+// Several tensors of a size are in flight at a time, as in a backward pass. The limit of a row is plain TCP, which
+// moves the same bytes to an echo in this process and back.
 absl::StatusOr<std::vector<PerfRow>> MeasureGradients(const PerfOptions& options, const PerfServer& server);
 
 }  // namespace precondor

@@ -18,11 +18,12 @@
 namespace precondor {
 namespace {
 
-constexpr double kTarget = 2;                              // p99 beside the other job, of p99 alone
-constexpr int kTurns = 4;                                  // alone and beside, each
-constexpr absl::Duration kPause = absl::Milliseconds(10);  // of the small job between two steps
+constexpr double kTarget = 2;                              // greatest ratio of p99 beside the large job to p99 alone
+constexpr int kTurns = 4;                                  // turns alone, and turns beside the large job
+constexpr absl::Duration kPause = absl::Milliseconds(10);  // between two steps of the small job
 
-// A job of one rank, whose layers are all alike. muon: no statistics, and much arithmetic for each byte.
+// A job of one rank, with layers of one shape. Its method is muon, which has no statistics and much arithmetic for each
+// byte.
 class Job {
  public:
   static absl::StatusOr<std::unique_ptr<Job>> Begin(const PerfServer& server, const std::string& name, int layers,
@@ -47,7 +48,7 @@ class Job {
     return job;
   }
 
-  // Milliseconds until all layers are answered.
+  // Runs a step. Returns the milliseconds until all layers are answered.
   absl::StatusOr<double> Step() {
     const absl::Time start = MonotonicNow();
     std::vector<PreconditionFuture> futures;
@@ -72,12 +73,13 @@ class Job {
   explicit Job(int64_t side) : side_(side) {}
 
   const int64_t side_;
-  std::vector<std::vector<float>> gradients_, answers_;  // until the worker has ended
+  std::vector<std::vector<float>> gradients_, answers_;  // must outlive worker_
   std::unique_ptr<Client> client_;
   std::unique_ptr<Worker> worker_;
   uint64_t step_ = 0;
 };
 
+// Runs `steps` steps and appends their milliseconds.
 absl::Status AddSteps(Job& job, int64_t steps, std::vector<double>& milliseconds) {
   for (int64_t step = 0; step < steps; ++step) {
     PRECONDOR_ASSIGN_OR_RETURN(milliseconds.emplace_back(), job.Step());
@@ -86,7 +88,7 @@ absl::Status AddSteps(Job& job, int64_t steps, std::vector<double>& milliseconds
   return absl::OkStatus();
 }
 
-// The same while `other` makes steps; says how many.
+// Like AddSteps, while `other` makes steps. Adds the number of its steps to `others`.
 absl::Status AddStepsBeside(Job& job, Job& other, int64_t steps, std::vector<double>& milliseconds, int64_t& others) {
   std::atomic<bool> stop = false;
   absl::Status of_other;

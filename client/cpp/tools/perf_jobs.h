@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workload jobs.
+// The workload jobs of precondor-perf.
 #pragma once
 
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace precondor {
 
-// The steps of a small job alone, and beside a large one whose layers keep the server's threads busy, in turns.
+// Measures the steps of a small job, in turns alone and beside a large job whose layers keep the server's threads busy.
 absl::StatusOr<std::vector<PerfRow>> MeasureJobs(const PerfOptions& options, const PerfServer& server);
 
 }  // namespace precondor

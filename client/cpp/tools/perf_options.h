@@ -17,31 +17,32 @@ namespace precondor {
 struct PerfOptions {
   std::string workload;       // "bert-large", "statistics", "training", "gradients", "jobs", "plan", "help"
   std::string server_binary;  // started on loopback for the run
-  std::string server;         // or one that is there: host:port or unix:/path
+  std::string server;         // or the address of a running one: host:port or unix:/path
   int64_t workers = 8;
-  std::vector<int64_t> sweep;  // numbers of workers, one run each; empty: `workers` alone, and no sweep
-  int64_t steps = 60;          // measured, of each run
-  int64_t seconds = 0;         // of a sweep, in place of `steps`; 0: `steps`
-  int64_t warmup = 40;         // before: fills the windows of the low-rank factors
+  std::vector<int64_t> sweep;  // numbers of workers, a run for each; empty: one run with `workers`
+  int64_t steps = 60;          // measured steps of each run
+  int64_t seconds = 0;         // measured seconds of each run of a sweep; 0 means `steps` instead
+  int64_t warmup = 40;         // steps before them, which fill the windows of low-rank factors
   int64_t rank = 128;
-  std::string method = "mkor";                    // of the workload training
-  ExchangeMode exchange = ExchangeMode::kDirect;  // of the workload training
-  int64_t threads = 2;                            // of the server that is started
-  std::string data_dir;                           // of the server that is started; empty: it keeps nothing
-  ClientSecurity security;  // of the workload gradients; a server that is started has the certificate, too
+  std::string method = "mkor";                    // for the workload training
+  ExchangeMode exchange = ExchangeMode::kDirect;  // for the workload training
+  int64_t threads = 2;                            // of a started server
+  std::string data_dir;                           // of a started server; empty: it stores nothing
+  ClientSecurity security;  // for the workload gradients; a started server has the certificate, too
   std::string json;         // file for the rows
-  std::string csv;          // file for the rows, a line each
-  std::string preset;       // a model of model_shapes.h whose layers are the load
+  std::string csv;          // file for the rows, one line each
+  std::string preset;       // a model of model_shapes.h, whose layers are the workload
   std::string layers;       // or a file with a layer table
-  int64_t scale = 1;        // divides the dimensions of these
+  int64_t scale = 1;        // divides the layers' dimensions
 };
 
-// InvalidArgument says what is wrong with which argument.
+// Parses the arguments after the program's name. Returns InvalidArgument, which names the wrong argument and the
+// problem.
 absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arguments);
 absl::string_view PerfHelp();
 
-// The layers of --preset or --layers, without columns for biases; empty where neither is given. Errors are those of the
-// table's reader.
+// Returns the layers of --preset or --layers, without columns for biases; empty if neither is given. Returns the errors
+// of PresetShapes, ReadLayerTable and ExpandLayers.
 absl::StatusOr<std::vector<LayerSpec>> PerfLayers(const PerfOptions& options);
 
 }  // namespace precondor

@@ -17,12 +17,12 @@
 namespace precondor {
 namespace {
 
-constexpr int kPlanRounds = 3;   // machines drift
-constexpr double kWithin = 0.2;  // of the plan
+constexpr int kPlanRounds = 3;   // several, because the speed of machines drifts
+constexpr double kWithin = 0.2;  // allowed relative deviation from the plan
 
 struct StepTimes {
-  double seconds = 0;         // of a mean step
-  double kernel_seconds = 0;  // of it, summed over the server's threads
+  double seconds = 0;         // mean of a step
+  double kernel_seconds = 0;  // mean of a step's kernels, summed over the server's threads
 };
 
 absl::StatusOr<double> KernelSeconds(ControlClient& control, const std::string& session) {
@@ -32,14 +32,15 @@ absl::StatusOr<double> KernelSeconds(ControlClient& control, const std::string& 
   PRECONDOR_ASSIGN_OR_RETURN(const v1::GetLayerStatsResponse response, control.GetLayerStats(request, canceller));
   double seconds = 0;
   for (const v1::LayerStats& layer : response.layers()) {
-    // A repeated answer counts as another gradient; there is none without a lost connection.
+    // preconditioned() also counts repeated answers, which only a lost connection causes.
     seconds += layer.update_seconds() * static_cast<double>(layer.factor_version()) +
                layer.precondition_seconds() * static_cast<double>(layer.preconditioned());
   }
   return seconds;
 }
 
-// Mean of `steps` steps behind `warmup` others.
+// Returns the means over options.steps steps, after options.warmup steps that do not count. Both numbers are rounded up
+// to whole cycles.
 absl::StatusOr<StepTimes> RunSteps(const SessionSpec& spec, const PerfOptions& options, const PerfServer& server) {
   ControlClient control(server.address(), absl::Seconds(30), options.security);
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingSteps> run, TrainingSteps::Open(spec, server));
@@ -66,7 +67,7 @@ absl::StatusOr<Plan> PlanOf(const SessionSpec& spec, const PerfOptions& options,
                    .threads = options.threads});
 }
 
-// One comparison: the rates as measured, what they make of the plan, and what steps took.
+// One comparison: the measured rates, the plan made with them, and the measured step.
 struct Round {
   double gbps = 0, tflops = 0;
   double network_ms = 0, arithmetic_ms = 0;  // planned
@@ -77,13 +78,14 @@ struct Round {
 
 absl::StatusOr<Round> RunRound(const PerfOptions& options, const std::vector<LayerSpec>& layers,
                                const PerfServer& server) {
-  // Layers of a model repeat, and so every second one is a fair sample of it.
+  // Layers of a model repeat, so every second layer is a fair sample.
   std::vector<LayerSpec> sample;
   for (size_t i = 0; i < layers.size(); i += 2) sample.push_back(layers[i]);
   const SessionSpec moved = TrainingSpec(options, sample, "identity", ExchangeMode::kDelegate);
   const SessionSpec computed = TrainingSpec(options, sample, "mkor", ExchangeMode::kDelegate);
   const SessionSpec planned = TrainingSpec(options, layers, "mkor", ExchangeMode::kDelegate);
-  // At one Gbit/s and one TFLOP/s, seconds are the inverse of a rate that takes one.
+  // At 1 Gbit/s and 1 TFLOP/s the planned seconds are the amounts of Gbit and TFLOP. Divided by measured seconds, they
+  // give the rates.
   PRECONDOR_ASSIGN_OR_RETURN(const Plan of_moved, PlanOf(moved, options, 1, 1));
   PRECONDOR_ASSIGN_OR_RETURN(const Plan of_computed, PlanOf(computed, options, 1, 1));
   PRECONDOR_ASSIGN_OR_RETURN(const StepTimes transport, RunSteps(moved, options, server));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workload plan: the seconds that precondorctl plan computes against those that steps take on this machine.
+// The workload plan of precondor-perf: compares the seconds that precondorctl plan computes with those that steps take
+// on this machine.
 #pragma once
 
 #include <vector>
@@ -12,9 +13,10 @@
 
 namespace precondor {
 
-// Measures the two rates that a plan takes with every second layer: the network's with method identity, that of the
-// arithmetic with mkor and statistics at every tenth step. Then plans a step of all layers, runs such steps, and
-// compares: network and arithmetic of a shard, one after the other. The rows are those of the median of three rounds.
+// Measures the two rates that a plan needs, with every second layer: the network's with method identity, and the
+// arithmetic's with mkor and statistics at every tenth step. Then plans a step of all layers, runs these steps, and
+// compares. The planned step is the network's time plus that of a shard's arithmetic. Returns the rows of the median of
+// three rounds.
 absl::StatusOr<std::vector<PerfRow>> MeasurePlan(const PerfOptions& options, const PerfServer& server);
 
 }  // namespace precondor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What precondor-perf reports.
+// The rows of precondor-perf's report.
 #pragma once
 
 #include <optional>
@@ -12,18 +12,19 @@ struct PerfRow {
   std::string name;
   double value = 0;
   std::string unit;
-  std::optional<double> limit = std::nullopt;   // what the machine, or the computation, allows
-  std::optional<double> ratio = std::nullopt;   // of value and limit, as the name says
-  std::optional<double> target = std::nullopt;  // for the value
+  std::optional<double> limit = std::nullopt;   // reference, for example what the machine allows
+  std::optional<double> ratio = std::nullopt;   // value / limit
+  std::optional<double> target = std::nullopt;  // greatest value that passes
   bool pass = true;
 };
 
 std::string RowsJson(const std::vector<PerfRow>& rows);
-// A heading, then a line for each row; what a row does not have is empty.
+// Returns a heading and a line for each row. Fields that a row does not have are empty.
 std::string RowsCsv(const std::vector<PerfRow>& rows);
 std::string RowsTable(const std::vector<PerfRow>& rows);
 
-// The value below which a part `fraction` of the samples lies (nearest rank); samples not empty.
+// Returns the sample below or at which a part `fraction` of the samples lies (nearest rank). Precondition: samples is
+// not empty.
 double Percentile(std::vector<double> samples, double fraction);
 
 }  // namespace precondor

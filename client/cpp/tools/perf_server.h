@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The server under test: a child process on loopback, or one that is there.
+// The server under test: a child process on loopback, or one that is already running.
 #pragma once
 
 #include <memory>
@@ -11,21 +11,22 @@
 
 namespace precondor {
 
-// One thread at a time. The destructor ends a child and waits for it.
+// Owns the server under test. Not thread-safe. The destructor stops a child and waits for its end.
 class PerfServer {
  public:
-  // Unavailable when a child does not open its port within 30 s.
+  // Starts options.server_binary, or takes the running server at options.server. Returns NotFound if the child cannot
+  // be started, and Unavailable if it does not open its port within 30 s.
   static absl::StatusOr<std::unique_ptr<PerfServer>> Start(const PerfOptions& options);
   ~PerfServer();
 
   const std::string& address() const { return address_; }
-  // Resident bytes of the child; 0 for a server that was not started here.
+  // Returns the child's resident memory in bytes; 0 for a server that was not started here.
   int64_t resident_bytes() const;
 
  private:
   PerfServer() = default;
   std::string address_;
-  std::string folder_;  // of the child's port file
+  std::string folder_;  // folder of the child's port file
   int pid_ = 0;
 };
 

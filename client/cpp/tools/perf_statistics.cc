@@ -59,7 +59,7 @@ SessionSpec Spec(const PerfOptions& options, const std::vector<LayerSpec>& layer
   return spec;
 }
 
-// The server's counters of a session, summed.
+// The server's counters of a session, summed over layers.
 struct Counters {
   double update_seconds = 0;
   int64_t state_bytes = 0;
@@ -78,7 +78,7 @@ absl::StatusOr<Counters> ReadCounters(ControlClient& control, const std::string&
   return counters;
 }
 
-// A session with its workers, stepped together.
+// A session whose workers step together.
 class Run final : public PerfSteps {
  public:
   Run(const PerfOptions& options, const std::vector<LayerSpec>& layers, const std::string& method, int64_t factor_rank,
@@ -110,8 +110,8 @@ class Run final : public PerfSteps {
     return client_->CloseSession(spec_.name).status();
   }
 
-  // Seconds of one step: every worker's statistics sent, sealed and applied. A layer's abstaining gradient is answered
-  // once the statistics of its step have been applied, which tells the end without asking.
+  // Runs a step and returns its seconds: the statistics of every worker are sent, sealed and applied. The shard answers
+  // a layer's abstaining gradient only after it has applied the statistics of the step, so the answers mark the end.
   absl::StatusOr<double> Step() override {
     const absl::Time start = MonotonicNow();
     PRECONDOR_RETURN_IF_ERROR(ForEachRank(workers_.size(), [this](uint32_t rank) -> absl::Status {
@@ -128,7 +128,7 @@ class Run final : public PerfSteps {
 
   absl::StatusOr<Counters> ReadCounters() { return precondor::ReadCounters(control_, spec_.name); }
 
-  // All workers send equally much.
+  // Precondition: the session is open. All workers send the same number of bytes.
   int64_t sent_bytes() const override {
     return static_cast<int64_t>(workers_.size()) * workers_[0]->traffic().statistics_bytes;
   }
@@ -144,7 +144,8 @@ class Run final : public PerfSteps {
     return absl::OkStatus();
   }
 
-  // A place in the noise that differs by rank, layer and step: equal vectors would make factors of rank 1.
+  // Returns a place in the noise that differs by rank, layer and step, because equal vectors would give factors of rank
+  // 1.
   const float* Vector(uint32_t rank, size_t layer) const {
     const uint64_t place = (step_ * spec_.layers.size() + layer) * static_cast<uint64_t>(spec_.world_size) + rank;
     return noise_.data() + place * 7919 % (noise_.size() - widest_);
@@ -172,11 +173,11 @@ class Run final : public PerfSteps {
 
 struct Measured {
   std::vector<double> seconds;
-  std::vector<double> kernel_seconds;  // of each step, over the server's threads
-  std::vector<double> other_seconds;   // of each step: what is not kernels
+  std::vector<double> kernel_seconds;  // of each step: time in kernels, divided by the server's threads
+  std::vector<double> other_seconds;   // of each step: the rest of its time
   int64_t resident_bytes = 0;
   int64_t state_bytes = 0;
-  int64_t payload_bytes = 0;  // of one worker and step
+  int64_t payload_bytes = 0;  // of one worker in one step
 };
 
 absl::StatusOr<Measured> Measure(const PerfOptions& options, const std::vector<LayerSpec>& layers,
@@ -215,7 +216,7 @@ absl::StatusOr<std::unique_ptr<PerfSteps>> OpenStatisticSteps(const PerfOptions&
 absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& options, const PerfServer& server) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<LayerSpec> layers, PerfLayers(options));
   const int64_t idle_bytes = server.resident_bytes();
-  // The memory first, while the server has held nothing else.
+  // Measures the run whose memory is reported first, while the server has held nothing else.
   PRECONDOR_ASSIGN_OR_RETURN(const Measured mkor, Measure(options, layers, "mkor", options.rank, server));
   PRECONDOR_ASSIGN_OR_RETURN(const Measured least, Measure(options, layers, "mkor", 1, server));
   PRECONDOR_ASSIGN_OR_RETURN(const Measured transport, Measure(options, layers, "identity", 0, server));
@@ -226,14 +227,14 @@ absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& option
   const double least_other = Percentile(least.other_seconds, 0.5) * kMilli;
   const double transport_step = Percentile(transport.seconds, 0.5) * kMilli;
   constexpr double kTargetMs = 20;
-  const bool has_targets = options.workload == "bert-large";  // other layers are measured without
+  const bool has_targets = options.workload == "bert-large";  // other workloads have none
   std::vector<PerfRow> rows = {
       {"statistics/step_p50", step, "ms"},
       {"statistics/step_p99", Percentile(mkor.seconds, 0.99) * kMilli, "ms"},
       {"statistics/kernels_over_threads_p50", kernels, "ms", step, kernels / step},
       {"statistics/not_kernels_p50", other, "ms", step, other / step,
        has_targets ? std::optional<double>(kTargetMs) : std::nullopt,
-       // A negative rest means that other work kept the threads from the cores: the run measured nothing.
+       // A negative value means that other work on the machine delayed the threads, so the measurement is invalid.
        other >= 0 && (!has_targets || other < kTargetMs)},
       {"statistics/transport_acknowledged", transport_step, "ms", step, transport_step / step},
       {"statistics/rank1_step_p50", least_step, "ms", step, least_step / step},
@@ -243,7 +244,7 @@ absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& option
   if (mkor.resident_bytes > 0) {
     const double vectors = static_cast<double>(FactorElements(layers) * options.rank * 4) / 1e6;
     const double state = static_cast<double>(mkor.state_bytes) / 1e6;
-    // One step of every worker's vectors (f16) twice: where the transport received them, and kept until they are
+    // The vectors (f16) of every worker in one step, twice: as the transport received them, and as kept until they are
     // reduced.
     const double staging = 2 * static_cast<double>(options.workers * mkor.payload_bytes) / 1e6;
     const double resident = static_cast<double>(mkor.resident_bytes - idle_bytes) / 1e6;

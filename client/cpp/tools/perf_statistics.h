@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workloads bert-large and statistics.
+// The workloads bert-large and statistics of precondor-perf.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,13 @@
 
 namespace precondor {
 
-// A step begins when all workers begin to send and ends when every layer has applied all of it. Memory is compared with
-// the factors' vectors and what the server has reserved for staging and scratch.
+// Measures steps, and the server's memory. A step begins when all workers begin to send, and ends when every layer has
+// applied all statistics. Memory is compared with the factors' vectors and with the state that the server reports, each
+// plus two copies of a step's statistics.
 absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& options, const PerfServer& server);
 
-// Such steps with method mkor, in a session of their own, of options.workers workers and factors of rank options.rank.
+// Opens a session with method mkor, options.workers workers and factors of rank options.rank. Returns its steps, which
+// are those of MeasureStatistics.
 absl::StatusOr<std::unique_ptr<PerfSteps>> OpenStatisticSteps(const PerfOptions& options,
                                                               const std::vector<LayerSpec>& layers,
                                                               const PerfServer& server);

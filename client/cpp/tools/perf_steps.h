@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A session of a load and its steps.
+// The steps of a session under load.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,21 @@
 
 namespace precondor {
 
-// One thread at a time.
+// Runs the steps of one session. Not thread-safe.
 class PerfSteps {
  public:
   virtual ~PerfSteps() = default;
-  // After so many steps they repeat: what is compared has whole cycles.
+  // Returns the number of steps after which they repeat. Measurements that are compared have whole cycles.
   virtual int64_t cycle() const { return 1; }
-  // Seconds of the next step.
+  // Runs the next step and returns its seconds.
   virtual absl::StatusOr<double> Step() = 0;
-  // Payload bytes that all workers together have sent.
+  // Returns the payload bytes that all workers together have sent.
   virtual int64_t sent_bytes() const = 0;
   virtual absl::Status Close() = 0;
 };
 
-// Runs body(rank), which gives a Status, for ranks 0 ... count - 1, each on a thread of its own. The first error.
+// Runs body(rank), which returns a Status, for ranks 0 ... count - 1, each on its own thread. Returns the first error
+// in the order of ranks.
 template <typename Body>
 absl::Status ForEachRank(size_t count, const Body& body) {
   std::vector<absl::Status> statuses(count);

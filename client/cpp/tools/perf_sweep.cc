@@ -23,7 +23,7 @@ absl::StatusOr<std::unique_ptr<PerfSteps>> OpenSteps(const PerfOptions& options,
   return TrainingSteps::Open(TrainingSpec(options, layers, options.method, options.exchange), server);
 }
 
-// A window is a third of what is asked for: of the seconds, or of the steps.
+// Returns whether a window ends. It ends with a whole cycle, after a third of the requested seconds or steps.
 bool WindowEnds(const PerfOptions& options, int64_t cycle, int64_t steps, double seconds) {
   constexpr auto kParts = static_cast<int64_t>(SteadyWindows::kCompared);
   if (steps == 0 || steps % cycle != 0) return false;
@@ -52,7 +52,7 @@ absl::StatusOr<std::vector<SweepRow>> MeasureSweep(const PerfOptions& options, c
     const int64_t sent_before = run->sent_bytes();
     SteadyWindows windows;
     std::vector<double> seconds;
-    std::vector<size_t> begins;  // of windows, in `seconds`
+    std::vector<size_t> begins;  // index in `seconds` of the first step of each window
     while (!windows.done()) {
       begins.push_back(seconds.size());
       double total = 0;

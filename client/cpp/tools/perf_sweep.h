@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workloads bert-large, statistics and training by the number of workers: a row for each, measured until it is steady.
+// Runs the workloads bert-large, statistics and training with several numbers of workers. Each number gives a row,
+// which is measured until it is steady.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +14,17 @@
 
 namespace precondor {
 
-// When a measurement may end: its last three windows are within 10 % of each other, or there have been kMost of them.
+// Decides when a measurement may end: when its last three windows are within 10 % of each other, or after kMost
+// windows.
 class SteadyWindows {
  public:
   static constexpr size_t kCompared = 3;
   static constexpr size_t kMost = 9;
   static constexpr double kSpread = 0.1;
 
-  // The mean step of a window.
+  // Adds a window by its mean step in seconds.
   void Add(double seconds) { seconds_.push_back(seconds); }
-  // Of the last three windows, (longest - shortest) / shortest; 1 while there are fewer.
+  // Returns (longest - shortest) / shortest of the last three windows, or 1 if there are fewer.
   double spread() const;
   bool steady() const { return spread() <= kSpread; }
   bool done() const { return steady() || seconds_.size() >= kMost; }
@@ -34,21 +36,21 @@ class SteadyWindows {
 
 struct SweepRow {
   int64_t workers = 0;
-  double step_p50_ms = 0;  // of the steps of the last three windows, as the others
+  double step_p50_ms = 0;  // of the steps of the last three windows, like the fields below
   double step_p99_ms = 0;
-  double steps_per_second = 0;        // while steps are under way
-  double received_mb_per_second = 0;  // 1e6 payload bytes, of all workers together
+  double steps_per_second = 0;        // time between steps does not count
+  double received_mb_per_second = 0;  // 1e6 payload bytes a second, of all workers together
   size_t windows = 0;
-  double spread = 0;  // SteadyWindows
+  double spread = 0;  // SteadyWindows::spread()
   bool steady = false;
 };
 
-// Runs `options.sweep`, one number of workers after the other, each in a session of its own.
+// Runs each number of workers of `options.sweep`, one after another, each in its own session.
 absl::StatusOr<std::vector<SweepRow>> MeasureSweep(const PerfOptions& options, const PerfServer& server);
 
 std::string SweepTable(const std::vector<SweepRow>& rows);
 std::string SweepJson(const std::vector<SweepRow>& rows);
-// A heading, then a line for each row.
+// Returns a heading and a line for each row.
 std::string SweepCsv(const std::vector<SweepRow>& rows);
 
 }  // namespace precondor

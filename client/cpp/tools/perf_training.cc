@@ -105,7 +105,7 @@ absl::Status TrainingSteps::RunStep(uint32_t rank, uint64_t step) {
   for (size_t layer = 0; layer < data.gradients.size(); ++layer) {
     const LayerSpec& shape = spec_.layers[layer];
     const auto index = static_cast<int64_t>(layer);
-    // Another place at every step: equal vectors would make factors of rank 1.
+    // The vectors differ from step to step, because equal vectors would give factors of rank 1.
     const float* const vectors = data.vectors.data() + step * 31 % (data.vectors.size() / 2);
     if (worker.NeedsStatistics(step, index)) {
       PRECONDOR_RETURN_IF_ERROR(worker.SendStatistics(step, index, ConstMatrixView(vectors, 1, shape.d_in),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps as a training job makes them: statistics at every tenth step, a gradient of each layer and its answer, a
+// Steps like those of a training job: statistics at every tenth step, a gradient of each layer and its answer, and a
 // report.
 #pragma once
 
@@ -19,16 +19,18 @@
 
 namespace precondor {
 
-// With options.workers workers; mkor has factors of rank options.rank, other methods their defaults.
+// Returns the description of a session with options.workers workers. mkor has factors of rank options.rank; other
+// methods have their defaults.
 SessionSpec TrainingSpec(const PerfOptions& options, const std::vector<LayerSpec>& layers, const std::string& method,
                          ExchangeMode exchange);
 
+// Runs training steps of a session. Not thread-safe.
 class TrainingSteps final : public PerfSteps {
  public:
-  // Opens the session; all ranks join.
+  // Opens the session and joins all ranks.
   static absl::StatusOr<std::unique_ptr<TrainingSteps>> Open(const SessionSpec& spec, const PerfServer& server);
 
-  // The next `steps` steps; ranks wait for each other only as the session has them wait.
+  // Runs the next `steps` steps. Ranks wait for each other only where the session makes them.
   absl::Status Run(uint64_t steps);
   absl::StatusOr<double> Step() override;
   int64_t cycle() const override { return spec_.inv_freq; }
@@ -38,7 +40,7 @@ class TrainingSteps final : public PerfSteps {
  private:
   // One rank's tensors.
   struct RankData {
-    std::vector<std::vector<float>> gradients, answers;  // by layer; empty where another rank sends it
+    std::vector<std::vector<float>> gradients, answers;  // by layer; empty if another rank sends the layer's gradient
     std::vector<float> vectors;
   };
 

@@ -17,14 +17,14 @@ namespace {
 constexpr int64_t kFloat = 4, kDouble = 8;
 constexpr int64_t kWindowSteps = 2;  // the servers' default of --window-steps
 
-// All that the plan needs to know of one layer.
+// What the plan needs to know about a layer.
 struct LayerCost {
-  int64_t statistics = 0;  // bytes of one worker at a statistic step
-  int64_t factors = 0;     // bytes to one worker at a statistic step
-  int64_t gradient = 0;    // bytes of one gradient on the wire; 0 where gradients stay with the workers
+  int64_t statistics = 0;  // bytes that one worker sends at a statistic step
+  int64_t factors = 0;     // bytes that one worker receives at a statistic step
+  int64_t gradient = 0;    // bytes of one gradient on the wire; 0 if gradients stay with the workers
   int64_t states = 0;
   int64_t staging = 0;
-  // Bytes of scratch: a shard that works on few layers at once reserves the widest of each part.
+  // Bytes of scratch. A shard that works on few layers at once reserves the largest of each part for each of them.
   int64_t statistics_scratch = 0;
   int64_t gradient_scratch = 0;
   int64_t method_scratch = 0;
@@ -35,7 +35,8 @@ struct LayerCost {
 
 int64_t SumOfSides(const LayerSpec& layer) { return layer.d_in + layer.d_out; }
 
-// Elements that one worker sends. COVARIANCE: its most, as rows of few samples are fewer.
+// Returns the number of elements that one worker sends. For COVARIANCE this is the maximum: few samples are sent as
+// rows, which have fewer elements.
 int64_t StatisticsElements(const SessionSpec& spec, int64_t index) {
   const LayerSpec& layer = spec.layers[static_cast<size_t>(index)];
   if (StatisticsOf(spec, index) == StatisticsKind::kCovariance) {
@@ -44,7 +45,8 @@ int64_t StatisticsElements(const SessionSpec& spec, int64_t index) {
   return VectorsPerWorker(spec, index) * SumOfSides(layer);
 }
 
-// Elements of the statistics of all workers, merged.
+// Returns the number of elements of all workers' statistics, merged. For COVARIANCE it includes what merging takes for
+// the wider side: a contribution as sent, the contribution unpacked, and the sum.
 int64_t MergedElements(const SessionSpec& spec, int64_t index) {
   const LayerSpec& layer = spec.layers[static_cast<size_t>(index)];
   if (StatisticsOf(spec, index) != StatisticsKind::kCovariance) return VectorsPerStep(spec, index) * SumOfSides(layer);
@@ -56,8 +58,9 @@ int64_t GradientRanks(const SessionSpec& spec) {
   return spec.exchange == ExchangeMode::kDelegate ? 1 : spec.world_size;
 }
 
-// What server/core reserves to stage a layer: statistics of one step more than the window has, gradients, f64 sums of
-// those where several ranks send them, and in REPLAY and PULL_FACTORS what workers are sent with two states beside.
+// Returns the bytes that server/core reserves to stage a layer: statistics of one step more than the window has;
+// gradients, and their f64 sums if several ranks send them; and in REPLAY and PULL_FACTORS what workers receive, and
+// two saved states.
 int64_t Staging(const SessionSpec& spec, const Method& method, int64_t index, const LayerCost& cost) {
   const LayerSpec& layer = spec.layers[static_cast<size_t>(index)];
   const int64_t ranks = GradientRanks(spec);
@@ -80,7 +83,7 @@ LayerCost CostOf(const SessionSpec& spec, const Method& method, int64_t index) {
   if (method.needs_statistics()) {
     cost.statistics = StatisticsElements(spec, index) * static_cast<int64_t>(ByteSize(spec.statistics_dtype));
     const bool mean = StatisticsOf(spec, index) == StatisticsKind::kMean;
-    // On the host one worker's decoded, or the means' sums in f64 and the means.
+    // On the host: one worker's decoded statistics, or for MEAN the sums of means in f64 and the means.
     const int64_t host = mean ? 3 * SumOfSides(layer) : StatisticsElements(spec, index);
     cost.statistics_scratch = (MergedElements(spec, index) + host) * kFloat;
     if (spec.exchange == ExchangeMode::kReplay) cost.factors = MergedElements(spec, index) * kFloat;
@@ -88,13 +91,13 @@ LayerCost CostOf(const SessionSpec& spec, const Method& method, int64_t index) {
   }
   if (!WorkersPrecondition(spec)) {
     cost.gradient = elements * static_cast<int64_t>(ByteSize(spec.gradient_dtype));
-    // D and U on the device, and D on the host where the wire's type is not f32.
+    // D and U on the device, and D on the host if the wire type is not f32.
     cost.gradient_scratch = (spec.gradient_dtype == DType::kF32 ? 2 : 3) * elements * kFloat;
   }
   cost.method_scratch = method.ScratchBytes(layer, vectors) + method.DeferredScratchBytes(layer);
   cost.staging = Staging(spec, method, index, cost);
-  // StepFlops grows linearly with the vectors that an update takes; without any it is the precondition alone, with the
-  // decompositions spread over their interval, and with what a method without statistics learns from every gradient.
+  // StepFlops grows linearly with the number of vectors of an update. For 0 vectors it counts the preconditioning, the
+  // decompositions spread over their interval, and what a method without statistics learns from every gradient.
   cost.precondition_flops = method.StepFlops(layer, 0);
   cost.update_flops = std::max(0.0, method.StepFlops(layer, vectors) - cost.precondition_flops);
   return cost;
@@ -114,11 +117,12 @@ int64_t Scratch(const std::vector<const LayerCost*>& layers, int64_t threads) {
 
 struct Placed {
   std::vector<ShardLoad> shards;
-  std::string reason;  // empty: the shards hold all layers, which are placed in either case
+  std::string reason;  // empty if the shards hold all layers; all layers are placed in either case
 };
 
-// As server/policy/placement.h: layers by descending cost to the least loaded shard with room for state and staging;
-// ties go to the lower layer and the lower shard. A shard then reserves scratch as well.
+// Places layers like server/policy/placement.h: in the order of descending cost, each on the least loaded shard with
+// room for its state and staging. Ties go to the lower layer and the lower shard. Then adds the scratch that each shard
+// reserves.
 Placed Place(const PlanInput& input, const std::vector<LayerCost>& layers, int64_t shards) {
   std::vector<size_t> order(layers.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -142,11 +146,11 @@ Placed Place(const PlanInput& input, const std::vector<LayerCost>& layers, int64
                                      " bytes of state and staging; none of ", shards, " shards has so much left of ",
                                      input.shard_memory_bytes);
       }
-      best = least;  // the plan goes on, to say what the shards would need
+      best = least;  // continues, so that the plan shows what the shards would need
     }
     ShardLoad& shard = placed.shards[best];
     const double workers = input.spec.world_size, ranks = static_cast<double>(GradientRanks(input.spec));
-    const double statistic_steps = 1.0 / input.spec.inv_freq;  // of an average step
+    const double statistic_steps = 1.0 / input.spec.inv_freq;  // in an average step
     ++shard.layers;
     shard.states += layer.states;
     shard.staging += layer.staging;
@@ -169,7 +173,7 @@ Placed Place(const PlanInput& input, const std::vector<LayerCost>& layers, int64
   return placed;
 }
 
-// The fewest shards that hold all layers; 0 when there are none, with the reason.
+// Returns the fewest shards that hold all layers, or 0 and the reason if kMaxPlanShards shards are too few.
 int64_t ShardsByMemory(const PlanInput& input, const std::vector<LayerCost>& layers, std::string& reason) {
   double total = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -190,7 +194,8 @@ int64_t ShardsByMemory(const PlanInput& input, const std::vector<LayerCost>& lay
   return 0;
 }
 
-// The worker that moves most: in DELEGATE gradients of every world_size-th layer, otherwise all of them.
+// Returns the traffic of the worker that moves most. A worker sends gradients of every world_size-th layer in DELEGATE,
+// and otherwise of all layers.
 WorkerTraffic BusiestWorker(const SessionSpec& spec, const std::vector<LayerCost>& layers) {
   WorkerTraffic traffic;
   std::vector<int64_t> gradients(static_cast<size_t>(spec.world_size), 0);

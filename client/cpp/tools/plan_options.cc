@@ -32,7 +32,7 @@ absl::Status Wrong(absl::string_view name, absl::string_view expected, absl::str
   return absl::InvalidArgumentError(absl::StrCat("--", name, ": expected ", expected, ", got \"", got, "\""));
 }
 
-// Reads flags into fields; the first error is kept.
+// Reads flags into fields and keeps the first error.
 class Reader {
  public:
   explicit Reader(const PlanFlags& flags) : flags_(flags) {}
@@ -84,7 +84,8 @@ class Reader {
   absl::Status error_;
 };
 
-// Numbers and flags become what the method's parser expects; it says what is wrong with all the rest.
+// Converts numbers and booleans to what the method's parser expects. Other text is returned unchanged, and the parser
+// reports what is wrong with it.
 OptionValue ValueOf(OptionType type, const std::string& text) {
   double number = 0;
   bool flag = false;
@@ -114,7 +115,7 @@ absl::Status ReadMethod(const PlanFlags& flags, MethodConfig& method) {
   return MakeMethod(method).status();
 }
 
-// What does not go together, before the layers are known.
+// Checks which options exclude each other, before the layers are known.
 absl::Status CheckSession(SessionSpec spec) {
   spec.layers = {{"every layer", 1, 1, false}};
   absl::Status status = ValidateSessionSpec(spec);

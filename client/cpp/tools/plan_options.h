@@ -15,23 +15,24 @@
 
 namespace precondor {
 
-// Flags as they came, by name without dashes; those of methods' options by "option.<name>".
+// Values of flags as given, by name without dashes. The option NAME of a method is "option.NAME".
 using PlanFlags = std::map<std::string, std::string>;
 
+// Returns whether precondorctl plan has this flag.
 bool IsPlanFlag(absl::string_view name);
-// InvalidArgument: --option without a name.
+// Adds a flag. Returns InvalidArgument for --option without a name.
 absl::Status AddPlanFlag(absl::string_view name, absl::string_view value, PlanFlags& flags);
 
 struct PlanOptions {
   std::string preset;
-  std::string layers_file;  // one of the two
+  std::string layers_file;  // one of preset and layers_file is given
   ExpandOptions expand;
-  PlanInput input;  // all but the layers
+  PlanInput input;  // without the layers
 };
-// InvalidArgument or NotFound name the flag, what was expected and what came.
+// Parses the flags. Returns InvalidArgument or NotFound, which name the flag and the expected and actual values.
 absl::StatusOr<PlanOptions> ParsePlanOptions(const PlanFlags& flags);
 
-// The layer table that `options` name. Errors are those of the table's reader.
+// Returns the layer table that `options` name, or the errors of PresetShapes and ReadLayerTable.
 absl::StatusOr<ModelShapes> PlanShapes(const PlanOptions& options);
 
 absl::string_view PlanHelp();

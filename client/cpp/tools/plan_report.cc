@@ -27,7 +27,7 @@ std::string Seconds(double seconds) {
   return seconds < 1 ? absl::StrFormat("%.3g ms", seconds * 1e3) : absl::StrFormat("%.3g s", seconds);
 }
 
-// The shard that reserves most, which decides whether a session fits.
+// Returns the shard that reserves most, which decides whether a session fits.
 ShardLoad Fullest(const Plan& plan) {
   return *std::max_element(plan.shards.begin(), plan.shards.end(),
                            [](const ShardLoad& x, const ShardLoad& y) { return x.reserved() < y.reserved(); });
@@ -45,7 +45,8 @@ std::string SessionText(const SessionSpec& spec) {
                       StatisticsKindName(spec.statistics), " every ", spec.inv_freq, " steps");
 }
 
-// "an average step: every step gradients 24.0 MiB, every 10 steps statistics 864.3 KiB"; what is 0 is left out.
+// Returns text like "an average step: every step gradients 24.0 MiB, every 10 steps statistics 864.3 KiB". Parts that
+// are 0 are left out.
 std::string TrafficText(const char* each_step, int64_t each_step_bytes, const SessionSpec& spec,
                         const char* statistic_step, int64_t statistic_step_bytes) {
   std::vector<std::string> parts;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan as a table for people and as JSON for programs. Pure functions.
+// Renders a plan as a table for people and as JSON for programs. Pure functions.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace precondor {
 
-// `input` has the layers that `plan` was made of, `model` the table that they came from.
+// Precondition: `plan` was made from `input`, whose layers are those of `model`.
 std::string PlanTable(const ModelShapes& model, const PlanInput& input, const Plan& plan);
 nlohmann::json PlanJson(const ModelShapes& model, const PlanInput& input, const Plan& plan);
 

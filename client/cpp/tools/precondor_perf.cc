@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// precondor-perf: loads a server and reports what it took.
+// precondor-perf: puts load on a server and reports measurements.
 #include <algorithm>
 #include <fstream>
 #include <iostream>
@@ -20,7 +20,7 @@
 
 namespace {
 
-// What a run has to say.
+// The output of a run.
 struct Report {
   std::string table, json, csv;
   bool pass = true;
@@ -55,7 +55,7 @@ bool Write(const std::string& path, const std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Large blocks stay with the process: giving them back costs more than the copies they carry.
+  // The process keeps large blocks, because to return them to the system costs more than the copies that they are for.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   const auto options = precondor::ParsePerfOptions(std::vector<std::string>(argv + 1, argv + argc));

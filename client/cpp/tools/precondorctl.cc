@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// precondorctl: asks a server and prints what it says.
+// precondorctl: sends a command to a server and prints the answer.
 #include <iostream>
 #include <string>
 #include <vector>
