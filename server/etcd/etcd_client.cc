@@ -17,11 +17,11 @@ EtcdClient::EtcdClient(const EtcdOptions& options) : request_timeout_(options.re
   PRECONDOR_CHECK(!options.endpoints.empty());
   const auto credentials = options.credentials == nullptr ? grpc::InsecureChannelCredentials() : options.credentials;
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(-1);  // a page of records; a session's may be large
-  // A leader has a lease to keep: it must not wait for longer than etcd was away.
+  arguments.SetMaxReceiveMessageSize(-1);  // no limit: an answer holds a page of records, and a session's can be large
+  // Reconnects quickly: a leader must renew its lease as soon as etcd is reachable again.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  // gRPC resolves the name before it connects again, and by default not twice within its cooldown.
+  // gRPC resolves the name before it reconnects, and by default waits 30 s between two resolutions.
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 100);
   for (const std::string& endpoint : options.endpoints) {
     const auto channel = grpc::CreateCustomChannel(endpoint, credentials, arguments);
@@ -94,12 +94,12 @@ absl::Status EtcdClient::KeepLeaseAlive(int64_t lease) {
   etcdserverpb::LeaseKeepAliveRequest request;
   request.set_id(lease);
   etcdserverpb::LeaseKeepAliveResponse response;
-  // A stream for each: what a broken one may have lost needs no thought.
+  // Uses a new stream for each renewal, so that a broken stream needs no handling.
   PRECONDOR_RETURN_IF_ERROR(Call("LeaseKeepAlive", [&](const Member& member, grpc::ClientContext& context) {
     const auto stream = member.lease->LeaseKeepAlive(&context);
     const bool answered = stream->Write(request) && stream->Read(&response);
     stream->WritesDone();
-    if (answered) context.TryCancel();  // etcd ends its side late
+    if (answered) context.TryCancel();  // etcd would be slow to end the stream
     const grpc::Status status = stream->Finish();
     if (answered) return grpc::Status::OK;
     return status.ok() ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "ended without an answer") : status;
@@ -110,7 +110,7 @@ absl::Status EtcdClient::KeepLeaseAlive(int64_t lease) {
 
 std::string EndOfPrefix(std::string prefix) {
   while (!prefix.empty() && prefix.back() == '\xFF') prefix.pop_back();
-  if (prefix.empty()) return std::string(1, '\0');  // etcd's name for "all that follow"
+  if (prefix.empty()) return std::string(1, '\0');  // as a range_end, this means all following keys
   prefix.back() = static_cast<char>(static_cast<uint8_t>(prefix.back()) + 1);
   return prefix;
 }

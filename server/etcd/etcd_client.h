@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of etcd's v3 API that the election and the journal need.
+// A client for the calls of etcd's v3 API that the election and the journal use.
 #pragma once
 
 #include <cstdint>
@@ -23,23 +23,23 @@ namespace precondor::etcd {
 struct EtcdOptions {
   std::vector<std::string> endpoints;  // host:port of the cluster's members, at least one
   absl::Duration request_timeout = absl::Seconds(3);
-  std::shared_ptr<grpc::ChannelCredentials> credentials;  // null: none
+  std::shared_ptr<grpc::ChannelCredentials> credentials;  // null means plaintext
 };
 
-// Thread-safe. A call goes to the member that answered last; when that one is not to be reached, to the others in turn.
-// Then a call whose answer was lost may be carried out twice, or after the caller has given up: callers' transactions
-// compare revisions, so that this does no harm.
-// Errors: those of etcd, naming the member; Unavailable or DeadlineExceeded when none answers.
+// Sends calls to the members of an etcd cluster. A call goes to the member that answered last and, if that one is not
+// reachable, to the others in turn. So etcd may execute a call twice if an answer is lost, or after the caller has
+// given up. Transactions must tolerate this; the callers' transactions compare revisions for that reason. Errors: those
+// of etcd, with the member's endpoint; UNAVAILABLE or DEADLINE_EXCEEDED if no member answers. Thread-safe.
 class EtcdClient {
  public:
   explicit EtcdClient(const EtcdOptions& options);
 
   absl::StatusOr<etcdserverpb::TxnResponse> Txn(const etcdserverpb::TxnRequest& request);
   absl::StatusOr<etcdserverpb::RangeResponse> Range(const etcdserverpb::RangeRequest& request);
-  // Id of a new lease.
+  // Creates a lease and returns its id. Rounds `ttl` up to whole seconds.
   absl::StatusOr<int64_t> GrantLease(absl::Duration ttl);
   absl::Status RevokeLease(int64_t lease);
-  // NotFound: the lease has expired.
+  // Renews a lease. Returns NOT_FOUND if it has expired.
   absl::Status KeepLeaseAlive(int64_t lease);
 
  private:
@@ -57,10 +57,10 @@ class EtcdClient {
   size_t preferred_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// The first key behind all that begin with `prefix`.
+// Returns the first key after all keys that begin with `prefix`: the `range_end` of a request for these keys.
 std::string EndOfPrefix(std::string prefix);
 
-// Conditions of a transaction. A missing key has revision 0.
+// Conditions of a transaction: the key was created, or last modified, at `revision`. A missing key has revision 0.
 etcdserverpb::Compare CreatedAt(const std::string& key, int64_t revision);
 etcdserverpb::Compare ModifiedAt(const std::string& key, int64_t revision);
 

@@ -11,7 +11,7 @@
 namespace precondor::etcd {
 namespace {
 
-// Worth another try: etcd is away, electing a leader of its own, or slow.
+// Returns whether Campaign retries after this error: etcd is not reachable, is electing its own leader, or is slow.
 bool MayPass(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
 }
@@ -62,7 +62,7 @@ absl::StatusOr<std::optional<std::string>> EtcdElection::TryOnce() {
   put.set_key(key);
   put.set_value(options_.identity);
   put.set_lease(lease);
-  // Another candidate was faster; or this very request, the first answer to which was lost.
+  // If the key exists, another candidate was faster, or this request was executed before and its answer was lost.
   *request.add_failure()->mutable_request_range() = look;
   const absl::StatusOr<etcdserverpb::TxnResponse> response = client_.Txn(request);
   int64_t revision = 0;
@@ -90,7 +90,7 @@ absl::StatusOr<std::optional<std::string>> EtcdElection::TryOnce() {
       return std::nullopt;
     }
   }
-  // With the lease goes the key, should the request have come through after all.
+  // Revoking the lease also removes the key if the request was executed nevertheless.
   client_.RevokeLease(lease).IgnoreError();
   if (!in_time || absl::IsNotFound(response.status())) {
     return absl::UnavailableError(
@@ -120,7 +120,7 @@ void EtcdElection::KeepAliveOnce(int64_t lease) {
   const absl::Status status = client_.KeepLeaseAlive(lease);
   if (status.ok()) {
     MutexLock lock(mu_);
-    // An answer that comes too late does not bring back what Check has called lost.
+    // A late answer does not restore a leadership that Check may already have reported as lost.
     if (Steady::now() < leads_until_) {
       leads_until_ = asked + absl::ToChronoNanoseconds(options_.lease_ttl);
       return;

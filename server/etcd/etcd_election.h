@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One leader among the coordinators of a deployment: the one whose lease holds the key <prefix>/leader.
+// Elects one leader among the coordinators of a deployment: the one whose lease holds the key <prefix>/leader.
 #pragma once
 
 #include <chrono>
@@ -20,39 +20,41 @@
 namespace precondor::etcd {
 
 struct ElectionOptions {
-  std::string prefix = "/precondor/coordinator";  // one a deployment
-  std::string identity;                           // of this candidate, for people and for the next leader's log
-  absl::Duration lease_ttl = absl::Seconds(10);   // whole seconds; etcd allows no fewer than a few of its heartbeats
-  absl::Duration retry = absl::Seconds(1);        // between looks at the key of another leader
-  // Told by Campaign, on its thread, each time that it waits for something else than before: another candidate that
-  // leads (FailedPrecondition), or etcd's error. May be null.
+  std::string prefix = "/precondor/coordinator";  // each deployment needs its own
+  std::string identity;                           // this candidate's name in messages and in other candidates' logs
+  absl::Duration lease_ttl = absl::Seconds(10);   // in whole seconds; etcd requires at least a few of its heartbeats
+  absl::Duration retry = absl::Seconds(1);        // pause between Campaign's attempts
+  // Called by Campaign, on its thread, each time that the reason why it waits changes: FAILED_PRECONDITION with the
+  // identity of another leader, or etcd's error. May be null.
   std::function<void(const absl::Status&)> on_waiting;
 };
 
-// A candidate leads from the moment Campaign returns OK until its lease may have run out: from then on Check says so,
-// permanently. It counts the lease from before the last keep-alive that etcd answered, so that it stops before etcd
-// lets another one lead, as long as clocks run at the same rate. A leader that wakes up later than that finds its
-// writes refused, because each names the leadership it was made under (EtcdLog). Threads: one of its own, that keeps
-// the lease alive; calls may overlap. `client` must outlive the election.
+// One candidate. It leads from when Campaign returns OK until its lease may have expired; from then on Check fails
+// permanently. It counts the lease from the time before it sent the last answered keep-alive, so that it stops leading
+// before etcd lets another candidate lead, provided that clocks run at the same rate. etcd refuses the writes of a
+// leader that was suspended for longer, because each write names the leadership under which it was made (EtcdLog).
+// Threads: one thread of its own keeps the lease alive; other calls may overlap. Lifetime: `client` outlives the
+// election.
 class EtcdElection {
  public:
-  // `on_lost` is called once, on the election's thread or in Lose, when leadership is lost other than by Stop; a server
-  // ends then, and campaigns anew when it is started again. It must return soon, and neither Stop nor destroy
+  // `on_lost` is called once, on the election's thread or in Lose, if leadership is lost other than by Stop. A server
+  // then exits, and campaigns again after a restart. `on_lost` must return soon and must neither call Stop nor destroy
   // the election.
   EtcdElection(EtcdClient& client, ElectionOptions options, std::function<void(const absl::Status&)> on_lost);
   ~EtcdElection();  // Stop
 
-  // Returns when this candidate leads. Once only. Cancelled after Stop; InvalidArgument or the like when etcd refuses
-  // the request itself. While etcd is not to be reached it goes on trying.
+  // Returns OK when this candidate leads. Retries while another candidate leads or etcd is not reachable. Call it once.
+  // Returns CANCELLED after Stop, or etcd's error (such as INVALID_ARGUMENT) if etcd refuses the request itself.
   absl::Status Campaign();
-  // OK while this candidate leads for sure; else FailedPrecondition.
+  // Returns OK while this candidate certainly leads, and FAILED_PRECONDITION otherwise.
   absl::Status Check() const;
-  // Gives leadership up, so that the next one need not wait for the lease, and ends Campaign.
+  // Gives up leadership, revokes the lease so that the next leader need not wait for it, and ends Campaign.
   void Stop();
 
-  // Of this candidate's leadership: the revision that created the key. After Campaign.
+  // Returns the revision that created the leader's key, which identifies this leadership. Call it after Campaign.
   int64_t revision() const;
-  // What came to light elsewhere: another one leads.
+  // Ends the leadership, because the caller has found out that it is lost. Has no effect if this candidate does not
+  // lead.
   void Lose(const absl::Status& why);
 
   const std::string& prefix() const { return options_.prefix; }
@@ -62,7 +64,7 @@ class EtcdElection {
   using Steady = std::chrono::steady_clock;
   enum class State { kFollower, kLeader, kLost, kStopped };
 
-  // The identity of another candidate that leads; nullopt: this one does.
+  // Tries once to become the leader. Returns nullopt if it succeeds, or the identity of another candidate that leads.
   absl::StatusOr<std::optional<std::string>> TryOnce();
   void KeepAlive();
   void KeepAliveOnce(int64_t lease);

@@ -17,7 +17,7 @@ namespace precondor::etcd {
 namespace {
 
 constexpr int64_t kPageKeys = 64;
-constexpr size_t kOperationsATransaction = 64;  // etcd takes 128 unless set
+constexpr size_t kOperationsATransaction = 64;  // etcd's default limit is 128
 constexpr int kAttempts = 4;
 
 constexpr absl::string_view kSessionFolder = "/session/";
@@ -60,14 +60,14 @@ absl::StatusOr<std::vector<etcdserverpb::KeyValue>> EtcdLog::ReadSessions() {
     PRECONDOR_ASSIGN_OR_RETURN(etcdserverpb::RangeResponse page, client_.Range(request));
     for (etcdserverpb::KeyValue& entry : *page.mutable_kvs()) found.push_back(std::move(entry));
     if (!page.more() || page.kvs_size() == 0) return found;
-    request.set_key(absl::StrCat(found.back().key(), absl::string_view("\0", 1)));  // the next key there can be
+    request.set_key(absl::StrCat(found.back().key(), absl::string_view("\0", 1)));  // the smallest greater key
     request.set_revision(request.revision() != 0 ? request.revision() : page.header().revision());
   }
 }
 
 absl::StatusOr<EtcdLog::Opened> EtcdLog::Open(EtcdClient& client, EtcdElection& election) {
   std::unique_ptr<EtcdLog> journal(new EtcdLog(client, election));
-  // A write first: whatever an earlier leader still had under way is refused from here on.
+  // Writes first: from then on etcd refuses all pending writes of an earlier leader.
   PRECONDOR_RETURN_IF_ERROR(journal->Commit({}));
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<etcdserverpb::KeyValue> entries, journal->ReadSessions());
   std::vector<CoordinatorRecord> records;
@@ -113,7 +113,7 @@ absl::Status EtcdLog::Commit(const std::vector<etcdserverpb::RequestOp>& operati
                                                        : absl::StrCat("the leader is ", leader.kvs(0).value())));
       return election_.Check();
     }
-    // A write of ours that we had given up on came through: this one comes after it.
+    // An earlier write of this process, which timed out, has taken effect. Retries on top of it.
     const etcdserverpb::RangeResponse& sequence = response.responses(1).response_range();
     sequence_ = sequence.kvs_size() == 0 ? 0 : sequence.kvs(0).mod_revision();
   }

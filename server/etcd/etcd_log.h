@@ -2,9 +2,9 @@
 // The coordinator's journal in etcd, for several coordinators of which one leads.
 //
 // Keys under the election's prefix: session/<id, 20 digits>/<kind> holds the last record of each kind of each session,
-// so that there is little to compact; `sequence` is written by every transaction. A transaction is carried out only
-// while the leader's key is the one that this election created, and `sequence` the one that the transaction before
-// left: a leader that was replaced cannot write, and a write that was given up on cannot overtake a later one.
+// so that little needs compaction. Every transaction writes `sequence`. A transaction succeeds only if the leader's key
+// is the one that this election created, and if `sequence` is as the previous transaction left it. So a replaced leader
+// cannot write, and a write that timed out cannot take effect after a later one.
 #pragma once
 
 #include <cstdint>
@@ -22,31 +22,34 @@
 
 namespace precondor::etcd {
 
-// Threads: one caller at a time.
+// Implements CoordinatorJournal. Threads: calls must not overlap.
 class EtcdLog final : public CoordinatorJournal {
  public:
   struct Opened {
     std::unique_ptr<EtcdLog> journal;
     std::vector<CoordinatorRecord> records;  // for Coordinator::Restore
   };
-  // After Campaign. `client` and `election` must outlive the log. Errors: FailedPrecondition not the leader, or a
-  // record of a newer program; DataLoss a record that does not decode, naming its key; those of EtcdClient.
+  // Reads all records. Precondition: Campaign has returned OK. Returns FAILED_PRECONDITION if this process is not the
+  // leader or a record is from a newer release; DATA_LOSS with the key if a record cannot be decoded; or the errors of
+  // EtcdClient. Lifetime: `client` and `election` outlive the log.
   static absl::StatusOr<Opened> Open(EtcdClient& client, EtcdElection& election);
 
-  // FailedPrecondition once another one leads or may lead, and then permanently; those of EtcdClient, after which the
-  // record may be there. A record larger than etcd takes in a request (1.5 MiB unless set) is InvalidArgument.
+  // Writes a record. Returns FAILED_PRECONDITION, then permanently, once another candidate leads or may lead;
+  // INVALID_ARGUMENT if the record exceeds etcd's request limit (1.5 MiB by default); or the errors of EtcdClient,
+  // after which etcd may have the record or not.
   absl::Status Append(const CoordinatorRecord& record) override;
-  // In transactions of a session or of several removals each; one that fails leaves every session as it was or as
-  // `records` says.
+  // Uses one transaction for each record, and one for up to 64 removals of keys. If one fails, each record in etcd is
+  // either as it was or as in `records`.
   absl::Status Compact(absl::Span<const CoordinatorRecord> records) override;
-  bool wants_compaction() const override { return doubtful_; }  // an Append failed and may be there
-  // The revision that made this process the leader.
+  bool wants_compaction() const override { return doubtful_; }
+  // Returns the revision that made this process the leader.
   uint64_t leadership() const override { return static_cast<uint64_t>(election_.revision()); }
 
  private:
   EtcdLog(EtcdClient& client, EtcdElection& election) : client_(client), election_(election) {}
-  // All keys of sessions, at one revision.
+  // Returns all keys of sessions and their values, as of one revision.
   absl::StatusOr<std::vector<etcdserverpb::KeyValue>> ReadSessions();
+  // Executes `operations` in one transaction (see the top of this file). Retries if only `sequence` is not as expected.
   absl::Status Commit(const std::vector<etcdserverpb::RequestOp>& operations);
   std::vector<etcdserverpb::RequestOp> Operations(const CoordinatorRecord& record) const;
   std::string SequenceKey() const { return election_.prefix() + "/sequence"; }
@@ -54,8 +57,8 @@ class EtcdLog final : public CoordinatorJournal {
 
   EtcdClient& client_;
   EtcdElection& election_;
-  int64_t sequence_ = 0;  // revision of the sequence key as of the last transaction
-  bool doubtful_ = false;
+  int64_t sequence_ = 0;   // revision of the sequence key after the last transaction
+  bool doubtful_ = false;  // an Append has failed, and etcd may have its record or not
 };
 
 }  // namespace precondor::etcd

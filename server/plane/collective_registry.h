@@ -28,10 +28,10 @@ class CollectiveRegistry {
       : shard_(shard), logger_(logger), observer_(observer), transport_(std::move(transport)), timeout_(timeout) {}
   ~CollectiveRegistry() { Stop(); }
 
-  // Returns the rendezvous of the key's session and epoch, which is the same for all its ranks. The first call opens it
-  // and ends the communicator of an earlier epoch. Returns FAILED_PRECONDITION if the session's data plane is gRPC, if
-  // the communicator of this epoch has ended (with the reason), or if a later epoch has begun; UNAVAILABLE after Stop;
-  // or the errors of ShardDataPlane::PartOf and PlaneTransport::open.
+  // Returns the rendezvous of the key's session and epoch, which all its ranks share. The first call opens it and ends
+  // the communicator of an earlier epoch. Returns FAILED_PRECONDITION if the session's data plane is gRPC, if the
+  // communicator of this epoch has ended (with the reason), or if a later epoch has begun; UNAVAILABLE after Stop; or
+  // the errors of ShardDataPlane::PartOf and PlaneTransport::open.
   absl::StatusOr<RendezvousInfo> Join(const ContributionKey& key, const SessionCaller& caller = {});
   // Ends the communicator of the key's session and epoch for all ranks, because the key's rank cannot take part.
   // Returns the errors of Join.

@@ -19,7 +19,7 @@ Operation::Operation(Tracer* tracer, std::string name, SpanKind kind, absl::Time
     span_.parent_span_id = parent->span_id;
     span_.context.span_id = NewSpanId();
   }
-  // What is called from here is kept with it.
+  // If this span is kept, servers that this operation calls keep theirs.
   span_.context.sampled = keep || span_.context.sampled;
   span_.name = std::move(name);
   span_.kind = kind;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this thread works on: log lines and calls to other servers carry its trace.
+// The operation that the current thread executes: log lines and calls to other servers carry its trace.
 #pragma once
 
 #include <optional>
@@ -12,32 +12,32 @@
 
 namespace precondor::trace {
 
-// The work of one call, or of a timer, on one thread from its construction to its end: then it is the thread's again
-// that was before. Not thread-safe.
+// The work of one call or timer. It is the current operation of its thread from construction to destruction; then the
+// previous one is current again. Not thread-safe.
 class Operation {
  public:
-  // `parent`: what the caller sent; nullopt: nothing. `keep`: whether it becomes a span. Without `tracer` it never
-  // does, and the trace of the caller goes on as it is.
+  // `parent` is the caller's trace context, if any. `keep` says whether the operation is recorded as a span. A null
+  // `tracer` records nothing, and the caller's trace context is passed on unchanged.
   Operation(Tracer* tracer, std::string name, SpanKind kind, absl::Time start, std::optional<TraceContext> parent,
             bool keep);
   ~Operation();
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // nullptr: this thread works on nothing that has a trace.
+  // Returns the trace of the current operation, or nullptr if there is no operation or it has no trace.
   static const TraceContext* CurrentTrace();
-  // Adds to the span of what this thread works on.
+  // Adds an attribute to the span of the current operation, if it is kept.
   static void Annotate(std::string name, std::variant<std::string, int64_t, double> value);
-  // What this thread works on is worth a span after all.
+  // Records the current operation as a span although the constructor's `keep` was false.
   static void Keep();
 
   void set_status(const absl::Status& status) { span_.status = status; }
 
  private:
   Tracer* const tracer_;
-  Operation* const outer_;
+  Operation* const outer_;  // the thread's previous operation; may be null
   bool keep_;
-  bool traced_;  // span_.context is set
+  bool traced_;  // whether span_.context is set
   Span span_;
 };
 

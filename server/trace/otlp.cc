@@ -12,7 +12,7 @@ using Json = nlohmann::json;
 constexpr int kStatusError = 2;
 
 Json EncodeValue(const std::string& value) { return {{"stringValue", value}}; }
-// 64-bit numbers are text in the JSON of protobuf.
+// Protobuf's JSON writes 64-bit integers as strings.
 Json EncodeValue(int64_t value) { return {{"intValue", absl::StrCat(value)}}; }
 Json EncodeValue(double value) { return {{"doubleValue", value}}; }
 
@@ -59,7 +59,7 @@ std::string EncodeOtlp(const Resource& resource, const std::vector<Span>& spans,
   const Json scope = {{"scope", {{"name", "precondor"}, {"version", resource.version}}}, {"spans", std::move(encoded)}};
   const Json request = {
       {"resourceSpans", Json::array({{{"resource", {{"attributes", from}}}, {"scopeSpans", Json::array({scope})}}})}};
-  // Names of sessions are the users'.
+  // Replaces invalid UTF-8: users choose the names of sessions.
   return request.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spans as the JSON of OTLP/HTTP, version 1: what a collector takes at /v1/traces.
+// Encodes spans as OTLP/HTTP JSON, version 1, which a collector accepts at /v1/traces.
 #pragma once
 
 #include <string>
@@ -13,14 +13,15 @@ namespace precondor::trace {
 
 inline constexpr char kOtlpPath[] = "/v1/traces";
 
-// Who the spans are from.
+// The server that the spans are from.
 struct Resource {
   std::string version;
   std::string role;
   std::string instance;  // an address of the server
 };
 
-// An ExportTraceServiceRequest. `wall_offset` turns a time of MonotonicNow into one of the wall clock.
+// Returns an ExportTraceServiceRequest. `wall_offset` is what to add to a time of MonotonicNow to get the wall clock's
+// time.
 std::string EncodeOtlp(const Resource& resource, const std::vector<Span>& spans, absl::Duration wall_offset);
 
 }  // namespace precondor::trace

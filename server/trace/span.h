@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One span: a stretch of work that belongs to a trace (docs/monitoring.md, "Traces").
+// One span: a unit of work that belongs to a trace (docs/monitoring.md, "Traces").
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Event {
   absl::Time at;
 };
 
-// The numbers of OTLP.
+// The values are OTLP's.
 enum class SpanKind : uint8_t { kInternal = 1, kServer = 2 };
 
 // Times are those of MonotonicNow.
@@ -39,7 +39,7 @@ struct Span {
   absl::Status status = {};
   std::vector<Attribute> attributes = {};
   std::vector<Event> events = {};
-  std::optional<TraceContext> link = {};  // another span that has to do with this one
+  std::optional<TraceContext> link = {};  // a related span that is not the parent
 };
 
 }  // namespace precondor::trace

@@ -11,7 +11,7 @@
 namespace precondor::trace {
 namespace {
 
-// A slow collector does not hold up the end of a server; its request in progress alone does.
+// How long shutdown keeps starting new requests, so that a slow collector delays it by one more request at most.
 constexpr absl::Duration kLongestEnd = absl::Seconds(2);
 
 }  // namespace
@@ -56,7 +56,7 @@ Tracer::Counts Tracer::counts() const {
 }
 
 void Tracer::Run() {
-  std::optional<absl::Time> last_request;  // that begins before the end
+  std::optional<absl::Time> last_request;  // after this time no request starts; set at shutdown
   for (;;) {
     bool ending = false, more = false;
     {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which traces are kept, and the queue from the threads that make spans to the one that sends them to a collector.
+// Decides which traces are kept, and sends their spans to a collector.
 #pragma once
 
 #include <cstdint>
@@ -19,28 +19,28 @@
 
 namespace precondor::trace {
 
-// Thread-safe. Record never waits for the collector: what does not fit into the queue, or cannot be sent, is dropped
-// and counted.
+// Queues spans and sends them in batches on a thread of its own. Record never waits for the collector: spans that do
+// not fit into the queue, or cannot be sent, are dropped and counted. Thread-safe.
 class Tracer {
  public:
   struct Options {
-    double step_share = 0;                    // of all steps, 0 ... 1
-    size_t queue_spans = 4096;                // most that wait
-    size_t batch_spans = 256;                 // most in one request
-    size_t text_bytes = 256;                  // of a status or an attribute: a caller can send names of megabytes
+    double step_share = 0;                    // share of the steps whose traces are kept, 0 ... 1
+    size_t queue_spans = 4096;                // most spans in the queue
+    size_t batch_spans = 256;                 // most spans in one request
+    size_t text_bytes = 256;                  // longer texts of statuses and attributes are cut: callers choose names
     absl::Duration pause = absl::Seconds(1);  // longest wait for a batch to fill
   };
-  // Sends one request's body to the collector; on the tracer's thread. It returns within seconds.
+  // Sends the body of one request to the collector. Called on the tracer's thread; must return within seconds.
   using Send = std::function<absl::Status(const std::string& body)>;
 
-  // `clock` and `logger` outlive the tracer.
+  // Lifetime: `clock` and `logger` outlive the tracer.
   Tracer(Options options, Resource resource, const Clock& clock, Logger& logger, Send send);
-  // Sends what waits, until a request fails or two seconds have passed, and ends.
+  // Sends the queued spans until a request fails or two seconds have passed, drops the others, and ends the thread.
   ~Tracer();
   Tracer(const Tracer&) = delete;
   Tracer& operator=(const Tracer&) = delete;
 
-  // Whether spans of this trace are kept: its sender keeps its own, or it is in the share.
+  // Returns whether spans of this trace are kept: the sender keeps its own spans, or the trace is in the share.
   bool Keeps(const TraceContext& context) const { return context.sampled || InShare(context, options_.step_share); }
   void Record(Span span);
   absl::Time Now() const { return clock_.Now(); }
@@ -66,7 +66,7 @@ class Tracer {
   std::deque<Span> queue_ ABSL_GUARDED_BY(mu_);
   Counts counts_ ABSL_GUARDED_BY(mu_);
   bool ending_ ABSL_GUARDED_BY(mu_) = false;
-  bool failing_ ABSL_GUARDED_BY(mu_) = false;  // the last request was not taken
+  bool failing_ ABSL_GUARDED_BY(mu_) = false;  // the last request failed
   std::thread thread_;
 };
 
