@@ -270,8 +270,7 @@ bool ShardSnapshots::Work() {
 }
 
 void ShardSnapshots::Loop() {
-  // On Linux this applies to the calling thread alone. The writer mostly waits for the disk, and yields the cores to
-  // steps.
+  // On Linux this applies to the calling thread alone. The writer mostly waits for the disk; steps take precedence.
   (void)!nice(kNiceness);
   for (;;) {
     {
@@ -337,8 +336,8 @@ absl::Status ShardSnapshots::Prune(store::SnapshotStore& store, uint64_t session
     const absl::StatusOr<SnapshotImages> old =
         manifest.ok() ? DecodeMetadata(manifest->metadata) : absl::StatusOr<SnapshotImages>(manifest.status());
     const uint64_t number = old.ok() ? old->number : 0;
-    // Without an order since this process started, it is not known which ones the coordinator wants: keeps all with a
-    // number.
+    // Without an order since this process started, it is not known which ones the coordinator wants: keeps all that
+    // have a number.
     const bool wanted = number != 0 && (!order.has_value() || number == order->number ||
                                         std::find(order->keep.begin(), order->keep.end(), number) != order->keep.end());
     if (!wanted) PRECONDOR_RETURN_IF_ERROR(store.Remove(ids[i]));
