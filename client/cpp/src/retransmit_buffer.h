@@ -21,6 +21,7 @@ class RetransmitBuffer {
   using Item = std::shared_ptr<const Contribution>;
   using Sequence = int64_t;
 
+  // Keeps acknowledged statistics.
   void KeepStatistics(Sequence sequence, Item item);
   // Keeps an answered gradient. `next` is the sequence of the next submission. `item` owns its bytes and has no answer
   // outstanding.
@@ -50,7 +51,8 @@ class RetransmitBuffer {
 
  private:
   struct Layer {
-    std::map<Sequence, std::optional<Sequence>> answered_at;  // by item; nullopt: not known to be answered
+    // By item: sequence of the next submission when its step was answered. Nullopt: not known to be answered.
+    std::map<Sequence, std::optional<Sequence>> answered_at;
   };
   void Erase(Layer& layer, Sequence sequence);
 

@@ -43,7 +43,7 @@ class PrecondorCallback(transformers.TrainerCallback):
         if args.fp16 or args.fsdp or args.deepspeed:
             name = "fp16" if args.fp16 else "fsdp" if args.fsdp else "deepspeed"
             raise NotImplementedError(f"PrecondorCallback: {name} is not supported; expected f32 or bf16 and whole weights")
-        if args.n_gpu > 1:  # trainer wraps the model in nn.DataParallel, which calls copies of it
+        if args.n_gpu > 1:  # Trainer wraps the model in nn.DataParallel, which calls copies of it
             raise NotImplementedError(f"PrecondorCallback: expected one GPU a process, got {args.n_gpu}; start the program with "
                                       "torchrun")
         self.preconditioner = Preconditioner(model, self._address, optimizer=optimizer, **self._options)
