@@ -13,7 +13,7 @@ constexpr int64_t kRows = onednn::kPackedRows, kColumns = onednn::kPackedColumns
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Floats that `count` bf16 numbers take, so that what follows is aligned.
+// Returns the floats that `count` bf16 numbers take, rounded up so that what follows is aligned.
 int64_t Floats(int64_t count) { return RoundUp(count, 32) / 2; }
 int64_t PackedFloats(int64_t rows, int64_t cols) { return Floats(RoundUp(rows, kRows) * RoundUp(cols, kColumns)); }
 
@@ -21,8 +21,8 @@ void Round(ConstMatrixView x, uint16_t* out) {
   for (int64_t i = 0; i < x.rows; ++i) RoundToBf16(x.row(i), x.cols, out + i * x.cols);
 }
 
-// Two rows at a time become pairs, in blocks of kColumns pairs; some blocks at a time, so that rows are read in pieces
-// worth a page's trouble and few places are written to at once.
+// Packs two rows at a time as pairs, in blocks of kColumns pairs. It packs several blocks at a time, so that rows are
+// read in long pieces and few places are written at once.
 void Pack(ConstMatrixView x, uint16_t* out) {
   constexpr int64_t kBlocksAtOnce = 16;
   const int64_t height = RoundUp(x.rows, kRows), width = RoundUp(x.cols, kColumns);

@@ -20,9 +20,9 @@ namespace precondor {
 namespace {
 
 constexpr int64_t kAlignment = LargePageHeap::kAlignment;
-// Larger blocks live as long as a session does; keeping them would only hide memory.
+// Larger blocks live as long as a session. Caching them would only hide memory.
 constexpr int64_t kLargestCachedBytes = int64_t{64} << 20;
-// Smaller blocks are many and short walks; malloc keeps them better.
+// Smaller blocks are numerous and read in short runs; malloc handles them better.
 constexpr int64_t kSmallestShared = int64_t{64} << 10;
 
 bool OnLargePages(int64_t bytes) { return !PRECONDOR_HAS_ASAN && bytes >= kSmallestShared; }

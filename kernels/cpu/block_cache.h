@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory of the CPU backend: 64-byte aligned blocks, zeroed, with freed blocks kept for the next request of the
-// same size class, so that the steady state of a step neither maps nor unmaps pages. Blocks from 64 KiB on lie on large
-// pages, which they share (large_page_heap.h): factors are walked from end to end, and a small page lasts for 4 KiB of
-// that walk. Under AddressSanitizer each block is malloc's, and kept ones are poisoned, so that it sees what goes
-// wrong.
+// Host memory of the CPU backend: 64-byte aligned blocks. Freed blocks are kept for the next request of the same size
+// class, so that steps in the steady state neither map nor unmap pages. Blocks of 64 KiB or more share large pages
+// (large_page_heap.h): factors are read from end to end, and a small page covers only 4 KiB of that. Under
+// AddressSanitizer each block comes from malloc, and cached blocks are poisoned, so that it detects invalid accesses.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +16,23 @@
 
 namespace precondor {
 
-// Thread-safe. All blocks must be freed before it dies.
+// A cache of blocks with a memory limit. Thread-safe. All blocks must be freed before its destruction.
 class BlockCache {
  public:
   BlockCache(int64_t memory_limit_bytes, int64_t cache_limit_bytes);
   ~BlockCache();
 
-  // `elements` >= 1 floats, zeroed. ResourceExhausted with needed, live and limit.
+  // Returns `elements` >= 1 zeroed floats. Returns ResourceExhausted with the needed and live bytes and the limit.
   absl::StatusOr<float*> Allocate(int64_t elements);
-  // The same with whatever the memory held: for scratch that is written before it is read.
+  // Returns `elements` >= 1 floats of any contents, for scratch that is written before it is read. Errors: those of
+  // Allocate.
   absl::StatusOr<float*> AllocateUnset(int64_t elements);
   void Free(float* data, int64_t elements);
-  // Frees what is kept for later, and gives the kernel what large pages are free in part.
+  // Frees cached blocks, and returns the free parts of partly used large pages to the kernel.
   void Trim();
-  // Bytes asked for and not yet freed; rounding and cached blocks are not counted.
+  // Bytes requested and not yet freed, without rounding and cached blocks.
   int64_t live_bytes() const;
-  // Bytes kept for later, rounding included.
+  // Bytes of cached blocks, rounding included.
   int64_t cached_bytes() const;
 
  private:

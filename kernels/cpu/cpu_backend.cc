@@ -29,8 +29,8 @@ void CopyRows(ConstMatrixView from, MatrixView to) {
   for (int64_t i = 0; i < from.rows; ++i) std::memmove(to.row(i), from.row(i), from.cols * sizeof(float));
 }
 
-// a_ij and a_ji become combine(a_ij, a_ji) for every j < i. Tile by tile through a small buffer: walking down columns
-// of a itself misses the caches with every step, and thrashes them where the stride is a power of two.
+// Sets a_ij and a_ji to combine(a_ij, a_ji) for every j < i. It works tile by tile through a small buffer: reading
+// columns of a directly misses the caches at every step, and thrashes them if the stride is a power of two.
 template <typename Combine>
 void CombineTriangles(MatrixView a, Combine combine) {
   constexpr int64_t kTile = 32;
@@ -55,7 +55,8 @@ void CombineTriangles(MatrixView a, Combine combine) {
   }
 }
 
-// The lower triangle of a in f64, which is LAPACK's upper one; the rest is zero. False when an element is not finite.
+// Loads the lower triangle of a in f64, which is LAPACK's upper one, and sets the rest to zero. Returns false if an
+// element is not finite.
 bool LoadLowerTriangle(ConstMatrixView a, double* out) {
   const int64_t n = a.rows;
   std::fill_n(out, n * n, 0.0);
@@ -69,7 +70,7 @@ bool LoadLowerTriangle(ConstMatrixView a, double* out) {
   return finite;
 }
 
-// False when an element is not finite.
+// Loads a in f64. Returns false if an element is not finite.
 bool Load(ConstMatrixView a, double* out) {
   bool finite = true;
   for (int64_t i = 0; i < a.rows; ++i) {
@@ -81,8 +82,8 @@ bool Load(ConstMatrixView a, double* out) {
   return finite;
 }
 
-// Work memory of one operation, unset, from the backend's cache. Sizes are rounded up in steps of an eighth, so that
-// operations of many sizes find what others have left.
+// Uninitialised work memory of one operation from the backend's cache. Sizes are rounded up in steps of an eighth, so
+// that operations of different sizes can reuse each other's blocks.
 class Work {
  public:
   static absl::StatusOr<Work> Floats(BlockCache& memory, int64_t count) {
@@ -139,7 +140,7 @@ class CpuBackend final : public Backend {
     }
   }
 
-  // --- element by element -------------------------------------------------------------------------------------------
+  // --- Element-wise operations --------------------------------------------------------------------------------------
 
   absl::Status RunOne(const operation::Elementwise& e) {
     switch (e.kind) {
@@ -267,7 +268,7 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  // --- numbers for the host -----------------------------------------------------------------------------------------
+  // --- Numbers for the host -----------------------------------------------------------------------------------------
 
   static double Dot(ConstMatrixView x, ConstMatrixView y) {
     double sum = 0;
@@ -349,7 +350,7 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  // --- products and decompositions ----------------------------------------------------------------------------------
+  // --- Products and decompositions ----------------------------------------------------------------------------------
 
   static absl::Status RunOne(const operation::Gemm& gemm) {
     cpu::Gemm(gemm.alpha, gemm.a, gemm.transpose_a, gemm.b, gemm.transpose_b, gemm.beta, gemm.c);
@@ -439,9 +440,9 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  // --- whole parts of a step ----------------------------------------------------------------------------------------
+  // --- Whole parts of a step ----------------------------------------------------------------------------------------
 
-  // Composites that have no function of their own here.
+  // Composites without an implementation in this class.
   template <operation::Composite Kind>
   absl::Status RunOne(const Kind& composite) {
     return RunByPrimitives(composite);
@@ -493,7 +494,7 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  // --- matrices in tiles --------------------------------------------------------------------------------------------
+  // --- Matrices in tiles --------------------------------------------------------------------------------------------
 
 #ifdef PRECONDOR_HAVE_HIGHWAY
   bool DoKnowsSymmetric(SymmetricStorage) const override { return true; }

@@ -14,7 +14,7 @@ CBLAS_TRANSPOSE Blas(Transpose transpose) { return transpose == Transpose::kYes 
 
 enum ShapeClass { kTiny, kVector, kSmallResult, kFewRows, kFewColumns, kShortInner, kBulk };
 
-// Shapes beyond this in every direction are the bulk.
+// Shapes longer than this in every direction are kBulk.
 constexpr int64_t kThin = 128;
 constexpr int64_t kTinyProducts = int64_t{64} * 64 * 64;
 
@@ -27,8 +27,8 @@ ShapeClass Classify(int64_t m, int64_t n, int64_t inner) {
   return inner <= kThin ? kShortInner : kBulk;
 }
 
-// Where oneDNN 2.6 was faster than OpenBLAS 0.3.21 (medians of `gemm_bench`; docs/performance.md), by ShapeClass and
-// by which operands are transposed: neither, b, a, both.
+// Whether oneDNN 2.6 was faster than OpenBLAS 0.3.21 (medians of `gemm_bench`; docs/performance.md), by ShapeClass and
+// by transposed operands: neither, b, a, both.
 constexpr bool kOneDnnIsFaster[2][7][4] = {
     {
         // AVX2
@@ -52,7 +52,7 @@ constexpr bool kOneDnnIsFaster[2][7][4] = {
     },
 };
 
-// y = alpha op(matrix) x + beta y for vectors x and y, their elements some steps apart.
+// y = alpha op(matrix) x + beta y for vectors x and y with the given steps between elements.
 void Gemv(double alpha, ConstMatrixView matrix, bool transposed, const float* x, int64_t x_step, double beta, float* y,
           int64_t y_step) {
   if (!transposed && x_step == 1 && y_step == 1 && alpha == 1 && beta == 0) return RowProducts(matrix, x, y);
@@ -97,7 +97,7 @@ void Gemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixVie
           MatrixView c) {
   const int64_t inner = transpose_a == Transpose::kYes ? a.rows : a.cols;
   const GemmLibrary choice = ChooseGemm(c.rows, c.cols, inner, transpose_a, transpose_b);
-  // oneDNN refuses before it begins: c is as it was, and OpenBLAS takes over.
+  // oneDNN refuses before it changes c, so OpenBLAS can take over.
   if (GemmBy(choice, alpha, a, transpose_a, b, transpose_b, beta, c)) return;
   GemmBy(GemmLibrary::kBlas, alpha, a, transpose_a, b, transpose_b, beta, c);
 }

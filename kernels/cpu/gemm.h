@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products of one thread, each by the library that a measured table says is the faster for its shape on this
-// processor: OpenBLAS, or oneDNN where the build has it. How the table was measured: docs/performance.md.
+// Matrix products on one thread, each by the library that a measured table gives as the faster one for its shape on
+// this processor: OpenBLAS, or oneDNN if the build has it. docs/performance.md says how the table was measured.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@ namespace precondor::cpu {
 
 enum class GemmLibrary : uint8_t { kBlas, kOneDnn };
 
-// c = alpha op(a) op(b) + beta c, with Backend::Gemm's conditions and no empty matrix. Any thread.
+// c = alpha op(a) op(b) + beta c, with Backend::Gemm's preconditions and no empty matrix. Safe from any thread.
 void Gemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b, double beta,
           MatrixView c);
 
-// What Gemm takes for a product [m, inner] [inner, n] -> [m, n].
+// Returns the library that Gemm uses for a product [m, inner] [inner, n] -> [m, n].
 GemmLibrary ChooseGemm(int64_t m, int64_t n, int64_t inner, Transpose transpose_a, Transpose transpose_b);
 
-// The same by one library, whether or not it is the faster: to measure and to test. False, with c as it was,
-// when it cannot.
+// Computes the product of Gemm with one library, whether or not it is the faster one; for measurements and tests.
+// Returns false, with c unchanged, if the library cannot.
 bool GemmBy(GemmLibrary library, double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b,
             Transpose transpose_b, double beta, MatrixView c);
 

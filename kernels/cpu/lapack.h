@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LAPACK routines that OpenBLAS carries and whose C header Debian ships apart. Fortran: column-major, by pointer.
+// Declarations of LAPACK routines that OpenBLAS contains and whose C header Debian ships separately. Fortran
+// conventions: column-major, arguments by pointer.
 #pragma once
 
 extern "C" {

@@ -12,19 +12,19 @@ namespace precondor {
 namespace {
 
 constexpr uintptr_t kPage = LargePageHeap::kPage;
-// Of address space, of which the kernel backs the pages in use: large enough for the page at a region's end, which may
-// be held in part, to be little of it.
+// Address space of a region; the kernel backs only pages in use. It is large, so that the page at a region's end, which
+// may be held in part, is a small share of it.
 constexpr uintptr_t kRegion = 512 * kPage;
 
 constexpr uintptr_t Down(uintptr_t address, uintptr_t unit) { return address / unit * unit; }
 constexpr uintptr_t Up(uintptr_t address, uintptr_t unit) { return Down(address + unit - 1, unit); }
 
-// An address of ours as the pointer that mmap gave.
+// Converts an address within a mapping to a pointer.
 // NOLINTNEXTLINE(performance-no-int-to-ptr)
 void* Pointer(uintptr_t address) { return reinterpret_cast<void*>(address); }
 
 void GiveToKernel(uintptr_t begin, uintptr_t end) {
-  // Where it fails the memory stays, which is no fault of anyone's.
+  // If this fails, the memory stays held, which is harmless.
   if (begin < end) madvise(Pointer(begin), end - begin, MADV_DONTNEED);
 }
 
@@ -38,8 +38,7 @@ struct Range {
   int64_t bytes() const { return begin < end ? static_cast<int64_t>(end - begin) : 0; }
 };
 
-// Of the pages in which a block lies, those that have nothing but the block in them when all of `around` is free or the
-// block's.
+// Returns the pages of a block that contain only the block, given that `around` is free except for the block.
 Range OwnPages(Range block, Range around) {
   return {std::max(Up(around.begin, kPage), Down(block.begin, kPage)),
           std::min(Down(around.end, kPage), Up(block.end, kPage))};
@@ -62,7 +61,7 @@ bool LargePageHeap::AddRegion(int64_t bytes) {
   const uintptr_t least = Up(static_cast<uintptr_t>(bytes), kPage);
   uintptr_t length = std::max(kRegion, least);
   void* mapped = Map(length + kPage);
-  if (mapped == MAP_FAILED && length > least) {  // a system that promises no more than it has
+  if (mapped == MAP_FAILED && length > least) {  // a system that does not overcommit memory
     length = least;
     mapped = Map(length + kPage);
   }
@@ -72,7 +71,7 @@ bool LargePageHeap::AddRegion(int64_t bytes) {
   if (begin < first) munmap(mapped, first - begin);
   if (last < end) munmap(Pointer(last), end - last);
 #ifdef MADV_HUGEPAGE
-  // A wish: where the system has no large pages to give, nothing changes.
+  // A hint, without effect if the system has no large pages.
   madvise(Pointer(first), length, MADV_HUGEPAGE);
 #endif
   regions_.emplace(first, last);
@@ -137,7 +136,7 @@ void LargePageHeap::Trim() {
   MutexLock lock(mu_);
   for (const auto& [begin, end] : free_) {
     const uintptr_t first = Up(begin, small), last = Down(end, small);
-    // But for the whole pages between, which the kernel has already.
+    // Whole pages in between are skipped: the kernel has them already.
     GiveToKernel(first, std::min(last, Up(begin, kPage)));
     GiveToKernel(std::max(first, Down(end, kPage)), last);
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks that share large (2 MiB) pages. They come from regions of the address space that ask for such pages, each
-// block at the lowest address where it fits, one behind the other: a block of less than a page lies on large pages too,
-// and so does the end of one that is a little longer than its pages.
+// A heap of blocks that share large (2 MiB) pages. Blocks come from regions of the address space that request such
+// pages. Each block gets the lowest address at which it fits. So a block smaller than a page lies on a large page too,
+// and so does the end of a block that is a little longer than its pages.
 //
-// What it costs: memory is held by whole pages. Where blocks came and none went that is at most one page more than is
-// taken for each region of 1 GiB; where blocks went from between others, a page stays for as long as any block lies
-// in it, until Trim. A page in which nothing is left goes back to the kernel at once.
+// Cost: memory is held in whole pages. If blocks are only taken, that is at most one page more than is taken for each
+// region of 1 GiB. If blocks between others are given back, a page stays as long as any block lies in it, until Trim. A
+// page without blocks returns to the kernel at once.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace precondor {
 
-// Thread-safe. All blocks must be given back before it dies.
+// Takes and gives back blocks. Thread-safe. All blocks must be given back before its destruction.
 class LargePageHeap {
  public:
   static constexpr int64_t kPage = int64_t{2} << 20;
@@ -26,15 +26,16 @@ class LargePageHeap {
   LargePageHeap(const LargePageHeap&) = delete;
   ~LargePageHeap();
 
-  // `bytes` > 0, a multiple of kAlignment; so aligned, of any contents. nullptr when the system has no memory.
+  // Returns a block of `bytes`, aligned to kAlignment, of any contents. Returns nullptr if the system has no memory.
+  // Precondition: `bytes` is a positive multiple of kAlignment.
   void* Take(int64_t bytes);
   void Give(void* block, int64_t bytes);
-  // Gives the kernel what is free in pages that are in part taken, by its small pages. What remains of a large page is
-  // then small ones, until the kernel makes a large one of it.
+  // Returns free memory in partly used pages to the kernel, in small pages. The rest of such a large page then consists
+  // of small pages until the kernel merges them again.
   void Trim();
   // Bytes taken and not yet given back.
   int64_t taken_bytes() const;
-  // Bytes of the pages in which some are taken: the most that the kernel may hold for this heap.
+  // Bytes of the pages that contain blocks: the most that the kernel may hold for this heap.
   int64_t held_bytes() const;
 
  private:
@@ -47,7 +48,8 @@ class LargePageHeap {
   int64_t taken_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t held_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   Ranges regions_ ABSL_GUARDED_BY(mu_);  // whole pages
-  // Each within one region, none beside another one of its region. Of whole pages in a free range the kernel has none.
+  // Free ranges. Each lies within one region, and adjacent ranges of a region are merged. The kernel holds no memory
+  // for whole pages in a free range.
   Ranges free_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -18,10 +18,10 @@
 namespace precondor {
 namespace {
 
-// Elements that a rank sums at once, from each of the others.
+// Elements that a rank sums at once from each other rank.
 constexpr int64_t kPiece = 32768;
 
-// What a call looks like to the others: kind, dtype, root, count. What has no meaning for its kind is 0.
+// Wire form of a call: kind, dtype, root, count. Fields without meaning for its kind are 0.
 constexpr size_t kCallBytes = 16;
 
 std::string Encode(const CollectiveCall& call) {
@@ -71,7 +71,7 @@ class LocalCollective final : public Collective {
   absl::Status ReduceScatterPieces(const CollectiveCall& call);
   absl::Status GatherRows(const CollectiveCall& call);
   absl::Status BroadcastFrom(const CollectiveCall& call);
-  // out [count] = the sum in rank order of `mine` and what the others sent into scratch_.
+  // out [count] = the sum, in rank order, of `mine` and the elements that the other ranks sent into scratch_.
   void Sum(DType dtype, const char* mine, int64_t count, char* out);
   absl::Span<char> ScratchOf(int rank, size_t bytes) {
     return absl::MakeSpan(scratch_).subspan(static_cast<size_t>(rank) * kPiece * sizeof(float), bytes);
@@ -79,11 +79,11 @@ class LocalCollective final : public Collective {
   absl::Status Exchange() { return mesh_->Exchange(operation_, absl::MakeSpan(transfers_), *deadline_); }
 
   const std::unique_ptr<LocalMesh> mesh_;
-  uint64_t completed_ = 0;  // operations
-  // Of the operation under way.
+  uint64_t completed_ = 0;  // number of completed operations
+  // State of the operation under way.
   LocalMesh::Operation operation_;
   const Deadline* deadline_ = nullptr;
-  std::vector<Transfer> transfers_;  // by rank, emptied by Exchange
+  std::vector<Transfer> transfers_;  // by rank; Exchange empties them
   std::vector<char> scratch_;        // [size, kPiece] elements of the widest kind
   std::vector<float> sum_, term_;
 };
@@ -99,7 +99,7 @@ absl::Status LocalCollective::DoRun(absl::Span<const CollectiveCall> group, absl
   return absl::OkStatus();
 }
 
-// First the number of calls and the first of them, which is all there is most of the time; then the others.
+// Sends the number of calls and the first call, which is usually all, and then the other calls.
 absl::Status LocalCollective::Agree(absl::Span<const CollectiveCall> group) {
   std::vector<std::string> all(size());
   std::string mine;
@@ -132,7 +132,7 @@ absl::Status LocalCollective::Agree(absl::Span<const CollectiveCall> group) {
   return absl::OkStatus();
 }
 
-// all[r] = what rank r says, of the same length.
+// Sets all[r] to what rank r sends, which is as long as `mine`.
 absl::Status LocalCollective::AgreeOn(absl::string_view mine, std::vector<std::string>& all) {
   for (int peer = 0; peer < size(); ++peer) {
     all[peer] = std::string(mine);
@@ -153,12 +153,13 @@ absl::Status LocalCollective::One(const CollectiveCall& call) {
     case CollectiveKind::kReduceScatter:
       return ReduceScatterPieces(call);
     case CollectiveKind::kBarrier:
-      return absl::OkStatus();  // all have said that they are here
+      return absl::OkStatus();  // all ranks have sent their call
   }
   return absl::InternalError("collective: a kind that is none");
 }
 
-// A stretch of the buffer after another: rank j sums its share of each, and sends it to those who want it.
+// Handles one stretch of the buffer after another: rank j sums its share of each, and sends it to the ranks that need
+// it.
 absl::Status LocalCollective::AllReduceOrReduce(const CollectiveCall& call) {
   const size_t width = ByteSize(call.dtype);
   const bool everyone = call.kind == CollectiveKind::kAllReduce;
@@ -225,7 +226,7 @@ absl::Status LocalCollective::BroadcastFrom(const CollectiveCall& call) {
     if (peer != rank()) transfers_[peer].send = absl::string_view(static_cast<const char*>(call.in), bytes);
   }
   PRECONDOR_RETURN_IF_ERROR(Exchange());
-  // In place nothing is written: others may be reading it.
+  // If in place, writes nothing, because other threads may be reading the buffer.
   if (bytes > 0 && call.out != call.in) std::memmove(call.out, call.in, bytes);
   return absl::OkStatus();
 }

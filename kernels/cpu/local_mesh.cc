@@ -25,7 +25,7 @@ std::string Greeting(const LocalAddress& address, int rank, Channel channel) {
   return out;
 }
 
-// A notice: operation, code, length, message. Short enough that an unused connection takes it at once.
+// A notice: operation, code, length, message. It is short enough that an unused connection takes it in one send.
 constexpr size_t kLongestMessage = 4096;
 
 std::string Notice(const absl::Status& why, uint64_t number) {
@@ -37,7 +37,7 @@ std::string Notice(const absl::Status& why, uint64_t number) {
   return out.append(message.data(), message.size());
 }
 
-// The secret keeps strangers out: a peer that connects without it is dropped, and the wait goes on.
+// The secret excludes other processes: a peer that connects without it is dropped, and the wait continues.
 absl::StatusOr<std::string> ReadGreeting(const Fd& fd, const Deadline& deadline) {
   std::string greeting(kGreetingBytes, '\0');
   absl::Span<char> rest(greeting.data(), greeting.size());
@@ -64,7 +64,7 @@ absl::StatusOr<std::unique_ptr<LocalMesh>> LocalMesh::Join(const LocalAddress& a
 
 LocalMesh::LocalMesh(int rank, int size, Fd interrupt) : rank_(rank), interrupt_(std::move(interrupt)), peers_(size) {}
 
-// To lower ranks; their listeners take connections before they accept them, so this waits for no rank.
+// Connects to lower ranks. Their listeners queue connections before they accept them, so this waits for no rank.
 absl::Status LocalMesh::Connect(const LocalAddress& address, const std::vector<int>& ports) {
   for (int peer = 0; peer < rank_; ++peer) {
     for (const Channel channel : {Channel::kPayload, Channel::kNews}) {
@@ -124,7 +124,7 @@ absl::Status LocalMesh::Exchange(const Operation& operation, absl::Span<Transfer
 absl::Status LocalMesh::Wait(const Operation& operation, absl::Span<const Transfer> transfers,
                              const Deadline& deadline) {
   std::vector<pollfd> ready = {{interrupt_.number(), POLLIN, 0}};
-  std::vector<Peer*> talkative;  // whose news are ready[1], ready[2] ...
+  std::vector<Peer*> talkative;  // peers whose news sockets are ready[1], ready[2] ...
   std::vector<int> waited_for;
   for (Peer& peer : peers_) {
     if (!peer.news.open() || peer.news_closed) continue;

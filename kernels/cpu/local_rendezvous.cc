@@ -22,7 +22,7 @@
 namespace precondor {
 namespace {
 
-// A rank says secret, rank, size, port. It is told {kind, length, payload} any number of times.
+// A rank sends secret, rank, size and port. It receives any number of messages {kind, length, payload}.
 constexpr size_t kHelloBytes = kLocalSecretBytes + 12;
 constexpr size_t kHeaderBytes = 8;
 enum class Kind : uint32_t { kArrived = 1, kTable = 2, kFailed = 3 };
@@ -47,7 +47,7 @@ std::string Arrived(int rank) {
   return Message(Kind::kArrived, payload);
 }
 
-// The thread behind a rendezvous. Messages are so short that the socket's buffer always takes them at once.
+// The thread of a rendezvous. Messages are so short that the socket's buffer always takes them at once.
 class Host {
  public:
   Host(LoopbackListener listener, std::string secret, int stop)
@@ -57,12 +57,12 @@ class Host {
  private:
   struct Guest {
     Fd fd;
-    std::string hello;  // what has come of it
-    int rank = -1;      // once it is complete
+    std::string hello;  // bytes of the greeting received so far
+    int rank = -1;      // set once the greeting is complete
     int port = 0;
   };
   bool Wait();
-  // False when the guest is to be forgotten.
+  // Returns false if the guest must be removed.
   bool Hear(Guest& guest);
   bool Admit(Guest& guest, int rank, int size, int port);
   std::vector<int> Missing() const;
@@ -73,9 +73,9 @@ class Host {
   const std::string secret_;
   const int stop_;
   std::vector<Guest> guests_;
-  int size_ = 0;  // as the first rank says
+  int size_ = 0;  // as the first rank has sent it
   bool ended_ = false;
-  absl::Status how_;  // it ended, for who comes later
+  absl::Status how_;  // how it ended, for ranks that arrive later
 };
 
 void Host::Serve() {
@@ -86,7 +86,7 @@ void Host::Serve() {
       if (!fd->open()) break;
       guests_.push_back({*std::move(fd), {}, -1, 0});
     }
-    // By index: Hear may end the meeting and with it the list.
+    // Iterates by index, because Hear may end the rendezvous and clear the list.
     for (size_t i = 0; i < guests_.size();) {
       if (Hear(guests_[i])) {
         ++i;
@@ -97,7 +97,7 @@ void Host::Serve() {
   }
 }
 
-// False when the rendezvous is over.
+// Returns false when the rendezvous is over.
 bool Host::Wait() {
   std::vector<pollfd> ready = {{stop_, POLLIN, 0}, {listener_.number(), POLLIN, 0}};
   for (const Guest& guest : guests_) ready.push_back({guest.fd.number(), POLLIN, 0});
@@ -247,7 +247,7 @@ absl::StatusOr<std::vector<int>> MeetAt(const LocalAddress& address, int rank, i
     Decoder in(got);
     const auto kind = static_cast<Kind>(in.U32());
     const absl::string_view payload = in.Take(in.U32());
-    if (!in.ok()) {  // not all of a message is here
+    if (!in.ok()) {  // the message is incomplete
       if (!WaitToRead(fd, deadline)) {
         std::vector<int> missing;
         for (int other = 0; other < size; ++other) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the ranks of one local communicator find each other: one process listens, the unique id says where.
+// The rendezvous of the ranks of one local communicator: one process listens, and the unique id holds its address.
 #pragma once
 
 #include <memory>
@@ -15,16 +15,17 @@
 
 namespace precondor {
 
-// For one communicator. The process that makes it sends unique_id() to all ranks, and keeps it until they have joined;
-// it need not be a rank. Its thread tells waiting ranks who has come and, once all have, where each one listens. Ranks
-// that disagree on the size, a rank that comes twice, and one that leaves meanwhile end the rendezvous for all.
+// A rendezvous for one communicator. The process that makes it sends unique_id() to all ranks, and keeps it until they
+// have joined; it need not be a rank. Its thread tells waiting ranks which ranks have arrived and, once all have, at
+// which port each one listens. If ranks disagree on the size, or a rank arrives twice or leaves early, the rendezvous
+// ends for all.
 class LocalRendezvous {
  public:
   static absl::StatusOr<std::unique_ptr<LocalRendezvous>> Start();
   ~LocalRendezvous();
   LocalRendezvous(const LocalRendezvous&) = delete;
   LocalRendezvous& operator=(const LocalRendezvous&) = delete;
-  // Text, "local:1:PORT:SECRET"; only who has it can join. Good for one communicator on this host.
+  // "local:1:PORT:SECRET". Only a process that has it can join. Valid for one communicator on this host.
   const std::string& unique_id() const { return unique_id_; }
 
  private:
@@ -35,20 +36,21 @@ class LocalRendezvous {
   std::thread thread_;
 };
 
-// Every rank has two connections to every other.
+// The limit exists because every rank has two connections to every other.
 inline constexpr int kMaxLocalRanks = 256;
 
-// What a unique id says.
+// The contents of a unique id.
 struct LocalAddress {
   int port = 0;
   std::string secret;  // kLocalSecretBytes of hexadecimal digits
 };
 inline constexpr size_t kLocalSecretBytes = 32;
-// InvalidArgument, without the secret in it, when the text is none of LocalRendezvous'.
+// Parses a unique id. Returns InvalidArgument, without the secret in the message, if the text is not an id of
+// LocalRendezvous.
 absl::StatusOr<LocalAddress> ParseLocalId(absl::string_view unique_id);
 
-// Goes to the rendezvous as `rank` that listens at `port`; the ports of all ranks once they have come.
-// DeadlineExceeded names the ranks that have not.
+// Joins the rendezvous as `rank`, which listens at `port`, and returns the ports of all ranks once they have joined.
+// Returns DeadlineExceeded with the ranks that have not.
 absl::StatusOr<std::vector<int>> MeetAt(const LocalAddress& address, int rank, int size, int port,
                                         const Deadline& deadline);
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // With X = P D, Y = D Q', K = P Y and F = S K T,
-//   U = J_out D J_in / (c_out c_in) = (I - P'SP) D (I - Q'TQ) = D - P' S X - Y T Q + P' F Q,
-// a product of inner size p + q taken from D, [P', Y T] [S X; Q] with P' F taken from Y T, or F Q from S X, whichever
-// is the smaller. (I - P'SP)^2 = I - P' (2 S - S P P' S) P, and where S = s (I + s P P' s)^-1 s for a diagonal s, S P
-// P' S = S - S s^-2 S. So, with N = K T and brackets for sums of products of elements,
+//   U = J_out D J_in / (c_out c_in) = (I - P'SP) D (I - Q'TQ) = D - P' S X - Y T Q + P' F Q.
+// This is D minus a product of inner size p + q, [P', Y T] [S X; Q], with P' F subtracted from Y T, or F Q from S X,
+// whichever is smaller. (I - P'SP)^2 = I - P' (2 S - S P P' S) P. If S = s (I + s P P' s)^-1 s for a diagonal s, then
+// S P P' S = S - S s^-2 S. So, with N = K T and angle brackets for sums of products of elements,
 //   |U|^2 = |D|^2 - <X, S X> - |s^-1 S X|^2 - <Y, Y T> - |Y T t^-1|^2
-//           + <K, F> + <N t^-2, F> + <s^-2 S K, F> + |s^-1 F t^-1|^2
-// comes from matrices that are small or there already.
+//           + <K, F> + <N t^-2, F> + <s^-2 S K, F> + |s^-1 F t^-1|^2,
+// all from matrices that are small or already computed.
 #include "kernels/cpu/low_rank.h"
 
 #include <algorithm>
@@ -20,7 +20,8 @@
 namespace precondor::cpu {
 namespace {
 
-// The sum above subtracts: below this share of |D|^2 f32's rounding of the terms, 1e-6 of it, begins to show.
+// The formula for |U|^2 subtracts. Below this share of |D|^2, f32's rounding of the terms, 1e-6 of |D|^2, becomes
+// significant.
 constexpr double kSmallestShare = 1e-2;
 
 MatrixView Columns(MatrixView x, int64_t begin, int64_t count) {
@@ -37,7 +38,7 @@ void ScaleAll(double scale, ConstMatrixView x, MatrixView y) {
   for (int64_t i = 0; i < x.rows; ++i) Scale(static_cast<float>(scale), x.row(i), x.cols, y.row(i));
 }
 
-// y = x', block by block: a column of x meets few sets of the cache where the stride is a power of two.
+// y = x', block by block: a column of x maps to few cache sets if the stride is a power of two.
 void TransposeInto(ConstMatrixView x, MatrixView y) {
   constexpr int64_t kBlock = 16;
   for (int64_t row = 0; row < x.rows; row += kBlock) {
@@ -52,7 +53,7 @@ void TransposeInto(ConstMatrixView x, MatrixView y) {
   }
 }
 
-// 1 / root^2, and 0 for a root of 0: its row of S is zero.
+// Returns 1 / root^2, or 0 for a root of 0, whose row of S is zero.
 double InverseSquare(double root) { return root > 0 ? 1 / (root * root) : 0.0; }
 
 class Precondition {
@@ -96,13 +97,13 @@ class Precondition {
     return static_cast<int64_t>(out_.roots.size()) == p() && static_cast<int64_t>(in_.roots.size()) == q();
   }
 
-  // |U|^2, before Subtract has changed one of its terms.
+  // Returns |U|^2. Call it before Product, which changes one of its terms.
   double SquaredLength(double d_square) {
     double square = d_square - DotAll(x_, sx()) - DotAll(y_, yt());
     for (int64_t i = 0; i < p(); ++i) {
       square -= InverseSquare(out_.roots[i]) * Dot(sx().row(i), sx().row(i), n());
     }
-    float* weights = k_.data;  // free for it until both sides are there
+    float* weights = k_.data;  // not needed after Crossed; empty unless both sides have vectors
     if (p() == 0 || q() == 0) {
       weights = in_transposed_.data;
     } else {
@@ -113,7 +114,7 @@ class Precondition {
     return square;
   }
 
-  // u = scale U
+  // u = scale U.
   void Product(double scale, MatrixView u) {
     if (p() > 0 && q() > 0) {
       if (m() <= n()) {
@@ -140,7 +141,7 @@ class Precondition {
     return MatrixView(data, rows, cols);
   }
 
-  // The terms of both sides together: the last four.
+  // Returns the terms that involve both sides: the last four.
   double Crossed() const {
     Gemm(1, k_, Transpose::kNo, in_.core, Transpose::kNo, 0, kt_);
     double sum = DotAll(k_, f_);
@@ -162,7 +163,7 @@ class Precondition {
   MatrixView left_, right_, x_, y_, in_transposed_, k_, sk_, f_, kt_;
 };
 
-// Within f32's normal numbers, with room for the products that it scales.
+// Whether scale is a normal f32 number, with room for the products that it scales.
 bool IsPlain(double scale) { return scale > 1e-30 && scale < 1e30; }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend::LowRankPrecondition on the CPU: the length of the answer is known before the product that makes it, so that
-// no pass over it is left but that product's own.
+// Backend::LowRankPrecondition on the CPU. It computes the norm of the answer before the product that makes the answer,
+// so that it needs no other pass over the answer.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,12 @@
 
 namespace precondor::cpu {
 
-// Elements of scratch for d [m, n] and sides of p and q vectors.
+// Returns the elements of scratch for d [m, n] and sides of p and q vectors.
 int64_t LowRankScratch(int64_t m, int64_t n, int64_t p, int64_t q);
 
-// Arguments as Backend has checked them, sides without vectors with empty matrices of the right shape. `rule` may be
-// null: u = J_out d J_in then. `scratch` has LowRankScratch elements, whatever is in them.
+// Computes u = J_out d J_in, times the rule's factor unless `rule` is null. Precondition: Backend has checked the
+// arguments; sides without vectors have empty matrices of the right shape. `scratch` has LowRankScratch elements of any
+// contents.
 absl::Status LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
                                  const LengthRule* rule, float* scratch, MatrixView u);
 

@@ -6,7 +6,7 @@
 #include <oneapi/dnnl/dnnl.hpp>
 
 #if DNNL_CPU_THREADING_RUNTIME == DNNL_RUNTIME_OMP
-// OpenMP's own interface; clang 14 comes without its header.
+// OpenMP's own interface, declared here because clang 14 lacks its header.
 extern "C" {
 int omp_get_max_threads();
 void omp_set_num_threads(int count);
@@ -16,7 +16,8 @@ void omp_set_num_threads(int count);
 namespace precondor::onednn {
 namespace {
 
-// OpenMP keeps the number per thread: neither other threads nor this one's later regions see it.
+// Sets this thread's OpenMP team to one thread. OpenMP keeps the number per thread, so neither other threads nor later
+// regions of this one see the change.
 class OneThread {
  public:
 #if DNNL_CPU_THREADING_RUNTIME == DNNL_RUNTIME_OMP
@@ -48,7 +49,7 @@ Isa FindIsa() {
 using Tag = dnnl::memory::format_tag;
 using Type = dnnl::memory::data_type;
 
-// oneDNN keeps what it has generated for a shape; making the description anew costs some 20 us.
+// oneDNN caches the code that it has generated for a shape. Creating the description again costs about 20 us.
 bool MultiplyBf16(int64_t m, int64_t n, int64_t k, const uint16_t* a, const uint16_t* packed_b,
                   const dnnl::memory::desc& c_form, void* c) {
   static const dnnl::engine kEngine(dnnl::engine::kind::cpu, 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// oneDNN's products, in the calling thread alone: its OpenMP team is set to one thread for the length of a call, and
-// back after it. Without oneDNN in the build nothing here can do anything.
+// oneDNN's products, on the calling thread alone: each call sets its OpenMP team to one thread and restores the size
+// afterwards. Without oneDNN in the build all functions return kNone or false.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +10,23 @@
 
 namespace precondor::onednn {
 
-// What oneDNN makes of this processor; kNone: it has nothing here that is faster than a BLAS.
+// The instruction set that oneDNN uses on this processor. kNone: oneDNN is not faster than a BLAS here.
 enum class Isa : uint8_t { kNone, kAvx2, kAvx512 };
 Isa ProcessorIsa();
 
-// c = alpha op(a) op(b) + beta c. False, with c as it was, when it cannot.
+// c = alpha op(a) op(b) + beta c. Returns false, with c unchanged, if it cannot.
 bool Sgemm(float alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b, float beta,
            MatrixView c);
 
 bool ProcessorHasBf16();
 
-// A matrix [k, n] of bf16 numbers as Bf16Product takes its second one: blocks of kPackedColumns columns one after the
-// other, in each the rows in pairs, of a pair the two elements of each column beside each other; k filled up to a
-// multiple of kPackedRows and n of kPackedColumns with zeros. 64-byte aligned.
+// Layout of the second matrix [k, n] of Bf16Product: blocks of kPackedColumns columns, one after another. Within a
+// block the rows come in pairs, and the two elements of a column in a pair are adjacent. k is padded with zeros to a
+// multiple of kPackedRows, and n to a multiple of kPackedColumns. 64-byte aligned.
 constexpr int64_t kPackedRows = 32, kPackedColumns = 64;
 
-// c [m, n] = a b in f32, rounded to bf16 where c is. a [m, k], and c where it is bf16, without gaps between rows. False
-// when it cannot; c is then unspecified.
+// c [m, n] = a b, summed in f32 and rounded to bf16 in the first form. a [m, k], and c in the first form, have no gaps
+// between rows. Returns false, with c unspecified, if it cannot.
 bool Bf16Product(int64_t m, int64_t n, int64_t k, const uint16_t* a, const uint16_t* packed_b, uint16_t* c);
 bool Bf16Product(int64_t m, int64_t n, int64_t k, const uint16_t* a, const uint16_t* packed_b, MatrixView c);
 

@@ -15,7 +15,7 @@
 namespace precondor {
 namespace {
 
-// So that one fast peer does not keep the others waiting.
+// Limits one call, so that one fast peer does not keep the others waiting.
 constexpr size_t kBytesAtOnce = size_t{1} << 20;
 
 absl::Status SystemError(absl::string_view call) {
@@ -38,7 +38,8 @@ void DisableDelay(const Fd& fd) {
   setsockopt(fd.number(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
-// Of the result of send or recv; a connection is gone unless it only has no room or bytes for now.
+// Takes the result of send or recv. Returns false if the connection is closed, rather than without room or bytes for
+// now.
 bool OnlyForNow(ssize_t moved) {
   return moved > 0 || (moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
 }
@@ -63,7 +64,7 @@ absl::StatusOr<LoopbackListener> ListenOnLoopback() {
 }
 
 absl::StatusOr<Fd> ConnectToLoopback(int port) {
-  // On this host a connection is made or refused at once, so this call may be the one that would block.
+  // On this host a connection is made or refused at once, so this call may be a blocking one.
   Fd fd = NewSocket(0);
   if (!fd.open()) return SystemError("socket");
   const sockaddr_in address = LoopbackAddress(port);

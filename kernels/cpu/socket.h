@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP on 127.0.0.1 without waiting: what the local collective is made of.
+// Non-blocking TCP on 127.0.0.1, for the local collective.
 #pragma once
 
 #include <cstddef>
@@ -40,16 +40,17 @@ struct LoopbackListener {
 };
 
 absl::StatusOr<LoopbackListener> ListenOnLoopback();
-// Both give a socket that does not block. Unavailable when no process listens at `port`.
+// Connects to `port`, and returns a socket for non-blocking use. Returns Unavailable if no process listens there.
 absl::StatusOr<Fd> ConnectToLoopback(int port);
-// No open Fd when no connection waits to be accepted; Unavailable when the system has no room for another connection.
+// Accepts a connection, and returns a socket for non-blocking use. Returns an Fd that is not open if no connection
+// waits, and Unavailable if the system has no resources for another connection.
 absl::StatusOr<Fd> AcceptOne(const Fd& listener);
 
-// One attempt to move bytes; what was moved is taken off the front. False when the connection is gone.
+// Try once to move bytes, and remove what was moved from the front. Return false if the connection is closed.
 bool SendSome(const Fd& fd, absl::string_view& rest);
 bool ReceiveSome(const Fd& fd, absl::Span<char>& rest);
 
-// True once `fd` can be read, or its connection is gone; false at the deadline.
+// Waits until `fd` can be read or its connection is closed, and returns true; returns false at the deadline.
 bool WaitToRead(const Fd& fd, const Deadline& deadline);
 
 }  // namespace precondor

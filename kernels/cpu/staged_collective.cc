@@ -19,7 +19,7 @@ namespace {
 
 constexpr uintptr_t kWord = sizeof(float);
 
-// A buffer of the device's and the host's copy of the words in which it lies.
+// A buffer on the device, and a host copy of the words that contain it.
 class Staged {
  public:
   Staged() = default;
@@ -33,7 +33,7 @@ class Staged {
   absl::Status Download(Backend& backend) {
     return backend.Download(ConstMatrixView(device_, 1, size()), MatrixView(words_.data(), 1, size()));
   }
-  // What else its words hold stays.
+  // Keeps the other bytes of its words.
   absl::Status Upload(Backend& backend) {
     const auto bytes = static_cast<size_t>(bytes_);
     if (words_.size() * kWord != bytes) {
@@ -84,7 +84,8 @@ class StagedCollective final : public Collective {
           absl::StrCat(CollectiveGroupText(group.size(), group[0]), ": copying to the host took its whole time-out"));
     }
     PRECONDOR_RETURN_IF_ERROR(ranks_->Run(calls, left));
-    for (Staged& out : outs) PRECONDOR_RETURN_IF_ERROR(out.Upload(backend_));  // one by one: they may share a word
+    // one by one, because they may share a word
+    for (Staged& out : outs) PRECONDOR_RETURN_IF_ERROR(out.Upload(backend_));
     return absl::OkStatus();
   }
   void DoFail(const absl::Status& why) override {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives between the backends of one process by way of the host's memory: for devices without a faster way to each
+// Collectives between the backends of one process through host memory: for devices without a faster connection to each
 // other, and for tests.
 #pragma once
 
@@ -13,13 +13,14 @@
 
 namespace precondor {
 
-// A Collective over the memory of `backend`, whose name is its backend_name(): what `ranks`, over host memory, moves is
-// downloaded before and uploaded afterwards. It follows what this thread has asked the backend for. Buffers are parts
-// of matrices; of 16-bit elements, the f32 words that they lie in are read and written whole. Holds no memory of the
-// device. Both must outlive it, `ranks` as its own.
+// Makes a Collective over the memory of `backend`, whose name is its backend_name(). It downloads what `ranks`, a
+// Collective over host memory, moves, and uploads the results. An operation follows this thread's operations on the
+// backend. Buffers are parts of matrices; for 16-bit elements, it reads and writes the whole f32 words that contain
+// them. It holds no memory of the device, and owns `ranks`. `backend` must outlive it.
 std::unique_ptr<Collective> MakeStagedCollective(std::unique_ptr<Collective> ranks, Backend& backend);
 
-// For DeviceGroup: LocalCollectives, staged where the backends' memory is not the host's. `timeout` is for joining.
+// Returns a Connect for DeviceGroup that makes LocalCollectives, staged if the backends' memory is not the host's.
+// `timeout` applies to joining.
 DeviceGroup::Connect ConnectLocally(absl::Duration timeout);
 
 }  // namespace precondor

@@ -13,8 +13,8 @@
 namespace precondor::tiles {
 namespace {
 
-// Both panels of the terms, left ones first. Each row is scaled by the root of its weight, so that left and right
-// differ by a sign alone and the tiles on the diagonal stay symmetric to the bit.
+// Makes both panels of the terms, the left ones first. Each row is scaled by the root of its weight, so that left and
+// right differ only by a sign and the tiles on the diagonal stay symmetric to the bit.
 absl::StatusOr<DeviceMatrix> MakePanels(Backend& backend, absl::Span<const double> weights, ConstMatrixView rows) {
   const int64_t count = rows.rows, tiles = TileRows(rows.cols);
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix panels, backend.Allocate(2 * tiles * count, kTileSide));
@@ -39,7 +39,7 @@ Terms TermsOf(const DeviceMatrix& panels, int64_t count) {
   return {panels.view().data, panels.view().row(panels.rows() / 2), count};
 }
 
-// As the kernels load.
+// Whether `data` has the alignment that the kernels' loads need.
 bool IsAligned(const float* data) { return reinterpret_cast<uintptr_t>(data) % 64 == 0; }
 
 }  // namespace

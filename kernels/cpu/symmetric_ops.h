@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend's operations on symmetric matrices by the kernels of symmetric_tiles.h. Arguments as Backend has checked
-// them; the backend gives scratch, and its memory is the host's.
+// Backend's operations on symmetric matrices, with the kernels of symmetric_tiles.h. Precondition: Backend has checked
+// the arguments. The backend provides scratch; its memory is the host's.
 #pragma once
 
 #include "absl/status/status.h"

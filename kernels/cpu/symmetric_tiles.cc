@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/symmetric_tiles.cc"  // Highway compiles this file once for each target
 #include "hwy/foreach_target.h"
-// After it, as Highway asks.
+// Must follow foreach_target.h.
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -17,7 +17,7 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Four vectors side by side divide a tile's side for every number of lanes up to 16.
+// Four adjacent vectors divide a tile's side for every number of lanes up to 16.
 using Lanes = hn::CappedTag<float, 16>;
 using Vector = hn::Vec<Lanes>;
 constexpr int64_t kTileSize = kTileSide * kTileSide;
@@ -32,8 +32,8 @@ HWY_INLINE void Put(Vector value, hwy::float16_t* to) {
   hn::Store(hn::DemoteTo(half, value), half, to);
 }
 
-// Asks for kRows rows that lie kAhead further on; beyond the end is no harm. Into L2: a tile, its terms and its sums
-// fill L1 (hwy::Prefetch asks for L1).
+// Prefetches kRows rows that lie kAhead rows further on; prefetching beyond the end is harmless. It targets L2, because
+// a tile, its terms and its sums fill L1 (hwy::Prefetch targets L1).
 template <int64_t kAhead, int64_t kRows, typename T>
 HWY_INLINE void PrefetchRows(const T* rows) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(rows) + kAhead * kTileSide * sizeof(T);
@@ -43,7 +43,7 @@ HWY_INLINE void PrefetchRows(const T* rows) {
   }
 }
 
-// Four vectors of a row side by side: loaded and scaled, added to, stored.
+// Operations on four adjacent vectors of a row: load and scale, add, store.
 template <typename T>
 HWY_INLINE void GetScaled(Vector factor, const T* from, Vector& x0, Vector& x1, Vector& x2, Vector& x3) {
   const int64_t n = static_cast<int64_t>(hn::Lanes(Lanes()));
@@ -69,8 +69,8 @@ HWY_INLINE void PutAll(Vector x0, Vector x1, Vector x2, Vector x3, T* to) {
   Put(x3, to + 3 * n);
 }
 
-// out = scale in + terms on tile (I, J), `height` rows; out may be in. Four rows at a time share what is loaded of the
-// terms; where fewer are left over the last one is its own partner.
+// out = scale in + terms on tile (I, J), `height` rows; out may be in. Four rows at a time share the loads of the
+// terms. If fewer than four rows are left, the last one fills the missing places.
 template <typename In, typename Out>
 HWY_INLINE void UpdateTile(float scale, const Terms& terms, int64_t tile_row, int64_t tile_column, int64_t height,
                            const In* in, Out* out) {
@@ -84,8 +84,8 @@ HWY_INLINE void UpdateTile(float scale, const Terms& terms, int64_t tile_row, in
       const int64_t j = HWY_MIN(i + 1, last), k = HWY_MIN(i + 2, last), l = HWY_MIN(i + 3, last);
       const int64_t ai = i * kTileSide + strip, aj = j * kTileSide + strip, ak = k * kTileSide + strip,
                     al = l * kTileSide + strip;
-      // It computes for longer than a line takes to come, and what it has in flight covers too little of the stream
-      // ahead for memory to work meanwhile.
+      // The computation takes longer than loading a line, and the loads in flight cover too little of the stream ahead
+      // to keep memory busy. So prefetch further ahead.
       if (strip == 0) PrefetchRows<32, 4>(in + ai);
       Vector a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3;
       GetScaled(factor, in + ai, a0, a1, a2, a3);
@@ -109,7 +109,7 @@ HWY_INLINE void UpdateTile(float scale, const Terms& terms, int64_t tile_row, in
   }
 }
 
-// The same, plus shift on the matrix' diagonal.
+// out = scale in + terms, plus shift on the matrix' diagonal.
 template <typename In, typename Out>
 HWY_INLINE void UpdateTileOrDiagonal(float scale, double shift, const Terms& terms, int64_t tile_row,
                                      int64_t tile_column, int64_t height, const In* in, Out* out) {
@@ -124,7 +124,7 @@ HWY_INLINE void UpdateTileOrDiagonal(float scale, double shift, const Terms& ter
   UpdateTile(1.0f, Terms(), tile_row, tile_column, height, tile, out);
 }
 
-// sums[i] += tile_i v_column lane by lane, for each of `height` rows; and y_column += tile' v_row where kBoth.
+// sums[i] += tile_i v_column, lane by lane, for each of `height` rows; and y_column += tile' v_row if kBoth.
 template <bool kBoth, typename T>
 HWY_INLINE void MultiplyTile(const T* tile, int64_t height, const float* v_row, const float* v_column, float* sums,
                              float* y_column) {
@@ -136,7 +136,7 @@ HWY_INLINE void MultiplyTile(const T* tile, int64_t height, const float* v_row, 
     Vector y0 = hn::Zero(lanes), y1 = y0, y2 = y0, y3 = y0;
     const T* at = tile + strip;
     for (int64_t i = 0; i < height; ++i, at += kTileSide) {
-      // The stream of f16, half as fast, needs no help.
+      // A stream of f16 takes half the bandwidth and needs no prefetching.
       if (std::is_same_v<T, float> && strip == 0) PrefetchRows<8, 1>(at);
       const Vector t0 = Get(at), t1 = Get(at + n), t2 = Get(at + 2 * n), t3 = Get(at + 3 * n);
       Vector sum = hn::MulAdd(t0, v0, Get(sums + i * n));
@@ -162,7 +162,8 @@ HWY_INLINE void MultiplyTile(const T* tile, int64_t height, const float* v_row, 
 }
 
 // sums[i] = the sum of the lanes at sums + i width, for all of a tile's rows. As many rows as there are lanes become
-// one vector: each step adds neighbours of two vectors into one, in a third of the shuffles that row by row would take.
+// one vector: each step adds neighbours of two vectors into one, which takes a third of the shuffles of a row-by-row
+// sum.
 HWY_INLINE void SumLanes(float* sums) {
 #if HWY_TARGET != HWY_SCALAR
   const Lanes lanes;
@@ -175,12 +176,12 @@ HWY_INLINE void SumLanes(float* sums) {
         Put(hn::Add(hn::ConcatEven(lanes, b, a), hn::ConcatOdd(lanes, b, a)), rows + i * width);
       }
     }
-    hn::StoreU(Get(rows), lanes, sums + group);  // over lanes that have been summed
+    hn::StoreU(Get(rows), lanes, sums + group);  // overwrites lanes that are already summed
   }
 #endif
 }
 
-// One tile row of y: the sums of each vector lie apart, [count, kTileSide, 16].
+// Processes one tile row. The sums of each vector are separate, [count, kTileSide, 16].
 template <typename T>
 HWY_INLINE void UpdateMultiplyRow(float scale, double shift, const Terms& terms, int64_t n, int64_t row, T* tile,
                                   const float* v, int64_t count, float* y, float* sums) {
@@ -210,7 +211,7 @@ HWY_INLINE void UpdateMultiplyRow(float scale, double shift, const Terms& terms,
 template <typename T>
 HWY_INLINE void UpdateMultiplyAll(float scale, double shift, const Terms& terms, T* data, int64_t n, const float* v,
                                   int64_t count, float* y, float* scratch) {
-  // Row I writes y_I's final value only after all later rows have added to it: y_I begins with what row I itself gives.
+  // Later rows add to y_I: row I initialises y_I with its own part before they do.
   for (int64_t row = 0; row < TileRows(n); ++row) {
     UpdateMultiplyRow(scale, shift, terms, n, row, data + TileOffset(n, row, 0), v, count, y, scratch);
   }

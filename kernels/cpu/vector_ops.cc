@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/vector_ops.cc"  // Highway compiles this file once for each target
 #include "hwy/foreach_target.h"
-// After it, as Highway asks.
+// Must follow foreach_target.h.
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -17,7 +17,7 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Four sums at a time keep the adders busy.
+// Four concurrent sums keep the adders busy.
 double Dot(const float* x, const float* y, int64_t n) {
   const hn::ScalableTag<double> wide;
   const hn::Rebind<float, decltype(wide)> narrow;
@@ -64,8 +64,8 @@ void Scale(float scale, const float* x, int64_t n, float* y) {
   for (; i < n; ++i) y[i] = scale * x[i];
 }
 
-// A bf16 is the upper half of an f32. Half a unit of its last place, less a little where that place is even, carries
-// into it what has to be rounded up.
+// A bf16 is the upper half of an f32. Adding half a unit of its last place, less a little if that place is even,
+// carries into it exactly when it must be rounded up.
 using Bits = hn::ScalableTag<uint32_t>;
 HWY_INLINE hn::Vec<Bits> Rounded(hn::Vec<Bits> bits) {
   const Bits tag;
@@ -87,7 +87,7 @@ void RoundToBf16(const float* x, int64_t n, uint16_t* y) {
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(tag));
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    // As signed numbers below 2^15 in size they are saturated nowhere.
+    // As signed numbers they are below 2^15 in magnitude, so none saturates.
     const auto upper = hn::ShiftRight<16>(hn::BitCast(hn::RebindToSigned<Bits>(), Rounded(LoadBits(x + i))));
     hn::StoreU(hn::BitCast(narrow, hn::DemoteTo(hn::RebindToSigned<decltype(narrow)>(), upper)), narrow, y + i);
   }
@@ -106,7 +106,7 @@ void PairAsBf16(const float* low, const float* high, int64_t n, uint32_t* out) {
   for (; i < n; ++i) out[i] = RoundedOne(low[i]) >> 16 | (high == nullptr ? 0 : RoundedOne(high[i]) & 0xffff0000u);
 }
 
-// Row by row: the processor fetches one stream ahead better than several.
+// Works row by row, because the processor prefetches one stream better than several.
 void RowProducts(ConstMatrixView rows, const float* x, float* out) {
   const hn::ScalableTag<float> tag;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(tag)), n = rows.cols;
@@ -190,7 +190,8 @@ void Scale(float scale, const float* x, int64_t n, float* y) {
 
 namespace {
 
-// The upper half, into which half a unit of its last place, less a little where that place is even, has carried.
+// Returns bits whose upper half is x as bf16: half a unit of its last place, less a little if that place is even, has
+// carried into it.
 uint32_t Rounded(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a task (Backend::Task) has deferred.
+// The deferred operations of a task (Backend::Task).
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@
 
 namespace precondor {
 
-// Copies of numbers, each where it stays until all are forgotten. Their memory then serves the next ones, since a task
-// takes as much step by step; what is long goes back.
+// Copies of spans of numbers, each at a fixed address until clear(). clear() keeps the memory of short copies for
+// reuse, because a task makes similar copies step after step; it frees long ones.
 template <typename T>
 class Copies {
  public:
@@ -35,14 +35,14 @@ class Copies {
   }
 
  private:
-  std::deque<std::vector<T>> all_;  // a deque's elements stay where they are
+  std::deque<std::vector<T>> all_;  // a deque does not move its elements
   size_t used_ = 0;
 };
 
-// Copies of the numbers that operations take from their callers.
+// Copies of the numbers that operations get from their callers.
 class KeptNumbers {
  public:
-  // Of an operation's description (kernels/operation.h): shows it the copies.
+  // Visits an operation's description (kernels/operation.h): replaces its spans by spans of copies.
   void Takes(auto&... numbers) { (Keep(numbers), ...); }
   void Reads(const auto&...) {}
   void Writes(const auto&...) {}
@@ -59,18 +59,19 @@ class KeptNumbers {
   Copies<int64_t> integers_;
 };
 
-// Used by the thread that runs the task; by the thread that runs a round while the task waits for it.
+// State of one task. Used by the thread that runs the task or, while the task waits for a round, by the thread that
+// runs the round.
 struct DeferredTask {
-  const Backend* backend = nullptr;  // null: no task has begun
-  int depth = 0;                     // tasks within tasks
+  const Backend* backend = nullptr;  // null if no task is active
+  int depth = 0;                     // nesting depth of tasks
   std::vector<Operation> operations;
-  KeptNumbers kept;                               // which `operations` show
-  std::vector<std::pair<float*, int64_t>> freed;  // memory that the operations may still use
+  KeptNumbers kept;                               // numbers that `operations` refer to
+  std::vector<std::pair<float*, int64_t>> freed;  // memory freed by the task that operations may still use
   int64_t freed_bytes = 0;
-  std::vector<const Operation*> open;  // during a round: the operations that have not run yet, in their order
-  absl::Status status;                 // of the last operation, which the task waits for
+  std::vector<const Operation*> open;  // during a round: the operations that have not run, in order
+  absl::Status status;                 // first error of the operations that the task awaits in a round
   bool in_batch = false;
-  absl::Status batch_status;  // the first error of what the batch has asked for
+  absl::Status batch_status;  // first error of the batch's operations
 
   void Defer(const Operation& operation) {
     std::visit([this](auto& kind) { kind.Describe(kind, kept); }, operations.emplace_back(operation).what);

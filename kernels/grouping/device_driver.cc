@@ -24,7 +24,7 @@ DeviceDriver::~DeviceDriver() {
 }
 
 void DeviceDriver::Resume(Fiber& fiber) {
-  // Notified under the lock: without it the fiber could leave, and the driver end, before this returns.
+  // Notifies under the lock: without it, the fiber could leave and the driver end before this call returns.
   MutexLock lock(mu_);
   arrived_.push_back(&fiber);
   if (arrived_.size() >= fibers_at_start_) arrived_changed_.notify_one();
@@ -47,7 +47,7 @@ void DeviceDriver::Loop() {
   for (;;) {
     if (const std::vector<Fiber*> arrived = TakeArrived(); !arrived.empty()) {
       runs_fibers_.Run(arrived);
-      continue;  // others may have come meanwhile
+      continue;  // others may have arrived meanwhile
     }
     std::vector<Waiting> round;
     {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads that run a device's tasks: each on its fiber until it waits for the device, tasks side by side; and then,
-// when none can go on, one of the threads runs the operations of all tasks that wait, as one round.
+// The threads that run a device's tasks. Each task runs on its fiber until it waits for the device; several tasks run
+// concurrently. When all tasks wait, one of the threads runs the operations of all of them, as one round.
 #pragma once
 
 #include <cstdint>
@@ -18,22 +18,22 @@
 
 namespace precondor {
 
-// Fibers come with Resume, are begun in the order of their numbers (Fiber::order), and leave for their home. Fibers
-// that come while others run, or during a round, take part in the next round: nothing waits for a fiber that has not
-// come. So the rounds depend on which fibers come together, and on nothing else. Thread-safe.
+// Fibers arrive by Resume, start in the order of Fiber::order, and leave for their home. Fibers that arrive while
+// others run, or during a round, take part in the next round: no task waits for a fiber that has not arrived. So the
+// rounds depend only on which fibers arrive together. Thread-safe.
 class DeviceDriver final : public FiberScheduler {
  public:
-  // Runs the open operations of tasks, in their order, and sets each task's status.
+  // Runs the deferred operations of tasks, in their order, and sets each task's status.
   using Round = std::function<void(absl::Span<DeferredTask* const> tasks)>;
 
-  // Tasks run on so many threads, of which one runs the rounds. While it has no fiber the driver waits until
-  // `fibers_at_start` have come: 1, except where a test counts rounds.
+  // Tasks run on `threads` threads, one of which runs the rounds. While it has no fiber, the driver waits until
+  // `fibers_at_start` have arrived: 1, except in tests that count rounds.
   DeviceDriver(Round round, int threads, int64_t fibers_at_start);
   // Precondition: every fiber has left.
   ~DeviceDriver() override;
 
   void Resume(Fiber& fiber) override;
-  // Whether the caller is a fiber that runs on one of the driver's threads.
+  // Returns whether the caller is a fiber that runs on one of the driver's threads.
   bool RunsCaller() const;
   // Suspends the calling fiber until a round has run its task's operations. Precondition: RunsCaller.
   void Await(DeferredTask& task);
@@ -45,7 +45,8 @@ class DeviceDriver final : public FiberScheduler {
   };
 
   void Loop();
-  // The fibers that have come, sorted; waits for some where no task waits for a round. Empty then: the driver ends.
+  // Returns the fibers that have arrived, sorted. If no task waits for a round, first waits for fibers; an empty result
+  // then means that the driver must stop.
   std::vector<Fiber*> TakeArrived();
   void RunRound(std::vector<Waiting> round);
 

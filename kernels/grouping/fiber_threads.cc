@@ -4,7 +4,7 @@
 namespace precondor {
 namespace {
 
-// A thread takes some 50 us to wake up, in which the caller's runs as many fibers.
+// Waking a thread takes about 50 us, in which the caller's thread runs as many fibers as this.
 constexpr size_t kFew = 16;
 
 }  // namespace
@@ -33,7 +33,7 @@ void FiberThreads::Run(absl::Span<Fiber* const> fibers) {
   }
   RunSome(fibers);
   const MutexLock lock(mu_);
-  batch_ = {};  // who wakes up now comes too late
+  batch_ = {};  // threads that wake up from now on skip this batch
   ended_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return at_work_ == 0; });
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Backend that passes every operation on to another one, for others to derive from.
+// A base class of backends that forwards every operation to another backend.
 #pragma once
 
 #include "absl/status/status.h"
@@ -10,7 +10,7 @@
 
 namespace precondor {
 
-// Thread-safe where `inner`, which outlives it, and Before are.
+// Thread-safe if `inner` and Before are. `inner` must outlive it.
 class ForwardingBackend : public Backend {
  public:
   explicit ForwardingBackend(Backend& inner) : inner_(inner) {}
@@ -20,11 +20,12 @@ class ForwardingBackend : public Backend {
   int64_t memory_limit_bytes() const override { return inner_.memory_limit_bytes(); }
 
  protected:
-  // Before an operation is passed on; an error is the operation's, which is then not.
+  // Called before an operation is forwarded. If it returns an error, the operation returns that error and is not
+  // forwarded.
   virtual absl::Status Before() { return absl::OkStatus(); }
   Backend& inner() { return inner_; }
 
-  // Backend's protected functions, for classes that derive from this one.
+  // Access to Backend's protected functions for derived classes.
   static absl::StatusOr<float*> AllocateOn(Backend& backend, int64_t elements) { return backend.DoAllocate(elements); }
   static absl::StatusOr<float*> AllocateScratchOn(Backend& backend, int64_t elements) {
     return backend.DoAllocateScratch(elements);

@@ -22,17 +22,18 @@
 namespace precondor {
 namespace {
 
-// Operations of a task among which one may be passed over: what looking for them costs grows with their square.
+// Number of a task's next operations that are searched for one that can overtake others. The cost of the search grows
+// with its square.
 constexpr int64_t kLookahead = 16;
 
-// The caller's, which may run on one thread now and on another one later: so the address of a thread_local must not
-// outlive the call.
+// Returns the caller's task. A fiber may run on one thread now and on another later, so the address of a thread_local
+// must not outlive the call.
 __attribute__((noinline)) DeferredTask& OwnTask() {
   if (Fiber* const fiber = Fiber::Current()) {
     if (fiber->local() == nullptr) fiber->local() = std::make_shared<DeferredTask>();
     return *static_cast<DeferredTask*>(fiber->local().get());
   }
-  asm volatile("");  // or the compiler takes the function for one that always returns the same
+  asm volatile("");  // keeps the compiler from assuming that the result never changes
   thread_local DeferredTask task;
   return task;
 }
@@ -55,8 +56,8 @@ class GroupingBackend final : public ForwardingBackend {
  private:
   bool InTask() const { return OwnTask().backend == this; }
 
-  // A task on a fiber moves to the driver's threads, and back when it ends. One on a thread's own stack stays there,
-  // and runs by itself what it has deferred.
+  // A task on a fiber moves to the driver's threads, and back when it ends. A task on a thread's own stack stays there,
+  // and that thread runs its deferred operations.
   void DoBeginTask() override {
     DeferredTask& task = OwnTask();
     if (task.backend == nullptr) {
@@ -70,19 +71,20 @@ class GroupingBackend final : public ForwardingBackend {
     DeferredTask& task = OwnTask();
     if (!InTask() || --task.depth > 0) return absl::OkStatus();
     absl::Status status = Before();
-    Clear(task);  // which a lost backend has left
+    Clear(task);  // a lost backend has not run them
     task.backend = nullptr;
     if (driver_.RunsCaller()) Fiber::Return();
     return status;
   }
 
-  // Everything that the task has deferred runs first.
+  // Runs everything that the task has deferred.
   absl::Status Before() override {
     PRECONDOR_RETURN_IF_ERROR(Lost());
     return InTask() && !OwnTask().operations.empty() ? Wait(OwnTask()) : absl::OkStatus();
   }
 
-  // Defers it until its task waits: at once where the caller needs its outcome, unless a batch asks for more.
+  // Defers the operation until its task waits. It waits at once if the caller needs the outcome, unless a batch will
+  // request more.
   absl::Status Defer(const Operation& operation) {
     PRECONDOR_RETURN_IF_ERROR(Lost());
     if (!InTask()) {
@@ -93,8 +95,9 @@ class GroupingBackend final : public ForwardingBackend {
     }
     const bool in_batch = OwnTask().in_batch;
     if (const auto* const make = operation.As<operation::ShermanMorrisonTerms>()) {
-      // Of more than a device takes in one, the primitives have company, and each may be run again that lacks memory:
-      // all of them together change y on the way.
+      // More vectors or rows than a device takes in one operation: run the primitives instead. They can be grouped with
+      // those of other tasks, and each can be run again if memory is lacking; as a whole the operation cannot, because
+      // it changes y on the way.
       const bool in_several = make->v.rows > make->kMostVectors || make->h.rows.rows > make->kMostRows;
       if (in_several && !in_batch) return RunByPrimitives(*make);
     }
@@ -123,9 +126,10 @@ class GroupingBackend final : public ForwardingBackend {
     return first;
   }
 
-  // --- rounds -------------------------------------------------------------------------------------------------------
+  // --- Rounds -------------------------------------------------------------------------------------------------------
 
-  // Returns when the task's operations have run: with those of the other tasks at the driver, or at once.
+  // Runs the task's operations and returns when they have run: together with those of other tasks of the driver, or at
+  // once.
   absl::Status Wait(DeferredTask& task) {
     task.status = absl::OkStatus();
     if (driver_.RunsCaller()) {
@@ -157,7 +161,7 @@ class GroupingBackend final : public ForwardingBackend {
     }
   }
 
-  // Forgets what it has deferred, which has run or never will.
+  // Drops the deferred operations, which have run or never will, and frees the memory that they used.
   void Clear(DeferredTask& task) {
     task.open.clear();
     task.operations.clear();
@@ -167,9 +171,10 @@ class GroupingBackend final : public ForwardingBackend {
     freed_bytes_ -= std::exchange(task.freed_bytes, 0);
   }
 
-  // What every task has of this kind, of what comes next, that depends on nothing which has not run.
+  // Runs, together, all operations of this kind among the tasks' next ones that do not depend on an operation that has
+  // not run.
   void RunNext(size_t kind, absl::Span<DeferredTask* const> round) {
-    std::vector<DeferredTask*> tasks;  // of the operations
+    std::vector<DeferredTask*> tasks;  // the tasks of `operations`
     std::vector<const Operation*> operations;
     for (DeferredTask* const task : round) {
       const std::vector<const Operation*> open = std::exchange(task->open, {});
@@ -187,7 +192,8 @@ class GroupingBackend final : public ForwardingBackend {
     }
     const std::vector<absl::Status> statuses = RunWithWhatMemoryThereIs(operations);
     for (size_t i = 0; i < tasks.size(); ++i) {
-      // A caller that waits gets the error; one that has gone on relies on a result that does not exist.
+      // A caller that waits gets the error. A caller that has continued relies on a result that does not exist, so the
+      // backend is lost.
       if (operations[i]->awaited() != Awaited::kNothing) {
         tasks[i]->status.Update(statuses[i]);
       } else if (!statuses[i].ok()) {
@@ -196,12 +202,13 @@ class GroupingBackend final : public ForwardingBackend {
     }
   }
 
-  // The status of each. A group needs memory that its operations alone may not need, such as a table of them.
+  // Runs operations and returns the status of each. A group needs memory that single operations may not need, such as a
+  // table of them, so operations that lacked memory run again, after Trim and then one by one.
   std::vector<absl::Status> RunWithWhatMemoryThereIs(const std::vector<const Operation*>& operations) {
     std::vector<absl::Status> statuses(operations.size());
     device_->Run(operations, absl::MakeSpan(statuses));
     for (const bool one_by_one : {false, true}) {
-      // One that lacked memory has not run; any other may have changed its own operands, and must not run again.
+      // An operation that lacked memory has not run. Any other may have changed its operands, so it must not run again.
       std::vector<size_t> again;
       for (size_t i = 0; i < statuses.size(); ++i) {
         if (absl::IsResourceExhausted(statuses[i])) again.push_back(i);
@@ -212,7 +219,7 @@ class GroupingBackend final : public ForwardingBackend {
     }
     return statuses;
   }
-  // Those of these places, in groups of so many.
+  // Runs again the operations with indices `places`, in groups of `group`.
   void RunAgain(const std::vector<const Operation*>& operations, absl::Span<const size_t> places, size_t group,
                 std::vector<absl::Status>& statuses) {
     for (; !places.empty(); places.remove_prefix(group)) {
@@ -230,7 +237,7 @@ class GroupingBackend final : public ForwardingBackend {
         name(), " backend: ended by the failure of a deferred operation: ", std::string(status.message()))));
   }
 
-  // --- memory -------------------------------------------------------------------------------------------------------
+  // --- Memory -------------------------------------------------------------------------------------------------------
 
   absl::StatusOr<float*> DoAllocate(int64_t elements) override {
     PRECONDOR_RETURN_IF_ERROR(Lost());
@@ -244,7 +251,7 @@ class GroupingBackend final : public ForwardingBackend {
     PRECONDOR_RETURN_IF_ERROR(Lost());
     absl::StatusOr<float*> data = AllocateScratchOn(*device_, elements);
     if (!absl::IsResourceExhausted(data.status()) || !InTask() || OwnTask().freed.empty()) return data;
-    PRECONDOR_RETURN_IF_ERROR(Before());  // which frees
+    PRECONDOR_RETURN_IF_ERROR(Before());  // frees memory
     return AllocateScratchOn(*device_, elements);
   }
   void DoFree(float* data, int64_t elements) override {
@@ -253,12 +260,12 @@ class GroupingBackend final : public ForwardingBackend {
     OwnTask().freed.emplace_back(data, elements);
     OwnTask().freed_bytes += bytes;
     const int64_t in_all = freed_bytes_ += bytes;
-    // An error is that of the task's next operation, or of its end: the backend is lost then.
+    // An error is returned by the task's next operation or by its end, because the backend is lost then.
     if (OwnTask().freed_bytes > options_.most_freed_bytes || in_all > options_.most_freed_bytes_in_all) (void)Before();
   }
 
   absl::Status DoUploadToIdle(ConstMatrixView host, MatrixView device) override {
-    PRECONDOR_RETURN_IF_ERROR(Lost());  // what has been deferred does not use it either
+    PRECONDOR_RETURN_IF_ERROR(Lost());  // deferred operations do not use it either
     return device_->UploadToIdle(host, device);
   }
   bool DoSupportsPrecision(ProductPrecision precision) const override { return device_->SupportsPrecision(precision); }
@@ -267,11 +274,11 @@ class GroupingBackend final : public ForwardingBackend {
   const GroupingOptions options_;
   const std::unique_ptr<Backend> device_;
 
-  std::atomic<int64_t> freed_bytes_ = 0;  // of all tasks
+  std::atomic<int64_t> freed_bytes_ = 0;  // sum over all tasks
 
   FirstError lost_;
 
-  DeviceDriver driver_;  // ends first
+  DeviceDriver driver_;  // destroyed first
 };
 
 }  // namespace

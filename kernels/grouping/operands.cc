@@ -12,10 +12,10 @@ namespace {
 
 using Views = absl::InlinedVector<ConstMatrixView, 7>;
 
-// Of an operation's description.
+// Operands of an operation, collected from its description.
 struct Operands {
   Views read;
-  Views written;  // and perhaps read
+  Views written;  // possibly also read
 
   void Reads(const auto&... views) { (read.push_back(views), ...); }
   void Writes(const auto&... views) { (written.push_back(views), ...); }
@@ -28,7 +28,7 @@ bool Overlap(ConstMatrixView x, ConstMatrixView y) {
   const auto end = [](ConstMatrixView v) { return reinterpret_cast<intptr_t>(v.row(v.rows - 1) + v.cols); };
   if (end(x) <= begin(y) || end(y) <= begin(x)) return false;
   if (x.stride != y.stride) return true;
-  // Columns of one matrix beside each other.
+  // With equal strides, the views may be disjoint columns of one matrix.
   const int64_t stride = x.stride, apart = (begin(y) - begin(x)) / static_cast<int64_t>(sizeof(float));
   const int64_t column = (apart % stride + stride) % stride;
   return column < x.cols || column + y.cols > stride;

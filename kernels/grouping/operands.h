@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which operations may change places.
+// Tells which operations may be reordered.
 #pragma once
 
 #include "kernels/operation.h"
 
 namespace precondor {
 
-// Whether neither changes what the other reads or writes. False where the memory alone does not show it.
+// Returns whether neither operation writes memory that the other reads or writes. Returns false if the operands'
+// addresses do not show it.
 bool AreIndependent(const Operation& one, const Operation& other);
 
 }  // namespace precondor

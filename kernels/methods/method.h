@@ -43,10 +43,10 @@ class LayerState {
 
   // Sets u to the preconditioned d, both [d_out, d_in] on the device; u must not alias d. Before the first successful
   // Update, a method that needs statistics sets u = d, and ready() is false. A method that works from gradients alone
-  // first updates its factors with d. On error (non-finite input, a result beyond f32) its state is unchanged.
+  // first updates its state with d. On error (non-finite input, a result beyond f32) the state is unchanged.
   virtual absl::Status Precondition(ConstMatrixView d, MatrixView u) = 0;
 
-  // Returns the last answer again, bitwise, without updating the factors; for methods that work from gradients alone.
+  // Returns the last answer again, bitwise, without updating the state; for methods that work from gradients alone.
   // Returns FailedPrecondition before the first answer, and Unimplemented for other methods, whose Precondition can be
   // repeated.
   virtual absl::Status Repeat(MatrixView u) {
@@ -61,7 +61,7 @@ class LayerState {
 
   virtual bool ready() const = 0;
 
-  // Number of successful updates, or of gradients that have updated the factors; the factor version of the protocol.
+  // Number of successful updates, or of gradients that have updated the state; the factor version of the protocol.
   virtual uint64_t version() const = 0;
 
   // Returns everything that later updates and answers depend on, as bytes of kernels/methods/state_codec.h. A state

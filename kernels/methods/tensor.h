@@ -23,8 +23,8 @@ int64_t ElementsOf(absl::Span<const int64_t> dims);
 // `distributed_kron`'s _merge_small_dims: log2(target / d) below the target, plus 100 log2(target / (8 d)) below an
 // eighth of it; 10 log2(d / target) above the target, plus 1000 log2(d / (8 target)) above eight times it. Among
 // equals, the one with the shortest first group. Dimensions of 1 merge with any neighbour. Unlike in that source, no
-// product of several dimensions exceeds `longest`. Precondition: target >= 1; dims are positive and have at least one
-// element.
+// product of several dimensions exceeds `longest`. Precondition: target >= 1; `dims` is not empty, and all its elements
+// are positive.
 std::vector<int64_t> MergeSmallDims(absl::Span<const int64_t> dims, int64_t target, int64_t longest);
 
 // How a layer's dimensions become sides that have factors, by the options of these names.
