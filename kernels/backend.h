@@ -221,8 +221,8 @@ class Backend {
   // 1.
   virtual void DoRun(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) = 0;
   virtual bool DoSupportsPrecision(ProductPrecision precision) const { return precision != ProductPrecision::kBf16; }
-  // The versions of SymmetricUpdateMultiply, SymmetricExpand and SymmetricCompress that use primitives support f32
-  // alone.
+  // Returns whether AllocateSymmetric supports the storage. The primitive versions of SymmetricUpdateMultiply,
+  // SymmetricExpand and SymmetricCompress support f32 alone.
   virtual bool DoKnowsSymmetric(SymmetricStorage storage) const { return storage == SymmetricStorage::kF32; }
   // Whether LowRankPrecondition with a rule runs as one operation. Otherwise it runs as an operation that returns the
   // norms, followed by ScaleBy.

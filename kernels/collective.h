@@ -10,9 +10,8 @@
 // Memory:  buffers are contiguous, on the device of the backend that backend_name() names, and must live until the call
 //          returns. `in` and `out` must not overlap, except as each operation allows. Counts are elements.
 // Sums:    all ranks get equal bits. Local adds in rank order in f32 and rounds once at the end, so that the bits
-// depend
-//          on the inputs alone. NCCL guarantees no order, and may round 16-bit sums at each hop. f16 sums beyond f16's
-//          range are infinite.
+//          depend on the inputs alone. NCCL guarantees no order, and may round 16-bit sums at each hop. f16 sums beyond
+//          f16's range are infinite.
 // Time:    a call returns when its results are in `out`, or within about its time-out, whatever the other ranks do.
 // Errors:  InvalidArgument for this rank's own arguments: nothing was sent, and the other ranks wait. Any other failure
 //          ends the communicator on every rank: DeadlineExceeded if a rank does not take part in time, Unavailable if a
@@ -20,9 +19,8 @@
 //          device. The message names the operation and the rank; NCCL does not know the rank (docs/collective.md). From
 //          then on every call returns that status at once. `out` is unspecified after a failure. With Local, a rank
 //          that fails or leaves after an operation does not spoil that operation for ranks that are still in it.
-// Threads: one operation at a time; a second one returns FailedPrecondition and changes nothing. Abort and status may
-// be
-//          called from any thread.
+// Threads: one operation at a time; a second one returns FailedPrecondition and changes nothing. Abort and status are
+//          safe from any thread.
 #pragma once
 
 #include <cstdint>

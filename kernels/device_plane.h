@@ -5,7 +5,7 @@
 // waits forever.
 //
 // Threads: all calls from any thread, several at once. Views are f32, row-major, on the plane's device. Every call
-// waits until the device has completed it, except where noted. Errors: Internal for faults of the device,
+// except Record and Reached waits until the device has completed it. Errors: Internal for faults of the device,
 // ResourceExhausted for memory.
 #pragma once
 

@@ -8,8 +8,8 @@
 
 namespace precondor {
 
-// One side's inverse factor J = c (I - P' S P) with P [n, d] (vectors as rows) and symmetric S [n, n]. n == 0 means J =
-// c I.
+// One side's inverse factor J = c (I - P' S P) with P [n, d] (vectors as rows) and S [n, n] symmetric. n == 0 means
+// that J is c I.
 struct LowRankInverse {
   double c = 1.0;
   ConstMatrixView vectors;           // P

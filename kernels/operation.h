@@ -8,8 +8,7 @@
 //
 // An operation describes itself by:
 //   static void Describe(self, visitor)   calls visitor.Reads(view...) and visitor.Writes(view...) for every matrix on
-//   the
-//                                         device (a written one may also be read), and visitor.Takes(span...) for
+//                                         the device (a written one may also be read), and visitor.Takes(span...) for
 //                                         numbers from the host, which are copied if the operation is deferred
 //   Awaited awaited() const               what its caller waits for; absent if the caller waits for nothing
 //   kIsComposite                          true if Backend::RunByPrimitives can make it from other operations

@@ -33,7 +33,7 @@ struct LogField {
   bool quoted;       // a string in JSON
 };
 
-// Thread-safe.
+// A sink for log lines. Thread-safe.
 class Logger {
  public:
   virtual ~Logger() = default;

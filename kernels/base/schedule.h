@@ -18,7 +18,7 @@
 
 namespace precondor {
 
-// Immutable; safe from any thread.
+// A parsed schedule. Immutable; safe from any thread.
 class Schedule {
  public:
   Schedule() : Schedule(0.0) {}

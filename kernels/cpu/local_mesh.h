@@ -30,8 +30,7 @@ class LocalMesh {
     bool done() const { return send.empty() && receive.empty(); }
   };
 
-  // An operation: the text that its error messages begin with, and its number among the operations of this rank: 1, 2
-  // ...
+  // An operation: the text that its error messages begin with, and its number among this rank's operations, from 1.
   struct Operation {
     std::string text;
     uint64_t number = 0;

@@ -54,7 +54,7 @@ absl::StatusOr<LocalAddress> ParseLocalId(absl::string_view unique_id);
 absl::StatusOr<std::vector<int>> MeetAt(const LocalAddress& address, int rank, int size, int port,
                                         const Deadline& deadline);
 
-// "rank 3", "ranks 1, 2".
+// Returns a text such as "rank 3" or "ranks 1, 2".
 std::string RanksText(const std::vector<int>& ranks);
 
 }  // namespace precondor

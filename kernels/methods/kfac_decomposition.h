@@ -22,7 +22,7 @@ struct KfacDamping {
 };
 KfacDamping SplitDamping(const KfacConfig& config, double damping, double split);
 
-// One thread at a time.
+// The decomposition of both sides of a layer. One thread at a time.
 struct KfacDecomposition {
   struct Side {
     DeviceMatrix basis;  // EIGEN: eigenvectors as rows, by ascending eigenvalue. INVERSE: scale (F + damping I)^-1

@@ -13,7 +13,7 @@
 
 namespace precondor {
 
-// One thread at a time.
+// The running second moment of one side. One thread at a time.
 class KfacSide {
  public:
   // Makes a side whose second moment is I. `backend` must outlive the side.

@@ -90,7 +90,7 @@ class LayerState {
   virtual Summary summary() const = 0;
 };
 
-// Immutable after construction; safe from any thread.
+// A validated configuration of a method. Immutable after construction; safe from any thread.
 class Method {
  public:
   virtual ~Method() = default;

@@ -45,7 +45,7 @@ class MuonState final : public LayerState {
 
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
     PRECONDOR_RETURN_IF_ERROR(ExpectFiniteGradient(layer_, d, backend_));
-    // The next state is made beside the held one, so that a failure leaves the state as it was.
+    // Makes the next state in new memory, so that a failure leaves the state unchanged.
     Parts next;
     PRECONDOR_ASSIGN_OR_RETURN(next.momentum, backend_.AllocateScratch(d.rows, d.cols));
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(held_.momentum.view(), next.momentum.view()));
