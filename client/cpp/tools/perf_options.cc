@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/tools/perf_options.h"
 
-#include <map>
-
 #include "absl/status/status.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 
+#include "client/cpp/tools/flags.h"
 #include "client/cpp/tools/model_shapes.h"
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
 namespace {
 
-// Which layers are the load; for the workloads bert-large and jobs they are known.
+// Checks --preset, --layers and --scale. The workloads bert-large and jobs have fixed layers.
 absl::Status CheckShapes(PerfOptions& options) {
   const bool given = !options.preset.empty() || !options.layers.empty();
   if (options.workload == "bert-large" || options.workload == "jobs") {
@@ -38,76 +35,55 @@ absl::Status CheckShapes(PerfOptions& options) {
   return known.ok() ? known : absl::InvalidArgumentError(absl::StrCat("--preset: ", known.message()));
 }
 
-absl::Status ReadNumber(absl::string_view name, absl::string_view value, int64_t& number) {
-  if (absl::SimpleAtoi(value, &number) && number >= 1 && number <= 100000) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--", name, ": expected 1 ... 100000, got \"", value, "\""));
-}
+constexpr char kCount[] = "1 ... 100000";
 
-absl::Status ReadWorkers(absl::string_view value, PerfOptions& options) {
+FlagSetter Count(int64_t& out) { return Integer(out, 1, 100000); }
+
+bool SetWorkers(absl::string_view value, PerfOptions& options) {
   options.sweep.clear();
   for (const absl::string_view part : absl::StrSplit(value, ',')) {
-    PRECONDOR_RETURN_IF_ERROR(ReadNumber("workers", part, options.workers));
+    if (!Count(options.workers)(part)) return false;
     options.sweep.push_back(options.workers);
   }
   if (options.sweep.size() == 1) options.sweep.clear();
-  return absl::OkStatus();
-}
-
-absl::Status ReadExchange(absl::string_view value, PerfOptions& options) {
-  for (const ExchangeMode mode :
-       {ExchangeMode::kDirect, ExchangeMode::kDelegate, ExchangeMode::kReplay, ExchangeMode::kPullFactors}) {
-    if (ExchangeModeName(mode) != value) continue;
-    options.exchange = mode;
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--exchange: expected DIRECT, DELEGATE, REPLAY or PULL_FACTORS, got \"", value, "\""));
+  return true;
 }
 
 }  // namespace
 
 absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arguments) {
   PerfOptions options;
-  const std::map<absl::string_view, std::string*> texts = {{"workload", &options.workload},
-                                                           {"server-binary", &options.server_binary},
-                                                           {"data-dir", &options.data_dir},
-                                                           {"server", &options.server},
-                                                           {"json", &options.json},
-                                                           {"csv", &options.csv},
-                                                           {"method", &options.method},
-                                                           {"preset", &options.preset},
-                                                           {"layers", &options.layers},
-                                                           {"tls-ca", &options.security.tls_ca},
-                                                           {"tls-cert", &options.security.tls_cert},
-                                                           {"tls-key", &options.security.tls_key}};
-  const std::map<absl::string_view, int64_t*> numbers = {{"steps", &options.steps},     {"seconds", &options.seconds},
-                                                         {"warmup", &options.warmup},   {"rank", &options.rank},
-                                                         {"threads", &options.threads}, {"scale", &options.scale}};
-  absl::string_view for_training;  // a flag of that workload
-  for (const std::string& argument : arguments) {
-    if (argument == "--help" || argument == "-h") {
-      options.workload = "help";
-      return options;
-    }
-    absl::string_view rest = argument;
-    const size_t equals = rest.find('=');
-    if (!absl::ConsumePrefix(&rest, "--") || equals == absl::string_view::npos) {
-      return absl::InvalidArgumentError(absl::StrCat("expected --name=value, got \"", argument, "\""));
-    }
-    const absl::string_view name = rest.substr(0, equals - 2), value = rest.substr(equals - 1);
-    if (name == "workers") {
-      PRECONDOR_RETURN_IF_ERROR(ReadWorkers(value, options));
-    } else if (name == "exchange") {
-      PRECONDOR_RETURN_IF_ERROR(ReadExchange(value, options));
-      for_training = "--exchange";
-    } else if (const auto text = texts.find(name); text != texts.end()) {
-      *text->second = std::string(value);
-      if (name == "method") for_training = "--method";
-    } else if (const auto number = numbers.find(name); number == numbers.end()) {
-      return absl::InvalidArgumentError(absl::StrCat("unknown flag --", name));
-    } else {
-      PRECONDOR_RETURN_IF_ERROR(ReadNumber(name, value, *number->second));
-    }
+  absl::string_view for_training;  // last given flag that is for the workload training alone; empty if none
+  const auto of_training = [&for_training](absl::string_view name, FlagSetter set) -> FlagSetter {
+    return [&for_training, name, set](absl::string_view value) { return for_training = name, set(value); };
+  };
+  const std::vector<Flag> flags = {
+      {"workers", [&options](absl::string_view value) { return SetWorkers(value, options); }, kCount},
+      {"method", of_training("--method", Text(options.method))},
+      {"exchange", of_training("--exchange", Choice(options.exchange, ExchangeMode::kReplay, ExchangeModeName)),
+       "DIRECT, DELEGATE, REPLAY or PULL_FACTORS"},
+      {"steps", Count(options.steps), kCount},
+      {"seconds", Count(options.seconds), kCount},
+      {"warmup", Count(options.warmup), kCount},
+      {"rank", Count(options.rank), kCount},
+      {"threads", Count(options.threads), kCount},
+      {"scale", Count(options.scale), kCount},
+      {"workload", Text(options.workload)},
+      {"server-binary", Text(options.server_binary)},
+      {"server", Text(options.server)},
+      {"data-dir", Text(options.data_dir)},
+      {"json", Text(options.json)},
+      {"csv", Text(options.csv)},
+      {"preset", Text(options.preset)},
+      {"layers", Text(options.layers)},
+      {"tls-ca", Text(options.security.tls_ca)},
+      {"tls-cert", Text(options.security.tls_cert)},
+      {"tls-key", Text(options.security.tls_key)},
+  };
+  PRECONDOR_ASSIGN_OR_RETURN(const bool measures, ParseFlags(arguments, flags));
+  if (!measures) {
+    options.workload = "help";
+    return options;
   }
   const bool training = options.workload == "training";
   const bool steps = training || options.workload == "bert-large" || options.workload == "statistics";
