@@ -7,12 +7,14 @@ deploy/quickstart.sh starts a service and this script; docs/digits.md says what 
 
 import argparse
 import concurrent.futures
+import csv
 import dataclasses
 import itertools
 import json
 import math
 import os
 import pathlib
+import re
 import signal
 import statistics
 import subprocess
@@ -89,15 +91,44 @@ class Candidate:
         return Candidate(self.task, ROWS[self.row].rate_of or self.row, self.optimizer)
 
 
+def said(command):
+    """What a program prints."""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"digits.py: {' '.join(map(str, command))} ended with {done.returncode}:\n{done.stderr}")
+    return done.stdout.strip()
+
+
+def number(text):
+    """None where it is not finite."""
+    return float(text) if math.isfinite(float(text)) else None
+
+
+def read_run(path, text):
+    """A run, from what precondor-digits wrote with --csv and what it printed."""
+    with open(path, encoding="ascii") as file:
+        lines = list(csv.DictReader(file))
+    by_step = {}
+    for line in lines:
+        by_step.setdefault(line["step"], []).append(line)
+    steps = list(by_step.values())
+    modes = [{line["mode"] for line in step} for step in steps]
+    if any(len(mode) != 1 for mode in modes):
+        raise SystemExit(f"digits.py: the modes of two workers differ: {modes}")
+    curve = [[int(line["step"]) + 1, *(number(line[name]) for name in ("held_out_loss", "held_out_accuracy", "training_loss"))]
+             for line in lines if line["held_out_loss"]]
+    return {"steps": len(steps), "curve": curve, "final_loss": curve[-1][1], "modes": [mode.pop() for mode in modes],
+            "weights_hash": re.findall(r"weights (\w{16})$", text, re.MULTILINE)[-1],
+            "seconds": [max(float(line["seconds"]) for line in step) for step in steps],
+            **{name: [sum(int(line[name]) for line in step) for step in steps] for name in ("statistics_bytes", "gradient_bytes")}}
+
+
 def train(program, flags):
     """What one run gave, and the line that the program said of it."""
     with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "run.json"
-        done = subprocess.run([program, *flags, f"--json={path}"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              check=False)
-        if done.returncode != 0:
-            raise SystemExit(f"digits.py: {' '.join(map(str, [program, *flags]))} ended with {done.returncode}:\n{done.stderr}")
-        return json.loads(path.read_text()), done.stdout.strip()
+        path = pathlib.Path(folder) / "run.csv"
+        text = said([program, *flags, f"--csv={path}"])
+        return read_run(path, text), text
 
 
 def median(values):
@@ -144,7 +175,7 @@ def search_rates(program, candidates, arguments):
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         def losses_of(work):
             nonlocal done, planned
-            futures = [pool.submit(train, program, [*candidate.flags(rate, seed), *common])
+            futures = [pool.submit(said, [program, *candidate.flags(rate, seed), *common])
                        for candidate, rate in work for seed in seeds]
             planned += len(futures)
             try:
@@ -154,7 +185,7 @@ def search_rates(program, candidates, arguments):
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-            losses = [future.result()[0]["final_loss"] for future in futures]
+            losses = [number(future.result()) for future in futures]
             return [median(losses[i:i + len(seeds)]) for i in range(0, len(losses), len(seeds))]
         return choose_rates(losses_of, candidates, arguments.grid)
 
@@ -181,30 +212,27 @@ def stretches(run):
     begin = 0
     for mode, steps in itertools.groupby(run["modes"]):
         count = len(list(steps))
-        used = {name: run[name][begin + count] - run[name][begin] for name in ("step_seconds", "statistics_bytes", "gradient_bytes")}
-        yield {"first_step": run["first_step"] + begin, "mode": mode, "steps": count, "seconds": used["step_seconds"],
+        used = {name: sum(run[name][begin:begin + count]) for name in ("seconds", "statistics_bytes", "gradient_bytes")}
+        yield {"first_step": begin, "mode": mode, "steps": count, "seconds": used["seconds"],
                "bytes_per_step": {"statistics": used["statistics_bytes"] / count, "gradients": used["gradient_bytes"] / count}}
         begin += count
 
 
-def row_of(candidate, runs, shards):
-    """The runs of one candidate, a seed each, as one row of the report."""
-    first = runs[0]
+def row_of(candidate, runs):
+    """The runs of one candidate, with seeds 1 ... N, as one row of the report."""
     modes = [list(stretches(run)) for run in runs]
-    steps = sum(len(run["modes"]) for run in runs)
-    row = {"row": candidate.row, "label": candidate.label(), "statistics": ROWS[candidate.row].statistics.upper() or "NONE",
-           "shards": shards, "seeds": [run["seed"] for run in runs],
+    steps = sum(run["steps"] for run in runs)
+    row = {"task": candidate.task, "row": candidate.row, "label": candidate.label(), "method": ROWS[candidate.row].method,
+           "statistics": ROWS[candidate.row].statistics.upper() or "NONE", "base_optimizer": candidate.optimizer,
+           "steps": runs[0]["steps"], "seeds": list(range(1, len(runs) + 1)),
            "curves": [run["curve"] for run in runs], "final_loss": [run["final_loss"] for run in runs],
            "weights_hash": [run["weights_hash"] for run in runs], "modes": modes,
            "first_order_from": [next((s["first_step"] for s in seed if s["mode"] == "FIRST_ORDER"), None) for seed in modes],
-           "seconds": statistics.fmean(run["seconds"] for run in runs),
-           "bytes_per_step": {name: sum(run[f"{field}_bytes"][-1] - run[f"{field}_bytes"][0] for run in runs) / steps if steps else 0
+           "seconds": statistics.fmean(sum(run["seconds"]) for run in runs),
+           "bytes_per_step": {name: sum(sum(run[f"{field}_bytes"]) for run in runs) / steps
                               for name, field in (("statistics", "statistics"), ("gradients", "gradient"))}}
-    for name in ("task", "method", "base_optimizer", "exchange", "workers", "steps", "learning_rate"):
-        row[name] = first[name]
-    for name in ("final_accuracy", "final_training_loss"):
-        if name in first:
-            row[name] = [run[name] for run in runs]
+    if candidate.task == "classifier":
+        row["final_accuracy"], row["final_training_loss"] = ([run["curve"][-1][place] for run in runs] for place in (2, 3))
     return row
 
 
@@ -339,15 +367,17 @@ def main():
     rates, origin = rates_of(candidates, arguments)
     program = arguments.binaries / "client/cpp/examples/precondor-digits"
     rows = []
-    for number, candidate in enumerate(candidates, 1):
+    for place, candidate in enumerate(candidates, 1):
+        rate = rates[candidate.rate_key()]
         fallback = arguments.fallback if arguments.fallback and candidate.row != "none" else ROWS[candidate.row].fallback
         runs = []
         for seed in range(1, arguments.seeds + 1):
-            run, said = train(program, [f"--coordinator={arguments.coordinator}", *candidate.flags(rates[candidate.rate_key()], seed),
+            run, text = train(program, [f"--coordinator={arguments.coordinator}", *candidate.flags(rate, seed),
                                         *common_flags(arguments), f"--exchange={arguments.exchange}", f"--fallback={fallback}"])
-            print(f"training, row {number} of {len(candidates)}: {said}", flush=True)
+            print(f"training, row {place} of {len(candidates)}: {text}", flush=True)
             runs.append(run)
-        rows.append(row_of(candidate, runs, arguments.shards) | {"fallback": fallback})
+        rows.append(row_of(candidate, runs) | {"learning_rate": rate, "fallback": fallback, "workers": arguments.workers,
+                                               "shards": arguments.shards, "exchange": arguments.exchange.upper()})
     compare_with_adamw(rows)
     print("\n" + report(rows, origin))
     if arguments.json:

@@ -14,12 +14,15 @@ NONE = digits.Candidate("autoencoder", "none", "adamw")
 MKOR = digits.Candidate("autoencoder", "signed-lowrank", "adamw")
 
 
-def run_of(losses, modes=(), seed=1):
-    used = [10 * i for i in range(len(modes) + 1)]
-    return {"task": "autoencoder", "method": "mkor", "base_optimizer": "adamw", "exchange": "DIRECT", "workers": 4, "steps": 30,
-            "learning_rate": .016, "seed": seed, "final_loss": losses[-1], "weights_hash": "0", "seconds": 1.5, "first_step": 0,
-            "curve": [[10 * (i + 1), loss, 0, 0] for i, loss in enumerate(losses)], "modes": list(modes),
-            "step_seconds": used, "statistics_bytes": used, "gradient_bytes": [3 * b for b in used]}
+def run_of(losses, modes=()):
+    used = [10] * len(modes)
+    return {"steps": 30, "final_loss": losses[-1], "weights_hash": "0", "modes": list(modes),
+            "curve": [[10 * (i + 1), loss, 0, 0] for i, loss in enumerate(losses)],
+            "seconds": used, "statistics_bytes": used, "gradient_bytes": [3 * b for b in used]}
+
+
+def row_of(candidate, runs):
+    return digits.row_of(candidate, runs) | {"learning_rate": .016, "workers": 4, "shards": 2, "exchange": "DIRECT"}
 
 
 class Search(unittest.TestCase):
@@ -58,8 +61,8 @@ class Search(unittest.TestCase):
 
 class Report(unittest.TestCase):
     def rows(self):
-        rows = [digits.row_of(NONE, [run_of([.5, .4, .3]), run_of([.5, .4, .2], seed=2)], 2),
-                digits.row_of(MKOR, [run_of([.4, .3, .1]), run_of([.5, None, .25], seed=2)], 2)]
+        rows = [row_of(NONE, [run_of([.5, .4, .3]), run_of([.5, .4, .2])]),
+                row_of(MKOR, [run_of([.4, .3, .1]), run_of([.5, None, .25])])]
         digits.compare_with_adamw(rows)
         return rows
 
@@ -69,12 +72,12 @@ class Report(unittest.TestCase):
     def test_tables_show_what_a_row_has(self):
         rows = self.rows()
         self.assertRegex(digits.report(rows, "x"), r"AdamW \+ mkor, rank 16 .*0.1750 \(0.1000-0.2500\).* never \(20-never\)")
-        one = [digits.row_of(NONE, [run_of([.5, .4, .3])], 2), digits.row_of(MKOR, [run_of([.4, .3, .1])], 2)]
+        one = [row_of(NONE, [run_of([.5, .4, .3])]), row_of(MKOR, [run_of([.4, .3, .1])])]
         digits.compare_with_adamw(one)
         self.assertRegex(digits.report(one, "x"), r"AdamW \+ mkor, rank 16 +0.1000 +20 +1.5x\n")
 
     def test_divides_a_run_at_each_change_of_mode(self):
-        row = digits.row_of(MKOR, [run_of([.1], ["SECOND_ORDER"] * 2 + ["FIRST_ORDER"])], 2)
+        row = row_of(MKOR, [run_of([.1], ["SECOND_ORDER"] * 2 + ["FIRST_ORDER"]) | {"steps": 3}])
         self.assertEqual(row["first_order_from"], [2])
         self.assertEqual(row["modes"], [[
             {"first_step": 0, "mode": "SECOND_ORDER", "steps": 2, "seconds": 20, "bytes_per_step": {"statistics": 10, "gradients": 30}},

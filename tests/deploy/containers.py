@@ -18,7 +18,7 @@ import tempfile
 
 from deploy_tools import CACHE, ROOT, run
 
-from cluster import wait_for
+from cluster import digits, wait_for
 
 BASE_IMAGE = "docker.io/library/debian:bookworm-slim"
 PYTHON_IMAGE = "localhost/python:3.11"
@@ -175,20 +175,20 @@ class Engine:
         command = ["podman", "run", "--rm", "--pull=never", "--no-healthcheck", "--name=client", *HARDENED, *options,
                    f"--volume={results}:/results", "--entrypoint=precondor-digits", SERVER_IMAGE, f"--coordinator={coordinator}",
                    f"--data={DATA}", "--task=classifier", "--option=rank=16", "--workers=2", f"--steps={steps}",
-                   "--json=/results/runs.json"]
+                   "--csv=/results/run.csv"]
         lines = []
         with subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True) as digits:
-            for line in digits.stdout:
+                              text=True) as training:
+            for line in training.stdout:
                 lines.append(line)
                 if disturb and "training: 10 %" in line:
                     disturb()
-                    if digits.poll() is not None:
+                    if training.poll() is not None:
                         raise AssertionError(f"the run ended while it was disturbed: {''.join(lines)}")
                     disturb = None
-        if digits.returncode != 0 or disturb:
-            raise AssertionError(f"precondor-digits: status {digits.returncode}\n{''.join(lines)}")
-        return json.loads((results / "runs.json").read_text(encoding="utf-8"))
+        if training.returncode != 0 or disturb:
+            raise AssertionError(f"precondor-digits: status {training.returncode}\n{''.join(lines)}")
+        return digits.read_run(results / "run.csv", "".join(lines))
 
     def await_ready(self, name):
         def ready():

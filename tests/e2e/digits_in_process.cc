@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// precondor-digits without a service: takes its flags and writes its JSON, in which no bytes travel. For the search of
+// precondor-digits without a service: takes its flags and prints the held-out loss at the end. For the search of
 // learning rates (tests/bench/digits.py), which needs hundreds of runs.
-#include <fstream>
 #include <iostream>
 
+#include "absl/strings/str_format.h"
+
 #include "client/cpp/examples/options.h"
-#include "client/cpp/examples/results.h"
 #include "kernels/base/blas_core.h"
 #include "kernels/base/status_macros.h"
 #include "tests/e2e/in_process.h"
@@ -13,16 +13,12 @@
 namespace precondor::e2e {
 namespace {
 
-absl::Status Run(int argc, const char* const* argv) {
-  PRECONDOR_ASSIGN_OR_RETURN(
-      const digits::Options options,
-      digits::ParseOptions(absl::MakeConstSpan(argv + 1, static_cast<size_t>(argc - 1)), PRECONDOR_DIGITS_DATA));
+absl::StatusOr<double> FinalLoss(const std::vector<std::string>& arguments) {
+  PRECONDOR_ASSIGN_OR_RETURN(const digits::Options options, digits::ParseOptions(arguments, PRECONDOR_DIGITS_DATA));
   digits::UseSingleThreadedBlas();
   PRECONDOR_ASSIGN_OR_RETURN(const digits::DigitsData data, digits::LoadDigits(options.data_path));
-  std::vector<digits::RankResult> result(1);
-  PRECONDOR_ASSIGN_OR_RETURN(result[0].trained, TrainInProcess(options.run, SessionSpec().statistics_dtype, data, {}));
-  std::ofstream(options.json_path) << digits::ResultJson(options.run, result);
-  return absl::OkStatus();
+  PRECONDOR_ASSIGN_OR_RETURN(digits::Mlp model, TrainInProcess(options.run, data));
+  return model.Evaluate(data.held_out).loss;
 }
 
 }  // namespace
@@ -30,8 +26,11 @@ absl::Status Run(int argc, const char* const* argv) {
 
 int main(int argc, char** argv) {
   precondor::UseBestBlasCore();
-  const absl::Status status = precondor::e2e::Run(argc, argv);
-  if (status.ok()) return 0;
-  std::cerr << "digits_in_process: " << status.ToString() << "\n";
+  const absl::StatusOr<double> loss = precondor::e2e::FinalLoss({argv + 1, argv + argc});
+  if (loss.ok()) {
+    std::cout << absl::StrFormat("%.17g\n", *loss);
+    return 0;
+  }
+  std::cerr << "digits_in_process: " << loss.status().ToString() << "\n";
   return 1;
 }

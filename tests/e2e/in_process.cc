@@ -115,15 +115,15 @@ absl::Status InProcessExchange::LayerReady(uint64_t step, const LayerTap& tap) {
   return backend_.Download(u.view(), tap.gradient);
 }
 
-absl::StatusOr<digits::TrainResult> TrainInProcess(const digits::Run& run, DType statistics_dtype,
-                                                   const digits::DigitsData& data,
-                                                   const digits::TrainOptions& options) {
-  SessionSpec spec = digits::MakeSessionSpec(run, "in-process");
-  spec.statistics_dtype = statistics_dtype;
+absl::StatusOr<digits::Mlp> TrainInProcess(const digits::Run& run, const digits::DigitsData& data) {
+  SessionSpec spec = run.session;
+  spec.name = "in-process";
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, MakeCpuBackend(CpuBackendOptions{}));
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<InProcessExchange> exchange,
                              InProcessExchange::Make(std::move(spec), *backend));
-  return digits::Train(run, data, *exchange, options);
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<digits::Trainer> trainer, digits::Trainer::Make(run, data));
+  while (!trainer->done()) PRECONDOR_RETURN_IF_ERROR(trainer->Step(*exchange));
+  return std::move(trainer->model());
 }
 
 }  // namespace precondor::e2e

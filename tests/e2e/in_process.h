@@ -12,7 +12,8 @@
 #include "absl/status/statusor.h"
 
 #include "client/cpp/examples/digits_data.h"
-#include "client/cpp/examples/run.h"
+#include "client/cpp/examples/mlp.h"
+#include "client/cpp/examples/options.h"
 #include "client/cpp/examples/trainer.h"
 #include "kernels/backend.h"
 #include "kernels/base/session_spec.h"
@@ -38,7 +39,6 @@ class InProcessExchange final : public digits::GradientExchange {
 };
 
 // Trains `run` in this process: the course that training through the service takes, but for rounding.
-absl::StatusOr<digits::TrainResult> TrainInProcess(const digits::Run& run, DType statistics_dtype,
-                                                   const digits::DigitsData& data, const digits::TrainOptions& options);
+absl::StatusOr<digits::Mlp> TrainInProcess(const digits::Run& run, const digits::DigitsData& data);
 
 }  // namespace precondor::e2e

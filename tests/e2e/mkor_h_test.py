@@ -37,13 +37,13 @@ class MkorH(unittest.TestCase):
         self.cluster = self.enterContext(Cluster(self.binaries, self.folder.name, durable=False,
                                                  coordinator_arguments=["--log-format=json", *flags], **hosts))
 
-    def train(self, *flags, seeds=SEEDS, prefix=()):
+    def train(self, task, *flags, seeds=SEEDS, prefix=()):
         """The row of signed-lowrank with these flags, from a run for each seed."""
         runs = []
         for seed in range(1, seeds + 1):
-            with Training(self.binaries, self.cluster, self.folder.name, [f"--seed={seed}", *flags], prefix) as training:
+            with Training(self.binaries, self.cluster, self.folder.name, [f"--task={task}", f"--seed={seed}", *flags], prefix) as training:
                 runs.append(training.finish())
-        return digits.row_of(digits.Candidate(runs[0]["task"], "signed-lowrank", "adamw"), runs, shards=2)
+        return digits.row_of(digits.Candidate(task, "signed-lowrank", "adamw"), runs)
 
     def mode_changes(self):
         log = (self.cluster.coordinator.folder / "log").read_text().splitlines()
@@ -57,7 +57,7 @@ class MkorH(unittest.TestCase):
 
     def test_loss_rate_falls_back_late_and_moves_no_gradient_from_then_on(self):
         self.serve()
-        flags = ["--task=autoencoder", "--exchange=delegate", "--learning-rate=0.032"]
+        flags = ["autoencoder", "--exchange=delegate", "--learning-rate=0.032"]
         always = self.train(*flags)
         mkor_h = self.train(*flags, "--fallback=loss-rate")
         self.assertEqual(always["first_order_from"], [None] * SEEDS)
@@ -85,7 +85,7 @@ class MkorH(unittest.TestCase):
 
     def test_at_step_is_exact_and_direct_goes_on_averaging(self):
         self.serve()
-        flags = ["--task=classifier", "--exchange=direct", "--learning-rate=0.016"]
+        flags = ["classifier", "--exchange=direct", "--learning-rate=0.016"]
         always = self.train(*flags)
         fallen_back = self.train(*flags, "--fallback=at-step:150")
         self.assertEqual(fallen_back["first_order_from"], [150] * SEEDS)
@@ -105,7 +105,7 @@ class MkorH(unittest.TestCase):
         self.serve("--lease-steps=8", coordinator_host=server_address(0), shard_host=lambda i: server_address(1 + i))
         far = Fault(delay_s=0.010, servers=(server_address(1), server_address(2)))
         link.set(to_servers=far, to_workers=far)
-        row = self.train("--task=autoencoder", "--exchange=delegate", "--learning-rate=0.032", "--fallback=cost-aware",
+        row = self.train("autoencoder", "--exchange=delegate", "--learning-rate=0.032", "--fallback=cost-aware",
                          seeds=2, prefix=link.prefix)
         for modes in row["modes"]:
             self.assertEqual(modes[-1]["mode"], "FIRST_ORDER")

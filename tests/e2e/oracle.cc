@@ -156,7 +156,7 @@ Matrix Precondition(const Layer& layer, const Matrix& gradient) {
 
 std::vector<Layer> InitialLayers(const digits::Run& run) {
   std::vector<Layer> layers;
-  const digits::Mlp initial(run.task.model, run.seed);
+  const digits::Mlp initial(run.model, run.session.seed);
   for (const digits::HostMatrix& weight : initial.weights()) {
     Layer layer;
     layer.weight = Matrix(weight.rows(), weight.cols());
@@ -171,16 +171,15 @@ std::vector<Layer> InitialLayers(const digits::Run& run) {
 
 std::vector<std::vector<double>> TrainOracle(const digits::Run& run, const digits::DigitsData& data) {
   std::vector<Layer> layers = InitialLayers(run);
-  const SessionSpec spec = digits::MakeSessionSpec(run, "oracle");
-  const bool preconditions = run.method.name != "identity";
-  for (int64_t step = 0; step < run.task.steps; ++step) {
+  const SessionSpec& spec = run.session;
+  const bool preconditions = spec.method.name != "identity";
+  for (int64_t step = 0; step < run.steps; ++step) {
     const auto step_id = static_cast<uint64_t>(step);
     const digits::Examples batch =
-        digits::Select(data.train, digits::BatchRows(data.train.size(), digits::kBatchSize, run.seed, step_id));
+        digits::Select(data.train, digits::BatchRows(data.train.size(), digits::kBatchSize, spec.seed, step_id));
     const std::vector<Matrix> inputs = Forward(layers, batch);
-    const double learning_rate =
-        run.learning_rate * (1 - static_cast<double>(step) / static_cast<double>(run.task.steps));
-    Matrix delta = OutputGradient(run.task.model.objective, inputs.back(), batch);
+    const double learning_rate = run.learning_rate * (1 - static_cast<double>(step) / static_cast<double>(run.steps));
+    Matrix delta = OutputGradient(run.model.objective, inputs.back(), batch);
     for (size_t l = layers.size(); l-- > 0;) {
       Layer& layer = layers[l];
       Matrix gradient = Product(Transposed(delta), inputs[l]);

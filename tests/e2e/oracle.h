@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "client/cpp/examples/digits_data.h"
-#include "client/cpp/examples/run.h"
+#include "client/cpp/examples/options.h"
 
 namespace precondor::e2e {
 

@@ -9,7 +9,7 @@
 
 #include "client/cpp/examples/digits_data.h"
 #include "client/cpp/examples/host_matrix.h"
-#include "client/cpp/examples/run.h"
+#include "client/cpp/examples/options.h"
 #include "tests/e2e/in_process.h"
 #include "tests/e2e/service_training.h"
 
@@ -37,16 +37,17 @@ double DifferenceToOracle(const Case& test) {
   EXPECT_TRUE(data.ok()) << data.status();
   digits::Run run = RunOfRow(test.method, test.task, kSteps);
   run.optimizer = test.optimizer;
-  run.workers = test.workers;
+  run.session.world_size = test.workers;
+  run.session.statistics_dtype = test.dtype;
   run.learning_rate = run.optimizer == "sgd" ? 0.1 : 0.016;
-  const auto trained = TrainInProcess(run, test.dtype, *data, {.evaluate = false});
+  const auto trained = TrainInProcess(run, *data);
   EXPECT_TRUE(trained.ok()) << trained.status();
   const std::vector<std::vector<double>> expected = TrainOracle(run, *data);
   double difference = 0;
   double norm = 0;
   for (size_t l = 0; l < expected.size(); ++l) {
     for (size_t i = 0; i < expected[l].size(); ++i) {
-      difference += std::pow(trained->weights[l].data()[i] - expected[l][i], 2);
+      difference += std::pow(trained->weights()[l].data()[i] - expected[l][i], 2);
       norm += std::pow(expected[l][i], 2);
     }
   }

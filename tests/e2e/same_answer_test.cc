@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/examples/digits_data.h"
-#include "client/cpp/examples/run.h"
+#include "client/cpp/examples/options.h"
 #include "client/cpp/examples/trainer.h"
 #include "tests/e2e/in_process.h"
 #include "tests/e2e/local_service.h"
@@ -45,8 +45,8 @@ void PrintTo(const Case& test, std::ostream* out) {
 digits::Run RunOf(const Case& test) {
   digits::Run run = RunOfRow(test.method, "autoencoder", kSteps);
   run.optimizer = test.optimizer;
-  run.exchange = test.exchange;
-  run.workers = test.workers;
+  run.session.exchange = test.exchange;
+  run.session.world_size = test.workers;
   run.learning_rate = run.optimizer == "sgd" ? 0.1 : 0.016;
   return run;
 }
@@ -64,8 +64,7 @@ class SameAnswerTest : public ::testing::TestWithParam<Case> {
 
   absl::StatusOr<std::vector<std::vector<digits::HostMatrix>>> Train(const std::string& session,
                                                                      uint64_t shuffle_seed) {
-    return TrainThroughService(
-        ServiceRun{service_->coordinator(), session, RunOf(GetParam()), DType::kF32, shuffle_seed}, data_);
+    return TrainThroughService(ServiceRun{service_->coordinator(), session, RunOf(GetParam()), shuffle_seed}, data_);
   }
 
   digits::DigitsData data_;
@@ -75,9 +74,9 @@ class SameAnswerTest : public ::testing::TestWithParam<Case> {
 TEST_P(SameAnswerTest, AsTrainingInOneProcess) {
   const auto through = Train("same", 0);
   ASSERT_TRUE(through.ok()) << through.status();
-  const auto direct = TrainInProcess(RunOf(GetParam()), DType::kF32, data_, {.evaluate = false});
+  const auto direct = TrainInProcess(RunOf(GetParam()), data_);
   ASSERT_TRUE(direct.ok()) << direct.status();
-  const double difference = RelativeDifference(through->front(), direct->weights);
+  const double difference = RelativeDifference(through->front(), direct->weights());
   RecordProperty("relative_difference", absl::StrCat(difference));
   EXPECT_LE(difference, GetParam().bound);
   for (const auto& replica : *through) {

@@ -12,7 +12,6 @@
 
 #include "client/cpp/examples/options.h"
 #include "client/cpp/examples/rank_reducer.h"
-#include "client/cpp/examples/seeded_random.h"
 #include "client/cpp/examples/service_exchange.h"
 #include "client/cpp/examples/trainer.h"
 #include "kernels/base/check.h"
@@ -37,8 +36,7 @@ class ShuffledExchange final : public GradientExchange {
     return absl::OkStatus();
   }
   absl::StatusOr<bool> Finish(uint64_t step, double loss, double learning_rate) override {
-    digits::SeededRandom random(seed_, rank_, step);
-    for (const int32_t i : random.Permutation(static_cast<int64_t>(taps_.size()))) {
+    for (const int32_t i : digits::Permutation({seed_, rank_, step}, static_cast<int64_t>(taps_.size()))) {
       PRECONDOR_RETURN_IF_ERROR(inner_.LayerReady(step, taps_[static_cast<size_t>(i)]));
     }
     taps_.clear();
@@ -54,24 +52,14 @@ class ShuffledExchange final : public GradientExchange {
 
 absl::StatusOr<std::vector<HostMatrix>> TrainRank(const ServiceRun& job, const digits::DigitsData& data, Client& client,
                                                   RankReducer& reducer, uint32_t rank) {
-  WorkerOptions options;
-  options.rank = rank;
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker, client.Join(job.session, options));
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<digits::ServiceExchange> exchange,
-                             digits::ServiceExchange::Make(*worker, &reducer));
-  ShuffledExchange shuffled(*exchange, job.shuffle_seed, rank);
-  GradientExchange& used = job.shuffle_seed == 0 ? static_cast<GradientExchange&>(*exchange) : shuffled;
-  digits::TrainOptions train_options;
-  train_options.evaluate = false;
-  PRECONDOR_ASSIGN_OR_RETURN(digits::TrainResult result, digits::Train(job.run, data, used, train_options));
-  if (result.skipped_steps != 0) return absl::InternalError("a step was skipped");
-  return std::move(result.weights);
-}
-
-SessionSpec SpecOf(const digits::Run& run, const std::string& name, DType statistics_dtype) {
-  SessionSpec spec = digits::MakeSessionSpec(run, name);
-  spec.statistics_dtype = statistics_dtype;
-  return spec;
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker, client.Join(job.session, {.rank = rank}));
+  digits::ServiceExchange exchange(*worker, &reducer);
+  ShuffledExchange shuffled(exchange, job.shuffle_seed, rank);
+  GradientExchange& used = job.shuffle_seed == 0 ? static_cast<GradientExchange&>(exchange) : shuffled;
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<digits::Trainer> trainer, digits::Trainer::Make(job.run, data));
+  while (!trainer->done()) PRECONDOR_RETURN_IF_ERROR(trainer->Step(used));
+  if (trainer->skipped_steps() != 0) return absl::InternalError("a step was skipped");
+  return std::move(trainer->model().weights());
 }
 
 }  // namespace
@@ -81,10 +69,11 @@ absl::StatusOr<std::vector<std::vector<HostMatrix>>> TrainThroughService(const S
   ClientOptions options;
   options.coordinator = job.coordinator;
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Client::Connect(options));
-  const SessionSpec spec = SpecOf(job.run, job.session, job.statistics_dtype);
+  SessionSpec spec = job.run.session;
+  spec.name = job.session;
   PRECONDOR_RETURN_IF_ERROR(client->OpenSession(spec).status());
-  RankReducer reducer(job.run.workers);
-  std::vector<absl::StatusOr<std::vector<HostMatrix>>> outcomes(static_cast<size_t>(job.run.workers));
+  RankReducer reducer(spec.world_size);
+  std::vector<absl::StatusOr<std::vector<HostMatrix>>> outcomes(static_cast<size_t>(spec.world_size));
   std::vector<std::thread> workers;
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     workers.emplace_back(
@@ -124,15 +113,16 @@ digits::Run RunOfRow(absl::string_view row, absl::string_view task, int64_t step
   const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& one) { return one.name == row; });
   PRECONDOR_CHECK(found != rows.end());
   digits::Run run;
-  run.task = digits::FindTask(task).value();
-  run.task.steps = steps;
-  run.statistics = found->statistics;
-  run.method.name = std::string(found->method);
+  PRECONDOR_CHECK(digits::SetTask(task, run));
+  run.steps = steps;
+  run.session.statistics = found->statistics;
+  run.session.statistics_dtype = DType::kF32;
+  run.session.method.name = std::string(found->method);
   std::vector<absl::string_view> options = found->options;
   if (found->method == "kfac") {
     options = {"scaling=NORM_RESCALE", "factor_decay=piecewise(0, 1: 0.95)", "pi_split=true", "damping=0.00003"};
   }
-  for (const absl::string_view option : options) PRECONDOR_CHECK(digits::AddMethodOption(option, run.method).ok());
+  for (const absl::string_view option : options) PRECONDOR_CHECK(digits::AddMethodOption(option, run.session.method));
   return run;
 }
 

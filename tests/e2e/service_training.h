@@ -11,7 +11,7 @@
 
 #include "client/cpp/examples/digits_data.h"
 #include "client/cpp/examples/host_matrix.h"
-#include "client/cpp/examples/run.h"
+#include "client/cpp/examples/options.h"
 #include "kernels/base/session_spec.h"
 
 namespace precondor::e2e {
@@ -20,7 +20,6 @@ struct ServiceRun {
   std::string coordinator;  // host:port
   std::string session;      // its name; unique on the coordinator
   digits::Run run;
-  DType statistics_dtype = DType::kF32;
   // Not 0: every rank hands its layers over in an order of its own at every step, drawn by this seed. DIRECT only.
   uint64_t shuffle_seed = 0;
 };
@@ -29,8 +28,8 @@ struct ServiceRun {
 absl::StatusOr<std::vector<std::vector<digits::HostMatrix>>> TrainThroughService(const ServiceRun& job,
                                                                                  const digits::DigitsData& data);
 
-// A run of 4 workers whose method and statistics are those of a row of tests/bench/digits.py, by its name there, with
-// that row's base optimizer. Aborts for a name that is not below.
+// A run of 4 workers whose method and statistics are those of a row of tests/bench/digits.py, by its name there, in
+// f32. Aborts for a name that is not below.
 digits::Run RunOfRow(absl::string_view row, absl::string_view task, int64_t steps);
 
 // |x - y| / |y| over all layers together.

@@ -31,14 +31,14 @@ struct DigitsData {
 // Reads lines of 64 pixels and a label, comma-separated. `text` may end with a newline. InvalidArgument names the line.
 absl::StatusOr<Examples> ParseDigits(absl::string_view text);
 
-// One fifth of the examples, drawn by `seed`, is held out; the rest is for training. Both keep the file's order.
-DigitsData Split(const Examples& all, uint64_t seed);
-
-// Reads `path` and splits it with the seed that all runs share, so that their losses compare. NotFound names the path.
+// Reads `path` and holds a fifth of the examples out, the same fifth in every run. NotFound names the path.
 absl::StatusOr<DigitsData> LoadDigits(const std::string& path);
 
 // The given rows, in the given order.
 Examples Select(const Examples& from, absl::Span<const int32_t> rows);
+
+// A random order of 0 ... n - 1, a function of the key on every machine.
+std::vector<int32_t> Permutation(absl::Span<const uint64_t> key, int64_t n);
 
 // Rows of the step's batch: `batch_size` different ones, a pure function of (seed, step). Consecutive steps walk
 // through a random order of all examples, drawn anew for each pass; what does not fill a batch at the end of a pass is

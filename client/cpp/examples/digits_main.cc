@@ -14,87 +14,85 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 
 #include "client/cpp/examples/digits_data.h"
 #include "client/cpp/examples/options.h"
 #include "client/cpp/examples/rank_reducer.h"
-#include "client/cpp/examples/results.h"
 #include "client/cpp/examples/service_exchange.h"
 #include "kernels/base/blas_core.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/client.h"
 
 namespace precondor::digits {
 namespace {
 
-// Prints how far the training is, a line for each tenth of it.
-void ShowProgress(const Run& run, const CurvePoint& point) {
-  const int64_t before = (point.step - kEvaluateEvery) * 10 / run.task.steps, now = point.step * 10 / run.task.steps;
-  if (before == now) return;
-  std::cerr << absl::StrFormat("training: %d %%, %s, %s + %s, seed %d, held-out loss %.4f\n", now * 10, run.task.name,
-                               run.method.name, run.optimizer, run.seed, point.held_out_loss);
+constexpr int64_t kEvaluateEvery = 10;
+constexpr char kColumns[] =
+    "rank,step,mode,seconds,statistics_bytes,gradient_bytes,held_out_loss,held_out_accuracy,training_loss\n";
+
+struct RankResult {
+  std::string csv;  // a line of kColumns for each step
+  uint64_t weights_hash = 0;
+  double held_out_loss = 0;
+  double seconds = 0;  // of the steps, without the evaluations
+};
+
+// Adds the last three columns, and prints how far the training is at each tenth of it.
+void Evaluate(const Run& run, const DigitsData& data, Trainer& trainer, RankResult& result) {
+  const Evaluation held_out = trainer.model().Evaluate(data.held_out);
+  const bool classifies = run.model.objective == Objective::kClassify;
+  const double training = classifies ? trainer.model().Evaluate(data.train).loss : 0;
+  absl::StrAppendFormat(&result.csv, ",%.17g,%.17g,%.17g\n", held_out.loss, held_out.accuracy, training);
+  result.held_out_loss = held_out.loss;
+  const int64_t tenths = trainer.step() * 10 / run.steps;
+  if (tenths == (trainer.step() - kEvaluateEvery) * 10 / run.steps) return;
+  std::cerr << absl::StrFormat("training: %d %%, held-out loss %.4f\n", tenths * 10, held_out.loss);
 }
 
 // One worker: joins the session, trains through it, and returns what it took.
-absl::StatusOr<RankResult> TrainRank(const Options& options, const std::string& session, const DigitsData& data,
-                                     Client& client, RankReducer* reducer, uint32_t rank) {
-  TrainState state;
-  bool resumes = false;
-  TrainOptions train_options;
-  if (!options.checkpoint_path.empty()) {
-    PRECONDOR_ASSIGN_OR_RETURN(resumes, ReadCheckpoint(options.checkpoint_path, options.run.task.model, state));
-    if (resumes) train_options.resume = &state;
-  }
-  // Waits until all ranks have joined. A process that takes over a rank names the step that it goes on from.
-  PRECONDOR_ASSIGN_OR_RETURN(
-      const std::unique_ptr<Worker> worker,
-      client.Join(session, WorkerOptions{.rank = rank, .first_step = static_cast<uint64_t>(state.step)}));
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<ServiceExchange> exchange, ServiceExchange::Make(*worker, reducer));
-
+absl::StatusOr<RankResult> TrainRank(const Run& run, const DigitsData& data, Client& client, RankReducer& reducer,
+                                     uint32_t rank) {
+  // Waits until all ranks have joined.
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker, client.Join(run.session.name, {.rank = rank}));
+  ServiceExchange exchange(*worker, &reducer);
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer, Trainer::Make(run, data));
   RankResult result;
-  result.log.first_step = static_cast<uint64_t>(state.step);
-  const auto note_usage = [&](double seconds) {
-    const Traffic traffic = worker->traffic();
-    result.log.seconds.push_back(seconds);
-    result.log.statistics_bytes.push_back(traffic.statistics_bytes);
-    result.log.gradient_bytes.push_back(traffic.gradient_bytes + traffic.result_bytes);
-  };
-  train_options.before_step = [&](uint64_t step, double seconds) {
-    result.log.modes.push_back(worker->ModeOf(step));
-    note_usage(seconds);
-  };
-  if (!options.checkpoint_path.empty()) {
-    train_options.checkpoint = [&](const TrainState& before) -> absl::Status {
-      PRECONDOR_RETURN_IF_ERROR(worker->Flush());
-      return WriteCheckpoint(options.checkpoint_path, before);
-    };
+  Traffic before = worker->traffic();
+  while (!trainer->done()) {
+    const int64_t step = trainer->step();
+    const Mode mode = worker->ModeOf(static_cast<uint64_t>(step));
+    const absl::Time begin = MonotonicNow();
+    PRECONDOR_RETURN_IF_ERROR(trainer->Step(exchange));
+    const double seconds = absl::ToDoubleSeconds(MonotonicNow() - begin);
+    result.seconds += seconds;
+    const Traffic now = worker->traffic();
+    absl::StrAppendFormat(&result.csv, "%d,%d,%s,%.9f,%d,%d", rank, step, ModeName(mode), seconds,
+                          now.statistics_bytes - before.statistics_bytes,
+                          now.gradient_bytes + now.result_bytes - before.gradient_bytes - before.result_bytes);
+    before = now;
+    // Replicas are equal, so one worker evaluates.
+    if (rank == 0 && (trainer->step() % kEvaluateEvery == 0 || trainer->done())) {
+      Evaluate(run, data, *trainer, result);
+    } else {
+      result.csv += ",,,\n";
+    }
   }
-  train_options.evaluate = rank == 0 || options.rank >= 0;
-  if (rank == 0) {
-    train_options.progress = [&](const CurvePoint& point) { ShowProgress(options.run, point); };
-  }
-  PRECONDOR_ASSIGN_OR_RETURN(result.trained, Train(options.run, data, *exchange, train_options));
-  note_usage(result.trained.seconds);
+  result.weights_hash = HashWeights(trainer->model().weights());
+  // A worker that is destroyed without it gives up what the shards have not acknowledged.
   PRECONDOR_RETURN_IF_ERROR(worker->Flush());
   return result;
 }
 
-// All workers of this process, a thread each. A job cannot go on without one of its ranks: the first one that fails
-// ends the process.
-absl::StatusOr<std::vector<RankResult>> TrainRanks(const Options& options, const std::string& session,
-                                                   const DigitsData& data, Client& client) {
-  if (options.rank >= 0) {
-    std::vector<RankResult> one(1);
-    PRECONDOR_ASSIGN_OR_RETURN(one[0],
-                               TrainRank(options, session, data, client, nullptr, static_cast<uint32_t>(options.rank)));
-    return one;
-  }
-  RankReducer reducer(options.run.workers);
-  std::vector<RankResult> results(static_cast<size_t>(options.run.workers));
+// All workers, a thread each. A job cannot go on without one of its ranks: the first one that fails ends the process.
+std::vector<RankResult> TrainRanks(const Run& run, const DigitsData& data, Client& client) {
+  RankReducer reducer(run.session.world_size);
+  std::vector<RankResult> results(static_cast<size_t>(run.session.world_size));
   std::vector<std::thread> workers;
   for (size_t rank = 0; rank < results.size(); ++rank) {
     workers.emplace_back([&, rank] {
-      auto result = TrainRank(options, session, data, client, &reducer, static_cast<uint32_t>(rank));
+      auto result = TrainRank(run, data, client, reducer, static_cast<uint32_t>(rank));
       if (!result.ok()) {
         std::cerr << absl::StrCat("precondor-digits: worker ", rank, ": ", result.status().ToString(), "\n");
         std::_Exit(1);
@@ -111,28 +109,30 @@ absl::Status TrainJob(const Options& options) {
   PRECONDOR_ASSIGN_OR_RETURN(const DigitsData data, LoadDigits(options.data_path));
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client,
                              Client::Connect(ClientOptions{.coordinator = options.coordinator}));
-  const std::string session = options.session.empty() ? absl::StrCat("digits-", getpid()) : options.session;
-  // Every process of a job can open the session: the first one creates it.
-  PRECONDOR_RETURN_IF_ERROR(client->OpenSession(MakeSessionSpec(options.run, session)).status());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<RankResult> ranks, TrainRanks(options, session, data, *client));
-  // With --rank this process does not know when the other workers have their last answers.
-  if (options.rank < 0) PRECONDOR_RETURN_IF_ERROR(client->CloseSession(session).status());
-  PRECONDOR_RETURN_IF_ERROR(CheckReplicas(ranks));
-  const TrainResult& trained = ranks.front().trained;
-  std::cout << absl::StrFormat("%s, %s + %s, seed %d: held-out loss %.4f after %d steps, %.1f ms a step\n",
-                               options.run.task.name, options.run.method.name, options.run.optimizer, options.run.seed,
-                               trained.curve.back().held_out_loss, options.run.task.steps,
-                               1e3 * trained.seconds / static_cast<double>(ranks.front().log.modes.size()));
-  if (options.json_path.empty()) return absl::OkStatus();
-  std::ofstream file(options.json_path, std::ios::trunc);
-  file << ResultJson(options.run, ranks);
+  Run run = options.run;
+  run.session.name = absl::StrCat("digits-", getpid());
+  PRECONDOR_RETURN_IF_ERROR(client->OpenSession(run.session).status());
+  const std::vector<RankResult> ranks = TrainRanks(run, data, *client);
+  PRECONDOR_RETURN_IF_ERROR(client->CloseSession(run.session.name).status());
+  const RankResult& first = ranks.front();
+  for (const RankResult& rank : ranks) {
+    if (rank.weights_hash == first.weights_hash) continue;
+    return absl::InternalError("expected equal replicas, but the final weights of two workers differ");
+  }
+  std::cout << absl::StrFormat(
+      "%s, %s + %s, seed %d: held-out loss %.4f after %d steps, %.1f ms a step, weights %016x\n", run.task,
+      run.session.method.name, run.optimizer, run.session.seed, first.held_out_loss, run.steps,
+      1e3 * first.seconds / static_cast<double>(run.steps), first.weights_hash);
+  if (options.csv_path.empty()) return absl::OkStatus();
+  std::ofstream file(options.csv_path, std::ios::trunc);
+  file << kColumns;
+  for (const RankResult& rank : ranks) file << rank.csv;
   file.close();
-  return file ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("cannot write ", options.json_path));
+  return file ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("cannot write ", options.csv_path));
 }
 
-int Main(int argc, const char* const* argv) {
-  absl::StatusOr<Options> options =
-      ParseOptions(absl::MakeConstSpan(argv + 1, static_cast<size_t>(argc - 1)), PRECONDOR_DIGITS_DATA);
+int Main(const std::vector<std::string>& arguments) {
+  absl::StatusOr<Options> options = ParseOptions(arguments, PRECONDOR_DIGITS_DATA);
   if (options.ok() && !options->help && options->coordinator.empty()) {
     options = absl::InvalidArgumentError("expected --coordinator HOST:PORT");
   }
@@ -155,5 +155,5 @@ int Main(int argc, const char* const* argv) {
 
 int main(int argc, char** argv) {
   precondor::UseBestBlasCore();
-  return precondor::digits::Main(argc, argv);
+  return precondor::digits::Main({argv + 1, argv + argc});
 }

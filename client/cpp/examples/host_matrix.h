@@ -3,14 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "kernels/base/matrix_view.h"
 
 namespace precondor::digits {
 
-// Zeroed at birth. A moved-from matrix is empty.
+// Zeroed at birth.
 class HostMatrix {
  public:
   HostMatrix() = default;

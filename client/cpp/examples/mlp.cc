@@ -4,10 +4,11 @@
 #include <algorithm>
 #include <cblas.h>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
-#include "client/cpp/examples/seeded_random.h"
+#include "kernels/base/random.h"
 
 namespace precondor::digits {
 namespace {
@@ -22,60 +23,59 @@ void Gemm(ConstMatrixView a, bool transpose_a, ConstMatrixView b, bool transpose
               static_cast<int>(a.stride), b.data, static_cast<int>(b.stride), 0.0f, c.data, static_cast<int>(c.stride));
 }
 
-// Cross-entropy of one row of logits; with `gradient`, scale * (softmax - onehot).
+// Cross-entropy of one row of logits; `gradient` becomes scale * (softmax - onehot).
 double CrossEntropy(const float* logits, int32_t label, double scale, float* gradient) {
   const float largest = *std::max_element(logits, logits + kClasses);
   double sum = 0;
   for (int64_t j = 0; j < kClasses; ++j) sum += std::exp(static_cast<double>(logits[j] - largest));
-  if (gradient != nullptr) {
-    for (int64_t j = 0; j < kClasses; ++j) {
-      const double p = std::exp(static_cast<double>(logits[j] - largest)) / sum;
-      gradient[j] = static_cast<float>(scale * (p - (j == label ? 1.0 : 0.0)));
-    }
+  for (int64_t j = 0; j < kClasses; ++j) {
+    const double p = std::exp(static_cast<double>(logits[j] - largest)) / sum;
+    gradient[j] = static_cast<float>(scale * (p - (j == label ? 1.0 : 0.0)));
   }
   return std::log(sum) - static_cast<double>(logits[label] - largest);
 }
 
-// Mean squared error of one row; with `gradient`, scale * its gradient.
+// Mean squared error of one row; `gradient` becomes scale * its gradient.
 double SquaredError(const float* output, const float* target, double scale, float* gradient) {
   double sum = 0;
   for (int64_t j = 0; j < kPixels; ++j) {
     const double error = static_cast<double>(output[j]) - static_cast<double>(target[j]);
     sum += error * error;
-    if (gradient != nullptr) gradient[j] = static_cast<float>(scale * 2 * error / static_cast<double>(kPixels));
+    gradient[j] = static_cast<float>(scale * 2 * error / static_cast<double>(kPixels));
   }
   return sum / static_cast<double>(kPixels);
 }
 
 }  // namespace
 
-Mlp::Mlp(const MlpSpec& spec, uint64_t seed) : spec_(spec) {
-  for (size_t l = 0; l + 1 < spec.widths.size(); ++l) {
-    const int64_t d_in = spec.widths[l];
-    const int64_t d_out = spec.widths[l + 1];
-    HostMatrix weight(d_out, d_in + 1);
-    SeededRandom random(seed, kInitPurpose, l);
-    const double bound = std::sqrt(6.0 / static_cast<double>(d_in + d_out));
-    for (int64_t i = 0; i < d_out; ++i) {
-      for (int64_t j = 0; j < d_in; ++j) {
-        weight.view().at(i, j) = static_cast<float>(bound * (2 * random.Uniform() - 1));
-      }
-    }
-    weights_.push_back(std::move(weight));
-    gradients_.emplace_back(d_out, d_in + 1);
-  }
-}
-
-std::vector<LayerSpec> Mlp::Layers() const {
+std::vector<LayerSpec> LayersOf(const MlpSpec& spec) {
   std::vector<LayerSpec> layers;
-  for (size_t l = 0; l < weights_.size(); ++l) {
-    layers.push_back(LayerSpec{absl::StrCat("layer", l), weights_[l].rows(), weights_[l].cols(), true});
+  for (size_t l = 0; l + 1 < spec.widths.size(); ++l) {
+    layers.push_back(LayerSpec{absl::StrCat("layer", l), spec.widths[l + 1], spec.widths[l] + 1, true});
   }
   return layers;
 }
 
-void Mlp::Forward(ConstMatrixView pixels) {
-  const int64_t n = pixels.rows;
+Mlp::Mlp(const MlpSpec& spec, uint64_t seed) : spec_(spec) {
+  for (const LayerSpec& layer : LayersOf(spec)) {
+    const CounterRandom random({seed, kInitPurpose, weights_.size()});
+    const double bound = std::sqrt(6.0 / static_cast<double>(layer.d_in - 1 + layer.d_out));
+    HostMatrix weight(layer.d_out, layer.d_in);
+    uint64_t drawn = 0;
+    for (int64_t i = 0; i < layer.d_out; ++i) {
+      for (int64_t j = 0; j + 1 < layer.d_in; ++j) {
+        const double uniform = static_cast<double>(random.Bits(drawn++) >> 11) * 0x1p-53;  // in [0, 1)
+        weight.view().at(i, j) = static_cast<float>(bound * (2 * uniform - 1));
+      }
+    }
+    weights_.push_back(std::move(weight));
+    gradients_.emplace_back(layer.d_out, layer.d_in);
+  }
+}
+
+// Leaves the gradient of the loss in the last of `deltas_`.
+Evaluation Mlp::Evaluate(const Examples& examples) {
+  const int64_t n = examples.size();
   if (inputs_.empty() || inputs_[0].rows() != n) {
     inputs_.clear();
     deltas_.clear();
@@ -86,41 +86,37 @@ void Mlp::Forward(ConstMatrixView pixels) {
     }
     inputs_.emplace_back(n, weights_.back().rows());
   }
-  for (int64_t i = 0; i < n; ++i) std::copy(pixels.row(i), pixels.row(i) + pixels.cols, inputs_[0].view().row(i));
+  for (int64_t i = 0; i < n; ++i) {
+    std::copy(examples.pixels.view().row(i), examples.pixels.view().row(i) + kPixels, inputs_[0].view().row(i));
+  }
   for (size_t l = 0; l < weights_.size(); ++l) {
     // The next layer's bias column stays as it is.
     const MatrixView output = inputs_[l + 1].view().Corner(n, weights_[l].rows());
     Gemm(inputs_[l].view(), false, weights_[l].view(), true, output);
-    if (l + 1 == weights_.size()) break;
-    for (int64_t i = 0; i < n; ++i) {
+    for (int64_t i = 0; i < n && l + 1 < weights_.size(); ++i) {
       for (int64_t j = 0; j < output.cols; ++j) output.at(i, j) = std::tanh(output.at(i, j));
     }
   }
-}
-
-Evaluation Mlp::Score(const Examples& examples, MatrixView* output_gradients) const {
-  const ConstMatrixView output = inputs_.back().view();
-  const double scale = 1.0 / static_cast<double>(output.rows);
+  const double scale = 1.0 / static_cast<double>(n);
   Evaluation total;
-  for (int64_t i = 0; i < output.rows; ++i) {
-    float* gradient = output_gradients == nullptr ? nullptr : output_gradients->row(i);
-    if (spec_.objective == Objective::kReconstruct) {
-      total.loss += SquaredError(output.row(i), examples.pixels.view().row(i), scale, gradient);
-      continue;
-    }
+  for (int64_t i = 0; i < n; ++i) {
+    const float* output = inputs_.back().view().row(i);
+    float* gradient = deltas_.back().view().row(i);
     const int32_t label = examples.labels[static_cast<size_t>(i)];
-    total.loss += CrossEntropy(output.row(i), label, scale, gradient);
-    if (std::max_element(output.row(i), output.row(i) + kClasses) - output.row(i) == label) total.accuracy += 1;
+    if (spec_.objective == Objective::kReconstruct) {
+      total.loss += SquaredError(output, examples.pixels.view().row(i), scale, gradient);
+    } else {
+      total.loss += CrossEntropy(output, label, scale, gradient);
+      if (std::max_element(output, output + kClasses) - output == label) total.accuracy += 1;
+    }
   }
   total.loss *= scale;
   total.accuracy *= scale;
   return total;
 }
 
-absl::Status Mlp::Backward(const Examples& batch, double* loss, const ReadyFn& ready) {
-  Forward(batch.pixels.view());
-  MatrixView output_gradients = deltas_.back().view();
-  *loss = Score(batch, &output_gradients).loss;
+absl::StatusOr<double> Mlp::Backward(const Examples& batch, const std::function<absl::Status(const LayerTap&)>& ready) {
+  const double loss = Evaluate(batch).loss;
   for (int64_t layer = num_layers() - 1; layer >= 0; --layer) {
     const auto l = static_cast<size_t>(layer);
     const MatrixView delta = deltas_[l].view();
@@ -137,12 +133,7 @@ absl::Status Mlp::Backward(const Examples& batch, double* loss, const ReadyFn& r
     absl::Status status = ready(LayerTap{layer, inputs_[l].view(), delta, gradients_[l].view()});
     if (!status.ok()) return status;
   }
-  return absl::OkStatus();
-}
-
-Evaluation Mlp::Evaluate(const Examples& examples) {
-  Forward(examples.pixels.view());
-  return Score(examples, nullptr);
+  return loss;
 }
 
 void UseSingleThreadedBlas() { openblas_set_num_threads(1); }

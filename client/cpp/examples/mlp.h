@@ -5,11 +5,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/types/span.h"
+#include "absl/status/statusor.h"
 
 #include "client/cpp/examples/digits_data.h"
 #include "client/cpp/examples/host_matrix.h"
@@ -26,6 +25,9 @@ struct MlpSpec {
   std::vector<int64_t> widths;  // input, hidden ..., output
   Objective objective = Objective::kClassify;
 };
+
+// The layer table for a session: names "layer0" ..., bias folded in.
+std::vector<LayerSpec> LayersOf(const MlpSpec& spec);
 
 // One layer's part of a backward pass over n rows. Valid until the next pass.
 struct LayerTap {
@@ -46,25 +48,18 @@ class Mlp {
   // Weights are uniform in +-sqrt(6 / (d_in + d_out)), biases zero; a function of (spec, seed).
   Mlp(const MlpSpec& spec, uint64_t seed);
 
-  // The layer table for a session: names "layer0" ..., bias folded in.
-  std::vector<LayerSpec> Layers() const;
   int64_t num_layers() const { return static_cast<int64_t>(weights_.size()); }
   std::vector<HostMatrix>& weights() { return weights_; }
   const std::vector<HostMatrix>& weights() const { return weights_; }
   MatrixView gradient(int64_t layer) { return gradients_[static_cast<size_t>(layer)].view(); }
 
-  // Forward and backward over all rows of `batch` (at least one). Calls `ready` from the last layer to the first, each
-  // as soon as its gradient is there; the first failure ends the pass and is returned. `loss` gets the mean loss.
-  using ReadyFn = std::function<absl::Status(const LayerTap&)>;
-  absl::Status Backward(const Examples& batch, double* loss, const ReadyFn& ready);
+  // Forward and backward over all rows of `batch` (at least one); the mean loss. Calls `ready` from the last layer to
+  // the first, each as soon as its gradient is there; the first failure ends the pass and is returned.
+  absl::StatusOr<double> Backward(const Examples& batch, const std::function<absl::Status(const LayerTap&)>& ready);
 
   Evaluation Evaluate(const Examples& examples);
 
  private:
-  void Forward(ConstMatrixView pixels);
-  // Loss of the output of the last Forward; with `output_gradients`, its gradient too.
-  Evaluation Score(const Examples& examples, MatrixView* output_gradients) const;
-
   const MlpSpec spec_;
   std::vector<HostMatrix> weights_;    // [d_out, d_in + 1]
   std::vector<HostMatrix> gradients_;  // as weights_

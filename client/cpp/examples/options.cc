@@ -1,127 +1,89 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/examples/options.h"
 
-#include <functional>
-#include <map>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
+#include "client/cpp/tools/flags.h"
 #include "kernels/base/status_macros.h"
 
 namespace precondor::digits {
 namespace {
 
-using Setter = std::function<absl::Status(absl::string_view)>;
+bool SetRate(absl::string_view text, double& out) { return absl::SimpleAtod(text, &out) && out > 0 && out <= 1e6; }
 
-Setter Text(std::string* out) {
-  return [out](absl::string_view value) {
-    *out = std::string(value);
-    return absl::OkStatus();
-  };
+// Settings for runs of a few hundred steps (docs/digits.md).
+bool SetFallback(absl::string_view name, FallbackConfig& config) {
+  config = {.rate_decay = 0.98,
+            .min_steps = 60,
+            .beta = 0.04,
+            .patience_steps = 20,
+            .probe_interval_steps = 60,
+            .probe_settle_steps = 5,
+            .probe_steps = 20,
+            .probe_wins = 2};
+  if (absl::ConsumePrefix(&name, "at-step:")) {
+    config.policy = FallbackPolicy::kAtStep;
+    return absl::SimpleAtoi(name, &config.at_step.emplace());
+  }
+  if (name == "loss-rate") config.policy = FallbackPolicy::kLossRate;
+  if (name == "cost-aware") config.policy = FallbackPolicy::kCostAware;
+  return name == "never" || config.policy != FallbackPolicy::kNever;
 }
 
-template <typename T>
-Setter Integer(T* out, int64_t low, int64_t high) {
-  return [=](absl::string_view text) -> absl::Status {
-    int64_t value = 0;
-    if (!absl::SimpleAtoi(text, &value) || value < low || value > high) {
-      return absl::InvalidArgumentError(absl::StrCat("expected a number ", low, " ... ", high, ", got \"", text, "\""));
-    }
-    *out = static_cast<T>(value);
-    return absl::OkStatus();
-  };
-}
-
-absl::Status SetRate(absl::string_view text, double* out) {
-  if (absl::SimpleAtod(text, out) && *out > 0 && *out <= 1e6) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("expected a positive rate, got \"", text, "\""));
-}
-
-// One of `choices`, by what `name` calls it, in any case.
-template <typename T>
-Setter Choice(T* out, std::initializer_list<T> choices, absl::string_view (*name)(T), absl::string_view expected) {
-  return [=, all = std::vector<T>(choices)](absl::string_view text) -> absl::Status {
-    for (const T choice : all) {
-      if (absl::AsciiStrToUpper(text) != name(choice)) continue;
-      *out = choice;
-      return absl::OkStatus();
-    }
-    return absl::InvalidArgumentError(absl::StrCat("expected ", expected, ", got \"", text, "\""));
-  };
-}
-
-std::map<absl::string_view, Setter> Setters(Options& o) {
+std::vector<Flag> Flags(Options& o) {
   Run& run = o.run;
+  SessionSpec& session = run.session;
+  const auto set_task = [&run](absl::string_view v) { return SetTask(v, run); };
+  const auto add_option = [&session](absl::string_view v) { return AddMethodOption(v, session.method); };
+  const auto set_optimizer = [&run](absl::string_view v) { return FindOptimizer(run.optimizer = std::string(v)).ok(); };
+  const auto set_rate = [&run](absl::string_view v) { return SetRate(v, run.learning_rate); };
+  const auto set_fallback = [&session](absl::string_view v) { return SetFallback(v, session.fallback); };
   return {
-      {"coordinator", Text(&o.coordinator)},
-      {"session", Text(&o.session)},
-      {"task",
-       [&run](absl::string_view v) -> absl::Status {
-         PRECONDOR_ASSIGN_OR_RETURN(run.task, FindTask(v));
-         return absl::OkStatus();
-       }},
-      {"method", Text(&run.method.name)},
-      {"option", [&run](absl::string_view v) { return AddMethodOption(v, run.method); }},
-      {"statistics", Choice(&run.statistics,
-                            {StatisticsKind::kMean, StatisticsKind::kPerWorkerMean, StatisticsKind::kSigned,
-                             StatisticsKind::kCovariance},
-                            StatisticsKindName, "mean, per_worker_mean, signed or covariance")},
-      {"fallback",
-       [&run](absl::string_view v) -> absl::Status {
-         PRECONDOR_ASSIGN_OR_RETURN(run.fallback, FindFallback(v));
-         return absl::OkStatus();
-       }},
-      {"optimizer",
-       [&run](absl::string_view v) {
-         run.optimizer = std::string(v);
-         return FindOptimizer(v).status();
-       }},
-      {"learning-rate", [&run](absl::string_view v) { return SetRate(v, &run.learning_rate); }},
-      {"exchange",
-       Choice(&run.exchange,
-              {ExchangeMode::kDirect, ExchangeMode::kDelegate, ExchangeMode::kReplay, ExchangeMode::kPullFactors},
-              ExchangeModeName, "direct, delegate, replay or pull_factors")},
-      {"on-shard-loss", Choice(&run.on_shard_loss, {ShardLossPolicy::kWait, ShardLossPolicy::kDegrade},
-                               ShardLossPolicyName, "wait or degrade")},
-      {"workers", Integer(&run.workers, 1, kBatchSize)},
-      {"seed", Integer(&run.seed, 0, 1 << 30)},
-      {"steps", Integer(&o.steps, 1, 1000000)},
-      {"rank", Integer(&o.rank, 0, kBatchSize - 1)},
-      {"checkpoint", Text(&o.checkpoint_path)},
-      {"data", Text(&o.data_path)},
-      {"json", Text(&o.json_path)},
+      {"coordinator", Text(o.coordinator), "HOST:PORT", "the service; deploy/quickstart.sh starts one"},
+      {"task", set_task, "autoencoder or classifier", "(autoencoder)"},
+      {"steps", Integer(o.steps, 1, 1000000), "1 ... 1000000", "instead of the task's own, 600 and 300"},
+      {"method", Text(session.method.name), "NAME", "of docs/methods; identity is the optimizer alone (mkor)"},
+      {"option", add_option, "NAME=VALUE", "of the method, e.g. rank=16; may be repeated"},
+      {"statistics", Choice(session.statistics, StatisticsKind::kCovariance, StatisticsKindName),
+       "signed, mean, per_worker_mean or covariance", "for a method that takes statistics (signed)"},
+      {"optimizer", set_optimizer, "adamw, lamb, sgd, nesterov or plain", "plain is SGD without momentum (adamw)"},
+      {"learning-rate", set_rate, "RATE", "at the first step, above 0; it falls linearly to zero (0.016)"},
+      {"fallback", set_fallback, "never, loss-rate, cost-aware or at-step:N", "to first order (never)"},
+      {"exchange", Choice(session.exchange, ExchangeMode::kReplay, ExchangeModeName),
+       "direct, delegate, replay or pull_factors",
+       "direct: the shards average the gradients; delegate: the workers do; replay and pull_factors: the workers do, "
+       "and\n"
+       "      precondition themselves (methods of mkor and eva) (direct)"},
+      {"on-shard-loss", Choice(session.on_shard_loss, ShardLossPolicy::kDegrade, ShardLossPolicyName),
+       "wait or degrade",
+       "until the shard is back; or its layers begin anew on the others; with --exchange=delegate (wait)"},
+      {"workers", Integer(session.world_size, 1, kBatchSize), "1 ... 128", "threads of this process (4)"},
+      {"seed", Integer(session.seed, 0, 1 << 30), "0 ... 2^30", "of weights, batches and sketches (1)"},
+      {"data", Text(o.data_path), "FILE", "digits.csv, when not where it was at build time"},
+      {"csv", Text(o.csv_path), "FILE", "write a line for each worker and step (docs/digits.md has the columns)"},
   };
-}
-
-absl::Status CheckTogether(const Options& options) {
-  if (options.rank >= 0 && options.run.exchange != ExchangeMode::kDirect) {
-    return absl::InvalidArgumentError("--rank: expected --exchange=direct, in which workers share nothing");
-  }
-  if (options.rank >= options.run.workers) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--rank: expected less than --workers=", options.run.workers, ", got ", options.rank));
-  }
-  if (options.rank >= 0 && options.session.empty()) {
-    return absl::InvalidArgumentError("--rank: expected --session too, with one name for all workers");
-  }
-  if (!options.checkpoint_path.empty() && options.rank < 0) {
-    return absl::InvalidArgumentError("--checkpoint: expected --rank too: a checkpoint is of one worker");
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status AddMethodOption(absl::string_view text, MethodConfig& method) {
+bool SetTask(absl::string_view name, Run& run) {
+  run.task = std::string(name);
+  run.steps = name == "classifier" ? 300 : 600;
+  run.model = name == "classifier" ? MlpSpec{{64, 64, 64, 10}, Objective::kClassify}
+                                   : MlpSpec{{64, 48, 24, 8, 24, 48, 64}, Objective::kReconstruct};
+  run.session.layers = LayersOf(run.model);
+  return name == "classifier" || name == "autoencoder";
+}
+
+bool AddMethodOption(absl::string_view text, MethodConfig& method) {
   const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
-  if (text.find('=') == absl::string_view::npos || parts.first.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("expected NAME=VALUE, got \"", text, "\""));
-  }
+  if (text.find('=') == absl::string_view::npos || parts.first.empty()) return false;
   OptionValue& value = method.options[parts.first];
   double number = 0;
   if (parts.second == "true" || parts.second == "false") {
@@ -131,69 +93,46 @@ absl::Status AddMethodOption(absl::string_view text, MethodConfig& method) {
   } else {
     value = parts.second;
   }
-  return absl::OkStatus();
+  return true;
 }
 
-absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments, absl::string_view default_data_path) {
+absl::StatusOr<OptimizerConfig> FindOptimizer(absl::string_view name) {
+  OptimizerConfig config;
+  config.name = name == "adamw" || name == "lamb" ? std::string(name) : "sgd";
+  config.nesterov = name == "nesterov";
+  config.nvlamb = name == "lamb";  // a trust ratio for every layer: without weight decay LAMB has none otherwise
+  if (name == "plain") config.momentum = 0;
+  if (config.name == name || config.nesterov || config.momentum == 0) return config;
+  return absl::NotFoundError(absl::StrCat("no optimizer ", name));
+}
+
+absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments, absl::string_view default_data_path) {
   Options options;
   options.data_path = std::string(default_data_path);
-  PRECONDOR_ASSIGN_OR_RETURN(options.run.task, FindTask("autoencoder"));
-  const std::map<absl::string_view, Setter> setters = Setters(options);
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const absl::string_view argument = arguments[i];
-    if (argument == "--help" || argument == "-h") {
-      options.help = true;
-      return options;
-    }
-    const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(argument, absl::MaxSplits('=', 1));
-    const auto setter = argument.substr(0, 2) == "--" ? setters.find(parts.first.substr(2)) : setters.end();
-    if (setter == setters.end()) return absl::InvalidArgumentError(absl::StrCat("unknown argument ", argument));
-    absl::string_view value = parts.second;
-    if (argument.find('=') == absl::string_view::npos) {
-      if (++i == arguments.size()) return absl::InvalidArgumentError(absl::StrCat(argument, " needs a value"));
-      value = arguments[i];
-    }
-    const absl::Status status = setter->second(value);
-    if (!status.ok()) return absl::InvalidArgumentError(absl::StrCat(parts.first, ": ", status.message()));
-  }
-  if (options.steps > 0) options.run.task.steps = options.steps;
-  PRECONDOR_RETURN_IF_ERROR(CheckTogether(options));
+  SetTask("autoencoder", options.run);
+  PRECONDOR_ASSIGN_OR_RETURN(const bool trains, ParseFlags(arguments, Flags(options)));
+  options.help = !trains;
+  if (options.steps > 0) options.run.steps = options.steps;
   return options;
 }
 
 std::string HelpText() {
-  return R"(Usage: precondor-digits --coordinator HOST:PORT [options]
+  Options defaults;
+  std::string flags;
+  for (const Flag& flag : Flags(defaults)) {
+    absl::StrAppend(&flags, "  --", flag.name, " ", flag.expected, "\n      ", flag.help, "\n");
+  }
+  return absl::StrCat(R"(Usage: precondor-digits --coordinator HOST:PORT [options]
 
-Trains a small network on the UCI handwritten digits with gradients that Precondor preconditions. Each worker computes
-its part of each batch. The workers are threads of this process, or with --rank one process each.
+Trains a small network on the UCI handwritten digits with gradients that Precondor preconditions.
 
-  --coordinator HOST:PORT  the service; deploy/quickstart.sh starts one
-  --task NAME              autoencoder or classifier (autoencoder)
-  --steps N                instead of the task's own, 600 and 300
-  --method NAME            a method of docs/methods; identity is the optimizer alone (mkor)
-  --option NAME=VALUE      an option of the method, e.g. rank=16; may be repeated
-  --statistics KIND        signed, mean, per_worker_mean or covariance, for a method that takes statistics (signed)
-  --optimizer NAME         adamw, lamb, sgd, nesterov, or plain, which is SGD without momentum (adamw)
-  --learning-rate RATE     at the first step; it falls linearly to zero (0.016)
-  --fallback POLICY        never, loss-rate, cost-aware or at-step:N: when the run falls back to first order (never)
-  --exchange MODE          direct: the shards average the gradients; delegate: the workers do; replay and pull_factors:
-                           the workers do, and precondition themselves (methods of mkor and eva) (direct)
-  --on-shard-loss POLICY   wait until the shard is back, or degrade: its layers begin anew on the others; with
-                           --exchange=delegate (wait)
-  --workers N              workers of the job, 1 ... 128 (4)
-  --seed N                 of weights, batches and sketches (1)
-  --rank N                 run this worker alone; the other ranks are other processes with the same flags
-  --session NAME           of the session, for --rank (named after this process)
-  --checkpoint FILE        with --rank: write the worker's state there before each step, and go on from it if it exists
-  --data FILE              digits.csv, when not where it was at build time
-  --json FILE              write the results (docs/digits.md has the fields)
-  --help                   this text
-
+)",
+                      flags, R"(
 Examples:
   precondor-digits --coordinator localhost:7070 --method identity
-  precondor-digits --coordinator localhost:7070 --option rank=16 --learning-rate 0.032 --json run.json
+  precondor-digits --coordinator localhost:7070 --option rank=16 --learning-rate 0.032 --csv run.csv
   precondor-digits --coordinator localhost:7070 --method soap --optimizer plain --learning-rate 0.032
-)";
+)");
 }
 
 }  // namespace precondor::digits

@@ -1,37 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line of precondor-digits.
+// One training run, and the command line of precondor-digits that describes it.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 
-#include "client/cpp/examples/run.h"
+#include "client/cpp/examples/mlp.h"
+#include "kernels/base/session_spec.h"
+#include "precondor/optimizer.h"
 
 namespace precondor::digits {
+
+inline constexpr int64_t kBatchSize = 128;
+
+// Everything that the course of the training is a function of.
+struct Run {
+  Run() { session.seed = 1, session.world_size = 4; }
+  std::string task;
+  MlpSpec model;
+  int64_t steps = 0;
+  // What the service is told: method, statistics, exchange mode, layers, number of workers. Its seed is that of weights
+  // and batches too. Method "identity" averages the gradients and leaves the rest to the base optimizer.
+  SessionSpec session;
+  std::string optimizer = "adamw";
+  double learning_rate = 0.016;  // at the first step; falls linearly to zero
+};
 
 struct Options {
   bool help = false;
   Run run;
   int64_t steps = 0;        // 0: the task's own; ParseOptions has put them into `run`
   std::string coordinator;  // host:port
-  std::string session;      // empty: a name of this process
-  int32_t rank = -1;        // the one worker of this process; -1: all workers, a thread each
-  std::string checkpoint_path;
   std::string data_path;
-  std::string json_path;
+  std::string csv_path;
 };
 
+// Makes `run` one of the task "classifier" or "autoencoder", whose model is the session's layers. False for other
+// names.
+bool SetTask(absl::string_view name, Run& run);
+// Adds "name=value" to the options of `method`: true and false are flags, numbers are numbers, the rest is text. False
+// when there is no name.
+bool AddMethodOption(absl::string_view text, MethodConfig& method);
+// "sgd", "nesterov", "plain" (SGD without momentum), "adamw" or "lamb", each with the settings of the example.
+absl::StatusOr<OptimizerConfig> FindOptimizer(absl::string_view name);
+
 // Flags are --name=value or --name value. InvalidArgument names the flag, what was expected and what came.
-absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments, absl::string_view default_data_path);
-
-// Adds "name=value" to the options of `method`: true and false are flags, numbers are numbers, the
-// rest is text, without quotes around it.
-absl::Status AddMethodOption(absl::string_view text, MethodConfig& method);
-
+absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments, absl::string_view default_data_path);
 // What --help prints.
 std::string HelpText();
 

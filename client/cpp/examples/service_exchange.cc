@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/examples/service_exchange.h"
 
-#include "absl/strings/str_cat.h"
+#include <utility>
 
 #include "client/cpp/examples/host_matrix.h"
 #include "kernels/base/session_spec.h"
@@ -10,32 +10,23 @@
 
 namespace precondor::digits {
 
-absl::StatusOr<std::unique_ptr<ServiceExchange>> ServiceExchange::Make(Worker& worker, RankReducer* reducer) {
-  const ExchangeMode exchange = worker.spec().exchange;
-  if (exchange != ExchangeMode::kDirect && reducer == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("expected DIRECT, or a reducer; got ", ExchangeModeName(exchange)));
-  }
-  return std::unique_ptr<ServiceExchange>(new ServiceExchange(worker, reducer));
-}
-
 RowRange ServiceExchange::Rows(int64_t batch_size) const {
   return RowsOfRank(batch_size, worker_.spec().world_size, worker_.rank());
 }
 
 absl::Status ServiceExchange::SendStatistics(uint64_t step, const LayerTap& tap) {
   const SessionSpec& spec = worker_.spec();
-  SketchKey key{spec.seed, step, static_cast<uint32_t>(tap.layer), Side::kInput, worker_.rank()};
-  const auto block = [&](ConstMatrixView rows) {
+  // One side's statistics. The output gradients are those of a mean over the rows: row_scale undoes its division.
+  const auto statistics = [&](Side side, ConstMatrixView rows, double row_scale) -> absl::StatusOr<HostMatrix> {
     const StatisticsShape shape = ShapeOfStatistics(spec, tap.layer, rows.cols, rows.rows);
-    return HostMatrix(shape.rows, shape.cols);
+    HostMatrix out(shape.rows, shape.cols);
+    const SketchKey key{spec.seed, step, static_cast<uint32_t>(tap.layer), side, worker_.rank()};
+    PRECONDOR_RETURN_IF_ERROR(ComputeStatistics(spec, key, rows, row_scale, out.view()));
+    return out;
   };
-  HostMatrix a = block(tap.inputs);
-  PRECONDOR_RETURN_IF_ERROR(ComputeStatistics(spec, key, tap.inputs, 1.0, a.view()));
-  key.side = Side::kOutput;
-  HostMatrix g = block(tap.output_gradients);
-  // The gradients are those of a mean over the rows: undo its division.
-  const auto rows = static_cast<double>(tap.output_gradients.rows);
-  PRECONDOR_RETURN_IF_ERROR(ComputeStatistics(spec, key, tap.output_gradients, rows, g.view()));
+  PRECONDOR_ASSIGN_OR_RETURN(const HostMatrix a, statistics(Side::kInput, tap.inputs, 1.0));
+  PRECONDOR_ASSIGN_OR_RETURN(const HostMatrix g, statistics(Side::kOutput, tap.output_gradients,
+                                                            static_cast<double>(tap.output_gradients.rows)));
   return worker_.SendStatistics(step, tap.layer, a.view(), g.view(), samples_);
 }
 
@@ -45,8 +36,11 @@ absl::Status ServiceExchange::LayerReady(uint64_t step, const LayerTap& tap) {
   if (worker_.spec().exchange != ExchangeMode::kDirect) {
     reducer_->WeightedMean(static_cast<int32_t>(worker_.rank()), static_cast<double>(samples_), tap.gradient);
   }
-  Pending pending{tap.layer, tap.gradient, PreconditionFuture(), worker_.SendsGradient(tap.layer)};
-  if (pending.sent) pending.future = worker_.Precondition(step, tap.layer, tap.gradient, tap.gradient, samples_);
+  Pending pending{tap.layer, tap.gradient, PreconditionFuture()};
+  // The answer is written to the gradient's own memory.
+  if (worker_.SendsGradient(tap.layer)) {
+    pending.future = worker_.Precondition(step, tap.layer, tap.gradient, tap.gradient, samples_);
+  }
   pending_.push_back(std::move(pending));
   return absl::OkStatus();
 }
@@ -64,7 +58,7 @@ bool ServiceExchange::ShareAnswers(bool apply) {
 absl::StatusOr<bool> ServiceExchange::Finish(uint64_t step, double loss, double learning_rate) {
   bool apply = true;
   for (const Pending& pending : pending_) {
-    if (!pending.sent) continue;
+    if (!worker_.SendsGradient(pending.layer)) continue;
     PRECONDOR_ASSIGN_OR_RETURN(const Preconditioned answer, pending.future.Wait());
     if (answer.decision == Decision::kSkip) apply = false;
   }

@@ -3,8 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,7 +20,7 @@ namespace precondor::digits {
 class ServiceExchange final : public GradientExchange {
  public:
   // `worker` and `reducer` outlive the exchange; `reducer` may be null in DIRECT.
-  static absl::StatusOr<std::unique_ptr<ServiceExchange>> Make(Worker& worker, RankReducer* reducer);
+  ServiceExchange(Worker& worker, RankReducer* reducer) : worker_(worker), reducer_(reducer) {}
 
   RowRange Rows(int64_t batch_size) const override;
   absl::Status LayerReady(uint64_t step, const LayerTap& tap) override;
@@ -33,10 +31,8 @@ class ServiceExchange final : public GradientExchange {
     int64_t layer = 0;
     MatrixView gradient;
     PreconditionFuture future;  // where this rank sends the layer
-    bool sent = false;
   };
 
-  ServiceExchange(Worker& worker, RankReducer* reducer) : worker_(worker), reducer_(reducer) {}
   absl::Status SendStatistics(uint64_t step, const LayerTap& tap);
   // Passes the delegates' answers, and whether one of them was to skip, to all ranks.
   bool ShareAnswers(bool apply);

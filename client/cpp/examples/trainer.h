@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step loop. It does not know how gradients are preconditioned: a GradientExchange does that.
+// One worker's model and its steps. It does not know how gradients are preconditioned: a GradientExchange does that.
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <string>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 #include "client/cpp/examples/digits_data.h"
-#include "client/cpp/examples/host_matrix.h"
 #include "client/cpp/examples/mlp.h"
-#include "client/cpp/examples/run.h"
+#include "client/cpp/examples/options.h"
+#include "precondor/optimizer.h"
 
 namespace precondor::digits {
 
@@ -47,50 +46,35 @@ class GradientExchange {
   virtual absl::StatusOr<bool> Finish(uint64_t step, double loss, double learning_rate) = 0;
 };
 
-struct CurvePoint {
-  int64_t step = 0;  // steps done
-  double held_out_loss = 0;
-  double held_out_accuracy = 0;  // classifier
-  double training_loss = 0;      // over all training examples; classifier
+// Trains from the initial weights of (run.model, seed): the batch of a step is BatchRows(..., seed, step), of which
+// this worker passes exchange.Rows() through its model. The learning rate is learning_rate (1 - step / steps).
+class Trainer {
+ public:
+  // `run` and `data` outlive the trainer.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Make(const Run& run, const DigitsData& data);
+
+  int64_t step() const { return step_; }  // the next one
+  bool done() const { return step_ >= run_.steps; }
+  int64_t skipped_steps() const { return skipped_steps_; }
+  absl::Status Step(GradientExchange& exchange);
+
+  Mlp& model() { return model_; }
+  Optimizer& optimizer() { return *optimizer_; }
+  // Goes on with `step`. The caller has put back the model's weights and the optimizer's state of that step.
+  void GoOnFrom(int64_t step) { step_ = step; }
+
+ private:
+  Trainer(const Run& run, const DigitsData& data, std::unique_ptr<Optimizer> optimizer);
+
+  const Run& run_;
+  const DigitsData& data_;
+  const std::unique_ptr<Optimizer> optimizer_;
+  Mlp model_;
+  int64_t step_ = 0;
+  int64_t skipped_steps_ = 0;
 };
-
-struct TrainResult {
-  std::vector<CurvePoint> curve;  // every kEvaluateEvery steps, and the end
-  std::vector<HostMatrix> weights;
-  int64_t skipped_steps = 0;
-  double seconds = 0;  // of the steps, without the evaluations
-};
-
-// A run before its step `step`: what a process needs to go on bitwise.
-struct TrainState {
-  int64_t step = 0;
-  std::string optimizer;  // Optimizer::SaveState
-  std::vector<HostMatrix> weights;
-};
-
-inline constexpr int64_t kEvaluateEvery = 10;
-
-// All functions may be empty.
-struct TrainOptions {
-  bool evaluate = true;                                  // replicas are equal, so one worker of a job evaluates
-  std::function<void(const CurvePoint&)> progress = {};  // after each evaluation
-  std::function<void(uint64_t step, double seconds)> before_step = {};  // `seconds` of the steps so far
-  // Before anything of a step is sent, so that a process that goes on from the state repeats what its predecessor sent.
-  std::function<absl::Status(const TrainState&)> checkpoint = {};
-  const TrainState* resume = nullptr;  // where to go on; null: at the beginning
-};
-
-// Trains from the initial weights of (run.task, run.seed): the batch of a step is BatchRows(..., run.seed, step), of
-// which this worker passes exchange.Rows() through its model. The learning rate is learning_rate (1 - step / steps).
-absl::StatusOr<TrainResult> Train(const Run& run, const DigitsData& data, GradientExchange& exchange,
-                                  const TrainOptions& options);
 
 // FNV-1a of the weights' bits: equal replicas have equal hashes.
 uint64_t HashWeights(const std::vector<HostMatrix>& weights);
-
-// Writes the whole file or nothing, whenever the process is killed. Unavailable names the path.
-absl::Status WriteCheckpoint(const std::string& path, const TrainState& state);
-// False when there is no file. DataLoss when the file is damaged or its weights are not those of `model`.
-absl::StatusOr<bool> ReadCheckpoint(const std::string& path, const MlpSpec& model, TrainState& state);
 
 }  // namespace precondor::digits

@@ -247,36 +247,33 @@ class Training:
     """precondor-digits on a cluster: real data, four workers. Its result has the hash of the final weights.
 
     `arguments` come after the usual ones and prevail over them. `prefix` is a command that ends by executing what follows.
-    With `ranks` each worker is a process of its own, which writes checkpoints and can be started again.
+    With `ranks` each worker is a process of its own, digits_rank, which writes checkpoints and can be started again.
     """
 
     WORKERS = 4
 
     def __init__(self, binaries, cluster, folder, arguments=(), prefix=(), ranks=False):
         self.folder = pathlib.Path(folder)
-        self.command = [*prefix, pathlib.Path(binaries) / "client/cpp/examples/precondor-digits",
-                        f"--coordinator={cluster.coordinator.address}", f"--workers={self.WORKERS}", "--task=classifier",
-                        *digits.ROWS["signed-lowrank"].flags(), "--learning-rate=0.016", *arguments]
+        self.program = [*prefix, pathlib.Path(binaries) / ("tests/e2e/digits_rank" if ranks else "client/cpp/examples/precondor-digits")]
+        self.flags = [f"--coordinator={cluster.coordinator.address}", f"--workers={self.WORKERS}", "--task=classifier",
+                      *digits.ROWS["signed-lowrank"].flags(), "--learning-rate=0.016", *arguments]
         self.errors = self.folder / "training.log"
         self.errors.write_bytes(b"")
         self.processes = []
         if not ranks:
-            self.processes.append(self._start("results.json"))
+            self.processes.append(self._start(*self.flags, f"--csv={self.folder / 'results.csv'}"))
             return
         self.session = f"ranks-{id(self)}"
         for rank in range(self.WORKERS):
             (self.folder / f"rank{rank}.checkpoint").unlink(missing_ok=True)
             self.processes.append(self._start_rank(rank))
 
-    def _start(self, results, *more):
-        (self.folder / results).unlink(missing_ok=True)
+    def _start(self, *arguments):
         with open(self.errors, "ab") as log:
-            return subprocess.Popen([*self.command, f"--json={self.folder / results}", *more],
-                                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={})
+            return subprocess.Popen([*self.program, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={})
 
     def _start_rank(self, rank):
-        return self._start(f"rank{rank}.json", f"--rank={rank}", f"--session={self.session}",
-                           f"--checkpoint={self.folder / f'rank{rank}.checkpoint'}")
+        return self._start(str(rank), self.session, self.folder / f"rank{rank}.checkpoint", self.folder / f"rank{rank}.json", *self.flags)
 
     def workers(self):
         """Pids of the workers, by rank, where each is a process."""
@@ -292,13 +289,13 @@ class Training:
         return any(process.poll() is None for process in self.processes)
 
     def finish(self, deadline_s=600):
-        """Waits for the end; what the run gave, with rank 0's losses."""
+        """Waits for the end; what the run gave (digits.read_run), with `ranks` its weights_hash, final_loss and steps."""
         for process in self.processes:
             status = process.wait(deadline_s)
             if status != 0:
-                raise Failure(f"precondor-digits ended with {status}: {self.errors.read_text(errors='replace')[-2000:]}")
+                raise Failure(f"{self.program[-1].name} ended with {status}: {self.errors.read_text(errors='replace')[-2000:]}")
         if len(self.processes) == 1:
-            return json.loads((self.folder / "results.json").read_text())
+            return digits.read_run(self.folder / "results.csv", self.errors.read_text())
         runs = [json.loads((self.folder / f"rank{rank}.json").read_text()) for rank in range(self.WORKERS)]
         if len({run["weights_hash"] for run in runs}) != 1:
             raise Failure(f"the replicas differ: {[run['weights_hash'] for run in runs]}")

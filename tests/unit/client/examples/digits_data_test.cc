@@ -33,11 +33,11 @@ TEST(ParseDigitsTest, ScalesPixelsAndKeepsLabels) {
 TEST(ParseDigitsTest, NamesTheLineThatIsWrong) {
   const std::string good = Line(1, 1);
   for (const auto& [bad, expected] : std::vector<std::pair<std::string, std::string>>{
-           {Line(17, 1), "line 2, field 1: expected 0 ... 16, got \"17\""},
-           {Line(1, 10), "line 2, field 65: expected 0 ... 9, got \"10\""},
-           {"1,2,3", "line 2: expected 64 pixels and a label, got 3 fields"},
-           {"", "got 1 fields"},
-           {absl::StrCat("x", good), "got \"x1\""}}) {
+           {Line(17, 1), "line 2: expected 64 pixels 0 ... 16 and a label 0 ... 9, got \"17,17"},
+           {Line(1, 10), "line 2: expected"},
+           {"1,2,3", "got \"1,2,3\""},
+           {"", "got \"\""},
+           {absl::StrCat("x", good), "got \"x1,"}}) {
     const auto examples = ParseDigits(absl::StrCat(good, "\n", bad, "\n", good));
     EXPECT_EQ(examples.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(examples.status().message()), HasSubstr(expected));

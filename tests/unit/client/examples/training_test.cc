@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <filesystem>
 #include <gtest/gtest.h>
 #include <string>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-
 #include "client/cpp/examples/rank_reducer.h"
-#include "client/cpp/examples/seeded_random.h"
 #include "client/cpp/examples/trainer.h"
+#include "kernels/base/random.h"
 
 namespace precondor::digits {
 namespace {
@@ -18,19 +14,19 @@ namespace {
 // Few enough examples for one batch and a little, so that steps are quick.
 DigitsData SmallData() {
   Examples all{HostMatrix(200, kPixels), std::vector<int32_t>(200)};
-  SeededRandom random(5, 1);
-  for (float& pixel : all.pixels.data()) pixel = static_cast<float>(random.Uniform());
+  const CounterRandom random({5, 1});
+  uint64_t drawn = 0;
+  for (float& pixel : all.pixels.data()) pixel = static_cast<float>(random.Bits(drawn++) >> 40) * 0x1p-24f;
   for (int64_t i = 0; i < all.size(); ++i) {  // two classes that a weight tells apart
     all.labels[static_cast<size_t>(i)] = all.pixels.view().at(i, 0) < 0.5f ? 0 : 1;
   }
-  return Split(all, 1);
+  return DigitsData{all, all};
 }
 
 Run SomeRun(int64_t steps) {
   Run run;
-  run.task = *FindTask("classifier");
-  run.task.steps = steps;
-  run.workers = 3;
+  SetTask("classifier", run);
+  run.steps = steps;
   run.learning_rate = 0.01;
   return run;
 }
@@ -64,53 +60,42 @@ class TrainTest : public testing::Test {
   TrainTest() { UseSingleThreadedBlas(); }
 };
 
-TEST_F(TrainTest, IsAFunctionOfTheRunAndEvaluatesNowAndThen) {
-  const DigitsData data = SmallData();
+// The weights after all steps from `trainer`'s.
+std::vector<HostMatrix> Finish(Trainer& trainer) {
   PlainExchange plain(true);
-  const auto first = Train(SomeRun(25), data, plain, TrainOptions());
-  const auto again = Train(SomeRun(25), data, plain, TrainOptions());
-  ASSERT_TRUE(first.ok()) << first.status();
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(HashWeights(first->weights), HashWeights(again->weights));
-  ASSERT_EQ(first->curve.size(), 3u);  // after 10, 20 and 25 steps
-  EXPECT_EQ(first->curve.back().step, 25);
-  EXPECT_LT(first->curve.back().training_loss, first->curve.front().training_loss);
+  while (!trainer.done()) EXPECT_TRUE(trainer.Step(plain).ok());
+  return trainer.model().weights();
 }
 
-TEST_F(TrainTest, GoesOnFromAnyOfItsCheckpointsBitwise) {
+TEST_F(TrainTest, IsAFunctionOfTheRunAndLearns) {
   const DigitsData data = SmallData();
   const digits::Run run = SomeRun(25);
-  const auto path = [](int64_t step) { return absl::StrCat(::testing::TempDir(), "digits_", getpid(), "_", step); };
-  TrainOptions options;
-  options.checkpoint = [&](const TrainState& state) { return WriteCheckpoint(path(state.step), state); };
+  const auto first = Trainer::Make(run, data), again = Trainer::Make(run, data);
+  const double before = (*first)->model().Evaluate(data.train).loss;
+  EXPECT_EQ(HashWeights(Finish(**first)), HashWeights(Finish(**again)));
+  EXPECT_LT((*first)->model().Evaluate(data.train).loss, before);
+}
+
+TEST_F(TrainTest, GoesOnBitwiseFromWeightsAndOptimizerState) {
+  const DigitsData data = SmallData();
+  const digits::Run run = SomeRun(25);
   PlainExchange plain(true);
-  const auto whole = Train(run, data, plain, options);
-  ASSERT_TRUE(whole.ok()) << whole.status();
-  TrainState state;
-  for (const int64_t step : {0, 1, 13, 24}) {
-    const auto found = ReadCheckpoint(path(step), run.task.model, state);
-    ASSERT_TRUE(found.ok()) << found.status();
-    EXPECT_TRUE(*found);
-    EXPECT_EQ(state.step, step);
-    const auto rest = Train(run, data, plain, {.resume = &state});
-    ASSERT_TRUE(rest.ok()) << rest.status();
-    EXPECT_EQ(HashWeights(rest->weights), HashWeights(whole->weights)) << "from step " << step;
-    EXPECT_EQ(rest->curve.back().held_out_loss, whole->curve.back().held_out_loss);
-  }
-  EXPECT_EQ(*ReadCheckpoint(path(25), run.task.model, state), false) << "there is none after the end";
-  EXPECT_EQ(ReadCheckpoint(path(3), FindTask("autoencoder")->model, state).status().code(),
-            absl::StatusCode::kDataLoss);
-  std::filesystem::resize_file(path(3), std::filesystem::file_size(path(3)) - 1);
-  EXPECT_EQ(ReadCheckpoint(path(3), run.task.model, state).status().code(), absl::StatusCode::kDataLoss);
+  const auto whole = Trainer::Make(run, data), rest = Trainer::Make(run, data);
+  while ((*whole)->step() < 13) ASSERT_TRUE((*whole)->Step(plain).ok());
+  (*rest)->model().weights() = (*whole)->model().weights();
+  ASSERT_TRUE((*rest)->optimizer().LoadState((*whole)->optimizer().SaveState()).ok());
+  (*rest)->GoOnFrom(13);
+  EXPECT_EQ(HashWeights(Finish(**rest)), HashWeights(Finish(**whole)));
 }
 
 TEST_F(TrainTest, LeavesTheWeightsAloneInSkippedSteps) {
+  const DigitsData data = SmallData();
   const digits::Run run = SomeRun(3);
   PlainExchange skipping(false);
-  const auto result = Train(run, SmallData(), skipping, TrainOptions());
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->skipped_steps, 3);
-  EXPECT_EQ(HashWeights(result->weights), HashWeights(Mlp(run.task.model, run.seed).weights()));
+  const auto trainer = Trainer::Make(run, data);
+  while (!(*trainer)->done()) ASSERT_TRUE((*trainer)->Step(skipping).ok());
+  EXPECT_EQ((*trainer)->skipped_steps(), 3);
+  EXPECT_EQ(HashWeights((*trainer)->model().weights()), HashWeights(Mlp(run.model, run.session.seed).weights()));
 }
 
 TEST(HashWeightsTest, SeesEveryBit) {
