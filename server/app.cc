@@ -200,7 +200,7 @@ class ServerApp final : public App {
   absl::Status Init() {
     if (config_.role != ServerRole::kCoordinator) PRECONDOR_RETURN_IF_ERROR(MakeShard());
     if (config_.role != ServerRole::kShard) PRECONDOR_RETURN_IF_ERROR(MakeCoordinator());
-    snapshot_service_ = std::make_unique<rpc::SnapshotService>(MakeSnapshotSubject(), runner_);
+    snapshot_service_ = std::make_unique<rpc::SnapshotService>(MakeSnapshotSubject(), runner_, MakeCallerFn());
     PRECONDOR_RETURN_IF_ERROR(StartServer());
     metrics_.SetProbe([this](metrics::MetricsObserver& metrics) {
       metrics.OnDroppedLogLines(logger_.dropped_lines());
@@ -367,6 +367,10 @@ class ServerApp final : public App {
             {"/status", {.content_type = "application/json", .make = status}}};
   }
 
+  rpc::CallerFn MakeCallerFn() {
+    return [this](const grpc::CallbackServerContext& context) { return security_->CallerOf(context); };
+  }
+
   rpc::SnapshotSubject MakeSnapshotSubject() {
     rpc::SnapshotSubject subject;
     subject.coordinator = coordinator_.get();
@@ -391,7 +395,8 @@ class ServerApp final : public App {
     };
     subject.restore = [this](const v1::RestoreLayerRequest& request) -> absl::StatusOr<bool> {
       PRECONDOR_ASSIGN_OR_RETURN(const uint64_t state_bytes,
-                                 shard_->snapshots().RestorableBytes(request.session_id(), request.layer()));
+                                 shard_->snapshots().RestorableBytes(request.session_id(), request.layer(),
+                                                                     SessionCaller::Showing(request.secret())));
       PRECONDOR_ASSIGN_OR_RETURN(const std::optional<LayerImage> image,
                                  uploads_->Add({.session_id = request.session_id(),
                                                 .step = request.step(),
@@ -399,6 +404,7 @@ class ServerApp final : public App {
                                                 .offset = request.offset(),
                                                 .total_bytes = request.total_bytes(),
                                                 .checksum = request.checksum(),
+                                                .fetched = request.fetched(),
                                                 .data = request.data()},
                                                state_bytes));
       if (image.has_value()) PRECONDOR_RETURN_IF_ERROR(shard_->snapshots().RestoreLayer(*image));
@@ -442,9 +448,7 @@ class ServerApp final : public App {
     options.on_replaced = [this](const absl::Status& why) { OnReplaced(why); };
     coordinator_ = std::make_unique<Coordinator>(options, std::move(endpoints), *storage_, clock_, logger_, metrics_);
     if (!storage_->standby()) PRECONDOR_RETURN_IF_ERROR(BecomeLeader());
-    session_service_ = std::make_unique<rpc::SessionService>(
-        *coordinator_, runner_,
-        [this](const grpc::CallbackServerContext& context) { return security_->CallerOf(context); });
+    session_service_ = std::make_unique<rpc::SessionService>(*coordinator_, runner_, MakeCallerFn());
     return absl::OkStatus();
   }
 

@@ -44,11 +44,17 @@ absl::StatusOr<std::optional<LayerImage>> LayerUploads::Add(const LayerPiece& pi
     bytes = std::move(upload.bytes);
     begun_.erase(key);
   }
-  const uint32_t checksum = store::Crc32c(bytes);
-  if (checksum != piece.checksum) {
-    return absl::DataLossError(absl::StrCat(what, "expected checksum ", piece.checksum, ", got ", checksum));
+  LayerImage image;
+  if (piece.fetched) {
+    image.held = !bytes.empty();
+    image.state = std::move(bytes);
+  } else {
+    const uint32_t checksum = store::Crc32c(bytes);
+    if (checksum != piece.checksum) {
+      return absl::DataLossError(absl::StrCat(what, "expected checksum ", piece.checksum, ", got ", checksum));
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(image, DecodeImage(bytes));
   }
-  PRECONDOR_ASSIGN_OR_RETURN(LayerImage image, DecodeImage(bytes));
   image.at = {.session_id = piece.session_id, .layer = piece.layer, .step = piece.step};
   return image;
 }

@@ -45,8 +45,8 @@ constexpr MethodRoles kMethods[] = {
     {"/precondor.v1.SnapshotService/CreateSnapshot", kOperator},
     {"/precondor.v1.SnapshotService/ListSnapshots", kOperator},
     {"/precondor.v1.SnapshotService/VerifySnapshot", kOperator},
-    {"/precondor.v1.SnapshotService/RestoreSession", kOperator},
-    {"/precondor.v1.SnapshotService/RestoreLayer", kOperator},
+    {"/precondor.v1.SnapshotService/RestoreSession", kWorker | kOperator},  // a job restores its own checkpoint
+    {"/precondor.v1.SnapshotService/RestoreLayer", kWorker | kOperator},
     {"/precondor.v1.ShardService/DescribeShard", kCoordinator},
     {"/precondor.v1.ShardService/InstallSession", kCoordinator},
     {"/precondor.v1.ShardService/FenceSession", kCoordinator},

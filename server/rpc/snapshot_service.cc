@@ -62,17 +62,21 @@ grpc::ServerUnaryReactor* SnapshotService::VerifySnapshot(grpc::CallbackServerCo
       });
 }
 
-absl::Status SnapshotService::Restore(const v1::RestoreSessionRequest& request,
+absl::Status SnapshotService::Restore(const v1::RestoreSessionRequest& request, const SessionCaller& caller,
                                       v1::RestoreSessionResponse& response) const {
   if (subject_.coordinator == nullptr) {
     return absl::FailedPreconditionError("restore: a coordinator opens the session, this is none");
   }
   PRECONDOR_ASSIGN_OR_RETURN(const SessionSpec spec, wire::DecodeSessionSpec(request.spec()));
-  PRECONDOR_ASSIGN_OR_RETURN(const CoordinatorSessionSummary opened,
-                             subject_.coordinator->RestoreSession(spec, request.step()));
+  // A session that an operator restores is for every worker.
+  PRECONDOR_ASSIGN_OR_RETURN(
+      const RestoreResult restored,
+      subject_.coordinator->RestoreSession(spec, request.step(), caller.is_operator ? SessionCaller() : caller));
+  const CoordinatorSessionSummary& opened = restored.session;
   response.set_session_id(opened.session_id);
   response.set_snapshot_id(opened.snapshots.back().number);
   *response.mutable_shard_map() = EncodeShardMap(opened.epoch, opened.shard_map);
+  response.set_secret(restored.secret);
   return absl::OkStatus();
 }
 
@@ -80,7 +84,7 @@ grpc::ServerUnaryReactor* SnapshotService::RestoreSession(grpc::CallbackServerCo
                                                           const v1::RestoreSessionRequest* request,
                                                           v1::RestoreSessionResponse* response) {
   return runner_.Run(context, "SnapshotService/RestoreSession",
-                     [this, request, response] { return Restore(*request, *response); });
+                     [this, context, request, response] { return Restore(*request, caller_(*context), *response); });
 }
 
 grpc::ServerUnaryReactor* SnapshotService::RestoreLayer(grpc::CallbackServerContext* context,

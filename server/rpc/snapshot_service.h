@@ -12,6 +12,7 @@
 
 #include "precondor/v1/snapshot.grpc.pb.h"
 #include "server/core/coordinator/coordinator.h"
+#include "server/rpc/session_service.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {
@@ -31,7 +32,8 @@ struct SnapshotSubject {
 // uses outlive the service.
 class SnapshotService final : public v1::SnapshotService::CallbackService {
  public:
-  SnapshotService(SnapshotSubject subject, ControlRunner& runner) : subject_(std::move(subject)), runner_(runner) {}
+  SnapshotService(SnapshotSubject subject, ControlRunner& runner, CallerFn caller)
+      : subject_(std::move(subject)), runner_(runner), caller_(std::move(caller)) {}
 
   grpc::ServerUnaryReactor* CreateSnapshot(grpc::CallbackServerContext* context,
                                            const v1::CreateSnapshotRequest* request,
@@ -48,11 +50,13 @@ class SnapshotService final : public v1::SnapshotService::CallbackService {
                                          v1::RestoreLayerResponse* response) override;
 
  private:
-  absl::Status Restore(const v1::RestoreSessionRequest& request, v1::RestoreSessionResponse& response) const;
+  absl::Status Restore(const v1::RestoreSessionRequest& request, const SessionCaller& caller,
+                       v1::RestoreSessionResponse& response) const;
   absl::Status Create(const v1::CreateSnapshotRequest& request, v1::CreateSnapshotResponse& response) const;
 
   const SnapshotSubject subject_;
   ControlRunner& runner_;
+  const CallerFn caller_;
 };
 
 }  // namespace precondor::rpc

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/e2e/service_training.h"
 
-#include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <thread>
 #include <unistd.h>
@@ -90,39 +90,29 @@ absl::StatusOr<std::vector<std::vector<HostMatrix>>> TrainThroughService(const S
 }
 
 digits::Run RunOfRow(absl::string_view row, absl::string_view task, int64_t steps) {
-  struct Row {
-    absl::string_view name, method;
-    StatisticsKind statistics;
-    std::vector<absl::string_view> options;
+  const std::string dense = "--option=representation=DENSE";
+  const std::vector<std::string> kfac = {"--method=kfac", "--option=scaling=NORM_RESCALE", "--option=pi_split=true",
+                                         "--option=factor_decay=piecewise(0, 1: 0.95)", "--option=damping=0.00003"};
+  const std::map<absl::string_view, std::vector<std::string>> rows = {
+      {"none", {"--method=identity"}},
+      {"reference", {"--statistics=mean", "--option=rule=REFERENCE", dense}},
+      {"blend", {"--option=rule=BLEND", dense}},
+      {"mean", {"--statistics=mean", dense}},
+      {"mean-lowrank", {"--statistics=mean", "--option=representation=LOW_RANK", "--option=rank=16"}},
+      {"signed", {dense}},
+      {"signed-lowrank", {"--option=representation=LOW_RANK", "--option=rank=16"}},
+      {"kron", {"--method=kron"}},
+      {"soap", {"--method=soap"}},
+      {"muon", {"--method=muon"}},
+      {"eva", {"--method=eva", "--statistics=mean", "--option=scaling=NORM_RESCALE"}},
+      {"kfac", kfac},
+      {"kfac-covariance", kfac},
   };
-  const std::vector<Row> rows = {
-      {"none", "identity", StatisticsKind::kSigned, {}},
-      {"reference", "mkor", StatisticsKind::kMean, {"rule=REFERENCE", "representation=DENSE"}},
-      {"blend", "mkor", StatisticsKind::kSigned, {"rule=BLEND", "representation=DENSE"}},
-      {"mean", "mkor", StatisticsKind::kMean, {"representation=DENSE"}},
-      {"mean-lowrank", "mkor", StatisticsKind::kMean, {"representation=LOW_RANK", "rank=16"}},
-      {"signed", "mkor", StatisticsKind::kSigned, {"representation=DENSE"}},
-      {"signed-lowrank", "mkor", StatisticsKind::kSigned, {"representation=LOW_RANK", "rank=16"}},
-      {"kron", "kron", StatisticsKind::kSigned, {}},
-      {"soap", "soap", StatisticsKind::kSigned, {}},
-      {"muon", "muon", StatisticsKind::kSigned, {}},
-      {"eva", "eva", StatisticsKind::kMean, {"scaling=NORM_RESCALE"}},
-      {"kfac", "kfac", StatisticsKind::kSigned, {}},
-      {"kfac-covariance", "kfac", StatisticsKind::kCovariance, {}},
-  };
-  const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& one) { return one.name == row; });
-  PRECONDOR_CHECK(found != rows.end());
-  digits::Run run;
+  digits::Run run = digits::ParseOptions(rows.at(row), "").value().run;
+  if (row == "kfac-covariance") run.session.statistics = StatisticsKind::kCovariance;
   PRECONDOR_CHECK(digits::SetTask(task, run));
   run.steps = steps;
-  run.session.statistics = found->statistics;
   run.session.statistics_dtype = DType::kF32;
-  run.session.method.name = std::string(found->method);
-  std::vector<absl::string_view> options = found->options;
-  if (found->method == "kfac") {
-    options = {"scaling=NORM_RESCALE", "factor_decay=piecewise(0, 1: 0.95)", "pi_split=true", "damping=0.00003"};
-  }
-  for (const absl::string_view option : options) PRECONDOR_CHECK(digits::AddMethodOption(option, run.session.method));
   return run;
 }
 

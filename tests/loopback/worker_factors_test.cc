@@ -22,6 +22,7 @@
 #include "kernels/methods/registry.h"
 #include "precondor/client.h"
 #include "precondor/statistics.h"
+#include "precondor/v1/snapshot.grpc.pb.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/support/normal_floats.h"
 #include "tests/support/temp_dir.h"
@@ -33,10 +34,10 @@ using ::testing::HasSubstr;
 
 const std::vector<std::pair<int64_t, int64_t>> kShapes = {{5, 7}, {40, 33}, {16, 3}, {9, 120}};
 
-// Shards with data directories, and their coordinator.
+// Shards, with data directories by default, and their coordinator.
 class Cluster {
  public:
-  explicit Cluster(int shards) {
+  explicit Cluster(int shards, bool on_disk = true) : on_disk_(on_disk) {
     ServerConfig coordinator;
     coordinator.role = ServerRole::kCoordinator;
     coordinator.reconcile_interval_ms = 20;
@@ -52,6 +53,8 @@ class Cluster {
     client_ = *std::move(connected);
   }
   Client& client() { return *client_; }
+  RawServer& coordinator() { return *coordinator_; }
+  RawServer& shard(size_t index) { return *shards_[index]; }
   // As SIGKILL and a new process over the same directory.
   void Restart(size_t shard) {
     ServerConfig config = ShardConfig(static_cast<int>(shard));
@@ -69,9 +72,11 @@ class Cluster {
   ServerConfig ShardConfig(int shard) const {
     ServerConfig config;
     config.role = ServerRole::kShard;
-    config.data_dir = absl::StrCat(data_.path(), "/", shard, "-", forgotten_);
+    if (on_disk_) config.data_dir = absl::StrCat(data_.path(), "/", shard, "-", forgotten_);
     return config;
   }
+
+  const bool on_disk_;
 
   TempDir data_;
   int forgotten_ = 0;
@@ -440,6 +445,100 @@ TEST(WorkerFactorsTrafficTest, ReplayMovesVectorsAlone) {
       EXPECT_EQ(bytes.received, workers * 2 * (d + d) * 4) << d;
     }
   }
+}
+
+// --- factors that are read for a checkpoint, and restored ---
+
+// Runs the steps from `first` to `last` - 1 of a job of one rank.
+std::vector<Step> RunSteps(Worker& worker, uint64_t first, uint64_t last) {
+  std::vector<Step> answers;
+  for (uint64_t step = first; step < last; ++step) {
+    absl::StatusOr<Step> answered = RunStep(worker, step);
+    EXPECT_TRUE(answered.ok()) << "step " << step << ": " << answered.status();
+    answers.push_back(answered.ok() ? *std::move(answered) : Step());
+  }
+  return answers;
+}
+
+std::vector<std::string> ReadAll(Worker& worker) {
+  EXPECT_TRUE(worker.Flush().ok());
+  std::vector<std::string> factors;
+  for (size_t layer = 0; layer < worker.spec().layers.size(); ++layer) {
+    absl::StatusOr<std::string> read = worker.ReadFactors(static_cast<int64_t>(layer));
+    EXPECT_TRUE(read.ok()) << read.status();
+    factors.push_back(read.value_or(""));
+  }
+  return factors;
+}
+
+class CheckpointTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(CheckpointTest, AJobResumesOnOtherServersBitwise) {
+  for (const ExchangeMode exchange :
+       {ExchangeMode::kDirect, ExchangeMode::kDelegate, ExchangeMode::kReplay, ExchangeMode::kPullFactors}) {
+    SessionSpec spec = Spec(exchange, 1);
+    spec.method = {.name = GetParam(), .options = {}};
+    Cluster first(2, /*on_disk=*/false);
+    if (!first.client().OpenSession(spec).ok()) continue;  // workers cannot hold the method's factors
+    SCOPED_TRACE(ExchangeModeName(exchange));
+    for (const uint64_t at : {4, 7}) {  // a statistic step is next, or not
+      spec.name = absl::StrCat("test", at);
+      ASSERT_TRUE(first.client().OpenSession(spec).ok());
+      auto worker = first.client().Join(spec.name, {.rank = 0, .incarnation = 1, .first_step = 0});
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      RunSteps(**worker, 0, at);
+      const std::vector<std::string> factors = ReadAll(**worker);
+      const std::vector<Step> expected = RunSteps(**worker, at, at + 7);
+      Cluster second(3, /*on_disk=*/at == 7);
+      const absl::Status restored = second.client().RestoreSession(spec, at, factors);
+      ASSERT_TRUE(restored.ok()) << restored;
+      auto resumed = second.client().Join(spec.name, {.rank = 0, .incarnation = 1, .first_step = at});
+      ASSERT_TRUE(resumed.ok()) << resumed.status();
+      EXPECT_EQ(ReadAll(**resumed), factors);
+      ExpectAll({RunSteps(**resumed, at, at + 7)}, expected);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, CheckpointTest, ::testing::Values("mkor", "eva", "kfac", "soap", "muon", "kron"));
+
+TEST(CheckpointTest, RefusesWhatItCannotRestore) {
+  Cluster cluster(1, /*on_disk=*/false);
+  Client& client = cluster.client();
+  const SessionSpec spec = Spec(ExchangeMode::kDirect, 1);
+  const absl::Status few = client.RestoreSession(spec, 3, std::vector<std::string>(1));
+  EXPECT_TRUE(absl::IsInvalidArgument(few)) << few;
+  EXPECT_THAT(std::string(few.message()), HasSubstr("expected the factors of 4 layers, got 1"));
+  const absl::Status wrong = client.RestoreSession(spec, 3, std::vector<std::string>(spec.layers.size(), "wrong"));
+  EXPECT_FALSE(wrong.ok());
+  EXPECT_THAT(std::string(wrong.message()), HasSubstr("layer \"layer0\""));
+  EXPECT_TRUE(client.OpenSession(spec).value_or(false)) << "nothing is left of it";
+  EXPECT_TRUE(absl::IsFailedPrecondition(client.RestoreSession(spec, 3, std::vector<std::string>(spec.layers.size()))));
+}
+
+TEST(CheckpointTest, OnlyWhoShowsTheSecretRestoresALayer) {
+  Cluster cluster(1, /*on_disk=*/false);
+  const auto coordinator = v1::SnapshotService::NewStub(cluster.coordinator().channel());
+  const auto shard = v1::SnapshotService::NewStub(cluster.shard(0).channel());
+  v1::RestoreSessionRequest request;
+  *request.mutable_spec() = RawServer::Spec("job");
+  v1::RestoreSessionResponse opened;
+  grpc::ClientContext context;
+  SetDeadline(context);
+  ASSERT_TRUE(coordinator->RestoreSession(&context, request, &opened).ok());
+  const auto restore = [&](const std::string& secret) {
+    v1::RestoreLayerRequest piece;
+    piece.set_session_id(opened.session_id());
+    piece.set_fetched(true);
+    piece.set_secret(secret);
+    v1::RestoreLayerResponse response;
+    grpc::ClientContext of_call;
+    SetDeadline(of_call);
+    return shard->RestoreLayer(&of_call, piece, &response).error_code();
+  };
+  EXPECT_EQ(restore(""), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(restore(std::string(opened.secret().size(), 'x')), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(restore(opened.secret()), grpc::StatusCode::OK);
 }
 
 }  // namespace

@@ -91,6 +91,21 @@ class FaultsTest(unittest.TestCase):
                 self.train(cluster)
         self.assertEqual(len(self.train(cluster, load={"exact": False})[1]), 8)
 
+    def test_factors_in_a_checkpoint_for_each_method(self):
+        for method in ("mkor", "soap", "muon"):
+            with self.subTest(method=method):
+                cluster = self.cluster(method, durable=False)
+                self.train(cluster, steps=5, end=False, factors=True, method=method)
+                path = self.checkpoints / "checkpoint-0.pt"
+                kept = path.read_bytes()
+                expected, _ = self.train(cluster, method=method)  # ends the session
+                path.write_bytes(kept)
+                weights, results = self.train(cluster, method=method)
+                self.assertEqual(results[0].step, 5)
+                for one, other in zip(weights, expected):
+                    np.testing.assert_array_equal(one, other)
+                path.unlink()
+
     def test_a_session_that_the_servers_have_lost(self):
         cluster = self.cluster()
         self.train(cluster, steps=4)  # ends the session

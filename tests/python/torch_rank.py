@@ -60,6 +60,30 @@ def resume(rank, folder, stops, end=True, **arguments):
     return weights
 
 
+def distributed_checkpoint(rank, address, session, folder):
+    """What torch.distributed.checkpoint saves and loads of a state with factors, and the step that it resumes at."""
+    import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+    case = torch_training.CASES["mlp"]
+    model = case.model()
+    states = []
+    for step in range(2):
+        with precondor.torch.Preconditioner(model, address, session=session, method="mkor") as pre:
+            if step == 1:
+                loaded = {"pre": pre.state_dict(factors=True)}
+                dcp.load(loaded, checkpoint_id=folder)
+                pre.load_state_dict(loaded["pre"])
+                states.append(loaded["pre"])
+            x, y = (part[rank::2].float() for part in case.batch_of(step))
+            torch_training.loss_of(model(x), y).backward()
+            pre.step()
+            if step == 0:
+                states.append(pre.state_dict(factors=True))
+                dcp.save({"pre": states[0]}, checkpoint_id=folder)
+        model.zero_grad()
+    factors = [[part.numpy().copy() for part in state.get("factors", ())] for state in states]
+    return factors, pre.step_number
+
+
 def unequal(rank, address, session, exchange):
     """Rank 0 has six of eight samples."""
     case = torch_training.CASES["mlp"]
@@ -191,7 +215,7 @@ def buckets(rank, address, session, gradient_as_bucket_view):
 
 FUNCTIONS = {function.__name__: function
              for function in (train, train_on_device, train_on_plane, resume, unequal, lookups, unused, orphan, differ, agree, steps,
-                              buckets)}
+                              buckets, distributed_checkpoint)}
 
 
 def serve(rank, size, folder, pipe, functions):

@@ -195,6 +195,38 @@ class RanksTest(unittest.TestCase):
                     for got, wanted in zip(one, other):
                         np.testing.assert_array_equal(got, wanted)
 
+    def test_factors_in_a_checkpoint_need_nothing_of_the_servers(self):
+        for exchange in EXCHANGES:
+            with self.subTest(exchange=exchange):
+                options = {"exchange": exchange, "factors": True, "session": f"{self.name}-{exchange}"}
+                with tempfile.TemporaryDirectory() as folder:
+                    whole = self.run_both("resume", folder=folder, stops=(12,), **options)
+                with tempfile.TemporaryDirectory() as folder:
+                    self.run_both("resume", folder=folder, stops=(5,), end=False, **options)
+                    saved = {path: path.read_bytes() for path in pathlib.Path(folder).glob("checkpoint-*.pt")}
+                    # The servers go on, and have later factors; other servers have none.
+                    self.run_both("resume", folder=folder, stops=(8,), end=False, **options)
+                    elsewhere = Server(self.program, folder)
+                    try:
+                        for address in (self.server.address, elsewhere.address):
+                            for path, content in saved.items():
+                                path.write_bytes(content)
+                            resumed = self.run_both("resume", folder=folder, stops=(12,), **{**options, "address": address})
+                            for got, wanted in zip(resumed[0] + resumed[1], whole[0] + whole[1]):
+                                np.testing.assert_array_equal(got, wanted)
+                    finally:
+                        elsewhere.process.kill()
+
+    @unittest.skipIf(torch.__version__.startswith("1."), "needs torch 2.2")
+    def test_distributed_checkpoints_have_factors(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ((saved, loaded), step), (of_other, _) = self.run_both("distributed_checkpoint", folder=folder)
+        self.assertEqual(step, 2)
+        self.assertGreater(len(saved), 0)
+        for got, wanted in zip(loaded, saved):
+            np.testing.assert_array_equal(got, wanted)
+        self.assertEqual(of_other, [[], []])
+
     def test_a_job_that_goes_back_is_told_on_every_rank(self):
         with tempfile.TemporaryDirectory() as folder:
             self.run_both("resume", folder=folder, stops=(4,), end=False)

@@ -115,11 +115,12 @@ def train(address, session, case, rank=0, world_size=1, micro_batches=1, wrap=No
 
 
 def train_with_checkpoints(address, session, folder, steps=12, exchange="DIRECT", die=None, before_step=lambda step: None,
-                           only_due=False, end=True, load=None, rank=0, world_size=1, **changes):
+                           only_due=False, end=True, load=None, factors=False, rank=0, world_size=1, **changes):
     """The "conv" case with Adam and the default statistics, from the checkpoint in `folder` where there is one.
 
     Saves after every step, or when checkpoint_due. die: [step, "before" or "after" pre.step], at which the process ends at
-    once. before_step: called with the step between the backward pass and pre.step. load: options of load_state_dict.
+    once. before_step: called with the step between the backward pass and pre.step. load: options of load_state_dict. factors:
+    the checkpoints have them.
     Returns (weights, results of the steps that this call made).
     """
     case = CASES["conv"]
@@ -150,8 +151,8 @@ def train_with_checkpoints(address, session, folder, steps=12, exchange="DIRECT"
                 os._exit(9)
             optimizer.step()
             if pre.checkpoint_due or not only_due:
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "pre": pre.state_dict()},
-                           f"{path}.tmp")
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                            "pre": pre.state_dict(factors=factors)}, f"{path}.tmp")
                 os.replace(f"{path}.tmp", path)
         pre.close(end_session=end)
     finally:

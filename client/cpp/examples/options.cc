@@ -36,6 +36,22 @@ bool SetFallback(absl::string_view name, FallbackConfig& config) {
   return name == "never" || config.policy != FallbackPolicy::kNever;
 }
 
+// True and false are flags, numbers are numbers, the rest is text.
+bool AddMethodOption(absl::string_view text, MethodConfig& method) {
+  const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
+  if (text.find('=') == absl::string_view::npos || parts.first.empty()) return false;
+  OptionValue& value = method.options[parts.first];
+  double number = 0;
+  if (parts.second == "true" || parts.second == "false") {
+    value = parts.second == "true";
+  } else if (absl::SimpleAtod(parts.second, &number)) {
+    value = number;
+  } else {
+    value = parts.second;
+  }
+  return true;
+}
+
 std::vector<Flag> Flags(Options& o) {
   Run& run = o.run;
   SessionSpec& session = run.session;
@@ -79,21 +95,6 @@ bool SetTask(absl::string_view name, Run& run) {
                                    : MlpSpec{{64, 48, 24, 8, 24, 48, 64}, Objective::kReconstruct};
   run.session.layers = LayersOf(run.model);
   return name == "classifier" || name == "autoencoder";
-}
-
-bool AddMethodOption(absl::string_view text, MethodConfig& method) {
-  const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
-  if (text.find('=') == absl::string_view::npos || parts.first.empty()) return false;
-  OptionValue& value = method.options[parts.first];
-  double number = 0;
-  if (parts.second == "true" || parts.second == "false") {
-    value = parts.second == "true";
-  } else if (absl::SimpleAtod(parts.second, &number)) {
-    value = number;
-  } else {
-    value = parts.second;
-  }
-  return true;
 }
 
 absl::StatusOr<OptimizerConfig> FindOptimizer(absl::string_view name) {

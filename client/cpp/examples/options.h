@@ -42,9 +42,6 @@ struct Options {
 // Makes `run` one of the task "classifier" or "autoencoder", whose model is the session's layers. False for other
 // names.
 bool SetTask(absl::string_view name, Run& run);
-// Adds "name=value" to the options of `method`: true and false are flags, numbers are numbers, the rest is text. False
-// when there is no name.
-bool AddMethodOption(absl::string_view text, MethodConfig& method);
 // "sgd", "nesterov", "plain" (SGD without momentum), "adamw" or "lamb", each with the settings of the example.
 absl::StatusOr<OptimizerConfig> FindOptimizer(absl::string_view name);
 

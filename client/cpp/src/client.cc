@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 
 #include "client/cpp/src/control.h"
+#include "client/cpp/src/restore.h"
 #include "client/cpp/src/version.h"
 #include "client/cpp/src/worker.h"
 #include "kernels/base/mutex.h"
@@ -63,6 +64,24 @@ class ClientImpl final : public Client {
     return WorkerImpl::Make(options_, control_, std::string(session), options, *joined);
   }
 
+  absl::Status RestoreSession(const SessionSpec& spec, uint64_t step, absl::Span<const std::string> factors) override {
+    if (factors.size() != spec.layers.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("session ", spec.name, ": expected the factors of ",
+                                                     spec.layers.size(), " layers, got ", factors.size()));
+    }
+    v1::RestoreSessionRequest request;
+    PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(spec));
+    request.set_step(step);
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::RestoreSessionResponse opened, control_->RestoreSession(request, canceller_));
+    {
+      MutexLock lock(mu_);
+      secrets_[spec.name] = opened.secret();
+    }
+    const absl::Status sent = SendFactors(opened, step, factors);
+    if (!sent.ok()) CloseSession(spec.name).IgnoreError();  // no rank could ever join it
+    return sent;
+  }
+
   absl::StatusOr<bool> CloseSession(absl::string_view session) override {
     v1::CloseSessionRequest request;
     request.set_name(std::string(session));
@@ -75,6 +94,23 @@ class ClientImpl final : public Client {
   void Cancel() override { canceller_.Cancel(); }
 
  private:
+  absl::Status SendFactors(const v1::RestoreSessionResponse& opened, uint64_t step,
+                           absl::Span<const std::string> factors) {
+    v1::RestoreLayerRequest piece;
+    piece.set_session_id(opened.session_id());
+    piece.set_secret(opened.secret());
+    piece.set_step(step);
+    piece.set_fetched(true);
+    for (const v1::ShardAssignment& assignment : opened.shard_map().assignments()) {
+      ControlClient shard(assignment.address(), options_.rpc_timeout, control_->security(), control_->traceparent());
+      for (const uint32_t layer : assignment.layers()) {
+        piece.set_layer(layer);
+        PRECONDOR_RETURN_IF_ERROR(SendLayer(shard, piece, factors[layer], canceller_));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   // Secret of a session that this client has opened. Empty for others: the server then decides whether this client may
   // have it.
   std::string SecretOf(absl::string_view session) const {

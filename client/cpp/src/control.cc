@@ -195,8 +195,10 @@ absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, 
   absl::Duration pause = absl::Milliseconds(10);
   while (true) {
     absl::StatusOr<v1::JoinSessionResponse> joined = control.JoinSession(request, canceller);
-    if (!joined.ok() || joined->active()) return joined;
+    const bool being_restored = GetErrorReason(joined.status()) == ErrorReason::kNotActive;
+    if (joined.ok() ? joined->active() : !being_restored) return joined;
     if (MonotonicNow() + pause >= deadline) {
+      if (being_restored) return joined;
       return absl::DeadlineExceededError(absl::StrCat("session ", request.name(), ": rank ", request.rank(),
                                                       " has joined, but not every other rank within ",
                                                       absl::FormatDuration(timeout)));

@@ -67,6 +67,7 @@ class WorkerImpl final : public Worker {
   absl::Status DevicePlaneStatus(int64_t layer, int device) override;
   PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) override;
   absl::StatusOr<uint64_t> FactorsChecksum(int64_t layer) override;
+  absl::StatusOr<std::string> ReadFactors(int64_t layer) override;
   absl::Status Flush() override;
   absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                            double learning_rate) override;

@@ -4,10 +4,14 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <future>
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
+#include "client/cpp/src/factor_update.h"
 #include "client/cpp/src/result_state.h"
 #include "client/cpp/src/worker.h"
 #include "client/cpp/src/worker_input.h"
@@ -111,6 +115,22 @@ absl::Status WorkerImpl::SendRequest(v1::FrameKind kind, uint64_t step, int64_t 
 void WorkerImpl::FetchFactors(int64_t layer, const std::shared_ptr<AnswerSink>& sink) {
   const absl::Status sent = SendRequest(v1::FRAME_KIND_FETCH, steps_->next_step(), layer, sink);
   if (!sent.ok()) sink->Fail(sent);
+}
+
+absl::StatusOr<std::string> WorkerImpl::ReadFactors(int64_t layer) {
+  PRECONDOR_RETURN_IF_ERROR(CheckLayer(layer));
+  PRECONDOR_ASSIGN_OR_RETURN(const MethodSet methods, MethodSet::Make(spec_, MakeMethod));
+  const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
+  FactorUpdateSink::Limits limits;
+  limits.most_bytes = methods.of(layer).SavedBytes(shape);
+  auto fetched = std::make_shared<std::promise<absl::StatusOr<FactorUpdate>>>();
+  std::future<absl::StatusOr<FactorUpdate>> answer = fetched->get_future();
+  const std::string what = absl::StrCat("session ", session_, " layer ", shape.name, ": factors");
+  FetchFactors(layer, std::make_shared<FactorUpdateSink>(what, limits, [fetched](absl::StatusOr<FactorUpdate> update) {
+                 fetched->set_value(std::move(update));
+               }));
+  PRECONDOR_ASSIGN_OR_RETURN(FactorUpdate update, answer.get());  // at result_timeout the link fails the request
+  return std::move(update.bytes);
 }
 
 // Returns an owner for the caller's memory. When the last reference ends, neither the outbox nor gRPC reads the memory.

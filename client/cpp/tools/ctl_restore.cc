@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include <nlohmann/json.hpp>
 
 #include "client/cpp/src/control.h"
+#include "client/cpp/src/restore.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/spec_codec.h"
@@ -18,27 +20,7 @@
 namespace precondor {
 namespace {
 
-constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr absl::Duration kPause = absl::Milliseconds(20);
-
-absl::Status SendLayer(ControlClient& shard, uint64_t session_id, uint64_t step, uint32_t layer,
-                       const std::string& bytes, Canceller& canceller) {
-  v1::RestoreLayerRequest piece;
-  piece.set_session_id(session_id);
-  piece.set_step(step);
-  piece.set_layer(layer);
-  piece.set_total_bytes(bytes.size());
-  piece.set_checksum(store::Crc32c(bytes));
-  bool restored = false;
-  for (size_t offset = 0; offset < bytes.size(); offset += kPieceBytes) {
-    piece.set_offset(offset);
-    piece.set_data(bytes.substr(offset, kPieceBytes));
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::RestoreLayerResponse taken, shard.RestoreLayer(piece, canceller));
-    restored = taken.restored();
-  }
-  if (restored) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("layer ", layer, ": sent whole, and the shard waits for more"));
-}
 
 absl::Status AwaitComplete(ControlClient& server, const v1::RestoreSessionResponse& opened, absl::Duration timeout,
                            Canceller& canceller) {
@@ -68,7 +50,13 @@ absl::Status SendAll(const CtlOptions& options, ControlClient& server, const rec
                                                 stored.layers.size(), " layers"));
       }
       PRECONDOR_ASSIGN_OR_RETURN(const std::string bytes, recovery::ReadLayer(found->second));
-      PRECONDOR_RETURN_IF_ERROR(SendLayer(shard, opened.session_id(), stored.step, layer, bytes, canceller));
+      v1::RestoreLayerRequest piece;
+      piece.set_session_id(opened.session_id());
+      piece.set_secret(opened.secret());
+      piece.set_step(stored.step);
+      piece.set_layer(layer);
+      piece.set_checksum(store::Crc32c(bytes));
+      PRECONDOR_RETURN_IF_ERROR(SendLayer(shard, std::move(piece), bytes, canceller));
     }
   }
   return AwaitComplete(server, opened, options.timeout, canceller);

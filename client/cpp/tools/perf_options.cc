@@ -54,7 +54,7 @@ bool SetWorkers(absl::string_view value, PerfOptions& options) {
 absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arguments) {
   PerfOptions options;
   absl::string_view for_training;  // last given flag that is for the workload training alone; empty if none
-  const auto of_training = [&for_training](absl::string_view name, FlagSetter set) -> FlagSetter {
+  const auto of_training = [&for_training](absl::string_view name, const FlagSetter& set) -> FlagSetter {
     return [&for_training, name, set](absl::string_view value) { return for_training = name, set(value); };
   };
   const std::vector<Flag> flags = {

@@ -267,6 +267,20 @@ class Worker:
         """
         return self._core.factors_checksum(layer)
 
+    def read_factors(self, layer: int) -> bytes:
+        """Reads a layer's factors from its server, for Client.restore_session.
+
+        They are exactly those after the last step if every rank has that step's answers and has called flush(), and if no
+        rank sends anything for the next step before this call returns.
+
+        Returns:
+            The factors as the layer's method saves them; b"" if the layer has none (first order).
+
+        Raises:
+            NotFoundError: no such layer. DeadlineExceededError: result_timeout.
+        """
+        return self._core.read_factors(layer)
+
     def flush(self) -> None:
         """Waits until all contributions are acknowledged. Raises the first refusal of statistics since the last
         flush."""
@@ -392,6 +406,20 @@ class Client:
             UnimplementedError, ResourceExhaustedError: The servers do not support it, or have no room.
         """
         return Session(self, spec.name, self._core.open_session(_session.to_dict(spec)))
+
+    def restore_session(self, spec: SessionSpec, step: int, factors: Sequence[bytes]) -> Session:
+        """Opens a session that begins with `step` and with the factors that Worker.read_factors returned for each layer.
+
+        Its world_size and its servers may differ from those of the session that was read. Session.join waits until the
+        servers have the factors.
+
+        Raises:
+            InvalidArgumentError: `factors` does not have one entry per layer.
+            FailedPreconditionError: a session of this name exists, or a layer's factors are of another method,
+                configuration or shape.
+        """
+        self._core.restore_session(_session.to_dict(spec), step, list(factors))
+        return Session(self, spec.name, True)
 
     def join(self, session: str, rank: int = 0, first_step: int = 0, incarnation: int = 0) -> Worker:
         """Does what Session.join does, for a session that another process has opened. The worker may outlive the

@@ -279,6 +279,13 @@ uint64_t WorkerObject::FactorsChecksum(int64_t layer) const {
   return ValueOrRaise(checksum);
 }
 
+py::bytes WorkerObject::ReadFactors(int64_t layer) const {
+  const std::shared_ptr<Worker> worker = Get();
+  absl::StatusOr<std::string> factors;
+  Run(*worker, [&] { factors = worker->ReadFactors(layer); });
+  return py::bytes(ValueOrRaise(std::move(factors)));
+}
+
 void WorkerObject::Flush() {
   const std::shared_ptr<Worker> worker = Get();
   absl::Status status;
@@ -353,6 +360,14 @@ std::unique_ptr<WorkerObject> ClientObject::Join(const std::string& session, uin
   const WorkerOptions options{.rank = rank, .incarnation = incarnation, .first_step = first_step};
   RunInterruptibly([&] { worker = client->Join(session, options); }, [&] { client->Cancel(); });
   return std::make_unique<WorkerObject>(ValueOrRaise(std::move(worker)), first_step);
+}
+
+void ClientObject::RestoreSession(const py::dict& dict, uint64_t step, const std::vector<std::string>& factors) {
+  const std::shared_ptr<Client> client = Get();
+  const SessionSpec spec = ValueOrRaise(SpecFromDict(dict));
+  absl::Status restored;
+  RunInterruptibly([&] { restored = client->RestoreSession(spec, step, factors); }, [&] { client->Cancel(); });
+  RaiseUnlessOk(restored);
 }
 
 bool ClientObject::CloseSession(const std::string& session) {

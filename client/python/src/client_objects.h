@@ -76,6 +76,7 @@ class WorkerObject {
   pybind11::str DataPlaneStatus() const;
   std::unique_ptr<FutureObject> AbstainGradient(uint64_t step, int64_t layer);
   uint64_t FactorsChecksum(int64_t layer) const;
+  pybind11::bytes ReadFactors(int64_t layer) const;
   void Flush();
   // (lease_through_step, next_mode, snapshot_at, snapshot_id)
   pybind11::tuple ReportStep(uint64_t step, double loss, uint64_t samples, bool finite, double learning_rate);
@@ -114,6 +115,7 @@ class ClientObject {
   bool OpenSession(const pybind11::dict& spec);
   std::unique_ptr<WorkerObject> Join(const std::string& session, uint32_t rank, uint64_t incarnation,
                                      uint64_t first_step);
+  void RestoreSession(const pybind11::dict& spec, uint64_t step, const std::vector<std::string>& factors);
   bool CloseSession(const std::string& session);
   void Close();
 

@@ -51,6 +51,7 @@ PYBIND11_MODULE(_core, m) {
       .def("data_plane_status", &WorkerObject::DataPlaneStatus)
       .def("abstain_gradient", &WorkerObject::AbstainGradient)
       .def("factors_checksum", &WorkerObject::FactorsChecksum)
+      .def("read_factors", &WorkerObject::ReadFactors)
       .def("flush", &WorkerObject::Flush)
       .def("report_step", &WorkerObject::ReportStep)
       .def("leave", &WorkerObject::Leave)
@@ -77,6 +78,7 @@ PYBIND11_MODULE(_core, m) {
       .def("wait_for_server", &ClientObject::WaitForServer)
       .def("open_session", &ClientObject::OpenSession)
       .def("join", &ClientObject::Join)
+      .def("restore_session", &ClientObject::RestoreSession)
       .def("close_session", &ClientObject::CloseSession)
       .def("close", &ClientObject::Close);
 

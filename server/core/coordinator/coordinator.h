@@ -108,7 +108,8 @@ class Coordinator {
   // Opens a session that begins with factors from outside, as of `step`. No worker can join before all shards have
   // received them (SnapshotRequests::RestoreLayer). Returns FAILED_PRECONDITION if a session of that name exists or a
   // shard cannot take part, ABORTED if the session is closed meanwhile.
-  absl::StatusOr<CoordinatorSessionSummary> RestoreSession(const SessionSpec& spec, uint64_t step);
+  absl::StatusOr<RestoreResult> RestoreSession(const SessionSpec& spec, uint64_t step,
+                                               const SessionCaller& caller = {});
 
   // --- sessions that the shards keep and this coordinator does not know; see ShardControl::Quarantine
   // Returns UNAVAILABLE if a shard does not answer.

@@ -141,8 +141,9 @@ absl::Status Coordinator::OrderSnapshot(CoordinatorSession& session, const Sessi
   return status;
 }
 
-absl::StatusOr<CoordinatorSessionSummary> Coordinator::RestoreSession(const SessionSpec& spec, uint64_t step) {
-  PRECONDOR_ASSIGN_OR_RETURN(const OpenResult opened, OpenSession(spec));
+absl::StatusOr<RestoreResult> Coordinator::RestoreSession(const SessionSpec& spec, uint64_t step,
+                                                          const SessionCaller& caller) {
+  PRECONDOR_ASSIGN_OR_RETURN(OpenResult opened, OpenSession(spec, caller));
   if (!opened.created) {
     return absl::FailedPreconditionError(
         absl::StrCat("session \"", spec.name, "\": there is one; close it before it is restored"));
@@ -159,7 +160,7 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::RestoreSession(const Sess
   }
   PRECONDOR_RETURN_IF_ERROR(OrderSnapshot(session, planned));
   MutexLock lock(mu_);
-  return MakeSummary(session);
+  return RestoreResult{.secret = std::move(opened.secret), .session = MakeSummary(session)};
 }
 
 absl::StatusOr<SessionSnapshot> Coordinator::CreateSnapshot(absl::string_view name) {

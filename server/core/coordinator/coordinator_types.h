@@ -78,6 +78,11 @@ struct CoordinatorSessionSummary {
   std::vector<SessionSnapshot> snapshots;
 };
 
+struct RestoreResult {
+  std::string secret;  // see SessionAccess
+  CoordinatorSessionSummary session;
+};
+
 // A session in quarantine, combined from the parts on all shards; see ShardControl::Quarantine.
 struct QuarantineSummary {
   SessionInstall install;  // of the latest epoch; its layers are all that some shard has

@@ -118,15 +118,16 @@ absl::StatusOr<GradientResult> LayerWorker::Fetch() {
     result.cause = AnswerCause::kNoFactors;
     return result;
   }
-  if (saved_ == nullptr) {
-    const absl::StatusOr<std::string> saved = state_->Save();
-    if (!saved.ok()) return absl::UnavailableError(saved.status().message());
-    // Copies from uint8_t to uint8_t: the library would copy chars byte by byte.
-    const auto* bytes = reinterpret_cast<const uint8_t*>(saved->data());
-    saved_ = std::make_shared<const Payload>(bytes, bytes + saved->size());
-  }
   result.decision = Decision::kPreconditioned;
   result.bytes = saved_;
+  if (result.bytes != nullptr) return result;
+  const absl::StatusOr<std::string> saved = state_->Save();
+  if (!saved.ok()) return absl::UnavailableError(saved.status().message());
+  // Source and target have the same element type: the library would copy from chars byte by byte.
+  const auto* bytes = reinterpret_cast<const uint8_t*>(saved->data());
+  result.bytes = std::make_shared<const Payload>(bytes, bytes + saved->size());
+  // Every rank fetches factors that workers keep. For a checkpoint they are read once, and gradients can change them.
+  if (WorkersPrecondition(session_.spec)) saved_ = result.bytes;
   return result;
 }
 

@@ -37,15 +37,6 @@ absl::Status SessionAdmission::CheckKey(const ContributionKey& key) const {
   return CheckLayer(key);
 }
 
-absl::Status SessionAdmission::CheckFetch(const ContributionKey& key) const {
-  PRECONDOR_RETURN_IF_ERROR(CheckKey(key));
-  const SessionSpec& spec = session_.spec();
-  if (WorkersPrecondition(spec)) return absl::OkStatus();
-  return Refusal(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec, key,
-                 absl::StrCat("FETCH: expected exchange REPLAY or PULL_FACTORS, the session's is ",
-                              ExchangeModeName(spec.exchange)));
-}
-
 absl::StatusOr<AdmittedContribution> SessionAdmission::Admit(ContributionHeader& header, uint64_t payload_bytes) const {
   const SessionSpec& spec = session_.spec();
   PRECONDOR_RETURN_IF_ERROR(CheckKey(header.key));

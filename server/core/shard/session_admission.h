@@ -25,8 +25,6 @@ class SessionAdmission {
   // Returns the errors of CheckSender, NOT_FOUND (UNKNOWN_LAYER) if the session has no such layer, or
   // FAILED_PRECONDITION (NOT_OWNER) if another shard owns it.
   absl::Status CheckKey(const ContributionKey& key) const;
-  // Returns the errors of CheckKey, or INVALID_ARGUMENT (MALFORMED) if the session's workers keep no factors.
-  absl::Status CheckFetch(const ContributionKey& key) const;
 
  private:
   absl::Status CheckLayer(const ContributionKey& key) const;

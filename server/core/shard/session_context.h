@@ -50,6 +50,17 @@ class DeviceOfLayer {
   std::vector<std::atomic<uint32_t>> places_;  // by layer: index of the device plus one; 0 means none
 };
 
+// The layers of a session whose factors a client has sent. Thread-safe.
+class RestoredLayers {
+ public:
+  explicit RestoredLayers(size_t layers) : restored_(layers) {}
+  void Add(uint32_t layer) { restored_[layer] = true; }
+  bool Has(uint32_t layer) const { return restored_[layer]; }
+
+ private:
+  std::vector<std::atomic<bool>> restored_;
+};
+
 // One per session. Constant after construction, except the pools and begun_steps, which are thread-safe, and the
 // atomics.
 struct SessionContext {
@@ -88,6 +99,7 @@ struct SessionContext {
   SessionAccess access;
   std::vector<std::unique_ptr<SessionDevice>> devices;  // in the order of the shard's devices
   DeviceOfLayer device_of_layer;
+  RestoredLayers restored_layers;
   // When the coordinator last installed the session, on the monotonic clock in ns; 0 if it has not since the process
   // began.
   std::atomic<int64_t> installed_ns = 0;

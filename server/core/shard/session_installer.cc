@@ -71,7 +71,8 @@ absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& insta
                          .methods = std::move(methods),
                          .access = install.access,
                          .devices = MakeSessionDevices(*shard_),
-                         .device_of_layer = DeviceOfLayer(install.spec.layers.size())});
+                         .device_of_layer = DeviceOfLayer(install.spec.layers.size()),
+                         .restored_layers = RestoredLayers(install.spec.layers.size())});
   PRECONDOR_CHECK(GiveDevices(*session_context, room.layers));
   absl::StatusOr<std::shared_ptr<ShardSession>> session =
       ShardSession::Create(std::move(session_context), install, room.sizes);

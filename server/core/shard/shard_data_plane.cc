@@ -147,7 +147,7 @@ void ShardDataPlane::Fetch(const ContributionKey& key, ResultFn result, const Se
   absl::Status status = serving_.Check();
   if (!status.ok()) return result(std::move(status));
   const absl::StatusOr<std::shared_ptr<ShardSession>> session = FindFor(caller, key.session_id);
-  status = session.ok() ? SessionAdmission(**session).CheckFetch(key) : session.status();
+  status = session.ok() ? SessionAdmission(**session).CheckKey(key) : session.status();
   if (!status.ok()) return result(std::move(status));
   (*session)->layer(key.layer)->Fetch(key, std::move(result));
 }

@@ -77,9 +77,8 @@ class ShardDataPlane {
   absl::Status Resume(const ContributionKey& key, uint64_t factor_version, bool begins = false,
                       const SessionCaller& caller = {});
 
-  // Gives `result` the layer's current factors, for a worker that keeps factors and has none, or not the right version.
-  // `result` gets the errors of AdmitContribution that concern the key, INVALID_ARGUMENT if the session's workers keep
-  // no factors, or ABORTED as in Submit.
+  // Gives `result` the layer's current factors, for a checkpoint, or for a worker that keeps factors and has none, or
+  // not the right version. `result` gets the errors of AdmitContribution that concern the key, or ABORTED as in Submit.
   void Fetch(const ContributionKey& key, ResultFn result, const SessionCaller& caller = {});
 
  private:

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
@@ -39,9 +40,9 @@ absl::Status SnapshotRequests::Request(absl::string_view session_name, uint64_t 
 
 absl::StatusOr<SnapshotProgress> SnapshotRequests::Take(const SnapshotOrder& order) {
   PRECONDOR_RETURN_IF_ERROR(serving_.Check());
-  ShardJournal* const journal = shard_.options.journal;
-  if (journal == nullptr) return absl::FailedPreconditionError("snapshot: this shard has no data directory");
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, sessions_.Find(order.session_id));
+  ShardJournal* const journal = shard_.options.journal;
+  if (journal == nullptr) return TakeInMemory(order, *session);
   PRECONDOR_ASSIGN_OR_RETURN(const std::optional<SnapshotProgress> known, journal->ProgressOf(order));
   if (known.has_value()) return *known;
   if (order.again) {
@@ -53,6 +54,14 @@ absl::StatusOr<SnapshotProgress> SnapshotRequests::Take(const SnapshotOrder& ord
   if (order.restores) return SnapshotProgress{};
   PRECONDOR_RETURN_IF_ERROR(RequestOf(session->context(), order.step));
   return SnapshotProgress{};
+}
+
+absl::StatusOr<SnapshotProgress> SnapshotRequests::TakeInMemory(const SnapshotOrder& order,
+                                                                const ShardSession& session) const {
+  if (!order.restores) return absl::FailedPreconditionError("snapshot: this shard has no data directory");
+  const bool whole =
+      absl::c_all_of(session.owned(), [&](uint32_t layer) { return session.context().restored_layers.Has(layer); });
+  return SnapshotProgress{.begun = whole, .durable = whole, .snapshot_id = whole ? order.number : 0};
 }
 
 absl::StatusOr<std::shared_ptr<ShardSession>> SnapshotRequests::FindRestorable(uint64_t session_id,
@@ -74,8 +83,10 @@ absl::StatusOr<std::shared_ptr<ShardSession>> SnapshotRequests::FindRestorable(u
   return session;
 }
 
-absl::StatusOr<uint64_t> SnapshotRequests::RestorableBytes(uint64_t session_id, uint32_t layer) const {
+absl::StatusOr<uint64_t> SnapshotRequests::RestorableBytes(uint64_t session_id, uint32_t layer,
+                                                           const SessionCaller& caller) const {
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindRestorable(session_id, layer));
+  if (!session->context().access.IsShownBy(caller)) return NotTheirs(session_id);
   const Method& method = session->context().methods.of(layer);
   return static_cast<uint64_t>(method.SavedBytes(session->spec().layers[layer]));
 }
@@ -93,6 +104,7 @@ absl::Status SnapshotRequests::RestoreLayer(const LayerImage& image) {
     }
   }
   layer->factors().Restore(std::move(state), image.at.step);
+  session->context().restored_layers.Add(layer->index());
   return absl::OkStatus();
 }
 

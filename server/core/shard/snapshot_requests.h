@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "server/core/session_access.h"
 #include "server/core/shard/serving_state.h"
 #include "server/core/shard/shard_control.h"
 #include "server/core/shard/shard_journal.h"
@@ -35,13 +36,15 @@ class SnapshotRequests {
   // Errors change nothing: NOT_FOUND (UNKNOWN_SESSION), FAILED_PRECONDITION if the session is in use, has no factors or
   // does not have the layer here (NOT_OWNER), and the errors of LayerState::Load.
   absl::Status RestoreLayer(const LayerImage& image);
-  // Returns an upper bound of the saved state's bytes in an image for this layer. Returns the errors of RestoreLayer
-  // except those of LayerState::Load.
-  absl::StatusOr<uint64_t> RestorableBytes(uint64_t session_id, uint32_t layer) const;
+  // Returns an upper bound of the saved state's bytes in an image for this layer. Returns PERMISSION_DENIED if `caller`
+  // does not show the session's secret, and the errors of RestoreLayer except those of LayerState::Load.
+  absl::StatusOr<uint64_t> RestorableBytes(uint64_t session_id, uint32_t layer, const SessionCaller& caller) const;
 
  private:
   // Returns the session if the layer can be restored, else the errors of RestoreLayer.
   absl::StatusOr<std::shared_ptr<ShardSession>> FindRestorable(uint64_t session_id, uint32_t layer) const;
+  // Take of a shard without a journal: only a restored part can be complete, and it is in memory.
+  absl::StatusOr<SnapshotProgress> TakeInMemory(const SnapshotOrder& order, const ShardSession& session) const;
 
   ShardContext& shard_;
   const ShardSessions& sessions_;

@@ -273,7 +273,7 @@ class Training:
             return subprocess.Popen([*self.program, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={})
 
     def _start_rank(self, rank):
-        return self._start(str(rank), self.session, self.folder / f"rank{rank}.checkpoint", self.folder / f"rank{rank}.json", *self.flags)
+        return self._start(str(rank), self.session, self.folder / f"rank{rank}.checkpoint", *self.flags)
 
     def workers(self):
         """Pids of the workers, by rank, where each is a process."""
@@ -296,7 +296,7 @@ class Training:
                 raise Failure(f"{self.program[-1].name} ended with {status}: {self.errors.read_text(errors='replace')[-2000:]}")
         if len(self.processes) == 1:
             return digits.read_run(self.folder / "results.csv", self.errors.read_text())
-        runs = [json.loads((self.folder / f"rank{rank}.json").read_text()) for rank in range(self.WORKERS)]
+        runs = [json.loads(line) for line in self.errors.read_text().splitlines() if line.startswith("{")]
         if len({run["weights_hash"] for run in runs}) != 1:
             raise Failure(f"the replicas differ: {[run['weights_hash'] for run in runs]}")
         return runs[0]

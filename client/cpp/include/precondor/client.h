@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 #include "kernels/base/client_security.h"
 #include "kernels/base/matrix_view.h"
@@ -70,6 +71,12 @@ class Client {
   // Takes the rank and waits until every rank has joined. The worker may outlive the client. Returns ABORTED if the job
   // has just rolled back to a step before `first_step`; all ranks then have to begin with that step.
   virtual absl::StatusOr<std::unique_ptr<Worker>> Join(absl::string_view session, WorkerOptions options) = 0;
+  // Opens a session that begins with `step` and with the factors that Worker::ReadFactors returned for each layer. Its
+  // world_size and its shards may differ from those of the session that was read. Join then waits until the servers
+  // have the factors. Returns INVALID_ARGUMENT if `factors` does not have one entry per layer, and FAILED_PRECONDITION
+  // if a session of that name exists or if a layer's factors are of another method, configuration or shape.
+  virtual absl::Status RestoreSession(const SessionSpec& spec, uint64_t step,
+                                      absl::Span<const std::string> factors) = 0;
   // Closes a session. Returns false if the session did not exist.
   virtual absl::StatusOr<bool> CloseSession(absl::string_view session) = 0;
   // Ends the waiting calls of all threads, and all later calls, with CANCELLED. Does not affect workers.
@@ -214,6 +221,12 @@ class Worker {
   // equal. A job can compare the values of all ranks at one step; the library does not compare them. Takes about as
   // long as an update. Returns FAILED_PRECONDITION in the other modes, and DEADLINE_EXCEEDED after result_timeout.
   virtual absl::StatusOr<uint64_t> FactorsChecksum(int64_t layer) = 0;
+
+  // Reads a layer's factors from its shard, for Client::RestoreSession. Returns the bytes of LayerState::Save, or an
+  // empty string if the layer has no factors (first order). The factors are exactly those after the last step if every
+  // rank has that step's answers and has called Flush, and if no rank sends anything for the next step before the call
+  // returns. Returns DEADLINE_EXCEEDED after result_timeout.
+  virtual absl::StatusOr<std::string> ReadFactors(int64_t layer) = 0;
 
   // Waits until all contributions sent so far are acknowledged. Returns the first refusal of statistics since the last
   // Flush, if any. Call it before you destroy the worker and before you write a checkpoint of the next step: the

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence
 
-from .._client import Security
+import torch
+
+from .._client import Client, Security, Worker
 from .._errors import FailedPreconditionError, InvalidArgumentError
 from .._session import SessionSpec
 from ._exchange import methods_of
+from ._group import Group
 
 _FORMAT = 1
 
@@ -37,6 +40,43 @@ def check_state(state: Mapping[str, Any], spec: SessionSpec) -> None:
         if had != has:
             raise InvalidArgumentError(f"state: layer {layer.name}: it has the method {had}, this session has {has}",
                                        "INVALID_ARGUMENT", "UNSPECIFIED", f'Make the Preconditioner with method="{had}"')
+
+
+def add_factors(state: Dict[str, Any], group: Group, worker: Optional[Worker]) -> Dict[str, Any]:
+    """Adds every layer's factors to rank 0's state, as a tuple of uint8 tensors. Call it on every rank, after a flush.
+
+    A tuple is one value to torch.distributed.checkpoint, which then needs no tensor of its size to load it into.
+    """
+    def read() -> None:
+        if group.rank == 0:
+            read_all = range(len(state["layers"])) if worker is not None else ()
+            state["factors"] = tuple(_to_tensor(worker.read_factors(layer)) for layer in read_all)
+
+    group.check(lambda: None)  # every rank has flushed
+    group.check(read)  # and sends nothing more until rank 0 has read
+    return state
+
+
+def has_factors(state: Mapping[str, Any], group: Group) -> bool:
+    """Whether rank 0's state has factors. Call it on every rank."""
+    return bool(group.gather(bool(state.get("factors")))[0])
+
+
+def restore_factors(state: Mapping[str, Any], client: Client, spec: SessionSpec) -> None:
+    """Replaces the session by one with the state's factors, on one rank."""
+    client.close_session(spec.name)
+    client.restore_session(spec, state["step"], [tensor.numpy().tobytes() for tensor in state["factors"]])
+
+
+def lacks_factors(why: str) -> FailedPreconditionError:
+    """The error of a job that cannot resume exactly."""
+    return FailedPreconditionError(why, "FAILED_PRECONDITION", "UNSPECIFIED",
+                                   "Load a state_dict(factors=True), give snapshot_paths, or continue with the servers' factors, or "
+                                   "fresh ones: exact=False")
+
+
+def _to_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def restore_snapshot(state: Mapping[str, Any], paths: Sequence[str], address: str, security: Security, precondorctl: str,

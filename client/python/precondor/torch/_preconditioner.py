@@ -22,7 +22,7 @@ from ._amp import optimized, unscale
 from ._arguments import check_options, count_of, number_of, rate_of
 from ._attention import Tap
 from ._buckets import rest_of
-from ._checkpoint import check_state, make_state, restore_snapshot
+from ._checkpoint import add_factors, check_state, has_factors, lacks_factors, make_state, restore_factors, restore_snapshot
 from ._compiled import SUPPORTED, Switch, TappedHook, guard_hooks, is_compiled, original
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, slots_of
 from ._hooks import Hook, after_accumulation, after_forward, right_after_forward
@@ -395,56 +395,56 @@ class Preconditioner:
 
     # --- checkpoints and the end --------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self, *, factors: bool = False) -> Dict[str, Any]:
         """Returns the state for load_state_dict: the step, and the number of the servers' snapshot if checkpoint_due.
 
-        It is small, and equal on every rank. Call it after optimizer.step() and before the next forward pass, and save
-        it with the model's and the optimizer's state. Waits until the servers have acknowledged everything, so that a
-        job that is killed at any instant can resume.
+        Call it on every rank after optimizer.step() and before the next forward pass, and save it with the model's and the
+        optimizer's state. Waits until the servers have acknowledged everything, so that a job that is killed at any
+        instant can resume.
+
+        Args:
+            factors: Rank 0 also reads the servers' factors into its state, which then needs no session on the servers.
         """
         self._flush()
-        return make_state(self._spec, self._step, self._snapshot_id())
+        state = make_state(self._spec, self._step, self._snapshot_id())
+        return add_factors(state, self._group, self._worker) if factors else state
 
     def load_state_dict(self, state: Mapping[str, Any], *, snapshot_paths: Sequence[str] = (), exact: bool = True,
                         precondorctl: str = "precondorctl") -> None:
         """Joins at the step of a state_dict(). Call it on every rank, before the first forward pass or step.
 
-        The servers must have the factors of that step: the job has done no step since, or `snapshot_paths` is given.
+        Rank 0 first restores the factors from `snapshot_paths`, or from its state if that has them. Otherwise the servers
+        must have the factors of that step: the job has done no step since.
 
         Args:
             state: From state_dict().
-            snapshot_paths: Data directories of the shards, copies or of stopped servers. Rank 0 first restores the
-                state's snapshot from them (`precondorctl snapshot restore`), for the ranks of this job.
+            snapshot_paths: Data directories of the shards, copies or of stopped servers, with the state's snapshot
+                (`precondorctl snapshot restore`).
             exact: False: continue with the servers' factors, which may be of a later step or missing.
             precondorctl: The program.
 
         Raises:
             InvalidArgumentError: The state is of other layers, or has no snapshot.
-            FailedPreconditionError: With `exact`: the factors are not those of the step.
+            FailedPreconditionError: The rank has joined already; with `exact`, the factors are not those of the step.
         """
         if self._worker is not None:
-            raise FailedPreconditionError("load_state_dict: this rank has joined already", "FAILED_PRECONDITION",
-                                          "UNSPECIFIED", "Call it before the first forward pass")
+            raise FailedPreconditionError("load_state_dict: call it before the first forward pass", "FAILED_PRECONDITION")
         check_state(state, self._spec)
         step = state["step"]
         if snapshot_paths:
             self._group.check(lambda: self._group.rank == 0 and restore_snapshot(
                 state, snapshot_paths, self._address, self._security, precondorctl, self._group.size))
+        elif has_factors(state, self._group):
+            self._group.check(lambda: self._group.rank == 0 and restore_factors(state, self._client, self._spec))
         elif self._is_new and step > 0 and exact:
             # Otherwise the next attempt would find the session and use its factors.
             self._group.check(lambda: self._group.rank == 0 and self._session.close())
-            raise FailedPreconditionError(
-                f"session {self._spec.name}: the servers have no factors of it", "FAILED_PRECONDITION", "UNSPECIFIED",
-                "Give snapshot_paths, or go on with fresh ones: exact=False")
+            raise lacks_factors(f"session {self._spec.name}: the servers have no factors of it")
         self._join(step, resumes=True)
         later = self._worker.rollback_step
         if exact and not all(self._group.gather(later is None or later < step)):
             self._leave()
-            raise FailedPreconditionError(
-                f"session {self._spec.name}: the job has been beyond step {step}, and the factors are of a later step",
-                "FAILED_PRECONDITION", "UNSPECIFIED",
-                "Give snapshot_paths of a snapshot that goes with the checkpoint, or go on with the factors as they are: "
-                "exact=False")
+            raise lacks_factors(f"session {self._spec.name}: the job has been beyond step {step}, and the factors are of a later step")
 
     def close(self, *, end_session: bool = False) -> None:
         """Removes the hooks and disconnects; later calls do nothing. The session stays, to resume from a checkpoint.

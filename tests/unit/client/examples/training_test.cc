@@ -109,11 +109,12 @@ TEST(RankReducerTest, AveragesByWeightAndBroadcastsManyTimes) {
   constexpr int32_t kRanks = 3;
   RankReducer reducer(kRanks);
   std::vector<std::thread> threads;
+  threads.reserve(kRanks);
   for (int32_t rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
       for (int round = 0; round < 200; ++round) {
-        std::vector<float> values;
-        for (int i = 0; i < 6; ++i) values.push_back(static_cast<float>(100 * rank + 10 * i + round));
+        std::vector<float> values(6);
+        for (size_t i = 0; i < 6; ++i) values[i] = static_cast<float>(100 * rank + 10 * static_cast<int>(i) + round);
         reducer.WeightedMean(rank, rank + 1, MatrixView(values.data(), 2, 3));
         for (int i = 0; i < 6; ++i) {  // (1 * 0 + 2 * 100 + 3 * 200) / 6 = 800 / 6
           EXPECT_FLOAT_EQ(values[static_cast<size_t>(i)], static_cast<float>(800.0 / 6 + 10.0 * i + round));

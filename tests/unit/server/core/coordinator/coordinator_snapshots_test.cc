@@ -257,9 +257,10 @@ TEST_F(CoordinatorSnapshotsTest, ThePolicyTakesThemByItself) {
 TEST_F(CoordinatorSnapshotsTest, NobodyJoinsASessionBeforeItIsRestored) {
   const auto restoring = coordinator->RestoreSession(spec, 640);
   ASSERT_TRUE(restoring.ok()) << restoring.status();
-  ASSERT_EQ(restoring->snapshots.size(), 1u);
-  EXPECT_EQ(restoring->snapshots[0].step, 640u);
-  EXPECT_EQ(restoring->shard_map.size(), 2u);
+  EXPECT_FALSE(restoring->secret.empty());
+  ASSERT_EQ(restoring->session.snapshots.size(), 1u);
+  EXPECT_EQ(restoring->session.snapshots[0].step, 640u);
+  EXPECT_EQ(restoring->session.shard_map.size(), 2u);
   for (const auto& shard : shards) {
     ASSERT_EQ(shard->orders.size(), 1u);
     EXPECT_TRUE(shard->orders[0].restores);

@@ -273,9 +273,6 @@ TEST_F(ShardPullTest, RefusesWhatDoesNotBelongToTheMode) {
   spec.exchange = ExchangeMode::kDirect;
   Start();
   expect(PullHeader(0, 0), ErrorReason::kMalformed, "expected GRADIENT with exchange DIRECT");
-  shard->data_plane().Fetch(PullHeader(0, 0).key, [](const absl::StatusOr<GradientResult>& result) {
-    EXPECT_EQ(GetErrorReason(result.status()), ErrorReason::kMalformed) << result.status();
-  });
 }
 
 TEST_F(ShardPullTest, ReservesNoGradients) {
