@@ -223,7 +223,7 @@ class Backend {
   virtual bool DoSupportsPrecision(ProductPrecision precision) const { return precision != ProductPrecision::kBf16; }
   // Returns whether AllocateSymmetric supports the storage. The primitive versions of SymmetricUpdateMultiply,
   // SymmetricExpand and SymmetricCompress support f32 alone.
-  virtual bool DoKnowsSymmetric(SymmetricStorage storage) const { return storage == SymmetricStorage::kF32; }
+  virtual bool DoSupportsSymmetric(SymmetricStorage storage) const { return storage == SymmetricStorage::kF32; }
   // Whether LowRankPrecondition with a rule runs as one operation. Otherwise it runs as an operation that returns the
   // norms, followed by ScaleBy.
   virtual bool applies_length_rules() const { return false; }

@@ -80,7 +80,7 @@ absl::Status UpdateTile(Backend& backend, double scale, double shift, const Term
 
 absl::Status CheckForm(absl::string_view operand, const SymmetricForm& form, int64_t n) {
   constexpr absl::string_view kOp = "DensePrecondition";
-  if (form.is_there()) return Check(kOp, operand, form.matrix, n, n);
+  if (form.is_explicit()) return Check(kOp, operand, form.matrix, n, n);
   PRECONDOR_RETURN_IF_ERROR(CheckTerms(kOp, form.weights.size(), form.rows, form.n));
   if (form.n == n) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -101,7 +101,7 @@ absl::Status CheckDensePrecondition(const Backend& backend, const SymmetricForm&
 }  // namespace
 
 absl::StatusOr<ConstMatrixView> Expanded(Backend& backend, const SymmetricForm& form, DeviceMatrix& made) {
-  if (form.is_there()) return form.matrix;
+  if (form.is_explicit()) return form.matrix;
   PRECONDOR_ASSIGN_OR_RETURN(made, backend.AllocateScratch(form.n, form.n));
   PRECONDOR_RETURN_IF_ERROR(backend.SymmetricExpand(form, made.view()));
   return ConstMatrixView(made.view());
@@ -113,7 +113,7 @@ absl::StatusOr<SymmetricMatrix> Backend::AllocateSymmetric(int64_t n, SymmetricS
     return absl::InvalidArgumentError(
         absl::StrCat("AllocateSymmetric: expected a dimension of 0 ... ", kMaxDimension, ", got ", n));
   }
-  if (!DoKnowsSymmetric(storage)) {
+  if (!DoSupportsSymmetric(storage)) {
     return absl::UnimplementedError(
         absl::StrCat("AllocateSymmetric: backend ", name(), " keeps symmetric matrices in f32"));
   }
@@ -238,7 +238,8 @@ absl::Status Backend::RunByPrimitives(const operation::DensePrecondition& produc
   return absl::OkStatus();
 }
 
-absl::Status AddTheRest(Backend& backend, const SymmetricForm& form, double scale, ConstMatrixView v, MatrixView y) {
+absl::Status ApplyImplicitTerms(Backend& backend, const SymmetricForm& form, double scale, ConstMatrixView v,
+                                MatrixView y) {
   if (form.rows.rows == 0) {
     return scale == 1.0 && form.shift == 0.0 ? absl::OkStatus() : backend.Axpby(form.shift, v, scale, y);
   }
@@ -278,7 +279,7 @@ absl::Status Backend::RunByPrimitives(const operation::ShermanMorrisonTerms& mak
     PRECONDOR_RETURN_IF_ERROR(Axpby(factor, v, 0.0, scaled.view()));
     v = scaled.view();
   }
-  PRECONDOR_RETURN_IF_ERROR(AddTheRest(*this, h, factor * h.scale, v, y));
+  PRECONDOR_RETURN_IF_ERROR(ApplyImplicitTerms(*this, h, factor * h.scale, v, y));
   absl::InlinedVector<double, 16> values(k);  // avoids an allocation on the path of a step
   if (k == 1) {
     PRECONDOR_ASSIGN_OR_RETURN(values[0], Dot(v, y));

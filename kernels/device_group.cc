@@ -15,7 +15,7 @@ namespace precondor {
 namespace {
 
 // Whether all ranks find this error alike, before they send anything, so that no rank waits for the failed one.
-bool AllFindIt(const absl::Status& status) {
+bool IsSymmetricError(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status);
 }
 
@@ -31,7 +31,7 @@ class Outcome {
       if (first_.ok()) first_ = status;
     }
     // A communicator's own error may have one of these codes, so check the communicator too.
-    if (AllFindIt(status) && collectives_[rank]->status().ok()) return;
+    if (IsSymmetricError(status) && collectives_[rank]->status().ok()) return;
     for (const auto& collective : collectives_) {
       collective->Abort(absl::StrCat("rank ", rank, " failed: ", status.message()));
     }
@@ -123,7 +123,7 @@ absl::Status DeviceGroup::Run(int mine, absl::FunctionRef<absl::Status(const Ran
   PRECONDOR_CHECK(mine >= 0 && mine < size());
   absl::Status status;
   // This waits for other devices and for its turn. Other layers of this device run meanwhile.
-  RunAtHome([&] {
+  RunBlocking([&] {
     TakeTurn();
     status = EnsureConnected();
     if (status.ok()) status = RunConnected(mine, work);

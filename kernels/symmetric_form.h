@@ -14,7 +14,7 @@
 
 namespace precondor {
 
-// Refers to memory that others own. The form is explicit if is_there(); otherwise it is implicit.
+// Refers to memory that others own. The form is explicit if is_explicit(); otherwise it is implicit.
 struct SymmetricForm {
   SymmetricForm() = default;
   SymmetricForm(ConstMatrixView full) : matrix(full) {}  // NOLINT(google-explicit-constructor): an explicit form
@@ -31,7 +31,7 @@ struct SymmetricForm {
   SymmetricForm(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows)
       : scale(scale), shift(shift), weights(weights), rows(rows) {}
 
-  bool is_there() const { return raw.data == nullptr; }
+  bool is_explicit() const { return raw.data == nullptr; }
 
   ConstMatrixView matrix;  // the full matrix of an explicit form; the other fields are those of an implicit one
   ConstMatrixView raw;
@@ -48,6 +48,7 @@ struct SymmetricForm {
 absl::StatusOr<ConstMatrixView> Expanded(Backend& backend, const SymmetricForm& form, DeviceMatrix& made);
 // y = scale y + shift v + sum_i weights[i] (v rows_i') rows_i for an implicit form. If y was v m and `scale` is the
 // form's scale, y becomes v times the form's matrix. Scratch: v.rows rows.rows elements.
-absl::Status AddTheRest(Backend& backend, const SymmetricForm& form, double scale, ConstMatrixView v, MatrixView y);
+absl::Status ApplyImplicitTerms(Backend& backend, const SymmetricForm& form, double scale, ConstMatrixView v,
+                                MatrixView y);
 
 }  // namespace precondor

@@ -54,7 +54,7 @@ Json SessionObject(const SessionSpec& spec, uint64_t epoch, uint32_t joined, Mod
 
 Json CoordinatorObject(const CoordinatorSessionSummary& session) {
   Json last_snapshot = nullptr;
-  for (const SessionSnapshot& snapshot : session.snapshots) {
+  for (const SnapshotEntry& snapshot : session.snapshots) {
     if (snapshot.state == SnapshotState::kComplete) last_snapshot = snapshot.step;
   }
   const FallbackInputs& inputs = session.decision.inputs;

@@ -243,7 +243,7 @@ void Fiber::MoveTo(FiberScheduler& scheduler) {
 
 void Fiber::Return() { MoveTo(Current()->home_); }
 
-void RunAtHome(absl::FunctionRef<void()> work) {
+void RunBlocking(absl::FunctionRef<void()> work) {
   const Fiber* const fiber = Fiber::Current();
   if (fiber == nullptr || fiber->at_home()) return work();
   FiberScheduler& scheduler = fiber->at();

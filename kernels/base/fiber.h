@@ -89,6 +89,6 @@ class Fiber {
 
 // Calls `work`, which waits for other threads. On a fiber, `work` runs at the fiber's home, so that the scheduler that
 // ran the fiber can run others meanwhile; the fiber then returns to that scheduler. Elsewhere it only calls `work`.
-void RunAtHome(absl::FunctionRef<void()> work);
+void RunBlocking(absl::FunctionRef<void()> work);
 
 }  // namespace precondor

@@ -42,7 +42,7 @@ void Pack(ConstMatrixView x, uint16_t* out) {
 
 }  // namespace
 
-bool KnowsBf16() { return onednn::ProcessorHasBf16(); }
+bool SupportsBf16() { return onednn::ProcessorHasBf16(); }
 
 int64_t Bf16Scratch(int64_t m, int64_t n) {
   return Floats(m * m) + PackedFloats(m, n) + Floats(m * n) + PackedFloats(n, n);

@@ -10,7 +10,7 @@
 namespace precondor::cpu {
 
 // Returns whether the build has oneDNN and the processor AVX512_BF16. If not, do not call the other functions.
-bool KnowsBf16();
+bool SupportsBf16();
 
 // Returns the floats of scratch for d [m, n].
 int64_t Bf16Scratch(int64_t m, int64_t n);

@@ -468,7 +468,7 @@ class CpuBackend final : public Backend {
   }
 
   bool DoSupportsPrecision(ProductPrecision precision) const override {
-    return precision != ProductPrecision::kBf16 || cpu::KnowsBf16();
+    return precision != ProductPrecision::kBf16 || cpu::SupportsBf16();
   }
   absl::Status RunOne(const operation::DensePrecondition& product) {
     DeviceMatrix made_l, made_r;
@@ -497,7 +497,7 @@ class CpuBackend final : public Backend {
   // --- Matrices in tiles --------------------------------------------------------------------------------------------
 
 #ifdef PRECONDOR_HAVE_HIGHWAY
-  bool DoKnowsSymmetric(SymmetricStorage) const override { return true; }
+  bool DoSupportsSymmetric(SymmetricStorage) const override { return true; }
   absl::Status RunOne(const operation::SymmetricUpdateMultiply& update) { return tiles::Run(*this, update); }
   absl::Status RunOne(const operation::SymmetricExpand& expand) { return tiles::Run(*this, expand); }
   absl::Status RunOne(const operation::SymmetricCompress& compress) { return tiles::Run(compress); }

@@ -256,7 +256,7 @@ class CudaBackend final : public Backend {
       absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t, double* work, int work_size, int* info)> routine) {
     int work_size = 0, info = 0;
     PRECONDOR_RETURN_IF_ERROR(
-        device_->AskSolver(what, [&](cusolverDnHandle_t solver) { return size(solver, &work_size); }));
+        device_->QuerySolver(what, [&](cusolverDnHandle_t solver) { return size(solver, &work_size); }));
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> work, device_->Array<double>(std::max(work_size, 1)));
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int> device_info, device_->Array<int>(1));
     PRECONDOR_RETURN_IF_ERROR(device_->RunSolver(
@@ -378,7 +378,7 @@ class CudaBackend final : public Backend {
   bool DoSupportsPrecision(ProductPrecision) const override { return true; }
 
   // --- symmetric matrices in tiles --------------------------------------------------------------------------------
-  bool DoKnowsSymmetric(SymmetricStorage) const override { return true; }
+  bool DoSupportsSymmetric(SymmetricStorage) const override { return true; }
 
   absl::Status RunOne(const operation::SymmetricExpand& expand) {
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent, device_->Send(expand.form.weights));

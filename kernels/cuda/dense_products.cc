@@ -145,8 +145,8 @@ class Expansions {
     size_t count = 0, weights = 0;
     for (const auto* operation : operations) {
       for (const SymmetricForm* form : {&operation->l, &operation->r}) {
-        count += form->is_there() ? 0 : 1;
-        weights += form->is_there() ? 0 : form->rows.rows;
+        count += form->is_explicit() ? 0 : 1;
+        weights += form->is_explicit() ? 0 : form->rows.rows;
       }
     }
     jobs_ = upload.Add<ExpandJob>(count);
@@ -190,7 +190,7 @@ class Bf16Plan {
     size_t there = 0, asked = 0;
     for (const auto* operation : operations_) {
       elements += RoundedElements(*operation);
-      there += (operation->l.is_there() ? 1 : 0) + (operation->r.is_there() ? 1 : 0);
+      there += (operation->l.is_explicit() ? 1 : 0) + (operation->r.is_explicit() ? 1 : 0);
       if (operation->squares.empty()) continue;
       ++asked;
       parts += RoundingBlocks(operation->d);
@@ -250,7 +250,7 @@ class Bf16Plan {
 
   const Bf16* Factor(const SymmetricForm& form, int64_t n) {
     Bf16* const x = Take(next_, n * Padded(n));
-    if (form.is_there()) {
+    if (form.is_explicit()) {
       factors_.push_back({.from = form.matrix, .rounded = x, .stride = Padded(n)});
     } else {
       expansions_.Add(upload_, form, x, Padded(n), /*in_bf16=*/true);
@@ -337,7 +337,7 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
   for (const auto* operation : operations) {
     elements += operation->d.rows * stride_of(operation->d.cols) + copied(operation->d) + copied(operation->u);
     for (const SymmetricForm* form : {&operation->l, &operation->r}) {
-      elements += form->is_there() ? copied(form->matrix) : form->n * stride_of(form->n);
+      elements += form->is_explicit() ? copied(form->matrix) : form->n * stride_of(form->n);
     }
   }
   PRECONDOR_RETURN_IF_ERROR(upload.Open(device));
@@ -345,7 +345,7 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
   float* next = memory.data();
   AlignedCopies copies;
   const auto factor = [&](const SymmetricForm& form) {
-    if (form.is_there()) return in_tf32 ? copies.Of(form.matrix, next) : form.matrix;
+    if (form.is_explicit()) return in_tf32 ? copies.Of(form.matrix, next) : form.matrix;
     const int64_t stride = stride_of(form.n);
     float* const x = Take(next, form.n * stride);
     expansions.Add(upload, form, x, stride, /*in_bf16=*/false);

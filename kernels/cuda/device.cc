@@ -176,7 +176,7 @@ absl::Status Device::Run(absl::string_view what, absl::FunctionRef<cudaError_t(c
   return Checked(what, launch(stream_));
 }
 
-absl::Status Device::RunOrLose(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch) {
+absl::Status Device::RunOrMarkLost(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch) {
   absl::Status status = Run(what, launch);
   if (!status.ok()) Lose(status);
   return status;
@@ -191,10 +191,10 @@ absl::Status Device::RunBlas(absl::string_view what, absl::FunctionRef<cublasSta
 
 absl::Status Device::RunSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call) {
   ++launch_count;
-  return AskSolver(what, call);
+  return QuerySolver(what, call);
 }
 
-absl::Status Device::AskSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call) {
+absl::Status Device::QuerySolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call) {
   PRECONDOR_RETURN_IF_ERROR(Enter());
   MutexLock lock(solver_mu_);
   return CheckedLibrary(ToStatus(what, call(solver_)), what);

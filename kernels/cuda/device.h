@@ -86,12 +86,12 @@ class Device {
   absl::Status Run(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch);
   // Like Run, for the last launch of an operation that has already changed the caller's data: any error makes the
   // device unusable, and later calls return it.
-  absl::Status RunOrLose(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch);
+  absl::Status RunOrMarkLost(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch);
   // Calls cuBLAS or cuSOLVER with its handle. One thread at a time uses a handle.
   absl::Status RunBlas(absl::string_view what, absl::FunctionRef<cublasStatus_t(cublasHandle_t)> call);
   absl::Status RunSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call);
   // Like RunSolver, for a call that launches nothing; launch_count does not count it.
-  absl::Status AskSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call);
+  absl::Status QuerySolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call);
 
   // Returns `bytes` bytes of memory, aligned to 256 bytes, for use in stream order. Returns ResourceExhausted, with the
   // numbers in the message, if the memory limit or the device has no room.

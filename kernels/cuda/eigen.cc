@@ -63,7 +63,7 @@ std::vector<Batch> BatchesOf(const std::vector<int64_t>& sizes, double* values, 
 constexpr cublasFillMode_t kTriangle = CUBLAS_FILL_MODE_UPPER;
 
 absl::Status AskForWorkspace(Device& device, const SolverParameters& parameters, Batch& batch) {
-  return device.AskSolver("SymmetricEigen", [&](cusolverDnHandle_t solver) {
+  return device.QuerySolver("SymmetricEigen", [&](cusolverDnHandle_t solver) {
     return cusolverDnXsyevBatched_bufferSize(solver, parameters.get(), CUSOLVER_EIG_MODE_VECTOR, kTriangle, batch.n,
                                              CUDA_R_64F, batch.wide, batch.n, CUDA_R_64F, batch.values, CUDA_R_64F,
                                              &batch.device_bytes, &batch.host_bytes, static_cast<int64_t>(batch.count));
@@ -108,7 +108,8 @@ absl::Status RunSymmetricEigens(Device& device, absl::Span<const operation::Symm
   std::vector<Batch> batches = BatchesOf(sizes, memory.data(), memory.data() + learnt);
 
   SolverParameters parameters;
-  PRECONDOR_RETURN_IF_ERROR(device.AskSolver("SymmetricEigen", [&](cusolverDnHandle_t) { return parameters.Open(); }));
+  PRECONDOR_RETURN_IF_ERROR(
+      device.QuerySolver("SymmetricEigen", [&](cusolverDnHandle_t) { return parameters.Open(); }));
   size_t device_bytes = 0, host_bytes = 0;
   for (Batch& batch : batches) {
     PRECONDOR_RETURN_IF_ERROR(AskForWorkspace(device, parameters, batch));

@@ -181,12 +181,12 @@ __device__ __forceinline__ void RunAxpbyPart(const ElementwiseJob& job, Extent e
   static_assert(kColumnsOfPart == kWarp * kFour && kRowsOfPart == kRowsOfBlock * kHeld);
   const int64_t across = Parts(extent.cols, kColumnsOfPart);
   const int64_t row = part / across * kRowsOfPart, column = part % across * kColumnsOfPart;
-  const FoursPlace at = {static_cast<int>(threadIdx.x / kWarp), kRowsOfBlock,
-                         static_cast<int>(threadIdx.x % kWarp) * kFour};
+  const Vec4Position at = {static_cast<int>(threadIdx.x / kWarp), kRowsOfBlock,
+                           static_cast<int>(threadIdx.x % kWarp) * kFour};
   const float alpha = static_cast<float>(job.alpha), beta = static_cast<float>(job.beta);
-  Four<float> x[kHeld] = {}, y[kHeld] = {};
-  if (job.alpha != 0.0) LoadFours(FoursOf<kRowsOfPart, kColumnsOfPart>(job.x, row, column, at), x);
-  if (job.beta != 0.0) LoadFours(FoursOf<kRowsOfPart, kColumnsOfPart>(ConstMatrixView(job.y), row, column, at), y);
+  Vec4<float> x[kHeld] = {}, y[kHeld] = {};
+  if (job.alpha != 0.0) LoadVec4s(Vec4sOf<kRowsOfPart, kColumnsOfPart>(job.x, row, column, at), x);
+  if (job.beta != 0.0) LoadVec4s(Vec4sOf<kRowsOfPart, kColumnsOfPart>(ConstMatrixView(job.y), row, column, at), y);
 #pragma unroll
   for (int r = 0; r < kHeld; ++r) {
 #pragma unroll
@@ -195,7 +195,7 @@ __device__ __forceinline__ void RunAxpbyPart(const ElementwiseJob& job, Extent e
       y[r].at[c] = job.beta != 0.0 ? fmaf(beta, y[r].at[c], from_x) : from_x;
     }
   }
-  StoreFours(y, FoursOf<kRowsOfPart, kColumnsOfPart>(job.y, row, column, at));
+  StoreVec4s(y, Vec4sOf<kRowsOfPart, kColumnsOfPart>(job.y, row, column, at));
 }
 
 __device__ __forceinline__ void RunPart(const ElementwiseJob& job, int64_t part) {

@@ -25,13 +25,13 @@ __device__ __forceinline__ T* Global(T* p) {
 // Number of neighbouring elements that a thread loads or stores at once.
 constexpr int kFour = 4;
 template <typename T>
-struct alignas(kFour * sizeof(T)) Four {
+struct alignas(kFour * sizeof(T)) Vec4 {
   T at[kFour];
 };
 
 // The elements of a block's patch of a matrix that a thread moves: four columns from `column` on, a multiple of 4, in
 // each of the rows row, row + step, ...
-struct FoursPlace {
+struct Vec4Position {
   int row, step, column;
 };
 
@@ -39,7 +39,7 @@ struct FoursPlace {
 // and of each the first `columns` elements. by_fours: all fours are aligned, and `columns` is either 4 or more, or not
 // positive.
 template <typename T>
-struct Fours {
+struct Vec4s {
   T* first;
   int64_t step;
   int end, columns;
@@ -51,7 +51,7 @@ struct Fours {
 // the same result.
 template <typename T>
 __device__ __forceinline__ bool MovesByFours(const T* data, int64_t stride, int columns) {
-  return (reinterpret_cast<uintptr_t>(data) | static_cast<uintptr_t>(stride * sizeof(T))) % sizeof(Four<T>) == 0 &&
+  return (reinterpret_cast<uintptr_t>(data) | static_cast<uintptr_t>(stride * sizeof(T))) % sizeof(Vec4<T>) == 0 &&
          columns % kFour == 0;
 }
 
@@ -71,7 +71,7 @@ __device__ __forceinline__ T* At(T* data, int64_t offset) {
 
 // Returns the elements, at place `at`, of the patch of at most kRows x kColumns at (row, column) of x.
 template <int kRows, int kColumns, typename T>
-__device__ __forceinline__ Fours<T> FoursOf(const BasicMatrixView<T>& x, int64_t row, int64_t column, FoursPlace at) {
+__device__ __forceinline__ Vec4s<T> Vec4sOf(const BasicMatrixView<T>& x, int64_t row, int64_t column, Vec4Position at) {
   const int64_t rows_left = x.rows - row, columns_left = x.cols - column;
   const int rows = static_cast<int>(rows_left < kRows ? rows_left : kRows);
   const int columns = static_cast<int>(columns_left < kColumns ? columns_left : kColumns);
@@ -81,13 +81,13 @@ __device__ __forceinline__ Fours<T> FoursOf(const BasicMatrixView<T>& x, int64_t
 
 // Loads the fours; elements that do not exist become zero. Issues all loads before it waits for the first.
 template <int kCount, typename T>
-__device__ __forceinline__ void LoadFours(const Fours<const T>& from, Four<T> (&fours)[kCount]) {
+__device__ __forceinline__ void LoadVec4s(const Vec4s<const T>& from, Vec4<T> (&fours)[kCount]) {
   const T* const first = Global(from.first);
   if (from.by_fours) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      fours[i] = Four<T>{};
-      if (i < from.end && from.columns > 0) fours[i] = *reinterpret_cast<const Four<T>*>(first + i * from.step);
+      fours[i] = Vec4<T>{};
+      if (i < from.end && from.columns > 0) fours[i] = *reinterpret_cast<const Vec4<T>*>(first + i * from.step);
     }
     return;
   }
@@ -105,11 +105,11 @@ __device__ __forceinline__ void LoadFours(const Fours<const T>& from, Four<T> (&
 // zero. `aligned`: the fours of every row are aligned. first % step is the thread's offset in a run of `step` elements.
 template <int kCount, typename T>
 __device__ __forceinline__ void LoadFoursOfRow(const T* row, int64_t size, int64_t first, int step, bool aligned,
-                                               Four<T> (&fours)[kCount]) {
+                                               Vec4<T> (&fours)[kCount]) {
   row = Global(row);
   if (aligned && first - first % step + kCount * step <= size) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) fours[i] = *reinterpret_cast<const Four<T>*>(row + first + i * step);
+    for (int i = 0; i < kCount; ++i) fours[i] = *reinterpret_cast<const Vec4<T>*>(row + first + i * step);
     return;
   }
 #pragma unroll
@@ -123,12 +123,12 @@ __device__ __forceinline__ void LoadFoursOfRow(const T* row, int64_t size, int64
 }
 
 template <int kCount, typename T>
-__device__ __forceinline__ void StoreFours(const Four<T> (&fours)[kCount], const Fours<T>& to) {
+__device__ __forceinline__ void StoreVec4s(const Vec4<T> (&fours)[kCount], const Vec4s<T>& to) {
   T* const first = Global(to.first);
   if (to.by_fours) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (i < to.end && to.columns > 0) *reinterpret_cast<Four<T>*>(first + i * to.step) = fours[i];
+      if (i < to.end && to.columns > 0) *reinterpret_cast<Vec4<T>*>(first + i * to.step) = fours[i];
     }
     return;
   }

@@ -58,7 +58,7 @@ absl::Status RunLargeProduct(Device& device, const operation::Gemm& gemm) {
 
 // Replaces ResourceExhausted once a product has run. kernels/grouping runs a group again after ResourceExhausted, but a
 // product must not run twice: it may add to its result.
-absl::Status NotAsWantOfMemory(bool has_run, absl::Status status) {
+absl::Status MakeMemoryErrorNotRetryable(bool has_run, absl::Status status) {
   if (!has_run || !absl::IsResourceExhausted(status)) return status;
   return absl::InternalError(absl::StrCat(status.message(), ", when other products of the group had run"));
 }
@@ -157,11 +157,11 @@ absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const
   bool has_run = false;
   for (const operation::Gemm* gemm : operations) {
     if (!IsLarge(*gemm)) continue;
-    PRECONDOR_RETURN_IF_ERROR(NotAsWantOfMemory(has_run, RunLargeProduct(device, *gemm)));
+    PRECONDOR_RETURN_IF_ERROR(MakeMemoryErrorNotRetryable(has_run, RunLargeProduct(device, *gemm)));
     has_run = true;
   }
   if (jobs.empty()) return absl::OkStatus();
-  return NotAsWantOfMemory(has_run, device.Run("Gemm", [&](cudaStream_t stream) {
+  return MakeMemoryErrorNotRetryable(has_run, device.Run("Gemm", [&](cudaStream_t stream) {
     return jobs.size() == 1 ? Product(stream, jobs[0])
                             : Products(stream, sent.data(), static_cast<int>(jobs.size()), blocks);
   }));
@@ -205,7 +205,7 @@ absl::Status RunSymmetricUpdates(Device& device,
   if (segments == 0) return absl::OkStatus();
   const auto sum = [&](cudaStream_t stream) { return SymmetricSumPartials(stream, sent.data(), count, segments); };
   // Matrices have changed, so an error from here on must not look like one that left them unchanged.
-  return updates ? device.RunOrLose("SymmetricUpdateMultiply", sum) : device.Run("SymmetricUpdateMultiply", sum);
+  return updates ? device.RunOrMarkLost("SymmetricUpdateMultiply", sum) : device.Run("SymmetricUpdateMultiply", sum);
 }
 
 absl::Status RunRowSquaredNorms(Device& device, absl::Span<const operation::RowSquaredNorms* const> operations) {

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, 3) LowRankAppendKernel(Jobs jobs, in
                          MovesByFours(job.vectors.data, job.vectors.stride, kFour);
     constexpr int kStep = kThreads * kFour;
     for (int64_t j = int64_t{threadIdx.x} * kFour; j < d; j += kStep) {
-      Four<float> x[1], news[kAppendedTogether][1] = {};
+      Vec4<float> x[1], news[kAppendedTogether][1] = {};
       LoadFoursOfRow(source, d, j, kStep, aligned, x);
 #pragma unroll
       for (int i = 0; i < kAppendedTogether; ++i) {

@@ -46,12 +46,12 @@ __device__ Place PlaceOf(const ProductJob& job, int64_t block) {
 // kAlong, the rows of x run along the inner dimension and are the lines; otherwise the columns of x are the lines.
 // Elements outside x become zero.
 template <int kLines, int kDepth, bool kAlong, int kCount>
-__device__ __forceinline__ void LoadSlab(const ConstMatrixView& x, int64_t line0, int64_t k0, FoursPlace at,
-                                         Four<float> (&fours)[kCount]) {
+__device__ __forceinline__ void LoadSlab(const ConstMatrixView& x, int64_t line0, int64_t k0, Vec4Position at,
+                                         Vec4<float> (&fours)[kCount]) {
   if constexpr (kAlong) {
-    LoadFours(FoursOf<kLines, kDepth>(x, line0, k0, at), fours);
+    LoadVec4s(Vec4sOf<kLines, kDepth>(x, line0, k0, at), fours);
   } else {
-    LoadFours(FoursOf<kDepth, kLines>(x, k0, line0, at), fours);
+    LoadVec4s(Vec4sOf<kDepth, kLines>(x, k0, line0, at), fours);
   }
 }
 
@@ -120,11 +120,11 @@ template <bool kInParts>
 __device__ void Finish(const ProductJob& job, const Place& place, float (&sums)[kHeld][kHeld], Squares& squares) {
   if (kInParts && job.parts > 1 && !SumParts(job, place, sums)) return;
   const int thread = static_cast<int>(threadIdx.x);
-  const FoursPlace at = {thread / kAcross * kHeld, 1, thread % kAcross * kHeld};
+  const Vec4Position at = {thread / kAcross * kHeld, 1, thread % kAcross * kHeld};
   const bool with_squares = kInParts && job.squares != nullptr;
-  Four<float> c[kHeld] = {};  // first the source, then the result
+  Vec4<float> c[kHeld] = {};  // first the source, then the result
   if (job.beta != 0.0f || with_squares) {
-    LoadFours(FoursOf<kSide, kSide>(job.source, place.row0, place.column0, at), c);
+    LoadVec4s(Vec4sOf<kSide, kSide>(job.source, place.row0, place.column0, at), c);
   }
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
@@ -137,7 +137,7 @@ __device__ void Finish(const ProductJob& job, const Place& place, float (&sums)[
       squares.of_c += double{c[i].at[j]} * c[i].at[j];
     }
   }
-  StoreFours(c, FoursOf<kSide, kSide>(job.c, place.row0, place.column0, at));
+  StoreVec4s(c, Vec4sOf<kSide, kSide>(job.c, place.row0, place.column0, at));
 }
 
 }  // namespace precondor::cuda::product

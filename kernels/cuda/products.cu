@@ -28,21 +28,21 @@ constexpr int kFours = kSide * kDepth / (static_cast<int>(kThreads) * kFour);
 
 // A slab of an operand, inner index first. The padding keeps columns in different banks, and rows aligned for what a
 // thread reads at once.
-struct alignas(sizeof(Four<float>)) Slab {
+struct alignas(sizeof(Vec4<float>)) Slab {
   float at[kDepth][kSide + kHeld];
 };
 
 // Returns the fours of an operand that a thread copies to the slab. kAlong: the operand's rows run along the inner
 // dimension. In both cases neighbours in a warp are neighbours in memory.
 template <bool kAlong>
-__device__ __forceinline__ FoursPlace PlaceInSlab() {
+__device__ __forceinline__ Vec4Position PlaceInSlab() {
   const int thread = static_cast<int>(threadIdx.x), across = (kAlong ? kDepth : kSide) / kFour;
   return {thread / across, static_cast<int>(kThreads) / across, thread % across * kFour};
 }
 
 template <bool kAlong>
-__device__ __forceinline__ void Store(const Four<float> (&fours)[kFours], Slab& slab) {
-  const FoursPlace place = PlaceInSlab<kAlong>();
+__device__ __forceinline__ void Store(const Vec4<float> (&fours)[kFours], Slab& slab) {
+  const Vec4Position place = PlaceInSlab<kAlong>();
 #pragma unroll
   for (int i = 0; i < kFours; ++i) {
     const int row = place.row + i * place.step;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void Store(const Four<float> (&fours)[kFours], Slab& 
 #pragma unroll
       for (int c = 0; c < kFour; ++c) slab.at[place.column + c][row] = fours[i].at[c];
     } else {
-      *reinterpret_cast<Four<float>*>(&slab.at[row][place.column]) = fours[i];
+      *reinterpret_cast<Vec4<float>*>(&slab.at[row][place.column]) = fours[i];
     }
   }
 }
@@ -62,7 +62,7 @@ __device__ __forceinline__ void Multiply(const ProductJob& job, const Place& pla
                                          float (&sums)[kHeld][kHeld]) {
   const int row_of_thread = static_cast<int>(threadIdx.x) / kAcross * kHeld;
   const int column_of_thread = static_cast<int>(threadIdx.x) % kAcross * kHeld;
-  Four<float> of_a[kFours], of_b[kFours];
+  Vec4<float> of_a[kFours], of_b[kFours];
   LoadSlab<kSide, kDepth, kAlongA>(job.a, place.row0, place.begin, PlaceInSlab<kAlongA>(), of_a);
   LoadSlab<kSide, kDepth, kAlongB>(job.b, place.column0, place.begin, PlaceInSlab<kAlongB>(), of_b);
   for (int64_t k0 = place.begin; k0 < place.end; k0 += kDepth) {
@@ -76,8 +76,8 @@ __device__ __forceinline__ void Multiply(const ProductJob& job, const Place& pla
     }
 #pragma unroll 8
     for (int k = 0; k < kDepth; ++k) {
-      const Four<float> left = *reinterpret_cast<const Four<float>*>(&a.at[k][row_of_thread]);
-      const Four<float> right = *reinterpret_cast<const Four<float>*>(&b.at[k][column_of_thread]);
+      const Vec4<float> left = *reinterpret_cast<const Vec4<float>*>(&a.at[k][row_of_thread]);
+      const Vec4<float> right = *reinterpret_cast<const Vec4<float>*>(&b.at[k][column_of_thread]);
       for (int i = 0; i < kHeld; ++i) {
         for (int j = 0; j < kHeld; ++j) sums[i][j] = fmaf(left.at[i], right.at[j], sums[i][j]);
       }

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
     constexpr int kStep = kWarp * kFour, kFours = 4;
     double sum = 0;
     for (int64_t j = lane * kFour; j < job.x.cols; j += kStep * kFours) {
-      Four<float> fours[kFours];
+      Vec4<float> fours[kFours];
       LoadFoursOfRow(x, job.x.cols, j, kStep, aligned, fours);
 #pragma unroll
       for (int i = 0; i < kFours; ++i) {

@@ -25,18 +25,18 @@ __device__ Corner CornerOf(ConstMatrixView shape, int64_t part) {
   const int64_t across = Parts(shape.cols, kColumnsOfPart);
   return {part / across * kRowsOfPart, part % across * kColumnsOfPart};
 }
-__device__ FoursPlace PlaceInPart() {
+__device__ Vec4Position PlaceInPart() {
   return {static_cast<int>(threadIdx.x / kWarp), kThreads / kWarp, static_cast<int>(threadIdx.x % kWarp) * kFour};
 }
 
 template <typename T>
-__device__ Fours<T> FoursAt(T* data, int64_t stride, ConstMatrixView shape, Corner corner) {
+__device__ Vec4s<T> Vec4sAt(T* data, int64_t stride, ConstMatrixView shape, Corner corner) {
   const BasicMatrixView<T> whole(data, shape.rows, shape.cols, stride);
-  return FoursOf<kRowsOfPart, kColumnsOfPart>(whole, corner.row, corner.column, PlaceInPart());
+  return Vec4sOf<kRowsOfPart, kColumnsOfPart>(whole, corner.row, corner.column, PlaceInPart());
 }
 
 // Returns the sum of the squares of all threads' elements, in thread 0.
-__device__ double SquareOf(const Four<float> (&fours)[kHeld]) {
+__device__ double SquareOf(const Vec4<float> (&fours)[kHeld]) {
   double sum = 0;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
@@ -58,13 +58,13 @@ __global__ void __launch_bounds__(kThreads) RoundKernel(ManyJobs<RoundingJob> jo
     const RoundingJob job = jobs.Of(block);
     const int64_t part = block - job.first;
     const Corner corner = CornerOf(job.from, part);
-    Four<float> values[kHeld];
-    LoadFours(FoursAt(job.from.data, job.from.stride, job.from, corner), values);
-    Four<__nv_bfloat16> rounded[kHeld];
+    Vec4<float> values[kHeld];
+    LoadVec4s(Vec4sAt(job.from.data, job.from.stride, job.from, corner), values);
+    Vec4<__nv_bfloat16> rounded[kHeld];
     for (int i = 0; i < kHeld; ++i) {
       for (int c = 0; c < kFour; ++c) rounded[i].at[c] = __float2bfloat16_rn(values[i].at[c]);
     }
-    StoreFours(rounded, FoursAt(job.rounded, job.stride, job.from, corner));
+    StoreVec4s(rounded, Vec4sAt(job.rounded, job.stride, job.from, corner));
     if (job.squares == nullptr) continue;
     const double sum = SquareOf(values);
     if (threadIdx.x == 0) job.partials[part] = sum;
@@ -76,13 +76,13 @@ __global__ void __launch_bounds__(kThreads) WidenKernel(ManyJobs<RoundingJob> jo
     const RoundingJob job = jobs.Of(block);
     const int64_t part = block - job.first;
     const Corner corner = CornerOf(job.from, part);
-    Four<__nv_bfloat16> rounded[kHeld];
-    LoadFours(FoursAt(job.answer, job.stride, job.from, corner), rounded);
-    Four<float> values[kHeld];
+    Vec4<__nv_bfloat16> rounded[kHeld];
+    LoadVec4s(Vec4sAt(job.answer, job.stride, job.from, corner), rounded);
+    Vec4<float> values[kHeld];
     for (int i = 0; i < kHeld; ++i) {
       for (int c = 0; c < kFour; ++c) values[i].at[c] = __bfloat162float(rounded[i].at[c]);
     }
-    StoreFours(values, FoursAt(job.to.data, job.to.stride, job.from, corner));
+    StoreVec4s(values, Vec4sAt(job.to.data, job.to.stride, job.from, corner));
     if (job.squares == nullptr) continue;
     const double sum = SquareOf(values);
     const int64_t parts = Parts(job.from.rows, kRowsOfPart) * Parts(job.from.cols, kColumnsOfPart);

@@ -47,20 +47,20 @@ __device__ void Round(float value, __nv_bfloat16& to) { to = __float2bfloat16_rn
 
 template <typename T>
 __device__ void LoadFour(const T* from, float* to) {
-  const Four<T> four = *reinterpret_cast<const Four<T>*>(from);
+  const Vec4<T> four = *reinterpret_cast<const Vec4<T>*>(from);
 #pragma unroll
   for (int c = 0; c < kHeld; ++c) to[c] = ToFloat(four.at[c]);
 }
 // Stores four elements, rounded to T, and sets `from` to what it stored.
 template <typename T>
 __device__ void StoreFour(float* from, T* to) {
-  Four<T> four;
+  Vec4<T> four;
 #pragma unroll
   for (int c = 0; c < kHeld; ++c) {
     Round(from[c], four.at[c]);
     from[c] = ToFloat(four.at[c]);
   }
-  *reinterpret_cast<Four<T>*>(to) = four;
+  *reinterpret_cast<Vec4<T>*>(to) = four;
 }
 
 // Loads the thread's elements of a tile. Rows from `height` on do not exist: they become zero and are never stored.
@@ -87,8 +87,8 @@ __device__ void StoreTile(Held& held, int height, T* tile) {
 // Up to kTermsAtOnce terms that a block adds to a tile: the terms' elements at the tile's rows (left) and columns
 // (right). Both carry sqrt |weight|, so that the two triangles of a tile on the diagonal are rounded alike.
 struct Terms {
-  alignas(sizeof(Four<float>)) float left[kTermsAtOnce][kSide];
-  alignas(sizeof(Four<float>)) float right[kTermsAtOnce][kSide];
+  alignas(sizeof(Vec4<float>)) float left[kTermsAtOnce][kSide];
+  alignas(sizeof(Vec4<float>)) float right[kTermsAtOnce][kSide];
   double weights[kTermsAtOnce];  // sqrt |weight| with the sign of the weight
 };
 
@@ -184,7 +184,7 @@ __device__ VectorElements LoadVectors(const SymmetricJob& job, Place place, int6
 // `elements` are those of the first kVectorsAtOnce vectors.
 __device__ void MultiplyTile(const SymmetricJob& job, Place place, int64_t tile, const Held& held,
                              VectorElements elements) {
-  alignas(sizeof(Four<float>)) __shared__ float of_row[kVectorsAtOnce][kSide], of_column[kVectorsAtOnce][kSide];
+  alignas(sizeof(Vec4<float>)) __shared__ float of_row[kVectorsAtOnce][kSide], of_column[kVectorsAtOnce][kSide];
   __shared__ float by_warp[kVectorsAtOnce][kWarps][kSide];
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
   float* const partials = Global(job.partials) + tile * job.v.rows * 2 * kTileSide;
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(kThreads) SumPartialsKernel(const SymmetricJob
 struct Turned {
   float at[kSide][kSide + 1];
 };
-__device__ FoursPlace PlaceInTile() { return {HeldRow(0), kAcross, HeldColumn()}; }
+__device__ Vec4Position PlaceInTile() { return {HeldRow(0), kAcross, HeldColumn()}; }
 
 // Stores the tile of x at `place` and its mirror image. The mirror image is transposed in shared memory, so that both
 // are written row by row. All threads of the block must call it.
@@ -297,7 +297,7 @@ template <typename T>
 __device__ __forceinline__ void StoreExpanded(const ExpandJob& job, Place place, const Held& held, Turned& turned) {
   const BasicMatrixView<T> x(static_cast<T*>(job.x), job.m.n, job.m.n, job.stride);
   const int64_t row0 = place.row * kTileSide, column0 = place.column * kTileSide;
-  Four<T> rounded[kHeld];
+  Vec4<T> rounded[kHeld];
 #pragma unroll
   for (int r = 0; r < kHeld; ++r) {
 #pragma unroll
@@ -306,7 +306,7 @@ __device__ __forceinline__ void StoreExpanded(const ExpandJob& job, Place place,
       turned.at[HeldColumn() + c][HeldRow(r)] = held.at[r][c];
     }
   }
-  StoreFours(rounded, FoursOf<kSide, kSide>(x, row0, column0, PlaceInTile()));
+  StoreVec4s(rounded, Vec4sOf<kSide, kSide>(x, row0, column0, PlaceInTile()));
   if (place.row == place.column) return;
   __syncthreads();
 #pragma unroll
@@ -314,7 +314,7 @@ __device__ __forceinline__ void StoreExpanded(const ExpandJob& job, Place place,
 #pragma unroll
     for (int c = 0; c < kHeld; ++c) Round(turned.at[HeldRow(r)][HeldColumn() + c], rounded[r].at[c]);
   }
-  StoreFours(rounded, FoursOf<kSide, kSide>(x, column0, row0, PlaceInTile()));
+  StoreVec4s(rounded, Vec4sOf<kSide, kSide>(x, column0, row0, PlaceInTile()));
 }
 
 template <typename Jobs>
@@ -350,8 +350,8 @@ __global__ void __launch_bounds__(kThreads, 4) CompressKernel(ConstMatrixView x,
   __shared__ Turned turned;
   for (int64_t tile = blockIdx.x; tile < TileCount(x.rows); tile += gridDim.x) {
     const Place place = PlaceOf(tile);
-    Four<float> fours[kHeld];
-    LoadFours(FoursOf<kSide, kSide>(x, place.row * kTileSide, place.column * kTileSide, PlaceInTile()), fours);
+    Vec4<float> fours[kHeld];
+    LoadVec4s(Vec4sOf<kSide, kSide>(x, place.row * kTileSide, place.column * kTileSide, PlaceInTile()), fours);
     if (place.row == place.column) {  // elements above the diagonal are not read
       __syncthreads();                // waits until no thread reads the previous tile
       for (int r = 0; r < kHeld; ++r) {

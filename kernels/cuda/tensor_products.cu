@@ -80,14 +80,14 @@ struct SlabLayout {
   static constexpr int kCount = kLines * kDepth / (static_cast<int>(kThreads) * kFour);
 
   // Returns the place of the thread's i-th four.
-  __device__ static FoursPlace Here(int i) {
+  __device__ static Vec4Position Here(int i) {
     const int thread = static_cast<int>(threadIdx.x);
     return {thread / kFoursOfRow + i * kStep, kStep, thread % kFoursOfRow * kFour};
   }
   // Returns the offset in a slab of the fragment of 16 lines from `line` on, at inner index k.
   __device__ static int FragmentAt(int line, int k) { return kAlong ? line * kStride + k : k * kStride + line; }
 
-  __device__ static __forceinline__ void Store(const Four<float>& four, int i, bool in_two_terms,
+  __device__ static __forceinline__ void Store(const Vec4<float>& four, int i, bool in_two_terms,
                                                __nv_bfloat16* planes) {
     Pairs high, low;
 #pragma unroll
@@ -112,7 +112,7 @@ class SlabReader {
 
   __device__ __forceinline__ SlabReader(const ConstMatrixView& x, int64_t line0, int64_t k0) {
     if constexpr (kByFours) {
-      const FoursPlace here = Layout::Here(0);
+      const Vec4Position here = Layout::Here(0);
       next_ = kAlong ? At(x.data, (line0 + here.row) * x.stride + k0 + here.column)
                      : At(x.data, (k0 + here.row) * x.stride + line0 + here.column);
       const int64_t left = kAlong ? x.rows - line0 - here.row : x.cols - line0 - here.column;
@@ -126,9 +126,9 @@ class SlabReader {
       const int64_t step = Layout::kStep * x.stride;
 #pragma unroll
       for (int i = 0; i < Layout::kCount; ++i) {
-        fours_[i] = Four<float>{};
+        fours_[i] = Vec4<float>{};
         if ((kAlong ? i * Layout::kStep : 0) < lines_left_) {
-          fours_[i] = *reinterpret_cast<const Four<float>*>(from + i * step);
+          fours_[i] = *reinterpret_cast<const Vec4<float>*>(from + i * step);
         }
       }
       next_ = At(next_, kAlong ? int64_t{kDepth} : kDepth * x.stride);
@@ -143,7 +143,7 @@ class SlabReader {
     } else {  // one by one, to save registers
 #pragma unroll 1
       for (int i = 0; i < Layout::kCount; ++i) {
-        Four<float> four[1];
+        Vec4<float> four[1];
         LoadSlab<kLines, kDepth, kAlong>(x, line0, k0, Layout::Here(i), four);
         Layout::Store(four[0], i, in_two_terms, planes);
       }
@@ -153,7 +153,7 @@ class SlabReader {
  private:
   const float* next_ = nullptr;
   int lines_left_ = 0;
-  Four<float> fours_[Layout::kCount];
+  Vec4<float> fours_[Layout::kCount];
 };
 
 // Returns whether whole slabs of x can be read by fours.
@@ -313,7 +313,7 @@ __device__ __forceinline__ void Write(const ProductJob& job, const Place& place,
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         const float* const from = memory + (thread / kAcross * kHeld + i) * kSumStride + thread % kAcross * kHeld;
-        const Four<float> four = *reinterpret_cast<const Four<float>*>(from);
+        const Vec4<float> four = *reinterpret_cast<const Vec4<float>*>(from);
 #pragma unroll
         for (int j = 0; j < kHeld; ++j) held[i][j] = four.at[j];
       }

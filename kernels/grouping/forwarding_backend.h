@@ -31,8 +31,8 @@ class ForwardingBackend : public Backend {
     return backend.DoAllocateScratch(elements);
   }
   static void FreeOn(Backend& backend, float* data, int64_t elements) { backend.DoFree(data, elements); }
-  static bool KnowsSymmetricOn(const Backend& backend, SymmetricStorage storage) {
-    return backend.DoKnowsSymmetric(storage);
+  static bool SupportsSymmetricOn(const Backend& backend, SymmetricStorage storage) {
+    return backend.DoSupportsSymmetric(storage);
   }
 
   absl::StatusOr<float*> DoAllocate(int64_t elements) override {

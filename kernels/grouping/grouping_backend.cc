@@ -190,7 +190,7 @@ class GroupingBackend final : public ForwardingBackend {
         }
       }
     }
-    const std::vector<absl::Status> statuses = RunWithWhatMemoryThereIs(operations);
+    const std::vector<absl::Status> statuses = RunWithMemoryRetries(operations);
     for (size_t i = 0; i < tasks.size(); ++i) {
       // A caller that waits gets the error. A caller that has continued relies on a result that does not exist, so the
       // backend is lost.
@@ -204,7 +204,7 @@ class GroupingBackend final : public ForwardingBackend {
 
   // Runs operations and returns the status of each. A group needs memory that single operations may not need, such as a
   // table of them, so operations that lacked memory run again, after Trim and then one by one.
-  std::vector<absl::Status> RunWithWhatMemoryThereIs(const std::vector<const Operation*>& operations) {
+  std::vector<absl::Status> RunWithMemoryRetries(const std::vector<const Operation*>& operations) {
     std::vector<absl::Status> statuses(operations.size());
     device_->Run(operations, absl::MakeSpan(statuses));
     for (const bool one_by_one : {false, true}) {
@@ -269,7 +269,7 @@ class GroupingBackend final : public ForwardingBackend {
     return device_->UploadToIdle(host, device);
   }
   bool DoSupportsPrecision(ProductPrecision precision) const override { return device_->SupportsPrecision(precision); }
-  bool DoKnowsSymmetric(SymmetricStorage storage) const override { return KnowsSymmetricOn(*device_, storage); }
+  bool DoSupportsSymmetric(SymmetricStorage storage) const override { return SupportsSymmetricOn(*device_, storage); }
 
   const GroupingOptions options_;
   const std::unique_ptr<Backend> device_;

@@ -156,7 +156,7 @@ absl::Status DeferredFactor::Published(ConstMatrixView vectors) {
   if (*std::max_element(next_.diagonal.begin(), next_.diagonal.end()) > config_.norm_threshold) {
     Blend(config_.zeta, 1.0 - config_.zeta);
   }
-  PRECONDOR_RETURN_IF_ERROR(AddTheRest(backend_, Form(), next_.scale, vectors, u.view()));
+  PRECONDOR_RETURN_IF_ERROR(ApplyImplicitTerms(backend_, Form(), next_.scale, vectors, u.view()));
   PerVector roots(k);
   for (int64_t i = 0; i < k; ++i) {
     PRECONDOR_ASSIGN_OR_RETURN(const double x, backend_.Dot(vectors.RowRange(i, 1), u.view().RowRange(i, 1)));

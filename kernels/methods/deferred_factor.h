@@ -60,7 +60,7 @@ class DeferredFactor final : public Factor {
   absl::Status MultiplyStored(ConstMatrixView v, int64_t room, MatrixView u);
   // J <- decay J + shift I.
   void Blend(double decay, double shift);
-  // Returns the J that next_ describes, for AddTheRest and Backend::ShermanMorrisonTerms.
+  // Returns the J that next_ describes, for ApplyImplicitTerms and Backend::ShermanMorrisonTerms.
   SymmetricForm Form() const;
   // J <- J + sign sum_i terms_i terms_i'.
   absl::Status Append(double sign, ConstMatrixView terms);

@@ -32,7 +32,7 @@ bool KfacRefresh::Runs() {
 
 absl::Status KfacRefresh::Run() {
   // Lets the device's other layers continue while this one waits for another thread.
-  if (Runs()) RunAtHome([this] { AwaitOther(); });
+  if (Runs()) RunBlocking([this] { AwaitOther(); });
   MutexLock lock(mu_);
   while (runs_) ran_.wait(mu_);
   if (outcome_.has_value()) return *outcome_;

@@ -42,7 +42,7 @@ Method::SplitBytes ScratchBytes(const Method& method, const LayerSpec& layer, in
 }
 
 // Returns the bytes of the answers to workers that have factors.
-int64_t HandedBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
+int64_t PulledAnswerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
   if (!WorkersPrecondition(spec) || !method.needs_statistics()) return 0;
   const int64_t state = method.SavedBytes(spec.layers[layer]);
   const bool replayed = spec.exchange == ExchangeMode::kReplay;
@@ -52,7 +52,7 @@ int64_t HandedBytes(const SessionSpec& spec, const Method& method, uint32_t laye
 int64_t StagingBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
   return AddBytes(StagingBytes(spec, spec.layers[layer], method.needs_statistics() ? StatisticsBytes(spec, layer) : 0,
                                window_steps),
-                  HandedBytes(spec, method, layer, window_steps));
+                  PulledAnswerBytes(spec, method, layer, window_steps));
 }
 
 }  // namespace

@@ -46,7 +46,8 @@ class SideMerge {
       // The update divides by the rows of all ranks. `share` corrects this, since each rank's own mean is meant.
       const double share =
           static_cast<double>(out.rows) / static_cast<double>(rows * static_cast<int64_t>(contributions_.size()));
-      PRECONDOR_RETURN_IF_ERROR(UploadVote(contributions_[i], scales[i] * std::sqrt(share), out.RowRange(done, rows)));
+      PRECONDOR_RETURN_IF_ERROR(
+          UploadContribution(contributions_[i], scales[i] * std::sqrt(share), out.RowRange(done, rows)));
       done += rows;
     }
     return absl::OkStatus();
@@ -69,7 +70,7 @@ class SideMerge {
     for (size_t i = 0; i < contributions_.size(); ++i) {
       const StatisticsSide side = SideOf(spec_, layer_, contributions_[i], side_);
       const MatrixView contribution(came.data, side.rows, side.cols);
-      PRECONDOR_RETURN_IF_ERROR(UploadVote(contributions_[i], 1.0, contribution));
+      PRECONDOR_RETURN_IF_ERROR(UploadContribution(contributions_[i], 1.0, contribution));
       const double weight = static_cast<double>(samples_[i]) / total;
       const double before = i == 0 ? 0.0 : 1.0;
       if (side.packed) {
@@ -84,7 +85,7 @@ class SideMerge {
   }
 
  private:
-  absl::Status UploadVote(const StagedContribution& contribution, double scale, MatrixView out) {
+  absl::Status UploadContribution(const StagedContribution& contribution, double scale, MatrixView out) {
     if (static_cast<int64_t>(decoded_.span().size()) < out.size()) {
       PRECONDOR_ASSIGN_OR_RETURN(decoded_, HostBuffer<float>::Make(out.size()));
     }

@@ -23,8 +23,8 @@ class StrandQueue {
     Task task;
   };
 
-  // `most_of_session` is the number of tasks of one session that may run at once.
-  explicit StrandQueue(int most_of_session) : most_of_session_(most_of_session) {}
+  // `max_tasks_per_session` is the number of tasks of one session that may run at once.
+  explicit StrandQueue(int max_tasks_per_session) : max_tasks_per_session_(max_tasks_per_session) {}
 
   // Returns a new strand. Its number includes the session's: sessions whose ids are equal in the last 24 bits share
   // turns.
@@ -34,13 +34,13 @@ class StrandQueue {
   bool Push(uint64_t strand, Task task);
   // Removes the first task of the strand that has been ready for longest, of the session whose turn it is. The strand
   // is not ready again before the caller has run the task and called Finish. Precondition: has_next().
-  Next Pop() { return PopOf(most_of_session_); }
+  Next Pop() { return PopOf(max_tasks_per_session_); }
   // Like Pop, but only among sessions that have no task running. Precondition: has_next_of_idle().
   Next PopOfIdle() { return PopOf(1); }
   // Ends the strand's task that Pop returned. Returns true if the strand is ready again.
   bool Finish(uint64_t strand);
 
-  bool has_next() const { return FirstTurn(most_of_session_) < turns_.size(); }
+  bool has_next() const { return FirstTurn(max_tasks_per_session_) < turns_.size(); }
   bool has_next_of_idle() const { return FirstTurn(1) < turns_.size(); }
   // Number of tasks between Pop and Finish.
   int running() const { return running_; }
@@ -61,7 +61,7 @@ class StrandQueue {
   size_t FirstTurn(int running) const;
   Next PopOf(int running);
 
-  const int most_of_session_;
+  const int max_tasks_per_session_;
   uint64_t last_strand_ = 0;
   // Strands and sessions with tasks queued or running. An entry is removed with its last task, so that the tables stay
   // small.

@@ -50,18 +50,18 @@ void ThreadPoolExecutor::Post(uint64_t strand, Task task) {
   {
     MutexLock lock(mu_);
     if (!strands_.Push(strand, std::move(task))) return;
-    HelpIdle();
+    WakeHelper();
   }
   ready_changed_.notify_one();
 }
 
-void ThreadPoolExecutor::HelpIdle() {
+void ThreadPoolExecutor::WakeHelper() {
   // A task on a fiber leaves its thread while it waits. A free thread takes the next task.
   if (on_fibers_ || free_threads_ > 0 || !strands_.has_next_of_idle()) return;
   if (free_helpers_ > 0) return help_wanted_.notify_one();
   if (stopping_ || helpers_.size() >= kMostHelpers) return;
   try {
-    helpers_.emplace_back([this] { WorkForIdle(); });
+    helpers_.emplace_back([this] { HelperLoop(); });
     ++free_helpers_;
   } catch (const std::system_error&) {  // no memory for a thread: the session waits for its turn
   }
@@ -92,7 +92,7 @@ void ThreadPoolExecutor::Work() {
       continue;
     }
     StrandQueue::Next next = strands_.Pop();
-    HelpIdle();
+    WakeHelper();
     if (!on_fibers_) {
       Run(std::move(next));
       continue;
@@ -104,14 +104,14 @@ void ThreadPoolExecutor::Work() {
   }
 }
 
-void ThreadPoolExecutor::WorkForIdle() {
-  MutexLock lock(mu_);  // HelpIdle has counted this thread as free
+void ThreadPoolExecutor::HelperLoop() {
+  MutexLock lock(mu_);  // WakeHelper has counted this thread as free
   for (;;) {
     while (!strands_.has_next_of_idle() && !stopping_) help_wanted_.wait(mu_);
     --free_helpers_;
     if (!strands_.has_next_of_idle()) return;
     StrandQueue::Next next = strands_.PopOfIdle();
-    HelpIdle();  // more sessions may have become ready while this thread woke up
+    WakeHelper();  // more sessions may have become ready while this thread woke up
     Run(std::move(next));
     ++free_helpers_;
   }

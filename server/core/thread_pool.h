@@ -48,9 +48,9 @@ class ThreadPoolExecutor final : public Executor, private FiberScheduler {
   void Resume(Fiber& fiber) override;
   void Work();
   // Main loop of a helper thread, which serves sessions that have no thread.
-  void WorkForIdle();
+  void HelperLoop();
   // Wakes or starts a helper thread if a session has no thread and no thread is free.
-  void HelpIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WakeHelper() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Runs a task on this thread's stack.
   void Run(StrandQueue::Next next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

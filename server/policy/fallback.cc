@@ -8,10 +8,10 @@
 namespace precondor {
 namespace {
 
+using fallback_rules::HasMinSteps;
 using fallback_rules::HasRule;
-using fallback_rules::OldEnough;
+using fallback_rules::IndicatesChange;
 using fallback_rules::PolicyMode;
-using fallback_rules::SpeaksForChange;
 
 void MoveTo(Mode mode, FallbackState& state) {
   state.mode = mode;
@@ -49,7 +49,7 @@ void TakeProbeStep(const FallbackConfig& config, const StepObservation& observat
                              {.loss = observation.loss,
                               .seconds = observation.seconds,
                               .mode = observation.mode,
-                              .may_begin = OldEnough(config, state)});
+                              .may_begin = HasMinSteps(config, state)});
 }
 
 }  // namespace
@@ -72,7 +72,7 @@ FallbackState Advance(const FallbackConfig& config, const FallbackState& state, 
   if (next.forced || !HasRule(config)) return next;
   // Steps granted before a change of mode still run in the old mode and say nothing about the new one.
   if (observation.mode == next.mode) {
-    next.streak_steps = SpeaksForChange(config, next) ? next.streak_steps + 1 : 0;
+    next.streak_steps = IndicatesChange(config, next) ? next.streak_steps + 1 : 0;
   }
   if (config.policy == FallbackPolicy::kCostAware && next.mode == Mode::kSecondOrder) {
     TakeProbeStep(config, observation, next);

@@ -117,8 +117,8 @@ FallbackState Force(const FallbackConfig& config, const FallbackState& state, st
 
 // Returns `schedule` (server/policy/lease.h) with a decision applied. Steps before `first_open_step` keep their modes.
 // Applying a decision again changes nothing.
-std::vector<ModeInterval> CarryOut(const FallbackDecision& decision, absl::Span<const ModeInterval> schedule,
-                                   uint64_t first_open_step);
+std::vector<ModeInterval> ApplyDecision(const FallbackDecision& decision, absl::Span<const ModeInterval> schedule,
+                                        uint64_t first_open_step);
 
 // Returns the enumerator's name in capitals: "NEVER", "LOSS_RATE", ...
 absl::string_view FallbackReasonName(FallbackReason reason);

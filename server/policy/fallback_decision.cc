@@ -10,7 +10,7 @@
 namespace precondor {
 namespace {
 
-using fallback_rules::OldEnough;
+using fallback_rules::HasMinSteps;
 using fallback_rules::PolicyMode;
 
 FallbackInputs Inputs(const FallbackConfig& config, const FallbackState& state) {
@@ -42,7 +42,7 @@ FallbackReason SecondOrderReason(const FallbackConfig& config, const FallbackSta
   const bool by_cost = config.policy == FallbackPolicy::kCostAware;
   if (mode == Mode::kFirstOrder) return by_cost ? FallbackReason::kFirstOrderPays : FallbackReason::kLossRate;
   if (by_cost && ProbeMode(state.probe.phase) == Mode::kFirstOrder) return FallbackReason::kProbing;
-  if (!OldEnough(config, state)) return FallbackReason::kTooEarly;
+  if (!HasMinSteps(config, state)) return FallbackReason::kTooEarly;
   if (!by_cost) return state.streak_steps > 0 ? FallbackReason::kSlow : FallbackReason::kStillFalling;
   return state.probe.phase == ProbePhase::kWaiting ? FallbackReason::kBetweenRounds : FallbackReason::kMeasuring;
 }
@@ -134,8 +134,8 @@ FallbackDecision Decide(const FallbackConfig& config, const FallbackState& state
   return decision;
 }
 
-std::vector<ModeInterval> CarryOut(const FallbackDecision& decision, absl::Span<const ModeInterval> schedule,
-                                   uint64_t first_open_step) {
+std::vector<ModeInterval> ApplyDecision(const FallbackDecision& decision, absl::Span<const ModeInterval> schedule,
+                                        uint64_t first_open_step) {
   std::vector<ModeInterval> carried;
   const auto append = [&carried](uint64_t step, Mode mode) {
     if (carried.empty() || carried.back().mode != mode) carried.push_back({step, mode});

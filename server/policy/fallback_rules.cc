@@ -8,13 +8,13 @@ namespace precondor::fallback_rules {
 namespace {
 
 bool IsSlow(const FallbackConfig& config, const FallbackState& state) {
-  return OldEnough(config, state) && state.trend.rate < ThresholdRate(config, state);
+  return HasMinSteps(config, state) && state.trend.rate < ThresholdRate(config, state);
 }
 
 bool IsFastAgain(const FallbackConfig& config, const FallbackState& state) {
   const LossTrend& trend = state.trend;
   const double decrease = PhaseDecrease(trend);
-  return OldEnough(config, state) && state.last_step - state.switch_step >= RequiredStay(config, state) &&
+  return HasMinSteps(config, state) && state.last_step - state.switch_step >= RequiredStay(config, state) &&
          decrease > 0 && decrease >= config.reentry_min_decrease * std::abs(trend.phase_loss) &&
          trend.rate >= ThresholdRate(config, state);
 }
@@ -29,7 +29,7 @@ double ThresholdRate(const FallbackConfig& config, const FallbackState& state) {
   return (state.mode == Mode::kSecondOrder ? config.beta : config.reentry_beta) * PhaseMeanRate(state.trend);
 }
 
-bool OldEnough(const FallbackConfig& config, const FallbackState& state) {
+bool HasMinSteps(const FallbackConfig& config, const FallbackState& state) {
   return state.trend.started && state.trend.phase_steps >= static_cast<uint64_t>(config.min_steps);
 }
 
@@ -38,7 +38,7 @@ uint64_t RequiredStay(const FallbackConfig& config, const FallbackState& state) 
   return static_cast<uint64_t>(config.reentry_min_steps) << std::min<uint32_t>(state.reentries, 30);
 }
 
-bool SpeaksForChange(const FallbackConfig& config, const FallbackState& state) {
+bool IndicatesChange(const FallbackConfig& config, const FallbackState& state) {
   if (state.mode == Mode::kFirstOrder) return config.reentry && IsFastAgain(config, state);
   return config.policy == FallbackPolicy::kLossRate && IsSlow(config, state);
 }

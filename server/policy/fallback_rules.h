@@ -16,13 +16,13 @@ bool HasRule(const FallbackConfig& config);
 double ThresholdRate(const FallbackConfig& config, const FallbackState& state);
 
 // Returns whether the phase has at least min_steps counted steps.
-bool OldEnough(const FallbackConfig& config, const FallbackState& state);
+bool HasMinSteps(const FallbackConfig& config, const FallbackState& state);
 
 // Returns the number of steps in first order that must pass before re-entry.
 uint64_t RequiredStay(const FallbackConfig& config, const FallbackState& state);
 
 // Returns whether the trend after the last step indicates leaving the policy's mode.
-bool SpeaksForChange(const FallbackConfig& config, const FallbackState& state);
+bool IndicatesChange(const FallbackConfig& config, const FallbackState& state);
 
 // Returns the mode that the rules select, ignoring a forced mode and probes. While a mode is forced, no step counts
 // towards a change, so this mode does not change.

@@ -15,9 +15,9 @@ struct Devices {
   int count() const { return static_cast<int>(end - begin); }
 };
 
-class Rooms {
+class DeviceCapacities {
  public:
-  explicit Rooms(absl::Span<const PlacementShard> shards) : shards_(shards) {
+  explicit DeviceCapacities(absl::Span<const PlacementShard> shards) : shards_(shards) {
     for (const PlacementShard& shard : shards) {
       free_bytes_.push_back(shard.free_bytes);
       load_.push_back(shard.load);
@@ -25,7 +25,7 @@ class Rooms {
   }
 
   // Returns -1 if no shard has room.
-  int32_t LeastLoadedWithRoom(const PlacementLayer& layer) const {
+  int32_t LeastLoadedDevice(const PlacementLayer& layer) const {
     int32_t best = -1;
     for (int32_t s = 0; s < static_cast<int32_t>(load_.size()); ++s) {
       if (!HasRoom(layer, s)) continue;
@@ -44,7 +44,7 @@ class Rooms {
   }
 
   const std::vector<double>& load() const { return load_; }
-  // Explains why LeastLoadedWithRoom returned -1.
+  // Explains why LeastLoadedDevice returned -1.
   std::string NoRoom(size_t index, const PlacementLayer& layer) const {
     std::string needs = absl::StrCat("layer ", index, " needs ", layer.bytes, " bytes");
     Devices most;
@@ -96,14 +96,14 @@ Placement PlaceLayers(absl::Span<const PlacementLayer> layers, absl::Span<const 
     placement.reason = "there are no shards";
     return placement;
   }
-  Rooms rooms(shards);
+  DeviceCapacities rooms(shards);
   placement.shard_of_layer.assign(layers.size(), -1);
 
   std::vector<size_t> order(layers.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t x, size_t y) { return layers[x].cost > layers[y].cost; });
   for (size_t layer : order) {
-    const int32_t shard = rooms.LeastLoadedWithRoom(layers[layer]);
+    const int32_t shard = rooms.LeastLoadedDevice(layers[layer]);
     if (shard < 0) {
       placement.reason = rooms.NoRoom(layer, layers[layer]);
       placement.shard_of_layer.clear();

@@ -115,9 +115,9 @@ absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay, Skip sk
 }
 
 void ShardLog::SayWithoutRing(const store::RecordLog& log) {
-  if (log.why_no_ring().ok()) return;
+  if (log.ring_status().ok()) return;
   logger_.Log(Severity::kWarning, "the log has no ring: each of its records is a write",
-              {{"log", dir_}, {"reason", absl::string_view(log.why_no_ring().message())}});
+              {{"log", dir_}, {"reason", absl::string_view(log.ring_status().message())}});
 }
 
 void ShardLog::Adopt(const ShardRecord& record, absl::string_view payload, uint64_t sequence) {

@@ -187,7 +187,7 @@ absl::StatusOr<std::optional<SnapshotProgress>> ShardSnapshots::ProgressOf(const
   return std::nullopt;
 }
 
-bool ShardSnapshots::GivesWay(const Gathering& gathering, const LayerImage& image) {
+bool ShardSnapshots::IsDisplacedByOrder(const Gathering& gathering, const LayerImage& image) {
   if (gathering.snapshot.number == 0 || gathering.rollback_epoch != image.at.rollback_epoch) return false;
   return image.at.step != gathering.snapshot.step && image.at.step < gathering.snapshot.step + kSpread;
 }
@@ -197,7 +197,7 @@ void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64
   const uint64_t session_id = image.at.session_id;
   auto [it, begins] = gathering_.try_emplace(session_id);
   Gathering& gathering = it->second;
-  if (!begins && GivesWay(gathering, image)) return;
+  if (!begins && IsDisplacedByOrder(gathering, image)) return;
   if (!begins && (gathering.snapshot.step != image.at.step || gathering.rollback_epoch != image.at.rollback_epoch)) {
     GiveUp(gathering.snapshot, absl::AbortedError("a later snapshot began before every layer had given its image"));
     gathering = Gathering();

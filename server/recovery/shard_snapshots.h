@@ -131,7 +131,7 @@ class ShardSnapshots {
   Ordered* OrderOf(const SnapshotImages& snapshot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns whether to drop the image because it belongs to a regular snapshot while one that the coordinator ordered
   // is incomplete.
-  static bool GivesWay(const Gathering& gathering, const LayerImage& image);
+  static bool IsDisplacedByOrder(const Gathering& gathering, const LayerImage& image);
   // Removes the snapshots that are neither among the newest nor wanted by the coordinator.
   absl::Status Prune(store::SnapshotStore& store, uint64_t session_id);
   void Write(const SnapshotImages& snapshot);

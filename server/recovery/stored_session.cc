@@ -87,7 +87,7 @@ absl::Status VerifyStoredSession(const StoredSession& session) {
   return absl::OkStatus();
 }
 
-absl::Status CheckNobodyHolds(store::FileSystem& fs, const StoredSession& session) {
+absl::Status CheckDirectoriesNotInUse(store::FileSystem& fs, const StoredSession& session) {
   for (const auto& [index, layer] : session.layers) {
     const absl::Status locked = fs.Lock(store::JoinPath(layer.dir, "LOCK")).status();
     // Ignores other errors: a copy may be on a read-only file system.

@@ -45,6 +45,6 @@ absl::StatusOr<std::string> ReadLayer(const StoredLayer& layer);
 absl::Status VerifyStoredSession(const StoredSession& session);
 // Returns FAILED_PRECONDITION if a running shard uses one of the directories: it would remove the snapshot when the
 // session is closed.
-absl::Status CheckNobodyHolds(store::FileSystem& fs, const StoredSession& session);
+absl::Status CheckDirectoriesNotInUse(store::FileSystem& fs, const StoredSession& session);
 
 }  // namespace precondor::recovery

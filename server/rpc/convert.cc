@@ -325,7 +325,7 @@ SnapshotOrder DecodeOrder(const v1::TakeSnapshotRequest& request) {
           .restores = request.restores()};
 }
 
-v1::SessionSnapshot EncodeSnapshot(const CoordinatorSessionSummary& session, const SessionSnapshot& snapshot) {
+v1::SessionSnapshot EncodeSnapshot(const CoordinatorSessionSummary& session, const SnapshotEntry& snapshot) {
   v1::SessionSnapshot out;
   out.set_snapshot_id(snapshot.number);
   out.set_session_id(session.session_id);

@@ -46,7 +46,7 @@ absl::StatusOr<QuarantinedSession> DecodeQuarantined(const v1::QuarantinedPart& 
 absl::StatusOr<v1::QuarantinedSession> EncodeQuarantined(const QuarantineSummary& summary);
 v1::TakeSnapshotRequest EncodeOrder(const SnapshotOrder& order);
 SnapshotOrder DecodeOrder(const v1::TakeSnapshotRequest& request);
-v1::SessionSnapshot EncodeSnapshot(const CoordinatorSessionSummary& session, const SessionSnapshot& snapshot);
+v1::SessionSnapshot EncodeSnapshot(const CoordinatorSessionSummary& session, const SnapshotEntry& snapshot);
 v1::LayerStats EncodeLayerStats(const LayerStats& stats);
 
 }  // namespace precondor::rpc

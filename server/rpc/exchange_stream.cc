@@ -217,11 +217,12 @@ ExchangeStream::IncomingKey ExchangeStream::KeyOf(const v1::FrameHeader& header)
           static_cast<int>(header.kind())};
 }
 
-// A FETCH has no payload, so credit does not bound its answers, which hold a layer's factors. OweOnce bounds them.
+// A FETCH has no payload, so credit does not bound its answers, which hold a layer's factors. AddNamedPendingAnswer
+// bounds them.
 void ExchangeStream::Fetch(const v1::FrameHeader& header) {
   const ContributionKey key = DecodeKey(header);
   const std::string name = absl::StrCat(key.session_id, "/", key.layer);
-  if (!queue_->OweOnce(name)) {
+  if (!queue_->AddNamedPendingAnswer(name)) {
     return PushError(*queue_, header,
                      ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
                                     absl::StrCat("FETCH of layer ", key.layer,
@@ -267,7 +268,7 @@ absl::StatusOr<ExchangeStream::SlotContribution> ExchangeStream::TakeFromRing(co
 void ExchangeStream::SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload, absl::Time began) {
   absl::StatusOr<SlotContribution> taken = TakeFromRing(header, payload);
   if (!taken.ok()) return PushError(*queue_, header, taken.status());
-  queue_->Owe();
+  queue_->AddPendingAnswer();
   observer_.OnReceived(TransferPath::kRing, TransferKind::kGradient, static_cast<int64_t>(header.payload_bytes()));
   std::shared_ptr<StepSpan> span = SpanOf(header);
   auto ack = [queue = queue_, region = taken->gradient.region, slot = taken->gradient.slot, &observer = observer_,
@@ -286,7 +287,7 @@ void ExchangeStream::SubmitInRing(const v1::FrameHeader& header, const wire::Rec
 void ExchangeStream::Submit(AdmittedContribution admitted, wire::ChunkAssembler::Result contribution,
                             absl::Time began) {
   const bool gradient = admitted.header().kind != ContributionKind::kStatistics;
-  queue_->Owe();
+  queue_->AddPendingAnswer();
   std::shared_ptr<StepSpan> span = SpanOf(contribution.header);
   auto ack = [queue = queue_, &observer = observer_, &clock = clock_, began, header = contribution.header, gradient,
               span](const absl::StatusOr<bool>& duplicate) {

@@ -59,7 +59,7 @@ void FrameQueue::Release() {
   CheckDrained();
 }
 
-void FrameQueue::Owe() {
+void FrameQueue::AddPendingAnswer() {
   MutexLock lock(mu_);
   ++owed_;
 }
@@ -70,7 +70,7 @@ void FrameQueue::MarkAnswered() {
   CheckDrained();
 }
 
-bool FrameQueue::OweOnce(const std::string& name) {
+bool FrameQueue::AddNamedPendingAnswer(const std::string& name) {
   MutexLock lock(mu_);
   if (waiting_bytes_ > limit_bytes_ || !owed_once_.insert(name).second) return false;
   ++owed_;

@@ -54,11 +54,12 @@ class FrameQueue {
   bool PauseWhenFull();
 
   // Count one more owed answer, and one fewer.
-  void Owe();
+  void AddPendingAnswer();
   void MarkAnswered();
-  // Like Owe and MarkAnswered, for an answer that can be large and that no credit covers. OweOnce returns false and
-  // counts nothing if an answer of this name is already owed or the queue is full.
-  bool OweOnce(const std::string& name);
+  // Like AddPendingAnswer and MarkAnswered, for an answer that can be large and that no credit covers.
+  // AddNamedPendingAnswer returns false and counts nothing if an answer of this name is already owed or the queue is
+  // full.
+  bool AddNamedPendingAnswer(const std::string& name);
   void MarkAnsweredOnce(const std::string& name);
   // Records that the peer sends no more contributions.
   void HalfClose();

@@ -72,7 +72,7 @@ class ShardClient final : public ShardControl {
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
     v1::FenceSessionResponse response;
     PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::FenceSession, EncodeFence(fence), response));
-    if (!response.must_go_back()) return std::nullopt;
+    if (!response.must_roll_back()) return std::nullopt;
     return response.step();
   }
 

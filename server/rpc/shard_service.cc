@@ -50,7 +50,7 @@ grpc::ServerUnaryReactor* ShardService::FenceSession(grpc::CallbackServerContext
   return RunAdmitted(context, "ShardService/FenceSession", *request, [this, request, response]() -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const EpochFence fence, DecodeFence(*request));
     PRECONDOR_ASSIGN_OR_RETURN(const std::optional<uint64_t> gone, shard_.Fence(fence));
-    response->set_must_go_back(gone.has_value());
+    response->set_must_roll_back(gone.has_value());
     response->set_step(gone.value_or(0));
     return absl::OkStatus();
   });

@@ -18,7 +18,7 @@ absl::Status SnapshotService::Create(const v1::CreateSnapshotRequest& request,
         "step: ", request.step() == 0 ? "a shard expects one that no rank has begun, got 0"
                                       : absl::StrCat("a coordinator chooses it, expected 0, got ", request.step())));
   }
-  PRECONDOR_ASSIGN_OR_RETURN(const SessionSnapshot begun, subject_.coordinator->CreateSnapshot(request.session()));
+  PRECONDOR_ASSIGN_OR_RETURN(const SnapshotEntry begun, subject_.coordinator->CreateSnapshot(request.session()));
   response.set_snapshot_id(begun.number);
   response.set_step(begun.step);
   return absl::OkStatus();
@@ -41,7 +41,7 @@ grpc::ServerUnaryReactor* SnapshotService::ListSnapshots(grpc::CallbackServerCon
     }
     if (subject_.coordinator == nullptr) return absl::OkStatus();
     for (const CoordinatorSessionSummary& session : subject_.coordinator->ListSessions()) {
-      for (const SessionSnapshot& snapshot : session.snapshots) {
+      for (const SnapshotEntry& snapshot : session.snapshots) {
         *response->add_session_snapshots() = EncodeSnapshot(session, snapshot);
       }
     }

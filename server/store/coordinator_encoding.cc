@@ -74,7 +74,7 @@ auto Fields(store::Is<SnapshotPart> auto& value) {
   return std::tie(shard, snapshot_id, layers);
 }
 
-auto Fields(store::Is<SessionSnapshot> auto& value) {
+auto Fields(store::Is<SnapshotEntry> auto& value) {
   auto& [number, step, epoch, state, reason, parts, restores] = value;
   return std::tie(number, step, epoch, state, reason, parts, restores);
 }

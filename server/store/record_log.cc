@@ -78,7 +78,7 @@ absl::Status RecordLog::BeginWriting(absl::string_view contents) {
     }
     // A disk with too little space for a ring can still take records.
     if (!absl::IsUnimplemented(ring.status()) && !absl::IsResourceExhausted(ring.status())) return ring.status();
-    why_no_ring_ = ring.status();
+    ring_status_ = ring.status();
     PRECONDOR_RETURN_IF_ERROR(RemoveUnfinished());
   }
   PRECONDOR_RETURN_IF_ERROR(StartSegment(last, contents));

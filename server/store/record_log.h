@@ -70,7 +70,7 @@ class RecordLog {
   // Returns true if there is a ring and appends may soon have to wait for a Sync.
   bool crowded() const { return crowded_.load(std::memory_order_relaxed); }
   bool has_ring() const { return has_ring_; }
-  const absl::Status& why_no_ring() const { return why_no_ring_; }  // OK if there is a ring or none was requested
+  const absl::Status& ring_status() const { return ring_status_; }  // OK if there is a ring or none was requested
 
   absl::Status health() const;                         // OK, or the error that poisoned the log
   uint64_t first_sequence() const;                     // next_sequence() if the log is empty
@@ -102,7 +102,7 @@ class RecordLog {
   std::unique_ptr<FileLock> lock_;
   uint64_t torn_bytes_ = 0;
   bool has_ring_ = false;
-  absl::Status why_no_ring_;
+  absl::Status ring_status_;
   std::atomic<bool> crowded_ = false;
 
   // Held while an append runs, so that records are in the order of their sequences; released while a Sync runs.

@@ -366,7 +366,7 @@ void SimWorker::FinishStepIfComplete() {
   }
   // What a checkpoint follows upon has arrived: a process that begins with it does not send it again.
   if (!Flushed()) return;
-  ledger_.Owe({.step = step_, .loss = LossOf(step_)});
+  ledger_.QueueReport({.step = step_, .loss = LossOf(step_)});
   asked_.clear();
   begun_ = false;
   ++step_;

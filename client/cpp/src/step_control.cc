@@ -90,9 +90,9 @@ absl::Status StepControl::AwaitStart(uint64_t number, uint64_t next_step) {
     return (ledger_.answered() >= number && ledger_.MayStart(next_step)) || refused_.contains(number) ||
            !failed_.ok() || stopping_;
   };
-  if (!away_) changed_.wait_until(mu_, SteadyTime(std::min(deadline, now + kPatience)), settled);
+  if (!coordinator_unreachable_) changed_.wait_until(mu_, SteadyTime(std::min(deadline, now + kPatience)), settled);
   if (!settled()) {
-    away_ = true;
+    coordinator_unreachable_ = true;
     changed_.wait_until(mu_, SteadyTime(deadline),
                         [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return settled() || ledger_.MayStart(next_step); });
   }
@@ -107,7 +107,7 @@ absl::StatusOr<StepDirective> StepControl::Report(const OwnReport& report) {
   PRECONDOR_RETURN_IF_ERROR(failed_);
   // Returns the refusal of an earlier report for which no call waited.
   PRECONDOR_RETURN_IF_ERROR(std::exchange(late_refusal_, absl::OkStatus()));
-  const uint64_t number = ledger_.Owe(report);
+  const uint64_t number = ledger_.QueueReport(report);
   waiting_.insert(number);
   changed_.notify_all();
   const absl::Status started = AwaitStart(number, report.step + 1);
@@ -130,7 +130,7 @@ bool StepControl::TakeAnswer(const absl::StatusOr<WorkerDirective>& answer) {
   const StepLedger::Verdict verdict = ledger_.MarkAnswered(answer);
   changed_.notify_all();
   last_failure_ = answer.status();
-  if (answer.ok()) away_ = false;
+  if (answer.ok()) coordinator_unreachable_ = false;
   if (verdict == StepLedger::Verdict::kRefused) {
     if (waiting_.contains(number)) {
       refused_.emplace(number, answer.status());

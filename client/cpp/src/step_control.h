@@ -75,7 +75,7 @@ class StepControl {
   std::set<uint64_t> waiting_ ABSL_GUARDED_BY(mu_);                // reports for which a caller waits
   std::map<uint64_t, absl::Status> refused_ ABSL_GUARDED_BY(mu_);  // errors of those
   absl::Status late_refusal_ ABSL_GUARDED_BY(mu_);                 // first error of a report for which no caller waits
-  bool away_ ABSL_GUARDED_BY(mu_) = false;                         // the coordinator has not answered within kPatience
+  bool coordinator_unreachable_ ABSL_GUARDED_BY(mu_) = false;      // the coordinator has not answered within kPatience
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::thread reporter_;

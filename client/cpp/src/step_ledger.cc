@@ -64,7 +64,7 @@ void StepLedger::Adopt(WorkerDirective directive) {
   if (directive.lease_through_step >= directive_.lease_through_step) directive_ = std::move(directive);
 }
 
-uint64_t StepLedger::Owe(const OwnReport& report) {
+uint64_t StepLedger::QueueReport(const OwnReport& report) {
   owed_.push_back({++last_number_, report});
   next_step_ = std::max(next_step_, report.step + 1);
   return last_number_;

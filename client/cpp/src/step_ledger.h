@@ -70,7 +70,7 @@ class StepLedger {
   void Adopt(WorkerDirective directive);
 
   // Adds a report and returns its number.
-  uint64_t Owe(const OwnReport& report);
+  uint64_t QueueReport(const OwnReport& report);
   bool owes() const { return !owed_.empty(); }
   const Owed& first_owed() const { return owed_.front(); }
   // The highest number of an answered report.

@@ -95,7 +95,7 @@ class WorkerImpl final : public Worker {
   PreconditionFuture Submit(std::shared_ptr<Contribution> contribution,
                             const std::shared_ptr<PreconditionFuture::State>& state, int64_t layer);
   // True if a first-order step needs no shard: except in DIRECT, the caller has the average already.
-  bool AnsweredHere(Mode mode) const { return mode == Mode::kFirstOrder && spec_.exchange != ExchangeMode::kDirect; }
+  bool NeedsNoShard(Mode mode) const { return mode == Mode::kFirstOrder && spec_.exchange != ExchangeMode::kDirect; }
   // The following functions handle a gradient in device memory, on the send queue's thread once it is computed.
   struct DeviceGradient;
   // Returns OK if the session's gradients can travel in a shared region, otherwise the reason why not.

@@ -153,7 +153,7 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstM
   status.Update(CheckShape(what, "out", out, shape.d_out, shape.d_in));
   status.Update(CheckSamples(what, samples));
   if (!status.ok()) return FailedFuture(status);
-  if (AnsweredHere(*mode)) {
+  if (NeedsNoShard(*mode)) {
     if (factors_ != nullptr) factors_->Release(layer);
     return AnsweredFuture(what, gradient, out);
   }
@@ -190,7 +190,7 @@ PreconditionFuture WorkerImpl::AbstainGradient(uint64_t step, int64_t layer) {
   if (!mode.ok()) return FailedFuture(mode.status());
   if (absl::Status status = CheckGradient(layer); !status.ok()) return FailedFuture(status);
   const auto state = std::make_shared<PreconditionFuture::State>(Describe(step, layer), MatrixView(), false, false);
-  if (factors_ != nullptr || AnsweredHere(*mode)) {
+  if (factors_ != nullptr || NeedsNoShard(*mode)) {
     state->Complete({Decision::kSkip, 0, 0, absl::StrCat("rank ", rank_, " abstained")});
     return PreconditionFuture(state);
   }

@@ -96,7 +96,7 @@ absl::Status WorkerImpl::DevicePlaneStatus(int64_t layer, int device) {
 }
 
 void WorkerImpl::Deliver(const DeviceGradient& gradient) {
-  if (AnsweredHere(gradient.contribution.mode)) return AnswerOnDevice(gradient);
+  if (NeedsNoShard(gradient.contribution.mode)) return AnswerOnDevice(gradient);
   const absl::Status in_slot = SendInSlot(gradient);
   if (!in_slot.ok()) {
     if (gradient.answer->ready()) return;  // it was late, or the worker has failed

@@ -79,7 +79,7 @@ absl::StatusOr<CtlOutput> RunRestore(const CtlOptions& options) {
   Canceller canceller;
   PRECONDOR_RETURN_IF_ERROR(server.WaitForServer(options.timeout, canceller).status());
   if (options.replace) {
-    PRECONDOR_RETURN_IF_ERROR(recovery::CheckNobodyHolds(disk, stored));
+    PRECONDOR_RETURN_IF_ERROR(recovery::CheckDirectoriesNotInUse(disk, stored));
     v1::CloseSessionRequest close;
     close.set_name(options.argument);
     PRECONDOR_RETURN_IF_ERROR(server.CloseSession(close, canceller).status());

@@ -104,7 +104,7 @@ class Coordinator {
   // Begins a snapshot of the whole session as of a step that has not been granted to any rank. It completes or fails
   // later; see CoordinatorSessionSummary. Returns FAILED_PRECONDITION if a snapshot is under way or a shard cannot take
   // its part.
-  absl::StatusOr<SessionSnapshot> CreateSnapshot(absl::string_view name);
+  absl::StatusOr<SnapshotEntry> CreateSnapshot(absl::string_view name);
   // Opens a session that begins with factors from outside, as of `step`. No worker can join before all shards have
   // received them (SnapshotRequests::RestoreLayer). Returns FAILED_PRECONDITION if a session of that name exists or a
   // shard cannot take part, ABORTED if the session is closed meanwhile.
@@ -191,18 +191,18 @@ class Coordinator {
   void ReconcileFactors(size_t shard, const ShardDescription& description);
   absl::Status SendFactorHold(const CoordinatorSession& session, size_t shard, const FactorHold& hold);
   // Precondition: the caller holds the session's lock.
-  absl::StatusOr<SessionSnapshot> BeginSnapshot(CoordinatorSession& session);
+  absl::StatusOr<SnapshotEntry> BeginSnapshot(CoordinatorSession& session);
   // Writes the snapshot to the journal and orders its parts from the shards. Precondition: the caller holds the
   // session's lock.
-  absl::Status OrderSnapshot(CoordinatorSession& session, const SessionSnapshot& planned);
+  absl::Status OrderSnapshot(CoordinatorSession& session, const SnapshotEntry& planned);
   // Asks the shards for the progress of snapshots under way, and begins those that are due.
   void CompleteSnapshots();
   // Returns the snapshot with the shards' progress. `again`: all shards have received the order before.
-  SessionSnapshot AskForParts(const CoordinatorSession& session, SessionSnapshot snapshot, bool again);
+  SnapshotEntry AskForParts(const CoordinatorSession& session, SnapshotEntry snapshot, bool again);
   // Writes and adopts the snapshot's state. Precondition: the caller holds the session's lock.
-  absl::Status WriteSnapshot(CoordinatorSession& session, const SessionSnapshot& snapshot);
+  absl::Status WriteSnapshot(CoordinatorSession& session, const SnapshotEntry& snapshot);
   // Reports the last complete snapshot to the observer.
-  void ShowLastSnapshot(absl::string_view name, const std::vector<SessionSnapshot>& snapshots);
+  void ShowLastSnapshot(absl::string_view name, const std::vector<SnapshotEntry>& snapshots);
   // Tells the session's shards the membership. Precondition: the caller holds the session's lock. `failed`: see
   // InstallOnShards.
   absl::Status TellShards(CoordinatorSession& session, std::optional<size_t>* failed = nullptr);

@@ -57,7 +57,7 @@ struct SnapshotPart {
 };
 
 // A snapshot of a whole session. It is complete once every part is durable, and of no use before.
-struct SessionSnapshot {
+struct SnapshotEntry {
   uint64_t number = 0;  // number within the session
   uint64_t step = 0;    // contains every update of earlier steps and no others
   uint64_t epoch = 0;   // epoch in which it was begun
@@ -67,7 +67,7 @@ struct SessionSnapshot {
   // The session begins with these factors, which are sent from outside; no worker joins before the snapshot is
   // complete.
   bool restores = false;
-  bool operator==(const SessionSnapshot&) const = default;
+  bool operator==(const SnapshotEntry&) const = default;
 };
 
 // The whole state of a session: it was opened, adopted or moved, or the journal was compacted.
@@ -105,7 +105,7 @@ struct LeaderRecord {
 // All snapshots of the session that are still listed, ascending by number.
 struct SnapshotsRecord {
   uint64_t session_id = 0;
-  std::vector<SessionSnapshot> snapshots;
+  std::vector<SnapshotEntry> snapshots;
 };
 using CoordinatorRecord = std::variant<SessionRecord, MembershipRecord, LeaseRecord, CloseRecord, SnapshotsRecord,
                                        ClosingRecord, LeaderRecord>;

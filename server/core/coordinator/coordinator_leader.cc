@@ -20,7 +20,7 @@ namespace {
 struct Journalled {
   std::map<uint64_t, SessionRecord> sessions;
   std::map<uint64_t, SessionRecord> ending;  // a ClosingRecord was written
-  std::map<uint64_t, std::vector<SessionSnapshot>> snapshots;
+  std::map<uint64_t, std::vector<SnapshotEntry>> snapshots;
   uint64_t last_token = 0;
 };
 
@@ -176,7 +176,7 @@ void Coordinator::AddRecords(std::vector<CoordinatorRecord>& records) const {
   MutexLock lock(mu_);
   for (const auto& [id, session] : sessions_.by_id()) {
     records.emplace_back(session->record());
-    const std::vector<SessionSnapshot>& snapshots = session->snapshots().list();
+    const std::vector<SnapshotEntry>& snapshots = session->snapshots().list();
     if (!snapshots.empty()) records.emplace_back(SnapshotsRecord{.session_id = id, .snapshots = snapshots});
   }
   ending_.AddRecords(records);

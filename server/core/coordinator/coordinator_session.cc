@@ -76,9 +76,9 @@ CoordinatorRecord CoordinatorSession::PlanMembership(Membership next) const {
   return whole;
 }
 
-absl::StatusOr<SessionSnapshot> CoordinatorSession::PlanSnapshot() {
+absl::StatusOr<SnapshotEntry> CoordinatorSession::PlanSnapshot() {
   const uint64_t step = leases_.first_open_step();
-  PRECONDOR_ASSIGN_OR_RETURN(SessionSnapshot planned, snapshots_.Plan(step, members_.epoch(), placement_));
+  PRECONDOR_ASSIGN_OR_RETURN(SnapshotEntry planned, snapshots_.Plan(step, members_.epoch(), placement_));
   leases_.HoldBefore(step);
   return planned;
 }

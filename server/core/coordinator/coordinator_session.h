@@ -60,7 +60,7 @@ class CoordinatorSession {
   CoordinatorRecord PlanMembership(Membership next) const;
   // Plans a snapshot as of the first step that has not been granted to any rank. No lease reaches that step before
   // EndSnapshotPlan. Returns the errors of SessionSnapshots::Plan.
-  absl::StatusOr<SessionSnapshot> PlanSnapshot();
+  absl::StatusOr<SnapshotEntry> PlanSnapshot();
   void EndSnapshotPlan() { leases_.EndHold(); }
   // Returns a lease to write: a longer one, or a change of mode from the first step that has not been granted to any
   // rank. Until Adopt, NoteInDoubt or StayInFirstOrder, no step that it changes is granted. Returns nullopt if nothing

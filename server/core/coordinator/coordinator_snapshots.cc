@@ -32,10 +32,10 @@ bool WantsSnapshot(const CoordinatorSession& session, uint64_t interval_steps) {
 }
 
 // Returns the snapshots that are worth remembering, oldest first.
-std::vector<SessionSnapshot> Trim(std::vector<SessionSnapshot> snapshots) {
+std::vector<SnapshotEntry> Trim(std::vector<SnapshotEntry> snapshots) {
   auto complete = std::count_if(snapshots.begin(), snapshots.end(),
-                                [](const SessionSnapshot& one) { return one.state == SnapshotState::kComplete; });
-  std::erase_if(snapshots, [&complete](const SessionSnapshot& one) {
+                                [](const SnapshotEntry& one) { return one.state == SnapshotState::kComplete; });
+  std::erase_if(snapshots, [&complete](const SnapshotEntry& one) {
     return one.state == SnapshotState::kComplete && static_cast<size_t>(complete--) > kComplete;
   });
   for (auto it = snapshots.begin(); snapshots.size() > kListed && it != snapshots.end();) {
@@ -46,13 +46,13 @@ std::vector<SessionSnapshot> Trim(std::vector<SessionSnapshot> snapshots) {
 
 }  // namespace
 
-absl::Status Coordinator::WriteSnapshot(CoordinatorSession& session, const SessionSnapshot& snapshot) {
-  std::vector<SessionSnapshot> next;
+absl::Status Coordinator::WriteSnapshot(CoordinatorSession& session, const SnapshotEntry& snapshot) {
+  std::vector<SnapshotEntry> next;
   {
     MutexLock lock(mu_);
     next = session.snapshots().list();
   }
-  std::erase_if(next, [&](const SessionSnapshot& one) { return one.number == snapshot.number; });
+  std::erase_if(next, [&](const SnapshotEntry& one) { return one.number == snapshot.number; });
   next.push_back(snapshot);
   next = Trim(std::move(next));
   PRECONDOR_RETURN_IF_ERROR(
@@ -63,15 +63,15 @@ absl::Status Coordinator::WriteSnapshot(CoordinatorSession& session, const Sessi
   return absl::OkStatus();
 }
 
-void Coordinator::ShowLastSnapshot(absl::string_view name, const std::vector<SessionSnapshot>& snapshots) {
+void Coordinator::ShowLastSnapshot(absl::string_view name, const std::vector<SnapshotEntry>& snapshots) {
   std::optional<uint64_t> last;
-  for (const SessionSnapshot& one : snapshots) {
+  for (const SnapshotEntry& one : snapshots) {
     if (one.state == SnapshotState::kComplete) last = std::max(last.value_or(0), one.step);
   }
   if (last.has_value()) observer_.OnLastSessionSnapshot(name, *last);
 }
 
-SessionSnapshot Coordinator::AskForParts(const CoordinatorSession& session, SessionSnapshot snapshot, bool again) {
+SnapshotEntry Coordinator::AskForParts(const CoordinatorSession& session, SnapshotEntry snapshot, bool again) {
   SnapshotOrder order;
   bool passed = false;
   std::optional<std::string> failure;
@@ -105,8 +105,8 @@ SessionSnapshot Coordinator::AskForParts(const CoordinatorSession& session, Sess
   return snapshot;
 }
 
-absl::StatusOr<SessionSnapshot> Coordinator::BeginSnapshot(CoordinatorSession& session) {
-  SessionSnapshot planned;
+absl::StatusOr<SnapshotEntry> Coordinator::BeginSnapshot(CoordinatorSession& session) {
+  SnapshotEntry planned;
   {
     MutexLock lock(mu_);
     PRECONDOR_ASSIGN_OR_RETURN(planned, session.PlanSnapshot());
@@ -120,10 +120,10 @@ absl::StatusOr<SessionSnapshot> Coordinator::BeginSnapshot(CoordinatorSession& s
   return planned;
 }
 
-absl::Status Coordinator::OrderSnapshot(CoordinatorSession& session, const SessionSnapshot& planned) {
+absl::Status Coordinator::OrderSnapshot(CoordinatorSession& session, const SnapshotEntry& planned) {
   absl::Status status = WriteSnapshot(session, planned);
   if (status.ok()) {
-    const SessionSnapshot begun = AskForParts(session, planned, /*again=*/false);
+    const SnapshotEntry begun = AskForParts(session, planned, /*again=*/false);
     if (begun.state == SnapshotState::kFailed) {
       status = absl::FailedPreconditionError(
           absl::StrCat("session \"", session.spec().name, "\" snapshot ", begun.number, ": ", begun.reason));
@@ -153,7 +153,7 @@ absl::StatusOr<RestoreResult> Coordinator::RestoreSession(const SessionSpec& spe
     return absl::AbortedError(absl::StrCat("session \"", spec.name, "\": was closed while it was being restored"));
   }
   CoordinatorSession& session = *locked.state();
-  SessionSnapshot planned;
+  SnapshotEntry planned;
   {
     MutexLock lock(mu_);
     PRECONDOR_ASSIGN_OR_RETURN(planned, session.snapshots().PlanRestore(step, session.members(), session.placement()));
@@ -163,7 +163,7 @@ absl::StatusOr<RestoreResult> Coordinator::RestoreSession(const SessionSpec& spe
   return RestoreResult{.secret = std::move(opened.secret), .session = MakeSummary(session)};
 }
 
-absl::StatusOr<SessionSnapshot> Coordinator::CreateSnapshot(absl::string_view name) {
+absl::StatusOr<SnapshotEntry> Coordinator::CreateSnapshot(absl::string_view name) {
   PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   SessionLock locked(*this, name, /*create=*/false);
   if (locked.state() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
@@ -181,7 +181,7 @@ void Coordinator::CompleteSnapshots() {
     SessionLock locked(*this, name, /*create=*/false);
     if (locked.state() == nullptr) continue;
     CoordinatorSession& session = *locked.state();
-    std::optional<SessionSnapshot> last;
+    std::optional<SnapshotEntry> last;
     bool due = false;
     {
       MutexLock lock(mu_);
@@ -190,7 +190,7 @@ void Coordinator::CompleteSnapshots() {
     }
     if (due) BeginSnapshot(session).IgnoreError();
     if (due || !last.has_value() || last->state != SnapshotState::kUnderWay) continue;
-    const SessionSnapshot now = AskForParts(session, *last, /*again=*/true);
+    const SnapshotEntry now = AskForParts(session, *last, /*again=*/true);
     // The next Reconcile repeats a write that fails.
     if (now == *last || !WriteSnapshot(session, now).ok() || now.state == SnapshotState::kUnderWay) continue;
     const bool complete = now.state == SnapshotState::kComplete;

@@ -75,7 +75,7 @@ struct CoordinatorSessionSummary {
   FallbackDecision decision;  // last decision, with its inputs
   std::vector<ModeInterval> modes;
   std::optional<Mode> forced;  // mode set by an operator
-  std::vector<SessionSnapshot> snapshots;
+  std::vector<SnapshotEntry> snapshots;
 };
 
 struct RestoreResult {

@@ -35,7 +35,7 @@ std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session) {
 Directive MakeDirective(const CoordinatorSession& session) {
   const Membership& membership = session.members().membership();
   const StepLeases& leases = session.leases();
-  const std::vector<SessionSnapshot>& snapshots = session.snapshots().list();
+  const std::vector<SnapshotEntry>& snapshots = session.snapshots().list();
   // A snapshot is announced after EndSnapshotPlan: it may fail before that.
   const bool announced = !snapshots.empty() && snapshots.back().state != SnapshotState::kFailed &&
                          leases.held_before() != snapshots.back().step;

@@ -9,8 +9,8 @@
 
 namespace precondor {
 
-absl::StatusOr<SessionSnapshot> SessionSnapshots::Plan(uint64_t step, uint64_t epoch,
-                                                       const SessionPlacement& placement) const {
+absl::StatusOr<SnapshotEntry> SessionSnapshots::Plan(uint64_t step, uint64_t epoch,
+                                                     const SessionPlacement& placement) const {
   if (under_way()) {
     return absl::FailedPreconditionError(absl::StrCat("session \"", session_name_, "\": snapshot ", list_.back().number,
                                                       " as of step ", list_.back().step, " is under way"));
@@ -19,7 +19,7 @@ absl::StatusOr<SessionSnapshot> SessionSnapshots::Plan(uint64_t step, uint64_t e
   return Next(step, epoch, placement);
 }
 
-SessionSnapshot SessionSnapshots::Next(uint64_t step, uint64_t epoch, const SessionPlacement& placement) const {
+SnapshotEntry SessionSnapshots::Next(uint64_t step, uint64_t epoch, const SessionPlacement& placement) const {
   return {.number = list_.empty() ? 1 : list_.back().number + 1,
           .step = step,
           .epoch = epoch,
@@ -27,19 +27,19 @@ SessionSnapshot SessionSnapshots::Next(uint64_t step, uint64_t epoch, const Sess
           .parts = placement.MakeParts()};
 }
 
-absl::StatusOr<SessionSnapshot> SessionSnapshots::PlanRestore(uint64_t step, const SessionMembers& members,
-                                                              const SessionPlacement& placement) const {
+absl::StatusOr<SnapshotEntry> SessionSnapshots::PlanRestore(uint64_t step, const SessionMembers& members,
+                                                            const SessionPlacement& placement) const {
   if (!members.fresh() || !list_.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("session \"", session_name_, "\": is in use already; close it before it is restored"));
   }
-  SessionSnapshot planned = Next(step, members.epoch(), placement);
+  SnapshotEntry planned = Next(step, members.epoch(), placement);
   planned.restores = true;
   return planned;
 }
 
 absl::Status SessionSnapshots::CheckRestored() const {
-  for (const SessionSnapshot& snapshot : list_) {
+  for (const SnapshotEntry& snapshot : list_) {
     if (!snapshot.restores || snapshot.state == SnapshotState::kComplete) continue;
     if (snapshot.state == SnapshotState::kUnderWay) {
       return ReasonedStatus(
@@ -53,20 +53,20 @@ absl::Status SessionSnapshots::CheckRestored() const {
   return absl::OkStatus();
 }
 
-SnapshotOrder SessionSnapshots::MakeOrder(uint64_t session_id, const SessionSnapshot& snapshot, bool again) const {
+SnapshotOrder SessionSnapshots::MakeOrder(uint64_t session_id, const SnapshotEntry& snapshot, bool again) const {
   SnapshotOrder order{.session_id = session_id,
                       .number = snapshot.number,
                       .step = snapshot.step,
                       .again = again,
                       .keep = {},
                       .restores = snapshot.restores};
-  for (const SessionSnapshot& other : list_) {
+  for (const SnapshotEntry& other : list_) {
     if (other.state == SnapshotState::kComplete) order.keep.push_back(other.number);
   }
   return order;
 }
 
-std::optional<std::string> SessionSnapshots::WhyNotWhole(const SessionSnapshot& snapshot, const Membership& membership,
+std::optional<std::string> SessionSnapshots::WhyNotWhole(const SnapshotEntry& snapshot, const Membership& membership,
                                                          const SessionPlacement& placement) {
   if (membership.rollback_epoch > snapshot.epoch) {
     return absl::StrCat("the job rolled back to step ", membership.resume_step);

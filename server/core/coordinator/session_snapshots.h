@@ -25,24 +25,24 @@ class SessionSnapshots {
   explicit SessionSnapshots(std::string session_name) : session_name_(std::move(session_name)) {}
 
   // Returns the durable snapshots that are remembered, ascending by number.
-  const std::vector<SessionSnapshot>& list() const { return list_; }
-  void Adopt(std::vector<SessionSnapshot> list) { list_ = std::move(list); }
+  const std::vector<SnapshotEntry>& list() const { return list_; }
+  void Adopt(std::vector<SnapshotEntry> list) { list_ = std::move(list); }
 
   // Plans the next snapshot, of the state before `step`. Returns FAILED_PRECONDITION if one is under way, or the errors
   // of CheckRestored.
-  absl::StatusOr<SessionSnapshot> Plan(uint64_t step, uint64_t epoch, const SessionPlacement& placement) const;
+  absl::StatusOr<SnapshotEntry> Plan(uint64_t step, uint64_t epoch, const SessionPlacement& placement) const;
   // Plans the snapshot that a new session begins with. Returns FAILED_PRECONDITION if a rank has joined or a snapshot
   // exists.
-  absl::StatusOr<SessionSnapshot> PlanRestore(uint64_t step, const SessionMembers& members,
-                                              const SessionPlacement& placement) const;
+  absl::StatusOr<SnapshotEntry> PlanRestore(uint64_t step, const SessionMembers& members,
+                                            const SessionPlacement& placement) const;
   // Checks that the session has the factors that it begins with. Returns UNAVAILABLE (NOT_ACTIVE) if some have not been
   // sent yet, FAILED_PRECONDITION if the restore has failed.
   absl::Status CheckRestored() const;
 
   // Returns the order for a shard. `again`: all shards have received the order before.
-  SnapshotOrder MakeOrder(uint64_t session_id, const SessionSnapshot& snapshot, bool again) const;
+  SnapshotOrder MakeOrder(uint64_t session_id, const SnapshotEntry& snapshot, bool again) const;
   // Returns why a snapshot under way can no longer complete, or nullopt if it can.
-  static std::optional<std::string> WhyNotWhole(const SessionSnapshot& snapshot, const Membership& membership,
+  static std::optional<std::string> WhyNotWhole(const SnapshotEntry& snapshot, const Membership& membership,
                                                 const SessionPlacement& placement);
   // Returns whether no snapshot is under way and `step` is at least `interval_steps` after the last one. Returns false
   // if `interval_steps` is 0.
@@ -50,10 +50,10 @@ class SessionSnapshots {
 
  private:
   bool under_way() const { return !list_.empty() && list_.back().state == SnapshotState::kUnderWay; }
-  SessionSnapshot Next(uint64_t step, uint64_t epoch, const SessionPlacement& placement) const;
+  SnapshotEntry Next(uint64_t step, uint64_t epoch, const SessionPlacement& placement) const;
 
   const std::string session_name_;
-  std::vector<SessionSnapshot> list_;
+  std::vector<SnapshotEntry> list_;
 };
 
 }  // namespace precondor

@@ -16,7 +16,8 @@ LeaseTerms StepLeases::First(const SessionSpec& spec, uint64_t lease_steps) {
   LeaseTerms lease;
   lease.durable_through = StepSum(lease_steps, lease_steps * kDurableLeases);
   // A mode that is known in advance holds from the step that it names.
-  lease.schedule = CarryOut(Decide(spec.fallback, lease.fallback), {{0, Mode::kSecondOrder}}, /*first_open_step=*/0);
+  lease.schedule =
+      ApplyDecision(Decide(spec.fallback, lease.fallback), {{0, Mode::kSecondOrder}}, /*first_open_step=*/0);
   return lease;
 }
 

@@ -83,7 +83,7 @@ absl::Status LayerWorker::ApplyStatistics(std::vector<StagedContribution>& contr
   PRECONDOR_ASSIGN_OR_RETURN(const LayerStatistics merged,
                              MergeStatistics(session_.spec, layer_, contributions, device_.backend, scratch));
   contributions.clear();
-  SealedUpdate update;
+  PublishedUpdate update;
   if (session_.spec.exchange == ExchangeMode::kReplay) {
     PRECONDOR_ASSIGN_OR_RETURN(update, Seal(merged));
   }
@@ -96,8 +96,8 @@ absl::Status LayerWorker::ApplyStatistics(std::vector<StagedContribution>& contr
   return status;
 }
 
-absl::StatusOr<SealedUpdate> LayerWorker::Seal(const LayerStatistics& merged) const {
-  SealedUpdate update;
+absl::StatusOr<PublishedUpdate> LayerWorker::Seal(const LayerStatistics& merged) const {
+  PublishedUpdate update;
   Payload bytes(static_cast<size_t>(merged.a.size() + merged.g.size()) * ByteSize(DType::kF32));
   // Heap blocks are aligned for f32, and the wire's byte order is the host's.
   float* out = reinterpret_cast<float*>(bytes.data());

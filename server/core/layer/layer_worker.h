@@ -40,7 +40,7 @@ class LayerWorker {
     bool reset = false;                 // decompositions have failed repeatedly and the factors begin anew
     absl::Duration took;
     StateView state;
-    std::optional<SealedUpdate> update;  // set if the update succeeded and workers have factors
+    std::optional<PublishedUpdate> update;  // set if the update succeeded and workers have factors
   };
   struct Answer {
     GradientResult result;
@@ -82,7 +82,7 @@ class LayerWorker {
 
  private:
   absl::Status ApplyStatistics(std::vector<StagedContribution>& contributions, UpdateOutcome& outcome);
-  absl::StatusOr<SealedUpdate> Seal(const LayerStatistics& merged) const;
+  absl::StatusOr<PublishedUpdate> Seal(const LayerStatistics& merged) const;
   std::string NoFactors() const;
   // Returns true if the elapsed time of work is the layer's own, so that placement can use it.
   bool TimesAreOwn() const;

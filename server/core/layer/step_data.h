@@ -22,7 +22,7 @@ namespace precondor {
 
 // The result of an update, for workers that have the factors too. In REPLAY it is the merged vectors of the update;
 // otherwise `bytes` is null.
-struct SealedUpdate {
+struct PublishedUpdate {
   std::vector<TensorDesc> tensors;  // a [k, d_in], g [k, d_out]
   std::shared_ptr<const Payload> bytes;
 };
@@ -65,8 +65,8 @@ struct StepData {
   Mode mode = Mode::kSecondOrder;
   // Contributions of a record of the journal whose update has yet to be applied.
   std::optional<std::vector<StagedContribution>> logged;
-  std::optional<Plan> plan;            // plan that a rank may have been answered with before the shard came back
-  std::optional<SealedUpdate> update;  // set once the update is made, if workers have factors
+  std::optional<Plan> plan;               // plan that a rank may have been answered with before the shard came back
+  std::optional<PublishedUpdate> update;  // set once the update is made, if workers have factors
   std::optional<WeightedSum> sum;
   absl::Status lost;      // why the average cannot be made; OK if it can
   Payload result_buffer;  // the first gradient's bytes; the result reuses the buffer, since its size is equal

@@ -133,7 +133,7 @@ absl::Status StepWindow::CheckWindow(const ContributionKey& key, bool begins) co
   bool blocked = !rules_.has_gaps() && !begins && key.step > newest && key.step - newest > window;
   size_t kept = 1;
   for (const auto& [step, of] : steps_) {
-    if (begins && step < key.step && LacksFor(of, key.rank, key.step, /*resumes=*/false)) continue;
+    if (begins && step < key.step && CannotComplete(of, key.rank, key.step, /*resumes=*/false)) continue;
     const bool leaves = key.step > step && key.step - step >= window;
     if (const std::optional<uint32_t> rank = of.owed_rank(); leaves && rank.has_value()) {
       return ReasonedStatus(
@@ -145,8 +145,8 @@ absl::Status StepWindow::CheckWindow(const ContributionKey& key, bool begins) co
       return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
                             absl::StrCat(DescribeKey(spec, key), ": step ", step, " is being answered again"));
     }
-    blocked = blocked || (leaves && !Closable(of));
-    const bool finished = Closable(of) && of.statistics.state != PhaseState::kSealed;
+    blocked = blocked || (leaves && !MayLeaveWindow(of));
+    const bool finished = MayLeaveWindow(of) && of.statistics.state != PhaseState::kSealed;
     if (!leaves || !finished) ++kept;
   }
   if (!blocked && kept <= window + 1) return absl::OkStatus();
@@ -156,7 +156,7 @@ absl::Status StepWindow::CheckWindow(const ContributionKey& key, bool begins) co
                                      " steps, and a step without a gradient needs an abstention"));
 }
 
-bool StepWindow::Closable(const WindowStep& of) const {
+bool StepWindow::MayLeaveWindow(const WindowStep& of) const {
   // A sealed gradient phase still owes answers. Sealed statistics only wait for their turn.
   const bool statistics = of.statistics.state != PhaseState::kOpen || of.statistics.contributions.empty();
   // A restored step needs no more answers once a rank asks for a step so much later.
@@ -165,7 +165,7 @@ bool StepWindow::Closable(const WindowStep& of) const {
          (answered || of.gradient.untouched() || (of.restored && of.gradient.state != PhaseState::kSealed));
 }
 
-bool StepWindow::LacksFor(const WindowStep& of, uint32_t rank, uint64_t step, bool resumes) const {
+bool StepWindow::CannotComplete(const WindowStep& of, uint32_t rank, uint64_t step, bool resumes) const {
   if (of.gradient.state != PhaseState::kOpen || of.gradient.contributions.has(rank)) return false;
   // The step was answered before the shard came back, unless the journal has lost the records after it.
   return !(of.restored && (resumes || rules_.one_answer()) && HasAnswered(step - 1));
@@ -201,7 +201,7 @@ bool StepWindow::SkipStepsBefore(uint32_t rank, uint64_t step, bool resumes, Eff
   if (step > 0 && !HasAnswered(step - 1)) opens_from_ = std::max(opens_from_, step);
   for (auto it = steps_.begin(); it != steps_.end() && it->first < step;) {
     WindowStep& of = it->second;
-    if (!LacksFor(of, rank, step, resumes)) {
+    if (!CannotComplete(of, rank, step, resumes)) {
       ++it;
       continue;
     }

@@ -147,9 +147,9 @@ class StepWindow {
 
  private:
   absl::Status CheckWindow(const ContributionKey& key, bool begins) const;
-  bool Closable(const WindowStep& of) const;
+  bool MayLeaveWindow(const WindowStep& of) const;
   // Returns true if `of`, a step before `step`, cannot be completed; see SkipStepsBefore.
-  bool LacksFor(const WindowStep& of, uint32_t rank, uint64_t step, bool resumes) const;
+  bool CannotComplete(const WindowStep& of, uint32_t rank, uint64_t step, bool resumes) const;
 
   LayerRules rules_;
   std::map<uint64_t, WindowStep> steps_;

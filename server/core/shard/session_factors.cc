@@ -28,7 +28,7 @@ SessionFactors::SessionFactors(std::shared_ptr<SessionContext> context,
 
 absl::StatusOr<SessionFactors::FactorState> SessionFactors::state() const {
   MutexLock lock(mu_);
-  if (!holding_ && !letting_go_ && !closed_) {
+  if (!holding_ && !evicting_ && !closed_) {
     return FactorState{
         .held = held_, .reserved = reserved_, .version = version_, .eviction_id = eviction_id_, .writing = writing_};
   }
@@ -39,7 +39,7 @@ bool SessionFactors::HandOver(const FactorState& expected) {
   MutexLock lock(mu_);
   const FactorState now{
       .held = held_, .reserved = reserved_, .version = version_, .eviction_id = eviction_id_, .writing = writing_};
-  if (closed_ || holding_ || letting_go_ || now != expected) return false;
+  if (closed_ || holding_ || evicting_ || now != expected) return false;
   closed_ = true;
   reserved_ = NoBytes();
   return true;
@@ -120,7 +120,7 @@ absl::Status SessionFactors::Hold(HoldVersion version) {
       version_ = version;
       return absl::OkStatus();
     }
-    if (holding_ || letting_go_) {
+    if (holding_ || evicting_) {
       return absl::UnavailableError(
           absl::StrCat("session \"", context_->spec.name, "\": its factors are being changed already"));
     }
@@ -167,7 +167,7 @@ void SessionFactors::Release(HoldVersion version) {
     if (!held_) return;
     held_ = false;
     eviction_id = NextEvictionId();
-    letting_go_ = context_->shard->options.journal != nullptr;
+    evicting_ = context_->shard->options.journal != nullptr;
   }
   Evict(eviction_id, /*reserved=*/true);
 }
@@ -220,7 +220,7 @@ void SessionFactors::Keep(ReleasedFactors factors, bool reserved) {
   if (!factors.states.empty()) journal->KeepFactors(std::move(factors));
   {
     MutexLock lock(mu_);
-    letting_go_ = false;
+    evicting_ = false;
     if (reserved) writing_ = eviction_id;
   }
   FreeReleased();
@@ -313,7 +313,7 @@ void SessionFactors::FinishReplay(std::map<uint32_t, std::string> released) {
     reserved_ = reserved ? sizes_.held : sizes_.released;
     if (leaves) {
       eviction_id = NextEvictionId();
-      letting_go_ = true;
+      evicting_ = true;
     } else if (reserved && !held) {
       writing_ = kept;
     }

@@ -124,7 +124,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   // True while Hold makes factors.
   bool holding_ ABSL_GUARDED_BY(mu_) = false;
   // True while layers still have to save evicted factors for the journal.
-  bool letting_go_ ABSL_GUARDED_BY(mu_) = false;
+  bool evicting_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t writing_ ABSL_GUARDED_BY(mu_);  // see FactorState
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -61,8 +61,8 @@ absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& insta
   // A replay replaces no session: the journal has a record of its own for each removed session.
   if (source == Source::kCoordinator) PRECONDOR_RETURN_IF_ERROR(quarantine_.ReplaceSameNameSession(install));
   PRECONDOR_RETURN_IF_ERROR(serving_.CheckNotDraining(install.spec.name));
-  PRECONDOR_ASSIGN_OR_RETURN(const LayerRoom room, MakeRoom(*shard_, sessions_, install, methods, nullptr,
-                                                            !install.factors_released, shard_->memory.none()));
+  PRECONDOR_ASSIGN_OR_RETURN(const LayerReservation room, MakeRoom(*shard_, sessions_, install, methods, nullptr,
+                                                                   !install.factors_released, shard_->memory.none()));
   std::shared_ptr<SessionContext> session_context(
       new SessionContext{.shard = shard_,
                          .session_id = install.session_id,
@@ -97,8 +97,9 @@ absl::StatusOr<int64_t> SessionInstaller::ChangeLayers(const std::shared_ptr<Sha
   SessionContext& context = session->context();
   PRECONDOR_ASSIGN_OR_RETURN(const SessionFactors::FactorState state, session->factors().state());
   // Layers that leave are freed only when the new ones exist: until then both count.
-  PRECONDOR_ASSIGN_OR_RETURN(const LayerRoom room, MakeRoom(*shard_, sessions_, install, context.methods, &context,
-                                                            state.held || state.writing != 0, state.reserved));
+  PRECONDOR_ASSIGN_OR_RETURN(const LayerReservation room,
+                             MakeRoom(*shard_, sessions_, install, context.methods, &context,
+                                      state.held || state.writing != 0, state.reserved));
   const absl::Status busy = absl::UnavailableError(
       absl::StrCat("session \"", install.spec.name, "\": it is being changed already; try again"));
   absl::StatusOr<std::shared_ptr<ShardSession>> next = busy;
@@ -113,13 +114,13 @@ absl::StatusOr<int64_t> SessionInstaller::ChangeLayers(const std::shared_ptr<Sha
     shard_->memory.Release(room.more);
     return busy;
   }
-  (*next)->Succeed(*session, install);
+  (*next)->TakeOverFrom(*session, install);
   shard_->memory.Release(state.reserved + room.more - room.bytes);
   Report(install, room, "session goes on with other layers");
   return room.bytes.total();
 }
 
-void SessionInstaller::Report(const SessionInstall& install, const LayerRoom& room, absl::string_view event) {
+void SessionInstaller::Report(const SessionInstall& install, const LayerReservation& room, absl::string_view event) {
   shard_->observer.OnSessionGradientMemory(install.spec.name, room.sizes.released.total());
   shard_->observer.OnSessionMemory(install.spec.name, room.bytes.total());
   shard_->logger.Log(Severity::kInfo, event,

@@ -39,7 +39,7 @@ class SessionInstaller {
                                        Source source);
   void Record(const SessionInstall& install, Source source);
   // Reports to the observer and the log what the session has reserved.
-  void Report(const SessionInstall& install, const LayerRoom& room, absl::string_view event);
+  void Report(const SessionInstall& install, const LayerReservation& room, absl::string_view event);
 
   const std::shared_ptr<ShardContext> shard_;
   ShardSessions& sessions_;

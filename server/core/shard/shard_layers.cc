@@ -98,12 +98,12 @@ bool GiveDevices(SessionContext& session, const LayersOfDevices& layers) {
   return given;
 }
 
-absl::StatusOr<LayerRoom> MakeRoom(ShardContext& shard, const ShardSessions& sessions, const SessionInstall& install,
-                                   const MethodSet& methods, const SessionContext* known, bool held,
-                                   const DeviceBytes& reserved) {
+absl::StatusOr<LayerReservation> MakeRoom(ShardContext& shard, const ShardSessions& sessions,
+                                          const SessionInstall& install, const MethodSet& methods,
+                                          const SessionContext* known, bool held, const DeviceBytes& reserved) {
   for (;;) {
     const DeviceBytes before = shard.memory.reserved();
-    LayerRoom room;
+    LayerReservation room;
     room.layers = Assign(shard, sessions, install, methods, known, before - reserved);
     room.sizes = FactorSizes(shard, install.spec, methods, room.layers);
     room.bytes = held ? room.sizes.held : room.sizes.released;

@@ -19,7 +19,7 @@
 namespace precondor {
 
 // A session's layers by device, and the memory for them.
-struct LayerRoom {
+struct LayerReservation {
   LayersOfDevices layers;
   SessionFactors::Sizes sizes;
   DeviceBytes bytes;  // the one of `sizes` that applies
@@ -29,9 +29,9 @@ struct LayerRoom {
 // Assigns devices to the layers of the install and reserves the memory that the session lacks. `known` is the session's
 // context, or null if the session is new here. `held` says whether it has factors, and `reserved` what it has reserved
 // already. Returns the errors of MemoryAccount::Reserve.
-absl::StatusOr<LayerRoom> MakeRoom(ShardContext& shard, const ShardSessions& sessions, const SessionInstall& install,
-                                   const MethodSet& methods, const SessionContext* known, bool held,
-                                   const DeviceBytes& reserved);
+absl::StatusOr<LayerReservation> MakeRoom(ShardContext& shard, const ShardSessions& sessions,
+                                          const SessionInstall& install, const MethodSet& methods,
+                                          const SessionContext* known, bool held, const DeviceBytes& reserved);
 
 std::vector<std::unique_ptr<SessionDevice>> MakeSessionDevices(const ShardContext& shard);
 

@@ -92,7 +92,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const Ses
       new ShardSession(context_, install.layers, std::move(layers), std::move(factors), install));
 }
 
-void ShardSession::Succeed(const ShardSession& previous, const SessionInstall& install) {
+void ShardSession::TakeOverFrom(const ShardSession& previous, const SessionInstall& install) {
   const std::vector<Member> replaced = previous.members_.ReplacedBy(install.members);
   for (const uint32_t layer : previous.owned_) {
     if (layers_[layer] == nullptr) {

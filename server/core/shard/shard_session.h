@@ -38,13 +38,13 @@ class ShardSession {
   // STALE_EPOCH if it changes them without a later epoch.
   absl::StatusOr<bool> ChangesLayers(const SessionInstall& install) const;
   // Makes a session with the layers of `install`. It shares the layers that it keeps; these do not change before
-  // Succeed. `state` is the factor state of this session, `sizes` those of the new one. Returns the errors of
+  // TakeOverFrom. `state` is the factor state of this session, `sizes` those of the new one. Returns the errors of
   // Method::MakeState.
   absl::StatusOr<std::shared_ptr<ShardSession>> WithLayers(const SessionInstall& install,
                                                            const SessionFactors::FactorState& state,
                                                            const SessionFactors::Sizes& sizes) const;
   // Takes the place of `previous`, which made this session: kept layers begin the epoch, the others end.
-  void Succeed(const ShardSession& previous, const SessionInstall& install);
+  void TakeOverFrom(const ShardSession& previous, const SessionInstall& install);
   // See ShardControl.
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence);
 

@@ -28,8 +28,8 @@ TEST(StepLedgerTest, LeasesOnlyGrow) {
 
 TEST(StepLedgerTest, ReportsAreOwedUntilTheyAreSettledInTheirOrder) {
   StepLedger ledger(0, Lease(2));
-  EXPECT_EQ(ledger.Owe({.step = 0}), 1u);
-  EXPECT_EQ(ledger.Owe({.step = 1}), 2u);
+  EXPECT_EQ(ledger.QueueReport({.step = 0}), 1u);
+  EXPECT_EQ(ledger.QueueReport({.step = 1}), 2u);
   EXPECT_EQ(ledger.next_step(), 2u);
   EXPECT_EQ(ledger.MarkAnswered(absl::UnavailableError("gone")), Verdict::kAskAgain);
   EXPECT_EQ(ledger.MarkAnswered(absl::DeadlineExceededError("slow")), Verdict::kAskAgain);
@@ -46,7 +46,7 @@ TEST(StepLedgerTest, ReportsAreOwedUntilTheyAreSettledInTheirOrder) {
 
 TEST(StepLedgerTest, AsksAgainForTheStepAfterTheLastReport) {
   StepLedger ledger(0, Lease(0));
-  ledger.Owe({.step = 0});
+  ledger.QueueReport({.step = 0});
   EXPECT_EQ(ledger.MarkAnswered(Lease(0)), Verdict::kAskAgain);
   EXPECT_EQ(ledger.MarkAnswered(Lease(1)), Verdict::kAnswered);
   EXPECT_FALSE(ledger.owes());

@@ -359,7 +359,7 @@ TEST_F(GroupingBackendTest, AWaitAtHomeHoldsNoOtherTaskUp) {
   recorder_->TakeSizes();
   InTasks(2, [&](int i) {
     if (i == 0) {
-      RunAtHome([&] { other_has_run.wait(); });
+      RunBlocking([&] { other_has_run.wait(); });
       dots[0] = backend_->Dot(x.view(), x.view()).value();
     } else {
       dots[1] = backend_->Dot(y.view(), y.view()).value();

@@ -68,10 +68,10 @@ TEST(FiberTest, GoesOnOnTheThreadThatRunsIt) {
         note();
         Fiber::MoveTo(driver);
         note();
-        RunAtHome(note);
+        RunBlocking(note);
         note();
         Fiber::Return();
-        RunAtHome(note);
+        RunBlocking(note);
       },
       7);
   EXPECT_EQ(fiber->order(), 7u);
@@ -118,7 +118,7 @@ TEST(FiberTest, KeepsLocalsOfItsOwnAndArguments) {
 
 TEST(FiberTest, OnAThreadsOwnStackRunAtHomeOnlyCalls) {
   bool called = false;
-  RunAtHome([&] { called = true; });
+  RunBlocking([&] { called = true; });
   EXPECT_TRUE(called);
 }
 

@@ -103,7 +103,7 @@ TEST(ThreadPoolExecutorTest, ASessionHasNoMoreTasksAtOnceThanThereAreThreads) {
 }
 
 TEST(StrandQueueTest, SessionsTakeTurnsAndTheirStrandsWithinThese) {
-  StrandQueue queue(/*most_of_session=*/2);
+  StrandQueue queue(/*max_tasks_per_session=*/2);
   std::vector<std::pair<uint64_t, std::string>> strands;
   for (const auto& [session, name] :
        std::vector<std::pair<uint64_t, std::string>>{{7, "a"}, {7, "b"}, {7, "c"}, {9, "d"}, {9, "e"}}) {

@@ -365,9 +365,9 @@ TEST(FallbackCarryOutTest, ChangesOnlyWhatIsOpen) {
     FallbackDecision decision;
     decision.mode = c.mode;
     decision.from_step = c.from_step;
-    const Schedule carried = CarryOut(decision, c.schedule, c.first_open_step);
+    const Schedule carried = ApplyDecision(decision, c.schedule, c.first_open_step);
     EXPECT_EQ(carried, c.expected) << c.what;
-    EXPECT_EQ(CarryOut(decision, carried, c.first_open_step), carried) << c.what << ": a second time";
+    EXPECT_EQ(ApplyDecision(decision, carried, c.first_open_step), carried) << c.what << ": a second time";
     for (uint64_t step = 0; step < c.first_open_step; ++step) {
       EXPECT_EQ(ModeAt(carried, step), ModeAt(c.schedule, step)) << c.what << ": granted step " << step;
     }

@@ -41,7 +41,7 @@ struct SimulatedJob {
                               .mode = mode});
       state = Advance(config, state, observations.back());
       decisions.push_back(Decide(config, state));
-      schedule = CarryOut(decisions.back(), schedule, step + lease_steps + 1);
+      schedule = ApplyDecision(decisions.back(), schedule, step + lease_steps + 1);
     }
   }
 

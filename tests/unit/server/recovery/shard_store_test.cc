@@ -279,12 +279,12 @@ TEST_F(ShardStoreTest, RestoredLayersGoOnBitwiseAlsoAfterARestart) {
   EXPECT_EQ(stored->step, 4u);
   EXPECT_EQ(stored->spec, spec);
   EXPECT_TRUE(VerifyStoredSession(*stored).ok());
-  EXPECT_TRUE(absl::IsFailedPrecondition(CheckNobodyHolds(fs, *stored))) << "the shard runs";
+  EXPECT_TRUE(absl::IsFailedPrecondition(CheckDirectoriesNotInUse(fs, *stored))) << "the shard runs";
   std::vector<LayerImage> images;
   for (const auto& [layer, file] : stored->layers) {
     images.push_back(DecodeImage(ReadLayer(file).value()).value());
     EXPECT_TRUE(absl::IsFailedPrecondition(shard->snapshots().RestoreLayer(images.back()))) << "the session is in use";
-    EXPECT_TRUE(absl::IsFailedPrecondition(shard->snapshots().RestorableBytes(kSession, layer).status()));
+    EXPECT_TRUE(absl::IsFailedPrecondition(shard->snapshots().RestorableBytes(kSession, layer, {}).status()));
   }
   data = "/restored";  // another machine's disk
   ASSERT_TRUE(Reopen().ok());
@@ -299,8 +299,8 @@ TEST_F(ShardStoreTest, RestoredLayersGoOnBitwiseAlsoAfterARestart) {
   other = images[0];
   other.at.layer = 7;
   EXPECT_EQ(GetErrorReason(shard->snapshots().RestoreLayer(other)), ErrorReason::kNotOwner);
-  EXPECT_EQ(GetErrorReason(shard->snapshots().RestorableBytes(kSession, 7).status()), ErrorReason::kNotOwner);
-  EXPECT_GE(shard->snapshots().RestorableBytes(kSession, images[0].at.layer).value(), images[0].state.size());
+  EXPECT_EQ(GetErrorReason(shard->snapshots().RestorableBytes(kSession, 7, {}).status()), ErrorReason::kNotOwner);
+  EXPECT_GE(shard->snapshots().RestorableBytes(kSession, images[0].at.layer, {}).value(), images[0].state.size());
   for (const LayerImage& image : images) {
     const absl::Status restored = shard->snapshots().RestoreLayer(image);
     ASSERT_TRUE(restored.ok()) << restored;

@@ -137,18 +137,18 @@ TEST_F(FrameQueueTest, AClosedQueueNeitherWritesNorResumes) {
 }
 
 TEST_F(FrameQueueTest, OwesAnAnswerOfANameOnceAndNoneWhileItIsFull) {
-  EXPECT_TRUE(queue.OweOnce("layer 1"));
-  EXPECT_FALSE(queue.OweOnce("layer 1"));
-  EXPECT_TRUE(queue.OweOnce("layer 2"));
+  EXPECT_TRUE(queue.AddNamedPendingAnswer("layer 1"));
+  EXPECT_FALSE(queue.AddNamedPendingAnswer("layer 1"));
+  EXPECT_TRUE(queue.AddNamedPendingAnswer("layer 2"));
   PushPayload(1, 600);  // being written
   PushPayload(2, 600);
   queue.MarkAnsweredOnce("layer 1");
-  EXPECT_TRUE(queue.OweOnce("layer 1"));
+  EXPECT_TRUE(queue.AddNamedPendingAnswer("layer 1"));
   PushPayload(3, 600);
   queue.MarkAnsweredOnce("layer 1");
-  EXPECT_FALSE(queue.OweOnce("layer 1")) << "two payloads wait";
+  EXPECT_FALSE(queue.AddNamedPendingAnswer("layer 1")) << "two payloads wait";
   queue.Written();
-  EXPECT_TRUE(queue.OweOnce("layer 1"));
+  EXPECT_TRUE(queue.AddNamedPendingAnswer("layer 1"));
   queue.HalfClose();
   queue.Written();
   queue.Written();
@@ -159,7 +159,7 @@ TEST_F(FrameQueueTest, OwesAnAnswerOfANameOnceAndNoneWhileItIsFull) {
 }
 
 TEST_F(FrameQueueTest, IsDrainedWhenHalfClosedAnsweredAndWritten) {
-  queue.Owe();
+  queue.AddPendingAnswer();
   queue.HalfClose();
   EXPECT_EQ(drained, 0);
   queue.Push(Ack(1));

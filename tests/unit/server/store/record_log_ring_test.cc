@@ -203,7 +203,7 @@ TEST_F(RecordLogRingTest, ADiskThatCannotMapGetsWrites) {
   ASSERT_TRUE(Kill().ok());
   EXPECT_THAT(replayed_, ElementsAre("one"));
   EXPECT_FALSE(log_->has_ring());
-  EXPECT_EQ(log_->why_no_ring().code(), absl::StatusCode::kUnimplemented) << log_->why_no_ring();
+  EXPECT_EQ(log_->ring_status().code(), absl::StatusCode::kUnimplemented) << log_->ring_status();
   EXPECT_THAT(fs_.files(), ElementsAre("log/00000000000000000001.log", "log/LOCK"));
   CountWrites();
   Append("two");
@@ -236,7 +236,7 @@ TEST_F(RecordLogRingTest, ADiskWithoutRoomForARingGetsWrites) {
   fs_.set_capacity(fs_.used_bytes() + kRing / 2);
   ASSERT_TRUE(Reopen().ok());
   EXPECT_FALSE(log_->has_ring());
-  EXPECT_EQ(log_->why_no_ring().code(), absl::StatusCode::kResourceExhausted) << log_->why_no_ring();
+  EXPECT_EQ(log_->ring_status().code(), absl::StatusCode::kResourceExhausted) << log_->ring_status();
   EXPECT_THAT(replayed_, ElementsAre("one"));
   Append("two");
   fs_.set_capacity(std::nullopt);

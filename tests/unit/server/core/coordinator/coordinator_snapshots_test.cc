@@ -31,7 +31,7 @@ class CoordinatorSnapshotsTest : public CoordinatorFixture {
   void MakeDurable(size_t shard, uint64_t snapshot_id) {
     shards[shard]->progress = {.begun = true, .durable = true, .snapshot_id = snapshot_id};
   }
-  std::vector<SessionSnapshot> Listed() const { return coordinator->GetSession("job")->snapshots; }
+  std::vector<SnapshotEntry> Listed() const { return coordinator->GetSession("job")->snapshots; }
   // Takes one that is complete.
   void Complete(uint64_t id, uint64_t step) {
     for (auto& shard : shards) shard->progress = {};
@@ -90,7 +90,7 @@ TEST_F(CoordinatorSnapshotsTest, IsCompleteOnceEveryPartIsDurable) {
   EXPECT_EQ(Listed()[0].state, SnapshotState::kUnderWay) << "half of it";
   MakeDurable(1, 3);
   coordinator->Reconcile();
-  const SessionSnapshot snapshot = Listed()[0];
+  const SnapshotEntry snapshot = Listed()[0];
   EXPECT_EQ(snapshot.state, SnapshotState::kComplete);
   EXPECT_EQ(snapshot.epoch, 1u);
   ASSERT_EQ(snapshot.parts.size(), 2u);

@@ -20,7 +20,7 @@ SessionPlacement TwoShards() {
 
 TEST(SessionSnapshotsTest, OneAfterTheOther) {
   SessionSnapshots snapshots("run");
-  absl::StatusOr<SessionSnapshot> first = snapshots.Plan(7, 2, TwoShards());
+  absl::StatusOr<SnapshotEntry> first = snapshots.Plan(7, 2, TwoShards());
   ASSERT_TRUE(first.ok());
   EXPECT_EQ(first->number, 1u);
   EXPECT_EQ(first->parts.size(), 2u) << "a shard without layers has no part";
@@ -30,7 +30,7 @@ TEST(SessionSnapshotsTest, OneAfterTheOther) {
   EXPECT_FALSE(snapshots.IsDue(1, 100));
   first->state = SnapshotState::kComplete;
   snapshots.Adopt({*first});
-  const absl::StatusOr<SessionSnapshot> second = snapshots.Plan(9, 2, TwoShards());
+  const absl::StatusOr<SnapshotEntry> second = snapshots.Plan(9, 2, TwoShards());
   ASSERT_TRUE(second.ok());
   EXPECT_EQ(second->number, 2u);
   EXPECT_THAT(snapshots.MakeOrder(5, *second, true).keep, ElementsAre(1u));
@@ -43,7 +43,7 @@ TEST(SessionSnapshotsTest, ASessionThatIsRestoredWaitsForItsFactors) {
   SessionSnapshots snapshots("run");
   SessionSpec spec;
   const SessionMembers members("run", SessionMembers::First(spec));
-  absl::StatusOr<SessionSnapshot> restore = snapshots.PlanRestore(7, members, TwoShards());
+  absl::StatusOr<SnapshotEntry> restore = snapshots.PlanRestore(7, members, TwoShards());
   ASSERT_TRUE(restore.ok());
   EXPECT_TRUE(snapshots.CheckRestored().ok());
   snapshots.Adopt({*restore});
@@ -60,7 +60,7 @@ TEST(SessionSnapshotsTest, ASessionThatIsRestoredWaitsForItsFactors) {
 
 TEST(SessionSnapshotsTest, ARollbackOrAMoveEndsOneThatIsUnderWay) {
   SessionPlacement placement = TwoShards();
-  const SessionSnapshot snapshot = *SessionSnapshots("run").Plan(7, 2, placement);
+  const SnapshotEntry snapshot = *SessionSnapshots("run").Plan(7, 2, placement);
   Membership membership;
   EXPECT_EQ(SessionSnapshots::WhyNotWhole(snapshot, membership, placement), std::nullopt);
   membership.rollback_epoch = 3;
