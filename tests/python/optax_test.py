@@ -163,6 +163,20 @@ class OptaxTest(unittest.TestCase):
         with self.assertWarnsRegex(UserWarning, "is new and the state is of step 5"):
             self.run_steps(fresh, state, first=5, steps=1)
 
+    def test_saved_factors_go_on_under_another_name(self):
+        for method in ("soap", "muon", "kron"):
+            with self.subTest(method=method):
+                first = self.transformation(method=method)
+                with self.assertRaisesRegex(precondor.FailedPreconditionError, "expected a step before it"):
+                    first.read_factors()
+                found, state = self.run_steps(first, steps=5)
+                factors = first.read_factors()
+                expected, _ = self.run_steps(first, state, first=5, steps=3)
+                again = self.transformation(method=method, factors=factors)
+                more, _ = self.run_steps(again, state, first=5, steps=3)
+                for one, other in zip(more, expected):
+                    self.expect_equal(one, other)
+
     def test_closes_without_servers(self):
         with tempfile.TemporaryDirectory() as folder:
             server = Server(self.program, folder)

@@ -56,6 +56,16 @@ class Transformation(optax.GradientTransformationExtraArgs):
         """The session's description; None before the first `update`."""
         return self.connection.spec
 
+    def read_factors(self) -> List[np.ndarray]:
+        """Reads the servers' state of every layer, for a checkpoint: one uint8 array per layer, for `factors`.
+
+        Call it when the last step's updates are ready (`jax.block_until_ready`), and save it with the optimizer's state.
+
+        Raises:
+            FailedPreconditionError: no step has been made, or the transformation is closed.
+        """
+        return self.connection.read_factors()
+
     def close(self, end_session: bool = False) -> None:
         """Gives the rank back and disconnects, as the end of the process does.
 
@@ -68,8 +78,8 @@ class Transformation(optax.GradientTransformationExtraArgs):
 
 def scale_by_precondor(address: str = "local", *, session: str = "", method: Union[Method, str] = _SOAP,
                        layer_methods: Optional[Mapping[str, Union[Method, str]]] = None, b1: float = 0.95, b2: float = 0.95,
-                       seed: int = 0, on_shard_loss: str = "WAIT", security: Security = Security(),
-                       **timeouts: float) -> Transformation:
+                       seed: int = 0, on_shard_loss: str = "WAIT", factors: Sequence[np.ndarray] = (),
+                       security: Security = Security(), **timeouts: float) -> Transformation:
     """Turns gradients into updates: by the servers for arrays with two or more dimensions, by Adam for all others.
 
     Chain it with weight decay and the learning rate, and with nothing that normalizes again::
@@ -88,6 +98,8 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
         layer_methods: Other methods, by regular expressions that match whole names of leaves (`params.Dense_0.kernel`).
         b1, b2: Adam's, for leaves that are no layers: vectors, scalars, and matrices with a side of 1.
         seed, on_shard_loss: See precondor.SessionSpec.
+        factors: Transformation.read_factors() of the step that the state is of. The first `update` begins the session again
+            with them, on any servers.
         security: See precondor.Client.
         **timeouts: Time-outs of precondor.Client.
 
@@ -103,7 +115,7 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
                                                for pattern, one in (layer_methods or {}).items()}}
     for what, one in methods.items():
         expect_whole_updates(what, one)
-    connection = _Connection(address, session, security, timeouts)
+    connection = _Connection(address, session, factors, security, timeouts)
     adam = optax.scale_by_adam(b1, b2)
 
     def init(params: Any) -> PrecondorState:
@@ -178,10 +190,12 @@ def _is_layer(leaf: Any) -> bool:
 class _Connection:
     """The session and this process's rank in it, opened by the first `update`."""
 
-    def __init__(self, address: str, session: str, security: Security, timeouts: Mapping[str, float]) -> None:
+    def __init__(self, address: str, session: str, factors: Sequence[np.ndarray], security: Security,
+                 timeouts: Mapping[str, float]) -> None:
         self.name = session or f"optax-{os.getpid()}-{next(_sessions)}"
         self.spec: Optional[SessionSpec] = None
         self._is_new_name = not session
+        self._factors = factors
         self._address, self._security, self._timeouts = address, security, dict(timeouts)
         self._lock = threading.Lock()  # callbacks run on a thread of JAX
         self._client: Optional[Client] = None
@@ -224,13 +238,24 @@ class _Connection:
             (answer if usable else np.zeros(np.shape(gradient), np.float32)).reshape(np.shape(gradient))
             for answer, gradient in zip(answers, gradients)]
 
+    def read_factors(self) -> List[np.ndarray]:
+        with self._lock:
+            if self._worker is None or self.spec is None or self._closed:
+                raise FailedPreconditionError(f"session {self.name}: read_factors: expected a step before it, and before close()",
+                                              "FAILED_PRECONDITION")
+            self._worker.flush()
+            return [np.frombuffer(self._worker.read_factors(place), np.uint8) for place in range(len(self.spec.layers))]
+
     def _joined(self, step: int) -> Tuple[Worker, Sequence[Layer]]:
         with self._lock:
-            if self._session is None or self.spec is None or self._closed:
+            if self._session is None or self._client is None or self.spec is None or self._closed:
                 raise FailedPreconditionError(f"session {self.name}: not connected; call or trace `update` in this process first, "
                                               "and before close()", "FAILED_PRECONDITION")
             if self._worker is None:
-                if step > 0 and self._session.created:
+                if len(self._factors) > 0:
+                    self._session.close()
+                    self._session = self._client.restore_session(self.spec, step, [np.asarray(one).tobytes() for one in self._factors])
+                elif step > 0 and self._session.created:
                     warnings.warn(f"session {self.name} is new and the state is of step {step}: its factors begin anew")
                 self._worker = self._session.join(first_step=step)
             return self._worker, self.spec.layers
