@@ -75,6 +75,7 @@ mapfile -t objects < <(find "$tree" -type f \( -name '*.so' -o -path '*/bin/*' \
 "$root/deploy/sbom.py" bundle --licences "$licences" --components "${licences%/*}/sboms/precondor.cdx.json" \
   --static libopenblas-pthread-dev --static libhwy-dev --static nlohmann-json3-dev --static libabsl-dev "${objects[@]}"
 cp "$root/LICENSE" "$licences/precondor"
+strip "$tree"/precondor/bin/*
 wheel pack --dest-dir "$plain" "$tree" >&2
 
 echo "== libraries" >&2
