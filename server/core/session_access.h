@@ -23,6 +23,7 @@ struct SessionCaller {
   std::string secret = {};  // that the caller shows; empty if none
   // Tenants that the access file gives the caller. nullopt means all tenants: the server has no access control.
   std::optional<std::vector<std::string>> tenants = {};
+  bool is_worker = false;    // has the role, where there is access control
   bool is_operator = false;  // may close every session
 };
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "server/recovery/record_codec.h"
 #include "server/store/crc32c.h"
@@ -15,7 +16,8 @@ absl::Status LayerUploads::MakeRoom(const std::string& what) {
   const absl::Time now = clock_.Now();
   std::erase_if(begun_, [now](const auto& entry) { return now - entry.second.last_piece >= kIdle; });
   if (begun_.size() < kMaxLayers) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(what, kMaxLayers, " other layers are being sent; try again later"));
+  return ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
+                        absl::StrCat(what, kMaxLayers, " other layers are being sent; try again later"));
 }
 
 absl::StatusOr<std::optional<LayerImage>> LayerUploads::Add(const LayerPiece& piece, uint64_t state_bytes) {

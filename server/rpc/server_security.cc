@@ -172,6 +172,7 @@ SessionCaller ServerSecurity::CallerOf(const grpc::ServerContextBase& context) c
   // The access file can have changed since the call was admitted. The caller then speaks for no tenant.
   if (rights.tenants.empty()) rights.tenants = {"none"};
   caller.tenants = std::move(rights.tenants);
+  caller.is_worker = (rights.roles & kWorker) != 0;
   caller.is_operator = (rights.roles & kOperator) != 0;
   return caller;
 }

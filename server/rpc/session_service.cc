@@ -15,7 +15,6 @@ namespace precondor::rpc {
 namespace {
 
 // Keys for ControlRunner::RunInOrder.
-std::string NameKey(absl::string_view name) { return absl::StrCat("name ", name); }
 std::string LeaveKey(uint64_t session_id) { return absl::StrCat("leave ", session_id); }
 
 SessionCaller WithSecret(SessionCaller caller, const std::string& secret) {
@@ -55,7 +54,7 @@ grpc::ServerUnaryReactor* SessionService::OpenSession(grpc::CallbackServerContex
                                                       const v1::OpenSessionRequest* request,
                                                       v1::OpenSessionResponse* response) {
   return runner_.RunInOrder(
-      context, "SessionService/OpenSession", NameKey(request->spec().name()),
+      context, "SessionService/OpenSession", SessionKey(request->spec().name()),
       [this, context, request, response]() -> absl::Status {
         trace::Operation::Annotate("precondor.session", request->spec().name());
         PRECONDOR_ASSIGN_OR_RETURN(const SessionSpec spec, wire::DecodeSessionSpec(request->spec()));
@@ -72,7 +71,7 @@ grpc::ServerUnaryReactor* SessionService::JoinSession(grpc::CallbackServerContex
                                                       const v1::JoinSessionRequest* request,
                                                       v1::JoinSessionResponse* response) {
   return runner_.RunInOrder(
-      context, "SessionService/JoinSession", NameKey(request->name()),
+      context, "SessionService/JoinSession", SessionKey(request->name()),
       [this, context, request, response]() -> absl::Status {
         trace::Operation::Annotate("precondor.session", request->name());
         trace::Operation::Annotate("precondor.rank", int64_t{request->rank()});
@@ -131,7 +130,7 @@ grpc::ServerUnaryReactor* SessionService::CloseSession(grpc::CallbackServerConte
                                                        const v1::CloseSessionRequest* request,
                                                        v1::CloseSessionResponse* response) {
   return runner_.RunInOrder(
-      context, "SessionService/CloseSession", NameKey(request->name()),
+      context, "SessionService/CloseSession", SessionKey(request->name()),
       [this, context, request, response]() -> absl::Status {
         trace::Operation::Annotate("precondor.session", request->name());
         PRECONDOR_ASSIGN_OR_RETURN(

@@ -17,6 +17,9 @@
 namespace precondor::rpc {
 
 // Returns the caller of a call; see ServerSecurity::CallerOf.
+// The key of calls about a session of this name, which run one after another.
+inline std::string SessionKey(absl::string_view name) { return absl::StrCat("name ", name); }
+
 using CallerFn = std::function<SessionCaller(const grpc::CallbackServerContext& context)>;
 
 // Implements v1.SessionService for a Coordinator. Thread-safe. Lifetime: both references outlive the service.

@@ -68,10 +68,11 @@ absl::Status SnapshotService::Restore(const v1::RestoreSessionRequest& request, 
     return absl::FailedPreconditionError("restore: a coordinator opens the session, this is none");
   }
   PRECONDOR_ASSIGN_OR_RETURN(const SessionSpec spec, wire::DecodeSessionSpec(request.spec()));
-  // A session that an operator restores is for every worker.
+  // A session that an operator restores is for every worker; a job's own is for its tenant.
+  const bool for_every_worker = caller.is_operator && !caller.is_worker;
   PRECONDOR_ASSIGN_OR_RETURN(
       const RestoreResult restored,
-      subject_.coordinator->RestoreSession(spec, request.step(), caller.is_operator ? SessionCaller() : caller));
+      subject_.coordinator->RestoreSession(spec, request.step(), for_every_worker ? SessionCaller() : caller));
   const CoordinatorSessionSummary& opened = restored.session;
   response.set_session_id(opened.session_id);
   response.set_snapshot_id(opened.snapshots.back().number);
@@ -83,8 +84,9 @@ absl::Status SnapshotService::Restore(const v1::RestoreSessionRequest& request, 
 grpc::ServerUnaryReactor* SnapshotService::RestoreSession(grpc::CallbackServerContext* context,
                                                           const v1::RestoreSessionRequest* request,
                                                           v1::RestoreSessionResponse* response) {
-  return runner_.Run(context, "SnapshotService/RestoreSession",
-                     [this, context, request, response] { return Restore(*request, caller_(*context), *response); });
+  return runner_.RunInOrder(
+      context, "SnapshotService/RestoreSession", SessionKey(request->spec().name()),
+      [this, context, request, response] { return Restore(*request, caller_(*context), *response); });
 }
 
 grpc::ServerUnaryReactor* SnapshotService::RestoreLayer(grpc::CallbackServerContext* context,

@@ -78,7 +78,14 @@ class ClientImpl final : public Client {
       secrets_[spec.name] = opened.secret();
     }
     const absl::Status sent = SendFactors(opened, step, factors);
-    if (!sent.ok()) CloseSession(spec.name).IgnoreError();  // no rank could ever join it
+    if (!sent.ok()) {  // no rank could ever join it
+      Canceller canceller;
+      v1::CloseSessionRequest close;
+      close.set_name(spec.name);
+      close.set_secret(opened.secret());
+      control_->CloseSession(close, canceller).IgnoreError();
+      ForgetSecret(spec.name);
+    }
     return sent;
   }
 
@@ -104,6 +111,10 @@ class ClientImpl final : public Client {
     for (const v1::ShardAssignment& assignment : opened.shard_map().assignments()) {
       ControlClient shard(assignment.address(), options_.rpc_timeout, control_->security(), control_->traceparent());
       for (const uint32_t layer : assignment.layers()) {
+        if (layer >= factors.size()) {
+          return absl::InternalError(
+              absl::StrCat("server ", options_.coordinator, ": placed layer ", layer, " of ", factors.size()));
+        }
         piece.set_layer(layer);
         PRECONDOR_RETURN_IF_ERROR(SendLayer(shard, piece, factors[layer], canceller_));
       }

@@ -192,6 +192,8 @@ class Coordinator {
   absl::Status SendFactorHold(const CoordinatorSession& session, size_t shard, const FactorHold& hold);
   // Precondition: the caller holds the session's lock.
   absl::StatusOr<SnapshotEntry> BeginSnapshot(CoordinatorSession& session);
+  // Orders the restore of a session that has just been opened. Returns the errors of RestoreSession.
+  absl::StatusOr<CoordinatorSessionSummary> OrderRestore(absl::string_view name, uint64_t session_id, uint64_t step);
   // Writes the snapshot to the journal and orders its parts from the shards. Precondition: the caller holds the
   // session's lock.
   absl::Status OrderSnapshot(CoordinatorSession& session, const SnapshotEntry& planned);

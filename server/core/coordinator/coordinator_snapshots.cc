@@ -86,7 +86,9 @@ SnapshotEntry Coordinator::AskForParts(const CoordinatorSession& session, Snapsh
     if (failure.has_value()) break;
     const auto shard = std::find_if(shards_.begin(), shards_.end(),
                                     [&](const ShardEndpoint& endpoint) { return endpoint.address == part.shard; });
-    if (part.snapshot_id != 0 || shard == shards_.end()) continue;
+    if (shard == shards_.end()) continue;
+    // A restored part on a shard without a data directory is lost if the shard is restarted.
+    if (part.snapshot_id != 0 && !snapshot.restores) continue;
     const absl::StatusOr<SnapshotProgress> progress = shard->control->TakeSnapshot(order);
     if (progress.ok() && progress->durable) part.snapshot_id = progress->snapshot_id;
     whole = whole && part.snapshot_id != 0;
@@ -148,9 +150,19 @@ absl::StatusOr<RestoreResult> Coordinator::RestoreSession(const SessionSpec& spe
     return absl::FailedPreconditionError(
         absl::StrCat("session \"", spec.name, "\": there is one; close it before it is restored"));
   }
-  SessionLock locked(*this, spec.name, /*create=*/false);
-  if (locked.state() == nullptr || locked.state()->id() != opened.session_id) {
-    return absl::AbortedError(absl::StrCat("session \"", spec.name, "\": was closed while it was being restored"));
+  absl::StatusOr<CoordinatorSessionSummary> ordered = OrderRestore(spec.name, opened.session_id, step);
+  if (!ordered.ok()) {
+    CloseSession(spec.name, SessionCaller::Showing(opened.secret)).IgnoreError();  // no rank could ever join it
+    return ordered.status();
+  }
+  return RestoreResult{.secret = std::move(opened.secret), .session = *std::move(ordered)};
+}
+
+absl::StatusOr<CoordinatorSessionSummary> Coordinator::OrderRestore(absl::string_view name, uint64_t session_id,
+                                                                    uint64_t step) {
+  SessionLock locked(*this, name, /*create=*/false);
+  if (locked.state() == nullptr || locked.state()->id() != session_id) {
+    return absl::AbortedError(absl::StrCat("session \"", name, "\": was closed while it was being restored"));
   }
   CoordinatorSession& session = *locked.state();
   SnapshotEntry planned;
@@ -160,7 +172,7 @@ absl::StatusOr<RestoreResult> Coordinator::RestoreSession(const SessionSpec& spe
   }
   PRECONDOR_RETURN_IF_ERROR(OrderSnapshot(session, planned));
   MutexLock lock(mu_);
-  return RestoreResult{.secret = std::move(opened.secret), .session = MakeSummary(session)};
+  return MakeSummary(session);
 }
 
 absl::StatusOr<SnapshotEntry> Coordinator::CreateSnapshot(absl::string_view name) {

@@ -36,7 +36,9 @@ void LayerJournal::BeginStep(uint64_t rollback_epoch, uint64_t step, const Layer
     rollback_epoch_ = rollback_epoch;
     outcomes_.clear();
     last_snapshot_step_ = SnapshotStepBefore(step);
-    last_step_ = step == 0 ? 0 : step - 1;
+    // The layer may have no work in the first steps.
+    const uint64_t resumed_at = std::min(session_.begun_steps.rollback_step(), step);
+    last_step_ = resumed_at == 0 ? 0 : resumed_at - 1;
   }
   const uint64_t snapshot_step = SnapshotStepBefore(step);
   last_step_ = step;

@@ -26,6 +26,7 @@ class BegunSteps {
     MutexLock lock(mu_);
     if (rollback_epoch <= rollback_epoch_) return;
     rollback_epoch_ = rollback_epoch;
+    rollback_step_ = step;
     last_.step = step == 0 ? 0 : step - 1;
   }
 
@@ -37,6 +38,12 @@ class BegunSteps {
     last_ = {.step = step, .mode = mode};
   }
 
+  // Returns the step from which the job continued after the last rollback; 0 if there was none.
+  uint64_t rollback_step() const {
+    MutexLock lock(mu_);
+    return rollback_step_;
+  }
+
   Last last() const {
     MutexLock lock(mu_);
     return last_;
@@ -45,6 +52,7 @@ class BegunSteps {
  private:
   mutable Mutex mu_;
   uint64_t rollback_epoch_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t rollback_step_ ABSL_GUARDED_BY(mu_) = 0;
   Last last_ ABSL_GUARDED_BY(mu_);
 };
 

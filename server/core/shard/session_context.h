@@ -50,12 +50,16 @@ class DeviceOfLayer {
   std::vector<std::atomic<uint32_t>> places_;  // by layer: index of the device plus one; 0 means none
 };
 
-// The layers of a session whose factors a client has sent. Thread-safe.
+// Which layers of a session a client has restored, and whether the coordinator has ordered that. Thread-safe.
 class RestoredLayers {
  public:
   explicit RestoredLayers(size_t layers) : restored_(layers) {}
-  void Add(uint32_t layer) { restored_[layer] = true; }
+  // Returns false if the layer is claimed already. A layer is restored once.
+  bool Claim(uint32_t layer) { return !restored_[layer].exchange(true); }
+  void Release(uint32_t layer) { restored_[layer] = false; }
   bool Has(uint32_t layer) const { return restored_[layer]; }
+
+  std::atomic<bool> ordered = false;  // since this process has the session
 
  private:
   std::vector<std::atomic<bool>> restored_;
@@ -100,6 +104,7 @@ struct SessionContext {
   std::vector<std::unique_ptr<SessionDevice>> devices;  // in the order of the shard's devices
   DeviceOfLayer device_of_layer;
   RestoredLayers restored_layers;
+  std::atomic<bool> fetching = false;  // an answer to a FETCH is in memory, where workers keep no factors
   // When the coordinator last installed the session, on the monotonic clock in ns; 0 if it has not since the process
   // began.
   std::atomic<int64_t> installed_ns = 0;

@@ -53,13 +53,17 @@ absl::Status ShardSession::Reinstall(const SessionInstall& install) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::optional<std::vector<Member>> replaced, members_.Install(install));
   // Frames of the new epoch that arrive before their layer has begun it are told to retry.
   if (!replaced.has_value()) return absl::OkStatus();
+  NoteRollback(install);
   for (const uint32_t layer : owned_) BeginEpoch(layer, install, *replaced);
   return absl::OkStatus();
 }
 
+void ShardSession::NoteRollback(const SessionInstall& install) const {
+  if (install.rollback_step.has_value()) context_->begun_steps.RollBack(install.epoch, *install.rollback_step);
+}
+
 void ShardSession::BeginEpoch(uint32_t layer, const SessionInstall& install,
                               const std::vector<Member>& replaced) const {
-  if (install.rollback_step.has_value()) context_->begun_steps.RollBack(install.epoch, *install.rollback_step);
   layers_[layer]->EndEpoch(install.epoch, EpochHasBegun(install.epoch));
   layers_[layer]->BeginEpoch(install.epoch, install.rollback_step, replaced);
 }
@@ -94,6 +98,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const Ses
 
 void ShardSession::TakeOverFrom(const ShardSession& previous, const SessionInstall& install) {
   const std::vector<Member> replaced = previous.members_.ReplacedBy(install.members);
+  NoteRollback(install);
   for (const uint32_t layer : previous.owned_) {
     if (layers_[layer] == nullptr) {
       previous.layers_[layer]->Close(EpochHasBegun(install.epoch));

@@ -74,6 +74,8 @@ class ShardSession {
                const SessionInstall& install);
   absl::Status CheckSpec(const SessionInstall& install) const;
   absl::Status EpochHasBegun(uint64_t epoch) const;
+  // Before any layer begins the epoch: its contributions count from then on.
+  void NoteRollback(const SessionInstall& install) const;
   // Ends the earlier epochs of a layer and begins that of `install`. `replaced`: see LayerDriver::BeginEpoch.
   void BeginEpoch(uint32_t layer, const SessionInstall& install, const std::vector<Member>& replaced) const;
 

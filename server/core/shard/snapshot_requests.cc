@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
@@ -59,8 +60,13 @@ absl::StatusOr<SnapshotProgress> SnapshotRequests::Take(const SnapshotOrder& ord
 absl::StatusOr<SnapshotProgress> SnapshotRequests::TakeInMemory(const SnapshotOrder& order,
                                                                 const ShardSession& session) const {
   if (!order.restores) return absl::FailedPreconditionError("snapshot: this shard has no data directory");
+  RestoredLayers& restored = session.context().restored_layers;
+  if (!restored.ordered.exchange(true) && order.again) {
+    return absl::FailedPreconditionError(absl::StrCat("session \"", session.spec().name,
+                                                      "\": the shard was restarted while the session was restored"));
+  }
   const bool whole =
-      absl::c_all_of(session.owned(), [&](uint32_t layer) { return session.context().restored_layers.Has(layer); });
+      absl::c_all_of(session.owned(), [&](uint32_t layer) { return restored.Has(layer); });
   return SnapshotProgress{.begun = whole, .durable = whole, .snapshot_id = whole ? order.number : 0};
 }
 
@@ -85,8 +91,9 @@ absl::StatusOr<std::shared_ptr<ShardSession>> SnapshotRequests::FindRestorable(u
 
 absl::StatusOr<uint64_t> SnapshotRequests::RestorableBytes(uint64_t session_id, uint32_t layer,
                                                            const SessionCaller& caller) const {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> known, sessions_.Find(session_id));
+  if (!known->context().access.IsShownBy(caller)) return NotTheirs(session_id);
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindRestorable(session_id, layer));
-  if (!session->context().access.IsShownBy(caller)) return NotTheirs(session_id);
   const Method& method = session->context().methods.of(layer);
   return static_cast<uint64_t>(method.SavedBytes(session->spec().layers[layer]));
 }
@@ -96,6 +103,10 @@ absl::Status SnapshotRequests::RestoreLayer(const LayerImage& image) {
                              FindRestorable(image.at.session_id, image.at.layer));
   const SessionSpec& spec = session->spec();
   LayerDriver* const layer = session->layer(image.at.layer);
+  RestoredLayers& restored = session->context().restored_layers;
+  // A repeated request must not make a second state beside the first one.
+  if (!restored.Claim(layer->index())) return absl::OkStatus();
+  auto unclaim = absl::MakeCleanup([&] { restored.Release(layer->index()); });
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state, session->context().MakeState(layer->index()));
   if (image.held) {
     if (const absl::Status loaded = state->Load(image.state); !loaded.ok()) {
@@ -104,7 +115,7 @@ absl::Status SnapshotRequests::RestoreLayer(const LayerImage& image) {
     }
   }
   layer->factors().Restore(std::move(state), image.at.step);
-  session->context().restored_layers.Add(layer->index());
+  std::move(unclaim).Cancel();
   return absl::OkStatus();
 }
 

@@ -33,6 +33,7 @@ class SnapshotRequests {
 
   // Gives a layer the factors of an image as of `at.step`, or fresh factors if the image has none. Precondition: no
   // rank has joined the session. If the coordinator has ordered a restore, the last layer completes the shard's part.
+  // Does nothing if the layer has been restored before.
   // Errors change nothing: NOT_FOUND (UNKNOWN_SESSION), FAILED_PRECONDITION if the session is in use, has no factors or
   // does not have the layer here (NOT_OWNER), and the errors of LayerState::Load.
   absl::Status RestoreLayer(const LayerImage& image);

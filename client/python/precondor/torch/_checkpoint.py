@@ -18,20 +18,24 @@ from ._group import Group
 _FORMAT = 1
 
 
-def make_state(spec: SessionSpec, step: int, snapshot_id: int) -> Dict[str, Any]:
-    """Returns a state of plain values. A snapshot_id of 0 means none."""
-    return {"format": _FORMAT, "session": spec.name, "step": step, "snapshot_id": snapshot_id,
+def make_state(spec: SessionSpec, step: int, snapshot_id: int, mode: str) -> Dict[str, Any]:
+    """Returns a state of plain values. A snapshot_id of 0 means none; `mode` is that of `step`."""
+    return {"format": _FORMAT, "session": spec.name, "step": step, "snapshot_id": snapshot_id, "mode": mode, "has_factors": False,
             "layers": [dataclasses.astuple(layer) for layer in spec.layers], "methods": methods_of(spec)}
 
 
-def check_state(state: Mapping[str, Any], spec: SessionSpec) -> None:
-    """Raises InvalidArgumentError unless the state is one of this session."""
+def check_state(state: Mapping[str, Any], spec: SessionSpec, worker: Optional[Worker]) -> None:
+    """Raises FailedPreconditionError if the rank has joined, and InvalidArgumentError unless the state is one of this
+    session, or has factors for a session of these layers and methods."""
+    if worker is not None:
+        raise FailedPreconditionError("load_state_dict: call it before the first forward pass", "FAILED_PRECONDITION")
     if state.get("format") != _FORMAT:
         raise InvalidArgumentError(f"state: expected one of state_dict, of format {_FORMAT}, got format {state.get('format')}",
                                    "INVALID_ARGUMENT")
     expected = [dataclasses.astuple(layer) for layer in spec.layers]
     got = [(*layer[:-1], tuple(layer[-1])) for layer in state["layers"]]  # JSON has no tuples
-    if state["session"] != spec.name or expected != got:
+    other_session = state["session"] != spec.name and not state.get("has_factors")
+    if other_session or expected != got:
         difference = next((f"layer {have[0]}: {have}, {want}" for have, want in zip(got, expected) if have != want),
                           f"{state['session']} of {len(got)} layers, {spec.name} of {len(expected)}")
         raise InvalidArgumentError(f"state: of another session or model: it has, and this has, {difference}",
@@ -43,7 +47,7 @@ def check_state(state: Mapping[str, Any], spec: SessionSpec) -> None:
 
 
 def add_factors(state: Dict[str, Any], group: Group, worker: Optional[Worker]) -> Dict[str, Any]:
-    """Adds every layer's factors to rank 0's state, as a tuple of uint8 tensors. Call it on every rank, after a flush.
+    """Adds every layer's factors to rank 0's state, as a tuple of uint8 tensors. Call it on every rank, once all have flushed.
 
     A tuple is one value to torch.distributed.checkpoint, which then needs no tensor of its size to load it into.
     """
@@ -52,8 +56,8 @@ def add_factors(state: Dict[str, Any], group: Group, worker: Optional[Worker]) -
             read_all = range(len(state["layers"])) if worker is not None else ()
             state["factors"] = tuple(_to_tensor(worker.read_factors(layer)) for layer in read_all)
 
-    group.check(lambda: None)  # every rank has flushed
-    group.check(read)  # and sends nothing more until rank 0 has read
+    state["has_factors"] = True
+    group.check(read)  # no rank sends anything more until rank 0 has read
     return state
 
 
@@ -62,10 +66,24 @@ def has_factors(state: Mapping[str, Any], group: Group) -> bool:
     return bool(group.gather(bool(state.get("factors")))[0])
 
 
-def restore_factors(state: Mapping[str, Any], client: Client, spec: SessionSpec) -> None:
-    """Replaces the session by one with the state's factors, on one rank."""
-    client.close_session(spec.name)
-    client.restore_session(spec, state["step"], [tensor.numpy().tobytes() for tensor in state["factors"]])
+def restore_factors(state: Mapping[str, Any], group: Group, client: Client, spec: SessionSpec) -> None:
+    """Rank 0 replaces the session by one with its state's factors. Call it on every rank.
+
+    Raises:
+        FailedPreconditionError: the state is of first order. InvalidArgumentError: factors of another number of layers.
+    """
+    def restore() -> None:
+        if group.rank > 0:
+            return
+        if state["mode"] == "FIRST_ORDER":
+            raise lacks_factors(f"session {spec.name}: the checkpoint is of first order, in which the servers have no factors")
+        factors = [tensor.cpu().numpy().tobytes() for tensor in state["factors"]]
+        if len(factors) != len(spec.layers):
+            raise InvalidArgumentError(f"state: expected the factors of {len(spec.layers)} layers, got {len(factors)}", "INVALID_ARGUMENT")
+        client.close_session(spec.name)
+        client.restore_session(spec, state["step"], factors)
+
+    group.check(restore)
 
 
 def lacks_factors(why: str) -> FailedPreconditionError:

@@ -37,11 +37,14 @@ class Group:
     def check(self, call: Callable[[], Any]) -> Any:
         """Runs call() and returns its result if it succeeded on every rank. If it raised on one rank, raises that error
         on all ranks."""
-        own, failure, value = None, None, None
+        own: Optional[Exception] = None
+        failure, value = None, None
         try:
             value = call()
         except PrecondorError as error:
             own, failure = error, (self.rank, error.code, error.reason, error.message)
+        except Exception as error:  # pylint: disable=broad-except  # the others wait in the collective
+            own, failure = error, (self.rank, "INTERNAL", "UNSPECIFIED", f"{type(error).__name__}: {error}")
         if self.all(own is None):
             return value
         rank, code, reason, message = next(one for one in self.gather(failure) if one is not None)

@@ -405,16 +405,17 @@ class Preconditioner:
         Args:
             factors: Rank 0 also reads the servers' factors into its state, which then needs no session on the servers.
         """
-        self._flush()
-        state = make_state(self._spec, self._step, self._snapshot_id())
+        together = self._group.check if factors else lambda call: call()
+        together(self._flush)
+        state = make_state(self._spec, self._step, self._snapshot_id(), self.mode)
         return add_factors(state, self._group, self._worker) if factors else state
 
     def load_state_dict(self, state: Mapping[str, Any], *, snapshot_paths: Sequence[str] = (), exact: bool = True,
                         precondorctl: str = "precondorctl") -> None:
         """Joins at the step of a state_dict(). Call it on every rank, before the first forward pass or step.
 
-        Rank 0 first restores the factors from `snapshot_paths`, or from its state if that has them. Otherwise the servers
-        must have the factors of that step: the job has done no step since.
+        Rank 0 first restores the factors from `snapshot_paths`, or, with `exact`, from its state if that has them. Otherwise the
+        servers must have the factors of that step: the job has done no step since.
 
         Args:
             state: From state_dict().
@@ -427,15 +428,13 @@ class Preconditioner:
             InvalidArgumentError: The state is of other layers, or has no snapshot.
             FailedPreconditionError: The rank has joined already; with `exact`, the factors are not those of the step.
         """
-        if self._worker is not None:
-            raise FailedPreconditionError("load_state_dict: call it before the first forward pass", "FAILED_PRECONDITION")
-        check_state(state, self._spec)
+        self._group.check(lambda: check_state(state, self._spec, self._worker))
         step = state["step"]
         if snapshot_paths:
             self._group.check(lambda: self._group.rank == 0 and restore_snapshot(
                 state, snapshot_paths, self._address, self._security, precondorctl, self._group.size))
-        elif has_factors(state, self._group):
-            self._group.check(lambda: self._group.rank == 0 and restore_factors(state, self._client, self._spec))
+        elif exact and has_factors(state, self._group):
+            restore_factors(state, self._group, self._client, self._spec)
         elif self._is_new and step > 0 and exact:
             # Otherwise the next attempt would find the session and use its factors.
             self._group.check(lambda: self._group.rank == 0 and self._session.close())
