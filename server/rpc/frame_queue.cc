@@ -29,7 +29,9 @@ void FrameQueue::Push(v1::ExchangeResponse frame, wire::PayloadPart payload) {
 }
 
 void FrameQueue::Written() {
+  grpc::ByteBuffer written;  // its payload is freed without the lock
   MutexLock lock(mu_);
+  written.Swap(&writing_message_);
   writing_ = false;
   if (!closed_ && writing_answered_.has_value()) events_.replied(events_.now() - *writing_answered_);
   WriteNext();

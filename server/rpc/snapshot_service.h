@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SnapshotService: lets operators take, list, verify and restore snapshots on a shard, a coordinator or both.
+// SnapshotService: lets operators take, list, verify and restore snapshots on a shard, a coordinator or both, and
+// workers restore what they have read.
 #pragma once
 
 #include <cstdint>

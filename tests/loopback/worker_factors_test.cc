@@ -23,6 +23,7 @@
 #include "precondor/client.h"
 #include "precondor/statistics.h"
 #include "precondor/v1/snapshot.grpc.pb.h"
+#include "proto/wire/spec_codec.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/support/normal_floats.h"
 #include "tests/support/temp_dir.h"
@@ -539,6 +540,63 @@ TEST(CheckpointTest, OnlyWhoShowsTheSecretRestoresALayer) {
   EXPECT_EQ(restore(""), grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_EQ(restore(std::string(opened.secret().size(), 'x')), grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_EQ(restore(opened.secret()), grpc::StatusCode::OK);
+  EXPECT_EQ(restore(opened.secret()), grpc::StatusCode::OK) << "an answer may be lost, and the piece sent again";
+}
+
+TEST(CheckpointTest, AShardThatForgetsItsPartFailsTheRestore) {
+  Cluster cluster(2, /*on_disk=*/false);
+  const SessionSpec spec = Spec(ExchangeMode::kDirect, 1);
+  const auto coordinator = v1::SnapshotService::NewStub(cluster.coordinator().channel());
+  v1::RestoreSessionRequest request;
+  *request.mutable_spec() = *wire::EncodeSessionSpec(spec);
+  v1::RestoreSessionResponse opened;
+  grpc::ClientContext context;
+  SetDeadline(context);
+  ASSERT_TRUE(coordinator->RestoreSession(&context, request, &opened).ok());
+  // Shard 0 has its part when it is restarted; shard 1 never gets its own.
+  const auto shard = v1::SnapshotService::NewStub(cluster.shard(0).channel());
+  for (const v1::ShardAssignment& assignment : opened.shard_map().assignments()) {
+    if (assignment.address() != absl::StrCat("127.0.0.1:", cluster.shard(0).app().port())) continue;
+    for (const uint32_t layer : assignment.layers()) {
+      v1::RestoreLayerRequest piece;
+      piece.set_session_id(opened.session_id());
+      piece.set_layer(layer);
+      piece.set_fetched(true);
+      piece.set_secret(opened.secret());
+      v1::RestoreLayerResponse response;
+      grpc::ClientContext of_call;
+      SetDeadline(of_call);
+      ASSERT_TRUE(shard->RestoreLayer(&of_call, piece, &response).ok());
+    }
+  }
+  cluster.Restart(0);
+  const auto joined = cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1, .first_step = 0});
+  EXPECT_TRUE(absl::IsFailedPrecondition(joined.status())) << joined.status();
+  EXPECT_THAT(std::string(joined.status().message()), HasSubstr("restarted while the session was restored"));
+}
+
+TEST(CheckpointTest, AnswersToFetchAreOneAtATime) {
+  Cluster cluster(1, /*on_disk=*/false);
+  SessionSpec spec = Spec(ExchangeMode::kDirect, 2);
+  ASSERT_TRUE(cluster.client().OpenSession(spec).ok());
+  std::vector<std::unique_ptr<Worker>> workers(2);
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      workers[rank] = *cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 0});
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  threads.clear();
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      for (int64_t i = 0; i < 50; ++i) {
+        const auto factors = workers[rank]->ReadFactors(i % 4);
+        EXPECT_TRUE(factors.ok()) << "a refused one is tried again: " << factors.status();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace
