@@ -44,8 +44,8 @@ class LayerUploads {
   // Adds a piece; a piece with offset 0 starts the layer again. Returns the layer's image, with the piece's session,
   // layer and step, if this piece completes it, and nullopt otherwise. `state_bytes` is the greatest size of the
   // layer's state. Returns OUT_OF_RANGE if it is not the next piece or goes beyond total_bytes; RESOURCE_EXHAUSTED if
-  // total_bytes exceeds state_bytes + kHeadBytes, or (CAPACITY) kMaxLayers other layers are incomplete; DATA_LOSS if the
-  // checksum is wrong; or the errors of DecodeImage.
+  // total_bytes exceeds state_bytes + kHeadBytes, or (CAPACITY) kMaxLayers other layers are incomplete; DATA_LOSS if
+  // the checksum is wrong; or the errors of DecodeImage.
   absl::StatusOr<std::optional<LayerImage>> Add(const LayerPiece& piece, uint64_t state_bytes);
 
  private:

@@ -11,7 +11,8 @@
 namespace precondor {
 
 // Sends `bytes` in pieces. `piece` has every field except total_bytes, offset and data. While the shard has no room for
-// the layer, tries again for at most two minutes. Returns the errors of RestoreLayer, or INTERNAL if the shard has every byte and still waits for more.
+// the layer, tries again for at most two minutes. Returns the errors of RestoreLayer, or INTERNAL if the shard has
+// every byte and still waits for more.
 absl::Status SendLayer(ControlClient& shard, v1::RestoreLayerRequest piece, absl::string_view bytes,
                        Canceller& canceller);
 

@@ -147,7 +147,8 @@ class ShardControl {
   virtual absl::Status HoldFactors(const FactorHold& hold) = 0;
   // Orders the shard's part of a snapshot and returns its progress. Returns INVALID_ARGUMENT if the step has already
   // begun and no such part exists, FAILED_PRECONDITION if the shard has no data directory (a restored part
-  // needs none) or has lost an order that it had accepted (`again`), ABORTED with the reason if the part was given up, NOT_FOUND (UNKNOWN_SESSION).
+  // needs none) or has lost an order that it had accepted (`again`), ABORTED with the reason if the part was given up,
+  // NOT_FOUND (UNKNOWN_SESSION).
   virtual absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) {
     return absl::FailedPreconditionError("snapshot: this shard has no data directory");
   }

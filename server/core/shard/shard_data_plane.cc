@@ -154,22 +154,25 @@ void ShardDataPlane::Fetch(const ContributionKey& key, ResultFn result, const Se
   const std::shared_ptr<SessionContext> context = (*session)->shared_context();
   if (context->fetching.exchange(true)) {
     return result(ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
-                                 absl::StrCat(DescribeKey((*session)->spec(), key), ": FETCH: expected one at a time in "
+                                 absl::StrCat(DescribeKey((*session)->spec(), key),
+                                              ": FETCH: expected one at a time in "
                                               "a session whose workers keep no factors")));
   }
   // One answer of a session is in memory at a time, until the last byte has been written.
-  (*session)->layer(key.layer)->Fetch(key, [context, result = std::move(result)](absl::StatusOr<GradientResult> answer) {
-    const auto done = [context](const auto*) { context->fetching = false; };
-    if (!answer.ok() || answer->bytes == nullptr) {
-      done(context.get());
-    } else {
-      answer->bytes = std::shared_ptr<const Payload>(answer->bytes.get(), [bytes = answer->bytes, done](auto* p) mutable {
-        bytes = nullptr;
-        done(p);
+  (*session)->layer(key.layer)->Fetch(
+      key, [context, result = std::move(result)](absl::StatusOr<GradientResult> answer) {
+        const auto done = [context](const auto*) { context->fetching = false; };
+        if (!answer.ok() || answer->bytes == nullptr) {
+          done(context.get());
+        } else {
+          answer->bytes =
+              std::shared_ptr<const Payload>(answer->bytes.get(), [bytes = answer->bytes, done](auto* p) mutable {
+                bytes = nullptr;
+                done(p);
+              });
+        }
+        result(std::move(answer));
       });
-    }
-    result(std::move(answer));
-  });
 }
 
 }  // namespace precondor

@@ -62,11 +62,10 @@ absl::StatusOr<SnapshotProgress> SnapshotRequests::TakeInMemory(const SnapshotOr
   if (!order.restores) return absl::FailedPreconditionError("snapshot: this shard has no data directory");
   RestoredLayers& restored = session.context().restored_layers;
   if (!restored.ordered.exchange(true) && order.again) {
-    return absl::FailedPreconditionError(absl::StrCat("session \"", session.spec().name,
-                                                      "\": the shard was restarted while the session was restored"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("session \"", session.spec().name, "\": the shard was restarted while the session was restored"));
   }
-  const bool whole =
-      absl::c_all_of(session.owned(), [&](uint32_t layer) { return restored.Has(layer); });
+  const bool whole = absl::c_all_of(session.owned(), [&](uint32_t layer) { return restored.Has(layer); });
   return SnapshotProgress{.begun = whole, .durable = whole, .snapshot_id = whole ? order.number : 0};
 }
 
