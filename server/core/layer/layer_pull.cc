@@ -162,7 +162,8 @@ void LayerDriver::Fetch(const ContributionKey& key, ResultFn result) {
   executor_.Post(strand_, [self = shared_from_this(), answer = std::move(result)] {
     ShardContext& shard = *self->session_->shard;
     self->ApplyPendingUpdates();
-    self->Run();  // an acknowledged step's update may not have been posted yet
+    // The update of a step that was acknowledged a moment ago may not have been posted yet.
+    if (!WorkersPrecondition(self->session_->spec)) self->Run();
     absl::StatusOr<GradientResult> fetched = self->worker_.Fetch();
     if (fetched.ok()) {
       const int64_t bytes = fetched->bytes == nullptr ? 0 : static_cast<int64_t>(fetched->bytes->size());
