@@ -575,25 +575,28 @@ TEST(CheckpointTest, AShardThatForgetsItsPartFailsTheRestore) {
   EXPECT_THAT(std::string(joined.status().message()), HasSubstr("restarted while the session was restored"));
 }
 
-TEST(CheckpointTest, AnswersToFetchAreOneAtATime) {
+// All ranks read at once, and the shard answers one FETCH of the session at a time.
+TEST(CheckpointTest, AJobResumesWithAnotherNumberOfRanks) {
   Cluster cluster(1, /*on_disk=*/false);
-  SessionSpec spec = Spec(ExchangeMode::kDirect, 2);
+  SessionSpec spec = Spec(ExchangeMode::kDirect, 1);
   ASSERT_TRUE(cluster.client().OpenSession(spec).ok());
-  std::vector<std::unique_ptr<Worker>> workers(2);
+  const std::unique_ptr<Worker> alone = *cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1});
+  RunSteps(*alone, 0, 4);
+  const std::vector<std::string> factors = ReadAll(*alone);
+  spec.name = "resumed";
+  spec.world_size = 2;
+  const absl::Status restored = cluster.client().RestoreSession(spec, 4, factors);
+  ASSERT_TRUE(restored.ok()) << restored;
   std::vector<std::thread> threads;
+  std::barrier<> together(2);
   for (uint32_t rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      workers[rank] = *cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 0});
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  threads.clear();
-  for (uint32_t rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      for (int64_t i = 0; i < 50; ++i) {
-        const auto factors = workers[rank]->ReadFactors(i % 4);
-        EXPECT_TRUE(factors.ok()) << "a refused one is tried again: " << factors.status();
-      }
+      const auto worker = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 4});
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      for (int i = 0; i < 10; ++i) EXPECT_EQ(ReadAll(**worker), factors);
+      together.arrive_and_wait();
+      for (const Answer& answer : RunSteps(**worker, 4, 7).back())
+        EXPECT_EQ(answer.decision, Decision::kPreconditioned);
     });
   }
   for (std::thread& thread : threads) thread.join();
