@@ -595,8 +595,8 @@ TEST(CheckpointTest, AJobResumesWithAnotherNumberOfRanks) {
       ASSERT_TRUE(worker.ok()) << worker.status();
       for (int i = 0; i < 10; ++i) EXPECT_EQ(ReadAll(**worker), factors);
       together.arrive_and_wait();
-      for (const Answer& answer : RunSteps(**worker, 4, 7).back())
-        EXPECT_EQ(answer.decision, Decision::kPreconditioned);
+      const std::vector<Step> answers = RunSteps(**worker, 4, 7);
+      for (const Answer& answer : answers.back()) EXPECT_EQ(answer.decision, Decision::kPreconditioned);
     });
   }
   for (std::thread& thread : threads) thread.join();
