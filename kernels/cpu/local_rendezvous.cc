@@ -48,127 +48,127 @@ std::string Arrived(int rank) {
 }
 
 // The thread of a rendezvous. Messages are so short that the socket's buffer always takes them at once.
-class Host {
+class RendezvousServer {
  public:
-  Host(LoopbackListener listener, std::string secret, int stop)
+  RendezvousServer(LoopbackListener listener, std::string secret, int stop)
       : listener_(std::move(listener.fd)), secret_(std::move(secret)), stop_(stop) {}
   void Serve();
 
  private:
-  struct Guest {
+  struct Peer {
     Fd fd;
     std::string hello;  // bytes of the greeting received so far
     int rank = -1;      // set once the greeting is complete
     int port = 0;
   };
   bool Wait();
-  // Returns false if the guest must be removed.
-  bool Hear(Guest& guest);
-  bool Admit(Guest& guest, int rank, int size, int port);
+  // Returns false if the peer must be removed.
+  bool ReadHello(Peer& peer);
+  bool Admit(Peer& peer, int rank, int size, int port);
   std::vector<int> Missing() const;
-  void Tell(absl::string_view message);
+  void SendToAll(absl::string_view message);
   void End(absl::Status how);
 
   const Fd listener_;
   const std::string secret_;
   const int stop_;
-  std::vector<Guest> guests_;
+  std::vector<Peer> peers_;
   int size_ = 0;  // as the first rank has sent it
   bool ended_ = false;
   absl::Status how_;  // how it ended, for ranks that arrive later
 };
 
-void Host::Serve() {
+void RendezvousServer::Serve() {
   while (Wait()) {
     while (true) {
       absl::StatusOr<Fd> fd = AcceptOne(listener_);
       if (!fd.ok()) return End(fd.status());
       if (!fd->open()) break;
-      guests_.push_back({*std::move(fd), {}, -1, 0});
+      peers_.push_back({*std::move(fd), {}, -1, 0});
     }
-    // Iterates by index, because Hear may end the rendezvous and clear the list.
-    for (size_t i = 0; i < guests_.size();) {
-      if (Hear(guests_[i])) {
+    // Iterates by index, because ReadHello may end the rendezvous and clear the list.
+    for (size_t i = 0; i < peers_.size();) {
+      if (ReadHello(peers_[i])) {
         ++i;
-      } else if (i < guests_.size()) {
-        guests_.erase(guests_.begin() + static_cast<ptrdiff_t>(i));
+      } else if (i < peers_.size()) {
+        peers_.erase(peers_.begin() + static_cast<ptrdiff_t>(i));
       }
     }
   }
 }
 
 // Returns false when the rendezvous is over.
-bool Host::Wait() {
+bool RendezvousServer::Wait() {
   std::vector<pollfd> ready = {{stop_, POLLIN, 0}, {listener_.number(), POLLIN, 0}};
-  for (const Guest& guest : guests_) ready.push_back({guest.fd.number(), POLLIN, 0});
+  for (const Peer& peer : peers_) ready.push_back({peer.fd.number(), POLLIN, 0});
   while (poll(ready.data(), ready.size(), -1) < 0 && errno == EINTR) {
   }
   return ready[0].revents == 0;
 }
 
-bool Host::Hear(Guest& guest) {
+bool RendezvousServer::ReadHello(Peer& peer) {
   char bytes[kHelloBytes];
-  absl::Span<char> rest(bytes, guest.rank < 0 ? kHelloBytes - guest.hello.size() : 1);
+  absl::Span<char> rest(bytes, peer.rank < 0 ? kHelloBytes - peer.hello.size() : 1);
   const size_t room = rest.size();
-  const bool there = ReceiveSome(guest.fd, rest);
-  if (guest.rank >= 0) {
+  const bool there = ReceiveSome(peer.fd, rest);
+  if (peer.rank >= 0) {
     if (there) return true;
-    End(absl::UnavailableError(absl::StrCat("joining: rank ", guest.rank, " left while ", size_,
+    End(absl::UnavailableError(absl::StrCat("joining: rank ", peer.rank, " left while ", size_,
                                             " ranks were to meet; missing: ", RanksText(Missing()))));
     return false;
   }
-  guest.hello.append(bytes, room - rest.size());
+  peer.hello.append(bytes, room - rest.size());
   if (!there) return false;
-  if (guest.hello.size() < kHelloBytes) return true;
-  Decoder in(guest.hello);
+  if (peer.hello.size() < kHelloBytes) return true;
+  Decoder in(peer.hello);
   if (in.Take(kLocalSecretBytes) != secret_) return false;
   const auto rank = static_cast<int>(in.U32()), size = static_cast<int>(in.U32()), port = static_cast<int>(in.U32());
-  return rank >= 0 && rank < size && size <= kMaxLocalRanks && Admit(guest, rank, size, port);
+  return rank >= 0 && rank < size && size <= kMaxLocalRanks && Admit(peer, rank, size, port);
 }
 
-bool Host::Admit(Guest& guest, int rank, int size, int port) {
+bool RendezvousServer::Admit(Peer& peer, int rank, int size, int port) {
   if (ended_) {
     const std::string message = Failed(how_);
     absl::string_view rest = message;
-    SendSome(guest.fd, rest);
+    SendSome(peer.fd, rest);
     return false;
   }
-  const auto same = [rank](const Guest& other) { return other.rank == rank; };
-  const auto twin = std::find_if(guests_.begin(), guests_.end(), same);
+  const auto same = [rank](const Peer& other) { return other.rank == rank; };
+  const auto twin = std::find_if(peers_.begin(), peers_.end(), same);
   if (size_ == 0) size_ = size;
-  guest.rank = rank;
-  if (twin != guests_.end() || size != size_) {
+  peer.rank = rank;
+  if (twin != peers_.end() || size != size_) {
     End(absl::InvalidArgumentError(
         size == size_ ? absl::StrCat("joining: rank ", rank, " of ", size, " came twice")
                       : absl::StrCat("joining: rank ", rank, " expects ", size, " ranks, those before it ", size_)));
     return false;
   }
-  guest.port = port;
-  for (const Guest& other : guests_) {
+  peer.port = port;
+  for (const Peer& other : peers_) {
     if (other.rank < 0 || other.rank == rank) continue;
     const std::string message = Arrived(other.rank);
     absl::string_view rest = message;
-    SendSome(guest.fd, rest);
+    SendSome(peer.fd, rest);
   }
-  Tell(Arrived(rank));
+  SendToAll(Arrived(rank));
   if (!Missing().empty()) return true;
   std::vector<int> ports(size_);
-  for (const Guest& other : guests_) {
+  for (const Peer& other : peers_) {
     if (other.rank >= 0) ports[other.rank] = other.port;
   }
   std::string table;
   for (const int each : ports) PutU32(table, static_cast<uint32_t>(each));
-  Tell(Message(Kind::kTable, table));
+  SendToAll(Message(Kind::kTable, table));
   ended_ = true;
   how_ = absl::FailedPreconditionError(absl::StrCat("joining: all ", size_, " ranks have joined already"));
-  guests_.clear();
+  peers_.clear();
   return false;
 }
 
-std::vector<int> Host::Missing() const {
+std::vector<int> RendezvousServer::Missing() const {
   std::vector<bool> here(size_, false);
-  for (const Guest& guest : guests_) {
-    if (guest.rank >= 0) here[guest.rank] = true;
+  for (const Peer& peer : peers_) {
+    if (peer.rank >= 0) here[peer.rank] = true;
   }
   std::vector<int> missing;
   for (int rank = 0; rank < size_; ++rank) {
@@ -177,18 +177,18 @@ std::vector<int> Host::Missing() const {
   return missing;
 }
 
-void Host::Tell(absl::string_view message) {
-  for (const Guest& guest : guests_) {
+void RendezvousServer::SendToAll(absl::string_view message) {
+  for (const Peer& peer : peers_) {
     absl::string_view rest = message;
-    if (guest.rank >= 0) SendSome(guest.fd, rest);
+    if (peer.rank >= 0) SendSome(peer.fd, rest);
   }
 }
 
-void Host::End(absl::Status how) {
-  Tell(Failed(how));
+void RendezvousServer::End(absl::Status how) {
+  SendToAll(Failed(how));
   ended_ = true;
   how_ = std::move(how);
-  guests_.clear();
+  peers_.clear();
 }
 
 absl::Status DecodeFailure(Decoder& in, absl::string_view payload) {
@@ -211,8 +211,8 @@ absl::StatusOr<std::unique_ptr<LocalRendezvous>> LocalRendezvous::Start() {
 
 LocalRendezvous::LocalRendezvous(LoopbackListener listener, Fd stop, std::string secret)
     : unique_id_(absl::StrCat("local:1:", listener.port, ":", secret)), stop_(std::move(stop)) {
-  thread_ = std::thread(
-      [host = std::make_unique<Host>(std::move(listener), std::move(secret), stop_.number())] { host->Serve(); });
+  thread_ = std::thread([server = std::make_unique<RendezvousServer>(std::move(listener), std::move(secret),
+                                                                     stop_.number())] { server->Serve(); });
 }
 
 LocalRendezvous::~LocalRendezvous() {

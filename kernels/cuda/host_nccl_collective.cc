@@ -37,7 +37,7 @@ class HostNcclCollective final : public Collective {
 
  private:
   // Offsets in bytes of a call's operands in the device memory. 0 bytes: this rank has no such operand.
-  struct Place {
+  struct PackedRange {
     int64_t in = 0, in_bytes = 0;
     int64_t out = 0, out_bytes = 0;
   };
@@ -46,13 +46,13 @@ class HostNcclCollective final : public Collective {
     const Deadline deadline(timeout);
     const std::string what = CollectiveGroupText(group.size(), group[0]);
     int64_t bytes = 0;
-    std::vector<Place> places;
-    for (const CollectiveCall& call : group) places.push_back(PlaceOf(call, bytes));
+    std::vector<PackedRange> places;
+    for (const CollectiveCall& call : group) places.push_back(PackedRangeOf(call, bytes));
     PRECONDOR_RETURN_IF_ERROR(ToStatus(what, cudaSetDevice(device_)));
     PRECONDOR_RETURN_IF_ERROR(Reserve(what, bytes));
     std::vector<CollectiveCall> calls(group.begin(), group.end());
     for (size_t i = 0; i < calls.size(); ++i) {
-      const Place& place = places[i];
+      const PackedRange& place = places[i];
       calls[i].in = place.in_bytes == 0 ? nullptr : memory_ + place.in;
       calls[i].out = place.out_bytes == 0 ? nullptr : memory_ + place.out;
       if (place.in_bytes == 0) continue;
@@ -76,7 +76,7 @@ class HostNcclCollective final : public Collective {
   void DoInterrupt() override { ranks_->Abort("the operation was interrupted"); }
 
   // Returns the place of the operands of `call` from `end` on, and advances `end`.
-  Place PlaceOf(const CollectiveCall& call, int64_t& end) const {
+  PackedRange PackedRangeOf(const CollectiveCall& call, int64_t& end) const {
     if (call.kind == CollectiveKind::kBarrier) return {};
     constexpr int64_t kAlignment = 256;
     const auto take = [&](int64_t bytes) {
@@ -85,7 +85,7 @@ class HostNcclCollective final : public Collective {
       return begin;
     };
     const int64_t row = call.count * ByteSize(call.dtype);
-    Place place;
+    PackedRange place;
     if (call.kind != CollectiveKind::kBroadcast || call.root == rank()) {
       place.in_bytes = row * (call.kind == CollectiveKind::kReduceScatter ? size() : 1);
     }

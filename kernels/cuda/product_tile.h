@@ -22,7 +22,7 @@ constexpr int kGranule = 32;  // the lengths of parts of the inner dimension are
 
 // The work of a block: one part of one tile of c. The tile begins at (row0, column0), and the part is inner indices
 // [begin, end).
-struct Place {
+struct OutputTile {
   unsigned tile, part;
   int64_t row0, column0, begin, end;
 };
@@ -34,7 +34,7 @@ __host__ __device__ constexpr unsigned TilesAlong(int64_t size, int side) {
 // Returns the work of the job's block number `block`, for tiles of kRows x kColumns. The last parts may have no inner
 // indices.
 template <int kRows, int kColumns>
-__device__ Place PlaceOf(const ProductJob& job, int64_t block) {
+__device__ OutputTile OutputTileOf(const ProductJob& job, int64_t block) {
   const unsigned parts = static_cast<unsigned>(job.parts), number = static_cast<unsigned>(block);
   const unsigned across = TilesAlong(job.c.cols, kColumns), tile = number / parts, part = number % parts;
   const int64_t slabs = (job.inner + kGranule - 1) / kGranule, deep = (slabs + parts - 1) / parts * kGranule;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void WithLayout(const ProductJob& job, Function f) {
 // Stores the sums of this part of the 64 x 64 tile `place.tile`. In the last block of the tile to arrive, sets `sums`
 // to the total over all parts, added in their order, and returns true. Returns false in all other blocks, which have no
 // more to do for the tile.
-__device__ inline bool SumParts(const ProductJob& job, const Place& place, float (&sums)[kHeld][kHeld]) {
+__device__ inline bool SumParts(const ProductJob& job, const OutputTile& place, float (&sums)[kHeld][kHeld]) {
   float* const tile = job.partials + int64_t{place.tile} * job.parts * kSide * kSide + threadIdx.x;
   for (int i = 0; i < kHeld * kHeld; ++i) {
     tile[(place.part * kHeld * kHeld + i) * kThreads] = sums[i / kHeld][i % kHeld];
@@ -117,7 +117,7 @@ __device__ inline void SumSquares(const ProductJob& job, unsigned number, unsign
 // op(b). If kInParts, the sums may be of one part, and only the last block of the tile stores. If kInParts and the job
 // asks for squares, adds to `squares`.
 template <bool kInParts>
-__device__ void Finish(const ProductJob& job, const Place& place, float (&sums)[kHeld][kHeld], Squares& squares) {
+__device__ void Finish(const ProductJob& job, const OutputTile& place, float (&sums)[kHeld][kHeld], Squares& squares) {
   if (kInParts && job.parts > 1 && !SumParts(job, place, sums)) return;
   const int thread = static_cast<int>(threadIdx.x);
   const Vec4Position at = {thread / kAcross * kHeld, 1, thread % kAcross * kHeld};

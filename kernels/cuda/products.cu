@@ -15,8 +15,8 @@ using product::kHeld;
 using product::kSide;
 using product::kThreads;
 using product::LoadSlab;
-using product::Place;
-using product::PlaceOf;
+using product::OutputTile;
+using product::OutputTileOf;
 using product::Squares;
 using product::SumSquares;
 using product::TilesAlong;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void Store(const Vec4<float> (&fours)[kFours], Slab& 
 // Sets `sums` to the thread's elements of op(a) op(b), slab by slab along the inner dimension. While a block multiplies
 // a slab of each operand, its loads of the next two are in flight.
 template <bool kAlongA, bool kAlongB>
-__device__ __forceinline__ void Multiply(const ProductJob& job, const Place& place, Slab& a, Slab& b,
+__device__ __forceinline__ void Multiply(const ProductJob& job, const OutputTile& place, Slab& a, Slab& b,
                                          float (&sums)[kHeld][kHeld]) {
   const int row_of_thread = static_cast<int>(threadIdx.x) / kAcross * kHeld;
   const int column_of_thread = static_cast<int>(threadIdx.x) % kAcross * kHeld;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void Multiply(const ProductJob& job, const Place& pla
 template <typename Jobs>
 __global__ void __launch_bounds__(kThreads, kBlocks) ProductKernel(Jobs jobs, int64_t blocks) {
   __shared__ Slab slabs[2];
-  __shared__ Place place;  // shared, to save registers
+  __shared__ OutputTile place;  // shared, to save registers
   __shared__ Share share;
   Slab &a = slabs[0], &b = slabs[1];
   constexpr bool kInParts = std::is_same_v<Jobs, ManyJobs<ProductJob>>;  // jobs may have parts or squares
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) ProductKernel(Jobs jobs, in
   for (unsigned block = share.begin; block < share.end; ++block) {
     const ProductJob& job = jobs.InShared(share, block);
     __syncthreads();  // waits until no thread reads the previous place
-    if (threadIdx.x == 0) place = PlaceOf<kSide, kSide>(job, block - job.first);
+    if (threadIdx.x == 0) place = OutputTileOf<kSide, kSide>(job, block - job.first);
     __syncthreads();
     float sums[kHeld][kHeld] = {};
     WithLayout(job, [&](auto along_a, auto along_b) {

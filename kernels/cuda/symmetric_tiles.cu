@@ -18,13 +18,13 @@ constexpr int kTermsAtOnce = 16;
 constexpr int kVectorsAtOnce = 4;
 constexpr int kWarps = kThreads / kWarp;
 
-struct Place {
+struct SymmetricTile {
   int64_t row = 0;     // I
   int64_t column = 0;  // J <= I
 };
 
 // Returns the place of a tile. Tiles are numbered by tile row: tile (I, J) is number I (I + 1) / 2 + J.
-__device__ Place PlaceOf(int64_t tile) {
+__device__ SymmetricTile SymmetricTileOf(int64_t tile) {
   int64_t row = static_cast<int64_t>((sqrt(8.0 * static_cast<double>(tile) + 1.0) - 1.0) / 2.0);
   while (row * (row + 1) / 2 > tile) --row;
   while ((row + 1) * (row + 2) / 2 <= tile) ++row;
@@ -99,7 +99,7 @@ __device__ int TermsFrom(const SymmetricJob& job, int64_t begin) {
 }
 
 // Loads the terms from `begin` on. Each thread loads before it stores. All threads of the block must call it.
-__device__ void FetchTerms(const SymmetricJob& job, Place place, int64_t begin, Terms& to) {
+__device__ void FetchTerms(const SymmetricJob& job, SymmetricTile place, int64_t begin, Terms& to) {
   constexpr int kTermsOfPass = static_cast<int>(kThreads) / kSide, kPasses = kTermsAtOnce / kTermsOfPass;
   const int terms = TermsFrom(job, begin);
   const int first = static_cast<int>(threadIdx.x) / kSide, i = static_cast<int>(threadIdx.x) % kSide;
@@ -129,7 +129,7 @@ __device__ void FetchTerms(const SymmetricJob& job, Place place, int64_t begin, 
 
 // Sets held = scale held + shift I + terms, for the tile at `place`, whose loads may still be in flight. All threads of
 // the block must call it.
-__device__ void UpdateTile(const SymmetricJob& job, Place place, Terms& terms, Held& held) {
+__device__ void UpdateTile(const SymmetricJob& job, SymmetricTile place, Terms& terms, Held& held) {
   for (int64_t begin = 0; begin == 0 || begin < job.rows.rows; begin += kTermsAtOnce) {
     __syncthreads();  // waits until no thread reads the previous terms
     FetchTerms(job, place, begin, terms);
@@ -172,7 +172,7 @@ static_assert(kVectorsAtOnce * kSide == kThreads);
 struct VectorElements {
   float row, column;
 };
-__device__ VectorElements LoadVectors(const SymmetricJob& job, Place place, int64_t begin) {
+__device__ VectorElements LoadVectors(const SymmetricJob& job, SymmetricTile place, int64_t begin) {
   const int64_t k = begin + static_cast<int>(threadIdx.x) / kSide;
   const int i = static_cast<int>(threadIdx.x) % kSide;
   const int64_t row = place.row * kTileSide + i, column = place.column * kTileSide + i;
@@ -182,7 +182,7 @@ __device__ VectorElements LoadVectors(const SymmetricJob& job, Place place, int6
 
 // Computes what the tile contributes to segments I (rows) and J (columns) of y, in partials[tile][vector][2][64].
 // `elements` are those of the first kVectorsAtOnce vectors.
-__device__ void MultiplyTile(const SymmetricJob& job, Place place, int64_t tile, const Held& held,
+__device__ void MultiplyTile(const SymmetricJob& job, SymmetricTile place, int64_t tile, const Held& held,
                              VectorElements elements) {
   alignas(sizeof(Vec4<float>)) __shared__ float of_row[kVectorsAtOnce][kSide], of_column[kVectorsAtOnce][kSide];
   __shared__ float by_warp[kVectorsAtOnce][kWarps][kSide];
@@ -229,7 +229,7 @@ __device__ void MultiplyTile(const SymmetricJob& job, Place place, int64_t tile,
 
 template <typename T>
 __device__ __forceinline__ void UpdateMultiplyTile(const SymmetricJob& job, int64_t tile, Terms& terms) {
-  const Place place = PlaceOf(tile);
+  const SymmetricTile place = SymmetricTileOf(tile);
   const int height = static_cast<int>(TileHeight(job.n, place.row));
   T* const data = static_cast<T*>(job.tiles) + TileOffset(job.n, place.row, place.column);
   Held held;
@@ -294,7 +294,8 @@ __device__ Vec4Position PlaceInTile() { return {HeldRow(0), kAcross, HeldColumn(
 // Stores the tile of x at `place` and its mirror image. The mirror image is transposed in shared memory, so that both
 // are written row by row. All threads of the block must call it.
 template <typename T>
-__device__ __forceinline__ void StoreExpanded(const ExpandJob& job, Place place, const Held& held, Turned& turned) {
+__device__ __forceinline__ void StoreExpanded(const ExpandJob& job, SymmetricTile place, const Held& held,
+                                              Turned& turned) {
   const BasicMatrixView<T> x(static_cast<T*>(job.x), job.m.n, job.m.n, job.stride);
   const int64_t row0 = place.row * kTileSide, column0 = place.column * kTileSide;
   Vec4<T> rounded[kHeld];
@@ -326,7 +327,7 @@ __global__ void __launch_bounds__(kThreads, 3) ExpandKernel(Jobs jobs, int64_t t
   const Share share = ShareOf(tiles);
   for (unsigned at = share.begin; at < share.end; ++at) {
     const ExpandJob& job = jobs.InShared(share, at);
-    const Place place = PlaceOf(at - job.first);
+    const SymmetricTile place = SymmetricTileOf(at - job.first);
     const int height = static_cast<int>(TileHeight(job.m.n, place.row));
     const int64_t offset = TileOffset(job.m.n, place.row, place.column);
     Held held;
@@ -349,7 +350,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, 4) CompressKernel(ConstMatrixView x, T* tiles) {
   __shared__ Turned turned;
   for (int64_t tile = blockIdx.x; tile < TileCount(x.rows); tile += gridDim.x) {
-    const Place place = PlaceOf(tile);
+    const SymmetricTile place = SymmetricTileOf(tile);
     Vec4<float> fours[kHeld];
     LoadVec4s(Vec4sOf<kSide, kSide>(x, place.row * kTileSide, place.column * kTileSide, PlaceInTile()), fours);
     if (place.row == place.column) {  // elements above the diagonal are not read

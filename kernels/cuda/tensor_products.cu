@@ -21,8 +21,8 @@ using product::kHeld;
 using product::kSide;
 using product::kThreads;
 using product::LoadSlab;
-using product::Place;
-using product::PlaceOf;
+using product::OutputTile;
+using product::OutputTileOf;
 using product::Squares;
 using product::SumSquares;
 using product::TilesAlong;
@@ -247,7 +247,7 @@ __device__ __forceinline__ void MultiplySlab(const __nv_bfloat16* a, const __nv_
 // multiplies a slab, its loads of the next one are in flight. A warp that has finished writes its part of the next slab
 // to the other half of the memory, while other warps still read the current one: `odd` selects the half.
 template <typename ShapeOfBlock, bool kAlongA, bool kAlongB, bool kByFours>
-__device__ __forceinline__ void Multiply(const ProductJob& job, const Place& place, int64_t k0, int count,
+__device__ __forceinline__ void Multiply(const ProductJob& job, const OutputTile& place, int64_t k0, int count,
                                          __nv_bfloat16* slabs, int odd,
                                          Sums (&sums)[ShapeOfBlock::kDown][ShapeOfBlock::kBeside]) {
   constexpr int kPlanesOfA = 2 * PlaneElements(ShapeOfBlock::kRows);
@@ -272,7 +272,7 @@ __device__ __forceinline__ void Multiply(const ProductJob& job, const Place& pla
 
 // Prefetches the block's part of the source, which Write reads at the end, to the L2 cache.
 template <typename ShapeOfBlock>
-__device__ __forceinline__ void Fetch(const ProductJob& job, const Place& place) {
+__device__ __forceinline__ void Fetch(const ProductJob& job, const OutputTile& place) {
 #ifdef __CUDA_ARCH__
   constexpr int kLine = 32, kAcrossTile = ShapeOfBlock::kColumns / kLine;  // elements of a line of the cache
   static_assert(ShapeOfBlock::kRows * kAcrossTile == kThreads);
@@ -285,14 +285,14 @@ __device__ __forceinline__ void Fetch(const ProductJob& job, const Place& place)
 
 // Writes the warps' sums, one tile of 64 x 64 elements after another, and adds to `squares`.
 template <typename ShapeOfBlock>
-__device__ __forceinline__ void Write(const ProductJob& job, const Place& place, float* memory,
+__device__ __forceinline__ void Write(const ProductJob& job, const OutputTile& place, float* memory,
                                       Sums (&sums)[ShapeOfBlock::kDown][ShapeOfBlock::kBeside], Squares& squares) {
   using Warp = WarpPlace<ShapeOfBlock>;
   const int thread = static_cast<int>(threadIdx.x);
   const unsigned across = TilesAlong(job.c.cols, kSide);
   for (int row = 0; row < ShapeOfBlock::kRows; row += kSide) {
     for (int column = 0; column < ShapeOfBlock::kColumns; column += kSide) {
-      Place tile = place;
+      OutputTile tile = place;
       tile.row0 += row;
       tile.column0 += column;
       if (tile.row0 >= job.c.rows || tile.column0 >= job.c.cols) continue;
@@ -329,7 +329,7 @@ __host__ __device__ constexpr unsigned BlocksOfPart(const ProductJob& job, Shape
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocks) TensorProductKernel(ManyJobs<ProductJob> jobs, int64_t blocks) {
-  __shared__ Place place;  // shared, to save registers
+  __shared__ OutputTile place;  // shared, to save registers
   auto* const slabs = static_cast<__nv_bfloat16*>(DynamicShared());
   const Share share = ShareOf(blocks);
   for (unsigned block = share.begin; block < share.end; ++block) {
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) TensorProductKernel(ManyJob
     WithShape(job, [&](auto shape) {
       using ShapeOfBlock = decltype(shape);
       __syncthreads();  // waits until no thread reads the previous place or sums
-      if (threadIdx.x == 0) place = PlaceOf<ShapeOfBlock::kRows, ShapeOfBlock::kColumns>(job, block - job.first);
+      if (threadIdx.x == 0) place = OutputTileOf<ShapeOfBlock::kRows, ShapeOfBlock::kColumns>(job, block - job.first);
       __syncthreads();
       Fetch<ShapeOfBlock>(job, place);
       Sums sums[ShapeOfBlock::kDown][ShapeOfBlock::kBeside];

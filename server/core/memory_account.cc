@@ -44,7 +44,7 @@ DeviceBytes Excess(const DeviceBytes& x, const DeviceBytes& y) {
 MemoryAccount::MemoryAccount(std::vector<std::string> devices, int64_t capacity_bytes, ShardObserver& observer)
     : devices_(std::move(devices)), capacity_(capacity_bytes), observer_(observer), reserved_(none()) {
   MutexLock lock(mu_);
-  Tell();
+  Report();
 }
 
 absl::Status MemoryAccount::Reserve(absl::string_view session, const DeviceBytes& bytes) {
@@ -64,18 +64,18 @@ absl::Status MemoryAccount::Reserve(absl::string_view session, const DeviceBytes
                           absl::StrCat("session \"", session, "\" ", reasons));
   }
   reserved_ += bytes;
-  Tell();
+  Report();
   return absl::OkStatus();
 }
 
 void MemoryAccount::Release(const DeviceBytes& bytes) {
   MutexLock lock(mu_);
   reserved_ -= bytes;
-  Tell();
+  Report();
 }
 
 // Called under the lock, so that the last value that the observer gets is the current one.
-void MemoryAccount::Tell() {
+void MemoryAccount::Report() {
   observer_.OnReservedBytes(reserved_.total(), capacity_ * static_cast<int64_t>(devices_.size()));
   for (size_t device = 0; device < devices_.size(); ++device) {
     observer_.OnDeviceMemory(devices_[device], reserved_.of[device], capacity_);

@@ -43,7 +43,7 @@ class MemoryAccount {
   int64_t capacity() const { return capacity_; }  // of each device
 
  private:
-  void Tell() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::vector<std::string> devices_;
   const int64_t capacity_;

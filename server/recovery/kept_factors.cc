@@ -79,7 +79,7 @@ void KeptFactors::PostWrite(const std::shared_ptr<Pending>& pending) {
   options_.post([this, pending] { Write(pending); });
 }
 
-bool KeptFactors::Kept(uint64_t session_id, uint64_t eviction_id) {
+bool KeptFactors::IsDurable(uint64_t session_id, uint64_t eviction_id) {
   std::shared_ptr<Pending> again;
   {
     MutexLock lock(mu_);
@@ -155,7 +155,7 @@ absl::StatusOr<std::string> KeptFactors::Read(uint64_t session_id, uint64_t evic
   return store->Read(manifest, LayerKey(layer));
 }
 
-void KeptFactors::TakenBack(uint64_t session_id, uint64_t eviction_id) {
+void KeptFactors::DropPending(uint64_t session_id, uint64_t eviction_id) {
   MutexLock lock(mu_);
   if (const auto session = pending_.find(session_id); session != pending_.end()) session->second.erase(eviction_id);
 }

@@ -46,12 +46,12 @@ class KeptFactors {
   void Keep(std::string session, ReleasedFactors factors);
   // Returns false while the eviction's factors are in memory and not durable. Queues a failed write again if
   // Options::retry has passed.
-  bool Kept(uint64_t session_id, uint64_t eviction_id);
+  bool IsDurable(uint64_t session_id, uint64_t eviction_id);
   // Returns a layer's state. Returns NOT_FOUND if it was not kept, DATA_LOSS with the name of a damaged file, or the
   // disk's errors.
   absl::StatusOr<std::string> Read(uint64_t session_id, uint64_t eviction_id, uint32_t layer) const;
   // Drops the eviction's factors if they are not durable yet. Call it when the layers have these factors again.
-  void TakenBack(uint64_t session_id, uint64_t eviction_id);
+  void DropPending(uint64_t session_id, uint64_t eviction_id);
   // Removes the factors of a session that has ended.
   void Remove(uint64_t session_id);
 

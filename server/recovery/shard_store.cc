@@ -152,7 +152,7 @@ void ShardStore::Append(const ShardRecord& record) {
                   {{"session_id", removal->session_id}, {"reason", absl::string_view(removed.message())}});
     }
   } else if (const auto* factors = std::get_if<FactorsRecord>(&record); factors != nullptr && factors->held) {
-    kept_.TakenBack(factors->at.session_id, factors->eviction_id);
+    kept_.DropPending(factors->at.session_id, factors->eviction_id);
   }
 }
 

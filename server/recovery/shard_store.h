@@ -48,7 +48,9 @@ class ShardStore final : public ShardJournal {
   std::vector<uint64_t> AgeQuarantined(absl::Duration most) override { return quarantine_.Age(most); }
 
   void KeepFactors(ReleasedFactors factors) override;
-  bool FactorsKept(uint64_t session_id, uint64_t eviction_id) override { return kept_.Kept(session_id, eviction_id); }
+  bool FactorsDurable(uint64_t session_id, uint64_t eviction_id) override {
+    return kept_.IsDurable(session_id, eviction_id);
+  }
   absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t eviction_id, uint32_t layer) override {
     return kept_.Read(session_id, eviction_id, layer);
   }

@@ -165,6 +165,7 @@ absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& in
   EncodeMembers(install.members, *request.mutable_members());
   request.set_secret(install.access.secret);
   request.mutable_tenants()->Add(install.access.tenants.begin(), install.access.tenants.end());
+  request.set_must_be_held(install.must_be_held);
   return request;
 }
 
@@ -220,6 +221,7 @@ absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& re
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(install.spec));
   install.factors_released = request.factors_released();
   install.access = {.secret = request.secret(), .tenants = {request.tenants().begin(), request.tenants().end()}};
+  install.must_be_held = request.must_be_held();
   install.layers.assign(request.layers().begin(), request.layers().end());
   for (size_t i = 0; i < install.layers.size(); ++i) {
     const bool ascending = i == 0 || install.layers[i] > install.layers[i - 1];
@@ -310,7 +312,7 @@ v1::TakeSnapshotRequest EncodeOrder(const SnapshotOrder& order) {
   out.set_session_id(order.session_id);
   out.set_number(order.number);
   out.set_step(order.step);
-  out.set_again(order.again);
+  out.set_repeated(order.repeated);
   out.mutable_keep()->Add(order.keep.begin(), order.keep.end());
   out.set_restores(order.restores);
   return out;
@@ -320,7 +322,7 @@ SnapshotOrder DecodeOrder(const v1::TakeSnapshotRequest& request) {
   return {.session_id = request.session_id(),
           .number = request.number(),
           .step = request.step(),
-          .again = request.again(),
+          .repeated = request.repeated(),
           .keep = {request.keep().begin(), request.keep().end()},
           .restores = request.restores()};
 }

@@ -575,6 +575,26 @@ TEST(CheckpointTest, AShardThatForgetsItsPartFailsTheRestore) {
   EXPECT_THAT(std::string(joined.status().message()), HasSubstr("restarted while the session was restored"));
 }
 
+TEST(CheckpointTest, NoRankBeginsOnAShardThatHasForgottenTheRestoredFactors) {
+  Cluster cluster(2, /*on_disk=*/false);
+  SessionSpec spec = Spec(ExchangeMode::kDirect, 1);
+  ASSERT_TRUE(cluster.client().OpenSession(spec).ok());
+  const std::unique_ptr<Worker> before = *cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1});
+  RunSteps(*before, 0, 4);
+  const std::vector<std::string> factors = ReadAll(*before);
+  spec.name = "resumed";
+  const absl::Status restored = cluster.client().RestoreSession(spec, 4, factors);
+  ASSERT_TRUE(restored.ok()) << restored;
+  cluster.Restart(0);
+  const auto joined = cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1, .first_step = 4});
+  EXPECT_TRUE(absl::IsDataLoss(joined.status())) << joined.status();
+  EXPECT_THAT(std::string(joined.status().message()), HasSubstr("restored factors are lost"));
+  ASSERT_TRUE(cluster.client().CloseSession(spec.name).ok());
+  const absl::Status again = cluster.client().RestoreSession(spec, 4, factors);
+  EXPECT_TRUE(again.ok()) << again;
+  EXPECT_TRUE(cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1, .first_step = 4}).ok());
+}
+
 // All ranks read at once, and the shard answers one FETCH of the session at a time.
 TEST(CheckpointTest, AJobResumesWithAnotherNumberOfRanks) {
   Cluster cluster(1, /*on_disk=*/false);

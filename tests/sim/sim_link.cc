@@ -304,7 +304,7 @@ void SimLink::OnResult(uint64_t epoch, const ContributionId& id, const absl::Sta
   const bool hands = id.kind != v1::FRAME_KIND_GRADIENT;
   const absl::Status taken = hands ? Take(*item->result, *result) : absl::OkStatus();
   const bool keep = options_.keep_gradients && outbox_.keeps_gradients();
-  outbox_.Finish(id, keep ? Outbox::Kept(*item) : nullptr, result->factor_version);
+  outbox_.Finish(id, keep ? Outbox::CopyToKeep(*item) : nullptr, result->factor_version);
   Pump();
   if (!taken.ok()) return hooks_.failed(taken);
   item->result->Complete({result->decision, result->factor_version, result->inner_product, result->reason});

@@ -231,8 +231,8 @@ void SimWorker::SubmitGradients() {
 void SimWorker::SubmitStatistics(uint32_t layer) {
   std::shared_ptr<AnswerSink> update;
   if (factors_ != nullptr) {
-    factors_->Need(layer, ledger_.directive().ModeSince(step_));
-    update = factors_->Expect(layer, step_);
+    factors_->NeedSecondOrder(layer, ledger_.directive().ModeSince(step_));
+    update = factors_->ExpectUpdate(layer, step_);
     PRECONDOR_CHECK(update != nullptr);
   }
   (void)Submit(v1::FRAME_KIND_STATISTICS, layer);
@@ -270,7 +270,7 @@ void SimWorker::MakeFactors() {
                                                   static_cast<uint32_t>(layer), sink);
                                     });
   for (uint32_t layer = 0; layer < world_.spec().layers.size(); ++layer) {
-    factors_->Need(layer, ledger_.directive().ModeSince(step_));
+    factors_->NeedSecondOrder(layer, ledger_.directive().ModeSince(step_));
   }
 }
 

@@ -47,7 +47,7 @@ class MemoryJournal final : public ShardJournal {
     const auto at = std::make_pair(factors.session_id, factors.eviction_id);
     kept_.insert_or_assign(at, std::move(factors.states));
   }
-  bool FactorsKept(uint64_t, uint64_t) override {
+  bool FactorsDurable(uint64_t, uint64_t) override {
     MutexLock lock(kept_mu_);
     return !slow_;
   }

@@ -118,7 +118,7 @@ void LocalFactors::StartFetch(int64_t layer) {
                          }));
 }
 
-void LocalFactors::Need(int64_t index, uint64_t since) {
+void LocalFactors::NeedSecondOrder(int64_t index, uint64_t since) {
   if (!methods_.of(index).needs_statistics()) return;
   {
     MutexLock lock(mu_);
@@ -137,7 +137,7 @@ void LocalFactors::Need(int64_t index, uint64_t since) {
   StartFetch(index);
 }
 
-std::shared_ptr<AnswerSink> LocalFactors::Expect(int64_t layer, uint64_t step) {
+std::shared_ptr<AnswerSink> LocalFactors::ExpectUpdate(int64_t layer, uint64_t step) {
   {
     MutexLock lock(mu_);
     Layer& expecting = layers_[static_cast<size_t>(layer)];
@@ -155,7 +155,7 @@ std::shared_ptr<AnswerSink> LocalFactors::Expect(int64_t layer, uint64_t step) {
                   });
 }
 
-void LocalFactors::Forget(int64_t layer, uint64_t step) {
+void LocalFactors::CancelUpdate(int64_t layer, uint64_t step) {
   MutexLock lock(mu_);
   layers_[static_cast<size_t>(layer)].open.erase(step);
   layers_[static_cast<size_t>(layer)].received.erase(step);
@@ -178,7 +178,7 @@ absl::Status LocalFactors::CheckStep(const Layer& layer, int64_t index, uint64_t
 
 void LocalFactors::Precondition(uint64_t step, uint64_t since, int64_t layer, ConstMatrixView gradient, MatrixView out,
                                 const std::shared_ptr<PreconditionFuture::State>& answer) {
-  Need(layer, since);
+  NeedSecondOrder(layer, since);
   absl::Status status;
   {
     MutexLock lock(mu_);

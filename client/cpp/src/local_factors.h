@@ -53,15 +53,15 @@ class LocalFactors {
 
   // Announces second-order steps of the layer from `since` on, which is 0 or the first step after first order. Fetches
   // the factors if the layer has none for this run of steps: the shards have released those from before first order.
-  void Need(int64_t layer, uint64_t since);
+  void NeedSecondOrder(int64_t layer, uint64_t since);
   // Returns the sink for the answer to the layer's PULL of `step`; null if that answer is expected already. Call in
   // order of steps.
-  std::shared_ptr<AnswerSink> Expect(int64_t layer, uint64_t step);
-  // Undoes Expect for a PULL that was not sent.
-  void Forget(int64_t layer, uint64_t step);
+  std::shared_ptr<AnswerSink> ExpectUpdate(int64_t layer, uint64_t step);
+  // Undoes ExpectUpdate for a PULL that was not sent.
+  void CancelUpdate(int64_t layer, uint64_t step);
   // Preconditions `gradient` into `out`. Both are the caller's memory and must stay valid until `answer` is ready.
-  // Fails with FAILED_PRECONDITION at a statistic step without a call of Expect, and if the gradient's step is earlier
-  // than the last expected step. `since` as in Need.
+  // Fails with FAILED_PRECONDITION at a statistic step without a call of ExpectUpdate, and if the gradient's step is
+  // earlier than the last expected step. `since` as in NeedSecondOrder.
   void Precondition(uint64_t step, uint64_t since, int64_t layer, ConstMatrixView gradient, MatrixView out,
                     const std::shared_ptr<PreconditionFuture::State>& answer);
   // Frees the layer's factors, which first order does not use, once no open step or request needs them.
@@ -97,7 +97,7 @@ class LocalFactors {
     std::map<uint64_t, ReceivedUpdate> received;  // answers to open steps
     std::optional<absl::StatusOr<FactorUpdate>> fetched;
     std::deque<Request> requests;
-    uint64_t since = 0;  // `since` of the last Need
+    uint64_t since = 0;  // `since` of the last NeedSecondOrder
     bool release = false;
     // First step after first order. Once earlier steps are complete, the factors are fetched again for it.
     std::optional<uint64_t> renew_from;

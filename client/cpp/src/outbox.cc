@@ -150,7 +150,7 @@ Outbox::Item Outbox::Acknowledge(const ContributionId& id) {
     return entry.item;
   }
   Retain(entry.item);
-  kept_.KeepStatistics(found->second, Kept(*entry.item));
+  kept_.KeepStatistics(found->second, CopyToKeep(*entry.item));
   return Erase(found->second);
 }
 

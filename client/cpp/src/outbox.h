@@ -74,11 +74,12 @@ class Outbox {
   // repeated answer).
   Item Acknowledge(const ContributionId& id);
   Item Find(const ContributionId& id) const;
-  // Removes a gradient, pull or fetch whose result is complete. `kept`, if not null, is the contribution from Kept, for
-  // later repetition; it is ignored if the shard keeps no memory. `factor_version` is that of the result.
+  // Removes a gradient, pull or fetch whose result is complete. `kept`, if not null, is the contribution from
+  // CopyToKeep, for later repetition; it is ignored if the shard keeps no memory. `factor_version` is that of the
+  // result.
   Item Finish(const ContributionId& id, Item kept, uint64_t factor_version);
   // Returns a copy that owns its bytes and completes no caller's future.
-  static Item Kept(const Contribution& item);
+  static Item CopyToKeep(const Contribution& item);
   // Whether answered gradients are kept: the shard restarts with its memory, or another shard may replace it. A shard
   // that loses its factors cannot repeat an answer, so its gradients are not worth their memory. True before the first
   // stream, when this is unknown. Statistics are always kept.

@@ -80,7 +80,7 @@ void Outbox::SendAgain(Sequence sequence, const Item& item) {
   entry.sent_before = entry.acknowledged_before = entry.already_answered = true;
 }
 
-Outbox::Item Outbox::Kept(const Contribution& item) {
+Outbox::Item Outbox::CopyToKeep(const Contribution& item) {
   auto kept = std::make_shared<Contribution>(item);
   kept->result = nullptr;
   kept->deadline = absl::InfiniteFuture();

@@ -132,7 +132,7 @@ void ShardLink::Answer(Outbox::Item item, const absl::Status& complete, Precondi
     MutexLock lock(mu_);
     keep = options_.keep_gradients && outbox_.keeps_gradients();
   }
-  Outbox::Item kept = keep ? Outbox::Kept(*item) : nullptr;
+  Outbox::Item kept = keep ? Outbox::CopyToKeep(*item) : nullptr;
   {
     MutexLock lock(mu_);
     // It may have expired meanwhile, and a new one with its id may have been submitted.

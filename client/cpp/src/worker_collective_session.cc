@@ -189,7 +189,7 @@ absl::Status WorkerCollectiveSession::CheckRendezvous(const PlaneRendezvous& ren
 
 absl::Status WorkerCollectiveSession::Join(uint64_t epoch) {
   PRECONDOR_ASSIGN_OR_RETURN(const PlaneRendezvous rendezvous, hooks_.ask(epoch));
-  absl::StatusOr<std::shared_ptr<Collective>> collective = Meet(rendezvous);
+  absl::StatusOr<std::shared_ptr<Collective>> collective = MakeCollective(rendezvous);
   if (!collective.ok()) {
     hooks_.decline(epoch, collective.status());
     return collective.status();
@@ -200,7 +200,7 @@ absl::Status WorkerCollectiveSession::Join(uint64_t epoch) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<Collective>> WorkerCollectiveSession::Meet(const PlaneRendezvous& rendezvous) {
+absl::StatusOr<std::shared_ptr<Collective>> WorkerCollectiveSession::MakeCollective(const PlaneRendezvous& rendezvous) {
   PRECONDOR_RETURN_IF_ERROR(CheckRendezvous(rendezvous));
   timeout_ = std::min(rendezvous.timeout, options_.longest);
   buckets_.clear();

@@ -90,7 +90,7 @@ class WorkerCollectiveSession {
   void Run();
   absl::Status Serve(uint64_t epoch);
   absl::Status Join(uint64_t epoch);
-  absl::StatusOr<std::shared_ptr<Collective>> Meet(const PlaneRendezvous& rendezvous);
+  absl::StatusOr<std::shared_ptr<Collective>> MakeCollective(const PlaneRendezvous& rendezvous);
   absl::Status AgreeOnFirstStep();
   absl::Status ServeStep();
   // Waits for this rank's gradients of one bucket. `step` is that of the first bucket, and holds for the others.

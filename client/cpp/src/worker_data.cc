@@ -92,14 +92,14 @@ absl::Status WorkerImpl::SubmitStatistics(std::shared_ptr<Contribution> statisti
   statistics->deadline = MonotonicNow() + options_.result_timeout;
   const bool pulls = factors_ != nullptr && TakesStatistics(spec_, layer);
   if (!pulls) return routes_.Submit(static_cast<size_t>(layer), std::move(statistics));
-  factors_->Need(layer, steps_->ModeSince(step));
-  std::shared_ptr<AnswerSink> update = factors_->Expect(layer, step);
+  factors_->NeedSecondOrder(layer, steps_->ModeSince(step));
+  std::shared_ptr<AnswerSink> update = factors_->ExpectUpdate(layer, step);
   if (update == nullptr) {
     return absl::AlreadyExistsError(absl::StrCat(Describe(step, layer), ": sent already and not yet answered"));
   }
   absl::Status sent = routes_.Submit(static_cast<size_t>(layer), std::move(statistics));
   if (sent.ok()) sent = SendRequest(v1::FRAME_KIND_PULL, step, layer, std::move(update));
-  if (!sent.ok()) factors_->Forget(layer, step);
+  if (!sent.ok()) factors_->CancelUpdate(layer, step);
   return sent;
 }
 

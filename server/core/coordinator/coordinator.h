@@ -200,7 +200,7 @@ class Coordinator {
   // Asks the shards for the progress of snapshots under way, and begins those that are due.
   void CompleteSnapshots();
   // Returns the snapshot with the shards' progress. `again`: all shards have received the order before.
-  SnapshotEntry AskForParts(const CoordinatorSession& session, SnapshotEntry snapshot, bool again);
+  SnapshotEntry AskForParts(const CoordinatorSession& session, SnapshotEntry snapshot, bool repeated);
   // Writes and adopts the snapshot's state. Precondition: the caller holds the session's lock.
   absl::Status WriteSnapshot(CoordinatorSession& session, const SnapshotEntry& snapshot);
   // Reports the last complete snapshot to the observer.

@@ -71,13 +71,13 @@ void Coordinator::ShowLastSnapshot(absl::string_view name, const std::vector<Sna
   if (last.has_value()) observer_.OnLastSessionSnapshot(name, *last);
 }
 
-SnapshotEntry Coordinator::AskForParts(const CoordinatorSession& session, SnapshotEntry snapshot, bool again) {
+SnapshotEntry Coordinator::AskForParts(const CoordinatorSession& session, SnapshotEntry snapshot, bool repeated) {
   SnapshotOrder order;
   bool passed = false;
   std::optional<std::string> failure;
   {
     MutexLock lock(mu_);
-    order = session.snapshots().MakeOrder(session.id(), snapshot, again);
+    order = session.snapshots().MakeOrder(session.id(), snapshot, repeated);
     passed = session.progress().HasPassed(snapshot.step);
     failure = SessionSnapshots::WhyNotWhole(snapshot, session.members().membership(), session.placement());
   }
@@ -92,7 +92,7 @@ SnapshotEntry Coordinator::AskForParts(const CoordinatorSession& session, Snapsh
     const absl::StatusOr<SnapshotProgress> progress = shard->control->TakeSnapshot(order);
     if (progress.ok() && progress->durable) part.snapshot_id = progress->snapshot_id;
     whole = whole && part.snapshot_id != 0;
-    if (!progress.ok() && !(again && MayAskAgain(progress.status()))) {
+    if (!progress.ok() && !(repeated && MayAskAgain(progress.status()))) {
       failure = absl::StrCat("shard ", part.shard, ": ", progress.status().message());
     } else if (progress.ok() && !progress->begun && passed) {
       failure = absl::StrCat("shard ", part.shard, ": the job has passed the step and nothing of it came there");
@@ -125,7 +125,7 @@ absl::StatusOr<SnapshotEntry> Coordinator::BeginSnapshot(CoordinatorSession& ses
 absl::Status Coordinator::OrderSnapshot(CoordinatorSession& session, const SnapshotEntry& planned) {
   absl::Status status = WriteSnapshot(session, planned);
   if (status.ok()) {
-    const SnapshotEntry begun = AskForParts(session, planned, /*again=*/false);
+    const SnapshotEntry begun = AskForParts(session, planned, /*repeated=*/false);
     if (begun.state == SnapshotState::kFailed) {
       status = absl::FailedPreconditionError(
           absl::StrCat("session \"", session.spec().name, "\" snapshot ", begun.number, ": ", begun.reason));
@@ -202,7 +202,7 @@ void Coordinator::CompleteSnapshots() {
     }
     if (due) BeginSnapshot(session).IgnoreError();
     if (due || !last.has_value() || last->state != SnapshotState::kUnderWay) continue;
-    const SnapshotEntry now = AskForParts(session, *last, /*again=*/true);
+    const SnapshotEntry now = AskForParts(session, *last, /*repeated=*/true);
     // The next Reconcile repeats a write that fails.
     if (now == *last || !WriteSnapshot(session, now).ok() || now.state == SnapshotState::kUnderWay) continue;
     const bool complete = now.state == SnapshotState::kComplete;

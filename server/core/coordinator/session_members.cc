@@ -15,7 +15,13 @@ namespace precondor {
 using absl::StatusCode;
 
 SessionMembers::SessionMembers(std::string session_name, Membership membership)
-    : session_name_(std::move(session_name)), membership_(std::move(membership)) {}
+    : session_name_(std::move(session_name)), membership_(std::move(membership)), begun_(active()) {}
+
+void SessionMembers::NoteShardsTold(const Membership& told) {
+  if (told != membership_) return;
+  shards_told_ = true;
+  begun_ = begun_ || active();
+}
 
 Membership SessionMembers::First(const SessionSpec& spec) {
   const size_t ranks = static_cast<size_t>(spec.world_size);

@@ -53,7 +53,9 @@ class SessionMembers {
   bool shards_told() const { return shards_told_; }
   // Notes that the shards have been told `told`. Has no effect if the membership has changed since: the caller that
   // changed it tells the shards again.
-  void NoteShardsTold(const Membership& told) { shards_told_ = shards_told_ || told == membership_; }
+  void NoteShardsTold(const Membership& told);
+  // Returns whether the shards have ever known a holder of every rank: the ranks may have begun to train.
+  bool begun() const { return begun_; }
 
  private:
   std::string RankText(uint32_t rank) const;
@@ -62,6 +64,7 @@ class SessionMembers {
   const std::string session_name_;
   Membership membership_;
   bool shards_told_ = false;
+  bool begun_;
 };
 
 }  // namespace precondor

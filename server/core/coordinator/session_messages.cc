@@ -17,6 +17,7 @@ std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session) {
   const Membership& membership = session.members().membership();
   std::optional<uint64_t> rollback_step;
   if (membership.rollback_epoch == membership.epoch) rollback_step = membership.resume_step;
+  const bool must_be_held = !session.members().begun() && session.snapshots().HeldRestored(session.placement());
   std::vector<SessionInstall> installs;
   for (const PlacedLayers& placed : session.placement().shards()) {
     installs.push_back({.session_id = session.id(),
@@ -27,7 +28,8 @@ std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session) {
                         .layers = placed.layers,
                         .members = session.members().Members(),
                         .factors_released = !session.NeedsFactors(),
-                        .access = session.access()});
+                        .access = session.access(),
+                        .must_be_held = must_be_held});
   }
   return installs;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/coordinator/session_snapshots.h"
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
@@ -53,11 +54,18 @@ absl::Status SessionSnapshots::CheckRestored() const {
   return absl::OkStatus();
 }
 
-SnapshotOrder SessionSnapshots::MakeOrder(uint64_t session_id, const SnapshotEntry& snapshot, bool again) const {
+bool SessionSnapshots::HeldRestored(const SessionPlacement& placement) const {
+  return absl::c_any_of(list_, [&](const SnapshotEntry& snapshot) {
+    return snapshot.restores && snapshot.state == SnapshotState::kComplete &&
+           !placement.WhyNotHeld(snapshot.parts).has_value();
+  });
+}
+
+SnapshotOrder SessionSnapshots::MakeOrder(uint64_t session_id, const SnapshotEntry& snapshot, bool repeated) const {
   SnapshotOrder order{.session_id = session_id,
                       .number = snapshot.number,
                       .step = snapshot.step,
-                      .again = again,
+                      .repeated = repeated,
                       .keep = {},
                       .restores = snapshot.restores};
   for (const SnapshotEntry& other : list_) {

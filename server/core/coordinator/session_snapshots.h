@@ -38,9 +38,11 @@ class SessionSnapshots {
   // Checks that the session has the factors that it begins with. Returns UNAVAILABLE (NOT_ACTIVE) if some have not been
   // sent yet, FAILED_PRECONDITION if the restore has failed.
   absl::Status CheckRestored() const;
+  // Returns whether the session began with restored factors, on the shards that still have its layers.
+  bool HeldRestored(const SessionPlacement& placement) const;
 
-  // Returns the order for a shard. `again`: all shards have received the order before.
-  SnapshotOrder MakeOrder(uint64_t session_id, const SnapshotEntry& snapshot, bool again) const;
+  // Returns the order for a shard. `repeated`: all shards have received the order before.
+  SnapshotOrder MakeOrder(uint64_t session_id, const SnapshotEntry& snapshot, bool repeated) const;
   // Returns why a snapshot under way can no longer complete, or nullopt if it can.
   static std::optional<std::string> WhyNotWhole(const SnapshotEntry& snapshot, const Membership& membership,
                                                 const SessionPlacement& placement);

@@ -91,7 +91,7 @@ void LayerMachine::On(const ContributionArrived& event, Effects& effects) {
   // This is done even if the contribution is then refused. Otherwise two ranks could wait for each other after steps
   // without a frame.
   if (event.key.epoch == epoch_) {
-    ranks_.Hear(event.key.rank);
+    ranks_.MarkHeard(event.key.rank);
     MarkAnswered(event.kind, event.key);
     work = NoteBegun(event.key, event.now, effects);
     work = NoteCatchup(event.key, event.now, effects) || work;
@@ -157,7 +157,7 @@ absl::Status LayerMachine::Admit(const AverageArrived& event, Effects& effects) 
   PRECONDOR_RETURN_IF_ERROR(CheckEpoch(key));
   bool work = false;
   for (key.rank = 0; key.rank < event.statuses.size(); ++key.rank) {
-    ranks_.Hear(key.rank);
+    ranks_.MarkHeard(key.rank);
     MarkAnswered(ContributionKind::kGradient, key);
     work = NoteBegun(key, event.now, effects) || work;
   }

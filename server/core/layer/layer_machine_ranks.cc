@@ -97,7 +97,7 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
     return;
   }
   // The RESUME is from a stream that broke long ago, or the other ranks went on before this rank came back.
-  if (!ranks_.Hear(key.rank) && key.step < window_.floor()) return;
+  if (!ranks_.MarkHeard(key.rank) && key.step < window_.floor()) return;
   const uint64_t known = factors_.version + factors_.restored_updates;
   const uint64_t lost = factors_.held && event.factor_version > known ? event.factor_version - known : 0;
   const bool begin_again = lost > 0 && !rules_.one_answer() && !ranks_.AnyLost();

@@ -6,7 +6,7 @@
 
 namespace precondor {
 
-bool RankProgress::Hear(uint32_t rank) { return !std::exchange(ranks_[rank].heard, true); }
+bool RankProgress::MarkHeard(uint32_t rank) { return !std::exchange(ranks_[rank].heard, true); }
 
 void RankProgress::Replace(const Member& member, bool holds_factors) {
   Rank& rank = ranks_[member.rank];

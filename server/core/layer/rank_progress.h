@@ -21,7 +21,7 @@ class RankProgress {
   explicit RankProgress(int64_t world_size) : ranks_(static_cast<size_t>(world_size)) {}
 
   // Notes that the rank has sent something to this shard generation. Returns true for the first time.
-  bool Hear(uint32_t rank);
+  bool MarkHeard(uint32_t rank);
 
   // Notes that another process holds the rank, or that this shard generation begins in an epoch of which `member` is a
   // member and does not know what it sent to the generation before. `holds_factors` says that the process holds

@@ -33,7 +33,7 @@ absl::Status SessionAdmission::CheckLayer(const ContributionKey& key) const {
 }
 
 absl::Status SessionAdmission::CheckKey(const ContributionKey& key) const {
-  PRECONDOR_RETURN_IF_ERROR(session_.members().Check(key));
+  PRECONDOR_RETURN_IF_ERROR(session_.holders().Check(key));
   return CheckLayer(key);
 }
 
@@ -47,7 +47,7 @@ absl::StatusOr<AdmittedContribution> SessionAdmission::Admit(ContributionHeader&
 }
 
 absl::StatusOr<AdmittedAverage> SessionAdmission::Admit(ReducedGradient gradient) const {
-  const std::shared_ptr<const RankHolders> known = session_.members().current();
+  const std::shared_ptr<const RankHolders> known = session_.holders().current();
   ContributionKey key = KeyOf(gradient);
   key.incarnation = known->incarnations[0];  // a rank with another holder would belong to another epoch
   PRECONDOR_RETURN_IF_ERROR(CheckSender(session_.spec(), *known, key));

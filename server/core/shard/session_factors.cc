@@ -61,7 +61,7 @@ DeviceBytes SessionFactors::Close() {
   return std::exchange(reserved_, NoBytes());
 }
 
-void SessionFactors::Tell(int64_t reserved_bytes) const {
+void SessionFactors::ReportMemory(int64_t reserved_bytes) const {
   context_->shard->observer.OnSessionMemory(context_->spec.name, reserved_bytes);
 }
 
@@ -152,7 +152,7 @@ absl::Status SessionFactors::Hold(HoldVersion version) {
     return states.status();
   }
   Give(*std::move(states));
-  Tell(reserved);
+  ReportMemory(reserved);
   return absl::OkStatus();
 }
 
@@ -233,7 +233,7 @@ void SessionFactors::FreeReleased() {
     if (writing_ == 0 || holding_ || closed_) return;
     eviction_id = writing_;
   }
-  if (!context_->shard->options.journal->FactorsKept(context_->session_id, eviction_id)) return;
+  if (!context_->shard->options.journal->FactorsDurable(context_->session_id, eviction_id)) return;
   {
     MutexLock lock(mu_);
     if (writing_ != eviction_id || holding_ || closed_) return;
@@ -256,7 +256,7 @@ void SessionFactors::FinishRelease() {
   ShardContext& shard = *context_->shard;
   for (const std::unique_ptr<SessionDevice>& device : context_->devices) device->backend.Trim();
   shard.memory.Release(factor_bytes());
-  Tell(reserved);
+  ReportMemory(reserved);
   if (shard.options.trim_memory) shard.options.trim_memory();
   shard.logger.Log(
       Severity::kInfo, "factors released",

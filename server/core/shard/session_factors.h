@@ -110,7 +110,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   bool CompleteReplay();
   DeviceBytes NoBytes() const { return {std::vector<int64_t>(sizes_.held.of.size())}; }
   DeviceBytes factor_bytes() const { return sizes_.held - sizes_.released; }
-  void Tell(int64_t reserved_bytes) const;
+  void ReportMemory(int64_t reserved_bytes) const;
 
   const std::shared_ptr<SessionContext> context_;
   const std::vector<std::shared_ptr<LayerDriver>> layers_;

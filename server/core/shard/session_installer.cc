@@ -43,7 +43,7 @@ absl::StatusOr<int64_t> SessionInstaller::Install(const SessionInstall& install,
     if (other_layers) return ChangeLayers(*session, install, source);
     // Recorded before the layers' records of the new epoch. If Reinstall refuses the install, a replay refuses the
     // record too. An install without news is not recorded: earlier records say more.
-    if ((*session)->members().IsNews(install)) Record(install, source);
+    if ((*session)->holders().IsNews(install)) Record(install, source);
     PRECONDOR_RETURN_IF_ERROR((*session)->Reinstall(install));
     return (*session)->factors().reserved_bytes();
   }
@@ -57,6 +57,12 @@ void SessionInstaller::Record(const SessionInstall& install, Source source) {
 
 absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& install, Source source) {
   PRECONDOR_RETURN_IF_ERROR(sessions_.CheckNotQuarantined(install.session_id));
+  if (install.must_be_held && source == Source::kCoordinator) {
+    return absl::DataLossError(
+        absl::StrCat("session \"", install.spec.name,
+                     "\": the restored factors are lost, because this shard was restarted before "
+                     "all ranks had joined; close the session and restore it again"));
+  }
   PRECONDOR_ASSIGN_OR_RETURN(MethodSet methods, MethodSet::Make(install.spec, shard_->options.make_method));
   // A replay replaces no session: the journal has a record of its own for each removed session.
   if (source == Source::kCoordinator) PRECONDOR_RETURN_IF_ERROR(quarantine_.ReplaceSameNameSession(install));

@@ -76,6 +76,8 @@ struct SessionInstall {
   std::vector<Member> members;    // ranks that have joined; frames are accepted once all have
   bool factors_released = false;  // a session that is new here begins without factors; see HoldFactors
   SessionAccess access = {};      // has the secret that the session's frames must show
+  // The factors were restored, and no rank can have used them: a shard that does not hold the session has lost them.
+  bool must_be_held = false;
 };
 
 // Says whether a session's factors are needed. Of one coordinator's requests the one with the greatest version counts:
@@ -91,7 +93,7 @@ struct SnapshotOrder {
   uint64_t session_id = 0;
   uint64_t number = 0;  // number of the snapshot within the session
   uint64_t step = 0;
-  bool again = false;               // the shard has accepted this order before
+  bool repeated = false;            // the shard has accepted this order before
   std::vector<uint64_t> keep = {};  // numbers of other snapshots to keep
   bool restores = false;            // the part is not taken but sent; see SnapshotRequests::RestoreLayer
 };
@@ -147,8 +149,8 @@ class ShardControl {
   virtual absl::Status HoldFactors(const FactorHold& hold) = 0;
   // Orders the shard's part of a snapshot and returns its progress. Returns INVALID_ARGUMENT if the step has already
   // begun and no such part exists, FAILED_PRECONDITION if the shard has no data directory (a restored part
-  // needs none) or has lost an order that it had accepted (`again`), ABORTED with the reason if the part was given up,
-  // NOT_FOUND (UNKNOWN_SESSION).
+  // needs none) or has lost an order that it had accepted (`repeated`), ABORTED with the reason if the part was given
+  // up, NOT_FOUND (UNKNOWN_SESSION).
   virtual absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) {
     return absl::FailedPreconditionError("snapshot: this shard has no data directory");
   }

@@ -80,7 +80,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardDataPlane::FindFor(const Admi
   if (session->layer(key.layer) != nullptr) return session;
   return ReasonedStatus(
       absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
-      absl::StrCat(DescribeKey(spec, key), ": expected epoch ", session->members().epoch(), ", got ", key.epoch));
+      absl::StrCat(DescribeKey(spec, key), ": expected epoch ", session->holders().epoch(), ", got ", key.epoch));
 }
 
 void ShardDataPlane::Submit(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result) {
@@ -125,13 +125,13 @@ absl::StatusOr<ShardDataPlane::SessionPart> ShardDataPlane::PartOf(const Contrib
                                                                    const SessionCaller& caller) const {
   PRECONDOR_RETURN_IF_ERROR(serving_.Check());
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, key.session_id));
-  PRECONDOR_RETURN_IF_ERROR(session->members().Check(key));
+  PRECONDOR_RETURN_IF_ERROR(session->holders().Check(key));
   return SessionPart{session->spec(), session->owned()};
 }
 
 bool ShardDataPlane::IsInEpoch(uint64_t session_id, uint64_t epoch) const {
   const absl::StatusOr<std::shared_ptr<ShardSession>> session = sessions_.Find(session_id);
-  return session.ok() && (*session)->members().epoch() == epoch;
+  return session.ok() && (*session)->holders().epoch() == epoch;
 }
 
 absl::Status ShardDataPlane::Resume(const ContributionKey& key, uint64_t factor_version, bool begins,

@@ -120,7 +120,7 @@ class ShardJournal {
   virtual void KeepFactors(ReleasedFactors factors) = 0;
   // Returns false while these factors are not durable; they are in memory until then. Failed writes are retried
   // periodically.
-  virtual bool FactorsKept(uint64_t session_id, uint64_t eviction_id) { return true; }
+  virtual bool FactorsDurable(uint64_t session_id, uint64_t eviction_id) { return true; }
   // Returns a layer's released factors. Returns NOT_FOUND if they are not kept, DATA_LOSS if they are damaged, or an
   // I/O error.
   virtual absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t eviction_id, uint32_t layer) {

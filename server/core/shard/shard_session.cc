@@ -39,7 +39,7 @@ ShardSession::ShardSession(std::shared_ptr<SessionContext> context, std::vector<
       owned_(std::move(owned)),
       layers_(std::move(layers)),
       factors_(std::move(factors)),
-      members_(context_->spec, install) {}
+      holders_(context_->spec, install) {}
 
 absl::Status ShardSession::CheckSpec(const SessionInstall& install) const {
   const std::string difference = DescribeDifference(spec(), install.spec);
@@ -50,7 +50,7 @@ absl::Status ShardSession::CheckSpec(const SessionInstall& install) const {
 
 absl::Status ShardSession::Reinstall(const SessionInstall& install) {
   PRECONDOR_RETURN_IF_ERROR(CheckSpec(install));
-  PRECONDOR_ASSIGN_OR_RETURN(const std::optional<std::vector<Member>> replaced, members_.Install(install));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::optional<std::vector<Member>> replaced, holders_.Install(install));
   // Frames of the new epoch that arrive before their layer has begun it are told to retry.
   if (!replaced.has_value()) return absl::OkStatus();
   NoteRollback(install);
@@ -71,7 +71,7 @@ void ShardSession::BeginEpoch(uint32_t layer, const SessionInstall& install,
 absl::StatusOr<bool> ShardSession::ChangesLayers(const SessionInstall& install) const {
   if (install.layers == owned_) return false;
   PRECONDOR_RETURN_IF_ERROR(CheckSpec(install));
-  const std::shared_ptr<const RankHolders> members = members_.current();
+  const std::shared_ptr<const RankHolders> members = holders_.current();
   if (install.epoch > members->epoch || (install.epoch == members->epoch && members->fenced)) return true;
   return ReasonedStatus(
       StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
@@ -97,7 +97,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const Ses
 }
 
 void ShardSession::TakeOverFrom(const ShardSession& previous, const SessionInstall& install) {
-  const std::vector<Member> replaced = previous.members_.ReplacedBy(install.members);
+  const std::vector<Member> replaced = previous.holders_.ReplacedBy(install.members);
   NoteRollback(install);
   for (const uint32_t layer : previous.owned_) {
     if (layers_[layer] == nullptr) {
@@ -114,7 +114,7 @@ absl::Status ShardSession::EpochHasBegun(uint64_t epoch) const {
 }
 
 absl::StatusOr<std::optional<uint64_t>> ShardSession::Fence(const EpochFence& fence) {
-  PRECONDOR_ASSIGN_OR_RETURN(const std::optional<std::vector<Member>> replaced, members_.Fence(fence));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::optional<std::vector<Member>> replaced, holders_.Fence(fence));
   if (!replaced.has_value()) return std::nullopt;
   uint64_t floor = 0;
   for (uint32_t layer : owned_) {
@@ -158,7 +158,7 @@ void ShardSession::ReportStragglers(absl::Time since) {
 }
 
 ShardSessionSummary ShardSession::summary() const {
-  const std::shared_ptr<const RankHolders> members = members_.current();
+  const std::shared_ptr<const RankHolders> members = holders_.current();
   const BegunSteps::Last last = context_->begun_steps.last();
   return {.session_id = id(),
           .spec = spec(),

@@ -48,7 +48,7 @@ class ShardSession {
   // See ShardControl.
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence);
 
-  const SessionHolders& members() const { return members_; }
+  const SessionHolders& holders() const { return holders_; }
   const std::vector<uint32_t>& owned() const { return owned_; }
   // Returns null if the session has no such layer or another shard owns it.
   LayerDriver* layer(uint32_t index) const { return index < layers_.size() ? layers_[index].get() : nullptr; }
@@ -85,7 +85,7 @@ class ShardSession {
   const std::vector<std::shared_ptr<LayerDriver>> layers_;  // by layer index; null: owned by another shard
   const std::shared_ptr<SessionFactors> factors_;
 
-  SessionHolders members_;
+  SessionHolders holders_;
 
   mutable Mutex mu_;
   std::set<uint32_t> stragglers_ ABSL_GUARDED_BY(mu_);  // as last reported

@@ -46,7 +46,7 @@ absl::StatusOr<SnapshotProgress> SnapshotRequests::Take(const SnapshotOrder& ord
   if (journal == nullptr) return TakeInMemory(order, *session);
   PRECONDOR_ASSIGN_OR_RETURN(const std::optional<SnapshotProgress> known, journal->ProgressOf(order));
   if (known.has_value()) return *known;
-  if (order.again) {
+  if (order.repeated) {
     // A part that is taken now might not match the parts of the other shards.
     return absl::FailedPreconditionError(absl::StrCat("session \"", session->spec().name, "\" snapshot ", order.number,
                                                       ": the shard was restarted before it was durable"));
@@ -61,7 +61,7 @@ absl::StatusOr<SnapshotProgress> SnapshotRequests::TakeInMemory(const SnapshotOr
                                                                 const ShardSession& session) const {
   if (!order.restores) return absl::FailedPreconditionError("snapshot: this shard has no data directory");
   RestoredLayers& restored = session.context().restored_layers;
-  if (!restored.ordered.exchange(true) && order.again) {
+  if (!restored.ordered.exchange(true) && order.repeated) {
     return absl::FailedPreconditionError(
         absl::StrCat("session \"", session.spec().name, "\": the shard was restarted while the session was restored"));
   }

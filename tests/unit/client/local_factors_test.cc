@@ -152,12 +152,12 @@ class LocalFactorsTest : public ::testing::Test {
 TEST_F(LocalFactorsTest, GoesOnFromTheFactorsThatItFetches) {
   shard_->Update(1000);
   const auto between = Ask(1);
-  factors_->Need(0, 0);
+  factors_->NeedSecondOrder(0, 0);
   EXPECT_EQ(fetches(), 1u);
   EXPECT_FALSE(between->answer->ready());
   GiveFactors(*AwaitFetch(0));
   ExpectAnswer(*between);
-  const auto pull = factors_->Expect(0, 2);
+  const auto pull = factors_->ExpectUpdate(0, 2);
   const auto at = Ask(2);
   EXPECT_FALSE(at->answer->ready()) << "its update has not come";
   DeliverVectors(*pull, 2, shard_->Update(2));
@@ -169,7 +169,7 @@ TEST_F(LocalFactorsTest, GoesOnFromTheFactorsThatItFetches) {
 TEST_F(LocalFactorsTest, AGradientBeforeAnUpdateIsAnsweredWithoutIt) {
   shard_->Update(1000);
   const auto before = Ask(1);
-  const auto pull = factors_->Expect(0, 2);
+  const auto pull = factors_->ExpectUpdate(0, 2);
   DeliverVectors(*pull, 2, Normal(kCols + kRows, 2));
   const auto after = Ask(2);
   GiveFactors(*AwaitFetch(0));
@@ -181,7 +181,7 @@ TEST_F(LocalFactorsTest, AGradientBeforeAnUpdateIsAnsweredWithoutIt) {
 TEST_F(LocalFactorsTest, AnUpdateThatItHasChangesNothing) {
   // A process that begins again: the predecessor's statistics are in the factors.
   const std::vector<float> vectors = shard_->Update(0);
-  const auto pull = factors_->Expect(0, 0);
+  const auto pull = factors_->ExpectUpdate(0, 0);
   const auto asked = Ask(0);
   GiveFactors(*AwaitFetch(0));
   DeliverVectors(*pull, 1, vectors);
@@ -189,17 +189,17 @@ TEST_F(LocalFactorsTest, AnUpdateThatItHasChangesNothing) {
 }
 
 TEST_F(LocalFactorsTest, WhoeverMissesAnUpdateFetches) {
-  factors_->Need(0, 0);
+  factors_->NeedSecondOrder(0, 0);
   GiveFactors(*AwaitFetch(0));
   shard_->Update(0);
-  const auto pull = factors_->Expect(0, 2);
+  const auto pull = factors_->ExpectUpdate(0, 2);
   const auto asked = Ask(2);
   const std::vector<float> vectors = shard_->Update(2);
   DeliverVectors(*pull, 2, vectors);
   GiveFactors(*AwaitFetch(1));
   ExpectAnswer(*asked);
   // Factors that are beyond the step's are not the others'.
-  const auto next = factors_->Expect(0, 4);
+  const auto next = factors_->ExpectUpdate(0, 4);
   const auto late = Ask(4);
   for (const uint64_t step : {4, 6, 8}) shard_->Update(step);
   DeliverVectors(*next, 4, vectors);
@@ -208,9 +208,9 @@ TEST_F(LocalFactorsTest, WhoeverMissesAnUpdateFetches) {
 }
 
 TEST_F(LocalFactorsTest, ARefusedPullIsMadeUpForByAFetch) {
-  factors_->Need(0, 0);
+  factors_->NeedSecondOrder(0, 0);
   GiveFactors(*AwaitFetch(0));
-  const auto pull = factors_->Expect(0, 0);
+  const auto pull = factors_->ExpectUpdate(0, 0);
   const auto asked = Ask(0);
   shard_->Update(0);
   pull->Fail(ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep, "retired"));
@@ -220,9 +220,9 @@ TEST_F(LocalFactorsTest, ARefusedPullIsMadeUpForByAFetch) {
 
 TEST_F(LocalFactorsTest, AnAnswerThatDoesNotComeFailsTheStepAndTheNextOneFetches) {
   shard_->Update(1000);
-  factors_->Need(0, 0);
+  factors_->NeedSecondOrder(0, 0);
   GiveFactors(*AwaitFetch(0));
-  const auto pull = factors_->Expect(0, 0);
+  const auto pull = factors_->ExpectUpdate(0, 0);
   const auto asked = Ask(0);
   pull->Fail(absl::DeadlineExceededError("too late"));
   ExpectFailure(*asked, absl::StatusCode::kDeadlineExceeded, "too late");
@@ -277,9 +277,9 @@ TEST_F(LocalFactorsTest, ReleasedFactorsAreFetchedAnew) {
 // The shard has let go of its factors meanwhile, and counts their versions from 0 again.
 TEST_F(LocalFactorsTest, FactorsFromBeforeFirstOrderAreNotThoseAfterIt) {
   shard_->Update(1000);
-  factors_->Need(0, 0);
+  factors_->NeedSecondOrder(0, 0);
   GiveFactors(*AwaitFetch(0));
-  const auto pull = factors_->Expect(0, 8);
+  const auto pull = factors_->ExpectUpdate(0, 8);
   const auto before = Ask(8);
   // Second order again from step 20 on, while step 8 is still open.
   const auto after = Ask(21, 20);
@@ -297,9 +297,9 @@ TEST_F(LocalFactorsTest, FactorsFromBeforeFirstOrderAreNotThoseAfterIt) {
 }
 
 TEST_F(LocalFactorsTest, ARefusedPullThatIsNotOverFailsItsStep) {
-  factors_->Need(0, 0);
+  factors_->NeedSecondOrder(0, 0);
   GiveFactors(*AwaitFetch(0));
-  const auto pull = factors_->Expect(0, 0);
+  const auto pull = factors_->ExpectUpdate(0, 0);
   pull->Fail(absl::InternalError("the answer cannot be repeated"));
   ExpectFailure(*Ask(0), absl::StatusCode::kInternal, "cannot be repeated");
   shard_->Update(0);
@@ -309,12 +309,12 @@ TEST_F(LocalFactorsTest, ARefusedPullThatIsNotOverFailsItsStep) {
 }
 
 TEST_F(LocalFactorsTest, AStepIsExpectedOnceAtATime) {
-  factors_->Need(0, 0);
+  factors_->NeedSecondOrder(0, 0);
   GiveFactors(*AwaitFetch(0));
-  const auto pull = factors_->Expect(0, 0);
-  EXPECT_EQ(factors_->Expect(0, 0), nullptr);
-  factors_->Forget(0, 0);
-  const auto again = factors_->Expect(0, 0);
+  const auto pull = factors_->ExpectUpdate(0, 0);
+  EXPECT_EQ(factors_->ExpectUpdate(0, 0), nullptr);
+  factors_->CancelUpdate(0, 0);
+  const auto again = factors_->ExpectUpdate(0, 0);
   ASSERT_NE(again, nullptr);
   const auto asked = Ask(0);
   DeliverVectors(*again, 1, shard_->Update(0));
@@ -335,10 +335,10 @@ TEST_F(LocalFactorsTest, ChecksumsAreOfTheFactorsAfterWhatIsExpected) {
   const auto checksum = [this] { return factors_->Checksum(0, MonotonicNow() + kLong); };
   EXPECT_EQ(*checksum(), 0u) << "there are none";
   shard_->Update(1000);
-  factors_->Need(0, 0);
+  factors_->NeedSecondOrder(0, 0);
   GiveFactors(*AwaitFetch(0));
   EXPECT_EQ(*checksum(), SavedChecksum(shard_->Saved()));
-  const auto pull = factors_->Expect(0, 2);
+  const auto pull = factors_->ExpectUpdate(0, 2);
   EXPECT_EQ(factors_->Checksum(0, MonotonicNow()).status().code(), absl::StatusCode::kDeadlineExceeded);
   std::thread later([&] { DeliverVectors(*pull, 2, shard_->Update(2)); });
   const absl::StatusOr<uint64_t> after = checksum();
@@ -348,7 +348,7 @@ TEST_F(LocalFactorsTest, ChecksumsAreOfTheFactorsAfterWhatIsExpected) {
   // One bit of one vector.
   std::vector<float> other = shard_->Update(4);
   other[0] = std::nextafter(other[0], 10.0f);
-  DeliverVectors(*factors_->Expect(0, 4), 3, other);
+  DeliverVectors(*factors_->ExpectUpdate(0, 4), 3, other);
   const absl::StatusOr<uint64_t> parted = checksum();
   EXPECT_EQ(factors_->VersionOf(0), shard_->version());
   EXPECT_NE(*parted, SavedChecksum(shard_->Saved()));

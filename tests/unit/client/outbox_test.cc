@@ -86,7 +86,7 @@ class OutboxTest : public ::testing::Test {
   static void FinishIn(Outbox& outbox, const ContributionId& id) {
     const Outbox::Item item = outbox.Find(id);
     ASSERT_NE(item, nullptr);
-    ASSERT_NE(outbox.Finish(id, Outbox::Kept(*item), 10 * id.step), nullptr);
+    ASSERT_NE(outbox.Finish(id, Outbox::CopyToKeep(*item), 10 * id.step), nullptr);
   }
 
   Outbox outbox_;
@@ -371,7 +371,7 @@ TEST_F(OutboxTest, AProcessThatTookItsRankOverSaysWhereItBegins) {
   outbox_.StartStream(kCredit, 2);
   EXPECT_EQ(WriteAll(), "B5.0 G5.0[0+10]");
   // The acknowledgement is lost, and the answer says more.
-  outbox_.Finish(Gradient(5, 0), Outbox::Kept(*outbox_.Find(Gradient(5, 0))), 3);
+  outbox_.Finish(Gradient(5, 0), Outbox::CopyToKeep(*outbox_.Find(Gradient(5, 0))), 3);
   outbox_.StartStream(kCredit, 3);
   EXPECT_EQ(WriteAll(), "R5.0v3 G5.0[0+10]");
 }
@@ -521,7 +521,7 @@ TEST_F(OutboxTest, WhatIsKeptHasBytesOfItsOwn) {
   item.id = Gradient(5, 0);
   item.payload = memory;
   item.borrowed = true;
-  const Outbox::Item kept = Outbox::Kept(item);
+  const Outbox::Item kept = Outbox::CopyToKeep(item);
   memory.assign(3, 0);
   EXPECT_EQ(std::vector<uint8_t>(kept->payload.begin(), kept->payload.end()), (std::vector<uint8_t>{1, 2, 3}));
   EXPECT_EQ(kept->deadline, absl::InfiniteFuture());

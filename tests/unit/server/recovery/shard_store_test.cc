@@ -241,7 +241,7 @@ TEST_F(ShardStoreTest, TheCoordinatorsSnapshotsStayUntilItLetsThemGo) {
     }
   };
   run_to(3);
-  order.again = true;
+  order.repeated = true;
   EXPECT_FALSE(shard->TakeSnapshot(order)->begun) << "work on the step has yet to begin";
   run_to(5);  // and a regular one at 4
   const SnapshotProgress done = shard->TakeSnapshot(order).value();
@@ -362,7 +362,7 @@ TEST_F(ShardStoreTest, AnOrderThatARestartForgotIsNotTakenUpAgain) {
   ASSERT_TRUE(shard->TakeSnapshot(order).ok());
   Step(0);
   Open();
-  order.again = true;
+  order.repeated = true;
   const absl::Status status = shard->TakeSnapshot(order).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   order = {.session_id = kSession, .number = 2, .step = 0};

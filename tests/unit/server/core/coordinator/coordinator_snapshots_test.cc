@@ -55,7 +55,7 @@ TEST_F(CoordinatorSnapshotsTest, OneStepBeyondEveryLeaseForAllShards) {
     EXPECT_EQ(shard->orders[0].session_id, id);
     EXPECT_EQ(shard->orders[0].step, granted + 1);
     EXPECT_EQ(shard->orders[0].number, 1u);
-    EXPECT_FALSE(shard->orders[0].again);
+    EXPECT_FALSE(shard->orders[0].repeated);
   }
   // A rank to which the step is granted hears of it with the grant.
   const Directive directive = ReportAll(id, 1);
@@ -96,7 +96,7 @@ TEST_F(CoordinatorSnapshotsTest, IsCompleteOnceEveryPartIsDurable) {
   ASSERT_EQ(snapshot.parts.size(), 2u);
   EXPECT_EQ(snapshot.parts[0], (SnapshotPart{"shard0", 7, shards[0]->installed[id].layers}));
   EXPECT_EQ(snapshot.parts[1], (SnapshotPart{"shard1", 3, shards[1]->installed[id].layers}));
-  EXPECT_TRUE(shards[0]->orders.back().again);
+  EXPECT_TRUE(shards[0]->orders.back().repeated);
   const size_t orders = shards[0]->orders.size();
   coordinator->Reconcile();
   EXPECT_EQ(shards[0]->orders.size(), orders) << "nothing is left to ask";
@@ -174,7 +174,7 @@ TEST_F(CoordinatorSnapshotsTest, SurvivesTheCoordinator) {
   MakeDurable(0, 4);
   MakeDurable(1, 5);
   coordinator->Reconcile();
-  EXPECT_TRUE(shards[0]->orders.back().again) << "a shard that knows nothing of it must not begin it now";
+  EXPECT_TRUE(shards[0]->orders.back().repeated) << "a shard that knows nothing of it must not begin it now";
   EXPECT_EQ(Listed()[0].state, SnapshotState::kComplete);
   MakeCoordinator();
   ASSERT_TRUE(coordinator->Restore(journal.records).ok());
