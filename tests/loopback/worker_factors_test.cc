@@ -27,6 +27,7 @@
 #include "tests/loopback/raw_client.h"
 #include "tests/support/normal_floats.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/wait_until.h"
 
 namespace precondor {
 namespace {
@@ -585,6 +586,14 @@ TEST(CheckpointTest, NoRankBeginsOnAShardThatHasForgottenTheRestoredFactors) {
   spec.name = "resumed";
   const absl::Status restored = cluster.client().RestoreSession(spec, 4, factors);
   ASSERT_TRUE(restored.ok()) << restored;
+  const auto coordinator = v1::SnapshotService::NewStub(cluster.coordinator().channel());
+  ASSERT_TRUE(WaitUntil([&] {
+    v1::ListSnapshotsResponse list;
+    grpc::ClientContext context;
+    SetDeadline(context);
+    return coordinator->ListSnapshots(&context, {}, &list).ok() && list.session_snapshots_size() == 1 &&
+           list.session_snapshots(0).state() == v1::SNAPSHOT_STATE_COMPLETE;
+  }));
   cluster.Restart(0);
   const auto joined = cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1, .first_step = 4});
   EXPECT_TRUE(absl::IsDataLoss(joined.status())) << joined.status();

@@ -104,6 +104,7 @@ TEST_F(ShardLogTest, AFullDiskMakesASessionStaleUntilItsSnapshot) {
   log->Append(MakeInstall(7));
   log->Append(MakeInstall(8));
   log->Append(MakeUpdate(7, 0, 1));
+  log->Sync();  // otherwise the syncer, and not the next append, may find the full disk first
   fs.set_full(true);
   log->Append(MakeUpdate(7, 0, 2));
   EXPECT_FALSE(log->stale(7));  // the ring has it, and keeps it until the disk takes it
