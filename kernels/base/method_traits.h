@@ -18,6 +18,13 @@ enum class StatisticsForm : uint8_t {
   kCovariances,  // either form per side, whichever is smaller on the wire; vectors may be samples of rows
 };
 
+// Whether workers can hold the factors themselves. An answer is then a function of the factors and the gradient alone.
+enum class WorkerFactors : uint8_t {
+  kNone,      // no
+  kPulled,    // PULL_FACTORS: they load the factors after each update
+  kReplayed,  // REPLAY too: an update is a function of O(d) statistics alone, which they apply as the shard does
+};
+
 // How the norm of an answer is set; docs/methods/mkor.md defines the policies.
 enum class Scaling : uint8_t { kNormRescale, kKlClip, kRmsClip, kNone };
 // Texts of the option `scaling`, indexed by Scaling.
@@ -30,9 +37,7 @@ struct MethodTraits {
   StatisticsKind default_statistics = StatisticsKind::kSigned;
   // Value of the option `scaling` if it is left out. kNone for a method without that option.
   Scaling default_scaling = Scaling::kNone;
-  // True if workers can hold the factors (REPLAY, PULL_FACTORS): an update is a function of O(d) statistics alone, and
-  // an answer is a function of the factors and the gradient alone.
-  bool local_factors = false;
+  WorkerFactors worker_factors = WorkerFactors::kNone;
   // True if an answer is the whole update of a parameter, for an optimizer that keeps no moments of its own.
   bool whole_updates = false;
 };

@@ -16,7 +16,7 @@ inline constexpr MethodTraits kEvaTraits = {
     .statistics = StatisticsForm::kVectors,
     .default_statistics = StatisticsKind::kMean,
     .default_scaling = Scaling::kKlClip,
-    .local_factors = true,
+    .worker_factors = WorkerFactors::kReplayed,
 };
 
 // Reads every option. The reader keeps the first error.

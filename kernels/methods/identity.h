@@ -10,7 +10,7 @@
 
 namespace precondor {
 
-inline constexpr MethodTraits kIdentityTraits = {.name = "identity", .local_factors = true};
+inline constexpr MethodTraits kIdentityTraits = {.name = "identity", .worker_factors = WorkerFactors::kReplayed};
 
 // Takes no options. Returns InvalidArgument with the name of an option that is set.
 absl::StatusOr<std::unique_ptr<Method>> MakeIdentity(const MethodConfig& config);

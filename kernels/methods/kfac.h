@@ -14,6 +14,7 @@ inline constexpr MethodTraits kKfacTraits = {
     .name = "kfac",
     .statistics = StatisticsForm::kCovariances,
     .default_scaling = Scaling::kKlClip,
+    .worker_factors = WorkerFactors::kPulled,
 };
 
 // Errors: those of MakeMethod.

@@ -9,11 +9,13 @@
 namespace precondor {
 namespace {
 
-absl::Status CheckLocalFactors(const SessionSpec& spec, absl::string_view field, const Method& method) {
-  if (!WorkersPrecondition(spec) || method.traits().local_factors) return absl::OkStatus();
+absl::Status CheckWorkerFactors(const SessionSpec& spec, absl::string_view field, const Method& method) {
+  const WorkerFactors needed =
+      spec.exchange == ExchangeMode::kReplay ? WorkerFactors::kReplayed : WorkerFactors::kPulled;
+  if (!WorkersPrecondition(spec) || method.traits().worker_factors >= needed) return absl::OkStatus();
   std::vector<absl::string_view> names;
   for (const MethodTraits& traits : AllMethodTraits()) {
-    if (traits.local_factors) names.push_back(traits.name);
+    if (traits.worker_factors >= needed) names.push_back(traits.name);
   }
   return absl::InvalidArgumentError(absl::StrCat(field, ": expected one of ", absl::StrJoin(names, ", "),
                                                  " with exchange ", ExchangeModeName(spec.exchange), ", got ",
@@ -25,7 +27,7 @@ absl::Status CheckLocalFactors(const SessionSpec& spec, absl::string_view field,
 absl::StatusOr<MethodSet> MethodSet::Make(const SessionSpec& spec, const MethodFactory& make) {
   MethodSet set;
   PRECONDOR_ASSIGN_OR_RETURN(set.methods_.emplace_back(), make(spec.method));
-  PRECONDOR_RETURN_IF_ERROR(CheckLocalFactors(spec, "method", *set.methods_.back()));
+  PRECONDOR_RETURN_IF_ERROR(CheckWorkerFactors(spec, "method", *set.methods_.back()));
   set.of_layer_.assign(spec.layers.size(), 0);
   for (size_t i = 0; i < spec.layer_methods.size(); ++i) {
     const LayerMethod& entry = spec.layer_methods[i];
@@ -35,7 +37,7 @@ absl::StatusOr<MethodSet> MethodSet::Make(const SessionSpec& spec, const MethodF
     }
     set.methods_.push_back(*std::move(method));
     PRECONDOR_RETURN_IF_ERROR(
-        CheckLocalFactors(spec, absl::StrCat("layer_methods[", i, "].method"), *set.methods_.back()));
+        CheckWorkerFactors(spec, absl::StrCat("layer_methods[", i, "].method"), *set.methods_.back()));
     for (const uint32_t layer : entry.layers) set.of_layer_[layer] = static_cast<uint32_t>(set.methods_.size() - 1);
   }
   for (size_t layer = 0; layer < spec.layers.size(); ++layer) {

@@ -14,7 +14,7 @@ inline constexpr MethodTraits kMkorTraits = {
     .name = "mkor",
     .statistics = StatisticsForm::kVectors,
     .default_scaling = Scaling::kNormRescale,
-    .local_factors = true,
+    .worker_factors = WorkerFactors::kReplayed,
 };
 
 // Errors: those of MakeMethod.

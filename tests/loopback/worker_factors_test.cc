@@ -236,6 +236,10 @@ TEST_P(WorkerFactorsTest, AnswersAreThoseOfTheShard) {
   methods["blend"] = {.name = "mkor", .options = {{"rule", std::string("BLEND")}}};
   methods["eva"] = {.name = "eva", .options = {}};
   methods["identity"] = {.name = "identity", .options = {}};
+  if (GetParam() == ExchangeMode::kPullFactors) {
+    methods["eigen"] = {.name = "kfac", .options = {{"prediv", true}, {"inv_update_steps", 2.0}, {"refresh_lag", 1.0}}};
+    methods["inverse"] = {.name = "kfac", .options = {{"form", std::string("INVERSE")}}};
+  }
   for (const auto& [name, method] : methods) {
     for (const int32_t workers : {1, 4}) {
       SessionSpec spec = Spec(GetParam(), workers);

@@ -46,7 +46,7 @@ class SimMethod final : public Method {
   explicit SimMethod(const MethodEvents& events) : events_(events) {}
   const MethodTraits& traits() const override {
     static constexpr MethodTraits kTraits = {
-        .name = "sim", .statistics = StatisticsForm::kVectors, .local_factors = true};
+        .name = "sim", .statistics = StatisticsForm::kVectors, .worker_factors = WorkerFactors::kReplayed};
     return kTraits;
   }
   int64_t StateBytes(const LayerSpec& layer) const override { return 4 * (layer.d_in + layer.d_out); }

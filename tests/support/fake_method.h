@@ -131,7 +131,8 @@ class FakeMethod final : public Method {
 
  private:
   const std::shared_ptr<FakeMethodLog> log_;
-  MethodTraits traits_ = {.name = "fake", .statistics = StatisticsForm::kVectors, .local_factors = true};
+  MethodTraits traits_ = {
+      .name = "fake", .statistics = StatisticsForm::kVectors, .worker_factors = WorkerFactors::kReplayed};
 };
 
 }  // namespace precondor
