@@ -178,7 +178,7 @@ std::string LayerMethodsDifference(const SessionSpec& have, const SessionSpec& w
 absl::Status ValidateSessionSpec(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(CheckName(spec.name));
   PRECONDOR_RETURN_IF_ERROR(CheckRange("world_size", spec.world_size, 1, kMaxWorldSize));
-  PRECONDOR_RETURN_IF_ERROR(CheckEnum("exchange", spec.exchange, ExchangeMode::kReplay));
+  PRECONDOR_RETURN_IF_ERROR(CheckEnum("exchange", spec.exchange, ExchangeMode::kSharded));
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("statistics", spec.statistics, StatisticsKind::kCovariance));
   PRECONDOR_RETURN_IF_ERROR(CheckRange("sketches", spec.sketches, 0, kMaxSketches));
   PRECONDOR_RETURN_IF_ERROR(CheckRange("inv_freq", spec.inv_freq, 1, 1 << 30));
@@ -292,6 +292,8 @@ absl::string_view ExchangeModeName(ExchangeMode exchange) {
       return "PULL_FACTORS";
     case ExchangeMode::kReplay:
       return "REPLAY";
+    case ExchangeMode::kSharded:
+      return "SHARDED";
   }
   return "UNKNOWN";
 }

@@ -20,7 +20,7 @@ namespace precondor {
 enum class Mode : uint8_t { kSecondOrder = 1, kFirstOrder = 2 };
 // Which ranks send gradients, and where these are preconditioned; docs/protocol.md. With kPullFactors and kReplay
 // gradients stay with the workers, which hold the factors too (WorkersPrecondition).
-enum class ExchangeMode : uint8_t { kDirect = 1, kDelegate = 2, kPullFactors = 3, kReplay = 4 };
+enum class ExchangeMode : uint8_t { kDirect = 1, kDelegate = 2, kPullFactors = 3, kReplay = 4, kSharded = 5 };
 // What workers send as statistics. kCovariance: each side is the mean of x x' over the worker's rows or, if that is
 // smaller, the rows themselves; only for methods with StatisticsForm::kCovariances (kernels/base/method_traits.h).
 enum class StatisticsKind : uint8_t { kMean = 1, kPerWorkerMean = 2, kSigned = 3, kCovariance = 4 };

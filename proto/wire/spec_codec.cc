@@ -39,6 +39,7 @@ PRECONDOR_SAME_VALUE(ExchangeMode::kDirect, EXCHANGE_MODE_DIRECT);
 PRECONDOR_SAME_VALUE(ExchangeMode::kDelegate, EXCHANGE_MODE_DELEGATE);
 PRECONDOR_SAME_VALUE(ExchangeMode::kPullFactors, EXCHANGE_MODE_PULL_FACTORS);
 PRECONDOR_SAME_VALUE(ExchangeMode::kReplay, EXCHANGE_MODE_REPLAY);
+PRECONDOR_SAME_VALUE(ExchangeMode::kSharded, EXCHANGE_MODE_SHARDED);
 PRECONDOR_SAME_VALUE(StatisticsKind::kMean, STATISTICS_KIND_MEAN);
 PRECONDOR_SAME_VALUE(StatisticsKind::kPerWorkerMean, STATISTICS_KIND_PER_WORKER_MEAN);
 PRECONDOR_SAME_VALUE(StatisticsKind::kSigned, STATISTICS_KIND_SIGNED);
@@ -56,7 +57,7 @@ PRECONDOR_SAME_VALUE(FallbackPolicy::kCostAware, FALLBACK_POLICY_COST_AWARE);
 PRECONDOR_SAME_VALUE(FallbackPolicy::kAtStep, FALLBACK_POLICY_AT_STEP);
 #undef PRECONDOR_SAME_VALUE
 static_assert(v1::DataType_MAX == v1::DATA_TYPE_BF16 && v1::Mode_MAX == v1::MODE_FIRST_ORDER &&
-                  v1::ExchangeMode_MAX == v1::EXCHANGE_MODE_REPLAY &&
+                  v1::ExchangeMode_MAX == v1::EXCHANGE_MODE_SHARDED &&
                   v1::StatisticsKind_MAX == v1::STATISTICS_KIND_COVARIANCE && v1::Decision_MAX == v1::DECISION_SKIP &&
                   v1::FallbackPolicy_MAX == v1::FALLBACK_POLICY_AT_STEP &&
                   v1::ShardLossPolicy_MAX == v1::SHARD_LOSS_POLICY_DEGRADE &&

@@ -32,7 +32,10 @@ std::vector<Expected> ExpectedTensors(const SessionSpec& spec, const Contributio
   const LayerSpec& layer = spec.layers[header.key.layer];
   if (header.kind == ContributionKind::kPull) return {};
   if (header.kind == ContributionKind::kGradient) {
-    return {{"gradient", {layer.d_out, layer.d_in}, spec.gradient_dtype}};
+    if (spec.exchange != ExchangeMode::kSharded) return {{"gradient", {layer.d_out, layer.d_in}, spec.gradient_dtype}};
+    const int64_t elements = SentElements(header.parts);
+    if (elements == 0) return {};
+    return {{"gradient", {1, elements}, spec.gradient_dtype}};
   }
   const DType dtype = spec.statistics_dtype;
   if (StatisticsOf(spec, header.key.layer) == StatisticsKind::kCovariance) {
@@ -99,10 +102,33 @@ absl::Status CheckAbstention(const SessionSpec& spec, const ContributionHeader& 
   return absl::OkStatus();
 }
 
+absl::Status CheckParts(const SessionSpec& spec, const ContributionHeader& header) {
+  const bool takes_parts = header.kind == ContributionKind::kGradient && spec.exchange == ExchangeMode::kSharded;
+  const size_t most = takes_parts ? kMaxGradientParts : 0;
+  if (header.parts.size() > most) {
+    return Invalid(ErrorReason::kMalformed, spec, header.key,
+                   absl::StrCat("expected at most ", most, " parts, got ", header.parts.size()));
+  }
+  const LayerSpec& layer = spec.layers[header.key.layer];
+  for (size_t i = 0; i < header.parts.size(); ++i) {
+    const GradientPart& part = header.parts[i];
+    if (IsWithin(part, layer)) continue;
+    return Invalid(ErrorReason::kShapeMismatch, spec, header.key,
+                   absl::StrCat("parts[", i, "]: expected a part of [", layer.d_out, ", ", layer.d_in, "], got rows ",
+                                part.row, " + ", part.rows, ", columns ", part.col, " + ", part.cols));
+  }
+  const int64_t elements = layer.d_out * layer.d_in;
+  if (ReceivedElements(header.parts) <= elements) return absl::OkStatus();
+  return Invalid(ErrorReason::kShapeMismatch, spec, header.key,
+                 absl::StrCat("parts: expected at most the gradient's ", elements, " elements, got ",
+                              ReceivedElements(header.parts)));
+}
+
 // Checks a contribution in device memory. It must be a gradient that one rank alone sends, since gradients are not
 // added up there.
 absl::Status CheckOnDevice(const SessionSpec& spec, const ContributionHeader& header) {
-  const bool fits = header.kind == ContributionKind::kGradient && !header.abstain && GradientContributors(spec) == 1 &&
+  const bool fits = header.kind == ContributionKind::kGradient && !header.abstain &&
+                    spec.exchange != ExchangeMode::kSharded && GradientContributors(spec) == 1 &&
                     spec.gradient_dtype == DType::kF32 && header.tensors[0].scale == 1.0f;
   if (fits) return absl::OkStatus();
   return Invalid(ErrorReason::kMalformed, spec, header.key,
@@ -187,6 +213,7 @@ absl::Status CheckRole(const SessionSpec& spec, const Method& method, const Cont
 }
 
 absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& header, uint64_t payload_bytes) {
+  PRECONDOR_RETURN_IF_ERROR(CheckParts(spec, header));
   if (header.abstain) {
     PRECONDOR_RETURN_IF_ERROR(CheckAbstention(spec, header, payload_bytes));
     return header.on_device == nullptr ? absl::OkStatus() : CheckOnDevice(spec, header);

@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/gradient_part.h"
 #include "kernels/base/session_spec.h"
 #include "server/core/device_payload.h"
 
@@ -51,6 +52,7 @@ struct StagedContribution {
   std::array<int64_t, 2> rows = {0, 0};                 // rows of a and g with COVARIANCE; 0 means packed
   std::shared_ptr<const DevicePayload> on_device = {};  // a gradient in device memory, instead of `bytes`
   bool whole = false;                                   // an f32 gradient that is already the average
+  std::vector<GradientPart> parts = {};                 // SHARDED: the parts of the gradient in `bytes`
 };
 
 struct ContributionHeader {
@@ -59,9 +61,10 @@ struct ContributionHeader {
   Mode mode = Mode::kSecondOrder;
   uint64_t samples = 1;
   bool abstain = false;  // takes part without a contribution; no tensors
-  // Statistics: a [q, d_in], g [q, d_out], or of COVARIANCE each packed or as rows; gradient: [d_out, d_in]; pull:
-  // none.
+  // Statistics: a [q, d_in], g [q, d_out], or of COVARIANCE each packed or as rows; gradient: [d_out, d_in], or in
+  // SHARDED [1, SentElements(parts)] if that is not 0; pull: none.
   std::vector<TensorDesc> tensors;
+  std::vector<GradientPart> parts = {};  // of a gradient in SHARDED
   // Set for a gradient in memory of the backend's device. Its payload has no bytes.
   std::shared_ptr<const DevicePayload> on_device = {};
 };

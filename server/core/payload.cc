@@ -73,7 +73,7 @@ uint64_t Digest(const ContributionHeader& header, const Payload& payload, bool d
   uint64_t content = 0;
   if (header.on_device != nullptr) {
     content = header.on_device->facts.digest;
-  } else if (device_plane && header.kind == ContributionKind::kGradient && !header.abstain &&
+  } else if (device_plane && header.kind == ContributionKind::kGradient && !header.tensors.empty() &&
              header.tensors[0].dtype == DType::kF32) {
     content = PayloadDigest(payload.data(), static_cast<int64_t>(payload.size() / sizeof(float)));
   } else {
@@ -81,6 +81,9 @@ uint64_t Digest(const ContributionHeader& header, const Payload& payload, bool d
   }
   uint64_t digest = absl::HashOf(header.abstain, header.abstain ? 0 : header.samples, content);
   for (const TensorDesc& tensor : header.tensors) digest = absl::HashOf(digest, tensor.scale, tensor.dims);
+  for (const GradientPart& part : header.parts) {
+    digest = absl::HashOf(digest, part.row, part.rows, part.col, part.cols, part.sent);
+  }
   return digest;
 }
 
@@ -137,6 +140,7 @@ void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const StagedContr
 }
 
 absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload) {
+  if (header.tensors.empty()) return absl::OkStatus();  // SHARDED: the rank only receives
   const TensorDesc& tensor = header.tensors[0];
   const int64_t elements = tensor.dims[0] * tensor.dims[1];
   if (header.on_device != nullptr && !header.on_device->facts.finite) {

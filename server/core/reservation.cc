@@ -24,6 +24,10 @@ int64_t StatisticsBytes(const SessionSpec& spec, uint32_t layer) {
 int64_t GradientBytes(const SessionSpec& spec, const LayerSpec& layer) {
   if (WorkersPrecondition(spec)) return 0;
   const int64_t elements = layer.d_out * layer.d_in;
+  // The parts that come, the gradient that becomes the answer, and the parts of it that go; equal parts share memory.
+  if (spec.exchange == ExchangeMode::kSharded) {
+    return Mul(3, Mul(elements, static_cast<int64_t>(ByteSize(spec.gradient_dtype))));
+  }
   const int64_t contributors = GradientContributors(spec);
   const int64_t gradients = Mul(Mul(contributors, elements), static_cast<int64_t>(ByteSize(spec.gradient_dtype)));
   // With a communicator, the shard's own zeros in f32 take the place of a sum in f64.

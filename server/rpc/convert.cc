@@ -82,6 +82,9 @@ absl::StatusOr<ContributionHeader> DecodeHeader(const v1::FrameHeader& header) {
   out.key = DecodeKey(header);
   out.samples = header.samples();
   out.abstain = header.abstain();
+  for (const v1::GradientPart& part : header.parts()) {
+    out.parts.push_back({part.row(), part.rows(), part.col(), part.cols(), !part.only_receives()});
+  }
   return out;
 }
 

@@ -47,7 +47,7 @@ struct internal::Code<LayerShapes<Layers>> {
 namespace precondor {
 
 constexpr Mode LastEnumerator(Mode) { return Mode::kFirstOrder; }
-constexpr ExchangeMode LastEnumerator(ExchangeMode) { return ExchangeMode::kReplay; }
+constexpr ExchangeMode LastEnumerator(ExchangeMode) { return ExchangeMode::kSharded; }
 constexpr StatisticsKind LastEnumerator(StatisticsKind) { return StatisticsKind::kCovariance; }
 constexpr ShardLossPolicy LastEnumerator(ShardLossPolicy) { return ShardLossPolicy::kDegrade; }
 constexpr DataPlane LastEnumerator(DataPlane) { return DataPlane::kCollective; }

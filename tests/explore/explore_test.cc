@@ -37,7 +37,8 @@ std::vector<WorldLimits> Worlds(bool large) {
   const auto add = [&worlds, large](WorldLimits limits) {
     static const std::unordered_map<int, const char*> kNames = {{static_cast<int>(kDirect), "direct"},
                                                                 {static_cast<int>(kDelegate), "delegate"},
-                                                                {static_cast<int>(kReplay), "replay"}};
+                                                                {static_cast<int>(kReplay), "replay"},
+                                                                {static_cast<int>(kSharded), "sharded"}};
     // Several times as many states.
     limits.splits_requests = large || limits.exchange == kDelegate || limits.steps > 2 ||
                              (limits.exchange == kReplay && limits.shard_crashes > 0);
@@ -48,9 +49,9 @@ std::vector<WorldLimits> Worlds(bool large) {
                                limits.broken_streams > 0 ? "_stream" : "");
     worlds.push_back(limits);
   };
-  for (const ExchangeMode exchange : {kDirect, kDelegate, kReplay}) {
+  for (const ExchangeMode exchange : {kDirect, kDelegate, kReplay, kSharded}) {
     for (const int staleness : {0, 1}) {
-      if (exchange == kReplay && staleness > 0) continue;
+      if ((exchange == kReplay || exchange == kSharded) && staleness > 0) continue;
       const WorldLimits of{.exchange = exchange, .staleness = staleness};
       WorldLimits limits = of;
       limits.steps = 3;

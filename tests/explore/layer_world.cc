@@ -168,9 +168,10 @@ void LayerExplorer::Begin(LayerWorld& world, uint32_t index) const {
   GoOn(world);
 }
 
-// In DELEGATE a step's gradient is the average of all ranks.
+// In DELEGATE and SHARDED a step's gradient is the average of all ranks.
 bool LayerExplorer::MaySend(const LayerWorld& world, const Item& item) const {
-  if (limits_.exchange != ExchangeMode::kDelegate || item.kind != Kind::kGradient) return true;
+  const bool averaged = limits_.exchange == ExchangeMode::kDelegate || limits_.exchange == ExchangeMode::kSharded;
+  if (!averaged || item.kind != Kind::kGradient) return true;
   return std::all_of(world.ranks.begin(), world.ranks.end(),
                      [&](const Rank& rank) { return rank.step > item.step || (rank.step == item.step && rank.begun); });
 }
@@ -327,7 +328,7 @@ void LayerExplorer::Answered(LayerWorld& world, uint32_t index, const Item& item
   // What all ranks have had by now, since each submits after its last answer.
   std::erase_if(rank.kept, [&](const Item& of) { return of.step < item.step; });
   const bool several =
-      rules_.workers_precondition() || (limits_.exchange == ExchangeMode::kDirect && limits_.ranks > 1);
+      rules_.workers_precondition() || (limits_.exchange != ExchangeMode::kDelegate && limits_.ranks > 1);
   if (several) rank.kept.push_back(item);
   if (rank.retained.has_value() && rank.retained->step <= item.step) rank.retained.reset();
   rank.last_answer = {item.step, answer.version};

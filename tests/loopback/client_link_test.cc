@@ -292,6 +292,15 @@ TEST(ClientLinkTest, SkipsLeaveTheOutputAlone) {
   EXPECT_EQ(stored.at("G0.1").header.tensors_size(), 0);
 }
 
+TEST(ClientLinkTest, AnAbstentionIsNotAnsweredWithWhatAnEarlierProcessHasSent) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.without_tensor = v1::DECISION_PRECONDITIONED; });
+  const auto worker = Join(Options(server));
+  const absl::Status status = worker->AbstainGradient(0, 1).Wait().status();
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("step 0 layer 1: this rank abstained"));
+}
+
 TEST(ClientLinkTest, GivesUpAtTheDeadlineAndNamesWhatWasLate) {
   ScriptedServer server(Spec());
   server.Change([](Script& script) { script.silent = true; });

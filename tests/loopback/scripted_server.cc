@@ -262,6 +262,7 @@ bool ScriptedServer::Answer(Stream& stream, const v1::FrameHeader& header, const
   answer.mutable_header()->clear_tensors();
   answer.set_contribution(header.kind());
   bool skip;
+  v1::Decision decision;
   {
     MutexLock lock(mu_);
     absl::Status refusal = script_.refuse(header);
@@ -282,6 +283,7 @@ bool ScriptedServer::Answer(Stream& stream, const v1::FrameHeader& header, const
     }
     if (script_.silent) return true;
     skip = script_.skip_gradients || header.abstain();
+    decision = script_.without_tensor;
   }
   if (!Write(stream, answer)) return false;
   if (answer.header().kind() == v1::FRAME_KIND_ERROR || header.kind() != v1::FRAME_KIND_GRADIENT) return true;
@@ -291,7 +293,7 @@ bool ScriptedServer::Answer(Stream& stream, const v1::FrameHeader& header, const
   result.mutable_header()->set_kind(v1::FRAME_KIND_RESULT);
   result.mutable_header()->clear_tensors();
   result.mutable_header()->set_payload_bytes(0);
-  result.mutable_outcome()->set_decision(v1::DECISION_SKIP);
+  result.mutable_outcome()->set_decision(decision);
   result.mutable_outcome()->set_reason("by the script");
   return Write(stream, result);
 }

@@ -34,9 +34,10 @@ class ScriptedServer {
     std::function<absl::Status(const v1::FrameHeader& header)> refuse = [](const v1::FrameHeader&) {
       return absl::OkStatus();
     };
-    bool silent = false;          // takes everything in and answers nothing
-    bool stalled = false;         // reads no frame of a stream that begins now, until this is false
-    bool skip_gradients = false;  // decides SKIP
+    bool silent = false;                              // takes everything in and answers nothing
+    bool stalled = false;                             // reads no frame of a stream that begins now, until this is false
+    bool skip_gradients = false;                      // decides SKIP
+    v1::Decision without_tensor = v1::DECISION_SKIP;  // of answers without a tensor
     uint64_t credit_bytes = uint64_t{64} << 20;
     uint64_t chunk_bytes = uint64_t{1} << 20;  // of results
     bool active = true;                        // what JoinSession says

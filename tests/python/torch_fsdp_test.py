@@ -85,6 +85,41 @@ class FsdpTest(unittest.TestCase):
     def test_clipping(self):
         self.expect_ddp([2], 1e-6, {}, clip=True, optimizer="SGD")
 
+    def test_parts_that_ranks_send_themselves(self):
+        how = {"exchange": "SHARDED"}
+        self.expect_ddp([2], 0, how, optimizer="AdamW")
+        self.expect_ddp([2], 0, {**how, "by_columns": True}, layer_methods={"conv.*": "soap"})
+        self.expect_ddp([2], 0, how, transposed=True)
+        self.expect_ddp([2], 0, how, mixture=True, method=None, optimizer="made")
+        self.expect_ddp([2], 1e-6, how, method="eva", micro_batches=4, clip=True)
+        self.expect_ddp([4], 1e-6, {**how, "hsdp": True})
+        for sequence in (False, True):
+            self.expect_undivided(2, None, 2e-6, 2, sequence=sequence, **how)
+            self.expect_undivided(4, 1, 2e-6, 2, sequence=sequence, **how, method="muon", optimizer="made")
+
+    def expect_undivided(self, size, reference, tolerance, tensor, **options):
+        """The weights of all ranks are those of the undivided model."""
+        with self.subTest(size=size, tensor=tensor, **options):
+            plain = {name: value for name, value in options.items() if name not in ("sequence", "partial", "exchange")}
+            wanted = self.run_all(2, "train_divided", tensor=reference, **plain)[0][0]
+            for weights, decisions in self.run_all(size, "train_divided", tensor=tensor, **options):
+                self.assertEqual(set(decisions.values()), {"PRECONDITIONED"})
+                for got, expected in zip(weights, wanted):
+                    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+
+    def test_tensor_parallelism(self):
+        for sequence in (False, True):
+            for options in ({}, {"method": "eva", "statistics": "MEAN", "optimizer": "SGD"}, {"fold_bias": False},
+                            {"method": "muon", "optimizer": "made"}):
+                self.expect_undivided(2, None, 2e-6, 2, sequence=sequence, **options)
+        for exchange in ("DELEGATE", "SHARDED"):
+            self.expect_undivided(2, None, 2e-6, 2, sequence=True, partial=True, exchange=exchange, method="muon", optimizer="made")
+
+    def test_tensor_parallelism_under_fully_shard(self):
+        for sequence in (False, True):
+            for options in ({"statistics": "MEAN"}, {"method": "muon", "optimizer": "made"}):
+                self.expect_undivided(4, 1, 2e-6, 2, sequence=sequence, **options)
+
     def test_scaling_by_the_learning_rate(self):
         self.expect_ddp([2], 1e-6, {}, method="eva")
 
@@ -108,11 +143,14 @@ class FsdpTest(unittest.TestCase):
     def test_what_is_not_supported_is_refused_by_name(self):
         for case, kind, pattern in (
                 ("fsdp1", precondor.UnimplementedError, "FullyShardedDataParallel"),
-                ("tensor", precondor.UnimplementedError, r"parameter 0.weight is placed \['Shard'\]: tensor parallelism"),
-                ("tensor and fsdp", precondor.UnimplementedError, r"parameter 0.weight is placed \['_StridedShard', 'Shard'\]"),
+                ("plain", precondor.InvalidArgumentError, "exchange SHARDED: expected a model under fully_shard or tensor"),
+                ("tensor and ddp", precondor.UnimplementedError, "parameter 0.weight is on a mesh of 2 ranks, of a job of 4"),
+                ("outside", precondor.UnimplementedError, "parameter 0.weight is on a mesh of 2 ranks, of a job of 4"),
+                ("convolution", precondor.UnimplementedError, r"layer 0: statistics of a weight \[4, 4, 1, 1\] that is placed"),
+                ("covariance", precondor.UnimplementedError, r"layer 0: statistics of a weight \[4, 4\] that is placed"),
                 ("part", precondor.InvalidArgumentError, "layer 1: expected a parameter under fully_shard"),
-                ("exchange", precondor.UnimplementedError, "exchange REPLAY: expected DELEGATE"),
-                ("overlap", precondor.UnimplementedError, "exchange DELEGATE, overlap: expected DELEGATE without"),
+                ("exchange", precondor.UnimplementedError, "exchange REPLAY: expected DELEGATE or SHARDED"),
+                ("overlap", precondor.UnimplementedError, "exchange DELEGATE, overlap: expected DELEGATE or SHARDED, without"),
                 ("scaler", precondor.UnimplementedError, "scaler: is not supported under fully_shard")):
             with self.subTest(case=case):
                 for answer in self.ask(4, "refused", f"refused-{case}", case=case):

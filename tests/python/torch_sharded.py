@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch_fsdp_test.py trains in each rank: one small net, under DistributedDataParallel or fully_shard."""
+"""What torch_fsdp_test.py trains in each rank: small nets, under DistributedDataParallel, fully_shard or tensor
+parallelism."""
 
 import contextlib
 import gc
@@ -104,8 +105,8 @@ def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=Fals
     size = dist.get_world_size()
     model, called = make(how, reshard, hsdp, by_columns, compiled, bf16, transposed, mixture)
     losses = []
-    with precondor.torch.Preconditioner(called, address, session=session, warmup_steps=2, inv_freq=2, exchange="DELEGATE",
-                                        **{"method": "mkor", **options}) as pre:
+    with precondor.torch.Preconditioner(called, address, session=session, warmup_steps=2, inv_freq=2,
+                                        **{"method": "mkor", "exchange": "DELEGATE", **options}) as pre:
         if optimizer == "made":
             optimizer = pre.make_optimizer(0.02)
         else:
@@ -130,24 +131,103 @@ def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=Fals
     return [whole(parameter) for parameter in model.parameters()], result.decisions, names, losses
 
 
+class Residual(nn.Module):
+    """What tensor parallelism divides: `up` by its outputs, `down` by its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def divided(tensor, sequence, partial):
+    """(the model, the rank's place among the data) for groups of `tensor` ranks, with fully_shard if there are several."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, PrepareModuleInputOutput, RowwiseParallel,
+                                                   SequenceParallel, parallelize_module)
+    model = nn.Sequential(Residual(), Residual(), nn.Linear(6, 4))
+    data = dist.get_world_size() // tensor
+    mesh = init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor")) if data > 1 else \
+        init_device_mesh("cpu", (tensor,), mesh_dim_names=("tensor",))
+    plan = {"0.up": ColwiseParallel(), "0.down": RowwiseParallel(), "1.up": ColwiseParallel(), "1.down": RowwiseParallel()}
+    if sequence:  # between the layers each rank has a part of the rows
+        plan = {"0": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=True)}
+        for block in "01":
+            plan.update({f"{block}.norm": SequenceParallel(use_local_output=True),
+                         f"{block}.up": ColwiseParallel(input_layouts=Shard(1)), f"{block}.down": RowwiseParallel(output_layouts=Shard(1))})
+        plan["2"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
+    if partial:  # each rank has a term of the gradient of the last weight, from its rows
+        for name, one in list(model[2].named_parameters()):
+            model[2].register_parameter(name, nn.Parameter(distribute_tensor(one.detach(), mesh["tensor"], [Replicate()])))
+        plan["2"] = PrepareModuleInputOutput(
+            input_layouts=(Shard(1),), desired_input_layouts=(Shard(1),), use_local_input=False, output_layouts=(Shard(1),),
+            desired_output_layouts=(Replicate(),))
+    parallelize_module(model, mesh["tensor"], plan)
+    if data > 1:
+        for block in list(model)[:2]:
+            fully_shard(block, mesh=mesh["data"])
+        fully_shard(model, mesh=mesh["data"])
+    return model, mesh["data"].get_local_rank() if data > 1 else 0, data
+
+
+def train_divided(rank, address, session, tensor, sequence=False, partial=False, optimizer="AdamW", **options):
+    """The last weights, whole, and the decisions of the last step. With `tensor` 1 every rank has a whole model: alone
+    with the data, if `tensor` is None, or under DistributedDataParallel."""
+    torch.manual_seed(3)
+    if tensor is None:
+        groups = [dist.new_group([one]) for one in range(dist.get_world_size())]
+        options["process_group"], session = groups[rank], f"{session}-{rank}"
+        model, place, data = nn.Sequential(Residual(), Residual(), nn.Linear(6, 4)), 0, 1
+        called = model
+    elif tensor == 1:
+        model, place, data = nn.Sequential(Residual(), Residual(), nn.Linear(6, 4)), rank, dist.get_world_size()
+        called = nn.parallel.DistributedDataParallel(model)
+    else:
+        model, place, data = divided(tensor, sequence, partial)
+        called = model
+    with precondor.torch.Preconditioner(called, address, session=session, warmup_steps=2, inv_freq=2,
+                                        **{"method": "mkor", **options}) as pre:
+        optimizer = pre.make_optimizer(0.02) if optimizer == "made" else getattr(torch.optim, optimizer)(model.parameters(), lr=0.02)
+        for step in range(STEPS):
+            x = torch.randn(4 * data, 6, 6, generator=torch.Generator().manual_seed(step))[place::data]
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(called(x), x[..., :4].sin())
+            loss.backward()
+            decisions = pre.step(loss, learning_rate=0.02).decisions
+            optimizer.step()
+    return [whole(parameter) for parameter in model.parameters()], decisions
+
+
 def refused(rank, address, session, case):
     """The error that Preconditioner, or its first step, raises."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
     del rank
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model, options, scaler = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), {}, None
     if case == "fsdp1":
         model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-    elif case == "tensor":
-        parallelize_module(model, mesh, {"0": ColwiseParallel()})
-    elif case == "tensor and fsdp":
-        if dist.get_world_size() < 4:
-            return None
+    elif case == "plain":
+        options = {"exchange": "SHARDED"}
+    elif case == "tensor and ddp":
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
         parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel()})
-        fully_shard(model, mesh=mesh["data"])
+    elif case == "outside":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": ColwiseParallel()})
+        fully_shard(model[1], mesh=mesh["data"])
+    elif case == "convolution":
+        model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Flatten())
+        model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh, [Shard(0)]))
+    elif case == "covariance":
+        parallelize_module(model, mesh, {"0": ColwiseParallel()})
+        options = {"method": "kfac", "statistics": "COVARIANCE"}
     elif case == "part":
         fully_shard(model[0], mesh=mesh)
     else:
@@ -155,7 +235,7 @@ def refused(rank, address, session, case):
         options = {"exchange": {"exchange": "REPLAY"}, "overlap": {"overlap": True}}.get(case, {})
         scaler = torch.amp.GradScaler("cpu") if case == "scaler" else None
     try:
-        pre = precondor.torch.Preconditioner(model, address, session=session, method="mkor", **options)
+        pre = precondor.torch.Preconditioner(model, address, session=session, **{"method": "mkor", **options})
         try:
             loss = model(torch.ones(2, 4)).sum()
             loss.backward()
@@ -199,4 +279,4 @@ def released(rank, address, session):
     return sum(buffer() is not None for buffer in buffers), len(buffers)
 
 
-FUNCTIONS = {function.__name__: function for function in (train, refused, missed, released)}
+FUNCTIONS = {function.__name__: function for function in (train, train_divided, refused, missed, released)}

@@ -7,6 +7,11 @@
 
 namespace precondor::sim {
 
+std::pair<int64_t, int64_t> OwnRows(const SessionSpec& spec, uint32_t layer, uint32_t rank) {
+  const int64_t rows = spec.layers[layer].d_out;
+  return {rows * rank / spec.world_size, rows * (rank + 1) / spec.world_size};
+}
+
 Part Oracle::PartOf(ContributionKind kind, uint64_t step, uint32_t layer, uint32_t rank, uint64_t incarnation) const {
   if (repeatable_) incarnation = 0;
   Random random(seed_ ^ Mix(step ^ Mix(layer ^ Mix(rank ^ Mix(incarnation ^ Mix(static_cast<uint64_t>(kind)))))));
@@ -15,8 +20,13 @@ Part Oracle::PartOf(ContributionKind kind, uint64_t step, uint32_t layer, uint32
   part.broken = !part.abstain && random.Chance(trouble_);
   part.samples = 1 + random.Below(7);
   const LayerSpec& shape = spec_.layers[layer];
-  const int64_t size = kind == ContributionKind::kGradient ? shape.d_out * shape.d_in
-                                                           : VectorsPerWorker(spec_, 0) * (shape.d_in + shape.d_out);
+  int64_t size = kind == ContributionKind::kGradient ? shape.d_out * shape.d_in
+                                                     : VectorsPerWorker(spec_, 0) * (shape.d_in + shape.d_out);
+  if (kind == ContributionKind::kGradient && spec_.exchange == ExchangeMode::kSharded) {
+    const auto [begin, end] = OwnRows(spec_, layer, rank);
+    size = (end - begin) * shape.d_in;
+    part.broken = part.broken && size > 0;
+  }
   for (int64_t i = 0; i < size; ++i) {
     part.values.push_back(static_cast<float>(random.Below(2'000'001)) * 1e-3f - 1e3f);
   }
@@ -26,16 +36,22 @@ Part Oracle::PartOf(ContributionKind kind, uint64_t step, uint32_t layer, uint32
 
 std::optional<std::vector<float>> Oracle::Average(uint64_t step, uint32_t layer, const Contributors& who) const {
   std::vector<double> sum;
+  std::vector<float> joined;
   double total = 0;
   for (const auto& [rank, incarnation] : who) {
     const Part part = PartOf(ContributionKind::kGradient, step, layer, rank, incarnation);
     if (part.abstain || part.broken) return std::nullopt;
+    if (spec_.exchange == ExchangeMode::kSharded) {
+      joined.insert(joined.end(), part.values.begin(), part.values.end());
+      continue;
+    }
     sum.resize(part.values.size());
     for (size_t i = 0; i < sum.size(); ++i) {
       sum[i] += static_cast<double>(part.samples) * static_cast<double>(part.values[i]);
     }
     total += static_cast<double>(part.samples);
   }
+  if (spec_.exchange == ExchangeMode::kSharded) return joined;
   std::vector<float> average;
   for (double value : sum) average.push_back(static_cast<float>(value / total));
   return average;

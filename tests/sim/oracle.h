@@ -20,11 +20,14 @@ struct Part {
   bool abstain = false;
   bool broken = false;  // holds a NaN
   uint64_t samples = 1;
-  std::vector<float> values;  // statistics: a [q, d_in], then g [q, d_out]; gradient [d_out, d_in]
+  std::vector<float> values;  // statistics: a [q, d_in], then g [q, d_out]; gradient [d_out, d_in], or OwnRows of it
 };
 
 // Who contributed: incarnation by rank.
 using Contributors = std::map<uint32_t, uint64_t>;
+
+// The rows of a gradient that a rank has in SHARDED: first and behind the last.
+std::pair<int64_t, int64_t> OwnRows(const SessionSpec& spec, uint32_t layer, uint32_t rank);
 
 class Oracle {
  public:
@@ -33,7 +36,7 @@ class Oracle {
 
   Part PartOf(ContributionKind kind, uint64_t step, uint32_t layer, uint32_t rank, uint64_t incarnation) const;
 
-  // The average gradient, or nullopt when one of them has none.
+  // The average gradient, or of SHARDED the joined one; nullopt when one of them has none.
   std::optional<std::vector<float>> Average(uint64_t step, uint32_t layer, const Contributors& who) const;
   // The vectors of one factor update, or nullopt when none of them has any.
   std::optional<Stacked> Update(uint64_t step, uint32_t layer, const Contributors& who) const;

@@ -117,6 +117,13 @@ void DrawWorkersWithFactors(Random& random, Scenario& scenario) {
   scenario.spec.staleness_steps = 0;
 }
 
+// Gradients of which each rank has a part.
+void DrawParts(Random& random, Scenario& scenario) {
+  if (scenario.spec.exchange == ExchangeMode::kDirect && random.Chance(0.4)) {
+    scenario.spec.exchange = ExchangeMode::kSharded;
+  }
+}
+
 }  // namespace
 
 Scenario MakeScenario(uint64_t seed, PlantedBug bug, size_t kinds) {
@@ -141,6 +148,7 @@ Scenario MakeScenario(uint64_t seed, PlantedBug bug, size_t kinds) {
   if (kinds > FaultKinds().size()) DrawShardLoss(random, scenario);
   if (kinds > FaultKinds().size() + 1) DrawRendezvous(random, scenario);
   if (kinds > FaultKinds().size() + 2) DrawWorkersWithFactors(random, scenario);
+  if (kinds > FaultKinds().size() + 3) DrawParts(random, scenario);
   std::stable_sort(scenario.faults.begin(), scenario.faults.end(),
                    [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });
   return scenario;

@@ -241,10 +241,14 @@ ContributionHeader SimLink::HeaderOf(const Contribution& item) const {
   header.mode = item.mode;
   header.samples = item.samples;
   header.abstain = item.abstain;
+  header.parts = item.parts;
   if (item.abstain || header.kind == ContributionKind::kPull) return header;
   const LayerSpec& shape = world_.spec().layers[item.id.layer];
   const int64_t q = VectorsPerWorker(world_.spec(), 0);
-  if (gradient) {
+  if (!item.parts.empty()) {
+    const int64_t sent = SentElements(item.parts);
+    if (sent > 0) header.tensors = {{.dtype = DType::kF32, .dims = {1, sent}, .scale = 1}};
+  } else if (gradient) {
     header.tensors = {{.dtype = DType::kF32, .dims = {shape.d_out, shape.d_in}, .scale = 1}};
   } else {
     header.tensors = {{.dtype = DType::kF32, .dims = {q, shape.d_in}, .scale = 1},

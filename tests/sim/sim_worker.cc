@@ -206,8 +206,9 @@ void SimWorker::BeginStep() {
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
     if (second && IsStatisticStep(spec, step_)) SubmitStatistics(layer);
     if (!second && factors_ != nullptr) factors_->Release(layer);
-    const bool delegate = factors_ != nullptr || DelegateRank(spec, layer) == static_cast<int32_t>(rank_);
-    if (direct || (second && delegate)) asked_[layer] = {};
+    const bool asks = factors_ != nullptr || spec.exchange == ExchangeMode::kSharded ||
+                      DelegateRank(spec, layer) == static_cast<int32_t>(rank_);
+    if (direct || (second && asks)) asked_[layer] = {};
   }
   SubmitGradients();
   FinishStepIfComplete();
@@ -332,6 +333,17 @@ std::shared_ptr<Payload> SimWorker::Submit(v1::FrameKind kind, uint32_t layer) {
   item->payload = *memory;
   item->payload_owner = memory;
   item->borrowed = gradient;
+  if (gradient && world_.spec().exchange == ExchangeMode::kSharded) {
+    // Each rank gets the whole answer, so that all can be compared.
+    const LayerSpec& shape = world_.spec().layers[layer];
+    const auto [begin, end] = OwnRows(world_.spec(), layer, rank_);
+    const auto add = [&](int64_t from, int64_t to, bool sent) {
+      if (from < to) item->parts.push_back({.row = from, .rows = to - from, .cols = shape.d_in, .sent = sent});
+    };
+    add(0, begin, false);
+    add(begin, end, true);
+    add(end, shape.d_out, false);
+  }
   if (gradient) {
     item->result = std::make_shared<PreconditionFuture::State>(process_.name(), MatrixView(), false, false);
   }

@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 
 #include "client/cpp/src/answer_sink.h"
+#include "kernels/base/gradient_part.h"
 #include "kernels/base/session_spec.h"
 #include "precondor/v1/common.pb.h"
 #include "precondor/v1/precondition.pb.h"
@@ -46,6 +47,7 @@ struct Contribution {
   uint64_t samples = 0;
   bool abstain = false;
   std::vector<v1::TensorHeader> tensors;
+  std::vector<GradientPart> parts = {};  // SHARDED
   absl::Span<const uint8_t> payload;
   std::shared_ptr<const void> payload_owner;     // keeps `payload` readable
   bool borrowed = false;                         // `payload` is the caller's memory

@@ -27,11 +27,17 @@ PreconditionFuture::State::State(std::string what, MatrixView out, bool payload_
     : what_(std::move(what)), out_(out), hold_(out_aliases_gradient), borrowed_(payload_borrowed) {}
 
 absl::Status PreconditionFuture::State::Begin(absl::Span<const wire::TensorFormat> tensors, uint64_t payload_bytes) {
-  if (tensors.size() != 1) {
-    return absl::InvalidArgumentError(absl::StrCat(what_, ": result: expected one tensor, got ", tensors.size()));
+  MutexLock lock(mu_);
+  const size_t expected_tensors = out_.size() > 0 ? 1 : 0;  // SHARDED: the rank may have no part
+  if (tensors.size() != expected_tensors) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what_, ": result: expected ", expected_tensors, " tensors, got ", tensors.size()));
+  }
+  if (tensors.empty()) {
+    begun_ = true;
+    return absl::OkStatus();
   }
   const wire::TensorFormat& format = tensors.front();
-  MutexLock lock(mu_);
   if (format.dims != std::vector<int64_t>{out_.rows, out_.cols}) {
     return absl::InvalidArgumentError(absl::StrCat(what_, ": result: expected a tensor [", out_.rows, ", ", out_.cols,
                                                    "], got [", absl::StrJoin(format.dims, ", "), "]"));

@@ -117,6 +117,11 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
   absl::StatusOr<bool> complete = true;
   if (!decision.ok()) {
     complete = decision.status();
+  } else if (*decision != Decision::kSkip && item->abstain) {
+    complete =
+        absl::AbortedError(absl::StrCat("step ", id.step, " layer ", id.layer,
+                                        ": this rank abstained, and an earlier process of it had not: go back to a "
+                                        "checkpoint with all ranks, and join again"));
   } else if (*decision != Decision::kSkip) {
     complete = PayloadPath::Receive(*item, message.header(), payload);
   }
@@ -145,7 +150,8 @@ void ShardLink::Answer(Outbox::Item item, const absl::Status& complete, Precondi
   if (complete.ok()) {
     result->Complete(std::move(outcome));
   } else {
-    result->Fail(absl::InternalError(absl::StrCat("shard ", options_.address, ": ", complete.message())));
+    const absl::StatusCode code = absl::IsAborted(complete) ? complete.code() : absl::StatusCode::kInternal;
+    result->Fail(absl::Status(code, absl::StrCat("shard ", options_.address, ": ", complete.message())));
   }
 }
 

@@ -15,7 +15,9 @@ namespace {
 
 // gRPC holds frames below this size back for a next frame that follows at once, which saves system calls.
 constexpr uint64_t kCoalesceBytes = 64 << 10;
-constexpr size_t kBundledHeaderBytes = 160;  // upper limit of a frame's header
+// Upper limits of a frame's header, without parts, and of a part.
+constexpr size_t kBundledHeaderBytes = 160;
+constexpr size_t kBundledPartBytes = 32;
 
 }  // namespace
 
@@ -44,8 +46,8 @@ void ShardLink::Pump() {
 
 size_t ShardLink::BundledBytes(const Outbox::Frame& frame) {
   const bool whole = frame.chunk.size == frame.item->payload.size();
-  return whole && frame.chunk.size < kCoalesceBytes ? frame.chunk.size + kBundledHeaderBytes
-                                                    : wire::kMaxBundleBytes + 1;
+  if (!whole || frame.chunk.size >= kCoalesceBytes) return wire::kMaxBundleBytes + 1;
+  return frame.chunk.size + kBundledHeaderBytes + frame.item->parts.size() * kBundledPartBytes;
 }
 
 void ShardLink::WriteFrames(const std::vector<Outbox::Frame>& frames, bool more) {
@@ -95,6 +97,14 @@ v1::FrameHeader ShardLink::MakeHeader(const Contribution& item) {
   header.set_samples(item.samples);
   header.set_abstain(item.abstain);
   for (const v1::TensorHeader& tensor : item.tensors) *header.add_tensors() = tensor;
+  for (const GradientPart& part : item.parts) {
+    v1::GradientPart& out = *header.add_parts();
+    out.set_row(static_cast<uint32_t>(part.row));
+    out.set_rows(static_cast<uint32_t>(part.rows));
+    out.set_col(static_cast<uint32_t>(part.col));
+    out.set_cols(static_cast<uint32_t>(part.cols));
+    out.set_only_receives(!part.sent);
+  }
   header.set_factor_version(item.factor_version);
   if (!std::exchange(showed_secret_, true)) header.set_secret(options_.secret);
   return header;

@@ -200,6 +200,12 @@ absl::Status WorkerImpl::CheckGradient(int64_t layer) const {
                                      " sends its gradient, not rank ", rank_));
 }
 
+absl::Status WorkerImpl::CheckWholeGradient(int64_t layer) const {
+  if (spec_.exchange != ExchangeMode::kSharded) return CheckGradient(layer);
+  return absl::FailedPreconditionError(absl::StrCat("session ", session_, " layer ", layer,
+                                                    ": exchange SHARDED takes parts of gradients, got a whole one"));
+}
+
 void WorkerImpl::CountControl(const google::protobuf::MessageLite& request,
                               const google::protobuf::MessageLite& response) {
   traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(request.ByteSizeLong() + response.ByteSizeLong()),

@@ -61,6 +61,8 @@ class WorkerImpl final : public Worker {
   absl::Status AbstainStatistics(uint64_t step, int64_t layer) override;
   PreconditionFuture Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
                                   uint64_t samples) override;
+  PreconditionFuture PreconditionParts(uint64_t step, int64_t layer, absl::Span<const GradientPart> parts,
+                                       ConstMatrixView gradient, MatrixView out) override;
   PreconditionFuture Precondition(uint64_t step, int64_t layer, const DeviceTensor& gradient, const DeviceTensor& out,
                                   uint64_t samples) override;
   DevicePlaneUse device_plane() const override;
@@ -89,9 +91,13 @@ class WorkerImpl final : public Worker {
   absl::StatusOr<Mode> CheckStep(uint64_t step, int64_t layer) const;
   absl::Status CheckStatistics(uint64_t step, int64_t layer) const;
   absl::Status CheckGradient(int64_t layer) const;
+  absl::Status CheckWholeGradient(int64_t layer) const;  // also that the exchange is not SHARDED
   absl::Status CheckLayer(int64_t layer) const;
   std::string Describe(uint64_t step, int64_t layer) const;
 
+  // Sends a gradient in host memory, encoded or from the caller's memory.
+  PreconditionFuture SubmitGradient(std::shared_ptr<Contribution> contribution, const std::string& what,
+                                    ConstMatrixView gradient, MatrixView out);
   PreconditionFuture Submit(std::shared_ptr<Contribution> contribution,
                             const std::shared_ptr<PreconditionFuture::State>& state, int64_t layer);
   // True if a first-order step needs no shard: except in DIRECT, the caller has the average already.

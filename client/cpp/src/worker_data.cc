@@ -148,7 +148,7 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstM
   if (!mode.ok()) return FailedFuture(mode.status());
   const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
   const std::string what = Describe(step, layer);
-  absl::Status status = CheckGradient(layer);
+  absl::Status status = CheckWholeGradient(layer);
   status.Update(CheckShape(what, "gradient", gradient, shape.d_out, shape.d_in));
   status.Update(CheckShape(what, "out", out, shape.d_out, shape.d_in));
   status.Update(CheckSamples(what, samples));
@@ -166,12 +166,46 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstM
   contribution->id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
   contribution->mode = *mode;
   contribution->samples = samples;
+  return SubmitGradient(std::move(contribution), what, gradient, out);
+}
+
+PreconditionFuture WorkerImpl::PreconditionParts(uint64_t step, int64_t layer, absl::Span<const GradientPart> parts,
+                                                 ConstMatrixView gradient, MatrixView out) {
+  const absl::StatusOr<Mode> mode = CheckStep(step, layer);
+  if (!mode.ok()) return FailedFuture(mode.status());
+  const std::string what = Describe(step, layer);
+  absl::Status status;
+  if (spec_.exchange != ExchangeMode::kSharded) {
+    status = absl::FailedPreconditionError(
+        absl::StrCat(what, ": parts: expected exchange SHARDED, got ", ExchangeModeName(spec_.exchange)));
+  }
+  status.Update(CheckParts(what, spec_.layers[static_cast<size_t>(layer)], parts));
+  status.Update(CheckShape(what, "gradient", gradient, 1, SentElements(parts)));
+  status.Update(CheckShape(what, "out", out, 1, ReceivedElements(parts)));
+  if (!status.ok()) return FailedFuture(status);
+  if (NeedsNoShard(*mode)) {
+    auto state = std::make_shared<PreconditionFuture::State>(what, out, false, false);
+    state->Complete({Decision::kIdentity, 0, 0, "first order"});
+    return PreconditionFuture(std::move(state));
+  }
+  auto contribution = std::make_shared<Contribution>();
+  contribution->id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
+  contribution->mode = *mode;
+  contribution->samples = 1;  // parts are not weighed
+  contribution->parts.assign(parts.begin(), parts.end());
+  return SubmitGradient(std::move(contribution), what, gradient, out);
+}
+
+PreconditionFuture WorkerImpl::SubmitGradient(std::shared_ptr<Contribution> contribution, const std::string& what,
+                                              ConstMatrixView gradient, MatrixView out) {
+  const int64_t layer = contribution->id.layer;
   const absl::Span<const uint8_t> alias = wire::AliasPayload(spec_.gradient_dtype, gradient);
   const bool borrowed = !alias.empty();
   contribution->borrowed = borrowed;
   const auto state =
       std::make_shared<PreconditionFuture::State>(what, out, borrowed, borrowed && Overlap(gradient, out));
   contribution->result = state;
+  if (gradient.size() == 0) return Submit(std::move(contribution), state, layer);
   if (borrowed) {
     contribution->tensors.push_back(
         wire::EncodeTensorHeader({spec_.gradient_dtype, {gradient.rows, gradient.cols}, 1.0f}));

@@ -36,7 +36,7 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const 
   if (!mode.ok()) return FailedFuture(mode.status());
   const std::string what = Describe(step, layer);
   const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
-  absl::Status status = CheckGradient(layer);
+  absl::Status status = CheckWholeGradient(layer);
   status.Update(CheckShape(what, "gradient", ViewOf(gradient), shape.d_out, shape.d_in));
   status.Update(CheckShape(what, "out", ViewOf(out), shape.d_out, shape.d_in));
   status.Update(CheckSamples(what, samples));
@@ -86,7 +86,7 @@ DevicePlaneUse WorkerImpl::device_plane() const {
 
 absl::Status WorkerImpl::DevicePlaneStatus(int64_t layer, int device) {
   PRECONDOR_RETURN_IF_ERROR(CheckLayer(layer));
-  PRECONDOR_RETURN_IF_ERROR(CheckGradient(layer));
+  PRECONDOR_RETURN_IF_ERROR(CheckWholeGradient(layer));
   PRECONDOR_RETURN_IF_ERROR(CheckSlots());
   const ShardRoutes::Link link = routes_.of_layer(static_cast<size_t>(layer));
   if (link == nullptr) return absl::OkStatus();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/src/worker_input.h"
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/check.h"
@@ -11,12 +12,21 @@
 namespace precondor {
 
 absl::Status CheckShape(const std::string& what, const char* name, ConstMatrixView have, int64_t rows, int64_t cols) {
-  if (have.data != nullptr && have.rows == rows && have.cols == cols && (rows == 1 || have.stride >= cols)) {
-    return absl::OkStatus();
-  }
+  const bool there = have.data != nullptr || rows * cols == 0;
+  if (there && have.rows == rows && have.cols == cols && (rows == 1 || have.stride >= cols)) return absl::OkStatus();
   return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kShapeMismatch,
                         absl::StrCat(what, ": ", name, ": expected [", rows, ", ", cols, "], got [", have.rows, ", ",
                                      have.cols, "]", have.data == nullptr ? " without memory" : ""));
+}
+
+absl::Status CheckParts(const std::string& what, const LayerSpec& layer, absl::Span<const GradientPart> parts) {
+  const bool fits = parts.size() <= kMaxGradientParts && ReceivedElements(parts) <= layer.d_out * layer.d_in &&
+                    absl::c_all_of(parts, [&layer](const GradientPart& part) { return IsWithin(part, layer); });
+  if (fits) return absl::OkStatus();
+  return ReasonedStatus(
+      absl::StatusCode::kInvalidArgument, ErrorReason::kShapeMismatch,
+      absl::StrCat(what, ": parts: expected at most ", kMaxGradientParts, " of [", layer.d_out, ", ", layer.d_in,
+                   "] that do not overlap, got ", parts.size(), " with ", ReceivedElements(parts), " elements"));
 }
 
 absl::Status CheckSamples(const std::string& what, uint64_t samples) {

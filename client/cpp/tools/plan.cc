@@ -58,17 +58,21 @@ int64_t GradientRanks(const SessionSpec& spec) {
   return spec.exchange == ExchangeMode::kDelegate ? 1 : spec.world_size;
 }
 
+// Returns the number of whole gradients of a layer that its shard receives in a step.
+int64_t GradientCopies(const SessionSpec& spec) { return spec.exchange == ExchangeMode::kDirect ? spec.world_size : 1; }
+
 // Returns the bytes that server/core reserves to stage a layer: statistics of one step more than the window has;
-// gradients, and their f64 sums if several ranks send them; and in REPLAY and PULL_FACTORS what workers receive, and
-// two saved states.
+// gradients, and their f64 sums if several ranks send them, or in SHARDED the joined one and its parts; and in REPLAY
+// and PULL_FACTORS what workers receive, and two saved states.
 int64_t Staging(const SessionSpec& spec, const Method& method, int64_t index, const LayerCost& cost) {
   const LayerSpec& layer = spec.layers[static_cast<size_t>(index)];
   const int64_t ranks = GradientRanks(spec);
   const int64_t slots = (spec.world_size + ranks) * kPlanBytesPerContribution;
   int64_t bytes = (kWindowSteps + 1) * (spec.world_size * cost.statistics + slots);
   if (cost.gradient > 0) {
-    const int64_t sums = ranks > 1 ? layer.d_out * layer.d_in * kDouble : 0;
-    bytes += kWindowSteps * (ranks * cost.gradient + sums);
+    const bool sharded = spec.exchange == ExchangeMode::kSharded;
+    const int64_t sums = !sharded && ranks > 1 ? layer.d_out * layer.d_in * kDouble : 0;
+    bytes += kWindowSteps * ((sharded ? 3 : ranks) * cost.gradient + sums);
   }
   if (cost.factors > 0) bytes += kWindowSteps * cost.factors + 2 * method.SavedBytes(layer);
   return bytes;
@@ -149,16 +153,16 @@ Placed Place(const PlanInput& input, const std::vector<LayerCost>& layers, int64
       best = least;  // continues, so that the plan shows what the shards would need
     }
     ShardLoad& shard = placed.shards[best];
-    const double workers = input.spec.world_size, ranks = static_cast<double>(GradientRanks(input.spec));
+    const double workers = input.spec.world_size, copies = static_cast<double>(GradientCopies(input.spec));
     const double statistic_steps = 1.0 / input.spec.inv_freq;  // in an average step
     ++shard.layers;
     shard.states += layer.states;
     shard.staging += layer.staging;
     shard.cost += layer.cost();
-    shard.received +=
-        workers * static_cast<double>(layer.statistics) * statistic_steps + ranks * static_cast<double>(layer.gradient);
+    shard.received += workers * static_cast<double>(layer.statistics) * statistic_steps +
+                      copies * static_cast<double>(layer.gradient);
     shard.sent +=
-        workers * static_cast<double>(layer.factors) * statistic_steps + ranks * static_cast<double>(layer.gradient);
+        workers * static_cast<double>(layer.factors) * statistic_steps + copies * static_cast<double>(layer.gradient);
     shard.step_flops += layer.update_flops * statistic_steps;
     if (!WorkersPrecondition(input.spec)) shard.step_flops += layer.precondition_flops;
     of_shard[best].push_back(&layer);
@@ -195,7 +199,7 @@ int64_t ShardsByMemory(const PlanInput& input, const std::vector<LayerCost>& lay
 }
 
 // Returns the traffic of the worker that moves most. A worker sends gradients of every world_size-th layer in DELEGATE,
-// and otherwise of all layers.
+// a part of each in SHARDED, and otherwise those of all layers.
 WorkerTraffic BusiestWorker(const SessionSpec& spec, const std::vector<LayerCost>& layers) {
   WorkerTraffic traffic;
   std::vector<int64_t> gradients(static_cast<size_t>(spec.world_size), 0);
@@ -204,7 +208,8 @@ WorkerTraffic BusiestWorker(const SessionSpec& spec, const std::vector<LayerCost
     traffic.statistics_sent += layers[i].statistics;
     traffic.factors_received += layers[i].factors;
     const auto rank = delegates ? DelegateRank(spec, static_cast<int64_t>(i)) : 0;
-    gradients[static_cast<size_t>(rank)] += layers[i].gradient;
+    const int64_t parts = spec.exchange == ExchangeMode::kSharded ? spec.world_size : 1;
+    gradients[static_cast<size_t>(rank)] += (layers[i].gradient + parts - 1) / parts;
   }
   traffic.gradients_sent = *std::max_element(gradients.begin(), gradients.end());
   traffic.answers_received = traffic.gradients_sent;

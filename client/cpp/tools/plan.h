@@ -76,7 +76,7 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input);
 
 // Bytes that a shard keeps for one rank's contribution besides its payload. This is no less than what server/core
 // reserves.
-inline constexpr int64_t kPlanBytesPerContribution = 96;
+inline constexpr int64_t kPlanBytesPerContribution = 128;
 // Largest number of shards that a plan considers.
 inline constexpr int64_t kMaxPlanShards = 4096;
 

@@ -23,8 +23,9 @@ constexpr std::array<absl::string_view, 19> kFlags = {
     "exchange", "inv-freq", "statistics",       "sketches",       "statistics-dtype", "network-gbps", "shards",
     "threads",  "scale",    "shard-memory-gib", "gradient-dtype", "device-tflops"};
 constexpr absl::string_view kOption = "option.";
-constexpr std::array<ExchangeMode, 4> kExchanges = {ExchangeMode::kDirect, ExchangeMode::kDelegate,
-                                                    ExchangeMode::kReplay, ExchangeMode::kPullFactors};
+constexpr std::array<ExchangeMode, 5> kExchanges = {ExchangeMode::kDirect, ExchangeMode::kDelegate,
+                                                    ExchangeMode::kReplay, ExchangeMode::kPullFactors,
+                                                    ExchangeMode::kSharded};
 constexpr std::array<StatisticsKind, 4> kStatistics = {StatisticsKind::kMean, StatisticsKind::kPerWorkerMean,
                                                        StatisticsKind::kSigned, StatisticsKind::kCovariance};
 
@@ -194,7 +195,7 @@ Flags of plan (it asks no server; docs/operations.md, "How many shards do I need
   --scale=N               divides all dimensions (1)
   --workers=N             (8)
   --method=NAME           (mkor), with --rank=R, --representation=AUTO|DENSE|LOW_RANK, --option=NAME=VALUE
-  --exchange=MODE         DIRECT, DELEGATE, REPLAY or PULL_FACTORS (DIRECT)
+  --exchange=MODE         DIRECT, DELEGATE, SHARDED, REPLAY or PULL_FACTORS (DIRECT)
   --statistics=KIND       MEAN, PER_WORKER_MEAN, SIGNED or COVARIANCE (SIGNED), with --sketches=N
   --inv-freq=N            every how many steps statistics are sent (10)
   --statistics-dtype=f16  --gradient-dtype=f32

@@ -10,7 +10,7 @@ import atexit
 import dataclasses
 import math
 import weakref
-from typing import Any, Dict, Optional, Sequence, Union
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -160,16 +160,18 @@ class Worker:
         """Computes one side's statistics of this rank's rows; see precondor.compute_statistics."""
         return self._core.statistics(step, layer, side, rows, row_scale)
 
-    def sketch_signs(self, step: int, layer: int, side: str, first_row: int, rows: int) -> np.ndarray:
-        """Returns the signs of SIGNED, f32 [k, rows] of +1 and -1, for `rows` of this rank's rows from `first_row` on.
-        For callers that compute the sketches themselves, or from a part of the rows at a time; docs/math/statistics.md
-        has the formula."""
-        return self._core.sketch_signs(step, layer, side, first_row, rows)
+    def sketch_signs(self, step: int, layer: int, side: str, first_row: int, rows: int, rank: Optional[int] = None) -> np.ndarray:
+        """Returns the signs of SIGNED, f32 [k, rows] of +1 and -1, for `rows` rows of `rank`, by default this one, from
+        `first_row` on. For callers that compute the sketches themselves, or from a part of the rows at a time;
+        docs/math/statistics.md has the formula."""
+        return self._core.sketch_signs(step, layer, side, first_row, rows, rank)
 
-    def sketch_sums(self, step: int, layer: int, side: str, first_row: int, rows: np.ndarray, ones: bool = False) -> np.ndarray:
-        """Returns the unscaled sums of SIGNED, f32 [k, d], for a part `rows` [n, d] of this rank's rows, which begins
-        at row `first_row`. With `ones` a 1 is appended to each row, and the result is [k, d + 1]."""
-        return self._core.sketch_sums(step, layer, side, first_row, rows, ones)
+    def sketch_sums(self, step: int, layer: int, side: str, first_row: int, rows: np.ndarray, ones: bool = False,
+                    rank: Optional[int] = None) -> np.ndarray:
+        """Returns the unscaled sums of SIGNED, f32 [k, d], for a part `rows` [n, d] of the rows of `rank`, by default
+        this one, which begins at row `first_row`. With `ones` a 1 is appended to each row, and the result is
+        [k, d + 1]."""
+        return self._core.sketch_sums(step, layer, side, first_row, rows, ones, rank)
 
     def send_statistics(self, step: int, layer: int, a: np.ndarray, g: np.ndarray, samples: int) -> None:
         """Sends the statistics of one layer at a statistic step. The arrays are copied before this returns. flush()
@@ -212,6 +214,21 @@ class Worker:
             InvalidArgumentError: `gradient` is no matrix of real numbers, or `out` cannot be written in place.
         """
         return Future(self._core.precondition(step, layer, gradient, out, samples))
+
+    def precondition_parts(self, step: int, layer: int, parts: Sequence[Tuple[int, int, int, int, bool]], gradient: np.ndarray,
+                           out: np.ndarray) -> Future:
+        """Sends this rank's parts of the averaged gradient in exchange "SHARDED", and returns the future of their
+        answer. Every rank calls it for every layer. Otherwise as precondition.
+
+        Args:
+            step: The step.
+            layer: Index of the layer.
+            parts: Rectangles (first row, rows, first column, columns, sent) of [d_out, d_in]. Those that are sent, of all
+                ranks, contain each element once. The others are only received.
+            gradient: f32 [1, n], elements of the sent parts, each row by row.
+            out: f32 [1, m] for the elements of all these parts; the answer.
+        """
+        return Future(self._core.precondition_parts(step, layer, parts, gradient, out))
 
     def precondition_on_device(self, step: int, layer: int, gradient: Any, samples: int, *, device: int = 0,
                                stream: int = 0) -> Future:

@@ -63,8 +63,9 @@ class SessionSpec:
         world_size: Number of ranks.
         seed: Seed of every random choice.
         exchange: "DIRECT" (every rank sends every gradient, and the server averages them), "DELEGATE" (the job has
-            averaged, and rank layer % world_size sends), or "REPLAY" or "PULL_FACTORS" (the job has averaged, and every
-            rank preconditions the average itself: the server returns the vectors of each update, or the factors).
+            averaged, and rank layer % world_size sends), "SHARDED" (the job has averaged, and every rank sends its parts
+            of the averages), or "REPLAY" or "PULL_FACTORS" (the job has averaged, and every rank preconditions the
+            average itself: the server returns the vectors of each update, or the factors).
         statistics: "SIGNED" (sketches), "MEAN", "PER_WORKER_MEAN" or "COVARIANCE".
         sketches: Number of SIGNED vectors of a rank; 0 means ceil(16 / world_size).
         inv_freq, warmup_steps: Statistics are sent at steps below warmup_steps and at multiples of inv_freq.

@@ -159,23 +159,23 @@ void WorkerObject::CheckSketches(int64_t layer, int64_t rows) const {
 }
 
 py::array WorkerObject::SketchSigns(uint64_t step, int64_t layer, const std::string& side, uint64_t first_row,
-                                    int64_t rows) const {
+                                    int64_t rows, std::optional<uint32_t> rank) const {
   CheckSketches(layer, rows);
   const std::shared_ptr<Worker> worker = Get();
   const SessionSpec& spec = worker->spec();
-  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side), worker->rank()};
+  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side), rank.value_or(worker->rank())};
   py::array_t<float> out = NewMatrix(VectorsPerWorker(spec, layer), rows);
   precondor::SketchSigns(key, first_row, ViewOf(out));
   return out;
 }
 
 py::array WorkerObject::SketchSums(uint64_t step, int64_t layer, const std::string& side, uint64_t first_row,
-                                   const py::object& rows, bool ones) const {
+                                   const py::object& rows, bool ones, std::optional<uint32_t> rank) const {
   const py::array readable = Readable("rows", rows);
   CheckSketches(layer, readable.shape(0));
   const std::shared_ptr<Worker> worker = Get();
   const SessionSpec& spec = worker->spec();
-  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side), worker->rank()};
+  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side), rank.value_or(worker->rank())};
   py::array_t<float> out = NewMatrix(VectorsPerWorker(spec, layer), readable.shape(1) + (ones ? 1 : 0));
   const ConstMatrixView rows_view = ViewOf(readable);
   const MatrixView out_view = ViewOf(out);
@@ -227,6 +227,24 @@ std::unique_ptr<FutureObject> WorkerObject::Precondition(uint64_t step, int64_t 
   Run(*worker, step, [&] { future = worker->Precondition(step, layer, gradient_view, answer_view, samples); });
   under_way->future = future;
   return std::make_unique<FutureObject>(std::move(future), std::move(answer));
+}
+
+std::unique_ptr<FutureObject> WorkerObject::PreconditionParts(uint64_t step, int64_t layer,
+                                                              const std::vector<PartTuple>& parts,
+                                                              const py::object& gradient, const py::object& out) {
+  const std::shared_ptr<Worker> worker = Get();
+  ForgetAnswered();
+  std::vector<GradientPart> rectangles;
+  for (const auto& [row, rows, col, cols, sent] : parts) rectangles.push_back({row, rows, col, cols, sent});
+  const py::array sent = Readable("gradient", gradient);
+  const MatrixView answer_view = Writable("out", out);
+  const ConstMatrixView gradient_view = ViewOf(sent);
+  const auto under_way = std::make_shared<Sent>(Sent{PreconditionFuture(), sent, out});
+  sent_.push_back(under_way);
+  PreconditionFuture future;
+  Run(*worker, step, [&] { future = worker->PreconditionParts(step, layer, rectangles, gradient_view, answer_view); });
+  under_way->future = future;
+  return std::make_unique<FutureObject>(std::move(future), out);
 }
 
 std::unique_ptr<FutureObject> WorkerObject::PreconditionOnDevice(uint64_t step, int64_t layer,

@@ -10,6 +10,8 @@
 #include <optional>
 #include <pybind11/numpy.h>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -57,17 +59,21 @@ class WorkerObject {
   pybind11::array Statistics(uint64_t step, int64_t layer, const std::string& side, const pybind11::object& rows,
                              double row_scale) const;
   // f32 [q, rows] of +1 and -1.
-  pybind11::array SketchSigns(uint64_t step, int64_t layer, const std::string& side, uint64_t first_row,
-                              int64_t rows) const;
+  pybind11::array SketchSigns(uint64_t step, int64_t layer, const std::string& side, uint64_t first_row, int64_t rows,
+                              std::optional<uint32_t> rank) const;
   // f32 [q, d], or with `ones` [q, d + 1].
   pybind11::array SketchSums(uint64_t step, int64_t layer, const std::string& side, uint64_t first_row,
-                             const pybind11::object& rows, bool ones) const;
+                             const pybind11::object& rows, bool ones, std::optional<uint32_t> rank) const;
   void SendStatistics(uint64_t step, int64_t layer, const pybind11::object& a, const pybind11::object& g,
                       uint64_t samples);
   void AbstainStatistics(uint64_t step, int64_t layer);
   std::unique_ptr<FutureObject> Precondition(uint64_t step, int64_t layer, const pybind11::object& gradient,
                                              const pybind11::object& out, uint64_t samples);
   // In place, of a matrix in device memory.
+  // row, rows, col, cols, sent
+  using PartTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
+  std::unique_ptr<FutureObject> PreconditionParts(uint64_t step, int64_t layer, const std::vector<PartTuple>& parts,
+                                                  const pybind11::object& gradient, const pybind11::object& out);
   std::unique_ptr<FutureObject> PreconditionOnDevice(uint64_t step, int64_t layer, const pybind11::object& gradient,
                                                      uint64_t samples, int device, uintptr_t stream);
   pybind11::dict GetDevicePlane() const;

@@ -45,6 +45,7 @@ PYBIND11_MODULE(_core, m) {
       .def("send_statistics", &WorkerObject::SendStatistics)
       .def("abstain_statistics", &WorkerObject::AbstainStatistics)
       .def("precondition", &WorkerObject::Precondition)
+      .def("precondition_parts", &WorkerObject::PreconditionParts)
       .def("precondition_on_device", &WorkerObject::PreconditionOnDevice)
       .def("device_plane", &WorkerObject::GetDevicePlane)
       .def("device_plane_status", &WorkerObject::DevicePlaneStatus)
@@ -84,6 +85,9 @@ PYBIND11_MODULE(_core, m) {
 
   py::class_<precondor::MethodTraits>(m, "MethodTraits")
       .def_property_readonly("name", [](const precondor::MethodTraits& traits) { return std::string(traits.name); })
+      .def_property_readonly(
+          "takes_statistics",
+          [](const precondor::MethodTraits& traits) { return traits.statistics != precondor::StatisticsForm::kNone; })
       .def_property_readonly("default_statistics",
                              [](const precondor::MethodTraits& traits) {
                                return std::string(precondor::StatisticsKindName(traits.default_statistics));

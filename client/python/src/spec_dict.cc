@@ -27,7 +27,7 @@ absl::string_view NameOf(ShardLossPolicy value) { return ShardLossPolicyName(val
 absl::string_view NameOf(DataPlane value) { return DataPlaneName(value); }
 absl::string_view NameOf(FallbackPolicy value) { return FallbackPolicyName(value); }
 absl::string_view NameOf(DType value) { return DTypeName(value); }
-constexpr int CountOf(ExchangeMode) { return 4; }
+constexpr int CountOf(ExchangeMode) { return 5; }
 constexpr int CountOf(StatisticsKind) { return 4; }
 constexpr int CountOf(ShardLossPolicy) { return 2; }
 constexpr int CountOf(DataPlane) { return 2; }

@@ -199,7 +199,7 @@ class Coordinator {
   absl::Status OrderSnapshot(CoordinatorSession& session, const SnapshotEntry& planned);
   // Asks the shards for the progress of snapshots under way, and begins those that are due.
   void CompleteSnapshots();
-  // Returns the snapshot with the shards' progress. `again`: all shards have received the order before.
+  // Returns the snapshot with the shards' progress. `repeated`: all shards have received the order before.
   SnapshotEntry AskForParts(const CoordinatorSession& session, SnapshotEntry snapshot, bool repeated);
   // Writes and adopts the snapshot's state. Precondition: the caller holds the session's lock.
   absl::Status WriteSnapshot(CoordinatorSession& session, const SnapshotEntry& snapshot);

@@ -16,6 +16,7 @@
 #include "server/core/coordinator/session_lock.h"
 #include "server/core/coordinator/session_messages.h"
 #include "server/core/placement_input.h"
+#include "server/core/reservation.h"
 #include "server/policy/placement.h"
 
 namespace precondor {
@@ -45,11 +46,11 @@ std::vector<std::pair<const Method*, std::string>> Warnings(const SessionSpec& s
 absl::Status CheckServed(const SessionSpec& spec) {
   // If a shard is lost when only some ranks have its answer to a step, the shard that takes over would give the others
   // a different one. In DELEGATE a single rank asks for each layer.
-  if (spec.on_shard_loss == ShardLossPolicy::kDegrade && spec.exchange == ExchangeMode::kDirect &&
-      spec.world_size > 1) {
+  if (spec.on_shard_loss == ShardLossPolicy::kDegrade && GradientContributors(spec) > 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("session \"", spec.name, "\": on_shard_loss DEGRADE with exchange DIRECT and world_size ",
-                     spec.world_size, ": ranks could get different answers to the step in which a shard is lost; ",
+        absl::StrCat("session \"", spec.name, "\": on_shard_loss DEGRADE with exchange ",
+                     ExchangeModeName(spec.exchange), " and world_size ", spec.world_size,
+                     ": ranks could get different answers to the step in which a shard is lost; ",
                      "expected exchange DELEGATE, or on_shard_loss WAIT"));
   }
   return absl::OkStatus();

@@ -174,7 +174,7 @@ void LayerDriver::Perform(Tasks tasks) {
                                {{"reason", absl::string_view(effect.why.message())}});
             },
             [&](const EndRequests& effect) {
-              for (ResultFn& request : task.requests) request(effect.status);
+              for (AnswerRequest& request : task.requests) request.result(effect.status);
             },
             [&](const WakeWorker&) { executor_.Post(strand_, [self = shared_from_this()] { self->Run(); }); },
             [&](const BeginStep& effect) { journal_.BeginStep(effect.rollback_epoch, effect.step, worker_); },

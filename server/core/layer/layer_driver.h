@@ -108,7 +108,7 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   struct Task {
     Effect effect;
     std::shared_ptr<StepData> data = {};
-    std::vector<ResultFn> requests = {};
+    std::vector<AnswerRequest> requests = {};
     std::vector<StagedContribution> contributions = {};
     std::optional<GradientResult> answer = {};
   };
@@ -142,7 +142,9 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   };
   Filed FileContribution(const AdmittedContribution& contribution, Staged& staged);
   static absl::StatusOr<bool> OutcomeOf(const Effect& effect);
-  void RequestAnswer(const ContributionKey& key, ResultFn result);
+  void RequestAnswer(const ContributionKey& key, AnswerRequest request);
+  // Returns what the rank gets of the answer, and reports it.
+  absl::StatusOr<GradientResult> AnswerFor(const AnswerRequest& request, const GradientResult& answer, StepData& data);
 
   // The functions below run on the strand. ShowFactors also runs in the constructor.
   void Run();

@@ -31,6 +31,7 @@ struct ContributionArrived {
   Mode mode = Mode::kSecondOrder;
   ContributionStatus status = ContributionStatus::kPresent;
   uint64_t digest = 0;
+  int64_t elements = 0;  // of the parts that a gradient brings in SHARDED
   absl::Time now = {};
 };
 // The gradients of all ranks have arrived, averaged by a communicator. The first effect is Acknowledge or Refuse.

@@ -71,6 +71,16 @@ absl::Status LayerMachine::AnswerIsLost(const WindowStep& of) const {
                    "back to a checkpoint with all ranks, and join again"));
 }
 
+absl::Status LayerMachine::CheckParts(const ContributionArrived& event, const Phase& phase) const {
+  const LayerSpec& layer = rules_.spec->layers[rules_.layer];
+  const int64_t whole = layer.d_out * layer.d_in;
+  if (phase.elements + event.elements <= whole) return absl::OkStatus();
+  return ReasonedStatus(
+      absl::StatusCode::kInvalidArgument, ErrorReason::kShapeMismatch,
+      absl::StrCat(DescribeKey(*rules_.spec, event.key), ": parts: expected at most ", whole - phase.elements,
+                   " elements that other ranks have not sent, got ", event.elements));
+}
+
 bool LayerMachine::IsStale(ContributionKind kind, const ContributionKey& key) const {
   return kind == ContributionKind::kStatistics && key.step < window_.FirstToOpen() &&
          window_.Find(key.step) == nullptr && CheckEpoch(key).ok() && CheckNotLost(key).ok();
@@ -123,6 +133,7 @@ absl::StatusOr<bool> LayerMachine::Admit(const ContributionArrived& event, bool&
     return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
                           absl::StrCat(DescribeKey(*rules_.spec, key), ": sealed without this rank at its deadline"));
   }
+  if (event.elements > 0 && !phase.contributions.has(key.rank)) PRECONDOR_RETURN_IF_ERROR(CheckParts(event, phase));
   switch (phase.contributions.Put(key.rank, event.status, event.digest)) {
     case PutOutcome::kDuplicate:
       return true;
@@ -133,6 +144,7 @@ absl::StatusOr<bool> LayerMachine::Admit(const ContributionArrived& event, bool&
     case PutOutcome::kTaken:
       break;
   }
+  phase.elements += event.elements;
   const bool counts = event.status != ContributionStatus::kRefused;
   effects.push_back(CountAccepted{.step = key.step, .mode = event.mode, .accepted = counts ? 1u : 0u});
   if (event.status == ContributionStatus::kPresent) effects.push_back(KeepPayload{of.id, event.kind, key.rank});

@@ -4,6 +4,7 @@
 // factors are those of the step, the layer's strand makes the answer once. When the journal has the answer's plan, all
 // requests that wait get the answer.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "server/core/layer/layer_driver.h"
@@ -36,8 +37,10 @@ void LayerDriver::SubmitGradient(AdmittedContribution contribution, Payload payl
   } else if (!header.abstain) {
     staged.refusal = CheckGradient(session_->spec, header, payload);
     staged.status = staged.refusal.ok() ? ContributionStatus::kPresent : ContributionStatus::kRefused;
-    staged.contribution.scales[0] = header.tensors[0].scale;
+    staged.contribution.scales[0] = header.tensors.empty() ? 1.0f : header.tensors[0].scale;
     staged.contribution.bytes = std::move(payload);
+    std::copy_if(header.parts.begin(), header.parts.end(), std::back_inserter(staged.contribution.parts),
+                 [](const GradientPart& part) { return part.sent; });
     staged.contribution.on_device = header.on_device;
   }
   Filed filed = FileContribution(contribution, staged);
@@ -46,7 +49,7 @@ void LayerDriver::SubmitGradient(AdmittedContribution contribution, Payload payl
   if (filed.taken.ok() && !staged.refusal.ok() && !repeats) filed.taken = staged.refusal;
   const bool accepted = filed.taken.ok();
   Acknowledge(header.kind, staged.bytes, std::move(filed.taken), ack);
-  if (accepted) RequestAnswer(header.key, std::move(result));
+  if (accepted) RequestAnswer(header.key, {.result = std::move(result), .parts = header.parts});
   Perform(std::move(filed.tasks));
 }
 
@@ -64,31 +67,34 @@ absl::Status LayerDriver::SubmitReduced(AdmittedAverage admitted, ResultFn resul
       session_->shard->layer_observer.OnContribution(session_->spec.name, ContributionKind::kGradient,
                                                      share == ContributionStatus::kPresent ? bytes : 0);
     }
-    RequestAnswer(event.key, std::move(result));
+    RequestAnswer(event.key, {.result = std::move(result)});
   }
   Perform(std::move(tasks));
   return status;
 }
 
-void LayerDriver::RequestAnswer(const ContributionKey& key, ResultFn result) {
-  absl::StatusOr<GradientResult> answer = absl::UnknownError("");
+void LayerDriver::RequestAnswer(const ContributionKey& key, AnswerRequest request) {
+  Task task;
   {
     MutexLock lock(mu_);
-    const Task task = std::move(Feed(AnswerRequested{key}).front());
+    task = std::move(Feed(AnswerRequested{key}).front());
     if (std::holds_alternative<AwaitAnswer>(task.effect)) {
-      task.data->requests.push_back(std::move(result));
+      task.data->requests.push_back(std::move(request));
       return;
     }
-    if (const auto* refuse = std::get_if<Refuse>(&task.effect)) {
-      answer = refuse->status;
-    } else {
-      answer = *task.answer;
-    }
   }
-  if (answer.ok()) {
-    session_->shard->layer_observer.OnResult(session_->spec.name, answer->decision, answer->payload_bytes());
+  if (const auto* refuse = std::get_if<Refuse>(&task.effect)) return request.result(refuse->status);
+  request.result(AnswerFor(request, *task.answer, *task.data));
+}
+
+absl::StatusOr<GradientResult> LayerDriver::AnswerFor(const AnswerRequest& request, const GradientResult& answer,
+                                                      StepData& data) {
+  const bool sharded = session_->spec.exchange == ExchangeMode::kSharded;
+  absl::StatusOr<GradientResult> own = sharded ? data.answer_parts.Cut(spec(), request.parts, answer) : answer;
+  if (own.ok()) {
+    session_->shard->layer_observer.OnResult(session_->spec.name, own->decision, own->payload_bytes());
   }
-  result(std::move(answer));
+  return own;
 }
 
 // Runs on the strand when the step has its turn.
@@ -143,11 +149,7 @@ void LayerDriver::Deliver(StepId id) {
                         {"layer", session_->spec.layers[layer_].name},
                         {"reason", result.reason}});
     }
-    const int64_t bytes = result.payload_bytes();
-    for (ResultFn& request : task.requests) {
-      shard.layer_observer.OnResult(job, result.decision, bytes);
-      request(result);
-    }
+    for (AnswerRequest& request : task.requests) request.result(AnswerFor(request, result, *task.data));
   }
   // This must be last: a drain that sees nothing in flight may close the streams that the requests write to.
   FeedLocked(AnswerDelivered{});

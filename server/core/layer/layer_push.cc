@@ -36,6 +36,7 @@ LayerDriver::Filed LayerDriver::FileContribution(const AdmittedContribution& con
                                                .mode = header.mode,
                                                .status = staged.status,
                                                .digest = staged.digest,
+                                               .elements = SentElements(staged.contribution.parts),
                                                .now = session_->shard->clock.Now()},
                            &staged.contribution);
   filed.taken = OutcomeOf(filed.tasks.front().effect);

@@ -21,8 +21,8 @@ bool LayerRules::SendsGradient(uint32_t rank) const {
 
 bool LayerRules::one_answer() const { return GradientContributors(*spec) == 1; }
 
-// In DELEGATE nothing is sent in first order; workers that hold factors send at statistic steps alone.
-bool LayerRules::has_gaps() const { return spec->exchange == ExchangeMode::kDelegate || workers_precondition(); }
+// In first order only DIRECT sends something; workers that hold factors send at statistic steps alone.
+bool LayerRules::has_gaps() const { return spec->exchange != ExchangeMode::kDirect; }
 
 bool LayerRules::ExpectsStatistics(uint64_t step, Mode mode) const {
   return mode == Mode::kSecondOrder && needs_statistics && IsStatisticStep(*spec, step);

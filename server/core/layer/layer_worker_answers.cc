@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The answers of a layer: gradients are averaged and preconditioned, updates are published.
 #include <cmath>
+#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
+#include "server/core/gradient_parts.h"
 #include "server/core/host_buffer.h"
 #include "server/core/layer/layer_worker.h"
 #include "server/core/reduction.h"
@@ -20,6 +22,15 @@ constexpr absl::string_view kNotFinite = "the average of the gradients is not fi
 // Heap blocks are aligned for f32, and the wire's byte order is the host's.
 absl::Span<float> FloatsIn(Payload& bytes) {
   return absl::MakeSpan(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float));
+}
+
+absl::Status Resize(Payload& payload, int64_t bytes) {
+  try {
+    payload.resize(static_cast<size_t>(bytes));
+  } catch (const std::exception&) {
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for an answer of ", bytes, " bytes"));
+  }
+  return absl::OkStatus();
 }
 
 // Replaces the contributions by their average. Its bits are those of the average that the session's communicator makes
@@ -48,6 +59,10 @@ void Average(std::vector<StagedContribution>& contributions) {
 
 void LayerWorker::Accumulate(StepData& data, StagedContribution contribution) {
   if (!data.lost.ok()) return;
+  if (session_.spec.exchange == ExchangeMode::kSharded) {
+    data.parts.push_back(std::move(contribution));
+    return;
+  }
   if (data.result_buffer.empty()) data.result_scale = contribution.scales[0];
   if (contribution.whole && !AllFinite(FloatsIn(contribution.bytes))) data.lost = absl::OutOfRangeError(kNotFinite);
   if (!single_ && !contribution.whole) {
@@ -73,6 +88,8 @@ LayerWorker::Answer LayerWorker::Precondition(StepData& data, std::vector<Staged
   if (data.on_device != nullptr) return PreconditionOnDevice(data);
   const DType dtype = session_.spec.gradient_dtype;
   const int64_t elements = spec_.d_out * spec_.d_in;
+  const bool sharded = session_.spec.exchange == ExchangeMode::kSharded;
+  if (sharded) data.lost.Update(Resize(data.result_buffer, elements * static_cast<int64_t>(ByteSize(dtype))));
   // f32 values live in the buffer that becomes the result: heap blocks are aligned for them, and the wire's byte order
   // is the host's.
   absl::StatusOr<HostBuffer<float>> decoded = HostBuffer<float>::Make(dtype == DType::kF32 ? 0 : elements);
@@ -83,7 +100,10 @@ LayerWorker::Answer LayerWorker::Precondition(StepData& data, std::vector<Staged
   }
   float* values = dtype == DType::kF32 ? reinterpret_cast<float*>(data.result_buffer.data()) : decoded->span().data();
   const absl::Span<float> gradient = absl::MakeSpan(values, elements);
-  if (data.sum.has_value()) {
+  if (sharded) {
+    const absl::Status joined = JoinParts(spec_, dtype, data.parts, gradient);
+    if (!joined.ok()) return Skip(data, AnswerCause::kFailed, std::string(joined.message()));
+  } else if (data.sum.has_value()) {
     data.sum->Finish(gradient);
     data.sum.reset();
     // CheckGradient has checked a single gradient on arrival.
@@ -261,6 +281,7 @@ LayerWorker::Answer LayerWorker::Encode(StepData& data, Answer answer, absl::Spa
 
 LayerWorker::Answer LayerWorker::Skip(StepData& data, AnswerCause cause, std::string reason) {
   data.sum.reset();
+  data.parts.clear();
   data.result_buffer = Payload();
   data.on_device = nullptr;
   Answer answer;

@@ -15,6 +15,7 @@
 
 #include "kernels/base/session_spec.h"
 #include "server/core/contribution.h"
+#include "server/core/gradient_parts.h"
 #include "server/core/reduction.h"
 #include "server/core/shard/shard_journal.h"
 
@@ -51,6 +52,12 @@ class StepPayloads {
   std::vector<StagedContribution> of_;  // empty if no payload is kept
 };
 
+// A rank that waits for an answer.
+struct AnswerRequest {
+  ResultFn result;
+  std::vector<GradientPart> parts = {};  // SHARDED: what the rank gets of the answer
+};
+
 struct StepData {
   StepData(StepPayloads of_statistics, StepPayloads of_gradients)
       : statistics(std::move(of_statistics)), gradients(std::move(of_gradients)) {}
@@ -58,8 +65,9 @@ struct StepData {
   // Guarded by the layer's lock.
   StepPayloads statistics;
   StepPayloads gradients;
-  std::vector<ResultFn> requests;
+  std::vector<AnswerRequest> requests;
   std::optional<GradientResult> answer;
+  AnswerParts answer_parts;  // SHARDED; guards itself
 
   // Used by the layer's worker alone.
   Mode mode = Mode::kSecondOrder;
@@ -68,7 +76,8 @@ struct StepData {
   std::optional<Plan> plan;               // plan that a rank may have been answered with before the shard came back
   std::optional<PublishedUpdate> update;  // set once the update is made, if workers have factors
   std::optional<WeightedSum> sum;
-  absl::Status lost;      // why the average cannot be made; OK if it can
+  std::vector<StagedContribution> parts;  // SHARDED: what the ranks have sent of the gradient
+  absl::Status lost;                      // why the average cannot be made; OK if it can
   Payload result_buffer;  // the first gradient's bytes; the result reuses the buffer, since its size is equal
   float result_scale = 1.0f;
   std::shared_ptr<const DevicePayload> on_device;  // the only gradient, if it is in device memory

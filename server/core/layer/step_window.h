@@ -35,7 +35,8 @@ struct Phase {
   explicit Phase(Contributions of) : contributions(std::move(of)) {}
   Contributions contributions;
   PhaseState state = PhaseState::kOpen;
-  bool skip = false;  // sealed without a usable quorum
+  bool skip = false;     // sealed without a usable quorum
+  int64_t elements = 0;  // SHARDED: of the parts that have come
   absl::Time opened_at = absl::InfiniteFuture();
   absl::Time sealed_at = absl::InfiniteFuture();
 

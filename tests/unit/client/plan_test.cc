@@ -141,8 +141,8 @@ TEST(PlanTest, PlacesLayersEvenlyAndAsManyShardsAsMemoryNeeds) {
 // Every case that the server's reservation tells apart. The plan repeats its formulas, as tools may not include it.
 std::vector<PlanInput> Cases() {
   std::vector<PlanInput> inputs;
-  for (const ExchangeMode exchange :
-       {ExchangeMode::kDirect, ExchangeMode::kDelegate, ExchangeMode::kReplay, ExchangeMode::kPullFactors}) {
+  for (const ExchangeMode exchange : {ExchangeMode::kDirect, ExchangeMode::kDelegate, ExchangeMode::kReplay,
+                                      ExchangeMode::kPullFactors, ExchangeMode::kSharded}) {
     for (const char* representation : {"DENSE", "LOW_RANK"}) {
       inputs.push_back(Input(exchange, representation));
       inputs.push_back(inputs.back());
@@ -225,7 +225,7 @@ TEST(PlanOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--workers=0"}),
               HasSubstr("--workers: expected an integer, 1 ... 65536, got \"0\""));
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--exchange=direct"}),
-              HasSubstr("--exchange: expected DIRECT, DELEGATE, REPLAY, PULL_FACTORS, got \"direct\""));
+              HasSubstr("--exchange: expected DIRECT, DELEGATE, REPLAY, PULL_FACTORS, SHARDED, got \"direct\""));
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--network-gbps=fast"}),
               HasSubstr("--network-gbps: expected a number"));
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--method=adam"}), HasSubstr("--method: expected mkor"));

@@ -20,6 +20,7 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/client_security.h"
+#include "kernels/base/gradient_part.h"
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/session_spec.h"
 
@@ -161,7 +162,7 @@ class Worker {
   // rollback leaves the factors as they are, with the updates of later steps.
   virtual std::optional<uint64_t> rollback_step() const = 0;
   // Returns the mode of a step up to the lease's end. A session may fall back to first order (spec().fallback): then no
-  // gradient is preconditioned, no statistics are sent, and in DELEGATE no gradients either.
+  // gradient is preconditioned, no statistics are sent, and except in DIRECT no gradients either.
   virtual Mode ModeOf(uint64_t step) const = 0;
   bool NeedsStatistics(uint64_t step) const {
     return ModeOf(step) == Mode::kSecondOrder && IsStatisticStep(spec(), step);
@@ -197,14 +198,22 @@ class Worker {
   // FAILED_PRECONDITION.
   virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
                                           uint64_t samples) = 0;
+  // Precondition in exchange SHARDED, which every rank calls for every layer: sends this rank's parts of the averaged
+  // gradient, and receives the same parts of the answer. `gradient` is [1, SentElements(parts)], `out`
+  // [1, ReceivedElements(parts)], with the elements of the parts one after the other, each row by row; either may be
+  // empty (0 columns). If the ranks' parts have more elements than the gradient, the future of the last rank fails with
+  // INVALID_ARGUMENT, and the others wait for its parts; if they leave elements out, all answers are kSkip. In first
+  // order the answer is kIdentity, at once, and `out` stays as it is: each rank has the averages of its parts.
+  virtual PreconditionFuture PreconditionParts(uint64_t step, int64_t layer, absl::Span<const GradientPart> parts,
+                                               ConstMatrixView gradient, MatrixView out) = 0;
   // Precondition for matrices in device memory, both on one device. Requires libprecondor-cuda.so (docs/cuda.md).
   // Returns without waiting: the work that the `stream` of each matrix has at the time of the call must produce the
   // gradient and include the last use of `out`. Once the future is ready, at the latest after result_timeout, any
   // stream may read `out`. The answer of a step must be ready before you send anything of a later step for the layer,
   // because gradients wait in a queue for their streams and statistics do not. The gradient stays on the device if the
   // shard is on this host and device, the worker dials it at a unix: address, and one rank sends the gradient in F32;
-  // otherwise it goes through the host. The future fails with FAILED_PRECONDITION in REPLAY and PULL_FACTORS, and with
-  // UNAVAILABLE without the library or the device.
+  // otherwise it goes through the host. The future fails with FAILED_PRECONDITION in REPLAY, PULL_FACTORS and SHARDED,
+  // and with UNAVAILABLE without the library or the device.
   virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, const DeviceTensor& gradient,
                                           const DeviceTensor& out, uint64_t samples) = 0;
   virtual DevicePlaneUse device_plane() const = 0;
@@ -212,8 +221,9 @@ class Worker {
   // the reason why they go through the host for as long as the shard's stream lasts. Does not wait for a server. The
   // first call for a device loads the library.
   virtual absl::Status DevicePlaneStatus(int64_t layer, int device) = 0;
-  // Abstains from the step's gradient, so that every rank's answer is kSkip. In REPLAY and PULL_FACTORS, where all
-  // ranks have equal gradients, only this rank's answer is kSkip.
+  // Abstains from the step's gradient, so that every rank's answer is kSkip. Where nothing is sent (REPLAY and
+  // PULL_FACTORS, and in first order every exchange but DIRECT) only this rank's answer is kSkip. The future fails with
+  // ABORTED if an earlier process of the rank has sent the step's gradient.
   virtual PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) = 0;
 
   // Returns a checksum of the layer's factors in REPLAY and PULL_FACTORS, with the updates of every statistic step to

@@ -58,17 +58,19 @@ def check_options(spec: SessionSpec, *, sharded: bool, overlap: bool, several: b
 
     Args:
         spec: The session's description.
-        sharded: The model is under fully_shard.
+        sharded: The model's parameters are divided, by fully_shard or tensor parallelism.
         overlap: Gradients are sent during the backward pass.
         several: There are several ranks, or DistributedDataParallel.
 
     Raises:
         UnimplementedError, InvalidArgumentError: The combination is not supported.
     """
-    if sharded and (spec.exchange != "DELEGATE" or overlap):
+    if sharded and (spec.exchange not in ("DELEGATE", "SHARDED") or overlap):
         raise UnimplementedError(
-            f"exchange {spec.exchange}{', overlap' * overlap}: expected DELEGATE without overlap under fully_shard",
+            f"exchange {spec.exchange}{', overlap' * overlap}: expected DELEGATE or SHARDED, without overlap, for a model in parts",
             "UNIMPLEMENTED", "UNSPECIFIED", "A rank has a part of every gradient, and only after the backward pass")
+    if spec.exchange == "SHARDED" and not sharded:
+        raise InvalidArgumentError("exchange SHARDED: expected a model under fully_shard or tensor parallelism", "INVALID_ARGUMENT")
     if overlap and several and spec.exchange != "DIRECT":
         raise InvalidArgumentError(
             f"overlap: expected exchange DIRECT with several ranks or DistributedDataParallel, got {spec.exchange}",

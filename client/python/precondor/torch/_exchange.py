@@ -5,7 +5,7 @@ DELEGATE, passes them on to the other ranks."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -17,8 +17,10 @@ from . import _device
 from ._agreement import Agreement
 from ._group import Group
 from ._layers import Matrix
+from ._parts import Parts
 from ._shards import Shards
 from ._statistics import Covariance, Vectors
+from ._tensor_parallel import Joined, Split, join
 
 _DECISIONS = ("PRECONDITIONED", "IDENTITY", "SKIP")
 _FAILED = -1.0
@@ -38,6 +40,7 @@ class Slot:
     value: Optional[torch.Tensor] = None  # this step's answer
     # With has_lookups: bool [d_out, 1], rows of this step's gradient that are all zeros.
     untouched: Optional[torch.Tensor] = None
+    split: Optional[Split] = None  # under tensor parallelism
 
     def use(self, buffer: torch.Tensor, on_device: bool) -> None:
         self.buffer, self.on_device, self.parts = buffer, on_device, self.matrix.split(buffer)
@@ -53,13 +56,15 @@ class Pair:
     """Statistics of both sides of one layer at one step."""
 
     def __init__(self, worker: Worker, step: int, slot: Slot, kind: str) -> None:
+        rank = None if slot.split is None else slot.split.first
+
         def side(name: str, ones: bool) -> Union[Covariance, Vectors]:
             if kind == "COVARIANCE":
                 return Covariance(ones)
             if kind != "SIGNED":
                 return Vectors(None, ones)
-            return Vectors(lambda first, rows: worker.sketch_signs(step, slot.place, name, first, rows), ones,
-                           lambda first, rows: worker.sketch_sums(step, slot.place, name, first, rows, ones))
+            return Vectors(lambda first, rows: worker.sketch_signs(step, slot.place, name, first, rows, rank), ones,
+                           lambda first, rows: worker.sketch_sums(step, slot.place, name, first, rows, ones, rank))
 
         self._a = side("input", slot.layer.has_bias)
         self._g = side("output", False)
@@ -79,7 +84,7 @@ class Exchange:
     backward pass."""
 
     def __init__(self, worker: Worker, group: Group, slots: Sequence[Slot], in_place: bool = True,
-                 shards: Optional[Shards] = None) -> None:
+                 shards: Union[Shards, Parts, None] = None) -> None:
         """Makes the exchange of one worker.
 
         Args:
@@ -87,7 +92,7 @@ class Exchange:
             group: The job's ranks.
             slots: The session's layers.
             in_place: Gradients may be sent from, and answers written to, their own memory if its layout allows it.
-            shards: For a model under fully_shard, in DELEGATE.
+            shards: For a model whose parameters are divided: Parts in SHARDED, Shards in DELEGATE.
         """
         self._worker = worker
         self._group = group
@@ -105,6 +110,9 @@ class Exchange:
         self._futures: Dict[int, Future] = {}
         self._sent: set = set()
         self._placed = False  # whether this step's _flat has been placed
+        self._heights = {slot.place: worker.spec.sketches if kind == "SIGNED" else 1
+                         for slot, kind in zip(slots, kinds_of(worker.spec)) if slot.split is not None}
+        self._joined: Dict[int, Optional[Joined]] = {}  # this step's statistics of layers with `split`
         if self._delegates:
             self._make_flat(None)
 
@@ -124,10 +132,15 @@ class Exchange:
         use = self._worker.device_plane()
         return {**use, "reason": self._why_host or use["reason"]}
 
-    def collect(self, step: int) -> None:
-        """Collects the gradients that ranks have in parts. Call it before a step's first send()."""
+    def collect(self, step: int, pairs: Mapping[int, Pair], loss_scale: float) -> None:
+        """Collects the gradients and the statistics that ranks have in parts. Call it before a step's first send()."""
         if self._shards is not None and self.takes_part(step):
             self._shards.collect()
+        splits = {slot.place: slot.split for slot in self._slots
+                  if slot.split is not None and self._worker.needs_statistics(step, slot.place)}
+        if splits:
+            own = {place: pairs[place].finish(loss_scale) for place in splits if place in pairs}
+            self._joined = join(self._group, splits, self._heights, own)
 
     def send(self, step: int, slot: Slot, pair: Optional[Pair], *, finite: bool, loss_scale: float, samples: int) -> None:
         """Sends the slot's statistics, if the step takes any, and its gradient, if this rank sends it."""
@@ -138,6 +151,9 @@ class Exchange:
         if not self.takes_part(step) or not worker.sends_gradient(slot.place):
             return
         slot.untouched = None
+        if isinstance(self._shards, Parts) and finite and slot.matrix.has_gradient():
+            self._futures[slot.place] = self._shards.send(worker, step, slot)
+            return
         if not finite or not slot.matrix.has_gradient():
             slot.value = None
             self._futures[slot.place] = worker.abstain_gradient(step, slot.place)
@@ -209,8 +225,12 @@ class Exchange:
                 slot.value.masked_fill_(slot.untouched.to(slot.value.device), 0.0)
 
     def _send_statistics(self, step: int, slot: Slot, pair: Optional[Pair], loss_scale: float) -> None:
-        if pair is not None:
-            a, g, rows = pair.finish(loss_scale)
+        if slot.split is not None:
+            statistics = self._joined.pop(slot.place, None)
+        else:
+            statistics = None if pair is None else pair.finish(loss_scale)
+        if statistics is not None:
+            a, g, rows = statistics
             if np.isfinite(a).all() and np.isfinite(g).all():
                 self._worker.send_statistics(step, slot.place, a, g, rows)
                 return
@@ -334,6 +354,10 @@ def clip_of(spec: SessionSpec) -> Dict[int, str]:
         if scaling == "KL_CLIP":
             clips[place] = str(method.options.get("scaling_clip", 0.001))
     return clips
+
+
+def shards_of(spec: SessionSpec, group: Group, slots: Sequence[Slot]) -> Union[Shards, Parts]:
+    return Parts(group, slots) if spec.exchange == "SHARDED" else Shards(group, slots)
 
 
 def slots_of(matrices: Sequence[Matrix]) -> List[Slot]:

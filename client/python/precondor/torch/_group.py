@@ -34,6 +34,10 @@ class Group:
         self._range = torch.zeros(0, dtype=torch.int64, device=self.device)
         _kept.append(self._flag)
 
+    def rank_of(self, global_rank: int) -> int:
+        """Returns the rank in this group of a process of the job."""
+        return global_rank if self._group is None else dist.get_group_rank(self._group, global_rank)
+
     def check(self, call: Callable[[], Any]) -> Any:
         """Runs call() and returns its result if it succeeded on every rank. If it raised on one rank, raises that error
         on all ranks."""

@@ -30,10 +30,12 @@ class Matrix:
 
     Attributes:
         d_out, d_in: Sides of one layer.
+        seen: Columns of the inputs and of the outputs in this rank's calls of a linear layer, if they are not all.
         has_lookups: The rows are those of an embedding or an expert: a step changes only rows that have a gradient.
     """
 
     has_lookups = False
+    seen: Optional[Tuple[int, int]] = None
 
     def __init__(self, name: str, weight: nn.Parameter, bias: Optional[nn.Parameter], groups: int = 1) -> None:
         self.name = name
@@ -55,7 +57,8 @@ class Matrix:
     def rows(self, x: torch.Tensor, grad: torch.Tensor) -> Iterator[Rows]:
         """Yields the rows of each group from the module's input `x` and the gradient `grad` of its output. Yields
         nothing if their shapes are not those of a product with the weight."""
-        if x.shape == (*grad.shape[:-1], self.weight.shape[1]) and grad.shape[-1] == self.d_out:
+        inputs, outputs = self.seen or (self.weight.shape[1], self.d_out)
+        if x.shape == (*grad.shape[:-1], inputs) and grad.shape[-1] == outputs:
             yield x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
 
     def samples(self, grad: torch.Tensor) -> int:

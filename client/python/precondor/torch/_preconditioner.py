@@ -17,17 +17,18 @@ from .._client import Client, Security, Session, Worker, kl_clip_scale
 from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnimplementedError, from_status
 from .._layer_methods import statistics_of
 from .._session import Layer, Method, SessionSpec, traits_of
-from . import _device, _group, _layers, _local, _optimizer, _recipe, _shards
+from . import _device, _group, _layers, _local, _optimizer, _recipe, _sharded
 from ._amp import optimized, unscale
 from ._arguments import check_options, count_of, number_of, rate_of
 from ._attention import Tap
 from ._buckets import rest_of
 from ._checkpoint import add_factors, check_state, has_factors, lacks_factors, make_state, restore_factors, restore_snapshot
 from ._compiled import SUPPORTED, Switch, TappedHook, guard_hooks, is_compiled, original
-from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, slots_of
+from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, shards_of, slots_of
 from ._hooks import Hook, after_accumulation, after_forward, right_after_forward
 from ._reporter import Reporter
 from ._result import StepResult
+from ._tensor_parallel import divide, divided, own_parts
 
 # Objects with threads. They are closed before the interpreter ends.
 _open: "weakref.WeakSet[Preconditioner]" = weakref.WeakSet()
@@ -103,7 +104,7 @@ class Preconditioner:
         SessionSpec and Client.
 
         Args:
-            model: A plain module, one under fully_shard, or DistributedDataParallel itself; each may be compiled.
+            model: A plain module, one under fully_shard or tensor parallelism, or DistributedDataParallel itself; may be compiled.
             address: The coordinator's: host:port, or unix:/path/to/socket; or "local": the first rank starts a server
                 on this host, which ends with that process (precondor.server).
             session: Unique name of the training run; not needed with "local".
@@ -112,7 +113,8 @@ class Preconditioner:
             optimizer: Its learning rate is reported and used for KL_CLIP. AMP needs it, or make_optimizer().
             exchange: "DIRECT" (the server averages what every rank sends; default of a plain model), "DELEGATE" (the
                 job averages, one rank sends each layer and passes the answer on; default of DistributedDataParallel and
-                fully_shard), "REPLAY" or "PULL_FACTORS" (the job averages, every rank computes its answer).
+                fully_shard), "SHARDED" (every rank sends the parts that fully_shard or tensor parallelism gives it), "REPLAY"
+                or "PULL_FACTORS" (the job averages, every rank computes its answer).
             process_group: Of torch.distributed; None: DDP's, or the default one.
             fold_bias: Make a bias the last column of its weight; False: leave it to the optimizer.
             skip: Regular expressions; modules whose whole name matches one are left to the optimizer.
@@ -132,7 +134,7 @@ class Preconditioner:
         Raises:
             UnavailableError: No server answers at the address.
             FailedPreconditionError: SPEC_MISMATCH: the session's name is taken, or the model or an option has changed.
-            UnimplementedError: The model is divided, and not by fully_shard (FSDP1, tensor parallelism, DataParallel).
+            UnimplementedError: The model is divided in a way that is not supported (FSDP1, DataParallel).
             InvalidArgumentError: An option is invalid, a pattern matches nothing, or the model has no layer.
         """
         if is_compiled(model) and not SUPPORTED:
@@ -140,7 +142,7 @@ class Preconditioner:
         _layers.refuse_unknown(model)
         self._outer = model
         self._model, self._group, self._ddp = _group.of(model, process_group)
-        sharded = _shards.refuse_unknown(self._model, self._group.size)
+        sharded = _sharded.refuse_unknown(self._model, self._group.size)
         self._optimizer = optimizer
         self._overlap = overlap
         self._recipe = _recipe.choose(method, embeddings, experts, exchange, fallback, optimizer)
@@ -153,8 +155,7 @@ class Preconditioner:
         if not self._slots:
             raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._left}",
                                        "INVALID_ARGUMENT")
-        if sharded:
-            _shards.refuse_whole([matrix for _, matrix in chosen.matrices])
+        _sharded.refuse_whole(self._model, [matrix for _, matrix in chosen.matrices])
         self._is_local = address == "local"
         if not session and not self._is_local:
             raise InvalidArgumentError("session: expected a name, got none", "INVALID_ARGUMENT")
@@ -167,16 +168,16 @@ class Preconditioner:
             statistics=statistics_of(method, statistics), sketches=sketches, inv_freq=inv_freq,
             warmup_steps=warmup_steps, staleness_steps=staleness_steps, statistics_dtype=statistics_dtype,
             gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
-            layer_methods=_layers.exceptions(
-                [slot.layer for slot in self._slots], self._recipe.layer_methods(layer_methods, chosen), statistics,
-                chosen.by_gradient),
+            layer_methods=_layers.exceptions([slot.layer for slot in self._slots], self._recipe.layer_methods(layer_methods, chosen),
+                                             statistics, chosen.by_gradient),
             data_plane=data_plane)
         check_options(self._spec, sharded=sharded, overlap=overlap, several=self._ddp or self._group.size > 1)
         self._rest = rest_of(model) if overlap and self._ddp else None
         self._kinds, self._methods = kinds_of(self._spec), methods_of(self._spec)
         self._clips = {place: float(clip) for place, clip in clip_of(self._spec).items()}
         self._averages = not self._ddp and not sharded and self._group.size > 1
-        self._shards = _shards.Shards(self._group, self._slots) if sharded else None
+        self._shards = shards_of(self._spec, self._group, self._slots) if sharded else None
+        self._spec = divide(self._spec, self._slots, self._methods, self._kinds, self._group, bool(_sharded.modules_of(self._model)))
         self._worker: Optional[Worker] = None
         self._exchange: Optional[Exchange] = None
         self._reporter: Optional[Reporter] = None
@@ -198,8 +199,7 @@ class Preconditioner:
         self._closed = False
         self._client: Client = self._group.check(
             lambda: Client(address, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout, security=security,
-                           traceparent=traceparent,
-                           result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout,
+                           traceparent=traceparent, result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout,
                            plane_device=_device.first_of(self._model) if plane_device is None else plane_device))
         if replace:
             self._group.check(lambda: self._group.rank == 0 and self._client.close_session(session))
@@ -298,7 +298,7 @@ class Preconditioner:
         loss_scale, finite = unscale(scaler, self._optimizer, self._slots, self._group, self._averages, self._shards is not None)
         self._average(samples)
         mode = self.mode
-        self._exchange.collect(self._step)
+        self._exchange.collect(self._step, self._pairs if finite else {}, loss_scale)
         for slot in reversed(self._slots):
             if not self._exchange.is_sent(slot):
                 self._send(slot, finite=finite, loss_scale=loss_scale, samples=samples)
@@ -362,7 +362,7 @@ class Preconditioner:
             if self._ddp:
                 stack.enter_context(outer.no_sync())
             elif self._shards is not None:
-                stack.enter_context(_shards.without_sync(outer))
+                stack.enter_context(_sharded.without_sync(outer))
             self._holding += 1
             try:
                 yield
@@ -577,13 +577,14 @@ class Preconditioner:
             return
         if any(around):
             grad = nn.functional.pad(grad, around)  # outputs that were not computed have no gradient
-        matrix = slots[0].matrix
-        samples = matrix.samples(grad)
+        matrix, parts = slots[0].matrix, own_parts(slots[0].split, x, grad)
         with torch.autocast(grad.device.type, enabled=False):  # a backward pass may run under autocast
-            rows = list(matrix.rows(x, grad))
+            rows = [] if parts is None else list(matrix.rows(*parts))
             if not rows:
-                self._warn(slots[0], f"its module made {list(grad.shape)} of {list(x.shape)}, which is not its product; no "
-                                     "statistics of such calls")
+                self._warn(slots[0], f"its module made {list(grad.shape)} of {list(x.shape)}, which is not its product{divided(x)}; "
+                                     "no statistics of such calls")
+                return
+            samples = matrix.samples(parts[1])
             for slot, (a, g) in zip(slots, rows):
                 pair = self._pairs.get(slot.place)
                 if pair is None:
@@ -610,19 +611,19 @@ class Preconditioner:
         self._exchange.send(self._step, slot, pair, finite=finite, loss_scale=loss_scale, samples=samples)
 
     def _receive(self) -> Dict[int, Answer]:
-        """Returns the step's answers. At a statistic step all ranks raise an error that one of them found (_miss)."""
+        """Returns the step's answers. At a statistic step, and in SHARDED, all ranks raise an error that one of them found."""
         def receive() -> Dict[int, Answer]:
             answers = self._exchange.receive(self._step)
             if self._missed is not None:
                 raise self._missed
             return answers
 
-        return self._group.check(receive) if self._wanted else receive()
+        return self._group.check(receive) if self._wanted or self._spec.exchange == "SHARDED" else receive()
 
     def _miss(self, slot: Slot) -> None:
         """Warns of a layer with a gradient but no call. If compiled code may have lost the call, stores an error."""
         if slot.place in self._warned or not slot.matrix.has_gradient() or \
-                not bool(_shards.local(slot.matrix.weight.grad).any()):
+                not bool(_sharded.local(slot.matrix.weight.grad).any()):
             return
         if self._tapped or is_compiled(self._outer):
             self._missed = self._missed or FailedPreconditionError(
@@ -661,7 +662,11 @@ class Preconditioner:
         for slot in self._slots:
             value, slot.value = slot.value, None
             answer = answers.get(slot.place)
-            if answer is None or answer.decision == "SKIP":
+            if answer is None:
+                continue
+            if answer.decision == "SKIP":
+                for parameter in slot.matrix.parameters():
+                    parameter.grad = None
                 continue
             factor = scale if slot.place in self._clips and answer.decision == "PRECONDITIONED" else 1.0
             if self._shards is not None:
@@ -673,10 +678,6 @@ class Preconditioner:
                 continue
             if value is slot.buffer:
                 slot.matrix.store(slot.group, slot.parts)
-        for slot in self._slots:
-            if slot.place in answers and answers[slot.place].decision == "SKIP":
-                for parameter in slot.matrix.parameters():
-                    parameter.grad = None
 
     def _leave(self) -> None:
         if self._worker is not None:

@@ -342,6 +342,39 @@ TEST_F(AdmissionTest, WhatHasChangedSinceTheAdmissionRefusesTheContribution) {
   }
 }
 
+TEST_F(AdmissionTest, RefusesPartsThatAreNotOfTheGradient) {
+  spec.exchange = ExchangeMode::kSharded;
+  Start();
+  const auto with = [this](ContributionKind kind, std::vector<GradientPart> parts) {
+    ContributionHeader header = Header(kind, 0, 0);
+    header.parts = std::move(parts);
+    if (kind == kGradient) header.tensors[0].dims = {1, SentElements(header.parts)};
+    return header;
+  };
+  const auto refused = [this](const ContributionHeader& header) {
+    const auto reply = Send(header, Filled(header, 1));
+    EXPECT_FALSE(reply->accepted());
+    return std::string(reply->ack->status().message());
+  };
+  const GradientPart whole{.rows = 2, .cols = 3}, corner{.rows = 1, .cols = 1};
+  EXPECT_EQ(refused(with(kGradient, {{.row = 1, .rows = 2, .cols = 3}})),
+            Of("parts[0]: expected a part of [2, 3], got rows 1 + 2, columns 0 + 3"));
+  EXPECT_EQ(refused(with(kGradient, {corner, {.rows = 0, .col = 1, .cols = 1}})),
+            Of("parts[1]: expected a part of [2, 3], got rows 0 + 0, columns 1 + 1"));
+  EXPECT_EQ(refused(with(kGradient, {whole, corner})), Of("parts: expected at most the gradient's 6 elements, got 7"));
+  EXPECT_EQ(refused(with(kGradient, std::vector<GradientPart>(65, corner))), Of("expected at most 64 parts, got 65"));
+  EXPECT_EQ(refused(with(kStatistics, {corner})), Of("expected at most 0 parts, got 1"));
+  ContributionHeader other_shape = with(kGradient, {whole});
+  other_shape.tensors[0].dims = {2, 3};
+  EXPECT_EQ(refused(other_shape), Of("gradient: expected [1, 6], got [2, 3]"));
+  // A ring takes no parts, and the check comes before anything is read from it.
+  ContributionHeader on_device = with(kGradient, {});
+  on_device.tensors.clear();
+  on_device.on_device = std::make_shared<DevicePayload>();
+  EXPECT_THAT(std::string(Admission(on_device, 0).message()), HasSubstr("in a ring: expected a gradient"));
+  EXPECT_EQ(StatsOf(0).accepted, 0u);
+}
+
 TEST_F(AdmissionTest, CountsRejectionsByReason) {
   class Counting final : public Observer {
    public:

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a model whose parameters are divided among the ranks: by fully_shard (FSDP2), by tensor parallelism,
+or by both. torch's DTensor describes the parts."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterable, Iterator, List, Sequence
+
+import torch
+from torch import nn
+
+from .._errors import InvalidArgumentError, UnimplementedError
+from ._layers import Matrix
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "__create_chunk_list__") and hasattr(tensor, "device_mesh")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns this rank's part of the tensor, as a view."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def modules_of(model: nn.Module) -> List[Any]:
+    """Returns the modules with which fully_shard has been called."""
+    return [module for module in model.modules() if any(base.__name__ == "FSDPModule" for base in type(module).__mro__)]
+
+
+def tensor_placements(parameter: torch.Tensor, under_fsdp: bool) -> Sequence[Any]:
+    """Returns the placements of a parameter that are not those of fully_shard, which come first."""
+    if not is_sharded(parameter):
+        return ()
+    if not under_fsdp:
+        return parameter.placements
+    return parameter.placements[2 if parameter.placements[0].is_replicate() else 1:]
+
+
+def settle(parameters: Iterable[torch.Tensor]) -> None:
+    """Brings gradients to the places of their parameters. Tensor parallelism alone may leave sums of which each rank has a
+    term. Collective, if there are any."""
+    for parameter in parameters:
+        if is_sharded(parameter) and parameter.grad is not None and parameter.grad.placements != parameter.placements:
+            parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+
+
+def _across(parameter: torch.Tensor) -> List[int]:
+    """Returns the ranks that differ from this one in all but the last dimension of the parameter's mesh."""
+    mesh = parameter.device_mesh
+    return sorted(mesh.mesh[..., mesh.get_coordinate()[-1]].flatten().tolist())
+
+
+def refuse_unknown(model: nn.Module, world_size: int) -> bool:
+    """Returns whether the model's parameters are divided. Raises UnimplementedError if parts are not those of one model
+    whose gradients are averages already."""
+    sharded = {name: parameter for name, parameter in model.named_parameters() if is_sharded(parameter)}
+    whole = [parameter for parameter in sharded.values() if parameter.device_mesh.size() == world_size]
+    for name, parameter in sharded.items():
+        mesh = parameter.device_mesh
+        # In a model with both, fully_shard alone divides what tensor parallelism leaves whole: across its groups.
+        by_fsdp = bool(modules_of(model)) and any(
+            other.device_mesh.ndim > mesh.ndim and _across(other) == sorted(mesh.mesh.flatten().tolist()) for other in whole)
+        if mesh.size() == world_size or by_fsdp:
+            continue
+        raise UnimplementedError(
+            f"parameter {name} is on a mesh of {mesh.size()} ranks, of a job of {world_size}", "UNIMPLEMENTED", "UNSPECIFIED",
+            "The mesh of fully_shard, of tensor parallelism, or of both together has to be the ranks of process_group, and with both "
+            "fully_shard has to have all parameters; DistributedDataParallel does not go with them")
+    return bool(sharded)
+
+
+def refuse_whole(model: nn.Module, matrices: Sequence[Matrix]) -> None:
+    """Raises InvalidArgumentError for a layer outside fully_shard while others are under it, because nothing averages
+    its gradient."""
+    if not modules_of(model):
+        return
+    for matrix in matrices:
+        if not all(is_sharded(parameter) for parameter in matrix.parameters()):
+            raise InvalidArgumentError(
+                f"layer {matrix.name}: expected a parameter under fully_shard, as others are", "INVALID_ARGUMENT", "UNSPECIFIED",
+                "Call fully_shard with the whole model too, before Preconditioner; or leave the layer out: skip=")
+
+
+@contextlib.contextmanager
+def without_sync(model: nn.Module) -> Iterator[None]:
+    """Context in which backward passes only accumulate gradients."""
+    modules = modules_of(model)
+    for module in modules:
+        module.set_requires_gradient_sync(False, recurse=False)
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.set_requires_gradient_sync(True, recurse=False)
