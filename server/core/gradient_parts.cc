@@ -74,11 +74,20 @@ absl::StatusOr<GradientResult> AnswerParts::Cut(const LayerSpec& layer, const st
   std::vector<GradientPart> rectangles = parts;
   for (GradientPart& part : rectangles) part.sent = true;  // of no matter here
   MutexLock lock(mu_);
-  std::shared_ptr<const Payload>& cut = bytes_[std::move(rectangles)];
-  if (cut == nullptr) {
-    PRECONDOR_ASSIGN_OR_RETURN(cut, Copy(layer, parts, *bytes, ByteSize(whole.tensors[0].dtype)));
+  if (const auto found = bytes_.find(rectangles); found != bytes_.end()) {
+    whole.bytes = found->second;
+    return whole;
   }
-  whole.bytes = cut;
+  const int64_t most = 2 * layer.d_out * layer.d_in;  // what is reserved
+  if (elements_ + elements > most) {
+    return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kShapeMismatch,
+                          absl::StrCat("layer \"", layer.name, "\": parts that differ have ", elements_ + elements,
+                                       " elements of the answer, expected at most ", most,
+                                       "; ranks that get the same elements have to list the same parts"));
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(whole.bytes, Copy(layer, parts, *bytes, ByteSize(whole.tensors[0].dtype)));
+  elements_ += elements;
+  bytes_.emplace(std::move(rectangles), whole.bytes);
   return whole;
 }
 

@@ -26,12 +26,14 @@ absl::Status JoinParts(const LayerSpec& layer, DType dtype, std::vector<StagedCo
 class AnswerParts {
  public:
   // Returns the parts of the answer `whole` with tensor [d_out, d_in]; an answer without a tensor as it is. Returns
-  // RESOURCE_EXHAUSTED (CAPACITY) if the system has no memory for them. Every call is for the same answer.
+  // RESOURCE_EXHAUSTED (CAPACITY) if the system has no memory for them, and INVALID_ARGUMENT (SHAPE_MISMATCH) if parts
+  // that differ have more than twice the answer's elements together. Every call is for the same answer.
   absl::StatusOr<GradientResult> Cut(const LayerSpec& layer, const std::vector<GradientPart>& parts,
                                      GradientResult whole);
 
  private:
   Mutex mu_;
+  int64_t elements_ ABSL_GUARDED_BY(mu_) = 0;  // in bytes_
   absl::flat_hash_map<std::vector<GradientPart>, std::shared_ptr<const Payload>> bytes_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -24,9 +24,9 @@ int64_t StatisticsBytes(const SessionSpec& spec, uint32_t layer) {
 int64_t GradientBytes(const SessionSpec& spec, const LayerSpec& layer) {
   if (WorkersPrecondition(spec)) return 0;
   const int64_t elements = layer.d_out * layer.d_in;
-  // The parts that come, the gradient that becomes the answer, and the parts of it that go; equal parts share memory.
+  // The parts that come, the gradient that becomes the answer, and its parts that go: AnswerParts has the limit.
   if (spec.exchange == ExchangeMode::kSharded) {
-    return Mul(3, Mul(elements, static_cast<int64_t>(ByteSize(spec.gradient_dtype))));
+    return Mul(4, Mul(elements, static_cast<int64_t>(ByteSize(spec.gradient_dtype))));
   }
   const int64_t contributors = GradientContributors(spec);
   const int64_t gradients = Mul(Mul(contributors, elements), static_cast<int64_t>(ByteSize(spec.gradient_dtype)));

@@ -151,7 +151,7 @@ class FsdpTest(unittest.TestCase):
                 ("part", precondor.InvalidArgumentError, "layer 1: expected a parameter under fully_shard"),
                 ("exchange", precondor.UnimplementedError, "exchange REPLAY: expected DELEGATE or SHARDED"),
                 ("overlap", precondor.UnimplementedError, "exchange DELEGATE, overlap: expected DELEGATE or SHARDED, without"),
-                ("scaler", precondor.UnimplementedError, "scaler: is not supported under fully_shard")):
+                ("scaler", precondor.UnimplementedError, "scaler: is not supported for a model in parts")):
             with self.subTest(case=case):
                 for answer in self.ask(4, "refused", f"refused-{case}", case=case):
                     self.assertIsInstance(answer, kind)

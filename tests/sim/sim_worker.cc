@@ -335,14 +335,12 @@ std::shared_ptr<Payload> SimWorker::Submit(v1::FrameKind kind, uint32_t layer) {
   item->borrowed = gradient;
   if (gradient && world_.spec().exchange == ExchangeMode::kSharded) {
     // Each rank gets the whole answer, so that all can be compared.
-    const LayerSpec& shape = world_.spec().layers[layer];
-    const auto [begin, end] = OwnRows(world_.spec(), layer, rank_);
-    const auto add = [&](int64_t from, int64_t to, bool sent) {
-      if (from < to) item->parts.push_back({.row = from, .rows = to - from, .cols = shape.d_in, .sent = sent});
-    };
-    add(0, begin, false);
-    add(begin, end, true);
-    add(end, shape.d_out, false);
+    for (uint32_t rank = 0; rank < static_cast<uint32_t>(world_.spec().world_size); ++rank) {
+      const auto [begin, end] = OwnRows(world_.spec(), layer, rank);
+      if (begin == end) continue;
+      item->parts.push_back(
+          {.row = begin, .rows = end - begin, .cols = world_.spec().layers[layer].d_in, .sent = rank == rank_});
+    }
   }
   if (gradient) {
     item->result = std::make_shared<PreconditionFuture::State>(process_.name(), MatrixView(), false, false);

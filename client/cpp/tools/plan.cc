@@ -72,7 +72,7 @@ int64_t Staging(const SessionSpec& spec, const Method& method, int64_t index, co
   if (cost.gradient > 0) {
     const bool sharded = spec.exchange == ExchangeMode::kSharded;
     const int64_t sums = !sharded && ranks > 1 ? layer.d_out * layer.d_in * kDouble : 0;
-    bytes += kWindowSteps * ((sharded ? 3 : ranks) * cost.gradient + sums);
+    bytes += kWindowSteps * ((sharded ? 4 : ranks) * cost.gradient + sums);
   }
   if (cost.factors > 0) bytes += kWindowSteps * cost.factors + 2 * method.SavedBytes(layer);
   return bytes;

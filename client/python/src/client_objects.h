@@ -69,11 +69,11 @@ class WorkerObject {
   void AbstainStatistics(uint64_t step, int64_t layer);
   std::unique_ptr<FutureObject> Precondition(uint64_t step, int64_t layer, const pybind11::object& gradient,
                                              const pybind11::object& out, uint64_t samples);
-  // In place, of a matrix in device memory.
   // row, rows, col, cols, sent
   using PartTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
   std::unique_ptr<FutureObject> PreconditionParts(uint64_t step, int64_t layer, const std::vector<PartTuple>& parts,
                                                   const pybind11::object& gradient, const pybind11::object& out);
+  // In place, of a matrix in device memory.
   std::unique_ptr<FutureObject> PreconditionOnDevice(uint64_t step, int64_t layer, const pybind11::object& gradient,
                                                      uint64_t samples, int device, uintptr_t stream);
   pybind11::dict GetDevicePlane() const;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/layer/contributions.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace precondor {
@@ -46,6 +48,10 @@ std::optional<uint32_t> Contributions::owed_rank() const {
     if (slots_[i].owed) return first_rank_ + static_cast<uint32_t>(i);
   }
   return std::nullopt;
+}
+
+bool Contributions::any_inherited() const {
+  return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.inherited; });
 }
 
 std::vector<uint32_t> Contributions::missing() const {

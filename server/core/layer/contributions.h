@@ -62,6 +62,9 @@ class Contributions {
   int64_t abstained() const { return abstained_; }  // includes refused payloads
   int64_t arrived() const { return present_ + abstained_; }
 
+  // Returns whether a slot was written by an earlier process of its rank, or by PutAll.
+  bool any_inherited() const;
+
   // Returns the ranks whose slots are empty, in ascending order.
   std::vector<uint32_t> missing() const;
 

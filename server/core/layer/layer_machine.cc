@@ -75,6 +75,8 @@ absl::Status LayerMachine::CheckParts(const ContributionArrived& event, const Ph
   const LayerSpec& layer = rules_.spec->layers[rules_.layer];
   const int64_t whole = layer.d_out * layer.d_in;
   if (phase.elements + event.elements <= whole) return absl::OkStatus();
+  // Ranks that begin again may divide the gradient in another way: they skip the step that others had begun.
+  if (phase.contributions.any_inherited()) return absl::OkStatus();
   return ReasonedStatus(
       absl::StatusCode::kInvalidArgument, ErrorReason::kShapeMismatch,
       absl::StrCat(DescribeKey(*rules_.spec, event.key), ": parts: expected at most ", whole - phase.elements,

@@ -103,7 +103,8 @@ class LayerMachine {
 
   // Takes in a contribution. Returns true for a repetition. Sets `work` if the worker has something to do.
   absl::StatusOr<bool> Admit(const ContributionArrived& event, bool& work, Effects& effects);
-  // Returns INVALID_ARGUMENT (SHAPE_MISMATCH) if the parts of the ranks have more elements than the gradient.
+  // Returns INVALID_ARGUMENT (SHAPE_MISMATCH) if the parts of the ranks have more elements than the gradient, unless
+  // some are of earlier processes.
   absl::Status CheckParts(const ContributionArrived& event, const Phase& phase) const;
   absl::Status Admit(const AverageArrived& event, Effects& effects);
   // Marks the answers that the rank must have received, because it now sends `kind` of `key`.

@@ -29,17 +29,17 @@ def unscale(scaler: Optional[Any], optimizer: Optional[torch.optim.Optimizer], s
         slots: The session's layers.
         group: The job's ranks.
         averages: step() averages the gradients, and not DDP.
-        sharded: The model is under fully_shard.
+        sharded: The model is under fully_shard or tensor parallelism.
 
     Raises:
-        UnimplementedError: A scaler under fully_shard.
+        UnimplementedError: A scaler for a model in parts.
         InvalidArgumentError: No optimizer, an optimizer without all layers, or unscale_ was called although step()
             averages.
     """
     if scaler is None or not scaler.is_enabled():
         return 1.0, True
     if sharded:
-        raise UnimplementedError("scaler: is not supported under fully_shard", "UNIMPLEMENTED", "UNSPECIFIED",
+        raise UnimplementedError("scaler: is not supported for a model in parts", "UNIMPLEMENTED", "UNSPECIFIED",
                                  "bf16 needs none: MixedPrecisionPolicy(param_dtype=torch.bfloat16)")
     if optimizer is None:
         raise InvalidArgumentError("scaler: needs an optimizer: make_optimizer(), or optimizer= of Preconditioner", "INVALID_ARGUMENT")

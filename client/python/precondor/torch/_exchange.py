@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import numpy as np
 import torch
 
-from .._client import Future, Worker
+from .._client import Future, Worker, kl_clip_scale
 from .._errors import AbortedError, PrecondorError
 from .._session import Layer, SessionSpec, traits_of
 from . import _device
@@ -358,6 +358,14 @@ def clip_of(spec: SessionSpec) -> Dict[int, str]:
 
 def shards_of(spec: SessionSpec, group: Group, slots: Sequence[Slot]) -> Union[Shards, Parts]:
     return Parts(group, slots) if spec.exchange == "SHARDED" else Shards(group, slots)
+
+
+def scale_of(clips: Mapping[int, float], answers: Mapping[int, Answer], rate: Optional[float]) -> float:
+    """Returns the scale of the answers of the layers in `clips`, which KL_CLIP scales; 1 if there are none."""
+    clipped = [place for place in clips if place in answers and answers[place].decision == "PRECONDITIONED"]
+    if not clipped:
+        return 1.0
+    return kl_clip_scale([answers[place].inner_product for place in clipped], rate, clips[clipped[0]])
 
 
 def slots_of(matrices: Sequence[Matrix]) -> List[Slot]:

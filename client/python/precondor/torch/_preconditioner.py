@@ -8,12 +8,12 @@ import contextlib
 import time
 import warnings
 import weakref
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
 
 import torch
 from torch import nn
 
-from .._client import Client, Security, Session, Worker, kl_clip_scale
+from .._client import Client, Security, Session, Worker
 from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnimplementedError, from_status
 from .._layer_methods import statistics_of
 from .._session import Layer, Method, SessionSpec, traits_of
@@ -24,7 +24,7 @@ from ._attention import Tap
 from ._buckets import rest_of
 from ._checkpoint import add_factors, check_state, has_factors, lacks_factors, make_state, restore_factors, restore_snapshot
 from ._compiled import SUPPORTED, Switch, TappedHook, guard_hooks, is_compiled, original
-from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, shards_of, slots_of
+from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, scale_of, shards_of, slots_of
 from ._hooks import Hook, after_accumulation, after_forward, right_after_forward
 from ._reporter import Reporter
 from ._result import StepResult
@@ -143,8 +143,7 @@ class Preconditioner:
         self._outer = model
         self._model, self._group, self._ddp = _group.of(model, process_group)
         sharded = _sharded.refuse_unknown(self._model, self._group.size)
-        self._optimizer = optimizer
-        self._overlap = overlap
+        self._optimizer, self._overlap = optimizer, overlap
         self._recipe = _recipe.choose(method, embeddings, experts, exchange, fallback, optimizer)
         method = self._recipe.method
         choice = _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias, parameter_methods or {}, self._recipe.embeddings,
@@ -236,9 +235,7 @@ class Preconditioner:
     @property
     def mode(self) -> str:
         """Mode of the next step: "SECOND_ORDER" or "FIRST_ORDER"."""
-        if self._worker is None:
-            return "SECOND_ORDER"
-        return self._worker.mode(self._step)
+        return "SECOND_ORDER" if self._worker is None else self._worker.mode(self._step)
 
     @property
     def checkpoint_due(self) -> bool:
@@ -299,11 +296,8 @@ class Preconditioner:
         self._average(samples)
         mode = self.mode
         self._exchange.collect(self._step, self._pairs if finite else {}, loss_scale)
-        for slot in reversed(self._slots):
-            if not self._exchange.is_sent(slot):
-                self._send(slot, finite=finite, loss_scale=loss_scale, samples=samples)
-        answers = self._receive()
-        scale = self._scale(answers, rate)
+        answers = self._answers(finite, loss_scale, samples)
+        scale = scale_of(self._clips, answers, rate)
         self._store(answers, scale)
         if not finite:
             for parameter in optimized(self._optimizer):
@@ -610,15 +604,27 @@ class Preconditioner:
             self._miss(slot)
         self._exchange.send(self._step, slot, pair, finite=finite, loss_scale=loss_scale, samples=samples)
 
-    def _receive(self) -> Dict[int, Answer]:
-        """Returns the step's answers. At a statistic step, and in SHARDED, all ranks raise an error that one of them found."""
+    def _answers(self, finite: bool, loss_scale: float, samples: int) -> Dict[int, Answer]:
+        """Sends the step and returns its answers. At a statistic step all ranks raise an error of an answer, or of _miss, that one
+        of them found; in SHARDED, where nothing else is collective, at every step, and also an error of sending."""
+        sharded = self._spec.exchange == "SHARDED"
+
+        def send() -> None:
+            for slot in reversed(self._slots):
+                if not self._exchange.is_sent(slot):
+                    self._send(slot, finite=finite, loss_scale=loss_scale, samples=samples)
+
         def receive() -> Dict[int, Answer]:
+            if sharded:
+                send()
             answers = self._exchange.receive(self._step)
             if self._missed is not None:
                 raise self._missed
             return answers
 
-        return self._group.check(receive) if self._wanted or self._spec.exchange == "SHARDED" else receive()
+        if not sharded:
+            send()
+        return self._group.check(receive) if self._wanted or sharded else receive()
 
     def _miss(self, slot: Slot) -> None:
         """Warns of a layer with a gradient but no call. If compiled code may have lost the call, stores an error."""
@@ -650,12 +656,6 @@ class Preconditioner:
                      if self._spec.exchange == "DIRECT"}
         self._group.average_gradients([parameter for parameter in self._model.parameters()
                                        if parameter.requires_grad and id(parameter) not in by_server], samples)
-
-    def _scale(self, answers: Mapping[int, Answer], rate: Optional[float]) -> float:
-        clipped = [place for place in self._clips if place in answers and answers[place].decision == "PRECONDITIONED"]
-        if not clipped:
-            return 1.0
-        return kl_clip_scale([answers[place].inner_product for place in clipped], rate, self._clips[clipped[0]])
 
     @torch.no_grad()
     def _store(self, answers: Mapping[int, Answer], scale: float) -> None:

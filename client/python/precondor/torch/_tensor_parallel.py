@@ -139,7 +139,7 @@ def join(group: Group, splits: Mapping[int, Split], heights: Mapping[int, int],
     def block(place: int) -> torch.Tensor:
         split = splits[place]
         if place not in own:
-            return torch.full((heights[place] * split.widths[split.part],), float("nan"), device="cpu")
+            return torch.full((heights[place] * split.widths[split.part],), float("nan"), dtype=torch.float32, device="cpu")
         part = own[place][0 if split.side == "input" else 1]
         # The part itself, without the bias' 1; nothing of a layer that is whole.
         return torch.from_numpy(np.ascontiguousarray(part[:, :split.widths[split.part]])).reshape(-1)
@@ -150,7 +150,7 @@ def join(group: Group, splits: Mapping[int, Split], heights: Mapping[int, int],
     out = [[block(place) for place in places if splits[place].first == rank] for rank in range(group.size)]
     sizes = [[heights[place] * splits[place].widths[splits[place].ranks.index(rank)] for place in received_from(rank)]
              for rank in range(group.size)]
-    sent = torch.cat([torch.zeros(0, device="cpu"), *(one for of_rank in out for one in of_rank)]).to(group.device)
+    sent = torch.cat([torch.zeros(0, dtype=torch.float32, device="cpu"), *(one for of_rank in out for one in of_rank)]).to(group.device)
     received = torch.zeros(sum(map(sum, sizes)), dtype=torch.float32, device=group.device)
     group.all_to_all(received, sent, [sum(of_rank) for of_rank in sizes], [sum(one.numel() for one in of_rank) for of_rank in out])
     views = iter(received.cpu().split([size for of_rank in sizes for size in of_rank]))

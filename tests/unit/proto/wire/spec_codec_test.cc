@@ -192,7 +192,7 @@ TEST(SpecCodecTest, ZeroIsKeptWhereItIsNotTheDefault) {
 TEST(SpecCodecTest, UnknownEnumeratorsAreRefusedByField) {
   v1::SessionSpec message;
   message.set_exchange(static_cast<v1::ExchangeMode>(9));
-  ExpectMalformed(DecodeSessionSpec(message).status(), "exchange: expected a ExchangeMode of 1 ... 4, got 9");
+  ExpectMalformed(DecodeSessionSpec(message).status(), "exchange: expected a ExchangeMode of 1 ... 5, got 9");
   message.Clear();
   message.set_statistics(static_cast<v1::StatisticsKind>(-1));
   ExpectMalformed(DecodeSessionSpec(message).status(), "statistics: ");
