@@ -96,10 +96,15 @@ class ShardedTest : public ::testing::Test {
     coordinator_ = std::make_unique<RawServer>(coordinator);
     client_ = *Client::Connect({.coordinator = absl::StrCat("127.0.0.1:", coordinator_->app().port())});
     ASSERT_TRUE(client_->OpenSession(spec).ok());
+    Join(1);
+  }
+  // All ranks at once, as each waits for the others.
+  void Join(uint64_t incarnation) {
+    workers_.clear();
     std::vector<std::future<absl::StatusOr<std::unique_ptr<Worker>>>> joins;
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      joins.push_back(std::async(std::launch::async, [this, &spec, rank] {
-        return client_->Join(spec.name, {.rank = rank, .incarnation = 1});
+      joins.push_back(std::async(std::launch::async, [this, rank, incarnation] {
+        return client_->Join(spec_.name, {.rank = rank, .incarnation = incarnation});
       }));
     }
     for (auto& join : joins) workers_.push_back(*join.get());
@@ -253,6 +258,40 @@ TEST_F(ShardedTest, AllRanksSkipAStepThatLacksAPart) {
   broken[20] = std::numeric_limits<float>::quiet_NaN();
   expect_skip(2, ByRows, broken, "rank 1");
   for (const Answer& answer : Step(3, ByRows, GradientOf(3))) EXPECT_EQ(answer.decision, Decision::kPreconditioned);
+}
+
+TEST_F(ShardedTest, RanksThatBeginAgainMayDivideTheGradientInAnotherWay) {
+  Start(spec_);
+  SendStatistics(0);
+  Send(0, 0, WithReplicas(0), GradientOf(0));
+  EXPECT_TRUE(workers_[0]->Flush().ok());
+  Join(2);
+  // What the process before has sent stands, and is more than rank 0 has now.
+  for (const Answer& answer : Step(0, ByRows, GradientOf(0))) EXPECT_EQ(answer.decision, Decision::kSkip);
+  for (const Answer& answer : Step(1, ByRows, GradientOf(1))) EXPECT_EQ(answer.decision, Decision::kPreconditioned);
+}
+
+TEST_F(ShardedTest, PartsOfTheAnswerThatDifferHaveALimit) {
+  Start(spec_);
+  SendStatistics(0);
+  std::vector<PreconditionFuture> futures;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    // All of the answer, each rank by another list.
+    std::vector<GradientPart> parts = ByRows(rank);
+    const int64_t end = parts.empty() ? 0 : parts[0].row + 2;
+    if (end > 2) parts.insert(parts.begin(), {.rows = end - 2, .cols = kCols, .sent = false});
+    if (end < kRows) parts.push_back({.row = end, .rows = kRows - end, .cols = kCols, .sent = false});
+    futures.push_back(Send(0, rank, parts, GradientOf(0)));
+  }
+  int answered = 0;
+  for (const PreconditionFuture& future : futures) {
+    const absl::Status status = future.Wait().status();
+    answered += status.ok() ? 1 : 0;
+    if (status.ok()) continue;
+    EXPECT_EQ(GetErrorReason(status), ErrorReason::kShapeMismatch) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("elements of the answer, expected at most 108"));
+  }
+  EXPECT_EQ(answered, 2);
 }
 
 TEST_F(ShardedTest, InFirstOrderNothingIsSent) {
