@@ -314,7 +314,8 @@ TEST_F(ShardedTest, CallsOfAnotherExchangeAreRefused) {
   const MatrixView view(whole.data(), kRows, kCols);
   const auto refused = [](const PreconditionFuture& future) { return std::string(future.Wait().status().message()); };
   EXPECT_THAT(refused(workers_[0]->Precondition(0, 0, view, view, 1)), HasSubstr("SHARDED takes parts of gradients"));
-  EXPECT_THAT(refused(Send(0, 0, {{.row = 5, .rows = 2, .cols = 1}}, whole)),
+  const std::vector<GradientPart> outside = {{.row = 5, .rows = 2, .cols = 1}};
+  EXPECT_THAT(refused(workers_[0]->PreconditionParts(0, 0, outside, view.Corner(1, 2), view.Corner(1, 2))),
               HasSubstr("parts: expected at most 64 of [6, 9]"));
   EXPECT_THAT(refused(workers_[0]->PreconditionParts(0, 0, ByRows(0), view, view)),
               HasSubstr("gradient: expected [1, 18]"));
