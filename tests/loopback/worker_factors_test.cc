@@ -477,6 +477,14 @@ std::vector<std::string> ReadAll(Worker& worker) {
   return factors;
 }
 
+// What the checkpoint of a job of one rank has after its first four steps.
+std::vector<std::string> FactorsOfFourSteps(Cluster& cluster, const SessionSpec& spec) {
+  EXPECT_TRUE(cluster.client().OpenSession(spec).ok());
+  const std::unique_ptr<Worker> worker = *cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1});
+  RunSteps(*worker, 0, 4);
+  return ReadAll(*worker);
+}
+
 class CheckpointTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(CheckpointTest, AJobResumesOnOtherServersBitwise) {
@@ -583,10 +591,7 @@ TEST(CheckpointTest, AShardThatForgetsItsPartFailsTheRestore) {
 TEST(CheckpointTest, NoRankBeginsOnAShardThatHasForgottenTheRestoredFactors) {
   Cluster cluster(2, /*on_disk=*/false);
   SessionSpec spec = Spec(ExchangeMode::kDirect, 1);
-  ASSERT_TRUE(cluster.client().OpenSession(spec).ok());
-  const std::unique_ptr<Worker> before = *cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1});
-  RunSteps(*before, 0, 4);
-  const std::vector<std::string> factors = ReadAll(*before);
+  const std::vector<std::string> factors = FactorsOfFourSteps(cluster, spec);
   spec.name = "resumed";
   const absl::Status restored = cluster.client().RestoreSession(spec, 4, factors);
   ASSERT_TRUE(restored.ok()) << restored;
@@ -612,10 +617,7 @@ TEST(CheckpointTest, NoRankBeginsOnAShardThatHasForgottenTheRestoredFactors) {
 TEST(CheckpointTest, AJobResumesWithAnotherNumberOfRanks) {
   Cluster cluster(1, /*on_disk=*/false);
   SessionSpec spec = Spec(ExchangeMode::kDirect, 1);
-  ASSERT_TRUE(cluster.client().OpenSession(spec).ok());
-  const std::unique_ptr<Worker> alone = *cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1});
-  RunSteps(*alone, 0, 4);
-  const std::vector<std::string> factors = ReadAll(*alone);
+  const std::vector<std::string> factors = FactorsOfFourSteps(cluster, spec);
   spec.name = "resumed";
   spec.world_size = 2;
   const absl::Status restored = cluster.client().RestoreSession(spec, 4, factors);

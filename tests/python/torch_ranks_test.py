@@ -27,7 +27,7 @@ from torch_test import TOLERANCE
 
 # With the nets whose method each can have.
 EXCHANGES = {"DIRECT": ("mlp", "conv", "kfac"), "DELEGATE": ("mlp", "conv", "kfac"), "REPLAY": ("mlp", "conv"),
-             "PULL_FACTORS": ("mlp", "conv")}
+             "PULL_FACTORS": ("mlp", "conv", "kfac")}
 
 
 class RanksTest(unittest.TestCase):

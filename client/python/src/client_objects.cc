@@ -211,54 +211,49 @@ void WorkerObject::ForgetAnswered() {
   while (!sent_.empty() && sent_.front()->future.ready()) sent_.pop_front();
 }
 
-std::unique_ptr<FutureObject> WorkerObject::Precondition(uint64_t step, int64_t layer, const py::object& gradient,
-                                                         const py::object& out, uint64_t samples) {
+std::unique_ptr<FutureObject> WorkerObject::Send(uint64_t step, const py::object& gradient, const py::object& out,
+                                                 const std::function<PreconditionFuture(Worker&)>& call) {
   const std::shared_ptr<Worker> worker = Get();
   ForgetAnswered();
+  // Held from before it is sent, also where a signal ends the call.
+  const auto under_way = std::make_shared<Sent>(Sent{PreconditionFuture(), gradient, out});
+  sent_.push_back(under_way);
+  PreconditionFuture future;
+  Run(*worker, step, [&] { future = call(*worker); });
+  under_way->future = future;
+  return std::make_unique<FutureObject>(std::move(future), out);
+}
+
+std::unique_ptr<FutureObject> WorkerObject::Precondition(uint64_t step, int64_t layer, const py::object& gradient,
+                                                         const py::object& out, uint64_t samples) {
   const py::array sent = Readable("gradient", gradient);
   py::object answer = out;
   if (out.is_none()) answer = NewMatrix(sent.shape(0), sent.shape(1));
   const MatrixView answer_view = Writable("out", answer);
   const ConstMatrixView gradient_view = ViewOf(sent);
-  // Held from before it is sent, also where a signal ends the call.
-  const auto under_way = std::make_shared<Sent>(Sent{PreconditionFuture(), sent, answer});
-  sent_.push_back(under_way);
-  PreconditionFuture future;
-  Run(*worker, step, [&] { future = worker->Precondition(step, layer, gradient_view, answer_view, samples); });
-  under_way->future = future;
-  return std::make_unique<FutureObject>(std::move(future), std::move(answer));
+  return Send(step, sent, answer,
+              [&](Worker& worker) { return worker.Precondition(step, layer, gradient_view, answer_view, samples); });
 }
 
 std::unique_ptr<FutureObject> WorkerObject::PreconditionParts(uint64_t step, int64_t layer,
                                                               const std::vector<PartTuple>& parts,
                                                               const py::object& gradient, const py::object& out) {
-  const std::shared_ptr<Worker> worker = Get();
-  ForgetAnswered();
   std::vector<GradientPart> rectangles;
   for (const auto& [row, rows, col, cols, sent] : parts) rectangles.push_back({row, rows, col, cols, sent});
   const py::array sent = Readable("gradient", gradient);
   const MatrixView answer_view = Writable("out", out);
   const ConstMatrixView gradient_view = ViewOf(sent);
-  const auto under_way = std::make_shared<Sent>(Sent{PreconditionFuture(), sent, out});
-  sent_.push_back(under_way);
-  PreconditionFuture future;
-  Run(*worker, step, [&] { future = worker->PreconditionParts(step, layer, rectangles, gradient_view, answer_view); });
-  under_way->future = future;
-  return std::make_unique<FutureObject>(std::move(future), out);
+  return Send(step, sent, out, [&](Worker& worker) {
+    return worker.PreconditionParts(step, layer, rectangles, gradient_view, answer_view);
+  });
 }
 
 std::unique_ptr<FutureObject> WorkerObject::PreconditionOnDevice(uint64_t step, int64_t layer,
                                                                  const py::object& gradient, uint64_t samples,
                                                                  int device, uintptr_t stream) {
-  const std::shared_ptr<Worker> worker = Get();
-  ForgetAnswered();
   const DeviceTensor tensor = OnDevice("gradient", gradient, device, stream);
-  const auto under_way = std::make_shared<Sent>(Sent{PreconditionFuture(), gradient, gradient});
-  sent_.push_back(under_way);
-  PreconditionFuture future;
-  Run(*worker, step, [&] { future = worker->Precondition(step, layer, tensor, tensor, samples); });
-  under_way->future = future;
-  return std::make_unique<FutureObject>(std::move(future), gradient);
+  return Send(step, gradient, gradient,
+              [&](Worker& worker) { return worker.Precondition(step, layer, tensor, tensor, samples); });
 }
 
 py::dict WorkerObject::GetDevicePlane() const {

@@ -105,6 +105,9 @@ class WorkerObject {
   void Run(Worker& worker, uint64_t step, const std::function<void()>& call) const;
   void Run(Worker& worker, const std::function<void()>& call) const;
   void ForgetAnswered();
+  // Sends a gradient by `call`, which runs without the GIL, and holds both arrays until its answer.
+  std::unique_ptr<FutureObject> Send(uint64_t step, const pybind11::object& gradient, const pybind11::object& out,
+                                     const std::function<PreconditionFuture(Worker&)>& call);
 
   const OwnProcess process_;
   std::shared_ptr<Worker> worker_;

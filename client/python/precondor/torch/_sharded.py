@@ -5,7 +5,7 @@ or by both. torch's DTensor describes the parts."""
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterable, Iterator, List, Sequence
+from typing import Any, Iterable, Iterator, List, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -45,23 +45,21 @@ def settle(parameters: Iterable[torch.Tensor]) -> None:
             parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
 
 
-def _across(parameter: torch.Tensor) -> List[int]:
-    """Returns the ranks that differ from this one in all but the last dimension of the parameter's mesh."""
-    mesh = parameter.device_mesh
-    return sorted(mesh.mesh[..., mesh.get_coordinate()[-1]].flatten().tolist())
+def _across(mesh: Any) -> Tuple[int, ...]:
+    """Returns the ranks with this one's coordinate in the last dimension of the mesh, ascending."""
+    return tuple(sorted(mesh.mesh[..., mesh.get_coordinate()[-1]].flatten().tolist()))
 
 
 def refuse_unknown(model: nn.Module, world_size: int) -> bool:
     """Returns whether the model's parameters are divided. Raises UnimplementedError if parts are not those of one model
     whose gradients are averages already."""
     sharded = {name: parameter for name, parameter in model.named_parameters() if is_sharded(parameter)}
-    whole = [parameter for parameter in sharded.values() if parameter.device_mesh.size() == world_size]
+    # In a model with both, fully_shard alone divides what tensor parallelism leaves whole: across its groups.
+    across = {_across(one.device_mesh) for one in sharded.values() if one.device_mesh.size() == world_size} \
+        if modules_of(model) else set()
     for name, parameter in sharded.items():
         mesh = parameter.device_mesh
-        # In a model with both, fully_shard alone divides what tensor parallelism leaves whole: across its groups.
-        by_fsdp = bool(modules_of(model)) and any(
-            other.device_mesh.ndim > mesh.ndim and _across(other) == sorted(mesh.mesh.flatten().tolist()) for other in whole)
-        if mesh.size() == world_size or by_fsdp:
+        if mesh.size() == world_size or tuple(sorted(mesh.mesh.flatten().tolist())) in across:
             continue
         raise UnimplementedError(
             f"parameter {name} is on a mesh of {mesh.size()} ranks, of a job of {world_size}", "UNIMPLEMENTED", "UNSPECIFIED",
