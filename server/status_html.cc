@@ -168,7 +168,6 @@ function show(status, samples) {
     kept.add(id);
     const body = card(id, job);
     const age = value(samples, "precondor_last_snapshot_timestamp_seconds", labels);
-    const lagging = value(samples, "precondor_lagging_workers", labels);
     const lost = value(samples, "precondor_log_stale_status", labels);
     const pairs = [["Mode", session.mode.replace("_", " ").toLowerCase(), session.mode === "SECOND_ORDER" ? "good" : "bad"],
                    ["Ranks joined", `${session.joined} of ${session.world_size}`, session.joined < session.world_size ? "bad" : ""],
@@ -185,8 +184,9 @@ function show(status, samples) {
       remember(job, "Loss", now, c.loss);
     }
     if (session.shard) {
+      const lagging = session.shard.lagging_ranks, more = session.shard.lagging_workers - lagging.length;
       pairs.push(["Step on this shard", number(session.shard.last_step, 15)], ["Slowest stage", slowest(samples, job)],
-                 ["Slowest ranks", lagging ? `${lagging}, the lowest is ${value(samples, "precondor_lagging_rank_number", labels)}` : "none lags", lagging ? "bad" : ""],
+                 ["Slowest ranks", lagging.length ? lagging.join(", ") + (more ? ` and ${more} more` : "") : "none lags", lagging.length ? "bad" : ""],
                  ["Reserved here", bytes(session.shard.reserved_bytes)],
                  ["Last snapshot here", age ? seconds(Math.max(0, now - age)) + " ago" : "none"],
                  ["Comes back after a crash", lost ? "not before the next snapshot" : "yes, with a data directory", lost ? "bad" : ""]);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/status_pages.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <vector>
@@ -52,6 +53,12 @@ Json SessionObject(const SessionSpec& spec, uint64_t epoch, uint32_t joined, Mod
           {"mode", std::string(ModeName(mode))}};
 }
 
+// So many as a person reads: a world has up to thousands.
+Json FirstRanks(const std::vector<uint32_t>& ranks) {
+  constexpr size_t kShown = 16;
+  return std::vector<uint32_t>(ranks.begin(), ranks.begin() + std::min(ranks.size(), kShown));
+}
+
 Json CoordinatorObject(const CoordinatorSessionSummary& session) {
   Json last_snapshot = nullptr;
   for (const SnapshotEntry& snapshot : session.snapshots) {
@@ -77,7 +84,10 @@ std::string StatusPage(const StatusSubject& subject) {
     for (const ShardSessionSummary& session : subject.shard->ListSessions()) {
       Json& object = sessions[session.spec.name];
       object = SessionObject(session.spec, session.epoch, session.joined, session.mode);
-      object["shard"] = {{"last_step", session.last_step}, {"reserved_bytes", session.reserved_bytes}};
+      object["shard"] = {{"last_step", session.last_step},
+                         {"reserved_bytes", session.reserved_bytes},
+                         {"lagging_workers", session.lagging_ranks.size()},
+                         {"lagging_ranks", FirstRanks(session.lagging_ranks)}};
     }
   }
   if (subject.coordinator != nullptr) {

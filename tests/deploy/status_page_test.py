@@ -142,6 +142,16 @@ class StatusPage(unittest.TestCase):
             self.assertIn(expected, text)
         self.look(browser, "shard")
 
+    def test_slow_ranks_are_listed(self):
+        browser = self.browser("slow")
+        browser.open(self.page(self.cluster.shards[0]))
+        wait_for("a job", lambda: "none lags" in browser.text())
+        for ranks, count, expected in (([3, 7], 2, "3, 7\n"), ([3, 7], 2000, "3, 7 and 1998 more\n")):
+            text = browser.run(f"const status = structuredClone(before.status); status.sessions[0].shard.lagging_ranks = {ranks};"
+                               f"status.sessions[0].shard.lagging_workers = {count}; show(status, before.samples);"
+                               "return document.body.innerText")
+            self.assertIn(f"Slowest ranks\n{expected}", text)
+
     def look(self, browser, name):
         """Light and dark, narrow and wide: the background follows, and the page fits."""
         for scheme, (size, width) in itertools.product(("light", "dark"), (("narrow", 500), ("wide", 1200))):

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -160,6 +161,11 @@ void ShardSession::ReportStragglers(absl::Time since) {
 ShardSessionSummary ShardSession::summary() const {
   const std::shared_ptr<const RankHolders> members = holders_.current();
   const BegunSteps::Last last = context_->begun_steps.last();
+  std::vector<uint32_t> lagging_ranks;
+  {
+    MutexLock lock(mu_);
+    lagging_ranks.assign(stragglers_.begin(), stragglers_.end());
+  }
   return {.session_id = id(),
           .spec = spec(),
           .epoch = members->epoch,
@@ -167,7 +173,8 @@ ShardSessionSummary ShardSession::summary() const {
           .last_step = last.step,
           .mode = last.mode,
           .reserved_bytes = factors_->reserved_bytes(),
-          .factors_released = !factors_->held()};
+          .factors_released = !factors_->held(),
+          .lagging_ranks = std::move(lagging_ranks)};
 }
 
 }  // namespace precondor

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/base/session_spec.h"
 
@@ -36,6 +37,7 @@ struct ShardSessionSummary {
   Mode mode = Mode::kSecondOrder;  // mode of last_step
   int64_t reserved_bytes = 0;
   bool factors_released = false;
+  std::vector<uint32_t> lagging_ranks;  // in ascending order; see ShardSession::ReportStragglers
 };
 
 }  // namespace precondor

@@ -165,6 +165,8 @@ class ChaosTest(FaultTest):
                              lambda: any(shard.metric("precondor_lagging_workers") == 1 and
                                          shard.metric("precondor_lagging_rank_number") == rank
                                          for shard in cluster.shards))
+                    shown = [session["shard"] for shard in cluster.shards for session in shard.status()["sessions"]]
+                    self.assertIn((1, [rank]), [(one["lagging_workers"], one["lagging_ranks"]) for one in shown])
                 finally:
                     os.kill(workers[rank], signal.SIGCONT)
                 self.await_progress(cluster, before)

@@ -121,6 +121,11 @@ class Server:
         samples = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
         return sum(float(sample) for sample in samples) if samples else None
 
+    def status(self):
+        """What its page /status has."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/status", timeout=10) as answer:
+            return json.load(answer)
+
     def log_tail(self, lines=15):
         return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-lines:])
 
