@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One worker of precondor-digits as a process that can be killed at any instant: another one goes on from its
-// checkpoint, bitwise.
+// checkpoint, bitwise. It can write its history (history/recorder.cc).
 //
 // Usage: digits_rank RANK SESSION CHECKPOINT FLAGS...     the flags are those of precondor-digits
 #include <cstdio>

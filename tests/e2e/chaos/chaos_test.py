@@ -18,7 +18,7 @@ import signal
 import subprocess
 
 from cluster import Etcd, Training, wait_for
-from faults import FaultTest, argument_parser, run
+from faults import FaultTest, argument_parser, checker, run
 
 
 class ChaosTest(FaultTest):
@@ -120,14 +120,15 @@ class ChaosTest(FaultTest):
                                                      "--etcd-lease-ms=2000"]) as cluster:
                 def disturb(training):
                     before = cluster.step()
-                    etcd.process.send_signal(signal.SIGSTOP)
-                    try:
-                        wait_for("the coordinator to end", lambda: cluster.coordinator.process.poll() is not None)
-                        if not training.running():
-                            training.finish()
-                            self.fail("the run ended before its coordinator")
-                    finally:
-                        etcd.process.send_signal(signal.SIGCONT)
+                    with self.unhealthy(checker.COORDINATOR):
+                        etcd.process.send_signal(signal.SIGSTOP)
+                        try:
+                            wait_for("the coordinator to end", lambda: cluster.coordinator.process.poll() is not None)
+                            if not training.running():
+                                training.finish()
+                                self.fail("the run ended before its coordinator")
+                        finally:
+                            etcd.process.send_signal(signal.SIGCONT)
                     cluster.coordinator.start()
                     self.await_progress(cluster, before)
                 row = self.train(cluster, disturb)
@@ -199,6 +200,10 @@ class ChaosTest(FaultTest):
         # A grant a step: after each fault enough is written to fill what is left of the journal's last page.
         with self.cluster(coordinator_prefix=self.small_disk("1m"), coordinator_arguments=["--lease-steps=1"]) as cluster:
             def disturb(training):
+                with self.unhealthy(checker.COORDINATOR):
+                    fill_for_a_while(training)
+
+            def fill_for_a_while(training):
                 process = cluster.coordinator.process
                 # Its disk is seen through its eyes alone.
                 filler = pathlib.Path(f"/proc/{process.pid}/root{cluster.coordinator.folder}/data/filler")

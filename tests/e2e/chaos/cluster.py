@@ -47,13 +47,18 @@ class Server:
         self.host = host
         self.prefix = list(prefix)  # a command that ends by executing what follows
         self.folder = pathlib.Path(folder) / name
-        self.folder.mkdir(parents=True)
-        self.program = pathlib.Path(binaries) / "server/precondor-server"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.use(binaries)
         self.arguments = arguments
         self.port = 0
         self.metrics_port = 0
         self.process = None
         self.starts = 0
+
+    def use(self, binaries):
+        """Of which build tree the process is that starts next."""
+        self.binaries = pathlib.Path(binaries)
+        self.program = self.binaries / "server/precondor-server"
 
     @property
     def address(self):
@@ -207,6 +212,10 @@ class Cluster:
                    shard_prefix(pathlib.Path(folder) / f"shard{i}" / "data"))
             for i in range(shards)
         ]
+        self.lease_steps = 64  # the server's default
+        for argument in coordinator_arguments:
+            if argument.startswith("--lease-steps="):
+                self.lease_steps = int(argument.partition("=")[2])
         self.coordinator = None
         self._make_coordinator = lambda: Server(
             binaries, folder, "coordinator",
@@ -259,26 +268,35 @@ class Training:
 
     def __init__(self, binaries, cluster, folder, arguments=(), prefix=(), ranks=False):
         self.folder = pathlib.Path(folder)
-        self.program = [*prefix, pathlib.Path(binaries) / ("tests/e2e/digits_rank" if ranks else "client/cpp/examples/precondor-digits")]
+        recorded = pathlib.Path(binaries) / "tests/e2e/digits_recorded"
+        threads = recorded if recorded.exists() else pathlib.Path(binaries) / "client/cpp/examples/precondor-digits"
+        self.program = [*prefix, pathlib.Path(binaries) / "tests/e2e/digits_rank" if ranks else threads]
         self.flags = [f"--coordinator={cluster.coordinator.address}", f"--workers={self.WORKERS}", "--task=classifier",
                       *digits.ROWS["signed-lowrank"].flags(), "--learning-rate=0.016", *arguments]
         self.errors = self.folder / "training.log"
         self.errors.write_bytes(b"")
         self.processes = []
+        for left in [*self.folder.glob("rank*.checkpoint*"), *self.histories()]:
+            left.unlink()
         if not ranks:
-            self.processes.append(self._start(*self.flags, f"--csv={self.folder / 'results.csv'}"))
+            self.processes.append(self._start("all", *self.flags, self._results_flag()))
             return
         self.session = f"ranks-{id(self)}"
+        self.checkpoints = [self.folder / f"rank{rank}.checkpoint" for rank in range(self.WORKERS)]
         for rank in range(self.WORKERS):
-            (self.folder / f"rank{rank}.checkpoint").unlink(missing_ok=True)
             self.processes.append(self._start_rank(rank))
 
-    def _start(self, *arguments):
+    def _start(self, name, *arguments):
         with open(self.errors, "ab") as log:
-            return subprocess.Popen([*self.program, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={})
+            return subprocess.Popen([*self.program, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                    env={"PRECONDOR_HISTORY": self.folder / f"{name}.history"})
 
     def _start_rank(self, rank):
-        return self._start(str(rank), self.session, self.folder / f"rank{rank}.checkpoint", *self.flags)
+        return self._start(self.checkpoints[rank].name, str(rank), self.session, self.checkpoints[rank], *self.flags)
+
+    def histories(self):
+        """Files of what the workers have been told, if their release can write it down."""
+        return sorted(self.folder.glob("*.history"))
 
     def workers(self):
         """Pids of the workers, by rank, where each is a process."""
@@ -290,6 +308,14 @@ class Training:
         self.processes[rank].wait()
         self.processes[rank] = self._start_rank(rank)
 
+    def replace(self, rank):
+        """Another process takes the rank from a worker that goes on; that worker."""
+        replaced, before = self.processes[rank], self.checkpoints[rank]
+        self.checkpoints[rank] = before.with_name(f"{before.name}.{len(self.histories())}")
+        shutil.copy(before, self.checkpoints[rank])
+        self.processes[rank] = self._start_rank(rank)
+        return replaced
+
     def running(self):
         return any(process.poll() is None for process in self.processes)
 
@@ -300,11 +326,17 @@ class Training:
             if status != 0:
                 raise Failure(f"{self.program[-1].name} ended with {status}: {self.errors.read_text(errors='replace')[-2000:]}")
         if len(self.processes) == 1:
-            return digits.read_run(self.folder / "results.csv", self.errors.read_text())
+            return self._read_results()
         runs = [json.loads(line) for line in self.errors.read_text().splitlines() if line.startswith("{")]
         if len({run["weights_hash"] for run in runs}) != 1:
             raise Failure(f"the replicas differ: {[run['weights_hash'] for run in runs]}")
         return runs[0]
+
+    def _results_flag(self):
+        return f"--csv={self.folder / 'results.csv'}"
+
+    def _read_results(self):
+        return digits.read_run(self.folder / "results.csv", self.errors.read_text())
 
     def close(self):
         for process in self.processes:

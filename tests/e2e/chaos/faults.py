@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of faults have in common: a run that is disturbed, and the weights that it must end with all the same."""
+"""What tests of faults have in common: a run that is disturbed, and the weights that it must end with all the same.
+
+Also what the service has told the workers must be valid at each moment: ../history/checker.py has the rules.
+"""
 
 import argparse
+import contextlib
 import pathlib
 import random
+import sys
 import tempfile
+import time
 import unittest
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "history"))
+# pylint: disable=wrong-import-position
+import checker
 from cluster import Cluster, Failure, Training, say, wait_for
 
 STEPS_A_FAULT = 40  # between two faults: the floor below which a run would be too quiet to mean anything
@@ -21,6 +30,7 @@ class FaultTest(unittest.TestCase):
 
     def setUp(self):
         self.random = random.Random(f"{self.seed} {self.id()}")
+        self.lost = []  # times in which servers were not healthy, where that excuses something
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
 
@@ -29,6 +39,9 @@ class FaultTest(unittest.TestCase):
 
     def arguments(self, *more):
         return [f"--steps={self.steps()}", *more]
+
+    def training(self, cluster, arguments, **options):
+        return Training(self.binaries, cluster, self.folder.name, arguments, **options)
 
     def cluster(self, **options):
         return Cluster(self.binaries, self.folder.name, **options)
@@ -48,8 +61,8 @@ class FaultTest(unittest.TestCase):
         try:
             wait_for("the job to go on", lambda: (cluster.step() or 0) > before + 2)
         except Failure as failure:
-            server = cluster.coordinator
-            raise Failure(f"{failure}; coordinator: exit status {server.process.poll()}, {server.log_tail()}") from None
+            logs = [f"{server.name}: exit status {server.process.poll()}\n{server.log_tail()}" for server in cluster.servers()]
+            raise Failure("\n".join([str(failure), *logs])) from None
 
     def await_standstill(self, cluster):
         """The coordinator answers, and the step that it answers does not grow any more."""
@@ -63,13 +76,30 @@ class FaultTest(unittest.TestCase):
 
     def train(self, cluster, disturb, *more, prefix=(), ranks=False):
         """Trains, with `disturb(training)` at `kills` instants; what the run gave."""
-        with Training(self.binaries, cluster, self.folder.name, self.arguments(*more), prefix, ranks) as training:
+        with self.training(cluster, self.arguments(*more), prefix=prefix, ranks=ranks) as training:
             for fault in range(self.kills):
                 target = LEAD_IN + STEPS_A_FAULT * fault + self.random.randrange(STEPS_A_FAULT // 2)
                 self.await_step(cluster, training, target)
                 say(f"{self.id().split('.')[-1]}: fault {fault + 1} of {self.kills} at step {cluster.step()}")
                 disturb(training)
-            return training.finish()
+            row = training.finish()
+            self.expect_valid_history(cluster, training)
+            return row
+
+    @contextlib.contextmanager
+    def unhealthy(self, server):
+        """A shard by its address, or checker.COORDINATOR."""
+        began = time.monotonic_ns()
+        yield
+        self.lost.append(checker.Fault(server, began, time.monotonic_ns()))
+
+    def expect_valid_history(self, cluster, training):
+        if not training.histories():
+            return
+        history = checker.History.read(training.histories())
+        self.assertGreater(len(history.frames), 0)
+        say(f"{self.id().split('.')[-1]}: a history of {len(history.calls)} calls and {len(history.frames)} frames")
+        self.assertEqual(list(checker.findings(history, self.lost, cluster.lease_steps)), [])
 
     def expect_undisturbed_weights(self, row, *more):
         key = (self.steps(), more)

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of all kinds in one run, one after the other in random order, while a real model trains.
+
+Usage: mixed_test.py --binaries DIR [--kills N] [--seed N] [-k PATTERN]
+
+  --binaries DIR  a build tree with precondor-server and precondor-digits
+  --kills N       times that each kind of fault comes (4)
+  --seed N        of the instants, the victims and the order; printed, so that a failure can be repeated
+  -k PATTERN      only tests with that in their name
+
+As root, servers have small disks of their own, which are full for a while; with Debian's faketime, clocks of their own, which
+are set forwards and back.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+from cluster import Training, wait_for
+from faults import STEPS_A_FAULT, FaultTest, argument_parser, checker, run
+
+FAKETIME = pathlib.Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+# What is added to the time of day: forwards, and back. Never below that of the machine, with which faketime leaves the kernel to
+# compare deadlines: waits would end at once and spin.
+CLOCK_STEPS = ("+2d", "+1d", "+0")
+DISK_BYTES = 96 << 20
+STEPS_A_FULL_DISK = 100  # until a shard's snapshot has what its log lacks
+
+
+class MixedTest(FaultTest):
+    disks = False
+    clocks = False
+
+    def setUp(self):
+        super().setUp()
+        self.clock = pathlib.Path(self.folder.name) / "clock"
+        self.clock.write_text("+0\n")
+
+    # --- faults: each is over when its function returns --------------------------------------------------------------------
+    def kill_shard(self, cluster, _):
+        self.random.choice(cluster.shards).restart()
+
+    def kill_coordinator(self, cluster, _):
+        cluster.coordinator.restart()
+
+    def kill_everything(self, cluster, _):
+        for server in cluster.servers():
+            server.kill()
+        for server in cluster.servers():
+            server.start()
+
+    @contextlib.contextmanager
+    def stopped(self, pid):
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def stop_shard(self, cluster, _):
+        with self.stopped(self.random.choice(cluster.shards).process.pid):
+            self.await_standstill(cluster)
+
+    def stop_coordinator(self, cluster, _):
+        """Workers come to the end of their lease."""
+        def steps():
+            return [shard.metric("precondor_shard_step_number") for shard in cluster.shards]
+
+        with self.stopped(cluster.coordinator.process.pid):
+            seen = []
+
+            def still():
+                seen.append(steps())
+                return len(seen) > 50 and all(one == seen[-1] for one in seen[-50:])
+
+            wait_for("the job to stand still", still)
+
+    def kill_worker(self, _, training):
+        training.restart(self.random.randrange(training.WORKERS))
+
+    def stop_worker(self, cluster, training):
+        with self.stopped(self.random.choice(training.workers())):
+            self.await_standstill(cluster)
+
+    def replace_stopped_worker(self, cluster, training):
+        rank = self.random.randrange(training.WORKERS)
+        epoch = cluster.coordinator.metric("precondor_epoch_number")
+        with self.stopped(training.workers()[rank]):
+            replaced = training.replace(rank)
+            wait_for("another epoch", lambda: (cluster.coordinator.metric("precondor_epoch_number") or 0) > epoch)
+        self.assertNotEqual(replaced.wait(60), 0, "a worker whose rank another one has cannot go on")
+
+    def fill_disk(self, cluster, training):
+        server = self.random.choice(cluster.servers())
+        with self.unhealthy(checker.COORDINATOR if server is cluster.coordinator else server.address):
+            self.fill_disk_of(server, cluster, training)
+
+    def fill_disk_of(self, server, cluster, training):
+        before = cluster.step()
+        filler = server.folder / "data" / "filler"
+        with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
+        if server is cluster.coordinator:  # what is in its last page goes on a little
+            wait_for("the coordinator to say that it cannot write, or the job to go on",
+                     lambda: server.metric("precondor_journal_failing_status") or (cluster.step() or 0) > before + 10)
+        else:
+            self.await_step(cluster, training, before + 5)
+        filler.unlink()
+        if server.metric("precondor_log_stale_status"):
+            with self.stopped(training.workers()[0]):  # the job waits, or seconds of its steps go by
+                wait_for("the shard to open its log again", lambda: "log can be written again" in server.log_tail())
+        wait_for("all servers to write again, and a snapshot that has what the log lacks", lambda: not any(
+            one.metric("precondor_log_stale_status") or one.metric("precondor_journal_failing_status") for one in cluster.servers()))
+
+    def set_clocks(self, *_):
+        self.clock.write_text(f"{self.random.choice(CLOCK_STEPS)}\n")
+
+    # --- runs ----------------------------------------------------------------------------------------------------------------
+    def server_prefix(self, data):
+        """Gives a server its disk, which stays when it is killed, and its clock."""
+        if self.disks:
+            data.mkdir(parents=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", data], check=True)
+            self.addCleanup(subprocess.run, ["umount", "--lazy", data], check=True)
+        if not self.clocks:
+            return ()
+        return ["env", f"LD_PRELOAD={FAKETIME}", f"FAKETIME_TIMESTAMP_FILE={self.clock}", "FAKETIME_NO_CACHE=1",
+                "FAKETIME_DONT_FAKE_MONOTONIC=1"]
+
+    def test_faults_of_all_kinds(self):
+        kinds = [self.kill_shard, self.kill_coordinator, self.kill_everything, self.stop_shard, self.stop_coordinator,
+                 self.kill_worker, self.stop_worker, self.replace_stopped_worker]
+        kinds += [self.fill_disk] if self.disks else []
+        kinds += [self.set_clocks] * len(CLOCK_STEPS) if self.clocks else []
+        order = kinds * self.kills
+        self.random.shuffle(order)
+        steps = f"--steps={self.steps() + len(order) * STEPS_A_FAULT + STEPS_A_FULL_DISK * order.count(self.fill_disk)}"
+        self.kills = len(order)
+        with self.cluster(coordinator_arguments=["--lease-steps=4"], shard_prefix=self.server_prefix,
+                          coordinator_prefix=self.server_prefix) as cluster:
+            def disturb(training):
+                before, fault = cluster.step() or 0, order.pop()
+                print(fault.__name__, file=sys.stderr, flush=True)
+                fault(cluster, training)
+                self.await_progress(cluster, before)
+
+            row = self.train(cluster, disturb, steps, ranks=True)
+        self.expect_undisturbed_weights(row, steps)
+
+    def test_lost_shards(self):
+        """A shard that hangs for long enough loses its layers to the others, and each time only then."""
+        steps = STEPS_A_FAULT * (self.kills + 2)
+        with self.cluster(durable=False, shards=3, coordinator_arguments=["--shard-loss-ms=2000", "--lease-steps=4"]) as cluster:
+            with Training(self.binaries, cluster, self.folder.name,
+                          [f"--steps={steps}", "--exchange=delegate", "--on-shard-loss=degrade"]) as training:
+                for fault in range(self.kills):
+                    self.await_step(cluster, training, STEPS_A_FAULT * (fault + 1))
+                    shard = self.random.choice(cluster.shards)
+                    before = cluster.step()
+                    with self.unhealthy(shard.address), self.stopped(shard.process.pid):
+                        self.await_progress(cluster, before + 4)
+                    wait_for("the shard to be rid of the session", lambda shard=shard: shard.metric("precondor_shard_sessions") == 0)
+                training.finish()  # fails when the workers' weights differ
+                self.expect_valid_history(cluster, training)
+
+
+def main():
+    parser = argument_parser(__doc__)
+    options = parser.parse_args()
+    if os.geteuid() == 0 and shutil.which("unshare") and "--own-mounts" not in os.environ.get("PRECONDOR_MIXED", ""):
+        os.environ["PRECONDOR_MIXED"] = "--own-mounts"
+        os.execvp("unshare", ["unshare", "--mount", sys.executable, "-B", *sys.argv])
+    MixedTest.disks = "PRECONDOR_MIXED" in os.environ
+    MixedTest.clocks = FAKETIME.exists()
+    run("mixed_test", options)
+
+
+if __name__ == "__main__":
+    main()
