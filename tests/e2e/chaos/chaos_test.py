@@ -129,8 +129,8 @@ class ChaosTest(FaultTest):
                                 self.fail("the run ended before its coordinator")
                         finally:
                             etcd.process.send_signal(signal.SIGCONT)
-                    cluster.coordinator.start()
-                    self.await_progress(cluster, before)
+                        cluster.coordinator.start()
+                        self.await_progress(cluster, before)  # etcd takes a moment
                 row = self.train(cluster, disturb)
         self.expect_undisturbed_weights(row)
 
