@@ -493,11 +493,12 @@ class ServerApp final : public App {
 
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-    PRECONDOR_ASSIGN_OR_RETURN(security_, rpc::ServerSecurity::Make({.cert = config_.tls_cert,
-                                                                     .key = config_.tls_key,
-                                                                     .client_ca = config_.tls_client_ca,
-                                                                     .access_file = config_.access_file},
-                                                                    logger_, runner_.recorder()));
+    PRECONDOR_ASSIGN_OR_RETURN(security_,
+                               rpc::ServerSecurity::Make({.cert = config_.tls_cert,
+                                                          .key = config_.tls_key,
+                                                          .client_ca = config_.tls_client_ca,
+                                                          .access_file = config_.access_file},
+                                                         config_.tenant_max_calls, logger_, runner_.recorder()));
     grpc::ServerBuilder builder;
     PRECONDOR_ASSIGN_OR_RETURN(listeners_, Listeners::Bind(config_.listen, security_->credentials(), builder));
     wire::SetKeepalive(builder);

@@ -236,6 +236,8 @@ const std::vector<Option>& Options() {
       NumberOption("tenant_max_bytes", &C::tenant_max_bytes, 0, kAnyBytes,
                    "bytes that one tenant's sessions may reserve for factors and staging on all shards; 0: any number",
                    true),
+      NumberOption("tenant_max_calls", &C::tenant_max_calls, 0, 1 << 30,
+                   "calls that one tenant of the access file may begin in a second; 0: any number"),
       NumberOption("reconcile_interval_ms", &C::reconcile_interval_ms, 10, kHour,
                    "pause of a coordinator between looks at what its shards hold"),
       NumberOption(
@@ -505,6 +507,10 @@ absl::Status CheckSecurity(const ServerConfig& config) {
   PRECONDOR_RETURN_IF_ERROR(CheckNeeds(config, &C::tls_cert, "tls_cert", &C::tls_key, "tls_key"));
   PRECONDOR_RETURN_IF_ERROR(CheckNeeds(config, &C::tls_cert, "tls_cert", &C::tls_client_ca, "tls_client_ca"));
   PRECONDOR_RETURN_IF_ERROR(CheckNeeds(config, &C::tls_cert, "tls_cert", &C::access_file, "access_file"));
+  if (config.tenant_max_calls > 0 && config.access_file.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        OriginOf(config, "tenant_max_calls"), ": expected access_file, which has the tenants, beside it, got none"));
+  }
   PRECONDOR_RETURN_IF_ERROR(CheckNeeds(config, &C::tls_ca, "tls_ca", &C::token_file, "token_file"));
   if (config.role != ServerRole::kCoordinator && !config.tls_ca.empty()) {
     return absl::InvalidArgumentError(

@@ -13,10 +13,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
+#include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/channel_security.h"
 #include "server/rpc/access_list.h"
+#include "server/rpc/call_limiter.h"
 
 namespace precondor::rpc {
 namespace {
@@ -65,8 +67,10 @@ absl::Status CheckAuthorities(const std::string& path) {
 // Checks each call against the access list. gRPC calls Process before it reads the call's messages or runs its handler.
 class ServerSecurity::AccessControl final : public grpc::AuthMetadataProcessor {
  public:
-  AccessControl(AccessList list, RpcRecorder recorder)
-      : recorder_(std::move(recorder)), list_(std::make_shared<const AccessList>(std::move(list))) {}
+  AccessControl(AccessList list, int64_t tenant_max_calls, RpcRecorder recorder)
+      : recorder_(std::move(recorder)),
+        limiter_(tenant_max_calls),
+        list_(std::make_shared<const AccessList>(std::move(list))) {}
 
   void Replace(AccessList list) {
     auto replacement = std::make_shared<const AccessList>(std::move(list));
@@ -97,7 +101,7 @@ class ServerSecurity::AccessControl final : public grpc::AuthMetadataProcessor {
                        OutputMetadata*) override {
     const auto path = metadata.find(":path");
     const absl::string_view method = path == metadata.end() ? absl::string_view() : View(path->second);
-    const absl::Status status = list()->Check(method, CallerOf(metadata, *context));
+    const absl::Status status = Admit(method, CallerOf(metadata, *context));
     if (status.ok()) return grpc::Status::OK;
     // The caller chooses the path: a method that the server does not have must not create a time series of its own.
     bool known = false;
@@ -107,7 +111,17 @@ class ServerSecurity::AccessControl final : public grpc::AuthMetadataProcessor {
   }
 
  private:
+  absl::Status Admit(absl::string_view method, const Caller& caller) {
+    const std::shared_ptr<const AccessList> list = this->list();
+    PRECONDOR_RETURN_IF_ERROR(list->Check(method, caller));
+    const AccessList::Rights rights = list->RightsOf(caller);
+    // Probes have no tenant, and a coordinator's calls are not its own.
+    if (rights.tenants.empty() || (rights.roles & kCoordinator) != 0) return absl::OkStatus();
+    return limiter_.Admit(rights.tenants.front(), MonotonicNow());
+  }
+
   const RpcRecorder recorder_;
+  CallLimiter limiter_;
   mutable Mutex mu_;
   std::shared_ptr<const AccessList> list_ ABSL_GUARDED_BY(mu_);
 };
@@ -134,7 +148,8 @@ absl::StatusOr<std::string> ServerSecurity::ReadCertificate() const {
   return chain;
 }
 
-absl::StatusOr<std::unique_ptr<ServerSecurity>> ServerSecurity::Make(const ServerSecurityFiles& files, Logger& logger,
+absl::StatusOr<std::unique_ptr<ServerSecurity>> ServerSecurity::Make(const ServerSecurityFiles& files,
+                                                                     int64_t tenant_max_calls, Logger& logger,
                                                                      RpcRecorder recorder) {
   std::unique_ptr<ServerSecurity> security(new ServerSecurity(files, logger));
   if (files.cert.empty()) {
@@ -146,7 +161,7 @@ absl::StatusOr<std::unique_ptr<ServerSecurity>> ServerSecurity::Make(const Serve
   if (!files.client_ca.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAuthorities(files.client_ca));
   if (!files.access_file.empty()) {
     PRECONDOR_ASSIGN_OR_RETURN(AccessList list, ReadAccess(files.access_file, security->access_));
-    security->access_control_ = std::make_shared<AccessControl>(std::move(list), std::move(recorder));
+    security->access_control_ = std::make_shared<AccessControl>(std::move(list), tenant_max_calls, std::move(recorder));
   }
   grpc::experimental::TlsServerCredentialsOptions options(
       std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(files.key, files.cert, files.client_ca,

@@ -3,6 +3,7 @@
 // and of the server's user, which could also read the server's key and access file.
 #pragma once
 
+#include <cstdint>
 #include <grpcpp/security/auth_metadata_processor.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_context.h>
@@ -23,7 +24,7 @@ struct ServerSecurityFiles {
   std::string cert;  // empty means plaintext; then the other paths are empty too
   std::string key;
   std::string client_ca;    // empty: clients need no certificate
-  std::string access_file;  // empty: every client that can connect may call every method
+  std::string access_file;  // empty: every client that can connect may call every method, as often as it likes
 };
 
 // Makes a server's credentials from files, and follows changes of these files. Thread-safe, except that calls of Reload
@@ -32,8 +33,10 @@ class ServerSecurity {
  public:
   // Reads the files. An error names the file: NOT_FOUND if it cannot be read; INVALID_ARGUMENT if it holds no
   // certificate, key or access list, or if the key does not belong to the certificate. `recorder` gets every refused
-  // call. Lifetime: `logger` outlives the server that uses the credentials.
-  static absl::StatusOr<std::unique_ptr<ServerSecurity>> Make(const ServerSecurityFiles& files, Logger& logger,
+  // call. `tenant_max_calls` is CallLimiter's, for workers and operators. Lifetime: `logger` outlives the server that
+  // uses the credentials.
+  static absl::StatusOr<std::unique_ptr<ServerSecurity>> Make(const ServerSecurityFiles& files,
+                                                              int64_t tenant_max_calls, Logger& logger,
                                                               RpcRecorder recorder);
 
   const std::shared_ptr<grpc::ServerCredentials>& credentials() const { return credentials_; }

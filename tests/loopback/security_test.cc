@@ -332,6 +332,50 @@ TEST_F(SecurityTest, AJobCannotTakePartInAnothersSession) {
   ExpectStep(**worker, 1);
 }
 
+TEST_F(SecurityTest, ATenantThatCallsTooOftenWaitsAndOthersDoNot) {
+  ServerConfig config = Config();
+  config.access_file = Path("access");
+  config.tenant_max_calls = 50;
+  const std::string greedy = "greedy-token-0123456789";
+  WriteAccess(absl::StrCat("worker@job-a token ", kWorkerToken, "\nworker@greedy token ", greedy, "\n"));
+  const std::unique_ptr<App> app = Start(config);
+  const wire::ChannelSecurity security(Files("", greedy));
+  const std::string& address = app->addresses().front();
+  const auto channel = grpc::CreateChannel(address, security.CredentialsFor(address));
+  const auto ask = [](const std::shared_ptr<grpc::Channel>& asked) {
+    GenericCall call(asked, "/precondor.v1.AdminService/GetServerInfo", "");
+    call.Read();
+    return call.End();
+  };
+  const auto exhaust = [&] {
+    grpc::Status status;
+    for (int i = 0; i < 10'000 && status.ok(); ++i) status = ask(channel);
+    return status;
+  };
+  const grpc::Status refused = exhaust();
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(refused.error_message(), HasSubstr("at most 50 calls a second"));
+
+  // A client of that tenant repeats what is refused, and trains.
+  const auto late = Connect(*app, Files("", greedy));
+  ASSERT_TRUE(late.ok()) << late.status();
+  EXPECT_TRUE((*late)->OpenSession(OneLayer()).ok());
+  const auto slowed = (*late)->Join("test", {0, 1});
+  ASSERT_TRUE(slowed.ok()) << slowed.status();
+  for (uint64_t step = 0; step < 3; ++step) {
+    EXPECT_EQ(exhaust().error_code(), grpc::StatusCode::UNAVAILABLE);
+    ExpectStep(**slowed, step);
+  }
+  // Another tenant has its own.
+  Write("other", kWorkerToken);
+  ClientSecurity files = Files("");
+  files.token_file = Path("other");
+  const wire::ChannelSecurity other(files);
+  const auto its_channel = grpc::CreateChannel(address, other.CredentialsFor(address));
+  EXPECT_EQ(exhaust().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_TRUE(ask(its_channel).ok());
+}
+
 TEST_F(SecurityTest, AShardTakesOrdersOfACoordinatorAlone) {
   ServerConfig config = Config();
   config.access_file = Path("access");

@@ -127,8 +127,8 @@ TEST_F(ConfigTest, EveryOptionHasItsDefault) {
     EXPECT_EQ(config.origins.at(option.name), "default");
   }
   EXPECT_TRUE(config.shards.empty());
-  EXPECT_EQ(config.origins.size(), Cases().size() + 2 + 6)
-      << "an option is missing above; shards, etcd_endpoints and the files of TLS have their own tests";
+  EXPECT_EQ(config.origins.size(), Cases().size() + 2 + 7) << "an option is missing above; shards, etcd_endpoints, the "
+                                                              "files of TLS and tenant_max_calls have their own tests";
 }
 
 TEST_F(ConfigTest, CudaDevicesAreNumbersOnceEachOrAll) {
@@ -218,6 +218,7 @@ TEST_F(ConfigTest, BadValuesNameOptionExpectationAndWhatCame) {
       {"lease_steps", {"0", "1048577"}},
       {"tenant_max_sessions", {"-1", "1048577"}},
       {"tenant_max_bytes", {"-1", "2 sessions"}},
+      {"tenant_max_calls", {"-1", "1073741825"}},
       {"etcd_lease_ms", {"999", "3600001"}},
       {"etcd_prefix", {"", "precondor"}},
       {"reconcile_interval_ms", {"9", "3600001"}},
@@ -320,6 +321,8 @@ TEST_F(ConfigTest, FilesOfTlsGoTogether) {
   EXPECT_THAT(Refusal({"--tls-key=k"}), HasSubstr("expected tls_cert beside it"));
   EXPECT_THAT(Refusal({"--tls-client-ca=l"}), HasSubstr("expected tls_cert beside it"));
   EXPECT_THAT(Refusal({"--access-file=a"}), HasSubstr("expected tls_cert beside it"));
+  EXPECT_THAT(Refusal({"--tenant-max-calls=7"}), HasSubstr("flag --tenant-max-calls: expected access_file"));
+  EXPECT_EQ(Parse({"--tls-cert=c", "--tls-key=k", "--access-file=a", "--tenant-max-calls=7"}).tenant_max_calls, 7);
   EXPECT_THAT(Refusal({"--token-file=a"}), HasSubstr("expected tls_ca beside it"));
   EXPECT_THAT(Refusal({"--role=shard", "--tls-ca=r"}), HasSubstr("flag --tls-ca: expected none with role shard"));
 }
