@@ -18,7 +18,7 @@
 #include "kernels/base/status_macros.h"
 #include "proto/wire/channel_security.h"
 #include "server/rpc/access_list.h"
-#include "server/rpc/call_limiter.h"
+#include "server/rpc/call_limits.h"
 
 namespace precondor::rpc {
 namespace {
@@ -69,7 +69,7 @@ class ServerSecurity::AccessControl final : public grpc::AuthMetadataProcessor {
  public:
   AccessControl(AccessList list, int64_t tenant_max_calls, RpcRecorder recorder)
       : recorder_(std::move(recorder)),
-        limiter_(tenant_max_calls),
+        call_limits_(tenant_max_calls),
         list_(std::make_shared<const AccessList>(std::move(list))) {}
 
   void Replace(AccessList list) {
@@ -117,11 +117,11 @@ class ServerSecurity::AccessControl final : public grpc::AuthMetadataProcessor {
     const AccessList::Rights rights = list->RightsOf(caller);
     // Probes have no tenant, and a coordinator's calls are not its own.
     if (rights.tenants.empty() || (rights.roles & kCoordinator) != 0) return absl::OkStatus();
-    return limiter_.Admit(rights.tenants.front(), MonotonicNow());
+    return call_limits_.Admit(rights.tenants.front(), MonotonicNow());
   }
 
   const RpcRecorder recorder_;
-  CallLimiter limiter_;
+  CallLimits call_limits_;
   mutable Mutex mu_;
   std::shared_ptr<const AccessList> list_ ABSL_GUARDED_BY(mu_);
 };

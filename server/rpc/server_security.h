@@ -33,7 +33,7 @@ class ServerSecurity {
  public:
   // Reads the files. An error names the file: NOT_FOUND if it cannot be read; INVALID_ARGUMENT if it holds no
   // certificate, key or access list, or if the key does not belong to the certificate. `recorder` gets every refused
-  // call. `tenant_max_calls` is CallLimiter's, for workers and operators. Lifetime: `logger` outlives the server that
+  // call. `tenant_max_calls` is CallLimits's, for workers and operators. Lifetime: `logger` outlives the server that
   // uses the credentials.
   static absl::StatusOr<std::unique_ptr<ServerSecurity>> Make(const ServerSecurityFiles& files,
                                                               int64_t tenant_max_calls, Logger& logger,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/rpc/call_limiter.h"
+#include "server/rpc/call_limits.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 
 namespace precondor::rpc {
 
-absl::Status CallLimiter::Admit(const std::string& tenant, absl::Time now) {
+absl::Status CallLimits::Admit(const std::string& tenant, absl::Time now) {
   if (per_second_ == 0) return absl::OkStatus();
   MutexLock lock(mu_);
   const auto [found, is_new] = buckets_.try_emplace(tenant, Bucket{.calls = per_second_, .filled = now});

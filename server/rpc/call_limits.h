@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A limit for the calls that each tenant begins in a second, so that one tenant's calls leave threads to the others.
+// Limits for the calls that each tenant begins in a second, so that one tenant's calls leave threads to the others.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@
 namespace precondor::rpc {
 
 // A token bucket for each tenant, which a second of silence fills. Thread-safe.
-class CallLimiter {
+class CallLimits {
  public:
   // `per_second` is at least 0, which means no limit.
-  explicit CallLimiter(int64_t per_second) : per_second_(static_cast<double>(per_second)) {}
+  explicit CallLimits(int64_t per_second) : per_second_(static_cast<double>(per_second)) {}
 
   // Counts a call that begins at `now`, a monotonic time. Returns UNAVAILABLE, which clients repeat after a pause, if
   // the tenant has begun as many as it may.
