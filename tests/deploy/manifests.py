@@ -9,6 +9,7 @@ import json
 import pathlib
 import re
 import subprocess
+import types
 import urllib.parse
 
 KUBERNETES = "1.35"
@@ -60,8 +61,48 @@ def _validator(api_version, kind):
     return jsonschema.Draft202012Validator(schema, registry=registry)
 
 
+def _as_its_project_has_it(thing):
+    """The object read into the class that the resource's own project makes of its definition, and written again.
+
+    None for other objects. ValueError: a field is missing or has another type.
+    """
+    if thing["kind"] in ("JobSet", "TrainJob"):
+        import kubeflow_trainer_api.models as models
+        model = {"JobSet": models.JobsetV1alpha2JobSet, "TrainJob": models.TrainerV1alpha1TrainJob}[thing["kind"]]
+        return model.from_dict(thing).to_dict()
+    if thing["kind"] == "PyTorchJob":
+        from kubeflow.training.api_client import ApiClient
+        client, answer = ApiClient(), types.SimpleNamespace(data=json.dumps(thing))
+        return client.sanitize_for_serialization(client.deserialize(answer, "KubeflowOrgV1PyTorchJob"))
+    return None
+
+
+def _lost(before, after, path=()):
+    """Paths of what an object has and its copy does not."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key, value in before.items():
+            if key not in after:
+                yield ".".join((*path, key))
+            else:
+                yield from _lost(value, after[key], (*path, key))
+    elif isinstance(before, list) and isinstance(after, list):
+        for i, (one, other) in enumerate(zip(before, after)):
+            yield from _lost(one, other, (*path, str(i)))
+
+
+def _fields_of_a_custom_resource(thing):
+    try:
+        known = _as_its_project_has_it(thing)
+    except ValueError as error:
+        yield f"{name_of(thing)}: its project's definition: {str(error)[:300]}"
+        return
+    for path in _lost(thing, known) if known is not None else ():
+        yield f"{name_of(thing)}: {path}: its project's definition has no such field"
+
+
 def fields(objects):
     for thing in objects:
+        yield from _fields_of_a_custom_resource(thing)
         validator = _validator(thing["apiVersion"], thing["kind"])
         if validator is None:
             yield f"{name_of(thing)}: no such kind in {thing['apiVersion']}"
