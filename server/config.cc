@@ -257,6 +257,10 @@ const std::vector<Option>& Options() {
       NumberOption("shard_timeout_ms", &C::shard_timeout_ms, 1, kHour, "deadline of a coordinator's call to a shard"),
       NumberOption("max_message_bytes", &C::max_message_bytes, 4 << 20, (int64_t{1} << 31) - 1,
                    "largest gRPC message accepted", true),
+      NumberOption(
+          "transport_memory", &C::transport_memory, 8 << 20, kAnyBytes,
+          "bytes of messages that gRPC may hold, of all connections: in parts as they come, and unread as they go",
+          true),
       NumberOption("credit_bytes", &C::credit_bytes, 1 << 20, kAnyBytes,
                    "payload that a stream may have unacknowledged", true),
   };
@@ -542,6 +546,11 @@ absl::Status CheckWhole(const ServerConfig& config) {
     return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "etcd_endpoints"), ": expected none with role ",
                                                    ServerRoleName(config.role), ", got ",
                                                    config.etcd_endpoints.size()));
+  }
+  if (config.transport_memory < config.max_message_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "transport_memory"),
+                                                   ": expected at least max_message_bytes, ", config.max_message_bytes,
+                                                   ", got ", config.transport_memory));
   }
   if (!config.etcd_endpoints.empty() && !config.data_dir.empty()) {
     return absl::InvalidArgumentError(

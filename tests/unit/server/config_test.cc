@@ -81,6 +81,7 @@ std::vector<OptionCase> Cases() {
       Case("exit_with_pid", &C::exit_with_pid, I{0}, "4711", I{4711}),
       Case("shard_timeout_ms", &C::shard_timeout_ms, I{10000}, "1", I{1}),
       Case("max_message_bytes", &C::max_message_bytes, I{268435456}, "4MiB", I{4194304}),
+      Case("transport_memory", &C::transport_memory, I{536870912}, "1GiB", I{1073741824}),
       Case("credit_bytes", &C::credit_bytes, I{67108864}, "1048576", I{1048576}),
   };
 }
@@ -229,7 +230,8 @@ TEST_F(ConfigTest, BadValuesNameOptionExpectationAndWhatCame) {
       {"exit_with_pid", {"-1", "4194305"}},
       {"shard_timeout_ms", {"0", "3600001"}},
       {"max_message_bytes", {"4194303", "2GiB"}},
-      {"credit_bytes", {"1MiBs", "1048575"}}};
+      {"credit_bytes", {"1MiBs", "1048575"}},
+      {"transport_memory", {"8388607", "much"}}};
   for (const auto& [name, texts] : bad) {
     for (const std::string& text : texts) {
       const auto tells = AllOf(HasSubstr(": expected "), HasSubstr(absl::StrCat("got \"", text, "\"")));

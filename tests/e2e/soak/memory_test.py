@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A server lives in a cgroup of the memory that docs/operations.md gives for it, whatever clients do, and a job trains on.
+
+Usage: memory_test.py --binaries DIR [-k PATTERN]
+
+Each test is one attack. Needs root and a memory cgroup; else it says so and skips.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+import types
+import unittest
+
+import grpc
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "chaos"))
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "python"))
+# pylint: disable=wrong-import-position
+import cluster
+import interop_test as interop
+
+MIB = 1 << 20
+LIMIT, TRANSPORT, CREDIT, MESSAGE, RING = 96 * MIB, 128 * MIB, 4 * MIB, 128 * MIB, 16 * MIB
+RANKS = 8
+PROCESS = 64 * MIB
+BUDGET = LIMIT + TRANSPORT + 2 * CREDIT * RANKS + RING + PROCESS  # the rule of docs/operations.md
+V1, V2 = pathlib.Path("/sys/fs/cgroup/memory"), pathlib.Path("/sys/fs/cgroup")
+
+
+class Cgroup:
+    """A memory cgroup of this process, for the programs that `prefix` starts."""
+
+    def __init__(self, most_bytes):
+        root, limit = (V1, "memory.limit_in_bytes") if (V1 / "memory.limit_in_bytes").exists() else (V2, "memory.max")
+        self.folder = root / f"precondor-memory-{os.getpid()}"
+        self.folder.mkdir()
+        (self.folder / limit).write_text(str(most_bytes))
+        self.prefix = ["sh", "-c", f'echo $$ >{self.folder}/cgroup.procs && exec "$@"', "sh"]
+
+    def close(self):
+        self.folder.rmdir()
+
+
+class MemoryTest(unittest.TestCase):
+    binaries = None
+
+    def setUp(self):
+        try:
+            self.cgroup = Cgroup(int(1.15 * BUDGET))  # the kernel counts page tables and pages of files too
+        except OSError as error:
+            self.skipTest(f"no memory cgroup of our own: {error}")
+        self.addCleanup(self.cgroup.close)
+        folder = tempfile.TemporaryDirectory(prefix="precondor-memory-")
+        self.addCleanup(folder.cleanup)
+        self.server = cluster.Server(
+            self.binaries, folder.name, "server",
+            ["--role=all", f"--memory-limit={LIMIT}", f"--transport-memory={TRANSPORT}", f"--credit-bytes={CREDIT}",
+             f"--max-message-bytes={MESSAGE}", f"--data-dir={folder.name}/server/data", "--snapshot-interval-steps=50"],
+            prefix=self.cgroup.prefix)
+        self.addCleanup(self.server.close)
+        self.server.port = cluster.free_port()  # the journal has it, from the first start on
+        self.server.start()
+        job = cluster.Training(self.binaries, types.SimpleNamespace(coordinator=self.server), folder.name, ["--steps=1000000"])
+        self.addCleanup(job.close)
+        self.job = job
+        self.await_steps()
+
+    def await_steps(self):
+        """The server lives, has never had more than its budget, and the job goes on."""
+        self.assertIsNone(self.server.process.poll(), self.server.log_tail())
+        status = pathlib.Path(f"/proc/{self.server.process.pid}/status").read_text()
+        self.assertLess(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]), BUDGET)
+        before = self.server.metric("precondor_last_step_number") or 0
+
+        def goes_on():
+            self.assertTrue(self.job.running(), self.job.errors.read_text())
+            return (self.server.metric("precondor_last_step_number") or 0) > before + 10
+        cluster.wait_for("the job to go on", goes_on)
+
+    def channel(self):
+        """A channel with a connection of its own, for messages of any size."""
+        channel = grpc.insecure_channel(self.server.address, [("grpc.use_local_subchannel_pool", 1),
+                                                              ("grpc.max_send_message_length", -1)])
+        self.addCleanup(channel.close)
+        return channel
+
+    def open(self, name, **more):
+        """A session of RANKS ranks with two layers whose gradients are 2 MB; what each rank joined with."""
+        c, s = interop.pb.common_pb2, interop.pb.session_pb2
+        spec = c.SessionSpec(name=name, world_size=RANKS, exchange=c.EXCHANGE_MODE_DIRECT, statistics=c.STATISTICS_KIND_SIGNED,
+                             sketches=1, gradient_data_type=c.DATA_TYPE_F32, method=c.MethodConfig(mkor=c.MkorConfig(rank=8)),
+                             layers=[c.Layer(name=f"layer{i}", d_out=700, d_in=700) for i in range(2)], **more)
+        sessions = interop.pb.session_pb2_grpc.SessionServiceStub(self.channel())
+        sessions.OpenSession(s.OpenSessionRequest(spec=spec), timeout=60)
+        return [sessions.JoinSession(s.JoinSessionRequest(name=name, rank=rank, incarnation=1), timeout=60)
+                for rank in range(RANKS)]
+
+    def test_large_messages_of_strangers(self):
+        """No session, no secret: whole messages of no sense, on many connections at once."""
+        def flood(_):
+            call = self.channel().stream_stream("/precondor.v1.PreconditionService/Exchange")(iter([bytes(MESSAGE - 1024)]))
+            with self.assertRaises(grpc.RpcError) as refused:
+                list(call)
+            return refused.exception.code()
+
+        with concurrent.futures.ThreadPoolExecutor(24) as pool:
+            codes = set(pool.map(flood, range(24)))
+        self.assertLessEqual(codes, {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE})
+        self.await_steps()
+
+    def test_contributions_that_never_end(self):
+        """Every rank begins its gradients on many streams and ends none."""
+        p, c = interop.pb.precondition_pb2, interop.pb.common_pb2
+        joined = self.open("begun")
+        streams = []
+        for rank in range(RANKS):
+            channel = self.channel()
+            for _ in range(16):
+                outgoing = interop.queue.Queue()
+                streams.append((outgoing, channel.stream_stream(
+                    "/precondor.v1.PreconditionService/Exchange", p.ExchangeRequest.SerializeToString,
+                    p.ExchangeResponse.FromString)(iter(outgoing.get, None))))
+                for layer in range(2):
+                    header = p.FrameHeader(session_id=joined[rank].session_id, epoch=joined[RANKS - 1].epoch, layer=layer, rank=rank,
+                                           incarnation=1, kind=p.FRAME_KIND_GRADIENT, mode=c.MODE_SECOND_ORDER, samples=1,
+                                           secret=joined[rank].secret, payload_bytes=4 * 700 * 700)
+                    header.tensors.add(data_type=c.DATA_TYPE_F32, dims=[700, 700], scale=1)
+                    outgoing.put(p.ExchangeRequest(header=header, payload=bytes(header.payload_bytes - 4)))
+        refused = 0
+        for _, call in streams:
+            self.assertEqual(next(call).header.kind, p.FRAME_KIND_CREDIT)
+        self.await_steps()
+        for outgoing, call in streams:
+            outgoing.put(None)  # what has come so far is answered: the second refusal of most streams
+            for frame in call:
+                self.assertEqual(frame.header.kind, p.FRAME_KIND_ERROR, frame)
+                refused += 1
+        self.assertGreater(refused, len(streams))
+        self.await_steps()
+
+    def test_answers_that_are_not_read(self):
+        """Bundles of empty frames, whose refusals are not read."""
+        p = interop.pb.precondition_pb2
+        header = p.FrameHeader(kind=p.FRAME_KIND_GRADIENT)
+        bundle = p.ExchangeRequest(bundle=[p.ExchangeRequest(header=header)] * 8000).SerializeToString()
+        calls = []
+        for _ in range(8):
+            calls.append(self.channel().stream_stream("/precondor.v1.PreconditionService/Exchange")(iter([bundle] * 200)))
+        self.await_steps()
+        for call in calls:
+            call.cancel()
+        self.await_steps()
+
+    def test_descriptions_without_measure(self):
+        c, s = interop.pb.common_pb2, interop.pb.session_pb2
+        sessions = interop.pb.session_pb2_grpc.SessionServiceStub(self.channel())
+        layer = c.Layer(name="x" * 200, d_out=8, d_in=8)
+        for spec in (c.SessionSpec(name="ranks", world_size=65536, layers=[c.Layer(name=f"layer{i}", d_out=64, d_in=64) for i in range(64)]),
+                     c.SessionSpec(name="layers", world_size=2, layers=[layer] * 140_000),
+                     c.SessionSpec(name="wide", world_size=2, layers=[c.Layer(name="w", d_out=1 << 16, d_in=1 << 16)])):
+            calls = [sessions.OpenSession.future(s.OpenSessionRequest(spec=spec), timeout=60) for _ in range(4)]
+            for call in calls:
+                self.assertIn(call.code(), (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED), spec.name)
+            self.await_steps()
+
+    def test_recovery_of_what_was_reserved_to_the_brim(self):
+        for number in range(100):
+            try:
+                self.open(f"brim{number}")
+            except grpc.RpcError as refused:
+                self.assertEqual(refused.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+                break
+        self.assertGreater(number, 0)
+        self.server.restart()
+        self.await_steps()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binaries", required=True, type=pathlib.Path)
+    parser.add_argument("--protoc", default=shutil.which("protoc"))
+    parser.add_argument("--grpc-plugin", default=shutil.which("grpc_python_plugin"))
+    parser.add_argument("-k", dest="pattern")
+    options = parser.parse_args()
+    MemoryTest.binaries = options.binaries.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        interop.generate_stubs(options.protoc, options.grpc_plugin, folder)
+        unittest.main(argv=[sys.argv[0], "-v"] + (["-k", options.pattern] if options.pattern else []))
+
+
+if __name__ == "__main__":
+    main()
