@@ -12,9 +12,15 @@
 
 namespace precondor::recovery {
 
-absl::Status LayerUploads::MakeRoom(const std::string& what) {
+absl::Status LayerUploads::MakeRoom(uint64_t session_id, const std::string& what) {
   const absl::Time now = clock_.Now();
   std::erase_if(begun_, [now](const auto& entry) { return now - entry.second.last_piece >= kIdle; });
+  const auto own = begun_.lower_bound(Key(session_id, 0));
+  if (own != begun_.end() && own->first.first == session_id) {
+    return ReasonedStatus(
+        absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
+        absl::StrCat(what, "layer ", own->first.second, " of the session is being sent; expected one after the other"));
+  }
   if (begun_.size() < kMaxLayers) return absl::OkStatus();
   return ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
                         absl::StrCat(what, kMaxLayers, " other layers are being sent; try again later"));
@@ -38,7 +44,7 @@ absl::StatusOr<std::optional<LayerImage>> LayerUploads::Add(const LayerPiece& pi
                                                 piece.total_bytes - std::min(have, piece.total_bytes),
                                                 " bytes, got offset ", piece.offset, " and ", piece.data.size()));
     }
-    if (found == begun_.end()) PRECONDOR_RETURN_IF_ERROR(MakeRoom(what));
+    if (found == begun_.end()) PRECONDOR_RETURN_IF_ERROR(MakeRoom(piece.session_id, what));
     Upload& upload = begun_[key];
     upload.bytes.append(piece.data.data(), piece.data.size());
     upload.last_piece = clock_.Now();

@@ -29,8 +29,9 @@ struct LayerPiece {
   absl::string_view data;
 };
 
-// Collects the pieces of up to kMaxLayers layers and decodes a layer when it is complete. Memory is bounded: the caller
-// limits the size of each layer, after it has checked that the layer can be restored. Thread-safe.
+// Collects the pieces of up to kMaxLayers layers, one of each session, and decodes a layer when it is complete. Memory
+// is bounded: the caller limits the size of each layer, after it has checked that the layer can be restored.
+// Thread-safe.
 class LayerUploads {
  public:
   static constexpr size_t kMaxLayers = 4;
@@ -44,8 +45,8 @@ class LayerUploads {
   // Adds a piece; a piece with offset 0 starts the layer again. Returns the layer's image, with the piece's session,
   // layer and step, if this piece completes it, and nullopt otherwise. `state_bytes` is the greatest size of the
   // layer's state. Returns OUT_OF_RANGE if it is not the next piece or goes beyond total_bytes; RESOURCE_EXHAUSTED if
-  // total_bytes exceeds state_bytes + kHeadBytes, or (CAPACITY) kMaxLayers other layers are incomplete; DATA_LOSS if
-  // the checksum is wrong; or the errors of DecodeImage.
+  // total_bytes exceeds state_bytes + kHeadBytes, or (CAPACITY) another layer of the session or kMaxLayers other layers
+  // are incomplete; DATA_LOSS if the checksum is wrong; or the errors of DecodeImage.
   absl::StatusOr<std::optional<LayerImage>> Add(const LayerPiece& piece, uint64_t state_bytes);
 
  private:
@@ -54,8 +55,8 @@ class LayerUploads {
     std::string bytes;
     absl::Time last_piece;
   };
-  // Drops idle layers. Returns RESOURCE_EXHAUSTED if kMaxLayers layers remain.
-  absl::Status MakeRoom(const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Drops idle layers. Returns RESOURCE_EXHAUSTED if one of the session, or kMaxLayers, remain.
+  absl::Status MakeRoom(uint64_t session_id, const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Clock& clock_;
   Mutex mu_;

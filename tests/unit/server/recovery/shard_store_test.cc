@@ -346,10 +346,12 @@ TEST(LayerUploadsTest, TakesPiecesInOrderAndChecksTheWhole) {
   EXPECT_TRUE(absl::IsResourceExhausted(add(bad).status()));
   bad.total_bytes = 3;
   EXPECT_TRUE(absl::IsOutOfRange(add(bad).status())) << "more than the whole";
-  for (uint32_t layer = 0; layer <= LayerUploads::kMaxLayers; ++layer) {
+  for (uint64_t session = 0; session <= LayerUploads::kMaxLayers; ++session) {
     LayerPiece first = piece(0, 1);
-    first.layer = layer;
-    EXPECT_EQ(add(first).ok(), layer < LayerUploads::kMaxLayers) << layer;
+    first.session_id = 9 + session;
+    EXPECT_EQ(add(first).ok(), session < LayerUploads::kMaxLayers) << session;
+    first.layer = 4;
+    EXPECT_EQ(GetErrorReason(add(first).status()), ErrorReason::kCapacity) << "one of each session";
   }
   clock.Advance(LayerUploads::kIdle);
   EXPECT_TRUE(add(piece(0, 1)).ok()) << "the others have stopped";
