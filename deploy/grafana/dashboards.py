@@ -109,7 +109,8 @@ OVERVIEW = dashboard("precondor-overview", "Precondor: overview", [TRAIN_JOB, SH
         "sum by (reason) (rate(precondor_rejected_total[$__rate_interval])) > 0 or sum(rate(precondor_rejected_total[$__rate_interval]))",
         "{{reason}}"), width=12)]),
     ("Pipeline stages", [STAGES_P99, STAGES_JOB]),
-    ("Device and memory", [MEMORY, panel("Resident memory", "bytes", ("precondor_resident_memory_bytes", "{{instance}}")),
+    ("Device and memory", [MEMORY, panel("Memory", "bytes", ("precondor_resident_memory_bytes", "{{instance}} resident"),
+                                           ("precondor_allocated_bytes", "{{instance}} in use")),
                            panel("Devices", "bool_on_off", (f"precondor_device_status{{{SHARD}}}", "{{instance}} {{device}}"))]),
     ("Builds", [panel("Versions", "none", ("precondor_build_info", "{{instance}} {{role}} {{version}}"), kind="table", width=24), RUNBOOKS]),
 ])
@@ -185,7 +186,8 @@ SHARD_BOARD = dashboard("precondor-shard", "Precondor: shard", [TRAIN_JOB, SHARD
     ("Device and memory", [MEMORY,
         panel("Memory reserved by device", "bytes", (f"precondor_device_reserved_bytes{{{SHARD}}}", "{{device}}"),
               (f"precondor_device_capacity_bytes{{{SHARD}}}", "{{device}} capacity")),
-        panel("Resident memory", "bytes", (f"precondor_resident_memory_bytes{{{SHARD}}}", "{{instance}}"))]),
+        panel("Memory", "bytes", (f"precondor_resident_memory_bytes{{{SHARD}}}", "{{instance}} resident"),
+              (f"precondor_allocated_bytes{{{SHARD}}}", "{{instance}} in use"))]),
     ("Transport", [panel("Payload", "Bps", (
         f"sum by (direction, path, kind) (rate(precondor_transfer_bytes_total{{{SHARD}}}[$__rate_interval]))",
         "{{direction}} {{path}} {{kind}}"), width=24)]),

@@ -28,41 +28,48 @@ std::string MethodText(const MethodConfig& config) {
                       "}");
 }
 
-size_t CostTable::Register(const std::string& method, int64_t d_out, int64_t d_in) {
+std::shared_ptr<CostTable::Entry> CostTable::Register(const std::string& method, int64_t d_out, int64_t d_in) {
   MutexLock lock(mu_);
-  auto [entry, fresh] = index_.try_emplace(std::make_tuple(method, d_out, d_in), entries_.size());
-  if (fresh) {
-    entries_.emplace_back();
-    entries_.back().cost = {.method = method, .d_out = d_out, .d_in = d_in};
+  std::shared_ptr<Entry>& entry = entries_[std::make_tuple(method, d_out, d_in)];
+  if (entry == nullptr) {
+    entry = std::make_shared<Entry>();
+    entry->cost = {.method = method, .d_out = d_out, .d_in = d_in};
   }
-  return entry->second;
+  entry->registered = ++registrations_;
+  std::shared_ptr<Entry> registered = entry;
+  if (entries_.size() > kMostEntries) {
+    entries_.erase(std::min_element(entries_.begin(), entries_.end(), [](const auto& x, const auto& y) {
+      return x.second->registered < y.second->registered;
+    }));
+  }
+  return registered;
 }
 
-void CostTable::RecordUpdate(size_t entry, double seconds) {
+void CostTable::RecordUpdate(Entry& entry, double seconds) {
   MutexLock lock(mu_);
-  entries_[entry].seconds += seconds;
-  ++entries_[entry].updates;
+  entry.seconds += seconds;
+  ++entry.updates;
 }
 
-void CostTable::RecordPrecondition(size_t entry, double seconds) {
+void CostTable::RecordPrecondition(Entry& entry, double seconds) {
   MutexLock lock(mu_);
-  entries_[entry].seconds += seconds;
-  ++entries_[entry].preconditions;
+  entry.seconds += seconds;
+  ++entry.preconditions;
 }
 
-void CostTable::RecordDeferred(size_t entry, double seconds) {
+void CostTable::RecordDeferred(Entry& entry, double seconds) {
   MutexLock lock(mu_);
-  entries_[entry].seconds += seconds;
+  entry.seconds += seconds;
 }
 
 std::vector<MeasuredCost> CostTable::Snapshot() const {
   MutexLock lock(mu_);
   std::vector<MeasuredCost> costs;
-  for (const Entry& entry : entries_) {
-    const uint64_t steps = entry.preconditions > 0 ? entry.preconditions : entry.updates;
+  for (const auto& [key, entry] : entries_) {
+    const uint64_t steps = entry->preconditions > 0 ? entry->preconditions : entry->updates;
     if (steps == 0) continue;
-    costs.push_back(entry.cost);
-    costs.back().seconds_per_step = entry.seconds / static_cast<double>(steps);
+    costs.push_back(entry->cost);
+    costs.back().seconds_per_step = entry->seconds / static_cast<double>(steps);
   }
   return costs;
 }

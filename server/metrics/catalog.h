@@ -157,6 +157,7 @@ inline constexpr MetricInfo kCatalog[] = {
     {"precondor_trace_spans_total", MetricType::kCounter, "", "Spans made for the collector of traces"},
     {"precondor_dropped_trace_spans_total", MetricType::kCounter, "",
      "Spans that did not fit into the queue, or that the collector did not take"},
+    {"precondor_allocated_bytes", MetricType::kGauge, "", "Memory in use by the allocator's own figure"},
     {"precondor_resident_memory_bytes", MetricType::kGauge, "", "Resident memory of the process"},
     {"precondor_start_timestamp_seconds", MetricType::kGauge, "", "Unix time at which the process started"},
     {"precondor_build_info", MetricType::kGauge, "version,role", "1; the labels tell what runs"},

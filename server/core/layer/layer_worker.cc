@@ -49,7 +49,7 @@ void LayerWorker::PostDeferredWork() {
   device_.executor.PostBackground([work = std::move(work), shard = session_.shard, entry = cost_entry_] {
     const absl::Time start = shard->clock.Now();
     work();
-    shard->costs.RecordDeferred(entry, absl::ToDoubleSeconds(shard->clock.Now() - start));
+    shard->costs.RecordDeferred(*entry, absl::ToDoubleSeconds(shard->clock.Now() - start));
   });
 }
 
@@ -69,7 +69,7 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<StagedContribution> c
     outcome.decomposition_failed = after.failed_decompositions > before.failed_decompositions;
     outcome.reset = after.resets > before.resets;
     if (outcome.status.ok() && TimesAreOwn()) {
-      session_.shard->costs.RecordUpdate(cost_entry_, absl::ToDoubleSeconds(outcome.took));
+      session_.shard->costs.RecordUpdate(*cost_entry_, absl::ToDoubleSeconds(outcome.took));
     }
     PostDeferredWork();
   }

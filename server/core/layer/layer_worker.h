@@ -110,7 +110,7 @@ class LayerWorker {
   const bool single_;  // one rank sends the gradient, so there is nothing to add up
   const uint32_t layer_;
   const Method& method_;
-  const size_t cost_entry_;
+  const std::shared_ptr<CostTable::Entry> cost_entry_;
   std::unique_ptr<LayerState> state_;  // null while the layer has no factors
   // Result of state_->Save(), shared by all requests of one factor version; null if it has not been saved.
   std::shared_ptr<const Payload> saved_;

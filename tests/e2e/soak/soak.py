@@ -78,6 +78,7 @@ class Subject:
             "descriptors": descriptors,
             "threads": int(status["Threads"]),
             "anonymous_bytes": 1024 * int(status["RssAnon"]),
+            "allocated_bytes": float(metrics["precondor_allocated_bytes"]),
             "server_resident_bytes": float(metrics["precondor_resident_memory_bytes"]),
             "reserved_bytes": float(metrics["precondor_reserved_bytes"]),
             "shard_sessions": float(metrics["precondor_shard_sessions"]),
@@ -137,7 +138,7 @@ class Subject:
         """Growth of each figure, and the times of the first and the last third."""
         operations = [one["operations"] for one in self.rounds]
         grown = {name: vars(slope.growth(operations, [one[name] for one in self.rounds]))
-                 for name in ("anonymous_bytes", "server_resident_bytes", "data_bytes", "log_bytes", "series", "threads")}
+                 for name in ("anonymous_bytes", "allocated_bytes", "server_resident_bytes", "data_bytes", "log_bytes", "series", "threads")}
         times = {}
         third = len(self.rounds) // 3
         for name in ("call_ms", "step_ms"):

@@ -320,6 +320,12 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
     EXPECT_NEAR(scrape.samples.at(series), value, 1e-9) << series;
   }
   EXPECT_GT(scrape.samples.at("precondor_resident_memory_bytes"), 1e6);
+#if !defined(__has_feature)  // not Clang, and so no sanitizer
+  const std::vector<char> held(size_t{100} << 20);
+  EXPECT_NEAR(
+      Parse(metrics.Render()).samples.at("precondor_allocated_bytes") - scrape.samples.at("precondor_allocated_bytes"),
+      static_cast<double>(held.size()), 10e6);
+#endif
   for (const char* time : {R"(precondor_last_snapshot_timestamp_seconds{train_job="job"})",
                            "precondor_last_log_sync_timestamp_seconds", "precondor_start_timestamp_seconds"}) {
     EXPECT_NEAR(scrape.samples.at(time), absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()), 3600) << time;

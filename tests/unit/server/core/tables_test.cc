@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Costs, and what placement makes of them.
 #include <cmath>
+#include <memory>
+#include <set>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -15,17 +17,33 @@ namespace {
 
 TEST(CostTableTest, MeansOverPreconditionedSteps) {
   CostTable table;
-  const size_t entry = table.Register("m{}", 2, 3);
+  const std::shared_ptr<CostTable::Entry> entry = table.Register("m{}", 2, 3);
   EXPECT_EQ(table.Register("m{}", 2, 3), entry);
   EXPECT_NE(table.Register("m{}", 3, 2), entry);
   EXPECT_TRUE(table.Snapshot().empty());
-  table.RecordUpdate(entry, 10.0);
+  table.RecordUpdate(*entry, 10.0);
   EXPECT_EQ(table.Snapshot().at(0).seconds_per_step, 10.0);
-  for (int i = 0; i < 5; ++i) table.RecordPrecondition(entry, 1.0);
+  for (int i = 0; i < 5; ++i) table.RecordPrecondition(*entry, 1.0);
   ASSERT_EQ(table.Snapshot().size(), 1u);
   EXPECT_EQ(table.Snapshot()[0].seconds_per_step, 3.0);
-  table.RecordDeferred(entry, 5.0);
+  table.RecordDeferred(*entry, 5.0);
   EXPECT_EQ(table.Snapshot()[0].seconds_per_step, 4.0);
+}
+
+TEST(CostTableTest, ForgetsWhatHasNotBeenRegisteredForLongest) {
+  CostTable table;
+  const auto most = static_cast<int64_t>(CostTable::kMostEntries);
+  const std::shared_ptr<CostTable::Entry> forgotten = table.Register("m{}", 0, 1);
+  for (int64_t d = 1; d < most; ++d) table.RecordUpdate(*table.Register("m{}", d, 1), 1.0);
+  table.RecordUpdate(*table.Register("m{}", 1, 1), 1.0);     // registered again, and so later than 2
+  table.RecordUpdate(*table.Register("m{}", most, 1), 1.0);  // in place of 0
+  table.RecordUpdate(*forgotten, 1.0);                       // its layers may still record
+  EXPECT_EQ(table.Snapshot().size(), CostTable::kMostEntries);
+  table.RecordUpdate(*table.Register("m{}", most + 1, 1), 1.0);
+  std::set<int64_t> kept;
+  for (const MeasuredCost& cost : table.Snapshot()) kept.insert(cost.d_out);
+  EXPECT_EQ(kept.count(0) + kept.count(2), 0u);
+  EXPECT_EQ(kept.count(1) + kept.count(most + 1), 2u);
 }
 
 TEST(CostTableTest, MethodTextTellsConfigurationsApart) {
