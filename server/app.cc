@@ -502,7 +502,7 @@ class ServerApp final : public App {
     grpc::ServerBuilder builder;
     PRECONDOR_ASSIGN_OR_RETURN(listeners_, Listeners::Bind(config_.listen, security_->credentials(), builder));
     wire::SetKeepalive(builder);
-    // Beyond it gRPC reads less, and in the end cuts off streams that hold much.
+    // Beyond it gRPC reads less, and in the end ends streams and calls, any of them.
     builder.SetResourceQuota(grpc::ResourceQuota("server").Resize(static_cast<size_t>(config_.transport_memory)));
     builder.SetMaxReceiveMessageSize(static_cast<int>(config_.max_message_bytes));
     builder.SetMaxSendMessageSize(static_cast<int>(config_.max_message_bytes));

@@ -641,6 +641,9 @@ absl::StatusOr<ParsedConfig> ParseServerConfig(const std::vector<std::string>& a
   for (const auto& [option, value] : line.values) {
     PRECONDOR_RETURN_IF_ERROR(SetOption(config, *option, value, absl::StrCat("flag ", FlagName(option->name))));
   }
+  if (config.origins.at("transport_memory") == "default") {
+    config.transport_memory = std::max(config.transport_memory, 2 * config.max_message_bytes);
+  }
   PRECONDOR_RETURN_IF_ERROR(CheckWhole(config));
   return parsed;
 }

@@ -65,7 +65,7 @@ struct ServerConfig {
   int64_t exit_with_pid = 0;  // process id; 0 means none
   int64_t shard_timeout_ms = 10000;
   int64_t max_message_bytes = int64_t{256} << 20;
-  int64_t transport_memory = int64_t{512} << 20;
+  int64_t transport_memory = int64_t{512} << 20;  // by default at least twice max_message_bytes
   int64_t credit_bytes = int64_t{64} << 20;
 
   // Source of each value: "flag --x", "environment PRECONDOR_X", "file F" or "default". By option name.

@@ -53,7 +53,7 @@ Json SessionObject(const SessionSpec& spec, uint64_t epoch, uint32_t joined, Mod
           {"mode", std::string(ModeName(mode))}};
 }
 
-// So many as a person reads: a world has up to thousands.
+// At most 16: a job can have thousands of ranks.
 Json FirstRanks(const std::vector<uint32_t>& ranks) {
   constexpr size_t kShown = 16;
   return std::vector<uint32_t>(ranks.begin(), ranks.begin() + std::min(ranks.size(), kShown));

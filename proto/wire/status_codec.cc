@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <grpcpp/support/status.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace precondor::wire {
@@ -123,6 +124,12 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (code < 0 || code > kLastCode) code = static_cast<int>(absl::StatusCode::kUnknown);
   v1::ErrorDetail detail;
   const bool ours = detail.ParseFromString(status.error_details()) && detail.code() == code;
+  // How gRPC 1.51 shows a call that a server has ended for want of memory for messages (transport_memory).
+  const bool transport_full = absl::StrContains(status.error_message(), "RST_STREAM with error code 11") ||
+                              absl::StrContains(status.error_message(), "Buffers full");
+  if (!ours && status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED && transport_full) {
+    code = static_cast<int>(absl::StatusCode::kUnavailable);
+  }
   return MakeStatus(code, ours ? FromProtoReason(detail.reason()) : ErrorReason::kUnspecified, status.error_message());
 }
 

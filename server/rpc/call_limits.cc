@@ -8,7 +8,7 @@
 namespace precondor::rpc {
 
 absl::Status CallLimits::Admit(const std::string& tenant, absl::Time now) {
-  if (per_second_ == 0) return absl::OkStatus();
+  if (!any()) return absl::OkStatus();
   MutexLock lock(mu_);
   const auto [found, is_new] = buckets_.try_emplace(tenant, Bucket{.calls = per_second_, .filled = now});
   Bucket& bucket = found->second;

@@ -14,12 +14,13 @@
 
 namespace precondor::rpc {
 
-// A token bucket for each tenant, which a second of silence fills. Thread-safe.
+// A token bucket for each tenant, which is full after a second without calls. Thread-safe.
 class CallLimits {
  public:
   // `per_second` is at least 0, which means no limit.
   explicit CallLimits(int64_t per_second) : per_second_(static_cast<double>(per_second)) {}
 
+  bool any() const { return per_second_ > 0; }
   // Counts a call that begins at `now`, a monotonic time. Returns UNAVAILABLE, which clients repeat after a pause, if
   // the tenant has begun as many as it may.
   absl::Status Admit(const std::string& tenant, absl::Time now);

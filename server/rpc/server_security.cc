@@ -25,6 +25,7 @@ namespace {
 
 constexpr char kAuthorization[] = "authorization";
 constexpr char kScheme[] = "Bearer ";
+constexpr char kHealthMethods[] = "/grpc.health.v1.Health/";  // open to all, and so without a limit
 
 struct Deleter {
   void operator()(BIO* bio) const { BIO_free(bio); }
@@ -114,10 +115,13 @@ class ServerSecurity::AccessControl final : public grpc::AuthMetadataProcessor {
   absl::Status Admit(absl::string_view method, const Caller& caller) {
     const std::shared_ptr<const AccessList> list = this->list();
     PRECONDOR_RETURN_IF_ERROR(list->Check(method, caller));
+    if (!call_limits_.any() || absl::StartsWith(method, kHealthMethods)) return absl::OkStatus();
     const AccessList::Rights rights = list->RightsOf(caller);
-    // Probes have no tenant, and a coordinator's calls are not its own.
-    if (rights.tenants.empty() || (rights.roles & kCoordinator) != 0) return absl::OkStatus();
-    return call_limits_.Admit(rights.tenants.front(), MonotonicNow());
+    if ((rights.roles & kCoordinator) != 0) return absl::OkStatus();  // it calls for its workers
+    for (const std::string& tenant : rights.tenants) {
+      PRECONDOR_RETURN_IF_ERROR(call_limits_.Admit(tenant, MonotonicNow()));
+    }
+    return absl::OkStatus();
   }
 
   const RpcRecorder recorder_;

@@ -7,6 +7,7 @@
 // another job gets its answers.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
@@ -56,7 +57,20 @@ class Stream {
   void HalfClose() {
     if (!std::exchange(half_closed_, true)) call_->WritesDone();
   }
-  void Cancel() { context_.TryCancel(); }
+  void Cancel() {
+    half_closed_ = true;
+    context_.TryCancel();
+  }
+  // Waits until all that was written before has been acknowledged or refused, or the stream has ended.
+  void Settle() {
+    if (half_closed_) return;
+    v1::ExchangeRequest last;  // of no session
+    last.mutable_header()->set_layer(kLast);
+    call_->Write(last);
+    MutexLock lock(mu_);
+    PRECONDOR_CHECK(changed_.wait_for(mu_, std::chrono::seconds(20),
+                                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return settled_; }));
+  }
 
   // All that has come but CREDIT, and bundles taken apart.
   std::vector<v1::ExchangeResponse> answers() const {
@@ -69,15 +83,30 @@ class Stream {
     v1::ExchangeResponse frame;
     while (call_->Read(&frame)) {
       MutexLock lock(mu_);
-      for (const v1::ExchangeResponse& one : frame.bundle()) answers_.push_back(one);
-      if (frame.bundle_size() == 0 && frame.header().kind() != v1::FRAME_KIND_CREDIT) answers_.push_back(frame);
+      if (frame.bundle_size() == 0) Take(frame);
+      for (const v1::ExchangeResponse& one : frame.bundle()) Take(one);
+    }
+    MutexLock lock(mu_);
+    settled_ = true;
+    changed_.notify_all();
+  }
+  void Take(const v1::ExchangeResponse& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (frame.header().layer() == kLast) {
+      settled_ = true;
+      changed_.notify_all();
+    } else if (frame.header().kind() != v1::FRAME_KIND_CREDIT) {
+      answers_.push_back(frame);
     }
   }
+
+  static constexpr uint32_t kLast = 0xFFFF;
 
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::ExchangeRequest, v1::ExchangeResponse>> call_;
   bool half_closed_ = false;
   mutable Mutex mu_;
+  CondVar changed_;
+  bool settled_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<v1::ExchangeResponse> answers_ ABSL_GUARDED_BY(mu_);
   std::thread reader_;
 };
@@ -149,6 +178,12 @@ class Actor {
         frame.set_payload(std::string(with, 'x'));
         return Send(frame);
       }
+    }
+  }
+
+  void Settle() const {
+    for (const std::unique_ptr<Stream>& stream : streams_) {
+      if (stream != nullptr) stream->Settle();
     }
   }
 
@@ -400,6 +435,7 @@ void Run(absl::string_view input) {
       actors[static_cast<uint8_t>(input[i]) % actors.size()]->Act(static_cast<uint8_t>(input[i + 1]),
                                                                   static_cast<uint8_t>(input[i + 2]));
     }
+    for (const std::unique_ptr<Actor>& actor : actors) actor->Settle();
     CheckAnswers(actors);
   }
   Close(name, joined);

@@ -131,11 +131,6 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, con
     if (status.ok()) return status;
     // A server that ends cancels its calls, which means unavailable, unless this client cancelled the call.
     if (absl::IsCancelled(status) && !canceller.cancelled()) status = absl::UnavailableError(status.message());
-    // gRPC ends calls so while a server's transport_memory is used up, and calls whose message is too large.
-    if (absl::IsResourceExhausted(status) && GetErrorReason(status) == ErrorReason::kUnspecified &&
-        !absl::StrContains(status.message(), "larger than max")) {
-      status = absl::UnavailableError(status.message());
-    }
     // At the deadline the previous failure is more informative.
     if (status.code() == absl::StatusCode::kDeadlineExceeded && !last.ok()) return WithContext(last, what);
     const bool answered = GetErrorReason(status) != ErrorReason::kUnspecified;

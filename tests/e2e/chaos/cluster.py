@@ -262,15 +262,16 @@ class Training:
 
     `arguments` come after the usual ones and prevail over them. `prefix` is a command that ends by executing what follows.
     With `ranks` each worker is a process of its own, digits_rank, which writes checkpoints and can be started again.
+    With `record` the workers write down what they are told (../history).
     """
 
     WORKERS = 4
 
-    def __init__(self, binaries, cluster, folder, arguments=(), prefix=(), ranks=False):
+    def __init__(self, binaries, cluster, folder, arguments=(), prefix=(), ranks=False, record=False):
         self.folder = pathlib.Path(folder)
-        recorded = pathlib.Path(binaries) / "tests/e2e/digits_recorded"
-        threads = recorded if recorded.exists() else pathlib.Path(binaries) / "client/cpp/examples/precondor-digits"
-        self.program = [*prefix, pathlib.Path(binaries) / "tests/e2e/digits_rank" if ranks else threads]
+        threads = "tests/e2e/digits_recorded" if record else "client/cpp/examples/precondor-digits"
+        self.program = [*prefix, pathlib.Path(binaries) / ("tests/e2e/digits_rank" if ranks else threads)]
+        self.record = record
         self.flags = [f"--coordinator={cluster.coordinator.address}", f"--workers={self.WORKERS}", "--task=classifier",
                       *digits.ROWS["signed-lowrank"].flags(), "--learning-rate=0.016", *arguments]
         self.errors = self.folder / "training.log"
@@ -289,13 +290,13 @@ class Training:
     def _start(self, name, *arguments):
         with open(self.errors, "ab") as log:
             return subprocess.Popen([*self.program, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                    env={"PRECONDOR_HISTORY": self.folder / f"{name}.history"})
+                                    env={"PRECONDOR_HISTORY": self.folder / f"{name}.history"} if self.record else {})
 
     def _start_rank(self, rank):
         return self._start(self.checkpoints[rank].name, str(rank), self.session, self.checkpoints[rank], *self.flags)
 
     def histories(self):
-        """Files of what the workers have been told, if their release can write it down."""
+        """Files of what the workers have been told."""
         return sorted(self.folder.glob("*.history"))
 
     def workers(self):

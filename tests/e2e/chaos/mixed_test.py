@@ -16,12 +16,12 @@ are set forwards and back.
 import contextlib
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
+import time
 
-from cluster import Training, wait_for
+from cluster import wait_for
 from faults import STEPS_A_FAULT, FaultTest, argument_parser, checker, run
 
 FAKETIME = pathlib.Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
@@ -29,7 +29,9 @@ FAKETIME = pathlib.Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 # compare deadlines: waits would end at once and spin.
 CLOCK_STEPS = ("+2d", "+1d", "+0")
 DISK_BYTES = 96 << 20
-STEPS_A_FULL_DISK = 100  # until a shard's snapshot has what its log lacks
+PATIENCE_S = 3  # longer than a worker waits for the answer to a report before it goes on
+STEPS_BESIDE = 100  # that go by while a fault is looked at
+STEPS_A_FULL_DISK = 300  # until a shard's snapshot has what its log lacks
 
 
 class MixedTest(FaultTest):
@@ -67,17 +69,20 @@ class MixedTest(FaultTest):
             self.await_standstill(cluster)
 
     def stop_coordinator(self, cluster, _):
-        """Workers come to the end of their lease."""
+        """Workers come to the end of their lease, for seconds after which they no longer wait for an answer to each report."""
         def steps():
             return [shard.metric("precondor_shard_step_number") for shard in cluster.shards]
 
+        seen, since = None, 0
+
+        def still():
+            nonlocal seen, since
+            now = steps()
+            if now != seen or None in now:
+                seen, since = now, time.monotonic()
+            return time.monotonic() > since + PATIENCE_S
+
         with self.stopped(cluster.coordinator.process.pid):
-            seen = []
-
-            def still():
-                seen.append(steps())
-                return len(seen) > 50 and all(one == seen[-1] for one in seen[-50:])
-
             wait_for("the job to stand still", still)
 
     def kill_worker(self, _, training):
@@ -89,9 +94,10 @@ class MixedTest(FaultTest):
 
     def replace_stopped_worker(self, cluster, training):
         rank = self.random.randrange(training.WORKERS)
-        epoch = cluster.coordinator.metric("precondor_epoch_number")
+        epoch = wait_for("the epoch", lambda: cluster.coordinator.metric("precondor_epoch_number"))
         with self.stopped(training.workers()[rank]):
             replaced = training.replace(rank)
+            self.addCleanup(replaced.kill)
             wait_for("another epoch", lambda: (cluster.coordinator.metric("precondor_epoch_number") or 0) > epoch)
         self.assertNotEqual(replaced.wait(60), 0, "a worker whose rank another one has cannot go on")
 
@@ -100,8 +106,11 @@ class MixedTest(FaultTest):
         with self.unhealthy(checker.COORDINATOR if server is cluster.coordinator else server.address):
             self.fill_disk_of(server, cluster, training)
 
+    def step(self, cluster):
+        return wait_for("the coordinator's step", lambda: max(cluster.step() or 0, 0))
+
     def fill_disk_of(self, server, cluster, training):
-        before = cluster.step()
+        before, logged = self.step(cluster), (server.folder / "log").stat().st_size
         filler = server.folder / "data" / "filler"
         with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
             while True:
@@ -114,12 +123,14 @@ class MixedTest(FaultTest):
         filler.unlink()
         if server.metric("precondor_log_stale_status"):
             with self.stopped(training.workers()[0]):  # the job waits, or seconds of its steps go by
-                wait_for("the shard to open its log again", lambda: "log can be written again" in server.log_tail())
+                wait_for("the shard to open its log again", lambda: b"log can be written again" in (server.folder / "log").read_bytes()[logged:])
         wait_for("all servers to write again, and a snapshot that has what the log lacks", lambda: not any(
             one.metric("precondor_log_stale_status") or one.metric("precondor_journal_failing_status") for one in cluster.servers()))
 
     def set_clocks(self, *_):
-        self.clock.write_text(f"{self.random.choice(CLOCK_STEPS)}\n")
+        following = self.clock.with_name("next")
+        following.write_text(f"{self.random.choice(CLOCK_STEPS)}\n")
+        following.rename(self.clock)  # servers read it at any time
 
     # --- runs ----------------------------------------------------------------------------------------------------------------
     def server_prefix(self, data):
@@ -140,7 +151,7 @@ class MixedTest(FaultTest):
         kinds += [self.set_clocks] * len(CLOCK_STEPS) if self.clocks else []
         order = kinds * self.kills
         self.random.shuffle(order)
-        steps = f"--steps={self.steps() + len(order) * STEPS_A_FAULT + STEPS_A_FULL_DISK * order.count(self.fill_disk)}"
+        steps = f"--steps={self.steps() + len(order) * (STEPS_A_FAULT + STEPS_BESIDE) + STEPS_A_FULL_DISK * order.count(self.fill_disk)}"
         self.kills = len(order)
         with self.cluster(coordinator_arguments=["--lease-steps=4"], shard_prefix=self.server_prefix,
                           coordinator_prefix=self.server_prefix) as cluster:
@@ -156,13 +167,15 @@ class MixedTest(FaultTest):
     def test_lost_shards(self):
         """A shard that hangs for long enough loses its layers to the others, and each time only then."""
         steps = STEPS_A_FAULT * (self.kills + 2)
-        with self.cluster(durable=False, shards=3, coordinator_arguments=["--shard-loss-ms=2000", "--lease-steps=4"]) as cluster:
-            with Training(self.binaries, cluster, self.folder.name,
-                          [f"--steps={steps}", "--exchange=delegate", "--on-shard-loss=degrade"]) as training:
+        with self.cluster(durable=False, shards=3, coordinator_arguments=["--shard-loss-ms=5000", "--lease-steps=4"]) as cluster:
+            with self.training(cluster, [f"--steps={steps}", "--exchange=delegate", "--on-shard-loss=degrade"]) as training:
                 for fault in range(self.kills):
                     self.await_step(cluster, training, STEPS_A_FAULT * (fault + 1))
-                    shard = self.random.choice(cluster.shards)
-                    before = cluster.step()
+                    owners = [shard for shard in cluster.shards if shard.metric("precondor_shard_sessions")]
+                    if len(owners) < 2:
+                        break  # layers do not move back
+                    shard = self.random.choice(owners)
+                    before = self.step(cluster)
                     with self.unhealthy(shard.address), self.stopped(shard.process.pid):
                         self.await_progress(cluster, before + 4)
                     wait_for("the shard to be rid of the session", lambda shard=shard: shard.metric("precondor_shard_sessions") == 0)
@@ -173,10 +186,11 @@ class MixedTest(FaultTest):
 def main():
     parser = argument_parser(__doc__)
     options = parser.parse_args()
-    if os.geteuid() == 0 and shutil.which("unshare") and "--own-mounts" not in os.environ.get("PRECONDOR_MIXED", ""):
-        os.environ["PRECONDOR_MIXED"] = "--own-mounts"
+    own_mounts = "PRECONDOR_OWN_MOUNTS"
+    if os.geteuid() == 0 and own_mounts not in os.environ and subprocess.run(["unshare", "-m", "true"], check=False).returncode == 0:
+        os.environ[own_mounts] = "yes"
         os.execvp("unshare", ["unshare", "--mount", sys.executable, "-B", *sys.argv])
-    MixedTest.disks = "PRECONDOR_MIXED" in os.environ
+    MixedTest.disks = own_mounts in os.environ
     MixedTest.clocks = FAKETIME.exists()
     run("mixed_test", options)
 

@@ -47,7 +47,10 @@ int64_t Now() {
 
 class HistoryFile {
  public:
-  explicit HistoryFile(const std::string& path) : file_(path, std::ios::app) { Write({{"event", "begin"}}); }
+  explicit HistoryFile(const std::string& path) : file_(path, std::ios::app) {
+    file_ << "\n";  // ends the line that a process was killed in
+    Write({{"event", "begin"}});
+  }
 
   void Write(const Json& event) {
     MutexLock lock(mu_);
@@ -188,7 +191,7 @@ class ExchangeStream final : public grpc::experimental::Interceptor {
 };
 
 // Lets a call through as it is.
-class Nothing final : public grpc::experimental::Interceptor {
+class Unrecorded final : public grpc::experimental::Interceptor {
  public:
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override { methods->Proceed(); }
 };
@@ -201,7 +204,7 @@ class Recorder final : public grpc::experimental::ClientInterceptorFactoryInterf
     absl::string_view method = info->method();
     if (absl::ConsumePrefix(&method, "/precondor.v1.SessionService/")) return new SessionCall(file_, method);
     if (method == "/precondor.v1.PreconditionService/Exchange") return new ExchangeStream(file_);
-    return new Nothing();
+    return new Unrecorded();
   }
 
  private:
@@ -212,8 +215,8 @@ class Recorder final : public grpc::experimental::ClientInterceptorFactoryInterf
 const bool kRecords = [] {
   const char* path = std::getenv("PRECONDOR_HISTORY");
   if (path == nullptr) return false;
-  static Recorder recorder(path);
-  grpc::experimental::RegisterGlobalClientInterceptorFactory(&recorder);
+  // Calls can end after main has.
+  grpc::experimental::RegisterGlobalClientInterceptorFactory(new Recorder(path));
   return true;
 }();
 

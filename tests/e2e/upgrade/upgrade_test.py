@@ -33,11 +33,12 @@ class PreviousTraining(Training):
 
 class UpgradeTest(FaultTest):
     previous = None
-    clients = None  # whose release they are, of `train`
+    clients = None  # of which build tree they are, in `train`
 
     def training(self, cluster, arguments, **options):
-        make = PreviousTraining if self.clients == self.previous else Training
-        return make(self.clients, cluster, self.folder.name, arguments, **options)
+        if self.clients == self.previous:
+            return PreviousTraining(self.previous, cluster, self.folder.name, arguments, **options)
+        return super().training(cluster, arguments, **options)
 
     def train_together(self, clients, servers):
         self.clients, self.kills = clients, 0

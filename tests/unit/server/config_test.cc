@@ -329,6 +329,13 @@ TEST_F(ConfigTest, FilesOfTlsGoTogether) {
   EXPECT_THAT(Refusal({"--role=shard", "--tls-ca=r"}), HasSubstr("flag --tls-ca: expected none with role shard"));
 }
 
+TEST_F(ConfigTest, MemoryForMessagesHoldsTheLargest) {
+  EXPECT_EQ(Parse({"--max-message-bytes=1GiB"}).transport_memory, int64_t{2} << 30);
+  EXPECT_EQ(Parse({"--max-message-bytes=8MiB", "--transport-memory=8MiB"}).transport_memory, 8 << 20);
+  EXPECT_THAT(Refusal({"--max-message-bytes=1GiB", "--transport-memory=512MiB"}),
+              HasSubstr("flag --transport-memory: expected at least max_message_bytes, 1073741824, got 536870912"));
+}
+
 TEST_F(ConfigTest, UnknownNamesAreErrorsThatOfferTheNearest) {
   EXPECT_THAT(Refusal({"--memory-limits=1GiB"}),
               HasSubstr("command line: unknown option \"memory_limits\"; the nearest is \"memory_limit\""));

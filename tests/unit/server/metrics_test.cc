@@ -22,6 +22,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "kernels/base/sanitizers.h"
 #include "server/metrics/catalog.h"
 #include "server/metrics/metrics_observer.h"
 
@@ -320,7 +321,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
     EXPECT_NEAR(scrape.samples.at(series), value, 1e-9) << series;
   }
   EXPECT_GT(scrape.samples.at("precondor_resident_memory_bytes"), 1e6);
-#if !defined(__has_feature)  // not Clang, and so no sanitizer
+#if !PRECONDOR_HAS_ASAN && !PRECONDOR_HAS_TSAN
   const std::vector<char> held(size_t{100} << 20);
   EXPECT_NEAR(
       Parse(metrics.Render()).samples.at("precondor_allocated_bytes") - scrape.samples.at("precondor_allocated_bytes"),

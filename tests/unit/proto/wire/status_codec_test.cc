@@ -61,6 +61,13 @@ TEST(StatusCodecTest, ForeignDetailsAreLeftOut) {
 
 TEST(StatusCodecTest, CodesOutsideTheRangeAreUnknown) {
   EXPECT_EQ(FromGrpcStatus(grpc::Status(static_cast<grpc::StatusCode>(31), "?")).code(), absl::StatusCode::kUnknown);
+  // A server that has no memory for messages now will have some; a message that is too large stays so.
+  const auto exhausted = [](const char* message) {
+    return FromGrpcStatus(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, message)).code();
+  };
+  EXPECT_EQ(exhausted("Received RST_STREAM with error code 11"), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(exhausted("Buffers full"), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(exhausted("Received message larger than max (5 vs. 4)"), absl::StatusCode::kResourceExhausted);
   for (const int code : {0, -1, 17, 1 << 30}) {
     v1::ErrorDetail detail;
     detail.set_code(code);
