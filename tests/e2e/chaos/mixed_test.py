@@ -30,8 +30,8 @@ FAKETIME = pathlib.Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 CLOCK_STEPS = ("+2d", "+1d", "+0")
 DISK_BYTES = 96 << 20
 PATIENCE_S = 3  # longer than a worker waits for the answer to a report before it goes on
-STEPS_BESIDE = 100  # that go by while a fault is looked at
-STEPS_A_FULL_DISK = 300  # until a shard's snapshot has what its log lacks
+STEPS_BESIDE = 40  # that go by while a fault is looked at
+STEPS_A_FULL_DISK = 200  # until a shard's snapshot has what its log lacks
 
 
 class MixedTest(FaultTest):
