@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
+#include <dlfcn.h>
 #include <fstream>
 #include <malloc.h>
 #include <prometheus/counter.h>
@@ -52,8 +54,15 @@ double ResidentBytes() {
   return file ? static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE)) : 0.0;
 }
 
-// Bytes in blocks that malloc has given out; 0 under a sanitizer, which has an allocator of its own.
+// Bytes in blocks that malloc has given out; 0 if malloc is not glibc's, which then must not be asked (a sanitizer, or
+// a library that is preloaded).
 double AllocatedBytes() {
+  static const bool is_glibcs = [] {
+    Dl_info allocator = {}, asked = {};
+    return dladdr(reinterpret_cast<void*>(&malloc), &allocator) != 0 &&
+           dladdr(reinterpret_cast<void*>(&mallinfo2), &asked) != 0 && allocator.dli_fbase == asked.dli_fbase;
+  }();
+  if (!is_glibcs) return 0;
   const struct mallinfo2 info = mallinfo2();
   return static_cast<double>(info.uordblks) + static_cast<double>(info.hblkhd);
 }
