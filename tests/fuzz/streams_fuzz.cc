@@ -289,6 +289,18 @@ class Actor {
     Send(frame);
   }
 
+  // Calls the coordinator, which answers in time and refuses the intruder.
+  template <typename Request, typename Response>
+  grpc::Status Ask(grpc::Status (v1::SessionService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                   const Request& request, Response& response) const {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    const grpc::Status status = (*TheServer().sessions.*method)(&context, request, &response);
+    PRECONDOR_CHECK(status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED);
+    PRECONDOR_CHECK(number_ != kIntruder || !status.ok());
+    return status;
+  }
+
   void Join(uint64_t first_step, bool as_another) {
     v1::JoinSessionRequest request;
     request.set_name(session_);
@@ -297,11 +309,7 @@ class Actor {
     request.set_first_step(first_step);
     request.set_secret(number_ == kIntruder ? "a guess" : joined_.secret());
     v1::JoinSessionResponse response;
-    grpc::ClientContext context;
-    SetDeadline(context);
-    const grpc::Status status = TheServer().sessions->JoinSession(&context, request, &response);
-    PRECONDOR_CHECK(status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED);
-    PRECONDOR_CHECK(number_ != kIntruder || !status.ok());
+    const grpc::Status status = Ask(&v1::SessionService::Stub::JoinSession, request, response);
     if (!status.ok()) return;
     incarnation_ = request.incarnation();
     joined_ = std::move(response);
@@ -318,11 +326,7 @@ class Actor {
     request.set_finite(true);
     request.set_secret(joined_.secret());
     v1::ReportStepResponse response;
-    grpc::ClientContext context;
-    SetDeadline(context);
-    const grpc::Status status = TheServer().sessions->ReportStep(&context, request, &response);
-    PRECONDOR_CHECK(status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED);
-    PRECONDOR_CHECK(number_ != kIntruder || !status.ok());
+    const grpc::Status status = Ask(&v1::SessionService::Stub::ReportStep, request, response);
     if (status.ok()) *joined_.mutable_directive() = response.directive();
   }
 
@@ -333,11 +337,7 @@ class Actor {
     request.set_incarnation(incarnation_);
     request.set_secret(joined_.secret());
     v1::LeaveSessionResponse response;
-    grpc::ClientContext context;
-    SetDeadline(context);
-    const grpc::Status status = TheServer().sessions->LeaveSession(&context, request, &response);
-    PRECONDOR_CHECK(status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED);
-    PRECONDOR_CHECK(number_ != kIntruder || !status.ok());
+    Ask(&v1::SessionService::Stub::LeaveSession, request, response);
   }
 
   const int number_;
@@ -350,11 +350,7 @@ class Actor {
 };
 
 v1::JoinSessionResponse OpenAndJoin(const std::string& name) {
-  RawServer& server = TheServer();
-  PRECONDOR_CHECK(server.Open(RawServer::Spec(name, kRanks)).ok());
-  v1::JoinSessionResponse joined;
-  for (uint32_t rank = 0; rank < kRanks; ++rank)
-    PRECONDOR_CHECK(server.Join(name, rank, kRawIncarnation, &joined).ok());
+  v1::JoinSessionResponse joined = TheServer().OpenAndJoin(name, kRanks);
   PRECONDOR_CHECK(joined.active());
   return joined;
 }

@@ -47,7 +47,7 @@ class Server:
         self.host = host
         self.prefix = list(prefix)  # a command that ends by executing what follows
         self.folder = pathlib.Path(folder) / name
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True)
         self.use(binaries)
         self.arguments = arguments
         self.port = 0

@@ -135,14 +135,15 @@ class MixedTest(FaultTest):
     # --- runs ----------------------------------------------------------------------------------------------------------------
     def server_prefix(self, data):
         """Gives a server its disk, which stays when it is killed, and its clock."""
+        disk, clock = [], []
         if self.disks:
-            data.mkdir(parents=True)
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", data], check=True)
-            self.addCleanup(subprocess.run, ["umount", "--lazy", data], check=True)
-        if not self.clocks:
-            return ()
-        return ["env", f"LD_PRELOAD={FAKETIME}", f"FAKETIME_TIMESTAMP_FILE={self.clock}", "FAKETIME_NO_CACHE=1",
-                "FAKETIME_DONT_FAKE_MONOTONIC=1"]
+            mount = f"mkdir -p $0 && {{ mountpoint -q $0 || mount -t tmpfs -o size={DISK_BYTES} tmpfs $0; }} && exec \"$@\""
+            disk = ["sh", "-c", mount, data]
+            self.addCleanup(subprocess.run, ["umount", "--lazy", data], check=False)
+        if self.clocks:
+            clock = ["env", f"LD_PRELOAD={FAKETIME}", f"FAKETIME_TIMESTAMP_FILE={self.clock}", "FAKETIME_NO_CACHE=1",
+                     "FAKETIME_DONT_FAKE_MONOTONIC=1"]
+        return [*disk, *clock]
 
     def test_faults_of_all_kinds(self):
         kinds = [self.kill_shard, self.kill_coordinator, self.kill_everything, self.stop_shard, self.stop_coordinator,

@@ -61,7 +61,7 @@ class UpgradeTest(FaultTest):
             waiting = list(servers)
 
             def disturb(_):
-                server, reached = waiting.pop(0), cluster.step()
+                server, reached = waiting.pop(0), cluster.step() or 0
                 end(server)
                 server.use(after)
                 server.start()
