@@ -90,17 +90,16 @@ class MigrateTest(torch_case.ServerCase):
         self.assertEqual((options["block_size"], options["target_merged_dim_size"], options["memory_save_mode"]), (256, 4096, "NONE"))
         self.assertNotIn("max_update_probability", options)
         arguments = migrate.distributed_kron(b1=0.8, preconditioner_update_probability=0.5, memory_save_mode="one_diag",
-                                             partition_grads_into_blocks=False, mu_dtype="float32")
+                                             partition_grads_into_blocks=False, mu_dtype="bfloat16", scanned_layers={"a": True})
         options = arguments["method"].options
         self.assertEqual((arguments["b1"], options["momentum"], options["memory_save_mode"], options["block_size"],
                           options["max_update_probability"], options["min_update_probability"]), (0.8, 0.8, "ONE_DIAG", 0, 0.5, 0.5))
+        self.assertEqual(arguments["scanned_layers"], {"a": True})
         kron = migrate.distributed_kron
-        self.refuses("distributed_kron: learning_rate: expected none, got 0.1. Chain it", kron, learning_rate=0.1)
-        self.refuses("weight_decay: expected 0, got 0.1. Chain it", kron, weight_decay=0.1)
+        self.refuses("distributed_kron: learning_rate: expected none, got 0.1. Give it to precondor.optax.kron", kron, learning_rate=0.1)
+        self.refuses("weight_decay: expected 0, got 0.1. Give it", kron, weight_decay=0.1)
         self.refuses("preconditioner_update_probability: expected a number, got <function", kron,
                     preconditioner_update_probability=lambda step: 1.0)
-        self.refuses("mu_dtype: expected float32, or none, got 'bfloat16'", kron, mu_dtype="bfloat16")
-        self.refuses("scanned_layers: expected none", kron, scanned_layers={"a": True})
 
     def train(self, name, arguments):
         own = model()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["distributed_kron", "kaisa", "mkor"]
 
 _OWN_OPTIMIZER = "The optimizer stays yours: make it, and call pre.step(loss) before optimizer.step()"
-_CHAIN = "Chain it behind: optax.add_decayed_weights(...), optax.scale_by_learning_rate(...)"
+_CHAIN = "Give it to precondor.optax.kron, or chain it behind: optax.add_decayed_weights(...), optax.scale_by_learning_rate(...)"
 _SCALER = "Give it to each step: pre.step(loss, scaler=scaler)"
 
 
@@ -103,24 +103,21 @@ def mkor(model: "nn.Module", **arguments: Any) -> Dict[str, Any]:
 def distributed_kron(**arguments: Any) -> Dict[str, Any]:
     """Converts arguments of distributed_kron's kron and scale_by_kron for precondor.optax.scale_by_precondor.
 
-    kron has diagonal factors for vectors and scalars; here they have Adam, with b1. Raises InvalidArgumentError if an
-    argument cannot be converted.
+    precondor.optax.kron takes those of kron and calls this. Momentum and factors are kept in f32, whatever mu_dtype and
+    precond_dtype say. kron has diagonal factors for vectors and scalars; here they have Adam, with b1. Raises
+    InvalidArgumentError if an argument cannot be converted.
     """
     have = _LibraryCall("distributed_kron", arguments, {
         "b1": 0.9, "preconditioner_update_probability": None, "max_size_triangular": 8192, "min_ndim_triangular": 2,
-        "memory_save_mode": None, "preconditioner_lr": 0.1, "preconditioner_init_scale": 1.0, "mu_dtype": None,
-        "precond_dtype": None, "scanned_layers": None, "merge_small_dims": True, "target_merged_dim_size": 4096,
+        "memory_save_mode": None, "preconditioner_lr": 0.1, "preconditioner_init_scale": 1.0, "scanned_layers": None, "merge_small_dims": True, "target_merged_dim_size": 4096,
         "partition_grads_into_blocks": True, "block_size": 256, "learning_rate": None, "weight_decay": 0.0,
         "weight_decay_mask": None}, does_nothing={
-        "precond_update_precision", "precond_grads_precision",  # always f32
+        "precond_update_precision", "precond_grads_precision", "mu_dtype", "precond_dtype",  # always f32
         "lax_map_scanned_layers", "lax_map_batch_size", "params_partition_specs", "preconditioner_partition_spec"})
     have.expect_none("learning_rate", _CHAIN)
     have.expect_none("weight_decay_mask", _CHAIN)
     if have["weight_decay"] != 0.0:
         have.refuse("weight_decay", "0", _CHAIN)
-    have.expect_none("scanned_layers", "Every array is one layer: give the scanned arrays apart, an array a layer")
-    have.expect_f32("mu_dtype", "The momentum is kept in f32")
-    have.expect_f32("precond_dtype", "Factors are kept in f32")
     mode = have["memory_save_mode"]
     options: Dict[str, Any] = {
         "variant": "TRIANGULAR", "momentum": have.number("b1"), "precondition_lr": have.number("preconditioner_lr"),
@@ -132,7 +129,7 @@ def distributed_kron(**arguments: Any) -> Dict[str, Any]:
     if have["preconditioner_update_probability"] is not None:  # otherwise both have the default schedule
         probability = have.number("preconditioner_update_probability")
         options.update(max_update_probability=probability, min_update_probability=probability)
-    return {"method": Method("kron", options), "b1": have.number("b1")}
+    return {"method": Method("kron", options), "b1": have.number("b1"), "scanned_layers": have["scanned_layers"]}
 
 
 class _LibraryCall:

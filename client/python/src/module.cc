@@ -25,6 +25,10 @@ PYBIND11_MODULE(_core, m) {
 #ifdef PRECONDOR_HAVE_OWN_OPENBLAS  // NumPy's threads may be at work in a shared one
   precondor::UseBestBlasCore();
 #endif
+  // pybind11 before 2.12 loads NumPy at the first array, under a lock with which two threads' first arrays wait for
+  // each other and the GIL.
+  py::array_t<float>(0);
+
   py::class_<FutureObject>(m, "Future")
       .def("ready", &FutureObject::Ready)
       .def("wait", &FutureObject::Wait, py::arg("timeout_s"))

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session of a JAX run, and this process's ranks in it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import itertools
+import os
+import socket
+import threading
+import warnings
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from . import server
+from ._client import Client, Future, Security, Worker
+from ._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError
+from ._jax_group import Group
+from ._session import Layer, SessionSpec
+
+_sessions = itertools.count()
+
+
+class Connection:
+    """Opened by the first `update`. Thread-safe: callbacks run on threads of JAX, one a rank."""
+
+    def __init__(self, address: str, session: str, group: Group, factors: Sequence[np.ndarray], security: Security,
+                 timeouts: Mapping[str, float]) -> None:
+        self.name = session
+        self.group = group
+        self.spec: Optional[SessionSpec] = None
+        self._is_new_name = not session
+        self._factors = factors
+        self._address, self._security, self._timeouts = address, security, dict(timeouts)
+        self._lock = threading.Lock()
+        self._client: Optional[Client] = None
+        self._created = False
+        self._restored_step: Optional[int] = None
+        self._next_step = 0
+        self._workers: Dict[int, Worker] = {}  # by rank
+        self._closed = False
+
+    def open(self, spec: SessionSpec) -> None:
+        """Opens the session at the first call; all processes make it. Later calls must have an equal description
+        (InvalidArgumentError). The description's name is not looked at."""
+        with self._lock:
+            if self._closed:
+                raise FailedPreconditionError(f"session {self.name}: this transformation is closed", "FAILED_PRECONDITION")
+            if self.spec is None:
+                self._open(spec)
+            elif dataclasses.replace(spec, name=self.name) != self.spec:
+                raise InvalidArgumentError(
+                    f"updates: expected the tree of the first call, {_shapes(self.spec)}, got {_shapes(spec)}",
+                    "INVALID_ARGUMENT", advice="One transformation is for one model: make another for another")
+
+    def _open(self, spec: SessionSpec) -> None:
+        host, address, self.name = self.group.from_first(self._place).split("\n")
+        if self._address == "local" and host != socket.gethostname():
+            raise InvalidArgumentError(f'address: expected processes on one host with "local", got {host} and {socket.gethostname()}',
+                                       "INVALID_ARGUMENT", advice="Start precondor-server on one of them, and give its host:port")
+        client = Client(address, security=self._security, **self._timeouts)
+        spec = dataclasses.replace(spec, name=self.name)
+        restored = self.group.from_first(lambda: self._restore(client, spec))
+        if restored:
+            self._restored_step = int(restored)
+        else:
+            self._created = client.open_session(spec).created
+        self._client, self.spec = client, spec
+        atexit.register(self.close)
+
+    def _place(self) -> str:
+        """Returns this host, and the server's address and the session's name for all processes."""
+        address = server.shared().address if self._address == "local" else self._address
+        return "\n".join((socket.gethostname(), address, self.name or f"optax-{os.getpid()}-{next(_sessions)}"))
+
+    def _restore(self, client: Client, spec: SessionSpec) -> str:
+        """Begins the session with the given factors. Returns their step; "" if there are none."""
+        if len(self._factors) == 0:
+            return ""
+        encoded_step, *states = (np.asarray(one).tobytes() for one in self._factors)
+        step = int.from_bytes(encoded_step, "little")
+        client.close_session(spec.name)
+        client.restore_session(spec, step, states)
+        return str(step)
+
+    def exchange(self, rank: Any, step: Any, loss: Any, finite: Any, shares: Sequence[Any]) -> Tuple[Any, Any, List[np.ndarray]]:
+        """A rank's part of one step. Returns the next step's number, whether the answers may be used, and the answers."""
+        rank, step, finite = int(rank), int(step), bool(finite)
+        worker, layers = self._joined(rank, step)
+        answers = [np.zeros(np.shape(share), np.float32) for share in shares]
+        pairs = [pair for share, answer in zip(shares, answers) for pair in zip(np.asarray(share), answer)]
+        futures = [self._precondition(worker, step, place, layer, *pair) if finite else worker.abstain_gradient(step, place)
+                   for place, (layer, pair) in enumerate(zip(layers, pairs))]
+        usable = all([future.result().decision != "SKIP" for future in futures])  # a list: waits for each
+        worker.report_step(step, float(loss), 1, 0.0, finite=usable)
+        self._next_step = step + 1
+        return np.int32(step + 1), np.bool_(usable), answers
+
+    def _precondition(self, worker: Worker, step: int, place: int, layer: Layer, gradient: np.ndarray, answer: np.ndarray) -> Future:
+        if self.group.size == 1:
+            return worker.precondition(step, place, gradient, 1, out=answer)
+        share = self.group.share(layer.d_out)
+        first = worker.rank * share
+        rows = max(0, min(share, layer.d_out - first))
+        parts = [(first, rows, 0, layer.d_in, True)] if rows > 0 else []
+        return worker.precondition_parts(step, place, parts, gradient[:rows].reshape(1, -1), answer[:rows].reshape(1, -1))
+
+    def read_factors(self) -> List[np.ndarray]:
+        """Returns the next step's number and every layer's state, in the first process; nothing in the others. All call it."""
+        with self._lock:
+            if self.spec is None or not self._workers or self._closed:
+                raise FailedPreconditionError(f"session {self.name}: read_factors: expected a step before it, and before close()",
+                                              "FAILED_PRECONDITION")
+            worker, layers = next(iter(self._workers.values())), len(self.spec.layers)
+        found: List[np.ndarray] = []
+
+        def read() -> str:
+            found.append(np.frombuffer(self._next_step.to_bytes(8, "little"), np.uint8))
+            found.extend(np.frombuffer(worker.read_factors(place), np.uint8) for place in range(layers))
+            return ""
+
+        for one in self._workers.values():
+            one.flush()
+        self.group.from_first(str)  # all have flushed
+        self.group.from_first(read)  # none goes on before it
+        return found
+
+    def _joined(self, rank: int, step: int) -> Tuple[Worker, Sequence[Layer]]:
+        with self._lock:
+            if self._client is None or self.spec is None or self._closed:
+                raise FailedPreconditionError(f"session {self.name}: not connected; call or trace `update` in this process first, "
+                                              "and before close()", "FAILED_PRECONDITION")
+            client, layers, worker = self._client, self.spec.layers, self._workers.get(rank)
+        if worker is None:
+            if self._restored_step not in (None, step):
+                raise FailedPreconditionError(f"factors: expected those of the state's step {step}, got those of step {self._restored_step}",
+                                              "FAILED_PRECONDITION")
+            if step > 0 and self._created:
+                warnings.warn(f"session {self.name} is new and the state is of step {step}: its factors begin anew")
+            worker = client.join(self.name, rank, step)  # waits for the other ranks
+            with self._lock:
+                self._workers[rank] = worker
+        return worker, layers
+
+    def close(self, end_session: bool = False) -> None:
+        atexit.unregister(self.close)
+        with self._lock:
+            was_closed, self._closed = self._closed, True
+        if was_closed or self._client is None:
+            return
+        try:
+            with contextlib.suppress(PrecondorError):  # if the servers have ended, there are no ranks to give back
+                for worker in self._workers.values():
+                    worker.leave()
+            if self.group.is_first_process and (end_session or self._is_new_name):
+                self._client.close_session(self.name)
+        except PrecondorError:
+            if end_session:
+                raise
+        finally:
+            for worker in self._workers.values():
+                worker.close()
+            self._client.close()
+
+
+def _shapes(spec: SessionSpec) -> Dict[str, List[int]]:
+    return {layer.name: list(layer.shape) for layer in spec.layers}
