@@ -100,7 +100,7 @@ class FsdpTest(unittest.TestCase):
     def expect_undivided(self, size, reference, tolerance, tensor, **options):
         """The weights of all ranks are those of the undivided model."""
         with self.subTest(size=size, tensor=tensor, **options):
-            plain = {name: value for name, value in options.items() if name not in ("sequence", "partial", "exchange")}
+            plain = {name: value for name, value in options.items() if name not in ("sequence", "partial", "exchange", "hsdp")}
             wanted = self.run_all(2, "train_divided", tensor=reference, **plain)[0][0]
             for weights, decisions in self.run_all(size, "train_divided", tensor=tensor, **options):
                 self.assertEqual(set(decisions.values()), {"PRECONDITIONED"})
@@ -119,6 +119,16 @@ class FsdpTest(unittest.TestCase):
         for sequence in (False, True):
             for options in ({"statistics": "MEAN"}, {"method": "muon", "optimizer": "made"}):
                 self.expect_undivided(4, 1, 2e-6, 2, sequence=sequence, **options)
+
+    # Without soap, which scales up what a sum in another order leaves in directions that have no gradient.
+    def test_tensor_parallelism_by_gradients(self):
+        for options in ({"method": "kron"}, {"method": None}, {"method": None, "exchange": "SHARDED", "sequence": True}):
+            self.expect_undivided(2, None, 2e-6, 2, words=True, optimizer="made", **options)
+
+    def test_tensor_parallelism_on_a_hybrid_mesh(self):
+        for options in ({"statistics": "MEAN"}, {"method": None, "optimizer": "made", "words": True},
+                        {"method": "muon", "optimizer": "made", "exchange": "SHARDED"}):
+            self.expect_undivided(4, 1, 2e-6, 2, hsdp=True, **options)
 
     def test_scaling_by_the_learning_rate(self):
         self.expect_ddp([2], 1e-6, {}, method="eva")

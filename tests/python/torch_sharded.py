@@ -134,25 +134,45 @@ def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=Fals
 class Residual(nn.Module):
     """What tensor parallelism divides: `up` by its outputs, `down` by its inputs."""
 
-    def __init__(self):
+    def __init__(self, hidden):
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 8), nn.Linear(8, 6)
+        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, hidden), nn.Linear(hidden, 6)
 
     def forward(self, x):
         return x + self.down(torch.tanh(self.up(self.norm(x))))
 
 
-def divided(tensor, sequence, partial):
+class Residuals(nn.Sequential):
+    """For inputs of 6 numbers; with `words` for words, of which there are 7."""
+
+    def __init__(self, hidden, words):
+        torch.manual_seed(3)
+        super().__init__(Residual(hidden), Residual(hidden), nn.Linear(6, 4))
+        self.words = nn.Embedding(7, 6) if words else None
+
+    def forward(self, x):
+        if self.words is not None:
+            x = self.words((x[..., 0].abs() * 3).long().clamp(0, 6))
+        return self[2](self[1](self[0](x)))
+
+
+def divided(tensor, sequence, partial, hidden, words, hsdp):
     """(the model, the rank's place among the data) for groups of `tensor` ranks, with fully_shard if there are several."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, PrepareModuleInputOutput, RowwiseParallel,
                                                    SequenceParallel, parallelize_module)
-    model = nn.Sequential(Residual(), Residual(), nn.Linear(6, 4))
+    model = Residuals(hidden, words)
     data = dist.get_world_size() // tensor
-    mesh = init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor")) if data > 1 else \
-        init_device_mesh("cpu", (tensor,), mesh_dim_names=("tensor",))
+    if hsdp:
+        mesh = init_device_mesh("cpu", (data, 1, tensor), mesh_dim_names=("replicate", "shard", "tensor"))
+        fully = mesh["replicate", "shard"]
+    elif data > 1:
+        mesh = init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor"))
+        fully = mesh["data"]
+    else:
+        mesh = init_device_mesh("cpu", (tensor,), mesh_dim_names=("tensor",))
     plan = {"0.up": ColwiseParallel(), "0.down": RowwiseParallel(), "1.up": ColwiseParallel(), "1.down": RowwiseParallel()}
     if sequence:  # between the layers each rank has a part of the rows
         plan = {"0": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=True)}
@@ -166,28 +186,30 @@ def divided(tensor, sequence, partial):
         plan["2"] = PrepareModuleInputOutput(
             input_layouts=(Shard(1),), desired_input_layouts=(Shard(1),), use_local_input=False, output_layouts=(Shard(1),),
             desired_output_layouts=(Replicate(),))
+    if words:  # by its rows
+        plan["words"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
     parallelize_module(model, mesh["tensor"], plan)
     if data > 1:
         for block in list(model)[:2]:
-            fully_shard(block, mesh=mesh["data"])
-        fully_shard(model, mesh=mesh["data"])
-    return model, mesh["data"].get_local_rank() if data > 1 else 0, data
+            fully_shard(block, mesh=fully)
+        fully_shard(model, mesh=fully)
+    return model, dist.get_rank() // tensor, data
 
 
-def train_divided(rank, address, session, tensor, sequence=False, partial=False, optimizer="AdamW", **options):
+def train_divided(rank, address, session, tensor, sequence=False, partial=False, hidden=8, words=False, hsdp=False, optimizer="AdamW",
+                  **options):
     """The last weights, whole, and the decisions of the last step. With `tensor` 1 every rank has a whole model: alone
     with the data, if `tensor` is None, or under DistributedDataParallel."""
-    torch.manual_seed(3)
     if tensor is None:
         groups = [dist.new_group([one]) for one in range(dist.get_world_size())]
         options["process_group"], session = groups[rank], f"{session}-{rank}"
-        model, place, data = nn.Sequential(Residual(), Residual(), nn.Linear(6, 4)), 0, 1
+        model, place, data = Residuals(hidden, words), 0, 1
         called = model
     elif tensor == 1:
-        model, place, data = nn.Sequential(Residual(), Residual(), nn.Linear(6, 4)), rank, dist.get_world_size()
+        model, place, data = Residuals(hidden, words), rank, dist.get_world_size()
         called = nn.parallel.DistributedDataParallel(model)
     else:
-        model, place, data = divided(tensor, sequence, partial)
+        model, place, data = divided(tensor, sequence, partial, hidden, words, hsdp)
         called = model
     with precondor.torch.Preconditioner(called, address, session=session, warmup_steps=2, inv_freq=2,
                                         **{"method": "mkor", **options}) as pre:
