@@ -10,6 +10,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/fiber.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/thread_name.h"
 
 namespace precondor {
 namespace {
@@ -73,6 +74,7 @@ struct DeviceGroup::Helper {
 
  private:
   void Loop() {
+    NameThisThread("device-group");
     mu_.Lock();
     for (;;) {
       while (work_ == nullptr && !ends_) changed_.wait(mu_);

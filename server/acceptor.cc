@@ -7,6 +7,8 @@
 #include <unistd.h>
 #include <utility>
 
+#include "kernels/base/thread_name.h"
+
 namespace precondor {
 namespace {
 
@@ -38,6 +40,7 @@ void Acceptor::Start(std::function<void(int fd)> accepted, std::function<void(in
 }
 
 void Acceptor::Loop(const std::function<void(int fd)>& accepted, const std::function<void(int error)>& failed) {
+  NameThisThread("acceptor");
   for (;;) {
     const int connection = accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     const int error = connection < 0 ? errno : 0;

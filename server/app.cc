@@ -23,6 +23,7 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/thread_name.h"
 #include "kernels/base/unix_address.h"
 #include "kernels/cuda/cuda_module.h"
 #include "proto/wire/channel_security.h"
@@ -33,6 +34,7 @@
 #include "server/core/shard/shard.h"
 #include "server/core/thread_pool.h"
 #include "server/listeners.h"
+#include "server/memory_budget.h"
 #include "server/metrics/http_client.h"
 #include "server/metrics/metrics_observer.h"
 #include "server/periodic.h"
@@ -175,7 +177,7 @@ class ServerApp final : public App {
         logger_(logger),
         metrics_(PRECONDOR_VERSION, ServerRoleName(config.role)),
         tracer_(MakeTracer(config, clock_, logger)),
-        control_threads_(kControlThreads),
+        control_threads_(kControlThreads, /*tasks_on_fibers=*/0, "control"),
         runner_(
             control_threads_, clock_,
             [this](absl::string_view method, absl::StatusCode code, absl::Duration took) {
@@ -208,20 +210,25 @@ class ServerApp final : public App {
         const trace::Tracer::Counts spans = tracer_->counts();
         metrics.OnTraceSpans(spans.sent + spans.dropped, spans.dropped);
       }
-      if (shard_ == nullptr) return;
-      for (const ShardSessionSummary& session : shard_->ListSessions()) {
-        metrics.OnShardStep(session.spec.name, session.last_step);
-      }
+      std::vector<ShardSessionSummary> sessions;
+      if (shard_ != nullptr) sessions = shard_->ListSessions();
+      for (const ShardSessionSummary& session : sessions) metrics.OnShardStep(session.spec.name, session.last_step);
+      for (const auto& [part, bytes] : Budget(sessions)) metrics.OnMemoryBudget(part, bytes);
+      if (precondition_service_ != nullptr) metrics.OnIncompleteBytes(precondition_service_->incomplete_bytes());
     });
     if (!config_.metrics_listen.empty()) {
       PRECONDOR_ASSIGN_OR_RETURN(metrics_port_, metrics_.Serve(config_.metrics_listen, MakePages()));
       PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.metrics_port_file, absl::StrCat(metrics_port_)));
     }
+    CompareWithContainer();
     // The services answer during the replay: liveness probes succeed, readiness probes do not.
     if (shard_store_ != nullptr) PRECONDOR_RETURN_IF_ERROR(shard_store_->Restore(*shard_));
     StartPeriodicWork();
     if (storage_ != nullptr && storage_->standby()) {
-      standby_thread_ = std::thread([this] { StandBy(); });
+      standby_thread_ = std::thread([this] {
+        NameThisThread("standby");
+        StandBy();
+      });
     } else {
       ChangeHealth([](Health& health) { health.begun = true; });
     }
@@ -328,6 +335,24 @@ class ServerApp final : public App {
         metrics_, rings_.get());
     shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
     return absl::OkStatus();
+  }
+
+  MemoryBudget Budget(absl::Span<const ShardSessionSummary> sessions) const {
+    const bool on_host = !backends_.empty() && backends_.front().backend->name() != "cuda";
+    return BudgetOf(config_, on_host, sessions);
+  }
+
+  // A process that needs more memory than its container has is killed, which nothing else announces.
+  void CompareWithContainer() {
+    const std::optional<int64_t> container = ContainerMemory();
+    metrics_.OnContainerMemory(container.value_or(0));
+    const int64_t needed = SumOf(Budget({}));
+    if (!container.has_value() || *container >= needed) return;
+    logger_.Log(Severity::kWarning, "the container has less memory than the server may need",
+                {{"container_bytes", *container},
+                 {"needed_bytes", needed},
+                 {"memory_limit", config_.memory_limit_bytes},
+                 {"transport_memory", config_.transport_memory}});
   }
 
   absl::Status MakeDevicePlane() {

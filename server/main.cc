@@ -17,6 +17,7 @@
 
 #include "kernels/base/blas_core.h"
 #include "kernels/base/malloc_options.h"
+#include "kernels/base/thread_name.h"
 #include "server/app.h"
 #include "server/config.h"
 #include "server/server_logger.h"
@@ -78,7 +79,10 @@ int Serve(const precondor::ServerConfig& config) {
     logger->Log(precondor::Severity::kError, "cannot start", {{"reason", app.status().ToString()}});
     return EXIT_FAILURE;
   }
-  std::thread signal_thread([&] { AwaitEnd(**app, *watched); });
+  std::thread signal_thread([&] {
+    precondor::NameThisThread("signals");
+    AwaitEnd(**app, *watched);
+  });
   (*app)->Wait();
   Notify(kStopped);
   signal_thread.join();

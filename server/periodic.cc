@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/periodic.h"
 
-#include <pthread.h>
 #include <utility>
 
-#include "kernels/base/check.h"
 #include "kernels/base/clock.h"
+#include "kernels/base/thread_name.h"
 
 namespace precondor {
 
@@ -14,8 +13,10 @@ void PeriodicTimers::Start(const std::string& name, absl::Duration pause, std::f
     MutexLock lock(mu_);
     if (stop_) return;
   }
-  std::thread& thread = threads_.emplace_back([this, pause, work = std::move(work)] { Run(pause, work); });
-  PRECONDOR_CHECK(pthread_setname_np(thread.native_handle(), name.c_str()) == 0);
+  threads_.emplace_back([this, name, pause, work = std::move(work)] {
+    NameThisThread(name.c_str());
+    Run(pause, work);
+  });
 }
 
 void PeriodicTimers::Run(absl::Duration pause, const std::function<void()>& work) {

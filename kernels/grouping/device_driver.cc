@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/thread_name.h"
 
 namespace precondor {
 
@@ -44,6 +45,7 @@ void DeviceDriver::Await(DeferredTask& task) {
 }
 
 void DeviceDriver::Loop() {
+  NameThisThread("device");
   for (;;) {
     if (const std::vector<Fiber*> arrived = TakeArrived(); !arrived.empty()) {
       runs_fibers_.Run(arrived);

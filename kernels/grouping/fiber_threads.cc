@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/grouping/fiber_threads.h"
 
+#include "kernels/base/thread_name.h"
+
 namespace precondor {
 namespace {
 
@@ -42,6 +44,7 @@ void FiberThreads::RunSome(absl::Span<Fiber* const> fibers) {
 }
 
 void FiberThreads::Loop() {
+  NameThisThread("fibers");
   uint64_t seen = 0;
   for (;;) {
     absl::Span<Fiber* const> batch;

@@ -4,6 +4,8 @@
 #include <unistd.h>
 #include <utility>
 
+#include "kernels/base/thread_name.h"
+
 namespace precondor {
 namespace {
 
@@ -32,6 +34,7 @@ void BackgroundThreads::Stop() {
 }
 
 void BackgroundThreads::Work() {
+  NameThisThread("background");
   // On Linux this changes the niceness of this thread alone.
   (void)!nice(kNiceness);
   MutexLock lock(mu_);

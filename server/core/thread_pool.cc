@@ -5,6 +5,8 @@
 #include <system_error>
 #include <utility>
 
+#include "kernels/base/thread_name.h"
+
 namespace precondor {
 namespace {
 
@@ -13,8 +15,9 @@ constexpr size_t kMostHelpers = 16;
 
 }  // namespace
 
-ThreadPoolExecutor::ThreadPoolExecutor(int threads, int tasks_on_fibers)
+ThreadPoolExecutor::ThreadPoolExecutor(int threads, int tasks_on_fibers, const char* name)
     : strands_(tasks_on_fibers > 0 ? tasks_on_fibers : std::max(1, threads)),
+      name_(name),
       on_fibers_(tasks_on_fibers > 0),
       tasks_at_once_(on_fibers_ ? tasks_on_fibers : std::max(1, threads)),
       background_(std::max(1, threads)) {
@@ -77,6 +80,7 @@ bool ThreadPoolExecutor::HasWork() const {
 }
 
 void ThreadPoolExecutor::Work() {
+  NameThisThread(name_);
   MutexLock lock(mu_);
   for (;;) {
     ++free_threads_;
@@ -105,6 +109,7 @@ void ThreadPoolExecutor::Work() {
 }
 
 void ThreadPoolExecutor::HelperLoop() {
+  NameThisThread(name_);
   MutexLock lock(mu_);  // WakeHelper has counted this thread as free
   for (;;) {
     while (!strands_.has_next_of_idle() && !stopping_) help_wanted_.wait(mu_);

@@ -28,8 +28,8 @@ namespace precondor {
 // strands, and continues on any thread.
 class ThreadPoolExecutor final : public Executor, private FiberScheduler {
  public:
-  // Starts max(1, threads) threads.
-  explicit ThreadPoolExecutor(int threads, int tasks_on_fibers = 0);
+  // Starts max(1, threads) threads with this name, of up to 15 characters, which outlives the executor.
+  explicit ThreadPoolExecutor(int threads, int tasks_on_fibers = 0, const char* name = "compute");
   ~ThreadPoolExecutor() override;
   ThreadPoolExecutor(const ThreadPoolExecutor&) = delete;
   ThreadPoolExecutor& operator=(const ThreadPoolExecutor&) = delete;
@@ -72,6 +72,7 @@ class ThreadPoolExecutor final : public Executor, private FiberScheduler {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 
   // Const after construction.
+  const char* const name_;
   const bool on_fibers_;
   const int tasks_at_once_;
   BackgroundThreads background_;

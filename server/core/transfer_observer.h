@@ -26,6 +26,8 @@ class TransferObserver {
   // `took` is the time from when an answer waits to be written to a stream until the transport has taken its last
   // frame.
   virtual void OnReply(absl::Duration took) {}
+  // A worker's stream has begun (`open`) or ended.
+  virtual void OnStream(bool open) {}
   // A session's ranks and this shard have joined a communicator for its gradients (`joined`), or have ended it.
   virtual void OnDataPlane(absl::string_view train_job, bool joined) {}
   // A communicator has ended before its epoch, although no rank had left.

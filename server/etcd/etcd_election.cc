@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/thread_name.h"
 
 namespace precondor::etcd {
 namespace {
@@ -40,7 +41,11 @@ absl::Status EtcdElection::Campaign() {
       changed_.wait_for(mu_, absl::ToChronoNanoseconds(options_.retry));
     }
     const bool stopped = state_ == State::kStopped;
-    if (leads && !stopped) keeper_ = std::thread([this] { KeepAlive(); });
+    if (leads && !stopped)
+      keeper_ = std::thread([this] {
+        NameThisThread("etcd-lease");
+        KeepAlive();
+      });
     mu_.Unlock();
     if (stopped) return absl::CancelledError("the election was stopped");
     if (leads) return absl::OkStatus();

@@ -397,6 +397,20 @@ void MetricsObserver::OnTraceSpans(int64_t made, int64_t dropped) {
   impl_->RaiseTo(Metric("precondor_trace_spans_total"), made);
   impl_->RaiseTo(Metric("precondor_dropped_trace_spans_total"), dropped);
 }
+void MetricsObserver::OnIncompleteBytes(int64_t bytes) {
+  impl_->gauge(Metric("precondor_incomplete_bytes")).Set(static_cast<double>(bytes));
+}
+void MetricsObserver::OnMemoryBudget(absl::string_view part, int64_t bytes) {
+  impl_->AddGauge(Metric("precondor_memory_budget_bytes"), {{"part", std::string(part)}})
+      .Set(static_cast<double>(bytes));
+}
+void MetricsObserver::OnContainerMemory(int64_t bytes) {
+  impl_->gauge(Metric("precondor_container_memory_bytes")).Set(static_cast<double>(bytes));
+}
+void MetricsObserver::OnStream(bool open) {
+  prometheus::Gauge& streams = impl_->gauge(Metric("precondor_open_streams"));
+  open ? streams.Increment() : streams.Decrement();
+}
 void MetricsObserver::OnAcceptFailure() { impl_->counter(Metric("precondor_accept_failures_total")).Increment(); }
 void MetricsObserver::OnReceived(TransferPath path, TransferKind kind, int64_t bytes) {
   if (auto* counter = impl_->transfer(0, path, kind); counter != nullptr) {

@@ -43,12 +43,17 @@ class MetricsObserver final : public Observer {
   // Totals since the server started. `dropped` is the part of `made` that was dropped.
   void OnTraceSpans(int64_t made, int64_t dropped);
   void OnAcceptFailure();
+  void OnIncompleteBytes(int64_t bytes);
+  void OnMemoryBudget(absl::string_view part, int64_t bytes);
+  // `bytes` is 0 if there is no limit.
+  void OnContainerMemory(int64_t bytes);
 
   // TransferObserver.
   void OnReceived(TransferPath path, TransferKind kind, int64_t bytes) override;
   void OnSent(TransferPath path, TransferKind kind, int64_t bytes) override;
   void OnReceive(absl::Duration took) override;
   void OnReply(absl::Duration took) override;
+  void OnStream(bool open) override;
   void OnDataPlane(absl::string_view train_job, bool joined) override;
   void OnDataPlaneFailure(absl::string_view train_job) override;
   // LayerObserver.

@@ -9,6 +9,7 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/deadline.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/thread_name.h"
 
 namespace precondor {
 namespace {
@@ -87,7 +88,10 @@ void ShardCollectiveSession::End(absl::string_view reason, bool in_order) {
   awaited->changed.notify_all();
 }
 
-void ShardCollectiveSession::Run() { Finish(Serve()); }
+void ShardCollectiveSession::Run() {
+  NameThisThread("plane");
+  Finish(Serve());
+}
 
 absl::Status ShardCollectiveSession::Serve() {
   PRECONDOR_RETURN_IF_ERROR(Join());

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/thread_name.h"
 
 namespace precondor::recovery {
 namespace {
@@ -309,6 +310,7 @@ absl::Duration ShardLog::Work() {
 }
 
 void ShardLog::SyncLoop() {
+  NameThisThread("log-sync");
   for (;;) {
     bool last = false;
     {

@@ -10,6 +10,7 @@
 
 #include "kernels/base/byte_codec.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/thread_name.h"
 #include "server/recovery/record_codec.h"
 
 namespace precondor::recovery {
@@ -270,6 +271,7 @@ bool ShardSnapshots::Work() {
 }
 
 void ShardSnapshots::Loop() {
+  NameThisThread("snapshots");
   // On Linux this applies to the calling thread alone. The writer mostly waits for the disk; steps take precedence.
   (void)!nice(kNiceness);
   for (;;) {

@@ -10,12 +10,25 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/spec_codec.h"
+#include "server/rpc/bounded_handler.h"
 #include "server/rpc/convert.h"
 
 namespace precondor::rpc {
 
 AdminService::AdminService(AdminSubject subject, ControlRunner& runner)
-    : subject_(std::move(subject)), runner_(runner), start_(runner.clock().Now()) {}
+    : subject_(std::move(subject)), runner_(runner), start_(runner.clock().Now()) {
+  // By the methods' places in the service's definition.
+  RequestBudget& budget = runner.request_budget();
+  MarkMethodCallback(0, BoundedHandler(budget, this, &AdminService::GetServerInfo));
+  MarkMethodCallback(1, BoundedHandler(budget, this, &AdminService::ListSessions));
+  MarkMethodCallback(2, BoundedHandler(budget, this, &AdminService::GetLayerStats));
+  MarkMethodCallback(3, BoundedHandler(budget, this, &AdminService::GetMode));
+  MarkMethodCallback(4, BoundedHandler(budget, this, &AdminService::SetMode));
+  MarkMethodCallback(5, BoundedHandler(budget, this, &AdminService::ListQuarantinedSessions));
+  MarkMethodCallback(6, BoundedHandler(budget, this, &AdminService::AdoptSession));
+  MarkMethodCallback(7, BoundedHandler(budget, this, &AdminService::DeleteQuarantinedSession));
+  MarkMethodCallback(8, BoundedHandler(budget, this, &AdminService::Drain));
+}
 
 grpc::ServerUnaryReactor* AdminService::GetServerInfo(grpc::CallbackServerContext* context,
                                                       const v1::GetServerInfoRequest*,

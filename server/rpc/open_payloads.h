@@ -38,6 +38,9 @@ class OpenPayloads {
   // or more and would have more than twice the credit. The client can retry.
   absl::StatusOr<Hold> Begin(const ContributionKey& key, uint64_t bytes);
 
+  // Sum over all ranks.
+  uint64_t bytes() const;
+
  private:
   struct OfRank {
     uint64_t payloads = 0, bytes = 0;
@@ -45,8 +48,9 @@ class OpenPayloads {
   void End(const Rank& rank, uint64_t bytes);
 
   const uint64_t most_bytes_;
-  Mutex mu_;
+  mutable Mutex mu_;
   absl::flat_hash_map<Rank, OfRank> ranks_ ABSL_GUARDED_BY(mu_);  // only ranks with incomplete payloads
+  uint64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace precondor::rpc

@@ -5,6 +5,7 @@
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "server/core/shard/shard_data_plane.h"
 #include "server/plane/collective_registry.h"
+#include "server/rpc/bounded_handler.h"
 #include "server/rpc/open_payloads.h"
 #include "server/rpc/shared_regions.h"
 #include "server/rpc/unary.h"
@@ -30,7 +31,12 @@ class PreconditionService final
         shard_generation_(shard_generation),
         runner_(runner),
         observer_(observer),
-        regions_(regions) {}
+        regions_(regions) {
+    // By the methods' places in the service's definition.
+    RequestBudget& budget = runner.request_budget();
+    MarkMethodCallback(1, BoundedHandler(gradients_, this, &PreconditionService::Precondition));
+    MarkMethodCallback(2, BoundedHandler(budget, this, &PreconditionService::JoinPlane));
+  }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* Precondition(grpc::CallbackServerContext* context, const v1::PreconditionRequest* request,
@@ -38,10 +44,14 @@ class PreconditionService final
   grpc::ServerUnaryReactor* JoinPlane(grpc::CallbackServerContext* context, const v1::JoinPlaneRequest* request,
                                       v1::JoinPlaneResponse* response) override;
 
+  // Bytes of payloads that workers have begun and not ended.
+  uint64_t incomplete_bytes() const { return open_payloads_.bytes(); }
+
  private:
   ShardDataPlane& shard_;
   CollectiveRegistry& planes_;
   const uint64_t credit_bytes_;
+  RequestBudget gradients_{/*bounds_sum=*/false};  // the ranks' gradients of a step wait for each other
   OpenPayloads open_payloads_;
   const uint64_t shard_generation_;
   ControlRunner& runner_;

@@ -12,6 +12,7 @@
 #include "kernels/base/mutex.h"
 #include "precondor/v1/session.grpc.pb.h"
 #include "server/core/coordinator/coordinator.h"
+#include "server/rpc/bounded_handler.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {
@@ -26,7 +27,15 @@ using CallerFn = std::function<SessionCaller(const grpc::CallbackServerContext& 
 class SessionService final : public v1::SessionService::CallbackService {
  public:
   SessionService(Coordinator& coordinator, ControlRunner& runner, CallerFn caller)
-      : coordinator_(coordinator), runner_(runner), caller_(std::move(caller)) {}
+      : coordinator_(coordinator), runner_(runner), caller_(std::move(caller)) {
+    // By the methods' places in the service's definition.
+    RequestBudget& budget = runner.request_budget();
+    MarkMethodCallback(0, BoundedHandler(budget, this, &SessionService::OpenSession));
+    MarkMethodCallback(1, BoundedHandler(budget, this, &SessionService::JoinSession));
+    MarkMethodCallback(2, BoundedHandler(budget, this, &SessionService::ReportStep));
+    MarkMethodCallback(3, BoundedHandler(budget, this, &SessionService::LeaveSession));
+    MarkMethodCallback(4, BoundedHandler(budget, this, &SessionService::CloseSession));
+  }
 
   grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context, const v1::OpenSessionRequest* request,
                                         v1::OpenSessionResponse* response) override;

@@ -6,6 +6,7 @@
 
 #include "precondor/v1/shard.grpc.pb.h"
 #include "server/core/shard/shard.h"
+#include "server/rpc/bounded_handler.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {
@@ -13,7 +14,18 @@ namespace precondor::rpc {
 // Implements v1.ShardService for a Shard. Thread-safe. Lifetime: both references outlive the service.
 class ShardService final : public v1::ShardService::CallbackService {
  public:
-  ShardService(Shard& shard, ControlRunner& runner) : shard_(shard), runner_(runner) {}
+  ShardService(Shard& shard, ControlRunner& runner) : shard_(shard), runner_(runner) {
+    // By the methods' places in the service's definition.
+    RequestBudget& budget = runner.request_budget();
+    MarkMethodCallback(0, BoundedHandler(budget, this, &ShardService::DescribeShard));
+    MarkMethodCallback(1, BoundedHandler(budget, this, &ShardService::InstallSession));
+    MarkMethodCallback(2, BoundedHandler(budget, this, &ShardService::FenceSession));
+    MarkMethodCallback(3, BoundedHandler(budget, this, &ShardService::HoldFactors));
+    MarkMethodCallback(4, BoundedHandler(budget, this, &ShardService::TakeSnapshot));
+    MarkMethodCallback(5, BoundedHandler(budget, this, &ShardService::RemoveSession));
+    MarkMethodCallback(6, BoundedHandler(budget, this, &ShardService::QuarantineSession));
+    MarkMethodCallback(7, BoundedHandler(budget, this, &ShardService::ListQuarantined));
+  }
 
   grpc::ServerUnaryReactor* DescribeShard(grpc::CallbackServerContext* context, const v1::DescribeShardRequest* request,
                                           v1::DescribeShardResponse* response) override;

@@ -13,6 +13,7 @@
 
 #include "precondor/v1/snapshot.grpc.pb.h"
 #include "server/core/coordinator/coordinator.h"
+#include "server/rpc/bounded_handler.h"
 #include "server/rpc/session_service.h"
 #include "server/rpc/unary.h"
 
@@ -34,7 +35,15 @@ struct SnapshotSubject {
 class SnapshotService final : public v1::SnapshotService::CallbackService {
  public:
   SnapshotService(SnapshotSubject subject, ControlRunner& runner, CallerFn caller)
-      : subject_(std::move(subject)), runner_(runner), caller_(std::move(caller)) {}
+      : subject_(std::move(subject)), runner_(runner), caller_(std::move(caller)) {
+    // By the methods' places in the service's definition.
+    RequestBudget& budget = runner.request_budget();
+    MarkMethodCallback(0, BoundedHandler(budget, this, &SnapshotService::CreateSnapshot));
+    MarkMethodCallback(1, BoundedHandler(budget, this, &SnapshotService::ListSnapshots));
+    MarkMethodCallback(2, BoundedHandler(budget, this, &SnapshotService::VerifySnapshot));
+    MarkMethodCallback(3, BoundedHandler(budget, this, &SnapshotService::RestoreSession));
+    MarkMethodCallback(4, BoundedHandler(budget, this, &SnapshotService::RestoreLayer));
+  }
 
   grpc::ServerUnaryReactor* CreateSnapshot(grpc::CallbackServerContext* context,
                                            const v1::CreateSnapshotRequest* request,

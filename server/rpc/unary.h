@@ -20,6 +20,7 @@
 #include "kernels/base/trace_context.h"
 #include "proto/wire/status_codec.h"
 #include "server/core/executor.h"
+#include "server/rpc/request_budget.h"
 #include "server/trace/operation.h"
 #include "server/trace/tracer.h"
 
@@ -85,6 +86,8 @@ class ControlRunner {
   const Clock& clock() const { return clock_; }
   const RpcRecorder& recorder() const { return recorder_; }
   trace::Tracer* tracer() const { return tracer_; }
+  // Of the requests of all services.
+  RequestBudget& request_budget() { return request_budget_; }
 
  private:
   struct KeyedCalls {
@@ -143,6 +146,7 @@ class ControlRunner {
   const Clock& clock_;
   const RpcRecorder recorder_;
   trace::Tracer* const tracer_;
+  RequestBudget request_budget_;
   Mutex mu_;
   absl::flat_hash_map<std::string, KeyedCalls> keyed_ ABSL_GUARDED_BY(mu_);
 };

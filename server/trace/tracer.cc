@@ -8,6 +8,8 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/base/thread_name.h"
+
 namespace precondor::trace {
 namespace {
 
@@ -56,6 +58,7 @@ Tracer::Counts Tracer::counts() const {
 }
 
 void Tracer::Run() {
+  NameThisThread("traces");
   std::optional<absl::Time> last_request;  // after this time no request starts; set at shutdown
   for (;;) {
     bool ending = false, more = false;

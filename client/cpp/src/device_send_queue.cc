@@ -8,6 +8,7 @@
 
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/thread_name.h"
 #include "kernels/cuda/cuda_module.h"
 
 namespace precondor {
@@ -92,6 +93,7 @@ void DeviceSendQueue::Stop() {
 }
 
 void DeviceSendQueue::Loop() {
+  NameThisThread("precondor-send");
   while (true) {
     Item pending;
     Item done;  // freed after the lock is released

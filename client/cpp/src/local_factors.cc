@@ -8,6 +8,7 @@
 
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/thread_name.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/methods/state_codec.h"
 
@@ -27,7 +28,10 @@ std::unique_ptr<LocalFactors> LocalFactors::MakeWith(const SessionSpec& spec, Me
   std::unique_ptr<LocalFactors> factors(
       new LocalFactors(spec, std::move(what), std::move(fetch), std::move(methods), std::move(backend)));
   for (int i = 0; i < threads; ++i) {
-    factors->threads_.emplace_back([factors = factors.get()] { factors->Loop(); });
+    factors->threads_.emplace_back([factors = factors.get()] {
+      NameThisThread("precondor-local");
+      factors->Loop();
+    });
   }
   return factors;
 }

@@ -8,6 +8,7 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/thread_name.h"
 
 namespace precondor {
 namespace {
@@ -142,6 +143,7 @@ bool StepControl::TakeAnswer(const absl::StatusOr<WorkerDirective>& answer) {
 }
 
 void StepControl::Loop() {
+  NameThisThread("precondor-steps");
   absl::Duration pause = kFirstPause;
   while (true) {
     OwnReport report;

@@ -12,6 +12,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/thread_name.h"
 #include "kernels/cpu/local_collective.h"
 #include "kernels/cuda/nccl_module.h"
 
@@ -125,6 +126,7 @@ absl::Status WorkerCollectiveSession::status() const {
 // --- the thread ---------------------------------------------------------------------------------------------------
 
 void WorkerCollectiveSession::Run() {
+  NameThisThread("precondor-plane");
   uint64_t served = 0;
   while (true) {
     {

@@ -9,6 +9,7 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/thread_name.h"
 
 namespace precondor {
 namespace {
@@ -21,6 +22,7 @@ constexpr absl::Duration kAskInterval = absl::Seconds(1);
 }  // namespace
 
 void WorkerImpl::TimerLoop() {
+  NameThisThread("precondor-timer");
   absl::Time ask_at = absl::InfinitePast();
   while (true) {
     const absl::Time now = MonotonicNow();
@@ -40,6 +42,7 @@ void WorkerImpl::TimerLoop() {
 }
 
 void WorkerImpl::RefreshLoop() {
+  NameThisThread("precondor-join");
   while (true) {
     bool refresh = false;
     {

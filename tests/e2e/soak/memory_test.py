@@ -4,11 +4,12 @@
 
 Usage: memory_test.py --binaries DIR [-k PATTERN]
 
-Each test is one attack. Needs root and a memory cgroup; else it says so and skips.
+Each test is one attack, on a server with all roles or on a coordinator. Needs root and a memory cgroup; else it says so and skips.
 """
 
 import argparse
 import concurrent.futures
+import importlib
 import os
 import pathlib
 import re
@@ -29,8 +30,7 @@ import interop_test as interop
 MIB = 1 << 20
 LIMIT, TRANSPORT, CREDIT, MESSAGE, RING = 96 * MIB, 128 * MIB, 4 * MIB, 128 * MIB, 16 * MIB
 RANKS = 8
-PROCESS = 64 * MIB
-BUDGET = LIMIT + TRANSPORT + 2 * CREDIT * RANKS + RING + PROCESS  # the rule of docs/operations.md
+PROCESS, REQUESTS = 64 * MIB, 64 * MIB
 V1, V2 = pathlib.Path("/sys/fs/cgroup/memory"), pathlib.Path("/sys/fs/cgroup")
 
 
@@ -52,29 +52,38 @@ class Cgroup:
         self.folder.rmdir()
 
 
-class MemoryTest(unittest.TestCase):
+class Attacks:
+    """A job beside each attack, and the attacks that every server can have."""
+
     binaries = None
+    budget = None  # bytes of the attacked server, by the rule of docs/operations.md
 
     def setUp(self):
+        most = int(1.15 * self.budget)  # the kernel counts page tables and pages of files too
         try:
-            self.cgroup = Cgroup(int(1.15 * BUDGET))  # the kernel counts page tables and pages of files too
+            self.cgroup = Cgroup(most)
         except OSError as error:
             self.skipTest(f"no memory cgroup of our own: {error}")
         self.addCleanup(self.cgroup.close)
         folder = tempfile.TemporaryDirectory(prefix="precondor-memory-")
         self.addCleanup(folder.cleanup)
-        self.server = cluster.Server(
-            self.binaries, folder.name, "server",
-            ["--role=all", "--threads=2", f"--memory-limit={LIMIT}", f"--transport-memory={TRANSPORT}", f"--credit-bytes={CREDIT}",
-             f"--max-message-bytes={MESSAGE}", f"--data-dir={folder.name}/server/data", "--snapshot-interval-steps=50"],
-            prefix=self.cgroup.prefix)
-        self.addCleanup(self.server.close)
-        self.server.port = cluster.free_port()  # the journal has it, from the first start on
-        self.server.start()
-        job = cluster.Training(self.binaries, types.SimpleNamespace(coordinator=self.server), folder.name, ["--steps=1000000"])
-        self.addCleanup(job.close)
-        self.job = job
+        self.start(folder.name)
+        self.assertAlmostEqual(self.server.metric("precondor_container_memory_bytes"), most, delta=4096)
+        self.job = cluster.Training(self.binaries, types.SimpleNamespace(coordinator=self.server), folder.name, ["--steps=1000000"])
+        self.addCleanup(self.job.close)
         self.await_steps()
+
+    def start(self, folder):
+        """Starts `server`, which is to be attacked."""
+        raise NotImplementedError
+
+    def add_server(self, folder, name, arguments, prefix=()):
+        server = cluster.Server(self.binaries, folder, name, [*arguments, "--threads=2", f"--transport-memory={TRANSPORT}",
+                                                              f"--max-message-bytes={MESSAGE}"], prefix=prefix)
+        self.addCleanup(server.close)
+        server.port = cluster.free_port()  # a journal has it, from the first start on
+        server.start()
+        return server
 
     def await_steps(self):
         """The job goes on, and the server lives and has never had more than its budget."""
@@ -86,7 +95,7 @@ class MemoryTest(unittest.TestCase):
         cluster.wait_for("the job to go on", goes_on)
         self.assertIsNone(self.server.process.poll(), self.server.log_tail())
         status = pathlib.Path(f"/proc/{self.server.process.pid}/status").read_text()
-        self.assertLess(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]), BUDGET)
+        self.assertLess(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]), self.budget)
 
     def channel(self):
         """A channel with a connection of its own, for messages of any size."""
@@ -94,17 +103,6 @@ class MemoryTest(unittest.TestCase):
                                                               ("grpc.max_send_message_length", -1)])
         self.addCleanup(channel.close)
         return channel
-
-    def open(self, name, **more):
-        """A session of RANKS ranks with two layers whose gradients are 2 MB; what each rank joined with."""
-        c, s = interop.pb.common_pb2, interop.pb.session_pb2
-        spec = c.SessionSpec(name=name, world_size=RANKS, exchange=c.EXCHANGE_MODE_DIRECT, statistics=c.STATISTICS_KIND_SIGNED,
-                             sketches=1, gradient_data_type=c.DATA_TYPE_F32, method=c.MethodConfig(mkor=c.MkorConfig(rank=8)),
-                             layers=[c.Layer(name=f"layer{i}", d_out=700, d_in=700) for i in range(2)], **more)
-        sessions = interop.pb.session_pb2_grpc.SessionServiceStub(self.channel())
-        sessions.OpenSession(s.OpenSessionRequest(spec=spec), timeout=60)
-        return [sessions.JoinSession(s.JoinSessionRequest(name=name, rank=rank, incarnation=1), timeout=60)
-                for rank in range(RANKS)]
 
     def test_large_messages_of_strangers(self):
         """No session, no secret: whole messages of no sense, on many connections at once."""
@@ -118,8 +116,57 @@ class MemoryTest(unittest.TestCase):
 
         with concurrent.futures.ThreadPoolExecutor(12) as pool:
             codes = set(pool.map(flood, range(24)))
-        self.assertLessEqual(codes, {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE})
+        self.assertLessEqual(codes, {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE,
+                                     grpc.StatusCode.UNIMPLEMENTED})  # a coordinator has no such call
         self.await_steps()
+
+    def test_descriptions_without_measure(self):
+        c, s = interop.pb.common_pb2, interop.pb.session_pb2
+        sessions = interop.pb.session_pb2_grpc.SessionServiceStub(self.channel())
+        layer = c.Layer(name="x" * 200, d_out=8, d_in=8)
+        for spec in (c.SessionSpec(name="ranks", world_size=65536, layers=[c.Layer(name=f"layer{i}", d_out=64, d_in=64) for i in range(64)]),
+                     c.SessionSpec(name="layers", world_size=2, layers=[layer] * 140_000),
+                     c.SessionSpec(name="wide", world_size=2, layers=[c.Layer(name="w", d_out=1 << 16, d_in=1 << 16)])):
+            calls = [sessions.OpenSession.future(s.OpenSessionRequest(spec=spec), timeout=60) for _ in range(4)]
+            for call in calls:
+                self.assertIn(call.code(), (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED), spec.name)
+            self.await_steps()
+
+
+    def test_requests_that_grow_when_they_are_decoded(self):
+        """Two bytes a layer, and three a field that the server does not know."""
+        c, s = interop.pb.common_pb2, interop.pb.session_pb2
+        layers = s.OpenSessionRequest(spec=c.SessionSpec(name="empty", layers=[c.Layer()] * 2_000_000)).SerializeToString()
+        for method, request in (("OpenSession", layers), ("JoinSession", b"\xf8\x07\x01" * 10_000_000)):
+            calls = [self.channel().unary_unary(f"/precondor.v1.SessionService/{method}").future(request, timeout=60) for _ in range(6)]
+            self.assertLessEqual({call.code() for call in calls}, {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE})
+            self.await_steps()
+
+
+class ServerTest(Attacks, unittest.TestCase):
+    budget = LIMIT + TRANSPORT + REQUESTS + 2 * CREDIT * RANKS + RING + PROCESS
+
+    def start(self, folder):
+        arguments = ["--role=all", f"--memory-limit={LIMIT}", f"--credit-bytes={CREDIT}", "--snapshot-interval-steps=50"]
+        self.server = self.add_server(folder, "server", [*arguments, f"--data-dir={folder}/server/data"], self.cgroup.prefix)
+        self.assertEqual([self.server.metric(f'precondor_memory_budget_bytes{{part="{part}"}}')
+                          for part in ("sessions", "messages", "requests", "contributions", "log", "process")],
+                         [LIMIT, TRANSPORT, REQUESTS, 0, RING, PROCESS])
+        self.assertNotIn("less memory than the server may need", self.server.log_tail())
+        greedy = self.add_server(folder, "greedy", [*arguments, "--memory-limit=1GiB"], self.cgroup.prefix)
+        self.assertIn("the container has less memory than the server may need", greedy.log_tail())
+        greedy.close()
+
+    def open(self, name, **more):
+        """A session of RANKS ranks with two layers whose gradients are 2 MB; what each rank joined with."""
+        c, s = interop.pb.common_pb2, interop.pb.session_pb2
+        spec = c.SessionSpec(name=name, world_size=RANKS, exchange=c.EXCHANGE_MODE_DIRECT, statistics=c.STATISTICS_KIND_SIGNED,
+                             sketches=1, gradient_data_type=c.DATA_TYPE_F32, method=c.MethodConfig(mkor=c.MkorConfig(rank=8)),
+                             layers=[c.Layer(name=f"layer{i}", d_out=700, d_in=700) for i in range(2)], **more)
+        sessions = interop.pb.session_pb2_grpc.SessionServiceStub(self.channel())
+        sessions.OpenSession(s.OpenSessionRequest(spec=spec), timeout=60)
+        return [sessions.JoinSession(s.JoinSessionRequest(name=name, rank=rank, incarnation=1), timeout=60)
+                for rank in range(RANKS)]
 
     def test_contributions_that_never_end(self):
         """Every rank begins its gradients on many streams and ends none."""
@@ -166,17 +213,25 @@ class MemoryTest(unittest.TestCase):
             call.cancel()
         self.await_steps()
 
-    def test_descriptions_without_measure(self):
-        c, s = interop.pb.common_pb2, interop.pb.session_pb2
-        sessions = interop.pb.session_pb2_grpc.SessionServiceStub(self.channel())
-        layer = c.Layer(name="x" * 200, d_out=8, d_in=8)
-        for spec in (c.SessionSpec(name="ranks", world_size=65536, layers=[c.Layer(name=f"layer{i}", d_out=64, d_in=64) for i in range(64)]),
-                     c.SessionSpec(name="layers", world_size=2, layers=[layer] * 140_000),
-                     c.SessionSpec(name="wide", world_size=2, layers=[c.Layer(name="w", d_out=1 << 16, d_in=1 << 16)])):
-            calls = [sessions.OpenSession.future(s.OpenSessionRequest(spec=spec), timeout=60) for _ in range(4)]
-            for call in calls:
-                self.assertIn(call.code(), (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED), spec.name)
-            self.await_steps()
+    def test_layers_that_are_restored_in_part(self):
+        """Sessions that are restored, as many as find room, each with a layer of which the last byte never comes."""
+        c, snapshots = interop.pb.common_pb2, importlib.import_module("precondor.v1.snapshot_pb2")
+        service = importlib.import_module("precondor.v1.snapshot_pb2_grpc").SnapshotServiceStub(self.channel())
+        codes = []
+        for number in range(20):
+            spec = c.SessionSpec(name=f"restored{number}", world_size=1, method=c.MethodConfig(muon=c.MuonConfig()),
+                                 exchange=c.EXCHANGE_MODE_DIRECT, layers=[c.Layer(name="w", d_out=1400, d_in=1400)])
+            try:
+                session = service.RestoreSession(snapshots.RestoreSessionRequest(spec=spec, step=1), timeout=60)
+                begun = snapshots.RestoreLayerRequest(session_id=session.session_id, step=1, secret=session.secret, fetched=True,
+                                                      total_bytes=4 * 1400 * 1400, data=bytes(4 * 1400 * 1400 - 1))
+                service.RestoreLayer(begun, timeout=60)
+                begun.total_bytes = 1 << 40
+                service.RestoreLayer(begun, timeout=60)
+            except grpc.RpcError as refused:
+                codes.append(refused.code())
+        self.assertEqual(codes, [grpc.StatusCode.RESOURCE_EXHAUSTED] * 20)
+        self.await_steps()
 
     def test_recovery_of_what_was_reserved_to_the_brim(self):
         for number in range(100):
@@ -192,6 +247,15 @@ class MemoryTest(unittest.TestCase):
         self.await_steps()
 
 
+class CoordinatorTest(Attacks, unittest.TestCase):
+    budget = TRANSPORT + REQUESTS + PROCESS
+
+    def start(self, folder):
+        shard = self.add_server(folder, "shard", ["--role=shard", f"--memory-limit={LIMIT}"])
+        self.server = self.add_server(folder, "coordinator", ["--role=coordinator", f"--shards={shard.address}",
+                                                              f"--data-dir={folder}/coordinator/data"], self.cgroup.prefix)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binaries", required=True, type=pathlib.Path)
@@ -199,7 +263,7 @@ def main():
     parser.add_argument("--grpc-plugin", default=shutil.which("grpc_python_plugin"))
     parser.add_argument("-k", dest="pattern")
     options = parser.parse_args()
-    MemoryTest.binaries = options.binaries.resolve()
+    Attacks.binaries = options.binaries.resolve()
     with tempfile.TemporaryDirectory() as folder:
         interop.generate_stubs(options.protoc, options.grpc_plugin, folder)
         unittest.main(argv=[sys.argv[0], "-v"] + (["-k", options.pattern] if options.pattern else []))

@@ -101,6 +101,12 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnShardStep("job", 43);
   metrics.OnDroppedLogLines(2);
   metrics.OnAcceptFailure();
+  metrics.OnStream(/*open=*/true);
+  metrics.OnStream(/*open=*/true);
+  metrics.OnStream(/*open=*/false);
+  metrics.OnIncompleteBytes(48);
+  metrics.OnMemoryBudget("messages", 77);
+  metrics.OnContainerMemory(99);
   metrics.OnDroppedLogLines(5);
   metrics.OnTraceSpans(7, 2);
   metrics.OnTraceSpans(9, 3);
@@ -247,6 +253,10 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_shard_step_number{train_job="job"})", 43},
       {R"(precondor_dropped_log_lines_total)", 5},
       {R"(precondor_accept_failures_total)", 1},
+      {R"(precondor_open_streams)", 1},
+      {R"(precondor_incomplete_bytes)", 48},
+      {R"(precondor_memory_budget_bytes{part="messages"})", 77},
+      {R"(precondor_container_memory_bytes)", 99},
       {"precondor_trace_spans_total", 9},
       {"precondor_dropped_trace_spans_total", 3},
       {R"(precondor_admissions_total{result="admitted"})", 1},
