@@ -4,9 +4,11 @@
 
 #include <pthread.h>
 
+#include "kernels/base/check.h"
+
 namespace precondor {
 
-// Names the calling thread. Linux takes names of up to 15 characters; longer ones have no effect.
-inline void NameThisThread(const char* name) { pthread_setname_np(pthread_self(), name); }
+// Names the calling thread. Precondition: `name` has at most 15 characters, which is what Linux takes.
+inline void NameThisThread(const char* name) { PRECONDOR_CHECK(pthread_setname_np(pthread_self(), name) == 0); }
 
 }  // namespace precondor

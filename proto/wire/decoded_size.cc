@@ -14,17 +14,18 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::internal::WireFormatLite;
 
-// Of libprotobuf on 64 bits, with what the allocator and a repeated field's growth add.
-constexpr uint64_t kMessage = 256;
-constexpr uint64_t kString = 64;
-constexpr uint64_t kScalar = 32;  // an element of a repeated field, or an unknown field
-constexpr int kDeepest = 32;
-constexpr uint64_t kUnbounded = std::numeric_limits<uint64_t>::max() / 2;
+// What libprotobuf allocates on 64 bits, with what the allocator and the growth of repeated fields add.
+constexpr uint64_t kMessageBytes = 256;
+constexpr uint64_t kStringBytes = 128;
+constexpr uint64_t kScalarBytes = 48;  // an element of a repeated field, or an unknown field
+constexpr uint64_t kPackedBytes = 24;  // an element of a packed field, which has at least one encoded byte
+constexpr int kDeepestNesting = 32;
+constexpr uint64_t kRefusedBytes = std::numeric_limits<uint64_t>::max() / 2;
 
 // Adds the sizes of the fields up to the stream's limit. Returns false at an error.
 bool Add(const Descriptor* type, int depth, google::protobuf::io::CodedInputStream& in, uint64_t& size) {
-  if (depth > kDeepest) {
-    size = kUnbounded;
+  if (depth > kDeepestNesting) {
+    size = kRefusedBytes;
     return false;
   }
   while (const uint32_t tag = in.ReadTag()) {
@@ -33,26 +34,28 @@ bool Add(const Descriptor* type, int depth, google::protobuf::io::CodedInputStre
         type == nullptr ? nullptr : type->FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
     const auto wire_type = WireFormatLite::GetTagWireType(tag);
     if (wire_type == WireFormatLite::WIRETYPE_START_GROUP || wire_type == WireFormatLite::WIRETYPE_END_GROUP) {
-      size = kUnbounded;
+      size = kRefusedBytes;
       return false;
     }
     if (wire_type != WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
-      if (field == nullptr || field->is_repeated()) size += kScalar;
+      // Protobuf keeps a number of another wire type than the field's as an unknown field.
+      const bool fits = field != nullptr && WireFormatLite::WireTypeForFieldType(
+                                                static_cast<WireFormatLite::FieldType>(field->type())) == wire_type;
+      if (!fits || field->is_repeated()) size += kScalarBytes;
       if (!WireFormatLite::SkipField(&in, tag)) return false;
       continue;
     }
     uint32_t length = 0;
     if (!in.ReadVarint32(&length) || length > static_cast<uint32_t>(std::numeric_limits<int32_t>::max())) return false;
     if (field != nullptr && field->type() == FieldDescriptor::TYPE_MESSAGE) {
-      size += kMessage;
+      size += kMessageBytes;
       const auto limit = in.PushLimit(static_cast<int>(length));
       if (!Add(field->message_type(), depth + 1, in, size) || in.BytesUntilLimit() > 0) return false;
       in.PopLimit(limit);
       continue;
     }
-    // A packed field's elements have at least one byte each.
     const bool packed = field != nullptr && field->is_packable();
-    size += packed ? uint64_t{length} * sizeof(uint64_t) * 2 : kString + length;
+    size += kStringBytes + (packed ? kPackedBytes : 1) * uint64_t{length};
     if (!in.Skip(static_cast<int>(length))) return false;
   }
   return true;
@@ -66,7 +69,7 @@ uint64_t DecodedSize(const Descriptor& type, const grpc::ByteBuffer& encoded) {
   if (!reader.status().ok()) return 0;
   google::protobuf::io::CodedInputStream in(&reader);
   in.SetTotalBytesLimit(std::numeric_limits<int>::max());
-  uint64_t size = kMessage;
+  uint64_t size = kMessageBytes;
   Add(&type, 0, in, size);
   return size;
 }

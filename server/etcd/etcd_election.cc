@@ -41,11 +41,12 @@ absl::Status EtcdElection::Campaign() {
       changed_.wait_for(mu_, absl::ToChronoNanoseconds(options_.retry));
     }
     const bool stopped = state_ == State::kStopped;
-    if (leads && !stopped)
+    if (leads && !stopped) {
       keeper_ = std::thread([this] {
         NameThisThread("etcd-lease");
         KeepAlive();
       });
+    }
     mu_.Unlock();
     if (stopped) return absl::CancelledError("the election was stopped");
     if (leads) return absl::OkStatus();

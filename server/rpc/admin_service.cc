@@ -17,17 +17,18 @@ namespace precondor::rpc {
 
 AdminService::AdminService(AdminSubject subject, ControlRunner& runner)
     : subject_(std::move(subject)), runner_(runner), start_(runner.clock().Now()) {
-  // By the methods' places in the service's definition.
-  RequestBudget& budget = runner.request_budget();
-  MarkMethodCallback(0, BoundedHandler(budget, this, &AdminService::GetServerInfo));
-  MarkMethodCallback(1, BoundedHandler(budget, this, &AdminService::ListSessions));
-  MarkMethodCallback(2, BoundedHandler(budget, this, &AdminService::GetLayerStats));
-  MarkMethodCallback(3, BoundedHandler(budget, this, &AdminService::GetMode));
-  MarkMethodCallback(4, BoundedHandler(budget, this, &AdminService::SetMode));
-  MarkMethodCallback(5, BoundedHandler(budget, this, &AdminService::ListQuarantinedSessions));
-  MarkMethodCallback(6, BoundedHandler(budget, this, &AdminService::AdoptSession));
-  MarkMethodCallback(7, BoundedHandler(budget, this, &AdminService::DeleteQuarantinedSession));
-  MarkMethodCallback(8, BoundedHandler(budget, this, &AdminService::Drain));
+  const auto bound = [&](absl::string_view name, auto method) {
+    MarkMethodCallback(MethodIndex(name), BoundedHandler(runner, name, WithinBudget(runner, name), this, method));
+  };
+  bound("AdminService/GetServerInfo", &AdminService::GetServerInfo);
+  bound("AdminService/ListSessions", &AdminService::ListSessions);
+  bound("AdminService/GetLayerStats", &AdminService::GetLayerStats);
+  bound("AdminService/GetMode", &AdminService::GetMode);
+  bound("AdminService/SetMode", &AdminService::SetMode);
+  bound("AdminService/ListQuarantinedSessions", &AdminService::ListQuarantinedSessions);
+  bound("AdminService/AdoptSession", &AdminService::AdoptSession);
+  bound("AdminService/DeleteQuarantinedSession", &AdminService::DeleteQuarantinedSession);
+  bound("AdminService/Drain", &AdminService::Drain);
 }
 
 grpc::ServerUnaryReactor* AdminService::GetServerInfo(grpc::CallbackServerContext* context,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounds the payloads that each rank has begun and not completed, over all its streams, so that a rank cannot make the
-// server use more memory by opening more streams.
+// Bounds the payloads that each rank has begun and not completed, over all its streams and unary calls, so that a rank
+// cannot make the server use more memory by opening more streams.
 #pragma once
 
 #include <cstdint>

@@ -23,12 +23,13 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
   // `caller` is the trace context in the client's traceparent, if any. Lifetime: `reactor`, `request` and `response`
   // exist until Finish.
   UnaryCall(grpc::ServerUnaryReactor* reactor, const v1::PreconditionRequest& request,
-            v1::PreconditionResponse& response, ShardDataPlane& shard, ControlRunner& runner,
-            TransferObserver& observer, std::optional<TraceContext> caller)
+            v1::PreconditionResponse& response, ShardDataPlane& shard, OpenPayloads& open_payloads,
+            ControlRunner& runner, TransferObserver& observer, std::optional<TraceContext> caller)
       : reactor_(reactor),
         request_(request),
         response_(response),
         shard_(shard),
+        open_payloads_(open_payloads),
         runner_(runner),
         observer_(observer),
         caller_(std::move(caller)),
@@ -43,6 +44,12 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
         Admit(request_.gradient(), ContributionKind::kGradient, request_.payload());
     if (!gradient.ok()) return Finish(gradient.status());
     gradient_ = *std::move(gradient);
+    absl::StatusOr<OpenPayloads::Hold> hold = open_payloads_.Begin(gradient_->header().key, request_.payload().size());
+    if (!hold.ok()) {
+      shard_.CountRefusal(*gradient_, hold.status());
+      return Finish(hold.status());
+    }
+    hold_ = *std::move(hold);
     if (!request_.has_statistics()) return SubmitGradient();
     absl::StatusOr<AdmittedContribution> statistics =
         Admit(request_.statistics(), ContributionKind::kStatistics, request_.statistics_payload());
@@ -145,10 +152,12 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
   const v1::PreconditionRequest& request_;
   v1::PreconditionResponse& response_;
   ShardDataPlane& shard_;
+  OpenPayloads& open_payloads_;
   ControlRunner& runner_;
   TransferObserver& observer_;
   const std::optional<TraceContext> caller_;
   const absl::Time start_;
+  OpenPayloads::Hold hold_;                       // set from admission on
   std::optional<AdmittedContribution> gradient_;  // set from admission until submission
   Mutex mu_;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
@@ -158,8 +167,10 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
 class UnaryReactor final : public grpc::ServerUnaryReactor {
  public:
   UnaryReactor(const v1::PreconditionRequest& request, v1::PreconditionResponse& response, ShardDataPlane& shard,
-               ControlRunner& runner, TransferObserver& observer, std::optional<TraceContext> caller)
-      : call_(std::make_shared<UnaryCall>(this, request, response, shard, runner, observer, std::move(caller))) {
+               OpenPayloads& open_payloads, ControlRunner& runner, TransferObserver& observer,
+               std::optional<TraceContext> caller)
+      : call_(std::make_shared<UnaryCall>(this, request, response, shard, open_payloads, runner, observer,
+                                          std::move(caller))) {
     call_->Start();
   }
   void OnCancel() override { call_->Finish(absl::CancelledError("the client cancelled the call, or is gone")); }
@@ -170,6 +181,14 @@ class UnaryReactor final : public grpc::ServerUnaryReactor {
 };
 
 }  // namespace
+
+absl::StatusOr<std::function<void()>> PreconditionService::RefuseGrowth(uint64_t encoded, uint64_t decoded) {
+  constexpr uint64_t kHeadersBytes = 64 << 10;
+  if (decoded <= encoded + kHeadersBytes) return nullptr;
+  return absl::ResourceExhaustedError(absl::StrCat("PreconditionService/Precondition: expected headers of at most ",
+                                                   kHeadersBytes, " bytes when they are decoded, got a request of ",
+                                                   encoded, " bytes that takes ", decoded));
+}
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PreconditionService::Exchange(
     grpc::CallbackServerContext* context) {
@@ -182,7 +201,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PreconditionService
 grpc::ServerUnaryReactor* PreconditionService::Precondition(grpc::CallbackServerContext* context,
                                                             const v1::PreconditionRequest* request,
                                                             v1::PreconditionResponse* response) {
-  return new UnaryReactor(*request, *response, shard_, runner_, observer_,
+  return new UnaryReactor(*request, *response, shard_, open_payloads_, runner_, observer_,
                           runner_.tracer() == nullptr ? std::nullopt : CallerTrace(*context));
 }
 

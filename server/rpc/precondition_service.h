@@ -32,10 +32,13 @@ class PreconditionService final
         runner_(runner),
         observer_(observer),
         regions_(regions) {
-    // By the methods' places in the service's definition.
-    RequestBudget& budget = runner.request_budget();
-    MarkMethodCallback(1, BoundedHandler(gradients_, this, &PreconditionService::Precondition));
-    MarkMethodCallback(2, BoundedHandler(budget, this, &PreconditionService::JoinPlane));
+    const auto bound = [&](absl::string_view name, auto method) {
+      MarkMethodCallback(MethodIndex(name), BoundedHandler(runner, name, WithinBudget(runner, name), this, method));
+    };
+    constexpr absl::string_view kPrecondition = "PreconditionService/Precondition";
+    MarkMethodCallback(MethodIndex(kPrecondition),
+                       BoundedHandler(runner, kPrecondition, RefuseGrowth, this, &PreconditionService::Precondition));
+    bound("PreconditionService/JoinPlane", &PreconditionService::JoinPlane);
   }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(grpc::CallbackServerContext* context) override;
@@ -48,10 +51,13 @@ class PreconditionService final
   uint64_t incomplete_bytes() const { return open_payloads_.bytes(); }
 
  private:
+  // Calls of a step's ranks wait for each other: their payloads are counted as those of streams are, once they are
+  // known to belong to the session.
+  static absl::StatusOr<std::function<void()>> RefuseGrowth(uint64_t encoded, uint64_t decoded);
+
   ShardDataPlane& shard_;
   CollectiveRegistry& planes_;
   const uint64_t credit_bytes_;
-  RequestBudget gradients_{/*bounds_sum=*/false};  // the ranks' gradients of a step wait for each other
   OpenPayloads open_payloads_;
   const uint64_t shard_generation_;
   ControlRunner& runner_;

@@ -7,25 +7,26 @@
 
 namespace precondor::rpc {
 
-absl::Status RequestBudget::Begin(absl::string_view request, uint64_t encoded, uint64_t decoded) {
-  if (decoded <= kFree) return absl::OkStatus();
-  if (decoded > kMostBytes && decoded > 2 * encoded) {
-    return absl::ResourceExhaustedError(absl::StrCat(request, ": expected at most ", kMostBytes,
-                                                     " bytes when decoded, got a message of ", encoded,
+absl::Status RequestBudget::Begin(absl::string_view method, uint64_t encoded, uint64_t decoded) {
+  if (decoded <= kFreeBytes) return absl::OkStatus();
+  if (decoded > kMostBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(method, ": expected a request of at most ", kMostBytes,
+                                                     " bytes when it is decoded, got one of ", encoded,
                                                      " bytes that takes ", decoded));
   }
   const MutexLock lock(mu_);
-  if (bounds_sum_ && bytes_ > 0 && bytes_ + decoded > kMostBytes) {
-    return absl::UnavailableError(absl::StrCat(request, ": takes ", decoded,
-                                               " bytes when decoded, and requests under way take ", bytes_, " of ",
-                                               kMostBytes, "; try again later"));
+  if (bytes_ + decoded > kMostBytes) {
+    return ReasonedStatus(
+        absl::StatusCode::kUnavailable, ErrorReason::kCapacity,
+        absl::StrCat(method, ": the request takes ", decoded, " bytes when it is decoded, and others take ", bytes_,
+                     " of ", kMostBytes, " at the moment; try again later"));
   }
   bytes_ += decoded;
   return absl::OkStatus();
 }
 
 void RequestBudget::End(uint64_t decoded) {
-  if (decoded <= kFree) return;
+  if (decoded <= kFreeBytes) return;
   const MutexLock lock(mu_);
   bytes_ -= decoded;
 }

@@ -28,13 +28,14 @@ class SessionService final : public v1::SessionService::CallbackService {
  public:
   SessionService(Coordinator& coordinator, ControlRunner& runner, CallerFn caller)
       : coordinator_(coordinator), runner_(runner), caller_(std::move(caller)) {
-    // By the methods' places in the service's definition.
-    RequestBudget& budget = runner.request_budget();
-    MarkMethodCallback(0, BoundedHandler(budget, this, &SessionService::OpenSession));
-    MarkMethodCallback(1, BoundedHandler(budget, this, &SessionService::JoinSession));
-    MarkMethodCallback(2, BoundedHandler(budget, this, &SessionService::ReportStep));
-    MarkMethodCallback(3, BoundedHandler(budget, this, &SessionService::LeaveSession));
-    MarkMethodCallback(4, BoundedHandler(budget, this, &SessionService::CloseSession));
+    const auto bound = [&](absl::string_view name, auto method) {
+      MarkMethodCallback(MethodIndex(name), BoundedHandler(runner, name, WithinBudget(runner, name), this, method));
+    };
+    bound("SessionService/OpenSession", &SessionService::OpenSession);
+    bound("SessionService/JoinSession", &SessionService::JoinSession);
+    bound("SessionService/ReportStep", &SessionService::ReportStep);
+    bound("SessionService/LeaveSession", &SessionService::LeaveSession);
+    bound("SessionService/CloseSession", &SessionService::CloseSession);
   }
 
   grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context, const v1::OpenSessionRequest* request,

@@ -15,16 +15,17 @@ namespace precondor::rpc {
 class ShardService final : public v1::ShardService::CallbackService {
  public:
   ShardService(Shard& shard, ControlRunner& runner) : shard_(shard), runner_(runner) {
-    // By the methods' places in the service's definition.
-    RequestBudget& budget = runner.request_budget();
-    MarkMethodCallback(0, BoundedHandler(budget, this, &ShardService::DescribeShard));
-    MarkMethodCallback(1, BoundedHandler(budget, this, &ShardService::InstallSession));
-    MarkMethodCallback(2, BoundedHandler(budget, this, &ShardService::FenceSession));
-    MarkMethodCallback(3, BoundedHandler(budget, this, &ShardService::HoldFactors));
-    MarkMethodCallback(4, BoundedHandler(budget, this, &ShardService::TakeSnapshot));
-    MarkMethodCallback(5, BoundedHandler(budget, this, &ShardService::RemoveSession));
-    MarkMethodCallback(6, BoundedHandler(budget, this, &ShardService::QuarantineSession));
-    MarkMethodCallback(7, BoundedHandler(budget, this, &ShardService::ListQuarantined));
+    const auto bound = [&](absl::string_view name, auto method) {
+      MarkMethodCallback(MethodIndex(name), BoundedHandler(runner, name, WithinBudget(runner, name), this, method));
+    };
+    bound("ShardService/DescribeShard", &ShardService::DescribeShard);
+    bound("ShardService/InstallSession", &ShardService::InstallSession);
+    bound("ShardService/FenceSession", &ShardService::FenceSession);
+    bound("ShardService/HoldFactors", &ShardService::HoldFactors);
+    bound("ShardService/TakeSnapshot", &ShardService::TakeSnapshot);
+    bound("ShardService/RemoveSession", &ShardService::RemoveSession);
+    bound("ShardService/QuarantineSession", &ShardService::QuarantineSession);
+    bound("ShardService/ListQuarantined", &ShardService::ListQuarantined);
   }
 
   grpc::ServerUnaryReactor* DescribeShard(grpc::CallbackServerContext* context, const v1::DescribeShardRequest* request,

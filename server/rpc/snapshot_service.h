@@ -36,13 +36,14 @@ class SnapshotService final : public v1::SnapshotService::CallbackService {
  public:
   SnapshotService(SnapshotSubject subject, ControlRunner& runner, CallerFn caller)
       : subject_(std::move(subject)), runner_(runner), caller_(std::move(caller)) {
-    // By the methods' places in the service's definition.
-    RequestBudget& budget = runner.request_budget();
-    MarkMethodCallback(0, BoundedHandler(budget, this, &SnapshotService::CreateSnapshot));
-    MarkMethodCallback(1, BoundedHandler(budget, this, &SnapshotService::ListSnapshots));
-    MarkMethodCallback(2, BoundedHandler(budget, this, &SnapshotService::VerifySnapshot));
-    MarkMethodCallback(3, BoundedHandler(budget, this, &SnapshotService::RestoreSession));
-    MarkMethodCallback(4, BoundedHandler(budget, this, &SnapshotService::RestoreLayer));
+    const auto bound = [&](absl::string_view name, auto method) {
+      MarkMethodCallback(MethodIndex(name), BoundedHandler(runner, name, WithinBudget(runner, name), this, method));
+    };
+    bound("SnapshotService/CreateSnapshot", &SnapshotService::CreateSnapshot);
+    bound("SnapshotService/ListSnapshots", &SnapshotService::ListSnapshots);
+    bound("SnapshotService/VerifySnapshot", &SnapshotService::VerifySnapshot);
+    bound("SnapshotService/RestoreSession", &SnapshotService::RestoreSession);
+    bound("SnapshotService/RestoreLayer", &SnapshotService::RestoreLayer);
   }
 
   grpc::ServerUnaryReactor* CreateSnapshot(grpc::CallbackServerContext* context,

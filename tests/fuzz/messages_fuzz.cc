@@ -7,6 +7,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/methods/registry.h"
 #include "precondor/v1/shard.pb.h"
+#include "proto/wire/decoded_size.h"
 #include "proto/wire/plane_codec.h"
 #include "proto/wire/region_codec.h"
 #include "proto/wire/spec_codec.h"
@@ -78,7 +79,22 @@ void Communicator(absl::string_view bytes) {
   ParseTraceparent(bytes);
 }
 
-constexpr void (*kDecoders[])(absl::string_view) = {Spec, Install, ShardMessages, Communicator};
+// What a server counts for a request, before it decodes it, is at least what protobuf then uses.
+template <typename Message>
+void HoldSize(absl::string_view bytes) {
+  Message message;
+  if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
+  const grpc::Slice slice(bytes.data(), bytes.size());
+  PRECONDOR_CHECK(wire::DecodedSize(*Message::descriptor(), grpc::ByteBuffer(&slice, 1)) >= message.SpaceUsedLong());
+}
+
+void Sizes(absl::string_view bytes) {
+  HoldSize<v1::InstallSessionRequest>(bytes);
+  HoldSize<v1::SessionSpec>(bytes);
+  HoldSize<v1::DescribeShardResponse>(bytes);
+}
+
+constexpr void (*kDecoders[])(absl::string_view) = {Spec, Install, ShardMessages, Communicator, Sizes};
 
 SessionSpec SpecOf(absl::string_view method) {
   SessionSpec spec;
@@ -98,7 +114,8 @@ std::vector<std::string> Seeds() {
     seeds.push_back(std::string(1, 0) + wire::EncodeSessionSpec(spec)->SerializeAsString());
     const SessionInstall install{
         .session_id = 7, .epoch = 1, .spec = spec, .layers = {0, 1}, .members = {{.rank = 0, .incarnation = 1}}};
-    seeds.push_back(std::string(1, 1) + rpc::EncodeInstall(install)->SerializeAsString());
+    const std::string encoded = rpc::EncodeInstall(install)->SerializeAsString();
+    for (const char decoder : {1, 4}) seeds.push_back(std::string(1, decoder) + encoded);
   }
   const EpochFence fence{.session_id = 7, .epoch = 2, .members = {{.rank = 1, .incarnation = 3}}};
   seeds.push_back(std::string(1, 2) + rpc::EncodeFence(fence).SerializeAsString());

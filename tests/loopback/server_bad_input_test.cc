@@ -7,7 +7,9 @@
 
 #include "gmock/gmock.h"
 
+#include "precondor/v1/snapshot.pb.h"
 #include "proto/wire/frame_codec.h"
+#include "tests/loopback/generic_call.h"
 #include "tests/loopback/raw_client.h"
 
 namespace precondor {
@@ -608,6 +610,48 @@ TEST(ServerSessionTest, JoiningTwiceIsIdempotentAndALaterProcessFences) {
   EXPECT_EQ(DetailOf(server.Precondition(RawRequest(first, 0, 0), &response)).reason(), v1::ERROR_REASON_STALE_EPOCH);
   const grpc::Status fenced = server.Join("job", 0, kRawIncarnation, &again);
   EXPECT_EQ(DetailOf(fenced).reason(), v1::ERROR_REASON_STALE_INCARNATION);
+}
+
+// Fields that no message has, of three bytes each.
+std::string UnknownFields(int count) {
+  std::string bytes;
+  for (int i = 0; i < count; ++i) bytes += std::string("\xf8\x3f\x01", 3);
+  return bytes;
+}
+
+TEST(ServerBadInputTest, EveryCallRefusesARequestThatGrowsWhenItIsDecoded) {
+  RawServer server;
+  const std::string grows = UnknownFields(1'500'000);  // 72 MB
+  int refused = 0;
+  for (const auto* file :
+       {v1::OpenSessionRequest::descriptor()->file(), v1::GetModeRequest::descriptor()->file(),
+        v1::PreconditionRequest::descriptor()->file(), v1::RestoreLayerRequest::descriptor()->file()}) {
+    const auto* service = file->service(0);
+    for (int i = 0; i < service->method_count(); ++i) {
+      if (service->method(i)->client_streaming()) continue;
+      const std::string path = absl::StrCat("/", service->full_name(), "/", service->method(i)->name());
+      GenericCall call(server.channel(), path, grows);
+      call.Read();
+      const grpc::Status status = call.End();
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << path << ": " << status.error_message();
+      ++refused;
+    }
+  }
+  EXPECT_EQ(refused, 21);
+}
+
+TEST(ServerBadInputTest, WhatRequestsTakeIsGivenBack) {
+  RawServer server;
+  const std::string large = UnknownFields(60'000);  // 2.9 MB, or a thirtieth of what all requests may take
+  for (int i = 0; i < 30; ++i) {
+    GenericCall good(server.channel(), "/precondor.v1.AdminService/ListSessions", large);
+    good.Read();
+    const grpc::Status status = good.End();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    GenericCall bad(server.channel(), "/precondor.v1.AdminService/ListSessions", large + "\x0a");
+    bad.Read();
+    EXPECT_FALSE(bad.End().ok());
+  }
 }
 
 }  // namespace

@@ -195,6 +195,12 @@ class OptaxTest(unittest.TestCase):
         again, _ = self.run_steps(self.transformation(), steps=1)
         self.expect_equal(jax.device_get(updates), again[0])
 
+    def test_arrays_for_which_jax_could_wait_without_limit_are_refused(self):
+        mesh = jax.sharding.Mesh(np.array(jax.devices()), ("all",))
+        transformation, grads = self.transformation(mesh=mesh), [jnp.ones((1024, 1024))]
+        with self.assertRaisesRegex(precondor.UnimplementedError, "mesh: expected shares of up to 65536 bytes on CPU devices, got 1048576"):
+            transformation.update(grads, transformation.init(grads))
+
     def test_scanned_layers_are_layers_of_their_own(self):
         def stacked(step):
             return {"blocks": jnp.stack([gradients(step + 100 * layer)["dense"]["kernel"] for layer in range(3)]),
@@ -321,8 +327,8 @@ class OptaxTest(unittest.TestCase):
         with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "not connected"):  # compiled before
             jax.block_until_ready(update(gradients(2), state))
         with mock.patch.object(jax, "process_count", return_value=2):
-            with self.assertRaisesRegex(refused, "mesh: expected one with devices of all 2 processes, got None"):
-                self.transformation()
+            with self.assertRaisesRegex(refused, "mesh: expected one with devices of all 2 processes, got devices of 1"):
+                self.run_steps(self.transformation())
         with self.assertRaises(precondor.UnavailableError):
             self.run_steps(self.transformation(address="unix:/nonexistent/socket", connect_timeout=0.2))
 

@@ -6,7 +6,9 @@ Needs torch 2.6 or later: CTest runs it in deploy/torch2.sh's environment.
 """
 
 import argparse
+import concurrent.futures
 import os
+import pathlib
 import sys
 import tempfile
 import unittest
@@ -18,11 +20,15 @@ import torch_sharded
 from interop_test import Server
 from torch_rank import running
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "e2e/chaos"))
+from cluster import Cluster, wait_for  # noqa: E402  pylint: disable=wrong-import-position
+
 DEADLINE_S = 240  # importing torch's compiler in each rank takes a minute and more on a busy machine
 
 
 class FsdpTest(unittest.TestCase):
     server = None
+    binaries = None
     ranks = {}
 
     def ask(self, size, name, session, **arguments):
@@ -96,6 +102,26 @@ class FsdpTest(unittest.TestCase):
         for sequence in (False, True):
             self.expect_undivided(2, None, 2e-6, 2, sequence=sequence, **how)
             self.expect_undivided(4, 1, 2e-6, 2, sequence=sequence, **how, method="muon", optimizer="made")
+
+    def test_a_shard_that_is_killed_in_a_step(self):
+        """When it comes back, other ranks have sent their parts of a step's gradients, and rank 0 has not."""
+        wanted = self.run_all(2, "train", how="ddp")[0][0]
+        with tempfile.TemporaryDirectory() as folder, Cluster(self.binaries, folder, shards=2) as cluster:
+            pause = pathlib.Path(folder) / "pause"
+
+            def kill():
+                wait_for("rank 0 to pause", pause.exists, DEADLINE_S)
+                for shard in cluster.shards:
+                    shard.restart()
+                pathlib.Path(f"{pause}.over").touch()
+
+            with concurrent.futures.ThreadPoolExecutor(1) as thread:
+                killed = thread.submit(kill)
+                options = {"how": "fsdp", "exchange": "SHARDED", "pause": str(pause), "address": cluster.coordinator.address}
+                for weights, *_ in self.run_all(2, "train", **options):
+                    for got, expected in zip(weights, wanted):
+                        np.testing.assert_array_equal(got, expected)
+                killed.result()
 
     def expect_undivided(self, size, reference, tolerance, tensor, **options):
         """The weights of all ranks are those of the undivided model."""
@@ -175,6 +201,7 @@ def main():
     os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
     with tempfile.TemporaryDirectory() as two, tempfile.TemporaryDirectory() as four:
         FsdpTest.server = Server(arguments.server, two)
+        FsdpTest.binaries = pathlib.Path(arguments.server).resolve().parents[1]
         try:
             with running(two, [{}] * 2, torch_sharded.FUNCTIONS) as pair, running(four, [{}] * 4, torch_sharded.FUNCTIONS) as quad:
                 FsdpTest.ranks = {2: pair, 4: quad}

@@ -4,6 +4,8 @@ parallelism."""
 
 import contextlib
 import gc
+import pathlib
+import sys
 import weakref
 
 import torch
@@ -11,6 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 import precondor.torch
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "e2e/chaos"))
+from cluster import wait_for  # noqa: E402  pylint: disable=wrong-import-position
 
 STEPS, BATCH = 6, 8
 
@@ -100,8 +105,11 @@ def whole(parameter):
 
 
 def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=False, compiled=False, bf16=False,
-          transposed=False, mixture=False, micro_batches=1, clip=False, optimizer="AdamW", **options):
-    """(last weights, whole; decisions of the last step; names of layers; the losses)."""
+          transposed=False, mixture=False, micro_batches=1, clip=False, optimizer="AdamW", pause=None, **options):
+    """(last weights, whole; decisions of the last step; names of layers; the losses).
+
+    pause: a path. In the middle of the run rank 0 makes a file of it, and goes on with its step once there is one more, `.over`.
+    """
     size = dist.get_world_size()
     model, called = make(how, reshard, hsdp, by_columns, compiled, bf16, transposed, mixture)
     losses = []
@@ -123,6 +131,9 @@ def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=Fals
                     loss.backward()
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            if pause is not None and rank == 0 and step == STEPS // 2:
+                pathlib.Path(pause).touch()
+                wait_for("the test to go on", pathlib.Path(f"{pause}.over").exists)
             if step % 2 or step == STEPS - 1:
                 result = pre.step(loss)
             optimizer.step()

@@ -6,10 +6,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import itertools
-import os
 import socket
 import threading
+import uuid
 import warnings
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -20,8 +19,6 @@ from ._client import Client, Future, Security, Worker
 from ._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError
 from ._jax_group import Group
 from ._session import Layer, SessionSpec
-
-_sessions = itertools.count()
 
 
 class Connection:
@@ -57,37 +54,51 @@ class Connection:
                     "INVALID_ARGUMENT", advice="One transformation is for one model: make another for another")
 
     def _open(self, spec: SessionSpec) -> None:
+        self.group.check()
         host, address, self.name = self.group.from_first(self._place).split("\n")
-        if self._address == "local" and host != socket.gethostname():
-            raise InvalidArgumentError(f'address: expected processes on one host with "local", got {host} and {socket.gethostname()}',
-                                       "INVALID_ARGUMENT", advice="Start precondor-server on one of them, and give its host:port")
-        client = Client(address, security=self._security, **self._timeouts)
         spec = dataclasses.replace(spec, name=self.name)
-        restored = self.group.from_first(lambda: self._restore(client, spec))
+        self.group.in_all(lambda: self._connect(host, address))
+        restored = self.group.from_first(lambda: self._restore(spec))
         if restored:
             self._restored_step = int(restored)
         else:
-            self._created = client.open_session(spec).created
-        self._client, self.spec = client, spec
+            self.group.in_all(lambda: self._open_session(spec))
+        self.spec = spec
         atexit.register(self.close)
 
     def _place(self) -> str:
         """Returns this host, and the server's address and the session's name for all processes."""
         address = server.shared().address if self._address == "local" else self._address
-        return "\n".join((socket.gethostname(), address, self.name or f"optax-{os.getpid()}-{next(_sessions)}"))
+        return "\n".join((socket.gethostname(), address, self.name or f"optax-{uuid.uuid4().hex}"))
 
-    def _restore(self, client: Client, spec: SessionSpec) -> str:
-        """Begins the session with the given factors. Returns their step; "" if there are none."""
+    def _connect(self, host: str, address: str) -> str:
+        if self._address == "local" and host != socket.gethostname():
+            raise InvalidArgumentError(f'address: expected processes on one host with "local", got {host} and {socket.gethostname()}',
+                                       "INVALID_ARGUMENT", advice="Start precondor-server on one of them, and give its host:port")
+        self._client = Client(address, security=self._security, **self._timeouts)
+        return ""
+
+    def _open_session(self, spec: SessionSpec) -> str:
+        assert self._client is not None
+        self._created = self._client.open_session(spec).created
+        return ""
+
+    def _restore(self, spec: SessionSpec) -> str:
+        """Replaces the session by one with the given factors. Returns their step; "" if there are none."""
         if len(self._factors) == 0:
             return ""
+        if len(self._factors) != 1 + len(spec.layers) or np.size(self._factors[0]) != 8:
+            raise InvalidArgumentError(f"factors: expected what read_factors() returned for {len(spec.layers)} layers, got "
+                                       f"{len(self._factors)} arrays", "INVALID_ARGUMENT")
+        assert self._client is not None
         encoded_step, *states = (np.asarray(one).tobytes() for one in self._factors)
         step = int.from_bytes(encoded_step, "little")
-        client.close_session(spec.name)
-        client.restore_session(spec, step, states)
+        self._client.close_session(spec.name)
+        self._client.restore_session(spec, step, states)
         return str(step)
 
     def exchange(self, rank: Any, step: Any, loss: Any, finite: Any, shares: Sequence[Any]) -> Tuple[Any, Any, List[np.ndarray]]:
-        """A rank's part of one step. Returns the next step's number, whether the answers may be used, and the answers."""
+        """A rank's part of one step. Returns the next step's number, whether (1) the answers may be used, and the answers."""
         rank, step, finite = int(rank), int(step), bool(finite)
         worker, layers = self._joined(rank, step)
         answers = [np.zeros(np.shape(share), np.float32) for share in shares]
@@ -97,7 +108,7 @@ class Connection:
         usable = all([future.result().decision != "SKIP" for future in futures])  # a list: waits for each
         worker.report_step(step, float(loss), 1, 0.0, finite=usable)
         self._next_step = step + 1
-        return np.int32(step + 1), np.bool_(usable), answers
+        return np.int32(step + 1), np.int32(usable), answers
 
     def _precondition(self, worker: Worker, step: int, place: int, layer: Layer, gradient: np.ndarray, answer: np.ndarray) -> Future:
         if self.group.size == 1:
@@ -152,11 +163,13 @@ class Connection:
         if was_closed or self._client is None:
             return
         try:
-            with contextlib.suppress(PrecondorError):  # if the servers have ended, there are no ranks to give back
-                for worker in self._workers.values():
-                    worker.leave()
-            if self.group.is_first_process and (end_session or self._is_new_name):
-                self._client.close_session(self.name)
+            if end_session or self._is_new_name:  # the first process ends it for all
+                if self.group.is_first_process:
+                    self._client.close_session(self.name)
+            else:
+                with contextlib.suppress(PrecondorError):  # if the servers have ended, there are no ranks to give back
+                    for worker in self._workers.values():
+                        worker.leave()
         except PrecondorError:
             if end_session:
                 raise

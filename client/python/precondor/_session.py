@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, Mapping, Sequence, Union
 
+import numpy as np
+
 from . import _core
 from ._errors import InvalidArgumentError
 
@@ -109,7 +111,8 @@ def traits_of(method: Union[Method, str]) -> _core.MethodTraits:
 def _method_dict(method: Union[Method, str]) -> Dict[str, Any]:
     if isinstance(method, str):
         method = Method(method)
-    return {"name": method.name, "options": dict(method.options)}
+    options = {name: value.item() if isinstance(value, np.generic) else value for name, value in method.options.items()}
+    return {"name": method.name, "options": options}
 
 
 def to_dict(spec: SessionSpec) -> Dict[str, Any]:

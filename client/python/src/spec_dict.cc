@@ -125,8 +125,8 @@ absl::Status WrongType(const std::string& where, absl::string_view expected, py:
 
 using Options = std::map<std::string, OptionValue>;
 
-// One option of a method: a bool (Python's or NumPy's), a str, or any other number as a double. pybind11's caster of
-// a variant would turn other objects, such as an int or a list, into a bool.
+// One option of a method: a bool, a str, or any other number as a double. pybind11's caster of a variant would
+// turn other objects, such as an int or a list, into a bool.
 absl::Status ReadOption(const std::string& where, py::handle value, OptionValue& out) {
   py::detail::make_caster<bool> flag;
   if (flag.load(value, /*convert=*/false)) {

@@ -182,12 +182,15 @@ void Coordinator::Reinstall(const std::string& name, size_t shard) {
     told = locked.state()->members().shards_told();
   }
   const absl::Status status = told ? shards_[shard].control->Install(install).status() : TellShards(*locked.state());
+  const absl::string_view reason = !status.ok() ? absl::string_view(status.message())
+                                   : told       ? "the shard lacked it"
+                                                : "it is not known whether the shard has its members";
   logger_.Log(status.ok() ? Severity::kInfo : Severity::kWarning, "session installed again",
               {{"session", name},
                {"session_id", install.session_id},
                {"epoch", install.epoch},
                {"shard", shards_[shard].address},
-               {"reason", status.ok() ? "the shard lacked it" : absl::string_view(status.message())}});
+               {"reason", reason}});
 }
 
 }  // namespace precondor

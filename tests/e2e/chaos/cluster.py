@@ -5,6 +5,8 @@ Everything listens on loopback unless a test says otherwise, on ports that the s
 takes the port it had. Only processes that were started here are signalled, by their pid.
 """
 
+import asyncio
+import contextlib
 import json
 import pathlib
 import re
@@ -14,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 
@@ -185,6 +188,67 @@ class Etcd:
         self.process.wait()
 
 
+class Switch:
+    """Takes connections and leads each to the server that `target()` gives then, as a service of Kubernetes does: those that there
+    are stay where they are. Use as a context manager."""
+
+    DIRECTIONS = ("to_server", "to_client")
+
+    def __init__(self, target):
+        self._target = target
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._cut = ()  # directions
+
+    @contextlib.contextmanager
+    def cut(self, directions=DIRECTIONS):
+        """What is sent in these directions arrives when the context ends."""
+        self._cut = directions
+        try:
+            yield
+        finally:
+            self._cut = ()
+
+    def __enter__(self):
+        self._thread.start()
+        self._server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._lead, "127.0.0.1", 0), self._loop).result()
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def _lead(self, reader, writer):
+        async def pump(direction, source, sink):
+            with contextlib.suppress(OSError):
+                while data := await source.read(1 << 16):
+                    while direction in self._cut:
+                        await asyncio.sleep(0.01)
+                    sink.write(data)
+                    await sink.drain()
+            sink.close()
+
+        try:
+            there = await asyncio.open_connection(self._target().host, self._target().port)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(pump("to_server", reader, there[1]), pump("to_client", there[0], writer))
+
+    def __exit__(self, *_):
+        if not self._thread.is_alive():
+            return
+
+        async def end():
+            self._server.close()
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
 def free_port():
     """A port of 127.0.0.1 on which no process listened a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -195,12 +259,13 @@ class Cluster:
     """One coordinator and `shards` shards with data folders. Use as a context manager.
 
     `shard_host(i)` is the address of shard i; `shard_prefix(folder)` and `coordinator_prefix(folder)` are commands that
-    execute the server whose data are in `folder`.
+    execute the server whose data are in `folder`. With `switched` the coordinator reaches shard i through `ways[i]`, a
+    Switch; workers reach it directly.
     """
 
     def __init__(self, binaries, folder, shards=2, shard_arguments=(), coordinator_arguments=(), durable=True,
                  shard_host=lambda i: "127.0.0.1", shard_prefix=lambda folder: (), coordinator_host="127.0.0.1",
-                 coordinator_prefix=lambda folder: ()):
+                 coordinator_prefix=lambda folder: (), switched=False):
         def data(name):
             return [f"--data-dir={pathlib.Path(folder) / name / 'data'}"] if durable else []
 
@@ -212,14 +277,20 @@ class Cluster:
                    shard_prefix(pathlib.Path(folder) / f"shard{i}" / "data"))
             for i in range(shards)
         ]
+        self.ways = []
+        if switched:
+            for shard in self.shards:
+                shard.port = free_port()
+                shard.arguments = [*shard.arguments, f"--advertise={shard.address}"]
+                self.ways.append(Switch(lambda shard=shard: shard))
         self.lease_steps = 64  # the server's default
         for argument in coordinator_arguments:
             if argument.startswith("--lease-steps="):
                 self.lease_steps = int(argument.partition("=")[2])
         self.coordinator = None
-        self._make_coordinator = lambda: Server(
-            binaries, folder, "coordinator",
-            ["--role=coordinator", "--shards=" + ",".join(shard.address for shard in self.shards),
+        self.make_coordinator = lambda name="coordinator": Server(
+            binaries, folder, name,
+            ["--role=coordinator", "--shards=" + ",".join(one.address for one in self.ways or self.shards),
              "--reconcile-interval-ms=100", "--shard-timeout-ms=2000",
              *([] if any("--etcd-endpoints" in one for one in coordinator_arguments) else data("coordinator")),
              *coordinator_arguments],
@@ -229,7 +300,9 @@ class Cluster:
         try:
             for shard in self.shards:
                 shard.start()
-            self.coordinator = self._make_coordinator()
+            for way in self.ways:
+                way.__enter__()
+            self.coordinator = self.make_coordinator()
             self.coordinator.start()
             if any("--etcd-endpoints" in one for one in self.coordinator.arguments):
                 self.coordinator.await_ready()
@@ -255,6 +328,9 @@ class Cluster:
     def close(self):
         for server in self.servers():
             server.close()
+        for way in self.ways:
+            way.__exit__()
+
 
 
 class Training:

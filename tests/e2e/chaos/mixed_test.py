@@ -16,12 +16,13 @@ are set forwards and back.
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
-from cluster import wait_for
+from cluster import Etcd, Switch, wait_for
 from faults import STEPS_A_FAULT, FaultTest, argument_parser, checker, run
 
 FAKETIME = pathlib.Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
@@ -31,6 +32,7 @@ CLOCK_STEPS = ("+2d", "+1d", "+0")
 DISK_BYTES = 96 << 20
 PATIENCE_S = 3  # longer than a worker waits for the answer to a report before it goes on
 STEPS_BESIDE = 40  # that go by while a fault is looked at
+STEPS_A_LEADER = 200  # until the one that led is back
 STEPS_A_FULL_DISK = 200  # until a shard's snapshot has what its log lacks
 
 
@@ -101,6 +103,14 @@ class MixedTest(FaultTest):
             wait_for("another epoch", lambda: (cluster.coordinator.metric("precondor_epoch_number") or 0) > epoch)
         self.assertNotEqual(replaced.wait(60), 0, "a worker whose rank another one has cannot go on")
 
+    def cut_off_coordinator(self, cluster, training):
+        """From a shard, in one direction or both; a worker that joins then waits."""
+        directions = self.random.choice([*[(one,) for one in Switch.DIRECTIONS], Switch.DIRECTIONS])
+        with self.random.choice(cluster.ways).cut(directions):
+            training.restart(self.random.randrange(training.WORKERS))
+            wait_for("the coordinator to miss the shard", lambda: cluster.coordinator.metric("precondor_unreachable_shards"))
+            self.await_standstill(cluster)
+
     def fill_disk(self, cluster, training):
         server = self.random.choice(cluster.servers())
         with self.unhealthy(checker.COORDINATOR if server is cluster.coordinator else server.address):
@@ -147,7 +157,7 @@ class MixedTest(FaultTest):
 
     def test_faults_of_all_kinds(self):
         kinds = [self.kill_shard, self.kill_coordinator, self.kill_everything, self.stop_shard, self.stop_coordinator,
-                 self.kill_worker, self.stop_worker, self.replace_stopped_worker]
+                 self.kill_worker, self.stop_worker, self.replace_stopped_worker, self.cut_off_coordinator]
         kinds += [self.fill_disk] if self.disks else []
         kinds += [self.set_clocks] * len(CLOCK_STEPS) if self.clocks else []
         order = kinds * self.kills
@@ -155,7 +165,7 @@ class MixedTest(FaultTest):
         steps = f"--steps={self.steps() + len(order) * (STEPS_A_FAULT + STEPS_BESIDE) + STEPS_A_FULL_DISK * order.count(self.fill_disk)}"
         self.kills = len(order)
         with self.cluster(coordinator_arguments=["--lease-steps=4"], shard_prefix=self.server_prefix,
-                          coordinator_prefix=self.server_prefix) as cluster:
+                          coordinator_prefix=self.server_prefix, switched=True) as cluster:
             def disturb(training):
                 before, fault = cluster.step() or 0, order.pop()
                 print(fault.__name__, file=sys.stderr, flush=True)
@@ -163,6 +173,36 @@ class MixedTest(FaultTest):
                 self.await_progress(cluster, before)
 
             row = self.train(cluster, disturb, steps, ranks=True)
+        self.expect_undisturbed_weights(row, steps)
+
+    def test_two_coordinators(self):
+        """The one that leads is killed, or stopped for so long that the other one leads, and then goes on beside it."""
+        if shutil.which("etcd") is None:
+            self.skipTest("no etcd on this machine: deploy/install.sh --test installs it")
+        self.kills *= 2
+        steps = f"--steps={self.steps() + self.kills * STEPS_A_LEADER}"
+        with Etcd(self.folder.name) as etcd, \
+                self.cluster(coordinator_arguments=["--lease-steps=4", f"--etcd-endpoints={etcd.address}", "--etcd-lease-ms=2000"]) as cluster:
+            other = cluster.make_coordinator("other")
+            self.addCleanup(other.close)
+            other.start()
+            stops = [False, True] * (self.kills // 2)
+
+            def disturb(_):
+                nonlocal other
+                before, led = self.step(cluster), cluster.coordinator
+                stop = stops.pop()
+                led.signal(signal.SIGSTOP if stop else signal.SIGKILL)
+                other.await_ready()
+                cluster.coordinator, other = other, led
+                if stop:  # workers' calls that it has not answered yet are answered now, or never
+                    led.signal(signal.SIGCONT)
+                led.process.wait(60)
+                led.start()
+                self.await_progress(cluster, before)
+
+            with Switch(lambda: cluster.coordinator) as switch:
+                row = self.train(cluster, disturb, f"--coordinator={switch.address}", steps)
         self.expect_undisturbed_weights(row, steps)
 
     def test_lost_shards(self):

@@ -137,7 +137,8 @@ class Attacks:
         """Two bytes a layer, and three a field that the server does not know."""
         c, s = interop.pb.common_pb2, interop.pb.session_pb2
         layers = s.OpenSessionRequest(spec=c.SessionSpec(name="empty", layers=[c.Layer()] * 2_000_000)).SerializeToString()
-        for method, request in (("OpenSession", layers), ("JoinSession", b"\xf8\x07\x01" * 10_000_000)):
+        for method, request in (("OpenSession", layers), ("JoinSession", b"\xf8\x07\x01" * 10_000_000),
+                                ("JoinSession", b"\x08\x01" * 30_000_000), ("JoinSession", b"\x0a\x80\x80\x80\x32" + bytes(100 << 20))):
             calls = [self.channel().unary_unary(f"/precondor.v1.SessionService/{method}").future(request, timeout=60) for _ in range(6)]
             self.assertLessEqual({call.code() for call in calls}, {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE})
             self.await_steps()
@@ -217,20 +218,22 @@ class ServerTest(Attacks, unittest.TestCase):
         """Sessions that are restored, as many as find room, each with a layer of which the last byte never comes."""
         c, snapshots = interop.pb.common_pb2, importlib.import_module("precondor.v1.snapshot_pb2")
         service = importlib.import_module("precondor.v1.snapshot_pb2_grpc").SnapshotServiceStub(self.channel())
-        codes = []
+        codes, begun_layers = [], 0
         for number in range(20):
             spec = c.SessionSpec(name=f"restored{number}", world_size=1, method=c.MethodConfig(muon=c.MuonConfig()),
-                                 exchange=c.EXCHANGE_MODE_DIRECT, layers=[c.Layer(name="w", d_out=1400, d_in=1400)])
+                                 exchange=c.EXCHANGE_MODE_DIRECT, layers=[c.Layer(name="w", d_out=700, d_in=700)])
             try:
                 session = service.RestoreSession(snapshots.RestoreSessionRequest(spec=spec, step=1), timeout=60)
                 begun = snapshots.RestoreLayerRequest(session_id=session.session_id, step=1, secret=session.secret, fetched=True,
-                                                      total_bytes=4 * 1400 * 1400, data=bytes(4 * 1400 * 1400 - 1))
+                                                      total_bytes=4 * 700 * 700, data=bytes(4 * 700 * 700 - 1))
                 service.RestoreLayer(begun, timeout=60)
+                begun_layers += 1
                 begun.total_bytes = 1 << 40
                 service.RestoreLayer(begun, timeout=60)
             except grpc.RpcError as refused:
                 codes.append(refused.code())
         self.assertEqual(codes, [grpc.StatusCode.RESOURCE_EXHAUSTED] * 20)
+        self.assertEqual(begun_layers, 4)
         self.await_steps()
 
     def test_recovery_of_what_was_reserved_to_the_brim(self):

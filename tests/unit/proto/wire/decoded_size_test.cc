@@ -67,6 +67,12 @@ TEST(DecodedSizeTest, CountsWhatTheMessageDoesNotKnow) {
   }
 }
 
+TEST(DecodedSizeTest, CountsNumbersWhereTheFieldIsAText) {
+  const std::string bytes = Repeat(std::string("\x08\x01", 2), 5000);  // JoinSessionRequest.name
+  EXPECT_GE(SizeOf<v1::JoinSessionRequest>(bytes), Used<v1::JoinSessionRequest>(bytes));
+  EXPECT_GE(SizeOf<v1::JoinSessionRequest>(bytes), 5000u * 16);
+}
+
 TEST(DecodedSizeTest, GroupsAndDeepNestingHaveNoSize) {
   EXPECT_GT(SizeOf<v1::JoinSessionRequest>("\xfb\x07\xfc\x07"), uint64_t{1} << 60);
   std::string nested;
