@@ -145,6 +145,7 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
       runner_.tracer()->Record(std::move(span));
     }
     runner_.recorder()(kMethod, status.code(), now - start_);
+    hold_.reset();  // core can keep this object for longer than the service exists
     reactor_->Finish(wire::ToGrpcStatus(status));
   }
 
