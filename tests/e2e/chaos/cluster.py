@@ -332,7 +332,6 @@ class Cluster:
             way.__exit__()
 
 
-
 class Training:
     """precondor-digits on a cluster: real data, four workers. Its result has the hash of the final weights.
 

@@ -132,7 +132,6 @@ class Attacks:
                 self.assertIn(call.code(), (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED), spec.name)
             self.await_steps()
 
-
     def test_requests_that_grow_when_they_are_decoded(self):
         """Two bytes a layer, and three a field that the server does not know."""
         c, s = interop.pb.common_pb2, interop.pb.session_pb2
