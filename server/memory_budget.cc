@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <fstream>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
 #include "kernels/base/dtype.h"
@@ -68,8 +70,11 @@ std::optional<int64_t> ContainerMemory(const std::string& root) {
   while (std::getline(groups, line)) {  // number:controllers:path, of version 2 "0::path"
     const bool unified = absl::StartsWith(line, "0::");
     const size_t path_begin = line.find(":/");
-    if (path_begin == std::string::npos || !(unified || absl::StrContains(line, ":memory:"))) continue;
-    const std::string folder = absl::StrCat(root, unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
+    if (path_begin == std::string::npos) continue;
+    const std::string controllers = line.substr(line.find(':') + 1, path_begin - line.find(':') - 1);
+    const std::vector<std::string> names = absl::StrSplit(controllers, ',');
+    if (!unified && !absl::c_linear_search(names, "memory")) continue;
+    const std::string folder = absl::StrCat(root, "/sys/fs/cgroup", unified ? "" : absl::StrCat("/", controllers));
     const char* const file = unified ? "memory.max" : "memory.limit_in_bytes";
     // In a container the path may be one of the host's, of which only the root is there.
     std::string path = line.substr(path_begin + 1);

@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 
+#include "precondor/v1/shard.pb.h"
 #include "precondor/v1/snapshot.pb.h"
 #include "proto/wire/frame_codec.h"
 #include "tests/loopback/generic_call.h"
@@ -621,23 +622,27 @@ std::string UnknownFields(int count) {
 
 TEST(ServerBadInputTest, EveryCallRefusesARequestThatGrowsWhenItIsDecoded) {
   RawServer server;
+  ServerConfig of_shard;
+  of_shard.role = ServerRole::kShard;  // has the service by which a coordinator leads it
+  RawServer shard(of_shard);
   const std::string grows = UnknownFields(1'500'000);  // 72 MB
   int refused = 0;
-  for (const auto* file :
-       {v1::OpenSessionRequest::descriptor()->file(), v1::GetModeRequest::descriptor()->file(),
-        v1::PreconditionRequest::descriptor()->file(), v1::RestoreLayerRequest::descriptor()->file()}) {
+  for (const auto* file : {v1::OpenSessionRequest::descriptor()->file(), v1::GetModeRequest::descriptor()->file(),
+                           v1::PreconditionRequest::descriptor()->file(), v1::RestoreLayerRequest::descriptor()->file(),
+                           v1::DescribeShardRequest::descriptor()->file()}) {
     const auto* service = file->service(0);
+    RawServer& serves = service->name() == "ShardService" ? shard : server;
     for (int i = 0; i < service->method_count(); ++i) {
       if (service->method(i)->client_streaming()) continue;
       const std::string path = absl::StrCat("/", service->full_name(), "/", service->method(i)->name());
-      GenericCall call(server.channel(), path, grows);
+      GenericCall call(serves.channel(), path, grows);
       call.Read();
       const grpc::Status status = call.End();
       EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << path << ": " << status.error_message();
       ++refused;
     }
   }
-  EXPECT_EQ(refused, 21);
+  EXPECT_EQ(refused, 29);
 }
 
 TEST(ServerBadInputTest, WhatRequestsTakeIsGivenBack) {

@@ -203,6 +203,9 @@ class Coordinator {
   SnapshotEntry AskForParts(const CoordinatorSession& session, SnapshotEntry snapshot, bool repeated);
   // Writes and adopts the snapshot's state. Precondition: the caller holds the session's lock.
   absl::Status WriteSnapshot(CoordinatorSession& session, const SnapshotEntry& snapshot);
+  // Notes that a shard has lost factors with which the session was to begin: no rank can join any more. Precondition:
+  // the caller holds the session's lock.
+  void FailRestore(CoordinatorSession& session, const absl::Status& reason);
   // Reports the last complete snapshot to the observer.
   void ShowLastSnapshot(absl::string_view name, const std::vector<SnapshotEntry>& snapshots);
   // Tells the session's shards the membership. Precondition: the caller holds the session's lock. `failed`: see

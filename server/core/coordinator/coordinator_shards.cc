@@ -153,7 +153,8 @@ void Coordinator::Reconcile() {
     {
       MutexLock lock(mu_);
       for (const auto& [id, session] : sessions_.by_id()) {
-        if (session->placement().shards()[s].layers.empty()) continue;
+        // A session without the factors that it was to begin with stays lost: no rank may train on fresh ones instead.
+        if (session->placement().shards()[s].layers.empty() || session->snapshots().RestoreFailed()) continue;
         const auto held = std::find_if(description->sessions.begin(), description->sessions.end(),
                                        [id = id](const HeldSession& one) { return one.session_id == id; });
         // A shard whose disk has refused log records may have forgotten members in a restart.
@@ -182,6 +183,7 @@ void Coordinator::Reinstall(const std::string& name, size_t shard) {
     told = locked.state()->members().shards_told();
   }
   const absl::Status status = told ? shards_[shard].control->Install(install).status() : TellShards(*locked.state());
+  if (absl::IsDataLoss(status)) FailRestore(*locked.state(), status);
   const absl::string_view reason = !status.ok() ? absl::string_view(status.message())
                                    : told       ? "the shard lacked it"
                                                 : "it is not known whether the shard has its members";

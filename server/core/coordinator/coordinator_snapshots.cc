@@ -63,6 +63,18 @@ absl::Status Coordinator::WriteSnapshot(CoordinatorSession& session, const Snaps
   return absl::OkStatus();
 }
 
+void Coordinator::FailRestore(CoordinatorSession& session, const absl::Status& reason) {
+  std::optional<SnapshotEntry> restored;
+  {
+    MutexLock lock(mu_);
+    restored = session.snapshots().HeldRestored(session.placement());
+  }
+  if (!restored.has_value()) return;
+  restored->state = SnapshotState::kFailed;
+  restored->reason = std::string(reason.message());
+  WriteSnapshot(session, *restored).IgnoreError();  // the next Reconcile finds it again
+}
+
 void Coordinator::ShowLastSnapshot(absl::string_view name, const std::vector<SnapshotEntry>& snapshots) {
   std::optional<uint64_t> last;
   for (const SnapshotEntry& one : snapshots) {

@@ -15,17 +15,10 @@ namespace precondor {
 using absl::StatusCode;
 
 SessionMembers::SessionMembers(std::string session_name, Membership membership)
-    : session_name_(std::move(session_name)), membership_(std::move(membership)), begun_(HasBegun()) {}
+    : session_name_(std::move(session_name)), membership_(std::move(membership)) {}
 
 void SessionMembers::NoteShardsTold(const Membership& told) {
-  if (told != membership_) return;
-  shards_told_ = true;
-  begun_ = begun_ || active();
-}
-
-bool SessionMembers::HasBegun() const {
-  return std::none_of(membership_.last_holders.begin(), membership_.last_holders.end(),
-                      [](uint64_t holder) { return holder == 0; });
+  if (told == membership_) shards_told_ = true;
 }
 
 Membership SessionMembers::First(const SessionSpec& spec) {

@@ -54,18 +54,14 @@ class SessionMembers {
   // Notes that the shards have been told `told`. Has no effect if the membership has changed since: the caller that
   // changed it tells the shards again.
   void NoteShardsTold(const Membership& told);
-  // Returns whether the shards may ever have known a holder of every rank, so that the ranks may have begun to train.
-  bool begun() const { return begun_; }
 
  private:
-  bool HasBegun() const;  // of a membership from the journal
   std::string RankText(uint32_t rank) const;
   absl::Status CheckHolder(uint32_t rank, uint64_t incarnation) const;
 
   const std::string session_name_;
   Membership membership_;
   bool shards_told_ = false;
-  bool begun_;
 };
 
 }  // namespace precondor

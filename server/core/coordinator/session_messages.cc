@@ -17,7 +17,9 @@ std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session) {
   const Membership& membership = session.members().membership();
   std::optional<uint64_t> rollback_step;
   if (membership.rollback_epoch == membership.epoch) rollback_step = membership.resume_step;
-  const bool must_be_held = !session.members().begun() && session.snapshots().HeldRestored(session.placement());
+  // Once a rank has had an answer, its RESUME tells the shard what is lost.
+  const bool must_be_held =
+      !session.progress().begun() && session.snapshots().HeldRestored(session.placement()).has_value();
   std::vector<SessionInstall> installs;
   for (const PlacedLayers& placed : session.placement().shards()) {
     installs.push_back({.session_id = session.id(),

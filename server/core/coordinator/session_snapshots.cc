@@ -47,18 +47,19 @@ absl::Status SessionSnapshots::CheckRestored() const {
           absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
           absl::StrCat("session \"", session_name_, "\": is being restored as of step ", snapshot.step));
     }
-    return absl::FailedPreconditionError(absl::StrCat("session \"", session_name_,
-                                                      "\": could not be restored as of step ", snapshot.step,
-                                                      "; close it: ", snapshot.reason));
+    return ReasonedStatus(absl::StatusCode::kDataLoss, ErrorReason::kStateLost,
+                          absl::StrCat("session \"", session_name_, "\": could not be restored as of step ",
+                                       snapshot.step, "; close it: ", snapshot.reason));
   }
   return absl::OkStatus();
 }
 
-bool SessionSnapshots::HeldRestored(const SessionPlacement& placement) const {
-  return absl::c_any_of(list_, [&](const SnapshotEntry& snapshot) {
+std::optional<SnapshotEntry> SessionSnapshots::HeldRestored(const SessionPlacement& placement) const {
+  const auto held = absl::c_find_if(list_, [&](const SnapshotEntry& snapshot) {
     return snapshot.restores && snapshot.state == SnapshotState::kComplete &&
            !placement.WhyNotHeld(snapshot.parts).has_value();
   });
+  return held == list_.end() ? std::nullopt : std::optional(*held);
 }
 
 SnapshotOrder SessionSnapshots::MakeOrder(uint64_t session_id, const SnapshotEntry& snapshot, bool repeated) const {

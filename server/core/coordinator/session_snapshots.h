@@ -36,10 +36,12 @@ class SessionSnapshots {
   absl::StatusOr<SnapshotEntry> PlanRestore(uint64_t step, const SessionMembers& members,
                                             const SessionPlacement& placement) const;
   // Checks that the session has the factors that it begins with. Returns UNAVAILABLE (NOT_ACTIVE) if some have not been
-  // sent yet, FAILED_PRECONDITION if the restore has failed.
+  // sent yet, DATA_LOSS (STATE_LOST) if a shard has lost some, so that the session can only be closed.
   absl::Status CheckRestored() const;
-  // Returns whether the session began with restored factors, on the shards that still have its layers.
-  bool HeldRestored(const SessionPlacement& placement) const;
+  // Returns whether the session cannot have the factors that it was to begin with.
+  bool RestoreFailed() const { return absl::IsDataLoss(CheckRestored()); }
+  // Returns the restore with whose factors the session began, on the shards that still have its layers.
+  std::optional<SnapshotEntry> HeldRestored(const SessionPlacement& placement) const;
 
   // Returns the order for a shard. `repeated`: all shards have received the order before.
   SnapshotOrder MakeOrder(uint64_t session_id, const SnapshotEntry& snapshot, bool repeated) const;

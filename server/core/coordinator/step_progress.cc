@@ -7,10 +7,11 @@
 
 namespace precondor {
 
-StepProgress::StepProgress(int64_t world_size, uint64_t lease_steps, uint64_t open_from)
-    : lease_steps_(lease_steps), losses_(world_size, lease_steps + 1), open_from_(open_from) {}
+StepProgress::StepProgress(int64_t world_size, uint64_t lease_steps, uint64_t open_from, bool begun)
+    : lease_steps_(lease_steps), losses_(world_size, lease_steps + 1), open_from_(open_from), begun_(begun) {}
 
 std::optional<FinishedStep> StepProgress::Report(const StepReport& report, absl::Time now) {
+  begun_ = true;
   const std::optional<LossTable::StepLoss> finished =
       losses_.Add(report.rank, report.step, report.loss, report.samples, report.finite, report.learning_rate);
   if (!finished.has_value()) return std::nullopt;

@@ -22,8 +22,8 @@ struct FinishedStep {
 // Not thread-safe.
 class StepProgress {
  public:
-  // `open_from`: see open_from().
-  StepProgress(int64_t world_size, uint64_t lease_steps, uint64_t open_from);
+  // `open_from` and `begun`: see the functions of these names.
+  StepProgress(int64_t world_size, uint64_t lease_steps, uint64_t open_from, bool begun);
 
   // Adds a member's report. Returns the step if this report completed it. `now` is monotonic.
   std::optional<FinishedStep> Report(const StepReport& report, absl::Time now);
@@ -32,6 +32,8 @@ class StepProgress {
   // Sets open_from() for a rollback of the job to this step.
   void GoBackTo(uint64_t step) { open_from_ = step; }
 
+  // Returns whether a rank is known to have reported a step, in any epoch.
+  bool begun() const { return begun_; }
   // Returns the greatest step that all ranks have reported in this epoch, or 0.
   uint64_t last_step() const { return last_step_; }
   // Notes the greatest step that a shard has begun, by its address. For people.
@@ -51,6 +53,7 @@ class StepProgress {
   uint64_t last_step_ = 0;
   std::map<std::string, uint64_t> shard_steps_;
   uint64_t open_from_;
+  bool begun_;
   double last_loss_ = 0;
   absl::Time last_finished_ = absl::InfinitePast();
 };

@@ -58,10 +58,10 @@ void SessionInstaller::Record(const SessionInstall& install, Source source) {
 absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& install, Source source) {
   PRECONDOR_RETURN_IF_ERROR(sessions_.CheckNotQuarantined(install.session_id));
   if (install.must_be_held && source == Source::kCoordinator) {
-    return absl::DataLossError(
-        absl::StrCat("session \"", install.spec.name,
-                     "\": the restored factors are lost, because this shard was restarted before "
-                     "all ranks had joined; close the session and restore it again"));
+    return ReasonedStatus(absl::StatusCode::kDataLoss, ErrorReason::kStateLost,
+                          absl::StrCat("session \"", install.spec.name,
+                                       "\": the restored factors are lost, because this shard was restarted before "
+                                       "a rank had done a step with them; close the session and restore it again"));
   }
   PRECONDOR_ASSIGN_OR_RETURN(MethodSet methods, MethodSet::Make(install.spec, shard_->options.make_method));
   // A replay replaces no session: the journal has a record of its own for each removed session.

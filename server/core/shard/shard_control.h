@@ -76,7 +76,7 @@ struct SessionInstall {
   std::vector<Member> members;    // ranks that have joined; frames are accepted once all have
   bool factors_released = false;  // a session that is new here begins without factors; see HoldFactors
   SessionAccess access = {};      // has the secret that the session's frames must show
-  // The factors were restored, and no rank can have used them: a shard that does not hold the session has lost them.
+  // The factors were restored, and no rank has reported a step: a shard that does not hold the session has lost them.
   bool must_be_held = false;
 };
 

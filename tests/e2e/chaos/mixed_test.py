@@ -9,13 +9,11 @@ Usage: mixed_test.py --binaries DIR [--kills N] [--seed N] [-k PATTERN]
   --seed N        of the instants, the victims and the order; printed, so that a failure can be repeated
   -k PATTERN      only tests with that in their name
 
-As root, servers have small disks of their own, which are full for a while; with Debian's faketime, clocks of their own, which
-are set forwards and back.
+As root, servers have small disks of their own, which are full for a while.
 """
 
 import contextlib
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
@@ -25,25 +23,18 @@ import time
 from cluster import Etcd, Switch, wait_for
 from faults import STEPS_A_FAULT, FaultTest, argument_parser, checker, run
 
-FAKETIME = pathlib.Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
-# What is added to the time of day: forwards, and back. Never below that of the machine, with which faketime leaves the kernel to
-# compare deadlines: waits would end at once and spin.
-CLOCK_STEPS = ("+2d", "+1d", "+0")
+CLOCK_STEPS = 3  # times that each server's clock is set
+CLOCK_RANGE_S = 2 * 24 * 3600  # forwards and back
 DISK_BYTES = 96 << 20
+DISK_FAILS, CLOCK_OFFSET = 0, 1  # places of the numbers of preloaded_faults.cc
 PATIENCE_S = 3  # longer than a worker waits for the answer to a report before it goes on
 STEPS_BESIDE = 40  # that go by while a fault is looked at
 STEPS_A_LEADER = 200  # until the one that led is back
-STEPS_A_FULL_DISK = 200  # until a shard's snapshot has what its log lacks
+STEPS_A_BAD_DISK = 200  # until a shard's snapshot has what its log lacks
 
 
 class MixedTest(FaultTest):
     disks = False
-    clocks = False
-
-    def setUp(self):
-        super().setUp()
-        self.clock = pathlib.Path(self.folder.name) / "clock"
-        self.clock.write_text("+0\n")
 
     # --- faults: each is over when its function returns --------------------------------------------------------------------
     def kill_shard(self, cluster, _):
@@ -112,57 +103,83 @@ class MixedTest(FaultTest):
             self.await_standstill(cluster)
 
     def fill_disk(self, cluster, training):
+        @contextlib.contextmanager
+        def full(server):
+            filler = server.folder / "data" / "filler"
+            with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 16))
+            yield
+            filler.unlink()
+
+        self.bad_disk(full, cluster, training)
+
+    def fail_disk(self, cluster, training):
+        @contextlib.contextmanager
+        def failing(server):
+            self.preload(server.folder, DISK_FAILS, 1)
+            yield
+            self.preload(server.folder, DISK_FAILS, 0)
+
+        self.bad_disk(failing, cluster, training)
+
+    @staticmethod
+    def faults_file(folder):
+        return folder.with_suffix(".faults")
+
+    def preload(self, folder, which, value):
+        """Sets a number of the faults that are preloaded into the server of this folder."""
+        with open(self.faults_file(folder), "r+b") as file:
+            file.seek(8 * which)
+            file.write(value.to_bytes(8, "little", signed=True))
+
+    def bad_disk(self, fault, cluster, training):
         server = self.random.choice(cluster.servers())
         with self.unhealthy(checker.COORDINATOR if server is cluster.coordinator else server.address):
-            self.fill_disk_of(server, cluster, training)
+            self.bad_disk_of(server, fault, cluster, training)
 
     def step(self, cluster):
         return wait_for("the coordinator's step", lambda: max(cluster.step() or 0, 0))
 
-    def fill_disk_of(self, server, cluster, training):
+    def bad_disk_of(self, server, fault, cluster, training):
         before, logged = self.step(cluster), (server.folder / "log").stat().st_size
-        filler = server.folder / "data" / "filler"
-        with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 16))
-        if server is cluster.coordinator:  # what is in its last page goes on a little
-            wait_for("the coordinator to say that it cannot write, or the job to go on",
-                     lambda: server.metric("precondor_journal_failing_status") or (cluster.step() or 0) > before + 10)
-        else:
-            self.await_step(cluster, training, before + 5)
-        filler.unlink()
+        with fault(server):
+            if server is cluster.coordinator:  # what is in its last page goes on a little
+                wait_for("the coordinator to say that it cannot write, or the job to go on",
+                         lambda: server.metric("precondor_journal_failing_status") or (cluster.step() or 0) > before + 10)
+            else:
+                self.await_step(cluster, training, before + 5)
         if server.metric("precondor_log_stale_status"):
             with self.stopped(training.workers()[0]):  # the job waits, or seconds of its steps go by
                 wait_for("the shard to open its log again", lambda: b"log can be written again" in (server.folder / "log").read_bytes()[logged:])
         wait_for("all servers to write again, and a snapshot that has what the log lacks", lambda: not any(
             one.metric("precondor_log_stale_status") or one.metric("precondor_journal_failing_status") for one in cluster.servers()))
 
-    def set_clocks(self, *_):
-        following = self.clock.with_name("next")
-        following.write_text(f"{self.random.choice(CLOCK_STEPS)}\n")
-        following.rename(self.clock)  # servers read it at any time
+    def set_clocks(self, cluster, _):
+        for server in cluster.servers():
+            self.preload(server.folder, CLOCK_OFFSET, self.random.randint(-CLOCK_RANGE_S, CLOCK_RANGE_S) * 10**9)
 
     # --- runs ----------------------------------------------------------------------------------------------------------------
     def server_prefix(self, data):
         """Gives a server its disk, which stays when it is killed, and its clock."""
-        disk, clock = [], []
+        disk = []
         if self.disks:
             mount = f"mkdir -p $0 && {{ mountpoint -q $0 || mount -t tmpfs -o size={DISK_BYTES} tmpfs $0; }} && exec \"$@\""
             disk = ["sh", "-c", mount, data]
             self.addCleanup(subprocess.run, ["umount", "--lazy", data], check=False)
-        if self.clocks:
-            clock = ["env", f"LD_PRELOAD={FAKETIME}", f"FAKETIME_TIMESTAMP_FILE={self.clock}", "FAKETIME_NO_CACHE=1",
-                     "FAKETIME_DONT_FAKE_MONOTONIC=1"]
-        return [*disk, *clock]
+        self.faults_file(data.parent).write_bytes(bytes(16))
+        return [*disk, "env", f"LD_PRELOAD={self.binaries / 'tests/e2e/libpreloaded_faults.so'}",
+                f"FAULTS_FILE={self.faults_file(data.parent)}"]
 
     def test_faults_of_all_kinds(self):
         kinds = [self.kill_shard, self.kill_coordinator, self.kill_everything, self.stop_shard, self.stop_coordinator,
-                 self.kill_worker, self.stop_worker, self.replace_stopped_worker, self.cut_off_coordinator]
+                 self.kill_worker, self.stop_worker, self.replace_stopped_worker, self.cut_off_coordinator, self.fail_disk]
         kinds += [self.fill_disk] if self.disks else []
-        kinds += [self.set_clocks] * len(CLOCK_STEPS) if self.clocks else []
+        kinds += [self.set_clocks] * CLOCK_STEPS
         order = kinds * self.kills
         self.random.shuffle(order)
-        steps = f"--steps={self.steps() + len(order) * (STEPS_A_FAULT + STEPS_BESIDE) + STEPS_A_FULL_DISK * order.count(self.fill_disk)}"
+        bad_disks = sum(one in (self.fill_disk, self.fail_disk) for one in order)
+        steps = f"--steps={self.steps() + len(order) * (STEPS_A_FAULT + STEPS_BESIDE) + STEPS_A_BAD_DISK * bad_disks}"
         self.kills = len(order)
         with self.cluster(coordinator_arguments=["--lease-steps=4"], shard_prefix=self.server_prefix,
                           coordinator_prefix=self.server_prefix, switched=True) as cluster:
@@ -232,7 +249,6 @@ def main():
         os.environ[own_mounts] = "yes"
         os.execvp("unshare", ["unshare", "--mount", sys.executable, "-B", *sys.argv])
     MixedTest.disks = own_mounts in os.environ
-    MixedTest.clocks = FAKETIME.exists()
     run("mixed_test", options)
 
 

@@ -42,7 +42,7 @@ RETURN_S = 60  # for what clients held to be free again
 # anonymous memory as glibc's arenas and gRPC's slices fragment, of what the allocator has given out as threads keep blocks
 # that are free. A short run cannot see a leak below that.
 BOUND_BYTES = 16 << 10
-WANDER_BYTES = {"anonymous_bytes": 16 << 20, "allocated_bytes": 8 << 20}
+WANDER_BYTES = {"anonymous_bytes": 24 << 20, "allocated_bytes": 8 << 20}
 
 
 def bytes_in(folder):
@@ -162,7 +162,7 @@ class Subject:
         operations = [one["operations"] for one in self.rounds]
         for name, wander in WANDER_BYTES.items():
             found = slope.growth(operations, [one[name] for one in self.rounds])
-            most = bound + wander / (operations[-1] / 1000)
+            most = bound + wander / ((operations[-1] - operations[0]) / 1000)
             if found.above(most):
                 yield (f"{self.server.name}: {name} grow by {found.slope:.0f} per thousand operations "
                        f"(by thirds {found.by_thirds:.0f}), expected at most {most:.0f}")

@@ -76,6 +76,9 @@ TEST_F(ContainerMemoryTest, KnowsTheFirstVersionWhosePathMayBeTheHosts) {
   EXPECT_EQ(ContainerMemory(root_), 512000);
   Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712");
   EXPECT_EQ(ContainerMemory(root_), std::nullopt);
+  Write("/proc/self/cgroup", "4:cpu,memory:/");
+  Write("/sys/fs/cgroup/cpu,memory/memory.limit_in_bytes", "256000");
+  EXPECT_EQ(ContainerMemory(root_), 256000);
 }
 
 }  // namespace

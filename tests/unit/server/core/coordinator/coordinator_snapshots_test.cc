@@ -288,9 +288,9 @@ TEST_F(CoordinatorSnapshotsTest, ARestoreThatFailedKeepsEverybodyOut) {
   shards[1]->order_status = absl::FailedPreconditionError("restarted before it was durable");
   coordinator->Reconcile();
   const absl::Status joined = coordinator->JoinSession("job", 0, 5, 640).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(joined)) << joined;
+  EXPECT_TRUE(absl::IsDataLoss(joined)) << joined;
   EXPECT_THAT(std::string(joined.message()), HasSubstr("shard shard1: restarted"));
-  EXPECT_TRUE(absl::IsFailedPrecondition(coordinator->CreateSnapshot("job").status()));
+  EXPECT_TRUE(absl::IsDataLoss(coordinator->CreateSnapshot("job").status()));
   shards[1]->order_status = absl::OkStatus();
   ASSERT_TRUE(*coordinator->CloseSession("job"));
   EXPECT_TRUE(coordinator->RestoreSession(spec, 640).ok());

@@ -24,22 +24,6 @@ void Join(SessionMembers& members, uint32_t rank, uint64_t incarnation, uint64_t
   members.Adopt(**next);
 }
 
-TEST(SessionMembersTest, HasBegunOnceTheShardsKnowAHolderOfEveryRank) {
-  SessionMembers members = MakeMembers(2);
-  Join(members, 0, 5, 3);
-  members.NoteShardsTold(members.membership());
-  EXPECT_FALSE(members.begun());
-  Join(members, 1, 6, 3);
-  EXPECT_FALSE(members.begun()) << "the shards do not know it yet";
-  members.NoteShardsTold(members.membership());
-  EXPECT_TRUE(members.begun());
-  const auto left = members.PlanLeave(0, 5);
-  ASSERT_TRUE(left.ok() && left->has_value());
-  members.Adopt(**left);
-  EXPECT_TRUE(members.begun());
-  EXPECT_TRUE(SessionMembers("job", members.membership()).begun()) << "after a restart of the coordinator";
-}
-
 TEST(SessionMembersTest, APlanChangesNothingUntilItIsAdopted) {
   SessionMembers members = MakeMembers(2);
   const auto next = members.PlanJoin(0, 5, 3);

@@ -51,8 +51,8 @@ TEST(SessionSnapshotsTest, ASessionThatIsRestoredWaitsForItsFactors) {
   EXPECT_TRUE(absl::IsFailedPrecondition(snapshots.PlanRestore(7, members, TwoShards()).status()));
   restore->state = SnapshotState::kFailed;
   snapshots.Adopt({*restore});
-  EXPECT_TRUE(absl::IsFailedPrecondition(snapshots.CheckRestored()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(snapshots.Plan(9, 1, TwoShards()).status()));
+  EXPECT_TRUE(absl::IsDataLoss(snapshots.CheckRestored()));
+  EXPECT_TRUE(absl::IsDataLoss(snapshots.Plan(9, 1, TwoShards()).status()));
   restore->state = SnapshotState::kComplete;
   snapshots.Adopt({*restore});
   EXPECT_TRUE(snapshots.CheckRestored().ok());

@@ -14,8 +14,10 @@ StepReport OneReport(uint32_t rank, uint64_t step, double loss) {
 absl::Time At(int seconds) { return absl::UnixEpoch() + absl::Seconds(seconds); }
 
 TEST(StepProgressTest, AStepIsFinishedOnceAllHaveReportedIt) {
-  StepProgress progress(2, kLeaseSteps, 0);
+  StepProgress progress(2, kLeaseSteps, 0, false);
+  EXPECT_FALSE(progress.begun());
   EXPECT_FALSE(progress.Report(OneReport(0, 0, 1), At(1)).has_value());
+  EXPECT_TRUE(progress.begun());
   EXPECT_EQ(progress.open_from(), 0u);
   const auto first = progress.Report(OneReport(1, 0, 3), At(2));
   ASSERT_TRUE(first.has_value());
@@ -31,10 +33,12 @@ TEST(StepProgressTest, AStepIsFinishedOnceAllHaveReportedIt) {
 }
 
 TEST(StepProgressTest, AnEpochBeginsWithoutTheReportsOfTheOneBefore) {
-  StepProgress progress(1, kLeaseSteps, 0);
+  StepProgress progress(1, kLeaseSteps, 0, false);
   ASSERT_TRUE(progress.Report(OneReport(0, 7, 1), At(1)).has_value());
+  EXPECT_TRUE(progress.begun());
   progress.GoBackTo(3);
   progress.BeginEpoch();
+  EXPECT_TRUE(progress.begun());
   EXPECT_EQ(progress.open_from(), 3u);
   EXPECT_EQ(progress.last_step(), 0u);
   const auto again = progress.Report(OneReport(0, 7, 1), At(2));
@@ -43,7 +47,7 @@ TEST(StepProgressTest, AnEpochBeginsWithoutTheReportsOfTheOneBefore) {
 }
 
 TEST(StepProgressTest, AStepIsPassedALeaseLater) {
-  StepProgress progress(1, kLeaseSteps, 0);
+  StepProgress progress(1, kLeaseSteps, 0, false);
   progress.Report(OneReport(0, 14, 1), At(1));
   EXPECT_FALSE(progress.HasPassed(5));
   EXPECT_TRUE(progress.HasPassed(4));
