@@ -14,6 +14,8 @@ Example: deploy/certificates.sh certificates coordinator.example,127.0.0.1 gpu0.
 HELP
 }
 
+fail() { echo "deploy/certificates.sh: $1" >&2; exit 2; }
+
 days=90
 while [[ "${1:-}" == --* ]]; do
   case "$1" in
@@ -26,6 +28,13 @@ done
 if (( $# < 2 )); then usage >&2; exit 2; fi
 folder=$1
 shift
+if [[ ! "$days" =~ ^[1-9][0-9]*$ ]]; then fail "--days: expected a number of days, got \"$days\""; fi
+for names in "$@"; do  # before anything is made
+  if [[ ! "$names" =~ ^[A-Za-z0-9._:*-]+(,[A-Za-z0-9._:*-]+)*$ ]]; then
+    fail "expected names of hosts, IP addresses or words with commas between them, got \"$names\""
+  fi
+  if [[ "${names%%,*}" == ca ]]; then fail "expected another name than ca, which is the authority's"; fi
+done
 
 umask 077  # keys are for this user alone
 mkdir -p "$folder"

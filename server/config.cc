@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <arpa/inet.h>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <optional>
@@ -338,7 +340,8 @@ absl::StatusOr<YAML::Node> ReadFile(const std::string& path) {
     text.append(part, static_cast<size_t>(file.gcount()));
   }
   // Opening a directory succeeds; reading it fails.
-  if (!file.is_open() || file.bad()) return absl::NotFoundError(absl::StrCat("--config: cannot read ", path));
+  if (!file.is_open() || file.bad())
+    return absl::NotFoundError(absl::StrCat("--config: cannot read ", path, ": ", std::strerror(errno)));
   PRECONDOR_ASSIGN_OR_RETURN(const bool has_content, CheckOneDocument(path, text));
   try {
     YAML::Node root = YAML::Load(text);
@@ -555,6 +558,10 @@ absl::Status CheckWhole(const ServerConfig& config) {
   if (!config.etcd_endpoints.empty() && !config.data_dir.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(OriginOf(config, "etcd_endpoints"), ": expected either etcd_endpoints or data_dir, got both"));
+  }
+  if (config.etcd_lease_ms % 1000 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "etcd_lease_ms"),
+                                                   ": expected whole seconds, got \"", config.etcd_lease_ms, "\""));
   }
   if (config.etcd_prefix.empty() || config.etcd_prefix.front() != '/') {
     return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "etcd_prefix"),

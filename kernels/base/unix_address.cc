@@ -5,6 +5,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
@@ -31,6 +32,20 @@ absl::Status CheckUnixAddress(absl::string_view address) {
   return absl::InvalidArgumentError(absl::StrCat("expected unix:PATH with a path of 1 ... ", kMaxUnixPathBytes,
                                                  " bytes, got ", path->size(), " bytes in \"", address.substr(0, 128),
                                                  "\""));
+}
+
+absl::Status CheckServerAddress(absl::string_view address) {
+  if (UnixPath(address).has_value()) return CheckUnixAddress(address);
+  const size_t colon = address.rfind(':');
+  int port = 0;
+  const bool has_port = colon != absl::string_view::npos && absl::SimpleAtoi(address.substr(colon + 1), &port) &&
+                        port > 0 && port <= 65535;
+  const absl::string_view host = address.substr(0, has_port ? colon : 0);
+  // Colons in an address of IPv6 stand between brackets.
+  const bool bracketed = absl::StartsWith(host, "[") && absl::EndsWith(host, "]");
+  if (!host.empty() && (bracketed || host.find_first_of(":/ []") == absl::string_view::npos)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("expected host:port or unix:/path/to/socket, got \"", address.substr(0, 128), "\""));
 }
 
 std::string AbsoluteUnixAddress(absl::string_view address) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Addresses of the form unix:PATH, for servers and clients of one host. All others are host:port.
+// Addresses of servers: unix:PATH, for servers and clients of one host, or host:port.
 #pragma once
 
 #include <optional>
@@ -18,6 +18,10 @@ std::optional<std::string> UnixPath(absl::string_view address);
 // Returns InvalidArgument for unix:PATH without a path, with a path that is too long, or with a zero byte in it. The
 // path may be relative to the working directory. Addresses of other forms are OK.
 absl::Status CheckUnixAddress(absl::string_view address);
+
+// Returns InvalidArgument unless a client can dial the address: host:port with a port of 1 ... 65535, or what
+// CheckUnixAddress accepts.
+absl::Status CheckServerAddress(absl::string_view address);
 
 // Returns the address that processes with other working directories on this host can dial.
 std::string AbsoluteUnixAddress(absl::string_view address);

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/wire/channel_security.h"
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
@@ -15,14 +12,13 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
+#include "proto/wire/certificates.h"
 
 namespace precondor::wire {
 namespace {
 
-constexpr size_t kMostBytes = 1 << 20;
-
 absl::StatusOr<std::string> ReadToken(const std::string& path) {
-  PRECONDOR_ASSIGN_OR_RETURN(const std::string text, ReadCredentialFile(path));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::string text, ReadCredentialFile("token_file", path));
   const absl::string_view token = absl::StripAsciiWhitespace(text);
   if (!token.empty()) return std::string(token);
   return absl::InvalidArgumentError(absl::StrCat("token_file ", path, ": expected a token, got nothing"));
@@ -54,9 +50,8 @@ absl::Status Check(const ClientSecurity& files) {
     return absl::InvalidArgumentError(
         "tls_ca: expected the authorities that sign servers' certificates beside tls_cert or token_file, got none");
   }
-  for (const std::string* path : {&files.tls_ca, &files.tls_cert, &files.tls_key}) {
-    if (!path->empty()) PRECONDOR_RETURN_IF_ERROR(ReadCredentialFile(*path).status());
-  }
+  if (!files.tls_ca.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAuthorities("tls_ca", files.tls_ca));
+  if (!files.tls_cert.empty()) PRECONDOR_RETURN_IF_ERROR(ReadCertificate(files.tls_cert, files.tls_key).status());
   return files.token_file.empty() ? absl::OkStatus() : ReadToken(files.token_file).status();
 }
 
@@ -74,20 +69,6 @@ std::shared_ptr<grpc::ChannelCredentials> MakeSecure(const ClientSecurity& files
 }
 
 }  // namespace
-
-absl::StatusOr<std::string> ReadCredentialFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text;
-  for (char part[4096]; file.is_open() && !file.eof() && !file.bad() && text.size() <= kMostBytes;) {
-    file.read(part, sizeof(part));  // an istream iterator would throw on an unreadable file
-    text.append(part, static_cast<size_t>(file.gcount()));
-  }
-  if (!file.is_open() || file.bad()) {
-    return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
-  }
-  if (text.size() <= kMostBytes) return text;
-  return absl::NotFoundError(absl::StrCat(path, ": expected at most ", kMostBytes, " bytes, got more"));
-}
 
 ChannelSecurity::ChannelSecurity(const ClientSecurity& files)
     : status_(Check(files)),

@@ -20,10 +20,6 @@ namespace precondor::wire {
 // Interval in seconds at which files of certificates and tokens are read again.
 inline constexpr unsigned kReloadSeconds = 1;
 
-// Returns the text of a file of at most 1 MiB. Returns NotFound, with the path and the reason, if it cannot be read or
-// is larger.
-absl::StatusOr<std::string> ReadCredentialFile(const std::string& path);
-
 // Makes credentials for the channels of one client, with TLS 1.2 or 1.3. Thread-safe. With TLS, a thread reads the
 // files again at intervals.
 class ChannelSecurity {
@@ -31,7 +27,8 @@ class ChannelSecurity {
   // Plaintext if `files` is empty.
   explicit ChannelSecurity(const ClientSecurity& files = {});
 
-  // Returns InvalidArgument if the fields contradict each other, and NotFound if a file cannot be read.
+  // Returns InvalidArgument if the fields contradict each other or a file has something else, and NotFound if a file
+  // cannot be read.
   const absl::Status& status() const { return status_; }
   bool has_tls() const { return secure_ != nullptr; }
   // Returns the credentials for a channel to `address`. They are plaintext for a unix: address. Null unless status() is

@@ -3,9 +3,6 @@
 
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
-#include <openssl/err.h>
-#include <openssl/pem.h>
-#include <openssl/x509.h>
 #include <utility>
 #include <vector>
 
@@ -16,6 +13,7 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
+#include "proto/wire/certificates.h"
 #include "proto/wire/channel_security.h"
 #include "server/rpc/access_list.h"
 #include "server/rpc/call_limits.h"
@@ -27,40 +25,11 @@ constexpr char kAuthorization[] = "authorization";
 constexpr char kScheme[] = "Bearer ";
 constexpr char kHealthMethods[] = "/grpc.health.v1.Health/";  // open to all, and so without a limit
 
-struct Deleter {
-  void operator()(BIO* bio) const { BIO_free(bio); }
-  void operator()(X509* certificate) const { X509_free(certificate); }
-  void operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
-};
-template <typename T>
-using Owned = std::unique_ptr<T, Deleter>;
-
-Owned<BIO> Reader(const std::string& text) {
-  return Owned<BIO>(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
-}
-
-// A password callback that gives none; by default OpenSSL asks for the passphrase of an encrypted key on the terminal.
-int NoPassphrase(char*, int, int, void*) { return -1; }
-
 absl::string_view View(const grpc::string_ref& text) { return {text.data(), text.size()}; }
 
 absl::StatusOr<AccessList> ReadAccess(const std::string& path, std::string& text) {
-  PRECONDOR_ASSIGN_OR_RETURN(text, wire::ReadCredentialFile(path));
+  PRECONDOR_ASSIGN_OR_RETURN(text, wire::ReadCredentialFile("access_file", path));
   return AccessList::Parse(text, path);
-}
-
-absl::Status CheckAuthorities(const std::string& path) {
-  PRECONDOR_ASSIGN_OR_RETURN(const std::string text, wire::ReadCredentialFile(path));
-  const Owned<BIO> reader = Reader(text);
-  int found = 0;
-  ERR_clear_error();
-  while (Owned<X509>(PEM_read_bio_X509(reader.get(), nullptr, NoPassphrase, nullptr)) != nullptr) ++found;
-  const bool at_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
-  ERR_clear_error();
-  if (found > 0 && at_end) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("tls_client_ca ", path,
-                                                 ": expected certificates in PEM form alone, got ", found,
-                                                 " of them before what is none"));
 }
 
 }  // namespace
@@ -132,26 +101,6 @@ class ServerSecurity::AccessControl final : public grpc::AuthMetadataProcessor {
 
 ServerSecurity::ServerSecurity(ServerSecurityFiles files, Logger& logger) : files_(std::move(files)), logger_(logger) {}
 
-// Returns the certificate chain if it and the key can be read and belong together.
-absl::StatusOr<std::string> ServerSecurity::ReadCertificate() const {
-  PRECONDOR_ASSIGN_OR_RETURN(const std::string chain, wire::ReadCredentialFile(files_.cert));
-  PRECONDOR_ASSIGN_OR_RETURN(const std::string secret, wire::ReadCredentialFile(files_.key));
-  const Owned<X509> certificate(PEM_read_bio_X509(Reader(chain).get(), nullptr, NoPassphrase, nullptr));
-  if (certificate == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("tls_cert ", files_.cert, ": expected a certificate in PEM form"));
-  }
-  const Owned<EVP_PKEY> key(PEM_read_bio_PrivateKey(Reader(secret).get(), nullptr, NoPassphrase, nullptr));
-  if (key == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tls_key ", files_.key, ": expected a private key in PEM form without a passphrase"));
-  }
-  if (X509_check_private_key(certificate.get(), key.get()) != 1) {
-    return absl::InvalidArgumentError(absl::StrCat("tls_key ", files_.key, ": expected the key of the certificate ",
-                                                   files_.cert, ", got another one"));
-  }
-  return chain;
-}
-
 absl::StatusOr<std::unique_ptr<ServerSecurity>> ServerSecurity::Make(const ServerSecurityFiles& files,
                                                                      int64_t tenant_max_calls, Logger& logger,
                                                                      RpcRecorder recorder) {
@@ -161,8 +110,8 @@ absl::StatusOr<std::unique_ptr<ServerSecurity>> ServerSecurity::Make(const Serve
     return security;
   }
   // Everything that can fail precedes the provider: its thread does not end if its options are never used.
-  PRECONDOR_ASSIGN_OR_RETURN(security->certificate_, security->ReadCertificate());
-  if (!files.client_ca.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAuthorities(files.client_ca));
+  PRECONDOR_ASSIGN_OR_RETURN(security->certificate_, wire::ReadCertificate(files.cert, files.key));
+  if (!files.client_ca.empty()) PRECONDOR_RETURN_IF_ERROR(wire::CheckAuthorities("tls_client_ca", files.client_ca));
   if (!files.access_file.empty()) {
     PRECONDOR_ASSIGN_OR_RETURN(AccessList list, ReadAccess(files.access_file, security->access_));
     security->access_control_ = std::make_shared<AccessControl>(std::move(list), tenant_max_calls, std::move(recorder));
@@ -203,10 +152,10 @@ void ServerSecurity::Reload() {
   };
   constexpr char kRefusing[] = "no new connection is taken until a file is repaired";
   if (!files_.client_ca.empty()) {
-    const absl::Status authorities = CheckAuthorities(files_.client_ca);
+    const absl::Status authorities = wire::CheckAuthorities("tls_client_ca", files_.client_ca);
     if (std::exchange(authorities_, authorities) != authorities && !authorities.ok()) warn(kRefusing, authorities);
   }
-  const absl::StatusOr<std::string> certificate = ReadCertificate();
+  const absl::StatusOr<std::string> certificate = wire::ReadCertificate(files_.cert, files_.key);
   const std::string seen = certificate.ok() ? *certificate : std::string(certificate.status().message());
   if (std::exchange(certificate_, seen) != seen) {
     if (certificate.ok()) {

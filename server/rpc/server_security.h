@@ -51,7 +51,6 @@ class ServerSecurity {
  private:
   class AccessControl;
   ServerSecurity(ServerSecurityFiles files, Logger& logger);
-  absl::StatusOr<std::string> ReadCertificate() const;
 
   const ServerSecurityFiles files_;
   Logger& logger_;

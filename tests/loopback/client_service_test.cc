@@ -325,7 +325,9 @@ TEST(ClientServiceFaultTest, AServerThatEndsFailsWhatIsOutstandingAtItsDeadline)
   server.reset();
   std::vector<float> gradient = Gradient(0, 1, 0);
   const MatrixView view(gradient.data(), kShapes[1].first, kShapes[1].second);
-  EXPECT_EQ((*worker)->Precondition(0, 1, view, view, 1).Wait().status().code(), absl::StatusCode::kDeadlineExceeded);
+  const absl::Status late = (*worker)->Precondition(0, 1, view, view, 1).Wait().status();
+  EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(late.message()), HasSubstr("which the shard announces (--advertise), ended: "));
   // The report waits for a coordinator; the lease does not end with it.
   EXPECT_TRUE((*worker)->ReportStep(0, 1, 1, true, 0.1).ok());
 }
@@ -355,7 +357,22 @@ TEST(CtlCommandsTest, AskARunningServer) {
   EXPECT_THAT(run({"mode", "test", "--json"}), HasSubstr("\"forced\": \"first_order\""));
   EXPECT_THAT(run({"mode", "test", "auto"}), HasSubstr("by policy"));
   EXPECT_EQ(run({"health"}), "SERVING\n");
+  const auto refusal = [&](std::vector<std::string> arguments) {
+    arguments.push_back("--server=" + server.address());
+    return RunCtlCommand(*ParseCtlOptions(arguments)).status();
+  };
+  EXPECT_EQ(refusal({"snapshot", "verify", "nothing"}).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(refusal({"snapshot", "list", "nothing"}).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(run({"session", "close", "test"}), "test: closed\n");
+  EXPECT_EQ(refusal({"session", "close", "test"}).code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(run({"drain", "--deadline=100ms"}), HasSubstr("in flight"));
+}
+
+TEST(CtlCommandsTest, HealthSaysWhyNoServerAnswers) {
+  const auto options = ParseCtlOptions({"health", "--server=127.0.0.1:1", "--timeout=100ms"});
+  ASSERT_TRUE(options.ok());
+  EXPECT_THAT(std::string(RunCtlCommand(*options).status().message()),
+              AllOf(HasSubstr("no answer within 100ms"), HasSubstr("onnect")));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "precondor/client.h"
 #include "precondor/v1/shard.grpc.pb.h"
 #include "precondor/v1/snapshot.pb.h"
+#include "proto/wire/certificates.h"
 #include "proto/wire/channel_security.h"
 #include "tests/loopback/generic_call.h"
 #include "tests/loopback/raw_client.h"
@@ -457,14 +458,29 @@ TEST_F(SecurityTest, ASocketNeedsNeitherTlsNorToken) {
   EXPECT_TRUE((*client)->OpenSession(OneLayer()).ok());
 }
 
+TEST_F(SecurityTest, AClientNamesTheFileThatIsWrong) {
+  Write("text", "no certificate");
+  const auto refusal = [](const ClientSecurity& files) {
+    const absl::Status status = wire::ChannelSecurity(files).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refusal({.tls_ca = Path("text")}), HasSubstr(absl::StrCat("tls_ca ", Path("text"), ": expected cert")));
+  ClientSecurity files = Files("worker");
+  files.tls_key = Path("text");
+  EXPECT_THAT(refusal(files), HasSubstr(absl::StrCat("tls_key ", Path("text"), ": expected a private key")));
+  files.tls_key = Path("server.key");
+  EXPECT_THAT(refusal(files), HasSubstr("expected the key of the certificate"));
+}
+
 TEST(ChannelSecurityTest, AMissingFileIsNeverPlaintext) {
   const wire::ChannelSecurity security({.tls_ca = "/nothing"});
   EXPECT_EQ(security.status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(security.CredentialsFor("127.0.0.1:1"), nullptr);
   const auto client = Client::Connect({.coordinator = "127.0.0.1:1", .security = {.tls_ca = "/nothing"}});
   EXPECT_EQ(client.status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(wire::ReadCredentialFile("/").status().code(), absl::StatusCode::kNotFound) << "a folder";
-  EXPECT_EQ(wire::ReadCredentialFile("/dev/zero").status().code(), absl::StatusCode::kNotFound) << "no end";
+  EXPECT_EQ(wire::ReadCredentialFile("tls_ca", "/").status().code(), absl::StatusCode::kNotFound) << "a folder";
+  EXPECT_EQ(wire::ReadCredentialFile("tls_ca", "/dev/zero").status().code(), absl::StatusCode::kNotFound) << "no end";
   for (const ClientSecurity& files :
        {ClientSecurity{.token_file = "/dev/null"}, ClientSecurity{.tls_ca = "/dev/null", .tls_cert = "/dev/null"}}) {
     EXPECT_EQ(wire::ChannelSecurity(files).status().code(), absl::StatusCode::kInvalidArgument);

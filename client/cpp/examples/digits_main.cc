@@ -107,6 +107,9 @@ std::vector<RankResult> TrainRanks(const Run& run, const DigitsData& data, Clien
 absl::Status TrainJob(const Options& options) {
   UseSingleThreadedBlas();
   PRECONDOR_ASSIGN_OR_RETURN(const DigitsData data, LoadDigits(options.data_path));
+  std::ofstream file;
+  if (!options.csv_path.empty()) file.open(options.csv_path, std::ios::trunc);
+  if (!file) return absl::UnavailableError(absl::StrCat("cannot write ", options.csv_path));
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client,
                              Client::Connect(ClientOptions{.coordinator = options.coordinator}));
   Run run = options.run;
@@ -124,7 +127,6 @@ absl::Status TrainJob(const Options& options) {
       run.session.method.name, run.optimizer, run.session.seed, first.held_out_loss, run.steps,
       1e3 * first.seconds / static_cast<double>(run.steps), first.weights_hash);
   if (options.csv_path.empty()) return absl::OkStatus();
-  std::ofstream file(options.csv_path, std::ios::trunc);
   file << kColumns;
   for (const RankResult& rank : ranks) file << rank.csv;
   file.close();

@@ -4,6 +4,8 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include "absl/strings/match.h"
+
 #include "kernels/base/unix_address.h"
 #include "proto/wire/keepalive.h"
 
@@ -21,6 +23,12 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const wir
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);  // the default of 30 s is longer than a restart
   wire::SetKeepalive(arguments);
   return grpc::CreateCustomChannel(DialTarget(address), security.CredentialsFor(address), arguments);
+}
+
+absl::string_view TlsHint(absl::string_view reason, bool tls) {
+  if (absl::StrContains(reason, "wrong version number")) return "; the server may expect plaintext";
+  if (!absl::StrContains(reason, "Socket closed")) return "";
+  return tls ? "; the server may refuse this client's certificate, or require one" : "; the server may expect TLS";
 }
 
 }  // namespace precondor

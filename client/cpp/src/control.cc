@@ -29,18 +29,13 @@ namespace {
 constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
 constexpr absl::Duration kLastPause = absl::Seconds(1);
 constexpr absl::Duration kLastJoinPause = absl::Milliseconds(200);
+// A rank that does not leave costs the others nothing, and its process wants to end.
+constexpr absl::Duration kLongestLeave = absl::Seconds(5);
 
 absl::Status WithContext(const absl::Status& status, absl::string_view context) {
   absl::Status out(status.code(), absl::StrCat(context, ": ", status.message()));
   status.ForEachPayload([&out](absl::string_view url, const absl::Cord& payload) { out.SetPayload(url, payload); });
   return out;
-}
-
-// Suggests a cause for a connection that ended. In a TLS handshake a peer gives no reason.
-absl::string_view TlsHint(absl::string_view reason, bool tls) {
-  if (absl::StrContains(reason, "wrong version number")) return "; the server may expect plaintext";
-  if (!absl::StrContains(reason, "Socket closed")) return "";
-  return tls ? "; the server may refuse this client's certificate, or require one" : "; the server may expect TLS";
 }
 
 // Each step has its own trace, which its ranks and shards share.
@@ -113,7 +108,7 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, con
                                    Canceller& canceller, const Attempt& attempt) {
   const absl::Time deadline = MonotonicNow() + timeout;
   const std::string what = absl::StrCat("server ", address_, ": ", name);
-  if (const absl::Status usable = CheckUnixAddress(address_); !usable.ok()) return WithContext(usable, what);
+  if (const absl::Status usable = CheckServerAddress(address_); !usable.ok()) return WithContext(usable, what);
   if (!security_->status().ok()) return WithContext(security_->status(), what);
   absl::Duration pause = kFirstPause;
   absl::Status last;
@@ -157,11 +152,12 @@ absl::StatusOr<v1::GetServerInfoResponse> ControlClient::WaitForServer(absl::Dur
 }
 
 // Defines the ControlClient function of one RPC.
-#define PRECONDOR_CONTROL_CALL(Name, stub)                                                                         \
+#define PRECONDOR_CONTROL_CALL(Name, stub) PRECONDOR_CONTROL_CALL_WITHIN(Name, stub, rpc_timeout_)
+#define PRECONDOR_CONTROL_CALL_WITHIN(Name, stub, timeout)                                                         \
   absl::StatusOr<v1::Name##Response> ControlClient::Name(const v1::Name##Request& request, Canceller& canceller) { \
     v1::Name##Response response;                                                                                   \
     const absl::Status status =                                                                                    \
-        Repeat(#Name, rpc_timeout_, TraceFor(request, traceparent_), canceller,                                    \
+        Repeat(#Name, timeout, TraceFor(request, traceparent_), canceller,                                         \
                [&](grpc::ClientContext& context) { return stubs_->stub->Name(&context, request, &response); });    \
     if (!status.ok()) return status;                                                                               \
     return response;                                                                                               \
@@ -170,7 +166,7 @@ absl::StatusOr<v1::GetServerInfoResponse> ControlClient::WaitForServer(absl::Dur
 PRECONDOR_CONTROL_CALL(OpenSession, session)
 PRECONDOR_CONTROL_CALL(JoinSession, session)
 PRECONDOR_CONTROL_CALL(ReportStep, session)
-PRECONDOR_CONTROL_CALL(LeaveSession, session)
+PRECONDOR_CONTROL_CALL_WITHIN(LeaveSession, session, std::min(rpc_timeout_, kLongestLeave))
 PRECONDOR_CONTROL_CALL(CloseSession, session)
 PRECONDOR_CONTROL_CALL(JoinPlane, precondition)
 PRECONDOR_CONTROL_CALL(GetServerInfo, admin)
@@ -188,6 +184,7 @@ PRECONDOR_CONTROL_CALL(VerifySnapshot, snapshot)
 PRECONDOR_CONTROL_CALL(RestoreSession, snapshot)
 PRECONDOR_CONTROL_CALL(RestoreLayer, snapshot)
 #undef PRECONDOR_CONTROL_CALL
+#undef PRECONDOR_CONTROL_CALL_WITHIN
 
 absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, const v1::JoinSessionRequest& request,
                                                         absl::Duration timeout, Canceller& canceller) {

@@ -105,12 +105,14 @@ absl::Status ShardLink::Submit(Outbox::Item item) {
 
 absl::Time ShardLink::Tick(absl::Time now) {
   std::vector<Outbox::Item> expired;
+  absl::Status broken;
   absl::Time next;
   {
     MutexLock lock(mu_);
     expired = outbox_.TakeExpired(now);
+    broken = broken_;
     for (const Outbox::Item& item : expired) {
-      if (item->result == nullptr) hooks_.refused_statistics(LateError(item->id));
+      if (item->result == nullptr) hooks_.refused_statistics(LateError(item->id, broken));
       path_.Expire(*item);
     }
     NotifyIfAcknowledged();
@@ -127,7 +129,7 @@ absl::Time ShardLink::Tick(absl::Time now) {
   for (Outbox::Item& item : expired) {
     const std::shared_ptr<AnswerSink> result = item->result;
     if (result == nullptr) continue;
-    const absl::Status late = LateError(item->id);
+    const absl::Status late = LateError(item->id, broken);
     item.reset();  // releases the link's reference to the gradient's memory
     result->Fail(late);
     stuck |= !result->ready();
@@ -141,10 +143,15 @@ absl::Time ShardLink::Tick(absl::Time now) {
   return next;
 }
 
-absl::Status ShardLink::LateError(const ContributionId& id) const {
-  return absl::DeadlineExceededError(
-      absl::StrCat("shard ", options_.address, ": session ", options_.session, " step ", id.step, " layer ", id.layer,
-                   ": ", KindName(id.kind), " not answered within ", absl::FormatDuration(options_.result_timeout)));
+absl::Status ShardLink::LateError(const ContributionId& id, const absl::Status& broken) const {
+  const std::string why =
+      broken.ok()
+          ? ""
+          : absl::StrCat("; the last connection to this address, which the shard announces (--advertise), ended: ",
+                         broken.message(), TlsHint(broken.message(), options_.security->has_tls()));
+  return absl::DeadlineExceededError(absl::StrCat(
+      "shard ", options_.address, ": session ", options_.session, " step ", id.step, " layer ", id.layer, ": ",
+      KindName(id.kind), " not answered within ", absl::FormatDuration(options_.result_timeout), why));
 }
 
 void ShardLink::Connect(absl::Time now) {
@@ -258,6 +265,7 @@ void ShardLink::OnStreamDone(const grpc::Status& status) {
   {
     MutexLock lock(mu_);
     state_ = StreamState::kClosing;
+    broken_ = absl::UnavailableError(status.ok() ? "the shard ended the stream" : status.error_message());
     ahead_.reset();
     outbox_.StopStream();
     for (const Outbox::Item& item : outbox_.Items()) {

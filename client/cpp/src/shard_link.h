@@ -125,7 +125,8 @@ class ShardLink {
   void SendSlotsInline();
   // Completes one gradient, pull or fetch with `outcome`, or fails it if `complete` is an error.
   void Answer(Outbox::Item item, const absl::Status& complete, Preconditioned outcome);
-  absl::Status LateError(const ContributionId& id) const;
+  // `broken`: why the last connection failed, OK if one is there.
+  absl::Status LateError(const ContributionId& id, const absl::Status& broken) const;
   void Connect(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CancelStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -160,6 +161,7 @@ class ShardLink {
   bool moving_ ABSL_GUARDED_BY(mu_) = false;  // TakeLayers is running: no new stream begins
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
+  absl::Status broken_ ABSL_GUARDED_BY(mu_);  // end of the last stream; OK once the next one is open
   Outbox outbox_ ABSL_GUARDED_BY(mu_);
 
   PayloadPath path_;  // last, because its hooks use all members above

@@ -86,6 +86,7 @@ void ShardLink::OnCredit(const v1::ExchangeResponse& credit) {
   MutexLock lock(mu_);
   if (state_ != StreamState::kOpening) return;
   state_ = StreamState::kOpen;
+  broken_ = absl::OkStatus();
   path_.OnStreamOpen(credit);
   changed_.notify_all();
   outbox_.DropUnansweredBefore(drop_unanswered_before);

@@ -66,6 +66,16 @@ absl::StatusOr<CtlOutput> RunSession(const CtlOptions& options) {
   ControlClient server(options.server, options.timeout, options.security);
   PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
   Canceller canceller;
+  if (options.action == "close") {
+    v1::CloseSessionRequest request;
+    request.set_name(options.argument);
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::CloseSessionResponse closed, server.CloseSession(request, canceller));
+    if (!closed.existed()) {
+      return absl::NotFoundError(absl::StrCat("server ", options.server, ": no session ", options.argument));
+    }
+    return CtlOutput{options.json ? Dump({{"closed", options.argument}}) : absl::StrCat(options.argument, ": closed\n"),
+                     true};
+  }
   if (options.action == "quarantined") {
     PRECONDOR_ASSIGN_OR_RETURN(const v1::ListQuarantinedSessionsResponse response,
                                server.ListQuarantinedSessions({}, canceller));
@@ -204,6 +214,11 @@ absl::StatusOr<CtlOutput> RunSnapshot(const CtlOptions& options) {
       rows.push_back(std::move(row));
     }
   }
+  // A wrong name, or shards without a directory, must not look like snapshots that are whole.
+  if (rows.empty() && sessions.empty() && (options.action == "verify" || !options.argument.empty())) {
+    return absl::NotFoundError(absl::StrCat("server ", options.server, ": no snapshot",
+                                            options.argument.empty() ? "" : " of session ", options.argument));
+  }
   output.text = options.json ? Dump(SnapshotsJson(sessions, rows)) : SnapshotsTable(sessions, rows);
   return output;
 }
@@ -224,7 +239,8 @@ const char* HealthName(int32_t status) {
 // HealthCheckRequest and HealthCheckResponse have the wire format of the well-known wrappers: one field, number 1.
 absl::StatusOr<CtlOutput> RunHealth(const CtlOptions& options) {
   using Stub = grpc::TemplatedGenericStub<google::protobuf::StringValue, google::protobuf::Int32Value>;
-  const wire::ChannelSecurity security(options.security);
+  ControlClient server(options.server, options.timeout, options.security);
+  const wire::ChannelSecurity& security = *server.security();
   PRECONDOR_RETURN_IF_ERROR(security.status());
   const auto channel = MakeChannel(options.server, security);
   Stub stub(channel);
@@ -239,8 +255,12 @@ absl::StatusOr<CtlOutput> RunHealth(const CtlOptions& options) {
                  [&done](grpc::Status status) { done.set_value(std::move(status)); });
   const absl::Status status = wire::FromGrpcStatus(done.get_future().get());
   if (status.code() == absl::StatusCode::kDeadlineExceeded) {
-    return absl::UnavailableError(
-        absl::StrCat("server ", options.server, ": no answer within ", absl::FormatDuration(options.timeout)));
+    // Another call says why. It needs credentials, which a probe has not, but connections fail for both.
+    Canceller canceller;
+    const absl::Status why = server.WaitForServer(absl::Milliseconds(100), canceller).status();
+    return absl::UnavailableError(absl::StrCat("server ", options.server, ": no answer within ",
+                                               absl::FormatDuration(options.timeout), why.ok() ? "" : ": ",
+                                               why.ok() ? "" : why.message()));
   }
   // NOT_FOUND is how the protocol says that the server does not know the service.
   if (!status.ok() && status.code() != absl::StatusCode::kNotFound) return status;

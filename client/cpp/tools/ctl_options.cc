@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/unix_address.h"
 
 namespace precondor {
 namespace {
@@ -33,7 +34,7 @@ constexpr std::array<CommandWords, 10> kCommands = {{{"status", 0, 0},
                                                      {"plan", 0, 0},
                                                      {"help", 0, 0}}};
 constexpr std::array<absl::string_view, 4> kSnapshotActions = {"create", "list", "verify", "restore"};
-constexpr std::array<absl::string_view, 3> kSessionActions = {"quarantined", "adopt", "delete-quarantined"};
+constexpr std::array<absl::string_view, 4> kSessionActions = {"close", "quarantined", "adopt", "delete-quarantined"};
 constexpr std::array<absl::string_view, 3> kModes = {"second-order", "first-order", "auto"};
 
 std::string CommandNames() {
@@ -50,8 +51,9 @@ absl::StatusOr<absl::Duration> ParseSeconds(absl::string_view name, absl::string
 
 absl::Status SetFlag(absl::string_view name, absl::string_view value, CtlOptions& options) {
   if (name == "server") {
-    if (value.empty())
-      return absl::InvalidArgumentError("--server: expected host:port or unix:/path/to/socket, got nothing");
+    if (const absl::Status address = CheckServerAddress(value); !address.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("--server: ", address.message()));
+    }
     options.server = std::string(value);
     return absl::OkStatus();
   }
@@ -129,7 +131,7 @@ absl::Status CheckSession(const CtlOptions& options) {
 }
 
 absl::Status CheckRestoreFlags(const CtlOptions& options) {
-  if (options.session_id != 0 && options.command != "session") {
+  if (options.session_id != 0 && options.action != "adopt" && options.action != "delete-quarantined") {
     return absl::InvalidArgumentError("--id: for the commands session adopt and session delete-quarantined only");
   }
   const bool restore_flags =
@@ -137,6 +139,17 @@ absl::Status CheckRestoreFlags(const CtlOptions& options) {
   if (!restore_flags || options.action == "restore") return absl::OkStatus();
   return absl::InvalidArgumentError(
       "--snapshot-path, --snapshot, --world-size and --replace: for the command snapshot restore only");
+}
+
+absl::Status CheckSecurity(const ClientSecurity& files) {
+  if (files.tls_cert.empty() != files.tls_key.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(files.tls_cert.empty() ? "--tls-key" : "--tls-cert", ": expected ",
+                                                   files.tls_cert.empty() ? "--tls-cert" : "--tls-key",
+                                                   " beside it, got none"));
+  }
+  if (!files.tls_ca.empty() || (files.tls_cert.empty() && files.token_file.empty())) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(files.token_file.empty() ? "--tls-cert" : "--token-file",
+                                                 ": expected --tls-ca beside it, got none"));
 }
 
 absl::Status CheckPlan(const PlanFlags& flags, CtlOptions& options) {
@@ -219,6 +232,7 @@ absl::StatusOr<CtlOptions> ParseCtlOptions(const std::vector<std::string>& argum
   }
   PRECONDOR_RETURN_IF_ERROR(CheckCommand(words, options));
   PRECONDOR_RETURN_IF_ERROR(CheckRestoreFlags(options));
+  PRECONDOR_RETURN_IF_ERROR(CheckSecurity(options.security));
   PRECONDOR_RETURN_IF_ERROR(CheckPlan(plan_flags, options));
   return options;
 }
@@ -229,6 +243,8 @@ absl::string_view CtlHelp() {
 Commands
   status            version, role, memory and sessions of a server; of a coordinator's shards too
   sessions          sessions that a server knows
+  session close SESSION
+                    ends a session: its factors are gone, and its workers fail; for jobs that did not end it themselves
   session quarantined
                     sessions on the shards' disks that the coordinator does not know, since it lost its journal
   session adopt SESSION

@@ -21,7 +21,7 @@ struct CtlOptions {
   std::string argument;  // session, layers, mode, snapshot: the session; health: the service, may be empty
   // mode: "second-order", "first-order" or "auto"; empty shows the current mode
   std::string mode;
-  // snapshot: "create", "list", "verify", "restore"; session: "quarantined", "adopt", "delete-quarantined"
+  // snapshot: "create", "list", "verify", "restore"; session: "close", "quarantined", "adopt", "delete-quarantined"
   std::string action;
   std::string server = "127.0.0.1:7070";
   ClientSecurity security;

@@ -183,7 +183,8 @@ std::string SessionsTable(const v1::ListSessionsResponse& response) {
     rows.push_back({session.spec().name(), MethodName(session.spec()), absl::StrCat(session.spec().layers_size()),
                     absl::StrCat(session.joined(), "/", session.spec().world_size()), absl::StrCat(session.epoch()),
                     absl::StrCat(session.last_step()), ModeText(session.mode()),
-                    absl::StrFormat("%.6g", session.loss()), FormatBytes(session.reserved_bytes()),
+                    absl::StrFormat("%.6g", session.loss()),
+                    session.reserved_bytes() == 0 ? "-" : FormatBytes(session.reserved_bytes()),  // shards know them
                     absl::StrCat(session.shard_map().assignments_size())});
   }
   return FormatTable(rows);

@@ -78,6 +78,8 @@ absl::StatusOr<CtlOutput> RunRestore(const CtlOptions& options) {
   ControlClient server(options.server, options.timeout, options.security);
   Canceller canceller;
   PRECONDOR_RETURN_IF_ERROR(server.WaitForServer(options.timeout, canceller).status());
+  // The end of the restore is read there, for which a caller needs the role operator: before anything is closed.
+  PRECONDOR_RETURN_IF_ERROR(server.ListSnapshots({}, canceller).status());
   if (options.replace) {
     PRECONDOR_RETURN_IF_ERROR(recovery::CheckDirectoriesNotInUse(disk, stored));
     v1::CloseSessionRequest close;

@@ -44,7 +44,9 @@ absl::StatusOr<Report> Measure(const precondor::PerfOptions& options) {
   return Report{precondor::RowsTable(*rows), precondor::RowsJson(*rows), precondor::RowsCsv(*rows), pass};
 }
 
+// Creates or replaces the file; without a path, does nothing.
 bool Write(const std::string& path, const std::string& text) {
+  if (path.empty()) return true;
   std::ofstream file(path);
   file << text;
   if (file.flush()) return true;
@@ -67,13 +69,15 @@ int main(int argc, char** argv) {
     std::cout << precondor::PerfHelp();
     return 0;
   }
+  for (const std::string& path : {options->json, options->csv}) {
+    if (!Write(path, "")) return 1;  // before minutes are measured for nothing
+  }
   const auto report = Measure(*options);
   if (!report.ok()) {
     std::cerr << "precondor-perf: " << report.status().message() << "\n";
     return 1;
   }
   std::cout << report->table;
-  if (!options->json.empty() && !Write(options->json, report->json)) return 1;
-  if (!options->csv.empty() && !Write(options->csv, report->csv)) return 1;
+  if (!Write(options->json, report->json) || !Write(options->csv, report->csv)) return 1;
   return report->pass ? 0 : 1;
 }

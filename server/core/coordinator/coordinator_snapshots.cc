@@ -159,8 +159,8 @@ absl::StatusOr<RestoreResult> Coordinator::RestoreSession(const SessionSpec& spe
                                                           const SessionCaller& caller) {
   PRECONDOR_ASSIGN_OR_RETURN(OpenResult opened, OpenSession(spec, caller));
   if (!opened.created) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("session \"", spec.name, "\": there is one; close it before it is restored"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session \"", spec.name, "\": there is one; close it (precondorctl session close) before it is restored"));
   }
   absl::StatusOr<CoordinatorSessionSummary> ordered = OrderRestore(spec.name, opened.session_id, step);
   if (!ordered.ok()) {

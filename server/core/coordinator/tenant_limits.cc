@@ -2,6 +2,7 @@
 #include "server/core/coordinator/tenant_limits.h"
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
@@ -15,7 +16,9 @@ absl::Status CheckOne(const TenantLimits& limits, absl::string_view name, absl::
   const auto refusal = [&](const absl::AlphaNum& what) {
     return ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
                           absl::StrCat("session \"", name, "\": ",
-                                       tenant.empty() ? std::string("the server") : absl::StrCat("tenant ", tenant),
+                                       tenant.empty()                       ? "the server"
+                                       : absl::StartsWith(tenant, "token ") ? "the caller's token"
+                                                                            : tenant,
                                        ": expected at most ", what));
   };
   if (limits.sessions > 0 && sessions >= limits.sessions) {

@@ -54,11 +54,17 @@ TEST(CtlOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"mode"}), HasSubstr("mode: expected the name of a session"));
   EXPECT_THAT(message({"mode", "a", "slow"}), HasSubstr("expected second-order, first-order, auto, got \"slow\""));
   EXPECT_THAT(message({"mode", "a", "auto", "b"}), HasSubstr("unexpected argument \"b\""));
-  EXPECT_THAT(message({"session"}), HasSubstr("expected quarantined, adopt, delete-quarantined, got \"\""));
+  EXPECT_THAT(message({"session"}), HasSubstr("expected close, quarantined, adopt, delete-quarantined, got \"\""));
   EXPECT_THAT(message({"session", "adopt"}), HasSubstr("session adopt: expected the name of a session"));
   EXPECT_THAT(message({"session", "quarantined", "bert"}), HasSubstr("session quarantined: expected no argument"));
   EXPECT_THAT(message({"session", "adopt", "bert", "--id=x"}), HasSubstr("got \"x\""));
   EXPECT_THAT(message({"layers", "bert", "--id=3"}), HasSubstr("for the commands session adopt"));
+  EXPECT_THAT(message({"session", "close", "bert", "--id=3"}), HasSubstr("for the commands session adopt"));
+  EXPECT_THAT(message({"session", "close"}), HasSubstr("session close: expected the name of a session"));
+  EXPECT_THAT(message({"status", "--token-file=a"}), HasSubstr("--token-file: expected --tls-ca"));
+  EXPECT_THAT(message({"status", "--tls-ca=a", "--tls-cert=b"}), HasSubstr("--tls-cert: expected --tls-key"));
+  EXPECT_THAT(message({"status", "--tls-ca=a", "--tls-key=b"}), HasSubstr("--tls-key: expected --tls-cert"));
+  EXPECT_THAT(message({"status", "--server=host"}), HasSubstr("--server: expected host:port"));
   EXPECT_THAT(message({"snapshot"}), HasSubstr("expected create, list, verify, restore, got \"\""));
   EXPECT_THAT(message({"snapshot", "drop"}), HasSubstr("expected create, list, verify, restore, got \"drop\""));
   EXPECT_THAT(message({"snapshot", "create"}), HasSubstr("create: expected the name of a session"));

@@ -220,7 +220,7 @@ TEST_F(ConfigTest, BadValuesNameOptionExpectationAndWhatCame) {
       {"tenant_max_sessions", {"-1", "1048577"}},
       {"tenant_max_bytes", {"-1", "2 sessions"}},
       {"tenant_max_calls", {"-1", "1073741825"}},
-      {"etcd_lease_ms", {"999", "3600001"}},
+      {"etcd_lease_ms", {"999", "1500", "3600001"}},
       {"etcd_prefix", {"", "precondor"}},
       {"reconcile_interval_ms", {"9", "3600001"}},
       {"shard_loss_ms", {"99", "3600001"}},

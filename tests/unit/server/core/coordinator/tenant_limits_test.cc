@@ -28,27 +28,31 @@ class TenantLimitsTest : public CoordinatorFixture {
 
 TEST_F(TenantLimitsTest, SessionsAreCountedByTenant) {
   Limit({.sessions = 2});
-  EXPECT_TRUE(Open("a1", Of({"a"})).ok());
-  EXPECT_TRUE(Open("a2", Of({"a"})).ok());
-  EXPECT_TRUE(Open("a2", Of({"a"})).ok()) << "it is there";
-  const absl::Status refused = Open("a3", Of({"a"}));
+  EXPECT_TRUE(Open("a1", Of({"tenant a"})).ok());
+  EXPECT_TRUE(Open("a2", Of({"tenant a"})).ok());
+  EXPECT_TRUE(Open("a2", Of({"tenant a"})).ok()) << "it is there";
+  const absl::Status refused = Open("a3", Of({"tenant a"}));
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(GetErrorReason(refused), ErrorReason::kCapacity);
   EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("\"a3\""), HasSubstr("tenant a: expected at most 2 sessions"), HasSubstr("got 2")));
+              AllOf(HasSubstr("\"a3\""), HasSubstr(": tenant a: expected at most 2 sessions"), HasSubstr("got 2")));
   EXPECT_TRUE(Open("b1", Of({"b"})).ok()) << "another tenant";
-  const absl::Status of_both = Open("both", Of({"b", "a"}));
+  const absl::Status of_both = Open("both", Of({"tenant b", "tenant a"}));
   EXPECT_THAT(std::string(of_both.message()), AllOf(HasSubstr("tenant a"), Not(HasSubstr("tenant b"))));
-  ASSERT_TRUE(coordinator->CloseSession("a1", Of({"a"})).ok());
-  EXPECT_TRUE(Open("a3", Of({"a"})).ok());
+  EXPECT_TRUE(Open("c1", Of({"token 0123"})).ok());
+  EXPECT_TRUE(Open("c2", Of({"token 0123"})).ok());
+  EXPECT_THAT(std::string(Open("c3", Of({"token 0123"})).message()),
+              AllOf(HasSubstr("the caller's token: expected"), Not(HasSubstr("0123"))));
+  ASSERT_TRUE(coordinator->CloseSession("a1", Of({"tenant a"})).ok());
+  EXPECT_TRUE(Open("a3", Of({"tenant a"})).ok());
 }
 
 TEST_F(TenantLimitsTest, BytesAreThoseOfPlacement) {
   ASSERT_GT(Bytes(), 0);
   Limit({.bytes = 2 * Bytes()});
-  EXPECT_TRUE(Open("a1", Of({"a"})).ok());
-  EXPECT_TRUE(Open("a2", Of({"a"})).ok());
-  const absl::Status refused = Open("a3", Of({"a"}));
+  EXPECT_TRUE(Open("a1", Of({"tenant a"})).ok());
+  EXPECT_TRUE(Open("a2", Of({"tenant a"})).ok());
+  const absl::Status refused = Open("a3", Of({"tenant a"}));
   EXPECT_EQ(GetErrorReason(refused), ErrorReason::kCapacity);
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr(absl::StrCat("at most ", 2 * Bytes(), " bytes")), HasSubstr("in 2 sessions"),
@@ -69,27 +73,27 @@ TEST_F(TenantLimitsTest, SessionsThatAreBeingOpenedCount) {
     shards[0]->during_install = nullptr;
     SessionSpec other = spec;
     other.name = "second";
-    second = coordinator->OpenSession(other, Of({"a"})).status();
+    second = coordinator->OpenSession(other, Of({"tenant a"})).status();
   };
-  EXPECT_TRUE(Open("first", Of({"a"})).ok());
+  EXPECT_TRUE(Open("first", Of({"tenant a"})).ok());
   EXPECT_EQ(GetErrorReason(second), ErrorReason::kCapacity) << second;
 }
 
 TEST_F(TenantLimitsTest, WhatFailedToOpenCountsNoMore) {
   Limit({.sessions = 1});
   shards[0]->refuse_installs = true;
-  EXPECT_FALSE(Open("first", Of({"a"})).ok());
+  EXPECT_FALSE(Open("first", Of({"tenant a"})).ok());
   shards[0]->refuse_installs = false;
-  EXPECT_TRUE(Open("second", Of({"a"})).ok());
+  EXPECT_TRUE(Open("second", Of({"tenant a"})).ok());
 }
 
 TEST_F(TenantLimitsTest, SessionsComeBackWhateverTheLimits) {
-  EXPECT_TRUE(Open("a1", Of({"a"})).ok());
-  EXPECT_TRUE(Open("a2", Of({"a"})).ok());
+  EXPECT_TRUE(Open("a1", Of({"tenant a"})).ok());
+  EXPECT_TRUE(Open("a2", Of({"tenant a"})).ok());
   Limit({.sessions = 1});
   ASSERT_TRUE(coordinator->Restore(journal.records).ok());
   EXPECT_EQ(coordinator->ListSessions().size(), 2u);
-  EXPECT_EQ(GetErrorReason(Open("a3", Of({"a"}))), ErrorReason::kCapacity);
+  EXPECT_EQ(GetErrorReason(Open("a3", Of({"tenant a"}))), ErrorReason::kCapacity);
 }
 
 }  // namespace
