@@ -192,6 +192,16 @@ class ClientTest(unittest.TestCase):
         worker.flush()
         worker.leave()
 
+    def test_certificates_are_not_made_of_names_that_are_wrong(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for wrong in (["ca"], ["good", "a/b"], ["a b"], ["a,,b"], ["--days=0", "a"]):
+                options = [one for one in wrong if one.startswith("--")]
+                made = subprocess.run([ROOT / "deploy" / "certificates.sh", *options, folder, *wrong[len(options):]],
+                                      capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+                self.assertEqual(made.returncode, 2, wrong)
+                self.assertIn("expected", made.stderr)
+            self.assertEqual(list(pathlib.Path(folder).iterdir()), [])
+
     def test_trains_over_tls_by_the_recipe_of_the_documents(self):
         with tempfile.TemporaryDirectory() as folder:
             files = pathlib.Path(folder)
@@ -340,6 +350,44 @@ class ClientTest(unittest.TestCase):
             with self.subTest(pattern=pattern):
                 self.expect(bad, pattern, self.client.open_session, spec(self.name, **changes))
         self.expect(precondor.NotFoundError, "Open the session first", self.client.join, "nowhere", reason="UNKNOWN_SESSION")
+
+    def test_arguments_of_other_types_are_named(self):
+        client, security, address = precondor.Client, precondor.Security, self.server.address
+        worker = self.worker(method="identity")
+        ones = np.ones((2, 3), np.float32)
+
+        def opened(**changes):
+            return lambda: self.client.open_session(spec(self.name, **changes))
+
+        for call, pattern in (
+                (lambda: client(None), "address: expected a str, got None"), (lambda: client(7070), "address: .*7070"),
+                (lambda: client(address, connect_timeout="3"), "connect_timeout: expected a number of at least 0, got '3'"),
+                (lambda: client(address, connect_timeout=float("nan")), "connect_timeout: .*nan"),
+                (lambda: client(address, result_timeout=-1), "result_timeout: .*-1"), (lambda: client(address, plane_device=0.5), "plane_device: .*0.5"),
+                (lambda: client(address, security="ca.pem"), "security: expected a precondor.Security, got 'ca.pem'"),
+                (lambda: security(tls_ca=3), "Security: tls_ca: expected a path"), (lambda: self.client.open_session("x"), "spec: .*'x'"),
+                (lambda: self.client.join(self.name, rank=-1), r"rank: expected a whole number of 0 \.\.\. 4294967295, got -1"),
+                (lambda: worker.precondition(-1, 0, ones, 1), "step: .*-1"), (lambda: worker.precondition(0, "0", ones, 1), "layer: .*'0'"),
+                (lambda: worker.send_statistics(0, 0, ones, ones, samples=-1), "samples: .*got -1$"),
+                (lambda: worker.precondition(0, 0, ones, samples=ones), r"samples: .*got ndarray of float32, of shape \[2, 3\]$"),
+                (lambda: worker.report_step(0, None, 1, 0.1), "loss: expected a number, got None"),
+                (opened(method=None), "method: expected a name or a precondor.Method, got None"), (opened(method={"name": "mkor"}), "method: "),
+                (opened(method=precondor.Method("mkor", None)), "method.options: expected a dict, got None"),
+                (opened(layers=[("fc", 2, 3)]), r"layers\[0\]: expected a precondor.Layer, got \('fc', 2, 3\)"), (opened(layers=3), "layers: .*3"),
+                (opened(layer_methods=["mkor"]), r"layer_methods\[0\]: expected a precondor.LayerMethod"), (opened(fallback="LOSS_RATE"), "fallback: ")):
+            with self.subTest(pattern=pattern):
+                self.expect(precondor.InvalidArgumentError, f"^{pattern}", call)
+        with self.assertRaisesRegex(TypeError, "samples"):
+            worker.precondition(0, 0, ones)
+        self.enterContext(client(address, security=None))
+        self.expect(precondor.NotFoundError, "cannot read .*nothing", client, "127.0.0.1:1", connect_timeout=1,
+                    security=security(tls_ca=pathlib.Path("/nothing")))
+
+    def test_a_rank_that_another_process_takes(self):
+        session = self.open(method="identity")
+        first, _ = self.enterContext(session.join()), self.enterContext(session.join())
+        self.expect(precondor.FailedPreconditionError, "A newer process has this rank", first.report_step, 0, 1.0, 1, 0.1,
+                    reason="STALE_INCARNATION")
 
     def test_arrays_that_are_wrong(self):
         worker = self.worker()

@@ -219,7 +219,9 @@ class ProgramsTest(unittest.TestCase):
                 ("digits.py", ("--data", "/nonexistent.csv"), "cannot read /nonexistent.csv"),
                 ("digits.py", ("--precondition", "none", "--batch", "2000"), "--batch: expected at most the 1438 digits"),
                 ("digits.py", ("--server-binary", server_program, "--option", "nonsense=1"), "nonsense"),
-                ("digits.py", ("--server-binary", server_program, "--steps", "2", "--json", "/nonexistent/x"), "/nonexistent/x"),
+                # Before anything runs.
+                ("digits.py", ("--server-binary", shutil.which("false"), "--json", "/nonexistent/x"), "/nonexistent/x"),
+                ("compare.py", ("digits", "--server-binary", shutil.which("false"), "--json", "/nonexistent/x"), "/nonexistent/x"),
                 ("gpt.py", ("--text", "/nonexistent.txt"), "/nonexistent.txt"),
         ):
             with self.subTest(arguments=arguments):

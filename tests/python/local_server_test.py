@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import numpy as np
 import precondor as p
@@ -16,6 +17,7 @@ from precondor import server
 
 try:
     import torch
+    from precondor.torch import Preconditioner
 except ImportError:
     torch = None
 
@@ -32,6 +34,12 @@ def ends(pid):
         return bool(select.select([process], [], [], DEADLINE_S)[0])
     finally:
         os.close(process)
+
+
+def kill(one):
+    """Kills a LocalServer, and waits for its end."""
+    os.kill(one.pid, signal.SIGKILL)
+    ends(one.pid)
 
 
 def answer_of(address):
@@ -102,9 +110,45 @@ class LocalServerTest(unittest.TestCase):
         one.close()
 
     def test_a_bad_option_is_told(self):
-        with self.assertRaisesRegex(p.UnavailableError, "its end with status 2"):
-            server.LocalServer(["--no-such-option"])
+        for arguments, pattern in ((["--memory-limt=3"], r"got \['--memory-limt=3'\]: .*unknown option .*the nearest is"),
+                                   (["--listen=127.0.0.1:0"], "no option --listen, which LocalServer sets itself, got '--listen"),
+                                   (["--port_file=x"], "no option --port-file"), (["--role=shard"], "no option --role"),
+                                   (["--exit-with-pid=1"], "no option --exit-with-pid"), ("--threads=1", r"Write \['--threads=1'\]"),
+                                   ([3], "expected a sequence of str"), (None, "expected a sequence of str")):
+            with self.subTest(arguments=arguments), self.assertRaisesRegex(p.InvalidArgumentError, f"^arguments: .*{pattern}"):
+                server.LocalServer(arguments)
+        with self.assertRaisesRegex(p.UnavailableError, "got its end with status 1: .*/dev/null"):
+            server.LocalServer(["--data-dir=/dev/null/x"])
         self.assertEqual(os.listdir(self._folder.name), [])
+
+    def test_nothing_waits_for_one_that_has_ended(self):
+        with server.LocalServer() as one, p.Client(one.address) as client:
+            session = client.open_session(p.SessionSpec("local", [p.Layer("fc", 2, 3)], "identity"))
+            worker = self.enterContext(session.join())
+            self.assertFalse(server.has_ended(one.address))
+            kill(one)
+            self.assertTrue(server.has_ended(one.address))
+            for address in ("127.0.0.1:1", "unix:/nonexistent/socket", "unix:"):  # where a server may come back
+                self.assertFalse(server.has_ended(address))
+            for call in (session.close, worker.leave):
+                with self.assertRaisesRegex(p.UnavailableError, "session local: the local server at unix:.* has ended"):
+                    call()
+
+    @unittest.skipIf(torch is None, "no torch")
+    def test_a_preconditioner_calls_none_that_has_ended(self):
+        for fails in (False, True):
+            model = torch.nn.Linear(3, 2)
+            model(torch.ones(4, 3)).sum().backward()
+            pre = Preconditioner(model, "local", method="identity")
+            pre.step(1.0)
+            kill(server.shared())
+            with mock.patch.object(p.Client, "close_session") as close, mock.patch.object(p.Worker, "flush") as flush:
+                if fails:
+                    with self.assertRaises(KeyError), pre:
+                        raise KeyError
+                else:
+                    pre.__exit__(None)
+                self.assertEqual((close.called, flush.called), (False, False))
 
     def test_shared_is_one_a_process(self):
         one = server.shared()

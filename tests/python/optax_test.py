@@ -303,8 +303,22 @@ class OptaxTest(unittest.TestCase):
         lost.close()
         lost.close()
 
+    def test_closes_after_its_own_server(self):
+        local = self.transformation(address="local")
+        self.run_steps(local, steps=1)
+        precondor.server.shared().close()
+        with mock.patch.object(precondor.Client, "close_session") as close:
+            local.close(end_session=True)
+        close.assert_not_called()
+
     def test_what_is_refused(self):
         refused = precondor.InvalidArgumentError
+        for options, pattern in (({"method": "moun"}, "method: expected one of kron, soap, muon, which .* got moun"),
+                                 ({"method": None}, "method: expected a name"), ({"layer_methods": ["x"]}, "layer_methods: expected a dict"),
+                                 ({"mesh": 3}, "mesh: expected a jax.sharding.Mesh, got 3"), ({"factors": 3}, "factors: .*got 3"),
+                                 ({"security": "x"}, "security: .*'x'"), ({"session": 3}, "session: .*3"), ({"address": None}, "address: .*None")):
+            with self.subTest(options=options), self.assertRaisesRegex(refused, f"^{pattern}"):
+                precondor.optax.scale_by_precondor(**options)
         with self.assertRaisesRegex(refused, "method: expected one of kron, soap, muon, .* got mkor"):
             self.transformation(method="mkor")
         with self.assertRaisesRegex(refused, "layer_methods: 'x': expected one of"):

@@ -35,6 +35,16 @@ class ServerCase(unittest.TestCase):
         self.addCleanup(pre.close, end_session=True)
         return pre
 
+    def expect_warning(self, pattern, call, *arguments):
+        """Expects one UserWarning, with the pattern; for an empty pattern, none. The second call warns of nothing."""
+        for wanted in (pattern, ""):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                call(*arguments)
+            texts = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+            self.assertEqual(len(texts), 1 if wanted else 0, texts)
+            self.assertRegex("".join(texts), wanted or "^$")
+
     def expect(self, kind, pattern, call, *arguments, **options):
         with self.assertRaises(kind) as caught:
             call(*arguments, **options)

@@ -131,13 +131,23 @@ class DefaultTest(torch_case.ServerCase):
 
     def test_an_optimizer_of_its_own_is_asked_for(self):
         model = Net()
-        for number, warns in enumerate((True, False)):
-            pre = self.preconditioner(model, str(number), method=None if warns else "soap")
-            model(torch.arange(7)).sum().backward()
-            if warns:
-                with self.assertWarnsRegex(UserWarning, "answers of the default methods, .*make_optimizer"):
-                    pre.step(1.0)
-            pre.step(1.0)  # warnings are errors here
+        model(torch.arange(7)).sum().backward()
+        adamw, sgd, own = (kind(model.parameters(), lr=0.1) for kind in (torch.optim.AdamW, torch.optim.SGD, precondor.torch.BaseOptimizer))
+        apart = torch.optim.AdamW([*model.body.parameters(), *model.table.parameters(), *model.norm.parameters()])
+        for number, (options, warning) in enumerate((
+                ({"method": None}, "answers of muon and soap .* AdamW and the like .*make_optimizer"),
+                ({"method": "muon"}, "answers of muon "), ({"method": "soap"}, "answers of soap "), ({"method": "kron"}, "answers of kron "),
+                ({"method": "muon", "optimizer": adamw}, "which AdamW would"), ({"layer_methods": {"head": "muon"}}, "answers of muon "),
+                ({"layer_methods": {"head": "muon"}, "optimizer": own}, "which BaseOptimizer would"),
+                ({"layer_methods": {"head": "muon"}, "optimizer": apart}, ""),
+                ({"method": "muon", "optimizer": sgd}, ""), ({"method": None, "optimizer": adamw}, ""), ({}, ""), ({"optimizer": adamw}, ""))):
+            with self.subTest(options=options):
+                self.expect_warning(warning, self.preconditioner(model, f"{self.name}-{number}", **options).step, 1.0)
+        for make in (lambda pre: pre.make_optimizer(0.1), lambda pre: pre.param_groups()):
+            pre = self.preconditioner(model, f"{self.name}-{make.__code__.co_firstlineno}", method="muon")
+            make(pre)
+            self.expect_warning("", pre.step, 1.0)
+            pre.close(end_session=True)
 
     # --- stacks of experts ------------------------------------------------------------------------------------------------
 

@@ -157,9 +157,10 @@ class FaultsTest(unittest.TestCase):
         load = {"snapshot_paths": [self.folder / "first" / f"shard{i}" / "data" for i in range(2)]}
         with self.assertRaisesRegex(precondor.InvalidArgumentError, "precondorctl.*nowhere"):
             self.train(second, load={**load, "precondorctl": "nowhere"})
-        with self.assertRaisesRegex(precondor.FailedPreconditionError, "snapshot restore job.*nothing"):
-            self.train(second, load={"snapshot_paths": [self.folder / "nothing"], "precondorctl": program})
-        weights, results = self.train(second, load={**load, "precondorctl": program})
+        for paths in (str(self.folder / "nothing"), self.folder / "nothing", [self.folder / "nothing"]):
+            with self.assertRaisesRegex(precondor.FailedPreconditionError, f"snapshot restore job.*--snapshot-path={self.folder}/nothing: "):
+                self.train(second, load={"snapshot_paths": paths})
+        weights, results = self.train(second, load=load)
         self.assertEqual(results[0].step, state["step"])
         for one, other in zip(weights, expected):
             np.testing.assert_array_equal(one, other)

@@ -156,6 +156,30 @@ class LayersTest(torch_case.ServerCase):
         self.assertEqual([layer.name for layer in pre.layers], ["0"])
         self.assertEqual(pre.left["1.weight"], "a parameter of Bilinear")
 
+    def test_arguments_that_are_wrong_are_named(self):
+        model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.LayerNorm(4), nn.Linear(4, 3))
+        for options, pattern in (
+                ({"skip": ["nope"]}, r"skip: no module .* 'nope' matches; there are \['0.0', '1', '2'\]"),
+                ({"skip": ["0"]}, "skip: no module"), ({"skip": [3]}, "skip: expected a str, got 3"),
+                ({"skip_types": ["Linear"]}, "skip_types: expected classes of modules, got 'Linear'"), ({"skip_types": 3}, "skip_types: .* 3"),
+                ({"fallback": "LOSS_RATE"}, "fallback: expected a dict, got 'LOSS_RATE'"), ({"min_dim": "x"}, "min_dim: .*'x'"),
+                ({"layer_methods": ["0"]}, "layer_methods: expected a dict"), ({"layer_methods": {0: "kron"}}, "layer_methods: .* got 0"),
+                ({"layer_methods": {"2": "krn"}}, "layer_methods: '2': expected one of .*, got 'krn'"),
+                ({"layer_methods": {"2": None}}, "layer_methods: '2': expected a name or a precondor.Method, got None"),
+                ({"parameter_methods": ["1"]}, "parameter_methods: expected a dict"),
+                ({"parameter_methods": {"1.weight": "krn"}}, "parameter_methods: '1.weight': expected one of kron, soap, muon, .* got krn"),
+                ({"experts": "foo"}, "experts: expected one of kron, soap, muon, .* got foo"), ({"embeddings": 3}, "embeddings: .* got 3"),
+                ({"method": {"name": "mkor"}}, "method: expected a name or a precondor.Method, got"), ({"method": ""}, "method: .* got ''"),
+                ({"security": "ca.pem"}, "security: expected a precondor.Security, got 'ca.pem'"), ({"name": 3}, "session: .* got 3"),
+                ({"result_timeout": -1}, "result_timeout: .* got -1")):
+            with self.subTest(options=options):
+                self.expect(precondor.InvalidArgumentError, f"^{pattern}", self.preconditioner, model, **options)
+        self.expect(precondor.InvalidArgumentError, "^model: expected a torch.nn.Module, got 3", self.preconditioner, 3)
+        pre = self.preconditioner(model, skip=["0.*", "1"], security=None)
+        self.assertEqual([layer.name for layer in pre.layers], ["2"])
+        for state, pattern in ((None, "state: expected the result of state_dict.*None"), ({}, "state: .*format None")):
+            self.expect(precondor.InvalidArgumentError, pattern, pre.load_state_dict, state)
+
     @unittest.skipIf(Conv1D is None, "transformers is not installed")
     def test_gpt2(self):
         from transformers import GPT2Config, GPT2LMHeadModel

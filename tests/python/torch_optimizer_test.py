@@ -150,9 +150,65 @@ class OptimizerTest(torch_case.ServerCase):
             scaler.update()
         self.assertEqual(pre.step_number, 4)
 
+    def test_each_wrong_order_of_a_step_warns_once(self):
+        for order, warning in (("bpo", ""), ("pbo", "finds no layer with a gradient"),
+                               ("bop", "no Preconditioner.step"), ("bo", "no Preconditioner.step")):
+            for first_order in (False, True):
+                with self.subTest(order=order, first_order=first_order):
+                    model = Net()
+                    pre = self.preconditioner(model, f"{self.name}-{order}-{first_order}",
+                                              fallback={"policy": "AT_STEP", "at_step": 1} if first_order else None)
+                    optimizer = pre.make_optimizer(0.01)
+                    optimizer.step()  # without gradients: for its state
+
+                    def steps():
+                        for step in range(3):
+                            optimizer.zero_grad(set_to_none=True)
+                            for one in order:
+                                {"b": lambda: loss_of(model, step).backward(), "p": lambda: pre.step(1.0), "o": optimizer.step}[one]()
+
+                    self.expect_warning(warning, steps)
+                    pre.close(end_session=True)
+                    self.expect_warning("", steps) if "p" not in order else self.expect(
+                        precondor.FailedPreconditionError, "this Preconditioner has been closed", pre.step)
+
+    def test_orders_that_warn_of_nothing(self):
+        model = Net()
+        pre = self.preconditioner(model)
+        optimizer = pre.make_optimizer(0.01)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.expect_warning("", optimizer.step)  # torch.distributed.checkpoint makes an optimizer's state like this
+
+        def accumulate():
+            optimizer.zero_grad()
+            for part in range(2):
+                loss_of(model, part).backward()
+            pre.step(1.0)
+            optimizer.step()
+
+        self.expect_warning("", accumulate)
+        model.body.requires_grad_(False)
+        model.head.requires_grad_(False)
+        self.expect_warning("", accumulate)  # all layers are frozen
+        copied = copy.deepcopy(optimizer)
+        self.expect_warning("", copied.step)
+
+    def test_wrong_options_are_named(self):
+        pre = self.preconditioner(Net())
+        for options, pattern in (({"lr": -1}, "lr: expected a finite number of at least 0, got -1"), ({"lr": float("nan")}, "lr: .*nan"),
+                                 ({"lr": float("inf")}, "lr: .*inf"), ({"lr": "x"}, "lr: .*'x'"), ({"lr": None}, "lr: .*None"),
+                                 ({"weight_decay": -1}, "weight_decay: .*-1"), ({"betas": 3}, "betas: expected two numbers, got 3"),
+                                 ({"betas": (0.9, 1.0)}, r"betas\[1\]: .*below 1, got 1.0"), ({"eps": -1}, "eps: .*-1")):
+            with self.subTest(options=options):
+                self.expect(precondor.InvalidArgumentError, pattern, pre.make_optimizer, **{"lr": 0.1, **options})
+        self.expect(precondor.InvalidArgumentError, "optimizer: expected a torch.optim.Optimizer, got 'adamw'", self.preconditioner, Net(),
+                    optimizer="adamw")
+
     def test_what_cannot_be_attached(self):
         model = Net()
         pre = self.preconditioner(model)
+        self.expect(precondor.InvalidArgumentError, "attach: expected a torch.optim.Optimizer, got 5", pre.attach, 5)
         if not HAS_STEP_HOOKS:
             self.expect(precondor.UnimplementedError, "attach: needs torch 2.0", pre.attach, pre.make_optimizer(0.1))
             return

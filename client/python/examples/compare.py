@@ -123,6 +123,7 @@ def compare(parser, arguments):
         if only.world_size > 1:
             parser.error(f"expected one process, got {only.world_size}")
         training.check_arguments(parser, arguments, only)
+        program.open_json(arguments.json)
         task = {"digits": digits, "gpt": gpt}[arguments.example].make_task(arguments)
         server = None
         if not arguments.server:

@@ -110,6 +110,7 @@ def main():
     program.add_server_arguments(parser)
     arguments = parser.parse_args()
     program.check_server_arguments(parser, arguments)
+    program.open_json(arguments.json)
     rate = arguments.learning_rate or RATES[arguments.precondition]
     with contextlib.ExitStack() as stack:
         worker = open_worker(stack, arguments) if arguments.precondition == "server" else None

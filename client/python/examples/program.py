@@ -51,6 +51,13 @@ def check_server_arguments(parser, arguments):
         parser.error("--server and --server-binary: expected one of them")
 
 
+def open_json(place):
+    """Opens the file in which write_json will write, so that a wrong name ends a run at its beginning."""
+    if place and place != "-":
+        with open(place, "a", encoding="utf-8"):
+            pass
+
+
 def write_json(place, value):
     """`place`: a file, or - for standard output."""
     text = json.dumps(value, indent=1) + "\n"

@@ -18,7 +18,7 @@ from precondor.torch import Lamb, Preconditioner
 from in_process_mkor import InProcessMkor
 from job import Job
 from program import (OwnServer, add_server_arguments, check_server_arguments, find_server_binary, positive,
-                     positive_number, write_json)
+                     open_json, positive_number, write_json)
 
 PRECONDITIONERS = ("server", "in-process", "none")
 
@@ -225,6 +225,8 @@ def run_task(parser, arguments, make_task):
     with contextlib.ExitStack() as stack:
         job = stack.enter_context(Job())
         check_arguments(parser, arguments, job)
+        if job.first:
+            open_json(arguments.json)
         task = make_task(arguments)
         address = server_address(stack, arguments, job) if arguments.precondition == "server" else ""
         session = job.share(arguments.session or f"{task.name}-{os.getpid()}-{time.time_ns()}")

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
+import inspect
 import math
+import os
 import weakref
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 
 from . import _core, _session
+from ._errors import UnavailableError, check_number, check_text, check_whole, invalid
 from ._session import SessionSpec
 
 # Objects with threads. They are closed before the interpreter ends, because their threads must not outlive the
@@ -28,6 +32,47 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+
+_MOST_RANK = (1 << 32) - 1
+_LAYERS = (-(1 << 63), (1 << 63) - 1)  # indexes that no session has are NotFoundError
+
+# Checks of arguments by their names, made after _core has refused one by a TypeError, which has no name.
+_CHECKS: Dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("step", "samples", "first_row", "first_step", "incarnation", "stream"), check_whole),
+    "rank": lambda what, value: value is None or check_whole(what, value, 0, _MOST_RANK),
+    "layer": lambda what, value: check_whole(what, value, *_LAYERS),
+    "device": lambda what, value: check_whole(what, value, 0, (1 << 31) - 1),
+    **dict.fromkeys(("loss", "learning_rate", "row_scale", "timeout", "clip"), check_number),
+    **dict.fromkeys(("side", "session", "name"), check_text),
+}
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def _names_arguments(call: _Call) -> _Call:
+    """Makes a function raise InvalidArgumentError, which names the argument, in place of _core's TypeError."""
+    @functools.wraps(call)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        try:
+            return call(*arguments, **options)
+        except TypeError:
+            try:
+                given = inspect.signature(call).bind(*arguments, **options).arguments
+            except TypeError:
+                given = {}  # arguments are missing, as the first error says
+            for name, value in given.items():
+                if name in _CHECKS:
+                    _CHECKS[name](name, value)
+            raise
+
+    return checked  # type: ignore[return-value]
+
+
+def _expect_running(address: str, what: str) -> None:
+    """Raises UnavailableError if the server was a LocalServer that has ended, for which it is useless to wait."""
+    from . import server  # pylint: disable=import-outside-toplevel  # `python -m precondor.server` expects it not imported
+    if server.has_ended(address):
+        raise UnavailableError(f"{what}: the local server at {address} has ended, and its sessions with it", "UNAVAILABLE")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +125,30 @@ class Security:
         tls_cert: This client's certificate, for servers that require one.
         tls_key: The key of tls_cert.
         token_file: File with one line, the bearer token that the client sends with every call.
+
+    Each is a str or a path object.
     """
 
-    tls_ca: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
-    token_file: str = ""
+    tls_ca: Union[str, "os.PathLike[str]"] = ""
+    tls_cert: Union[str, "os.PathLike[str]"] = ""
+    tls_key: Union[str, "os.PathLike[str]"] = ""
+    token_file: Union[str, "os.PathLike[str]"] = ""
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            path = os.fspath(value) if isinstance(value, os.PathLike) else value
+            if not isinstance(path, str):
+                raise invalid(f"Security: {name}", "a path, \"\" for none", value)
+            object.__setattr__(self, name, path)
+
+
+def security_of(given: Optional[Security]) -> Security:
+    """Returns `given`, for None a Security without files. Raises InvalidArgumentError for anything else."""
+    if given is None:
+        return Security()
+    if not isinstance(given, Security):
+        raise invalid("security", "a precondor.Security", given, "Security(tls_ca=...) has the file of the authorities")
+    return given
 
 
 class Future:
@@ -98,6 +161,7 @@ class Future:
         """Returns whether result() would return without waiting."""
         return self._core.ready()
 
+    @_names_arguments
     def wait(self, timeout: float = math.inf) -> bool:
         """Waits for the answer, at most `timeout` seconds, and returns ready(). Ctrl-C ends only the wait."""
         return self._core.wait(timeout)
@@ -124,8 +188,9 @@ class Worker:
         rank: This worker's rank.
     """
 
-    def __init__(self, core: _core.Worker) -> None:
+    def __init__(self, core: _core.Worker, coordinator: str = "") -> None:
         self._core = core
+        self._coordinator = coordinator
         self.spec: SessionSpec = _session.from_dict(core.spec())
         self.rank: int = core.rank()
         _open.add(self)
@@ -142,30 +207,36 @@ class Worker:
         the factors as they are, with the updates of later steps."""
         return self._core.rollback_step()
 
+    @_names_arguments
     def mode(self, step: int) -> str:
         """Returns the mode of a step up to the lease's end: "SECOND_ORDER" or "FIRST_ORDER"."""
         return self._core.mode_of(step)
 
+    @_names_arguments
     def needs_statistics(self, step: int, layer: int) -> bool:
         """Returns whether to call send_statistics or abstain_statistics for the layer at this step. Raises
         NotFoundError if the session has no such layer."""
         return self._core.needs_statistics(step, layer)
 
+    @_names_arguments
     def sends_gradient(self, layer: int) -> bool:
         """Returns whether this rank sends the layer's gradient: in DELEGATE one rank does, otherwise all. Raises
         NotFoundError if the session has no such layer."""
         return self._core.sends_gradient(layer)
 
+    @_names_arguments
     def compute_statistics(self, step: int, layer: int, side: str, rows: np.ndarray, row_scale: float = 1.0) -> np.ndarray:
         """Computes one side's statistics of this rank's rows; see precondor.compute_statistics."""
         return self._core.statistics(step, layer, side, rows, row_scale)
 
+    @_names_arguments
     def sketch_signs(self, step: int, layer: int, side: str, first_row: int, rows: int, rank: Optional[int] = None) -> np.ndarray:
         """Returns the signs of SIGNED, f32 [k, rows] of +1 and -1, for `rows` rows of `rank`, by default this one, from
         `first_row` on. For callers that compute the sketches themselves, or from a part of the rows at a time;
         docs/math/statistics.md has the formula."""
         return self._core.sketch_signs(step, layer, side, first_row, rows, rank)
 
+    @_names_arguments
     def sketch_sums(self, step: int, layer: int, side: str, first_row: int, rows: np.ndarray, ones: bool = False,
                     rank: Optional[int] = None) -> np.ndarray:
         """Returns the unscaled sums of SIGNED, f32 [k, d], for a part `rows` [n, d] of the rows of `rank`, by default
@@ -173,6 +244,7 @@ class Worker:
         [k, d + 1]."""
         return self._core.sketch_sums(step, layer, side, first_row, rows, ones, rank)
 
+    @_names_arguments
     def send_statistics(self, step: int, layer: int, a: np.ndarray, g: np.ndarray, samples: int) -> None:
         """Sends the statistics of one layer at a statistic step. The arrays are copied before this returns. flush()
         raises what the server refuses later.
@@ -191,10 +263,12 @@ class Worker:
         """
         self._core.send_statistics(step, layer, a, g, samples)
 
+    @_names_arguments
     def abstain_statistics(self, step: int, layer: int) -> None:
         """Takes part in a statistic step without statistics (skipped AMP step, unused layer)."""
         self._core.abstain_statistics(step, layer)
 
+    @_names_arguments
     def precondition(self, step: int, layer: int, gradient: np.ndarray, samples: int,
                      out: Optional[np.ndarray] = None) -> Future:
         """Sends a gradient and returns the future of the preconditioned one.
@@ -215,6 +289,7 @@ class Worker:
         """
         return Future(self._core.precondition(step, layer, gradient, out, samples))
 
+    @_names_arguments
     def precondition_parts(self, step: int, layer: int, parts: Sequence[Tuple[int, int, int, int, bool]], gradient: np.ndarray,
                            out: np.ndarray) -> Future:
         """Sends this rank's parts of the averaged gradient in exchange "SHARDED", and returns the future of their
@@ -230,6 +305,7 @@ class Worker:
         """
         return Future(self._core.precondition_parts(step, layer, parts, gradient, out))
 
+    @_names_arguments
     def precondition_on_device(self, step: int, layer: int, gradient: Any, samples: int, *, device: int = 0,
                                stream: int = 0) -> Future:
         """Does what precondition does for a matrix in the memory of a CUDA device, and replaces it by the answer.
@@ -255,6 +331,7 @@ class Worker:
         ("over_socket"), and the "reason" of the last copy."""
         return self._core.device_plane()
 
+    @_names_arguments
     def device_plane_status(self, layer: int, device: int = 0) -> str:
         """Returns "" if the layer's gradients in this device's memory may stay there, or if that is not known yet;
         otherwise the reason why they go through the host while the connection to the shard lasts. Raises NotFoundError
@@ -266,11 +343,13 @@ class Worker:
         "COLLECTIVE") the reason why gradients of at least one shard go over gRPC until the next epoch."""
         return self._core.data_plane_status()
 
+    @_names_arguments
     def abstain_gradient(self, step: int, layer: int) -> Future:
         """Abstains from the step's gradient, so that every rank's answer is "SKIP". Returns the future of the
         answer."""
         return Future(self._core.abstain_gradient(step, layer))
 
+    @_names_arguments
     def factors_checksum(self, layer: int) -> int:
         """Returns a checksum of the layer's factors in REPLAY and PULL_FACTORS, which is equal on ranks whose factors
         are bitwise equal.
@@ -284,6 +363,7 @@ class Worker:
         """
         return self._core.factors_checksum(layer)
 
+    @_names_arguments
     def read_factors(self, layer: int) -> bytes:
         """Reads a layer's factors from its server, for Client.restore_session.
 
@@ -303,6 +383,7 @@ class Worker:
         flush."""
         self._core.flush()
 
+    @_names_arguments
     def report_step(self, step: int, loss: float, samples: int, learning_rate: float, finite: bool = True) -> StepDirective:
         """Reports a finished step, in order of steps, and waits until the next one may start.
 
@@ -327,7 +408,9 @@ class Worker:
         return self._core.traffic()
 
     def leave(self) -> None:
-        """Gives the rank back to the coordinator. Call flush() before and close() after it."""
+        """Gives the rank back to the coordinator. Call flush() before and close() after it. Raises UnavailableError if the
+        coordinator does not answer; at once if it was a LocalServer that has ended."""
+        _expect_running(self._coordinator, f"session {self.spec.name}")
         self._core.leave()
 
     def close(self) -> None:
@@ -374,7 +457,7 @@ class Session:
         return self._client.join(self.name, rank, first_step, incarnation)
 
     def close(self) -> bool:
-        """Ends the session for all ranks and frees its factors on the servers. Returns False if it did not exist."""
+        """Does what Client.close_session does for this session."""
         return self._client.close_session(self.name)
 
 
@@ -392,7 +475,7 @@ class Client:
         join_timeout: Seconds until all ranks have joined.
         lease_timeout: Seconds that a step waits for the coordinator at the end of the lease.
         plane_device: CUDA device of this client's worker in NCCL communicators (docs/collective.md).
-        security: Files for all connections, also those to shards.
+        security: Files for all connections, also those to shards. None: no files.
         traceparent: W3C Trace Context that the client sends (docs/monitoring.md). Empty: the client begins its own
             trace.
 
@@ -401,14 +484,20 @@ class Client:
         FailedPreconditionError: The server is a shard and not a coordinator, or is of an incompatible release.
         UnimplementedError: The process at the address is no Precondor server, or one of another version.
         UnauthenticatedError, PermissionDeniedError: The server does not know this client, or gives it another role.
+        InvalidArgumentError: An argument has another type, or a time is negative or no number.
+        NotFoundError: A file of `security` cannot be read.
     """
 
     def __init__(self, address: str, *, connect_timeout: float = 10.0, rpc_timeout: float = 30.0,
                  result_timeout: float = 120.0, join_timeout: float = 120.0, lease_timeout: float = 600.0,
-                 plane_device: int = 0, security: Security = Security(), traceparent: str = "") -> None:
-        self._core = _core.Client(address, connect_timeout, rpc_timeout, result_timeout, join_timeout, lease_timeout,
-                                  plane_device, security.tls_ca, security.tls_cert, security.tls_key, security.token_file,
-                                  traceparent)
+                 plane_device: int = 0, security: Optional[Security] = None, traceparent: str = "") -> None:
+        self._address = check_text("address", address)
+        timeouts = {"connect_timeout": connect_timeout, "rpc_timeout": rpc_timeout, "result_timeout": result_timeout,
+                    "join_timeout": join_timeout, "lease_timeout": lease_timeout}
+        files = security_of(security)
+        self._core = _core.Client(address, *(check_number(what, seconds, 0.0) for what, seconds in timeouts.items()),
+                                  check_whole("plane_device", plane_device, 0, (1 << 31) - 1), files.tls_ca, files.tls_cert,
+                                  files.tls_key, files.token_file, check_text("traceparent", traceparent))
         _open.add(self)
         self._core.wait_for_server()
 
@@ -422,7 +511,8 @@ class Client:
                 message names.
             UnimplementedError, ResourceExhaustedError: The servers do not support it, or have no room.
         """
-        return Session(self, spec.name, self._core.open_session(_session.to_dict(spec)))
+        fields = _session.to_dict(spec)
+        return Session(self, spec.name, self._core.open_session(fields))
 
     def restore_session(self, spec: SessionSpec, step: int, factors: Sequence[bytes]) -> Session:
         """Opens a session that begins with `step` and with the factors that Worker.read_factors returned for each layer.
@@ -438,13 +528,20 @@ class Client:
         self._core.restore_session(_session.to_dict(spec), step, list(factors))
         return Session(self, spec.name, True)
 
+    @_names_arguments
     def join(self, session: str, rank: int = 0, first_step: int = 0, incarnation: int = 0) -> Worker:
         """Does what Session.join does, for a session that another process has opened. The worker may outlive the
         client."""
-        return Worker(self._core.join(session, rank, incarnation, first_step))
+        return Worker(self._core.join(session, rank, incarnation, first_step), self._address)
 
+    @_names_arguments
     def close_session(self, name: str) -> bool:
-        """Ends the session for all ranks and frees its factors on the servers. Returns False if it did not exist."""
+        """Ends the session for all ranks and frees its factors on the servers. Returns False if it did not exist.
+
+        Raises:
+            UnavailableError: No server answers within rpc_timeout; at once if the server was a LocalServer that has ended.
+        """
+        _expect_running(self._address, f"session {name}")
         return self._core.close_session(name)
 
     def close(self) -> None:
@@ -458,6 +555,7 @@ class Client:
         self.close()
 
 
+@_names_arguments
 def compute_statistics(spec: SessionSpec, rows: np.ndarray, *, step: int, layer: int, side: str, rank: int = 0,
                        row_scale: float = 1.0) -> np.ndarray:
     """Computes one side's statistics of one rank's rows, for Worker.send_statistics. A pure function;
@@ -483,6 +581,7 @@ def compute_statistics(spec: SessionSpec, rows: np.ndarray, *, step: int, layer:
     return _core.compute_statistics(_session.to_dict(spec), rank, step, layer, side, rows, row_scale)
 
 
+@_names_arguments
 def kl_clip_scale(inner_products: Union[Sequence[float], np.ndarray], learning_rate: float, clip: float) -> float:
     """Returns the factor by which scaling KL_CLIP (a method option) multiplies all PRECONDITIONED answers of a step:
     min(1, sqrt(clip / (learning_rate^2 |sum of inner products|))); 1 if the sum is 0, 0 if it is not a number."""

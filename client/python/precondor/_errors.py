@@ -3,6 +3,14 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any, Optional
+
+_MOST_SHOWN = 120  # characters of a value in a message
+_MOST_WHOLE = (1 << 64) - 1
+
 
 class PrecondorError(Exception):
     """A call that failed. `str(error)` has the message and the advice.
@@ -27,16 +35,16 @@ class InvalidArgumentError(PrecondorError, ValueError):
 
 
 class NotFoundError(PrecondorError, LookupError):
-    """No such session, layer or rank."""
+    """No such session, layer or rank; or a file of `security` that cannot be read."""
 
 
 class FailedPreconditionError(PrecondorError):
-    """The call is not possible in this state: another description of the session, a step too early, or a closed
-    object."""
+    """The call is not possible in this state: another description of the session, a step too early, another process
+    that has the rank, or a closed object."""
 
 
 class AbortedError(PrecondorError):
-    """The job rolled back to an earlier step, or another process has the rank."""
+    """The job rolled back to an earlier step, or another rank failed."""
 
 
 class ResourceExhaustedError(PrecondorError):
@@ -132,3 +140,59 @@ def fork_error(owner: int, here: int) -> ForkError:
         "FAILED_PRECONDITION", "UNSPECIFIED",
         "Use precondor in the parent alone, start the child with multiprocessing's 'spawn' or 'forkserver', or make the "
         "first client of the parent after forking")
+
+
+# --- arguments of the package's own functions --------------------------------------------------------------------------
+
+
+def invalid(what: str, expected: str, value: Any, advice: str = "") -> InvalidArgumentError:
+    """Returns the exception for argument `what`, for which a user gave `value`."""
+    text = repr(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        text = f"{type(value).__name__} of {value.dtype}, of shape {list(value.shape)}"
+    elif len(text) > _MOST_SHOWN:
+        text = f"{type(value).__name__} {text[:_MOST_SHOWN]}..."
+    return InvalidArgumentError(f"{what}: expected {expected}, got {text}", "INVALID_ARGUMENT", "UNSPECIFIED", advice)
+
+
+def check_mapping(what: str, value: Optional[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Returns `value`, {} for None. Raises InvalidArgumentError if it is no mapping from texts."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise invalid(what, "a dict", value)
+    for key in value:
+        if not isinstance(key, str):
+            raise invalid(what, "a dict with keys of type str", key)
+    return value
+
+
+def check_number(what: str, value: Any, least: float = -math.inf, below: Optional[float] = None) -> float:
+    """Returns `value` as a float. Raises InvalidArgumentError unless it is a number; with `least`, of at least that and not NaN;
+    and with `below` less than that, which may be infinity."""
+    try:
+        number = None if isinstance(value, (str, bytes, bool)) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        number = None
+    if number is not None and (least == -math.inf or number >= least) and (below is None or number < below):
+        return number
+    expected = "a finite number" if below == math.inf else "a number"
+    expected += "" if least == -math.inf else f" of at least {least:g}"
+    raise invalid(what, expected if below in (None, math.inf) else f"{expected} and below {below:g}", value)
+
+
+def check_whole(what: str, value: Any, least: int = 0, most: int = _MOST_WHOLE) -> int:
+    """Returns `value` as an int. Raises InvalidArgumentError unless it is a whole number of least ... most."""
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if not least <= number <= most:
+        raise invalid(what, f"a whole number of {least} ... {most}", value)
+    return number
+
+
+def check_text(what: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise invalid(what, "a str", value)
+    return value

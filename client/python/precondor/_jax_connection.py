@@ -10,13 +10,14 @@ import socket
 import threading
 import uuid
 import warnings
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
 from . import server
-from ._client import Client, Future, Security, Worker
-from ._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError
+from ._client import Client, Future, Security, Worker, security_of
+from ._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, check_text, invalid
 from ._jax_group import Group
 from ._session import Layer, SessionSpec
 
@@ -24,16 +25,20 @@ from ._session import Layer, SessionSpec
 class Connection:
     """Opened by the first `update`. Thread-safe: callbacks run on threads of JAX, one a rank."""
 
-    def __init__(self, address: str, session: str, group: Group, factors: Sequence[np.ndarray], security: Security,
+    def __init__(self, address: str, session: str, group: Group, factors: Sequence[np.ndarray], security: Optional[Security],
                  timeouts: Mapping[str, float]) -> None:
-        self.name = session
+        check_text("address", address)
+        self.name = check_text("session", session)
+        if isinstance(factors, (str, bytes)) or not isinstance(factors, (Sequence, np.ndarray)):
+            raise invalid("factors", "the result of read_factors()", factors)
         self.group = group
         self.spec: Optional[SessionSpec] = None
         self._is_new_name = not session
         self._factors = factors
-        self._address, self._security, self._timeouts = address, security, dict(timeouts)
+        self._address, self._security, self._timeouts = address, security_of(security), dict(timeouts)
         self._lock = threading.Lock()
         self._client: Optional[Client] = None
+        self._server_address = ""
         self._created = False
         self._restored_step: Optional[int] = None
         self._next_step = 0
@@ -75,6 +80,7 @@ class Connection:
         if self._address == "local" and host != socket.gethostname():
             raise InvalidArgumentError(f'address: expected processes on one host with "local", got {host} and {socket.gethostname()}',
                                        "INVALID_ARGUMENT", advice="Start precondor-server on one of them, and give its host:port")
+        self._server_address = address
         self._client = Client(address, security=self._security, **self._timeouts)
         return ""
 
@@ -163,7 +169,9 @@ class Connection:
         if was_closed or self._client is None:
             return
         try:
-            if end_session or self._is_new_name:  # the first process ends it for all
+            if server.has_ended(self._server_address):  # and the session with it
+                pass
+            elif end_session or self._is_new_name:  # the first process ends it for all
                 if self.group.is_first_process:
                     self._client.close_session(self.name)
             else:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import io_callback, multihost_utils
 from jax.sharding import Mesh, PartitionSpec
 
-from ._errors import InvalidArgumentError, PrecondorError, UnimplementedError
+from ._errors import InvalidArgumentError, PrecondorError, UnimplementedError, invalid
 
 _MOST_BYTES = 2048
 _MOST_CPU_BYTES = 65536  # JAX copies arrays of this size at once
@@ -28,6 +28,8 @@ class Group:
     process is the only rank."""
 
     def __init__(self, mesh: Optional[Mesh]) -> None:
+        if mesh is not None and not isinstance(mesh, Mesh):
+            raise invalid("mesh", "a jax.sharding.Mesh", mesh)
         self.size = 1 if mesh is None else int(mesh.size)
         self._processes = 1 if mesh is None else len({device.process_index for device in mesh.devices.flat})
         self._mesh = mesh if self.size > 1 else None

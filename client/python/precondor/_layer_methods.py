@@ -6,22 +6,18 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from ._errors import InvalidArgumentError
-from ._session import METHODS, Layer, LayerMethod, Method, traits_of
+from ._errors import InvalidArgumentError, check_text
+from ._session import METHODS, Layer, LayerMethod, Method, as_method, traits_of
 
 
-def as_method(method: Union[Method, str]) -> Method:
-    return Method(method) if isinstance(method, str) else method
-
-
-def statistics_of(method: Method, statistics: str) -> str:
+def statistics_of(method: Method, statistics: str, what: str = "method") -> str:
     """Returns `statistics`, or the method's default if that is empty."""
-    return statistics or traits_of(method).default_statistics
+    return statistics or traits_of(method, what).default_statistics
 
 
 def expect_whole_updates(what: str, method: Method) -> None:
     """Raises InvalidArgumentError for a method whose answers are not whole updates, or that takes statistics."""
-    if traits_of(method).whole_updates:
+    if method.name in METHODS and METHODS[method.name].whole_updates:
         return
     whole = ", ".join(name for name, traits in METHODS.items() if traits.whole_updates)
     raise InvalidArgumentError(f"{what}: expected one of {whole}, which take no statistics, got {method.name}", "INVALID_ARGUMENT")
@@ -29,7 +25,7 @@ def expect_whole_updates(what: str, method: Method) -> None:
 
 def compile_pattern(what: str, pattern: str) -> "re.Pattern[str]":
     try:
-        return re.compile(pattern)
+        return re.compile(check_text(what, pattern))
     except re.error as error:
         raise InvalidArgumentError(f"{what}: expected a regular expression, got {pattern!r}: {error}",
                                    "INVALID_ARGUMENT") from None
@@ -48,6 +44,11 @@ def by_pattern(layers: Sequence[Optional[Layer]], methods: Mapping[str, Union[Me
                                        f"{[layer.name for layer in layers if layer is not None]}", "INVALID_ARGUMENT")
         taken = {place for others in places.values() for place in others}
         places[pattern] = [place for place in found if place not in taken]
-    return tuple(
-        LayerMethod(as_method(methods[pattern]), tuple(found), statistics_of(as_method(methods[pattern]), statistics))
-        for pattern, found in places.items() if found)
+    made: List[LayerMethod] = []
+    for pattern, found in places.items():
+        what = f"layer_methods: {pattern!r}"
+        method = as_method(methods[pattern], what)
+        of_method = statistics_of(method, statistics, what)
+        if found:
+            made.append(LayerMethod(method, tuple(found), of_method))
+    return tuple(made)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Mapping, Sequence, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Dict, Union
 
 import numpy as np
 
 from . import _core
-from ._errors import InvalidArgumentError
+from ._errors import InvalidArgumentError, check_mapping, check_text, invalid
 
 # Methods by name, in the order of the C++ library.
 METHODS: Dict[str, _core.MethodTraits] = {traits.name: traits for traits in _core.known_methods()}
@@ -99,31 +100,56 @@ class SessionSpec:
     data_plane: str = "GRPC"
 
 
-def traits_of(method: Union[Method, str]) -> _core.MethodTraits:
-    """Returns the traits of a method, which do not depend on its options. Raises InvalidArgumentError for an unknown
-    name."""
-    name = method if isinstance(method, str) else method.name
+def as_method(method: Union[Method, str], what: str = "method") -> Method:
+    """Returns the method that argument `what` names. Raises InvalidArgumentError if it is neither a name nor a Method."""
+    if isinstance(method, str):
+        return Method(method)
+    if not isinstance(method, Method):
+        raise invalid(what, "a name or a precondor.Method", method)
+    if not isinstance(method.options, Mapping):
+        raise invalid(f"{what}.options", "a dict", method.options)
+    check_text(f"{what}.name", method.name)
+    return method
+
+
+def traits_of(method: Union[Method, str], what: str = "method") -> _core.MethodTraits:
+    """Returns the traits of the method that argument `what` names; they do not depend on its options. Raises
+    InvalidArgumentError for an unknown name."""
+    name = as_method(method, what).name
     if name not in METHODS:
-        raise InvalidArgumentError(f"method: expected one of {', '.join(METHODS)}, got {name!r}", "INVALID_ARGUMENT")
+        raise InvalidArgumentError(f"{what}: expected one of {', '.join(METHODS)}, got {name!r}", "INVALID_ARGUMENT")
     return METHODS[name]
 
 
-def _method_dict(method: Union[Method, str]) -> Dict[str, Any]:
-    if isinstance(method, str):
-        method = Method(method)
+def _method_dict(method: Union[Method, str], what: str = "method") -> Dict[str, Any]:
+    method = as_method(method, what)
     options = {name: value.item() if isinstance(value, np.generic) else value for name, value in method.options.items()}
     return {"name": method.name, "options": options}
 
 
+def _items(what: str, values: Sequence[Any], kind: type) -> Sequence[Any]:
+    """Returns `values`. Raises InvalidArgumentError unless it is a sequence of instances of `kind`."""
+    expected = f"a sequence of precondor.{kind.__name__}"
+    if isinstance(values, (str, Mapping)) or not hasattr(values, "__iter__"):
+        raise invalid(what, expected, values)
+    values = list(values)
+    for place, value in enumerate(values):
+        if not isinstance(value, kind):
+            raise invalid(f"{what}[{place}]", f"a precondor.{kind.__name__}", value)
+    return values
+
+
 def to_dict(spec: SessionSpec) -> Dict[str, Any]:
-    """Converts a description to the form that _core takes."""
+    """Converts a description to the form that _core takes. Raises InvalidArgumentError for a field of another type."""
+    if not isinstance(spec, SessionSpec):
+        raise invalid("spec", "a precondor.SessionSpec", spec)
     fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
-    fields["layers"] = [{**dataclasses.asdict(layer), "shape": list(layer.shape)} for layer in spec.layers]
+    fields["layers"] = [{**dataclasses.asdict(layer), "shape": list(layer.shape)} for layer in _items("layers", spec.layers, Layer)]
     fields["method"] = _method_dict(spec.method)
-    fields["fallback"] = dict(spec.fallback)
+    fields["fallback"] = dict(check_mapping("fallback", spec.fallback))
     fields["layer_methods"] = [
-        {"method": _method_dict(one.method), "statistics": one.statistics, "layers": list(one.layers)}
-        for one in spec.layer_methods
+        {"method": _method_dict(one.method, f"layer_methods[{place}].method"), "statistics": one.statistics, "layers": list(one.layers)}
+        for place, one in enumerate(_items("layer_methods", spec.layer_methods, LayerMethod))
     ]
     return fields
 

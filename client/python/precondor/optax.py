@@ -20,8 +20,9 @@ from ._client import Security
 from ._jax_connection import Connection
 from ._jax_layers import Split
 from ._jax_group import Group
-from ._layer_methods import as_method, by_pattern, expect_whole_updates
-from ._session import Method, SessionSpec
+from ._errors import check_mapping
+from ._layer_methods import by_pattern, expect_whole_updates
+from ._session import Method, SessionSpec, as_method
 
 __all__ = ["PrecondorState", "Transformation", "kron", "scale_by_precondor"]
 
@@ -75,7 +76,7 @@ class Transformation(optax.GradientTransformationExtraArgs):
 def scale_by_precondor(address: str = "local", *, session: str = "", method: Union[Method, str] = _SOAP,
                        layer_methods: Optional[Mapping[str, Union[Method, str]]] = None, scanned_layers: Any = None,
                        mesh: Optional[Mesh] = None, b1: float = 0.95, b2: float = 0.95, seed: int = 0, on_shard_loss: str = "WAIT",
-                       factors: Sequence[np.ndarray] = (), security: Security = Security(), **timeouts: float) -> Transformation:
+                       factors: Sequence[np.ndarray] = (), security: Optional[Security] = None, **timeouts: float) -> Transformation:
     """Turns gradients into updates: by the servers for arrays with two or more dimensions, by Adam for all others.
 
     Chain it with weight decay and the learning rate, and with nothing that normalizes again::
@@ -111,10 +112,9 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
     `update` also raises the errors of precondor.Client and open_session. A failure in a running step raises JAX's own
     error, which contains Precondor's message.
     """
-    methods = {"method": as_method(method), **{f"layer_methods: {pattern!r}": as_method(one)
-                                               for pattern, one in (layer_methods or {}).items()}}
-    for what, one in methods.items():
-        expect_whole_updates(what, one)
+    layer_methods = check_mapping("layer_methods", layer_methods)
+    for what, one in (("method", method), *((f"layer_methods: {pattern!r}", one) for pattern, one in layer_methods.items())):
+        expect_whole_updates(what, as_method(one, what))
     group = Group(mesh)
     connection = Connection(address, session, group, factors, security, timeouts)
     adam = optax.scale_by_adam(b1, b2)
@@ -130,7 +130,7 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
         layers = split.layers()
         connection.open(SessionSpec("", layers, as_method(method), world_size=group.size, seed=seed, on_shard_loss=on_shard_loss,
                                     exchange="SHARDED" if group.size > 1 else "DIRECT",
-                                    layer_methods=by_pattern(layers, layer_methods or {}, "")))
+                                    layer_methods=by_pattern(layers, layer_methods, "")))
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in split.leaves]))
         # The state orders the calls: each one's step is the result of the call before it.
         step, usable, answers = group.call(connection.exchange, (state.step, value, finite), split.stacks())
@@ -149,7 +149,7 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
 
 
 def kron(learning_rate: Union[float, Callable[[Any], Any]] = 0.0003, *, address: str = "local", session: str = "",
-         mesh: Optional[Mesh] = None, factors: Sequence[np.ndarray] = (), security: Security = Security(), weight_decay: float = 0.0,
+         mesh: Optional[Mesh] = None, factors: Sequence[np.ndarray] = (), security: Optional[Security] = None, weight_decay: float = 0.0,
          weight_decay_mask: Any = None, **arguments: Any) -> Transformation:
     """Makes PSGD Kron as distributed_kron's `kron` does, of whose arguments the servers take over.
 

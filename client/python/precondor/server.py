@@ -8,17 +8,23 @@ import atexit
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
 import weakref
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence
 
 from . import _programs
-from ._errors import UnavailableError
+from ._errors import InvalidArgumentError, UnavailableError, check_number, invalid
 
 _MOST_SOCKET_PATH = 100  # bytes; Linux accepts 107
 _POLL_S = 0.01
+_CONNECT_S = 1.0
+_REASON_S = 5.0
+_REASON_LINES = 5
+_BAD_OPTION = 2  # exit status of precondor-server
+_OWN_OPTIONS = ("listen", "port-file", "exit-with-pid", "role")
 
 
 # Open servers. They end with the interpreter, after modules imported later, which may use them.
@@ -45,20 +51,24 @@ class LocalServer:
 
         Args:
             arguments: Further options of precondor-server, such as "--memory-limit=32GiB"; `python -m precondor.server
-                --help` lists them.
+                --help` lists them. Those of address and role are the LocalServer's own.
             timeout: Seconds to wait.
 
         Raises:
             UnavailableError: This installation has no server, or the server does not start.
+            InvalidArgumentError: The server does not know an option or its value, or the option is the LocalServer's own.
         """
+        arguments = _checked(arguments)
+        check_number("timeout", timeout, 0.0)
         program = _programs.path_of("precondor-server")
         _remove_left()
         self._pid = os.getpid()
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix=_prefix(self._pid), dir=_base()))
         ready = self._folder / "address"
+        command = [program, f"--listen=unix:{self._folder / 'socket'}", f"--port-file={ready}", f"--exit-with-pid={self._pid}",
+                   "--log-level=warning", *arguments]
         self._process = subprocess.Popen(
-            [program, f"--listen=unix:{self._folder / 'socket'}", f"--port-file={ready}", f"--exit-with-pid={self._pid}",
-             "--log-level=warning", *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             start_new_session=True)  # Ctrl-C at the terminal is meant for the training process
         _open.add(self)
@@ -68,8 +78,12 @@ class LocalServer:
             if status is None and time.monotonic() < end:
                 time.sleep(_POLL_S)
                 continue
+            reason = "" if status is None else _reason_of(command)
             self.close()
-            came = "nothing" if status is None else f"its end with status {status}, see its log"
+            if status == _BAD_OPTION:
+                raise InvalidArgumentError(f"arguments: expected options of precondor-server, got {arguments}: {reason}",
+                                           "INVALID_ARGUMENT")
+            came = "nothing" if status is None else f"its end with status {status}: {reason}"
             raise UnavailableError(f"precondor-server: expected it to take calls within {timeout:g} s, got {came}",
                                    "UNAVAILABLE")
 
@@ -116,6 +130,48 @@ def shared() -> LocalServer:
     if _shared is None or not _shared.running():
         _shared = LocalServer()
     return _shared
+
+
+def has_ended(address: str) -> bool:
+    """Returns whether `address` is that of a LocalServer, of this or another process of the user, that has ended. No other
+    server takes its place."""
+    path = pathlib.Path(address[len("unix:"):])
+    if not address.startswith("unix:") or path.name != "socket" or not path.parent.name.startswith(f"precondor-{os.getuid()}-"):
+        return False
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_CONNECT_S)
+        try:
+            connection.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def _checked(arguments: Sequence[str]) -> List[str]:
+    """Returns the options. Raises InvalidArgumentError for a text, which is no sequence of options, and for options that a
+    LocalServer sets itself."""
+    if isinstance(arguments, str) or not isinstance(arguments, Sequence) or not all(isinstance(one, str) for one in arguments):
+        raise invalid("arguments", "a sequence of str, one for each option", arguments,
+                      f"Write [{arguments!r}]" if isinstance(arguments, str) else "")
+    for one in arguments:
+        name = one.lstrip("-").split("=")[0].replace("_", "-")
+        if name in _OWN_OPTIONS:
+            raise invalid("arguments", f"no option --{name}, which LocalServer sets itself", one,
+                          "Start precondor-server yourself for another address or role")
+    return list(arguments)
+
+
+def _reason_of(command: Sequence[str]) -> str:
+    """Returns the last lines that the server writes to standard error when it does not start: it is started again, because the
+    first start wrote them to this process's standard error."""
+    try:
+        again = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                               errors="replace", start_new_session=True, timeout=_REASON_S, check=False)
+    except subprocess.TimeoutExpired:
+        return "see its standard error"
+    return " | ".join(again.stderr.strip().splitlines()[-_REASON_LINES:]) or "it wrote no reason"
 
 
 def _base() -> str:

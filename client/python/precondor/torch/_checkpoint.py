@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
-from typing import Any, Dict, Mapping, Optional, Sequence
+from collections.abc import Mapping
+from typing import Any, Dict, Optional, Sequence, Union
 
 import torch
 
 from .._client import Client, Security, Worker
-from .._errors import FailedPreconditionError, InvalidArgumentError
+from .. import _programs
+from .._errors import FailedPreconditionError, InvalidArgumentError, UnavailableError, invalid
 from .._session import SessionSpec
 from ._exchange import methods_of
 from ._group import Group
@@ -29,6 +32,8 @@ def check_state(state: Mapping[str, Any], spec: SessionSpec, worker: Optional[Wo
     session, or has factors for a session of these layers and methods."""
     if worker is not None:
         raise FailedPreconditionError("load_state_dict: call it before the first forward pass", "FAILED_PRECONDITION")
+    if not isinstance(state, Mapping):
+        raise invalid("state", "the result of state_dict()", state)
     if state.get("format") != _FORMAT:
         raise InvalidArgumentError(f"state: expected one of state_dict, of format {_FORMAT}, got format {state.get('format')}",
                                    "INVALID_ARGUMENT")
@@ -97,10 +102,10 @@ def _to_tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-def restore_snapshot(state: Mapping[str, Any], paths: Sequence[str], address: str, security: Security, precondorctl: str,
-                     world_size: int) -> None:
+def restore_snapshot(state: Mapping[str, Any], paths: Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]],
+                     address: str, security: Security, precondorctl: str, world_size: int) -> None:
     """Makes the servers restore the state's snapshot from copies of its files, for a job of `world_size` ranks. Servers
-    with an access file require the role of an operator.
+    with an access file require the role of an operator. A precondorctl of "" is the package's, or that of the PATH.
 
     Raises:
         InvalidArgumentError: The state has no snapshot, or precondorctl cannot be run.
@@ -109,6 +114,13 @@ def restore_snapshot(state: Mapping[str, Any], paths: Sequence[str], address: st
     if not state["snapshot_id"]:
         raise InvalidArgumentError(f"state: no snapshot goes with step {state['step']}", "INVALID_ARGUMENT", "UNSPECIFIED",
                                    "Save checkpoints when checkpoint_due")
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
+    if not precondorctl:
+        try:
+            precondorctl = _programs.path_of("precondorctl")
+        except UnavailableError:
+            precondorctl = "precondorctl"
     files = [f"--{field.replace('_', '-')}={path}" for field, path in dataclasses.asdict(security).items() if path]
     command = [str(precondorctl), f"--server={address}", *files, "snapshot", "restore", state["session"], "--replace",
                f"--snapshot={state['snapshot_id']}", f"--world-size={world_size}", *(f"--snapshot-path={path}" for path in paths)]

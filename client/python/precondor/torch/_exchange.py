@@ -368,6 +368,29 @@ def scale_of(clips: Mapping[int, float], answers: Mapping[int, Answer], rate: Op
     return kl_clip_scale([answers[place].inner_product for place in clipped], rate, clips[clipped[0]])
 
 
+@torch.no_grad()
+def store(slots: Sequence[Slot], answers: Mapping[int, Answer], clips: Mapping[int, float], scale: float,
+          shards: Union[Shards, Parts, None]) -> None:
+    """Writes a step's answers to the gradients. `scale` is that of the layers in `clips`."""
+    for slot in slots:
+        value, slot.value = slot.value, None
+        answer = answers.get(slot.place)
+        if answer is None:
+            continue
+        if answer.decision == "SKIP":
+            for parameter in slot.matrix.parameters():
+                parameter.grad = None
+            continue
+        factor = scale if slot.place in clips and answer.decision == "PRECONDITIONED" else 1.0
+        if shards is not None:
+            shards.store(slot.place, factor)
+            continue
+        if factor != 1.0:
+            value.mul_(factor)
+        if slot.matrix.has_gradient() and value is slot.buffer:  # without one, the answer is for other ranks
+            slot.matrix.store(slot.group, slot.parts)
+
+
 def slots_of(matrices: Sequence[Matrix]) -> List[Slot]:
     slots: List[Slot] = []
     for matrix in matrices:

@@ -10,9 +10,9 @@ from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, 
 import torch
 from torch import nn
 
-from .._errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError
-from .._layer_methods import as_method, by_pattern, compile_pattern, expect_whole_updates
-from .._session import Layer, LayerMethod, Method
+from .._errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError, invalid
+from .._layer_methods import by_pattern, compile_pattern, expect_whole_updates
+from .._session import Layer, LayerMethod, Method, as_method
 
 # (rows of the input without the 1 of a bias, rows of the output's gradient), both [n, d], of one group.
 Rows = Tuple[torch.Tensor, torch.Tensor]
@@ -287,9 +287,12 @@ class Choice:
                                        "INVALID_ARGUMENT", "UNSPECIFIED", f"Write [{self.skip!r}]")
         for pattern in self.skip:
             compile_pattern("skip", pattern)
+        for kind in self.skip_types if isinstance(self.skip_types, (list, tuple, set, frozenset)) else (self.skip_types,):
+            if not isinstance(kind, type):
+                raise invalid("skip_types", "classes of modules", kind)
         for pattern, method in self.parameter_methods.items():
             compile_pattern("parameter_methods", pattern)
-            expect_whole_updates(f"parameter_methods: {pattern!r}", as_method(method))
+            expect_whole_updates(f"parameter_methods: {pattern!r}", as_method(method, f"parameter_methods: {pattern!r}"))
         for what in ("embeddings", "experts"):
             if getattr(self, what) is not None:
                 expect_whole_updates(what, getattr(self, what))
@@ -314,6 +317,17 @@ class Choice:
         if not self.min_dim <= sides[1] <= self.max_dim:
             return f"its longer side of {sides[1]} is not in [{self.min_dim}, {self.max_dim}]"
         return ""
+
+
+def _refuse_unmatched(model: nn.Module, skip: Sequence[str]) -> None:
+    """Raises InvalidArgumentError for a pattern that no module matches which has parameters, or has no modules in it."""
+    names = [plain_name(name) for name, module in model.named_modules()
+             if module._parameters or next(module.children(), None) is None]
+    for pattern in skip:
+        if not any(re.fullmatch(pattern, name) for name in names):
+            raise InvalidArgumentError(f"skip: no module with parameters of its own has a whole name that {pattern!r} matches; there are "
+                                       f"{names}", "INVALID_ARGUMENT", "UNSPECIFIED",
+                                       "For the modules inside another, write its name and \\..*")
 
 
 def plain_name(name: str) -> str:
@@ -443,6 +457,7 @@ def _matrix_of(choice: Choice, name: str, module: nn.Module, weight: nn.Paramete
 
 def choose(model: nn.Module, choice: Choice) -> Chosen:
     """Chooses the layers of a model, in the order of its modules."""
+    _refuse_unmatched(model, choice.skip)
     names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     uses = _uses(model)
     chosen = Chosen([], {}, {})

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
 
-from .._errors import InvalidArgumentError, UnimplementedError
-from ._layers import only_of_embeddings
+from .._errors import InvalidArgumentError, UnimplementedError, check_number, invalid
+from ._hooks import is_tracing
+from ._layers import has_gradient, only_of_embeddings
+from ._sharded import local
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -20,10 +24,21 @@ class BaseOptimizer(torch.optim.Optimizer):
 
     AdamW is that of torch, with its defaults, but weight_decay is 0.01 for groups that give none. A group's lr_scale
     multiplies its lr, also if a scheduler sets it. Preconditioner.make_optimizer makes one with the groups of a model.
+
+    Raises:
+        InvalidArgumentError: An option is no number, or is out of range.
     """
+
+    _before_update: Optional[Callable[[], None]] = None  # not part of copies
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.01) -> None:
+        for what, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            check_number(what, value, 0.0, math.inf)
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise invalid("betas", "two numbers", betas)
+        for place, beta in enumerate(betas):
+            check_number(f"betas[{place}]", beta, 0.0, 1.0)
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, plain=False, lr_scale=1.0))
 
     @torch.no_grad()
@@ -33,6 +48,8 @@ class BaseOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._before_update is not None and not is_tracing():
+            self._before_update()
         for group in self.param_groups:
             rate = group["lr"] * group["lr_scale"]
             for p in group["params"]:
@@ -59,6 +76,45 @@ class BaseOptimizer(torch.optim.Optimizer):
         p.addcdiv_(m, root, value=-rate / (1 - beta1**state["step"]))
 
 
+class StepOrder:
+    """Warns, once for each mistake, if steps of the preconditioner and of optimizers do not alternate.
+
+    Attributes:
+        ended: The preconditioner is closed, and makes no more steps.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters  # of the layers
+        self._steps = 0  # of the preconditioner
+        self._lacks_gradients = self._lacks_steps = False  # warned of
+        self.ended = False
+
+    def before_step(self) -> None:
+        """Called at the beginning of Preconditioner.step()."""
+        self._steps += 1
+        if not self._lacks_gradients and any(one.requires_grad for one in self._parameters) and \
+                not any(has_gradient(one) for one in self._parameters):
+            self._lacks_gradients = True
+            _warn_of_order("Preconditioner: step() finds no layer with a gradient")
+
+    def watch(self, optimizer: BaseOptimizer) -> None:
+        """Watches the optimizer's steps. One without gradients, or with zeros, which only makes its state, may be alone."""
+        seen = 0
+
+        def before_update() -> None:
+            nonlocal seen
+            alone, seen = seen == self._steps and not self.ended, self._steps
+            if alone and not self._lacks_steps and any(has_gradient(one) and bool(local(one.grad).any()) for one in self._parameters):
+                self._lacks_steps = True
+                _warn_of_order("optimizer.step(): no Preconditioner.step() since the one before: gradients are not preconditioned")
+
+        optimizer._before_update = before_update
+
+
+def _warn_of_order(what: str) -> None:
+    warnings.warn(f"{what}. The order of a step is loss.backward(), Preconditioner.step(loss), optimizer.step()")
+
+
 def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: float,
               embedding_scale: float) -> List[Dict[str, Any]]:
     """Returns groups of the trainable parameters. Matrices have weight decay; biases and other vectors have none.
@@ -81,6 +137,12 @@ def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: 
     return list(groups.values())
 
 
+def check_optimizer(what: str, optimizer: Any) -> None:
+    """Raises InvalidArgumentError if the argument is no optimizer, and nothing that stands for one."""
+    if isinstance(optimizer, type) or not isinstance(getattr(optimizer, "param_groups", None), (list, tuple)):
+        raise invalid(what, "a torch.optim.Optimizer", optimizer)
+
+
 def attach(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], step: Callable[[Any], None]) -> Any:
     """Makes optimizer.step() call step(loss) first, or after its closure if it has one. Returns a handle with remove().
 
@@ -88,8 +150,9 @@ def attach(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter],
 
     Raises:
         UnimplementedError: torch before 2.0.
-        InvalidArgumentError: LBFGS, or an optimizer that does not train every layer.
+        InvalidArgumentError: No optimizer, LBFGS, or one that does not train every layer.
     """
+    check_optimizer("attach", optimizer)
     if not hasattr(optimizer, "register_step_pre_hook"):
         raise UnimplementedError(f"attach: needs torch 2.0 or later, got {torch.__version__}", "UNIMPLEMENTED", "UNSPECIFIED",
                                  "Call step() before optimizer.step()")

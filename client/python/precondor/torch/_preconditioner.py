@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
+import os
 import time
 import warnings
 import weakref
@@ -13,18 +15,20 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Opti
 import torch
 from torch import nn
 
-from .._client import Client, Security, Session, Worker
-from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnimplementedError, from_status
+from .. import server
+from .._client import Client, Security, Session, Worker, security_of
+from .._errors import (DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, PrecondorError, UnavailableError,
+                       UnimplementedError, check_number, from_status)
 from .._layer_methods import statistics_of
 from .._session import Layer, Method, SessionSpec, traits_of
 from . import _device, _group, _layers, _local, _optimizer, _recipe, _sharded
 from ._amp import optimized, unscale
-from ._arguments import check_options, count_of, number_of, rate_of
+from ._arguments import check_options, check_types, count_of, number_of, rate_of
 from ._attention import Tap
 from ._buckets import rest_of
 from ._checkpoint import add_factors, check_state, has_factors, lacks_factors, make_state, restore_factors, restore_snapshot
 from ._compiled import SUPPORTED, Switch, TappedHook, guard_hooks, is_compiled, original
-from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, scale_of, shards_of, slots_of
+from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, scale_of, shards_of, slots_of, store
 from ._hooks import Hook, after_accumulation, after_forward, right_after_forward
 from ._reporter import Reporter
 from ._result import StepResult
@@ -97,7 +101,7 @@ class Preconditioner:
         result_timeout: float = 120.0,
         join_timeout: float = 120.0,
         lease_timeout: float = 600.0,
-        security: Security = Security(),
+        security: Optional[Security] = None,
         traceparent: str = "",
     ) -> None:
         """Connects, opens the session and puts hooks into the model. Arguments that are not described here are those of
@@ -137,6 +141,10 @@ class Preconditioner:
             UnimplementedError: The model is divided in a way that is not supported (FSDP1, DataParallel).
             InvalidArgumentError: An option is invalid, a pattern matches nothing, or the model has no layer.
         """
+        check_types(model, optimizer, {"address": address, "session": session, "exchange": exchange, "statistics": statistics},
+                    {"min_dim": min_dim, "max_dim": max_dim},
+                    {"layer_methods": layer_methods, "parameter_methods": parameter_methods, "fallback": fallback})
+        security = security_of(security)
         if is_compiled(model) and not SUPPORTED:
             raise UnimplementedError(f"model: is compiled: needs torch 2.4 or later, got {torch.__version__}", "UNIMPLEMENTED")
         _layers.refuse_unknown(model)
@@ -192,6 +200,7 @@ class Preconditioner:
         self._tapped = False  # whether compiled code has called a hook
         self._missed: Optional[PrecondorError] = None  # error of this step
         self._made = False  # whether step() was called since the attached optimizer's last step
+        self._order = _optimizer.StepOrder([parameter for slot in self._slots for parameter in slot.matrix.parameters()])
         self._unwatched = 0  # number of active unwatched() contexts
         self._warned: Set[int] = set()  # indexes of layers
         self._last: Dict[str, float] = {}
@@ -284,8 +293,9 @@ class Preconditioner:
         """
         began = time.monotonic()
         loss, samples = number_of(loss), count_of(samples)
-        self._recipe.check_optimizer()
         self._join()
+        self._recipe.check_optimizer(self._optimizer, self._methods, self._whole_updates)
+        self._order.before_step()
         _layers.check_present(self._model, (slot.matrix for slot in self._slots))
         self._reporter.wait()
         rate = rate_of(learning_rate, self._optimizer, bool(self._clips))
@@ -298,7 +308,7 @@ class Preconditioner:
         self._exchange.collect(self._step, self._pairs if finite else {}, loss_scale)
         answers = self._answers(finite, loss_scale, samples)
         scale = scale_of(self._clips, answers, rate)
-        self._store(answers, scale)
+        store(self._slots, answers, self._clips, scale, self._shards)
         if not finite:
             for parameter in optimized(self._optimizer):
                 parameter.grad = None
@@ -317,16 +327,16 @@ class Preconditioner:
     def param_groups(self, weight_decay: float = 0.01) -> List[Dict[str, Any]]:
         """Returns parameter groups for BaseOptimizer. Layers whose method's answers are whole updates (docs/methods)
         have their own groups. Matrices have weight decay; biases and other vectors have none."""
+        check_number("weight_decay", weight_decay, 0.0, math.inf)
         self._recipe.needs_optimizer = False
-        whole = {parameter for slot in self._slots if traits_of(self._methods[slot.place]).whole_updates
-                 for parameter in slot.matrix.parameters()}
-        return _optimizer.groups_of(self._model, whole, weight_decay, self._recipe.embedding_scale)
+        return _optimizer.groups_of(self._model, self._whole_updates(), weight_decay, self._recipe.embedding_scale)
 
     def make_optimizer(self, lr: float, *, weight_decay: float = 0.01, **options: Any) -> _optimizer.BaseOptimizer:
         """Returns a BaseOptimizer of param_groups(), whose rate step() then uses. Options: betas, eps."""
         options = self._recipe.optimizer_options(options)
-        self._optimizer = _optimizer.BaseOptimizer(self.param_groups(weight_decay), lr, **options)
-        return self._optimizer
+        made = self._optimizer = _optimizer.BaseOptimizer(self.param_groups(weight_decay), lr, **options)
+        self._order.watch(made)
+        return made
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Makes optimizer.step() call step() first, unless it was called since the last one. Only
@@ -404,8 +414,8 @@ class Preconditioner:
         state = make_state(self._spec, self._step, self._snapshot_id(), self.mode)
         return add_factors(state, self._group, self._worker) if factors else state
 
-    def load_state_dict(self, state: Mapping[str, Any], *, snapshot_paths: Sequence[str] = (), exact: bool = True,
-                        precondorctl: str = "precondorctl") -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, exact: bool = True, precondorctl: str = "",
+                        snapshot_paths: Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]] = ()) -> None:
         """Joins at the step of a state_dict(). Call it on every rank, before the first forward pass or step.
 
         Rank 0 first restores the factors from `snapshot_paths`, or, with `exact`, from its state if that has them. Otherwise the
@@ -414,9 +424,9 @@ class Preconditioner:
         Args:
             state: From state_dict().
             snapshot_paths: Data directories of the shards, copies or of stopped servers, with the state's snapshot
-                (`precondorctl snapshot restore`).
+                (`precondorctl snapshot restore`, for which a server with an access file requires the role operator).
             exact: False: continue with the servers' factors, which may be of a later step or missing.
-            precondorctl: The program.
+            precondorctl: The program; "": the package's.
 
         Raises:
             InvalidArgumentError: The state is of other layers, or has no snapshot.
@@ -444,7 +454,7 @@ class Preconditioner:
         With end_session, given by all ranks, the servers free its factors once every rank has called close()."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self._order.ended = True
         self._switch.on = False
         for handle in self._handles:
             handle.remove()
@@ -452,15 +462,20 @@ class Preconditioner:
             tap.leave()
         if self._rest is not None:
             self._rest.end()
+        answers = not (self._is_local and server.has_ended(self._address))  # otherwise the session has ended too
         try:
             if end_session:
-                self._flush()
+                if answers:
+                    self._flush()
                 self._group.gather(None)
-                if self._group.rank == 0:
+                if answers and self._group.rank == 0:
                     self._session.close()
+        except (UnavailableError, DeadlineExceededError):
+            answers = False
+            raise
         finally:
             self._leave()
-            if self._is_local and self._group.size == 1:  # no other process uses the session
+            if answers and self._is_local and self._group.size == 1:  # no other process uses the session
                 with contextlib.suppress(PrecondorError):
                     self._session.close()
             self._client.close()
@@ -494,6 +509,8 @@ class Preconditioner:
             self._handles.append(after_forward(attention, tap.leave))
 
     def _join(self, first_step: int = 0, resumes: bool = False) -> None:
+        if self._closed:
+            raise from_status("FAILED_PRECONDITION", "UNSPECIFIED", f"session {self._spec.name}: this Preconditioner has been closed")
         if self._worker is not None:
             return
         if self._shards is None:  # fully_shard replaces parameters during a forward pass
@@ -657,27 +674,10 @@ class Preconditioner:
         self._group.average_gradients([parameter for parameter in self._model.parameters()
                                        if parameter.requires_grad and id(parameter) not in by_server], samples)
 
-    @torch.no_grad()
-    def _store(self, answers: Mapping[int, Answer], scale: float) -> None:
-        for slot in self._slots:
-            value, slot.value = slot.value, None
-            answer = answers.get(slot.place)
-            if answer is None:
-                continue
-            if answer.decision == "SKIP":
-                for parameter in slot.matrix.parameters():
-                    parameter.grad = None
-                continue
-            factor = scale if slot.place in self._clips and answer.decision == "PRECONDITIONED" else 1.0
-            if self._shards is not None:
-                self._shards.store(slot.place, factor)
-                continue
-            if factor != 1.0:
-                value.mul_(factor)
-            if not slot.matrix.has_gradient():  # the answer is for the gradients of other ranks
-                continue
-            if value is slot.buffer:
-                slot.matrix.store(slot.group, slot.parts)
+    def _whole_updates(self) -> Set[nn.Parameter]:
+        """Returns the parameters of layers whose answers are whole updates."""
+        return {parameter for slot in self._slots if traits_of(self._methods[slot.place]).whole_updates
+                for parameter in slot.matrix.parameters()}
 
     def _leave(self) -> None:
         if self._worker is not None:

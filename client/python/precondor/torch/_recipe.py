@@ -7,12 +7,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from typing import Any, Dict, Mapping, Optional, Union
+from typing import AbstractSet, Any, Callable, Dict, Mapping, Optional, Sequence, Union
 
 import torch
+from torch import nn
 
-from .._layer_methods import as_method
-from .._session import Method, traits_of
+from .._session import Method, as_method, traits_of
 from ._layers import Chosen
 from ._optimizer import BaseOptimizer
 
@@ -25,6 +25,8 @@ _EMBEDDING_SCALE = 4.0
 _SOAP = Method("soap", {"max_factor_dim": 2048})
 # For convolutions, whose eigenbases change faster than a refresh each 10 steps can follow.
 _SOAP_OF_CONVOLUTIONS = Method("soap", {"max_factor_dim": 2048, "refresh_interval": 5})
+# In the names of classes of optimizers that normalize each update. Others, such as SGD, apply it as it is, or are unknown.
+_NORMALIZING = re.compile("adam|adagrad|adadelta|adafactor|rmsprop|rprop|lamb|lion|muon", re.IGNORECASE)
 
 
 @dataclasses.dataclass
@@ -37,7 +39,7 @@ class Recipe:
         tied: For weights that embeddings share with another module; None: the optimizer trains them.
         experts: For stacks of experts; None: the optimizer trains them.
         is_default: method is muon, for hidden linear layers, and the other layers have soap.
-        needs_optimizer: The user has named no method and has given no optimizer that applies whole updates unchanged.
+        needs_optimizer: Neither an optimizer nor its groups have been made, and check_optimizer has not been called.
     """
 
     method: Method
@@ -65,13 +67,34 @@ class Recipe:
         """Returns the options of BaseOptimizer except groups and learning rate."""
         return {"betas": _BETAS, **options} if self.is_default else dict(options)
 
-    def check_optimizer(self) -> None:
-        """Warns once, before the first step, if no optimizer is known that applies whole updates unchanged."""
-        if self.needs_optimizer:
-            self.needs_optimizer = False
-            warnings.warn("Preconditioner: answers of the default methods, muon and soap, are whole updates, which AdamW and the like "
-                          "would normalize again: make the optimizer with make_optimizer() or of param_groups(); or name a "
-                          "method whose answers suit any optimizer: method=\"mkor\"")
+    def check_optimizer(self, optimizer: Optional[torch.optim.Optimizer], methods: Sequence[str],
+                        whole_updates: Callable[[], AbstractSet[nn.Parameter]]) -> None:
+        """Warns once, before the first step, if no optimizer is known for whole updates, or if the one that was given normalizes
+        them again.
+
+        Args:
+            optimizer: The one that was given; None: none was.
+            methods: Those of the layers.
+            whole_updates: Returns the parameters of layers whose answers are whole updates.
+        """
+        needs, self.needs_optimizer = self.needs_optimizer, False
+        whole = whole_updates() if needs else ()
+        if not whole or (optimizer is not None and not _normalizes(optimizer, whole)):
+            return
+        named = " and ".join(sorted({name for name in methods if traits_of(name).whole_updates}))
+        warnings.warn(f"Preconditioner: answers of {named} are whole updates, which "
+                      f"{'AdamW and the like' if optimizer is None else type(optimizer).__name__} would normalize again: make the "
+                      "optimizer with make_optimizer() or of param_groups(); give one that applies them as they are (SGD) as "
+                      "optimizer=; or name a method whose answers suit any optimizer: method=\"mkor\"")
+
+
+def _normalizes(optimizer: torch.optim.Optimizer, whole: AbstractSet[nn.Parameter]) -> bool:
+    """Returns whether the optimizer divides the updates of one of these parameters by their size."""
+    own = isinstance(optimizer, BaseOptimizer)
+    if not own and not any(_NORMALIZING.search(base.__name__) for base in type(optimizer).__mro__):
+        return False
+    return any(parameter in whole for group in optimizer.param_groups if not (own and group["plain"])
+               for parameter in group["params"])
 
 
 def choose(method: Union[Method, str, None], embeddings: Union[Method, str, None], experts: Union[Method, str, None], exchange: str,
@@ -86,8 +109,8 @@ def choose(method: Union[Method, str, None], embeddings: Union[Method, str, None
     takes_updates = optimizer is None or (
         isinstance(optimizer, BaseOptimizer) and any(group["plain"] for group in optimizer.param_groups))
     by_default = method is None and takes_updates and exchange not in ("REPLAY", "PULL_FACTORS") and not fallback
-    of_embeddings = as_method(embeddings) if embeddings else None
+    of_embeddings = as_method(embeddings, "embeddings") if embeddings else None
     tied = _SOAP if by_default and embeddings is None else of_embeddings
-    chosen = as_method(method or ("muon" if by_default else "mkor"))
-    of_experts = as_method(experts) if experts else chosen if experts is None and traits_of(chosen).whole_updates else None
-    return Recipe(chosen, of_embeddings, tied, of_experts, by_default, by_default and optimizer is None)
+    chosen = as_method(("muon" if by_default else "mkor") if method is None else method)
+    of_experts = as_method(experts, "experts") if experts else chosen if experts is None and traits_of(chosen).whole_updates else None
+    return Recipe(chosen, of_embeddings, tied, of_experts, by_default, True)
