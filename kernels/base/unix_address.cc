@@ -36,6 +36,9 @@ absl::Status CheckUnixAddress(absl::string_view address) {
 
 absl::Status CheckServerAddress(absl::string_view address) {
   if (UnixPath(address).has_value()) return CheckUnixAddress(address);
+  for (const absl::string_view scheme : {"dns:", "ipv4:", "ipv6:"}) {
+    if (absl::StartsWith(address, scheme)) return absl::OkStatus();  // gRPC's own names, of several addresses too
+  }
   const size_t colon = address.rfind(':');
   int port = 0;
   const bool has_port = colon != absl::string_view::npos && absl::SimpleAtoi(address.substr(colon + 1), &port) &&

@@ -19,8 +19,8 @@ std::optional<std::string> UnixPath(absl::string_view address);
 // path may be relative to the working directory. Addresses of other forms are OK.
 absl::Status CheckUnixAddress(absl::string_view address);
 
-// Returns InvalidArgument unless a client can dial the address: host:port with a port of 1 ... 65535, or what
-// CheckUnixAddress accepts.
+// Returns InvalidArgument unless a client can dial the address: host:port with a port of 1 ... 65535, what
+// CheckUnixAddress accepts, or a name of gRPC's that begins with dns:, ipv4: or ipv6:.
 absl::Status CheckServerAddress(absl::string_view address);
 
 // Returns the address that processes with other working directories on this host can dial.

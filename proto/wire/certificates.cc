@@ -30,6 +30,14 @@ Owned<BIO> Reader(const std::string& text) {
   return Owned<BIO>(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
+// Removes the errors of its lifetime from OpenSSL's queue of this thread, where the program's own TLS would find them.
+struct ErrorScope {
+  ErrorScope() { ERR_set_mark(); }
+  ~ErrorScope() { ERR_pop_to_mark(); }
+  ErrorScope(const ErrorScope&) = delete;
+  ErrorScope& operator=(const ErrorScope&) = delete;
+};
+
 // A password callback that gives none; by default OpenSSL asks for the passphrase of an encrypted key on the terminal.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
@@ -53,10 +61,9 @@ absl::Status CheckAuthorities(absl::string_view option, const std::string& path)
   PRECONDOR_ASSIGN_OR_RETURN(const std::string text, ReadCredentialFile(option, path));
   const Owned<BIO> reader = Reader(text);
   int found = 0;
-  ERR_clear_error();
+  const ErrorScope errors;
   while (Owned<X509>(PEM_read_bio_X509(reader.get(), nullptr, NoPassphrase, nullptr)) != nullptr) ++found;
   const bool at_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
-  ERR_clear_error();
   if (found > 0 && at_end) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(option, " ", path, ": expected certificates in PEM form alone, got ",
@@ -64,6 +71,7 @@ absl::Status CheckAuthorities(absl::string_view option, const std::string& path)
 }
 
 absl::StatusOr<std::string> ReadCertificate(const std::string& cert, const std::string& key) {
+  const ErrorScope errors;
   PRECONDOR_ASSIGN_OR_RETURN(std::string chain, ReadCredentialFile("tls_cert", cert));
   PRECONDOR_ASSIGN_OR_RETURN(const std::string secret, ReadCredentialFile("tls_key", key));
   const Owned<X509> certificate(PEM_read_bio_X509(Reader(chain).get(), nullptr, NoPassphrase, nullptr));

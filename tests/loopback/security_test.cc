@@ -2,6 +2,7 @@
 // Servers with TLS, certificates of clients and access files, over TCP in this process.
 #include <arpa/inet.h>
 #include <memory>
+#include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <string>
 #include <sys/socket.h>
@@ -471,6 +472,7 @@ TEST_F(SecurityTest, AClientNamesTheFileThatIsWrong) {
   EXPECT_THAT(refusal(files), HasSubstr(absl::StrCat("tls_key ", Path("text"), ": expected a private key")));
   files.tls_key = Path("server.key");
   EXPECT_THAT(refusal(files), HasSubstr("expected the key of the certificate"));
+  EXPECT_EQ(ERR_peek_error(), 0u) << "left for the program's own TLS";
 }
 
 TEST(ChannelSecurityTest, AMissingFileIsNeverPlaintext) {

@@ -71,7 +71,8 @@ absl::StatusOr<CtlOutput> RunSession(const CtlOptions& options) {
     request.set_name(options.argument);
     PRECONDOR_ASSIGN_OR_RETURN(const v1::CloseSessionResponse closed, server.CloseSession(request, canceller));
     if (!closed.existed()) {
-      return absl::NotFoundError(absl::StrCat("server ", options.server, ": no session ", options.argument));
+      return absl::NotFoundError(
+          absl::StrCat("server ", options.server, ": no session ", options.argument, ", or no longer"));
     }
     return CtlOutput{options.json ? Dump({{"closed", options.argument}}) : absl::StrCat(options.argument, ": closed\n"),
                      true};

@@ -44,10 +44,10 @@ absl::StatusOr<Report> Measure(const precondor::PerfOptions& options) {
   return Report{precondor::RowsTable(*rows), precondor::RowsJson(*rows), precondor::RowsCsv(*rows), pass};
 }
 
-// Creates or replaces the file; without a path, does nothing.
-bool Write(const std::string& path, const std::string& text) {
+// Writes the text to the file, which it creates or replaces; without a path, does nothing.
+bool Write(const std::string& path, const std::string& text, std::ios::openmode mode = std::ios::trunc) {
   if (path.empty()) return true;
-  std::ofstream file(path);
+  std::ofstream file(path, mode);
   file << text;
   if (file.flush()) return true;
   std::cerr << "precondor-perf: cannot write " << path << "\n";
@@ -70,7 +70,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   for (const std::string& path : {options->json, options->csv}) {
-    if (!Write(path, "")) return 1;  // before minutes are measured for nothing
+    if (!Write(path, "", std::ios::app)) return 1;  // before minutes are measured for nothing
   }
   const auto report = Measure(*options);
   if (!report.ok()) {

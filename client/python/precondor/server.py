@@ -78,12 +78,11 @@ class LocalServer:
             if status is None and time.monotonic() < end:
                 time.sleep(_POLL_S)
                 continue
-            reason = "" if status is None else _reason_of(command)
             self.close()
             if status == _BAD_OPTION:
-                raise InvalidArgumentError(f"arguments: expected options of precondor-server, got {arguments}: {reason}",
+                raise InvalidArgumentError(f"arguments: expected options of precondor-server, got {arguments}: {_refusal(command)}",
                                            "INVALID_ARGUMENT")
-            came = "nothing" if status is None else f"its end with status {status}: {reason}"
+            came = "nothing" if status is None else f"its end with status {status}, see its log on standard error"
             raise UnavailableError(f"precondor-server: expected it to take calls within {timeout:g} s, got {came}",
                                    "UNAVAILABLE")
 
@@ -152,26 +151,26 @@ def has_ended(address: str) -> bool:
 def _checked(arguments: Sequence[str]) -> List[str]:
     """Returns the options. Raises InvalidArgumentError for a text, which is no sequence of options, and for options that a
     LocalServer sets itself."""
-    if isinstance(arguments, str) or not isinstance(arguments, Sequence) or not all(isinstance(one, str) for one in arguments):
+    texts = [os.fspath(one) if isinstance(one, os.PathLike) else one for one in arguments] if isinstance(arguments, (list, tuple)) else None
+    if texts is None or not all(isinstance(one, str) for one in texts):
         raise invalid("arguments", "a sequence of str, one for each option", arguments,
                       f"Write [{arguments!r}]" if isinstance(arguments, str) else "")
-    for one in arguments:
+    for one in texts:
         name = one.lstrip("-").split("=")[0].replace("_", "-")
         if name in _OWN_OPTIONS:
             raise invalid("arguments", f"no option --{name}, which LocalServer sets itself", one,
                           "Start precondor-server yourself for another address or role")
-    return list(arguments)
+    return texts
 
 
-def _reason_of(command: Sequence[str]) -> str:
-    """Returns the last lines that the server writes to standard error when it does not start: it is started again, because the
-    first start wrote them to this process's standard error."""
+def _refusal(command: Sequence[str]) -> str:
+    """Returns what the server says of its options, which it wrote to this process's standard error."""
     try:
-        again = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                               errors="replace", start_new_session=True, timeout=_REASON_S, check=False)
+        checked = subprocess.run([*command, "--check-config"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.PIPE, text=True, errors="replace", timeout=_REASON_S, check=False)
     except subprocess.TimeoutExpired:
         return "see its standard error"
-    return " | ".join(again.stderr.strip().splitlines()[-_REASON_LINES:]) or "it wrote no reason"
+    return " | ".join(checked.stderr.strip().splitlines()[-_REASON_LINES:])
 
 
 def _base() -> str:

@@ -36,7 +36,8 @@ CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_step
       members_(spec_.name, std::move(record.membership)),
       placement_(std::move(record.placement)),
       leases_(record.lease, lease_steps, GrantedThrough(record, members_, lease_steps)),
-      progress_(spec_.world_size, lease_steps, OpenFrom(record.lease.fallback), record.lease.fallback.observed),
+      // Reports are not written down: the ranks of a session from the journal may have made any number.
+      progress_(spec_.world_size, lease_steps, OpenFrom(record.lease.fallback), members_.ever_active()),
       mode_policy_(spec_.fallback, record.lease.fallback),
       snapshots_(spec_.name) {}
 

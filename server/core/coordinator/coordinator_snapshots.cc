@@ -67,9 +67,12 @@ void Coordinator::FailRestore(CoordinatorSession& session, const absl::Status& r
   std::optional<SnapshotEntry> restored;
   {
     MutexLock lock(mu_);
-    restored = session.snapshots().HeldRestored(session.placement());
+    // The first report can have come since the shard was asked.
+    if (!session.progress().begun()) restored = session.snapshots().HeldRestored(session.placement());
   }
   if (!restored.has_value()) return;
+  logger_.Log(Severity::kError, "restored factors are lost",
+              {{"session", session.spec().name}, {"step", restored->step}, {"reason", reason.message()}});
   restored->state = SnapshotState::kFailed;
   restored->reason = std::string(reason.message());
   WriteSnapshot(session, *restored).IgnoreError();  // the next Reconcile finds it again

@@ -44,6 +44,11 @@ uint32_t SessionMembers::joined() const {
                                              [](uint64_t x) { return x != 0; }));
 }
 
+bool SessionMembers::ever_active() const {
+  return std::none_of(membership_.last_holders.begin(), membership_.last_holders.end(),
+                      [](uint64_t holder) { return holder == 0; });
+}
+
 bool SessionMembers::fresh() const {
   return std::all_of(membership_.last_holders.begin(), membership_.last_holders.end(),
                      [](uint64_t holder) { return holder == 0; });

@@ -34,6 +34,8 @@ class SessionMembers {
   bool active() const { return joined() == membership_.incarnations.size(); }
   // Returns whether no rank has ever had a holder.
   bool fresh() const;
+  // Returns whether every rank has had a holder.
+  bool ever_active() const;
   // Returns the holders, ascending by rank.
   std::vector<Member> Members() const;
 

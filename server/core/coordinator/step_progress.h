@@ -32,7 +32,7 @@ class StepProgress {
   // Sets open_from() for a rollback of the job to this step.
   void GoBackTo(uint64_t step) { open_from_ = step; }
 
-  // Returns whether a rank is known to have reported a step, in any epoch.
+  // Returns whether a rank has reported a step, in any epoch, or may have before the coordinator was restarted.
   bool begun() const { return begun_; }
   // Returns the greatest step that all ranks have reported in this epoch, or 0.
   uint64_t last_step() const { return last_step_; }

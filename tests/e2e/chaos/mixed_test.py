@@ -14,6 +14,7 @@ As root, servers have small disks of their own, which are full for a while.
 
 import contextlib
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -117,8 +118,11 @@ class MixedTest(FaultTest):
     def fail_disk(self, cluster, training):
         @contextlib.contextmanager
         def failing(server):
+            logged = (server.folder / "log").stat().st_size
             self.preload(server.folder, DISK_FAILS, 1)
             yield
+            wait_for("the server to say that its disk fails",
+                     lambda: b"Input/output error" in (server.folder / "log").read_bytes()[logged:])
             self.preload(server.folder, DISK_FAILS, 0)
 
         self.bad_disk(failing, cluster, training)
@@ -183,6 +187,10 @@ class MixedTest(FaultTest):
         self.kills = len(order)
         with self.cluster(coordinator_arguments=["--lease-steps=4"], shard_prefix=self.server_prefix,
                           coordinator_prefix=self.server_prefix, switched=True) as cluster:
+            for server in cluster.servers():
+                maps = pathlib.Path("/proc") / str(server.process.pid) / "maps"
+                self.assertIn("preloaded_faults", maps.read_text())
+
             def disturb(training):
                 before, fault = cluster.step() or 0, order.pop()
                 print(fault.__name__, file=sys.stderr, flush=True)

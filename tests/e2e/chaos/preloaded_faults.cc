@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 namespace {
@@ -68,6 +69,11 @@ ssize_t write(int fd, const void* bytes, size_t count) {
 ssize_t pwrite(int fd, const void* bytes, size_t count, off_t offset) {
   static const auto real = Real<decltype(pwrite)>("pwrite");
   return DiskFails(fd) ? -1 : real(fd, bytes, count, offset);
+}
+
+ssize_t writev(int fd, const iovec* pieces, int count) {
+  static const auto real = Real<decltype(writev)>("writev");
+  return DiskFails(fd) ? -1 : real(fd, pieces, count);
 }
 
 int fdatasync(int fd) {

@@ -220,7 +220,7 @@ TEST_F(ConfigTest, BadValuesNameOptionExpectationAndWhatCame) {
       {"tenant_max_sessions", {"-1", "1048577"}},
       {"tenant_max_bytes", {"-1", "2 sessions"}},
       {"tenant_max_calls", {"-1", "1073741825"}},
-      {"etcd_lease_ms", {"999", "1500", "3600001"}},
+      {"etcd_lease_ms", {"999", "3600001"}},
       {"etcd_prefix", {"", "precondor"}},
       {"reconcile_interval_ms", {"9", "3600001"}},
       {"shard_loss_ms", {"99", "3600001"}},
@@ -456,6 +456,8 @@ TEST_F(ConfigTest, EtcdIsForCoordinatorsWithoutADataDirectory) {
   EXPECT_THAT(Refusal({"--etcd-endpoints=e1:2379"}), HasSubstr("expected none with role all, got 1"));
   const Strings coordinator = {"--role=coordinator", "--shards=a:1"};
   EXPECT_THAT(Refusal({coordinator[0], coordinator[1], "--etcd-endpoints=e1"}), HasSubstr("--etcd-endpoints"));
+  EXPECT_THAT(Refusal({coordinator[0], coordinator[1], "--etcd-endpoints=e1:2379", "--etcd-lease-ms=1500"}),
+              HasSubstr("--etcd-lease-ms: expected whole seconds, got \"1500\""));
   EXPECT_THAT(Refusal({coordinator[0], coordinator[1], "--etcd-endpoints=e1:2379", "--data-dir=d"}),
               HasSubstr("either etcd_endpoints or data_dir"));
 }

@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import nn
 
-from .._errors import InvalidArgumentError, UnimplementedError, check_mapping, check_text, check_whole, invalid
+from .._errors import InvalidArgumentError, UnimplementedError, check_mapping, check_number, check_text, invalid
 from .._session import SessionSpec
 from ._exchange import clip_of
 from ._optimizer import check_optimizer
@@ -19,21 +19,25 @@ from ._optimizer import check_optimizer
 _MAX_SAMPLES = 1 << 40  # the servers' limit
 
 
-def check_types(model: Any, optimizer: Any, texts: Mapping[str, Any], whole: Mapping[str, Any],
+def check_types(model: Any, optimizer: Any, texts: Mapping[str, Any], numbers: Mapping[str, Any],
                 mappings: Mapping[str, Any]) -> None:
     """Raises InvalidArgumentError, which names it, for an argument of another type. SessionSpec and Client check others.
 
     Args:
         model, optimizer: The arguments of Preconditioner.
-        texts, whole, mappings: Arguments by name that have to be of type str, whole numbers from 0, or dicts or None.
+        texts, numbers, mappings: Arguments by name that have to be of type str or None, numbers from 0, or dicts or None.
     """
     if not isinstance(model, nn.Module):
         raise invalid("model", "a torch.nn.Module", model)
     if optimizer is not None:
         check_optimizer("optimizer", optimizer)
-    for check, arguments in ((check_text, texts), (check_whole, whole), (check_mapping, mappings)):
-        for what, value in arguments.items():
-            check(what, value)
+    for what, value in texts.items():
+        if value is not None:
+            check_text(what, value)
+    for what, value in numbers.items():
+        check_number(what, value, 0.0)
+    for what, value in mappings.items():
+        check_mapping(what, value)
 
 
 def number_of(loss: Union[float, torch.Tensor, None]) -> float:

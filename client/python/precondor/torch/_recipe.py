@@ -82,16 +82,19 @@ class Recipe:
         if not whole or (optimizer is not None and not _normalizes(optimizer, whole)):
             return
         named = " and ".join(sorted({name for name in methods if traits_of(name).whole_updates}))
+        # With an optimizer= of the user's the default is another method.
+        sgd = "" if self.is_default else "give one that applies them as they are (SGD) as optimizer=; "
         warnings.warn(f"Preconditioner: answers of {named} are whole updates, which "
                       f"{'AdamW and the like' if optimizer is None else type(optimizer).__name__} would normalize again: make the "
-                      "optimizer with make_optimizer() or of param_groups(); give one that applies them as they are (SGD) as "
-                      "optimizer=; or name a method whose answers suit any optimizer: method=\"mkor\"")
+                      f"optimizer with make_optimizer() or of param_groups(); {sgd}or name a method whose answers suit any "
+                      "optimizer: method=\"mkor\"")
 
 
 def _normalizes(optimizer: torch.optim.Optimizer, whole: AbstractSet[nn.Parameter]) -> bool:
     """Returns whether the optimizer divides the updates of one of these parameters by their size."""
     own = isinstance(optimizer, BaseOptimizer)
-    if not own and not any(_NORMALIZING.search(base.__name__) for base in type(optimizer).__mro__):
+    names = [base.__name__ for base in type(optimizer).__mro__]
+    if not own and ("SGD" in names or not any(_NORMALIZING.search(name) for name in names)):
         return False
     return any(parameter in whole for group in optimizer.param_groups if not (own and group["plain"])
                for parameter in group["params"])

@@ -35,11 +35,11 @@ TEST(UnixAddressTest, PathHasToFitASocketsAddress) {
 }
 
 TEST(UnixAddressTest, ClientsDialHostAndPortOrASocket) {
-  for (const char* good : {"host:7070", "127.0.0.1:1", "[::1]:65535", "a-b.c_d:7070", "unix:a"}) {
+  for (const char* good : {"host:7070", "127.0.0.1:1", "[::1]:65535", "a-b.c_d:7070", "unix:a", "dns:///host:7070"}) {
     EXPECT_TRUE(CheckServerAddress(good).ok()) << good;
   }
   for (const char* bad : {"", "host", "127.0.0.1", "host:", ":7070", "host:0", "host:65536", "host:port", "::1:7070",
-                          "ipv4:host:1", "a b:1", "unix:"}) {
+                          "a:b:1", "a b:1", "unix:"}) {
     EXPECT_EQ(CheckServerAddress(bad).code(), absl::StatusCode::kInvalidArgument) << bad;
   }
   EXPECT_THAT(std::string(CheckServerAddress("host").message()),

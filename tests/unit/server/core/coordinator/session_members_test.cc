@@ -24,6 +24,18 @@ void Join(SessionMembers& members, uint32_t rank, uint64_t incarnation, uint64_t
   members.Adopt(**next);
 }
 
+TEST(SessionMembersTest, RemembersThatAllRanksHadJoined) {
+  SessionMembers members = MakeMembers(2);
+  Join(members, 0, 5, 3);
+  EXPECT_FALSE(members.ever_active());
+  Join(members, 1, 6, 3);
+  EXPECT_TRUE(members.ever_active());
+  const auto left = members.PlanLeave(0, 5);
+  ASSERT_TRUE(left.ok() && left->has_value());
+  members.Adopt(**left);
+  EXPECT_TRUE(SessionMembers("job", members.membership()).ever_active()) << "after a restart of the coordinator";
+}
+
 TEST(SessionMembersTest, APlanChangesNothingUntilItIsAdopted) {
   SessionMembers members = MakeMembers(2);
   const auto next = members.PlanJoin(0, 5, 3);
