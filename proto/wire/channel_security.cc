@@ -9,7 +9,6 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
@@ -43,16 +42,6 @@ class TokenFile final : public grpc::MetadataCredentialsPlugin {
   const std::string path_;
 };
 
-// The two files of a new certificate are replaced one after the other.
-absl::Status CheckCertificate(const ClientSecurity& files) {
-  constexpr int kAttempts = 4;
-  for (int attempt = 1;; ++attempt) {
-    absl::Status status = ReadCertificate(files.tls_cert, files.tls_key).status();
-    if (!absl::IsInvalidArgument(status) || attempt == kAttempts) return status;
-    absl::SleepFor(absl::Milliseconds(300));
-  }
-}
-
 absl::Status Check(const ClientSecurity& files) {
   if (files.tls_cert.empty() != files.tls_key.empty()) {
     return absl::InvalidArgumentError("tls_cert, tls_key: expected both or neither, got one");
@@ -62,7 +51,7 @@ absl::Status Check(const ClientSecurity& files) {
         "tls_ca: expected the authorities that sign servers' certificates beside tls_cert or token_file, got none");
   }
   if (!files.tls_ca.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAuthorities("tls_ca", files.tls_ca));
-  if (!files.tls_cert.empty()) PRECONDOR_RETURN_IF_ERROR(CheckCertificate(files));
+  if (!files.tls_cert.empty()) PRECONDOR_RETURN_IF_ERROR(ReadCertificate(files.tls_cert, files.tls_key).status());
   return files.token_file.empty() ? absl::OkStatus() : ReadToken(files.token_file).status();
 }
 
