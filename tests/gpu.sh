@@ -5,34 +5,38 @@ set -euo pipefail
 
 usage() {
   cat <<'HELP'
-Usage: tests/gpu.sh --phase PHASE [--out DIR] [--filter REGEX] [--limit SECONDS] [--short] [--imitation]
+Usage: tests/gpu.sh --phase LIST [--out DIR] [--filter REGEX] [--limit SECONDS] [--short] [--imitation]
                     [--programs DIR] [--arch LIST]
        tests/gpu.sh --phase report [--out DIR] [--results DIR]... [--docs FILE]
        tests/gpu.sh --pack [--imitation] [--arch LIST]
-  --phase PHASE   smoke, bench, profile, conformance, sanitize: each ends by itself after less than 8 minutes;
-                  all: one after the other; report: only the report, and the table of a page
+       tests/gpu.sh --weigh
+  --phase LIST    of smoke, steps, bench, profile, conformance, sanitize, with commas; all: the first four, which take
+                  450 s at most with the start, so that one command of 480 s runs them. A phase that outruns its limit is
+                  ended, and the next one runs. report: only the report, and the table of a page
   --out DIR       where results.jsonl, log.txt and report.md go, as they come; default $OUT, then build/gpu-results
-  --filter REGEX  only checks PHASE/NAME in which it is found, as bench/step or sanitize/memcheck
+  --filter REGEX  only checks PHASE/NAME in which it is found, as steps/step/cuda/low or sanitize/memcheck
   --limit SECONDS of each phase, in place of its own
   --short         the benchmark in short: its figures mean little then
   --imitation     runs everything over the host's imitation of CUDA (tests/support/cuda_host)
   --programs DIR  programs of this folder, a build folder or an unpacked pack, in place of the pack's
   --results DIR   report: the results of another call as well, those of --out last
   --docs FILE     report: writes the table between the marks of this page (docs/performance.md)
-  --pack          on Debian 12 with what deploy/install.sh installs: builds, and writes build/gpu-pack/
+  --pack          on Debian 12 with what deploy/install.sh installs: builds, writes build/gpu-pack/, and weighs
+  --weigh         the weight of what travels, the files that git does not ignore and build/gpu-pack/; fails above 64 MiB
   --arch LIST     GPU architectures, as CMAKE_CUDA_ARCHITECTURES takes them; default 90-real (H100, H200)
   --help          this text
 
 A machine with a GPU needs the driver, CUDA's libraries (cuBLAS, cuSOLVER), glibc 2.36 and Python 3.11, and the folder
 build/gpu-pack in the tree. Where the pack's programs do not start there, they are built from source: that needs
 the CUDA toolkit 12.8 or later, CMake 3.25, a C++ compiler, and make or ninja. The build takes
-minutes, which no phase's limit counts; a build that is killed continues at the next call; --filter '^$' only builds.
+minutes, which no limit counts; a build that is killed continues at the next call; --filter '^$' only builds.
 
 Examples:
-  tests/gpu.sh --pack                           # here; then copy the tree with build/gpu-pack to the machine
-  tests/gpu.sh --phase smoke --out results      # there
-  tests/gpu.sh --phase bench --filter step/     # the steps alone
-  tests/gpu.sh --phase report --results smoke --results bench --out report --docs docs/performance.md
+  tests/gpu.sh --pack                                      # here; then copy the tree with build/gpu-pack to the machine
+  tests/gpu.sh --phase all --out results                   # there: one command of 480 s
+  tests/gpu.sh --phase steps --filter /low_ --out again    # one phase, and of it the steps in low rank alone
+  tests/gpu.sh --phase conformance,sanitize --out suites   # another command of 480 s
+  tests/gpu.sh --phase report --results results --results again --out report --docs docs/performance.md
 
 Exit status: 0 when nothing failed and all checks came to an end, also without a GPU, where the last line says that
 nothing ran on a device; 1 otherwise. A missed target is reported and is no failure.
@@ -47,7 +51,7 @@ fail_usage() {
 
 # An empty environment has no search path.
 export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}"
-phase="" out=${OUT:-} programs="" docs="" filter="" arch=90-real pack=no imitation=() short=() limit=() results=()
+phase="" out=${OUT:-} programs="" docs="" filter="" arch=90-real pack=no weigh=no imitation=() short=() limit=() results=()
 while (( $# )); do
   case "$1" in
     --phase | --out | --filter | --limit | --programs | --results | --docs | --arch)
@@ -64,17 +68,14 @@ while (( $# )); do
       esac
       shift 2 ;;
     --pack) pack=yes; shift ;;
+    --weigh) weigh=yes; shift ;;
     --short) short=(--short); shift ;;
     --imitation) imitation=(--imitation); shift ;;
     --help | -h) usage; exit 0 ;;
     *) fail_usage "unknown argument: $1" ;;
   esac
 done
-[[ "$pack" == yes || -n "$phase" ]] || fail_usage "expected --phase or --pack"
-case "$phase" in
-  "" | smoke | bench | profile | conformance | sanitize | all | report) ;;
-  *) fail_usage "--phase: expected smoke, bench, profile, conformance, sanitize, all or report, got $phase" ;;
-esac
+[[ "$pack$weigh" == *yes* || -n "$phase" ]] || fail_usage "expected --phase, --pack or --weigh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$(realpath -m "${out:-build/gpu-results}")
 packs=build/gpu-pack
@@ -93,6 +94,16 @@ run_py() {
 run() {
   echo "== $*"
   "$@"
+}
+
+# Whether a machine takes what travels. The names of deleted files, and a pack that there is not, weigh nothing.
+weigh() {
+  local tree carried
+  tree=$({ git ls-files -coz --exclude-standard | du -cb --files0-from=- 2>/dev/null || true; } | awk 'END {print $1 + 0}')
+  carried=$({ du -sb "$packs" 2>/dev/null || true; } | awk '{n = $1} END {print n + 0}')
+  awk -v tree="$tree" -v carried="$carried" -v name="$packs" 'BEGIN {
+    printf "tree %.1f MiB + %s %.1f MiB = %.1f of 64 MiB\n", tree / 2^20, name, carried / 2^20, (tree + carried) / 2^20
+    exit tree + carried > 64 * 2^20 }' || { echo "tests/gpu.sh: expected at most 64 MiB" >&2; return 1; }
 }
 
 # Builds the programs of the phases in $build: with the packages of the pack where it has them.
@@ -176,22 +187,22 @@ if [[ "$pack" == yes ]]; then
   trap 'rm -rf "$stage"' EXIT
   pack_programs "$stage"
   if (( ${#imitation[@]} == 0 )); then pack_packages "$stage"; fi
-  du -h "$packs"/*.tar.gz
-  bytes=$(du -sb "$packs" | cut -f1)
-  echo "packed $bytes bytes in $packs, of 64 MiB"
-  (( bytes < 64 << 20 ))
+  weigh
   exit
 fi
+if [[ "$weigh" == yes ]]; then weigh; exit; fi
 
 if [[ "$phase" == report ]]; then
   run_py --programs . --phase report --out "$out" "${results[@]}" ${docs:+--docs "$docs"}
   exit
 fi
 
+schedule=$(run_py --list-phases "$phase" "${limit[@]}") || exit
 # Whether the programs of a folder start; the reason is in the log.
 mkdir -p "$out"
 start() {
-  run_py --programs "$1" "${imitation[@]}" --starts | tee -a "$out/log.txt"
+  timeout 25 python3 -B tests/gpu/run.py --programs "$1" "${imitation[@]}" --starts | tee -a "$out/log.txt" ||
+    (( $? == 124 ))  # slow, which is no reason to build
 }
 if [[ -z "$programs" ]]; then
   if [[ -d bin && -f revision ]]; then  # an unpacked pack
@@ -216,5 +227,11 @@ if [[ -z "$programs" ]]; then
     programs=$build
   fi
 fi
-run_py --programs "$programs" --phase "$phase" --out "$out" --filter "$filter" "${limit[@]}" "${short[@]}" \
-  "${imitation[@]}"
+# A process for each phase, which ends by itself before timeout's first signal, unless the driver holds it.
+status=0
+while read -r name seconds grace <&3; do
+  timeout --foreground --kill-after="$grace" "$seconds" python3 -B tests/gpu/run.py --programs "$programs" --phase "$name" \
+    --out "$out" --filter "$filter" "${limit[@]}" "${short[@]}" "${imitation[@]}" 3<&- || status=1
+done 3<<<"$schedule"
+if (( status )); then run_py --phase report --out "$out" | tail -n 2; fi
+exit "$status"

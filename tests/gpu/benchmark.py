@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phase bench: cuda_bench, case by case, and a step in torch's operations.
+"""Phases steps and bench: cuda_bench, case by case, and a step in torch's operations.
 
 All cases run in one process, which reports as it goes. Where a case ends the process (a wrong answer in a step, a fault
 of the device) or does not end in its time, that case has failed and a new process goes on with the next.
@@ -28,7 +28,7 @@ def _command(runner, *words):
 
 def cases(runner):
     """The names of all cases; a program that cannot say is one case, which fails."""
-    status, text = process.run(_command(runner, "--list"), 60, "bench/list", runner.results, runner.environment)
+    status, text = process.run(_command(runner, "--list"), min(60, runner.left()), f"{runner.phase}/list", runner.results, runner.environment)
     return text.split() if status == 0 and text else ["cuda_bench"]
 
 
@@ -54,7 +54,7 @@ def _run_process(runner, names):
     """Runs one process over the cases. Returns the cases that are left for another process."""
     left, current, measured = list(names), None, 0
     began = time.monotonic()
-    source = f"bench/{names[0]}"
+    source = f"{runner.phase}/{names[0]}"
     try:
         program = process.Program(_command(runner, "--lines", f"--only={','.join(names)}"), source, runner.results,
                                   runner.environment)
@@ -125,7 +125,7 @@ def run_torch(runner):
     blocks, steps = (1, 1) if runner.short else (TORCH_BLOCKS, TORCH_STEPS)
     seconds = min(phases.TORCH_SECONDS, runner.left())
     command = [sys.executable, "-B", str(TORCH_SCRIPT), "--device", "cuda", "--blocks", str(blocks), "--steps", str(steps)]
-    status, text = process.run(command, seconds, f"bench/{phases.TORCH}", runner.results, None)
+    status, text = process.run(command, seconds, f"{runner.phase}/{phases.TORCH}", runner.results, None)
     lines = text.splitlines()
     without = [line for line in lines if line.startswith("no ")]
     if status == 0 and without:

@@ -20,7 +20,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "bench")]
 from gpu import phases, report, results
 
 # A part of each phase: what takes a few seconds each.
-FILTER = "^(smoke/rounded|bench/|profile/|conformance/(device_memory|nccl)|sanitize/)"
+FILTER = "^(smoke/rounded|steps/|bench/|profile/|conformance/(device_memory|nccl)|sanitize/)"
 
 
 class ImitationTest(unittest.TestCase):
@@ -48,9 +48,10 @@ class ImitationTest(unittest.TestCase):
         return done.returncode, done.stdout
 
     def test_all_phases(self):
-        status, said = self.gpu_sh("--imitation", "--phase", "all", "--out", "out", "--filter", FILTER)
-        self.assertEqual(status, 0, said)
-        self.assertIn("all passed on the host's imitation of CUDA", said.splitlines()[-1])
+        for phases_of_a_call in ("all", "conformance,sanitize"):
+            status, said = self.gpu_sh("--imitation", "--phase", phases_of_a_call, "--out", "out", "--filter", FILTER)
+            self.assertEqual(status, 0, said)
+            self.assertIn("all passed on the host's imitation of CUDA", said.splitlines()[-1])
         summary = report.summarize(results.read([self.folder / "out"]))
         for phase in summary.phases.values():
             self.assertEqual((phase.state(), phase.count("failed")), ("finished", 0), phase.name)
@@ -69,7 +70,7 @@ class ImitationTest(unittest.TestCase):
         self.assertEqual((self.folder / "out" / results.REPORT).read_text(encoding="utf-8"), first)
 
     def test_a_run_that_is_killed_half_way(self):
-        command = ["env", "-i", "/bin/bash", "tests/gpu.sh", "--imitation", "--phase", "all", "--out", "out", "--filter",
+        command = ["env", "-i", "/bin/bash", "tests/gpu.sh", "--imitation", "--phase", "smoke,conformance", "--out", "out", "--filter",
                    "^smoke/(rounded|scaled)|^conformance/device"]
         with subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
                               start_new_session=True) as run:

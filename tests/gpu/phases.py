@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The phases of tests/gpu.sh as a table: what each checks, in which order, and how long each part can take.
 
-A phase ends when its own limit is over, whatever its checks would still take: a command on a borrowed machine is short.
+A phase ends at its own limit, whatever its checks would still take: a borrowed machine has a quarter of an hour in all, and
+a command there can be given 480 s. A call therefore takes at most CALL_SECONDS, with the time until the first phase.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ class Phase:
     seconds: float
     checks: tuple = ()
     jobs: int = 1  # checks at a time
+    cases: str = ""  # an expression: the cases of cuda_bench that are its checks
 
 
 def _suite(program, seconds, **more):
@@ -41,28 +43,32 @@ def _under(tool, program, tests, seconds=100):
 _OPERATIONS = "*Element*:*Reductions*:*Packed*:*Gather*:*FillNormal*:*InPlace*"
 _TILES = "*ByTheDefinition*:*FusedIs*:*ExpandsToTheBit*:*ShermanMorrison*"
 
-SMOKE = Phase("smoke", 300, (
-    _suite("backend_conformance_test", 200),
-    _suite("symmetric_conformance_test", 200),
-    _suite("rounded_products_conformance_test", 200),
-    _suite("scaled_precondition_conformance_test", 200),
-    _suite("grouped_conformance_test", 250),
+SMOKE = Phase("smoke", 60, (
+    _suite("backend_conformance_test", 60, tests=_OPERATIONS, host_tests=_OPERATIONS),
+    _suite("symmetric_conformance_test", 60, tests=_TILES, host_tests=_TILES),
+    _suite("rounded_products_conformance_test", 60),
+    _suite("scaled_precondition_conformance_test", 60),
+    _suite("grouped_conformance_test", 60, tests="Kinds/*:MethodsInCompany.*"),
 ), jobs=5)
-# Its checks are the cases of cuda_bench, as that program lists them, and the step in torch.
-BENCH = Phase("bench", 470)
-PROFILE = Phase("profile", 300)
-CONFORMANCE = Phase("conformance", 470, (
+# Where the program cannot list its cases, its name is the one case of both. The step in torch belongs to STEPS.
+STEPS = Phase("steps", 150, cases="^(?!update/|precondition/)")
+BENCH = Phase("bench", 90, cases="^(?!step/)")
+PROFILE = Phase("profile", 120)
+CONFORMANCE = Phase("conformance", 200, (
     _suite("device_memory_test", 120),
-    _suite("low_rank_conformance_test", 300, host_tests="FullRank/*/3"),
-    _suite("method_conformance_test", 460, host_tests="*.IsTheIdentity*:*.KeepsItsScaling*:*.RefusesBadInput*"),
-    _suite("gradient_method_conformance_test", 460, host_tests="*.CountsTheGradients*"),
-    _suite("split_conformance_test", 300, host_tests="Split*.*:*REFERENCE2*:*BLEND4*"),
+    _suite("backend_conformance_test", 200, host_tests=_OPERATIONS),
+    _suite("symmetric_conformance_test", 200, host_tests=_TILES),
+    _suite("grouped_conformance_test", 200, host_tests="MethodsInCompany.*"),
+    _suite("low_rank_conformance_test", 200, host_tests="FullRank/*/3"),
+    _suite("method_conformance_test", 200, host_tests="*.IsTheIdentity*:*.KeepsItsScaling*:*.RefusesBadInput*"),
+    _suite("gradient_method_conformance_test", 200, host_tests="*.CountsTheGradients*"),
+    _suite("split_conformance_test", 200, host_tests="Split*.*:*REFERENCE2*:*BLEND4*"),
     _suite("nccl_conformance_test", 200, host_tests=None),
 ), jobs=3)  # more processes would wait for each other's turns on the device
-SANITIZE = Phase("sanitize", 470, (
+SANITIZE = Phase("sanitize", 200, (
     _under("memcheck", "symmetric_conformance_test", "*", 200),
     _under("memcheck", "rounded_products_conformance_test", "*", 200),
-    _under("memcheck", "backend_conformance_test", "-*GivesTheSameBits*:*ConditionOneE*", 300),
+    _under("memcheck", "backend_conformance_test", "-*GivesTheSameBits*:*ConditionOneE*", 200),
     _under("racecheck", "symmetric_conformance_test", _TILES, 200),
     _under("racecheck", "backend_conformance_test", _OPERATIONS, 200),
     _under("synccheck", "symmetric_conformance_test", _TILES),
@@ -71,12 +77,34 @@ SANITIZE = Phase("sanitize", 470, (
     _under("initcheck", "device_memory_test", "DeviceCopiesTest.*-*ThePoolServes*"),
 ), jobs=4)
 
-# In the order in which --phase all runs them: what is worth most comes first.
-PHASES = {phase.name: phase for phase in (SMOKE, BENCH, PROFILE, CONFORMANCE, SANITIZE)}
+# In the order in which a call runs them: what is worth most comes first.
+PHASES = {phase.name: phase for phase in (SMOKE, STEPS, BENCH, PROFILE, CONFORMANCE, SANITIZE)}
+ALL = ("smoke", "steps", "bench", "profile")  # of one call; the suites and the sanitizers need another
+CALL_SECONDS = 450
+START_SECONDS = 30  # until the first phase: the archive is unpacked, and each program starts once
+# Shares of a phase's limit: from the first on no check begins or goes on; at the second its process is told to end, and at
+# the limit it is killed, as where it waits for a program that the driver holds.
+OWN_SHARE, TERM_SHARE = 0.95, 0.97
+
+
+def choose(text, limit=None):
+    """The phases of a list such as "smoke,steps", or of "all", with the seconds of each: `limit`, or its own. Raises ValueError,
+    which says what was expected, for a name that there is not, and for more than a call can take."""
+    names = [name for word in text.split(",") for name in (ALL if word == "all" else (word,))]
+    unknown = [name for name in names if name not in PHASES]
+    if unknown:
+        raise ValueError(f"expected {', '.join(PHASES)}, all or report, got {unknown[0]!r}")
+    found = [(PHASES[name], PHASES[name].seconds if limit is None else limit) for name in dict.fromkeys(names)]
+    total = START_SECONDS + sum(seconds for _, seconds in found)
+    if limit is None and total > CALL_SECONDS:
+        raise ValueError(f"expected phases of at most {CALL_SECONDS} s together, with {START_SECONDS} s before the first, got {total} s: "
+                         "make several calls, or give --limit")
+    return found
+
 
 # Seconds that a case of cuda_bench can take, by the beginning of its name; the longest beginning counts.
 BENCH_SECONDS = {"": 40, "step/": 90}
-BENCH_START_SECONDS = 60  # before the first case begins: the libraries' start, and the limits
+BENCH_START_SECONDS = 30  # before the first case begins: the libraries' start, and the limits
 TORCH, TORCH_SECONDS = "step/cuda/torch", 120
 # What a profiler runs, one process each; together they have the kernels that a step's time goes to.
 PROFILED = ("step/cuda/low_rank_64", "step/cuda/low_rank_64_bf16x3", "step/cuda/low_rank_128_bf16x3", "step/cuda/dense_bf16",

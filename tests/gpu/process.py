@@ -11,7 +11,8 @@ import time
 
 from gpu import results
 
-LAST_LINES = 20_000  # that are kept to judge a program by
+LAST_CHARACTERS = 8 << 20  # the lines that are kept to judge a program by
+LINE_CHARACTERS = 1 << 16  # a longer line counts as several
 
 
 class Program:
@@ -24,7 +25,8 @@ class Program:
     def __init__(self, command, source, log, environment=None):
         self.source, self.log = source, log
         self.status = None
-        self.last = collections.deque(maxlen=LAST_LINES)
+        self.last = collections.deque()
+        self._characters = 0  # of them
         self._queue = queue.Queue(maxsize=10_000)
         self._logged = 0
         self._killed = False
@@ -39,7 +41,7 @@ class Program:
 
     def _read(self):
         with self._process.stdout as output:
-            for line in output:
+            for line in iter(lambda: output.readline(LINE_CHARACTERS), ""):
                 self._put(line.rstrip("\n"))
         self._put(None)
 
@@ -66,6 +68,9 @@ class Program:
             if line is None:
                 break
             self.last.append(line)
+            self._characters += len(line) + 1
+            while self._characters > LAST_CHARACTERS:
+                self._characters -= len(self.last.popleft()) + 1
             self._log_line(line)
             yield line
         # A program can close its output and go on.
@@ -93,7 +98,7 @@ class Program:
         if self._logged > results.LOG_BYTES_OF_A_CHECK:
             self.log.log(self.source, "... lines are left out here; these are the last:")
             for line in list(self.last)[-40:]:
-                self.log.log(self.source, line)
+                self.log.log(self.source, line[:1000])
             self._logged = 0
 
     @classmethod

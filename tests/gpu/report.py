@@ -72,7 +72,7 @@ def summarize(records):
         if kind == "start":
             phase.seconds, phase.running = record["seconds"], True
             phase.checks += [name for name in record["checks"] if name not in phase.checks]
-            summary.machine = record["machine"]
+            summary.machine = record["machine"] or summary.machine
             summary.imitation = summary.imitation or record["imitation"]
         elif kind == "check":
             phase.results[record["check"]] = record

@@ -3,7 +3,7 @@
 a killed run has found is not lost. And one log of everything that programs print.
 
 Records, by their key `record`:
-  start   a phase begins: phase, seconds (its limit), checks (names), imitation, filter, machine
+  start   a phase begins: phase, seconds (its limit), checks (names), imitation, filter, machine; first without checks
   check   one check's end: phase, check, status (passed, failed, skipped, not run), reason, seconds, ...
   row     a measurement: phase, check, and the fields of tests/bench/rows.py
   kernel  of phase profile: phase, check, and what the profiler says of one kernel

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs phases of tests/gpu.sh (phases.py) with programs that are built already, writes each result as it comes
+"""Runs a phase of tests/gpu.sh (phases.py) with programs that are built already, writes each result as it comes
 (results.py) and a report of what there is so far after each of them (report.py)."""
 
 import argparse
@@ -34,7 +34,7 @@ class Programs:
 
 
 class Runner:
-    """One call's phases. `limits` shortens the phases' own, by name, for tests."""
+    """Runs one phase of a call."""
 
     def __init__(self, arguments, folder):
         self.arguments = arguments
@@ -52,13 +52,14 @@ class Runner:
         """All checks of a phase that the filter takes, in `seconds`."""
         self.phase = phase.name
         began = time.monotonic()
-        self.deadline = began + seconds
+        self.deadline = began + seconds * phases.OWN_SHARE
+        facts = {"phase": phase.name, "seconds": seconds, "imitation": self.imitation, "filter": self.arguments.filter}
+        self.results.add("start", **facts, checks=[], machine={})  # before programs and tools that may not answer
         checks = {name: work for name, work in self._checks(phase).items() if self.wanted.search(f"{phase.name}/{name}")}
-        self.results.add("start", phase=phase.name, seconds=seconds, checks=list(checks), imitation=self.imitation,
-                         filter=self.arguments.filter, machine=machine.describe(self.programs.folder, self.imitation))
+        self.results.add("start", **facts, checks=list(checks), machine=machine.describe(self.programs.folder, self.imitation))
         self.write_report()
         print(f"== {phase.name}: {len(checks)} checks, at most {seconds:g} s", flush=True)
-        if phase.name == "bench":
+        if phase.cases:
             benchmark.run(self, [name for name in checks if name != phases.TORCH])
             checks = {name: work for name, work in checks.items() if name == phases.TORCH}
         with concurrent.futures.ThreadPoolExecutor(phase.jobs) as pool:
@@ -69,9 +70,9 @@ class Runner:
 
     def _checks(self, phase):
         """{name: what runs it} in the phase's order."""
-        if phase.name == "bench":
-            work = {case: None for case in benchmark.cases(self)}
-            return {**work, phases.TORCH: benchmark.run_torch}
+        if phase.cases:
+            work = {case: None for case in benchmark.cases(self) if re.search(phase.cases, case)}
+            return {**work, phases.TORCH: benchmark.run_torch} if phase.name == "steps" else work
         if phase.name == "profile":
             return {case: lambda _, case=case: self._profile(case) for case in phases.PROFILED}
         return {check.name: lambda _, check=check: self._suite(check) for check in phase.checks}
@@ -196,15 +197,16 @@ def _end_when_told(runner):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--programs", required=True, help="a pack's folder, or a build folder")
-    parser.add_argument("--phase", choices=[*phases.PHASES, "all", "report"], default="all")
+    parser.add_argument("--programs", default=".", help="a pack's folder, or a build folder")
+    parser.add_argument("--phase", choices=[*phases.PHASES, "report"])
+    parser.add_argument("--list-phases", metavar="LIST", help="only list these phases, each with what timeout needs")
     parser.add_argument("--out", type=pathlib.Path, help="where results go")
     parser.add_argument("--results", type=pathlib.Path, action="append", default=[], help="report: another call's folder")
     parser.add_argument("--docs", type=pathlib.Path, help="report: the page whose table is written")
     parser.add_argument("--filter", default="", help="only checks PHASE/NAME in which this expression is found")
     parser.add_argument("--short", action="store_true", help="the benchmark in short")
     parser.add_argument("--imitation", action="store_true", help="programs over the host's imitation of CUDA")
-    parser.add_argument("--limit", type=float, help="seconds for each phase in place of its own")
+    parser.add_argument("--limit", type=float, help="seconds for the phase in place of its own")
     parser.add_argument("--starts", action="store_true", help="only try whether the programs start here")
     parser.add_argument("--list-programs", action="store_true", help="only list what has to be built")
     arguments = parser.parse_args()
@@ -215,8 +217,16 @@ def main():
         said = start_up(arguments.programs, arguments.imitation)
         print(f"the programs in {arguments.programs} " + ("start" if said is None else f"do not start: {said}"))
         return 0 if said is None else 1
-    if arguments.out is None:
-        parser.error("expected --out DIR")
+    if arguments.list_phases:
+        try:
+            found = phases.choose(arguments.list_phases, arguments.limit)
+        except ValueError as error:
+            parser.exit(2, f"tests/gpu.sh: --phase: {error}\n")
+        for phase, seconds in found:
+            print(phase.name, f"{seconds * phases.TERM_SHARE:g} {seconds * (1 - phases.TERM_SHARE):g}")
+        return 0
+    if arguments.out is None or arguments.phase is None:
+        parser.error("expected --phase NAME and --out DIR")
     folders = [*arguments.results, arguments.out]
     if arguments.phase == "report":
         if not any((folder / results.RESULTS).exists() for folder in folders):
@@ -230,9 +240,7 @@ def main():
     else:
         runner = Runner(arguments, arguments.out)
         _end_when_told(runner)
-        for phase in phases.PHASES.values():
-            if arguments.phase in ("all", phase.name):
-                runner.run(phase, phase.seconds if arguments.limit is None else arguments.limit)
+        runner.run(*phases.choose(arguments.phase, arguments.limit)[0])
         runner.results.close()
         status, last = verdict([arguments.out])
     print(f"report: {arguments.out / results.REPORT}")
