@@ -93,7 +93,7 @@ class ImitationTest(unittest.TestCase):
         self.assertRegex(text, r"\| bench \| \*\*unfinished\*\* \| 0 \|")
 
     def test_help_and_bad_arguments(self):
-        self.assertIn("--phase PHASE", self.gpu_sh("--help")[1])
+        self.assertIn("--phase LIST", self.gpu_sh("--help")[1])
         for words in ((), ("--phase",), ("--phase", "none"), ("--bogus",)):
             status, said = self.gpu_sh(*words)
             self.assertEqual(status, 2, said)
