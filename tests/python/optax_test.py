@@ -6,8 +6,10 @@ JAX and optax are those of deploy/torch2.sh's environment, in which CTest runs i
 """
 
 import argparse
+import copy
 import functools
 import os
+import pickle
 import sys
 import tempfile
 import unittest
@@ -263,6 +265,109 @@ class OptaxTest(unittest.TestCase):
         jax.tree_util.tree_map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5), jax.device_get(start), expected)
         with self.assertRaisesRegex(precondor.InvalidArgumentError, "preconditioner_update_probability: expected a number, got <function"):
             precondor.optax.kron(preconditioner_update_probability=lambda step: 1.0)
+
+    def test_accumulation_by_multi_steps_is_refused(self):
+        for jitted in (True, False):
+            for skip in (None, optax.skip_not_finite):
+                with self.subTest(jitted=jitted, skip=skip):
+                    optimizer = optax.MultiSteps(optax.chain(self.transformation(), optax.scale_by_learning_rate(0.1)), 2, True, skip)
+                    state, update = optimizer.init(gradients(0)), jax.jit(optimizer.update) if jitted else optimizer.update
+                    # JAX loses an error of a call that is not compiled; the next call raises it.
+                    with self.assertRaisesRegex((jax.errors.JaxRuntimeError, precondor.FailedPreconditionError),
+                                                "step 0 has been made.* optax.MultiSteps .*call `update` once"):
+                        for step in range(3):
+                            updates, state = jax.block_until_ready(update(gradients(step), state))
+
+    def test_a_failed_step_can_be_tried_again(self):
+        transformation, expected = self.transformation(), self.run_steps(self.transformation(), steps=2)[0]
+        state = transformation.init(gradients(0))
+        with mock.patch.object(transformation.connection, "_exchange", side_effect=precondor.UnavailableError("gone")):
+            with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "gone"):
+                jax.block_until_ready(transformation.update(gradients(0), state))
+        for step in range(2):
+            updates, state = transformation.update(gradients(step), state)
+            self.expect_equal(updates["dense"]["kernel"], expected[step]["dense"]["kernel"])
+        # Where JAX has lost the error, the next step has it.
+        transformation.connection._failures[0] = 1, precondor.UnavailableError("gone")  # pylint: disable=protected-access
+        with self.assertRaisesRegex(precondor.UnavailableError, "gone"):
+            transformation.update(gradients(2), state)
+
+    def test_the_mean_of_several_batches_is_one_step(self):  # as docs/jax.md has it
+        transformation, other = self.transformation(), self.transformation()
+        batches = jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *(gradients(step) for step in range(4)))
+
+        def loss_of(params, batch):
+            return sum(jnp.vdot(one, two) for one, two in zip(jax.tree_util.tree_leaves(params), jax.tree_util.tree_leaves(batch)))
+
+        @jax.jit
+        def step(params, state, batches):
+            def add(total, batch):
+                return jax.tree_util.tree_map(jnp.add, total, jax.value_and_grad(loss_of)(params, batch)), None
+
+            zeros = jax.tree_util.tree_map(jnp.zeros_like, (jnp.float32(0), params))
+            total, _ = jax.lax.scan(add, zeros, batches)
+            loss, grads = jax.tree_util.tree_map(lambda leaf: leaf / 4, total)
+            return transformation.update(grads, state, params, value=loss)
+
+        updates, state = step(gradients(9), transformation.init(gradients(0)), batches)
+        mean = jax.tree_util.tree_map(lambda leaf: sum(leaf) / 4, batches)
+        expected, _ = jax.jit(other.update)(mean, other.init(mean))
+        self.assertEqual(int(state.step), 1)
+        jax.tree_util.tree_map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4), updates, expected)
+
+    def test_a_factory_that_runs_in_each_trace_has_one_session(self):
+        expected, _ = self.run_steps(self.transformation(), steps=6)
+        sessions = []
+
+        def open_session(client, spec):
+            sessions.append(spec.name)
+            return original(client, spec)
+
+        original = precondor.Client.open_session
+        with mock.patch.object(precondor.Client, "open_session", open_session):
+            for jitted in (True, False):
+                optimizer = optax.inject_hyperparams(lambda rate: optax.chain(self.transformation(), optax.scale(rate)))(rate=0.5)
+
+                def update(grads, state, batch, optimizer=optimizer):
+                    return *optimizer.update(grads, state), batch.sum()
+
+                step = jax.jit(update) if jitted else update
+                state = jax.jit(optimizer.init)(gradients(0))
+                for number in range(5):
+                    updates, state, _ = step(gradients(number), state, jnp.ones(3 if number == 2 else 8))
+                    self.expect_equal(jax.device_get(updates)["dense"]["kernel"], 0.5 * expected[number]["dense"]["kernel"])
+                state.hyperparams["rate"] = jnp.float32(0.25)
+                state, updates = jax.lax.scan(lambda state, grads: optimizer.update(grads, state)[::-1], state,
+                                              jax.tree_util.tree_map(lambda leaf: leaf[None], gradients(5)))
+                self.expect_equal(updates["dense"]["kernel"][0], 0.25 * expected[5]["dense"]["kernel"])
+            self.assertEqual(len(sessions), 2)  # a run each
+            kron = optax.inject_hyperparams(lambda rate, decay: precondor.optax.kron(rate, weight_decay=decay, address=self.server.address))
+            optimizer = kron(rate=0.1, decay=0.01)
+            state = optimizer.init(gradients(0))
+            self.addCleanup(state.inner_state[0].connection.close, True)
+            for number in range(2):
+                _, state = jax.jit(optimizer.update)(gradients(number), state, gradients(0))
+            self.assertEqual((len(sessions), int(state.inner_state[0].step)), (3, 2))
+
+    def test_a_state_is_copied_and_saved_without_its_connection(self):
+        state = self.transformation().init(gradients(0))
+        for copied in (copy.deepcopy(state), pickle.loads(pickle.dumps(state)), precondor.optax.PrecondorState(*state)):
+            self.assertIsNone(copied.connection)
+            self.expect_equal(tuple(copied), tuple(state))
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+        self.assertEqual((paths[0], paths[1][:8]), (".step", ".vectors"))
+
+    def test_wrappers_that_ask_for_some_steps_or_leaves(self):
+        expected, _ = self.run_steps(self.transformation(), steps=2)
+        bad = jax.tree_util.tree_map(lambda leaf: leaf * jnp.nan, gradients(1))
+        for wrapped in (optax.apply_if_finite(self.transformation(), 3),
+                        optax.multi_transform({"ours": self.transformation(), "none": optax.set_to_zero()},
+                                              {"conv": "ours", "dense": "ours", "scale": "none", "row": "none"})):
+            state, update = wrapped.init(gradients(0)), jax.jit(wrapped.update)
+            for number, grads in enumerate((gradients(0), bad, gradients(1))):
+                updates, state = update(grads, state)
+                if number != 1:
+                    self.expect_equal(jax.device_get(updates)["dense"], expected[min(number, 1)]["dense"])
 
     def test_a_later_process_goes_on(self):
         first = self.transformation(session=self.name)

@@ -13,11 +13,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+import jax
 import numpy as np
 
 from . import server
 from ._client import Client, Future, Security, Worker, security_of
-from ._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, check_text, invalid
+from ._errors import AbortedError, FailedPreconditionError, InvalidArgumentError, PrecondorError, check_text, invalid
 from ._jax_group import Group
 from ._session import Layer, SessionSpec
 
@@ -36,14 +37,32 @@ class Connection:
         self._is_new_name = not session
         self._factors = factors
         self._address, self._security, self._timeouts = address, security_of(security), dict(timeouts)
+        # Equal for connections of equal arguments. Factors are large: the same object counts.
+        self.arguments = (address, session, group.mesh, id(factors), self._security, self._timeouts)
         self._lock = threading.Lock()
         self._client: Optional[Client] = None
         self._server_address = ""
         self._created = False
         self._restored_step: Optional[int] = None
-        self._next_step = 0
-        self._workers: Dict[int, Worker] = {}  # by rank
+        self._workers: Dict[int, Worker] = {}  # by rank, as the next two
+        self._next_steps: Dict[int, int] = {}
+        self._failures: Dict[int, Tuple[int, Exception]] = {}  # of the last call, with its step
         self._closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        with self._lock:
+            return self._closed
+
+    def raise_failure(self, step: Any) -> None:
+        """Raises the error of the last step. JAX itself loses it if the step was not compiled and its inputs were still being
+        computed. `step` is that of the next call's state: if it is known and the failed step's, the caller tries again."""
+        known = None if isinstance(step, jax.core.Tracer) else int(step)  # waits for the last step
+        with self._lock:
+            failures, self._failures = list(self._failures.values()), {}
+        for failed, error in failures:
+            if failed != known:
+                raise error
 
     def open(self, spec: SessionSpec) -> None:
         """Opens the session at the first call; all processes make it. Later calls must have an equal description
@@ -105,16 +124,32 @@ class Connection:
 
     def exchange(self, rank: Any, step: Any, loss: Any, finite: Any, shares: Sequence[Any]) -> Tuple[Any, Any, List[np.ndarray]]:
         """A rank's part of one step. Returns the next step's number, whether (1) the answers may be used, and the answers."""
-        rank, step, finite = int(rank), int(step), bool(finite)
+        rank, step = int(rank), int(step)
+        try:
+            answers, usable = self._exchange(rank, step, float(loss), bool(finite), shares)
+        except Exception as error:  # pylint: disable=broad-except
+            if isinstance(error, AbortedError) and step < self._next_steps.get(rank, 0):
+                error = FailedPreconditionError(
+                    f"session {self.name}: step {step} has been made, and the state from before it came again with other gradients",
+                    "FAILED_PRECONDITION", advice="To accumulate gradients, as optax.MultiSteps does, take the mean of the batches' gradients "
+                    "and call `update` once: docs/jax.md, Accumulation")
+            with self._lock:
+                self._failures[rank] = step, error
+            raise error from None
+        with self._lock:
+            self._failures.pop(rank, None)
+            self._next_steps[rank] = step + 1
+        return np.int32(step + 1), np.int32(usable), answers
+
+    def _exchange(self, rank: int, step: int, loss: float, finite: bool, shares: Sequence[Any]) -> Tuple[List[np.ndarray], bool]:
         worker, layers = self._joined(rank, step)
         answers = [np.zeros(np.shape(share), np.float32) for share in shares]
         pairs = [pair for share, answer in zip(shares, answers) for pair in zip(np.asarray(share), answer)]
         futures = [self._precondition(worker, step, place, layer, *pair) if finite else worker.abstain_gradient(step, place)
                    for place, (layer, pair) in enumerate(zip(layers, pairs))]
         usable = all([future.result().decision != "SKIP" for future in futures])  # a list: waits for each
-        worker.report_step(step, float(loss), 1, 0.0, finite=usable)
-        self._next_step = step + 1
-        return np.int32(step + 1), np.int32(usable), answers
+        worker.report_step(step, loss, 1, 0.0, finite=usable)
+        return answers, usable
 
     def _precondition(self, worker: Worker, step: int, place: int, layer: Layer, gradient: np.ndarray, answer: np.ndarray) -> Future:
         if self.group.size == 1:
@@ -132,10 +167,11 @@ class Connection:
                 raise FailedPreconditionError(f"session {self.name}: read_factors: expected a step before it, and before close()",
                                               "FAILED_PRECONDITION")
             worker, layers = next(iter(self._workers.values())), len(self.spec.layers)
+            next_step = max(self._next_steps.values())
         found: List[np.ndarray] = []
 
         def read() -> str:
-            found.append(np.frombuffer(self._next_step.to_bytes(8, "little"), np.uint8))
+            found.append(np.frombuffer(next_step.to_bytes(8, "little"), np.uint8))
             found.extend(np.frombuffer(worker.read_factors(place), np.uint8) for place in range(layers))
             return ""
 

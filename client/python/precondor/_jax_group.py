@@ -32,7 +32,7 @@ class Group:
             raise invalid("mesh", "a jax.sharding.Mesh", mesh)
         self.size = 1 if mesh is None else int(mesh.size)
         self._processes = 1 if mesh is None else len({device.process_index for device in mesh.devices.flat})
-        self._mesh = mesh if self.size > 1 else None
+        self.mesh = mesh if self.size > 1 else None
         self._failures: Dict[int, BaseException] = {}  # of this process's ranks, in the step that they failed in
 
     def check(self) -> None:
@@ -62,11 +62,11 @@ class Group:
         Returns:
             The i32; whether all ranks may use their answers; and the answers, [layers, d_out, d_in].
         """
-        if self._mesh is None:
+        if self.mesh is None:
             number, usable, answers = _io_callback(callback, 0, scalars, stacks)
             return number, usable > 0, answers
         self._refuse_deadlock([self.share(one.shape[1]) * one.shape[2] * one.shape[0] * 4 for one in stacks])
-        axes = self._mesh.axis_names
+        axes = self.mesh.axis_names
 
         def of_device(scalars: Sequence[Any], shares: Sequence[jax.Array]) -> Tuple[Any, Any, List[jax.Array]]:
             rank = jax.lax.axis_index(axes)
@@ -79,14 +79,14 @@ class Group:
 
         whole, rows = PartitionSpec(), PartitionSpec(None, axes)
         padded = [jnp.pad(one, ((0, 0), (0, self.share(one.shape[1]) * self.size - one.shape[1]), (0, 0))) for one in stacks]
-        number, usable, answers = _shard_map(of_device, self._mesh, (whole, rows), (whole, whole, rows))(tuple(scalars), padded)
+        number, usable, answers = _shard_map(of_device, self.mesh, (whole, rows), (whole, whole, rows))(tuple(scalars), padded)
         return number, usable, [answer[:, :one.shape[1]] for answer, one in zip(answers, stacks)]
 
     def _refuse_deadlock(self, share_bytes: Sequence[int]) -> None:
         """Raises UnimplementedError where JAX can wait without limit: on the CPU it copies a callback's larger arrays on threads that
         other callbacks and collectives may all have."""
-        assert self._mesh is not None
-        if self._mesh.devices.flat[0].platform == "cpu" and max(share_bytes) > _MOST_CPU_BYTES:
+        assert self.mesh is not None
+        if self.mesh.devices.flat[0].platform == "cpu" and max(share_bytes) > _MOST_CPU_BYTES:
             raise UnimplementedError(f"mesh: expected shares of up to {_MOST_CPU_BYTES} bytes on CPU devices, got {max(share_bytes)}",
                                      "UNIMPLEMENTED", advice="A mesh of CPU devices is for tests: use one device, without a mesh")
 

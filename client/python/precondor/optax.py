@@ -30,16 +30,35 @@ __all__ = ["PrecondorState", "Transformation", "kron", "scale_by_precondor"]
 _SOAP = Method("soap", {"max_factor_dim": 2048})
 
 
-class PrecondorState(NamedTuple):
+class _State(NamedTuple):
+    step: jax.Array
+    vectors: Any
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class PrecondorState(_State):
     """State of the transformation.
 
     Attributes:
         step: Number of the next step, i32.
         vectors: Adam's state for the leaves that are no layers; None if all leaves are layers.
+        connection: The run's, of the transformation whose `init` made the state; None in a copy and in one that was read from a
+            file. It is no leaf. optax.inject_hyperparams makes a new transformation at each trace, and each goes on with it.
     """
 
-    step: jax.Array
-    vectors: Any
+    connection: Optional[Connection] = None
+
+    def tree_flatten_with_keys(self) -> Tuple[Any, Optional[Connection]]:
+        return [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in self._fields], self.connection
+
+    @classmethod
+    def tree_unflatten(cls, connection: Optional[Connection], leaves: Sequence[Any]) -> PrecondorState:
+        made = cls(*leaves)
+        made.connection = connection
+        return made
+
+    def __reduce__(self) -> Tuple[Any, ...]:  # for pickle and copy
+        return PrecondorState, tuple(self)
 
 
 class Transformation(optax.GradientTransformationExtraArgs):
@@ -115,25 +134,27 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
     layer_methods = check_mapping("layer_methods", layer_methods)
     for what, one in (("method", method), *((f"layer_methods: {pattern!r}", one) for pattern, one in layer_methods.items())):
         expect_whole_updates(what, as_method(one, what))
-    group = Group(mesh)
-    connection = Connection(address, session, group, factors, security, timeouts)
+    connection = Connection(address, session, Group(mesh), factors, security, timeouts)
     adam = optax.scale_by_adam(b1, b2)
 
     def init(params: Any) -> PrecondorState:
         vectors = Split(params, scanned_layers).vectors
-        return PrecondorState(jnp.zeros((), jnp.int32), adam.init(vectors) if vectors else None)
+        return PrecondorState.tree_unflatten(connection, (jnp.zeros((), jnp.int32), adam.init(vectors) if vectors else None))
 
     def update(updates: Any, state: PrecondorState, params: Any = None, *, value: Any = math.nan,
                **unused: Any) -> Tuple[Any, PrecondorState]:
         del params, unused
         split = Split(updates, scanned_layers)
         layers = split.layers()
-        connection.open(SessionSpec("", layers, as_method(method), world_size=group.size, seed=seed, on_shard_loss=on_shard_loss,
-                                    exchange="SHARDED" if group.size > 1 else "DIRECT",
-                                    layer_methods=by_pattern(layers, layer_methods, "")))
+        before = state.connection
+        run = before if before and before.arguments == connection.arguments and not before.is_closed else connection
+        group = run.group
+        run.raise_failure(state.step)
+        run.open(SessionSpec("", layers, as_method(method), world_size=group.size, seed=seed, on_shard_loss=on_shard_loss,
+                             exchange="SHARDED" if group.size > 1 else "DIRECT", layer_methods=by_pattern(layers, layer_methods, "")))
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in split.leaves]))
         # The state orders the calls: each one's step is the result of the call before it.
-        step, usable, answers = group.call(connection.exchange, (state.step, value, finite), split.stacks())
+        step, usable, answers = group.call(run.exchange, (state.step, value, finite), split.stacks())
 
         def if_usable(new: Any, old: Any) -> Any:
             return jax.tree_util.tree_map(lambda one, other: jnp.where(usable, one, other), new, old)
@@ -143,7 +164,8 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
             scaled, moved = adam.update(split.vectors, state.vectors)
             vectors = if_usable(moved, state.vectors)
         whole = split.joined(answers, scaled)
-        return if_usable(whole, jax.tree_util.tree_map(jnp.zeros_like, whole)), PrecondorState(step, vectors)
+        state = PrecondorState.tree_unflatten(before and run, (step, vectors))
+        return if_usable(whole, jax.tree_util.tree_map(jnp.zeros_like, whole)), state
 
     return _transformation(optax.GradientTransformationExtraArgs(init, update), connection)
 
@@ -164,7 +186,7 @@ def kron(learning_rate: Union[float, Callable[[Any], Any]] = 0.0003, *, address:
     """
     scale = scale_by_precondor(address, session=session, mesh=mesh, factors=factors, security=security,
                                **migrate.distributed_kron(**arguments))
-    decay = [optax.add_decayed_weights(weight_decay, weight_decay_mask)] if weight_decay > 0.0 else []
+    decay = [optax.add_decayed_weights(weight_decay, weight_decay_mask)] if isinstance(weight_decay, jax.Array) or weight_decay > 0.0 else []
     return _transformation(optax.chain(scale, *decay, optax.scale_by_learning_rate(learning_rate)), scale.connection)
 
 
