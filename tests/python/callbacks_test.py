@@ -136,6 +136,29 @@ class CallbacksTest(unittest.TestCase):
             arguments._n_gpu = 2
             huggingface.PrecondorCallback(server.address, session="x").on_train_begin(arguments, None, None, Model(), None)
 
+    def test_whole_updates_under_accelerates_optimizer_are_told(self):
+        """Trainer's optimizer is accelerate's, with AdamW in it."""
+        import accelerate
+        import transformers
+
+        arguments = transformers.TrainingArguments(
+            self.folder, max_steps=2, per_device_train_batch_size=BATCH, logging_strategy="no", report_to=[], save_strategy="no",
+            disable_tqdm=True, use_cpu=True, remove_unused_columns=False, optim="adamw_torch")
+        for method, count in (("soap", 1), ("mkor", 0)):
+            callback = huggingface.PrecondorCallback(server.address, session=f"{self.name}-{method}", method=method)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                transformers.Trainer(Model(), arguments, train_dataset=rows(), callbacks=[callback]).train()
+            told = [one for one in caught if "answers of soap are whole updates, which AdamW would normalize again" in str(one.message)]
+            self.assertEqual(len(told), count)
+        model = Model()
+        with Preconditioner(model, server.address, session=self.name, **OPTIONS) as pre:
+            optimizer = accelerate.Accelerator(cpu=True).prepare(torch.optim.SGD(model.parameters(), lr=RATE))
+            pre.attach(optimizer)
+            model(*data())["loss"].backward()
+            optimizer.step()
+            self.assertEqual(pre.step_number, 1)
+
     def test_lightning_trainer(self):
         base = sys.modules[lightning.Callback.__module__.split(".")[0]]
         pl = getattr(base, "pytorch", base)

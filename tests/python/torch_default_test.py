@@ -5,11 +5,14 @@
 Skips with 77, and says so, where torch is not installed.
 """
 
+import warnings
+
 import torch_case  # before torch: it skips where there is none
 import torch
 from torch import nn
 
 import precondor
+from torch_optimizer_test import Wrapper
 
 # Of the table, by step: the first two look up every row, so that each has momentum.
 LOOKED_UP = [range(7), range(7), (0, 2, 2, 6), (3,), (1, 4)]
@@ -39,7 +42,7 @@ class Mixture(nn.Module):
         self.experts.down = nn.Parameter(torch.randn(3, 5, 3))  # from the right
         self.experts.bias = nn.Parameter(torch.zeros(3, 3))
         self.other.places = nn.Parameter(torch.zeros(2, 4, 4))
-        self.experts.pairs, self.experts.conv = nn.Bilinear(2, 2, 2), nn.Conv1d(2, 2, 70)
+        self.experts.pairs, self.experts.conv = nn.Bilinear(2, 2, 2), nn.Conv1d(2, 2, 11)
         self.last = nn.Linear(3, 4)
 
     def forward(self, x, expert):
@@ -47,6 +50,20 @@ class Mixture(nn.Module):
         up, down = self.experts.up[expert], self.experts.down[expert]
         x = torch.tanh(up @ x[..., None]).transpose(-2, -1) @ down
         return self.last(x[..., 0, :] + self.experts.bias[expert])
+
+
+class Recurrent(nn.Module):
+    """Reads words, and a row of 3 numbers by cells."""
+
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(6)
+        self.table, self.rnn = nn.Embedding(7, 5), nn.LSTM(5, 4, 2, bidirectional=True, **options)
+        self.gru, self.plain, self.cell = nn.GRU(options.get("proj_size", 4) * 2, 3), nn.RNN(3, 2), nn.GRUCell(2, 3)
+        self.head = nn.Linear(3, 7)
+
+    def forward(self, x):
+        return self.head(self.cell(self.plain(self.gru(self.rnn(self.table(x))[0])[0])[0].flatten(0, 1)))
 
 
 class DefaultTest(torch_case.ServerCase):
@@ -77,6 +94,58 @@ class DefaultTest(torch_case.ServerCase):
             losses.append(loss.item())
         self.assertLess(losses[-1], 0.1 * losses[0])
 
+    def test_gates_of_recurrent_modules_are_layers(self):
+        model = Recurrent(proj_size=3)
+        pre = self.preconditioner(model, method=None)
+        methods = self.methods(pre)
+        self.assertEqual({name: method for name, method in methods.items() if method != "muon"}, {"head": "soap"})
+        self.assertEqual(sorted(name for name in pre.left if "weight" in name), ["table.weight"])
+        sizes = {layer.name: (layer.d_out, layer.d_in) for layer in pre.layers}
+        for name, gates, size in (("rnn.weight_ih_l1_reverse", 4, (4, 6)), ("rnn.weight_hh_l0", 4, (4, 3)), ("rnn.weight_hr_l0", 1, (3, 4)),
+                                  ("gru.weight_ih_l0", 3, (3, 6)), ("plain.weight_hh_l0", 1, (2, 2)), ("cell.weight_ih", 3, (3, 2))):
+            names = [name] if gates == 1 else [f"{name}.group{gate}" for gate in range(gates)]
+            self.assertEqual([sizes.get(one) for one in names], [size] * gates, name)
+        twins = nn.ModuleList(nn.Linear(2, 3, bias=False) for _ in range(3))
+        other = self.preconditioner(twins, f"{self.name}-twins", method="muon")
+        for step in range(3):
+            model.zero_grad()
+            model(torch.tensor([[step, 2], [3, 6]])).square().sum().backward()
+            for twin, gradient in zip(twins, model.cell.weight_ih.grad.chunk(3)):
+                twin.weight.grad = gradient.clone()
+            self.assertEqual(set(pre.step(1.0).decisions.values()), {"PRECONDITIONED"})
+            other.step(1.0)
+            self.assertTrue(torch.equal(model.cell.weight_ih.grad, torch.cat([twin.weight.grad for twin in twins])))
+
+    def test_recurrent_modules_of_other_choices(self):
+        for number, (options, methods) in enumerate((
+                ({"method": "soap"}, {"soap"}), ({"skip": ["rnn"]}, set()), ({"skip_types": nn.LSTM}, set()), ({"method": "mkor"}, set()),
+                ({"method": "mkor", "parameter_methods": {"rnn.weight.*": "kron"}}, {"kron"}))):
+            with self.subTest(options=options), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                pre = self.preconditioner(Recurrent(), f"{self.name}-{number}", **{"method": None, **options})
+                self.assertEqual({method for name, method in self.methods(pre).items() if name.startswith("rnn")}, methods)
+
+    def test_a_model_most_of_which_is_no_layer(self):
+        class Own(nn.Module):
+            def __init__(self, frozen=False, layers=1):
+                super().__init__()
+                self.rows, self.table = nn.Parameter(torch.randn(9, 6), not frozen and layers == 1), nn.Embedding(70, 6)
+                self.body = nn.Sequential(*(nn.Linear(6, 7 - layer) for layer in range(layers)))
+
+        cases = (({}, {}, r"most of the model's weights are no layers.*: rows\. method is therefore mkor", "mkor"),
+                 ({}, {"method": "eva"}, r"weights are no layers.*: rows\. register_layer", "eva"),
+                 ({}, {"parameter_methods": {"rows": "soap"}}, "", "muon"), ({"frozen": True}, {}, "", "muon"),
+                 ({"layers": 2}, {"skip": ["body.0"]}, "", "eva"), ({"layers": 2}, {"skip": ["body.0"], "method": None}, "no layers", "mkor"))
+        for number, (model, options, warning, method) in enumerate(cases):
+            with self.subTest(options=options), warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                pre = self.preconditioner(Own(**model), f"{self.name}-{number}", **{"method": "eva" if model.get("layers") else None, **options})
+                self.assertEqual(len(caught), 1 if warning else 0)
+                self.assertRegex("".join(str(one.message) for one in caught), warning or "^$")
+                self.assertEqual(pre.spec.method.name, method)
+                betas = (0.95, 0.95) if method == "muon" else (0.9, 0.999)
+                self.assertEqual({group["betas"] for group in pre.make_optimizer(0.1).param_groups}, {betas})
+
     def test_convolutions(self):
         model = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.ConvTranspose2d(4, 2, 2), nn.Flatten(), nn.Linear(8, 3))
         pre = self.preconditioner(model, method=None, layer_methods={"1": "kron"})
@@ -87,6 +156,31 @@ class DefaultTest(torch_case.ServerCase):
     def test_the_first_and_the_last_layer_are_not_hidden(self):
         pre = self.preconditioner(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 4)), method=None)
         self.assertEqual(self.methods(pre), {"0": "soap", "2": "muon", "3": "soap"})
+
+    def test_tables_of_words_and_ends(self):
+        """Layers with soap, and tables at four times the rate."""
+        class Text(nn.Module):
+            """A head for each row of the table of words, behind a projection of its width or not."""
+
+            def __init__(self, words=40, places=24, width=24, narrow=24, tied=False, outputs=None):
+                super().__init__()
+                self.words, self.places, self.types = nn.Embedding(words, narrow), nn.Embedding(places, width), nn.Embedding(2, width)
+                self.up, self.wide, self.back = nn.Linear(narrow, width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+                self.down, self.head = nn.Linear(width, narrow), nn.Linear(narrow, outputs or words)
+                if tied:
+                    self.head.weight = self.words.weight
+
+        for number, (options, ends, tables) in enumerate((
+                ({}, ["head"], ["words"]), ({"narrow": 10}, ["head"], ["words"]), ({"words": 20}, ["head"], ["words"]),
+                ({"words": 96}, ["head"], ["words"]),  # as many as wide has outputs
+                ({"tied": True}, ["words.weight"], []), ({"outputs": 3}, [], ["words", "places"]),
+                ({"outputs": 3, "words": 97}, [], ["words"]))):
+            with self.subTest(**options):
+                model = Text(**options)
+                pre = self.preconditioner(model, f"{self.name}-{number}", method=None)
+                self.assertEqual([name for name, method in self.methods(pre).items() if method == "soap"], ends)
+                scaled = {id(one) for group in pre.param_groups() if group["lr_scale"] == 4.0 for one in group["params"]}
+                self.assertEqual([name for name, module in model.named_children() if id(module.weight) in scaled], tables)
 
     def test_a_tied_weight_is_one_layer(self):
         pre = self.preconditioner(Net(tied=True), method=None)
@@ -118,6 +212,15 @@ class DefaultTest(torch_case.ServerCase):
                 self.assertEqual(pre.spec.method.name, method)
                 self.assertEqual({group["lr_scale"] for group in pre.param_groups()}, {1.0})
 
+    def test_a_fallback_of_whole_updates_is_refused(self):
+        fallback = {"policy": "AT_STEP", "at_step": 2}
+        for options, pattern in (({"method": "muon"}, "^fallback: 2 layers, the first of them body, have methods whose answers are whole updates"),
+                                 ({"layer_methods": {"head": "soap"}}, "^fallback: 1 layers, the first of them head"),
+                                 ({"parameter_methods": {"table.*": "kron"}}, "^fallback: 1 layers, the first of them table.weight")):
+            with self.subTest(**options):
+                self.expect(precondor.InvalidArgumentError, f"{pattern}.*whose answers suit AdamW", self.preconditioner, Net(), fallback=fallback, **options)
+                self.preconditioner(Net(), fallback={"policy": "NEVER"}, replace=True, **options)
+
     def test_a_users_choice_goes_before_the_defaults(self):
         pre = self.preconditioner(Net(), method=None, layer_methods={"head": "kron"}, embeddings="soap")
         self.assertEqual(self.methods(pre), {"body": "muon", "head": "kron", "table.weight": "soap"})
@@ -139,7 +242,8 @@ class DefaultTest(torch_case.ServerCase):
                 ({"method": "muon"}, "answers of muon "), ({"method": "soap"}, "answers of soap "), ({"method": "kron"}, "answers of kron "),
                 ({"method": "muon", "optimizer": adamw}, "which AdamW would"), ({"layer_methods": {"head": "muon"}}, "answers of muon "),
                 ({"layer_methods": {"head": "muon"}, "optimizer": own}, "which BaseOptimizer would"),
-                ({"layer_methods": {"head": "muon"}, "optimizer": apart}, ""),
+                ({"layer_methods": {"head": "muon"}, "optimizer": apart}, ""), ({"method": "soap", "optimizer": Wrapper(adamw)}, "which AdamW would"),
+                ({"method": None, "optimizer": Wrapper(adamw)}, ""), ({"method": "soap", "optimizer": Wrapper(Wrapper(sgd))}, ""),
                 ({"method": "muon", "optimizer": sgd}, ""), ({"method": None, "optimizer": adamw}, ""), ({}, ""), ({"optimizer": adamw}, ""))):
             with self.subTest(options=options):
                 self.expect_warning(warning, self.preconditioner(model, f"{self.name}-{number}", **options).step, 1.0)
@@ -153,7 +257,7 @@ class DefaultTest(torch_case.ServerCase):
 
     def test_each_expert_is_a_layer(self):
         experts = [f"experts.{name}.expert{expert}" for name in ("up", "down") for expert in range(3)]
-        pre = self.preconditioner(Mixture(), method=None, max_dim=100)
+        pre = self.preconditioner(Mixture(), method=None, max_dim=20)
         self.assertEqual(self.methods(pre), {"first": "soap", "last": "soap", **dict.fromkeys(experts, "muon")})
         self.assertEqual([(layer.d_out, layer.d_in) for layer in pre.layers if layer.name in experts], [(5, 4)] * 3 + [(5, 3)] * 3)
         self.assertEqual(set(pre.left), {"experts.bias", "other.places", "experts.pairs.weight", "experts.pairs.bias", "experts.conv.weight", "experts.conv.bias"})
@@ -163,7 +267,7 @@ class DefaultTest(torch_case.ServerCase):
                 ({"method": "soap"}, dict.fromkeys(experts, "soap")),
                 ({"experts": "", "parameter_methods": {".*up": "soap"}}, dict.fromkeys(experts[:3], "soap")))):
             with self.subTest(options=options):
-                pre = self.preconditioner(Mixture(), f"{self.name}-{number}", **{"method": None, "max_dim": 100, **options})
+                pre = self.preconditioner(Mixture(), f"{self.name}-{number}", **{"method": None, "max_dim": 20, **options})
                 self.assertEqual({name: method for name, method in self.methods(pre).items() if "expert" in name}, methods)
         self.expect(precondor.InvalidArgumentError, "experts: expected one of kron, soap, muon, .* got mkor",
                     self.preconditioner, Mixture(), experts="mkor")
@@ -171,7 +275,7 @@ class DefaultTest(torch_case.ServerCase):
     def test_an_expert_is_as_a_linear_layer_and_stays_where_no_row_comes(self):
         model = Mixture()
         twins = nn.ModuleList(nn.Linear(4, 5, bias=False) for _ in range(3))
-        pre = self.preconditioner(model, method=None, max_dim=100)
+        pre = self.preconditioner(model, method=None, max_dim=20)
         other = self.preconditioner(twins, f"{self.name}-twins", method="muon")
         for routed in ([0, 1, 2], [0, 2], [1, 1], [2, 0, 1]):
             model.zero_grad()

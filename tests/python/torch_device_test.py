@@ -135,15 +135,16 @@ class TorchDeviceTest(unittest.TestCase):
         self.assertEqual([result.step for result in self.results if result.skipped], [3])
         self.assertEqual(self.plane["in_ring"], (CASES["kfac"].steps - 1) * len(self.results[0].decisions))
 
-    def test_a_gradient_that_is_not_finite_is_skipped(self):
+    def test_a_gradient_that_is_not_finite_skips_the_step(self):
         _, address = self.start(RING)
         model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
         with host_as_device(), precondor.torch.Preconditioner(model, address, session="job", method="mkor",
                                                               connect_timeout=TIMEOUT_S) as pre:
             model(torch.ones(2, 3)).square().mean().backward()
             model[0].weight.grad[1, 1] = float("nan")
-            self.assertEqual(pre.step().decisions, {"0": "SKIP", "1": "PRECONDITIONED"})
-            self.assertIsNone(model[0].weight.grad)
+            with self.assertWarnsRegex(UserWarning, "step 0: the gradient of 0.weight is not finite"):
+                self.assertEqual(pre.step().decisions, {"0": "SKIP", "1": "SKIP"})
+            self.assertEqual([parameter.grad for parameter in model.parameters()], [None, None])
 
     def test_a_server_that_is_lost_in_a_step(self):
         """And comes back; and stays away."""

@@ -173,6 +173,11 @@ class FsdpTest(unittest.TestCase):
                     self.assertIsInstance(answer, precondor.FailedPreconditionError)
                     self.assertRegex(str(answer), f"^{'rank 0: ' if rank else ''}{pattern}")
 
+    def test_a_part_that_is_not_finite_skips_the_step_on_every_rank(self):
+        for exchange in ("DELEGATE", "SHARDED"):
+            for answer in self.run_all(2, "spoiled", exchange=exchange):
+                self.assertEqual(answer, [(False, {"PRECONDITIONED"}, False), (True, {"SKIP"}, True), (False, {"PRECONDITIONED"}, False)])
+
     def test_buffers_are_freed(self):
         self.assertEqual(self.run_all(2, "released"), [(0, 4)] * 2)
 

@@ -156,6 +156,23 @@ class LayersTest(torch_case.ServerCase):
         self.assertEqual([layer.name for layer in pre.layers], ["0"])
         self.assertEqual(pre.left["1.weight"], "a parameter of Bilinear")
 
+    def test_weights_that_are_unfrozen_later_are_told(self):
+        model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 3))
+        for parameter in [*model[0].parameters(), *model[1].parameters()]:
+            parameter.requires_grad_(False)
+
+        def step():
+            model.zero_grad()
+            model(torch.ones(5, 4)).sum().backward()
+            pre.step(1.0)
+
+        pre = self.preconditioner(model)
+        model[1].requires_grad_(True)  # a vector is no layer anyway
+        self.expect_warning("", step)
+        model[0].requires_grad_(True)
+        self.expect_warning("weights that were frozen when it was made are trained, but are no layers: 0.weight. Make it and its optimizer anew",
+                            step)
+
     def test_arguments_that_are_wrong_are_named(self):
         model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.LayerNorm(4), nn.Linear(4, 3))
         for options, pattern in (

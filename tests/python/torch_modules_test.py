@@ -22,6 +22,11 @@ from torch.utils.checkpoint import checkpoint
 import precondor
 from interop_test import TIMEOUT_S
 
+try:
+    from torch.func import functional_call
+except ImportError:
+    from torch.nn.utils.stateless import functional_call
+
 
 class Attentions(nn.Module):
     """Two, called in another order than they are defined in, each in a checkpoint if one is wanted."""
@@ -260,6 +265,60 @@ class ModulesTest(torch_case.ServerCase):
         model.to(torch.float64)
         model(torch.randn(5, 4, dtype=torch.float64)).sum().backward()
         self.assertEqual(pre.step(1.0).decisions, {"0": "PRECONDITIONED", "1": "PRECONDITIONED"})
+
+    def test_calls_under_torch_func_give_no_statistics(self):
+        x, y = torch.randn(5, 4), torch.randn(5, 3)
+
+        def loss_of(model, weights):
+            return (functional_call(model, weights, (x,)) - y).square().mean()
+
+        def other_weights(model):  # of one module alone, and of all
+            return {name: value.detach().clone() * 2 for name, value in model.named_parameters() if name.startswith(model.replaced)}
+
+        def backward(model):
+            weights = {name: value.requires_grad_() for name, value in other_weights(model).items()}
+            names = list(weights)
+            for name, gradient in zip(names, torch.autograd.grad(loss_of(model, weights), [weights[name] for name in names])):
+                model.get_parameter(name).grad = gradient
+
+        def transformed(model):
+            for name, gradient in torch.func.grad(lambda weights: loss_of(model, weights))(other_weights(model)).items():
+                model.get_parameter(name).grad = gradient
+
+        def each_sample(model):
+            weights, of_one = dict(model.named_parameters()), lambda weights, x, y: (functional_call(model, weights, (x,)) - y).square().mean()
+            of_all = torch.func.vmap(torch.func.grad(of_one), (None, 0, 0))({name: value.detach() for name, value in weights.items()}, x, y)
+            for name, gradient in of_all.items():
+                weights[name].grad = gradient.mean(0)
+
+        def batched(model):
+            output = model(x)
+            torch.autograd.grad(output, list(model.parameters()), torch.stack([torch.ones_like(output)] * 2), is_grads_batched=True)
+            model(x).sum().backward()
+
+        for how, replaced in ((backward, ""), (backward, "1"), *(((transformed, ""), (transformed, "1"), (each_sample, ""), (batched, "")) if
+                                                                  hasattr(torch, "func") else ())):
+            for method in ("mkor", None):
+                with self.subTest(how=how.__name__, replaced=replaced, method=method):
+                    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+                    model.replaced = replaced
+                    pre = self.preconditioner(model, f"{self.name}-{how.__name__}-{replaced}-{method}", method=method)
+                    optimizer = pre.make_optimizer(0.1)
+                    for step in range(3):
+                        optimizer.zero_grad(set_to_none=True)
+                        with warnings.catch_warnings(record=True) as caught:
+                            warnings.simplefilter("always")
+                            how(model) if step < 2 else model(x).sum().backward()
+                            gradient = model[1].weight.grad.clone()
+                            decisions = pre.step(1.0).decisions
+                        told = [str(one.message) for one in caught if "torch.func" in str(one.message)]
+                        self.assertEqual((len(told), len(caught)), (1, 1) if step == 0 and method else (0, 0), [str(one.message) for one in caught])
+                        if how is batched or step == 2 or method is None:
+                            self.assertEqual(decisions["1"], "PRECONDITIONED")
+                        else:
+                            self.assertEqual(decisions["1"], "IDENTITY")
+                            self.assertTrue(torch.equal(gradient, model[1].weight.grad))
+                        optimizer.step()
 
     def test_hooks_of_others_come_later(self):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))

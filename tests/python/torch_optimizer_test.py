@@ -14,6 +14,12 @@ from torch import nn
 
 import precondor
 from precondor.torch import BaseOptimizer
+from torch_training import make_scaler
+
+try:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+except ImportError:
+    get_optimizer_state_dict = None
 
 HAS_STEP_HOOKS = hasattr(torch.optim.Optimizer, "register_step_pre_hook")
 
@@ -27,6 +33,25 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.head(self.norm(torch.tanh(self.body(self.table(x)))))
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As accelerate's: it has no state, hooks or groups of its own."""
+
+    def __init__(self, optimizer, name="optimizer", scaler=None):  # pylint: disable=super-init-not-called
+        self._inner = optimizer
+        setattr(self, name, optimizer)
+        self.scaler = scaler
+
+    @property
+    def param_groups(self):
+        return self._inner.param_groups
+
+    def step(self, closure=None):
+        return self._inner.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self._inner.zero_grad(set_to_none)
 
 
 def loss_of(model, step):
@@ -149,6 +174,62 @@ class OptimizerTest(torch_case.ServerCase):
             scaler.step(optimizer)
             scaler.update()
         self.assertEqual(pre.step_number, 4)
+
+    @unittest.skipUnless(HAS_STEP_HOOKS, "torch before 2.0")
+    def test_the_optimizer_in_a_wrapper_is_attached(self):
+        wanted, _ = self.train("hand", "by hand")
+        for number, wrap in enumerate((Wrapper, lambda one: Wrapper(Wrapper(one, "optim"), "base_optimizer"))):
+            model = Net()
+            pre = self.preconditioner(model, f"{self.name}-{number}", method="eva")
+            wrapped = wrap(pre.make_optimizer(0.01))
+            pre.attach(wrapped)
+            for step in range(6):
+                wrapped.zero_grad()
+                loss_of(model, step).backward()
+                wrapped.step()
+            self.assertEqual(pre.step_number, 6)
+            pre.close(end_session=True)
+            wrapped.step()
+            self.expect_equal(model, wanted)
+        adamw = torch.optim.AdamW(model.parameters())
+        self.expect(precondor.InvalidArgumentError, r"attach: .*wrapper has a GradScaler.*step\(loss, scaler", pre.attach,
+                    Wrapper(adamw, scaler=make_scaler(64.0)))
+        self.expect(precondor.InvalidArgumentError, "attach: .*got a Wrapper without its step hooks", pre.attach, Wrapper(adamw, "hidden"))
+
+    @unittest.skipIf(get_optimizer_state_dict is None, "needs torch.distributed.checkpoint of torch 2.2")
+    def test_a_step_that_only_makes_an_optimizers_state_is_none(self):
+        """torch.distributed.checkpoint makes one, with gradients of zeros and a rate of 0, for an optimizer without state."""
+        def run(name, steps, saved=None):
+            model = Net()
+            pre = self.preconditioner(model, f"{self.name}-{name}", method="mkor")
+            optimizer = pre.make_optimizer(0.01)
+            pre.attach(optimizer)
+            if saved is None:
+                get_optimizer_state_dict(model, optimizer)
+            else:
+                model.load_state_dict(saved["model"])
+                set_optimizer_state_dict(model, optimizer, saved["optimizer"])
+                pre.load_state_dict(saved["pre"])
+            for step in range(pre.step_number, steps):
+                loss_of(model, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            self.assertEqual(pre.step_number, steps)
+            return model, {"model": copy.deepcopy(model.state_dict()), "pre": pre.state_dict(factors=True),
+                           "optimizer": copy.deepcopy(get_optimizer_state_dict(model, optimizer))}
+
+        saved = run("first", 3)[1]
+        self.expect_equal(run("resumed", 6, saved)[0], run("whole", 6)[0])
+
+    def test_a_rate_of_zero_is_a_step_of_a_warm_up(self):
+        model = Net()
+        pre = self.preconditioner(model)
+        optimizer = pre.make_optimizer(0.0)
+        if HAS_STEP_HOOKS:
+            pre.attach(optimizer)
+            loss_of(model, 0).backward()
+            optimizer.step()
+            self.assertEqual(pre.step_number, 1)
 
     def test_each_wrong_order_of_a_step_warns_once(self):
         for order, warning in (("bpo", ""), ("pbo", "finds no layer with a gradient"),

@@ -151,6 +151,19 @@ class RanksTest(unittest.TestCase):
                         self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])
                         self.assertEqual(answer[4], 32.0)  # or the ranks' losses, and whatever hangs on the scale, part
 
+    def test_a_gradient_of_one_rank_that_is_not_finite_skips_the_step_on_both(self):
+        for exchange in EXCHANGES:
+            for ddp in (False, True):
+                with self.subTest(exchange=exchange, ddp=ddp):
+                    overflow = ((0, 4), (1, 4)) if ddp else ((1, 4),)
+                    answers = self.train("mlp", exchange=exchange, ddp=ddp, overflow=overflow)
+                    self.expect_reference("mlp", answers, skipped=[4])
+                    for answer in answers:
+                        self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])
+        for ddp in (False, True):  # gradients of layers have left
+            for answer in self.train("mlp", session=f"{self.name}-{ddp}", ddp=ddp, exchange="DIRECT", overlap=True, overflow=((1, 4),)):
+                self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])
+
     def test_gradients_that_are_unscaled_before_the_ranks_agree_are_refused(self):
         for answer in self.run_both("train", case="mlp", scaler=64.0, unscale=True):
             self.assertIsInstance(answer, precondor.InvalidArgumentError)

@@ -142,6 +142,23 @@ def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=Fals
     return [whole(parameter) for parameter in model.parameters()], result.decisions, names, losses
 
 
+def spoiled(rank, address, session, exchange):
+    """Of three steps, in the second of which rank 1's part of one gradient has a NaN: (skipped, decisions, whether no gradient is left)."""
+    model, _ = make("fsdp")
+    told = []
+    with precondor.torch.Preconditioner(model, address, session=f"{session}-{exchange}", exchange=exchange, method=None) as pre:
+        optimizer = pre.make_optimizer(0.02)
+        for step in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(BATCH, 2, 3, 3, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+            if step == rank == 1:
+                model.head.weight.grad.to_local().view(-1)[-1] = float("nan")
+            result = pre.step()
+            optimizer.step()
+            told.append((result.skipped, set(result.decisions.values()), not any(one.grad is not None for one in model.parameters())))
+    return told
+
+
 class Residual(nn.Module):
     """What tensor parallelism divides: `up` by its outputs, `down` by its inputs."""
 
@@ -312,4 +329,4 @@ def released(rank, address, session):
     return sum(buffer() is not None for buffer in buffers), len(buffers)
 
 
-FUNCTIONS = {function.__name__: function for function in (train, train_divided, refused, missed, released)}
+FUNCTIONS = {function.__name__: function for function in (train, train_divided, refused, missed, released, spoiled)}

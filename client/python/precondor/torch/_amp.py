@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a step that uses AMP's GradScaler."""
+"""The part of a step that looks for gradients that are not finite, and uses AMP's GradScaler."""
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -11,24 +11,58 @@ from torch import nn
 from .._errors import InvalidArgumentError, UnimplementedError
 from ._exchange import Slot
 from ._group import Group
+from ._layers import has_gradient
+from ._optimizer import parameters_of
+from ._sharded import local
 
 
-def optimized(optimizer: torch.optim.Optimizer) -> Set[nn.Parameter]:
-    """Returns the parameters that the optimizer trains."""
-    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
+def trained_by(optimizer: Optional[torch.optim.Optimizer], model: nn.Module, layers: Iterable[nn.Parameter]) -> List[nn.Parameter]:
+    """Returns the parameters that a step changes: the optimizer's and those of layers; without an optimizer the model's."""
+    return list(model.parameters() if optimizer is None else parameters_of(optimizer).union(layers))
 
 
-def unscale(scaler: Optional[Any], optimizer: Optional[torch.optim.Optimizer], slots: Sequence[Slot], group: Group,
-            averages: bool, sharded: bool) -> Tuple[float, bool]:
+def gradients_of(parameters: Iterable[nn.Parameter]) -> List[torch.Tensor]:
+    """Returns this rank's parts of the gradients. A frozen parameter has none."""
+    return [_values(parameter.grad) for parameter in parameters if has_gradient(parameter)]
+
+
+def are_finite(gradients: Sequence[torch.Tensor]) -> bool:
+    """Returns whether no value is infinite or NaN. Reads each value once, and waits once for each device."""
+    sums: Dict[torch.device, List[torch.Tensor]] = {}
+    for one in gradients:
+        sums.setdefault(one.device, []).append(one.sum(dtype=torch.float32))
+    # A value that is not finite makes its sum not finite. So may large ones.
+    return all(bool(torch.isfinite(torch.stack(of_device)).all()) for of_device in sums.values()) or \
+        all(bool(torch.isfinite(one).all()) for one in gradients)
+
+
+def skip_text(step: int, model: nn.Module) -> str:
+    """Returns the warning of a step that is skipped."""
+    name = next((name for name, one in model.named_parameters() if not are_finite(gradients_of([one]))), None)
+    what = "another rank has a gradient that" if name is None else f"the gradient of {name}"
+    return (f"Preconditioner: step {step}: {what} is not finite. The step is skipped: all gradients become None, and no factors change. "
+            "Later skipped steps are told by StepResult.skipped alone")
+
+
+def _values(grad: torch.Tensor) -> torch.Tensor:
+    grad = local(grad.detach())
+    grad = grad._values() if grad.is_sparse else grad
+    return torch.view_as_real(grad) if grad.is_complex() else grad
+
+
+def unscale(scaler: Optional[Any], optimizer: Optional[torch.optim.Optimizer], trained: Sequence[nn.Parameter],
+            slots: Sequence[Slot], group: Group, averages: bool, differ: bool, sharded: bool) -> Tuple[float, bool]:
     """Unscales the gradients. Returns the loss scale that statistics still have, and whether all gradients of all ranks
     are finite.
 
     Args:
         scaler: AMP's GradScaler, or None.
         optimizer: The optimizer whose gradients are unscaled.
+        trained: The parameters that the step changes.
         slots: The session's layers.
         group: The job's ranks.
         averages: step() averages the gradients, and not DDP.
+        differ: The ranks' gradients, or their parts of them, differ.
         sharded: The model is under fully_shard or tensor parallelism.
 
     Raises:
@@ -37,21 +71,22 @@ def unscale(scaler: Optional[Any], optimizer: Optional[torch.optim.Optimizer], s
             averages.
     """
     if scaler is None or not scaler.is_enabled():
-        return 1.0, True
+        finite = are_finite(gradients_of(trained))
+        return 1.0, group.all(finite) if differ else finite
     if sharded:
         raise UnimplementedError("scaler: is not supported for a model in parts", "UNIMPLEMENTED", "UNSPECIFIED",
                                  "bf16 needs none: MixedPrecisionPolicy(param_dtype=torch.bfloat16)")
     if optimizer is None:
         raise InvalidArgumentError("scaler: needs an optimizer: make_optimizer(), or optimizer= of Preconditioner", "INVALID_ARGUMENT")
-    own = optimized(optimizer)
+    own = parameters_of(optimizer)
     stranger = next((slot for slot in slots if not own >= set(slot.matrix.parameters())), None)
     if stranger is not None:
         raise InvalidArgumentError(
             f"scaler: layer {stranger.layer.name}: expected its parameters in optimizer= of Preconditioner",
             "INVALID_ARGUMENT", "UNSPECIFIED",
             "The scaler unscales one optimizer here. Leave out layers that it does not train: skip=")
-    gradients = [one.grad._values() if one.grad.is_sparse else one.grad for one in own if one.grad is not None]
-    finite = all(bool(torch.isfinite(one).all()) for one in gradients)
+    gradients = [_values(one.grad) for one in own if one.grad is not None]
+    finite = are_finite(gradients)
     if averages:
         finite = group.all(finite)
     if not finite and gradients:

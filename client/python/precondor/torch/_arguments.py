@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from .._errors import InvalidArgumentError, UnimplementedError, check_mapping, check_number, check_text, invalid
-from .._session import SessionSpec
-from ._exchange import clip_of
+from .._session import SessionSpec, traits_of
+from ._exchange import clip_of, methods_of
 from ._optimizer import check_optimizer
 
 _MAX_SAMPLES = 1 << 40  # the servers' limit
@@ -99,6 +99,12 @@ def check_options(spec: SessionSpec, *, sharded: bool, overlap: bool, several: b
         raise InvalidArgumentError(
             f"overlap: expected exchange DIRECT with several ranks or DistributedDataParallel, got {spec.exchange}",
             "INVALID_ARGUMENT", "UNSPECIFIED", "The gradients that leave have to be there before the job has averaged them")
+    whole = [layer.name for layer, method in zip(spec.layers, methods_of(spec)) if traits_of(method).whole_updates]
+    if spec.fallback.get("policy", "NEVER") != "NEVER" and whole:
+        raise InvalidArgumentError(
+            f"fallback: {len(whole)} layers, the first of them {whole[0]}, have methods whose answers are whole updates: first order "
+            "would train them by plain gradient descent at that rate", "INVALID_ARGUMENT", "UNSPECIFIED",
+            "Leave fallback out, or give these layers a method whose answers suit AdamW (docs/methods/choosing.md)")
     clips = clip_of(spec)
     for place, clip in clips.items():
         if not _is_number(clip) or clip != clips[min(clips)]:

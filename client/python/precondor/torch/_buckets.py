@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedDataParallel's communication hook for models whose layers the servers average."""
+"""Averages gradients among the ranks where the servers average those of layers: of a plain model, and by
+DistributedDataParallel's communication hook."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .._errors import InvalidArgumentError
+from ._group import Group
 
 
 class Rest:
@@ -63,6 +65,13 @@ class Rest:
             return whole
 
         return dist.all_reduce(flat, group=self._group, async_op=True).get_future().then(put_back)
+
+
+def average_rest(group: Group, model: torch.nn.Module, by_server: Iterable[torch.nn.Parameter], samples: int) -> None:
+    """Averages the gradients of a plain model except those that the server averages."""
+    layers = {id(parameter) for parameter in by_server}
+    group.average_gradients([parameter for parameter in model.parameters()
+                             if parameter.requires_grad and id(parameter) not in layers], samples)
 
 
 _of_ddp: "weakref.WeakKeyDictionary[torch.nn.Module, Rest]" = weakref.WeakKeyDictionary()

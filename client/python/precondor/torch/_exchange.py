@@ -132,6 +132,7 @@ class Exchange:
         use = self._worker.device_plane()
         return {**use, "reason": self._why_host or use["reason"]}
 
+    @torch.no_grad()
     def collect(self, step: int, pairs: Mapping[int, Pair], loss_scale: float) -> None:
         """Collects the gradients and the statistics that ranks have in parts. Call it before a step's first send()."""
         if self._shards is not None and self.takes_part(step):
@@ -142,6 +143,7 @@ class Exchange:
             own = {place: pairs[place].finish(loss_scale) for place in splits if place in pairs}
             self._joined = join(self._group, splits, self._heights, own)
 
+    @torch.no_grad()
     def send(self, step: int, slot: Slot, pair: Optional[Pair], *, finite: bool, loss_scale: float, samples: int) -> None:
         """Sends the slot's statistics, if the step takes any, and its gradient, if this rank sends it."""
         worker = self._worker

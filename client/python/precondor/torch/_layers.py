@@ -246,6 +246,8 @@ class Chosen:
         convolutions: Names of layers that are convolutions.
         ends: Names of linear layers that are not hidden: with an output for each row of an embedding, or first or last
             of a model without embeddings.
+        words: Weights that only embeddings have and whose rows are words. Tables of positions and of types are not.
+        frozen: Matrices that are no layers because they are frozen, by name.
     """
 
     matrices: List[Tuple[Optional[nn.Module], Matrix]]
@@ -254,6 +256,8 @@ class Chosen:
     by_gradient: Dict[str, Method] = dataclasses.field(default_factory=dict)
     convolutions: List[str] = dataclasses.field(default_factory=list)
     ends: List[str] = dataclasses.field(default_factory=list)
+    words: Set[nn.Parameter] = dataclasses.field(default_factory=set)
+    frozen: Dict[str, nn.Parameter] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,6 +273,7 @@ class Choice:
         embeddings: Method of weights that only embeddings have; None: they are no layers.
         tied: Method of weights that embeddings share with another module; None: they are no layers.
         experts: Method of stacks of experts; None: they are no layers.
+        recurrent: Method of the matrices of recurrent modules (LSTM, GRU, RNN, and their cells); None: they are no layers.
     """
 
     skip: Sequence[str]
@@ -280,6 +285,7 @@ class Choice:
     embeddings: Optional[Method] = None
     tied: Optional[Method] = None
     experts: Optional[Method] = None
+    recurrent: Optional[Method] = None
 
     def __post_init__(self) -> None:
         if isinstance(self.skip, str):
@@ -428,6 +434,14 @@ def _stacks_of_experts(model: nn.Module) -> Dict[int, Tuple[str, nn.Module]]:
             and "expert" in f"{name}.{own} {type(module).__name__}".lower()}
 
 
+def _recurrent_matrices(model: nn.Module) -> Dict[int, Tuple[str, nn.Module, int]]:
+    """Returns the matrices of recurrent modules, by id, with their module's name, the module, and the number of gates, each of
+    which has as many rows."""
+    return {id(parameter): (plain_name(name), module, max(1, parameter.shape[0] // module.hidden_size))
+            for name, module in model.named_modules() if isinstance(module, (nn.RNNBase, nn.RNNCellBase))
+            for own, parameter in module._parameters.items() if parameter is not None and own.startswith("weight_")}
+
+
 def _uses(model: nn.Module) -> Dict[int, int]:
     """Returns the number of modules that have each parameter, by its id."""
     uses: Dict[int, int] = {}
@@ -488,35 +502,40 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
         chosen.left.update({names[id(one)]: reasons[id(one)] for one in own if id(one) in reasons})
     _add_not_hidden(model, chosen)
     _add_by_gradient(model, choice, chosen)
+    chosen.frozen = {name: parameter for name, parameter in ((plain_name(name), parameter) for name, parameter in model.named_parameters())
+                     if chosen.left.get(name) == "frozen" and parameter.dim() > 1}
     return chosen
 
 
 def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
     """Adds matrices for which `choice` has a method to the layers: by the first match of parameter_methods, or as
-    embeddings or experts."""
+    embeddings, experts or matrices of recurrent modules."""
     embeddings = {id(module.weight): (plain_name(name), module) for name, module in model.named_modules()
                   if isinstance(module, EMBEDDINGS)}
-    experts = _stacks_of_experts(model)
+    experts, recurrent = _stacks_of_experts(model), _recurrent_matrices(model)
     alone = only_of_embeddings(model)
     parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     unused = set(choice.parameter_methods)
     for name in list(chosen.left):
         parameter = parameters[name]
         pattern = next((one for one in choice.parameter_methods if re.fullmatch(one, name)), None)
-        of_embedding, of_experts = embeddings.get(id(parameter)), experts.get(id(parameter))
+        of_embedding, of_experts, of_recurrent = (found.get(id(parameter)) for found in (embeddings, experts, recurrent))
         method = None
         if of_embedding is not None:
             method = choice.embeddings if parameter in alone else choice.tied
         elif of_experts is not None:
             method = choice.experts
+        elif of_recurrent is not None:
+            method = choice.recurrent
         if pattern is not None:
             method = as_method(choice.parameter_methods[pattern])
-        if method is None or parameter.dim() < 2 or not parameter.requires_grad or not parameter.is_floating_point():
+        if method is None or parameter.dim() < 2 or not parameter.is_floating_point():
             continue
-        matrix = Matrix(name, parameter, None) if of_experts is None else Experts(name, parameter)
-        reason = choice.of_size(matrix)
+        gates = 1 if of_recurrent is None else of_recurrent[2]
+        matrix = Matrix(name, parameter, None, gates) if of_experts is None else Experts(name, parameter)
+        reason = choice.of_size(matrix) if parameter.requires_grad else "frozen"
         if pattern is None:
-            reason = choice.of_module(*(of_embedding or of_experts), parameter) or reason
+            reason = choice.of_module(*(of_embedding or of_experts or of_recurrent)[:2], parameter) or reason
         if of_embedding is not None:
             matrix.has_lookups = True
             if of_embedding[1].sparse:
@@ -534,16 +553,27 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
 
 
 def _add_not_hidden(model: nn.Module, chosen: Chosen) -> None:
-    embeddings = {tuple(module.weight.shape) for module in model.modules() if isinstance(module, EMBEDDINGS)}
+    """Sets `convolutions`, `ends` and `words`."""
+    embeddings = [module for module in model.modules() if isinstance(module, EMBEDDINGS)]
+    rows = {module.weight.shape[0] for module in embeddings}
     weights = [id(parameter) for parameter in model.parameters() if parameter.dim() > 1]
-    outer = set() if embeddings else {*weights[:1], *weights[-1:]}
+    outer = weights[-1:] if rows else weights[:1] + weights[-1:]
+    linear = [matrix for _, matrix in chosen.matrices if not isinstance(matrix, (Convolution, TransposedConvolution))]
+    widths = {matrix.d_in - (matrix.bias is not None) for matrix in linear}
     for _, matrix in chosen.matrices:
         names = [layer.name for layer in matrix.layers()]
-        shape = tuple(matrix.weight.shape)
-        if isinstance(matrix, (Convolution, TransposedConvolution)):
+        is_outer, columns = id(matrix.weight) in outer, matrix.d_in - (matrix.bias is not None)
+        if matrix not in linear:
             chosen.convolutions.extend(names)
-        elif id(matrix.weight) in outer or (shape in embeddings and len(set(shape)) > 1):  # squares may match by chance
+        # A table of positions often has as many rows as hidden layers have outputs.
+        elif matrix.d_out in rows and (matrix.d_out not in widths or is_outer and matrix.d_out != columns) if rows else is_outer:
             chosen.ends.extend(names)
+    spoken = {matrix.d_out for matrix in linear if matrix.name in chosen.ends}
+    alone = only_of_embeddings(model)
+    chosen.words = {table for table in alone if table.shape[0] in spoken}
+    shared = any(module._parameters.get("weight") not in {None, *alone} for module in embeddings)
+    if not chosen.words and not shared:  # no layer says which table has the words
+        chosen.words = {table for table in alone if 4 * table.shape[0] >= max(rows)}
 
 
 def exceptions(layers: Sequence[Layer], methods: Mapping[str, Union[Method, str]], statistics: str,

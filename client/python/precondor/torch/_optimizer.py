@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer of a Preconditioner: its parameter groups, and a hook that calls the preconditioner before its step."""
+"""The optimizer of a Preconditioner: its parameter groups, a hook that calls the preconditioner before its step, and warnings of
+steps that train badly."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
 
 from .._errors import InvalidArgumentError, UnimplementedError, check_number, invalid
 from ._hooks import is_tracing
-from ._layers import has_gradient, only_of_embeddings
+from ._layers import has_gradient
 from ._sharded import local
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+# Attributes by which wrappers hold an optimizer: of accelerate, DeepSpeed and Lightning, of torch, of SAM and Lookahead.
+_WRAPPED = ("optimizer", "optim", "base_optimizer")
 
 
 class BaseOptimizer(torch.optim.Optimizer):
@@ -76,26 +79,43 @@ class BaseOptimizer(torch.optim.Optimizer):
         p.addcdiv_(m, root, value=-rate / (1 - beta1**state["step"]))
 
 
-class StepOrder:
-    """Warns, once for each mistake, if steps of the preconditioner and of optimizers do not alternate.
+class StepWatch:
+    """Warns of steps that train badly, once of each kind: steps of the preconditioner and of optimizers that do not alternate,
+    frozen weights that are trained, gradients that are not finite, and calls without statistics.
 
     Attributes:
         ended: The preconditioner is closed, and makes no more steps.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], frozen: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters  # of the layers
+        self._frozen = frozen  # when layers were chosen, by name
+        self._given: Set[str] = set()  # kinds
         self._steps = 0  # of the preconditioner
         self._lacks_gradients = self._lacks_steps = False  # warned of
         self.ended = False
 
-    def before_step(self) -> None:
-        """Called at the beginning of Preconditioner.step()."""
+    def before_step(self, lacks_statistics: bool) -> None:
+        """Called at the beginning of Preconditioner.step(). lacks_statistics: the step takes some, and had calls that give none."""
         self._steps += 1
+        if lacks_statistics:
+            self.once("functional", "Preconditioner: calls under torch.func (grad, vmap and the like), and with other weights than the "
+                                    "module's own (functional_call), give no statistics. Gradients of layers without other calls stay as "
+                                    "they are")
         if not self._lacks_gradients and any(one.requires_grad for one in self._parameters) and \
                 not any(has_gradient(one) for one in self._parameters):
             self._lacks_gradients = True
             _warn_of_order("Preconditioner: step() finds no layer with a gradient")
+        thawed = [name for name, parameter in self._frozen.items() if has_gradient(parameter)]
+        if thawed:
+            self.once("thawed", f"Preconditioner: weights that were frozen when it was made are trained, but are no layers: "
+                                f"{', '.join(thawed[:3])}. Make it and its optimizer anew after requires_grad has been set")
+
+    def once(self, kind: str, text: str) -> None:
+        """Gives the first warning of a kind."""
+        if kind not in self._given:
+            self._given.add(kind)
+            warnings.warn(text)
 
     def watch(self, optimizer: BaseOptimizer) -> None:
         """Watches the optimizer's steps. One without gradients, or with zeros, which only makes its state, may be alone."""
@@ -115,22 +135,22 @@ def _warn_of_order(what: str) -> None:
     warnings.warn(f"{what}. The order of a step is loss.backward(), Preconditioner.step(loss), optimizer.step()")
 
 
-def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: float,
-              embedding_scale: float) -> List[Dict[str, Any]]:
+def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: float, words: Set[nn.Parameter],
+              word_scale: float) -> List[Dict[str, Any]]:
     """Returns groups of the trainable parameters. Matrices have weight decay; biases and other vectors have none.
 
     Args:
         model: The model.
         whole_updates: Parameters of layers whose answers are whole updates.
         weight_decay: For matrices.
-        embedding_scale: lr_scale of weights that only embeddings have and that are not in `whole_updates`.
+        words: Weights of embeddings whose rows are words.
+        word_scale: lr_scale of those of `words` that are not in `whole_updates`.
     """
-    embeddings = only_of_embeddings(model)
     groups: Dict[Tuple[bool, bool, float], Dict[str, Any]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
             plain, decays = parameter in whole_updates, parameter.dim() > 1
-            scale = embedding_scale if parameter in embeddings and not plain else 1.0
+            scale = word_scale if parameter in words and not plain else 1.0
             group = groups.setdefault((plain, decays, scale), {"params": [], "weight_decay": decays * weight_decay, "plain": plain,
                                                                "lr_scale": scale})
             group["params"].append(parameter)
@@ -143,30 +163,61 @@ def check_optimizer(what: str, optimizer: Any) -> None:
         raise invalid(what, "a torch.optim.Optimizer", optimizer)
 
 
-def attach(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], step: Callable[[Any], None]) -> Any:
+def unwrapped(optimizer: Any) -> Any:
+    """Returns the optimizer inside wrappers, such as accelerate's, that trains all their parameters; or the argument."""
+    for name in _WRAPPED:
+        inner = getattr(optimizer, name, None)
+        if inner is not optimizer and hasattr(inner, "param_groups") and parameters_of(inner) >= parameters_of(optimizer):
+            return unwrapped(inner)
+    return optimizer
+
+
+def parameters_of(optimizer: Any) -> Set[nn.Parameter]:
+    """Returns the parameters that the optimizer trains."""
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _only_makes_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether a step, with zeros as gradients and a rate of 0, is that of torch.distributed.checkpoint, which makes the
+    state of an optimizer that has none."""
+    return not optimizer.state and all(float(group.get("lr", 0.0)) == 0.0 for group in optimizer.param_groups) and \
+        not any(bool(local(one.grad).any()) for one in parameters_of(optimizer) if one.grad is not None)
+
+
+def attach(optimizer: Any, parameters: Sequence[nn.Parameter], step: Callable[[Any], None]) -> Any:
     """Makes optimizer.step() call step(loss) first, or after its closure if it has one. Returns a handle with remove().
 
-    The loss is the result of the closure, or None. The optimizer must train all of `parameters`.
+    The loss is the result of the closure, or None. The optimizer, or the one inside its wrapper, must train all of
+    `parameters`.
 
     Raises:
         UnimplementedError: torch before 2.0.
-        InvalidArgumentError: No optimizer, LBFGS, or one that does not train every layer.
+        InvalidArgumentError: No optimizer, LBFGS, one that does not train every layer, or a wrapper that has a GradScaler, or
+            whose optimizer is not to be found.
     """
     check_optimizer("attach", optimizer)
-    if not hasattr(optimizer, "register_step_pre_hook"):
+    if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
         raise UnimplementedError(f"attach: needs torch 2.0 or later, got {torch.__version__}", "UNIMPLEMENTED", "UNSPECIFIED",
                                  "Call step() before optimizer.step()")
+    scaler = getattr(optimizer, "scaler", None)
+    if scaler is not None and scaler.is_enabled():
+        raise InvalidArgumentError("attach: the optimizer's wrapper has a GradScaler, whose scale the statistics would have",
+                                   "INVALID_ARGUMENT", "UNSPECIFIED", "Call step(loss, scaler=...) before its step")
+    optimizer = unwrapped(optimizer)
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise InvalidArgumentError(f"attach: expected a torch.optim.Optimizer, got a {type(optimizer).__name__} without its step hooks",
+                                   "INVALID_ARGUMENT", "UNSPECIFIED", "Attach the optimizer inside; or call step() before its step()")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError("attach: LBFGS makes several backward passes a step; expected one", "INVALID_ARGUMENT")
-    own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    if not own.issuperset(parameters):
+    if not parameters_of(optimizer).issuperset(parameters):
         raise InvalidArgumentError("attach: expected an optimizer that trains every layer", "INVALID_ARGUMENT", "UNSPECIFIED",
                                    "Leave out layers that it does not train: skip=; or call step() yourself")
 
     def before(unused: Any, arguments: Tuple[Any, ...], options: Dict[str, Any]) -> Optional[Tuple[Any, Dict[str, Any]]]:
         closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
         if closure is None:
-            step(None)
+            if not _only_makes_state(optimizer):
+                step(None)
             return None
 
         def both() -> Any:

@@ -22,10 +22,10 @@ from .._errors import (DeadlineExceededError, FailedPreconditionError, InvalidAr
 from .._layer_methods import statistics_of
 from .._session import Layer, Method, SessionSpec, traits_of
 from . import _device, _group, _layers, _local, _optimizer, _recipe, _sharded
-from ._amp import optimized, unscale
+from ._amp import skip_text, trained_by, unscale
 from ._arguments import check_options, check_types, count_of, number_of, rate_of
 from ._attention import Tap
-from ._buckets import rest_of
+from ._buckets import average_rest, rest_of
 from ._checkpoint import add_factors, check_state, has_factors, lacks_factors, make_state, restore_factors, restore_snapshot
 from ._compiled import SUPPORTED, Switch, TappedHook, guard_hooks, is_compiled, original
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, scale_of, shards_of, slots_of, store
@@ -151,13 +151,11 @@ class Preconditioner:
         self._outer = model
         self._model, self._group, self._ddp = _group.of(model, process_group)
         sharded = _sharded.refuse_unknown(self._model, self._group.size)
-        self._optimizer, self._overlap = optimizer, overlap
-        self._recipe = _recipe.choose(method, embeddings, experts, exchange, fallback, optimizer)
+        self._optimizer, self._overlap = None if optimizer is None else _optimizer.unwrapped(optimizer), overlap
+        choice = _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias, parameter_methods or {})
+        self._recipe, chosen = _recipe.choose(self._model, choice, method, embeddings, experts, exchange, fallback, self._optimizer)
         method = self._recipe.method
-        choice = _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias, parameter_methods or {}, self._recipe.embeddings,
-                                self._recipe.tied, self._recipe.experts)
-        chosen = _layers.choose(self._model, choice)
-        self._left = chosen.left
+        self._left, self._words = chosen.left, chosen.words
         self._slots = slots_of([matrix for _, matrix in chosen.matrices])
         if not self._slots:
             raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._left}",
@@ -200,7 +198,8 @@ class Preconditioner:
         self._tapped = False  # whether compiled code has called a hook
         self._missed: Optional[PrecondorError] = None  # error of this step
         self._made = False  # whether step() was called since the attached optimizer's last step
-        self._order = _optimizer.StepOrder([parameter for slot in self._slots for parameter in slot.matrix.parameters()])
+        self._warnings = _optimizer.StepWatch(self._parameters(), chosen.frozen)
+        self._functional = False  # whether this step had calls under torch.func, or with other weights
         self._unwatched = 0  # number of active unwatched() contexts
         self._warned: Set[int] = set()  # indexes of layers
         self._last: Dict[str, float] = {}
@@ -214,7 +213,7 @@ class Preconditioner:
         self._session: Session = self._group.check(lambda: self._client.open_session(self._spec))
         self._is_new = any(self._group.gather(self._session.created))
         if self._rest is not None:
-            self._rest.begin(parameter for slot in self._slots for parameter in slot.matrix.parameters())
+            self._rest.begin(self._parameters())
         self._watch(chosen)
         self._guarded = guard_hooks()
         _open.add(self)
@@ -274,9 +273,9 @@ class Preconditioner:
              learning_rate: Optional[float] = None, scaler: Optional[Any] = None) -> StepResult:
         """Replaces each layer's gradient by the preconditioned one. Call it on every rank, once for each step.
 
-        Call it after the last backward pass and before optimizer.step(). It sets .grad to None for a layer without a
-        usable gradient on some rank (unused, infinite), and in a skipped step for all parameters of the optimizer,
-        which then leaves them. The next step() raises an error of this step's report.
+        Call it after the last backward pass and before optimizer.step(). It sets .grad to None for a layer that some rank
+        has not used. If a gradient of any rank is not finite, the step is skipped: .grad is None for all parameters of the
+        optimizer, which then leaves them. The next step() raises an error of this step's report.
 
         Args:
             loss: A number, or a tensor with one; reported for metrics and the fallback. None: unknown.
@@ -293,35 +292,36 @@ class Preconditioner:
         """
         began = time.monotonic()
         loss, samples = number_of(loss), count_of(samples)
+        _layers.check_present(self._model, (slot.matrix for slot in self._slots))
         self._join()
         self._recipe.check_optimizer(self._optimizer, self._methods, self._whole_updates)
-        self._order.before_step()
-        _layers.check_present(self._model, (slot.matrix for slot in self._slots))
+        self._warnings.before_step(self._functional and bool(self._wanted))
         self._reporter.wait()
         rate = rate_of(learning_rate, self._optimizer, bool(self._clips))
         if self._exchange.any_sent() and (scaler is not None or samples != 1):
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
                                        "INVALID_ARGUMENT")
-        loss_scale, finite = unscale(scaler, self._optimizer, self._slots, self._group, self._averages, self._shards is not None)
-        self._average(samples)
+        trained = trained_by(self._optimizer, self._model, self._parameters())
+        loss_scale, finite = unscale(scaler, self._optimizer, trained, self._slots, self._group, self._averages,
+                                     not self._ddp or self._overlap, self._shards is not None)
+        if not finite and (scaler is None or not scaler.is_enabled()):
+            self._warnings.once("skip", skip_text(self._step, self._model))
+        if self._averages:
+            average_rest(self._group, self._model, self._parameters() if self._spec.exchange == "DIRECT" else (), samples)
         mode = self.mode
         self._exchange.collect(self._step, self._pairs if finite else {}, loss_scale)
         answers = self._answers(finite, loss_scale, samples)
         scale = scale_of(self._clips, answers, rate)
         store(self._slots, answers, self._clips, scale, self._shards)
-        if not finite:
-            for parameter in optimized(self._optimizer):
-                parameter.grad = None
+        for parameter in () if finite else trained:
+            parameter.grad = None
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
         result = StepResult(self._step, mode,
                             {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
                             not finite, scale)
         self._begin(self._step + 1)
-        self._made = True
-        self._last = {kind.lower(): sum(decision == kind for decision in result.decisions.values())
-                      for kind in ("PRECONDITIONED", "IDENTITY")}
-        self._last["skipped"] = sum(decision == "SKIP" for decision in result.decisions.values())
-        self._last["step_seconds"] = time.monotonic() - began
+        self._made, self._functional = True, False
+        self._last = {**result.counts(), "step_seconds": time.monotonic() - began}
         return result
 
     def param_groups(self, weight_decay: float = 0.01) -> List[Dict[str, Any]]:
@@ -329,13 +329,13 @@ class Preconditioner:
         have their own groups. Matrices have weight decay; biases and other vectors have none."""
         check_number("weight_decay", weight_decay, 0.0, math.inf)
         self._recipe.needs_optimizer = False
-        return _optimizer.groups_of(self._model, self._whole_updates(), weight_decay, self._recipe.embedding_scale)
+        return _optimizer.groups_of(self._model, self._whole_updates(), weight_decay, self._words, self._recipe.word_scale)
 
     def make_optimizer(self, lr: float, *, weight_decay: float = 0.01, **options: Any) -> _optimizer.BaseOptimizer:
         """Returns a BaseOptimizer of param_groups(), whose rate step() then uses. Options: betas, eps."""
         options = self._recipe.optimizer_options(options)
         made = self._optimizer = _optimizer.BaseOptimizer(self.param_groups(weight_decay), lr, **options)
-        self._order.watch(made)
+        self._warnings.watch(made)
         return made
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
@@ -352,9 +352,8 @@ class Preconditioner:
                 self.step(loss)
             self._made = False
 
-        parameters = [parameter for slot in self._slots for parameter in slot.matrix.parameters()]
-        self._handles.append(_optimizer.attach(optimizer, parameters, before))
-        self._optimizer = self._optimizer or optimizer
+        self._handles.append(_optimizer.attach(optimizer, self._parameters(), before))
+        self._optimizer = self._optimizer or _optimizer.unwrapped(optimizer)
         self._made = False
 
     @contextlib.contextmanager
@@ -454,7 +453,7 @@ class Preconditioner:
         With end_session, given by all ranks, the servers free its factors once every rank has called close()."""
         if self._closed:
             return
-        self._closed = self._order.ended = True
+        self._closed = self._warnings.ended = True
         self._switch.on = False
         for handle in self._handles:
             handle.remove()
@@ -496,7 +495,7 @@ class Preconditioner:
             own = slots[matrix]
             if module is not None:
                 self._handles.append(right_after_forward(module, TappedHook(
-                    lambda module, inputs, output, own=own: self._on_forward(own, inputs, output),
+                    lambda module, inputs, output, own=own: self._on_forward(own, module, inputs, output),
                     lambda x, grad, own=own: self._on_tap(own, x, grad), self._switch)))
             if self._overlap:
                 for parameter in matrix.parameters():
@@ -513,8 +512,6 @@ class Preconditioner:
             raise from_status("FAILED_PRECONDITION", "UNSPECIFIED", f"session {self._spec.name}: this Preconditioner has been closed")
         if self._worker is not None:
             return
-        if self._shards is None:  # fully_shard replaces parameters during a forward pass
-            _layers.check_present(self._model, (slot.matrix for slot in self._slots))
         if not self._is_new and not resumes:
             raise from_status(
                 "FAILED_PRECONDITION", "UNSPECIFIED",
@@ -538,8 +535,12 @@ class Preconditioner:
                                  if self._worker is not None and self._worker.needs_statistics(step, slot.place))
         self._switch.on = self._worker is None or bool(self._wanted)
 
-    def _on_forward(self, slots: Sequence[Slot], inputs: Tuple[Any, ...], output: Any) -> None:
+    def _on_forward(self, slots: Sequence[Slot], module: nn.Module, inputs: Tuple[Any, ...], output: Any) -> None:
         if not torch.is_grad_enabled() or not isinstance(output, torch.Tensor) or output.grad_fn is None:
+            return
+        # functional_call puts other tensors in a weight's place. So does fully_shard during a forward pass.
+        if not _sharded.has_memory(output) or (self._shards is None and module.weight is not slots[0].matrix.weight):
+            self._functional = True
             return
         if not inputs:
             self._warn(slots[0], "its module was called with keywords alone; no statistics of such calls")
@@ -585,6 +586,9 @@ class Preconditioner:
     def _on_backward(self, step: int, slots: Sequence[Slot], x: torch.Tensor, grad: Optional[torch.Tensor],
                      around: Tuple[int, int]) -> None:
         if grad is None or grad.numel() == 0 or step != self._step or self._worker is None:
+            return
+        if not _sharded.has_memory(grad):
+            self._functional = True
             return
         if any(around):
             grad = nn.functional.pad(grad, around)  # outputs that were not computed have no gradient
@@ -645,7 +649,7 @@ class Preconditioner:
 
     def _miss(self, slot: Slot) -> None:
         """Warns of a layer with a gradient but no call. If compiled code may have lost the call, stores an error."""
-        if slot.place in self._warned or not slot.matrix.has_gradient() or \
+        if slot.place in self._warned or self._functional or not slot.matrix.has_gradient() or \
                 not bool(_sharded.local(slot.matrix.weight.grad).any()):
             return
         if self._tapped or is_compiled(self._outer):
@@ -665,14 +669,9 @@ class Preconditioner:
             self._warned.add(slot.place)
             warnings.warn(f"layer {slot.layer.name}: {what}")
 
-    def _average(self, samples: int) -> None:
-        """Averages the gradients that neither DDP nor the server averages."""
-        if not self._averages:
-            return
-        by_server = {id(parameter) for slot in self._slots for parameter in slot.matrix.parameters()
-                     if self._spec.exchange == "DIRECT"}
-        self._group.average_gradients([parameter for parameter in self._model.parameters()
-                                       if parameter.requires_grad and id(parameter) not in by_server], samples)
+    def _parameters(self) -> List[nn.Parameter]:
+        """Returns the parameters of the layers."""
+        return [parameter for slot in self._slots for parameter in slot.matrix.parameters()]
 
     def _whole_updates(self) -> Set[nn.Parameter]:
         """Returns the parameters of layers whose answers are whole updates."""

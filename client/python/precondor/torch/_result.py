@@ -16,8 +16,8 @@ class StepResult:
         mode: "SECOND_ORDER" or "FIRST_ORDER".
         decisions: By layer name: "PRECONDITIONED", "IDENTITY" (the averaged gradient itself) or "SKIP" (.grad is None
             now). Empty if the job's own gradients are the answers: in first order, except in DIRECT.
-        skipped: The whole step was skipped because of an overflow under AMP: .grad of every parameter of the optimizer
-            is None now.
+        skipped: The whole step was skipped because a gradient of some rank was not finite: .grad of every parameter of the
+            optimizer is None now.
         scale: The factor of KL_CLIP; 1 for other scalings.
     """
 
@@ -26,3 +26,9 @@ class StepResult:
     decisions: Dict[str, str]
     skipped: bool
     scale: float
+
+    def counts(self) -> Dict[str, float]:
+        """Returns the numbers of layers preconditioned, identity and skipped."""
+        decisions = list(self.decisions.values())
+        return {**{kind.lower(): float(decisions.count(kind)) for kind in ("PRECONDITIONED", "IDENTITY")},
+                "skipped": float(decisions.count("SKIP"))}

@@ -23,6 +23,16 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Returns whether the tensor, or this rank's part of it, is in memory. It is not where a transformation of torch.func (grad,
+    vmap and the like), or is_grads_batched, computes with it."""
+    try:
+        local(tensor.detach()).data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
 def modules_of(model: nn.Module) -> List[Any]:
     """Returns the modules with which fully_shard has been called."""
     return [module for module in model.modules() if any(base.__name__ == "FSDPModule" for base in type(module).__mro__)]
