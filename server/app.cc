@@ -255,6 +255,7 @@ class ServerApp final : public App {
       draining_ = true;
       if (deadline <= absl::ZeroDuration()) deadline = absl::Milliseconds(config_.drain_deadline_ms);
       drain_until_ = MonotonicNow() + deadline;
+      work_until_ = drain_until_ - deadline / 4;  // the rest is for the factors
       drain_requested_.notify_all();
     }
     logger_.Log(Severity::kInfo, "draining", {{"deadline_ms", absl::ToInt64Milliseconds(deadline)}});
@@ -264,14 +265,15 @@ class ServerApp final : public App {
     if (shard_ != nullptr) shard_->BeginDrain();
   }
 
-  void Wait() override {
-    absl::Time until;
+  absl::Status Wait() override {
+    absl::Time work_until, until;
     {
       MutexLock lock(mu_);
       drain_requested_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return draining_; });
+      work_until = work_until_;
       until = drain_until_;
     }
-    while (shard_ != nullptr && (shard_->in_flight() > 0 || planes_->busy()) && MonotonicNow() < until) {
+    while (shard_ != nullptr && (shard_->in_flight() > 0 || planes_->busy()) && MonotonicNow() < work_until) {
       absl::SleepFor(absl::Milliseconds(5));
     }
     const int64_t abandoned = shard_ == nullptr ? 0 : shard_->in_flight();
@@ -280,8 +282,15 @@ class ServerApp final : public App {
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
     if (planes_ != nullptr) planes_->Stop();
     StopListening();
-    server_->Shutdown(wire::GrpcDeadline(std::min(until - MonotonicNow(), absl::Milliseconds(500))));
+    server_->Shutdown(wire::GrpcDeadline(std::min(work_until - MonotonicNow(), absl::Milliseconds(500))));
+    std::vector<std::string> lost;
+    if (shard_store_ != nullptr) lost = shard_->upkeep().WriteFinalSnapshots(until);
     logger_.Log(abandoned == 0 ? Severity::kInfo : Severity::kWarning, "stopped", {{"abandoned", abandoned}});
+    if (lost.empty()) return absl::OkStatus();
+    return absl::DeadlineExceededError(
+        absl::StrCat("the drain's deadline passed before the factors were written: a restart brings these sessions back "
+                     "with older factors: ",
+                     absl::StrJoin(lost, ", ")));
   }
 
   bool draining() const override {
@@ -309,8 +318,9 @@ class ServerApp final : public App {
     }
     options.quorum = config_.quorum;
     if (!config_.data_dir.empty()) {
-      shard_store_ = std::make_unique<recovery::ShardStore>(disk_, config_.data_dir, recovery::ShardLogOptions(),
-                                                            clock_, logger_, metrics_);
+      shard_store_ = std::make_unique<recovery::ShardStore>(
+          disk_, config_.data_dir, recovery::ShardLogOptions(), clock_, logger_, metrics_,
+          recovery::GradientLogOptions{.snapshot_bytes = static_cast<uint64_t>(config_.gradient_journal_bytes)});
       options.journal = shard_store_.get();
       options.snapshot_interval_steps = static_cast<uint64_t>(config_.snapshot_interval_steps);
       if (config_.quarantine_days > 0) options.quarantine_time = absl::Hours(24 * config_.quarantine_days);
@@ -383,6 +393,7 @@ class ServerApp final : public App {
       return StatusPage({.version = PRECONDOR_VERSION,
                          .role = ServerRoleName(config_.role),
                          .draining = draining(),
+                         .now = clock_.Now(),
                          .shard = shard_.get(),
                          .coordinator = coordinator_.get()});
     };
@@ -674,7 +685,8 @@ class ServerApp final : public App {
   mutable Mutex mu_;
   CondVar drain_requested_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
+  absl::Time work_until_ ABSL_GUARDED_BY(mu_);   // work in flight is abandoned then
+  absl::Time drain_until_ ABSL_GUARDED_BY(mu_);  // the end of the drain's deadline
   PeriodicTimers timers_;
   std::thread standby_thread_;  // used by a candidate only
 };

@@ -35,9 +35,10 @@ class App {
   // Begins a drain: the server reports not ready and refuses new sessions. A `deadline` of zero means the
   // configuration's. Later calls have no effect.
   virtual void RequestDrain(absl::Duration deadline) = 0;
-  // Blocks until a drain was requested and is complete: work in flight has finished or the deadline has passed, and the
-  // services are shut down.
-  virtual void Wait() = 0;
+  // Blocks until a drain was requested and is complete: work in flight has finished or three quarters of the deadline
+  // have passed, the services are shut down, and each layer's factors are in the data directory. Returns
+  // DEADLINE_EXCEEDED with the names of the sessions that a restart cannot bring back as they are.
+  virtual absl::Status Wait() = 0;
   virtual bool draining() const = 0;
 };
 

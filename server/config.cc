@@ -222,6 +222,10 @@ const std::vector<Option>& Options() {
                  "directory to come back from after a crash; one server's alone; empty: nothing is kept"),
       NumberOption("snapshot_interval_steps", &C::snapshot_interval_steps, 0, 1 << 30,
                    "steps between two snapshots of a session in the data directory; 0: none"),
+      NumberOption("gradient_journal_bytes", &C::gradient_journal_bytes, 0, kAnyBytes,
+                   "gradients of a session in the data directory after which a snapshot is due; 0: gradients are not "
+                   "written, and only a drain brings methods that learn from them back exactly",
+                   true),
       NumberOption(
           "quarantine_days", &C::quarantine_days, 0, 36500,
           "days that a running shard keeps sessions which no coordinator knows, on disk alone; 0: without limit"),

@@ -44,6 +44,7 @@ struct ServerConfig {
   int64_t plane_device = 0;
   std::string data_dir;
   int64_t snapshot_interval_steps = 1000;
+  int64_t gradient_journal_bytes = int64_t{256} << 20;
   int64_t quarantine_days = 30;
   int64_t session_snapshot_steps = 0;
   std::vector<std::string> etcd_endpoints;

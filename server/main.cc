@@ -83,10 +83,12 @@ int Serve(const precondor::ServerConfig& config) {
     precondor::NameThisThread("signals");
     AwaitEnd(**app, *watched);
   });
-  (*app)->Wait();
+  const absl::Status stopped = (*app)->Wait();
   Notify(kStopped);
   signal_thread.join();
-  return 0;
+  if (stopped.ok()) return 0;
+  logger->Log(precondor::Severity::kError, "factors are lost", {{"reason", absl::string_view(stopped.message())}});
+  return EXIT_FAILURE;
 }
 
 }  // namespace

@@ -190,6 +190,9 @@ function show(status, samples) {
                  ["Reserved here", bytes(session.shard.reserved_bytes)],
                  ["Last snapshot here", age ? seconds(Math.max(0, now - age)) + " ago" : "none"],
                  ["Comes back after a crash", lost ? "not before the next snapshot" : "yes, with a data directory", lost ? "bad" : ""]);
+      const gap = session.shard.lacks_gradients_for_s, updates = session.shard.updates_lost;
+      if (gap !== null) pairs.push(["Gradients are not in the journal", `for ${seconds(gap)}`, "bad"]);
+      if (updates > 0) pairs.push(["Updates lost", number(updates, 9), "bad"]);
     }
     const step = session.coordinator ? session.coordinator.last_step : session.shard.last_step;
     const old = before && before.status.sessions.find(s => s.train_job === job);

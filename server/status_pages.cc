@@ -21,6 +21,11 @@ std::string Dump(const Json& json) { return json.dump(1, ' ', false, Json::error
 // JSON has no NaN and no infinity.
 Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
+// Returns null for nullopt.
+Json SecondsSince(std::optional<absl::Time> since, absl::Time now) {
+  return since.has_value() ? Json(absl::ToInt64Seconds(now - *since)) : Json(nullptr);
+}
+
 Json LayerObject(const LayerStats& stats) {
   return {
       {"layer", stats.layer},
@@ -86,6 +91,8 @@ std::string StatusPage(const StatusSubject& subject) {
       object = SessionObject(session.spec, session.epoch, session.joined, session.mode);
       object["shard"] = {{"last_step", session.last_step},
                          {"reserved_bytes", session.reserved_bytes},
+                         {"updates_lost", session.updates_lost},
+                         {"lacks_gradients_for_s", SecondsSince(session.lacks_gradients_since, subject.now)},
                          {"lagging_workers", session.lagging_ranks.size()},
                          {"lagging_ranks", FirstRanks(session.lagging_ranks)}};
     }

@@ -8,6 +8,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "absl/time/time.h"
+
 #include "server/core/coordinator/coordinator.h"
 #include "server/core/shard/shard.h"
 
@@ -20,6 +22,7 @@ absl::StatusOr<std::string> LayersPage(const Shard* shard, absl::string_view ses
 struct StatusSubject {
   absl::string_view version, role;
   bool draining = false;
+  absl::Time now = {};                       // on the monotonic clock
   const Shard* shard = nullptr;              // null if the server is not a shard
   const Coordinator* coordinator = nullptr;  // null if the server is not a coordinator
 };

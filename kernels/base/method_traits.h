@@ -38,6 +38,9 @@ struct MethodTraits {
   // Value of the option `scaling` if it is left out. kNone for a method without that option.
   Scaling default_scaling = Scaling::kNone;
   WorkerFactors worker_factors = WorkerFactors::kNone;
+  // True if the state is a function of the gradients that the method has preconditioned, so that a journal of these
+  // restores it. Otherwise it is a function of the statistics of its updates.
+  bool learns_from_gradients = false;
   // True if an answer is the whole update of a parameter, for an optimizer that keeps no moments of its own.
   bool whole_updates = false;
 };

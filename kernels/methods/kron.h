@@ -10,7 +10,7 @@
 
 namespace precondor {
 
-inline constexpr MethodTraits kKronTraits = {.name = "kron", .whole_updates = true};
+inline constexpr MethodTraits kKronTraits = {.name = "kron", .learns_from_gradients = true, .whole_updates = true};
 
 // Errors: those of MakeMethod.
 absl::StatusOr<std::unique_ptr<Method>> MakeKron(const MethodConfig& config);

@@ -98,6 +98,7 @@ class Method {
   virtual const MethodTraits& traits() const = 0;
   absl::string_view name() const { return traits().name; }
   bool needs_statistics() const { return traits().statistics != StatisticsForm::kNone; }
+  bool learns_from_gradients() const { return traits().learns_from_gradients; }
 
   // Exact maximum of the device bytes of one layer's state, for admission.
   virtual int64_t StateBytes(const LayerSpec& layer) const = 0;

@@ -10,7 +10,7 @@
 
 namespace precondor {
 
-inline constexpr MethodTraits kMuonTraits = {.name = "muon", .whole_updates = true};
+inline constexpr MethodTraits kMuonTraits = {.name = "muon", .learns_from_gradients = true, .whole_updates = true};
 
 // Errors: those of MakeMethod.
 absl::StatusOr<std::unique_ptr<Method>> MakeMuon(const MethodConfig& config);

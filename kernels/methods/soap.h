@@ -11,7 +11,7 @@
 
 namespace precondor {
 
-inline constexpr MethodTraits kSoapTraits = {.name = "soap", .whole_updates = true};
+inline constexpr MethodTraits kSoapTraits = {.name = "soap", .learns_from_gradients = true, .whole_updates = true};
 
 // Errors: those of MakeMethod.
 absl::StatusOr<std::unique_ptr<Method>> MakeSoap(const MethodConfig& config);

@@ -55,6 +55,15 @@ struct StagedContribution {
   std::vector<GradientPart> parts = {};                 // SHARDED: the parts of the gradient in `bytes`
 };
 
+// A rank whose answers for a layer are from another shard generation tells what it has; see ShardDataPlane::Resume.
+struct RankResume {
+  // `step` is the first step whose gradient the rank sends or repeats.
+  ContributionKey key;
+  uint64_t factor_version = 0;  // of its last answer; 0 if that step was in first order
+  uint64_t next_step = 0;       // first step whose answer it lacks
+  bool begins = false;          // another process has taken the rank over and begins with `key.step`
+};
+
 struct ContributionHeader {
   ContributionKey key;
   ContributionKind kind = ContributionKind::kStatistics;

@@ -526,6 +526,11 @@ void MetricsObserver::OnLogStale(absl::string_view train_job, bool stale) {
   impl_->WithShardJob(train_job,
                       [&](Impl::ShardJob& job) { job.gauge(Metric("precondor_log_stale_status")).Set(stale ? 1 : 0); });
 }
+void MetricsObserver::OnGradientsMissing(absl::string_view train_job, bool missing) {
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
+    job.gauge(Metric("precondor_gradients_missing_status")).Set(missing ? 1 : 0);
+  });
+}
 void MetricsObserver::OnDataPlane(absl::string_view train_job, bool joined) {
   impl_->WithShardJob(
       train_job, [&](Impl::ShardJob& job) { job.gauge(Metric("precondor_data_plane_status")).Set(joined ? 1 : 0); });

@@ -83,6 +83,7 @@ class MetricsObserver final : public Observer {
   // StoreObserver.
   void OnLogAppend(int64_t bytes, bool ok) override;
   void OnLogStale(absl::string_view train_job, bool stale) override;
+  void OnGradientsMissing(absl::string_view train_job, bool missing) override;
   void OnLogSync(absl::Duration took, int64_t log_bytes) override;
   void OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes) override;
   void OnSnapshot(absl::string_view train_job, bool ok) override;

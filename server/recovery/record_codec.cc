@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 
 #include "kernels/base/byte_codec.h"
 #include "kernels/base/status_macros.h"
@@ -51,7 +52,7 @@ bool TakePlan(Decoder& in, Mode& mode, Plan& plan) {
          plan.decision <= Decision::kSkip;
 }
 
-void PutContributions(EncodedRecord& out, const std::vector<StagedContribution>& contributions) {
+void PutContributions(EncodedRecord& out, absl::Span<const StagedContribution> contributions) {
   PutU64(out.own, contributions.size());
   for (const StagedContribution& contribution : contributions) {
     PutU64(out.own, contribution.samples);
@@ -203,6 +204,29 @@ absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload
   }
   if (!valid || !in.done()) return Damaged(absl::StrCat("record of type ", type));
   return record;
+}
+
+EncodedRecord EncodeGradient(const GradientRecord& record, uint64_t log_sequence) {
+  EncodedRecord out{.type = RecordType::kGradient, .own = {}, .contributions = {}};
+  PutStep(out.own, record.at);
+  PutU64(out.own, record.factor_version);
+  PutU64(out.own, log_sequence);
+  PutContributions(out, {&record.average, 1});
+  return out;
+}
+
+absl::StatusOr<LoggedGradient> DecodeGradient(uint8_t type, absl::string_view payload) {
+  if (type != static_cast<uint8_t>(RecordType::kGradient)) {
+    return absl::FailedPreconditionError(absl::StrCat("record type in the log of gradients: expected 10, got ", type));
+  }
+  Decoder in(payload);
+  LoggedGradient gradient{.record = {.at = TakeStep(in), .average = {}}};
+  gradient.record.factor_version = in.U64();
+  gradient.log_sequence = in.U64();
+  std::vector<StagedContribution> averages = TakeContributions(in);
+  if (!in.done() || averages.size() != 1) return Damaged("record of a gradient");
+  gradient.record.average = std::move(averages[0]);
+  return gradient;
 }
 
 uint64_t SessionOf(const ShardRecord& record) {

@@ -25,6 +25,7 @@ enum class RecordType : uint8_t {
   kKeptFactors = 7,  // a FactorsRecord with an eviction_id
   // 8 is reserved: development versions wrote it for factors from another shard's disk.
   kQuarantine = 9,
+  kGradient = 10,  // in the log of gradients alone
 };
 
 // An encoded record that refers to the contributions' bytes in the record instead of copying them. Lifetime: the record
@@ -46,6 +47,16 @@ absl::StatusOr<std::string> EncodeInstall(const InstallRecord& record);
 // Returns DATA_LOSS if EncodeRecord cannot have written `payload`, FAILED_PRECONDITION if the type is unknown, or the
 // errors of rpc::DecodeInstall.
 absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload);
+
+// A record of the log of gradients. `log_sequence` is that of the next record of the shard's log when it was written.
+struct LoggedGradient {
+  GradientRecord record;
+  uint64_t log_sequence = 0;
+};
+EncodedRecord EncodeGradient(const GradientRecord& record, uint64_t log_sequence);
+EncodedRecord EncodeGradient(GradientRecord&& record, uint64_t log_sequence) = delete;
+// Returns DATA_LOSS if EncodeGradient cannot have written `payload`, FAILED_PRECONDITION for another type.
+absl::StatusOr<LoggedGradient> DecodeGradient(uint8_t type, absl::string_view payload);
 
 // Returns the id of the session to which a record belongs.
 uint64_t SessionOf(const ShardRecord& record);

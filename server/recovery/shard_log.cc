@@ -225,6 +225,12 @@ std::optional<InstallRecord> ShardLog::InstallOf(uint64_t session_id) const {
   return std::get<InstallRecord>(*std::move(decoded));
 }
 
+std::string ShardLog::NameOf(uint64_t session_id) const {
+  MutexLock lock(mu_);
+  const auto found = sessions_.find(session_id);
+  return found == sessions_.end() ? "" : found->second.name;
+}
+
 uint64_t ShardLog::NeededFrom(uint64_t session_id) const {
   MutexLock lock(mu_);
   const auto found = sessions_.find(session_id);

@@ -73,6 +73,8 @@ class ShardLog {
   uint64_t next_sequence() const;
   // Returns the session's last install, or nullopt if the session is not known.
   std::optional<InstallRecord> InstallOf(uint64_t session_id) const;
+  // Returns the session's name, or "" if the session is not known.
+  std::string NameOf(uint64_t session_id) const;
   // Returns the sequence of the first record that the session needs, or 0 if the session is not known.
   uint64_t NeededFrom(uint64_t session_id) const;
 

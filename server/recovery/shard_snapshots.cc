@@ -193,7 +193,8 @@ bool ShardSnapshots::IsDisplacedByOrder(const Gathering& gathering, const LayerI
   return image.at.step != gathering.snapshot.step && image.at.step < gathering.snapshot.step + kSpread;
 }
 
-void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64_t sequence) {
+void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64_t sequence,
+                          uint64_t gradient_sequence) {
   MutexLock lock(mu_);
   const uint64_t session_id = image.at.session_id;
   auto [it, begins] = gathering_.try_emplace(session_id);
@@ -208,6 +209,7 @@ void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64
     gathering.rollback_epoch = image.at.rollback_epoch;
     gathering.snapshot.step = image.at.step;
     gathering.snapshot.sequence = sequence;
+    gathering.snapshot.gradient_sequence = gradient_sequence;
     gathering.snapshot.install = install;
     const auto ordered = ordered_.find(session_id);
     const bool awaited =
@@ -284,9 +286,15 @@ void ShardSnapshots::Loop() {
   }
 }
 
-void ShardSnapshots::WaitIdle() {
+bool ShardSnapshots::WaitIdle(absl::Time deadline) {
+  const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return jobs_.empty() && !busy_; };
   MutexLock lock(mu_);
-  changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return jobs_.empty() && !busy_; });
+  if (deadline == absl::InfiniteFuture()) {
+    changed_.wait(mu_, idle);
+    return true;
+  }
+  return changed_.wait_for(mu_, absl::ToChronoNanoseconds(std::max(deadline - clock_.Now(), absl::ZeroDuration())),
+                           idle);
 }
 
 void ShardSnapshots::Write(const SnapshotImages& snapshot) {

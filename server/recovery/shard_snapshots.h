@@ -31,6 +31,7 @@ struct SnapshotImages {
   InstallRecord install;
   uint64_t step = 0;
   uint64_t sequence = 0;  // log records from this sequence on may be newer than some image
+  uint64_t gradient_sequence = 0;  // the same for the log of gradients; not written
   uint64_t number = 0;    // the coordinator's number of the session's snapshot that this is a part of; 0 means none
   std::map<uint32_t, LayerImage> images;  // by layer
 };
@@ -80,8 +81,8 @@ class ShardSnapshots {
   absl::Status Load(uint64_t session_id, const Restore& restore);
 
   // Adds one layer's image to the session's current snapshot, and queues the snapshot when it is complete. `install`
-  // and `sequence` are the current ones; a snapshot keeps those of its first image.
-  void Keep(LayerImage image, const InstallRecord& install, uint64_t sequence);
+  // and the next sequences of both logs are the current ones; a snapshot keeps those of its first image.
+  void Keep(LayerImage image, const InstallRecord& install, uint64_t sequence, uint64_t gradient_sequence = 0);
   // Drops the session's incomplete snapshot and its order; snapshots on the disk stay.
   void Forget(uint64_t session_id);
   // Removes all snapshots of a session that has ended.
@@ -99,8 +100,8 @@ class ShardSnapshots {
 
   // Queues a job for the writer.
   void Post(std::function<void()> job) ABSL_LOCKS_EXCLUDED(mu_);
-  // Waits until all queued jobs are done.
-  void WaitIdle();
+  // Waits until all queued jobs are done, or until `deadline` on the monotonic clock. Returns false if it passed.
+  bool WaitIdle(absl::Time deadline = absl::InfiniteFuture());
   // Runs one queued job. Returns false if there is none. Calls must not overlap.
   bool Work();
 

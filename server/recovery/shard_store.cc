@@ -21,13 +21,14 @@ constexpr absl::string_view kLeaderFile = "leader";  // docs/storage.md
 }  // namespace
 
 ShardStore::ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOptions options, const Clock& clock,
-                       Logger& logger, StoreObserver& observer)
+                       Logger& logger, StoreObserver& observer, const GradientLogOptions& gradient_options)
     : fs_(fs),
       dir_(store::JoinPath(data_dir, "shard")),
       clock_(clock),
       logger_(logger),
       quarantine_(fs, store::JoinPath(dir_, "quarantine"), clock),
       log_(fs, store::JoinPath(dir_, "log"), options, clock, logger, observer),
+      gradients_(fs, store::JoinPath(dir_, "gradients"), gradient_options, clock, logger, observer),
       kept_(fs, store::JoinPath(dir_, "factors"), KeptOptions(options.reopen_interval), clock, logger, observer),
       snapshots_(fs, store::JoinPath(dir_, "snapshots"), clock, logger, observer, options.background) {}
 
@@ -92,6 +93,7 @@ absl::Status ShardStore::Restore(Shard& shard) {
     return sequence <= ends[session_id].removed_at || quarantine_.Holds(session_id) ||
            quarantine_.Skips(session_id, sequence);
   }));
+  PRECONDOR_RETURN_IF_ERROR(ReplayGradients(shard, ends));
   for (const auto& [id, end] : ends) {
     if (end.quarantined_at == 0 || quarantine_.Holds(id)) continue;
     shard.replay().Add(QuarantineRecord{.session_id = id, .last_step = end.last_step});
@@ -140,9 +142,27 @@ absl::StatusOr<ShardStore::Ends> ShardStore::FindEnds() {
   return ends;
 }
 
+absl::Status ShardStore::ReplayGradients(Shard& shard, Ends& ends) {
+  std::set<uint64_t> seen;
+  PRECONDOR_RETURN_IF_ERROR(gradients_.Open([&](GradientRecord record, uint64_t log_sequence) {
+    const uint64_t id = record.at.session_id;
+    seen.insert(id);
+    const End& end = ends[id];
+    if (log_sequence > end.removed_at && end.quarantined_at == 0) shard.replay().Add(std::move(record));
+  }));
+  for (const ShardSessionSummary& session : shard.ListSessions()) seen.erase(session.session_id);
+  for (const uint64_t gone : seen) gradients_.Forget(gone);
+  return absl::OkStatus();
+}
+
+bool ShardStore::AppendGradient(const GradientRecord& record) {
+  return gradients_.Append(log_.NameOf(record.at.session_id), record, log_.next_sequence());
+}
+
 void ShardStore::Append(const ShardRecord& record) {
   log_.Append(record);
   if (const auto* removal = std::get_if<RemoveRecord>(&record)) {
+    gradients_.Forget(removal->session_id);
     snapshots_.Remove(removal->session_id);
     kept_.Remove(removal->session_id);
     const bool known = quarantine_.Knows(removal->session_id);
@@ -174,19 +194,23 @@ absl::Status ShardStore::Check(const SnapshotImages& snapshot) const {
 
 void ShardStore::Keep(LayerImage image) {
   const std::optional<InstallRecord> install = log_.InstallOf(image.at.session_id);
-  if (install.has_value()) snapshots_.Keep(std::move(image), *install, log_.next_sequence());
+  if (!install.has_value()) return;
+  snapshots_.Keep(std::move(image), *install, log_.next_sequence(), gradients_.next_sequence());
 }
 
 void ShardStore::OnDurable(const SnapshotImages& snapshot, uint64_t sequence) {
   std::map<uint32_t, LayerStep> snapshot_steps;
   uint64_t floor = std::numeric_limits<uint64_t>::max();
+  uint64_t state_bytes = 0;
   for (const auto& [layer, image] : snapshot.images) {
     snapshot_steps[layer] = image.at;
+    state_bytes += image.state.size();
     // A recovery from this image needs the layer's last eviction only if the layer had no factors, and needs no earlier
     // one. Records after the image produce later evictions again.
     floor = std::min(floor, image.eviction_id + (image.held ? 1 : 0));
   }
   log_.OnSnapshot(snapshot.install.install.session_id, sequence, snapshot_steps);
+  gradients_.OnSnapshot(snapshot.install.install.session_id, snapshot.gradient_sequence, state_bytes);
   kept_.OnSnapshot(snapshot.install.install.session_id, floor);
   // If this fails, the next snapshot's call removes the directory.
   quarantine_.OnSnapshot(snapshot.install.install.session_id, sequence).IgnoreError();
@@ -213,6 +237,7 @@ absl::Status ShardStore::Quarantine(uint64_t session_id, uint64_t last_step) {
   if (absl::IsNotFound(put)) return absl::DataLossError(put.message());
   PRECONDOR_RETURN_IF_ERROR(put);
   snapshots_.Forget(session_id);
+  gradients_.Forget(session_id);
   log_.Forget(session_id);
   return absl::OkStatus();
 }

@@ -12,6 +12,7 @@
 
 #include "server/core/shard/shard.h"
 #include "server/core/shard/shard_journal.h"
+#include "server/recovery/gradient_log.h"
 #include "server/recovery/kept_factors.h"
 #include "server/recovery/quarantine.h"
 #include "server/recovery/shard_log.h"
@@ -24,7 +25,7 @@ class ShardStore final : public ShardJournal {
  public:
   // Lifetime: all references outlive this object.
   ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOptions options, const Clock& clock, Logger& logger,
-             StoreObserver& observer);
+             StoreObserver& observer, const GradientLogOptions& gradient_options = {});
 
   // Recovers the sessions on the disk into a shard. Precondition: the shard uses this journal, and ShardReplay::Begin
   // was called. Calls ShardReplay::Finish if it succeeds. Returns DATA_LOSS with file and offset if a file is damaged,
@@ -32,9 +33,17 @@ class ShardStore final : public ShardJournal {
   absl::Status Restore(Shard& shard);
 
   void Append(const ShardRecord& record) override;
+  bool AppendGradient(const GradientRecord& record) override;
+  std::optional<absl::Time> LacksGradientsSince(uint64_t session_id) const override {
+    return gradients_.LacksSince(session_id);
+  }
   void Sync() override { log_.Sync(); }
   absl::Status RememberLeader(uint64_t token) override;
   void Keep(LayerImage image) override;
+  bool FinishSnapshots(absl::Time deadline) override { return snapshots_.WaitIdle(deadline); }
+  bool HoldsAllOf(uint64_t session_id) const override {
+    return !log_.stale(session_id) && !gradients_.LacksSince(session_id).has_value();
+  }
   void Expect(const SnapshotOrder& order) override { snapshots_.Expect(order); }
   absl::StatusOr<std::optional<SnapshotProgress>> ProgressOf(const SnapshotOrder& order) override {
     return snapshots_.ProgressOf(order);
@@ -56,6 +65,7 @@ class ShardStore final : public ShardJournal {
   }
 
   ShardLog& log() { return log_; }
+  GradientLog& gradients() { return gradients_; }
   ShardSnapshots& snapshots() { return snapshots_; }
 
  private:
@@ -81,6 +91,8 @@ class ShardStore final : public ShardJournal {
   using Ends = std::map<uint64_t, End>;  // by session
   // Scans the log for the sessions' ends. Removes the quarantine directories of removed sessions.
   absl::StatusOr<Ends> FindEnds();
+  // Opens the log of gradients and passes those of the shard's sessions to its replay.
+  absl::Status ReplayGradients(Shard& shard, Ends& ends);
 
   store::FileSystem& fs_;
   const std::string dir_;
@@ -89,6 +101,7 @@ class ShardStore final : public ShardJournal {
   std::unique_ptr<store::FileLock> lock_;
   recovery::Quarantine quarantine_;
   ShardLog log_;
+  GradientLog gradients_;
   KeptFactors kept_;
   ShardSnapshots snapshots_;  // last: its thread calls the others
 };

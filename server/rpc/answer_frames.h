@@ -12,6 +12,6 @@ namespace precondor::rpc {
 // Pushes an ERROR frame with `status` for the contribution.
 void PushError(FrameQueue& queue, const v1::FrameHeader& contribution, const absl::Status& status);
 // Pushes an ACK frame. `duplicate` says that the shard already had the contribution.
-void PushAck(FrameQueue& queue, const v1::FrameHeader& contribution, bool duplicate);
+void PushAck(FrameQueue& queue, const v1::FrameHeader& contribution, bool duplicate, uint64_t updates_lost = 0);
 
 }  // namespace precondor::rpc

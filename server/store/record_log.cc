@@ -129,7 +129,7 @@ absl::StatusOr<uint64_t> RecordLog::AppendPieces(uint8_t type, absl::Span<const 
   MutexLock lock(mu_);
   PRECONDOR_RETURN_IF_ERROR(AwaitRoom(bytes));
   if (segments_.back().size_bytes >= options_.segment_bytes && next_sequence_ > segments_.back().first_sequence) {
-    PRECONDOR_RETURN_IF_ERROR(Rotate());
+    PRECONDOR_RETURN_IF_ERROR(Rotate(options_.segment_bytes));
   }
   if (const absl::Status written = Write(next_sequence_, type, payload); !written.ok()) return Poison(written);
   return next_sequence_++;
@@ -145,7 +145,14 @@ absl::Status RecordLog::AwaitRoom(uint64_t bytes) {
   return poison_;
 }
 
-absl::Status RecordLog::Rotate() {
+absl::Status RecordLog::BeginSegmentAt(uint64_t bytes) {
+  MutexLock lock(mu_);
+  if (!poison_.ok() || next_sequence_ == segments_.back().first_sequence) return poison_;
+  return segments_.back().size_bytes < bytes ? absl::OkStatus() : Rotate(bytes);
+}
+
+// Begins a new segment after one of at least `bytes`.
+absl::Status RecordLog::Rotate(uint64_t bytes) {
   if (ring_ != nullptr) {
     const std::string header = EncodeSegmentHeader(next_sequence_);
     ring_->BeginSegment(next_sequence_, header);
@@ -154,7 +161,7 @@ absl::Status RecordLog::Rotate() {
   }
   while (syncing_) synced_.wait(mu_);
   PRECONDOR_RETURN_IF_ERROR(poison_);
-  if (segments_.back().size_bytes < options_.segment_bytes) return absl::OkStatus();  // another thread has rotated
+  if (segments_.back().size_bytes < bytes) return absl::OkStatus();  // another thread has rotated
   absl::Status status = active_->Sync();
   if (status.ok()) {
     synced_before_ = next_sequence_;

@@ -62,6 +62,9 @@ class RecordLog {
   absl::StatusOr<uint64_t> AppendPieces(uint8_t type, absl::Span<const absl::string_view> payload);
   // After OK, every record whose Append returned before this call survives a crash of the machine.
   absl::Status Sync();
+  // Begins a new segment if the current one has records and at least `bytes`, as an Append does at segment_bytes. For a
+  // log whose appends must not wait for that. Precondition: there is no ring.
+  absl::Status BeginSegmentAt(uint64_t bytes);
   // Removes the segments that contain only records below `sequence`, except the last segment. Open may therefore still
   // replay some of these records. Also works on a poisoned log, where it frees space on a full disk. An error does not
   // poison the log, and the call can be repeated.
@@ -90,7 +93,7 @@ class RecordLog {
   absl::Status AwaitRoom(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status WriteThrough(absl::Span<const absl::string_view> pieces) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status SyncLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status Rotate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Rotate(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Write(uint64_t sequence, uint8_t type, absl::Span<const absl::string_view> payload)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Poison(const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

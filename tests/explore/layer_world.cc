@@ -231,8 +231,13 @@ void LayerExplorer::Send(LayerWorld& world, uint32_t index) const {
   switch (item.kind) {
     case Kind::kResume:
     case Kind::kBegin:
-      Feed(world, RankResumed{.key = key, .factor_version = item.version, .begins = item.kind == Kind::kBegin}, index,
-           &item);
+      Feed(world,
+           RankResumed{{.key = key,
+                        .factor_version = item.version,
+                        .next_step = rank.last_answer.has_value() ? rank.last_answer->first + 1 : item.step,
+                        .begins = item.kind == Kind::kBegin},
+                       {}},
+           index, &item);
       return;
     case Kind::kFetch:
       Feed(world, FactorsRequested{.key = key}, index, &item);

@@ -261,12 +261,15 @@ void SimLink::Write(const Outbox::Frame& frame) {
   const Contribution& item = *frame.item;
   PRECONDOR_CHECK(frame.chunk.size == item.payload.size());
   if (item.id.kind == v1::FRAME_KIND_RESUME) {
-    stream_->Up([shard = &shard_, key = HeaderOf(item).key, id = item.id, version = item.factor_version,
-                 begins = item.abstain](const std::shared_ptr<Stream>& stream) {
-      const absl::Status taken = shard->DeliverResume(key, version, begins);
+    const RankResume resume{.key = HeaderOf(item).key,
+                            .factor_version = item.factor_version,
+                            .next_step = item.next_step.value_or(item.id.step),
+                            .begins = item.abstain};
+    stream_->Up([shard = &shard_, resume, id = item.id](const std::shared_ptr<Stream>& stream) {
+      const absl::Status taken = shard->DeliverResume(resume);
       absl::StatusOr<bool> ack = false;
       if (!taken.ok()) ack = taken;
-      stream->Down([epoch = key.epoch, id, ack](SimLink& link) { link.OnAck(epoch, id, ack); });
+      stream->Down([epoch = resume.key.epoch, id, ack](SimLink& link) { link.OnAck(epoch, id, ack); });
     });
     return;
   }

@@ -293,12 +293,13 @@ void SimShard::DeliverFetch(const ContributionKey& key, const ResultFn& result) 
   });
 }
 
-absl::Status SimShard::DeliverResume(const ContributionKey& key, uint64_t factor_version, bool begins) {
-  absl::Status taken = shard_->data_plane().Resume(key, factor_version, begins);
+absl::Status SimShard::DeliverResume(const RankResume& resume) {
+  absl::Status taken = shard_->data_plane().Resume(resume).status();
   world_.trace().Note([&] {
-    return process_.name() + std::string(begins ? " begin layer " : " resume layer ") + std::to_string(key.layer) +
-           " rank " + std::to_string(key.rank) + " step " + std::to_string(key.step) + " version " +
-           std::to_string(factor_version) + ": " + taken.ToString();
+    return process_.name() + std::string(resume.begins ? " begin layer " : " resume layer ") +
+           std::to_string(resume.key.layer) + " rank " + std::to_string(resume.key.rank) + " step " +
+           std::to_string(resume.key.step) + " lacks " + std::to_string(resume.next_step) + " version " +
+           std::to_string(resume.factor_version) + ": " + taken.ToString();
   });
   return taken;
 }

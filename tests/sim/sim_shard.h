@@ -51,7 +51,7 @@ class SimShard {
   void Deliver(const ContributionHeader& header, Payload payload, const AckFn& ack, const ResultFn& result);
 
   void DeliverFetch(const ContributionKey& key, const ResultFn& result);
-  absl::Status DeliverResume(const ContributionKey& key, uint64_t factor_version, bool begins);
+  absl::Status DeliverResume(const RankResume& resume);
 
   // As a call of the coordinator's arrives; each has to be admitted.
   absl::StatusOr<FencingGate::Pass> Admit(uint64_t token) { return shard_->Admit(token); }

@@ -27,6 +27,11 @@ class MemoryJournal final : public ShardJournal {
     if (const auto* install = std::get_if<InstallRecord>(&record)) install_ = *install;
     records_.push_back(record);
   }
+  bool AppendGradient(const GradientRecord& record) override {
+    MutexLock lock(mu_);
+    if (keeps_gradients_) gradients_.push_back(record);
+    return false;
+  }
   void Keep(LayerImage image) override {
     MutexLock lock(mu_);
     if (image.at.step != snapshot_step_) {
@@ -89,6 +94,25 @@ class MemoryJournal final : public ShardJournal {
     if (snapshot_install_.has_value()) shard.replay().Add(*snapshot_install_);
     for (const auto& [layer, image] : snapshot_) shard.replay().Load(image);
     for (const ShardRecord& record : records_) shard.replay().Add(record);
+    for (const GradientRecord& record : gradients_) shard.replay().Add(record);
+  }
+  std::vector<GradientRecord> gradients() const {
+    MutexLock lock(mu_);
+    return gradients_;
+  }
+  void Clear() {
+    MutexLock lock(mu_);
+    records_.clear();
+    gradients_.clear();
+    snapshot_.clear();
+    images_.clear();
+    snapshot_install_.reset();
+    snapshot_step_ = 0;
+  }
+  // Off: gradients are dropped, as by a journal without room for them.
+  void set_keeps_gradients(bool keeps) {
+    MutexLock lock(mu_);
+    keeps_gradients_ = keeps;
   }
 
   void LoseNext(int count) {
@@ -112,6 +136,8 @@ class MemoryJournal final : public ShardJournal {
  private:
   mutable Mutex mu_;
   std::vector<ShardRecord> records_ ABSL_GUARDED_BY(mu_);
+  std::vector<GradientRecord> gradients_ ABSL_GUARDED_BY(mu_);
+  bool keeps_gradients_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<InstallRecord> install_ ABSL_GUARDED_BY(mu_);
   int lose_next_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t snapshot_step_ ABSL_GUARDED_BY(mu_) = 0;

@@ -201,8 +201,11 @@ class Script {
     const ContributionKey key{
         .epoch = epoch, .step = line.Number("step", 0), .rank = static_cast<uint32_t>(line.Number("rank", 0))};
     if (name == "ask") return AnswerRequested{key};
-    if (name == "resume") return RankResumed{key, line.Number("factors", 0), /*begins=*/false, now_};
-    if (name == "begin") return RankResumed{key, /*factor_version=*/0, /*begins=*/true, now_};
+    if (name == "resume") {
+      const uint64_t next_step = static_cast<uint64_t>(line.Number("lacks", static_cast<int64_t>(key.step)));
+      return RankResumed{{key, static_cast<uint64_t>(line.Number("factors", 0)), next_step, /*begins=*/false}, now_};
+    }
+    if (name == "begin") return RankResumed{{key, /*factor_version=*/0, key.step, /*begins=*/true}, now_};
     if (name == "fetch") return FactorsRequested{key, now_};
     ContributionArrived event{.key = key, .now = now_};
     if (name == "gradient") event.kind = ContributionKind::kGradient;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -54,6 +55,7 @@ struct Contribution {
   std::shared_ptr<AnswerSink> result;            // receives the RESULT, for kinds that have one
   absl::Time deadline = absl::InfiniteFuture();  // for the answer
   uint64_t factor_version = 0;                   // for RESUME only
+  std::optional<uint64_t> next_step = {};        // for RESUME only: first step whose answer the rank lacks
   // Set for a gradient in a slot of a shared region, which has no `payload` and owns the slot until its answer.
   // `make_inline` returns an equal contribution with a payload, for use after the region has ended. It blocks until the
   // gradient's device has copied the gradient.

@@ -47,6 +47,7 @@ void Outbox::SendResume(uint32_t layer) {
   resume->id = {v1::FRAME_KIND_RESUME, std::min(kept_.FirstGradient(layer).value_or(next), next), layer};
   resume->mode = last.mode;
   resume->factor_version = last.factor_version;
+  resume->next_step = next;
   SendFirst(resume);
 }
 

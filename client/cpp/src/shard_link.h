@@ -62,6 +62,7 @@ class ShardLink {
     std::function<void()> forgotten;                   // the shard does not know the session: ask the coordinator
     std::function<void(const absl::Status&)> fatal;    // the worker cannot continue
     std::function<void(const absl::Status&)> refused_statistics;
+    std::function<void(uint32_t layer, uint64_t updates)> updates_lost;  // the shard goes on with older factors
     // See WorkerCollectiveSession. Called on a thread of the link.
     std::function<absl::StatusOr<PlaneRendezvous>(uint64_t epoch)> ask_plane;
     std::function<void(uint64_t epoch, const absl::Status& why)> decline_plane;
@@ -114,7 +115,7 @@ class ShardLink {
   void OnStreamDone(const grpc::Status& status);
 
   void OnCredit(const v1::ExchangeResponse& credit);
-  void OnAck(const ContributionId& id);
+  void OnAck(const ContributionId& id, uint64_t updates_lost);
   void OnResult(const ContributionId& id, const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload);
   void OnRefused(const ContributionId& id, const absl::Status& status);
   void OnProtocolError(const absl::Status& status);

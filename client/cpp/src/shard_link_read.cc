@@ -56,7 +56,7 @@ void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::Receive
       path_.OnGranted(message.ring());
       return;
     case v1::FRAME_KIND_ACK:
-      if (const auto id = MatchKey(message.header(), message.contribution())) OnAck(*id);
+      if (const auto id = MatchKey(message.header(), message.contribution())) OnAck(*id, message.updates_lost());
       return;
     case v1::FRAME_KIND_RESULT:
       if (const auto id = MatchKey(message.header(), ResultOf(message))) OnResult(*id, message, payload);
@@ -96,7 +96,8 @@ void ShardLink::OnCredit(const v1::ExchangeResponse& credit) {
   Pump();
 }
 
-void ShardLink::OnAck(const ContributionId& id) {
+void ShardLink::OnAck(const ContributionId& id, uint64_t updates_lost) {
+  if (updates_lost > 0) hooks_.updates_lost(id.layer, updates_lost);
   Outbox::Item item;  // freed after the lock is released
   MutexLock lock(mu_);
   item = outbox_.Acknowledge(id);

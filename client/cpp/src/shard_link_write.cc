@@ -106,6 +106,7 @@ v1::FrameHeader ShardLink::MakeHeader(const Contribution& item) {
     out.set_only_receives(!part.sent);
   }
   header.set_factor_version(item.factor_version);
+  if (item.next_step.has_value()) header.set_next_step(*item.next_step);
   if (!std::exchange(showed_secret_, true)) header.set_secret(options_.secret);
   return header;
 }

@@ -116,6 +116,10 @@ std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint
   hooks.ask_plane = [this, address](uint64_t of) { return AskForPlane(address, of); };
   hooks.decline_plane = [this, address](uint64_t of, const absl::Status& why) { DeclinePlane(address, of, why); };
   hooks.refused_statistics = [this](const absl::Status& status) { OnRefusedStatistics(status); };
+  hooks.updates_lost = [this](uint32_t layer, uint64_t updates) {
+    MutexLock lock(mu_);
+    lost_updates_[layer] += updates;
+  };
   return std::make_shared<ShardLink>(std::move(link), std::move(hooks), traffic_);
 }
 
@@ -156,6 +160,11 @@ uint64_t WorkerImpl::epoch() const {
 
 std::string WorkerImpl::Describe(uint64_t step, int64_t layer) const {
   return absl::StrCat("session ", session_, " step ", step, " layer ", layer);
+}
+
+std::map<int64_t, uint64_t> WorkerImpl::TakeLostUpdates() {
+  MutexLock lock(mu_);
+  return std::exchange(lost_updates_, {});
 }
 
 absl::Status WorkerImpl::CheckResume(const WorkerDirective& directive, uint64_t epoch, uint64_t next_step) const {

@@ -74,6 +74,7 @@ class WorkerImpl final : public Worker {
   absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                            double learning_rate) override;
   Traffic traffic() const override { return traffic_.Read(); }
+  std::map<int64_t, uint64_t> TakeLostUpdates() override;
   absl::Status DataPlaneStatus() const override;
   void Cancel() override;
   absl::Status Leave() override;
@@ -177,6 +178,7 @@ class WorkerImpl final : public Worker {
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   absl::Status first_refusal_ ABSL_GUARDED_BY(mu_);
+  std::map<int64_t, uint64_t> lost_updates_ ABSL_GUARDED_BY(mu_);  // by layer
   std::thread timer_;
   std::thread refresher_;
   std::unique_ptr<StepControl> steps_;  // Constant after Make. Its hooks use all members above.

@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 import os
+import warnings
 import weakref
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple, TypeVar, Union
 
@@ -406,6 +407,17 @@ class Worker:
         plane_bytes (the part of gradient_bytes and result_bytes that communicators carried; SessionSpec.data_plane);
         and the number of reconnects."""
         return self._core.traffic()
+
+    def take_lost_updates(self) -> Dict[str, int]:
+        """Returns, once, the layers whose server has come back with older factors, or none, since the last call, with the
+        number of updates that are lost. Training goes on, but not as without the loss. Warns if there are any."""
+        lost = {self.spec.layers[place].name: updates for place, updates in self._core.take_lost_updates().items()}
+        if lost:
+            names = ", ".join(list(lost)[:3]) + (", ..." if len(lost) > 3 else "")
+            warnings.warn(f"session {self.spec.name}: a server has lost updates of {len(lost)} layers ({names}), up to "
+                          f"{max(lost.values())} each. Training goes on with older factors, and differs from a run without "
+                          "the loss. A server with --data-dir keeps its updates (docs/operations.md)")
+        return lost
 
     def leave(self) -> None:
         """Gives the rank back to the coordinator. Call flush() before and close() after it. Raises UnavailableError if the

@@ -149,6 +149,7 @@ class Connection:
                    for place, (layer, pair) in enumerate(zip(layers, pairs))]
         usable = all([future.result().decision != "SKIP" for future in futures])  # a list: waits for each
         worker.report_step(step, loss, 1, 0.0, finite=usable)
+        worker.take_lost_updates()  # warns
         return answers, usable
 
     def _precondition(self, worker: Worker, step: int, place: int, layer: Layer, gradient: np.ndarray, answer: np.ndarray) -> Future:

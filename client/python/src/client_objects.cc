@@ -143,6 +143,12 @@ py::dict WorkerObject::GetTraffic() const {
   return dict;
 }
 
+py::dict WorkerObject::TakeLostUpdates() const {
+  py::dict dict;
+  for (const auto& [layer, updates] : Get()->TakeLostUpdates()) dict[py::int_(layer)] = updates;
+  return dict;
+}
+
 py::array WorkerObject::Statistics(uint64_t step, int64_t layer, const std::string& side, const py::object& rows,
                                    double row_scale) const {
   const std::shared_ptr<Worker> worker = Get();

@@ -55,6 +55,7 @@ class WorkerObject {
   bool NeedsStatistics(uint64_t step, int64_t layer) const;
   bool SendsGradient(int64_t layer) const;
   pybind11::dict GetTraffic() const;
+  pybind11::dict TakeLostUpdates() const;  // layer -> number of updates
 
   pybind11::array Statistics(uint64_t step, int64_t layer, const std::string& side, const pybind11::object& rows,
                              double row_scale) const;

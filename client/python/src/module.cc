@@ -43,6 +43,7 @@ PYBIND11_MODULE(_core, m) {
       .def("needs_statistics", &WorkerObject::NeedsStatistics)
       .def("sends_gradient", &WorkerObject::SendsGradient)
       .def("traffic", &WorkerObject::GetTraffic)
+      .def("take_lost_updates", &WorkerObject::TakeLostUpdates)
       .def("statistics", &WorkerObject::Statistics)
       .def("sketch_signs", &WorkerObject::SketchSigns)
       .def("sketch_sums", &WorkerObject::SketchSums)

@@ -46,6 +46,13 @@ class Contributions {
   // last rank, and each later contribution is a duplicate. Precondition: empty().
   void PutAll(absl::Span<const ContributionStatus> statuses);
 
+  // Fills all slots with contributions whose payloads the journal's average replaces. Each later contribution is a
+  // duplicate. Precondition: empty().
+  void PutAllRestored() {
+    PutAll(std::vector<ContributionStatus>(slots_.size(), ContributionStatus::kPresent));
+    next_ = slots_.size();
+  }
+
   // Records that another process now holds `rank`. The slot keeps the contribution of the earlier process, and the
   // rank's later contributions are duplicates whatever their bytes. `repeats` says that the new process sends this step
   // again, so that it is owed an answer. Does nothing if `rank` is not a contributor or its slot is empty.

@@ -160,6 +160,7 @@ void LayerDriver::Perform(Tasks tasks) {
                   {{"session", job}, {"step", effect.step}, {"layer", layer}, {"reason", effect.given_up}});
             },
             [&](const ReportUpdatesLost& effect) {
+              session_->updates_lost.fetch_add(effect.lost, std::memory_order_relaxed);
               shard.layer_observer.OnUpdatesLost(job, static_cast<int64_t>(effect.lost));
               shard.logger.Log(Severity::kWarning, "factor updates are lost",
                                {{"session", job},
@@ -201,6 +202,14 @@ void LayerDriver::ShowFactors() {
   Feed(FactorsReplaced{.held = view.held, .factor_version = view.version});
 }
 
+void LayerDriver::GiveFinalImage(uint64_t step, std::function<void()> done) {
+  executor_.Post(strand_, [self = shared_from_this(), step, done = std::move(done)] {
+    self->ApplyPendingUpdates();
+    self->journal_.GiveFinalImage(step, self->worker_);
+    done();
+  });
+}
+
 // --- deadlines and counters ------------------------------------------------------------------------------------------
 
 void LayerDriver::SealOverdue(absl::Time now) { Perform(FeedLocked(DeadlinePassed{now})); }
@@ -217,15 +226,17 @@ LayerStats LayerDriver::stats() const {
 
 // --- ranks and epochs -----------------------------------------------------------------------------------------------
 
-absl::Status LayerDriver::Resume(const ContributionKey& key, uint64_t factor_version, bool begins) {
-  Tasks tasks = FeedLocked(
-      RankResumed{.key = key, .factor_version = factor_version, .begins = begins, .now = session_->shard->clock.Now()});
-  absl::Status status;
-  if (!tasks.empty()) {
-    if (const auto* refuse = std::get_if<Refuse>(&tasks.front().effect)) status = refuse->status;
+absl::StatusOr<uint64_t> LayerDriver::Resume(const RankResume& resume) {
+  Tasks tasks = FeedLocked(RankResumed{resume, session_->shard->clock.Now()});
+  absl::StatusOr<uint64_t> lost = 0;
+  for (const Task& task : tasks) {
+    if (const auto* refuse = std::get_if<Refuse>(&task.effect)) lost = refuse->status;
+    if (const auto* report = std::get_if<ReportUpdatesLost>(&task.effect); report != nullptr && lost.ok()) {
+      lost = report->lost;
+    }
   }
   Perform(std::move(tasks));
-  return status;
+  return lost;
 }
 
 uint64_t LayerDriver::EndEpoch(uint64_t epoch, const absl::Status& why) {

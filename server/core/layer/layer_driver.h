@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -54,15 +55,15 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // See ShardDataPlane::SubmitReduced.
   absl::Status SubmitReduced(AdmittedAverage admitted, ResultFn result);
 
-  // Handles a RESUME. The rank's last answer is from another shard generation and was made with factors of
-  // `factor_version`. The rank sends no gradient of a step before `key.step` again, so steps that cannot be completed
-  // without one are dropped and not opened again. `begins` means that another process has taken the rank over and
-  // begins with `key.step`. Returns
-  // - DATA_LOSS (STATE_LOST) if updates are missing here and each answer goes to several ranks. All ranks must then
-  //   begin again; until a rank has done so, the layer refuses all that it sends with STATE_LOST.
+  // Handles a RESUME. The rank sends no gradient of a step before `key.step` again, so steps that cannot be completed
+  // without one are dropped and not opened again. Returns the number of updates that the rank's last answer included
+  // and the factors do not: the rank goes on with older factors. Errors:
+  // - DATA_LOSS (STATE_LOST) if updates are missing here and another rank has, or lacks, an answer that this rank does
+  //   not. All ranks must then begin again; until a rank has done so, the layer refuses all that it sends with
+  //   STATE_LOST. So too if workers hold factors.
   // - UNAVAILABLE (NOT_ACTIVE) if this rank has begun again and another rank must still do so.
   // - UNAVAILABLE (FUTURE_EPOCH) or FAILED_PRECONDITION (STALE_EPOCH) if `key.epoch` is not the layer's epoch.
-  absl::Status Resume(const ContributionKey& key, uint64_t factor_version, bool begins = false);
+  absl::StatusOr<uint64_t> Resume(const RankResume& resume);
 
   // Calls `result` with the layer's current factors, after it has applied the pending updates of the journal. See
   // ShardDataPlane::Fetch.
@@ -81,6 +82,9 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // Returns the interface that sets, releases and restores the factors. `*this` must outlive the returned object.
   LayerFactors factors() { return LayerFactors(*this); }
 
+  // Gives the journal the layer's image for a snapshot as of `step`, which the session has not begun, after the work that
+  // is queued. Calls `done` afterwards, on the strand.
+  void GiveFinalImage(uint64_t step, std::function<void()> done);
   // Seals the statistics whose deadline has passed at `now`, without the contributions that are missing.
   void SealOverdue(absl::Time now);
   // See LayerMachine::AddStragglers.

@@ -41,7 +41,8 @@ std::optional<std::string> LayerDriver::FinishReplay() {
                              .plan = replayed.outcome.plan,
                              .updated = replayed.outcome.updated,
                              .update_pending = pending,
-                             .update_is_empty = pending && (replayed.failed || replayed.contributions->empty())});
+                             .update_is_empty = pending && (replayed.failed || replayed.contributions->empty()),
+                             .answered = replayed.answer.has_value()});
       outcomes.push_back(replayed.outcome);
       outcomes.back().updated = replayed.outcome.updated && !pending;
       counters_.CountSealed(step);
@@ -53,6 +54,7 @@ std::optional<std::string> LayerDriver::FinishReplay() {
     tasks = Feed(event);
     for (const auto& [step, of] : machine_.window().steps()) {
       ReplayedStep& replayed = outcome.steps.at(step);
+      if (replayed.answer.has_value()) DataOf(of.id)->answer = std::move(replayed.answer);
       if (!of.pending_update.has_value()) continue;
       DataOf(of.id)->logged = replayed.failed ? std::vector<StagedContribution>() : *std::move(replayed.contributions);
     }

@@ -47,10 +47,7 @@ struct AnswerRequested {
   ContributionKey key;
 };
 // A rank has sent a RESUME; see LayerDriver::Resume. The first effect is Refuse if the RESUME is refused.
-struct RankResumed {
-  ContributionKey key;
-  uint64_t factor_version = 0;
-  bool begins = false;  // another process has taken the rank over and begins with this step
+struct RankResumed : RankResume {
   absl::Time now = {};
 };
 // A rank asks for the factors (FETCH). The last effect is Refuse or FetchFactors.
@@ -116,6 +113,7 @@ struct RestoredStep {
   bool updated = false;          // the statistics are applied, given up or pending
   bool update_pending = false;   // the journal has the update, and it has yet to be applied
   bool update_is_empty = false;  // the pending update has no contributions to apply
+  bool answered = false;         // the journal had the gradient, and the answer has been made again
 };
 struct ReplayFinished {
   uint64_t rollback_epoch = 0;
@@ -224,6 +222,7 @@ struct AppendFailedUpdate {
 // The driver feeds AnswerDone afterwards.
 struct ComputeAnswer {
   StepId id = 0;
+  uint64_t step = 0;
   Mode mode = Mode::kSecondOrder;
   std::vector<uint32_t> ranks;  // ranks whose gradients to add, in this order
   std::string skip_reason;      // if not empty, a rank has no gradient and the answer is SKIP

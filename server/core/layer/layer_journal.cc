@@ -95,6 +95,21 @@ void LayerJournal::AfterFailedUpdate(uint64_t step) {
   if (journal_ != nullptr && logs_updates_) journal_->Append(FailedUpdateRecord{At(step)});
 }
 
+void LayerJournal::BeforeGradient(uint64_t step, LayerWorker& worker, StepData& data) {
+  if (journal_ == nullptr) return;
+  absl::StatusOr<StagedContribution> average = worker.TakeAverage(data);
+  // The device does not give the gradient back, so that the method cannot use it either.
+  if (!average.ok()) return;
+  GradientRecord record{.at = At(step), .factor_version = worker.view().version, .average = *std::move(average)};
+  const bool due = journal_->AppendGradient(record);
+  worker.PutBack(std::move(record.average), data);
+  // Layers may begin the next steps meanwhile. A step beyond their window has not begun in any of them.
+  if (due) {
+    session_.snapshot_at.store(session_.begun_steps.last().step + session_.shard->options.window_steps + 1,
+                               std::memory_order_relaxed);
+  }
+}
+
 void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const Plan& plan) {
   if (journal_ == nullptr) return;
   OutcomeOf(step, mode).plan = plan;

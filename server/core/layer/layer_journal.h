@@ -27,8 +27,17 @@ class LayerJournal {
   // Records the contributions that are about to be applied. `logged` means that the journal has the record already.
   void BeforeUpdate(uint64_t step, std::vector<StagedContribution>& contributions, bool logged);
   void AfterFailedUpdate(uint64_t step);
+  // Records the average that is about to update the factors, and requests a snapshot if one is due. Precondition:
+  // worker.LearnsFrom(data).
+  void BeforeGradient(uint64_t step, LayerWorker& worker, StepData& data);
   // Records the plan of an answer that no rank has received yet.
   void BeforeAnswer(uint64_t step, Mode mode, const Plan& plan);
+
+  // Gives the journal the layer's image as it is after the work of all steps so far, as of `step`, which no layer of the
+  // session has begun.
+  void GiveFinalImage(uint64_t step, const LayerWorker& worker) {
+    if (journal_ != nullptr) GiveImage(step, worker);
+  }
 
   // Writes a FactorsRecord: the layer has lost its factors, or has factors again (those of `eviction_id`, or fresh ones
   // if it is 0).

@@ -89,7 +89,7 @@ bool LayerMachine::IsStale(ContributionKind kind, const ContributionKey& key) co
 }
 
 absl::Status LayerMachine::Check(const ContributionHeader& header) const {
-  if (IsStale(header.kind, header.key)) return absl::OkStatus();
+  if (IsStale(header.kind, header.key) || AsksForLostAnswer(header.kind, header.key)) return absl::OkStatus();
   absl::Status status = CheckStep(header.key, header.mode);
   // This rank may be the last one that is owed an answer. Taking in the contribution then marks the answer as received.
   return GetErrorReason(status) == ErrorReason::kNotActive ? absl::OkStatus() : status;
@@ -121,6 +121,7 @@ absl::StatusOr<bool> LayerMachine::Admit(const ContributionArrived& event, bool&
   const ContributionKey& key = event.key;
   const bool is_gradient = event.kind != ContributionKind::kStatistics;
   if (IsStale(event.kind, key)) return true;
+  if (CheckEpoch(key).ok() && AsksForLostAnswer(event.kind, key)) LoseRanks(key, effects);
   PRECONDOR_RETURN_IF_ERROR(CheckStep(key, event.mode));
   // The method needs no statistics: acknowledge them without effect.
   if (!is_gradient && !rules_.needs_statistics) return false;
@@ -284,6 +285,7 @@ void LayerMachine::On(const EpochBegan& event, Effects& effects) {
     window_.DropAll(rules_.Retired(), effects);
     window_.RestartAt(*event.rollback_step);
     rollback_epoch_ = event.epoch;
+    goes_on_at_.reset();
     ranks_.Rollback();
   } else {
     for (auto& [step, of] : window_.steps()) of.Inherit(event.replaced);

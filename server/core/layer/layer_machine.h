@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -61,7 +62,7 @@ class LayerMachine {
   friend H AbslHashValue(H h, const LayerMachine& machine) {
     h = H::combine(std::move(h), machine.window_, machine.ranks_, machine.epoch_, machine.rollback_epoch_);
     return H::combine(std::move(h), machine.factors_.version, machine.factors_.restored_updates, machine.factors_.held,
-                      machine.awake_, machine.delivering_);
+                      machine.awake_, machine.delivering_, machine.goes_on_at_.value_or(~uint64_t{0}));
   }
   // Returns the epoch of the job's last rollback to an earlier step; 0 means none.
   uint64_t rollback_epoch() const { return rollback_epoch_; }
@@ -89,6 +90,15 @@ class LayerMachine {
   // Returns DATA_LOSS (STATE_LOST) if the rank must begin again because the shard has lost factors, and UNAVAILABLE
   // (NOT_ACTIVE) if it has done so and another rank has not.
   absl::Status CheckNotLost(const ContributionKey& key) const;
+  // Handles a RESUME of a rank that knows factors which the shard has lost, or the next RESUMEs after one: the ranks go
+  // on with the factors that exist if all lack the answers from one step on. Otherwise some have an answer that the
+  // others cannot get any more, and all begin again. `lost` counts the updates that this rank knows in vain.
+  void NoteLoss(const RankResumed& event, uint64_t lost, Effects& effects);
+  // Returns true if a rank that has told nothing of its answers asks, by this contribution, for one that others have
+  // from before a loss.
+  bool AsksForLostAnswer(ContributionKind kind, const ContributionKey& key) const;
+  // Makes all ranks begin again, and refuses what waits.
+  void LoseRanks(const ContributionKey& key, Effects& effects);
   absl::Status CheckStep(const ContributionKey& key, Mode mode) const;
   // Returns DATA_LOSS (STATE_LOST), for ranks that ask for the answer to an incomplete step.
   absl::Status AnswerIsLost(const WindowStep& of) const;
@@ -142,6 +152,8 @@ class LayerMachine {
     uint64_t version = 0;           // of the current factors
     uint64_t restored_updates = 0;  // updates of the journal that `version` does not include yet
   } factors_;
+  // Set after a loss until the next answer is given: the step with which all ranks go on; see NoteLoss.
+  std::optional<uint64_t> goes_on_at_;
   bool awake_ = false;      // the worker will feed WorkerReady
   int64_t delivering_ = 0;  // answers that are being delivered
 };

@@ -90,6 +90,38 @@ bool LayerMachine::CountRanksThatBeganLater(WindowStep& of, absl::Time now, Effe
   return counted;
 }
 
+void LayerMachine::NoteLoss(const RankResumed& event, uint64_t lost, Effects& effects) {
+  if (ranks_.AnyLost()) return;
+  if (!event.begins) ranks_.Lack(event.key.rank, event.next_step);
+  const bool first = lost > 0 && !goes_on_at_.has_value();
+  if (first) goes_on_at_ = event.next_step;
+  if (!goes_on_at_.has_value()) return;
+  // Workers that hold factors cannot go on with others.
+  bool torn = rules_.workers_precondition() || ranks_.AnyLacksFromOther(*goes_on_at_) ||
+              (event.begins && event.key.step < *goes_on_at_);
+  for (const auto& [step, of] : window_.steps()) {
+    if (!first || step >= *goes_on_at_ || of.gradient.state == PhaseState::kApplied) continue;
+    for (uint32_t rank = 0; rank < static_cast<uint32_t>(rules_.spec->world_size); ++rank) {
+      torn = torn || (of.gradient.contributions.has(rank) &&
+                      AsksForLostAnswer(ContributionKind::kGradient, {.step = step, .rank = rank}));
+    }
+  }
+  if (torn) return LoseRanks(event.key, effects);
+  if (first) window_.DropBefore(*goes_on_at_, rules_.Retired(), effects);
+}
+
+bool LayerMachine::AsksForLostAnswer(ContributionKind kind, const ContributionKey& key) const {
+  return goes_on_at_.has_value() && kind == ContributionKind::kGradient && key.step < *goes_on_at_ &&
+         !ranks_.HasTold(key.rank);
+}
+
+void LayerMachine::LoseRanks(const ContributionKey& key, Effects& effects) {
+  goes_on_at_.reset();
+  ranks_.LoseAll();
+  window_.DropAll(CheckNotLost(key), effects);
+  window_.RestartAt(0);
+}
+
 void LayerMachine::On(const RankResumed& event, Effects& effects) {
   const ContributionKey& key = event.key;
   if (absl::Status status = CheckEpoch(key); !status.ok()) {
@@ -100,14 +132,9 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
   if (!ranks_.MarkHeard(key.rank) && key.step < window_.floor()) return;
   const uint64_t known = factors_.version + factors_.restored_updates;
   const uint64_t lost = factors_.held && event.factor_version > known ? event.factor_version - known : 0;
-  const bool begin_again = lost > 0 && !rules_.one_answer() && !ranks_.AnyLost();
-  if (begin_again) ranks_.LoseAll();
-  absl::Status status = CheckNotLost(key);
-  if (!status.ok()) effects.push_back(Refuse{status});
-  if (begin_again) {
-    window_.DropAll(status, effects);
-    window_.RestartAt(0);
-  }
+  if (!rules_.one_answer()) NoteLoss(event, lost, effects);
+  const absl::Status status = CheckNotLost(key);
+  if (!status.ok()) effects.insert(effects.begin(), Refuse{status});
   if (event.begins) {
     if (status.ok() && NoteBegun(key, event.now, effects)) Wake(effects);
     return;

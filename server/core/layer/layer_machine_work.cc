@@ -91,7 +91,7 @@ LayerMachine::Offer LayerMachine::OfferAnswer(WindowStep& of, Effects& effects) 
   }
   if (phase.state == PhaseState::kOpen) return Offer::kBlocked;
   if (phase.state != PhaseState::kSealed) return Offer::kNothing;
-  ComputeAnswer answer{.id = of.id, .mode = of.mode, .ranks = {}, .skip_reason = {}, .plan = of.plan};
+  ComputeAnswer answer{.id = of.id, .step = of.step, .mode = of.mode, .ranks = {}, .skip_reason = {}, .plan = of.plan};
   if (phase.contributions.abstained() > 0) {
     answer.skip_reason = phase.contributions.DescribeAbstention();
   } else {
@@ -157,6 +157,8 @@ void LayerMachine::On(const AnswerVisible& event, Effects& effects) {
   WindowStep* const of = window_.FindId(event.id);
   if (of == nullptr || of->gradient.state != PhaseState::kSealed) return;
   of->gradient.Advance(PhaseEvent::kApply);
+  goes_on_at_.reset();
+  ranks_.ForgetLacks();
   delivering_ = of->gradient.contributions.arrived();
   of->in_flight -= delivering_;
   effects.push_back(GiveAnswer{.id = of->id, .step = of->step});
@@ -186,6 +188,11 @@ void LayerMachine::On(const ReplayFinished& event, Effects& effects) {
       work = true;
     } else if (restored.updated) {
       of.statistics.Advance(PhaseEvent::kApply);
+    }
+    if (restored.answered) {
+      of.gradient.contributions.PutAllRestored();
+      of.gradient.Advance(PhaseEvent::kSeal);
+      of.gradient.Advance(PhaseEvent::kApply);
     }
     work = CountRanksThatBeganLater(of, event.now, effects) || work;
   }

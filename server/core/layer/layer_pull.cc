@@ -106,11 +106,17 @@ void LayerDriver::Answer(const ComputeAnswer& effect, Task& task) {
   if (!plan_holds) data.plan.reset();
   const bool skipped = data.plan.has_value() && data.plan->decision == Decision::kSkip;
   const std::string& skip_reason = skipped ? data.plan->reason : effect.skip_reason;
-  LayerWorker::Answer answer =
-      WorkersPrecondition(session_->spec) ? worker_.PublishUpdate(data)
-      : skip_reason.empty()
-          ? worker_.Precondition(data, std::move(task.contributions))
-          : worker_.Skip(data, skipped ? AnswerCause::kRecovered : AnswerCause::kAbstained, skip_reason);
+  LayerWorker::Answer answer;
+  if (WorkersPrecondition(session_->spec)) {
+    answer = worker_.PublishUpdate(data);
+  } else if (!skip_reason.empty()) {
+    answer = worker_.Skip(data, skipped ? AnswerCause::kRecovered : AnswerCause::kAbstained, skip_reason);
+  } else {
+    worker_.Average(data, std::move(task.contributions));
+    // The record must be in the journal before the factors change: ranks may learn of the answer right afterwards.
+    if (worker_.LearnsFrom(data)) journal_.BeforeGradient(effect.step, worker_, data);
+    answer = worker_.Precondition(data);
+  }
   if (answer.preconditioned) session_->shard->layer_observer.OnPrecondition(session_->spec.name, answer.took);
   answer.result.took.update = data.update_took;
   if (answer.preconditioned) answer.result.took.precondition = answer.took;

@@ -72,6 +72,27 @@ absl::Status LayerReplay::Add(UpdateRecord record) {
   return absl::OkStatus();
 }
 
+absl::Status LayerReplay::Add(GradientRecord record) {
+  if (record.at.updates != received_ || !worker_.has_factors()) return absl::OkStatus();
+  if (gradient_.has_value()) {
+    if (record.factor_version > gradient_->factor_version) Relearn();
+    gradient_.reset();
+  }
+  if (record.factor_version == worker_.view().version) gradient_ = std::move(record);
+  return absl::OkStatus();
+}
+
+void LayerReplay::Relearn() {
+  GradientRecord record = *std::exchange(gradient_, std::nullopt);
+  LayerWorker::Answer answer = worker_.Relearn(std::move(record.average));
+  if (!answer.preconditioned) return;
+  ReplayedStep* const step = Find(record.at, Mode::kSecondOrder);
+  if (step == nullptr) return;
+  step->outcome.plan = Plan{
+      .decision = answer.result.decision, .factor_version = answer.result.factor_version, .reason = answer.result.reason};
+  step->answer = std::move(answer.result);
+}
+
 absl::Status LayerReplay::CheckFollows(const LayerStep& at) const {
   if (at.updates <= received_) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("layer ", at.layer, " step ", at.step, ": follows update ", at.updates,
@@ -141,6 +162,13 @@ void LayerReplay::GiveUpUnlogged(int32_t staleness_steps) {
 }
 
 LayerReplay::Outcome LayerReplay::Finish(uint64_t rollback_epoch, int32_t staleness_steps) {
+  if (gradient_.has_value()) {
+    const auto step = steps_.find(gradient_->at.step);
+    const bool planned = step != steps_.end() && step->second.outcome.plan.has_value() &&
+                         gradient_->at.rollback_epoch == rollback_epoch_;
+    const bool refused = planned && step->second.outcome.plan->decision != Decision::kPreconditioned;
+    if (!refused) Relearn();
+  }
   BeginAt(rollback_epoch);
   GiveUpUnlogged(staleness_steps);
   return {.rollback_epoch = rollback_epoch_,

@@ -23,6 +23,7 @@ struct ReplayedStep {
   StepOutcome outcome;
   std::optional<std::vector<StagedContribution>> contributions;  // not applied yet
   bool failed = false;                                           // the update failed, and is not to be applied
+  std::optional<GradientResult> answer = {};                     // made again from the journal's gradient
 };
 
 // Restores one layer. For one use, by one thread.
@@ -46,6 +47,9 @@ class LayerReplay {
   // Adds the next record. Returns DataLoss if records before this one are missing or if the factors of the record's
   // eviction cannot be loaded, and the errors of Method::MakeState.
   absl::Status Add(const FactorsRecord& record);
+  // Adds the next gradient. Precondition: all records of the other kinds have been added. Ignores a gradient that the
+  // factors include, that factors before them included, or that does not follow: then the journal lacks gradients.
+  absl::Status Add(GradientRecord record);
 
   // Ends the replay. `rollback_epoch` is the epoch of the job's last rollback, which may be later than the last record.
   struct Outcome {
@@ -69,6 +73,8 @@ class LayerReplay {
   absl::Status Receive(const LayerStep& at);
   ReplayedStep* Find(const LayerStep& at, Mode mode);
   void Apply(ReplayedStep step);
+  // Updates the factors with the last gradient, unless the method had refused it, and makes the answer again.
+  void Relearn();
   // Marks steps as updated whose updates have no record (see LayerJournal) but were made, as a later answer shows. They
   // are given up, so that no step waits for statistics that ranks may have dropped.
   void GiveUpUnlogged(int32_t staleness_steps);
@@ -83,6 +89,8 @@ class LayerReplay {
   uint64_t eviction_id_ = 0;
   std::optional<std::string> released_;
   std::map<uint64_t, ReplayedStep> steps_;
+  // The last gradient. Whether the method took it in is known from what follows.
+  std::optional<GradientRecord> gradient_;
 };
 
 }  // namespace precondor

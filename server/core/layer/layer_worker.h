@@ -54,8 +54,20 @@ class LayerWorker {
 
   // Adds a gradient to the step's sum. Precondition: gradients are added in rank order.
   void Accumulate(StepData& data, StagedContribution contribution);
-  // Answers a sealed gradient phase. `contributions` are those that have not been accumulated, in rank order.
-  Answer Precondition(StepData& data, std::vector<StagedContribution> contributions);
+  // Makes the average of a sealed gradient phase. `contributions` are those that have not been accumulated, in rank
+  // order. For a method that learns from gradients the average is rounded to the session's gradient type, so that a
+  // journal of that type restores the state bitwise.
+  void Average(StepData& data, std::vector<StagedContribution> contributions);
+  // Returns true if Precondition will update the factors with the step's average.
+  bool LearnsFrom(const StepData& data) const;
+  // Moves the average out of the step, in the session's gradient type; PutBack undoes it. Copies it from the device if
+  // it is there. Precondition: LearnsFrom(data). Returns the device's errors.
+  absl::StatusOr<StagedContribution> TakeAverage(StepData& data);
+  void PutBack(StagedContribution average, StepData& data);
+  // Answers with the average that Average has made.
+  Answer Precondition(StepData& data);
+  // Updates the factors again with an average of the journal, and returns the answer as it was.
+  Answer Relearn(StagedContribution average);
   // Answers a sealed phase of pulls with the result of the step's update.
   Answer PublishUpdate(const StepData& data);
   // Returns the current factors, or IDENTITY and the reason if the layer has none. Returns Unavailable if the factors
@@ -66,7 +78,7 @@ class LayerWorker {
   Answer Skip(StepData& data, AnswerCause cause, std::string reason);
 
   // Returns true if the plan's answer included gradients that these factors do not, so that it cannot be made again.
-  // Only a method that works from gradients alone can be in this state. No active rank holds that answer, as
+  // Only a method that learns from gradients can be in this state. No active rank holds that answer, as
   // LayerDriver::Resume ensures.
   bool LacksGradientsOf(const Plan& plan) const;
 
@@ -89,7 +101,7 @@ class LayerWorker {
   // Posts the deferred work of the factors to the executor's background threads.
   void PostDeferredWork();
   // Returns true if the factors include the step's gradient and their last answer is that of the step. Only a method
-  // that works from gradients alone can be in this state.
+  // that learns from gradients can be in this state.
   bool HasTakenIn(const StepData& data) const;
   // Returns FailedPrecondition if the layer has no factors yet, or none since the fallback to first order.
   absl::Status CheckReady() const;
@@ -101,6 +113,15 @@ class LayerWorker {
   absl::StatusOr<Answer> RunMethod(absl::Span<float> gradient, bool taken_in);
   void NotePreconditioned(Answer& answer) const;
   Answer PreconditionOnDevice(StepData& data);
+  // Returns the host memory of the average in f32.
+  absl::Span<float> Values(StepData& data) const;
+  // Makes the average from `data.sum`, `data.parts` or `data.result_buffer` in `values`.
+  absl::Status MakeAverage(StepData& data, absl::Span<float> values) const;
+  // Decodes `data.result_buffer` into `values`, which may be its own memory.
+  void Decode(const StepData& data, absl::Span<float> values) const;
+  // Allocates `data.decoded` if the session's gradient type needs it.
+  absl::Status MakeRoom(StepData& data) const;
+  int64_t WireBytes() const;  // of a gradient in the session's gradient type
   absl::StatusOr<Answer> RunMethodOnDevice(ConstMatrixView gradient, bool taken_in, MatrixView u);
   Answer Encode(StepData& data, Answer answer, absl::Span<float> values);
 

@@ -36,7 +36,7 @@ absl::Status Resize(Payload& payload, int64_t bytes) {
 // Replaces the contributions by their average. Its bits are those of the average that the session's communicator makes
 // of these gradients if it adds in rank order: shares in f32, one rank after the other, and the shard's own zero at the
 // end. So the ranks get equal answers, whether they get them over gRPC or over the communicator.
-void Average(std::vector<StagedContribution>& contributions) {
+void AverageAsCommunicator(std::vector<StagedContribution>& contributions) {
   uint64_t total = 0;
   for (const StagedContribution& contribution : contributions) total += contribution.samples;
   const absl::Span<float> sum = FloatsIn(contributions[0].bytes);
@@ -81,36 +81,100 @@ void LayerWorker::Accumulate(StepData& data, StagedContribution contribution) {
   data.on_device = std::move(contribution.on_device);  // a gradient on the device is the only one
 }
 
-LayerWorker::Answer LayerWorker::Precondition(StepData& data, std::vector<StagedContribution> contributions) {
-  if (contributions.size() > 1 && session_.spec.data_plane == DataPlane::kCollective) Average(contributions);
-  for (StagedContribution& contribution : contributions) Accumulate(data, std::move(contribution));
-  contributions.clear();
-  if (data.on_device != nullptr) return PreconditionOnDevice(data);
-  const DType dtype = session_.spec.gradient_dtype;
-  const int64_t elements = spec_.d_out * spec_.d_in;
-  const bool sharded = session_.spec.exchange == ExchangeMode::kSharded;
-  if (sharded) data.lost.Update(Resize(data.result_buffer, elements * static_cast<int64_t>(ByteSize(dtype))));
+absl::Span<float> LayerWorker::Values(StepData& data) const {
   // f32 values live in the buffer that becomes the result: heap blocks are aligned for them, and the wire's byte order
   // is the host's.
-  absl::StatusOr<HostBuffer<float>> decoded = HostBuffer<float>::Make(dtype == DType::kF32 ? 0 : elements);
-  data.lost.Update(decoded.status());
+  return session_.spec.gradient_dtype == DType::kF32 ? FloatsIn(data.result_buffer) : data.decoded.span();
+}
+
+absl::Status LayerWorker::MakeAverage(StepData& data, absl::Span<float> values) const {
+  const DType dtype = session_.spec.gradient_dtype;
+  if (session_.spec.exchange == ExchangeMode::kSharded) {
+    PRECONDOR_RETURN_IF_ERROR(JoinParts(spec_, dtype, data.parts, values));
+  } else if (data.sum.has_value()) {
+    data.sum->Finish(values);
+    data.sum.reset();
+    // CheckGradient has checked a single gradient on arrival.
+    if (!AllFinite(values)) return absl::OutOfRangeError(kNotFinite);
+  } else {
+    Decode(data, values);
+    if (dtype == DType::kF32) data.result_scale = 1;
+    return absl::OkStatus();
+  }
+  data.result_scale = 1;
+  if (dtype == DType::kF32 || !method_.learns_from_gradients()) return absl::OkStatus();
+  data.result_scale = dtype == DType::kF16 ? F16Scale(values) : 1.0f;
+  EncodeElements(dtype, values, data.result_scale, data.result_buffer.data());
+  Decode(data, values);
+  return absl::OkStatus();
+}
+
+void LayerWorker::Decode(const StepData& data, absl::Span<float> values) const {
+  const DType dtype = session_.spec.gradient_dtype;
+  if (dtype == DType::kF32 && data.result_scale == 1.0f) return;
+  DecodeElements(dtype, data.result_buffer.data(), data.result_scale, values);
+}
+
+absl::Status LayerWorker::MakeRoom(StepData& data) const {
+  if (session_.spec.gradient_dtype == DType::kF32) return absl::OkStatus();
+  PRECONDOR_ASSIGN_OR_RETURN(data.decoded, HostBuffer<float>::Make(spec_.d_out * spec_.d_in));
+  return absl::OkStatus();
+}
+
+void LayerWorker::Average(StepData& data, std::vector<StagedContribution> contributions) {
+  if (contributions.size() > 1 && session_.spec.data_plane == DataPlane::kCollective) {
+    AverageAsCommunicator(contributions);
+  }
+  for (StagedContribution& contribution : contributions) Accumulate(data, std::move(contribution));
+  if (data.on_device != nullptr) return;
+  if (session_.spec.exchange == ExchangeMode::kSharded) {
+    data.lost.Update(Resize(data.result_buffer, WireBytes()));
+  }
+  if (data.lost.ok()) data.lost = MakeRoom(data);
+  if (data.lost.ok()) data.lost = MakeAverage(data, Values(data));
+}
+
+bool LayerWorker::LearnsFrom(const StepData& data) const {
+  const bool identity = data.plan.has_value() && data.plan->decision == Decision::kIdentity;
+  return method_.learns_from_gradients() && state_ != nullptr && data.lost.ok() && data.mode == Mode::kSecondOrder &&
+         !identity && !HasTakenIn(data);
+}
+
+absl::StatusOr<StagedContribution> LayerWorker::TakeAverage(StepData& data) {
+  StagedContribution average{.samples = 1, .scales = {data.result_scale, 1}};
+  if (data.on_device == nullptr) {
+    average.bytes = std::move(data.result_buffer);
+    return average;
+  }
+  const ConstMatrixView gradient = data.on_device->values;
+  PRECONDOR_RETURN_IF_ERROR(Resize(average.bytes, WireBytes()));
+  PRECONDOR_RETURN_IF_ERROR(
+      device_.backend.Download(gradient, MatrixView(FloatsIn(average.bytes).data(), gradient.rows, gradient.cols)));
+  return average;
+}
+
+void LayerWorker::PutBack(StagedContribution average, StepData& data) {
+  if (data.on_device == nullptr) data.result_buffer = std::move(average.bytes);
+}
+
+LayerWorker::Answer LayerWorker::Relearn(StagedContribution average) {
+  StepData data(StepPayloads(0, 0), StepPayloads(0, 0));
+  data.result_scale = average.scales[0];
+  data.result_buffer = std::move(average.bytes);
+  data.lost = static_cast<int64_t>(data.result_buffer.size()) == WireBytes()
+                  ? MakeRoom(data)
+                  : absl::DataLossError("the journal's gradient has another size than the layer");
+  if (data.lost.ok()) Decode(data, Values(data));
+  return Precondition(data);
+}
+
+LayerWorker::Answer LayerWorker::Precondition(StepData& data) {
   if (!data.lost.ok()) {
     return Skip(data, absl::IsOutOfRange(data.lost) ? AnswerCause::kNotFinite : AnswerCause::kFailed,
                 std::string(data.lost.message()));
   }
-  float* values = dtype == DType::kF32 ? reinterpret_cast<float*>(data.result_buffer.data()) : decoded->span().data();
-  const absl::Span<float> gradient = absl::MakeSpan(values, elements);
-  if (sharded) {
-    const absl::Status joined = JoinParts(spec_, dtype, data.parts, gradient);
-    if (!joined.ok()) return Skip(data, AnswerCause::kFailed, std::string(joined.message()));
-  } else if (data.sum.has_value()) {
-    data.sum->Finish(gradient);
-    data.sum.reset();
-    // CheckGradient has checked a single gradient on arrival.
-    if (!AllFinite(gradient)) return Skip(data, AnswerCause::kNotFinite, std::string(kNotFinite));
-  } else if (dtype != DType::kF32 || data.result_scale != 1.0f) {
-    DecodeElements(dtype, data.result_buffer.data(), data.result_scale, gradient);
-  }
+  if (data.on_device != nullptr) return PreconditionOnDevice(data);
+  const absl::Span<float> gradient = Values(data);
   const bool planned = data.plan.has_value() && data.plan->decision == Decision::kIdentity;
   if (planned || data.mode == Mode::kFirstOrder) {
     Answer average;
@@ -133,12 +197,16 @@ LayerWorker::Answer LayerWorker::Precondition(StepData& data, std::vector<Staged
 }
 
 bool LayerWorker::HasTakenIn(const StepData& data) const {
-  return !method_.needs_statistics() && state_ != nullptr && data.plan.has_value() &&
+  return method_.learns_from_gradients() && state_ != nullptr && data.plan.has_value() &&
          data.plan->decision == Decision::kPreconditioned && data.plan->factor_version == state_->version();
 }
 
+int64_t LayerWorker::WireBytes() const {
+  return spec_.d_out * spec_.d_in * static_cast<int64_t>(ByteSize(session_.spec.gradient_dtype));
+}
+
 bool LayerWorker::LacksGradientsOf(const Plan& plan) const {
-  return !method_.needs_statistics() && plan.decision == Decision::kPreconditioned &&
+  return method_.learns_from_gradients() && plan.decision == Decision::kPreconditioned &&
          plan.factor_version > view().version + 1;
 }
 
@@ -245,7 +313,7 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethodOnDevice(ConstMatrixVi
   Backend& backend = device_.backend;
   ConstMatrixView d = gradient;
   std::optional<ScratchPool::Lease> scratch;
-  if (!method_.needs_statistics()) {
+  if (method_.learns_from_gradients()) {
     // The gradient becomes part of the factors. Check it again, in memory that no worker can write.
     PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease lease,
                                device_.gradient_scratch.Acquire(GradientScratchElements(session_.spec, layer_)));

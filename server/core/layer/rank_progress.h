@@ -44,6 +44,20 @@ class RankProgress {
   void Resume(uint32_t rank, uint64_t step) { ranks_[rank].resumed_at = std::max(ranks_[rank].resumed_at, step); }
   bool ResumedAfter(uint32_t rank, uint64_t step) const { return ranks_[rank].resumed_at > step; }
 
+  // Notes that the rank, according to its RESUME, lacks the answer to `step` and has those to earlier steps. Forgotten
+  // when the next answer is given.
+  void Lack(uint32_t rank, uint64_t step) { ranks_[rank].lacks_from = step; }
+  bool HasTold(uint32_t rank) const { return ranks_[rank].lacks_from.has_value(); }
+  void ForgetLacks() {
+    for (Rank& rank : ranks_) rank.lacks_from.reset();
+  }
+  // Returns true if a rank is known to lack the answers from another step than `step` on.
+  bool AnyLacksFromOther(uint64_t step) const {
+    return std::any_of(ranks_.begin(), ranks_.end(), [step](const Rank& rank) {
+      return rank.lacks_from.has_value() && *rank.lacks_from != step;
+    });
+  }
+
   // Marks all ranks as lost: they know factors that the shard has lost, and must join again before they can go on.
   void LoseAll();
   bool AnyLost() const { return lost_ > 0; }
@@ -87,11 +101,12 @@ class RankProgress {
     bool yet_to_begin = false;
     uint64_t resumed_at = 0;
     bool lost = false;
+    std::optional<uint64_t> lacks_from;
     std::optional<Catchup> catchup;
     template <typename H>
     friend H AbslHashValue(H h, const Rank& rank) {
       return H::combine(std::move(h), rank.heard, rank.first_step, rank.yet_to_begin, rank.resumed_at, rank.lost,
-                        rank.catchup.has_value(), rank.catchup.value_or(Catchup{}));
+                        rank.lacks_from.has_value(), rank.lacks_from.value_or(0), rank.catchup.has_value(), rank.catchup.value_or(Catchup{}));
     }
   };
   std::vector<Rank> ranks_;

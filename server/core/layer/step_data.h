@@ -16,6 +16,7 @@
 #include "kernels/base/session_spec.h"
 #include "server/core/contribution.h"
 #include "server/core/gradient_parts.h"
+#include "server/core/host_buffer.h"
 #include "server/core/reduction.h"
 #include "server/core/shard/shard_journal.h"
 
@@ -78,8 +79,11 @@ struct StepData {
   std::optional<WeightedSum> sum;
   std::vector<StagedContribution> parts;  // SHARDED: what the ranks have sent of the gradient
   absl::Status lost;                      // why the average cannot be made; OK if it can
-  Payload result_buffer;  // the first gradient's bytes; the result reuses the buffer, since its size is equal
+  // The average in the session's gradient type, or before that the first gradient. The result reuses the buffer, since
+  // its size is equal.
+  Payload result_buffer;
   float result_scale = 1.0f;
+  HostBuffer<float> decoded;  // the average, if the gradient type is not f32; otherwise it is in `result_buffer`
   std::shared_ptr<const DevicePayload> on_device;  // the only gradient, if it is in device memory
   absl::Duration update_took;                      // zero if the factors were not updated
 };

@@ -232,7 +232,17 @@ void StepWindow::FinishUpdate(WindowStep& of) {
 }
 
 void StepWindow::DropAll(const absl::Status& why, Effects& effects) {
-  for (auto& [step, of] : steps_) {
+  DropSteps(steps_.end(), why, effects);
+}
+
+void StepWindow::DropBefore(uint64_t step, const absl::Status& why, Effects& effects) {
+  DropSteps(steps_.lower_bound(step), why, effects);
+  floor_ = opens_from_ = step;
+}
+
+void StepWindow::DropSteps(std::map<uint64_t, WindowStep>::iterator end, const absl::Status& why, Effects& effects) {
+  for (auto it = steps_.begin(); it != end; ++it) {
+    WindowStep& of = it->second;
     effects.push_back(EndRequests{.id = of.id, .status = why, .retired = true});
     const bool owed = of.pending_update.has_value() && of.statistics.state == PhaseState::kSealed;
     of.in_flight = 0;
@@ -242,7 +252,7 @@ void StepWindow::DropAll(const absl::Status& why, Effects& effects) {
       effects.push_back(DropStep{of.id});
     }
   }
-  steps_.clear();
+  steps_.erase(steps_.begin(), end);
 }
 
 }  // namespace precondor

@@ -134,6 +134,8 @@ class StepWindow {
   void FinishUpdate(WindowStep& of);
   // Drops all steps and ends their requests with `why`. Pending updates of the journal move to owed_updates().
   void DropAll(const absl::Status& why, Effects& effects);
+  // Drops the steps before `step`, like DropAll, and allows only steps from `step` on.
+  void DropBefore(uint64_t step, const absl::Status& why, Effects& effects);
   // Allows only steps from `step` on. Precondition: the window has no steps.
   void RestartAt(uint64_t step) { floor_ = opens_from_ = step; }
 
@@ -147,6 +149,8 @@ class StepWindow {
   }
 
  private:
+  // Drops the steps before `end`; see DropAll.
+  void DropSteps(std::map<uint64_t, WindowStep>::iterator end, const absl::Status& why, Effects& effects);
   absl::Status CheckWindow(const ContributionKey& key, bool begins) const;
   bool MayLeaveWindow(const WindowStep& of) const;
   // Returns true if `of`, a step before `step`, cannot be completed; see SkipStepsBefore.

@@ -109,6 +109,7 @@ struct SessionContext {
   // began.
   std::atomic<int64_t> installed_ns = 0;
   BegunSteps begun_steps = {};
+  std::atomic<uint64_t> updates_lost = 0;  // of all layers, as ranks have reported
   // Step of the last snapshot that an operator or the coordinator requested, besides those at regular intervals; 0:
   // none.
   std::atomic<uint64_t> snapshot_at = 0;

@@ -134,13 +134,13 @@ bool ShardDataPlane::IsInEpoch(uint64_t session_id, uint64_t epoch) const {
   return session.ok() && (*session)->holders().epoch() == epoch;
 }
 
-absl::Status ShardDataPlane::Resume(const ContributionKey& key, uint64_t factor_version, bool begins,
-                                    const SessionCaller& caller) {
+absl::StatusOr<uint64_t> ShardDataPlane::Resume(const RankResume& resume, const SessionCaller& caller) {
+  const ContributionKey& key = resume.key;
   PRECONDOR_RETURN_IF_ERROR(serving_.Check());
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, key.session_id));
   PRECONDOR_RETURN_IF_ERROR(CheckLease(session->context()));
   PRECONDOR_RETURN_IF_ERROR(SessionAdmission(*session).CheckKey(key));
-  return session->layer(key.layer)->Resume(key, factor_version, begins);
+  return session->layer(key.layer)->Resume(resume);
 }
 
 void ShardDataPlane::Fetch(const ContributionKey& key, ResultFn result, const SessionCaller& caller) {

@@ -70,12 +70,10 @@ class ShardDataPlane {
   bool IsInEpoch(uint64_t session_id, uint64_t epoch) const;
 
   // Handles a RESUME: a rank whose answers are from another shard generation (an earlier process of this shard, or
-  // another shard) tells what it has. `factor_version` is that of its last answer for `key.layer`; `key.step` is the
-  // first step whose gradient it will send or repeat. Steps that can no longer complete stop blocking later ones. If
-  // `begins`, the rank has a new process that sends nothing for steps before `key.step`. Idempotent. Returns DATA_LOSS
-  // (STATE_LOST) as described at ErrorReason, or the errors of AdmitContribution that concern the key.
-  absl::Status Resume(const ContributionKey& key, uint64_t factor_version, bool begins = false,
-                      const SessionCaller& caller = {});
+  // another shard) tells what it has. Steps that can no longer complete stop blocking later ones. Idempotent. Returns
+  // the number of updates that are lost to the rank; DATA_LOSS (STATE_LOST) as described at LayerDriver::Resume; or the
+  // errors of AdmitContribution that concern the key.
+  absl::StatusOr<uint64_t> Resume(const RankResume& resume, const SessionCaller& caller = {});
 
   // Gives `result` the layer's current factors, for a checkpoint, or for a worker that keeps factors and has none, or
   // not the right version. `result` gets the errors of AdmitContribution that concern the key, or ABORTED as in Submit.

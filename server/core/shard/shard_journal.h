@@ -10,6 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include "absl/time/time.h"
+
 #include "kernels/base/session_spec.h"
 #include "server/core/contribution.h"
 #include "server/core/shard/shard_control.h"
@@ -58,6 +60,14 @@ struct PlanRecord {
   LayerStep at;
   Mode mode = Mode::kSecondOrder;
   Plan plan;
+};
+// A method that learns from gradients is about to update the factors with a step's average.
+struct GradientRecord {
+  LayerStep at;  // `updates` is not counted up
+  // Version of the factors before the update. If the next record of the layer has the same version, the update failed
+  // and left the factors unchanged.
+  uint64_t factor_version = 0;
+  StagedContribution average;  // in the session's gradient type, one scale
 };
 // The layer has lost its factors, or has factors again; see ShardControl::HoldFactors.
 struct FactorsRecord {
@@ -109,12 +119,23 @@ class ShardJournal {
   // not necessarily of the machine. A journal that cannot write reports that itself and must remember the gap; the
   // shard continues. The caller may move the contributions back out of the record.
   virtual void Append(const ShardRecord& record) = 0;
+  // Writes the gradient of a session like Append, or drops it: a journal that would hold the job up gives up the
+  // session's gradients until the next snapshot, and reports that. Returns true if a snapshot of the session is due,
+  // which bounds what a restart has to replay. The caller may move the average back out of the record.
+  virtual bool AppendGradient(const GradientRecord& record) { return false; }
+  // Returns since when the journal lacks gradients of the session, on the monotonic clock, or nullopt if it lacks none.
+  virtual std::optional<absl::Time> LacksGradientsSince(uint64_t session_id) const { return std::nullopt; }
   // When this returns, all records appended before survive a crash of the machine, unless the journal cannot write. A
   // journal in memory does nothing.
   virtual void Sync() {}
   // Takes a layer's image for a snapshot of its session. Every layer gives one as of the snapshot's step. Does not wait
   // for a disk.
   virtual void Keep(LayerImage image) = 0;
+  // Waits until the snapshots whose images are complete are durable or given up, or until `deadline` on the monotonic
+  // clock. Returns false if the deadline passed.
+  virtual bool FinishSnapshots(absl::Time deadline) { return true; }
+  // Returns true if a restart brings the session back as it is now.
+  virtual bool HoldsAllOf(uint64_t session_id) const { return true; }
   // Takes released factors, which ReadFactors returns later. Does not wait for a disk. Precondition: the records of the
   // eviction have been appended.
   virtual void KeepFactors(ReleasedFactors factors) = 0;

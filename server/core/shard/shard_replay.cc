@@ -71,6 +71,11 @@ void ShardReplay::Add(ShardRecord record) {
       record);
 }
 
+void ShardReplay::Add(GradientRecord record) {
+  const LayerStep at = record.at;
+  ReplayLayer(at, [&record](LayerDriver& layer) { return layer.replay().Add(std::move(record)); });
+}
+
 void ShardReplay::Load(const LayerImage& image) {
   ReplayLayer(image.at, [&image](LayerDriver& layer) { return layer.replay().Load(image); });
 }

@@ -40,6 +40,8 @@ class ShardReplay {
   // is logged and removed, and Finish returns it. A session for which there is no memory is neither installed nor
   // removed; see status().
   void Add(ShardRecord record);
+  // Applies a gradient of the journal. Precondition: every other record has been added. See LayerReplay::Add.
+  void Add(GradientRecord record);
   // Loads a layer's image from a snapshot. Precondition: Add has installed the session and has applied no other record
   // of it.
   void Load(const LayerImage& image);

@@ -161,6 +161,7 @@ void ShardSession::ReportStragglers(absl::Time since) {
 ShardSessionSummary ShardSession::summary() const {
   const std::shared_ptr<const RankHolders> members = holders_.current();
   const BegunSteps::Last last = context_->begun_steps.last();
+  const ShardJournal* const journal = context_->shard->options.journal;
   std::vector<uint32_t> lagging_ranks;
   {
     MutexLock lock(mu_);
@@ -174,6 +175,8 @@ ShardSessionSummary ShardSession::summary() const {
           .mode = last.mode,
           .reserved_bytes = factors_->reserved_bytes(),
           .factors_released = !factors_->held(),
+          .updates_lost = context_->updates_lost.load(std::memory_order_relaxed),
+          .lacks_gradients_since = journal == nullptr ? std::nullopt : journal->LacksGradientsSince(id()),
           .lagging_ranks = std::move(lagging_ranks)};
 }
 

@@ -4,8 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "absl/time/time.h"
 
 #include "kernels/base/session_spec.h"
 
@@ -37,6 +40,9 @@ struct ShardSessionSummary {
   Mode mode = Mode::kSecondOrder;  // mode of last_step
   int64_t reserved_bytes = 0;
   bool factors_released = false;
+  uint64_t updates_lost = 0;  // since the session has been in this process; see LayerDriver::Resume
+  // Since when the journal lacks gradients of the session; see ShardJournal::LacksGradientsSince.
+  std::optional<absl::Time> lacks_gradients_since;
   std::vector<uint32_t> lagging_ranks;  // in ascending order; see ShardSession::ReportStragglers
 };
 

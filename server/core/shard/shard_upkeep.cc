@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/shard/shard_upkeep.h"
 
+#include <atomic>
+#include <memory>
+
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 #include "server/core/shard/shard_session.h"
@@ -23,6 +27,26 @@ void ShardUpkeep::ReportStragglers() {
   if (shard_.options.slow_worker == absl::InfiniteDuration()) return;
   const absl::Time since = shard_.clock.Now() - shard_.options.slow_worker;
   for (const std::shared_ptr<ShardSession>& session : sessions_.All()) session->ReportStragglers(since);
+}
+
+std::vector<std::string> ShardUpkeep::WriteFinalSnapshots(absl::Time deadline) {
+  ShardJournal* const journal = shard_.options.journal;
+  const std::vector<std::shared_ptr<ShardSession>> sessions = sessions_.All();
+  std::vector<std::string> lost;
+  if (journal == nullptr) return lost;
+  // The layers' tasks may outlive this call if the deadline passes.
+  auto left = std::make_shared<std::atomic<size_t>>(0);
+  for (const std::shared_ptr<ShardSession>& session : sessions) {
+    const uint64_t step = session->context().begun_steps.last().step + 1;
+    left->fetch_add(session->owned().size());
+    for (const uint32_t layer : session->owned()) session->layer(layer)->GiveFinalImage(step, [left] { --*left; });
+  }
+  while (*left > 0 && shard_.clock.Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+  journal->FinishSnapshots(deadline);
+  for (const std::shared_ptr<ShardSession>& session : sessions) {
+    if (!journal->HoldsAllOf(session->context().session_id)) lost.push_back(session->spec().name);
+  }
+  return lost;
 }
 
 size_t ShardUpkeep::CountLostDevices() {

@@ -5,6 +5,9 @@
 #include <cstddef>
 #include <set>
 #include <string>
+#include <vector>
+
+#include "absl/time/time.h"
 
 #include "kernels/base/mutex.h"
 #include "server/core/shard/shard_quarantine.h"
@@ -23,6 +26,10 @@ class ShardUpkeep {
   void SealOverdue();
   // Frees the reservations of released factors that have become durable.
   void FreeReleasedFactors();
+  // For the end of a drain: writes a snapshot of each session's layers as they are, and waits until it is durable, or
+  // until `deadline` on the monotonic clock. Returns the names of the sessions that a restart cannot bring back as they
+  // are. Precondition: no work is in flight.
+  std::vector<std::string> WriteFinalSnapshots(absl::Time deadline);
   // See ShardQuarantine::Complete.
   void CompleteQuarantine() { quarantine_.Complete(); }
   // Logs and reports the ranks that other ranks wait for, if they have changed.

@@ -17,6 +17,9 @@ class StoreObserver {
   // the log, or can again.
   virtual void OnLogAppend(int64_t bytes, bool ok) {}
   virtual void OnLogStale(absl::string_view train_job, bool stale) {}
+  // The journal lacks gradients of a session, so that a restart would bring it back with an older state, or has a
+  // snapshot that holds them.
+  virtual void OnGradientsMissing(absl::string_view train_job, bool missing) {}
   // The shard's log was synced; `log_bytes` is the size of its files afterwards.
   virtual void OnLogSync(absl::Duration took, int64_t log_bytes) {}
   // A snapshot was written: duration and size. OnSnapshot follows.

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -254,6 +255,9 @@ class Worker {
   virtual absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                                    double learning_rate) = 0;
   virtual Traffic traffic() const = 0;
+  // Returns, once, the layers whose shard has come back with older factors, or none, since the last call, with the
+  // number of updates that are lost. The job goes on; its results differ from those of a run without the loss.
+  virtual std::map<int64_t, uint64_t> TakeLostUpdates() = 0;
   // Returns OK while gradients travel as spec().data_plane says, or wait to do so. Otherwise (COLLECTIVE only) returns
   // the reason why gradients of at least one shard go over gRPC until the next epoch.
   virtual absl::Status DataPlaneStatus() const = 0;

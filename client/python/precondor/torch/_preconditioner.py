@@ -203,6 +203,7 @@ class Preconditioner:
         self._unwatched = 0  # number of active unwatched() contexts
         self._warned: Set[int] = set()  # indexes of layers
         self._last: Dict[str, float] = {}
+        self._updates_lost = 0
         self._closed = False
         self._client: Client = self._group.check(
             lambda: Client(address, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout, security=security,
@@ -252,10 +253,11 @@ class Preconditioner:
 
     def metrics(self) -> Dict[str, float]:
         """Returns numbers for a logger or a progress bar: step (finished steps), second_order (1 or 0, next step),
-        Worker.metrics(), and of the last step step_seconds and the numbers of layers preconditioned, identity and
-        skipped."""
+        updates_lost (updates of layers that servers have lost), Worker.metrics(), and of the last step step_seconds and
+        the numbers of layers preconditioned, identity and skipped."""
         traffic = {} if self._worker is None else self._worker.metrics()
-        return {"step": self._step, "second_order": float(self.mode == "SECOND_ORDER"), **self._last, **traffic}
+        return {"step": self._step, "second_order": float(self.mode == "SECOND_ORDER"), "updates_lost": self._updates_lost,
+                **self._last, **traffic}
 
     def device_plane(self) -> Dict[str, Any]:
         """Returns how many gradients stayed on their CUDA device ("in_ring") or were copied from it by the client
@@ -318,7 +320,8 @@ class Preconditioner:
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
         result = StepResult(self._step, mode,
                             {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
-                            not finite, scale)
+                            not finite, scale, self._worker.take_lost_updates() if self._worker is not None else {})
+        self._updates_lost += sum(result.updates_lost.values())
         self._begin(self._step + 1)
         self._made, self._functional = True, False
         self._last = {**result.counts(), "step_seconds": time.monotonic() - began}

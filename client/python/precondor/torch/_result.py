@@ -19,6 +19,8 @@ class StepResult:
         skipped: The whole step was skipped because a gradient of some rank was not finite: .grad of every parameter of the
             optimizer is None now.
         scale: The factor of KL_CLIP; 1 for other scalings.
+        updates_lost: By layer name: updates that a server has lost since the last step, so that the layer goes on with
+            older factors. Empty if none are lost.
     """
 
     step: int
@@ -26,6 +28,7 @@ class StepResult:
     decisions: Dict[str, str]
     skipped: bool
     scale: float
+    updates_lost: Dict[str, int] = dataclasses.field(default_factory=dict)
 
     def counts(self) -> Dict[str, float]:
         """Returns the numbers of layers preconditioned, identity and skipped."""

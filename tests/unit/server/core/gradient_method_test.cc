@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Methods that work from gradients alone: their factors come back from snapshots, without the gradients since. None is
-// counted twice, and no replica gets an answer that another had otherwise.
+// Methods that learn from gradients: their factors come back from snapshots and the journal's gradients, exactly, or
+// without the gradients that the journal lacks. None is counted twice, and no replica gets an answer that another had
+// otherwise.
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -55,8 +56,14 @@ class GradientMethodTest : public ShardFixture, public ::testing::WithParamInter
     const ContributionHeader header = Header(ContributionKind::kGradient, step, rank);
     return Send(header, EncodeValues(spec.gradient_dtype, GradientOf(step), 1.0f));
   }
+  // The rank has the answers to the steps before `next_step`, and keeps the gradient of `step`.
+  absl::StatusOr<uint64_t> Resume(uint64_t step, uint32_t rank, uint64_t factor_version, uint64_t next_step) {
+    return shard->data_plane().Resume({.key = Header(ContributionKind::kGradient, step, rank).key,
+                                       .factor_version = factor_version,
+                                       .next_step = next_step});
+  }
   absl::Status Resume(uint64_t step, uint32_t rank, uint64_t factor_version) {
-    return shard->data_plane().Resume(Header(ContributionKind::kGradient, step, rank).key, factor_version);
+    return Resume(step, rank, factor_version, step).status();
   }
 
   // The method called directly with the gradients of these steps, in order: the last answer.
@@ -161,8 +168,12 @@ TEST_P(GradientMethodTest, ReplicasNeverGetTwoAnswersToOneStep) {
   }
   // Rank 0 has the answer of step 6, rank 1 has not.
   Crash();
-  EXPECT_EQ(GetErrorReason(Resume(7, 0, 7)), ErrorReason::kStateLost);
+  EXPECT_EQ(Resume(6, 0, 7, 7).value(), 3u);
+  const std::shared_ptr<Reply> waiting = SendGradient(7, 0);
+  EXPECT_EQ(GetErrorReason(Resume(5, 1, 6, 6).status()), ErrorReason::kStateLost);
+  EXPECT_EQ(GetErrorReason(waiting->result->status()), ErrorReason::kStateLost);
   EXPECT_EQ(SendGradient(6, 1)->reason(), ErrorReason::kStateLost);
+  EXPECT_EQ(SendGradient(7, 0)->reason(), ErrorReason::kStateLost);
   // Both go back to step 5; the factors are those of the snapshot.
   ++epoch;
   SessionInstall install = MakeInstall(epoch);
@@ -174,6 +185,141 @@ TEST_P(GradientMethodTest, ReplicasNeverGetTwoAnswersToOneStep) {
   EXPECT_FALSE(SendGradient(5, 0)->result.has_value());
   const std::shared_ptr<Reply> answered = SendGradient(5, 1);
   ExpectAnswer(*answered, {0, 1, 2, 3, 5});
+}
+
+TEST_P(GradientMethodTest, ARankThatNeverHadAnAnswerAsksForALostOne) {
+  spec.world_size = 2;
+  Begin();
+  for (uint32_t rank : {0u, 1u}) SendGradient(0, rank);
+  journal.LoseNext(1);
+  NewShard();
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  EXPECT_EQ(Resume(0, 0, 1, 1).value(), 1u);
+  EXPECT_EQ(SendGradient(0, 1)->reason(), ErrorReason::kStateLost);
+  EXPECT_EQ(SendGradient(1, 0)->reason(), ErrorReason::kStateLost);
+}
+
+TEST_P(GradientMethodTest, ReplicasThatHaveEqualAnswersGoOnWithOlderFactors) {
+  spec.world_size = 2;
+  Begin();
+  for (uint64_t step = 0; step <= 6; ++step) {
+    for (uint32_t rank : {0u, 1u}) SendGradient(step, rank);
+  }
+  Crash();
+  for (uint32_t rank : {0u, 1u}) {
+    EXPECT_EQ(Resume(6, rank, 7, 7).value(), 3u);
+    EXPECT_EQ(SendGradient(6, rank)->reason(), ErrorReason::kStaleStep) << "its answer is from before the loss";
+  }
+  EXPECT_EQ(counted.lost, 6) << "3 for each rank";
+  std::vector<uint64_t> kept = {0, 1, 2, 3};
+  for (uint64_t step = 7; step < 10; ++step) {
+    kept.push_back(step);
+    const std::shared_ptr<Reply> first = SendGradient(step, 0), second = SendGradient(step, 1);
+    ExpectAnswer(*first, kept);
+    ExpectAnswer(*second, kept);
+  }
+  EXPECT_EQ(shard->in_flight(), 0);
+}
+
+// --- with a journal of gradients --------------------------------------------------------------------------------------
+
+TEST_P(GradientMethodTest, TheJournalsGradientsMakeEveryStepExact) {
+  journal.set_keeps_gradients(true);
+  Begin();
+  for (uint64_t step = 0; step < 11; ++step) {
+    SendGradient(step);
+    Crash();
+    EXPECT_EQ(StatsOf(0).factor_version, step + 1);
+    EXPECT_EQ(Resume(step, 0, step, step).value(), 0u);
+    ExpectAnswer(*SendGradient(step), Steps(step + 1));
+  }
+}
+
+TEST_P(GradientMethodTest, ARankGetsTheAnswerOfATornStepWithoutTheOthersGradients) {
+  spec.world_size = 2;
+  journal.set_keeps_gradients(true);
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    spec.gradient_dtype = dtype;
+    Begin();
+    std::shared_ptr<Reply> had;
+    for (uint64_t step = 0; step <= 6; ++step) {
+      SendGradient(step, 0);
+      had = SendGradient(step, 1);
+    }
+    Crash();
+    EXPECT_EQ(Resume(5, 1, 6, 6).value(), 0u);
+    const std::shared_ptr<Reply> again = SendGradient(6, 1);
+    EXPECT_TRUE(again->duplicate());
+    ASSERT_TRUE(again->result.has_value() && again->result->ok());
+    EXPECT_EQ(*(*again->result)->bytes, *(*had->result)->bytes);
+    EXPECT_EQ((*again->result)->factor_version, 7u);
+    // Rank 0 keeps the step's gradient for others and sends it again; the next step is answered to both.
+    EXPECT_EQ(Resume(6, 0, 7, 7).value(), 0u);
+    EXPECT_TRUE(SendGradient(6, 0)->duplicate());
+    SendGradient(7, 0);
+    const std::shared_ptr<Reply> next = SendGradient(7, 1);
+    EXPECT_EQ((*next->result)->factor_version, 8u);
+    EXPECT_EQ(shard->in_flight(), 0);
+    ASSERT_TRUE(shard->Remove(kSession).ok());
+    journal.Clear();
+  }
+}
+
+TEST_P(GradientMethodTest, AGradientThatTheMethodRefusedIsNotTakenInByAReplayEither) {
+  journal.set_keeps_gradients(true);
+  Begin();
+  SendGradient(0);
+  const GradientRecord record = journal.gradients().at(0);
+  const auto add = [&](uint64_t step, uint64_t version) {
+    GradientRecord more = record;
+    more.at.step = step;
+    more.factor_version = version;
+    more.average.bytes = EncodeValues(spec.gradient_dtype, GradientOf(step), 1.0f);
+    journal.AppendGradient(more);
+  };
+  add(1, 1);  // refused, as the next record's version shows
+  add(2, 1);
+  add(3, 2);  // refused, as its plan shows
+  journal.Append(PlanRecord{.at = {.session_id = record.at.session_id, .step = 3},
+                            .plan = {.decision = Decision::kSkip, .factor_version = 2, .reason = "refused"}});
+  Crash();
+  EXPECT_EQ(StatsOf(0).factor_version, 2u);
+  EXPECT_EQ(Resume(4, 0, 2, 4).value(), 0u);
+  ExpectAnswer(*SendGradient(4), {0, 2, 4});
+}
+
+TEST_P(GradientMethodTest, GradientsBehindAGapAreNotTakenIn) {
+  journal.set_keeps_gradients(true);
+  Begin();
+  for (uint64_t step = 0; step < 2; ++step) SendGradient(step);
+  journal.set_keeps_gradients(false);
+  SendGradient(2);
+  journal.set_keeps_gradients(true);
+  SendGradient(3);
+  Crash();
+  EXPECT_EQ(StatsOf(0).factor_version, 2u);
+  EXPECT_EQ(Resume(4, 0, 4, 4).value(), 2u);
+  ExpectAnswer(*SendGradient(4), {0, 1, 4});
+}
+
+// --- a drain ----------------------------------------------------------------------------------------------------------
+
+TEST_P(GradientMethodTest, AFinalSnapshotIsExactWithoutAJournalOfGradients) {
+  spec.world_size = 2;
+  Begin();
+  for (uint64_t step = 0; step <= 6; ++step) {
+    for (uint32_t rank : {0u, 1u}) SendGradient(step, rank);
+  }
+  EXPECT_TRUE(shard->upkeep().WriteFinalSnapshots(absl::InfiniteFuture()).empty());
+  Crash();
+  EXPECT_EQ(StatsOf(0).factor_version, 7u);
+  // Rank 1 lacks the answer of step 6; both keep its gradient.
+  EXPECT_EQ(Resume(6, 0, 7, 7).value(), 0u);
+  EXPECT_EQ(Resume(5, 1, 6, 6).value(), 0u);
+  SendGradient(6, 0);
+  ExpectAnswer(*SendGradient(6, 1), Steps(7));
+  SendGradient(7, 0);
+  ExpectAnswer(*SendGradient(7, 1), Steps(8));
 }
 
 TEST_P(GradientMethodTest, AnAnswerThatNobodyHasHadIsMadeAgain) {

@@ -84,7 +84,9 @@ class ShardRecoveryTest : public ShardFixture {
     for (Lane& lane : lanes) {
       if (lane.step > 0) {
         const ContributionHeader last = Header(ContributionKind::kGradient, lane.step - 1, lane.rank, lane.layer);
-        const absl::Status known = shard->data_plane().Resume(last.key, lane.factor_version);
+        const absl::Status known = shard->data_plane()
+                                       .Resume({.key = last.key, .factor_version = lane.factor_version, .next_step = last.key.step})
+                                       .status();
         EXPECT_TRUE(known.ok()) << known;
         for (ContributionKind kind : Kinds(lane.step - 1)) SendOne(lane, kind, lane.step - 1);
       }
@@ -243,7 +245,9 @@ TEST_F(ShardJournalTest, CovariancesAreNotLoggedAndComeBackFromSnapshots) {
   EXPECT_EQ(journal->snapshots(), 2);
   ReplaceShard();
   // The cut before step 4 has four updates; those of steps 4 and 5 were in no log.
-  ASSERT_TRUE(shard->data_plane().Resume(Header(ContributionKind::kGradient, 6, 0).key, 6).ok());
+  ASSERT_TRUE(shard->data_plane()
+                  .Resume({.key = Header(ContributionKind::kGradient, 6, 0).key, .factor_version = 6, .next_step = 6})
+                  .ok());
   Statistics(6, 0, 1);
   const std::shared_ptr<Reply> reply = Gradient(6, 0, 1);
   ASSERT_TRUE(reply->result.has_value());

@@ -26,8 +26,15 @@ struct LossObserver : Observer {
 
 class ShardResumeTest : public ShardFixture {
  protected:
+  absl::Status Resume(uint64_t step, uint32_t rank, uint64_t factor_version, uint64_t next_step) {
+    return shard->data_plane()
+        .Resume({.key = Header(ContributionKind::kGradient, step, rank).key,
+                 .factor_version = factor_version,
+                 .next_step = next_step})
+        .status();
+  }
   absl::Status Resume(uint64_t step, uint32_t rank, uint64_t factor_version) {
-    return shard->data_plane().Resume(Header(ContributionKind::kGradient, step, rank).key, factor_version);
+    return Resume(step, rank, factor_version, step);
   }
   void StartDelegate() {
     spec.exchange = ExchangeMode::kDelegate;
@@ -123,7 +130,7 @@ TEST_F(ShardResumeTest, ReplicasThatWouldGetOtherAnswersBeginAgainAllOfThem) {
   Start();
   // Rank 0 has the answer of step 5, with three updates; rank 1 has not.
   const std::shared_ptr<Reply> waiting = Gradient(5, 1, 1);
-  const absl::Status lost = Resume(5, 0, 3);
+  const absl::Status lost = Resume(5, 0, 3, /*next_step=*/6);
   EXPECT_EQ(lost.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(GetErrorReason(lost), ErrorReason::kStateLost);
   EXPECT_THAT(std::string(lost.message()), HasSubstr("go back to a checkpoint with all ranks"));
@@ -212,7 +219,7 @@ TEST_F(ShardResumeTest, ChecksWhoSpeaksOfWhat) {
   const auto reason = [&](auto change) {
     ContributionKey changed = key;
     change(changed);
-    return GetErrorReason(shard->data_plane().Resume(changed, 0));
+    return GetErrorReason(shard->data_plane().Resume({.key = changed}).status());
   };
   EXPECT_EQ(reason([](ContributionKey& bad) { bad.session_id = 99; }), ErrorReason::kUnknownSession);
   EXPECT_EQ(reason([](ContributionKey& bad) { bad.epoch = 0; }), ErrorReason::kStaleEpoch);
