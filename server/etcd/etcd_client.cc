@@ -8,6 +8,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "proto/wire/direct_channel.h"
 #include "proto/wire/grpc_deadline.h"
 #include "proto/wire/status_codec.h"
 
@@ -24,7 +25,7 @@ EtcdClient::EtcdClient(const EtcdOptions& options) : request_timeout_(options.re
   // gRPC resolves the name before it reconnects, and by default waits 30 s between two resolutions.
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 100);
   for (const std::string& endpoint : options.endpoints) {
-    const auto channel = grpc::CreateCustomChannel(endpoint, credentials, arguments);
+    const auto channel = wire::MakeDirectChannel(endpoint, credentials, arguments);
     members_.push_back({endpoint, etcdserverpb::KV::NewStub(channel), etcdserverpb::Lease::NewStub(channel)});
   }
 }

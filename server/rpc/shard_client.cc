@@ -17,6 +17,7 @@
 #include "kernels/base/trace_context.h"
 #include "kernels/base/unix_address.h"
 #include "precondor/v1/shard.grpc.pb.h"
+#include "proto/wire/direct_channel.h"
 #include "proto/wire/grpc_deadline.h"
 #include "proto/wire/keepalive.h"
 #include "proto/wire/status_codec.h"
@@ -36,7 +37,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const wir
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);
   wire::SetKeepalive(arguments);
-  return grpc::CreateCustomChannel(DialTarget(address), security.CredentialsFor(address), arguments);
+  return wire::MakeDirectChannel(DialTarget(address), security.CredentialsFor(address), arguments);
 }
 
 class ShardClient final : public ShardControl {

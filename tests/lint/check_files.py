@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Every text file: licence line, size limits, no private paths or unknown hosts, no leftovers, tidy whitespace; and
-which parts of the product may ask for the time of the wall clock, and which may name a method."""
+which parts of the product may ask for the time of the wall clock, which may name a method, and which makes channels."""
 
 import re
 
@@ -47,6 +47,9 @@ MAY_ASK_FOR_WALL_CLOCK = {
     "client/python/examples/jax_digits.py",  # likewise
     "client/python/examples/training.py",  # likewise
 }
+# gRPC's own functions make channels that may dial a proxy in place of the address.
+CHANNELS = re.compile(r"\bgrpc::(CreateChannel|CreateCustomChannel)\(")
+MAKES_CHANNELS = "proto/wire/direct_channel.cc"
 # Methods describe themselves (MethodTraits): code elsewhere that names one would have to be changed for the next.
 METHODS = "kernels/methods/"
 TRAITS = re.compile(r'\bMethodTraits k\w+Traits = \{\s*\.name = "(\w+)"')
@@ -92,6 +95,12 @@ def _check_clock(path, text):
         yield f"{path}:{line_of(code, match.start())}: '{match.group(0)}': the wall clock; use monotonic time"
 
 
+def _check_channels(path, text):
+    if path.startswith(PRODUCT) and path != MAKES_CHANNELS:
+        for match in CHANNELS.finditer(text):
+            yield f"{path}:{line_of(text, match.start())}: '{match.group(0)}': use MakeDirectChannel (proto/wire/direct_channel.h)"
+
+
 def _check_method_names(path, text, methods):
     if not path.startswith(PRODUCT) or not path.endswith(PROGRAMS):
         return
@@ -128,6 +137,7 @@ def check(tree):
         findings += _check_size(path, text)
         findings += _check_text(path, text)
         findings += _check_clock(path, text)
+        findings += _check_channels(path, text)
         findings += _check_method_names(path, text, methods)
     return findings
 
@@ -155,6 +165,9 @@ CASES = [
     Case("clocks that may be asked", {"server/a.cc": _OK + "clock.Now(); MonotonicNow(); // not absl::Now()\n",
                                       "kernels/base/log.cc": _OK + "clock.Wall();\n",
                                       "tests/unit/a.cc": _OK + "absl::Now();\n"}, []),
+    Case("channel that may dial a proxy", {"server/a.cc": _OK + "auto channel = grpc::CreateCustomChannel(target, credentials, arguments);\n",
+                                           MAKES_CHANNELS: _OK + "return grpc::CreateCustomChannel(target, credentials, arguments);\n"},
+         ["a.cc:2: 'grpc::CreateCustomChannel"]),
     Case("list of methods", {"kernels/methods/soap.h": _ONCE + 'constexpr MethodTraits kSoapTraits = {\n    .name = "soap",\n};\n',
                              "client/a.py": f"# {SPDX}\n\"\"\"x = 'soap'\"\"\"\nWHOLE = ('soap', 'muon')\n",
                              "client/cpp/examples/b.cc": _OK + 'Run("soap");\n',

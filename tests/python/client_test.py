@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 import numpy as np
 
@@ -308,6 +309,17 @@ class ClientTest(unittest.TestCase):
                             precondor.Client, "127.0.0.1:1", connect_timeout=0.2)
         self.assertEqual(error.code, "UNAVAILABLE")
         self.assertIsInstance(error, ConnectionError)
+
+    def test_no_proxy_of_the_environment_is_dialled(self):
+        """Neither by a client nor by a coordinator that dials a shard."""
+        nowhere = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy"), "http://127.0.0.1:1")
+        with mock.patch.dict(os.environ, nowhere), tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+            shard = Server(self.server_program, one, "--role=shard")
+            self.addCleanup(shard.stop)
+            coordinator = Server(self.server_program, other, "--role=coordinator", f"--shards={shard.address}")
+            self.addCleanup(coordinator.stop)
+            with precondor.Client(coordinator.address) as client, client.open_session(spec(self.name, method="identity")).join() as worker:
+                np.testing.assert_array_equal(worker.precondition(0, 0, np.ones((2, 3)), 1).result().gradient, np.ones((2, 3)))
 
     def test_a_server_of_another_kind_or_version(self):
         import concurrent.futures

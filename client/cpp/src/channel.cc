@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/src/channel.h"
 
-#include <grpcpp/create_channel.h>
 #include <grpcpp/support/channel_arguments.h>
 
 #include "absl/strings/match.h"
 
 #include "kernels/base/unix_address.h"
+#include "proto/wire/direct_channel.h"
 #include "proto/wire/keepalive.h"
 
 namespace precondor {
@@ -22,7 +22,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const wir
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);  // the default of 30 s is longer than a restart
   wire::SetKeepalive(arguments);
-  return grpc::CreateCustomChannel(DialTarget(address), security.CredentialsFor(address), arguments);
+  return wire::MakeDirectChannel(DialTarget(address), security.CredentialsFor(address), arguments);
 }
 
 absl::string_view TlsHint(absl::string_view reason, bool tls) {
