@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server of the process's own: precondor.server.LocalServer, and Preconditioner(model, "local") where there is torch."""
 
+import fcntl
 import os
 import select
 import signal
@@ -64,6 +65,18 @@ print(one.pid, one.address, flush=True)
 sys.stdin.readline()
 """
 
+# Joins as a rank that waits, and says how that ends.
+WAITER = """
+import sys
+import numpy as np
+import precondor
+with precondor.Client(sys.argv[1], result_timeout=3600) as client, client.join("local", 1) as worker:
+    try:
+        worker.precondition(1, 0, np.ones((2, 3), np.float32), 1).result()
+    except precondor.UnavailableError as error:
+        print(error)
+"""
+
 RANK = """
 import sys
 import torch, torch.distributed as dist
@@ -121,18 +134,81 @@ class LocalServerTest(unittest.TestCase):
             server.LocalServer(["--data-dir=/dev/null/x"])
         self.assertEqual(os.listdir(self._folder.name), [])
 
+    def test_options_of_the_environment_are_other_servers(self):
+        for name, value in (("ROLE", "shard"), ("METRICS_LISTEN", "nowhere"), ("MEMORY_LIMT", "1GiB"), ("CONFIG", "/nothing")):
+            with self.subTest(name=name), mock.patch.dict(os.environ, {f"PRECONDOR_{name}": value}):
+                with server.LocalServer() as one:
+                    self.assertEqual(answer_of(one.address), 6.0)
+                with self.assertRaisesRegex(p.InvalidArgumentError, "unknown option .*thred"):
+                    server.LocalServer(["--thred=1"])
+
+    def test_a_folder_that_no_socket_can_be_in(self):
+        for name in ("a,b", "x" * 80, "100%?#é "):
+            with self.subTest(name=name):
+                tempfile.tempdir = os.path.join(self._folder.name, name)
+                os.mkdir(tempfile.tempdir)
+                with server.LocalServer() as one:
+                    self.assertEqual(answer_of(one.address), 6.0)
+                self.assertFalse(os.path.exists(one.address.removeprefix("unix:")))
+
+    def test_the_folder_of_a_server_that_runs_stays(self):
+        """Also where its process has no number here: another PID namespace has it, and a container shares the folder."""
+        folder = os.path.join(self._folder.name, f"precondor-{os.getuid()}-{2**22 + 1}-x")  # beyond all numbers of Linux
+        os.mkdir(folder)
+        with open(os.path.join(folder, "lock"), "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # as a server's process has it
+            with server.LocalServer():
+                self.assertTrue(os.path.exists(folder))
+        with server.LocalServer():
+            self.assertFalse(os.path.exists(folder))
+
+    def test_it_ends_when_it_is_dropped(self):
+        one = server.LocalServer()
+        pid = one.pid
+        one = server.LocalServer()
+        self.assertTrue(ends(pid))
+        self.assertEqual(answer_of(one.address), 6.0)
+        self.assertEqual(len(os.listdir(self._folder.name)), 1)
+        one.close()
+
     def test_nothing_waits_for_one_that_has_ended(self):
-        with server.LocalServer() as one, p.Client(one.address) as client:
-            session = client.open_session(p.SessionSpec("local", [p.Layer("fc", 2, 3)], "identity"))
-            worker = self.enterContext(session.join())
+        """Neither in the process whose server it was, where the error says how it has ended, nor in another one."""
+        one = server.LocalServer()
+        self.addCleanup(one.close)
+        with p.Client(one.address, rpc_timeout=3600, result_timeout=3600) as client:
+            session = client.open_session(p.SessionSpec("local", [p.Layer("fc", 2, 3)], "identity", world_size=2))
+            other = run(WAITER, one.address)
+            worker = self.enterContext(session.join(0))
+            answer = worker.precondition(0, 0, np.ones((2, 3), np.float32), 1)
+            self.assertFalse(answer.wait(0.2))  # rank 1 sends none
             self.assertFalse(server.has_ended(one.address))
             kill(one)
             self.assertTrue(server.has_ended(one.address))
             for address in ("127.0.0.1:1", "unix:/nonexistent/socket", "unix:"):  # where a server may come back
                 self.assertFalse(server.has_ended(address))
-            for call in (session.close, worker.leave):
-                with self.assertRaisesRegex(p.UnavailableError, "session local: the local server at unix:.* has ended"):
+            for call in (answer.result, worker.flush, session.close, worker.leave, session.join, lambda: p.Client(one.address)):
+                with self.assertRaisesRegex(p.UnavailableError, "^the local server at unix:.* has ended by SIGKILL, and its sessions"):
                     call()
+            told, _ = other.communicate(timeout=DEADLINE_S)
+            self.assertRegex(told, "^the local server at unix:.* has ended, and its sessions with it")
+
+    @unittest.skipIf(torch is None, "no torch")
+    def test_a_step_does_not_wait_for_one_that_has_ended(self):
+        model = torch.nn.Linear(3, 2)
+        pre = Preconditioner(model, "local", method="identity", result_timeout=3600, lease_timeout=3600)
+        self.addCleanup(pre.close)
+        kill(server.shared())
+        with self.assertRaisesRegex(p.UnavailableError, "has ended by SIGKILL"):
+            model(torch.ones(4, 3))  # joins
+        pre = Preconditioner(model, "local", method="identity", result_timeout=3600, lease_timeout=3600)
+        self.addCleanup(pre.close)
+        for _ in range(2):
+            model(torch.ones(4, 3)).sum().backward()
+            pre.step(1.0)
+        model(torch.ones(4, 3)).sum().backward()
+        kill(server.shared())
+        with self.assertRaisesRegex(p.UnavailableError, "has ended by SIGKILL"):
+            pre.step(1.0)
 
     @unittest.skipIf(torch is None, "no torch")
     def test_a_preconditioner_calls_none_that_has_ended(self):

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple, TypeVar, Unio
 import numpy as np
 
 from . import _core, _session
-from ._errors import UnavailableError, check_number, check_text, check_whole, invalid
+from ._errors import check_number, check_text, check_whole, invalid
 from ._session import SessionSpec
 
 # Objects with threads. They are closed before the interpreter ends, because their threads must not outlive the
@@ -67,13 +67,6 @@ def _names_arguments(call: _Call) -> _Call:
             raise
 
     return checked  # type: ignore[return-value]
-
-
-def _expect_running(address: str, what: str) -> None:
-    """Raises UnavailableError if the server was a LocalServer that has ended, for which it is useless to wait."""
-    from . import server  # pylint: disable=import-outside-toplevel  # `python -m precondor.server` expects it not imported
-    if server.has_ended(address):
-        raise UnavailableError(f"{what}: the local server at {address} has ended, and its sessions with it", "UNAVAILABLE")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,9 +182,8 @@ class Worker:
         rank: This worker's rank.
     """
 
-    def __init__(self, core: _core.Worker, coordinator: str = "") -> None:
+    def __init__(self, core: _core.Worker) -> None:
         self._core = core
-        self._coordinator = coordinator
         self.spec: SessionSpec = _session.from_dict(core.spec())
         self.rank: int = core.rank()
         _open.add(self)
@@ -422,7 +414,6 @@ class Worker:
     def leave(self) -> None:
         """Gives the rank back to the coordinator. Call flush() before and close() after it. Raises UnavailableError if the
         coordinator does not answer; at once if it was a LocalServer that has ended."""
-        _expect_running(self._coordinator, f"session {self.spec.name}")
         self._core.leave()
 
     def close(self) -> None:
@@ -503,15 +494,20 @@ class Client:
     def __init__(self, address: str, *, connect_timeout: float = 10.0, rpc_timeout: float = 30.0,
                  result_timeout: float = 120.0, join_timeout: float = 120.0, lease_timeout: float = 600.0,
                  plane_device: int = 0, security: Optional[Security] = None, traceparent: str = "") -> None:
-        self._address = check_text("address", address)
+        from . import server  # pylint: disable=import-outside-toplevel  # `python -m precondor.server` expects it not imported
+        check_text("address", address)
         timeouts = {"connect_timeout": connect_timeout, "rpc_timeout": rpc_timeout, "result_timeout": result_timeout,
                     "join_timeout": join_timeout, "lease_timeout": lease_timeout}
         files = security_of(security)
         self._core = _core.Client(address, *(check_number(what, seconds, 0.0) for what, seconds in timeouts.items()),
                                   check_whole("plane_device", plane_device, 0, (1 << 31) - 1), files.tls_ca, files.tls_cert,
-                                  files.tls_key, files.token_file, check_text("traceparent", traceparent))
+                                  files.tls_key, files.token_file, check_text("traceparent", traceparent), server.watch_of(address))
         _open.add(self)
-        self._core.wait_for_server()
+        try:
+            self._core.wait_for_server()
+        except BaseException:
+            self.close()
+            raise
 
     def open_session(self, spec: SessionSpec) -> Session:
         """Opens the session, or finds it open with an equal description.
@@ -544,7 +540,7 @@ class Client:
     def join(self, session: str, rank: int = 0, first_step: int = 0, incarnation: int = 0) -> Worker:
         """Does what Session.join does, for a session that another process has opened. The worker may outlive the
         client."""
-        return Worker(self._core.join(session, rank, incarnation, first_step), self._address)
+        return Worker(self._core.join(session, rank, incarnation, first_step))
 
     @_names_arguments
     def close_session(self, name: str) -> bool:
@@ -553,7 +549,6 @@ class Client:
         Raises:
             UnavailableError: No server answers within rpc_timeout; at once if the server was a LocalServer that has ended.
         """
-        _expect_running(self._address, f"session {name}")
         return self._core.close_session(name)
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -58,6 +58,7 @@ class Client:
         tls_key: str,
         token_file: str,
         traceparent: str,
+        watch: Optional[Callable[[], None]],
     ) -> None: ...
     def wait_for_server(self) -> None: ...
     def open_session(self, spec: Dict[str, Any]) -> bool: ...

@@ -41,6 +41,7 @@ class Connection:
         self.arguments = (address, session, group.mesh, id(factors), self._security, self._timeouts)
         self._lock = threading.Lock()
         self._client: Optional[Client] = None
+        self._server: Optional[server.LocalServer] = None  # ends when nothing has it
         self._server_address = ""
         self._created = False
         self._restored_step: Optional[int] = None
@@ -92,7 +93,8 @@ class Connection:
 
     def _place(self) -> str:
         """Returns this host, and the server's address and the session's name for all processes."""
-        address = server.shared().address if self._address == "local" else self._address
+        self._server = server.shared() if self._address == "local" else None
+        address = self._address if self._server is None else self._server.address
         return "\n".join((socket.gethostname(), address, self.name or f"optax-{uuid.uuid4().hex}"))
 
     def _connect(self, host: str, address: str) -> str:

@@ -5,26 +5,29 @@ arguments that follow."""
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import os
 import pathlib
 import shutil
-import socket
+import signal
 import subprocess
 import tempfile
 import time
 import weakref
-from typing import List, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import _programs
 from ._errors import InvalidArgumentError, UnavailableError, check_number, invalid
 
 _MOST_SOCKET_PATH = 100  # bytes; Linux accepts 107
 _POLL_S = 0.01
-_CONNECT_S = 1.0
 _REASON_S = 5.0
 _REASON_LINES = 5
 _BAD_OPTION = 2  # exit status of precondor-server
 _OWN_OPTIONS = ("listen", "port-file", "exit-with-pid", "role")
+_LOCK = "lock"  # file in the folder
+_VARIABLES = "PRECONDOR_"  # options of precondor-server in the environment begin with it
 
 
 # Open servers. They end with the interpreter, after modules imported later, which may use them.
@@ -42,8 +45,9 @@ atexit.register(_close_all)
 class LocalServer:
     """A server (coordinator and one shard) on a unix socket, for this process and others of the user on this host.
 
-    It ends with close(), and with the process in every case, also after kill -9. Pass its address to Client or
-    Preconditioner. In a forked child the copy does nothing. Thread-safe, except for close().
+    It ends with close(), when the program drops the object, and with the process in every case, also after kill -9. Pass
+    its address to Client or Preconditioner, and keep the object. Its options are `arguments` alone: PRECONDOR_* variables
+    of the environment are those of other servers. In a forked child the copy does nothing. Thread-safe, except for close().
     """
 
     def __init__(self, arguments: Sequence[str] = (), *, timeout: float = 30.0) -> None:
@@ -63,14 +67,21 @@ class LocalServer:
         program = _programs.path_of("precondor-server")
         _remove_left()
         self._pid = os.getpid()
-        self._folder = pathlib.Path(tempfile.mkdtemp(prefix=_prefix(self._pid), dir=_base()))
+        self._folder, lock = _new_folder()
         ready = self._folder / "address"
-        command = [program, f"--listen=unix:{self._folder / 'socket'}", f"--port-file={ready}", f"--exit-with-pid={self._pid}",
-                   "--log-level=warning", *arguments]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True)  # Ctrl-C at the terminal is meant for the training process
+        command = [program, "--role=all", f"--listen=unix:{self._folder / 'socket'}", f"--port-file={ready}",
+                   f"--exit-with-pid={self._pid}", "--log-level=warning", *arguments]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(lock,),  # the kernel unlocks the folder when the server has ended
+                env=_environment(),
+                start_new_session=True)  # Ctrl-C at the terminal is meant for the training process
+        finally:
+            os.close(lock)
+        self._end = weakref.finalize(self, _end, self._process, self._folder, self._pid)
+        self._end.atexit = False  # _close_all ends it, when others no longer use it
         _open.add(self)
         end = time.monotonic() + timeout
         while not ready.exists():
@@ -82,7 +93,7 @@ class LocalServer:
             if status == _BAD_OPTION:
                 raise InvalidArgumentError(f"arguments: expected options of precondor-server, got {arguments}: {_refusal(command)}",
                                            "INVALID_ARGUMENT")
-            came = "nothing" if status is None else f"its end with status {status}, see its log on standard error"
+            came = "nothing" if status is None else f"its end {_how(status)}, see its log on standard error"
             raise UnavailableError(f"precondor-server: expected it to take calls within {timeout:g} s, got {came}",
                                    "UNAVAILABLE")
 
@@ -102,16 +113,7 @@ class LocalServer:
 
     def close(self) -> None:
         """Ends the server; running calls get 1 s. Later calls do nothing."""
-        if self._pid != os.getpid():
-            return
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(timeout=1.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._end()
 
     def __enter__(self) -> "LocalServer":
         return self
@@ -120,32 +122,46 @@ class LocalServer:
         self.close()
 
 
-_shared: Optional[LocalServer] = None
+_shared: Callable[[], Optional[LocalServer]] = lambda: None
 
 
 def shared() -> LocalServer:
-    """Returns this process's shared server. Starts one if there is none, or if it has ended."""
+    """Returns the server that users of this process share. It ends when all of them have dropped it. Starts one if there is
+    none, or if it has ended."""
     global _shared
-    if _shared is None or not _shared.running():
-        _shared = LocalServer()
-    return _shared
+    one = _shared()
+    if one is None or not one.running():
+        one = LocalServer()
+        _shared = weakref.ref(one)
+    return one
 
 
 def has_ended(address: str) -> bool:
     """Returns whether `address` is that of a LocalServer, of this or another process of the user, that has ended. No other
     server takes its place."""
-    path = pathlib.Path(address[len("unix:"):])
-    if not address.startswith("unix:") or path.name != "socket" or not path.parent.name.startswith(f"precondor-{os.getuid()}-"):
-        return False
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_CONNECT_S)
-        try:
-            connection.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return True
-        except OSError:
-            return False
-    return False
+    return _is_local(address) and not _is_locked(_folder_of(address))
+
+
+def watch_of(address: str) -> Optional[Callable[[], None]]:
+    """Returns a function that raises UnavailableError once the LocalServer at `address` has ended, for which it is then useless
+    to wait. None: another address."""
+    def watch() -> None:
+        if not has_ended(address):
+            return
+        own = next((one for one in _open if one.address == address and one._pid == os.getpid()), None)
+        status = None if own is None else own._process.poll()
+        raise UnavailableError(f"the local server at {address} has ended{'' if status is None else ' ' + _how(status)}, and its "
+                               "sessions with it", "UNAVAILABLE")
+
+    return watch if _is_local(address) else None
+
+
+def _folder_of(address: str) -> pathlib.Path:
+    return pathlib.Path(address[len("unix:"):]).parent
+
+
+def _is_local(address: str) -> bool:
+    return address.startswith("unix:") and _folder_of(address).name.startswith(_prefix())
 
 
 def _checked(arguments: Sequence[str]) -> List[str]:
@@ -166,29 +182,87 @@ def _checked(arguments: Sequence[str]) -> List[str]:
 def _refusal(command: Sequence[str]) -> str:
     """Returns what the server says of its options, which it wrote to this process's standard error."""
     try:
-        checked = subprocess.run([*command, "--check-config"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        checked = subprocess.run([*command, "--check-config"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=_environment(),
                                  stderr=subprocess.PIPE, text=True, errors="replace", timeout=_REASON_S, check=False)
     except subprocess.TimeoutExpired:
         return "see its standard error"
     return " | ".join(checked.stderr.strip().splitlines()[-_REASON_LINES:])
 
 
+def _environment() -> Dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)}
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"with status {status}"
+    try:
+        return f"by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"by signal {-status}"
+
+
 def _base() -> str:
-    """Returns a folder whose path leaves room for a socket's path."""
+    """Returns a folder whose path leaves room for a socket's path, and has no comma, which separates addresses."""
     base = tempfile.gettempdir()
-    return base if len(os.fsencode(base)) < _MOST_SOCKET_PATH - 50 else "/tmp"
+    return base if len(os.fsencode(base)) < _MOST_SOCKET_PATH - 50 and "," not in base else "/tmp"
 
 
-def _prefix(pid: int) -> str:
-    return f"precondor-{os.getuid()}-{pid}-"
+def _prefix() -> str:
+    return f"precondor-{os.getuid()}-"
+
+
+def _new_folder() -> Tuple[pathlib.Path, int]:
+    """Makes a folder. Returns it and a descriptor that holds its lock, by which processes of every PID namespace see that it is in
+    use."""
+    while True:
+        folder = pathlib.Path(tempfile.mkdtemp(prefix=_prefix(), dir=_base()))
+        with contextlib.suppress(FileNotFoundError):  # another process took it for one that was left, before the lock
+            lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            with contextlib.suppress(OSError):  # a file system without locks: then _is_locked cannot tell
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if (folder / _LOCK).exists():
+                return folder, lock
+            os.close(lock)
+
+
+def _is_locked(folder: pathlib.Path, remove: bool = False) -> bool:
+    """Returns whether the folder's server runs, or may run. If it does not, and with `remove`, removes the folder."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | (os.O_CREAT if remove else 0), 0o600)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_EX if remove else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        if remove:
+            shutil.rmtree(folder, ignore_errors=True)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
 
 
 def _remove_left() -> None:
-    """Removes the folders of processes that were killed."""
-    for folder in pathlib.Path(_base()).glob(f"precondor-{os.getuid()}-*-*"):
-        pid = folder.name.split("-")[2]
-        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Removes the folders of servers that have ended with a process that was killed."""
+    for folder in pathlib.Path(_base()).glob(f"{_prefix()}*"):
+        if folder.is_dir() and not folder.is_symlink():
+            _is_locked(folder, remove=True)
+
+
+def _end(process: "subprocess.Popen[bytes]", folder: pathlib.Path, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child's copy
+        return
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ bool FutureObject::Wait(double timeout_s) const {
   process_.Check();
   const absl::Time deadline =
       std::isinf(timeout_s) ? absl::InfiniteFuture() : MonotonicNow() + absl::Seconds(timeout_s);
-  WaitInterruptibly([&] {
+  calls_.Until([&] {
     const absl::Duration left = deadline - MonotonicNow();
     return future_.WaitFor(std::clamp(left, absl::ZeroDuration(), kSlice)) || left <= kSlice;
   });
@@ -67,8 +67,8 @@ bool FutureObject::Wait(double timeout_s) const {
 
 py::tuple FutureObject::Result() const {
   process_.Check();
-  WaitInterruptibly([this] { return future_.WaitFor(kSlice); });
-  const Preconditioned answer = ValueOrRaise(future_.Wait());
+  calls_.Until([this] { return future_.WaitFor(kSlice); });
+  const Preconditioned answer = calls_.ValueOrRaise(future_.Wait());
   return py::make_tuple(answer.decision == Decision::kSkip ? py::none() : gradient_,
                         Text(DecisionName(answer.decision)), answer.factor_version, answer.inner_product,
                         Text(answer.reason));
@@ -106,7 +106,7 @@ std::shared_ptr<Worker> WorkerObject::Get() const {
 }
 
 void WorkerObject::Run(Worker& worker, const std::function<void()>& call) const {
-  RunInterruptibly(call, [&worker] { worker.Cancel(); });
+  calls_.Run(call, [&worker] { worker.Cancel(); });
 }
 
 void WorkerObject::Run(Worker& worker, uint64_t step, const std::function<void()>& call) const {
@@ -203,14 +203,14 @@ void WorkerObject::SendStatistics(uint64_t step, int64_t layer, const py::object
   const ConstMatrixView output_view = ViewOf(output);
   absl::Status status;
   Run(*worker, step, [&] { status = worker->SendStatistics(step, layer, input_view, output_view, samples); });
-  RaiseUnlessOk(status);
+  calls_.RaiseUnlessOk(status);
 }
 
 void WorkerObject::AbstainStatistics(uint64_t step, int64_t layer) {
   const std::shared_ptr<Worker> worker = Get();
   absl::Status status;
   Run(*worker, step, [&] { status = worker->AbstainStatistics(step, layer); });
-  RaiseUnlessOk(status);
+  calls_.RaiseUnlessOk(status);
 }
 
 void WorkerObject::ForgetAnswered() {
@@ -227,7 +227,7 @@ std::unique_ptr<FutureObject> WorkerObject::Send(uint64_t step, const py::object
   PreconditionFuture future;
   Run(*worker, step, [&] { future = call(*worker); });
   under_way->future = future;
-  return std::make_unique<FutureObject>(std::move(future), out);
+  return std::make_unique<FutureObject>(std::move(future), out, calls_);
 }
 
 std::unique_ptr<FutureObject> WorkerObject::Precondition(uint64_t step, int64_t layer, const py::object& gradient,
@@ -288,35 +288,35 @@ std::unique_ptr<FutureObject> WorkerObject::AbstainGradient(uint64_t step, int64
   const std::shared_ptr<Worker> worker = Get();
   PreconditionFuture future;
   Run(*worker, step, [&] { future = worker->AbstainGradient(step, layer); });
-  return std::make_unique<FutureObject>(std::move(future), py::none());
+  return std::make_unique<FutureObject>(std::move(future), py::none(), calls_);
 }
 
 uint64_t WorkerObject::FactorsChecksum(int64_t layer) const {
   const std::shared_ptr<Worker> worker = Get();
   absl::StatusOr<uint64_t> checksum;
   Run(*worker, [&] { checksum = worker->FactorsChecksum(layer); });
-  return ValueOrRaise(checksum);
+  return calls_.ValueOrRaise(checksum);
 }
 
 py::bytes WorkerObject::ReadFactors(int64_t layer) const {
   const std::shared_ptr<Worker> worker = Get();
   absl::StatusOr<std::string> factors;
   Run(*worker, [&] { factors = worker->ReadFactors(layer); });
-  return py::bytes(ValueOrRaise(std::move(factors)));
+  return py::bytes(calls_.ValueOrRaise(std::move(factors)));
 }
 
 void WorkerObject::Flush() {
   const std::shared_ptr<Worker> worker = Get();
   absl::Status status;
   Run(*worker, [&] { status = worker->Flush(); });
-  RaiseUnlessOk(status);
+  calls_.RaiseUnlessOk(status);
 }
 
 py::tuple WorkerObject::ReportStep(uint64_t step, double loss, uint64_t samples, bool finite, double learning_rate) {
   const std::shared_ptr<Worker> worker = Get();
   absl::StatusOr<StepDirective> answer;
   Run(*worker, [&] { answer = worker->ReportStep(step, loss, samples, finite, learning_rate); });
-  const StepDirective directive = ValueOrRaise(std::move(answer));
+  const StepDirective directive = calls_.ValueOrRaise(std::move(answer));
   lease_through_step_ = std::max(lease_through_step_, directive.lease_through_step);
   return py::make_tuple(directive.lease_through_step, Text(ModeName(directive.next_mode)), directive.snapshot_at,
                         directive.snapshot_id);
@@ -326,12 +326,12 @@ void WorkerObject::Leave() {
   const std::shared_ptr<Worker> worker = Get();
   absl::Status status;
   Run(*worker, [&] { status = worker->Leave(); });
-  RaiseUnlessOk(status);
+  calls_.RaiseUnlessOk(status);
 }
 
 // --- Client -------------------------------------------------------------------------------------------------------
 
-ClientObject::ClientObject(const ClientOptions& options) {
+ClientObject::ClientObject(const ClientOptions& options, py::object watch) : calls_(std::move(watch)) {
   OwnProcess::CheckNotForked();
   py::gil_scoped_release released;
   client_ = Client::Make(options);
@@ -360,16 +360,16 @@ std::shared_ptr<Client> ClientObject::Get() const {
 void ClientObject::WaitForServer() {
   const std::shared_ptr<Client> client = Get();
   absl::Status status;
-  RunInterruptibly([&] { status = client->WaitForServer(); }, [&] { client->Cancel(); });
-  RaiseUnlessOk(status);
+  calls_.Run([&] { status = client->WaitForServer(); }, [&] { client->Cancel(); });
+  calls_.RaiseUnlessOk(status);
 }
 
 bool ClientObject::OpenSession(const py::dict& dict) {
   const std::shared_ptr<Client> client = Get();
   const SessionSpec spec = ValueOrRaise(SpecFromDict(dict));
   absl::StatusOr<bool> created;
-  RunInterruptibly([&] { created = client->OpenSession(spec); }, [&] { client->Cancel(); });
-  return ValueOrRaise(std::move(created));
+  calls_.Run([&] { created = client->OpenSession(spec); }, [&] { client->Cancel(); });
+  return calls_.ValueOrRaise(std::move(created));
 }
 
 std::unique_ptr<WorkerObject> ClientObject::Join(const std::string& session, uint32_t rank, uint64_t incarnation,
@@ -377,23 +377,23 @@ std::unique_ptr<WorkerObject> ClientObject::Join(const std::string& session, uin
   const std::shared_ptr<Client> client = Get();
   absl::StatusOr<std::unique_ptr<Worker>> worker;
   const WorkerOptions options{.rank = rank, .incarnation = incarnation, .first_step = first_step};
-  RunInterruptibly([&] { worker = client->Join(session, options); }, [&] { client->Cancel(); });
-  return std::make_unique<WorkerObject>(ValueOrRaise(std::move(worker)), first_step);
+  calls_.Run([&] { worker = client->Join(session, options); }, [&] { client->Cancel(); });
+  return std::make_unique<WorkerObject>(calls_.ValueOrRaise(std::move(worker)), first_step, calls_);
 }
 
 void ClientObject::RestoreSession(const py::dict& dict, uint64_t step, const std::vector<std::string>& factors) {
   const std::shared_ptr<Client> client = Get();
   const SessionSpec spec = ValueOrRaise(SpecFromDict(dict));
   absl::Status restored;
-  RunInterruptibly([&] { restored = client->RestoreSession(spec, step, factors); }, [&] { client->Cancel(); });
-  RaiseUnlessOk(restored);
+  calls_.Run([&] { restored = client->RestoreSession(spec, step, factors); }, [&] { client->Cancel(); });
+  calls_.RaiseUnlessOk(restored);
 }
 
 bool ClientObject::CloseSession(const std::string& session) {
   const std::shared_ptr<Client> client = Get();
   absl::StatusOr<bool> existed;
-  RunInterruptibly([&] { existed = client->CloseSession(session); }, [&] { client->Cancel(); });
-  return ValueOrRaise(std::move(existed));
+  calls_.Run([&] { existed = client->CloseSession(session); }, [&] { client->Cancel(); });
+  return calls_.ValueOrRaise(std::move(existed));
 }
 
 // --- statistics ---------------------------------------------------------------------------------------------------

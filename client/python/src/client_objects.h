@@ -25,8 +25,8 @@ namespace precondor::python {
 class FutureObject {
  public:
   // `gradient` is None for an abstention.
-  FutureObject(PreconditionFuture future, pybind11::object gradient)
-      : future_(std::move(future)), gradient_(std::move(gradient)) {}
+  FutureObject(PreconditionFuture future, pybind11::object gradient, ServerCalls calls)
+      : calls_(std::move(calls)), future_(std::move(future)), gradient_(std::move(gradient)) {}
 
   bool Ready() const;
   bool Wait(double timeout_s) const;
@@ -35,6 +35,7 @@ class FutureObject {
 
  private:
   const OwnProcess process_;
+  const ServerCalls calls_;
   const PreconditionFuture future_;
   const pybind11::object gradient_;
 };
@@ -43,8 +44,8 @@ class FutureObject {
 class WorkerObject {
  public:
   // `first_step` may be started: Join has made sure.
-  WorkerObject(std::shared_ptr<Worker> worker, uint64_t first_step)
-      : worker_(std::move(worker)), lease_through_step_(first_step) {}
+  WorkerObject(std::shared_ptr<Worker> worker, uint64_t first_step, ServerCalls calls)
+      : calls_(std::move(calls)), worker_(std::move(worker)), lease_through_step_(first_step) {}
   ~WorkerObject();
 
   pybind11::dict Spec() const;
@@ -111,6 +112,7 @@ class WorkerObject {
                                      const std::function<PreconditionFuture(Worker&)>& call);
 
   const OwnProcess process_;
+  const ServerCalls calls_;
   std::shared_ptr<Worker> worker_;
   uint64_t lease_through_step_;
   std::deque<std::shared_ptr<Sent>> sent_;
@@ -118,7 +120,8 @@ class WorkerObject {
 
 class ClientObject {
  public:
-  explicit ClientObject(const ClientOptions& options);
+  // `watch` is that of ServerCalls.
+  ClientObject(const ClientOptions& options, pybind11::object watch);
   ~ClientObject();
 
   void WaitForServer();
@@ -133,6 +136,7 @@ class ClientObject {
   std::shared_ptr<Client> Get() const;
 
   const OwnProcess process_;
+  const ServerCalls calls_;
   std::shared_ptr<Client> client_;
 };
 

@@ -66,7 +66,7 @@ PYBIND11_MODULE(_core, m) {
   py::class_<ClientObject>(m, "Client")
       .def(py::init([](std::string coordinator, double connect_s, double rpc_s, double result_s, double join_s,
                        double lease_s, int plane_device, std::string tls_ca, std::string tls_cert, std::string tls_key,
-                       std::string token_file, std::string traceparent) {
+                       std::string token_file, std::string traceparent, py::object watch) {
         return std::make_unique<ClientObject>(
             precondor::ClientOptions{.coordinator = std::move(coordinator),
                                      .connect_timeout = absl::Seconds(connect_s),
@@ -79,7 +79,8 @@ PYBIND11_MODULE(_core, m) {
                                                   .tls_cert = std::move(tls_cert),
                                                   .tls_key = std::move(tls_key),
                                                   .token_file = std::move(token_file)},
-                                     .traceparent = std::move(traceparent)});
+                                     .traceparent = std::move(traceparent)},
+            std::move(watch));
       }))
       .def("wait_for_server", &ClientObject::WaitForServer)
       .def("open_session", &ClientObject::OpenSession)

@@ -16,8 +16,8 @@ namespace {
 
 namespace py = pybind11;
 
-// How soon Ctrl-C is noticed.
-constexpr std::chrono::milliseconds kSignalInterval(50);
+// How soon Ctrl-C and the end of a server are noticed.
+constexpr std::chrono::milliseconds kLookInterval(50);
 
 py::module_ Errors() { return py::module_::import("precondor._errors"); }
 
@@ -27,9 +27,6 @@ py::module_ Errors() { return py::module_::import("precondor._errors"); }
 }
 
 [[noreturn]] void RaiseForked(pid_t owner) { RaiseObject(Errors().attr("fork_error")(owner, getpid())); }
-
-// With the GIL: whether a handler has raised.
-bool SignalRaised() { return PyErr_CheckSignals() != 0; }
 
 // What gRPC's own state in this process belongs to; 0 before any.
 std::atomic<pid_t>& FirstUser() {
@@ -49,7 +46,25 @@ void RaiseUnlessOk(const absl::Status& status) {
   if (!status.ok()) Raise(status);
 }
 
-void RunInterruptibly(const std::function<void()>& call, const std::function<void()>& cancel) {
+bool ServerCalls::Raised() const {
+  if (PyErr_CheckSignals() != 0) return true;
+  if (watch_.is_none()) return false;
+  try {
+    watch_();
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return true;
+  }
+  return false;
+}
+
+void ServerCalls::RaiseUnlessOk(const absl::Status& status) const {
+  if (status.ok()) return;
+  if (!watch_.is_none()) watch_();
+  Raise(status);
+}
+
+void ServerCalls::Run(const std::function<void()>& call, const std::function<void()>& cancel) const {
   bool raised = false;
   {
     py::gil_scoped_release released;
@@ -65,10 +80,10 @@ void RunInterruptibly(const std::function<void()>& call, const std::function<voi
     while (!raised) {
       {
         MutexLock lock(mu);
-        if (changed.wait_for(mu, kSignalInterval, [&done] { return done; })) break;
+        if (changed.wait_for(mu, kLookInterval, [&done] { return done; })) break;
       }
       py::gil_scoped_acquire acquired;
-      raised = SignalRaised();
+      raised = Raised();
     }
     if (raised) cancel();
     runner.join();
@@ -76,13 +91,13 @@ void RunInterruptibly(const std::function<void()>& call, const std::function<voi
   if (raised) throw py::error_already_set();
 }
 
-void WaitInterruptibly(const std::function<bool()>& done) {
+void ServerCalls::Until(const std::function<bool()>& done) const {
   while (true) {
     {
       py::gil_scoped_release released;
       if (done()) return;
     }
-    if (SignalRaised()) throw py::error_already_set();
+    if (Raised()) throw py::error_already_set();
   }
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls from Python into the client: a Status becomes an exception, the interpreter stays free while a call waits,
-// Ctrl-C ends the wait, and a forked child is refused before it touches what belongs to its parent's threads.
+// Calls from Python into the client: a Status becomes an exception, the interpreter stays free while a call calls,
+// Ctrl-C and the end of the server end the wait, and a forked child is refused before it touches what belongs to its
+// parent's threads.
 #pragma once
 
 #include <functional>
+#include <pybind11/pybind11.h>
 #include <sys/types.h>
 #include <utility>
 
@@ -23,11 +25,33 @@ T ValueOrRaise(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Runs `call`, which may wait, on a thread of its own and without the GIL. When a Python signal handler raises
-// meanwhile (Ctrl-C), `cancel` has to make `call` return; the handler's exception goes on from here. Call with the GIL.
-void RunInterruptibly(const std::function<void()>& call, const std::function<void()>& cancel);
-// Waits until `done`, which waits a short while and says whether it is over. A handler's exception leaves all as it is.
-void WaitInterruptibly(const std::function<bool()>& done);
+// Calls that wait for a server. Its functions need the GIL and let other threads have it while they wait.
+class ServerCalls {
+ public:
+  // `watch` raises if the server has ended permanently; None: this is not known of the server.
+  explicit ServerCalls(pybind11::object watch) : watch_(std::move(watch)) {}
+
+  // Runs `call`, which may wait, on a thread of its own. When a Python signal handler (Ctrl-C) or the watch raises
+  // meanwhile, `cancel` has to make `call` return; the exception goes on from here.
+  void Run(const std::function<void()>& call, const std::function<void()>& cancel) const;
+  // Waits until `done`, which waits a short while and says whether it is over. An exception of a signal handler
+  // or the watch leaves all as it is.
+  void Until(const std::function<bool()>& done) const;
+
+  // As above; an error after the server's end is the watch's.
+  void RaiseUnlessOk(const absl::Status& status) const;
+  template <typename T>
+  T ValueOrRaise(absl::StatusOr<T> value) const {
+    RaiseUnlessOk(value.status());
+    return *std::move(value);
+  }
+
+ private:
+  // Whether a handler or the watch has raised; Python's error is set then.
+  bool Raised() const;
+
+  const pybind11::object watch_;
+};
 
 // The process that an object was made in: the only one that has the threads behind it. const after construction.
 class OwnProcess {

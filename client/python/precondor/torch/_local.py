@@ -1,26 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the server of a job with the address "local", in its first rank."""
+"""The server of a job with the address "local", which its first rank starts."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
-from typing import Tuple
+from typing import Optional
 
 from .. import server
-from .._errors import InvalidArgumentError
+from .._client import Session
+from .._errors import InvalidArgumentError, PrecondorError
 from ._group import Group
 
 _sessions = itertools.count()
+_of_job: Optional[server.LocalServer] = None  # of several ranks: it ends with this process
 
 
-def start(group: Group) -> Tuple[str, str]:
-    """Returns the server's address, and the name of a new session. Raises InvalidArgumentError if the ranks are on
-    several hosts."""
+def session_name(group: Group) -> str:
+    """Returns the name of a new session. Collective."""
+    return group.gather(f"local-{os.getpid()}-{next(_sessions)}")[0]
+
+
+def start(group: Group, held: contextlib.ExitStack) -> str:
+    """Returns the server's address. Collective. The server of a single rank ends when no user's `held` has it any more. Raises
+    InvalidArgumentError if the ranks are on several hosts."""
+    global _of_job
     hosts = set(group.gather(socket.gethostname()))
     if len(hosts) > 1:
         raise InvalidArgumentError(f'address: expected ranks on one host with "local", got {len(hosts)} hosts', "INVALID_ARGUMENT",
                                    advice="Start precondor-server on one of them, and give its host:port")
-    name = f"local-{os.getpid()}-{next(_sessions)}"
-    return group.gather(group.check(lambda: (server.shared().address, name) if group.rank == 0 else None))[0]
+    own = group.check(lambda: server.shared() if group.rank == 0 else None)
+    if group.size > 1:
+        _of_job = own
+    held.enter_context(contextlib.nullcontext(own))
+    return group.gather("" if own is None else own.address)[0]
+
+
+def end_session(session: Session, address: str) -> None:
+    """Ends the session, unless it has ended with its server."""
+    with contextlib.suppress(PrecondorError):
+        if not server.has_ended(address):
+            session.close()

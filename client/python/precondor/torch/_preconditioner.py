@@ -17,22 +17,21 @@ from torch import nn
 
 from .. import server
 from .._client import Client, Security, Session, Worker, security_of
-from .._errors import (DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, PrecondorError, UnavailableError,
+from .._errors import (FailedPreconditionError, InvalidArgumentError, PrecondorError, UnavailableError,
                        UnimplementedError, check_number, from_status)
 from .._layer_methods import statistics_of
 from .._session import Layer, Method, SessionSpec, traits_of
 from . import _device, _group, _layers, _local, _optimizer, _recipe, _sharded
 from ._amp import skip_text, trained_by, unscale
 from ._arguments import check_options, check_types, count_of, number_of, rate_of
-from ._attention import Tap
 from ._buckets import average_rest, rest_of
 from ._checkpoint import add_factors, check_state, has_factors, lacks_factors, make_state, restore_factors, restore_snapshot
-from ._compiled import SUPPORTED, Switch, TappedHook, guard_hooks, is_compiled, original
+from ._compiled import SUPPORTED, Switch, guard_hooks, is_compiled, original
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, scale_of, shards_of, slots_of, store
-from ._hooks import Hook, after_accumulation, after_forward, right_after_forward
 from ._reporter import Reporter
 from ._result import StepResult
 from ._tensor_parallel import divide, divided, own_parts
+from ._watch import watch
 
 # Objects with threads. They are closed before the interpreter ends.
 _open: "weakref.WeakSet[Preconditioner]" = weakref.WeakSet()
@@ -161,12 +160,9 @@ class Preconditioner:
             raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._left}",
                                        "INVALID_ARGUMENT")
         _sharded.refuse_whole(self._model, [matrix for _, matrix in chosen.matrices])
-        self._is_local = address == "local"
-        if not session and not self._is_local:
+        if not session and address != "local":
             raise InvalidArgumentError("session: expected a name, got none", "INVALID_ARGUMENT")
-        if self._is_local:
-            address, unique = _local.start(self._group)
-            session = session or unique
+        session = session or _local.session_name(self._group)
         self._spec = SessionSpec(
             name=session, layers=tuple(slot.layer for slot in self._slots), method=method, world_size=self._group.size,
             seed=seed, exchange=exchange or ("DELEGATE" if self._ddp or sharded else "DIRECT"),
@@ -186,14 +182,12 @@ class Preconditioner:
         self._worker: Optional[Worker] = None
         self._exchange: Optional[Exchange] = None
         self._reporter: Optional[Reporter] = None
-        self._address, self._security = address, security
+        self._security = security
         self._step = 0
         self._pairs: Dict[int, Pair] = {}
         self._wanted: FrozenSet[int] = frozenset()  # layers of which this step takes statistics
         self._holding = 0  # number of active no_sync() contexts
         self._arrived: Set[int] = set()  # overlap: ids of parameters that have their gradient
-        self._handles: List[Any] = []
-        self._taps: List[Tap] = []
         self._switch = Switch()
         self._tapped = False  # whether compiled code has called a hook
         self._missed: Optional[PrecondorError] = None  # error of this step
@@ -205,17 +199,18 @@ class Preconditioner:
         self._last: Dict[str, float] = {}
         self._updates_lost = 0
         self._closed = False
-        self._client: Client = self._group.check(
-            lambda: Client(address, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout, security=security,
-                           traceparent=traceparent, result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout,
-                           plane_device=_device.first_of(self._model) if plane_device is None else plane_device))
-        if replace:
-            self._group.check(lambda: self._group.rank == 0 and self._client.close_session(session))
-        self._session: Session = self._group.check(lambda: self._client.open_session(self._spec))
-        self._is_new = any(self._group.gather(self._session.created))
-        if self._rest is not None:
-            self._rest.begin(self._parameters())
-        self._watch(chosen)
+        self._session: Optional[Session] = None
+        # All that it leaves on the model, in threads and on servers; given back in the reverse order.
+        self._held = contextlib.ExitStack()
+        self._release = weakref.finalize(self, self._held.close)
+        self._release.atexit = False  # _close_all
+        try:
+            self._open(address, replace, chosen, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout, security=security,
+                       traceparent=traceparent, result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout,
+                       plane_device=_device.first_of(self._model) if plane_device is None else plane_device)
+        except BaseException as error:
+            self._give_up(error)
+            raise
         self._guarded = guard_hooks()
         _open.add(self)
 
@@ -355,7 +350,7 @@ class Preconditioner:
                 self.step(loss)
             self._made = False
 
-        self._handles.append(_optimizer.attach(optimizer, self._parameters(), before))
+        self._held.callback(_optimizer.attach(optimizer, self._parameters(), before).remove)
         self._optimizer = self._optimizer or _optimizer.unwrapped(optimizer)
         self._made = False
 
@@ -448,39 +443,29 @@ class Preconditioner:
         self._join(step, resumes=True)
         later = self._worker.rollback_step
         if exact and not all(self._group.gather(later is None or later < step)):
-            self._leave()
+            self._worker.close()
+            self._reporter.close()
+            self._worker = None
             raise lacks_factors(f"session {self._spec.name}: the job has been beyond step {step}, and the factors are of a later step")
 
     def close(self, *, end_session: bool = False) -> None:
         """Removes the hooks and disconnects; later calls do nothing. The session stays, to resume from a checkpoint.
-        With end_session, given by all ranks, the servers free its factors once every rank has called close()."""
+        With end_session, given by all ranks, the servers free its factors once every rank has called close(). An object that
+        the program drops is closed."""
         if self._closed:
             return
-        self._closed = self._warnings.ended = True
-        self._switch.on = False
-        for handle in self._handles:
-            handle.remove()
-        for tap in self._taps:
-            tap.leave()
-        if self._rest is not None:
-            self._rest.end()
-        answers = not (self._is_local and server.has_ended(self._address))  # otherwise the session has ended too
+        self._closed = True
         try:
             if end_session:
+                answers = not server.has_ended(self._address)  # otherwise the session has ended too
                 if answers:
                     self._flush()
                 self._group.gather(None)
                 if answers and self._group.rank == 0:
                     self._session.close()
-        except (UnavailableError, DeadlineExceededError):
-            answers = False
-            raise
         finally:
-            self._leave()
-            if answers and self._is_local and self._group.size == 1:  # no other process uses the session
-                with contextlib.suppress(PrecondorError):
-                    self._session.close()
-            self._client.close()
+            self._worker = None
+            self._release()
 
     def __enter__(self) -> "Preconditioner":
         return self
@@ -490,40 +475,59 @@ class Preconditioner:
 
     # --- implementation -----------------------------------------------------------------------------------------------
 
-    def _watch(self, chosen: _layers.Chosen) -> None:
-        slots: Dict[_layers.Matrix, List[Slot]] = {}
-        for slot in self._slots:
-            slots.setdefault(slot.matrix, []).append(slot)
-        for module, matrix in chosen.matrices:
-            own = slots[matrix]
-            if module is not None:
-                self._handles.append(right_after_forward(module, TappedHook(
-                    lambda module, inputs, output, own=own: self._on_forward(own, module, inputs, output),
-                    lambda x, grad, own=own: self._on_tap(own, x, grad), self._switch)))
-            if self._overlap:
-                for parameter in matrix.parameters():
-                    self._handles.append(after_accumulation(
-                        parameter, lambda own=own, parameter=parameter: self._on_gradient(own, parameter)))
-        for attention, matrices in chosen.attentions.items():
-            tap = Tap(matrices, lambda matrix, x, output, around: self._on_call(slots[matrix], x, output, around))
-            self._taps.append(tap)
-            self._handles.append(attention.register_forward_pre_hook(Hook(tap.enter)))
-            self._handles.append(after_forward(attention, tap.leave))
+    def _open(self, address: str, replace: bool, chosen: _layers.Chosen, **options: Any) -> None:
+        held, name = self._held, self._spec.name
+        is_local = address == "local"
+        self._address = address = _local.start(self._group, held) if is_local else address
+        self._client: Client = self._group.check(lambda: held.enter_context(Client(address, **options)))
+        if replace:
+            self._group.check(lambda: self._group.rank == 0 and self._client.close_session(name))
+        self._group.check(lambda: setattr(self, "_session", self._client.open_session(self._spec)))
+        self._is_new = any(self._group.gather(self._session.created))
+        if is_local and self._group.size == 1:  # no other process uses the session
+            held.callback(_local.end_session, self._session, address)
+        for other in list(_open):  # one that was given up, whose hooks would join, and raise its errors
+            if other._worker is None and not set(other._parameters()).isdisjoint(self._parameters()):
+                other.close()
+        if self._rest is not None:
+            held.callback(self._rest.end)
+            self._rest.begin(self._parameters())
+        held.callback(setattr, self._warnings, "ended", True)
+        watch(held, self._slots, chosen, self._switch, on_forward=self._on_forward, on_tap=self._on_tap, on_call=self._on_call,
+              on_gradient=self._on_gradient, overlap=self._overlap)
 
     def _join(self, first_step: int = 0, resumes: bool = False) -> None:
         if self._closed:
             raise from_status("FAILED_PRECONDITION", "UNSPECIFIED", f"session {self._spec.name}: this Preconditioner has been closed")
         if self._worker is not None:
             return
+        try:
+            self._enter(first_step, resumes)
+        except BaseException as error:
+            self._give_up(error, first_step)
+            raise
+
+    def _give_up(self, error: BaseException, first_step: int = 0) -> None:
+        """Leaves nothing behind after an error: hooks would raise it for the model's next Preconditioner, and a traceback may keep
+        this object. A session of its own without a step ends, so that the next try finds the name free."""
+        if self._session is not None and self._session.created and first_step == 0 and not isinstance(error, UnavailableError):
+            with contextlib.suppress(PrecondorError):
+                self._session.close()
+        self.close()
+
+    def _enter(self, first_step: int, resumes: bool) -> None:
         if not self._is_new and not resumes:
             raise from_status(
                 "FAILED_PRECONDITION", "UNSPECIFIED",
-                f"session {self._spec.name} is there already, with factors of another run. Load that run's checkpoint "
-                f"(load_state_dict), choose another name, or begin anew with replace=True")
+                f"session {self._spec.name} is there already, with factors of another run. Make the Preconditioner again, and load "
+                f"that run's checkpoint before the first forward pass (load_state_dict), choose another name, or begin anew with "
+                f"replace=True")
         self._worker = self._session.join(self._group.rank, first_step)
         # DDP writes its buckets to the gradients at the end of the backward pass, when answers may have arrived.
         self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, shards=self._shards)
         self._reporter = Reporter(self._worker)
+        self._held.callback(self._reporter.close)
+        self._held.callback(self._worker.close)
         self._begin(first_step)
 
     def _begin(self, step: int) -> None:
@@ -558,14 +562,17 @@ class Preconditioner:
         step, x = self._step, x.detach().to(output.dtype)
         version, inputs = x._version, [x]
 
+        me = weakref.ref(self)  # a loss that is kept keeps its graph, and the graph this function
+
         def on_backward(unused: Any, grads: Tuple[Optional[torch.Tensor], ...]) -> None:
-            if not inputs or self._unwatched:  # a graph that is kept for a second pass counts once
+            own = me()
+            if not inputs or own is None or own._unwatched:  # a graph that is kept for a second pass counts once
                 return
             x = inputs.pop()
             if x._version == version:
-                self._on_backward(step, slots, x, grads[0], around)
+                own._on_backward(step, slots, x, grads[0], around)
             else:
-                self._warn(slots[0], "the input of its module was written over before the backward pass; no statistics of "
+                own._warn(slots[0], "the input of its module was written over before the backward pass; no statistics of "
                                      "such calls")
 
         # Registered on the node, which an operation in place after the module leaves as it is, and not on the tensor.
@@ -609,10 +616,10 @@ class Preconditioner:
                     pair = self._pairs[slot.place] = Pair(self._worker, step, slot, self._kinds[slot.place])
                 pair.add(a, g, samples)
 
-    def _on_gradient(self, slots: Sequence[Slot], parameter: nn.Parameter) -> None:
+    def _on_gradient(self, slots: Sequence[Slot], parameter: int) -> None:
         if self._holding or self._worker is None:
             return
-        self._arrived.add(id(parameter))
+        self._arrived.add(parameter)
         if self._exchange.is_sent(slots[0]):
             raise FailedPreconditionError(
                 f"layer {slots[0].layer.name}: a second backward pass in step {self._step}, whose gradient has left",
@@ -680,12 +687,6 @@ class Preconditioner:
         """Returns the parameters of layers whose answers are whole updates."""
         return {parameter for slot in self._slots if traits_of(self._methods[slot.place]).whole_updates
                 for parameter in slot.matrix.parameters()}
-
-    def _leave(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._reporter.close()
-        self._worker = None
 
     def _snapshot_id(self) -> int:
         """Number of the servers' snapshot for the next step; 0 means none."""

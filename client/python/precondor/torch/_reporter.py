@@ -58,7 +58,8 @@ class Reporter:
     def close(self) -> None:
         """Ends the thread. Call it after the worker's close()."""
         self._reports.put(None)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # the garbage collector may call this there
+            self._thread.join()
 
     def _run(self) -> None:
         while True:
