@@ -51,6 +51,26 @@ def char_gpt(steps, width=128, blocks=5):
                 ("characters.weight", "places.weight", "head.weight"))
 
 
+class Lstm(nn.Module):
+    """Logits of the character that follows each."""
+
+    def __init__(self, vocabulary, narrow, wide):
+        super().__init__()
+        self.characters, self.recurrent = nn.Embedding(vocabulary, narrow), nn.LSTM(narrow, wide, batch_first=True)
+        self.head = nn.Linear(wide, vocabulary)
+
+    def forward(self, characters):
+        return self.head(self.recurrent(self.characters(characters))[0])
+
+
+@functools.lru_cache(None)
+def char_lstm(steps):
+    data = Characters(king_james(), 48)
+    held_out = data.held_out_batch(64)
+    return Task(steps, lambda: Lstm(len(data.vocabulary), 48, 96), lambda step, seed: data.batch(step, 16, seed), gpt.loss_of,
+                lambda model: gpt.loss_of(model, held_out), ("characters.weight", "head.weight"))
+
+
 @functools.lru_cache(None)
 def autoencoder():
     data = Digits()
@@ -172,8 +192,9 @@ def passages():
                 lambda model: loss(model, data.held_out), ("words.weight", "places.weight", "head.weight"))
 
 
-TASKS = {"gpt": lambda: char_gpt(300), "gpt-1000": lambda: char_gpt(1000), "gpt-6m": lambda: char_gpt(300, 256, 8), "digits": autoencoder,
-         "denoise": lambda: denoising(False), "denoise-norm": lambda: denoising(True), "passages": passages}
+TASKS = {"gpt": lambda: char_gpt(300), "gpt-1000": lambda: char_gpt(1000), "gpt-6m": lambda: char_gpt(300, 256, 8),
+         "lstm": lambda: char_lstm(300), "digits": autoencoder, "denoise": lambda: denoising(False),
+         "denoise-norm": lambda: denoising(True), "passages": passages}
 # Middles, before a method's multiple.
-RATES = {"gpt": 0.004, "gpt-1000": 0.004, "gpt-6m": 0.004, "digits": 0.016, "denoise": 0.004, "denoise-norm": 0.004,
+RATES = {"gpt": 0.004, "gpt-1000": 0.004, "gpt-6m": 0.004, "lstm": 0.016, "digits": 0.016, "denoise": 0.004, "denoise-norm": 0.004,
          "passages": 0.004}
