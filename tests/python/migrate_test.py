@@ -3,16 +3,23 @@
 """precondor.migrate: every argument of the libraries is taken or refused by its name, and servers take the results."""
 
 import enum
-import warnings
+import pathlib
+import sys
 
 import torch_case  # before torch: it skips where there is none
+import numpy as np
 import torch
 from torch import nn
 
 from precondor import InvalidArgumentError, migrate
 from migrate_signatures import DISTRIBUTED_KRON, KAISA, MKOR
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "reference"))
+import published  # pylint: disable=wrong-import-position
+
 ComputeMethod = enum.Enum("ComputeMethod", ["EIGEN", "INVERSE"])
+DistributedStrategy = enum.Enum("DistributedStrategy", ["COMM_OPT", "MEM_OPT", "HYBRID_OPT"])
+RATE = 0.01
 
 
 def model():
@@ -20,10 +27,47 @@ def model():
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2))
 
 
+def convolutional():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 4, 3, stride=2, bias=False), nn.Tanh(), nn.Flatten(),
+                         nn.Linear(36, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def linear():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 9, bias=False), nn.Tanh(), nn.Linear(9, 3, bias=False))
+
+
+def rows_of(model, x, y):
+    """(D, rows a, rows g, positions) in f64, as tests/reference/published.py has them, for each layer of a model."""
+    made, x = [], x.double()
+    for module in model.double():
+        before, x = x.detach().numpy(), module(x)
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            x.retain_grad()
+            made.append((module, before, x))
+    (x - y.double()).square().sum(1).mean().backward()
+    for module, a, output in made:
+        g, positions, d = output.grad.numpy(), 1, module.weight.grad.numpy()
+        if isinstance(module, nn.Conv2d):
+            a = published.patches(a, module.kernel_size[0], module.stride[0], module.padding[0])
+            positions = len(a) // len(g)
+            g, d = g.transpose(0, 2, 3, 1).reshape(-1, g.shape[1]), d.reshape(len(d), -1)
+        if module.bias is not None:
+            a, d = np.pad(a, ((0, 0), (0, 1)), constant_values=1), np.column_stack([d, module.bias.grad.numpy()])
+        yield d, a, g, positions
+
+
+def matrices(model):
+    """The gradients of the layers, as rows_of() has them."""
+    for module in model:
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            d = module.weight.grad.numpy().reshape(len(module.weight), -1)
+            yield d if module.bias is None else np.column_stack([d, module.bias.grad.numpy()])
+
+
 def kaisa(**arguments):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of the convolution
-        return migrate.kaisa(model(), rows=8, **arguments)
+    return migrate.kaisa(model(), rows=8, **arguments)
 
 
 def mkor(**arguments):
@@ -62,6 +106,14 @@ class MigrateTest(torch_case.ServerCase):
         self.refuses("kaisa: factor_dtype: expected float32, or none, got torch.float16", kaisa, factor_dtype=torch.float16)
         self.refuses(r"kaisa: grad_scaler: expected none.*step\(loss, scaler", kaisa, grad_scaler=object())
         self.refuses("compute_method: expected one of EIGEN, INVERSE, got 'svd'", kaisa, compute_method="svd")
+        for given in (1, 1.0, "COMM_OPT", DistributedStrategy.COMM_OPT):
+            self.assertEqual(kaisa(grad_worker_fraction=given)["exchange"], "PULL_FACTORS")
+        for given in (0, "MEM_OPT", DistributedStrategy.MEM_OPT):
+            self.assertNotIn("exchange", kaisa(grad_worker_fraction=given))
+        for given in (0.5, DistributedStrategy.HYBRID_OPT):
+            self.refuses("kaisa: grad_worker_fraction: expected COMM_OPT or 1, or MEM_OPT or 0, got", kaisa, grad_worker_fraction=given)
+        self.refuses("kaisa: assignment_strategy: expected COMPUTE, got 'memory'", kaisa, assignment_strategy="memory")
+        self.refuses("kaisa: colocate_factors: expected True, got False", kaisa, colocate_factors=False)
 
     def test_what_the_libraries_do_not_know_is_left_out(self):
         class Own(nn.Linear):
@@ -70,16 +122,16 @@ class MigrateTest(torch_case.ServerCase):
         own = nn.Sequential(nn.Linear(4, 4), nn.Conv1d(1, 2, 3), nn.LayerNorm(4), Own(4, 2))
         self.assertEqual(migrate.kaisa(own, rows=2)["skip"], ["1", "2"])
         self.assertEqual(migrate.mkor(own, sgd_layers=[own[0]])["skip"], ["0", "1", "2", "3"])
-        with self.assertWarnsRegex(UserWarning, "square of its positions"):
-            migrate.kaisa(model(), rows=2)
 
     def test_mkor(self):
         own = model()
         arguments = migrate.mkor(own, inv_freq=5, warmup_steps=20, sgd_layers=[own[3]], half_precision=False)
         self.assertEqual(arguments["method"].options, {
             "rule": "REFERENCE", "representation": "DENSE", "storage": "F32", "gamma": 0.95, "clip": 100.0})
-        self.assertEqual([arguments[name] for name in ("statistics", "inv_freq", "warmup_steps", "skip")],
-                         ["MEAN", 5, 20, ["3"]])
+        self.assertEqual([arguments[name] for name in ("statistics", "statistics_dtype", "inv_freq", "warmup_steps", "skip")],
+                         ["MEAN", "f32", 5, 20, ["3"]])
+        self.assertEqual(mkor()["statistics_dtype"], "f16")
+        self.refuses("mkor: clipping_value: expected a number, got <function.*give the number", mkor, clipping_value=lambda step: 100)
         self.refuses("mkor: optimizer: expected none, got 'sgd'. The optimizer stays yours", mkor, optimizer="sgd")
         self.refuses("mkor: lr: expected one of .*The optimizer stays yours", mkor, lr=0.1)
         self.refuses("mkor: sgd_layers: expected modules of the model", mkor, sgd_layers=[nn.Linear(2, 2)])
@@ -90,7 +142,7 @@ class MigrateTest(torch_case.ServerCase):
         self.assertEqual((options["block_size"], options["target_merged_dim_size"], options["memory_save_mode"]), (256, 4096, "NONE"))
         self.assertNotIn("max_update_probability", options)
         arguments = migrate.distributed_kron(b1=0.8, preconditioner_update_probability=0.5, memory_save_mode="one_diag",
-                                             partition_grads_into_blocks=False, mu_dtype="bfloat16", scanned_layers={"a": True})
+                                             partition_grads_into_blocks=False, mu_dtype="float32", scanned_layers={"a": True})
         options = arguments["method"].options
         self.assertEqual((arguments["b1"], options["momentum"], options["memory_save_mode"], options["block_size"],
                           options["max_update_probability"], options["min_update_probability"]), (0.8, 0.8, "ONE_DIAG", 0, 0.5, 0.5))
@@ -98,8 +150,62 @@ class MigrateTest(torch_case.ServerCase):
         kron = migrate.distributed_kron
         self.refuses("distributed_kron: learning_rate: expected none, got 0.1. Give it to precondor.optax.kron", kron, learning_rate=0.1)
         self.refuses("weight_decay: expected 0, got 0.1. Give it", kron, weight_decay=0.1)
-        self.refuses("preconditioner_update_probability: expected a number, got <function", kron,
+        self.refuses("preconditioner_update_probability: expected a number, got <function.*min_update_probability, update_flat_steps", kron,
                     preconditioner_update_probability=lambda step: 1.0)
+        self.refuses("b1: expected a number, got <function.*give the number", kron, b1=lambda step: 1.0)
+        self.refuses("mu_dtype: expected float32, or none, got 'bfloat16'", kron, mu_dtype="bfloat16")
+        self.refuses("precond_dtype: expected float32, or none, got torch.float16", kron, precond_dtype=torch.float16)
+        for name in ("params_partition_specs", "preconditioner_partition_spec"):
+            self.refuses(f"{name}: expected none, got .*Leave it out", kron, **{name: {"a": 1}})
+
+    def greatest_difference(self, name, make, arguments, expected_answers, steps, *shape):
+        """Trains, and compares each step's answers with those that are expected at the weights of the step."""
+        own, greatest = make(), 0.0
+        optimizer = torch.optim.SGD(own.parameters(), lr=RATE)
+        pre = self.preconditioner(own, name, optimizer=optimizer, **arguments)
+        random = torch.Generator().manual_seed(2)  # make() begins torch's own anew
+        for _ in range(steps):
+            x, y = (torch.randn(*sides, generator=random) for sides in ((8, *shape), (8, own[-1].out_features)))
+            twin = make()
+            twin.load_state_dict(own.state_dict())
+            optimizer.zero_grad()
+            loss = (own(x) - y).square().sum(1).mean()
+            loss.backward()
+            pre.step(loss)
+            for got, want in zip(matrices(own), expected_answers(list(rows_of(twin, x, y))), strict=True):
+                greatest = max(greatest, np.linalg.norm(got - want) / np.linalg.norm(want))
+            optimizer.step()
+        return greatest
+
+    def test_kaisa_answers_as_kfac_pytorch_also_on_convolutions(self):
+        for arguments in ({"damping": 0.001}, {"damping": 0.03, "kl_clip": None}):
+            layers = [published.KfacLayer(*sides, 0.95, arguments["damping"]) for sides in ((3, 19), (4, 27), (5, 37), (2, 6))]
+
+            def answers(rows, layers=layers, clips=arguments.get("kl_clip", 0.001) is not None):
+                for layer, (_, a, g, positions) in zip(layers, rows):
+                    layer.update(a, g, positions)
+                pairs = [(d, layer.answer(d)) for layer, (d, *_) in zip(layers, rows)]
+                scale = published.kl_scale(pairs, RATE, 0.001) if clips else 1.0
+                return [u * scale for _, u in pairs]
+
+            migrated = migrate.kaisa(convolutional(), rows=8, **arguments)
+            difference = self.greatest_difference(f"kfac-{arguments['damping']}", convolutional, migrated, answers, 200, 2, 8, 8)
+            print(f"{arguments}: greatest relative difference of 200 steps {difference:.1e}")
+            self.assertLess(difference, 5e-5)
+
+    def test_mkor_answers_as_the_authors_package_in_full_precision(self):
+        for half, bound in ((False, 2e-5), (True, 5e-3)):
+            layers = [published.MkorLayer(9, 6), published.MkorLayer(3, 9)]
+
+            def answers(rows, layers=layers):
+                for layer, (_, a, g, _) in zip(layers, rows):
+                    layer.update(a.mean(0), 8 * g.mean(0))  # a row's own gradient is 8 times what the mean loss shows
+                return [layer.answer(d) for layer, (d, *_) in zip(layers, rows)]
+
+            migrated = migrate.mkor(linear(), half_precision=half, inv_freq=1)
+            difference = self.greatest_difference(f"mkor-{half}", linear, migrated, answers, 40, 6)
+            print(f"half_precision={half}: greatest relative difference of 40 steps {difference:.1e}")
+            self.assertLess(difference, bound)
 
     def train(self, name, arguments):
         own = model()
@@ -117,6 +223,7 @@ class MigrateTest(torch_case.ServerCase):
     def test_servers_take_the_results(self):
         self.train("kaisa", kaisa(inv_update_steps=2))
         self.train("kaisa-inverse", kaisa(compute_method="inverse", skip_layers=["Conv"]))
+        self.train("kaisa-comm", kaisa(grad_worker_fraction=1))
         self.train("mkor", mkor())
         self.train("kron", {"method": migrate.distributed_kron()["method"]})
 

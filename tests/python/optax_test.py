@@ -231,11 +231,10 @@ class OptaxTest(unittest.TestCase):
             "w1_scan": spec("pipeline", None, "fsdp"), "w2": spec("fsdp", None, None), "b1": spec(None)}.items()}
         shapes = {"w1_scan": (2, 32, 64), "w2": (64, 20, 2), "b1": (64,)}
         arguments = dict(
-            b1=0.9, max_size_triangular=8192, min_ndim_triangular=2, memory_save_mode=None, mu_dtype="bfloat16", precond_dtype=None,
+            b1=0.9, max_size_triangular=8192, min_ndim_triangular=2, memory_save_mode=None, mu_dtype=jnp.float32, precond_dtype=None,
             precond_update_precision="tensorfloat32", precond_grads_precision=None, lax_map_scanned_layers=False, lax_map_batch_size=8,
             scanned_layers={"w1_scan": True, "w2": False, "b1": False}, merge_small_dims=True, target_merged_dim_size=4096,
-            partition_grads_into_blocks=True, block_size=16, params_partition_specs={name: one.spec for name, one in shardings.items()},
-            preconditioner_partition_spec=spec("fsdp", None))
+            partition_grads_into_blocks=True, block_size=16)
         rate = optax.linear_schedule(0.1, 0.0, 10)
         optimizer = precondor.optax.kron(rate, address=self.server.address, mesh=mesh, weight_decay=0.01,
                                          weight_decay_mask={"w1_scan": True, "w2": True, "b1": False}, **arguments)

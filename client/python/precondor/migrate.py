@@ -7,15 +7,14 @@ Each function takes the arguments of the library's constructor by their names an
     pre = Preconditioner(model, address, session="run-7", **migrate.kaisa(model, rows=64, damping=0.003, inv_update_steps=10))
 
 An argument with another meaning here, or that the servers do not support, raises InvalidArgumentError, which has the
-reason and what to do; so does a name that the library does not have. Arguments that only choose where and how the
-library computes are accepted and ignored. An absent argument has the library's default and not Precondor's, except for
+reason and what to do; so does a name that the library does not have. Arguments that only choose how fast the library
+computes are accepted and ignored. An absent argument has the library's default and not Precondor's, except for
 learning rates. Modules that the library does not know are left to the optimizer.
 """
 
 from __future__ import annotations
 
 import re
-import warnings
 from typing import TYPE_CHECKING, AbstractSet, Any, Dict, List, Mapping, NoReturn, Sequence
 
 from ._errors import InvalidArgumentError
@@ -28,14 +27,19 @@ __all__ = ["distributed_kron", "kaisa", "mkor"]
 
 _OWN_OPTIMIZER = "The optimizer stays yours: make it, and call pre.step(loss) before optimizer.step()"
 _CHAIN = "Give it to precondor.optax.kron, or chain it behind: optax.add_decayed_weights(...), optax.scale_by_learning_rate(...)"
+_NO_FUNCTIONS = "Servers call no function: "
+_SCHEDULE = _NO_FUNCTIONS + "after migrate, set the method's option to a schedule's text, such as exponential(0.01, 0.99, 0.001)"
+_PROBABILITY = _NO_FUNCTIONS + ("for another precond_update_prob_schedule, set max_update_probability, min_update_probability, "
+                                "update_flat_steps and update_decay in the options of the method that migrate.distributed_kron returns, and "
+                                "give it to scale_by_precondor")
+_SPECS = "Leave it out: the servers hold the factors, and mesh says which devices have the gradients"
 _SCALER = "Give it to each step: pre.step(loss, scaler=scaler)"
 
 
 def kaisa(model: "nn.Module", *, rows: int, **arguments: Any) -> Dict[str, Any]:
     """Converts arguments of kfac-pytorch's KFACPreconditioner for precondor.torch.Preconditioner.
 
-    Warns of convolutions: kfac-pytorch divides their factors by the square of their positions, so their damping has to
-    be tuned again.
+    The rows of convolutions are divided by their number of positions (mean_positions), as kfac-pytorch does.
 
     Args:
         model: The model.
@@ -48,16 +52,13 @@ def kaisa(model: "nn.Module", *, rows: int, **arguments: Any) -> Dict[str, Any]:
     Raises:
         InvalidArgumentError: An argument cannot be converted.
     """
-    if any(type(module).__name__ == "Conv2d" for module in model.modules()):
-        warnings.warn("migrate.kaisa: kfac-pytorch divides the factors of a convolution by the square of its positions, Precondor does "
-                      "not: the same damping weighs less on them", stacklevel=2)
     have = _LibraryCall("kaisa", arguments, {
         "factor_update_steps": 1, "inv_update_steps": 1, "damping": 0.001, "factor_decay": 0.95, "kl_clip": 0.001,
         "compute_method": "EIGEN", "compute_eigenvalue_outer_product": True, "skip_layers": None, "grad_scaler": None,
-        "factor_dtype": None, "inv_dtype": None}, does_nothing={
+        "factor_dtype": None, "inv_dtype": None, "grad_worker_fraction": "MEM_OPT", "assignment_strategy": "COMPUTE",
+        "colocate_factors": True}, does_nothing={
         "lr",  # the optimizer's rate is read
-        "accumulation_steps", "allreduce_bucket_cap_mb", "assignment_strategy", "colocate_factors", "grad_worker_fraction",
-        "symmetry_aware", "update_factors_in_hook", "loglevel"})
+        "accumulation_steps", "allreduce_bucket_cap_mb", "symmetry_aware", "update_factors_in_hook", "loglevel"})
     every = have.count("factor_update_steps")
     inverse = have.count("inv_update_steps")
     if inverse % every != 0:
@@ -66,17 +67,22 @@ def kaisa(model: "nn.Module", *, rows: int, **arguments: Any) -> Dict[str, Any]:
     form = have.name("compute_method", ("EIGEN", "INVERSE"))
     options: Dict[str, Any] = {
         "form": form, "prediv": form == "EIGEN" and bool(have["compute_eigenvalue_outer_product"]),
-        "damping": have.number("damping"), "factor_decay": have.number("factor_decay"),
+        "damping": have.number("damping", _SCHEDULE), "factor_decay": have.number("factor_decay", _SCHEDULE),
         "inv_update_steps": inverse // every, "row_scale": float(rows), "stagger": False}
     if have["kl_clip"] is None:
         options["scaling"] = "NONE"
     else:
-        options.update(scaling="KL_CLIP", scaling_clip=have.number("kl_clip"))
+        options.update(scaling="KL_CLIP", scaling_clip=have.number("kl_clip", _SCHEDULE))
     have.expect_none("grad_scaler", _SCALER)
     have.expect_f32("factor_dtype", "Factors are kept in f32")
     have.expect_f32("inv_dtype", "Decompositions are kept in f32")
-    return {"method": Method("kfac", options), "statistics": "COVARIANCE", "statistics_dtype": "f32", "inv_freq": every,
-            "warmup_steps": 0, "skip": _skipped_by_search(have, "skip_layers", model) + _not_known(model, subclasses=True)}
+    if have.name("assignment_strategy", ("COMPUTE", "MEMORY")) != "COMPUTE":
+        have.refuse("assignment_strategy", "COMPUTE", "The coordinator places layers by what they cost to compute")
+    if not have["colocate_factors"]:
+        have.refuse("colocate_factors", "True", "Both factors of a layer are on one shard")
+    return {"method": Method("kfac", options), "statistics": "COVARIANCE", "statistics_dtype": "f32", "mean_positions": True,
+            "inv_freq": every, "warmup_steps": 0, **_exchange_of(have),
+            "skip": _skipped_by_search(have, "skip_layers", model) + _not_known(model, subclasses=True)}
 
 
 def mkor(model: "nn.Module", **arguments: Any) -> Dict[str, Any]:
@@ -96,26 +102,32 @@ def mkor(model: "nn.Module", **arguments: Any) -> Dict[str, Any]:
     return {"method": Method("mkor", {
         "rule": "REFERENCE", "representation": "DENSE", "storage": "F16" if have["half_precision"] else "F32",
         "gamma": 0.95, "clip": have.number("clipping_value")}),
-        "statistics": "MEAN", "inv_freq": have.count("inv_freq"), "warmup_steps": have.count("warmup_steps", least=0),
+        "statistics": "MEAN", "statistics_dtype": "f16" if have["half_precision"] else "f32",
+        "inv_freq": have.count("inv_freq"), "warmup_steps": have.count("warmup_steps", least=0),
         "skip": _names_of(have, "sgd_layers", model) + _not_known(model, subclasses=False)}
 
 
 def distributed_kron(**arguments: Any) -> Dict[str, Any]:
     """Converts arguments of distributed_kron's kron and scale_by_kron for precondor.optax.scale_by_precondor.
 
-    precondor.optax.kron takes those of kron and calls this. Momentum and factors are kept in f32, whatever mu_dtype and
-    precond_dtype say. kron has diagonal factors for vectors and scalars; here they have Adam, with b1. Raises
-    InvalidArgumentError if an argument cannot be converted.
+    precondor.optax.kron takes those of kron and calls this. Momentum and factors are kept in f32. kron has diagonal
+    factors for vectors and scalars; here they have Adam, with b1. Raises InvalidArgumentError if an argument cannot be
+    converted.
     """
     have = _LibraryCall("distributed_kron", arguments, {
         "b1": 0.9, "preconditioner_update_probability": None, "max_size_triangular": 8192, "min_ndim_triangular": 2,
         "memory_save_mode": None, "preconditioner_lr": 0.1, "preconditioner_init_scale": 1.0, "scanned_layers": None, "merge_small_dims": True, "target_merged_dim_size": 4096,
         "partition_grads_into_blocks": True, "block_size": 256, "learning_rate": None, "weight_decay": 0.0,
-        "weight_decay_mask": None}, does_nothing={
-        "precond_update_precision", "precond_grads_precision", "mu_dtype", "precond_dtype",  # always f32
-        "lax_map_scanned_layers", "lax_map_batch_size", "params_partition_specs", "preconditioner_partition_spec"})
+        "weight_decay_mask": None, "mu_dtype": None, "precond_dtype": None, "params_partition_specs": None,
+        "preconditioner_partition_spec": None}, does_nothing={
+        "precond_update_precision", "precond_grads_precision",  # always f32
+        "lax_map_scanned_layers", "lax_map_batch_size"})
     have.expect_none("learning_rate", _CHAIN)
     have.expect_none("weight_decay_mask", _CHAIN)
+    have.expect_none("params_partition_specs", _SPECS)
+    have.expect_none("preconditioner_partition_spec", _SPECS)
+    have.expect_f32("mu_dtype", "Momentum is kept in f32, in the servers' memory")
+    have.expect_f32("precond_dtype", "Factors are kept in f32, in the servers' memory")
     if have["weight_decay"] != 0.0:
         have.refuse("weight_decay", "0", _CHAIN)
     mode = have["memory_save_mode"]
@@ -127,7 +139,7 @@ def distributed_kron(**arguments: Any) -> Dict[str, Any]:
         "merge_small_dims": bool(have["merge_small_dims"]), "target_merged_dim_size": have["target_merged_dim_size"],
         "block_size": have["block_size"] if have["partition_grads_into_blocks"] else 0}
     if have["preconditioner_update_probability"] is not None:  # otherwise both have the default schedule
-        probability = have.number("preconditioner_update_probability")
+        probability = have.number("preconditioner_update_probability", _PROBABILITY)
         options.update(max_update_probability=probability, min_update_probability=probability)
     return {"method": Method("kron", options), "b1": have.number("b1"), "scanned_layers": have["scanned_layers"]}
 
@@ -151,11 +163,11 @@ class _LibraryCall:
         raise InvalidArgumentError(f"{self._library}: {name}: expected {expected}, got {self[name]!r}", "INVALID_ARGUMENT",
                                    "UNSPECIFIED", do)
 
-    def number(self, name: str) -> float:
+    def number(self, name: str, instead: str = _NO_FUNCTIONS + "give the number that it begins with") -> float:
+        """Returns a number; `instead` says what to do in place of a function."""
         value = self[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            self.refuse(name, "a number", "Servers call no function: after migrate, set the method's option to a schedule's text, such "
-                                          "as exponential(0.01, 0.99, 0.001)" if callable(value) else "")
+            self.refuse(name, "a number", instead if callable(value) else "")
         return float(value)
 
     def count(self, name: str, least: int = 1) -> int:
@@ -179,6 +191,15 @@ class _LibraryCall:
     def expect_f32(self, name: str, why: str) -> None:
         if self[name] is not None and "float32" not in str(self[name]):
             self.refuse(name, "float32, or none", why)
+
+
+def _exchange_of(have: _LibraryCall) -> Dict[str, str]:
+    """Returns the exchange for a grad_worker_fraction, which may be a number or a name, unless it is Preconditioner's own."""
+    given = have["grad_worker_fraction"]
+    name = getattr(given, "name", {0: "MEM_OPT", 1: "COMM_OPT"}.get(given, given))
+    if name not in ("COMM_OPT", "MEM_OPT"):
+        have.refuse("grad_worker_fraction", "COMM_OPT or 1, or MEM_OPT or 0", "Every rank has the decompositions, or none has")
+    return {"exchange": "PULL_FACTORS"} if name == "COMM_OPT" else {}
 
 
 def _skipped_by_search(have: _LibraryCall, argument: str, model: "nn.Module") -> List[str]:

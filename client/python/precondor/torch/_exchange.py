@@ -55,7 +55,7 @@ class Answer:
 class Pair:
     """Statistics of both sides of one layer at one step."""
 
-    def __init__(self, worker: Worker, step: int, slot: Slot, kind: str) -> None:
+    def __init__(self, worker: Worker, step: int, slot: Slot, kind: str, mean_positions: bool) -> None:
         rank = None if slot.split is None else slot.split.first
 
         def side(name: str, ones: bool) -> Union[Covariance, Vectors]:
@@ -68,11 +68,12 @@ class Pair:
 
         self._a = side("input", slot.layer.has_bias)
         self._g = side("output", False)
-        self._samples = 0
+        self._samples, self._mean_positions = 0, mean_positions
 
     def add(self, a: torch.Tensor, g: torch.Tensor, samples: int) -> None:
-        self._a.add(a)
-        self._g.add(g)
+        scale = samples / len(a) if self._mean_positions else 1.0  # a convolution has a row for each position of a sample
+        self._a.add(a, scale)
+        self._g.add(g, scale)
         self._samples += samples
 
     def finish(self, loss_scale: float) -> Tuple[np.ndarray, np.ndarray, int]:

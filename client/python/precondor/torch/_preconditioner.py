@@ -84,7 +84,7 @@ class Preconditioner:
         replace: bool = False,
         overlap: bool = False,
         seed: int = 0,
-        statistics: str = "",
+        statistics: str = "", mean_positions: bool = False,
         sketches: int = 0,
         inv_freq: int = 10,
         warmup_steps: int = 10,
@@ -131,7 +131,7 @@ class Preconditioner:
             replace: End an existing session of this name, and begin again.
             overlap: Send gradients during the backward pass: one backward pass a step outside no_sync(), no change of
                 gradients before step(), and DIRECT. DDP averages the other parameters by its only communication hook.
-            statistics: "": the method's default.
+            statistics: "": the method's default. mean_positions: rows of convolutions count 1/positions, as in kfac-pytorch.
             plane_device: CUDA device of this rank for data_plane "COLLECTIVE" by NCCL; None: the model's, or 0.
 
         Raises:
@@ -183,7 +183,7 @@ class Preconditioner:
         self._exchange: Optional[Exchange] = None
         self._reporter: Optional[Reporter] = None
         self._security = security
-        self._step = 0
+        self._step, self._mean_positions = 0, mean_positions
         self._pairs: Dict[int, Pair] = {}
         self._wanted: FrozenSet[int] = frozenset()  # layers of which this step takes statistics
         self._holding = 0  # number of active no_sync() contexts
@@ -613,7 +613,7 @@ class Preconditioner:
             for slot, (a, g) in zip(slots, rows):
                 pair = self._pairs.get(slot.place)
                 if pair is None:
-                    pair = self._pairs[slot.place] = Pair(self._worker, step, slot, self._kinds[slot.place])
+                    pair = self._pairs[slot.place] = Pair(self._worker, step, slot, self._kinds[slot.place], self._mean_positions)
                 pair.add(a, g, samples)
 
     def _on_gradient(self, slots: Sequence[Slot], parameter: int) -> None:

@@ -31,11 +31,12 @@ class Vectors:
         self._sum: Optional[torch.Tensor] = None
         self.rows = 0
 
-    def add(self, rows: torch.Tensor) -> None:
-        """Adds rows [n, d] of any floating type."""
+    def add(self, rows: torch.Tensor, scale: float = 1.0) -> None:
+        """Adds rows [n, d] of any floating type, each with its 1 times `scale`."""
         rows = rows.to(torch.float32)
         in_host = self._sums is not None and rows.device.type == "cpu"
         total = torch.from_numpy(self._sums(self.rows, rows.numpy())) if in_host else self._total(rows)
+        total = total * scale
         self._sum = total if self._sum is None else self._sum + total
         self.rows += rows.shape[0]
 
@@ -66,11 +67,11 @@ class Covariance:
         self._moment: Optional[torch.Tensor] = None
         self.rows = 0
 
-    def add(self, rows: torch.Tensor) -> None:
-        """Adds rows [n, d] of any floating type."""
-        rows = rows.to(torch.float32, copy=True)  # the next micro-batch may reuse this memory
+    def add(self, rows: torch.Tensor, scale: float = 1.0) -> None:
+        """Adds rows [n, d] of any floating type, each with its 1 times `scale`."""
+        rows = rows.to(torch.float32) * scale  # a copy: the next micro-batch may reuse this memory
         if self._ones:
-            rows = torch.nn.functional.pad(rows, (0, 1), value=1.0)
+            rows = torch.nn.functional.pad(rows, (0, 1), value=scale)
         self.rows += rows.shape[0]
         self._parts.append(rows)
         if 2 * self.rows < rows.shape[1] + 1:
