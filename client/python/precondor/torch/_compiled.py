@@ -16,6 +16,7 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 from torch import nn
 
+from .._errors import FailedPreconditionError
 from ._hooks import Hook, is_tracing
 
 SUPPORTED = hasattr(torch.library, "custom_op")
@@ -25,6 +26,13 @@ Tell = Callable[[torch.Tensor, torch.Tensor], None]
 
 _keys = itertools.count()
 _hooks: "weakref.WeakValueDictionary[int, TappedHook]" = weakref.WeakValueDictionary()
+
+
+def lost_call(layer: str, step: int) -> FailedPreconditionError:
+    """The error of a layer with a gradient whose call compiled code has lost."""
+    return FailedPreconditionError(
+        f"layer {layer}: it has a gradient, but step {step}, which takes statistics, saw no call of it", "FAILED_PRECONDITION", "UNSPECIFIED",
+        "nn.MultiheadAttention is seen outside compiled code alone; what else calls its weight and not its module, skip= leaves out")
 
 
 class Switch:

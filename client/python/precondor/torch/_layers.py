@@ -246,7 +246,7 @@ class Chosen:
         convolutions: Names of layers that are convolutions.
         ends: Names of linear layers that are not hidden: with an output for each row of an embedding, or first or last
             of a model without embeddings.
-        words: Weights that only embeddings have and whose rows are words. Tables of positions and of types are not.
+        tables: Weights of embeddings, if no other module has one of them.
         frozen: Matrices that are no layers because they are frozen, by name.
     """
 
@@ -256,7 +256,7 @@ class Chosen:
     by_gradient: Dict[str, Method] = dataclasses.field(default_factory=dict)
     convolutions: List[str] = dataclasses.field(default_factory=list)
     ends: List[str] = dataclasses.field(default_factory=list)
-    words: Set[nn.Parameter] = dataclasses.field(default_factory=set)
+    tables: Set[nn.Parameter] = dataclasses.field(default_factory=set)
     frozen: Dict[str, nn.Parameter] = dataclasses.field(default_factory=dict)
 
 
@@ -553,7 +553,7 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
 
 
 def _add_not_hidden(model: nn.Module, chosen: Chosen) -> None:
-    """Sets `convolutions`, `ends` and `words`."""
+    """Sets `convolutions`, `ends` and `tables`."""
     embeddings = [module for module in model.modules() if isinstance(module, EMBEDDINGS)]
     rows = {module.weight.shape[0] for module in embeddings}
     weights = [id(parameter) for parameter in model.parameters() if parameter.dim() > 1]
@@ -568,12 +568,10 @@ def _add_not_hidden(model: nn.Module, chosen: Chosen) -> None:
         # A table of positions often has as many rows as hidden layers have outputs.
         elif matrix.d_out in rows and (matrix.d_out not in widths or is_outer and matrix.d_out != columns) if rows else is_outer:
             chosen.ends.extend(names)
-    spoken = {matrix.d_out for matrix in linear if matrix.name in chosen.ends}
     alone = only_of_embeddings(model)
-    chosen.words = {table for table in alone if table.shape[0] in spoken}
-    shared = any(module._parameters.get("weight") not in {None, *alone} for module in embeddings)
-    if not chosen.words and not shared:  # no layer says which table has the words
-        chosen.words = {table for table in alone if 4 * table.shape[0] >= max(rows)}
+    # A layer trains a table that it shares: the tables that are added to it, such as that of positions, keep its rate.
+    if all(module._parameters.get("weight") in {None, *alone} for module in embeddings):
+        chosen.tables = alone
 
 
 def exceptions(layers: Sequence[Layer], methods: Mapping[str, Union[Method, str]], statistics: str,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
@@ -90,7 +90,7 @@ class StepWatch:
     def __init__(self, parameters: Sequence[nn.Parameter], frozen: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters  # of the layers
         self._frozen = frozen  # when layers were chosen, by name
-        self._given: Set[str] = set()  # kinds
+        self._given: Set[Union[str, int]] = set()  # kinds, and indexes of layers
         self._steps = 0  # of the preconditioner
         self._lacks_gradients = self._lacks_steps = False  # warned of
         self.ended = False
@@ -111,8 +111,11 @@ class StepWatch:
             self.once("thawed", f"Preconditioner: weights that were frozen when it was made are trained, but are no layers: "
                                 f"{', '.join(thawed[:3])}. Make it and its optimizer anew after requires_grad has been set")
 
-    def once(self, kind: str, text: str) -> None:
-        """Gives the first warning of a kind."""
+    def has_given(self, kind: Union[str, int]) -> bool:
+        return kind in self._given
+
+    def once(self, kind: Union[str, int], text: str) -> None:
+        """Gives the first warning of a kind, or of a layer, by its index."""
         if kind not in self._given:
             self._given.add(kind)
             warnings.warn(text)
@@ -135,22 +138,22 @@ def _warn_of_order(what: str) -> None:
     warnings.warn(f"{what}. The order of a step is loss.backward(), Preconditioner.step(loss), optimizer.step()")
 
 
-def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: float, words: Set[nn.Parameter],
-              word_scale: float) -> List[Dict[str, Any]]:
+def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: float, tables: Set[nn.Parameter],
+              table_scale: float) -> List[Dict[str, Any]]:
     """Returns groups of the trainable parameters. Matrices have weight decay; biases and other vectors have none.
 
     Args:
         model: The model.
         whole_updates: Parameters of layers whose answers are whole updates.
         weight_decay: For matrices.
-        words: Weights of embeddings whose rows are words.
-        word_scale: lr_scale of those of `words` that are not in `whole_updates`.
+        tables: Weights of embeddings with a rate of their own.
+        table_scale: lr_scale of those of `tables` that are not in `whole_updates`.
     """
     groups: Dict[Tuple[bool, bool, float], Dict[str, Any]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
             plain, decays = parameter in whole_updates, parameter.dim() > 1
-            scale = word_scale if parameter in words and not plain else 1.0
+            scale = table_scale if parameter in tables and not plain else 1.0
             group = groups.setdefault((plain, decays, scale), {"params": [], "weight_decay": decays * weight_decay, "plain": plain,
                                                                "lr_scale": scale})
             group["params"].append(parameter)

@@ -8,7 +8,6 @@ import contextlib
 import math
 import os
 import time
-import warnings
 import weakref
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
 
@@ -26,7 +25,7 @@ from ._amp import skip_text, trained_by, unscale
 from ._arguments import check_options, check_types, count_of, number_of, rate_of
 from ._buckets import average_rest, rest_of
 from ._checkpoint import add_factors, check_state, has_factors, lacks_factors, make_state, restore_factors, restore_snapshot
-from ._compiled import SUPPORTED, Switch, guard_hooks, is_compiled, original
+from ._compiled import SUPPORTED, Switch, guard_hooks, is_compiled, lost_call, original
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, scale_of, shards_of, slots_of, store
 from ._reporter import Reporter
 from ._result import StepResult
@@ -154,7 +153,7 @@ class Preconditioner:
         choice = _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias, parameter_methods or {})
         self._recipe, chosen = _recipe.choose(self._model, choice, method, embeddings, experts, exchange, fallback, self._optimizer)
         method = self._recipe.method
-        self._left, self._words = chosen.left, chosen.words
+        self._left, self._tables = chosen.left, chosen.tables
         self._slots = slots_of([matrix for _, matrix in chosen.matrices])
         if not self._slots:
             raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._left}",
@@ -195,7 +194,6 @@ class Preconditioner:
         self._warnings = _optimizer.StepWatch(self._parameters(), chosen.frozen)
         self._functional = False  # whether this step had calls under torch.func, or with other weights
         self._unwatched = 0  # number of active unwatched() contexts
-        self._warned: Set[int] = set()  # indexes of layers
         self._last: Dict[str, float] = {}
         self._updates_lost = 0
         self._closed = False
@@ -327,7 +325,7 @@ class Preconditioner:
         have their own groups. Matrices have weight decay; biases and other vectors have none."""
         check_number("weight_decay", weight_decay, 0.0, math.inf)
         self._recipe.needs_optimizer = False
-        return _optimizer.groups_of(self._model, self._whole_updates(), weight_decay, self._words, self._recipe.word_scale)
+        return _optimizer.groups_of(self._model, self._whole_updates(), weight_decay, self._tables, self._recipe.embedding_scale)
 
     def make_optimizer(self, lr: float, *, weight_decay: float = 0.01, **options: Any) -> _optimizer.BaseOptimizer:
         """Returns a BaseOptimizer of param_groups(), whose rate step() then uses. Options: betas, eps."""
@@ -659,15 +657,11 @@ class Preconditioner:
 
     def _miss(self, slot: Slot) -> None:
         """Warns of a layer with a gradient but no call. If compiled code may have lost the call, stores an error."""
-        if slot.place in self._warned or self._functional or not slot.matrix.has_gradient() or \
+        if self._warnings.has_given(slot.place) or self._functional or not slot.matrix.has_gradient() or \
                 not bool(_sharded.local(slot.matrix.weight.grad).any()):
             return
         if self._tapped or is_compiled(self._outer):
-            self._missed = self._missed or FailedPreconditionError(
-                f"layer {slot.layer.name}: it has a gradient, but step {self._step}, which takes statistics, saw no call of it",
-                "FAILED_PRECONDITION", "UNSPECIFIED",
-                "nn.MultiheadAttention is seen outside compiled code alone; what else calls its weight and not its module, skip= "
-                "leaves out")
+            self._missed = self._missed or lost_call(slot.layer.name, self._step)
             return
         self._warn(slot, "it has a gradient, but no forward pass of its module in this step had a backward pass. There are no "
                          "statistics of it, and its gradient stays as it is. If its weight is used by something else than its "
@@ -675,9 +669,7 @@ class Preconditioner:
 
     def _warn(self, slot: Slot, what: str) -> None:
         """Warns once for each layer, because the first reason usually explains the others."""
-        if slot.place not in self._warned:
-            self._warned.add(slot.place)
-            warnings.warn(f"layer {slot.layer.name}: {what}")
+        self._warnings.once(slot.place, f"layer {slot.layer.name}: {what}")
 
     def _parameters(self) -> List[nn.Parameter]:
         """Returns the parameters of the layers."""
@@ -690,14 +682,8 @@ class Preconditioner:
 
     def _snapshot_id(self) -> int:
         """Number of the servers' snapshot for the next step; 0 means none."""
-        directive = None if self._worker is None else self._reporter.directive_for(self._step)
-        return directive.snapshot_id if directive is not None and 0 < directive.snapshot_at == self._step else 0
+        return 0 if self._worker is None else self._reporter.snapshot_for(self._step)
 
     def _flush(self) -> None:
-        if self._worker is None:
-            return
-        self._reporter.wait()
-        try:
-            self._worker.flush()
-        except InvalidArgumentError as error:  # it counted as an abstention, and the job continues
-            warnings.warn(f"the server refused statistics: {error.message}")
+        if self._worker is not None:
+            self._reporter.flush()

@@ -18,8 +18,8 @@ from ._optimizer import BaseOptimizer
 
 # For vectors, which the optimizer trains. torch's default for the second beta suits longer runs.
 _BETAS = (0.95, 0.95)
-# For embeddings of words, which the optimizer trains: multiple of the learning rate of all other parameters.
-_WORD_SCALE = 4.0
+# For embeddings of a model that ties none, which the optimizer trains: multiple of the learning rate of all other parameters.
+_EMBEDDING_SCALE = 4.0
 # For linear layers at a model's ends, and for weights that a layer shares with an embedding. Longer sides, usually a
 # vocabulary, get no factor, because its decomposition costs d^3.
 _SOAP = Method("soap", {"max_factor_dim": 2048})
@@ -66,9 +66,9 @@ class Recipe:
         return methods
 
     @property
-    def word_scale(self) -> float:
-        """lr_scale of the embeddings of words that the optimizer trains."""
-        return _WORD_SCALE if self.is_default else 1.0
+    def embedding_scale(self) -> float:
+        """lr_scale of the embeddings that the optimizer trains, in a model that ties none."""
+        return _EMBEDDING_SCALE if self.is_default else 1.0
 
     def optimizer_options(self, options: Mapping[str, Any]) -> Dict[str, Any]:
         """Returns the options of BaseOptimizer except groups and learning rate."""

@@ -7,10 +7,11 @@ import concurrent.futures
 import os
 import queue
 import threading
+import warnings
 from typing import Any, Optional, Tuple
 
 from .._client import StepDirective, Worker
-from .._errors import fork_error
+from .._errors import InvalidArgumentError, fork_error
 
 
 class Reporter:
@@ -54,6 +55,19 @@ class Reporter:
         if self._known is None or self._known.lease_through_step < step:
             self.wait()
         return self._known
+
+    def snapshot_for(self, step: int) -> int:
+        """Returns the number of the servers' snapshot for `step`; 0 means none."""
+        directive = self.directive_for(step)
+        return directive.snapshot_id if directive is not None and 0 < directive.snapshot_at == step else 0
+
+    def flush(self) -> None:
+        """Waits until the servers have acknowledged everything."""
+        self.wait()
+        try:
+            self._worker.flush()
+        except InvalidArgumentError as error:  # it counted as an abstention, and the job continues
+            warnings.warn(f"the server refused statistics: {error.message}")
 
     def close(self) -> None:
         """Ends the thread. Call it after the worker's close()."""
