@@ -70,8 +70,10 @@ absl::Status GradientLog::CheckRoom() const {
 
 bool GradientLog::GiveUp(Session& session, const absl::Status& why) {
   session.writes = false;
+  ++session.dropped;
   if (session.lacks_since.has_value()) return false;
   session.lacks_since = clock_.Now();
+  if (options_.snapshot_bytes == 0) return false;  // as configured
   observer_.OnGradientsMissing(session.name, true);
   logger_.Log(Severity::kError,
               "gradients are not in the journal: a restart brings the session back with an older state until its next "
@@ -91,20 +93,15 @@ bool GradientLog::Append(const std::string& name, const GradientRecord& record, 
     MutexLock lock(mu_);
     Session& session = sessions_[record.at.session_id];
     session.name = name;
-    if (options_.snapshot_bytes == 0) {
-      if (!session.lacks_since.has_value()) session.lacks_since = clock_.Now();
-      return false;
-    }
+    if (options_.snapshot_bytes == 0) return GiveUp(session, absl::OkStatus());
     absl::Status room = CheckRoom();
     if (log_sequence == 0) room.Update(absl::UnavailableError("the shard's log cannot be written"));
     if (!room.ok()) return GiveUp(session, room);
     if (!session.writes) {
       // After a gap writes again once the disk has caught up. A snapshot from here on ends the gap.
-      if (session.lacks_since.has_value() && backlog_ > 0) return false;
       due = session.lacks_since.has_value();
+      if (due && backlog_ > 0) return GiveUp(session, absl::OkStatus());
       session.writes = true;
-      session.writes_from = log_->next_sequence();
-      session.bytes = 0;
       session.due_at = Bound(session);
     }
     session.bytes += bytes;
@@ -120,13 +117,11 @@ bool GradientLog::Append(const std::string& name, const GradientRecord& record, 
   const absl::StatusOr<uint64_t> sequence = log->AppendPieces(static_cast<uint8_t>(encoded.type), pieces);
   observer_.OnLogAppend(sequence.ok() ? static_cast<int64_t>(bytes) : 0, sequence.ok());
   MutexLock lock(mu_);
-  if (!sequence.ok()) {
-    Abandon(log, sequence.status());
-    return false;
-  }
+  if (!sequence.ok()) Abandon(log, sequence.status());
   const auto found = sessions_.find(record.at.session_id);
   if (found == sessions_.end()) return false;
   Session& session = found->second;
+  if (!sequence.ok()) return GiveUp(session, sequence.status());
   if (session.needed_from == 0) session.needed_from = *sequence;
   session.last_sequence = std::max(session.last_sequence, *sequence + 1);
   return due;
@@ -138,7 +133,7 @@ void GradientLog::Abandon(const std::shared_ptr<store::RecordLog>& log, const ab
   log_ = nullptr;
   backlog_ = 0;
   for (auto& [id, session] : sessions_) {
-    if (session.writes) GiveUp(session, broken_);
+    if (session.writes) GiveUp(session, broken_);  // it may lack the last ones
   }
   changed_.notify_all();
 }
@@ -149,12 +144,14 @@ std::optional<absl::Time> GradientLog::LacksSince(uint64_t session_id) const {
   return found == sessions_.end() ? std::nullopt : found->second.lacks_since;
 }
 
-uint64_t GradientLog::next_sequence() const {
+GradientLog::Mark GradientLog::MarkOf(uint64_t session_id) const {
   MutexLock lock(mu_);
-  return log_ == nullptr ? 0 : log_->next_sequence();
+  const auto found = sessions_.find(session_id);
+  return {.sequence = log_ == nullptr ? 0 : log_->next_sequence(),
+          .dropped = found == sessions_.end() ? 0 : found->second.dropped};
 }
 
-void GradientLog::OnSnapshot(uint64_t session_id, uint64_t sequence, uint64_t state_bytes) {
+void GradientLog::OnSnapshot(uint64_t session_id, const Mark& mark, uint64_t state_bytes) {
   MutexLock lock(mu_);
   const auto found = sessions_.find(session_id);
   if (found == sessions_.end()) return;
@@ -162,13 +159,15 @@ void GradientLog::OnSnapshot(uint64_t session_id, uint64_t sequence, uint64_t st
   session.state_bytes = state_bytes;
   session.bytes = 0;
   session.due_at = Bound(session);
-  if (session.lacks_since.has_value() && session.writes && sequence >= session.writes_from) {
+  if (session.lacks_since.has_value() && session.dropped == mark.dropped) {
     session.lacks_since.reset();
-    observer_.OnGradientsMissing(session.name, false);
-    logger_.Log(Severity::kInfo, "gradients are in the journal again: the session's snapshot holds what was missing",
-                {{"session", session.name}});
+    if (options_.snapshot_bytes > 0) {
+      observer_.OnGradientsMissing(session.name, false);
+      logger_.Log(Severity::kInfo, "the session's snapshot holds the gradients that the journal lacks",
+                  {{"session", session.name}});
+    }
   }
-  session.needed_from = std::max(session.needed_from, std::exchange(session.last_snapshot, sequence));
+  session.needed_from = std::max(session.needed_from, std::exchange(session.last_snapshot, mark.sequence));
   DropUnneeded();
 }
 
@@ -176,7 +175,7 @@ void GradientLog::Forget(uint64_t session_id) {
   MutexLock lock(mu_);
   const auto found = sessions_.find(session_id);
   if (found == sessions_.end()) return;
-  if (found->second.lacks_since.has_value()) observer_.OnGradientsMissing(found->second.name, false);
+  if (found->second.lacks_since.has_value() && options_.snapshot_bytes > 0) observer_.OnGradientsMissing(found->second.name, false);
   sessions_.erase(found);
   DropUnneeded();
 }

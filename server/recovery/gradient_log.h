@@ -57,13 +57,17 @@ class GradientLog {
   // written, and the gradient is dropped. Returns true if a snapshot of the session is due.
   bool Append(const std::string& session, const GradientRecord& record, uint64_t log_sequence);
   // Returns since when gradients of the session are missing, on the monotonic clock, or nullopt if none are. With
-  // `snapshot_bytes` 0 that is since the session's first gradient.
+  // `snapshot_bytes` 0 that is since the first gradient after the last snapshot.
   std::optional<absl::Time> LacksSince(uint64_t session_id) const;
-  // Returns the sequence of the next record, from which on a snapshot that begins now needs the log.
-  uint64_t next_sequence() const;
-  // Call it when a snapshot of the session, whose first image was taken at `sequence`, is durable with `state_bytes`.
-  // A later snapshot is due for the records after it. The session needs the log from the snapshot before this one on.
-  void OnSnapshot(uint64_t session_id, uint64_t sequence, uint64_t state_bytes);
+  // What a snapshot of the session that begins now does not need.
+  struct Mark {
+    uint64_t sequence = 0;  // records below this
+    uint64_t dropped = 0;   // the first so many gradients of the session that were dropped
+  };
+  Mark MarkOf(uint64_t session_id) const;
+  // Call it when a snapshot of the session, whose first image was taken at `mark`, is durable with `state_bytes`. Ends
+  // the session's gap if no gradient was dropped since. The session needs the log from the snapshot before this one on.
+  void OnSnapshot(uint64_t session_id, const Mark& mark, uint64_t state_bytes);
   void Forget(uint64_t session_id);
   // Does one round of background work: syncs, begins a new segment, reopens the log after a failure. Returns the pause
   // until the next round. Calls must not overlap.
@@ -79,13 +83,13 @@ class GradientLog {
     uint64_t needed_from = 0;     // sequence of the first record that the session needs
     uint64_t last_snapshot = 0;   // see OnSnapshot
     std::optional<absl::Time> lacks_since;
-    bool writes = false;       // false before the first gradient, and in a gap
-    uint64_t writes_from = 0;  // a snapshot that begins at this sequence or later ends the gap
+    bool writes = false;   // false before the first gradient, and in a gap until the disk has caught up
+    uint64_t dropped = 0;  // number of gradients
   };
 
   // Returns why the log cannot take a record now; OK if it can.
   absl::Status CheckRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Writes no more gradients of the session. Returns false.
+  // Drops a gradient of the session, and the next ones. Returns false.
   bool GiveUp(Session& session, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Stops using a log that has failed: it may lack records of any session. Work reopens it.
   void Abandon(const std::shared_ptr<store::RecordLog>& log, const absl::Status& why)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/recovery/record_codec.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
 #include <utility>
@@ -211,7 +213,12 @@ EncodedRecord EncodeGradient(const GradientRecord& record, uint64_t log_sequence
   PutStep(out.own, record.at);
   PutU64(out.own, record.factor_version);
   PutU64(out.own, log_sequence);
-  PutContributions(out, {&record.average, 1});
+  const bool covariances = !record.covariances.empty();
+  PutU64(out.own, record.covariances.size());
+  for (const StagedContribution& contribution : record.covariances) {
+    for (const int64_t rows : contribution.rows) PutU64(out.own, static_cast<uint64_t>(rows));
+  }
+  PutContributions(out, covariances ? absl::MakeConstSpan(record.covariances) : absl::MakeConstSpan(&record.average, 1));
   return out;
 }
 
@@ -220,12 +227,22 @@ absl::StatusOr<LoggedGradient> DecodeGradient(uint8_t type, absl::string_view pa
     return absl::FailedPreconditionError(absl::StrCat("record type in the log of gradients: expected 10, got ", type));
   }
   Decoder in(payload);
-  LoggedGradient gradient{.record = {.at = TakeStep(in), .average = {}}};
+  LoggedGradient gradient{.record = {.at = TakeStep(in)}};
   gradient.record.factor_version = in.U64();
   gradient.log_sequence = in.U64();
-  std::vector<StagedContribution> averages = TakeContributions(in);
-  if (!in.done() || averages.size() != 1) return Damaged("record of a gradient");
-  gradient.record.average = std::move(averages[0]);
+  const uint64_t covariances = in.U64();
+  std::vector<std::array<int64_t, 2>> rows;
+  for (uint64_t i = 0; i < covariances && in.ok(); ++i) {
+    rows.push_back({static_cast<int64_t>(in.U64()), static_cast<int64_t>(in.U64())});
+  }
+  std::vector<StagedContribution> contributions = TakeContributions(in);
+  if (!in.done() || contributions.size() != std::max<uint64_t>(covariances, 1)) return Damaged("record of a gradient");
+  if (covariances == 0) {
+    gradient.record.average = std::move(contributions[0]);
+    return gradient;
+  }
+  for (uint64_t i = 0; i < covariances; ++i) contributions[i].rows = rows[i];
+  gradient.record.covariances = std::move(contributions);
   return gradient;
 }
 

@@ -194,7 +194,7 @@ bool ShardSnapshots::IsDisplacedByOrder(const Gathering& gathering, const LayerI
 }
 
 void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64_t sequence,
-                          uint64_t gradient_sequence) {
+                          const GradientLog::Mark& gradients) {
   MutexLock lock(mu_);
   const uint64_t session_id = image.at.session_id;
   auto [it, begins] = gathering_.try_emplace(session_id);
@@ -209,7 +209,7 @@ void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64
     gathering.rollback_epoch = image.at.rollback_epoch;
     gathering.snapshot.step = image.at.step;
     gathering.snapshot.sequence = sequence;
-    gathering.snapshot.gradient_sequence = gradient_sequence;
+    gathering.snapshot.gradients = gradients;
     gathering.snapshot.install = install;
     const auto ordered = ordered_.find(session_id);
     const bool awaited =
@@ -231,6 +231,14 @@ void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64
   }
   ++writing_[session_id];
   PostLocked([this, whole = std::move(whole)] { Write(*whole); });
+}
+
+void ShardSnapshots::GiveUpIncomplete() {
+  MutexLock lock(mu_);
+  for (const auto& [session_id, gathering] : gathering_) {
+    GiveUp(gathering.snapshot, absl::AbortedError("the server drains"));
+  }
+  gathering_.clear();
 }
 
 void ShardSnapshots::Forget(uint64_t session_id) {

@@ -22,6 +22,7 @@
 #include "kernels/base/mutex.h"
 #include "server/core/shard/shard_journal.h"
 #include "server/core/shard/store_observer.h"
+#include "server/recovery/gradient_log.h"
 #include "server/store/snapshot_store.h"
 
 namespace precondor::recovery {
@@ -31,7 +32,7 @@ struct SnapshotImages {
   InstallRecord install;
   uint64_t step = 0;
   uint64_t sequence = 0;  // log records from this sequence on may be newer than some image
-  uint64_t gradient_sequence = 0;  // the same for the log of gradients; not written
+  GradientLog::Mark gradients = {};  // the same for the log of gradients; not written
   uint64_t number = 0;    // the coordinator's number of the session's snapshot that this is a part of; 0 means none
   std::map<uint32_t, LayerImage> images;  // by layer
 };
@@ -81,8 +82,11 @@ class ShardSnapshots {
   absl::Status Load(uint64_t session_id, const Restore& restore);
 
   // Adds one layer's image to the session's current snapshot, and queues the snapshot when it is complete. `install`
-  // and the next sequences of both logs are the current ones; a snapshot keeps those of its first image.
-  void Keep(LayerImage image, const InstallRecord& install, uint64_t sequence, uint64_t gradient_sequence = 0);
+  // and the places in both logs are the current ones; a snapshot keeps those of its first image.
+  void Keep(LayerImage image, const InstallRecord& install, uint64_t sequence,
+            const GradientLog::Mark& gradients = {});
+  // Gives up the snapshots of which not all layers have given their images.
+  void GiveUpIncomplete();
   // Drops the session's incomplete snapshot and its order; snapshots on the disk stay.
   void Forget(uint64_t session_id);
   // Removes all snapshots of a session that has ended.

@@ -195,7 +195,8 @@ absl::Status ShardStore::Check(const SnapshotImages& snapshot) const {
 void ShardStore::Keep(LayerImage image) {
   const std::optional<InstallRecord> install = log_.InstallOf(image.at.session_id);
   if (!install.has_value()) return;
-  snapshots_.Keep(std::move(image), *install, log_.next_sequence(), gradients_.next_sequence());
+  const GradientLog::Mark mark = gradients_.MarkOf(image.at.session_id);
+  snapshots_.Keep(std::move(image), *install, log_.next_sequence(), mark);
 }
 
 void ShardStore::OnDurable(const SnapshotImages& snapshot, uint64_t sequence) {
@@ -210,7 +211,7 @@ void ShardStore::OnDurable(const SnapshotImages& snapshot, uint64_t sequence) {
     floor = std::min(floor, image.eviction_id + (image.held ? 1 : 0));
   }
   log_.OnSnapshot(snapshot.install.install.session_id, sequence, snapshot_steps);
-  gradients_.OnSnapshot(snapshot.install.install.session_id, snapshot.gradient_sequence, state_bytes);
+  gradients_.OnSnapshot(snapshot.install.install.session_id, snapshot.gradients, state_bytes);
   kept_.OnSnapshot(snapshot.install.install.session_id, floor);
   // If this fails, the next snapshot's call removes the directory.
   quarantine_.OnSnapshot(snapshot.install.install.session_id, sequence).IgnoreError();

@@ -40,7 +40,10 @@ class ShardStore final : public ShardJournal {
   void Sync() override { log_.Sync(); }
   absl::Status RememberLeader(uint64_t token) override;
   void Keep(LayerImage image) override;
-  bool FinishSnapshots(absl::Time deadline) override { return snapshots_.WaitIdle(deadline); }
+  bool FinishSnapshots(absl::Time deadline) override {
+    snapshots_.GiveUpIncomplete();
+    return snapshots_.WaitIdle(deadline);
+  }
   bool HoldsAllOf(uint64_t session_id) const override {
     return !log_.stale(session_id) && !gradients_.LacksSince(session_id).has_value();
   }

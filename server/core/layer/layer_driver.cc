@@ -182,7 +182,7 @@ void LayerDriver::Perform(Tasks tasks) {
             [&](const AccumulateGradient&) { worker_.Accumulate(*task.data, std::move(task.contributions.front())); },
             // tasks[i + 1] is the ApplyUpdate of this record.
             [&](const AppendUpdate& effect) {
-              journal_.BeforeUpdate(effect.step, tasks[i + 1].contributions, effect.logged);
+              journal_.BeforeUpdate(effect.step, worker_, tasks[i + 1].contributions, effect.logged);
             },
             [&](const ApplyUpdate& effect) { Update(effect, task); },
             [&](const AppendFailedUpdate& effect) { journal_.AfterFailedUpdate(effect.step); },

@@ -10,7 +10,7 @@ LayerJournal::LayerJournal(SessionContext& session, uint32_t layer, uint64_t rol
     : session_(session),
       journal_(session.shard->options.journal),
       layer_(layer),
-      logs_updates_(StatisticsOf(session.spec, layer) != StatisticsKind::kCovariance),
+      covariances_(StatisticsOf(session.spec, layer) == StatisticsKind::kCovariance),
       rollback_epoch_(rollback_epoch) {}
 
 LayerStep LayerJournal::At(uint64_t step) const {
@@ -80,10 +80,17 @@ StepOutcome& LayerJournal::OutcomeOf(uint64_t step, Mode mode) {
   return outcomes_.front();
 }
 
-void LayerJournal::BeforeUpdate(uint64_t step, std::vector<StagedContribution>& contributions, bool logged) {
+void LayerJournal::BeforeUpdate(uint64_t step, const LayerWorker& worker,
+                                std::vector<StagedContribution>& contributions, bool logged) {
   if (journal_ == nullptr) return;
   OutcomeOf(step, Mode::kSecondOrder).updated = true;
-  if (!logs_updates_) return;
+  if (covariances_) {
+    if (logged || contributions.empty() || !worker.has_factors()) return;
+    GradientRecord record{.at = At(step), .factor_version = worker.view().version, .covariances = std::move(contributions)};
+    if (journal_->AppendGradient(record)) RequestSnapshot();
+    contributions = std::move(record.covariances);
+    return;
+  }
   ++updates_;
   if (logged) return;
   ShardRecord record = UpdateRecord{.at = At(step), .contributions = std::move(contributions)};
@@ -92,7 +99,7 @@ void LayerJournal::BeforeUpdate(uint64_t step, std::vector<StagedContribution>& 
 }
 
 void LayerJournal::AfterFailedUpdate(uint64_t step) {
-  if (journal_ != nullptr && logs_updates_) journal_->Append(FailedUpdateRecord{At(step)});
+  if (journal_ != nullptr && !covariances_) journal_->Append(FailedUpdateRecord{At(step)});
 }
 
 void LayerJournal::BeforeGradient(uint64_t step, LayerWorker& worker, StepData& data) {
@@ -101,13 +108,17 @@ void LayerJournal::BeforeGradient(uint64_t step, LayerWorker& worker, StepData& 
   // The device does not give the gradient back, so that the method cannot use it either.
   if (!average.ok()) return;
   GradientRecord record{.at = At(step), .factor_version = worker.view().version, .average = *std::move(average)};
-  const bool due = journal_->AppendGradient(record);
+  if (journal_->AppendGradient(record)) RequestSnapshot();
   worker.PutBack(std::move(record.average), data);
+}
+
+void LayerJournal::RequestSnapshot() {
+  const uint64_t last = session_.begun_steps.last().step;
+  uint64_t requested = session_.snapshot_at.load(std::memory_order_relaxed);
+  if (requested > last) return;  // that snapshot is yet to be taken
   // Layers may begin the next steps meanwhile. A step beyond their window has not begun in any of them.
-  if (due) {
-    session_.snapshot_at.store(session_.begun_steps.last().step + session_.shard->options.window_steps + 1,
-                               std::memory_order_relaxed);
-  }
+  session_.snapshot_at.compare_exchange_strong(requested, last + session_.shard->options.window_steps + 1,
+                                               std::memory_order_relaxed);
 }
 
 void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const Plan& plan) {

@@ -25,7 +25,8 @@ class LayerJournal {
   // Gives the journal the layer's image as of `step`, after the factors have been restored from a snapshot.
   void BeginAt(uint64_t step, const LayerWorker& worker);
   // Records the contributions that are about to be applied. `logged` means that the journal has the record already.
-  void BeforeUpdate(uint64_t step, std::vector<StagedContribution>& contributions, bool logged);
+  void BeforeUpdate(uint64_t step, const LayerWorker& worker, std::vector<StagedContribution>& contributions,
+                    bool logged);
   void AfterFailedUpdate(uint64_t step);
   // Records the average that is about to update the factors, and requests a snapshot if one is due. Precondition:
   // worker.LearnsFrom(data).
@@ -50,6 +51,8 @@ class LayerJournal {
 
  private:
   void GiveImage(uint64_t snapshot_step, const LayerWorker& worker);
+  // Requests a snapshot as of a step that no layer has begun.
+  void RequestSnapshot();
   LayerStep At(uint64_t step) const;
   StepOutcome& OutcomeOf(uint64_t step, Mode mode);
   // Returns the last step at or before `step` as of which a snapshot is taken; 0 means none.
@@ -58,7 +61,7 @@ class LayerJournal {
   SessionContext& session_;
   ShardJournal* const journal_;
   const uint32_t layer_;
-  const bool logs_updates_;  // false for covariances, which are O(d^2): snapshots alone restore the layer
+  const bool covariances_;  // statistics are as large as the layer, and are journalled like gradients
   uint64_t rollback_epoch_;
   uint64_t updates_ = 0;
   uint64_t eviction_id_ = 0;

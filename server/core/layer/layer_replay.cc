@@ -21,7 +21,7 @@ absl::Status LayerReplay::Load(const LayerImage& image) {
 
 void LayerReplay::Apply(ReplayedStep step) {
   if (!step.contributions.has_value()) return;
-  ++applied_;
+  if (step.numbered) ++applied_;
   // An update that failed before the restart had no effect. An update that fails only now leaves the factors as a
   // failure before the restart would have.
   if (!step.failed) worker_.Update(*std::move(step.contributions));
@@ -74,12 +74,38 @@ absl::Status LayerReplay::Add(UpdateRecord record) {
 
 absl::Status LayerReplay::Add(GradientRecord record) {
   if (record.at.updates != received_ || !worker_.has_factors()) return absl::OkStatus();
+  if (!record.covariances.empty()) {
+    AddCovariances(std::move(record));
+    return absl::OkStatus();
+  }
   if (gradient_.has_value()) {
     if (record.factor_version > gradient_->factor_version) Relearn();
     gradient_.reset();
   }
   if (record.factor_version == worker_.view().version) gradient_ = std::move(record);
   return absl::OkStatus();
+}
+
+void LayerReplay::AddCovariances(GradientRecord record) {
+  if (!covariances_of_.has_value()) {
+    next_version_ = worker_.view().version;
+  } else if (record.factor_version + 1 == next_version_) {
+    if (const auto last = steps_.find(covariances_of_->step); last != steps_.end()) last->second.failed = true;
+    next_version_ = record.factor_version;
+  }
+  if (record.factor_version != next_version_) return;
+  covariances_of_ = record.at;
+  ++next_version_;
+  ReplayedStep* const step = Find(record.at, Mode::kSecondOrder);
+  if (step == nullptr) {
+    Apply({.outcome = {.step = record.at.step, .plan = {}},
+           .contributions = std::move(record.covariances),
+           .numbered = false});
+    return;
+  }
+  step->outcome.updated = true;
+  step->contributions = std::move(record.covariances);
+  step->numbered = false;
 }
 
 void LayerReplay::Relearn() {
@@ -162,6 +188,12 @@ void LayerReplay::GiveUpUnlogged(int32_t staleness_steps) {
 }
 
 LayerReplay::Outcome LayerReplay::Finish(uint64_t rollback_epoch, int32_t staleness_steps) {
+  if (covariances_of_.has_value() && staleness_steps == 0) {
+    // The answer of the step shows whether the last update failed.
+    const auto step = steps_.find(covariances_of_->step);
+    const bool planned = step != steps_.end() && step->second.outcome.plan.has_value() && step->second.contributions;
+    if (planned && step->second.outcome.plan->factor_version < next_version_) step->second.failed = true;
+  }
   if (gradient_.has_value()) {
     const auto step = steps_.find(gradient_->at.step);
     const bool planned = step != steps_.end() && step->second.outcome.plan.has_value() &&

@@ -23,6 +23,7 @@ struct ReplayedStep {
   StepOutcome outcome;
   std::optional<std::vector<StagedContribution>> contributions;  // not applied yet
   bool failed = false;                                           // the update failed, and is not to be applied
+  bool numbered = true;                                          // the update counts in LayerStep::updates
   std::optional<GradientResult> answer = {};                     // made again from the journal's gradient
 };
 
@@ -47,8 +48,9 @@ class LayerReplay {
   // Adds the next record. Returns DataLoss if records before this one are missing or if the factors of the record's
   // eviction cannot be loaded, and the errors of Method::MakeState.
   absl::Status Add(const FactorsRecord& record);
-  // Adds the next gradient. Precondition: all records of the other kinds have been added. Ignores a gradient that the
-  // factors include, that factors before them included, or that does not follow: then the journal lacks gradients.
+  // Adds the next gradient or covariances. Precondition: all records of the other kinds have been added. Ignores a
+  // record that the factors include, that factors before them included, or that does not follow: then the journal lacks
+  // records.
   absl::Status Add(GradientRecord record);
 
   // Ends the replay. `rollback_epoch` is the epoch of the job's last rollback, which may be later than the last record.
@@ -73,6 +75,8 @@ class LayerReplay {
   absl::Status Receive(const LayerStep& at);
   ReplayedStep* Find(const LayerStep& at, Mode mode);
   void Apply(ReplayedStep step);
+  // Adds covariances: they are applied like the vectors of an UpdateRecord.
+  void AddCovariances(GradientRecord record);
   // Updates the factors with the last gradient, unless the method had refused it, and makes the answer again.
   void Relearn();
   // Marks steps as updated whose updates have no record (see LayerJournal) but were made, as a later answer shows. They
@@ -91,6 +95,8 @@ class LayerReplay {
   std::map<uint64_t, ReplayedStep> steps_;
   // The last gradient. Whether the method took it in is known from what follows.
   std::optional<GradientRecord> gradient_;
+  std::optional<LayerStep> covariances_of_;  // the last covariances
+  uint64_t next_version_ = 0;                // of the factors before the next covariances
 };
 
 }  // namespace precondor

@@ -61,13 +61,16 @@ struct PlanRecord {
   Mode mode = Mode::kSecondOrder;
   Plan plan;
 };
-// A method that learns from gradients is about to update the factors with a step's average.
+// The factors are about to be updated with something as large as the layer: a step's average gradient, if the method
+// learns from gradients, or the covariances of a step's statistics.
 struct GradientRecord {
   LayerStep at;  // `updates` is not counted up
   // Version of the factors before the update. If the next record of the layer has the same version, the update failed
   // and left the factors unchanged.
   uint64_t factor_version = 0;
-  StagedContribution average;  // in the session's gradient type, one scale
+  StagedContribution average = {};  // in the session's gradient type, one scale
+  // In rank order, as in UpdateRecord. If it is not empty, the record is of covariances, and `average` is unused.
+  std::vector<StagedContribution> covariances = {};
 };
 // The layer has lost its factors, or has factors again; see ShardControl::HoldFactors.
 struct FactorsRecord {
@@ -121,7 +124,7 @@ class ShardJournal {
   virtual void Append(const ShardRecord& record) = 0;
   // Writes the gradient of a session like Append, or drops it: a journal that would hold the job up gives up the
   // session's gradients until the next snapshot, and reports that. Returns true if a snapshot of the session is due,
-  // which bounds what a restart has to replay. The caller may move the average back out of the record.
+  // which bounds what a restart has to replay. The caller may move the contributions back out of the record.
   virtual bool AppendGradient(const GradientRecord& record) { return false; }
   // Returns since when the journal lacks gradients of the session, on the monotonic clock, or nullopt if it lacks none.
   virtual std::optional<absl::Time> LacksGradientsSince(uint64_t session_id) const { return std::nullopt; }
@@ -131,8 +134,8 @@ class ShardJournal {
   // Takes a layer's image for a snapshot of its session. Every layer gives one as of the snapshot's step. Does not wait
   // for a disk.
   virtual void Keep(LayerImage image) = 0;
-  // Waits until the snapshots whose images are complete are durable or given up, or until `deadline` on the monotonic
-  // clock. Returns false if the deadline passed.
+  // Gives up the snapshots that lack images. Waits until the others are durable or given up, or until `deadline` on the
+  // monotonic clock. Returns false if the deadline passed.
   virtual bool FinishSnapshots(absl::Time deadline) { return true; }
   // Returns true if a restart brings the session back as it is now.
   virtual bool HoldsAllOf(uint64_t session_id) const { return true; }

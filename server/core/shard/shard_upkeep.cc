@@ -34,6 +34,8 @@ std::vector<std::string> ShardUpkeep::WriteFinalSnapshots(absl::Time deadline) {
   const std::vector<std::shared_ptr<ShardSession>> sessions = sessions_.All();
   std::vector<std::string> lost;
   if (journal == nullptr) return lost;
+  // A snapshot in progress would displace the final one.
+  journal->FinishSnapshots(deadline);
   // The layers' tasks may outlive this call if the deadline passes.
   auto left = std::make_shared<std::atomic<size_t>>(0);
   for (const std::shared_ptr<ShardSession>& session : sessions) {

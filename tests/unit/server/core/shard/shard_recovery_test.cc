@@ -228,7 +228,7 @@ TEST_F(ShardJournalTest, ASnapshotHealsAGap) {
   EXPECT_EQ((*reply->result)->factor_version, 4u);
 }
 
-TEST_F(ShardJournalTest, CovariancesAreNotLoggedAndComeBackFromSnapshots) {
+TEST_F(ShardJournalTest, CovariancesThatTheJournalDroppedAreLost) {
   spec.statistics = StatisticsKind::kCovariance;
   spec.layers.pop_back();
   options.snapshot_interval_steps = 2;
@@ -244,7 +244,7 @@ TEST_F(ShardJournalTest, CovariancesAreNotLoggedAndComeBackFromSnapshots) {
   }
   EXPECT_EQ(journal->snapshots(), 2);
   ReplaceShard();
-  // The cut before step 4 has four updates; those of steps 4 and 5 were in no log.
+  // The cut before step 4 has four updates; those of steps 4 and 5 were dropped.
   ASSERT_TRUE(shard->data_plane()
                   .Resume({.key = Header(ContributionKind::kGradient, 6, 0).key, .factor_version = 6, .next_step = 6})
                   .ok());
@@ -253,6 +253,35 @@ TEST_F(ShardJournalTest, CovariancesAreNotLoggedAndComeBackFromSnapshots) {
   ASSERT_TRUE(reply->result.has_value());
   EXPECT_EQ(reply->decision(), Decision::kPreconditioned);
   EXPECT_EQ((*reply->result)->factor_version, 5u);
+  EXPECT_EQ(shard->in_flight(), 0);
+}
+
+TEST_F(ShardJournalTest, CovariancesComeBackFromTheJournalOfGradients) {
+  spec.statistics = StatisticsKind::kCovariance;
+  spec.layers.pop_back();
+  options.snapshot_interval_steps = 4;
+  options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+    return std::make_unique<FakeMethod>(log, true, /*takes_covariances=*/true);
+  };
+  journal->set_keeps_gradients(true);
+  Start();
+  for (uint64_t step = 0; step < 9; ++step) {
+    EXPECT_TRUE(Statistics(step, 0, 1)->accepted());
+    const std::shared_ptr<Reply> reply = Gradient(step, 0, 1);
+    const std::vector<float> before = reply->values();
+    ReplaceShard();
+    EXPECT_EQ(shard->data_plane()
+                  .Resume({.key = Header(ContributionKind::kGradient, step, 0).key,
+                           .factor_version = step,
+                           .next_step = step})
+                  .value(),
+              0u);
+    EXPECT_TRUE(Statistics(step, 0, 1)->duplicate());
+    const std::shared_ptr<Reply> again = Gradient(step, 0, 1);
+    ASSERT_TRUE(again->result.has_value());
+    EXPECT_EQ((*again->result)->factor_version, step + 1);
+    EXPECT_EQ(again->values(), before);
+  }
   EXPECT_EQ(shard->in_flight(), 0);
 }
 
