@@ -76,8 +76,9 @@ absl::Status ShardStore::Restore(Shard& shard) {
   const auto restore = [&](const SnapshotImages& snapshot) {
     const uint64_t id = snapshot.install.install.session_id;
     held.insert(id);
-    const End& end = ends[id];
+    End& end = ends[id];
     if (end.removed_at != 0 && snapshot.sequence <= end.removed_at) return;
+    end.snapshot_at = snapshot.sequence;
     log_.Know(snapshot.install, end.removed_at + 1);
     replay(snapshot.install);
     if (end.quarantined_at != 0) return;
@@ -148,7 +149,9 @@ absl::Status ShardStore::ReplayGradients(Shard& shard, Ends& ends) {
     const uint64_t id = record.at.session_id;
     seen.insert(id);
     const End& end = ends[id];
-    if (log_sequence > end.removed_at && end.quarantined_at == 0) shard.replay().Add(std::move(record));
+    // A gradient from before the snapshot is in it, or was made for factors that a loss had taken away.
+    const bool counts = log_sequence > end.removed_at && log_sequence >= end.snapshot_at && end.quarantined_at == 0;
+    if (counts) shard.replay().Add(std::move(record));
   }));
   for (const ShardSessionSummary& session : shard.ListSessions()) seen.erase(session.session_id);
   for (const uint64_t gone : seen) gradients_.Forget(gone);

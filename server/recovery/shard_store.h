@@ -88,6 +88,7 @@ class ShardStore final : public ShardJournal {
   // later records follow `removed_at`.
   struct End {
     uint64_t removed_at = 0;      // sequence of its last remove record; 0 means none
+    uint64_t snapshot_at = 0;     // sequence at which the snapshot begins that the restart uses; 0 means none
     uint64_t quarantined_at = 0;  // sequence of the record that moved it to the quarantine; 0 if it is not in it
     uint64_t last_step = 0;       // of that record
   };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/layer/layer_replay.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -112,6 +113,7 @@ void LayerReplay::Relearn() {
   GradientRecord record = *std::exchange(gradient_, std::nullopt);
   LayerWorker::Answer answer = worker_.Relearn(std::move(record.average));
   if (!answer.preconditioned) return;
+  relearned_ = true;
   ReplayedStep* const step = Find(record.at, Mode::kSecondOrder);
   if (step == nullptr) return;
   step->outcome.plan = Plan{
@@ -187,6 +189,16 @@ void LayerReplay::GiveUpUnlogged(int32_t staleness_steps) {
   }
 }
 
+void LayerReplay::CheckPlans() {
+  if (!relearned_) return;
+  const auto last = std::find_if(steps_.rbegin(), steps_.rend(),
+                                 [](const auto& step) { return step.second.outcome.plan.has_value(); });
+  if (last == steps_.rend() || last->second.outcome.plan->factor_version >= worker_.view().version) return;
+  for (auto& [number, step] : steps_) step.answer.reset();
+  // The version tells ranks how many updates they lose. Without memory for fresh factors the layer has none.
+  SetHeld(true).IgnoreError();
+}
+
 LayerReplay::Outcome LayerReplay::Finish(uint64_t rollback_epoch, int32_t staleness_steps) {
   if (covariances_of_.has_value() && staleness_steps == 0) {
     // The answer of the step shows whether the last update failed.
@@ -201,6 +213,7 @@ LayerReplay::Outcome LayerReplay::Finish(uint64_t rollback_epoch, int32_t stalen
     const bool refused = planned && step->second.outcome.plan->decision != Decision::kPreconditioned;
     if (!refused) Relearn();
   }
+  CheckPlans();
   BeginAt(rollback_epoch);
   GiveUpUnlogged(staleness_steps);
   return {.rollback_epoch = rollback_epoch_,

@@ -79,6 +79,9 @@ class LayerReplay {
   void AddCovariances(GradientRecord record);
   // Updates the factors with the last gradient, unless the method had refused it, and makes the answer again.
   void Relearn();
+  // Begins with fresh factors if the gradients are of another history than the plans: a release without a journal of
+  // gradients has gone on from an older state in between.
+  void CheckPlans();
   // Marks steps as updated whose updates have no record (see LayerJournal) but were made, as a later answer shows. They
   // are given up, so that no step waits for statistics that ranks may have dropped.
   void GiveUpUnlogged(int32_t staleness_steps);
@@ -95,6 +98,7 @@ class LayerReplay {
   std::map<uint64_t, ReplayedStep> steps_;
   // The last gradient. Whether the method took it in is known from what follows.
   std::optional<GradientRecord> gradient_;
+  bool relearned_ = false;
   std::optional<LayerStep> covariances_of_;  // the last covariances
   uint64_t next_version_ = 0;                // of the factors before the next covariances
 };

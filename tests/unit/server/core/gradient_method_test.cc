@@ -302,6 +302,21 @@ TEST_P(GradientMethodTest, GradientsBehindAGapAreNotTakenIn) {
   ExpectAnswer(*SendGradient(4), {0, 1, 4});
 }
 
+TEST_P(GradientMethodTest, GradientsOfAnotherHistoryThanThePlansAreNotTakenIn) {
+  journal.set_keeps_gradients(true);
+  Begin();
+  for (uint64_t step = 0; step < 3; ++step) SendGradient(step);
+  // A release without a journal of gradients goes on from fresh factors.
+  for (uint64_t step = 3; step < 5; ++step) {
+    journal.Append(PlanRecord{.at = {.session_id = kSession, .step = step},
+                              .plan = {.decision = Decision::kPreconditioned, .factor_version = step - 2, .reason = ""}});
+  }
+  Crash();
+  EXPECT_EQ(StatsOf(0).factor_version, 0u);
+  EXPECT_EQ(Resume(5, 0, 2, 5).value(), 2u);
+  ExpectAnswer(*SendGradient(5), {5});
+}
+
 // --- a drain ----------------------------------------------------------------------------------------------------------
 
 TEST_P(GradientMethodTest, AFinalSnapshotIsExactWithoutAJournalOfGradients) {
