@@ -359,7 +359,7 @@ class TorchTest(torch_case.ServerCase):
         pre = self.preconditioner(model)
         teacher = copy.deepcopy(model)
         teacher(torch.randn(2, 4)).sum().backward()
-        self.assertEqual(pre.metrics(), {"step": 0, "second_order": 1.0})
+        self.assertEqual(pre.metrics(), {"step": 0, "second_order": 1.0, "updates_lost": 0})
         pre.close()
         self.assertEqual(len(model[0]._forward_hooks), 0)
 
