@@ -9,6 +9,7 @@ import gc
 import os
 import tempfile
 import time
+import unittest
 from unittest import mock
 
 import torch_case  # before torch: it skips where there is none
@@ -194,6 +195,21 @@ class LifetimeTest(torch_case.ServerCase):
                 self.expect_nothing_left(drops)
                 self.assertEqual(left_on(model), clean)
                 losses.clear()
+
+    @unittest.skipUnless(hasattr(torch.optim.Optimizer, "register_step_pre_hook"), "torch before 2.0")
+    def test_an_optimizer_that_is_attached_again_makes_one_step(self):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        steps = []
+        for name in ("first", "second"):
+            pre = self.preconditioner(model, f"{self.name}-{name}")
+            pre.attach(optimizer)
+            for step in range(2):
+                optimizer.zero_grad()
+                model(torch.randn(5, 2, 6)).square().mean().backward()
+                optimizer.step()
+            steps.append(pre)
+        self.assertEqual([pre.step_number for pre in steps], [2, 2])
 
     def test_a_local_server_ends_with_its_last_user(self):
         self.enterContext(local_folder())

@@ -171,7 +171,7 @@ class OptimizerTest(torch_case.ServerCase):
             if step == 1:
                 model.body.weight.grad[0, 0] = float("inf")
             self.assertEqual(pre.step(1.0, scaler=scaler).skipped, step == 1)
-            scaler.step(optimizer)
+            scaler.step(optimizer)  # not the optimizer's step, of which nothing warns
             scaler.update()
         self.assertEqual(pre.step_number, 4)
 
@@ -252,6 +252,32 @@ class OptimizerTest(torch_case.ServerCase):
                     pre.close(end_session=True)
                     self.expect_warning("", steps) if "p" not in order else self.expect(
                         precondor.FailedPreconditionError, "this Preconditioner has been closed", pre.step)
+
+    def test_a_step_in_each_micro_batch_warns_once(self):
+        """With each way by which the optimizer is known; before torch 2.0 others than make_optimizer's tell nothing."""
+        for how in ("made", "given", "attached"):
+            with self.subTest(how=how):
+                model = Net()
+                given = torch.optim.SGD(model.parameters(), 0.1)
+                pre = self.preconditioner(model, f"{self.name}-{how}", optimizer=given if how == "given" else None)
+                optimizer = pre.make_optimizer(0.01) if how == "made" else given
+                if how == "attached" and HAS_STEP_HOOKS:
+                    pre.attach(optimizer)
+
+                def steps(batches):
+                    for step in range(2):
+                        optimizer.zero_grad()
+                        for batch in range(batches):
+                            (loss_of(model, 2 * step + batch) / batches).backward()
+                            pre.step(1.0)
+                        optimizer.step()
+
+                self.expect_warning("", steps, 1)
+                tells = how == "made" or HAS_STEP_HOOKS
+                self.expect_warning("without an optimizer.step.* micro-batches" if tells else "", steps, 2)
+                pre.close(end_session=True)
+                hooks = getattr(optimizer, "_optimizer_step_post_hooks", {}), getattr(optimizer, "_optimizer_step_pre_hooks", {})
+                self.assertEqual([len(one) for one in hooks], [0, 0])
 
     def test_orders_that_warn_of_nothing(self):
         model = Net()

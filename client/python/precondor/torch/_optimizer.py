@@ -4,8 +4,10 @@ steps that train badly."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
+import weakref
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
@@ -87,17 +89,25 @@ class StepWatch:
         ended: The preconditioner is closed, and makes no more steps.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], frozen: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], frozen: Mapping[str, nn.Parameter], held: contextlib.ExitStack) -> None:
+        """`held` ends the watch when it is closed."""
         self._parameters = parameters  # of the layers
         self._frozen = frozen  # when layers were chosen, by name
         self._given: Set[Union[str, int]] = set()  # kinds, and indexes of layers
         self._steps = 0  # of the preconditioner
         self._lacks_gradients = self._lacks_steps = False  # warned of
+        self._sees_updates = False  # whether an optimizer's step was ever seen: compiled ones are not
+        self._awaits_update = False  # whether one has to come before the preconditioner's next step
+        self._held = held
         self.ended = False
+        held.callback(setattr, self, "ended", True)
 
     def before_step(self, lacks_statistics: bool) -> None:
         """Called at the beginning of Preconditioner.step(). lacks_statistics: the step takes some, and had calls that give none."""
         self._steps += 1
+        if self._awaits_update:
+            self.once("update", "Preconditioner: step() follows a step() without an optimizer.step() between, so that it preconditions "
+                                "answers again. With micro-batches call it once, after the last one's backward pass")
         if lacks_statistics:
             self.once("functional", "Preconditioner: calls under torch.func (grad, vmap and the like), and with other weights than the "
                                     "module's own (functional_call), give no statistics. Gradients of layers without other calls stay as "
@@ -110,6 +120,14 @@ class StepWatch:
         if thawed:
             self.once("thawed", f"Preconditioner: weights that were frozen when it was made are trained, but are no layers: "
                                 f"{', '.join(thawed[:3])}. Make it and its optimizer anew after requires_grad has been set")
+
+    def after_step(self, skipped: bool) -> None:
+        """Called at the end of Preconditioner.step(). The optimizer need not step if it was skipped."""
+        self._awaits_update = self._sees_updates and not skipped
+
+    def on_update(self) -> None:
+        """Called in an optimizer's step."""
+        self._sees_updates, self._awaits_update = True, False
 
     def has_given(self, kind: Union[str, int]) -> bool:
         return kind in self._given
@@ -126,12 +144,19 @@ class StepWatch:
 
         def before_update() -> None:
             nonlocal seen
+            self.on_update()
             alone, seen = seen == self._steps and not self.ended, self._steps
             if alone and not self._lacks_steps and any(has_gradient(one) and bool(local(one.grad).any()) for one in self._parameters):
                 self._lacks_steps = True
                 _warn_of_order("optimizer.step(): no Preconditioner.step() since the one before: gradients are not preconditioned")
 
         optimizer._before_update = before_update
+
+    def follow(self, optimizer: Any) -> None:
+        """Follows the steps of an optimizer of another kind, if torch tells of them (2.0 and later)."""
+        optimizer = unwrapped(optimizer)
+        if hasattr(optimizer, "_optimizer_step_post_hooks"):
+            self._held.callback(optimizer.register_step_post_hook(lambda *unused: self.on_update()).remove)
 
 
 def _warn_of_order(what: str) -> None:
@@ -187,8 +212,13 @@ def _only_makes_state(optimizer: torch.optim.Optimizer) -> bool:
         not any(bool(local(one.grad).any()) for one in parameters_of(optimizer) if one.grad is not None)
 
 
+# Handles of optimizers that are attached. An optimizer has one: a notebook's cell that runs again attaches it anew.
+_attached: "weakref.WeakKeyDictionary[torch.optim.Optimizer, Any]" = weakref.WeakKeyDictionary()
+
+
 def attach(optimizer: Any, parameters: Sequence[nn.Parameter], step: Callable[[Any], None]) -> Any:
-    """Makes optimizer.step() call step(loss) first, or after its closure if it has one. Returns a handle with remove().
+    """Makes optimizer.step() call step(loss) first, or after its closure if it has one, in the place of what an earlier call has
+    attached. Returns a handle with remove().
 
     The loss is the result of the closure, or None. The optimizer, or the one inside its wrapper, must train all of
     `parameters`.
@@ -230,4 +260,8 @@ def attach(optimizer: Any, parameters: Sequence[nn.Parameter], step: Callable[[A
 
         return arguments[:1], {**options, "closure": both}
 
-    return optimizer.register_step_pre_hook(before)
+    earlier = _attached.pop(optimizer, None)
+    if earlier is not None:
+        earlier.remove()
+    _attached[optimizer] = handle = optimizer.register_step_pre_hook(before)
+    return handle

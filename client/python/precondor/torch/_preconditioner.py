@@ -191,17 +191,18 @@ class Preconditioner:
         self._tapped = False  # whether compiled code has called a hook
         self._missed: Optional[PrecondorError] = None  # error of this step
         self._made = False  # whether step() was called since the attached optimizer's last step
-        self._warnings = _optimizer.StepWatch(self._parameters(), chosen.frozen)
+        # All that it leaves on the model, in threads and on servers; given back in the reverse order.
+        self._held = contextlib.ExitStack()
+        self._release = weakref.finalize(self, self._held.close)
+        self._release.atexit = False  # _close_all
+        self._warnings = _optimizer.StepWatch(self._parameters(), chosen.frozen, self._held)
+        self._warnings.follow(optimizer)
         self._functional = False  # whether this step had calls under torch.func, or with other weights
         self._unwatched = 0  # number of active unwatched() contexts
         self._last: Dict[str, float] = {}
         self._updates_lost = 0
         self._closed = False
         self._session: Optional[Session] = None
-        # All that it leaves on the model, in threads and on servers; given back in the reverse order.
-        self._held = contextlib.ExitStack()
-        self._release = weakref.finalize(self, self._held.close)
-        self._release.atexit = False  # _close_all
         try:
             self._open(address, replace, chosen, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout, security=security,
                        traceparent=traceparent, result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout,
@@ -315,6 +316,7 @@ class Preconditioner:
                             {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
                             not finite, scale, self._worker.take_lost_updates() if self._worker is not None else {})
         self._updates_lost += sum(result.updates_lost.values())
+        self._warnings.after_step(not finite)
         self._begin(self._step + 1)
         self._made, self._functional = True, False
         self._last = {**result.counts(), "step_seconds": time.monotonic() - began}
@@ -349,6 +351,7 @@ class Preconditioner:
             self._made = False
 
         self._held.callback(_optimizer.attach(optimizer, self._parameters(), before).remove)
+        self._warnings.follow(optimizer)
         self._optimizer = self._optimizer or _optimizer.unwrapped(optimizer)
         self._made = False
 
@@ -490,7 +493,6 @@ class Preconditioner:
         if self._rest is not None:
             held.callback(self._rest.end)
             self._rest.begin(self._parameters())
-        held.callback(setattr, self._warnings, "ended", True)
         watch(held, self._slots, chosen, self._switch, on_forward=self._on_forward, on_tap=self._on_tap, on_call=self._on_call,
               on_gradient=self._on_gradient, overlap=self._overlap)
 
