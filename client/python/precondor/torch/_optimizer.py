@@ -232,8 +232,7 @@ def attach(optimizer: Any, parameters: Sequence[nn.Parameter], step: Callable[[A
     if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
         raise UnimplementedError(f"attach: needs torch 2.0 or later, got {torch.__version__}", "UNIMPLEMENTED", "UNSPECIFIED",
                                  "Call step() before optimizer.step()")
-    scaler = getattr(optimizer, "scaler", None)
-    if scaler is not None and scaler.is_enabled():
+    if getattr(getattr(optimizer, "scaler", None), "is_enabled", lambda: False)():
         raise InvalidArgumentError("attach: the optimizer's wrapper has a GradScaler, whose scale the statistics would have",
                                    "INVALID_ARGUMENT", "UNSPECIFIED", "Call step(loss, scaler=...) before its step")
     optimizer = unwrapped(optimizer)
