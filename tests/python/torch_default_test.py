@@ -98,7 +98,7 @@ class DefaultTest(torch_case.ServerCase):
         model = Recurrent(proj_size=3)
         pre = self.preconditioner(model, method=None)
         methods = self.methods(pre)
-        self.assertEqual({name: method for name, method in methods.items() if method != "muon"}, {"head": "soap"})
+        self.assertEqual({name: method for name, method in methods.items() if method != "muon"}, {"head": "identity"})
         self.assertEqual(sorted(name for name in pre.left if "weight" in name), ["table.weight"])
         sizes = {layer.name: (layer.d_out, layer.d_in) for layer in pre.layers}
         for name, gates, size in (("rnn.weight_ih_l1_reverse", 4, (4, 6)), ("rnn.weight_hh_l0", 4, (4, 3)), ("rnn.weight_hr_l0", 1, (3, 4)),
@@ -112,7 +112,10 @@ class DefaultTest(torch_case.ServerCase):
             model(torch.tensor([[step, 2], [3, 6]])).square().sum().backward()
             for twin, gradient in zip(twins, model.cell.weight_ih.grad.chunk(3)):
                 twin.weight.grad = gradient.clone()
-            self.assertEqual(set(pre.step(1.0).decisions.values()), {"PRECONDITIONED"})
+            gradient, decisions = model.head.weight.grad.clone(), pre.step(1.0).decisions
+            self.assertEqual(decisions.pop("head"), "IDENTITY")
+            self.assertTrue(torch.equal(model.head.weight.grad, gradient))
+            self.assertEqual(set(decisions.values()), {"PRECONDITIONED"})
             other.step(1.0)
             self.assertTrue(torch.equal(model.cell.weight_ih.grad, torch.cat([twin.weight.grad for twin in twins])))
 

@@ -434,7 +434,7 @@ def _stacks_of_experts(model: nn.Module) -> Dict[int, Tuple[str, nn.Module]]:
             and "expert" in f"{name}.{own} {type(module).__name__}".lower()}
 
 
-def _recurrent_matrices(model: nn.Module) -> Dict[int, Tuple[str, nn.Module, int]]:
+def recurrent_matrices(model: nn.Module) -> Dict[int, Tuple[str, nn.Module, int]]:
     """Returns the matrices of recurrent modules, by id, with their module's name, the module, and the number of gates, each of
     which has as many rows."""
     return {id(parameter): (plain_name(name), module, max(1, parameter.shape[0] // module.hidden_size))
@@ -512,7 +512,7 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
     embeddings, experts or matrices of recurrent modules."""
     embeddings = {id(module.weight): (plain_name(name), module) for name, module in model.named_modules()
                   if isinstance(module, EMBEDDINGS)}
-    experts, recurrent = _stacks_of_experts(model), _recurrent_matrices(model)
+    experts, recurrent = _stacks_of_experts(model), recurrent_matrices(model)
     alone = only_of_embeddings(model)
     parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     unused = set(choice.parameter_methods)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .._session import Method, as_method, traits_of
-from ._layers import EMBEDDINGS, Choice, Chosen, choose as choose_layers, plain_name
+from ._layers import EMBEDDINGS, Choice, Chosen, choose as choose_layers, plain_name, recurrent_matrices
 from ._optimizer import BaseOptimizer
 
 # For vectors, which the optimizer trains. torch's default for the second beta suits longer runs.
@@ -25,7 +25,7 @@ _EMBEDDING_SCALE = 4.0
 _SOAP = Method("soap", {"max_factor_dim": 2048})
 # For convolutions, whose eigenbases change faster than a refresh each 10 steps can follow.
 _SOAP_OF_CONVOLUTIONS = Method("soap", {"max_factor_dim": 2048, "refresh_interval": 5})
-# For linear layers at the ends of a model whose other weights AdamW trains: they then train as with AdamW alone.
+# For linear layers at the ends of a model with recurrent layers, or one whose other weights AdamW trains: AdamW trains them too.
 _AVERAGE = Method("identity")
 # In the names of classes of optimizers that normalize each update. Others, such as SGD, apply it as it is, or are unknown.
 _NORMALIZING = re.compile("ada(m|n|grad|delta|factor)|ademamix|came|kron|lamb|lars|lion|muon|novograd|prodigy|r(ms)?prop|shampoo|"
@@ -43,7 +43,7 @@ class Recipe:
         experts: For stacks of experts; None: the optimizer trains them.
         recurrent: For matrices of recurrent modules; None: the optimizer trains them.
         ends: For linear layers at the model's ends; None: method.
-        is_default: method is muon, for hidden linear layers, and the other layers have soap.
+        is_default: method is muon, for hidden linear layers; convolutions have soap.
         needs_optimizer: Neither an optimizer nor its groups have been made, and check_optimizer has not been called.
     """
 
@@ -113,7 +113,8 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     """Returns the methods and the layers: of the user's method if there is one, otherwise of the default.
 
     The default is muon for hidden linear layers, experts and recurrent modules, soap for other layers and for weights that
-    a layer shares with an embedding, and the optimizer for weights that only embeddings have. It is mkor if these methods
+    a layer shares with an embedding, and the optimizer for weights that only embeddings have and, beside recurrent layers, for
+    the ends. It is mkor if these methods
     do not suit: with an optimizer that does not apply whole updates unchanged, in the exchanges REPLAY and PULL_FACTORS, with
     a fallback, after which only the optimizer acts, and for a model most of whose matrices are no layers. Warns of such a
     model.
@@ -128,6 +129,9 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     by_default = method is None and takes_updates and exchange not in ("REPLAY", "PULL_FACTORS") and not fallback
     recipe = _recipe_of("mkor" if method is None and not by_default else method, embeddings, experts)
     chosen = _layers_of(model, choice, recipe)
+    recurrent = recurrent_matrices(model)
+    if recipe.is_default and any(id(matrix.weight) in recurrent for _, matrix in chosen.matrices):
+        recipe.ends = _AVERAGE
     left = _most_left(model, chosen, recipe.is_default)
     if not left:
         return recipe, chosen
