@@ -54,6 +54,7 @@
 #include "server/status_html.h"
 #include "server/status_pages.h"
 #include "server/store/posix_file_system.h"
+#include "server/tcp_listener.h"
 #include "server/trace/operation.h"
 #include "server/trace/tracer.h"
 
@@ -217,7 +218,9 @@ class ServerApp final : public App {
       if (precondition_service_ != nullptr) metrics.OnIncompleteBytes(precondition_service_->incomplete_bytes());
     });
     if (!config_.metrics_listen.empty()) {
-      PRECONDOR_ASSIGN_OR_RETURN(metrics_port_, metrics_.Serve(config_.metrics_listen, MakePages()));
+      PRECONDOR_ASSIGN_OR_RETURN(const TcpSocket socket, ListenTcp(config_.metrics_listen, "metrics_listen"));
+      metrics_port_ = socket.port;
+      PRECONDOR_RETURN_IF_ERROR(metrics_.Serve(socket.fd, MakePages()));
       PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.metrics_port_file, absl::StrCat(metrics_port_)));
     }
     CompareWithContainer();
@@ -386,10 +389,11 @@ class ServerApp final : public App {
   }
 
   std::map<std::string, metrics::Page> MakePages() {
-    const auto layers = [this](absl::string_view query) {
-      return LayersPage(shard_.get(), metrics::QueryParameter(query, "session"));
+    const auto layers = [this](const metrics::Query& query) {
+      const auto session = query.find("session");
+      return LayersPage(shard_.get(), session == query.end() ? "" : session->second);
     };
-    const auto status = [this](absl::string_view) -> absl::StatusOr<std::string> {
+    const auto status = [this](const metrics::Query&) -> absl::StatusOr<std::string> {
       return StatusPage({.version = PRECONDOR_VERSION,
                          .role = ServerRoleName(config_.role),
                          .draining = draining(),
@@ -397,7 +401,7 @@ class ServerApp final : public App {
                          .shard = shard_.get(),
                          .coordinator = coordinator_.get()});
     };
-    const auto page = [](absl::string_view) -> absl::StatusOr<std::string> { return kStatusHtml; };
+    const auto page = [](const metrics::Query&) -> absl::StatusOr<std::string> { return kStatusHtml; };
     return {{"/", {.content_type = "text/html; charset=utf-8", .make = page}},
             {"/layers", {.content_type = "application/json", .make = layers}},
             {"/status", {.content_type = "application/json", .make = status}}};

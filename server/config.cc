@@ -462,7 +462,7 @@ bool IsHostAndPort(absl::string_view address, int low) {
   const size_t colon = address.rfind(':');
   int port = -1;
   return colon != absl::string_view::npos && colon > 0 && absl::SimpleAtoi(address.substr(colon + 1), &port) &&
-         port >= low && port <= 65535;
+         port >= low && port <= 65535 && !absl::StrContains(address, ',');
 }
 
 absl::Status CheckHostAndPort(const ServerConfig& config, const std::string& name, absl::string_view address, int low) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -16,7 +17,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string Dump(const Json& json) { return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n"; }
+// With a negative `indent` on one line.
+std::string Dump(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
 
 // JSON has no NaN and no infinity.
 Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
@@ -113,25 +117,34 @@ std::string StatusPage(const StatusSubject& subject) {
                {"role", std::string(subject.role)},
                {"draining", subject.draining},
                {"shards", std::move(shards)},
-               {"sessions", std::move(objects)}});
+               {"sessions", std::move(objects)}},
+              1) +
+         "\n";
 }
 
 absl::StatusOr<std::string> LayersPage(const Shard* shard, absl::string_view session) {
-  Json sessions = Json::array();
+  // Layer by layer: as one object, the layers of a large model would take ten times the page's memory.
+  std::string page = "{\"sessions\": [";
+  size_t sessions = 0;
   if (shard != nullptr) {
     for (const ShardSessionSummary& summary : shard->ListSessions()) {
       if (!session.empty() && summary.spec.name != session) continue;
       const absl::StatusOr<std::vector<LayerStats>> layers = shard->GetLayerStats(summary.spec.name);
       if (!layers.ok()) continue;  // removed meanwhile
-      Json objects = Json::array();
-      for (const LayerStats& stats : *layers) objects.push_back(LayerObject(stats));
-      sessions.push_back({{"train_job", summary.spec.name}, {"epoch", summary.epoch}, {"layers", std::move(objects)}});
+      absl::StrAppend(&page, sessions++ == 0 ? "" : ",", "\n{\"train_job\": ", Dump(summary.spec.name),
+                      ", \"epoch\": ", summary.epoch, ", \"layers\": [");
+      const char* separator = "\n";
+      for (const LayerStats& stats : *layers) {
+        absl::StrAppend(&page, std::exchange(separator, ",\n"), Dump(LayerObject(stats)));
+      }
+      page += "]}";
     }
   }
-  if (!session.empty() && sessions.empty()) {
+  if (!session.empty() && sessions == 0) {
     return absl::NotFoundError(absl::StrCat("session \"", session.substr(0, 128), "\" is not on this server"));
   }
-  return Dump({{"sessions", std::move(sessions)}});
+  page += "]}\n";
+  return page;
 }
 
 }  // namespace precondor

@@ -21,8 +21,8 @@ constexpr int kTcpBacklog = 1024;  // the system's limit may be lower
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-absl::Status Failed(const std::string& address, absl::string_view why) {
-  return absl::UnavailableError(absl::StrCat("listen: cannot bind ", address, ": ", why));
+absl::Status Failed(absl::string_view option, const std::string& address, absl::string_view why) {
+  return absl::UnavailableError(absl::StrCat(option, ": cannot bind ", address, ": ", why));
 }
 
 bool Set(int fd, int level, int option, int value) { return setsockopt(fd, level, option, &value, sizeof(value)) == 0; }
@@ -53,33 +53,34 @@ int Listen(const addrinfo& info) {
   return -1;
 }
 
-absl::StatusOr<TcpSocket> ListenOn(const std::string& address, const std::string& host, const std::string& port) {
+absl::StatusOr<TcpSocket> ListenOn(absl::string_view option, const std::string& address, const std::string& host,
+                                   const std::string& port) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0) {
-    return Failed(address, gai_strerror(error));
+    return Failed(option, address, gai_strerror(error));
   }
   const AddressList addresses(found, freeaddrinfo);
   for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
     if (const int fd = Listen(*info); fd >= 0) return TcpSocket{.fd = fd, .port = PortOf(fd)};
   }
-  return Failed(address, std::strerror(errno));
+  return Failed(option, address, std::strerror(errno));
 }
 
 }  // namespace
 
-absl::StatusOr<TcpSocket> ListenTcp(const std::string& address) {
+absl::StatusOr<TcpSocket> ListenTcp(const std::string& address, absl::string_view option) {
   const size_t colon = address.rfind(':');
-  if (colon == std::string::npos) return Failed(address, "expected host:port");
+  if (colon == std::string::npos) return Failed(option, address, "expected host:port");
   std::string host = address.substr(0, colon);
   const std::string port = address.substr(colon + 1);
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   if (host == "0.0.0.0") {
-    if (absl::StatusOr<TcpSocket> both = ListenOn(address, "::", port); both.ok()) return both;
+    if (absl::StatusOr<TcpSocket> both = ListenOn(option, address, "::", port); both.ok()) return both;
   }
-  return ListenOn(address, host, port);
+  return ListenOn(option, address, host, port);
 }
 
 }  // namespace precondor

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace precondor {
 
@@ -17,7 +18,7 @@ struct TcpSocket {
 // free one. 0.0.0.0 means all addresses of the machine, including IPv6 if it is available. Connections wait until they
 // are accepted. They send without delay (TCP_NODELAY), and end if sent data are not acknowledged within
 // wire::kKeepaliveTimeout. Returns Unavailable, with the address and the system's reason, if the address cannot be
-// bound, for example because another process has the port.
-absl::StatusOr<TcpSocket> ListenTcp(const std::string& address);
+// bound, for example because another process has the port. `option` is what the error names.
+absl::StatusOr<TcpSocket> ListenTcp(const std::string& address, absl::string_view option = "listen");
 
 }  // namespace precondor

@@ -1,38 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/metrics/http_client.h"
 
-#include <array>
-#include <civetweb.h>
+#include <curl/curl.h>
 #include <memory>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace precondor::metrics {
 
 absl::Status PostJson(const std::string& address, absl::string_view path, const std::string& body,
                       absl::Duration timeout) {
-  const auto failed = [&](absl::string_view why) {
-    return absl::UnavailableError(absl::StrCat("http://", address, path, ": ", why));
-  };
-  const size_t colon = address.rfind(':');
-  int port = 0;
-  if (colon == std::string::npos || !absl::SimpleAtoi(address.substr(colon + 1), &port)) return failed("no port");
-  std::string host = address.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
-  std::array<char, 256> reason = {};
-  const std::unique_ptr<mg_connection, decltype(&mg_close_connection)> connection(
-      mg_connect_client(host.c_str(), port, /*use_ssl=*/0, reason.data(), reason.size()), &mg_close_connection);
-  if (connection == nullptr) return failed(reason.data());
-  const std::string request = absl::StrCat("POST ", path, " HTTP/1.1\r\nHost: ", address,
-                                           "\r\nContent-Type: application/json\r\nContent-Length: ", body.size(),
-                                           "\r\nConnection: close\r\n\r\n", body);
-  if (mg_write(connection.get(), request.data(), request.size()) != static_cast<int>(request.size())) {
-    return failed("the request was not taken");
-  }
-  const int timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(timeout));
-  if (mg_get_response(connection.get(), reason.data(), reason.size(), timeout_ms) < 0) return failed(reason.data());
-  const int status = mg_get_response_info(connection.get())->status_code;
+  const std::string url = absl::StrCat("http://", address, path);
+  const auto failed = [&](absl::string_view why) { return absl::UnavailableError(absl::StrCat(url, ": ", why)); };
+  const std::unique_ptr<CURL, decltype(&curl_easy_cleanup)> request(curl_easy_init(), &curl_easy_cleanup);
+  const std::unique_ptr<curl_slist, decltype(&curl_slist_free_all)> headers(
+      curl_slist_append(nullptr, "Content-Type: application/json"), &curl_slist_free_all);
+  if (request == nullptr || headers == nullptr) return failed("curl does not start");
+  const auto ignore = +[](char*, size_t size, size_t count, void*) { return size * count; };
+  curl_easy_setopt(request.get(), CURLOPT_URL, url.c_str());
+  curl_easy_setopt(request.get(), CURLOPT_PROTOCOLS_STR, "http");
+  curl_easy_setopt(request.get(), CURLOPT_PROXY, "");  // none, also where http_proxy is set
+  curl_easy_setopt(request.get(), CURLOPT_HTTPHEADER, headers.get());
+  curl_easy_setopt(request.get(), CURLOPT_POSTFIELDS, body.data());
+  curl_easy_setopt(request.get(), CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(body.size()));
+  curl_easy_setopt(request.get(), CURLOPT_WRITEFUNCTION, ignore);
+  curl_easy_setopt(request.get(), CURLOPT_TIMEOUT_MS, static_cast<long>(absl::ToInt64Milliseconds(timeout)));
+  curl_easy_setopt(request.get(), CURLOPT_NOSIGNAL, 1L);
+  if (const CURLcode code = curl_easy_perform(request.get()); code != CURLE_OK) return failed(curl_easy_strerror(code));
+  long status = 0;
+  curl_easy_getinfo(request.get(), CURLINFO_RESPONSE_CODE, &status);
   if (status < 200 || status >= 300) return failed(absl::StrCat("answered with ", status));
   return absl::OkStatus();
 }

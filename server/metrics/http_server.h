@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Serves pages over HTTP for Prometheus and browsers. The only user of civetweb.
+// Serves pages over HTTP for Prometheus and browsers. The only user of libmicrohttpd.
 #pragma once
 
 #include <functional>
@@ -8,29 +8,27 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 
 namespace precondor::metrics {
 
+using Query = std::map<std::string, std::string>;  // decoded parameters of a request, by name
+
 struct Page {
   std::string content_type;
-  // Called on a server thread for each request. `query` is the part after the question mark, still encoded. An error is
-  // answered with its message and the HTTP status 404 for NotFound, 500 otherwise.
-  std::function<absl::StatusOr<std::string>(absl::string_view query)> make;
+  // Called on a connection's thread, for one request at a time. An error is answered with its message and the HTTP
+  // status 404 for NotFound, 500 otherwise.
+  std::function<absl::StatusOr<std::string>(const Query& query)> make;
 };
 
-// An HTTP server that answers GET and HEAD and refuses other methods, so that a client cannot change anything.
+// An HTTP server that answers GET and HEAD and refuses other methods, so that a client cannot change anything. Clients
+// cannot take much of the process either: there are limits for connections, in all and of an address, for the bytes of
+// a request, for silence, and for a page's answers that clients have not read. Beyond the last one the answer is 503.
 class HttpServer {
  public:
-  // Starts a server on `address`, host:port; port 0 selects a free one. `pages` are by path. Returns Unavailable if the
-  // address cannot be used.
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address,
-                                                           std::map<std::string, Page> pages);
-  virtual ~HttpServer() = default;  // ends running calls
-  virtual int port() const = 0;
+  // Serves `pages`, by path, on `listening_socket`, which it owns from now on. Returns Unavailable with the system's
+  // reason if no thread can be started.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(int listening_socket, std::map<std::string, Page> pages);
+  virtual ~HttpServer() = default;  // ends connections and running calls
 };
-
-// Returns the decoded value of a parameter of a query, or an empty string if it is missing.
-std::string QueryParameter(absl::string_view query, const std::string& name);
 
 }  // namespace precondor::metrics

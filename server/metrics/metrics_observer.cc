@@ -23,6 +23,7 @@
 #include "absl/time/clock.h"
 
 #include "kernels/base/mutex.h"
+#include "kernels/base/status_macros.h"
 #include "server/metrics/catalog.h"
 
 namespace precondor::metrics {
@@ -236,13 +237,11 @@ class MetricsObserver::Impl {
     return prometheus::TextSerializer().Serialize(registry_->Collect());
   }
 
-  absl::StatusOr<int> Serve(const std::string& address, std::map<std::string, Page> pages) {
+  absl::Status Serve(int listening_socket, std::map<std::string, Page> pages) {
     pages["/metrics"] = {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-                         .make = [this](absl::string_view) -> absl::StatusOr<std::string> { return Render(); }};
-    absl::StatusOr<std::unique_ptr<HttpServer>> server = HttpServer::Start(address, std::move(pages));
-    if (!server.ok()) return server.status();
-    http_ = *std::move(server);
-    return http_->port();
+                         .make = [this](const Query&) -> absl::StatusOr<std::string> { return Render(); }};
+    PRECONDOR_ASSIGN_OR_RETURN(http_, HttpServer::Start(listening_socket, std::move(pages)));
+    return absl::OkStatus();
   }
   void StopServing() { http_.reset(); }
 
@@ -372,8 +371,8 @@ MetricsObserver::MetricsObserver(absl::string_view version, absl::string_view ro
 
 MetricsObserver::~MetricsObserver() = default;
 
-absl::StatusOr<int> MetricsObserver::Serve(const std::string& address, std::map<std::string, Page> pages) {
-  return impl_->Serve(address, std::move(pages));
+absl::Status MetricsObserver::Serve(int listening_socket, std::map<std::string, Page> pages) {
+  return impl_->Serve(listening_socket, std::move(pages));
 }
 void MetricsObserver::StopServing() { impl_->StopServing(); }
 void MetricsObserver::SetProbe(std::function<void(MetricsObserver&)> probe) {

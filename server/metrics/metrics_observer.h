@@ -25,9 +25,9 @@ class MetricsObserver final : public Observer {
   MetricsObserver(absl::string_view version, absl::string_view role);
   ~MetricsObserver() override;
 
-  // Serves /metrics and `pages` (by path) on `address` (host:port; port 0 selects a free one) and returns the port.
-  // Returns Unavailable if the address cannot be used.
-  absl::StatusOr<int> Serve(const std::string& address, std::map<std::string, Page> pages = {});
+  // Serves /metrics and `pages` (by path) on `listening_socket`, which it owns from now on. Errors: those of
+  // HttpServer::Start.
+  absl::Status Serve(int listening_socket, std::map<std::string, Page> pages = {});
   // Stops serving. After it returns, no page function is called.
   void StopServing();
   // Precondition: Serve has not been called. `probe` is called before each scrape, to report values that are read then

@@ -25,6 +25,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // A connected socket; 0 or errno.
 int Dial(int fd, int port) {
@@ -98,6 +99,7 @@ TEST(TcpListenerTest, EveryAddressOfTheMachineIsServed) {
 TEST(TcpListenerTest, TellsWhatAnAddressLacks) {
   EXPECT_THAT(std::string(ListenTcp("nowhere").status().message()), HasSubstr("expected host:port"));
   EXPECT_THAT(std::string(ListenTcp("no.such.host.invalid:1").status().message()), HasSubstr("no.such.host.invalid:1"));
+  EXPECT_THAT(std::string(ListenTcp("nowhere", "metrics_listen").status().message()), StartsWith("metrics_listen: "));
 }
 
 }  // namespace

@@ -277,6 +277,7 @@ TEST_F(ConfigTest, SocketsHaveAPath) {
         << "others are elsewhere";
   }
   EXPECT_THAT(Refusal({"--metrics-listen=unix:7070"}), HasSubstr("expected host:port with a port in 0 ... 65535, got"));
+  EXPECT_THAT(Refusal({"--metrics-listen=a:0,b:0"}), HasSubstr("expected host:port with a port in 0 ... 65535, got"));
   EXPECT_THAT(Refusal({"--listen=unix:/a,unix:/a"}), HasSubstr("each address once, got \"unix:/a\" twice"));
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <arpa/inet.h>
+#include <atomic>
 #include <cmath>
 #include <future>
 #include <limits>
@@ -25,12 +26,14 @@
 #include "kernels/base/sanitizers.h"
 #include "server/metrics/catalog.h"
 #include "server/metrics/metrics_observer.h"
+#include "server/tcp_listener.h"
 
 namespace precondor::metrics {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 struct Scrape {
   std::map<std::string, std::string> types, helps;      // by family
@@ -510,13 +513,16 @@ int Send(int port, const std::string& text) {
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-  EXPECT_EQ(send(fd, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  for (size_t sent = 0; sent < text.size();) {
+    const ssize_t n = send(fd, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
+    if (n <= 0) break;  // refused before all of it was sent
+    sent += static_cast<size_t>(n);
+  }
   return fd;
 }
 
-// What a server on this machine answers, headers and all.
-std::string Ask(int port, const std::string& request) {
-  const int fd = Send(port, request + " HTTP/1.0\r\n\r\n");
+// What is left of an answer, headers and all; closes the connection.
+std::string Receive(int fd) {
   std::string answer;
   char part[4096];
   for (ssize_t n = 0; (n = recv(fd, part, sizeof(part), 0)) > 0;) answer.append(part, static_cast<size_t>(n));
@@ -524,55 +530,58 @@ std::string Ask(int port, const std::string& request) {
   return answer;
 }
 
+// What a server on this machine answers, headers and all.
+std::string Ask(int port, const std::string& request) { return Receive(Send(port, request + " HTTP/1.0\r\n\r\n")); }
+
 std::string BodyOf(const std::string& answer) {
   const size_t body = answer.find("\r\n\r\n");
   return body == std::string::npos ? "no body" : answer.substr(body + 4);
 }
 
+// Serves on a free port and returns it.
+int Serve(MetricsObserver& metrics, std::map<std::string, Page> pages = {}) {
+  const absl::StatusOr<TcpSocket> socket = ListenTcp("127.0.0.1:0");
+  EXPECT_TRUE(socket.ok()) << socket.status();
+  const absl::Status serves = metrics.Serve(socket->fd, std::move(pages));
+  EXPECT_TRUE(serves.ok()) << serves;
+  return socket->port;
+}
+
 TEST(MetricsTest, ServesTheScrapeOverHttp) {
   MetricsObserver metrics("1", "all");
-  const absl::StatusOr<int> port = metrics.Serve("127.0.0.1:0");
-  ASSERT_TRUE(port.ok()) << port.status();
-  ASSERT_GT(*port, 0);
+  const int port = Serve(metrics);
   Drive(metrics);
-  const std::string answer = Ask(*port, "GET /metrics");
+  const std::string answer = Ask(port, "GET /metrics");
   EXPECT_THAT(answer, HasSubstr(" 200 OK"));
   EXPECT_THAT(answer, HasSubstr("Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"));
   const Scrape scrape = Parse(BodyOf(answer));
   EXPECT_EQ(scrape.families, Parse(metrics.Render()).families);
   EXPECT_GT(scrape.samples.at("precondor_resident_memory_bytes"), 1e6);
-
-  MetricsObserver second("1", "all");
-  const absl::Status taken = second.Serve(absl::StrCat("127.0.0.1:", *port)).status();
-  EXPECT_EQ(taken.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(taken.message()), HasSubstr(absl::StrCat("metrics_listen 127.0.0.1:", *port)));
 }
 
 TEST(MetricsTest, OtherPagesAreServedAndNothingCanBeWritten) {
   MetricsObserver metrics("1", "all");
-  const Page echo = {.content_type = "application/json",
-                     .make = [](absl::string_view query) -> absl::StatusOr<std::string> {
-                       const std::string session = QueryParameter(query, "session");
+  const Page echo = {.content_type = "application/json", .make = [](const Query& query) -> absl::StatusOr<std::string> {
+                       const std::string session = query.contains("session") ? query.at("session") : "";
                        if (session == "none") return absl::NotFoundError("no such session");
                        if (session == "broken") return absl::InternalError("broken");
                        return absl::StrCat("\"", session, "\"");
                      }};
-  const absl::StatusOr<int> port = metrics.Serve("127.0.0.1:0", {{"/layers", echo}});
-  ASSERT_TRUE(port.ok()) << port.status();
-  const std::string page = Ask(*port, "GET /layers?session=a%20b%22");
+  const int port = Serve(metrics, {{"/layers", echo}});
+  const std::string page = Ask(port, "GET /layers?session=a%20b%22");
   EXPECT_THAT(page, HasSubstr(" 200 OK"));
   EXPECT_THAT(page, HasSubstr("Content-Type: application/json\r\n"));
   EXPECT_THAT(page, HasSubstr("X-Content-Type-Options: nosniff\r\n"));
   EXPECT_EQ(BodyOf(page), "\"a b\"\"");
-  EXPECT_EQ(BodyOf(Ask(*port, "GET /layers")), "\"\"");
-  EXPECT_EQ(BodyOf(Ask(*port, "HEAD /layers?session=a")), "");
-  EXPECT_THAT(Ask(*port, "GET /layers?session=none"), HasSubstr(" 404 Not Found"));
-  EXPECT_THAT(Ask(*port, "GET /layers?session=broken"), HasSubstr(" 500 Internal Server Error"));
+  EXPECT_EQ(BodyOf(Ask(port, "GET /layers")), "\"\"");
+  EXPECT_EQ(BodyOf(Ask(port, "HEAD /layers?session=a")), "");
+  EXPECT_THAT(Ask(port, "GET /layers?session=none"), HasSubstr(" 404 Not Found"));
+  EXPECT_THAT(Ask(port, "GET /layers?session=broken"), HasSubstr(" 500 Internal Server Error"));
   for (const char* missing : {"/", "/layers/", "/metrics/x", "/../etc/passwd"}) {
-    EXPECT_THAT(Ask(*port, absl::StrCat("GET ", missing)), HasSubstr(" 404 Not Found")) << missing;
+    EXPECT_THAT(Ask(port, absl::StrCat("GET ", missing)), HasSubstr(" 404 Not Found")) << missing;
   }
   for (const char* method : {"POST", "PUT", "DELETE", "OPTIONS"}) {
-    EXPECT_THAT(Ask(*port, absl::StrCat(method, " /metrics")), HasSubstr(" 405 Method Not Allowed")) << method;
+    EXPECT_THAT(Ask(port, absl::StrCat(method, " /metrics")), HasSubstr(" 405 Method Not Allowed")) << method;
   }
   metrics.StopServing();
 }
@@ -581,26 +590,86 @@ TEST(MetricsTest, IsScrapedWhileOthersWait) {
   MetricsObserver metrics("1", "all");
   std::promise<void> release;
   const std::shared_future<void> released = release.get_future().share();
-  const Page waits = {.content_type = "text/plain", .make = [&](absl::string_view) -> absl::StatusOr<std::string> {
+  const Page waits = {.content_type = "text/plain", .make = [&](const Query&) -> absl::StatusOr<std::string> {
                         released.wait();
                         return "done";
                       }};
-  const Page large = {.content_type = "text/plain", .make = [](absl::string_view) -> absl::StatusOr<std::string> {
-                        return std::string(64 << 20, 'x');  // more than sockets buffer
-                      }};
-  const absl::StatusOr<int> port = metrics.Serve("127.0.0.1:0", {{"/waits", waits}, {"/large", large}});
-  ASSERT_TRUE(port.ok()) << port.status();
+  const int port = Serve(metrics, {{"/waits", waits}});
   std::vector<int> waiting;
-  for (int i = 0; i < 7; ++i) waiting.push_back(Send(*port, "GET /waits HTTP/1.0\r\n\r\n"));
-  EXPECT_THAT(Ask(*port, "GET /metrics"), HasSubstr(" 200 OK"));
+  for (int i = 0; i < 20; ++i) waiting.push_back(Send(port, i % 2 == 0 ? "GET /waits HTTP/1.0\r\n\r\n" : "GET"));
+  EXPECT_THAT(Ask(port, "GET /metrics"), HasSubstr(" 200 OK"));
   release.set_value();
   for (const int fd : waiting) close(fd);
+}
 
-  // More than there are threads, but each is given up in the end.
-  std::vector<int> slow;
-  for (int i = 0; i < 9; ++i) slow.push_back(Send(*port, i % 2 == 0 ? "GET /large HTTP/1.0\r\n\r\n" : "GET"));
-  EXPECT_THAT(Ask(*port, "GET /metrics"), HasSubstr(" 200 OK"));
-  for (const int fd : slow) close(fd);
+TEST(MetricsTest, AnswersThatAreNotReadTakeNoMoreThanAPagesShare) {
+  MetricsObserver metrics("1", "all");
+  std::atomic<int> made = 0;
+  const Page large = {.content_type = "text/plain", .make = [&](const Query&) -> absl::StatusOr<std::string> {
+                        ++made;
+                        return std::string(12 << 20, 'x');  // more than sockets buffer
+                      }};
+  const int port = Serve(metrics, {{"/large", large}});
+  std::vector<int> unread;
+  for (int i = 0; i < 20; ++i) {
+    unread.push_back(Send(port, "GET /large HTTP/1.0\r\n\r\n"));
+    char status[12];
+    ASSERT_EQ(recv(unread.back(), status, sizeof(status), MSG_WAITALL), static_cast<ssize_t>(sizeof(status)));
+    EXPECT_EQ(std::string(status, sizeof(status)), i < 2 ? "HTTP/1.1 200" : "HTTP/1.1 503") << i;
+  }
+  EXPECT_EQ(made, 2);
+  EXPECT_THAT(Ask(port, "GET /large"), HasSubstr("clients have not read 25165824 bytes of this page"));
+  EXPECT_THAT(Ask(port, "GET /metrics"), HasSubstr(" 200 OK")) << "another page";
+  EXPECT_EQ(Receive(unread.front()).size() >> 20, 12u);
+  for (size_t i = 1; i < unread.size(); ++i) close(unread[i]);
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (absl::StrContains(Ask(port, "GET /large"), " 503 ") && absl::Now() < deadline) {
+  }
+  EXPECT_GT(made, 2) << "the page is there again once it was read";
+}
+
+// Bytes of all sorts, and how the answer begins; empty: the connection closes without one.
+TEST(MetricsTest, HostileRequestsAreRefusedAndTheServerGoesOn) {
+  MetricsObserver metrics("1", "all");
+  const int port = Serve(metrics);
+  const std::string host = " HTTP/1.1\r\nHost: a\r\n";
+  const std::string upgrade = host + "Connection: Upgrade\r\nUpgrade: websocket\r\n";
+  const std::string body = std::string(1 << 20, 'x');
+  const std::vector<std::pair<std::string, std::string>> requests = {
+      {"GET /" + upgrade + "\r\n", "400"},
+      {"GET /metrics" + upgrade + "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+       "400"},
+      {"GET /metrics" + host + "Connection: Upgrade\r\nUpgrade: WebSocket\r\n\r\n", "400"},
+      {"POST /" + upgrade + "\r\n", "405"},
+      {"GET /metrics" + host + "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n", "200"},
+      {"GET /metrics" + host + "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n", "200"},
+      {"GET /metrics" + host + "Range: bytes=0-1,5-99999999999999999999\r\n\r\n", "200"},
+      {"GET /metrics" + host + "Authorization: Digest username=\"" + std::string(4000, 'a') + "\"\r\n\r\n", "200"},
+      {"GET /metrics" + host + "X: " + std::string(100 << 10, 'a') + "\r\n\r\n", "431"},
+      {"GET /" + std::string(100 << 10, 'a') + host + "\r\n", "414"},
+      {"PUT /metrics" + host + "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n" + body, "405"},
+      {"POST /metrics" + host + "Content-Length: 99999999999999999999999\r\n\r\n", "4"},
+      {"POST /metrics" + host + "Content-Length: -1\r\n\r\n", "4"},
+      {"GET /cgi-bin/a.cgi/../../../etc/passwd" + host + "\r\n", "404"},
+      {"GET /%00%2e%2e%2f" + host + "\r\n", "404"},
+      {"GET http://localhost/metrics" + host + "\r\n", "404"},
+      {"GET ?" + host + "\r\n", "4"},
+      {std::string("GET /metrics\0 HTTP/1.1\r\n\r\n", 26), ""},
+      {"GET /metrics HTTP/9.9\r\n\r\n", ""},
+      {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", ""},
+      {"\x16\x03\x01\x02" + body, ""},
+      {std::string(1 << 16, '\n'), ""},
+      {std::string(1 << 16, '\0'), ""},
+      {"GET", ""},
+      {"", ""},
+  };
+  for (const auto& [request, status] : requests) {
+    const int fd = Send(port, request);
+    shutdown(fd, SHUT_WR);
+    const std::string answer = Receive(fd);
+    EXPECT_THAT(answer, StartsWith(status.empty() ? "" : "HTTP/1.1 " + status)) << request.substr(0, 200);
+    EXPECT_THAT(Ask(port, "GET /metrics"), HasSubstr(" 200 OK")) << "after " << request.substr(0, 200);
+  }
 }
 
 }  // namespace
