@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
 #include "server/tcp_listener.h"
@@ -31,6 +32,7 @@ absl::StatusOr<std::unique_ptr<Listeners>> Listeners::Bind(const std::vector<std
     bound->addresses_.push_back(absl::StrCat(address.substr(0, address.rfind(':')), ":", socket.port));
     if (bound->port_ == 0) bound->port_ = socket.port;
   }
+  ConnectionWatch::SetLimits(builder);
   if (!bound->tcp_.empty()) {
     bound->to_server_ = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, std::move(credentials));
@@ -50,15 +52,25 @@ void Listeners::Start(grpc::Server& server, Options options) {
         },
         failed);
   }
+  refused_ = options.refused;
   for (const auto& acceptor : tcp_) {
     acceptor->Start(
         [this](int fd) {
+          if (const absl::Status peer = watch_.Add(fd, MonotonicNow()); !peer.ok()) {
+            refused_(peer);
+            close(fd);
+            return;
+          }
           grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
           connection.fd = fd;
           to_server_->HandleNewConnection(&connection);
         },
         failed);
   }
+}
+
+void Listeners::CheckConnections(absl::Time now) {
+  for (const absl::Status& why : watch_.Check(now)) refused_(why);
 }
 
 void Listeners::Stop() {

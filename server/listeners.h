@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 
 #include "server/acceptor.h"
+#include "server/connection_watch.h"
 #include "server/unix_listener.h"
 
 namespace precondor {
@@ -32,6 +33,7 @@ class Listeners {
     // Checks each connection to a unix socket. If it returns an error, the connection is closed and `refused` is
     // called. May be empty.
     std::function<absl::Status(int fd)> check_unix_peer;
+    // Called for each connection that is closed because of this check or ConnectionWatch's limits.
     std::function<void(const absl::Status& why)> refused;
     // Called with errno's text if a connection could not be accepted. The next attempt follows 100 ms later.
     std::function<void(const std::string& why)> failed;
@@ -39,6 +41,8 @@ class Listeners {
   // Starts accepting. `server` must be the one that `builder` has made. It must outlive the calls of the functions in
   // `options`, which end with Stop.
   void Start(grpc::Server& server, Options options);
+  // Ends TCP connections that exceed ConnectionWatch's limits. Call it often, after Start.
+  void CheckConnections(absl::Time now);
   // Stops accepting connections. Idempotent.
   void Stop();
 
@@ -48,6 +52,8 @@ class Listeners {
  private:
   Listeners() = default;
 
+  ConnectionWatch watch_;
+  std::function<void(const absl::Status& why)> refused_;  // set by Start
   std::vector<std::unique_ptr<UnixListener>> unix_;
   std::vector<std::unique_ptr<Acceptor>> tcp_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to_server_;  // receives TCP connections

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <microhttpd.h>
+#include <sys/socket.h>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -17,9 +18,10 @@ namespace {
 
 constexpr unsigned kMostConnections = 128;
 constexpr unsigned kMostConnectionsOfAddress = 32;
-constexpr unsigned kSilentSeconds = 10;        // a client that neither sends nor reads for so long is cut off
-constexpr size_t kRequestBytes = 32 << 10;     // request line and headers
-constexpr size_t kStackBytes = 1 << 20;        // of a connection's thread
+constexpr unsigned kSilentSeconds = 10;     // a client that neither sends nor reads for so long is cut off
+constexpr size_t kRequestBytes = 32 << 10;  // request line and headers
+constexpr int kSendBufferBytes = 64 << 10;  // of the kernel, for a connection; it would take some MiB of its own accord
+constexpr size_t kStackBytes = 1 << 20;     // of a connection's thread
 constexpr size_t kMostUnreadBytes = 16 << 20;  // of one page; a single answer may be longer
 
 constexpr char kText[] = "text/plain; charset=utf-8";
@@ -53,7 +55,7 @@ class PageState {
     MutexLock lock(mu_);
     making_ = false;
     if (body.ok()) unread_bytes_ += body->size();
-    made_.notify_one();
+    made_.notify_all();
     return body;
   }
   void Read(size_t bytes) {
@@ -126,6 +128,7 @@ class MicrohttpdServer final : public HttpServer {
   }
 
   absl::Status Serve(int listening_socket) {
+    setsockopt(listening_socket, SOL_SOCKET, SO_SNDBUF, &kSendBufferBytes, sizeof(kSendBufferBytes));  // is inherited
     errno = 0;
     // A thread for each connection, so that a client that waits for a page or does not read delays no other.
     daemon_ = MHD_start_daemon(

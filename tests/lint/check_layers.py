@@ -89,7 +89,7 @@ THIRD_PARTY = [
     (r"^(prometheus/|microhttpd|curl/)", ["server/metrics/", "tests/unit/server/metrics/"],
      "only server/metrics knows prometheus-cpp, libmicrohttpd and libcurl"),
     (r"^(grpc|grpcpp)/",
-     ["proto/wire/", "server/rpc/", "server/etcd/", "server/app", "server/listeners", "server/main", "client/cpp/src/", "client/cpp/tools/",
+     ["proto/wire/", "server/rpc/", "server/etcd/", "server/app", "server/connection_watch", "server/listeners", "server/main", "client/cpp/src/", "client/cpp/tools/",
       "tests/unit/proto/", "tests/unit/server/rpc/", "tests/unit/client/", "tests/loopback/", "tests/golden/",
       "tests/support/", "tests/e2e/", "tests/fuzz/", "tests/bench/"],
      "gRPC lives in proto/wire, server/rpc, server/etcd and the client's sources"),

@@ -24,9 +24,10 @@ interop.LAYERS = (("small", 5, 7, False), ("wide", 64, 256, True))
 TIMEOUT_S = interop.TIMEOUT_S
 HALF_OPEN, CONNECTS, STREAMS, CALLS = 6, 24, 4, 80  # of each in a round
 
+WINDOW, FRAME_BYTES = 65535, 16384  # what HTTP/2 begins with
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9  # types of frames (RFC 9113)
-END_HEADERS = 4
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9  # types of frames (RFC 9113)
+ACK, END_HEADERS, INITIAL_WINDOW_SIZE = 1, 4, 4
 
 
 def http2_frame(kind, flags, stream, payload):
@@ -38,9 +39,80 @@ def header_field(name, value):
     return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
-EXCHANGE_HEADERS = b"".join(header_field(name, value) for name, value in (
-    (b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"soak"), (b"te", b"trailers"),
-    (b":path", b"/precondor.v1.PreconditionService/Exchange"), (b"content-type", b"application/grpc")))
+def call_headers(path, *more):
+    return b"".join(header_field(name, value) for name, value in (
+        (b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"soak"), (b"te", b"trailers"), (b":path", path),
+        (b"content-type", b"application/grpc"), *more))
+
+
+EXCHANGE_HEADERS = call_headers(b"/precondor.v1.PreconditionService/Exchange")
+
+
+class Http2Peer:
+    """A connection whose frames a test writes itself. It sends data as the server's windows allow; a connection that the server has
+    ended raises ConnectionError."""
+
+    def __init__(self, port, source="127.0.0.1", acknowledges=True):
+        self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S, (source, 0))
+        self.acknowledges, self.unread = acknowledges, b""
+        self.answered = set()  # streams that the server has answered or reset
+        self.initial, self.window, self.windows = WINDOW, WINDOW, {}  # of a new stream, the connection, and open streams
+        self.socket.sendall(PREFACE + http2_frame(SETTINGS, 0, 0, b""))
+
+    def call(self, stream, path, *more):
+        self.windows[stream] = 0
+        self.socket.sendall(http2_frame(HEADERS, END_HEADERS, stream, call_headers(path, *more)))
+
+    def send(self, stream, data):
+        """Sends data, unless the stream is answered meanwhile."""
+        while data and stream not in self.answered:
+            size = min(len(data), FRAME_BYTES, self.window, self.initial + self.windows[stream])
+            if size <= 0:
+                self.receive()
+                continue
+            self.socket.sendall(http2_frame(DATA, 0, stream, data[:size]))
+            self.window -= size
+            self.windows[stream] -= size
+            data = data[size:]
+
+    def _read(self, size):
+        while len(self.unread) < size:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                raise ConnectionError("ended by the server")
+            self.unread += data
+        data, self.unread = self.unread[:size], self.unread[size:]
+        return data
+
+    def receive(self):
+        """Takes the next frame."""
+        header = self._read(9)
+        kind, flags, stream = struct.unpack(">BBI", header[3:])
+        payload = self._read(int.from_bytes(header[:3], "big"))
+        if kind == SETTINGS and not flags & ACK:
+            for number, value in struct.iter_unpack(">HI", payload):
+                if number == INITIAL_WINDOW_SIZE:
+                    self.initial = value
+            if self.acknowledges:
+                self.socket.sendall(http2_frame(SETTINGS, ACK, 0, b""))
+        elif kind == PING and not flags & ACK:
+            self.socket.sendall(http2_frame(PING, ACK, 0, payload))
+        elif kind == WINDOW_UPDATE:
+            more = struct.unpack(">I", payload)[0]
+            if stream:
+                self.windows[stream] = self.windows.get(stream, 0) + more
+            else:
+                self.window += more
+        elif kind in (HEADERS, RST_STREAM):
+            self.answered.add(stream)
+
+    def await_end(self):
+        """Reads until the server ends the connection."""
+        try:
+            while True:
+                self.receive()
+        except ConnectionError:
+            self.socket.close()
 
 
 def code_of(call):

@@ -14,16 +14,20 @@ import os
 import pathlib
 import re
 import shutil
+import socket
+import struct
 import sys
 import tempfile
 import types
 import unittest
+import zlib
 
 import grpc
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "chaos"))
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "python"))
 # pylint: disable=wrong-import-position
+import churn
 import cluster
 import interop_test as interop
 
@@ -143,6 +147,65 @@ class Attacks:
             self.await_steps()
 
 
+    # The attacks below come from addresses of their own: a peer that goes too far is refused for a time.
+
+    def test_compressed_messages(self):
+        """1 MB that would be 1 GB, also to a method that everyone may call."""
+        zeros, packer = bytes(1 << 20), zlib.compressobj(9, wbits=31)
+        packed = b"".join(packer.compress(zeros) for _ in range(1 << 10)) + packer.flush()
+        message = b"\x01" + struct.pack(">I", len(packed)) + packed
+        for path in (b"/grpc.health.v1.Health/Check", b"/precondor.v1.SessionService/OpenSession"):
+            peer = churn.Http2Peer(self.server.port, "127.0.0.9")
+            peer.call(1, path, (b"grpc-encoding", b"gzip"))
+            try:
+                peer.send(1, message)
+                while 1 not in peer.answered:
+                    peer.receive()
+            finally:
+                peer.socket.close()
+            self.await_steps()
+
+    def flood(self, number, frames, acknowledges):
+        """Sends `frames` of a stream's number on 50,000 streams, until the server ends the connection."""
+        peer = churn.Http2Peer(self.server.port, f"127.0.1.{number + 1}", acknowledges)
+        try:
+            for begin in range(1, 100_000, 2_000):
+                peer.socket.sendall(b"".join(frames(stream) for stream in range(begin, begin + 2_000, 2)))
+        except ConnectionError:
+            pass
+        peer.await_end()
+
+    def test_streams_that_are_reset(self):
+        reset = struct.pack(">I", 8)
+        frames = lambda stream: (churn.http2_frame(churn.HEADERS, churn.END_HEADERS, stream, churn.EXCHANGE_HEADERS)
+                                 + churn.http2_frame(churn.RST_STREAM, 0, stream, reset))
+        for number in range(6):
+            self.flood(number, frames, number % 2 == 0)
+        self.await_steps()
+
+    def test_streams_that_are_idle(self):
+        frames = lambda stream: churn.http2_frame(churn.HEADERS, churn.END_HEADERS, stream, churn.EXCHANGE_HEADERS)
+        for number in range(6):
+            self.flood(number, frames, number % 2 == 0)
+        self.await_steps()
+
+    def test_messages_that_never_end(self):
+        """Each is whole but for its last byte; the server ends the connections in time."""
+        def begin(number):
+            peer = churn.Http2Peer(self.server.port, f"127.0.1.{number + 1}")
+            peer.call(1, b"/precondor.v1.SessionService/OpenSession")
+            try:
+                peer.send(1, b"\x00" + struct.pack(">I", 16 * MIB) + bytes(16 * MIB - 1))
+                peer.socket.settimeout(600)
+            except ConnectionError:
+                pass  # ended before all of it was sent
+            peer.await_end()
+
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            list(pool.map(begin, range(12)))
+        self.await_steps()
+
+
 class ServerTest(Attacks, unittest.TestCase):
     budget = LIMIT + TRANSPORT + REQUESTS + 2 * CREDIT * RANKS + RING + PROCESS
 
@@ -233,6 +296,22 @@ class ServerTest(Attacks, unittest.TestCase):
                 codes.append(refused.code())
         self.assertEqual(codes, [grpc.StatusCode.RESOURCE_EXHAUSTED] * 20)
         self.assertEqual(begun_layers, 4)
+        self.await_steps()
+
+    def test_pages_that_are_not_read(self):
+        c, s = interop.pb.common_pb2, interop.pb.session_pb2
+        spec = c.SessionSpec(name="pages", world_size=1, exchange=c.EXCHANGE_MODE_DIRECT, method=c.MethodConfig(muon=c.MuonConfig()),
+                             layers=[c.Layer(name=f"layer{i}", d_out=2, d_in=2) for i in range(5000)])
+        interop.pb.session_pb2_grpc.SessionServiceStub(self.channel()).OpenSession(s.OpenSessionRequest(spec=spec), timeout=60)
+        readers = [socket.socket() for _ in range(64)]
+        for number, reader in enumerate(readers):
+            self.addCleanup(reader.close)
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.bind((f"127.0.1.{1 + number // 8}", 0))
+            reader.connect(("127.0.0.1", self.server.metrics_port))
+            reader.sendall(b"GET /layers HTTP/1.0\r\n\r\n")
+        answers = [reader.recv(12, socket.MSG_WAITALL) for reader in readers]
+        self.assertEqual(set(answers), {b"HTTP/1.1 200", b"HTTP/1.1 503"})
         self.await_steps()
 
     def test_recovery_of_what_was_reserved_to_the_brim(self):
