@@ -73,7 +73,7 @@ TEST(ServerLifecycleTest, WaitingUnaryCallDoesNotKeepTheServerUp) {
   });
   EXPECT_TRUE(WaitUntil([&] { return server.Stats("job")[0].accepted() == 2; }));
   server.app().RequestDrain(absl::Milliseconds(1));
-  server.app().Wait();
+  server.app().Wait().IgnoreError();  // what is lost does not matter here
   server.owned_app().reset();
   waiting.join();
   EXPECT_FALSE(status.ok());
@@ -136,7 +136,7 @@ TEST(ServerLifecycleTest, SilentShardHoldsUpOnlyThoseWhoNeedIt) {
   EXPECT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
   EXPECT_EQ(ended, 0);
   server.app().RequestDrain(absl::Milliseconds(1));
-  std::thread waiting([&] { server.app().Wait(); });
+  std::thread waiting([&] { server.app().Wait().IgnoreError(); });
   EXPECT_TRUE(WaitUntil([&] { return ended == 2 * kThreads; }));
   shard.Release();
   waiting.join();
