@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it costs a shard of BERT-Large's layers to be able to come back, and how fast it does: two shards in this
-// process take the same steps in turns, one with a journal on a disk, one without. Usage: recovery_bench --dir=DIR
+// What it costs a shard of BERT-Large's layers, and of a small GPT's with muon, to be able to come back, and how fast it
+// does: two shards in this process take the same steps in turns, one with a journal on a disk, one without. Usage: recovery_bench --dir=DIR
 // --json=FILE [--steps=N] [--rank=N] [--short]
 #include <algorithm>
 #include <atomic>
@@ -70,6 +70,24 @@ SessionSpec Spec(const Options& options) {
   return spec;
 }
 
+// The hidden layers of a GPT of 3 million parameters, whose gradients one rank sends.
+SessionSpec GradientSpec(const Options& options) {
+  constexpr int64_t kWidth = 256;
+  SessionSpec spec;
+  spec.name = "gradients";
+  spec.world_size = 1;
+  spec.exchange = ExchangeMode::kDelegate;
+  spec.gradient_dtype = DType::kF32;
+  spec.method.name = "muon";
+  for (int block = 0; block < (options.is_short ? 1 : 4); ++block) {
+    for (const auto& [d_out, d_in] : {std::pair(3 * kWidth, kWidth), std::pair(kWidth, kWidth),
+                                      std::pair(4 * kWidth, kWidth), std::pair(kWidth, 4 * kWidth)}) {
+      spec.layers.push_back({absl::StrCat("layer", spec.layers.size()), d_out, d_in, false});
+    }
+  }
+  return spec;
+}
+
 double Since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
@@ -98,7 +116,9 @@ class Server {
     backend_ = *std::move(backend);
     ShardOptions options;
     if (!dir.empty()) {
-      store_ = std::make_unique<ShardStore>(fs_, dir, ShardLogOptions(), clock_, logger_, observer_);
+      // No snapshot comes due, so that a replay has all steps.
+      store_ = std::make_unique<ShardStore>(fs_, dir, ShardLogOptions(), clock_, logger_, observer_,
+                                            GradientLogOptions{.snapshot_bytes = uint64_t{1} << 40});
       options.journal = store_.get();
     }
     shard_ = std::make_unique<Shard>(options, *backend_, executor_, clock_, logger_, observer_);
@@ -113,7 +133,7 @@ class Server {
   void Install() {
     SessionInstall install{.session_id = kSession, .epoch = 1, .spec = spec_, .layers = {}, .members = {}};
     for (uint32_t layer = 0; layer < spec_.layers.size(); ++layer) install.layers.push_back(layer);
-    for (uint32_t rank = 0; rank < 8; ++rank) install.members.push_back({.rank = rank, .incarnation = 1});
+    for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec_.world_size); ++rank) install.members.push_back({.rank = rank, .incarnation = 1});
     PRECONDOR_CHECK(shard_->Install(install).ok());
   }
 
@@ -130,6 +150,25 @@ class Server {
       header.abstain = true;
       SubmitTo(*shard_, header, {}, &Expect,
                [](const absl::StatusOr<GradientResult>& result) { PRECONDOR_CHECK(result.ok()); });
+    }
+    executor_.Drain();
+    ++step_;
+    return Since(begin);
+  }
+
+  // Seconds of one step of a method that learns from gradients: every layer's gradient taken in, written down, answered.
+  double GradientStep(const Payload& noise) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (uint32_t layer = 0; layer < spec_.layers.size(); ++layer) {
+      const LayerSpec& shape = spec_.layers[layer];
+      ContributionHeader header = Header(layer, 0);
+      header.kind = ContributionKind::kGradient;
+      header.tensors = {{.dtype = DType::kF32, .dims = {shape.d_out, shape.d_in}, .scale = 1.0f}};
+      const auto bytes = static_cast<int64_t>(sizeof(float)) * shape.d_out * shape.d_in;
+      const auto first = noise.begin() + static_cast<int64_t>(sizeof(float) * ((step_ * 31 + layer) % 4096));
+      SubmitTo(*shard_, header, Payload(first, first + bytes), &Expect, [](const absl::StatusOr<GradientResult>& result) {
+        PRECONDOR_CHECK(result.ok() && result->decision == Decision::kPreconditioned);
+      });
     }
     executor_.Drain();
     ++step_;
@@ -218,6 +257,7 @@ class Bench {
     plain.reset();
     std::filesystem::remove_all(Data());
     Snapshot();
+    Gradients();
   }
 
   bool WriteRows() const {
@@ -287,6 +327,49 @@ class Bench {
     }
     rows_.push_back({absl::StrCat("replay_", steps, "_steps"), "s", Median(restored), Median(updates),
                      Median(updates) / Median(restored), 0.5, false});
+  }
+
+  // Steps of muon in turns, and a replay of so many steps against the time that they took.
+  void Gradients() {
+    const SessionSpec spec = GradientSpec(options_);
+    int64_t elements = 0, largest = 0;
+    for (const LayerSpec& layer : spec.layers) {
+      elements += layer.d_out * layer.d_in;
+      largest = std::max(largest, layer.d_out * layer.d_in);
+    }
+    std::vector<float> values(static_cast<size_t>(largest) + 4096);
+    std::mt19937_64 random(2);
+    std::normal_distribution<float> normal;
+    for (float& value : values) value = normal(random);
+    Payload noise(values.size() * sizeof(float));
+    std::memcpy(noise.data(), values.data(), noise.size());
+
+    auto plain = std::make_unique<Server>(spec, "");
+    auto logged = std::make_unique<Server>(spec, Data());
+    plain->Install();
+    logged->Install();
+    std::vector<double> without, with, ratios;
+    const int64_t steps = options_.is_short ? 4 : options_.steps;
+    for (int64_t i = 0; i < steps; ++i) {
+      const bool first = i % 2 == 0;  // who begins changes
+      const double one = (first ? plain : logged)->GradientStep(noise);
+      const double other = (first ? logged : plain)->GradientStep(noise);
+      without.push_back(first ? one : other);
+      with.push_back(first ? other : one);
+      ratios.push_back(with.back() / without.back());
+    }
+    PRECONDOR_CHECK(!logged->store().LacksGradientsSince(kSession).has_value());
+    const uint64_t version = logged->factor_version();
+    logged.reset();
+    const auto start = std::chrono::steady_clock::now();
+    const Server back(spec, Data());
+    const double restored = Since(start);
+    PRECONDOR_CHECK(back.factor_version() == version);
+    const double live = Median(without) * static_cast<double>(steps);
+    rows_.push_back({"gradient_step", "ms", Median(with) * 1e3, Median(without) * 1e3, Median(ratios), 1.10, true});
+    rows_.push_back({"gradient_step_bytes", "MB", static_cast<double>(elements) * sizeof(float) / 1e6});
+    rows_.push_back({absl::StrCat("gradient_replay_", steps, "_steps"), "s", restored, live, live / restored, 0.3, false});
+    std::filesystem::remove_all(Data());
   }
 
   // A session's state of 1 GB, as the shard's snapshot writer gets it, against the same bytes in one file, in the way

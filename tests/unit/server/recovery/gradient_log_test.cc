@@ -38,7 +38,7 @@ class GradientLogTest : public ::testing::Test {
                                                                          : false;
       return fails ? absl::UnavailableError("the disk fails") : absl::OkStatus();
     });
-    EXPECT_TRUE(fs.MakeDir("data").ok());
+    EXPECT_TRUE(store::MakeDirDurably(fs, "data").ok());
   }
 
   Found Open() {
@@ -117,7 +117,7 @@ TEST_F(GradientLogTest, ASnapshotIsDueWhenTheBoundIsExceededAndAgainAfterAsMuchM
   }
   EXPECT_EQ(due, (std::vector<uint64_t>{1, 3, 5}));
   // The snapshot's state is so large that the next one is worth its bytes only much later.
-  log->OnSnapshot(kJob, log->MarkOf(kJob), 2 * kRecordBytes);
+  log->OnSnapshot(kJob, log->MarkOf(kJob), 10 * kRecordBytes);
   for (uint64_t version = 6; version < 12; ++version) EXPECT_FALSE(Append(version)) << version;
 }
 
