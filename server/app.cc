@@ -290,10 +290,7 @@ class ServerApp final : public App {
     if (shard_store_ != nullptr) lost = shard_->upkeep().WriteFinalSnapshots(until);
     logger_.Log(abandoned == 0 ? Severity::kInfo : Severity::kWarning, "stopped", {{"abandoned", abandoned}});
     if (lost.empty()) return absl::OkStatus();
-    return absl::DeadlineExceededError(
-        absl::StrCat("the drain's deadline passed before the factors were written: a restart brings these sessions back "
-                     "with older factors: ",
-                     absl::StrJoin(lost, ", ")));
+    return absl::DeadlineExceededError(absl::StrCat("not written in time: those of ", absl::StrJoin(lost, ", ")));
   }
 
   bool draining() const override {

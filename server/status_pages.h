@@ -7,7 +7,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-
 #include "absl/time/time.h"
 
 #include "server/core/coordinator/coordinator.h"

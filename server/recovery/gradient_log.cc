@@ -40,7 +40,7 @@ GradientLog::~GradientLog() {
 
 absl::Status GradientLog::Open(Replay replay) {
   const auto one = [&](const store::Record& record) ABSL_NO_THREAD_SAFETY_ANALYSIS -> absl::Status {
-    PRECONDOR_ASSIGN_OR_RETURN(LoggedGradient gradient, DecodeGradient(record.type, record.payload));
+    PRECONDOR_ASSIGN_OR_RETURN(StoredGradient gradient, DecodeGradient(record.type, record.payload));
     const auto [found, is_new] = sessions_.try_emplace(gradient.record.at.session_id);
     Session& session = found->second;
     if (is_new) session.needed_from = record.sequence;
@@ -175,7 +175,8 @@ void GradientLog::Forget(uint64_t session_id) {
   MutexLock lock(mu_);
   const auto found = sessions_.find(session_id);
   if (found == sessions_.end()) return;
-  if (found->second.lacks_since.has_value() && options_.snapshot_bytes > 0) observer_.OnGradientsMissing(found->second.name, false);
+  if (found->second.lacks_since.has_value() && options_.snapshot_bytes > 0)
+    observer_.OnGradientsMissing(found->second.name, false);
   sessions_.erase(found);
   DropUnneeded();
 }
@@ -224,9 +225,8 @@ void GradientLog::SyncLoop() {
     bool last = false;
     {
       MutexLock lock(mu_);
-      changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-        return stopping_ || log_ == nullptr || backlog_ > 0;
-      });
+      changed_.wait(
+          mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || log_ == nullptr || backlog_ > 0; });
       last = stopping_;
       if (last && log_ == nullptr) return;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The averaged gradients of sessions whose methods learn from them, for a bitwise restart (docs/adr/0030). Gradients are
-// as large as the layers, so they have a log of their own, and no step waits for its disk.
+// The averaged gradients of sessions whose methods learn from them, for a bitwise restart (docs/adr/0030). Gradients
+// are as large as the layers, so they have a log of their own, and no step waits for its disk.
 #pragma once
 
 #include <cstdint>
@@ -76,12 +76,12 @@ class GradientLog {
  private:
   struct Session {
     std::string name;
-    uint64_t bytes = 0;           // written since the last snapshot
-    uint64_t due_at = 0;          // a snapshot is due when `bytes` exceeds it
-    uint64_t state_bytes = 0;     // of the last snapshot
-    uint64_t last_sequence = 0;   // after the session's last record
-    uint64_t needed_from = 0;     // sequence of the first record that the session needs
-    uint64_t last_snapshot = 0;   // see OnSnapshot
+    uint64_t bytes = 0;          // written since the last snapshot
+    uint64_t due_at = 0;         // a snapshot is due when `bytes` exceeds it
+    uint64_t state_bytes = 0;    // of the last snapshot
+    uint64_t last_sequence = 0;  // after the session's last record
+    uint64_t needed_from = 0;    // sequence of the first record that the session needs
+    uint64_t last_snapshot = 0;  // see OnSnapshot
     std::optional<absl::Time> lacks_since;
     bool writes = false;   // false before the first gradient, and in a gap until the disk has caught up
     uint64_t dropped = 0;  // number of gradients

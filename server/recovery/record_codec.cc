@@ -218,16 +218,17 @@ EncodedRecord EncodeGradient(const GradientRecord& record, uint64_t log_sequence
   for (const StagedContribution& contribution : record.covariances) {
     for (const int64_t rows : contribution.rows) PutU64(out.own, static_cast<uint64_t>(rows));
   }
-  PutContributions(out, covariances ? absl::MakeConstSpan(record.covariances) : absl::MakeConstSpan(&record.average, 1));
+  PutContributions(out,
+                   covariances ? absl::MakeConstSpan(record.covariances) : absl::MakeConstSpan(&record.average, 1));
   return out;
 }
 
-absl::StatusOr<LoggedGradient> DecodeGradient(uint8_t type, absl::string_view payload) {
+absl::StatusOr<StoredGradient> DecodeGradient(uint8_t type, absl::string_view payload) {
   if (type != static_cast<uint8_t>(RecordType::kGradient)) {
     return absl::FailedPreconditionError(absl::StrCat("record type in the log of gradients: expected 10, got ", type));
   }
   Decoder in(payload);
-  LoggedGradient gradient{.record = {.at = TakeStep(in)}};
+  StoredGradient gradient{.record = {.at = TakeStep(in)}};
   gradient.record.factor_version = in.U64();
   gradient.log_sequence = in.U64();
   const uint64_t covariances = in.U64();

@@ -49,14 +49,14 @@ absl::StatusOr<std::string> EncodeInstall(const InstallRecord& record);
 absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload);
 
 // A record of the log of gradients. `log_sequence` is that of the next record of the shard's log when it was written.
-struct LoggedGradient {
+struct StoredGradient {
   GradientRecord record;
   uint64_t log_sequence = 0;
 };
 EncodedRecord EncodeGradient(const GradientRecord& record, uint64_t log_sequence);
 EncodedRecord EncodeGradient(GradientRecord&& record, uint64_t log_sequence) = delete;
 // Returns DATA_LOSS if EncodeGradient cannot have written `payload`, FAILED_PRECONDITION for another type.
-absl::StatusOr<LoggedGradient> DecodeGradient(uint8_t type, absl::string_view payload);
+absl::StatusOr<StoredGradient> DecodeGradient(uint8_t type, absl::string_view payload);
 
 // Returns the id of the session to which a record belongs.
 uint64_t SessionOf(const ShardRecord& record);

@@ -31,9 +31,9 @@ namespace precondor::recovery {
 struct SnapshotImages {
   InstallRecord install;
   uint64_t step = 0;
-  uint64_t sequence = 0;  // log records from this sequence on may be newer than some image
-  GradientLog::Mark gradients = {};  // the same for the log of gradients; not written
-  uint64_t number = 0;    // the coordinator's number of the session's snapshot that this is a part of; 0 means none
+  uint64_t sequence = 0;             // log records from this sequence on may be newer than some image
+  GradientLog::Mark gradients = {};  // place in the log of gradients; not written
+  uint64_t number = 0;  // the coordinator's number of the session's snapshot that this is a part of; 0 means none
   std::map<uint32_t, LayerImage> images;  // by layer
 };
 
@@ -83,8 +83,7 @@ class ShardSnapshots {
 
   // Adds one layer's image to the session's current snapshot, and queues the snapshot when it is complete. `install`
   // and the places in both logs are the current ones; a snapshot keeps those of its first image.
-  void Keep(LayerImage image, const InstallRecord& install, uint64_t sequence,
-            const GradientLog::Mark& gradients = {});
+  void Keep(LayerImage image, const InstallRecord& install, uint64_t sequence, const GradientLog::Mark& gradients = {});
   // Gives up the snapshots of which not all layers have given their images.
   void GiveUpIncomplete();
   // Drops the session's incomplete snapshot and its order; snapshots on the disk stay.

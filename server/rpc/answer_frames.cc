@@ -16,8 +16,7 @@ void PushError(FrameQueue& queue, const v1::FrameHeader& contribution, const abs
   queue.Push(std::move(response));
 }
 
-void PushAck(FrameQueue& queue, const v1::FrameHeader& contribution, bool duplicate,
-             uint64_t updates_lost) {
+void PushAck(FrameQueue& queue, const v1::FrameHeader& contribution, bool duplicate, uint64_t updates_lost) {
   v1::ExchangeResponse response;
   *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_ACK);
   response.set_contribution(contribution.kind());

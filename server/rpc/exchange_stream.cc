@@ -161,12 +161,12 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
   if (header.kind() == v1::FRAME_KIND_RING) return OpenRing(message);
   if (header.has_ring_offset()) return SubmitInRing(header, payload, now);
   if (header.kind() == v1::FRAME_KIND_RESUME) {
-    const absl::StatusOr<uint64_t> lost = shard_.Resume(
-        {.key = DecodeKey(header),
-         .factor_version = header.factor_version(),
-         .next_step = header.has_next_step() ? header.next_step() : header.step(),
-         .begins = header.abstain()},
-        caller);
+    const absl::StatusOr<uint64_t> lost =
+        shard_.Resume({.key = DecodeKey(header),
+                       .factor_version = header.factor_version(),
+                       .next_step = header.has_next_step() ? header.next_step() : header.step(),
+                       .begins = header.abstain()},
+                      caller);
     return lost.ok() ? PushAck(*queue_, header, /*duplicate=*/false, *lost) : PushError(*queue_, header, lost.status());
   }
   if (header.kind() == v1::FRAME_KIND_FETCH) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it costs a shard of BERT-Large's layers, and of a small GPT's with muon, to be able to come back, and how fast it
-// does: two shards in this process take the same steps in turns, one with a journal on a disk, one without. Usage: recovery_bench --dir=DIR
+// What it costs a shard of BERT-Large's layers, and of a small GPT's with muon, to be able to come back, and how fast
+// it does: two shards in this process take the same steps in turns, one with a journal on a disk, one without. Usage:
+// recovery_bench --dir=DIR
 // --json=FILE [--steps=N] [--rank=N] [--short]
 #include <algorithm>
 #include <atomic>
@@ -133,7 +134,8 @@ class Server {
   void Install() {
     SessionInstall install{.session_id = kSession, .epoch = 1, .spec = spec_, .layers = {}, .members = {}};
     for (uint32_t layer = 0; layer < spec_.layers.size(); ++layer) install.layers.push_back(layer);
-    for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec_.world_size); ++rank) install.members.push_back({.rank = rank, .incarnation = 1});
+    for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec_.world_size); ++rank)
+      install.members.push_back({.rank = rank, .incarnation = 1});
     PRECONDOR_CHECK(shard_->Install(install).ok());
   }
 
@@ -156,7 +158,8 @@ class Server {
     return Since(begin);
   }
 
-  // Seconds of one step of a method that learns from gradients: every layer's gradient taken in, written down, answered.
+  // Seconds of one step of a method that learns from gradients: every layer's gradient taken in, written down,
+  // answered.
   double GradientStep(const Payload& noise) {
     const auto begin = std::chrono::steady_clock::now();
     for (uint32_t layer = 0; layer < spec_.layers.size(); ++layer) {
@@ -166,9 +169,10 @@ class Server {
       header.tensors = {{.dtype = DType::kF32, .dims = {shape.d_out, shape.d_in}, .scale = 1.0f}};
       const auto bytes = static_cast<int64_t>(sizeof(float)) * shape.d_out * shape.d_in;
       const auto first = noise.begin() + static_cast<int64_t>(sizeof(float) * ((step_ * 31 + layer) % 4096));
-      SubmitTo(*shard_, header, Payload(first, first + bytes), &Expect, [](const absl::StatusOr<GradientResult>& result) {
-        PRECONDOR_CHECK(result.ok() && result->decision == Decision::kPreconditioned);
-      });
+      SubmitTo(*shard_, header, Payload(first, first + bytes), &Expect,
+               [](const absl::StatusOr<GradientResult>& result) {
+                 PRECONDOR_CHECK(result.ok() && result->decision == Decision::kPreconditioned);
+               });
     }
     executor_.Drain();
     ++step_;
@@ -368,7 +372,8 @@ class Bench {
     const double live = Median(without) * static_cast<double>(steps);
     rows_.push_back({"gradient_step", "ms", Median(with) * 1e3, Median(without) * 1e3, Median(ratios), 1.10, true});
     rows_.push_back({"gradient_step_bytes", "MB", static_cast<double>(elements) * sizeof(float) / 1e6});
-    rows_.push_back({absl::StrCat("gradient_replay_", steps, "_steps"), "s", restored, live, live / restored, 0.3, false});
+    rows_.push_back(
+        {absl::StrCat("gradient_replay_", steps, "_steps"), "s", restored, live, live / restored, 0.3, false});
     std::filesystem::remove_all(Data());
   }
 

@@ -82,8 +82,8 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // Returns the interface that sets, releases and restores the factors. `*this` must outlive the returned object.
   LayerFactors factors() { return LayerFactors(*this); }
 
-  // Gives the journal the layer's image for a snapshot as of `step`, which the session has not begun, after the work that
-  // is queued. Calls `done` afterwards, on the strand.
+  // Gives the journal the layer's image for a snapshot as of `step`, which the session has not begun, after the work
+  // that is queued. Calls `done` afterwards, on the strand.
   void GiveFinalImage(uint64_t step, std::function<void()> done);
   // Seals the statistics whose deadline has passed at `now`, without the contributions that are missing.
   void SealOverdue(absl::Time now);

@@ -86,7 +86,8 @@ void LayerJournal::BeforeUpdate(uint64_t step, const LayerWorker& worker,
   OutcomeOf(step, Mode::kSecondOrder).updated = true;
   if (covariances_) {
     if (logged || contributions.empty() || !worker.has_factors()) return;
-    GradientRecord record{.at = At(step), .factor_version = worker.view().version, .covariances = std::move(contributions)};
+    GradientRecord record{
+        .at = At(step), .factor_version = worker.view().version, .covariances = std::move(contributions)};
     if (journal_->AppendGradient(record)) RequestSnapshot();
     contributions = std::move(record.covariances);
     return;

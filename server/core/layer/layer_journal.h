@@ -34,8 +34,8 @@ class LayerJournal {
   // Records the plan of an answer that no rank has received yet.
   void BeforeAnswer(uint64_t step, Mode mode, const Plan& plan);
 
-  // Gives the journal the layer's image as it is after the work of all steps so far, as of `step`, which no layer of the
-  // session has begun.
+  // Gives the journal the layer's image as it is after the work of all steps so far, as of `step`, which no layer of
+  // the session has begun.
   void GiveFinalImage(uint64_t step, const LayerWorker& worker) {
     if (journal_ != nullptr) GiveImage(step, worker);
   }

@@ -92,7 +92,8 @@ class LayerMachine {
   absl::Status CheckNotLost(const ContributionKey& key) const;
   // Handles a RESUME of a rank that knows factors which the shard has lost, or the next RESUMEs after one: the ranks go
   // on with the factors that exist if all lack the answers from one step on. Otherwise some have an answer that the
-  // others cannot get any more, and all begin again. `lost` counts the updates that this rank knows in vain.
+  // others cannot get any more, and all begin again. `lost` counts the updates that this rank knows and the shard does
+  // not.
   void NoteLoss(const RankResumed& event, uint64_t lost, Effects& effects);
   // Returns true if a rank that has told nothing of its answers asks, by this contribution, for one that others have
   // from before a loss.

@@ -116,8 +116,9 @@ void LayerReplay::Relearn() {
   relearned_ = true;
   ReplayedStep* const step = Find(record.at, Mode::kSecondOrder);
   if (step == nullptr) return;
-  step->outcome.plan = Plan{
-      .decision = answer.result.decision, .factor_version = answer.result.factor_version, .reason = answer.result.reason};
+  step->outcome.plan = Plan{.decision = answer.result.decision,
+                            .factor_version = answer.result.factor_version,
+                            .reason = answer.result.reason};
   step->answer = std::move(answer.result);
 }
 

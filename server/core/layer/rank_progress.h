@@ -53,9 +53,8 @@ class RankProgress {
   }
   // Returns true if a rank is known to lack the answers from another step than `step` on.
   bool AnyLacksFromOther(uint64_t step) const {
-    return std::any_of(ranks_.begin(), ranks_.end(), [step](const Rank& rank) {
-      return rank.lacks_from.has_value() && *rank.lacks_from != step;
-    });
+    return std::any_of(ranks_.begin(), ranks_.end(),
+                       [step](const Rank& rank) { return rank.lacks_from.has_value() && *rank.lacks_from != step; });
   }
 
   // Marks all ranks as lost: they know factors that the shard has lost, and must join again before they can go on.
@@ -106,7 +105,8 @@ class RankProgress {
     template <typename H>
     friend H AbslHashValue(H h, const Rank& rank) {
       return H::combine(std::move(h), rank.heard, rank.first_step, rank.yet_to_begin, rank.resumed_at, rank.lost,
-                        rank.lacks_from.has_value(), rank.lacks_from.value_or(0), rank.catchup.has_value(), rank.catchup.value_or(Catchup{}));
+                        rank.lacks_from.has_value(), rank.lacks_from.value_or(0), rank.catchup.has_value(),
+                        rank.catchup.value_or(Catchup{}));
     }
   };
   std::vector<Rank> ranks_;

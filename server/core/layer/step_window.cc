@@ -231,9 +231,7 @@ void StepWindow::FinishUpdate(WindowStep& of) {
   --of.in_flight;
 }
 
-void StepWindow::DropAll(const absl::Status& why, Effects& effects) {
-  DropSteps(steps_.end(), why, effects);
-}
+void StepWindow::DropAll(const absl::Status& why, Effects& effects) { DropSteps(steps_.end(), why, effects); }
 
 void StepWindow::DropBefore(uint64_t step, const absl::Status& why, Effects& effects) {
   DropSteps(steps_.lower_bound(step), why, effects);

@@ -221,7 +221,8 @@ TEST_P(GradientMethodTest, ReplicasThatHaveEqualAnswersGoOnWithOlderFactors) {
   EXPECT_EQ(shard->in_flight(), 0);
 }
 
-// --- with a journal of gradients --------------------------------------------------------------------------------------
+// --- with a journal of gradients
+// --------------------------------------------------------------------------------------
 
 TEST_P(GradientMethodTest, TheJournalsGradientsMakeEveryStepExact) {
   journal.set_keeps_gradients(true);
@@ -308,8 +309,9 @@ TEST_P(GradientMethodTest, GradientsOfAnotherHistoryThanThePlansAreNotTakenIn) {
   for (uint64_t step = 0; step < 3; ++step) SendGradient(step);
   // A release without a journal of gradients goes on from fresh factors.
   for (uint64_t step = 3; step < 5; ++step) {
-    journal.Append(PlanRecord{.at = {.session_id = kSession, .step = step},
-                              .plan = {.decision = Decision::kPreconditioned, .factor_version = step - 2, .reason = ""}});
+    journal.Append(
+        PlanRecord{.at = {.session_id = kSession, .step = step},
+                   .plan = {.decision = Decision::kPreconditioned, .factor_version = step - 2, .reason = ""}});
   }
   Crash();
   EXPECT_EQ(StatsOf(0).factor_version, 0u);
@@ -317,7 +319,8 @@ TEST_P(GradientMethodTest, GradientsOfAnotherHistoryThanThePlansAreNotTakenIn) {
   ExpectAnswer(*SendGradient(5), {5});
 }
 
-// --- a drain ----------------------------------------------------------------------------------------------------------
+// --- a drain
+// ----------------------------------------------------------------------------------------------------------
 
 TEST_P(GradientMethodTest, AFinalSnapshotIsExactWithoutAJournalOfGradients) {
   spec.world_size = 2;

@@ -237,11 +237,13 @@ TEST_F(ShardPullTest, ALossIsNoticedBehindTheWindowToo) {
   Start();  // with nothing
   EXPECT_TRUE(Statistics(9, 0, 1)->accepted());
   const ContributionKey key = PullHeader(2, 1).key;
-  EXPECT_EQ(GetErrorReason(shard->data_plane().Resume({.key = key, .factor_version = 3}).status()), ErrorReason::kStateLost);
+  EXPECT_EQ(GetErrorReason(shard->data_plane().Resume({.key = key, .factor_version = 3}).status()),
+            ErrorReason::kStateLost);
   Start();
   EXPECT_TRUE(Statistics(9, 0, 1)->accepted());
   EXPECT_TRUE(Statistics(9, 1, 1)->accepted());
-  EXPECT_TRUE(shard->data_plane().Resume({.key = key, .factor_version = 3}).ok()) << "from a stream that broke long ago";
+  EXPECT_TRUE(shard->data_plane().Resume({.key = key, .factor_version = 3}).ok())
+      << "from a stream that broke long ago";
 }
 
 TEST_F(ShardPullTest, RefusesWhatDoesNotBelongToTheMode) {

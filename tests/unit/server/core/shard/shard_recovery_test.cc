@@ -84,9 +84,10 @@ class ShardRecoveryTest : public ShardFixture {
     for (Lane& lane : lanes) {
       if (lane.step > 0) {
         const ContributionHeader last = Header(ContributionKind::kGradient, lane.step - 1, lane.rank, lane.layer);
-        const absl::Status known = shard->data_plane()
-                                       .Resume({.key = last.key, .factor_version = lane.factor_version, .next_step = last.key.step})
-                                       .status();
+        const absl::Status known =
+            shard->data_plane()
+                .Resume({.key = last.key, .factor_version = lane.factor_version, .next_step = last.key.step})
+                .status();
         EXPECT_TRUE(known.ok()) << known;
         for (ContributionKind kind : Kinds(lane.step - 1)) SendOne(lane, kind, lane.step - 1);
       }
@@ -270,12 +271,12 @@ TEST_F(ShardJournalTest, CovariancesComeBackFromTheJournalOfGradients) {
     const std::shared_ptr<Reply> reply = Gradient(step, 0, 1);
     const std::vector<float> before = reply->values();
     ReplaceShard();
-    EXPECT_EQ(shard->data_plane()
-                  .Resume({.key = Header(ContributionKind::kGradient, step, 0).key,
-                           .factor_version = step,
-                           .next_step = step})
-                  .value(),
-              0u);
+    EXPECT_EQ(
+        shard->data_plane()
+            .Resume(
+                {.key = Header(ContributionKind::kGradient, step, 0).key, .factor_version = step, .next_step = step})
+            .value(),
+        0u);
     EXPECT_TRUE(Statistics(step, 0, 1)->duplicate());
     const std::shared_ptr<Reply> again = Gradient(step, 0, 1);
     ASSERT_TRUE(again->result.has_value());
