@@ -105,6 +105,7 @@ class DefaultTest(torch_case.ServerCase):
                                   ("gru.weight_ih_l0", 3, (3, 6)), ("plain.weight_hh_l0", 1, (2, 2)), ("cell.weight_ih", 3, (3, 2))):
             names = [name] if gates == 1 else [f"{name}.group{gate}" for gate in range(gates)]
             self.assertEqual([sizes.get(one) for one in names], [size] * gates, name)
+        self.assertEqual({group["lr_scale"] for group in pre.param_groups()}, {1.0})
         twins = nn.ModuleList(nn.Linear(2, 3, bias=False) for _ in range(3))
         other = self.preconditioner(twins, f"{self.name}-twins", method="muon")
         for step in range(3):

@@ -246,7 +246,7 @@ class Chosen:
         convolutions: Names of layers that are convolutions.
         ends: Names of linear layers that are not hidden: with an output for each row of an embedding, or first or last
             of a model without embeddings.
-        tables: Weights of embeddings, if no other module has one of them.
+        tables: Weights of embeddings, if no other module has one of them; for a higher rate.
         frozen: Matrices that are no layers because they are frozen, by name.
     """
 

@@ -18,7 +18,7 @@ from ._optimizer import BaseOptimizer
 
 # For vectors, which the optimizer trains. torch's default for the second beta suits longer runs.
 _BETAS = (0.95, 0.95)
-# For embeddings of a model that ties none, which the optimizer trains: multiple of the learning rate of all other parameters.
+# For Chosen.tables, which the optimizer trains: multiple of the learning rate of all other parameters.
 _EMBEDDING_SCALE = 4.0
 # For linear layers at a model's ends, and for weights that a layer shares with an embedding. Longer sides, usually a
 # vocabulary, get no factor, because its decomposition costs d^3.
@@ -67,7 +67,7 @@ class Recipe:
 
     @property
     def embedding_scale(self) -> float:
-        """lr_scale of the embeddings that the optimizer trains, in a model that ties none."""
+        """lr_scale of Chosen.tables."""
         return _EMBEDDING_SCALE if self.is_default else 1.0
 
     def optimizer_options(self, options: Mapping[str, Any]) -> Dict[str, Any]:
@@ -131,7 +131,7 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     chosen = _layers_of(model, choice, recipe)
     recurrent = recurrent_matrices(model)
     if recipe.is_default and any(id(matrix.weight) in recurrent for _, matrix in chosen.matrices):
-        recipe.ends = _AVERAGE
+        recipe.ends, chosen.tables = _AVERAGE, set()
     left = _most_left(model, chosen, recipe.is_default)
     if not left:
         return recipe, chosen
