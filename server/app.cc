@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <fstream>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -40,6 +39,7 @@
 #include "server/periodic.h"
 #include "server/plane/collective_registry.h"
 #include "server/plane_transports.h"
+#include "server/port_file.h"
 #include "server/recovery/layer_uploads.h"
 #include "server/recovery/shard_store.h"
 #include "server/rpc/admin_service.h"
@@ -143,19 +143,6 @@ v1::SnapshotInfo EncodeSnapshot(const recovery::SnapshotSummary& summary) {
   return info;
 }
 
-// Writes the file atomically, so that a reader never sees part of a number.
-absl::Status WritePortFile(const std::string& path, absl::string_view port) {
-  if (path.empty()) return absl::OkStatus();
-  const std::string temporary = absl::StrCat(path, ".tmp");
-  std::ofstream file(temporary);
-  file << port << "\n";
-  file.close();
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
-    return absl::UnavailableError(absl::StrCat("port file: cannot write ", path));
-  }
-  return absl::OkStatus();
-}
-
 // Returns null if no collector is configured.
 std::unique_ptr<trace::Tracer> MakeTracer(const ServerConfig& config, const Clock& clock, Logger& logger) {
   if (config.trace_endpoint.empty()) return nullptr;
@@ -207,6 +194,7 @@ class ServerApp final : public App {
     PRECONDOR_RETURN_IF_ERROR(StartServer());
     metrics_.SetProbe([this](metrics::MetricsObserver& metrics) {
       metrics.OnDroppedLogLines(logger_.dropped_lines());
+      metrics.OnCertificateExpiry(security_->certificate_expiry());
       if (tracer_ != nullptr) {
         const trace::Tracer::Counts spans = tracer_->counts();
         metrics.OnTraceSpans(spans.sent + spans.dropped, spans.dropped);
@@ -696,6 +684,7 @@ class ServerApp final : public App {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<App>> App::Start(const ServerConfig& config, Logger& logger) {
+  PRECONDOR_RETURN_IF_ERROR(CheckAddressSpace(config));  // before the first thread
   auto app = std::make_unique<ServerApp>(config, logger);
   PRECONDOR_RETURN_IF_ERROR(app->Init());
   return std::unique_ptr<App>(std::move(app));

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <fstream>
+#include <sys/resource.h>
+#include <thread>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
@@ -61,6 +63,16 @@ int64_t SumOf(const MemoryBudget& budget) {
   int64_t sum = 0;
   for (const auto& [part, bytes] : budget) sum += bytes;
   return sum;
+}
+
+absl::Status CheckAddressSpace(const ServerConfig& config) {
+  // A server with one thread has come to 0.8 GiB when it starts, and each thread to 8 MiB of stack and more.
+  const int64_t threads = std::max<int64_t>(config.threads, std::thread::hardware_concurrency());
+  const int64_t needed = (int64_t{1} << 30) + (threads << 24);
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur >= static_cast<rlim_t>(needed)) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("address space (ulimit -v): expected at least ", needed >> 10, " KiB, got ", limit.rlim_cur >> 10));
 }
 
 std::optional<int64_t> ContainerMemory(const std::string& root) {

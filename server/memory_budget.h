@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
@@ -25,6 +26,10 @@ MemoryBudget BudgetOf(const ServerConfig& config, bool sessions_on_host,
                       absl::Span<const ShardSessionSummary> sessions);
 
 int64_t SumOf(const MemoryBudget& budget);
+
+// Returns ResourceExhausted if the process may not have the address space that its threads need (`ulimit -v`): gRPC
+// would wait for a thread that cannot start, or end the process.
+absl::Status CheckAddressSpace(const ServerConfig& config);
 
 // Returns the lowest memory limit, in bytes, of this process's cgroup and those above it; nullopt without a limit.
 // `root` is a folder that stands for / in tests.

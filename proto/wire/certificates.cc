@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/wire/certificates.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -88,6 +89,20 @@ absl::StatusOr<std::string> ReadCertificate(const std::string& cert, const std::
         absl::StrCat("tls_key ", key, ": expected the key of the certificate ", cert, ", got another one"));
   }
   return chain;
+}
+
+absl::Time ExpiryOf(const std::string& chain) {
+  const ErrorScope errors;
+  const Owned<BIO> reader = Reader(chain);
+  absl::Time first = absl::InfiniteFuture();
+  for (;;) {
+    const Owned<X509> certificate(PEM_read_bio_X509(reader.get(), nullptr, NoPassphrase, nullptr));
+    if (certificate == nullptr) return first;
+    tm end = {};
+    if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate.get()), &end) == 1) {
+      first = std::min(first, absl::FromTM(end, absl::UTCTimeZone()));
+    }
+  }
 }
 
 }  // namespace precondor::wire

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 namespace precondor::wire {
 
@@ -20,5 +21,9 @@ absl::Status CheckAuthorities(absl::string_view option, const std::string& path)
 // Returns the certificate chain in the file `cert` if it and the key can be read and belong together. The options are
 // tls_cert and tls_key.
 absl::StatusOr<std::string> ReadCertificate(const std::string& cert, const std::string& key);
+
+// Returns the end of validity of the certificate of `chain` that expires first. Precondition: `chain` comes from
+// ReadCertificate.
+absl::Time ExpiryOf(const std::string& chain);
 
 }  // namespace precondor::wire

@@ -159,6 +159,8 @@ inline constexpr MetricInfo kCatalog[] = {
     {"precondor_memory_budget_bytes", MetricType::kGauge, "part",
      "Memory that each part of the process may come to use with the sessions that there are"},
     {"precondor_container_memory_bytes", MetricType::kGauge, "", "Memory limit of the container; 0: none"},
+    {"precondor_certificate_expiry_timestamp_seconds", MetricType::kGauge, "",
+     "Unix time at which the server's certificate expires; 0: plaintext"},
     {"precondor_dropped_log_lines_total", MetricType::kCounter, "",
      "Log lines that standard error did not take at once, or that repeated a message more than 100 times in 10 s"},
     {"precondor_accept_failures_total", MetricType::kCounter, "",

@@ -410,6 +410,9 @@ void MetricsObserver::OnStream(bool open) {
   prometheus::Gauge& streams = impl_->gauge(Metric("precondor_open_streams"));
   open ? streams.Increment() : streams.Decrement();
 }
+void MetricsObserver::OnCertificateExpiry(int64_t unix_seconds) {
+  impl_->gauge(Metric("precondor_certificate_expiry_timestamp_seconds")).Set(static_cast<double>(unix_seconds));
+}
 void MetricsObserver::OnAcceptFailure() { impl_->counter(Metric("precondor_accept_failures_total")).Increment(); }
 void MetricsObserver::OnReceived(TransferPath path, TransferKind kind, int64_t bytes) {
   if (auto* counter = impl_->transfer(0, path, kind); counter != nullptr) {

@@ -47,6 +47,8 @@ class MetricsObserver final : public Observer {
   void OnMemoryBudget(absl::string_view part, int64_t bytes);
   // `bytes` is 0 if there is no limit.
   void OnContainerMemory(int64_t bytes);
+  // `unix_seconds` is 0 without a certificate.
+  void OnCertificateExpiry(int64_t unix_seconds);
 
   // TransferObserver.
   void OnReceived(TransferPath path, TransferKind kind, int64_t bytes) override;

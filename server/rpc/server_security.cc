@@ -3,12 +3,15 @@
 
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
+#include <sys/stat.h>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 
 #include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
@@ -23,9 +26,18 @@ namespace {
 
 constexpr char kAuthorization[] = "authorization";
 constexpr char kScheme[] = "Bearer ";
+constexpr absl::Duration kSoon = absl::Hours(24);             // as the alert in deploy/prometheus
 constexpr char kHealthMethods[] = "/grpc.health.v1.Health/";  // open to all, and so without a limit
 
 absl::string_view View(const grpc::string_ref& text) { return {text.data(), text.size()}; }
+
+// Warns of a file with a secret that users besides its owner and group can read, or users besides its owner can write.
+void CheckMode(absl::string_view option, const std::string& path, Logger& logger) {
+  struct stat file = {};
+  if (stat(path.c_str(), &file) != 0 || (file.st_mode & (S_IROTH | S_IWOTH | S_IWGRP)) == 0) return;
+  logger.Log(Severity::kWarning, "other users can read or change a file with a secret",
+             {{"option", option}, {"file", path}, {"mode", absl::StrFormat("%04o", file.st_mode & 07777)}});
+}
 
 absl::StatusOr<AccessList> ReadAccess(const std::string& path, std::string& text) {
   PRECONDOR_ASSIGN_OR_RETURN(text, wire::ReadCredentialFile("access_file", path));
@@ -111,9 +123,12 @@ absl::StatusOr<std::unique_ptr<ServerSecurity>> ServerSecurity::Make(const Serve
   }
   // Everything that can fail precedes the provider: its thread does not end if its options are never used.
   PRECONDOR_ASSIGN_OR_RETURN(security->certificate_, wire::ReadCertificate(files.cert, files.key));
+  security->CheckExpiry();
+  CheckMode("tls_key", files.key, logger);
   if (!files.client_ca.empty()) PRECONDOR_RETURN_IF_ERROR(wire::CheckAuthorities("tls_client_ca", files.client_ca));
   if (!files.access_file.empty()) {
     PRECONDOR_ASSIGN_OR_RETURN(AccessList list, ReadAccess(files.access_file, security->access_));
+    CheckMode("access_file", files.access_file, logger);
     security->access_control_ = std::make_shared<AccessControl>(std::move(list), tenant_max_calls, std::move(recorder));
   }
   grpc::experimental::TlsServerCredentialsOptions options(
@@ -145,6 +160,21 @@ SessionCaller ServerSecurity::CallerOf(const grpc::ServerContextBase& context) c
   return caller;
 }
 
+void ServerSecurity::CheckExpiry() {
+  const absl::Time expiry = wire::ExpiryOf(certificate_);
+  expiry_.store(absl::ToUnixSeconds(expiry));
+  const absl::Duration left = expiry - absl::Now();
+  absl::string_view warning;
+  if (left <= absl::ZeroDuration()) {
+    warning = "the certificate has expired: clients refuse it";
+  } else if (left < kSoon) {
+    warning = "the certificate expires soon";
+  }
+  if (std::exchange(expiry_warning_, warning) == warning || warning.empty()) return;
+  logger_.Log(Severity::kWarning, warning,
+              {{"file", files_.cert}, {"expires", absl::FormatTime(expiry, absl::UTCTimeZone())}});
+}
+
 void ServerSecurity::Reload() {
   if (files_.cert.empty()) return;
   const auto warn = [this](absl::string_view what, const absl::Status& status) {
@@ -164,6 +194,7 @@ void ServerSecurity::Reload() {
       warn(kRefusing, certificate.status());
     }
   }
+  if (certificate.ok()) CheckExpiry();
   if (access_control_ == nullptr) return;
   std::string text;
   absl::StatusOr<AccessList> list = ReadAccess(files_.access_file, text);

@@ -3,6 +3,7 @@
 // and of the server's user, which could also read the server's key and access file.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <grpcpp/security/auth_metadata_processor.h>
 #include <grpcpp/security/server_credentials.h>
@@ -12,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 #include "kernels/base/log.h"
 #include "server/core/session_access.h"
@@ -43,19 +45,24 @@ class ServerSecurity {
   // Returns the call's tenants and operator role by the access file, without a session's secret. A caller on a Unix
   // socket, or without an access file, speaks for every tenant.
   SessionCaller CallerOf(const grpc::ServerContextBase& context) const;
+  // Returns the Unix time, in seconds, at which the certificate in use expires; 0 means plaintext.
+  int64_t certificate_expiry() const { return expiry_.load(); }
   // Reads the access file again; keeps the old list if the file no longer holds a valid one. Logs changes. Also warns
-  // if the certificate, its key or the authorities, which gRPC itself reads again, are not usable. Call it at
-  // intervals.
+  // if the certificate, its key or the authorities, which gRPC itself reads again, are not usable, and if the
+  // certificate has a day left or has expired. Call it at intervals.
   void Reload();
 
  private:
   class AccessControl;
   ServerSecurity(ServerSecurityFiles files, Logger& logger);
+  void CheckExpiry();
 
   const ServerSecurityFiles files_;
   Logger& logger_;
-  std::string certificate_;                        // contents when last read, or why the read failed
-  std::string access_;                             // contents when last read, or why the read failed
+  std::string certificate_;  // contents when last read, or why the read failed
+  std::string access_;       // contents when last read, or why the read failed
+  std::atomic<int64_t> expiry_ = 0;
+  absl::string_view expiry_warning_;               // the last one; empty: none
   absl::Status authorities_;                       // result of the last check of client_ca
   std::shared_ptr<AccessControl> access_control_;  // null without an access file
   std::shared_ptr<grpc::ServerCredentials> credentials_;

@@ -36,6 +36,7 @@ MAY_ASK_FOR_WALL_CLOCK = {
     "kernels/base/log.cc",  # times of log lines
     "proto/wire/grpc_deadline.h",  # gRPC turns it into monotonic time at once
     "server/metrics/metrics_observer.cc",  # Unix times, which Prometheus compares with its own
+    "server/rpc/server_security.cc",  # what a certificate's validity is compared with
     "server/trace/tracer.cc",  # spans have Unix times
     "server/app.cc",  # number of a process' memory
     "server/core/coordinator/coordinator_opening.cc",  # session ids, beyond those of a journal that is lost

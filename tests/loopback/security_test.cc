@@ -6,14 +6,19 @@
 #include <openssl/ssl.h>
 #include <string>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 
 #include "client/cpp/tools/ctl_commands.h"
+#include "kernels/base/clock.h"
+#include "kernels/base/log.h"
 #include "precondor/client.h"
 #include "precondor/v1/shard.grpc.pb.h"
 #include "precondor/v1/snapshot.pb.h"
@@ -473,6 +478,37 @@ TEST_F(SecurityTest, AClientNamesTheFileThatIsWrong) {
   files.tls_key = Path("server.key");
   EXPECT_THAT(refusal(files), HasSubstr("expected the key of the certificate"));
   EXPECT_EQ(ERR_peek_error(), 0u) << "left for the program's own TLS";
+}
+
+TEST_F(SecurityTest, WarnsOfACertificateThatExpiresAndOfFilesThatOthersUse) {
+  ServerConfig config = Config();
+  config.access_file = Path("access");
+  Write("access", "worker token 0123456789abcdef\n");
+  // What a server warns of, whose certificate is valid for as long and whose secrets have this mode.
+  const auto warnings = [&](absl::Duration left, mode_t mode) {
+    Write("server", authority_.Issue({.common_name = "server", .names = kHost, .valid_until = left}));
+    for (const std::string& path : {config.tls_key, config.access_file}) EXPECT_EQ(chmod(path.c_str(), mode), 0);
+    std::string log;
+    const RealClock clock;
+    LineLogger logger(LogFormat::kText, Severity::kWarning, clock,
+                      [&log](absl::string_view line) { absl::StrAppend(&log, line); });
+    auto app = App::Start(config, logger);
+    EXPECT_TRUE(app.ok()) << app.status();
+    const std::string metrics = (*app)->metrics_text();
+    const std::string name = "\nprecondor_certificate_expiry_timestamp_seconds ";
+    const size_t begin = metrics.find(name) + name.size();
+    double expiry = 0;
+    EXPECT_TRUE(absl::SimpleAtod(metrics.substr(begin, metrics.find('\n', begin) - begin), &expiry));
+    EXPECT_NEAR(expiry, absl::ToDoubleSeconds(absl::Now() + left - absl::UnixEpoch()), 600);
+    app->reset();
+    return log;
+  };
+  EXPECT_EQ(warnings(absl::Hours(25), 0640), "");
+  EXPECT_THAT(warnings(absl::Hours(23), 0600), HasSubstr("the certificate expires soon"));
+  const std::string all = warnings(-absl::Minutes(1), 0644);
+  for (const char* text : {"the certificate has expired", "option=tls_key", "option=access_file", "mode=0644"}) {
+    EXPECT_THAT(all, HasSubstr(text));
+  }
 }
 
 TEST(ChannelSecurityTest, AMissingFileIsNeverPlaintext) {

@@ -342,5 +342,19 @@ TEST(ServerProcessTest, EndsWithTwoOnABadFlagAndZeroOnAGoodConfiguration) {
   EXPECT_EQ(Process({"--check-config"}).Wait(), 0);
 }
 
+TEST(ServerProcessTest, EndsWithAnErrorWhereItsThreadsHaveNoRoom) {
+#ifdef PRECONDOR_SANITIZED
+  GTEST_SKIP() << "a sanitizer needs address space of its own";
+#endif
+  const TempDir folder;
+  const std::string command =
+      absl::StrCat("ulimit -v 600000 && exec " PRECONDOR_SERVER " --listen=127.0.0.1:0 2>", folder.path(), "/log");
+  const int status = std::system(command.c_str());
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+  std::ifstream file(folder.path() + "/log");
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(file), {}),
+              ::testing::ContainsRegex("address space .ulimit -v.: expected at least [0-9]+ KiB, got 600000"));
+}
+
 }  // namespace
 }  // namespace precondor

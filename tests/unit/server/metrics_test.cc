@@ -110,6 +110,7 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnIncompleteBytes(48);
   metrics.OnMemoryBudget("messages", 77);
   metrics.OnContainerMemory(99);
+  metrics.OnCertificateExpiry(1'000'000'000);
   metrics.OnDroppedLogLines(5);
   metrics.OnTraceSpans(7, 2);
   metrics.OnTraceSpans(9, 3);
@@ -260,6 +261,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_incomplete_bytes)", 48},
       {R"(precondor_memory_budget_bytes{part="messages"})", 77},
       {R"(precondor_container_memory_bytes)", 99},
+      {R"(precondor_certificate_expiry_timestamp_seconds)", 1e9},
       {"precondor_trace_spans_total", 9},
       {"precondor_dropped_trace_spans_total", 3},
       {R"(precondor_admissions_total{result="admitted"})", 1},
