@@ -339,6 +339,7 @@ LayerWorker::Answer LayerWorker::Encode(StepData& data, Answer answer, absl::Spa
   if (dtype != DType::kF32) {
     if (dtype == DType::kF16) tensor.scale = F16Scale(values);
     EncodeElements(dtype, values, tensor.scale, data.result_buffer.data());
+    data.decoded = {};
   }
   result.tensors = {std::move(tensor)};
   result.bytes = std::make_shared<const Payload>(std::move(data.result_buffer));
@@ -351,6 +352,7 @@ LayerWorker::Answer LayerWorker::Skip(StepData& data, AnswerCause cause, std::st
   data.sum.reset();
   data.parts.clear();
   data.result_buffer = Payload();
+  data.decoded = {};
   data.on_device = nullptr;
   Answer answer;
   answer.result.decision = Decision::kSkip;
