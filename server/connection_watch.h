@@ -42,8 +42,8 @@ class ConnectionWatch {
   // Takes note of a connection, whose descriptor stays the caller's. Returns ResourceExhausted if its peer has too many
   // or is refused for a time; the caller then closes it.
   absl::Status Add(int fd, absl::Time now);
-  // Ends the connections that exceed a limit; returns why, for each. Call it often. It takes about 0.05 ms for a
-  // connection, and does nothing if it was called so recently that it would use more than 5 % of a core.
+  // Ends the connections that exceed a limit; returns why, for each. Call it often. It takes about 0.02 ms for a
+  // connection, and does nothing if it was called so recently that it would use more than some 2 % of a core.
   std::vector<absl::Status> Check(absl::Time now);
 
  private:
