@@ -579,7 +579,7 @@ class ServerApp final : public App {
     if (!config_.tls_cert.empty()) {
       timers_.Start("reload-tls", absl::Seconds(wire::kReloadSeconds), [this] { security_->Reload(); });
     }
-    timers_.Start("connections", absl::Milliseconds(100), [this] { listeners_->CheckConnections(MonotonicNow()); });
+    timers_.Start("connections", absl::Milliseconds(20), [this] { listeners_->CheckConnections(MonotonicNow()); });
     if (planes_ != nullptr) timers_.Start("sweep-planes", absl::Milliseconds(500), [this] { planes_->Sweep(); });
     if (shard_ != nullptr && config_.slow_worker_ms > 0) {
       const int64_t pause = std::clamp<int64_t>(config_.slow_worker_ms / 4, 1, 1000);

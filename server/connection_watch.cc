@@ -222,6 +222,7 @@ std::vector<absl::Status> ConnectionWatch::Check(absl::Time now) {
   MutexLock lock(mu_);
   if (now < next_check_) return ended;
   Forget();
+  if (connections_.empty()) return ended;
   std::erase_if(refused_until_, [now](const auto& refused) { return refused.second <= now; });
   next_check_ = now + kPerConnection * static_cast<double>(connections_.size());
   const std::map<std::string, Counts> all_counts = ReadCounts();
