@@ -33,6 +33,7 @@ constexpr MethodRoles kMethods[] = {
     {"/precondor.v1.PreconditionService/Exchange", kWorker},
     {"/precondor.v1.PreconditionService/Precondition", kWorker},
     {"/precondor.v1.PreconditionService/JoinPlane", kWorker},
+    {"/precondor.v1.PreconditionService/ListMissingRanks", kWorker},
     {"/precondor.v1.AdminService/GetServerInfo", kAnyRole},  // each client's first call
     {"/precondor.v1.AdminService/ListSessions", kOperator},
     {"/precondor.v1.AdminService/GetLayerStats", kOperator},

@@ -25,6 +25,15 @@ v1::FrameHeader AnswerHeader(const v1::FrameHeader& contribution, v1::FrameKind 
 // Writes the result's tensors and payload size to `header` and its decision to `outcome`.
 void EncodeResult(const GradientResult& result, v1::FrameHeader& header, v1::Outcome& outcome);
 
+// Returns the first 16 ranks of a list in ascending order, which are enough to look for a cause.
+template <typename Ranks>
+google::protobuf::RepeatedField<uint32_t> FirstRanks(const Ranks& ranks) {
+  constexpr int kMostRanks = 16;
+  google::protobuf::RepeatedField<uint32_t> first;
+  for (auto rank = ranks.begin(); rank != ranks.end() && first.size() < kMostRanks; ++rank) first.Add(*rank);
+  return first;
+}
+
 v1::Directive EncodeDirective(const Directive& directive);
 v1::ModeStatus EncodeModeStatus(const CoordinatorSessionSummary& session);
 v1::ShardMap EncodeShardMap(uint64_t epoch, const std::vector<ShardAssignment>& assignments);

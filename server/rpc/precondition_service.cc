@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -223,6 +224,18 @@ grpc::ServerUnaryReactor* PreconditionService::JoinPlane(grpc::CallbackServerCon
     for (const std::vector<uint32_t>& layers : rendezvous_info.buckets) {
       response->add_buckets()->mutable_layers()->Add(layers.begin(), layers.end());
     }
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* PreconditionService::ListMissingRanks(grpc::CallbackServerContext* context,
+                                                                const v1::ListMissingRanksRequest* request,
+                                                                v1::ListMissingRanksResponse* response) {
+  return runner_.Run(context, "PreconditionService/ListMissingRanks", [this, request, response]() -> absl::Status {
+    const v1::FrameHeader& key = request->key();
+    PRECONDOR_ASSIGN_OR_RETURN(const std::set<uint32_t> ranks,
+                               shard_.MissingRanks(DecodeKey(key), SessionCaller::Showing(key.secret())));
+    *response->mutable_ranks() = FirstRanks(ranks);
     return absl::OkStatus();
   });
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PreconditionService: the stream, the unary call and the rendezvous by which workers send gradients to a shard.
+// PreconditionService: the stream, the unary call and the rendezvous by which workers send gradients to a shard, and
+// what a step waits for.
 #pragma once
 
 #include "precondor/v1/precondition.grpc.pb.h"
@@ -16,7 +17,8 @@ namespace precondor::rpc {
 class PreconditionService final
     : public v1::PreconditionService::WithRawCallbackMethod_Exchange<
           v1::PreconditionService::WithCallbackMethod_Precondition<
-              v1::PreconditionService::WithCallbackMethod_JoinPlane<v1::PreconditionService::Service>>> {
+              v1::PreconditionService::WithCallbackMethod_JoinPlane<
+                  v1::PreconditionService::WithCallbackMethod_ListMissingRanks<v1::PreconditionService::Service>>>> {
  public:
   // `shard_generation` is 0 for a shard without a data directory, and otherwise a number that no other process of the
   // shard has. If it is not 0, each stream announces its sum with ShardDataPlane::state_generation(). `regions`
@@ -39,6 +41,7 @@ class PreconditionService final
     MarkMethodCallback(MethodIndex(kPrecondition),
                        BoundedHandler(runner, kPrecondition, RefuseGrowth, this, &PreconditionService::Precondition));
     bound("PreconditionService/JoinPlane", &PreconditionService::JoinPlane);
+    bound("PreconditionService/ListMissingRanks", &PreconditionService::ListMissingRanks);
   }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(grpc::CallbackServerContext* context) override;
@@ -46,6 +49,9 @@ class PreconditionService final
                                          v1::PreconditionResponse* response) override;
   grpc::ServerUnaryReactor* JoinPlane(grpc::CallbackServerContext* context, const v1::JoinPlaneRequest* request,
                                       v1::JoinPlaneResponse* response) override;
+  grpc::ServerUnaryReactor* ListMissingRanks(grpc::CallbackServerContext* context,
+                                             const v1::ListMissingRanksRequest* request,
+                                             v1::ListMissingRanksResponse* response) override;
 
   // Bytes of payloads that workers have begun and not ended.
   uint64_t incomplete_bytes() const { return open_payloads_.bytes(); }

@@ -84,6 +84,7 @@ grpc::ServerUnaryReactor* SessionService::JoinSession(grpc::CallbackServerContex
         response->set_session_id(joined.session_id);
         response->set_epoch(joined.epoch);
         response->set_active(joined.active);
+        *response->mutable_missing_ranks() = FirstRanks(joined.missing_ranks);
         response->set_secret(joined.secret);
         *response->mutable_shard_map() = EncodeShardMap(joined.epoch, joined.shard_map);
         *response->mutable_directive() = EncodeDirective(joined.directive);

@@ -24,6 +24,7 @@ import numpy as np
 
 import method_options
 import precondor
+from precondor import _programs
 from interop_test import ROOT, Server, TIMEOUT_S, write_stubs
 from client_training import EXCHANGES, reference, train
 
@@ -435,6 +436,38 @@ class ClientTest(unittest.TestCase):
         future = worker.precondition(0, 0, np.ones((2, 3), np.float32), 1)
         self.assertFalse(future.wait(0))
         self.expect(TimeoutError, f"session {self.name} step 0 layer 0", future.result)
+
+    def test_a_time_out_names_the_ranks_that_are_missing(self):
+        session = self.open(world_size=3, method="muon", layers=[precondor.Layer("fc", 2, 3), precondor.Layer("head", 2, 3)])
+        self.expect(precondor.DeadlineExceededError, r"rank 1 has joined, but .*; not joined: ranks 0, 2",
+                    self.enterContext(precondor.Client(self.server.address, join_timeout=0.05)).join, self.name, 1)
+        client = self.enterContext(precondor.Client(self.server.address, result_timeout=0.2))
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            workers = list(pool.map(lambda rank: client.join(self.name, rank), range(3)))
+        gradient = np.ones((2, 3), np.float32)
+        futures = [workers[0].precondition(0, 1, gradient, 1), workers[2].precondition(0, 0, gradient, 1)]
+        for future, layer, missing in zip(futures, ("head", "fc"), ("ranks 1, 2", "ranks 0, 1")):
+            errors = {str(self.expect(precondor.DeadlineExceededError, f"step 0 .* not answered within 200ms; layer {layer} waits for {missing}$",
+                                      future.result)) for _ in range(2)}
+            self.assertEqual(len(errors), 1)
+        for worker in workers:
+            worker.close()
+        session.close()
+
+    def test_first_order_of_whole_updates_is_refused(self):
+        """By the server: fallback= and precondorctl reach it."""
+        refused = r"layer \"fc\" has the method muon, whose answers are whole updates; .*plain gradient descent"
+        for method, methods in (("muon", []), ("mkor", [precondor.LayerMethod("muon", [0])])):
+            options = {"method": method, "layer_methods": methods}
+            self.expect(precondor.InvalidArgumentError, f"fallback: expected policy NEVER, got AT_STEP: {refused}", self.client.open_session,
+                        spec(self.name, fallback={"policy": "AT_STEP", "at_step": 7}, **options))
+            session = self.client.open_session(spec(self.name, **options))
+            for mode, status, said in (("second-order", 0, "^$"), ("first-order", 1, f"got FIRST_ORDER: {refused}"), ("auto", 0, "^$")):
+                done = subprocess.run([_programs.path_of("precondorctl"), f"--server={self.server.address}", "mode", self.name, mode],
+                                      capture_output=True, text=True, check=False)
+                self.assertEqual(done.returncode, status, done.stderr)
+                self.assertRegex(done.stderr, said)
+            session.close()
 
     def test_what_is_closed_says_so(self):
         session = self.open(method="identity", world_size=1)

@@ -77,6 +77,16 @@ with precondor.Client(sys.argv[1], result_timeout=3600) as client, client.join("
         print(error)
 """
 
+UNUSED = """
+import torch
+from precondor.torch import Preconditioner
+model = torch.nn.ModuleDict({"used": torch.nn.Linear(3, 2), "unused": torch.nn.Linear(3, 2)})
+with Preconditioner(model, "local", method="identity") as pre:
+    for step in range(5):
+        model["used"](torch.ones(4, 3)).sum().backward()
+        assert pre.step(1.0).decisions == {"used": "IDENTITY", "unused": "SKIP"}
+"""
+
 RANK = """
 import sys
 import torch, torch.distributed as dist
@@ -209,6 +219,14 @@ class LocalServerTest(unittest.TestCase):
         kill(server.shared())
         with self.assertRaisesRegex(p.UnavailableError, "has ended by SIGKILL"):
             pre.step(1.0)
+
+    @unittest.skipIf(torch is None, "no torch")
+    def test_a_layer_that_is_not_used_is_told_once(self):
+        program = run(UNUSED, stderr=subprocess.PIPE)
+        _, told = program.communicate(timeout=DEADLINE_S)
+        self.assertEqual(program.returncode, 0, told)
+        self.assertEqual([line for line in told.splitlines() if "step skipped" in line and "layer=unused" in line][1:], [])
+        self.assertIn("step skipped session=local", told)
 
     @unittest.skipIf(torch is None, "no torch")
     def test_a_preconditioner_calls_none_that_has_ended(self):

@@ -12,6 +12,7 @@
 #include "absl/strings/strip.h"
 
 #include "client/cpp/src/channel.h"
+#include "client/cpp/src/missing_ranks.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/trace_context.h"
@@ -169,6 +170,7 @@ PRECONDOR_CONTROL_CALL(ReportStep, session)
 PRECONDOR_CONTROL_CALL_WITHIN(LeaveSession, session, std::min(rpc_timeout_, kLongestLeave))
 PRECONDOR_CONTROL_CALL(CloseSession, session)
 PRECONDOR_CONTROL_CALL(JoinPlane, precondition)
+PRECONDOR_CONTROL_CALL(ListMissingRanks, precondition)
 PRECONDOR_CONTROL_CALL(GetServerInfo, admin)
 PRECONDOR_CONTROL_CALL(ListSessions, admin)
 PRECONDOR_CONTROL_CALL(ListQuarantinedSessions, admin)
@@ -196,9 +198,9 @@ absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, 
     if (joined.ok() ? joined->active() : !being_restored) return joined;
     if (MonotonicNow() + pause >= deadline) {
       if (being_restored) return joined;
-      return absl::DeadlineExceededError(absl::StrCat("session ", request.name(), ": rank ", request.rank(),
-                                                      " has joined, but not every other rank within ",
-                                                      absl::FormatDuration(timeout)));
+      return absl::DeadlineExceededError(absl::StrCat(
+          "session ", request.name(), ": rank ", request.rank(), " has joined, but not every other rank within ",
+          absl::FormatDuration(timeout), RanksText("; not joined: ", joined->missing_ranks())));
     }
     if (!canceller.Pause(pause)) return absl::CancelledError(absl::StrCat("session ", request.name(), ": cancelled"));
     pause = std::min(pause * 2, kLastJoinPause);

@@ -188,10 +188,25 @@ bool PreconditionFuture::State::WaitFor(absl::Duration timeout) const {
 
 // Waits without a deadline: the link or the send queue fails the contribution at its deadline, and the worker's
 // destructor fails the rest.
-absl::StatusOr<Preconditioned> PreconditionFuture::State::Wait() const {
+absl::StatusOr<Preconditioned> PreconditionFuture::State::Wait() {
+  std::function<std::string()> explain;
+  {
+    MutexLock lock(mu_);
+    changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ReadyLocked() && !explaining_; });
+    if (!absl::IsDeadlineExceeded(outcome_->status()) || explain_late_ == nullptr) return *outcome_;
+    explain = std::exchange(explain_late_, nullptr);
+    explaining_ = true;
+  }
+  const std::string why = explain();
   MutexLock lock(mu_);
-  changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ReadyLocked(); });
+  explaining_ = false;
+  SetOutcome(absl::DeadlineExceededError(absl::StrCat(outcome_->status().message(), why)));
   return *outcome_;
+}
+
+void PreconditionFuture::State::ExplainLateWith(std::function<std::string()> explain) {
+  MutexLock lock(mu_);
+  explain_late_ = std::move(explain);
 }
 
 bool PreconditionFuture::ready() const { return state_ != nullptr && state_->ready(); }

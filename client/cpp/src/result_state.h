@@ -5,6 +5,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,7 +25,8 @@ namespace precondor {
 // One gradient's answer. Invariants: `out` is written only between Begin and Complete, and never after ready(). ready()
 // requires an outcome, and that no thread reads the gradient's memory. Chunks arrive in order; after a lost stream they
 // start again (Restart). If `out` is the gradient's own memory, chunks are kept in gRPC's buffers and written together
-// at the end, because a gradient that may be sent again must not be half overwritten. Thread-safe; calls no other code.
+// at the end, because a gradient that may be sent again must not be half overwritten. Thread-safe; calls no other code
+// but `explain`, without its lock.
 class PreconditionFuture::State final : public AnswerSink {
  public:
   // With `payload_borrowed` gRPC reads the gradient in the caller's memory until OnPayloadReleased.
@@ -40,9 +42,12 @@ class PreconditionFuture::State final : public AnswerSink {
   bool Fail(absl::Status status) override;
   void OnPayloadReleased();
 
+  // `explain` returns what is added to the message of DEADLINE_EXCEEDED; Wait calls it, once.
+  void ExplainLateWith(std::function<std::string()> explain);
+
   bool ready() const override;
   bool WaitFor(absl::Duration timeout) const;
-  absl::StatusOr<Preconditioned> Wait() const;
+  absl::StatusOr<Preconditioned> Wait();
 
  private:
   bool ReadyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return outcome_.has_value() && !borrowed_ && written_; }
@@ -59,6 +64,8 @@ class PreconditionFuture::State final : public AnswerSink {
   mutable Mutex mu_;
   mutable CondVar changed_;
   std::optional<absl::StatusOr<Preconditioned>> outcome_ ABSL_GUARDED_BY(mu_);
+  std::function<std::string()> explain_late_ ABSL_GUARDED_BY(mu_);
+  bool explaining_ ABSL_GUARDED_BY(mu_) = false;  // while explain_late_ runs
   bool borrowed_ ABSL_GUARDED_BY(mu_);
   bool written_ ABSL_GUARDED_BY(mu_) = true;  // false while held chunks wait for the gradient's release
   bool begun_ ABSL_GUARDED_BY(mu_) = false;

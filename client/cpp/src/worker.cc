@@ -18,6 +18,19 @@ constexpr absl::Duration kAskAgain = absl::Milliseconds(50);
 // Longest wait for gRPC to release borrowed memory after its connection was closed.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(10);
 
+std::shared_ptr<const MissingRanks> MakeMissingRanks(const SessionSpec& spec, uint32_t rank, uint64_t incarnation,
+                                                     const v1::JoinSessionResponse& joined,
+                                                     std::shared_ptr<const wire::ChannelSecurity> security) {
+  v1::FrameHeader sender;
+  sender.set_session_id(joined.session_id());
+  sender.set_rank(rank);
+  sender.set_incarnation(incarnation);
+  sender.set_secret(joined.secret());
+  std::vector<std::string> layers;
+  for (const LayerSpec& layer : spec.layers) layers.push_back(layer.name);
+  return std::make_shared<const MissingRanks>(std::move(sender), std::move(layers), std::move(security));
+}
+
 }  // namespace
 
 void Borrowed::Add() {
@@ -80,6 +93,7 @@ WorkerImpl::WorkerImpl(const ClientOptions& options, std::shared_ptr<ControlClie
       incarnation_(incarnation),
       session_id_(joined.session_id()),
       secret_(joined.secret()),
+      missing_ranks_(MakeMissingRanks(spec_, rank, incarnation, joined, control_->security())),
       routes_(absl::StrCat("session ", session_), spec_.layers.size(),
               [this](const std::string& address, uint64_t of) { return MakeLink(address, of); }),
       epoch_(joined.epoch()) {}

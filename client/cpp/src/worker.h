@@ -17,6 +17,7 @@
 #include "client/cpp/src/control.h"
 #include "client/cpp/src/device_send_queue.h"
 #include "client/cpp/src/local_factors.h"
+#include "client/cpp/src/missing_ranks.h"
 #include "client/cpp/src/shard_link.h"
 #include "client/cpp/src/shard_routes.h"
 #include "client/cpp/src/step_control.h"
@@ -99,6 +100,8 @@ class WorkerImpl final : public Worker {
   // Sends a gradient in host memory, encoded or from the caller's memory.
   PreconditionFuture SubmitGradient(std::shared_ptr<Contribution> contribution, const std::string& what,
                                     ConstMatrixView gradient, MatrixView out);
+  // Lets the future's error of a time-out name the ranks that the step waits for.
+  void ExplainLate(PreconditionFuture::State& state, uint64_t step, int64_t layer) const;
   PreconditionFuture Submit(std::shared_ptr<Contribution> contribution,
                             const std::shared_ptr<PreconditionFuture::State>& state, int64_t layer);
   // True if a first-order step needs no shard: except in DIRECT, the caller has the average already.
@@ -157,7 +160,8 @@ class WorkerImpl final : public Worker {
   const uint32_t rank_;
   const uint64_t incarnation_;
   const uint64_t session_id_;
-  const std::string secret_;               // secret of the session
+  const std::string secret_;  // secret of the session
+  const std::shared_ptr<const MissingRanks> missing_ranks_;
   std::optional<uint64_t> rollback_step_;  // constant after Make
   TrafficCounters traffic_;
   const std::shared_ptr<Borrowed> borrowed_ = std::make_shared<Borrowed>();

@@ -159,6 +159,7 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstM
   }
   if (factors_ != nullptr) {
     auto state = std::make_shared<PreconditionFuture::State>(what, out, false, false);
+    ExplainLate(*state, step, layer);
     factors_->Precondition(step, steps_->ModeSince(step), layer, gradient, out, state);
     return PreconditionFuture(std::move(state));
   }
@@ -236,9 +237,16 @@ PreconditionFuture WorkerImpl::AbstainGradient(uint64_t step, int64_t layer) {
   return Submit(std::move(contribution), state, layer);
 }
 
+void WorkerImpl::ExplainLate(PreconditionFuture::State& state, uint64_t step, int64_t layer) const {
+  state.ExplainLateWith([missing = missing_ranks_, shard = routes_.of_layer(static_cast<size_t>(layer))->address(),
+                         epoch = epoch(), step,
+                         layer] { return missing->Describe(shard, epoch, step, static_cast<uint32_t>(layer)); });
+}
+
 PreconditionFuture WorkerImpl::Submit(std::shared_ptr<Contribution> contribution,
                                       const std::shared_ptr<PreconditionFuture::State>& state, int64_t layer) {
   contribution->deadline = MonotonicNow() + options_.result_timeout;
+  ExplainLate(*state, contribution->id.step, layer);
   const absl::Status status = routes_.Submit(static_cast<size_t>(layer), std::move(contribution));
   if (!status.ok()) state->Fail(status);
   return PreconditionFuture(state);

@@ -68,7 +68,12 @@ bool FutureObject::Wait(double timeout_s) const {
 py::tuple FutureObject::Result() const {
   process_.Check();
   calls_.Until([this] { return future_.WaitFor(kSlice); });
-  const Preconditioned answer = calls_.ValueOrRaise(future_.Wait());
+  absl::StatusOr<Preconditioned> answered;
+  {
+    py::gil_scoped_release released;  // a late answer's error takes a call
+    answered = future_.Wait();
+  }
+  const Preconditioned answer = calls_.ValueOrRaise(std::move(answered));
   return py::make_tuple(answer.decision == Decision::kSkip ? py::none() : gradient_,
                         Text(DecisionName(answer.decision)), answer.factor_version, answer.inner_product,
                         Text(answer.reason));

@@ -76,6 +76,11 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::SetMode(absl::string_view
   SessionLock locked(*this, name, /*create=*/false);
   if (locked.state() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
   CoordinatorSession& session = *locked.state();
+  const std::string why = mode == Mode::kFirstOrder ? WhyNoFirstOrder(session.spec()) : "";
+  if (!why.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session \"", name, "\": expected mode ", ModeName(Mode::kSecondOrder), ", got ", ModeName(*mode), ": ", why));
+  }
   {
     MutexLock lock(mu_);
     session.Force(mode);

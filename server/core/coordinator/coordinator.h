@@ -145,6 +145,9 @@ class Coordinator {
   absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(const SessionSpec& spec, SessionAccess access);
   // Returns SessionBytes, or 0 if tenants have no limit of bytes.
   int64_t CountedBytes(const SessionSpec& spec) const;
+  // Returns why no step of the session may be in first order, or "". An averaged gradient in the place of a whole
+  // update would be plain gradient descent at that update's rate.
+  std::string WhyNoFirstOrder(const SessionSpec& spec) const;
   absl::Status CheckTenants(absl::string_view name, const TenantSession& session) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Places the session's layers. Returns one entry for each shard.

@@ -49,6 +49,7 @@ absl::StatusOr<JoinResult> Coordinator::JoinSession(absl::string_view name, uint
   return JoinResult{.session_id = session.id(),
                     .epoch = session.members().epoch(),
                     .active = session.members().active(),
+                    .missing_ranks = session.members().Missing(),
                     .shard_map = std::move(summary.shard_map),
                     .directive = MakeDirective(session),
                     .spec = session.spec(),

@@ -67,6 +67,14 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, con
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec));
   PRECONDOR_RETURN_IF_ERROR(CheckServed(spec));
   PRECONDOR_RETURN_IF_ERROR(MethodSet::Make(spec, options_.make_method).status());
+  if (spec.fallback.policy != FallbackPolicy::kNever) {
+    const std::string why = WhyNoFirstOrder(spec);
+    if (!why.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("session \"", spec.name, "\": fallback: expected policy ",
+                                                     FallbackPolicyName(FallbackPolicy::kNever), ", got ",
+                                                     FallbackPolicyName(spec.fallback.policy), ": ", why));
+    }
+  }
   {
     MutexLock lock(mu_);
     if (draining_) {
@@ -145,6 +153,20 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
                {"shards", static_cast<uint64_t>(MakeSummary(*session).shard_map.size())},
                {"world_size", spec.world_size}});
   return session;
+}
+
+std::string Coordinator::WhyNoFirstOrder(const SessionSpec& spec) const {
+  const absl::StatusOr<MethodSet> methods = MethodSet::Make(spec, options_.make_method);
+  if (!methods.ok()) return "";
+  for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
+    const Method& method = methods->of(static_cast<int64_t>(layer));
+    if (!method.traits().whole_updates) continue;
+    return absl::StrCat(
+        "layer \"", spec.layers[layer].name, "\" has the method ", method.name(),
+        ", whose answers are whole updates; in first order it would get its averaged gradient, which is "
+        "plain gradient descent at the rate of those updates");
+  }
+  return "";
 }
 
 int64_t Coordinator::CountedBytes(const SessionSpec& spec) const {

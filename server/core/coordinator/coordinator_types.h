@@ -44,6 +44,7 @@ struct JoinResult {
   uint64_t session_id = 0;
   uint64_t epoch = 0;
   bool active = false;
+  std::vector<uint32_t> missing_ranks;  // that have not joined, ascending
   std::vector<ShardAssignment> shard_map;
   Directive directive;
   SessionSpec spec;

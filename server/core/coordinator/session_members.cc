@@ -64,6 +64,14 @@ std::vector<Member> SessionMembers::Members() const {
   return members;
 }
 
+std::vector<uint32_t> SessionMembers::Missing() const {
+  std::vector<uint32_t> missing;
+  for (uint32_t rank = 0; rank < membership_.incarnations.size(); ++rank) {
+    if (membership_.incarnations[rank] == 0) missing.push_back(rank);
+  }
+  return missing;
+}
+
 std::string SessionMembers::RankText(uint32_t rank) const {
   return absl::StrCat("session \"", session_name_, "\" rank ", rank, ": ");
 }

@@ -38,6 +38,8 @@ class SessionMembers {
   bool ever_active() const;
   // Returns the holders, ascending by rank.
   std::vector<Member> Members() const;
+  // Returns the ranks without a holder, ascending.
+  std::vector<uint32_t> Missing() const;
 
   // Plans that a worker that begins at `first_step` takes the rank. Every holder of a rank but the first begins a new
   // epoch. Returns nullopt if the worker already holds the rank. Returns INVALID_ARGUMENT (MALFORMED), NOT_FOUND

@@ -219,6 +219,11 @@ void LayerDriver::AddStragglers(absl::Time since, Stragglers& stragglers) const 
   machine_.AddStragglers(since, stragglers);
 }
 
+std::set<uint32_t> LayerDriver::MissingRanks(uint64_t step) const {
+  MutexLock lock(mu_);
+  return machine_.MissingRanks(step);
+}
+
 LayerStats LayerDriver::stats() const {
   MutexLock lock(mu_);
   return counters_.stats();

@@ -2,6 +2,7 @@
 // Runs one layer of a session: feeds events to the layer's state machine and carries out the effects that it returns.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -89,6 +90,8 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   void SealOverdue(absl::Time now);
   // See LayerMachine::AddStragglers.
   void AddStragglers(absl::Time since, Stragglers& stragglers) const;
+  // See LayerMachine::MissingRanks.
+  std::set<uint32_t> MissingRanks(uint64_t step) const;
 
   // Returns the object that takes the layer's image and then its records, in order. It is valid until FinishReplay.
   // Precondition: the layer has had no contribution or request; epochs may have ended and begun.
@@ -168,6 +171,8 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   LayerWorker worker_;
   LayerJournal journal_;
   std::unique_ptr<LayerReplay> replay_;  // null after FinishReplay
+
+  std::atomic<bool> told_of_skip_ = false;  // a skipped step has been logged as a warning
 
   mutable Mutex mu_;
   LayerMachine machine_ ABSL_GUARDED_BY(mu_);

@@ -306,6 +306,17 @@ void LayerMachine::On(const Closed& event, Effects& effects) {
   for (const WindowStep& of : std::exchange(window_.owed_updates(), {})) effects.push_back(DropStep{of.id});
 }
 
+std::set<uint32_t> LayerMachine::MissingRanks(uint64_t step) const {
+  std::set<uint32_t> ranks;
+  const auto found = window_.steps().find(step);
+  if (found == window_.steps().end()) return ranks;
+  for (const Phase* phase : {&found->second.statistics, &found->second.gradient}) {
+    if (phase->state != PhaseState::kOpen || phase->contributions.empty()) continue;
+    for (uint32_t rank : phase->contributions.missing()) ranks.insert(rank);
+  }
+  return ranks;
+}
+
 void LayerMachine::AddStragglers(absl::Time since, Stragglers& stragglers) const {
   for (const auto& [step, of] : window_.steps()) {
     for (const Phase* phase : {&of.statistics, &of.gradient}) {

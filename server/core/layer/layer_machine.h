@@ -56,6 +56,8 @@ class LayerMachine {
   // Adds the ranks for which an open phase has waited since `since` or longer. `stragglers` keeps the oldest such step:
   // an older step here replaces it, and later steps are ignored.
   void AddStragglers(absl::Time since, Stragglers& stragglers) const;
+  // Returns the ranks whose statistics or gradient the step lacks although another rank has sent its own.
+  std::set<uint32_t> MissingRanks(uint64_t step) const;
   const StepWindow& window() const { return window_; }
   const RankProgress& ranks() const { return ranks_; }
   template <typename H>

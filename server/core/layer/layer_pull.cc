@@ -149,7 +149,9 @@ void LayerDriver::Deliver(StepId id) {
   for (Task& task : FeedLocked(AnswerVisible{id})) {
     const GradientResult& result = *task.answer;
     if (result.decision == Decision::kSkip) {
-      shard.logger.Log(Severity::kWarning, "step skipped",
+      // The others are in precondor_plans_total: a layer that no rank uses is skipped in each step.
+      const Severity severity = told_of_skip_.exchange(true) ? Severity::kInfo : Severity::kWarning;
+      shard.logger.Log(severity, "step skipped",
                        {{"session", job},
                         {"step", std::get<GiveAnswer>(task.effect).step},
                         {"layer", session_->spec.layers[layer_].name},

@@ -134,6 +134,14 @@ bool ShardDataPlane::IsInEpoch(uint64_t session_id, uint64_t epoch) const {
   return session.ok() && (*session)->holders().epoch() == epoch;
 }
 
+absl::StatusOr<std::set<uint32_t>> ShardDataPlane::MissingRanks(const ContributionKey& key,
+                                                                const SessionCaller& caller) const {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, key.session_id));
+  PRECONDOR_RETURN_IF_ERROR(SessionAdmission(*session).CheckKey(key));
+  return session->layer(key.layer)->MissingRanks(key.step);
+}
+
 absl::StatusOr<uint64_t> ShardDataPlane::Resume(const RankResume& resume, const SessionCaller& caller) {
   const ContributionKey& key = resume.key;
   PRECONDOR_RETURN_IF_ERROR(serving_.Check());

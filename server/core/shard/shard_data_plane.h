@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -68,6 +69,10 @@ class ShardDataPlane {
   absl::StatusOr<SessionPart> PartOf(const ContributionKey& key, const SessionCaller& caller = {}) const;
   // Returns whether the session is installed and in this epoch.
   bool IsInEpoch(uint64_t session_id, uint64_t epoch) const;
+
+  // Returns the ranks that the step of the key's layer waits for, or the errors of AdmitContribution that concern the
+  // key.
+  absl::StatusOr<std::set<uint32_t>> MissingRanks(const ContributionKey& key, const SessionCaller& caller = {}) const;
 
   // Handles a RESUME: a rank whose answers are from another shard generation (an earlier process of this shard, or
   // another shard) tells what it has. Steps that can no longer complete stop blocking later ones. Idempotent. Returns

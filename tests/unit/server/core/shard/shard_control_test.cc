@@ -261,7 +261,13 @@ TEST_F(ShardControlTest, NamesWhoHoldsTheOthersUp) {
   slow.upkeep().ReportStragglers();
   slow.upkeep().ReportStragglers();
   EXPECT_THAT(recorder.reported, ::testing::ElementsAre(::testing::ElementsAre(0u, 2u))) << "once";
+  const auto missing = [&](uint64_t step) {
+    return *slow.data_plane().MissingRanks(Header(ContributionKind::kStatistics, step, 1).key);
+  };
+  EXPECT_THAT(missing(0), ::testing::ElementsAre(0u, 2u));
+  EXPECT_TRUE(missing(2).empty()) << "not open";
   send(0, 0);
+  EXPECT_THAT(missing(0), ::testing::ElementsAre(2u));
   slow.upkeep().ReportStragglers();
   EXPECT_THAT(recorder.reported.back(), ::testing::ElementsAre(2u));
   send(0, 2);
