@@ -148,6 +148,21 @@ def orphan(rank, address, session, server):
             pre.step(learning_rate=0.1)
 
 
+def uneven(rank, address, session):
+    """Rank 1 has a batch less. The job averages the norm's gradients."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3))
+    pre = precondor.torch.Preconditioner(model, address, session=session, result_timeout=1.0)
+    optimizer = pre.make_optimizer(0.01)
+    try:
+        for _ in range(3 - rank):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).square().mean().backward()
+            pre.step()
+            optimizer.step()
+    finally:
+        pre.close()
+
+
 def differ(rank, address, session):
     """Never gets so far as to train."""
     precondor.torch.Preconditioner(nn.Linear(3, 3 + rank), address, session=session)
@@ -214,7 +229,7 @@ def buckets(rank, address, session, gradient_as_bucket_view):
 
 
 FUNCTIONS = {function.__name__: function
-             for function in (train, train_on_device, train_on_plane, resume, unequal, lookups, unused, orphan, differ, agree, steps,
+             for function in (train, train_on_device, train_on_plane, resume, unequal, lookups, unused, orphan, uneven, differ, agree, steps,
                               buckets, distributed_checkpoint)}
 
 

@@ -277,6 +277,12 @@ class RanksTest(unittest.TestCase):
         self.assertIsInstance(answers[1], precondor.AbortedError)
         self.assertRegex(str(answers[1]), "rank 0 has no answers to pass on")
 
+    def test_a_rank_that_has_made_fewer_steps_is_named(self):
+        late, other = self.run_both("uneven")
+        self.assertIsInstance(late, precondor.DeadlineExceededError)
+        self.assertRegex(str(late), r"step 2 layer [01]: gradient not answered within 1s; layer [02] waits for rank 1$")
+        self.assertIsNone(other)
+
     def test_factors_that_are_not_the_same_end_the_job_on_every_rank(self):
         same = [1 << 63, 5, (1 << 64) - 1]
         for place, own in ((None, same), (0, [(1 << 63) + 4, 5, same[2]]), (2, [*same[:2], 0])):

@@ -298,21 +298,23 @@ class Preconditioner:
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
                                        "INVALID_ARGUMENT")
         trained = trained_by(self._optimizer, self._model, self._parameters())
+        # A server names the ranks that are missing, and a collective does not. But statistics are sent if all ranks agree.
+        answers_first = self._averages and self._spec.exchange == "DIRECT" and scaler is None and not self._wanted
         loss_scale, finite = unscale(scaler, self._optimizer, trained, self._slots, self._group, self._averages,
-                                     not self._ddp or self._overlap, self._shards is not None)
-        if not finite and (scaler is None or not scaler.is_enabled()):
-            self._warnings.once("skip", skip_text(self._step, self._model))
-        if self._averages:
-            average_rest(self._group, self._model, self._parameters() if self._spec.exchange == "DIRECT" else (), samples)
-        mode = self.mode
+                                     (not self._ddp or self._overlap) and not answers_first, self._shards is not None)
+        if not answers_first:
+            self._settle(finite, samples, scaler)
         self._exchange.collect(self._step, self._pairs if finite else {}, loss_scale)
         answers = self._answers(finite, loss_scale, samples)
+        if answers_first:
+            finite = self._group.all(finite)
+            self._settle(finite, samples, scaler)
         scale = scale_of(self._clips, answers, rate)
         store(self._slots, answers, self._clips, scale, self._shards)
         for parameter in () if finite else trained:
             parameter.grad = None
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
-        result = StepResult(self._step, mode,
+        result = StepResult(self._step, self.mode,
                             {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
                             not finite, scale, self._worker.take_lost_updates() if self._worker is not None else {})
         self._updates_lost += sum(result.updates_lost.values())
@@ -628,6 +630,13 @@ class Preconditioner:
         if all(id(one) in self._arrived for one in slots[0].matrix.parameters()):
             for slot in slots:
                 self._send(slot, finite=True, loss_scale=1.0, samples=1)
+
+    def _settle(self, finite: bool, samples: int, scaler: Optional[Any]) -> None:
+        """Warns of a step that is skipped, and averages the gradients that neither DDP nor the server averages."""
+        if not finite and (scaler is None or not scaler.is_enabled()):
+            self._warnings.once("skip", skip_text(self._step, self._model))
+        if self._averages:
+            average_rest(self._group, self._model, self._parameters() if self._spec.exchange == "DIRECT" else (), samples)
 
     def _send(self, slot: Slot, *, finite: bool, loss_scale: float, samples: int) -> None:
         pair = self._pairs.get(slot.place)
