@@ -36,13 +36,17 @@ std::optional<std::string> LayerDriver::FinishReplay() {
     std::vector<StepOutcome> outcomes;
     for (auto& [step, replayed] : outcome.steps) {
       const bool pending = replayed.contributions.has_value();
+      const bool answered = replayed.answer.has_value();
+      const std::optional<Plan>& plan = replayed.outcome.plan;
       event.steps.push_back({.step = step,
                              .mode = replayed.outcome.mode,
-                             .plan = replayed.outcome.plan,
+                             .plan = plan,
                              .updated = replayed.outcome.updated,
                              .update_pending = pending,
                              .update_is_empty = pending && (replayed.failed || replayed.contributions->empty()),
-                             .answered = replayed.answer.has_value()});
+                             .answered = answered,
+                             .passed = !answered && plan.has_value() && plan->decision == Decision::kPreconditioned &&
+                                       plan->factor_version < view.version});
       outcomes.push_back(replayed.outcome);
       outcomes.back().updated = replayed.outcome.updated && !pending;
       counters_.CountSealed(step);

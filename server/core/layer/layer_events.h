@@ -114,6 +114,7 @@ struct RestoredStep {
   bool update_pending = false;   // the journal has the update, and it has yet to be applied
   bool update_is_empty = false;  // the pending update has no contributions to apply
   bool answered = false;         // the journal had the gradient, and the answer has been made again
+  bool passed = false;           // the factors are those of a later step, so the answer cannot be made again
 };
 struct ReplayFinished {
   uint64_t rollback_epoch = 0;

@@ -193,6 +193,8 @@ void LayerMachine::On(const ReplayFinished& event, Effects& effects) {
       of.gradient.contributions.PutAllRestored();
       of.gradient.Advance(PhaseEvent::kSeal);
       of.gradient.Advance(PhaseEvent::kApply);
+    } else if (restored.passed) {
+      window_.RetireGradient(of, effects);
     }
     work = CountRanksThatBeganLater(of, event.now, effects) || work;
   }

@@ -340,6 +340,23 @@ TEST_P(GradientMethodTest, AFinalSnapshotIsExactWithoutAJournalOfGradients) {
   ExpectAnswer(*SendGradient(7, 1), Steps(8));
 }
 
+TEST_P(GradientMethodTest, StepsBeforeTheLastOneOfAFinalSnapshotAreNotAnsweredAgain) {
+  spec.world_size = 2;
+  Begin();
+  for (uint64_t step = 0; step <= 6; ++step) {
+    for (uint32_t rank : {0u, 1u}) SendGradient(step, rank);
+  }
+  EXPECT_TRUE(shard->upkeep().WriteFinalSnapshots(absl::InfiniteFuture()).empty());
+  Crash();
+  // Both lack the answer of step 6, and repeat the gradient of step 5 too.
+  for (uint32_t rank : {0u, 1u}) EXPECT_EQ(Resume(5, rank, 6, 6).value(), 0u);
+  for (uint32_t rank : {0u, 1u}) EXPECT_EQ(SendGradient(5, rank)->reason(), ErrorReason::kStaleStep);
+  SendGradient(6, 0);
+  ExpectAnswer(*SendGradient(6, 1), Steps(7));
+  SendGradient(7, 0);
+  ExpectAnswer(*SendGradient(7, 1), Steps(8));
+}
+
 TEST_P(GradientMethodTest, AnAnswerThatNobodyHasHadIsMadeAgain) {
   spec.world_size = 2;
   Begin();
