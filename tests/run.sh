@@ -8,8 +8,8 @@ usage() {
 Usage: tests/run.sh [--preset NAME] [--label NAME] [--no-install] [--help]
   --preset NAME   a preset of CMakePresets.json: dev (default), clang, asan, tsan, cuda; builds in build/NAME
   --label NAME    only the tests with this CTest label: unit, conformance, sim, loopback, golden, python, e2e, lint,
-                  fuzz (preset asan), deploy, deploy-full, upgrade, bench, gpu, soak. Default: all that the preset selects (dev:
-                  all but the last five). The tools of deploy are installed only for a label that begins so, and a
+                  fuzz (preset asan), deploy, deploy-full, upgrade, restarts, bench, gpu, soak. Default: all that the preset
+                  selects (dev: all but the last six). The tools of deploy are installed only for a label that begins so, and a
                   test that is skipped then fails the run, with its reason; in a run of all it is only skipped
   --no-install    do not look for missing packages
   --help          this text
@@ -53,7 +53,7 @@ if [[ "$label" == deploy* ]]; then record=(--output-junit "$PWD/build/$preset/de
 case "$label" in
   "") run ctest --preset "$preset" -j 2 ;;
   # The presets leave these out, and a preset's exclusion wins over a label given here.
-  gpu | bench | soak | upgrade | deploy-full)
+  gpu | bench | soak | upgrade | restarts | deploy-full)
     run ctest --test-dir "build/$preset" -L "^$label\$" --output-on-failure --no-tests=error --timeout 1800 "${record[@]}" ;;
   *) run ctest --preset "$preset" -L "^$label\$" -j 2 "${record[@]}" ;;
 esac

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/examples/service_exchange.h"
 
+#include <iostream>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
 
 #include "client/cpp/examples/host_matrix.h"
 #include "kernels/base/session_spec.h"
@@ -65,6 +68,10 @@ absl::StatusOr<bool> ServiceExchange::Finish(uint64_t step, double loss, double 
   if (worker_.spec().exchange == ExchangeMode::kDelegate) apply = ShareAnswers(apply);
   pending_.clear();
   PRECONDOR_RETURN_IF_ERROR(worker_.ReportStep(step, loss, samples_, true, learning_rate).status());
+  for (const auto& [layer, updates] : worker_.TakeLostUpdates()) {
+    std::cerr << absl::StrCat("training: rank ", worker_.rank(), " step ", step, ": a shard has lost ", updates,
+                              " updates of layer ", layer, "; training goes on with older factors\n");
+  }
   return apply;
 }
 

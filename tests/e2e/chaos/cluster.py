@@ -337,18 +337,21 @@ class Training:
 
     `arguments` come after the usual ones and prevail over them. `prefix` is a command that ends by executing what follows.
     With `ranks` each worker is a process of its own, digits_rank, which writes checkpoints and can be started again.
-    With `record` the workers write down what they are told (../history).
+    With `record` the workers write down what they are told (../history). `row` is a method with its options, of digits.ROWS.
     """
 
     WORKERS = 4
 
-    def __init__(self, binaries, cluster, folder, arguments=(), prefix=(), ranks=False, record=False):
+    def __init__(self, binaries, cluster, folder, arguments=(), prefix=(), ranks=False, record=False,
+                 world_size=WORKERS, row="signed-lowrank"):
         self.folder = pathlib.Path(folder)
+        self.world_size = world_size
         threads = "tests/e2e/digits_recorded" if record else "client/cpp/examples/precondor-digits"
         self.program = [*prefix, pathlib.Path(binaries) / ("tests/e2e/digits_rank" if ranks else threads)]
         self.record = record
-        self.flags = [f"--coordinator={cluster.coordinator.address}", f"--workers={self.WORKERS}", "--task=classifier",
-                      *digits.ROWS["signed-lowrank"].flags(), "--learning-rate=0.016", *arguments]
+        self.flags = [f"--coordinator={cluster.coordinator.address}", f"--workers={world_size}", "--task=classifier",
+                      *digits.ROWS[row].flags(), f"--optimizer={digits.ROWS[row].optimizer or 'adamw'}", "--learning-rate=0.016",
+                      *arguments]
         self.errors = self.folder / "training.log"
         self.errors.write_bytes(b"")
         self.processes = []
@@ -358,8 +361,8 @@ class Training:
             self.processes.append(self._start("all", *self.flags, self._results_flag()))
             return
         self.session = f"ranks-{id(self)}"
-        self.checkpoints = [self.folder / f"rank{rank}.checkpoint" for rank in range(self.WORKERS)]
-        for rank in range(self.WORKERS):
+        self.checkpoints = [self.folder / f"rank{rank}.checkpoint" for rank in range(world_size)]
+        for rank in range(world_size):
             self.processes.append(self._start_rank(rank))
 
     def _start(self, name, *arguments):
@@ -395,10 +398,13 @@ class Training:
     def running(self):
         return any(process.poll() is None for process in self.processes)
 
+    def ends(self, deadline_s=600):
+        """Waits for the end; the exit status of each process."""
+        return [process.wait(deadline_s) for process in self.processes]
+
     def finish(self, deadline_s=600):
         """Waits for the end; what the run gave (digits.read_run), with `ranks` its weights_hash, final_loss and steps."""
-        for process in self.processes:
-            status = process.wait(deadline_s)
+        for status in self.ends(deadline_s):
             if status != 0:
                 raise Failure(f"{self.program[-1].name} ended with {status}: {self.errors.read_text(errors='replace')[-2000:]}")
         if len(self.processes) == 1:

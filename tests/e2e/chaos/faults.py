@@ -20,16 +20,20 @@ from cluster import Cluster, Failure, Training, say, wait_for
 
 STEPS_A_FAULT = 40  # between two faults: the floor below which a run would be too quiet to mean anything
 LEAD_IN = 20        # steps before the first
+ROWS = ("signed-lowrank", "muon", "soap")  # of digits.ROWS: one method that takes statistics, two that learn from gradients
 
 
 class FaultTest(unittest.TestCase):
     binaries = None
     kills = 4
     seed = 1
-    undisturbed = {}  # weights by (steps, arguments)
+    method = None     # of ROWS, for all tests; None: each test has one by its seed
+    undisturbed = {}  # weights by (row, steps, arguments)
 
     def setUp(self):
         self.random = random.Random(f"{self.seed} {self.id()}")
+        self.row = self.method or self.random.choice(ROWS)
+        say(f"{self.id().split('.')[-1]}: --method={self.row}")
         self.lost = []  # times in which servers were not healthy, where that excuses something
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
@@ -41,7 +45,7 @@ class FaultTest(unittest.TestCase):
         return [f"--steps={self.steps()}", *more]
 
     def training(self, cluster, arguments, **options):
-        return Training(self.binaries, cluster, self.folder.name, arguments, record=True, **options)
+        return Training(self.binaries, cluster, self.folder.name, arguments, record=True, row=self.row, **options)
 
     def cluster(self, **options):
         return Cluster(self.binaries, self.folder.name, **options)
@@ -102,10 +106,10 @@ class FaultTest(unittest.TestCase):
         self.assertEqual(list(checker.findings(history, self.lost, cluster.lease_steps)), [])
 
     def expect_undisturbed_weights(self, row, *more):
-        key = (self.steps(), more)
+        key = (self.row, self.steps(), more)
         if key not in FaultTest.undisturbed:
             with tempfile.TemporaryDirectory() as folder, Cluster(self.binaries, folder, durable=False) as cluster:
-                with Training(self.binaries, cluster, folder, self.arguments(*more)) as training:
+                with Training(self.binaries, cluster, folder, self.arguments(*more), row=self.row) as training:
                     FaultTest.undisturbed[key] = training.finish()
         expected = FaultTest.undisturbed[key]
         self.assertEqual(row["weights_hash"], expected["weights_hash"], "other weights than without faults")
@@ -119,12 +123,13 @@ def argument_parser(doc):
     parser.add_argument("--binaries", required=True, type=pathlib.Path)
     parser.add_argument("--kills", type=int, default=FaultTest.kills)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--method", choices=ROWS)
     parser.add_argument("-k", dest="pattern")
     return parser
 
 
 def run(name, options):
     """Runs the tests of the main module with what the parser found."""
-    FaultTest.binaries, FaultTest.kills, FaultTest.seed = options.binaries.resolve(), options.kills, options.seed
+    FaultTest.binaries, FaultTest.kills, FaultTest.seed, FaultTest.method = options.binaries.resolve(), options.kills, options.seed, options.method
     say(f"{name}: {options.kills} faults a run, --seed={options.seed}")
     unittest.main(module="__main__", argv=[name, "-v"] + (["-k", options.pattern] if options.pattern else []))

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults of all kinds in one run, one after the other in random order, while a real model trains.
 
-Usage: mixed_test.py --binaries DIR [--kills N] [--seed N] [-k PATTERN]
+Usage: mixed_test.py --binaries DIR [--kills N] [--seed N] [--method NAME] [-k PATTERN]
 
   --binaries DIR  a build tree with precondor-server and precondor-digits
   --kills N       times that each kind of fault comes (4)
   --seed N        of the instants, the victims and the order; printed, so that a failure can be repeated
+  --method NAME   signed-lowrank (of mkor), muon or soap, for all tests; without it the seed chooses one for each
   -k PATTERN      only tests with that in their name
 
 As root, servers have small disks of their own, which are full for a while.

@@ -8,7 +8,8 @@ A history is valid if there is one order of its calls, each at an instant betwee
 coordinator is one process with one memory: an epoch and a lease that never go back, modes that never change, a rank that has
 one holder. Because each of these can only grow or stay, it is enough to compare what a call was answered with to what had been
 answered before it began. Of the shards' answers: all ranks have one for each step of a layer, also after repetitions, and
-none before all have begun to send theirs. The model has no code of the product.
+none before all have begun to send theirs; a layer has fewer updates than before only if a rank is told that they are lost, and
+either all ranks end with STATE_LOST or none does. The model has no code of the product.
 """
 
 import argparse
@@ -277,15 +278,23 @@ def answers_wait_for_all(history):
 
 
 def factor_versions_grow(history):
-    """The factors of a later step's answer have as many updates or more, on one shard, between times of first order."""
+    """The factors of a later step's answer have as many updates or more, on one shard, between times of first order, but for
+    updates of whose loss a rank is told."""
     back, owners, versions = rollbacks(history), owners_by_epoch(history), collections.defaultdict(dict)
-    for frame in filter(is_answer, history.frames):
+    told = collections.defaultdict(set)  # the first steps without the lost updates
+    for frame in history.frames:
         turns, layer, step = turn(frame, back)
-        owner = owners.get(frame.epoch, {}).get(layer)
-        versions[(turns, layer, owner)][step] = (frame.more["factor_version"], frame.more["decision"])
-    for (_, layer, _), by_step in versions.items():
-        greatest = 0
+        key = turns, layer, owners.get(frame.epoch, {}).get(layer)
+        if is_answer(frame):
+            versions[key][step] = (frame.more["factor_version"], frame.more["decision"])
+        elif frame.more.get("updates_lost", 0) > 0:
+            told[key].add(step)
+    for key, by_step in versions.items():
+        layer, greatest, before = key[1], 0, -1
         for step in sorted(by_step):
+            if any(before < first <= step for first in told[key]):
+                greatest = 0
+            before = step
             version, decision = by_step[step]
             if decision == "IDENTITY":  # also all of first order, whose factors are others afterwards
                 greatest = 0
@@ -293,6 +302,27 @@ def factor_versions_grow(history):
                 yield f"layer {layer} has factors of version {version} at step {step}, of {greatest} before"
             else:
                 greatest = version
+
+
+def ranks_are_lost_together(history):
+    """A shard that has told a rank STATE_LOST answers no other rank of the layer before all have joined again. An answer is of the
+    process that lost the factors, or of a later one, if its rank has sent a RESUME since the lost rank's last news of the one before."""
+    back = rollbacks(history)
+    frames = collections.defaultdict(list)
+    for frame in history.frames:
+        frames[turn(frame, back)[:2]].append(frame)
+    for of_layer in frames.values():
+        news, resumed, lost = {}, {}, {}  # by rank: times
+        for frame in of_layer:
+            if frame.sent:
+                if frame.kind == "RESUME":
+                    resumed[frame.rank] = frame.at
+            elif frame.more.get("reason", "").endswith("STATE_LOST"):
+                lost.setdefault(frame.rank, news.get(frame.rank, 0))
+            elif frame.rank not in lost:
+                news[frame.rank] = frame.at
+            if is_answer(frame) and any(resumed.get(frame.rank, 0) > at for rank, at in lost.items()):
+                yield f"rank {frame.rank} has an answer of layer {frame.layer} at step {frame.step} although ranks {sorted(lost)} have STATE_LOST"
 
 
 def owners_by_epoch(history):
@@ -326,7 +356,7 @@ def findings(history, faults=(), lease_steps=1):
     """What breaks a rule; empty if nothing does."""
     for rule in (one_session, epochs_grow, leases_grow, ranks_have_one_holder, replaced_processes_are_refused,
                  epochs_have_a_cause, modes_never_change, steps_begin_within_the_lease, steps_have_one_answer,
-                 answers_wait_for_all, factor_versions_grow):
+                 answers_wait_for_all, factor_versions_grow, ranks_are_lost_together):
         yield from rule(history)
     yield from reports_extend_the_lease(history, faults, lease_steps)
     yield from layers_stay_on_healthy_shards(history, faults)

@@ -3,6 +3,7 @@
 """The checker finds a violation of each rule that is planted into a valid history, and nothing in that history."""
 
 import copy
+import dataclasses
 import itertools
 import unittest
 
@@ -214,12 +215,36 @@ class CheckerTest(unittest.TestCase):
             history.frames.remove(next(frame for frame in history.frames if frame.sent and frame.layer == 1 and frame.step == 1))
         self.expect(r"has an answer of layer 1 at step 1 without ranks \[1\]", plant, good=Job("DELEGATE").run())
 
+    def version_of_layer_0_falls(self, history):
+        for frame in answers(history):
+            if frame.step == 2 and frame.layer == 0:
+                frame.more["factor_version"] = 0
+
     def test_factors_of_an_earlier_version(self):
-        def plant(history):
-            for frame in answers(history):
-                if frame.step == 2 and frame.layer == 0:
-                    frame.more["factor_version"] = 0
-        self.expect("layer 0 has factors of version 0 at step 2, of 1 before", plant)
+        self.expect("layer 0 has factors of version 0 at step 2, of 1 before", self.version_of_layer_0_falls)
+
+    def test_factors_of_an_earlier_version_after_a_loss_that_is_told(self):
+        def plant(history, told_at):
+            self.version_of_layer_0_falls(history)
+            first = next(frame for frame in history.frames if frame.step == 2)
+            history.frames.append(dataclasses.replace(first, sent=False, kind="ACK", step=told_at, more={"updates_lost": 1}))
+            history.sort()
+
+        self.assertEqual(self.findings(lambda history: plant(history, 2)), [])
+        self.expect("layer 0 has factors of version 0 at step 2, of 1 before", lambda history: plant(history, 1))
+
+    def test_an_answer_beside_a_lost_rank(self):
+        def plant(history, resumed_at):
+            at = next(frame.at for frame in answers(history) if frame.step == 6)
+            history.frames.append(Frame(0, at - 0.3, False, "ERROR", 6, 0, 0, 2, {"reason": "ERROR_REASON_STATE_LOST"}))
+            history.frames.append(Frame(2, resumed_at, True, "RESUME", 6, 0, 1, 2, {"abstain": False}))
+            history.frames = [frame for frame in history.frames if (frame.kind, frame.rank, frame.layer, frame.step) != ("RESULT", 0, 0, 6)]
+            history.sort()
+
+        heard = max(frame.at for frame in answers(GOOD) if frame.step < 6)
+        self.expect(r"rank 1 has an answer of layer 0 at step 6 although ranks \[0\] have STATE_LOST", lambda history: plant(history, heard + 0.5))
+        # Of the process before, on its way for long.
+        self.assertEqual(self.findings(lambda history: plant(history, 1)), [])
 
     def test_a_layer_leaves_a_healthy_shard(self):
         for faults in ([], [Fault("b:1", 200, 300)], [Fault("a:1", 30, 60)]):

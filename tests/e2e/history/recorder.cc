@@ -171,6 +171,7 @@ class ExchangeStream final : public grpc::experimental::Interceptor {
     if (frame.bundle_size() > 0 || header.kind() == v1::FRAME_KIND_CREDIT) return;
     Json event = FrameEvent("receive", header);
     event["contribution"] = ShortName(v1::FrameKind_Name(frame.contribution()));
+    if (header.kind() == v1::FRAME_KIND_ACK && frame.updates_lost() > 0) event["updates_lost"] = frame.updates_lost();
     if (header.kind() == v1::FRAME_KIND_ERROR) {
       event["reason"] = v1::ErrorReason_Name(frame.error().reason());
     } else if (header.kind() == v1::FRAME_KIND_RESULT) {

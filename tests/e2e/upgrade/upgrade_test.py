@@ -35,6 +35,10 @@ class UpgradeTest(FaultTest):
     previous = None
     clients = None  # of which build tree they are, in `train`
 
+    def setUp(self):
+        super().setUp()
+        self.row = "signed-lowrank"  # servers of the previous release have no journal of gradients
+
     def training(self, cluster, arguments, **options):
         if self.clients == self.previous:
             return PreviousTraining(self.previous, cluster, self.folder.name, arguments, **options)

@@ -1,0 +1,285 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The default recipe of precondor.torch on two ranks while servers end and come back: the weights that it ends with, and what the
+trainer is told.
+
+A run goes on until the faults are over. Another one, that nothing happens to, has the hash of the weights of each step.
+"""
+
+import argparse
+import hashlib
+import os
+import pathlib
+import random
+import re
+import shutil
+import sys
+import tempfile
+import unittest
+import warnings
+
+try:
+    import torch
+except ImportError as error:
+    print(f"skipped: {error}; deploy/torch2.sh installs torch")
+    sys.exit(77)
+import torch.distributed as dist
+from torch import nn
+
+import precondor.torch
+from torch_rank import running
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "e2e/chaos"))
+from cluster import Cluster, Server, free_port, say, wait_for  # noqa: E402  pylint: disable=wrong-import-position
+
+DEADLINE_S = 240  # importing torch in each rank takes long on a busy machine
+EXCHANGES = ("DIRECT", "DELEGATE", "SHARDED")
+FIRST_FAULT = 20  # the step from which on servers end
+STEPS_AFTER = 5
+
+
+class Net(nn.Module):
+    """muon for the middle layers, soap for the head, and the optimizer alone for the table."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.table, self.norm = nn.Embedding(12, 8), nn.LayerNorm(8)
+        self.middle = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.head = nn.Linear(8, 12)
+
+    def forward(self, x):
+        x = self.table(x)
+        for layer in self.middle:
+            x = x + torch.tanh(layer(self.norm(x)))
+        return self.head(x)
+
+
+def hash_of(model):
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        digest.update(whole.detach().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def train(rank, address, session, exchange, steps=None, over=None):
+    """Trains `steps` steps, or until the file `over` exists. Returns the hash of the weights after each step, StepResult.updates_lost
+    by step, pre.metrics() and the texts of warnings."""
+    model = called = Net()
+    if exchange == "DELEGATE":
+        called = nn.parallel.DistributedDataParallel(model)
+    elif exchange == "SHARDED":
+        from torch.distributed.fsdp import fully_shard  # pylint: disable=import-outside-toplevel
+        fully_shard(model)
+    hashes, lost = [], {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with precondor.torch.Preconditioner(called, address, session=session, exchange=exchange) as pre:
+            optimizer = pre.make_optimizer(0.02)
+            ends = torch.zeros(1)
+            while not ends:
+                x = torch.randint(0, 12, (2, 6), generator=torch.Generator().manual_seed(len(hashes)))[rank]
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(called(x), (x + 1) % 12)
+                loss.backward()
+                result = pre.step(loss)
+                optimizer.step()
+                hashes.append(hash_of(model))
+                if result.updates_lost:
+                    lost[result.step] = result.updates_lost
+                ends[0] = float(len(hashes) == steps or (over is not None and pathlib.Path(over).exists()))
+                dist.broadcast(ends, 0)
+            metrics = pre.metrics()
+    return hashes, lost, metrics, [str(one.message) for one in caught if "has lost" in str(one.message)]
+
+
+class RestartTest(unittest.TestCase):
+    binaries = None
+    ranks = None
+    seed = 1
+    undisturbed = {}  # hashes after each step, by exchange
+
+    def setUp(self):
+        self.random = random.Random(f"{self.seed} {self.id()}")
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def cluster(self, name="cluster", **options):
+        (self.folder / name).mkdir()
+        return self.enterContext(Cluster(self.binaries, self.folder / name, **options))
+
+    def begin(self, cluster, exchange, **options):
+        for rank in self.ranks:
+            rank.send(("train", {"address": cluster.coordinator.address, "session": "job", "exchange": exchange, **options}))
+
+    def answers(self):
+        """Of both ranks; a raised exception as it was."""
+        answers = []
+        for rank in self.ranks:
+            self.assertTrue(rank.poll(DEADLINE_S), "a rank does not end")
+            answers.append(rank.recv())
+        return answers
+
+    def await_step(self, cluster, step):
+        """False if a rank ends before it."""
+        def ended():
+            return any(rank.poll() for rank in self.ranks)
+
+        wait_for(f"step {step}", lambda: ended() or (cluster.step() or 0) >= step, DEADLINE_S)
+        return not ended()
+
+    def disturb(self, cluster, exchange, *faults):
+        """Trains with the faults, one after the other; what both ranks answer."""
+        over = self.folder / f"over-{exchange}"
+        self.begin(cluster, exchange, over=str(over))
+        at, ended = FIRST_FAULT, False
+        try:
+            for fault in faults:
+                ended = ended or not self.await_step(cluster, at + self.random.randrange(20))
+                fault()
+                at = cluster.step() + STEPS_AFTER
+            ended = ended or not self.await_step(cluster, at)
+            self.counted = [self.lost_updates(server) for server in cluster.shards or [cluster.coordinator]]
+        finally:
+            over.touch()
+            answers = self.answers()
+        self.assertTrue(any(isinstance(answer, Exception) for answer in answers) or not ended)
+        return answers
+
+    def expect_undisturbed(self, exchange, answers):
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        steps = len(answers[0][0])
+        known = self.undisturbed.get(exchange, [])
+        if len(known) < steps:
+            with tempfile.TemporaryDirectory() as folder, Cluster(self.binaries, folder, durable=False) as cluster:
+                self.begin(cluster, exchange, steps=steps)
+                known = self.undisturbed[exchange] = self.answers()[0][0]
+        say(f"{self.id().rsplit('.', 1)[-1]}: {exchange}: after {steps} steps {answers[0][0][-1]}, undisturbed {known[steps - 1]}")
+        for hashes, lost, metrics, texts in answers:
+            self.assertEqual([step for step in range(steps) if hashes[step] != known[step]], [], "steps with other weights")
+            self.assertEqual((lost, metrics["updates_lost"], texts), ({}, 0, []))
+
+    def lost_updates(self, server):
+        """What its metric and its page have; both are gone with the session."""
+        shown = sum(session["shard"]["updates_lost"] for session in server.status()["sessions"])
+        self.assertEqual(server.metric("precondor_updates_lost_total") or 0, shown)
+        return shown
+
+    def expect_told(self, answers):
+        """The trainer is told what the servers have counted. Returns the number of updates that are lost."""
+        told = [sum(sum(layers.values()) for layers in lost.values()) for _, lost, _, _ in answers]
+        self.assertEqual(sum(told), sum(self.counted))
+        for (_, lost, metrics, texts), sum_of in zip(answers, told):
+            self.assertEqual(metrics["updates_lost"], sum_of)
+            self.assertEqual(len(texts), len(lost))
+            for text, layers in zip(texts, lost.values()):
+                self.assertRegex(text, rf"^session job: .* updates of {len(layers)} layers \({re.escape(next(iter(layers)))}.*, "
+                                       rf"up to {max(layers.values())} each")
+        return sum(told)
+
+    def in_each_exchange(self, test):
+        for exchange in EXCHANGES:
+            if exchange != "SHARDED" or not torch.__version__.startswith("1."):
+                with self.subTest(exchange=exchange):
+                    test(exchange)
+
+    # --- with --data-dir: bitwise -----------------------------------------------------------------------------------------
+    def test_rolling_restart(self):
+        def test(exchange):
+            def roll(shard):
+                self.assertEqual(shard.terminate(), 0, shard.log_tail())
+                shard.start()
+
+            cluster = self.cluster(exchange)
+            self.expect_undisturbed(exchange, self.disturb(cluster, exchange, *(lambda shard=shard: roll(shard) for shard in cluster.shards)))
+
+        self.in_each_exchange(test)
+
+    def test_killed_shards(self):
+        def test(exchange):
+            cluster = self.cluster(exchange)
+            self.expect_undisturbed(exchange, self.disturb(cluster, exchange, *(shard.restart for shard in cluster.shards)))
+
+        self.in_each_exchange(test)
+
+    # --- without: told ------------------------------------------------------------------------------------------------------
+    def expect_told_or_lost(self, exchange, answers):
+        """Where several ranks wait for one answer of the shard, its restart can end them, but only together."""
+        if exchange != "DELEGATE" and any(isinstance(answer, Exception) for answer in answers):
+            for answer in answers:
+                self.assertIsInstance(answer, precondor.DataLossError)
+                self.assertEqual(answer.reason, "STATE_LOST")
+            return
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        lost = self.expect_told(answers)
+        say(f"{self.id().rsplit('.', 1)[-1]}: {exchange}: {lost} updates lost: {[answer[3] for answer in answers]}")
+        self.assertGreater(lost, 0)
+
+    def test_a_shard_without_a_data_directory(self):
+        def test(exchange):
+            cluster = self.cluster(exchange, durable=False)
+            self.expect_told_or_lost(exchange, self.disturb(cluster, exchange, cluster.shards[0].restart))
+
+        self.in_each_exchange(test)
+
+    def test_a_shard_that_lost_its_disk(self):
+        def test(exchange):
+            def lose():
+                shard.kill()
+                shutil.rmtree(shard.folder / "data")
+                shard.start()
+
+            cluster = self.cluster(exchange)
+            shard = cluster.shards[1]
+            self.expect_told_or_lost(exchange, self.disturb(cluster, exchange, lose))
+
+        self.in_each_exchange(test)
+
+    def test_one_server_for_all(self):
+        """Role all: its factors are lost, and the journal of its coordinator is not, or neither is."""
+        for exchange, loses in (("DIRECT", False), ("DELEGATE", True)):
+            with self.subTest(exchange=exchange, loses=loses):
+                cluster = Cluster(self.binaries, self.folder, shards=0)
+                data = self.folder / exchange / "data"
+                server = cluster.coordinator = Server(self.binaries, self.folder, exchange, ["--role=all", f"--data-dir={data}"])
+                server.port = free_port()
+                self.addCleanup(cluster.close)
+                server.start()
+
+                def end(loses=loses, server=server, data=data):
+                    server.kill()
+                    if loses:
+                        shutil.rmtree(data / "shard")
+                    server.start()
+
+                answers = self.disturb(cluster, exchange, end)
+                if loses:
+                    self.expect_told_or_lost(exchange, answers)
+                else:
+                    self.expect_undisturbed(exchange, answers)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--binaries", required=True, type=pathlib.Path, help="the build folder")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the instants; printed")
+    parser.add_argument("-k", dest="pattern")
+    options = parser.parse_args()
+    if not (dist.is_available() and dist.is_gloo_available()):
+        print("skipped: this torch has no gloo")
+        sys.exit(77)
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    RestartTest.binaries, RestartTest.seed = options.binaries.resolve(), options.seed
+    say(f"torch_restart_test.py: --seed={options.seed}")
+    with tempfile.TemporaryDirectory() as folder, running(folder, [{}, {}], {"train": train}) as RestartTest.ranks:
+        result = unittest.main(argv=[sys.argv[0], "-v"] + (["-k", options.pattern] if options.pattern else []), exit=False).result
+    sys.exit(not result.wasSuccessful())
+
+
+if __name__ == "__main__":
+    main()
