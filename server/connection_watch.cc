@@ -154,7 +154,9 @@ void ConnectionWatch::SetLimits(grpc::ServerBuilder& builder) {
 
 absl::Status ConnectionWatch::Add(int fd, absl::Time now) {
   const std::optional<Endpoint> local = Address(getsockname, fd), remote = Address(getpeername, fd);
-  if (!local.has_value() || !remote.has_value()) return absl::OkStatus();  // it has ended
+  const uint64_t cookie = CookieOf(fd);
+  // It has ended, or the kernel has no cookies, and nothing would tell when it ends.
+  if (!local.has_value() || !remote.has_value() || cookie == 0) return absl::OkStatus();
   const std::string peer = Text(remote->ip);
   MutexLock lock(mu_);
   if (const auto refused = refused_until_.find(peer); refused != refused_until_.end() && now < refused->second) {
@@ -168,7 +170,7 @@ absl::Status ConnectionWatch::Add(int fd, absl::Time now) {
   }
   const auto [place, is_new] = connections_.try_emplace(KeyOf(*local, *remote));
   if (is_new) ++of_peer_[peer];
-  place->second = {.fd = fd, .cookie = CookieOf(fd), .peer = peer};
+  place->second = {.fd = fd, .cookie = cookie, .peer = peer};
   return absl::OkStatus();
 }
 
