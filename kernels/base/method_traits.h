@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "absl/strings/string_view.h"
 
@@ -30,6 +31,10 @@ enum class Scaling : uint8_t { kNormRescale, kKlClip, kRmsClip, kNone };
 // Texts of the option `scaling`, indexed by Scaling.
 inline constexpr absl::string_view kScalingNames[] = {"NORM_RESCALE", "KL_CLIP", "RMS_CLIP", "NONE"};
 
+// A method that works from gradients alone refuses a gradient D with |D| above this. The squares of all elements, and
+// the elements of D D' and of its running averages, then stay within f32.
+inline constexpr double kMaxLearntGradientNorm = 0x1p60;  // 1.2e18
+
 struct MethodTraits {
   absl::string_view name;  // name in MethodConfig and of the page docs/methods/<name>.md
   StatisticsForm statistics = StatisticsForm::kNone;
@@ -41,8 +46,14 @@ struct MethodTraits {
   // True if the state is a function of the gradients that the method has preconditioned, so that a journal of these
   // restores it. Otherwise it is a function of the statistics of its updates.
   bool learns_from_gradients = false;
-  // True if an answer is the whole update of a parameter, for an optimizer that keeps no moments of its own.
+  // True if an answer is the whole update of a parameter, for an optimizer that keeps no moments of its own. The gradient
+  // itself is then no answer.
   bool whole_updates = false;
+
+  // Returns the largest norm of a gradient that the method takes.
+  double max_gradient_norm() const {
+    return learns_from_gradients ? kMaxLearntGradientNorm : std::numeric_limits<double>::infinity();
+  }
 };
 
 }  // namespace precondor

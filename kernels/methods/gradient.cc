@@ -15,12 +15,16 @@ absl::Status ExpectGradient(const LayerSpec& layer, ConstMatrixView d) {
                                                  layer.d_in, "], got [", d.rows, ", ", d.cols, "]"));
 }
 
-absl::Status ExpectFiniteGradient(const LayerSpec& layer, ConstMatrixView d, Backend& backend) {
+absl::Status ExpectLearnableGradient(const LayerSpec& layer, ConstMatrixView d, Backend& backend) {
   PRECONDOR_RETURN_IF_ERROR(ExpectGradient(layer, d));
-  PRECONDOR_ASSIGN_OR_RETURN(const double sum, backend.AbsoluteSum(d));
-  if (std::isfinite(sum)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("layer ", layer.name, ": gradient: expected finite elements, got NaN or infinity"));
+  PRECONDOR_ASSIGN_OR_RETURN(const double square, backend.Dot(d, d));
+  if (square <= kMaxLearntGradientNorm * kMaxLearntGradientNorm) return absl::OkStatus();
+  if (!std::isfinite(square)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", layer.name, ": gradient: expected finite elements, got NaN or infinity"));
+  }
+  return absl::InvalidArgumentError(absl::StrCat("layer ", layer.name, ": gradient: expected a norm of at most ",
+                                                 kMaxLearntGradientNorm, ", got ", std::sqrt(square)));
 }
 
 }  // namespace precondor

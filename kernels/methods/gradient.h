@@ -12,7 +12,8 @@ namespace precondor {
 // Returns InvalidArgument, with the layer and the actual shape, if d is not [d_out, d_in]. Does not read the elements.
 absl::Status ExpectGradient(const LayerSpec& layer, ConstMatrixView d);
 
-// Returns InvalidArgument, with the layer, if d is not [d_out, d_in] or not finite. Also returns the backend's errors.
-absl::Status ExpectFiniteGradient(const LayerSpec& layer, ConstMatrixView d, Backend& backend);
+// Returns InvalidArgument, with the layer, if d is not [d_out, d_in], not finite, or of a norm above
+// kMaxLearntGradientNorm. Also returns the backend's errors.
+absl::Status ExpectLearnableGradient(const LayerSpec& layer, ConstMatrixView d, Backend& backend);
 
 }  // namespace precondor

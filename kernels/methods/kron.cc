@@ -50,7 +50,7 @@ class KronState final : public LayerState {
   }
 
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
-    PRECONDOR_RETURN_IF_ERROR(ExpectFiniteGradient(layer_, d, backend_));
+    PRECONDOR_RETURN_IF_ERROR(ExpectLearnableGradient(layer_, d, backend_));
     // Works on copies, so that a failure leaves the state unchanged.
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix momentum, backend_.Allocate(d.rows, d.cols));
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(momentum_.view(), momentum.view()));

@@ -44,7 +44,7 @@ class MuonState final : public LayerState {
   }
 
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
-    PRECONDOR_RETURN_IF_ERROR(ExpectFiniteGradient(layer_, d, backend_));
+    PRECONDOR_RETURN_IF_ERROR(ExpectLearnableGradient(layer_, d, backend_));
     // Makes the next state in new memory, so that a failure leaves the state unchanged.
     Parts next;
     PRECONDOR_ASSIGN_OR_RETURN(next.momentum, backend_.AllocateScratch(d.rows, d.cols));

@@ -46,7 +46,7 @@ class SoapState final : public LayerState {
   }
 
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
-    PRECONDOR_RETURN_IF_ERROR(ExpectFiniteGradient(layer_, d, backend_));
+    PRECONDOR_RETURN_IF_ERROR(ExpectLearnableGradient(layer_, d, backend_));
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix x, AllocateTensor());
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(d, AsMatrix(x)));
     // Works on copies, so that a failure leaves the state unchanged. An empty matrix in `next` stands for the held one.

@@ -139,7 +139,8 @@ void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const StagedContr
   DecodeElements(dtype, contribution.bytes.data() + before * ByteSize(dtype), contribution.scales[side], out);
 }
 
-absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload) {
+absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload,
+                           double max_norm) {
   if (header.tensors.empty()) return absl::OkStatus();  // SHARDED: the rank only receives
   const TensorDesc& tensor = header.tensors[0];
   const int64_t elements = tensor.dims[0] * tensor.dims[1];
@@ -148,6 +149,7 @@ absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& he
   }
   if (header.on_device != nullptr) return absl::OkStatus();
   float block[kBlock];
+  double squared = 0;
   for (int64_t begin = 0; begin < elements; begin += kBlock) {
     const absl::Span<float> values = absl::MakeSpan(block, std::min(kBlock, elements - begin));
     DecodeElements(tensor.dtype, payload.data() + begin * ByteSize(tensor.dtype), tensor.scale, values);
@@ -156,8 +158,11 @@ absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& he
                      absl::StrCat("gradient elements ", begin, " ... ", begin + static_cast<int64_t>(values.size()) - 1,
                                   " hold a value that is not finite"));
     }
+    if (std::isfinite(max_norm)) squared += SquaredNorm(values);
   }
-  return absl::OkStatus();
+  if (std::sqrt(squared) <= max_norm) return absl::OkStatus();
+  return Invalid(ErrorReason::kOverNorm, spec, header.key,
+                 absl::StrCat("gradient: expected a norm of at most ", max_norm, ", got ", std::sqrt(squared)));
 }
 
 }  // namespace precondor

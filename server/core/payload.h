@@ -45,8 +45,10 @@ StatisticsSide SideOf(const SessionSpec& spec, uint32_t layer, const StagedContr
 void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const StagedContribution& contribution, int side,
                       absl::Span<float> out);
 
-// Returns INVALID_ARGUMENT (NON_FINITE) unless every element, times its scale, is finite in f32. Precondition: the
-// header has passed CheckTensors.
-absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload);
+// Returns INVALID_ARGUMENT (NON_FINITE) unless every element, times its scale, is finite in f32, and INVALID_ARGUMENT
+// (OVER_NORM) if the elements' norm is above `max_norm`. A gradient in device memory has no norm here. Precondition:
+// the header has passed CheckTensors.
+absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload,
+                           double max_norm);
 
 }  // namespace precondor

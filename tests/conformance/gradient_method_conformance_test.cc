@@ -168,6 +168,60 @@ TEST(GradientMethodConformance, RefusesBadInputAndChangesNothing) {
   });
 }
 
+double Cosine(const reference::Vector& x, const reference::Vector& y) {
+  double inner = 0;
+  for (size_t i = 0; i < x.size(); ++i) inner += x[i] * y[i];
+  return inner / (Norm(x) * Norm(y));
+}
+
+// A gradient whose squares are beyond f32 would make the state's averages infinite permanently.
+TEST(GradientMethodConformance, RefusesAGradientOfHugeNormAndChangesNothing) {
+  ForAll([](const Method& method, const LayerSpec& layer) {
+    EXPECT_EQ(method.traits().max_gradient_norm(), kMaxLearntGradientNorm);
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    for (const int steps : {0, 1, 7}) {
+      Trained trained(method, layer, *backend, steps);
+      const std::string before = trained.driver.state().Save().value();
+      for (const double huge : {1e19, 1e21, 3e38}) {
+        reference::Vector d = trained.gradients.Next().data;
+        d.back() = huge;
+        const absl::Status status = trained.driver.Precondition(d).status();
+        EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+        EXPECT_THAT(std::string(status.message()), testing::HasSubstr("expected a norm of at most 1.15292e+18, got "));
+        EXPECT_TRUE(trained.driver.state().Save().value() == before) << huge;
+      }
+    }
+  });
+}
+
+// Gradients at the ends of what is taken: each later gradient has an answer, and after a while that of a state which
+// has not had them. It differs a little: refreshes are due at other steps, and kron's probes are others.
+TEST(GradientMethodConformance, GoesOnAfterExtremeGradients) {
+  ForAll([](const Method& method, const LayerSpec& layer) {
+    for (const double norm : {1e-42, 1e-30, 1e18}) {
+      SCOPED_TRACE(norm);
+      const std::unique_ptr<Backend> backend = MakeTestBackend();
+      Trained trained(method, layer, *backend, 7), other(method, layer, *backend, 7);
+      for (int step = 0; step < 20; ++step) {
+        reference::Vector d = trained.gradients.Next().data;
+        const double to = norm / Norm(d);
+        for (double& element : d) element = static_cast<float>(element * to);
+        ASSERT_TRUE(trained.driver.Precondition(d).ok());
+        other.gradients.Next();
+      }
+      reference::Vector u, v;
+      for (int step = 0; step < (norm > 1 ? 2000 : 150); ++step) {
+        const reference::Vector d = trained.gradients.Next().data;
+        const absl::StatusOr<reference::Vector> answer = trained.driver.Precondition(d);
+        ASSERT_TRUE(answer.ok()) << step << ": " << answer.status();
+        u = *answer;
+        v = other.driver.Precondition(d).value();
+      }
+      EXPECT_GT(Cosine(u, v), 0.5);
+    }
+  });
+}
+
 TEST(GradientMethodConformance, TheSameGradientsGiveTheSameBytes) {
   ForAll([](const Method& method, const LayerSpec& layer) {
     const std::unique_ptr<Backend> first = MakeTestBackend(), second = MakeTestBackend();

@@ -35,7 +35,8 @@ void LayerDriver::SubmitGradient(AdmittedContribution contribution, Payload payl
   if (header.kind == ContributionKind::kPull) {
     staged.status = ContributionStatus::kPresent;
   } else if (!header.abstain) {
-    staged.refusal = CheckGradient(session_->spec, header, payload);
+    staged.refusal =
+        CheckGradient(session_->spec, header, payload, session_->methods.of(layer_).traits().max_gradient_norm());
     staged.status = staged.refusal.ok() ? ContributionStatus::kPresent : ContributionStatus::kRefused;
     staged.contribution.scales[0] = header.tensors.empty() ? 1.0f : header.tensors[0].scale;
     staged.contribution.bytes = std::move(payload);
@@ -148,10 +149,12 @@ void LayerDriver::Deliver(StepId id) {
   ShardContext& shard = *session_->shard;
   for (Task& task : FeedLocked(AnswerVisible{id})) {
     const GradientResult& result = *task.answer;
-    if (result.decision == Decision::kSkip) {
+    const bool skipped = result.decision == Decision::kSkip;
+    if (skipped || (result.decision == Decision::kIdentity && result.cause == AnswerCause::kFailed)) {
       // The others are in precondor_plans_total: a layer that no rank uses is skipped in each step.
-      const Severity severity = told_of_skip_.exchange(true) ? Severity::kInfo : Severity::kWarning;
-      shard.logger.Log(severity, "step skipped",
+      const bool told = result.cause == AnswerCause::kAbstained && told_of_skip_.exchange(true);
+      shard.logger.Log(told ? Severity::kInfo : Severity::kWarning,
+                       skipped ? "step skipped" : "gradient not preconditioned",
                        {{"session", job},
                         {"step", std::get<GiveAnswer>(task.effect).step},
                         {"layer", session_->spec.layers[layer_].name},

@@ -21,7 +21,7 @@ namespace precondor {
 
 // Does the arithmetic of one layer. Used by one thread at a time, the layer's strand. A failure of the device or the
 // method never fails a step: an update that fails leaves the last good factors, and a precondition that fails answers
-// IDENTITY with the reason, or SKIP if the gradient is lost.
+// IDENTITY with the reason, or SKIP if the gradient is lost or the method's answers are whole updates.
 class LayerWorker {
  public:
   LayerWorker(SessionContext& session, uint32_t layer, std::unique_ptr<LayerState> state);
@@ -82,7 +82,7 @@ class LayerWorker {
   // LayerDriver::Resume ensures.
   bool LacksGradientsOf(const Plan& plan) const;
 
-  // Replaces the factors. Without factors (null), updates do nothing and gradients are answered IDENTITY.
+  // Replaces the factors. Without factors (null), updates do nothing and preconditions fail.
   void SetState(std::unique_ptr<LayerState> state);
   bool has_factors() const { return state_ != nullptr; }
   // Replaces the factors by fresh ones. Returns the errors of Method::MakeState.

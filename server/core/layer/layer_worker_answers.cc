@@ -188,6 +188,7 @@ LayerWorker::Answer LayerWorker::Precondition(StepData& data) {
     return Skip(data, AnswerCause::kFailed, std::move(answer->result.reason));
   }
   if (answer.ok()) return Encode(data, *std::move(answer), gradient);
+  if (method_.traits().whole_updates) return Skip(data, CauseOfFailure(), std::string(answer.status().message()));
   // RunMethod leaves `gradient` as it was when it fails.
   Answer identity;
   identity.result.decision = Decision::kIdentity;
@@ -284,6 +285,7 @@ LayerWorker::Answer LayerWorker::PreconditionOnDevice(StepData& data) {
     status = made.status();
     if (made.ok()) answer = *std::move(made);
     cause = CauseOfFailure();
+    if (!made.ok() && method_.traits().whole_updates) return Skip(data, cause, std::string(status.message()));
   }
   if (!status.ok()) {
     answer.result.cause = cause;

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/log.h"
 #include "kernels/methods/registry.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/memory_journal.h"
 #include "tests/unit/server/core/shard/shard_fixture.h"
 
@@ -37,7 +39,7 @@ class GradientMethodTest : public ShardFixture, public ::testing::WithParamInter
     NewShard();
     ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   }
-  void NewShard() { shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, counted); }
+  void NewShard() { shard = std::make_unique<Shard>(options, *backend, executor, clock, log_lines, counted); }
   void Crash() {
     NewShard();
     journal.Restore(*shard);
@@ -95,6 +97,9 @@ class GradientMethodTest : public ShardFixture, public ::testing::WithParamInter
 
   MemoryJournal journal;
   LossObserver counted;
+  std::vector<std::string> lines;  // warnings of the log
+  LineLogger log_lines{LogFormat::kText, Severity::kWarning, clock,
+                       [this](absl::string_view line) { lines.emplace_back(line); }};
 };
 
 TEST_P(GradientMethodTest, PreconditionsFromTheFirstGradientOnAndCountsThem) {
@@ -385,6 +390,40 @@ TEST_P(GradientMethodTest, StepsWithoutAnAnswerTeachNothing) {
   EXPECT_EQ(plain->decision(), Decision::kIdentity);
   EXPECT_EQ(plain->values(), GradientOf(2));
   ExpectAnswer(*SendGradient(3), {0, 3});
+}
+
+TEST_P(GradientMethodTest, AGradientOfHugeNormIsRefusedAndSkippedAndForgotten) {
+  Begin();
+  ExpectAnswer(*SendGradient(0), {0});
+  std::vector<float> huge = GradientOf(1);
+  for (float& value : huge) value *= 3e19f;
+  const ContributionHeader header = Header(ContributionKind::kGradient, 1, 0);
+  EXPECT_EQ(Send(header, EncodeValues(spec.gradient_dtype, huge))->reason(), ErrorReason::kOverNorm);
+  EXPECT_EQ(Send(header, EncodeValues(spec.gradient_dtype, huge))->decision(), Decision::kSkip);
+  EXPECT_EQ(StatsOf(0).rejected, 1u);
+  EXPECT_EQ(StatsOf(0).skipped, 1u);
+  EXPECT_THAT(lines, testing::ElementsAre(testing::HasSubstr("step skipped")));
+  ExpectAnswer(*SendGradient(2), {0, 2});
+  ExpectAnswer(*SendGradient(3), {0, 2, 3});
+}
+
+// The gradient itself in place of a whole update would be a jump of the weights.
+TEST_P(GradientMethodTest, AnUpdateThatCannotBeMadeIsSkipped) {
+  const std::unique_ptr<Backend> cpu = std::move(backend);
+  auto failing = std::make_unique<FaultyBackend>(*cpu);
+  FaultyBackend& faults = *failing;
+  backend = std::move(failing);
+  Begin();
+  ExpectAnswer(*SendGradient(0), {0});
+  faults.FailAt(2);
+  const std::shared_ptr<Reply> failed = SendGradient(1);
+  ASSERT_TRUE(faults.failed());
+  faults.NeverFail();
+  EXPECT_EQ(failed->decision(), Decision::kSkip);
+  EXPECT_EQ((*failed->result)->cause, AnswerCause::kFailed);
+  EXPECT_THAT(lines, testing::ElementsAre(testing::HasSubstr("step skipped")));
+  ExpectAnswer(*SendGradient(2), {0, 2});
+  shard.reset();  // before `cpu`
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GradientMethodTest, testing::Values("kron", "soap", "muon"));
