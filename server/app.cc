@@ -65,6 +65,9 @@ constexpr char kLivenessService[] = "liveness";  // stays SERVING during a drain
 // Control threads wait for shards, disks and etcd. A session's calls take one or two of them, for any number of ranks.
 constexpr int kControlThreads = 32;
 
+// Name of the shard of role `all` in the coordinator's journal: the address may be another one after a restart.
+constexpr char kOwnShard[] = "own";
+
 // The shard of role `all` as the coordinator sees it: adds this process' address, and shows the coordinator's token.
 class LocalShard final : public ShardControl {
  public:
@@ -72,6 +75,10 @@ class LocalShard final : public ShardControl {
   void set_advertise_address(std::string address) {
     MutexLock lock(mu_);
     address_ = std::move(address);
+  }
+  std::string own_address() const override {
+    MutexLock lock(mu_);
+    return address_;
   }
   void BecomeLeader(uint64_t token) override { token_.store(token); }
   absl::StatusOr<ShardDescription> Describe() override {
@@ -116,7 +123,7 @@ class LocalShard final : public ShardControl {
 
   Shard& shard_;
   std::atomic<uint64_t> token_ = 0;
-  Mutex mu_;
+  mutable Mutex mu_;
   std::string address_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -331,7 +338,8 @@ class ServerApp final : public App {
     precondition_service_ = std::make_unique<rpc::PreconditionService>(
         shard_->data_plane(), *planes_, static_cast<uint64_t>(config_.credit_bytes), shard_generation, runner_,
         metrics_, rings_.get());
-    shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
+    // The coordinator of role `all` calls its shard in the process.
+    if (config_.role == ServerRole::kShard) shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
     return absl::OkStatus();
   }
 
@@ -443,7 +451,7 @@ class ServerApp final : public App {
     if (shard_ != nullptr) {
       auto local = std::make_unique<LocalShard>(*shard_);
       local_ = local.get();
-      endpoints.push_back({DialAddress(config_), std::move(local)});
+      endpoints.push_back({kOwnShard, std::move(local)});
     }
     const wire::ChannelSecurity security({.tls_ca = config_.tls_ca,
                                           .tls_cert = config_.tls_ca.empty() ? "" : config_.tls_cert,
@@ -472,7 +480,6 @@ class ServerApp final : public App {
     storage_ = std::make_unique<CoordinatorStorage>(config_, disk_, on_waiting, on_lost);
     options.on_replaced = [this](const absl::Status& why) { OnReplaced(why); };
     coordinator_ = std::make_unique<Coordinator>(options, std::move(endpoints), *storage_, clock_, logger_, metrics_);
-    if (!storage_->standby()) PRECONDOR_RETURN_IF_ERROR(BecomeLeader());
     session_service_ = std::make_unique<rpc::SessionService>(*coordinator_, runner_, MakeCallerFn());
     return absl::OkStatus();
   }
@@ -526,6 +533,11 @@ class ServerApp final : public App {
                                                          config_.tenant_max_calls, logger_, runner_.recorder()));
     grpc::ServerBuilder builder;
     PRECONDOR_ASSIGN_OR_RETURN(listeners_, Listeners::Bind(config_.listen, security_->credentials(), builder));
+    if (local_ != nullptr) {
+      local_->set_advertise_address(config_.advertise.empty() ? addresses().front() : config_.advertise);
+    }
+    // The sessions that it restores are on shards whose addresses are known by now.
+    if (storage_ != nullptr && !storage_->standby()) PRECONDOR_RETURN_IF_ERROR(BecomeLeader());
     wire::SetKeepalive(builder);
     // Beyond it gRPC reads less, and in the end ends streams and calls, any of them.
     builder.SetResourceQuota(grpc::ResourceQuota("server").Resize(static_cast<size_t>(config_.transport_memory)));
@@ -543,9 +555,6 @@ class ServerApp final : public App {
                   {{"address", open}});
     }
     ChangeHealth([](Health&) {});
-    if (local_ != nullptr) {
-      local_->set_advertise_address(config_.advertise.empty() ? addresses().front() : config_.advertise);
-    }
     Listeners::Options options;
     // Only processes of this user may get memory of the device, even if the socket's mode admits others.
     if (rings_ != nullptr) options.check_unix_peer = [](int fd) { return CheckPeerUser(fd, geteuid()); };
@@ -660,7 +669,7 @@ class ServerApp final : public App {
   std::unique_ptr<CoordinatorStorage> storage_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<rpc::PreconditionService> precondition_service_;
-  std::unique_ptr<rpc::ShardService> shard_service_;
+  std::unique_ptr<rpc::ShardService> shard_service_;  // null unless the role is `shard`
   std::unique_ptr<rpc::SnapshotService> snapshot_service_;
   std::unique_ptr<rpc::SessionService> session_service_;
   std::unique_ptr<rpc::AdminService> admin_service_;

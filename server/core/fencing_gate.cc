@@ -9,9 +9,22 @@
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
+namespace {
+
+constexpr uint64_t kMaxTokenLead = uint64_t{366} * 24 * 3600 * 1'000'000'000;
+
+}  // namespace
 
 absl::Status FencingGate::CheckToken(uint64_t token) const {
   if (token == 0) return absl::InvalidArgumentError("fencing_token: expected anything but 0");
+  // A coordinator's token is a count, or the time where that is greater (docs/adr/0021-fencing-tokens.md).
+  const int64_t now = std::max<int64_t>(0, absl::ToUnixNanos(clock_.Wall()));
+  const uint64_t limit = std::max(seen_, static_cast<uint64_t>(now)) + kMaxTokenLead;
+  if (token > limit) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("fencing_token: expected at most ", limit,
+                     ", a year above this shard's clock and the greatest token so far, got ", token));
+  }
   if (token >= seen_) return absl::OkStatus();
   return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleLeader,
                         absl::StrCat("fencing_token: expected at least ", seen_, ", got ", token,

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
 
 namespace precondor {
@@ -19,7 +20,7 @@ class FencingGate {
  public:
   // Makes a token durable. Called before the first call with that token is admitted, for one token at a time.
   using Remember = std::function<absl::Status(uint64_t token)>;
-  explicit FencingGate(Remember remember) : remember_(std::move(remember)) {}
+  FencingGate(const Clock& clock, Remember remember) : clock_(clock), remember_(std::move(remember)) {}
 
   // An admitted call. Calls with a greater token wait until it is destroyed.
   class Pass {
@@ -36,7 +37,9 @@ class FencingGate {
   };
 
   // Admits a call; may wait for the disk and for other calls. Returns
-  // - INVALID_ARGUMENT if the token is 0;
+  // - INVALID_ARGUMENT if the token is 0, or more than a year, in nanoseconds, above both the wall clock and the
+  // greatest
+  //   token that has been shown: no later coordinator could have a greater one;
   // - FAILED_PRECONDITION (STALE_LEADER), naming both tokens, if a greater token has been shown;
   // - UNAVAILABLE if the token cannot be made durable.
   absl::StatusOr<Pass> Enter(uint64_t token);
@@ -53,6 +56,7 @@ class FencingGate {
   void Leave();
   absl::Status CheckToken(uint64_t token) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  const Clock& clock_;
   const Remember remember_;
   mutable Mutex mu_;
   CondVar changed_;

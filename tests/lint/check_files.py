@@ -40,6 +40,7 @@ MAY_ASK_FOR_WALL_CLOCK = {
     "server/trace/tracer.cc",  # spans have Unix times
     "server/app.cc",  # number of a process' memory
     "server/core/coordinator/coordinator_opening.cc",  # session ids, beyond those of a journal that is lost
+    "server/core/fencing_gate.cc",  # bound of fencing tokens, which may be times
     "server/core/shard/session_factors.cc",  # numbers of releases, beyond those of a log that is lost
     "server/core/coordinator/coordinator_leader.cc",  # fencing tokens, beyond those of a journal that is lost
     "server/recovery/shard_store.cc",  # since when a session is in quarantine, for people

@@ -62,6 +62,30 @@ TEST(ServerLifecycleTest, ListensOnASocketAndAPortAndWorkersDialTheFirst) {
   EXPECT_EQ(server.OpenAndJoin("job").shard_map().assignments(0).address(), config.listen.front());
 }
 
+// The directory names the shard of role `all` by no address.
+TEST(ServerLifecycleTest, AServerOfAllRolesFindsItsSessionsAgainAtAnotherAddress) {
+  const TempDir data;
+  ServerConfig config;
+  config.data_dir = data.path();
+  std::string fixed;
+  {
+    RawServer first(config);
+    first.OpenAndJoin("job");
+    fixed = absl::StrCat("localhost:", first.app().port());
+  }
+  for (const std::string& listen : {fixed, std::string("127.0.0.1:0")}) {
+    config.listen = {listen};
+    RawServer server(config);
+    v1::JoinSessionResponse joined;
+    const grpc::Status status = server.Join("job", 0, kRawIncarnation, &joined);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    ASSERT_EQ(joined.shard_map().assignments_size(), 1);
+    EXPECT_EQ(joined.shard_map().assignments(0).address(), server.app().addresses().front());
+    v1::PreconditionResponse response;
+    EXPECT_TRUE(server.Precondition(RawRequest(joined, 0, 0), &response).ok());
+  }
+}
+
 // A call that waits for another rank must neither outlive its client nor keep the server from ending.
 TEST(ServerLifecycleTest, WaitingUnaryCallDoesNotKeepTheServerUp) {
   RawServer server;

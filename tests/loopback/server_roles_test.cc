@@ -332,6 +332,11 @@ TEST_F(ServerRolesTest, EachRoleServesItsOwnServicesAlone) {
               AllOf(HasSubstr("precondor.v1.SessionService"), HasSubstr("precondor.v1.AdminService"),
                     HasSubstr("grpc.health.v1.Health"), Not(HasSubstr("precondor.v1.PreconditionService")),
                     Not(HasSubstr("precondor.v1.ShardService"))));
+  RawServer all;
+  EXPECT_THAT(services(all),
+              AllOf(HasSubstr("precondor.v1.PreconditionService"), HasSubstr("precondor.v1.SessionService"),
+                    Not(HasSubstr("precondor.v1.ShardService"))))
+      << "its coordinator calls its shard in the process";
   EXPECT_EQ(coordinator_->Open(RawServer::Spec("job")).error_code(), grpc::StatusCode::OK);
   EXPECT_EQ(shards_[0]->Open(RawServer::Spec("job")).error_code(), grpc::StatusCode::UNIMPLEMENTED);
 }

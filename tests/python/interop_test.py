@@ -415,8 +415,9 @@ class InteropTest(unittest.TestCase):
         self.assertEqual(check(b"", timeout=TIMEOUT_S), b"\x08\x01", "status: SERVING")
         reflect = self.control.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
         answer = next(reflect(iter([b"\x3a\x00"]), timeout=TIMEOUT_S))  # list_services: ""
-        for service in ("SessionService", "PreconditionService", "AdminService", "ShardService"):
+        for service in ("SessionService", "PreconditionService", "AdminService"):
             self.assertIn(b"precondor.v1." + service.encode(), answer)
+        self.assertNotIn(b"precondor.v1.ShardService", answer, "role all has its shard in the process")
 
     def test_defaults_come_back_filled_in(self):
         c = pb.common_pb2

@@ -113,7 +113,10 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::GetSession(absl::string_v
 
 std::vector<std::string> Coordinator::ShardAddresses() const {
   std::vector<std::string> addresses;
-  for (const ShardEndpoint& shard : shards_) addresses.push_back(shard.address);
+  for (const ShardEndpoint& shard : shards_) {
+    const std::string own = shard.control->own_address();
+    addresses.push_back(own.empty() ? shard.address : own);
+  }
   return addresses;
 }
 

@@ -42,7 +42,8 @@ namespace precondor {
 class CoordinatorSession;
 
 struct ShardEndpoint {
-  // As configured. Workers dial the address that the shard advertises, if it advertises one.
+  // As configured; the journal names the shard so. Workers dial the address that the shard advertises, if it advertises
+  // one. For the shard in this process it is a name that no address changes.
   std::string address;
   std::unique_ptr<ShardControl> control;
 };

@@ -87,6 +87,8 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
                                                           placed.layers.size(), " layers on shard ", placed.shard,
                                                           ", which is not among this coordinator's shards"));
       }
+      const std::string own = shards_[static_cast<size_t>(found - placement.begin())].control->own_address();
+      if (!own.empty()) placed.address = own;
       *found = std::move(placed);
     }
     record.placement = std::move(placement);

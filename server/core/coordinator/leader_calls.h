@@ -26,6 +26,7 @@ class LeaderCalls final : public ShardControl {
       : shard_(std::move(shard)), replaced_(replaced), on_refused_(std::move(on_refused)) {}
 
   void BecomeLeader(uint64_t token) override { shard_->BecomeLeader(token); }
+  std::string own_address() const override { return shard_->own_address(); }
   absl::StatusOr<ShardDescription> Describe() override {
     return Call([&] { return shard_->Describe(); });
   }

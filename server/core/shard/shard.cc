@@ -15,9 +15,10 @@ namespace precondor {
 Shard::Shard(const ShardOptions& options, std::vector<ShardDevice> devices, const Clock& clock, Logger& logger,
              Observer& observer)
     : context_(MakeShardContext(options, std::move(devices), clock, logger, observer)),
-      gate_([journal = options.journal](uint64_t token) {
-        return journal == nullptr ? absl::OkStatus() : journal->RememberLeader(token);
-      }),
+      gate_(clock,
+            [journal = options.journal](uint64_t token) {
+              return journal == nullptr ? absl::OkStatus() : journal->RememberLeader(token);
+            }),
       sessions_(*context_),
       quarantine_(*context_, sessions_, serving_),
       installer_(context_, sessions_, quarantine_, serving_),

@@ -125,6 +125,9 @@ class ShardControl {
   // seen a greater token refuses all calls with FAILED_PRECONDITION (STALE_LEADER) and changes nothing. Precondition:
   // no other call has been made.
   virtual void BecomeLeader(uint64_t token) {}
+  // Returns the address that workers dial, of a shard in the coordinator's process; empty for other shards, which
+  // Describe asks. It may differ from the one before a restart.
+  virtual std::string own_address() const { return ""; }
   virtual absl::StatusOr<ShardDescription> Describe() = 0;
   // Like Describe, for checking whether the shard is alive: has a short deadline, and grants the lease.
   virtual absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) { return Describe(); }

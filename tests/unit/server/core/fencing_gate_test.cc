@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 
 #include "kernels/base/error_reason.h"
+#include "tests/support/fake_clock.h"
 #include "tests/support/wait_until.h"
 
 namespace precondor {
@@ -24,10 +25,11 @@ class FencingGateTest : public ::testing::Test {
  protected:
   std::vector<uint64_t> remembered;
   absl::Status disk;
-  FencingGate gate{[this](uint64_t token) {
-    remembered.push_back(token);
-    return disk;
-  }};
+  FakeClock clock;
+  FencingGate gate{clock, [this](uint64_t token) {
+                     remembered.push_back(token);
+                     return disk;
+                   }};
 };
 
 TEST_F(FencingGateTest, RefusesWhoHasBeenReplaced) {
@@ -40,6 +42,23 @@ TEST_F(FencingGateTest, RefusesWhoHasBeenReplaced) {
   EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("expected at least 9"), HasSubstr("got 8")));
   EXPECT_EQ(gate.Enter(0).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(remembered, ElementsAre(5, 9)) << "once each";
+}
+
+// Such a token would keep every later coordinator out.
+TEST_F(FencingGateTest, RefusesATokenFarAboveTheClockAndTheTokensBefore) {
+  ASSERT_TRUE(gate.Enter(5).ok());
+  constexpr uint64_t kYear = uint64_t{366} * 24 * 3600 * 1'000'000'000;
+  for (const uint64_t token : {2 * kYear, ~uint64_t{0}}) {
+    const absl::Status refused = gate.Enter(token).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.message()),
+                AllOf(HasSubstr("expected at most "), HasSubstr(std::to_string(token))));
+  }
+  EXPECT_TRUE(gate.Enter(6).ok());
+  EXPECT_TRUE(gate.Enter(kYear + 6).ok());
+  EXPECT_TRUE(gate.Enter(2 * kYear + 6).ok()) << "a clock that is behind";
+  clock.SetWall(absl::Hours(24 * 366 * 50));
+  EXPECT_TRUE(gate.Enter(51 * kYear).ok()) << "a clock in place of a count";
 }
 
 TEST_F(FencingGateTest, WhatAnEarlierProcessRememberedCounts) {
