@@ -40,7 +40,7 @@ absl::StatusOr<JoinResult> Coordinator::JoinSession(absl::string_view name, uint
   }
   {
     MutexLock lock(mu_);
-    session.WantStep(first_step);
+    session.WantFirstSteps();
   }
   WriteLease(session);
   PRECONDOR_RETURN_IF_ERROR(TellShards(session));

@@ -18,6 +18,9 @@ namespace {
 
 using absl::StatusCode;
 
+// A process may begin so many steps after the lease of a session that is in use: with the checkpoint of another run.
+constexpr uint64_t kMaxStepLead = uint64_t{1} << 24;
+
 // Returns the last step that may have been granted. After a restart that is the end of the durable lease.
 uint64_t GrantedThrough(const SessionRecord& record, const SessionMembers& members, uint64_t lease_steps) {
   return members.epoch() == 1 && members.joined() == 0 ? lease_steps : record.lease.durable_through;
@@ -55,7 +58,15 @@ SessionRecord CoordinatorSession::record() const {
 absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t rank, uint64_t incarnation,
                                                                        uint64_t first_step) const {
   PRECONDOR_ASSIGN_OR_RETURN(std::optional<Membership> next, members_.PlanJoin(rank, incarnation, first_step));
-  if (!next.has_value() || next->epoch == members_.epoch()) return next;
+  if (!next.has_value()) return next;
+  const uint64_t limit = StepSum(leases_.granted_through(), kMaxStepLead);
+  if (members_.ever_active() && first_step > limit) {
+    return ReasonedStatus(StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                          absl::StrCat("session \"", spec_.name, "\" rank ", rank, ": first_step: expected at most ",
+                                       limit, ", ", kMaxStepLead, " after the last step of the session's lease, got ",
+                                       first_step, "; a job that begins there needs a new session"));
+  }
+  if (next->epoch == members_.epoch()) return next;
   // If workers have factors, this one needs those of its step, which the shards have released.
   const bool lacks = WorkersPrecondition(spec_) && !NeedsFactors() &&
                      ModeAt(leases_.durable().schedule, first_step) == Mode::kSecondOrder;
@@ -151,6 +162,12 @@ absl::StatusOr<std::optional<LossTable::StepLoss>> CoordinatorSession::Report(co
                         .mode = ModeAt(leases_.durable().schedule, loss.step),
                         .skipped = loss.finite == 0});
   return loss;
+}
+
+void CoordinatorSession::WantFirstSteps() {
+  if (!members_.active()) return;
+  const std::vector<uint64_t>& steps = members_.membership().first_steps;
+  leases_.WantStep(*std::min_element(steps.begin(), steps.end()));
 }
 
 // --- factors --------------------------------------------------------------------------------------------------------

@@ -78,8 +78,9 @@ class CoordinatorSession {
   // FAILED_PRECONDITION: STALE_EPOCH, STALE_INCARNATION, or STEP_TOO_FAR_AHEAD if the step was never granted, or
   // INVALID_ARGUMENT (MALFORMED) for too many samples.
   absl::StatusOr<std::optional<LossTable::StepLoss>> Report(const StepReport& report, absl::Time now);
-  // See StepLeases::WantStep.
-  void WantStep(uint64_t step) { leases_.WantStep(step); }
+  // Requests a lease from the lowest step with which a rank begins, once all ranks are there. No step is made before,
+  // and a rank alone could otherwise have leases that reach any step.
+  void WantFirstSteps();
   // See ModePolicy::Force.
   void Force(std::optional<Mode> mode) { mode_policy_.Force(mode); }
 

@@ -8,6 +8,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/wire_bounds.h"
 #include "server/core/coordinator/coordinator.h"
 #include "server/core/coordinator/coordinator_errors.h"
 #include "server/core/coordinator/coordinator_session.h"
@@ -160,6 +161,11 @@ absl::Status Coordinator::OrderSnapshot(CoordinatorSession& session, const Snaps
 
 absl::StatusOr<RestoreResult> Coordinator::RestoreSession(const SessionSpec& spec, uint64_t step,
                                                           const SessionCaller& caller) {
+  if (step > kMaxStep) {
+    return ReasonedStatus(
+        absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+        absl::StrCat("session \"", spec.name, "\": step: expected at most ", kMaxStep, ", got ", step));
+  }
   PRECONDOR_ASSIGN_OR_RETURN(OpenResult opened, OpenSession(spec, caller));
   if (!opened.created) {
     return absl::FailedPreconditionError(absl::StrCat(

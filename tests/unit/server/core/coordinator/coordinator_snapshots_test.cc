@@ -274,7 +274,8 @@ TEST_F(CoordinatorSnapshotsTest, NobodyJoinsASessionBeforeItIsRestored) {
   EXPECT_TRUE(absl::IsUnavailable(coordinator->JoinSession("job", 0, 5, 640).status())) << "half of it";
   MakeDurable(1, 1);
   coordinator->Reconcile();
-  const auto joined = coordinator->JoinSession("job", 0, 5, 640);
+  ASSERT_TRUE(coordinator->JoinSession("job", 0, 5, 640).ok());
+  const auto joined = coordinator->JoinSession("job", 1, 5, 640);
   ASSERT_TRUE(joined.ok()) << joined.status();
   EXPECT_GE(joined->directive.lease_through_step, 640u);
   const absl::Status again = coordinator->RestoreSession(spec, 640).status();

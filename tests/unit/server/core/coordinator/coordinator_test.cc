@@ -10,6 +10,7 @@
 namespace precondor {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
@@ -198,6 +199,31 @@ TEST_F(CoordinatorTest, RefusesNumbersThatLeaveNoRoomForLaterOnes) {
   EXPECT_THAT(std::string(heavy.message()), HasSubstr("samples: expected at most"));
   report.samples = 1;
   EXPECT_TRUE(coordinator->ReportStep(report).ok());
+}
+
+// A job that is restored begins at any step of a new session.
+TEST_F(CoordinatorTest, TheFirstRanksOfASessionBeginAtTheStepOfTheirCheckpoint) {
+  const uint64_t id = Open();
+  const uint64_t none = coordinator->JoinSession("job", 0, 5, 1'000'000)->directive.lease_through_step;
+  EXPECT_EQ(none, 10u) << "no step is made before all ranks are there";
+  const auto joined = coordinator->JoinSession("job", 1, 5, 1'000'000);
+  EXPECT_EQ(joined->directive.lease_through_step, 1'000'010u);
+  EXPECT_EQ(coordinator->JoinSession("job", 0, 5, 1'000'000)->directive.lease_through_step, 1'000'010u);
+  EXPECT_TRUE(coordinator->ReportStep(Report(id, 1, 0, 1'000'000, 1)).ok());
+}
+
+// With a lease without end, a change of mode or a snapshot would be at the end of it.
+TEST_F(CoordinatorTest, OneRankThatBeginsFarAheadGetsNoLeaseThere) {
+  Open();
+  ASSERT_TRUE(coordinator->JoinSession("job", 0, 5, uint64_t{1} << 48).ok());
+  EXPECT_EQ(coordinator->JoinSession("job", 1, 5, 0)->directive.lease_through_step, 10u);
+  const absl::Status far = coordinator->JoinSession("job", 0, 6, uint64_t{1} << 48).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(far)) << far;
+  EXPECT_THAT(std::string(far.message()),
+              AllOf(HasSubstr("first_step: expected at most 16777226"), HasSubstr("got 281474976710656")));
+  EXPECT_EQ(coordinator->JoinSession("job", 0, 6, 20'000)->directive.lease_through_step, 10u) << "the other is at 0";
+  EXPECT_EQ(coordinator->JoinSession("job", 1, 6, 20'000)->directive.lease_through_step, 20'010u)
+      << "all have loaded a checkpoint of another run";
 }
 
 TEST_F(CoordinatorTest, ReportsAreAveragedOnceAndExtendTheLease) {
