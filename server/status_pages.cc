@@ -17,9 +17,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// With a negative `indent` on one line.
+// With a negative `indent` on one line. In ASCII, since a terminal may show it.
 std::string Dump(const Json& json, int indent = -1) {
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+  return json.dump(indent, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
 }
 
 // JSON has no NaN and no infinity.

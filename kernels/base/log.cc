@@ -7,6 +7,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 
+#include "kernels/base/printable.h"
+
 namespace precondor {
 namespace {
 
@@ -27,22 +29,25 @@ absl::string_view SeverityName(Severity severity) {
 // Returns `text` as a JSON string, quotes included. Text lines quote their values this way too.
 std::string Quote(absl::string_view text) {
   std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (byte < 0x20) {
-      absl::StrAppendFormat(&out, "\\u%04x", byte);
+  while (!text.empty()) {
+    const CodePoint next = FirstCodePoint(text);
+    if (!next.printable) {
+      absl::StrAppendFormat(&out, "\\u%04x", next.value);
     } else {
-      out += c;
+      if (next.value == '"' || next.value == '\\') out += '\\';
+      out.append(text.data(), next.bytes);
     }
+    text.remove_prefix(next.bytes);
   }
   return out += '"';
 }
 
 bool NeedsQuotes(absl::string_view text) {
-  return text.empty() || text.find_first_of(" \t\r\n\"=\\") != absl::string_view::npos;
+  if (text.empty() || text.find_first_of(" \"=\\") != absl::string_view::npos) return true;
+  for (; !text.empty(); text.remove_prefix(FirstCodePoint(text).bytes)) {
+    if (!FirstCodePoint(text).printable) return true;
+  }
+  return false;
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/types/variant.h"
 
+#include "kernels/base/printable.h"
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
@@ -29,7 +30,7 @@ absl::Status CheckName(absl::string_view name) {
                                    [](char c) { return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-'; });
   if (allowed && !name.empty() && name.size() <= 128) return absl::OkStatus();
   return Invalid("name", "1 ... 128 characters of [A-Za-z0-9._-]",
-                 absl::StrCat("\"", name.substr(0, 128), "\" (", name.size(), " bytes)"));
+                 absl::StrCat("\"", Printable(name.substr(0, 128)), "\" (", name.size(), " bytes)"));
 }
 
 std::string DimsText(const std::vector<int64_t>& dims) { return absl::StrCat("[", absl::StrJoin(dims, ", "), "]"); }
@@ -60,9 +61,12 @@ absl::Status CheckLayers(const std::vector<LayerSpec>& layers) {
   absl::flat_hash_set<absl::string_view> names;
   for (size_t i = 0; i < layers.size(); ++i) {
     const LayerSpec& layer = layers[i];
-    const std::string field = absl::StrCat("layers[", i, "] \"", layer.name.substr(0, 64), "\"");
+    const std::string field = absl::StrCat("layers[", i, "] \"", Printable(layer.name.substr(0, 64)), "\"");
     if (layer.name.empty() || layer.name.size() > 512) {
       return Invalid(absl::StrCat(field, " name"), "1 ... 512 bytes", layer.name.size());
+    }
+    if (const std::string printable = Printable(layer.name); printable != layer.name) {
+      return Invalid(absl::StrCat(field, " name"), "printable characters", absl::StrCat("\"", printable, "\""));
     }
     if (!names.insert(layer.name).second) {
       return absl::InvalidArgumentError(absl::StrCat(field, ": expected unique names, got this one twice"));

@@ -27,8 +27,9 @@ namespace precondor {
 namespace {
 
 std::string Dump(const nlohmann::json& document) {
-  // Names come from peers, so bytes that are not UTF-8 are replaced rather than refused.
-  return document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  // Names come from peers: bytes that are not UTF-8 are replaced rather than refused, and what a terminal would obey is
+  // escaped, with all that is not ASCII.
+  return document.dump(2, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 absl::StatusOr<v1::GetServerInfoResponse> GetInfo(ControlClient& server, const CtlOptions& options) {

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/printable.h"
 #include "kernels/base/session_spec.h"
 
 namespace precondor {
@@ -64,7 +65,10 @@ std::string FormatBytes(uint64_t bytes) {
   return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", value, kUnits[unit]);
 }
 
-std::string FormatTable(const std::vector<std::vector<std::string>>& rows) {
+std::string FormatTable(std::vector<std::vector<std::string>> rows) {
+  for (std::vector<std::string>& row : rows) {
+    for (std::string& cell : row) cell = Printable(cell);
+  }
   std::vector<size_t> widths;
   std::vector<bool> numeric;
   for (size_t r = 0; r < rows.size(); ++r) {

@@ -44,7 +44,7 @@ std::string SnapshotsTable(const std::vector<v1::SessionSnapshot>& sessions, con
 
 // Returns a table. Columns are padded to their widest cell and two spaces apart; no line ends with spaces. The first
 // row is the heading. A column whose cells below the heading are all numbers is aligned to the right.
-std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
+std::string FormatTable(std::vector<std::vector<std::string>> rows);
 
 // Returns text like "1.5 GiB" or "640 B".
 std::string FormatBytes(uint64_t bytes);

@@ -87,6 +87,11 @@ TEST(CtlOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"status", "--deadline=1s"}), HasSubstr("for the command drain only"));
 }
 
+// Layers of a server that took any name.
+TEST(CtlRenderTest, ATableHasNothingThatATerminalWouldObey) {
+  EXPECT_EQ(FormatTable({{"NAME"}, {"a\x1b[2J\r\n\u202eb"}}), "NAME\na\\u001b[2J\\u000d\\u000a\\u202eb\n");
+}
+
 TEST(CtlRenderTest, AlignsColumns) {
   EXPECT_EQ(FormatTable({{"NAME", "COUNT", "NOTE"}, {"a", "5", "x"}, {"long", "1234", ""}, {"b", "-", "y"}}),
             "NAME  COUNT  NOTE\n"

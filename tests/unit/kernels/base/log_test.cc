@@ -36,6 +36,14 @@ TEST(LogTest, WritesJsonLines) {
             "\"session\":\"run\",\"step\":9223372036854775808,\"loss\":0.5}\n");
 }
 
+// Names come from clients, and people read logs on terminals.
+TEST(LogTest, EscapesWhatATerminalWouldObey) {
+  EXPECT_NE(Line(LogFormat::kText, "m", {{"layer", "a\u202e\u009bb"}}).find(" layer=\"a\\u202e\\u009bb\"\n"),
+            std::string::npos);
+  EXPECT_NE(Line(LogFormat::kJson, "m", {{"layer", "a\u202e\xff"}}).find("\"layer\":\"a\\u202e\\ufffd\""),
+            std::string::npos);
+}
+
 TEST(LogTest, QuotesNumbersThatJsonLacks) {
   EXPECT_NE(Line(LogFormat::kJson, "m", {{"loss", std::nan("")}}).find("\"loss\":\"nan\""), std::string::npos);
 }

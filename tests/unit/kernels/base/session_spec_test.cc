@@ -69,6 +69,7 @@ TEST(SessionSpecTest, NamesTheFieldWhatWasExpectedAndWhatCame) {
        {"layers[1]", "shape", "3072 elements"}},  // 2^160 of them
       {[](SessionSpec& s) { s.layers[1].name = ""; }, {"layers[1]", "name"}},
       {[](SessionSpec& s) { s.layers[1].name = std::string(513, 'x'); }, {"layers[1]", "name", "513"}},
+      {[](SessionSpec& s) { s.layers[1].name = "a\x1b[2J\u202e"; }, {"layers[1]", "printable", "a\\u001b[2J\\u202e"}},
       {[](SessionSpec& s) { s.layers[0].d_out = -1; }, {"layers[0]", "d_out", "-1"}},
       {[](SessionSpec& s) { s.world_size = kMaxWorldSize + 1; }, {"world_size", "65537"}},
       {[](SessionSpec& s) { s.sketches = -1; }, {"sketches", "-1"}},
