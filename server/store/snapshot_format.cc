@@ -16,8 +16,10 @@ constexpr absl::string_view kManifestMagic = "PCONDMAN";
 constexpr uint32_t kSnapshotVersion = 1;
 constexpr size_t kChecksumBytes = 4;
 
-absl::Status NewerFormat(uint32_t version) {
-  return absl::FailedPreconditionError(absl::StrCat("has format ", version, ", this program reads ", kSnapshotVersion));
+absl::Status OtherFormat(uint32_t version) {
+  return absl::FailedPreconditionError(absl::StrCat("has format ", version,
+                                                    version > kSnapshotVersion ? ", of a newer version" : "",
+                                                    "; this program reads format ", kSnapshotVersion));
 }
 
 }  // namespace
@@ -43,7 +45,7 @@ absl::Status CheckSnapshotFile(absl::string_view file, uint64_t id, absl::string
   Decoder decoder(file);
   const absl::string_view magic = decoder.Take(kFileMagic.size());
   if (const uint32_t version = decoder.U32(); decoder.ok() && magic == kFileMagic && version != kSnapshotVersion) {
-    return NewerFormat(version);
+    return OtherFormat(version);
   }
   const uint64_t found_id = decoder.U64();
   const absl::string_view found_key = decoder.Bytes();
@@ -78,7 +80,7 @@ absl::StatusOr<SnapshotManifest> DecodeManifest(absl::string_view bytes, uint64_
   const absl::string_view magic = decoder.Take(kManifestMagic.size());
   const uint32_t version = decoder.U32();
   if (magic != kManifestMagic) return absl::DataLossError("is no manifest");
-  if (version != kSnapshotVersion) return NewerFormat(version);
+  if (version != kSnapshotVersion) return OtherFormat(version);
   SnapshotManifest manifest;
   manifest.id = decoder.U64();
   manifest.metadata = std::string(decoder.Bytes());

@@ -220,6 +220,8 @@ absl::StatusOr<FoundSnapshot> SnapshotStore::LatestValid() const {
       found.manifest = *std::move(manifest);
       return found;
     }
+    // Whole, but unreadable here: an older one would be the state of an earlier step.
+    if (absl::IsFailedPrecondition(manifest.status())) return manifest.status();
     found.skipped.push_back(manifest.status());
   }
   return absl::NotFoundError(absl::StrCat(

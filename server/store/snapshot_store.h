@@ -101,7 +101,7 @@ class SnapshotStore {
   // Reads and checks every file.
   absl::StatusOr<SnapshotManifest> Verify(uint64_t id) const;
   // Returns the newest snapshot that passes Verify. Returns NotFound, with the reasons for the skipped ones, if there
-  // is none.
+  // is none, and FailedPrecondition if a newer version of the program wrote one that is newer than all valid ones.
   absl::StatusOr<FoundSnapshot> LatestValid() const;
 
   absl::Status Remove(uint64_t id);  // OK if it does not exist

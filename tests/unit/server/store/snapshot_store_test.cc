@@ -165,6 +165,23 @@ TEST_F(SnapshotStoreTest, ANewerFormatIsNamed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("format 2"));
 }
 
+// A newer version of the program wrote it: the older one is no substitute.
+TEST_F(SnapshotStoreTest, ANewerFormatIsNotDamageForWhichAnOlderSnapshotServes) {
+  for (const uint64_t id : {1, 2}) ASSERT_TRUE(Write(*store_, id, kContents).ok());
+  const std::string path = "snapshots/00000000000000000002/MANIFEST";
+  std::string bytes = *fs_.ReadFile(path);
+  bytes[8] = 2;
+  bytes.resize(bytes.size() - 4);
+  PutU32(bytes, Crc32c(bytes));
+  ASSERT_TRUE(fs_.RemoveFile(path).ok());
+  ASSERT_TRUE((*fs_.Create(path))->Append(bytes).ok());
+  const absl::Status status = store_->LatestValid().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path + ": has format 2, of a newer version"));
+  ASSERT_TRUE(store_->Remove(2).ok());
+  EXPECT_EQ(store_->LatestValid()->manifest.id, 1u);
+}
+
 TEST_F(SnapshotStoreTest, KeepsTheNewest) {
   for (const uint64_t id : {1, 2, 3, 10}) ASSERT_TRUE(Write(*store_, id, kContents).ok());
   ASSERT_TRUE(store_->Keep(2).ok());
