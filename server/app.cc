@@ -33,6 +33,7 @@
 #include "server/core/shard/shard.h"
 #include "server/core/thread_pool.h"
 #include "server/listeners.h"
+#include "server/local_shard.h"
 #include "server/memory_budget.h"
 #include "server/metrics/http_client.h"
 #include "server/metrics/metrics_observer.h"
@@ -64,68 +65,6 @@ namespace {
 constexpr char kLivenessService[] = "liveness";  // stays SERVING during a drain, unlike ""
 // Control threads wait for shards, disks and etcd. A session's calls take one or two of them, for any number of ranks.
 constexpr int kControlThreads = 32;
-
-// Name of the shard of role `all` in the coordinator's journal: the address may be another one after a restart.
-constexpr char kOwnShard[] = "own";
-
-// The shard of role `all` as the coordinator sees it: adds this process' address, and shows the coordinator's token.
-class LocalShard final : public ShardControl {
- public:
-  explicit LocalShard(Shard& shard) : shard_(shard) {}
-  void set_advertise_address(std::string address) {
-    MutexLock lock(mu_);
-    address_ = std::move(address);
-  }
-  std::string own_address() const override {
-    MutexLock lock(mu_);
-    return address_;
-  }
-  void BecomeLeader(uint64_t token) override { token_.store(token); }
-  absl::StatusOr<ShardDescription> Describe() override {
-    return Addressed(Call([&] { return shard_.Describe(); }));
-  }
-  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override {
-    return Addressed(Call([&] { return shard_.Probe(lease); }));
-  }
-  absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
-    return Call([&] { return shard_.Install(install); });
-  }
-  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
-    return Call([&] { return shard_.Fence(fence); });
-  }
-  absl::Status HoldFactors(const FactorHold& hold) override {
-    return Call([&] { return shard_.HoldFactors(hold); });
-  }
-  absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
-    return Call([&] { return shard_.TakeSnapshot(order); });
-  }
-  absl::StatusOr<bool> Remove(uint64_t session_id) override {
-    return Call([&] { return shard_.Remove(session_id); });
-  }
-  absl::StatusOr<bool> Quarantine(uint64_t session_id) override {
-    return Call([&] { return shard_.Quarantine(session_id); });
-  }
-  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override {
-    return Call([&] { return shard_.ListQuarantined(); });
-  }
-
- private:
-  template <typename Make>
-  auto Call(const Make& make) -> decltype(make()) {
-    PRECONDOR_ASSIGN_OR_RETURN(const FencingGate::Pass pass, shard_.Admit(token_.load()));
-    return make();
-  }
-  absl::StatusOr<ShardDescription> Addressed(absl::StatusOr<ShardDescription> description) {
-    MutexLock lock(mu_);
-    if (description.ok()) description->advertise_address = address_;
-    return description;
-  }
-
-  Shard& shard_;
-  std::atomic<uint64_t> token_ = 0;
-  mutable Mutex mu_;
-  std::string address_ ABSL_GUARDED_BY(mu_);
-};
 
 v1::Role EncodeRole(ServerRole role) {
   switch (role) {
@@ -465,6 +404,8 @@ class ServerApp final : public App {
     CoordinatorOptions options;
     options.lease_steps = static_cast<uint64_t>(config_.lease_steps);
     options.tenant_limits = {.sessions = config_.tenant_max_sessions, .bytes = config_.tenant_max_bytes};
+    // With role `all` the shard's reservation has them.
+    if (shard_ == nullptr) options.table_bytes = TableBytes(config_);
     options.shard_loss_timeout = absl::Milliseconds(config_.shard_loss_ms);
     options.probe_interval = absl::Milliseconds(config_.reconcile_interval_ms);
     options.snapshot_interval_steps = static_cast<uint64_t>(config_.session_snapshot_steps);

@@ -202,7 +202,7 @@ const std::vector<Option>& Options() {
           "threads for the arithmetic of each of a shard's devices, and with cuda the most layers that are under way "
           "at once on each; 0: the devices' share of the cores, with cuda at least 4 and 512 layers"),
       NumberOption("memory_limit", &C::memory_limit_bytes, 1 << 20, kAnyBytes,
-                   "bytes that sessions may reserve on each of a shard's devices", true),
+                   "bytes that sessions may reserve on each of a shard's devices, or on a coordinator", true),
       NumberOption("window_steps", &C::window_steps, 2, 64, "steps of a layer that may be open at once"),
       NumberOption("statistics_deadline_ms", &C::statistics_deadline_ms, 0, kHour,
                    "wait for statistics once a step's gradients are in, then skip the layer's update; 0: no end"),

@@ -43,6 +43,12 @@ std::optional<int64_t> ReadLimit(const std::string& path) {
 
 }  // namespace
 
+int64_t TableBytes(const ServerConfig& config) {
+  const auto origin = config.origins.find("memory_limit");
+  const bool chosen = origin != config.origins.end() && origin->second != "default";
+  return chosen ? config.memory_limit_bytes : int64_t{128} << 20;
+}
+
 MemoryBudget BudgetOf(const ServerConfig& config, bool sessions_on_host,
                       absl::Span<const ShardSessionSummary> sessions) {
   const bool is_shard = config.role != ServerRole::kCoordinator;
@@ -50,7 +56,8 @@ MemoryBudget BudgetOf(const ServerConfig& config, bool sessions_on_host,
   for (const ShardSessionSummary& session : sessions) {
     contributions += session.spec.world_size * OpenBytesOf(session.spec, config.credit_bytes);
   }
-  return {{"sessions", is_shard && sessions_on_host ? config.memory_limit_bytes : 0},
+  const int64_t reserved = sessions_on_host ? config.memory_limit_bytes : 0;
+  return {{"sessions", is_shard ? reserved : TableBytes(config)},
           {"messages", config.transport_memory},
           {"requests", static_cast<int64_t>(rpc::RequestBudget::kMostBytes)},
           {"contributions", contributions},

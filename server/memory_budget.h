@@ -20,6 +20,10 @@ namespace precondor {
 // Parts with their bytes: "sessions", "messages", "requests", "contributions", "log" and "process".
 using MemoryBudget = std::vector<std::pair<absl::string_view, int64_t>>;
 
+// Returns the bytes that a coordinator may keep of its sessions' descriptions and ranks: memory_limit, or 128 MiB if it
+// has its default, which is made for factors.
+int64_t TableBytes(const ServerConfig& config);
+
 // Returns the most that each part may use while the shard has these sessions. `sessions_on_host` is false where the
 // memory of devices holds what sessions reserve.
 MemoryBudget BudgetOf(const ServerConfig& config, bool sessions_on_host,

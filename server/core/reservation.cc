@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/base/session_memory.h"
 #include "server/core/payload.h"
 
 namespace precondor {
@@ -37,7 +38,9 @@ int64_t GradientBytes(const SessionSpec& spec, const LayerSpec& layer) {
 
 int64_t StagingBytes(const SessionSpec& spec, const LayerSpec& layer, int64_t statistics, int window_steps) {
   const int64_t slots = Mul(spec.world_size + GradientContributors(spec), kBytesPerContribution);
-  return AddBytes(Mul(window_steps + 1, AddBytes(statistics, slots)), Mul(window_steps, GradientBytes(spec, layer)));
+  const int64_t payloads =
+      AddBytes(Mul(window_steps + 1, AddBytes(statistics, slots)), Mul(window_steps, GradientBytes(spec, layer)));
+  return AddBytes(payloads, LayerTableBytes(spec, layer, GradientContributors(spec)));
 }
 
 Method::SplitBytes ScratchBytes(const Method& method, const LayerSpec& layer, int64_t vectors_per_step, int ranks) {
@@ -145,6 +148,7 @@ Reservation ReservationSums::reservation(size_t device) const {
   // layer.
   const int64_t scratch = sum.layers <= sum.parallelism ? sum.all_scratch : Mul(sum.parallelism, of_widest);
   Reservation reservation{.states = sum.states, .scratch = scratch, .staging = sum.staging};
+  if (sum.layers > 0) reservation.staging = AddBytes(reservation.staging, SessionTableBytes(*spec_));
   for (size_t primary = 0; primary < sums_.size(); ++primary) {
     if (primary == device) continue;
     const Sum& of = sums_[primary];
@@ -165,6 +169,7 @@ Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods
 Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,
                                          int parallelism) {
   Reservation reservation;
+  if (!layers.empty()) reservation.staging = SessionTableBytes(spec);
   int64_t widest = 0, all = 0;
   for (uint32_t index : layers) {
     const LayerSpec& layer = spec.layers[index];

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/session_memory.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/method_set.h"
 
@@ -75,7 +76,7 @@ int64_t Staging(const SessionSpec& spec, const Method& method, int64_t index, co
     bytes += kWindowSteps * ((sharded ? 4 : ranks) * cost.gradient + sums);
   }
   if (cost.factors > 0) bytes += kWindowSteps * cost.factors + 2 * method.SavedBytes(layer);
-  return bytes;
+  return bytes + LayerTableBytes(spec, layer, ranks);
 }
 
 LayerCost CostOf(const SessionSpec& spec, const Method& method, int64_t index) {
@@ -170,6 +171,7 @@ Placed Place(const PlanInput& input, const std::vector<LayerCost>& layers, int64
   for (size_t s = 0; s < of_shard.size(); ++s) {
     ShardLoad& shard = placed.shards[s];
     shard.scratch = Scratch(of_shard[s], input.threads);
+    if (shard.layers > 0) shard.staging += SessionTableBytes(input.spec);
     if (shard.reserved() <= input.shard_memory_bytes || !placed.reason.empty()) continue;
     placed.reason = absl::StrCat("shard ", s, " of ", shards, " needs ", shard.reserved(), " bytes, ", shard.scratch,
                                  " of them scratch; it has ", input.shard_memory_bytes);
@@ -182,7 +184,8 @@ int64_t ShardsByMemory(const PlanInput& input, const std::vector<LayerCost>& lay
   double total = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     const LayerCost& layer = layers[i];
-    const int64_t alone = layer.states + layer.staging + Scratch({&layer}, input.threads);
+    const int64_t alone =
+        layer.states + layer.staging + Scratch({&layer}, input.threads) + SessionTableBytes(input.spec);
     if (alone > input.shard_memory_bytes) {
       reason = absl::StrCat("layer ", i, " \"", input.spec.layers[i].name, "\" needs ", alone,
                             " bytes by itself; a shard has ", input.shard_memory_bytes);

@@ -59,6 +59,7 @@ struct CoordinatorOptions {
   absl::Duration shard_loss_timeout = absl::Seconds(10);
   absl::Duration probe_interval = absl::Seconds(1);  // time between probes of a shard
   TenantLimits tenant_limits;                        // for new sessions, not for restored ones
+  int64_t table_bytes = 0;                           // most SessionTableBytes of all sessions; 0: no limit
   uint64_t snapshot_interval_steps = 0;              // between snapshots of a session; 0: only on request
   // Called once, with the reason, when a shard has reported that another coordinator has taken over. This coordinator
   // then calls no shard and answers UNAVAILABLE. Runs on any thread, without a lock. May be empty.
@@ -151,6 +152,8 @@ class Coordinator {
   std::string WhyNoFirstOrder(const SessionSpec& spec) const;
   absl::Status CheckTenants(absl::string_view name, const TenantSession& session) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Returns RESOURCE_EXHAUSTED (CAPACITY), with the numbers, if the session's description finds no room.
+  absl::Status CheckTables(absl::string_view name, int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Places the session's layers. Returns one entry for each shard.
   absl::StatusOr<std::vector<PlacedLayers>> MakePlan(const SessionSpec& spec);
   // Puts the shard's sessions that this coordinator does not know in quarantine: another journal may have them. Removes

@@ -80,6 +80,8 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
       placement.push_back({.shard = shard.address, .address = "", .layers = {}});
     for (PlacedLayers& placed : record.placement) {
       if (placed.layers.empty()) continue;
+      // The only shard of role `all` is its own; earlier versions named it by its address.
+      if (shards_.size() == 1 && !shards_[0].control->own_address().empty()) placed.shard = shards_[0].address;
       const auto found = std::find_if(placement.begin(), placement.end(),
                                       [&](const PlacedLayers& place) { return place.shard == placed.shard; });
       if (found == placement.end()) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
+#include "kernels/base/session_memory.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/coordinator/coordinator.h"
 #include "server/core/coordinator/coordinator_errors.h"
@@ -107,11 +108,13 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, con
 
 absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(const SessionSpec& spec,
                                                                                SessionAccess access) {
-  const TenantSession counted{.tenants = access.tenants, .bytes = CountedBytes(spec)};
+  const TenantSession counted{
+      .tenants = access.tenants, .bytes = CountedBytes(spec), .table_bytes = SessionTableBytes(spec)};
   uint64_t id = 0;
   {
     MutexLock lock(mu_);
     PRECONDOR_RETURN_IF_ERROR(CheckTenants(spec.name, counted));
+    PRECONDOR_RETURN_IF_ERROR(CheckTables(spec.name, counted.table_bytes));
     id = ids_.Next(clock_.Wall());
     opening_[id] = counted;
   }
@@ -167,6 +170,20 @@ std::string Coordinator::WhyNoFirstOrder(const SessionSpec& spec) const {
         "plain gradient descent at the rate of those updates");
   }
   return "";
+}
+
+absl::Status Coordinator::CheckTables(absl::string_view name, int64_t bytes) const {
+  if (options_.table_bytes == 0) return absl::OkStatus();
+  int64_t held = 0;
+  for (const auto& [id, other] : sessions_.by_id()) held += SessionTableBytes(other->spec());
+  for (const auto& [id, other] : opening_) {
+    if (sessions_.Find(id) == nullptr) held += other.table_bytes;
+  }
+  if (bytes <= options_.table_bytes - held) return absl::OkStatus();
+  return ReasonedStatus(StatusCode::kResourceExhausted, ErrorReason::kCapacity,
+                        absl::StrCat("session \"", name, "\": the coordinator keeps ", options_.table_bytes,
+                                     " bytes of descriptions and ranks (memory_limit), has ", held, " in ",
+                                     sessions_.by_id().size(), " sessions, and needs ", bytes, " more"));
 }
 
 int64_t Coordinator::CountedBytes(const SessionSpec& spec) const {

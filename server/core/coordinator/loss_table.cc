@@ -11,28 +11,33 @@ std::optional<LossTable::StepLoss> LossTable::Add(uint32_t rank, uint64_t step, 
                                                   bool finite, double learning_rate) {
   if (step < kept_from_) return std::nullopt;
   Step& entry = steps_[step];
-  if (entry.arrived == world_size_) return std::nullopt;
-  if (entry.reports.empty()) entry.reports.resize(world_size_);
-  Report& report = entry.reports[rank];
-  if (report.in) return std::nullopt;
-  report = {.in = true,
-            .finite = finite && std::isfinite(loss) && samples > 0,
-            .loss = loss,
-            .samples = samples,
-            .learning_rate = learning_rate};
+  if (entry.finished) return std::nullopt;
+  entry.in.resize(static_cast<size_t>(world_size_));
+  if (entry.in[rank]) return std::nullopt;
+  entry.in[rank] = true;
+  entry.reports.push_back({.rank = rank,
+                           .finite = finite && std::isfinite(loss) && samples > 0,
+                           .loss = loss,
+                           .samples = samples,
+                           .learning_rate = learning_rate});
+  ++kept_reports_;
   std::optional<StepLoss> finished;
-  if (++entry.arrived == world_size_) {
+  if (static_cast<int64_t>(entry.reports.size()) == world_size_) {
     finished = Average(step, entry);
-    entry.reports = std::vector<Report>();
+    kept_reports_ -= world_size_;
+    entry = Step{.reports = {}, .in = {}, .finished = true};
   }
-  if (steps_.size() > max_steps_) {
+  while (steps_.size() > max_steps_ || kept_reports_ > most_reports_) {
     kept_from_ = steps_.begin()->first + 1;
+    kept_reports_ -= static_cast<int64_t>(steps_.begin()->second.reports.size());
     steps_.erase(steps_.begin());
   }
   return finished;
 }
 
-LossTable::StepLoss LossTable::Average(uint64_t step, const Step& entry) {
+LossTable::StepLoss LossTable::Average(uint64_t step, Step& entry) {
+  std::sort(entry.reports.begin(), entry.reports.end(),
+            [](const Report& x, const Report& y) { return x.rank < y.rank; });
   StepLoss average{.step = step};
   double sum = 0;
   for (const Report& report : entry.reports) {
@@ -50,6 +55,7 @@ LossTable::StepLoss LossTable::Average(uint64_t step, const Step& entry) {
 
 void LossTable::Clear() {
   steps_.clear();
+  kept_reports_ = 0;
   kept_from_ = 0;
 }
 

@@ -2,6 +2,7 @@
 // Averages each step's loss over the ranks that have reported it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -9,7 +10,8 @@
 
 namespace precondor {
 
-// Has one slot for each rank and step, for the last `max_steps` steps reported. Not thread-safe.
+// Keeps the reports of the last `max_steps` steps reported, or of fewer if they are more than `most_reports_`. Not
+// thread-safe.
 class LossTable {
  public:
   struct StepLoss {
@@ -33,22 +35,26 @@ class LossTable {
 
  private:
   struct Report {
-    bool in = false;
+    uint32_t rank = 0;
     bool finite = false;
     double loss = 0;
     uint64_t samples = 0;
     double learning_rate = 0;
   };
   struct Step {
-    std::vector<Report> reports;  // empty once the step is finished
-    int64_t arrived = 0;
+    std::vector<Report> reports;  // in the order of arrival; empty once the step is finished
+    std::vector<bool> in;         // by rank: whether its report has arrived
+    bool finished = false;
   };
-  static StepLoss Average(uint64_t step, const Step& entry);
+  static StepLoss Average(uint64_t step, Step& entry);
 
   const int64_t world_size_;
   const size_t max_steps_;
+  // Of unfinished steps: 256 KiB, or four steps of all ranks, which wait for each other.
+  const int64_t most_reports_ = std::max<int64_t>(8192, 4 * world_size_);
   std::map<uint64_t, Step> steps_;
-  uint64_t kept_from_ = 0;  // steps below this one are no longer kept
+  int64_t kept_reports_ = 0;  // of unfinished steps
+  uint64_t kept_from_ = 0;    // steps below this one are no longer kept
 };
 
 }  // namespace precondor

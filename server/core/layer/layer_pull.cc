@@ -5,10 +5,15 @@
 // requests that wait get the answer.
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
 #include "server/core/layer/layer_driver.h"
 #include "server/core/payload.h"
+#include "server/core/reservation.h"
 
 namespace precondor {
 namespace {
@@ -50,7 +55,9 @@ void LayerDriver::SubmitGradient(AdmittedContribution contribution, Payload payl
   if (filed.taken.ok() && !staged.refusal.ok() && !repeats) filed.taken = staged.refusal;
   const bool accepted = filed.taken.ok();
   Acknowledge(header.kind, staged.bytes, std::move(filed.taken), ack);
-  if (accepted) RequestAnswer(header.key, {.result = std::move(result), .parts = header.parts});
+  if (accepted) {
+    RequestAnswer(header.key, {.rank = header.key.rank, .result = std::move(result), .parts = header.parts});
+  }
   Perform(std::move(filed.tasks));
 }
 
@@ -80,8 +87,14 @@ void LayerDriver::RequestAnswer(const ContributionKey& key, AnswerRequest reques
     MutexLock lock(mu_);
     task = std::move(Feed(AnswerRequested{key}).front());
     if (std::holds_alternative<AwaitAnswer>(task.effect)) {
-      task.data->requests.push_back(std::move(request));
-      return;
+      const auto ranks = static_cast<size_t>(GradientContributors(session_->spec));
+      std::optional<AnswerRequest> oldest = task.data->AddRequest(std::move(request), ranks);
+      if (!oldest.has_value()) return;
+      request = *std::move(oldest);
+      task.effect = Refuse{ReasonedStatus(
+          absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
+          absl::StrCat(DescribeKey(session_->spec, key), ": expected at most ", StepData::kMostRequests,
+                       " requests of a rank that wait for one answer, got one more; this is the oldest"))};
     }
   }
   if (const auto* refuse = std::get_if<Refuse>(&task.effect)) return request.result(refuse->status);

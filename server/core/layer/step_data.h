@@ -2,6 +2,7 @@
 // The data that LayerDriver keeps for one opening of a step: payloads, the requests that wait, and the answer.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -55,6 +56,7 @@ class StepPayloads {
 
 // A rank that waits for an answer.
 struct AnswerRequest {
+  uint32_t rank = 0;
   ResultFn result;
   std::vector<GradientPart> parts = {};  // SHARDED: what the rank gets of the answer
 };
@@ -62,6 +64,22 @@ struct AnswerRequest {
 struct StepData {
   StepData(StepPayloads of_statistics, StepPayloads of_gradients)
       : statistics(std::move(of_statistics)), gradients(std::move(of_gradients)) {}
+
+  // Adds a request. `ranks` is the number of ranks that can wait. A rank that asks without end does not fill the
+  // memory: if kMostRequests of it wait, the oldest is removed and returned, and the caller ends it.
+  std::optional<AnswerRequest> AddRequest(AnswerRequest request, size_t ranks) {
+    const auto of_rank = [&](const AnswerRequest& other) { return other.rank == request.rank; };
+    std::optional<AnswerRequest> oldest;
+    // With fewer requests no rank has more than all ranks may.
+    if (requests.size() >= ranks && std::count_if(requests.begin(), requests.end(), of_rank) >= kMostRequests) {
+      const auto found = std::find_if(requests.begin(), requests.end(), of_rank);
+      oldest = std::move(*found);
+      requests.erase(found);
+    }
+    requests.push_back(std::move(request));
+    return oldest;
+  }
+  static constexpr int kMostRequests = 4;  // a rank asks again when a stream has broken, before the server notices
 
   // Guarded by the layer's lock.
   StepPayloads statistics;

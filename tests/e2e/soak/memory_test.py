@@ -136,6 +136,23 @@ class Attacks:
                 self.assertIn(call.code(), (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED), spec.name)
             self.await_steps()
 
+    def test_sessions_without_end(self):
+        """Long layer tables, and small sessions: each is counted, until there is no room."""
+        c, s = interop.pb.common_pb2, interop.pb.session_pb2
+        sessions = interop.pb.session_pb2_grpc.SessionServiceStub(self.channel())
+        for kind, layers in (("long", 5000), ("small", 1)):
+            table = [c.Layer(name=f"{i:05}" + "x" * 500, d_out=1, d_in=1) for i in range(layers)]
+            for number in range(4000):
+                spec = c.SessionSpec(name=f"{kind}{number}", world_size=1, layers=table)
+                try:
+                    sessions.OpenSession(s.OpenSessionRequest(spec=spec), timeout=60)
+                except grpc.RpcError as refused:
+                    self.assertEqual(refused.code(), grpc.StatusCode.RESOURCE_EXHAUSTED, refused.details())
+                    break
+            else:
+                self.fail(f"4000 {kind} sessions have found room")
+            self.await_steps()
+
     def test_requests_that_grow_when_they_are_decoded(self):
         """Two bytes a layer, and three a field that the server does not know."""
         c, s = interop.pb.common_pb2, interop.pb.session_pb2
@@ -329,11 +346,11 @@ class ServerTest(Attacks, unittest.TestCase):
 
 
 class CoordinatorTest(Attacks, unittest.TestCase):
-    budget = TRANSPORT + REQUESTS + PROCESS
+    budget = LIMIT + TRANSPORT + REQUESTS + PROCESS
 
     def start(self, folder):
         shard = self.add_server(folder, "shard", ["--role=shard", f"--memory-limit={LIMIT}"])
-        self.server = self.add_server(folder, "coordinator", ["--role=coordinator", f"--shards={shard.address}",
+        self.server = self.add_server(folder, "coordinator", ["--role=coordinator", f"--shards={shard.address}", f"--memory-limit={LIMIT}",
                                                               f"--data-dir={folder}/coordinator/data"], self.cgroup.prefix)
 
 

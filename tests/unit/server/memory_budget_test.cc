@@ -40,7 +40,10 @@ TEST(MemoryBudgetTest, PartsThatAServerDoesNotHaveNeedNothing) {
   EXPECT_EQ(SumOf(BudgetOf(config, /*sessions_on_host=*/false, {})), 328 * kMiB);
   config.data_dir = "/somewhere";
   config.role = ServerRole::kCoordinator;
-  EXPECT_EQ(SumOf(BudgetOf(config, /*sessions_on_host=*/true, {})), 328 * kMiB);
+  EXPECT_EQ(SumOf(BudgetOf(config, /*sessions_on_host=*/false, {})), (328 + 128) * kMiB) << "descriptions and ranks";
+  config.memory_limit_bytes = 100 * kMiB;
+  config.origins["memory_limit"] = "flag --memory-limit";
+  EXPECT_EQ(SumOf(BudgetOf(config, /*sessions_on_host=*/false, {})), 428 * kMiB);
 }
 
 class ContainerMemoryTest : public testing::Test {

@@ -116,6 +116,7 @@ class FakeShard final : public ShardControl {
   const Clock* clock = nullptr;
   ShardLease lease;  // the last one
   std::string advertise;
+  std::string own;  // ShardControl::own_address
   int64_t capacity = int64_t{1} << 40;
   bool down = false;
   bool refuse_installs = false;
@@ -142,6 +143,7 @@ class ShardHandle final : public ShardControl {
  public:
   explicit ShardHandle(std::shared_ptr<FakeShard> shard) : shard_(std::move(shard)) {}
   void BecomeLeader(uint64_t token) override { token_ = token; }
+  std::string own_address() const override { return shard_->own; }
   absl::StatusOr<ShardDescription> Describe() override {
     PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
     return shard_->Describe();

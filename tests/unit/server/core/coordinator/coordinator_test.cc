@@ -5,6 +5,7 @@
 #include <cmath>
 #include <thread>
 
+#include "kernels/base/session_memory.h"
 #include "tests/unit/server/core/coordinator/coordinator_fixture.h"
 
 namespace precondor {
@@ -199,6 +200,26 @@ TEST_F(CoordinatorTest, RefusesNumbersThatLeaveNoRoomForLaterOnes) {
   EXPECT_THAT(std::string(heavy.message()), HasSubstr("samples: expected at most"));
   report.samples = 1;
   EXPECT_TRUE(coordinator->ReportStep(report).ok());
+}
+
+TEST_F(CoordinatorTest, DescriptionsAndRanksAreCountedAndRefusedWithNumbers) {
+  options.table_bytes = 2 * SessionTableBytes(spec);
+  MakeCoordinator();
+  Open();
+  spec.name = "wide";
+  spec.world_size = 65536;
+  const absl::Status wide = coordinator->OpenSession(spec).status();
+  EXPECT_EQ(GetErrorReason(wide), ErrorReason::kCapacity) << wide;
+  EXPECT_THAT(std::string(wide.message()),
+              AllOf(HasSubstr(absl::StrCat("keeps ", options.table_bytes)), HasSubstr("in 1 sessions"),
+                    HasSubstr(absl::StrCat("needs ", SessionTableBytes(spec)))));
+  spec.name = "next";
+  spec.world_size = 2;
+  ASSERT_TRUE(coordinator->OpenSession(spec).ok());
+  spec.name = "last";
+  EXPECT_EQ(GetErrorReason(coordinator->OpenSession(spec).status()), ErrorReason::kCapacity);
+  ASSERT_TRUE(coordinator->CloseSession("next").ok());
+  EXPECT_TRUE(coordinator->OpenSession(spec).ok()) << "its room is free again";
 }
 
 // A job that is restored begins at any step of a new session.

@@ -52,6 +52,14 @@ TEST(LossTableTest, KeepsABoundedNumberOfSteps) {
   EXPECT_TRUE(table.Add(1, 2, 1, 1, true, 0.1).has_value());
   EXPECT_TRUE(table.Add(1, 4, 1, 1, true, 0.1).has_value());
   table.Clear();
+  // Nor more reports than four steps of all ranks, whichever ranks send them.
+  constexpr uint32_t kRanks = 65536;
+  LossTable wide(kRanks, 65);
+  for (uint64_t step = 0; step < 5; ++step) {
+    for (uint32_t rank = 1; rank < kRanks; ++rank) wide.Add(rank, step, 1, 1, true, 0.1);
+  }
+  EXPECT_FALSE(wide.Add(0, 0, 1, 1, true, 0.1).has_value()) << "given up";
+  EXPECT_TRUE(wide.Add(0, 1, 1, 1, true, 0.1).has_value());
   table.Add(0, 0, 1, 1, true, 0.1);
   EXPECT_TRUE(table.Add(1, 0, 1, 1, true, 0.1).has_value());
 }

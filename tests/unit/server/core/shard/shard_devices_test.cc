@@ -84,6 +84,7 @@ TEST_F(ShardDevicesTest, AdmitsWhatItsDevicesHoldAndRefusesWithTheNumbersOfEach)
 
   spec.layers.insert(spec.layers.end(), 2, spec.layers[0]);
   for (size_t i = 0; i < 5; ++i) spec.layers[i].name = absl::StrCat("layer", i);
+  options.capacity_bytes = BytesOf({0, 1});  // of a longer table
   const absl::Status refused = Make(2).Install(MakeInstall()).status();
   EXPECT_EQ(GetErrorReason(refused), ErrorReason::kCapacity) << refused;
   EXPECT_THAT(std::string(refused.message()),

@@ -42,7 +42,7 @@ class ShardFactorsTest : public ShardFixture {
 
 // By hand, in first order: per layer the gradients of two steps, 2 * (2 * 6 * 4 + 6 * 8), and the slots of both kinds
 // for 2 ranks * 3 steps.
-constexpr int64_t kFirstOrder = 2 * (192 + 2 * 2 * 3 * kBytesPerContribution);
+constexpr int64_t kFirstOrder = 2 * (192 + 2 * 2 * 3 * kBytesPerContribution) + kTables;
 
 TEST_F(ShardFactorsTest, ReleasedFactorsGiveTheirReservationBack) {
   struct Recorder final : Observer {

@@ -17,6 +17,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/error_reason.h"
+#include "kernels/base/session_memory.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "server/core/inline_executor.h"
 #include "server/core/shard/shard.h"
@@ -47,6 +48,10 @@ inline Payload EncodeValues(DType dtype, const std::vector<float>& values, float
   EncodeElements(dtype, values, scale, bytes.data());
   return bytes;
 }
+
+// What session_memory.h counts for both layers, named "first" and "second", of ShardFixture, and two ranks.
+inline constexpr int64_t kTables = kBytesPerSession + 2 * kBytesPerRank + 2 * (kBytesPerTableRow + kBytesPerLayer) +
+                                   11 * (kTableNames + kLayerNames) + 2 * 2 * (kBytesPerLayerRank + kBytesPerRequest);
 
 // Two layers, [2, 3] and [3, 2]; every step carries statistics unless a test changes the spec before Start.
 class ShardFixture : public ::testing::Test {

@@ -153,6 +153,23 @@ TEST_F(ShardPipelineTest, FailedUpdateKeepsTheLastGoodFactors) {
   EXPECT_EQ(shard->in_flight(), 0);
 }
 
+// Each request takes memory, and a rank can send its gradient any number of times before the others are there.
+TEST_F(ShardPipelineTest, ARankThatAsksWithoutEndHasFourRequestsThatWait) {
+  Start();
+  for (const uint32_t rank : {0u, 1u}) Statistics(0, rank, 1);
+  std::vector<std::shared_ptr<Reply>> replies;
+  for (int i = 0; i < 100; ++i) replies.push_back(Gradient(0, 0, 1));
+  for (int i = 0; i < 96; ++i) {
+    ASSERT_TRUE(replies[i]->result.has_value()) << i;
+    const absl::Status ended = replies[i]->result->status();
+    EXPECT_EQ(GetErrorReason(ended), ErrorReason::kCapacity) << ended;
+    EXPECT_THAT(std::string(ended.message()), HasSubstr("expected at most 4 requests of a rank"));
+  }
+  const auto other = Gradient(0, 1, 3);
+  ASSERT_TRUE(other->result.has_value());
+  for (int i = 96; i < 100; ++i) EXPECT_EQ(replies[i]->values(), other->values()) << i;
+}
+
 TEST_F(ShardPipelineTest, NonFiniteResultBecomesIdentityWithTheAverage) {
   Start();
   log->set_poison_results(true);
