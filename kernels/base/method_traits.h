@@ -46,8 +46,8 @@ struct MethodTraits {
   // True if the state is a function of the gradients that the method has preconditioned, so that a journal of these
   // restores it. Otherwise it is a function of the statistics of its updates.
   bool learns_from_gradients = false;
-  // True if an answer is the whole update of a parameter, for an optimizer that keeps no moments of its own. The gradient
-  // itself is then no answer.
+  // True if an answer is the whole update of a parameter, for an optimizer that keeps no moments of its own. The
+  // gradient itself is then no answer.
   bool whole_updates = false;
 
   // Returns the largest norm of a gradient that the method takes.
