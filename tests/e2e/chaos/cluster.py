@@ -8,6 +8,7 @@ takes the port it had. Only processes that were started here are signalled, by t
 import asyncio
 import contextlib
 import json
+import os
 import pathlib
 import re
 import select
@@ -24,6 +25,9 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 import digits  # pylint: disable=wrong-import-position
 
 DEADLINE_S = 60.0  # for any one condition; a run that is this late has failed
+
+# Servers compute as the test's own processes do, whose results theirs are compared with, and know nothing else of its environment.
+BLAS_ENVIRONMENT = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")}
 
 
 class Failure(Exception):
@@ -77,7 +81,7 @@ class Server:
                 [*self.prefix, self.program, f"--listen={self.address}", "--plaintext=any", f"--port-file={port_file}",
                  f"--metrics-listen=127.0.0.1:{self.metrics_port}", f"--metrics-port-file={metrics_file}",
                  *self.arguments],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={})
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=BLAS_ENVIRONMENT)
 
         def serving():
             if self.process.poll() is not None:
