@@ -14,8 +14,6 @@
 namespace precondor::recovery {
 namespace {
 
-constexpr absl::Duration kReopenInterval = absl::Seconds(5);
-
 store::RecordLogOptions LogOptions() {
   // Work begins new segments, so that no Append waits for the sync of a full one.
   return {.segment_bytes = std::numeric_limits<uint64_t>::max(),
@@ -206,7 +204,7 @@ absl::Duration GradientLog::Work() {
     absl::StatusOr<std::unique_ptr<store::RecordLog>> opened = store::RecordLog::Open(fs_, dir_, LogOptions(), nullptr);
     MutexLock lock(mu_);
     if (opened.ok()) log_ = *std::move(opened);
-    return log_ == nullptr ? kReopenInterval : options_.sync_interval;
+    return log_ == nullptr ? options_.reopen_interval : options_.sync_interval;
   }
   absl::Status status = log->Sync();
   if (status.ok()) status = log->BeginSegmentAt(options_.segment_bytes);

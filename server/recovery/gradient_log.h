@@ -33,7 +33,8 @@ struct GradientLogOptions {
   uint64_t backlog_bytes = uint64_t{256} << 20;
   uint64_t segment_bytes = uint64_t{128} << 20;
   absl::Duration sync_interval = absl::Milliseconds(50);
-  bool background = true;  // false: no thread; the owner calls Work (tests/sim)
+  absl::Duration reopen_interval = absl::Seconds(5);  // pause before a log that has failed is opened again
+  bool background = true;                             // false: no thread; the owner calls Work (tests/sim)
 };
 
 // Writes gradients to a record log. A session's gradients are given up until its next snapshot if the disk fails or

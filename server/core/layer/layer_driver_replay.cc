@@ -59,6 +59,8 @@ std::optional<std::string> LayerDriver::FinishReplay() {
     for (const auto& [step, of] : machine_.window().steps()) {
       ReplayedStep& replayed = outcome.steps.at(step);
       if (replayed.answer.has_value()) DataOf(of.id)->answer = std::move(replayed.answer);
+      // A drain may end between a step's update and its answer.
+      DataOf(of.id)->restored_update = replayed.in_image && !of.plan.has_value();
       if (!of.pending_update.has_value()) continue;
       DataOf(of.id)->logged = replayed.failed ? std::vector<StagedContribution>() : *std::move(replayed.contributions);
     }

@@ -2,6 +2,7 @@
 // Ranks that are replaced or resume: where a process begins, which answers it has from an earlier shard generation, and
 // which steps cannot be completed for that reason.
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,9 @@ bool LayerMachine::IsPassed(const WindowStep& of) const {
 }
 
 uint64_t LayerMachine::first_kept() const {
+  // After a loss the job goes back as a whole: also the ranks that have nothing to ask here, and away from what the
+  // journal still has of the steps.
+  if (ranks_.AnyLost()) return std::numeric_limits<uint64_t>::max();
   uint64_t first = window_.FirstKept();
   for (const auto& [step, of] : window_.steps()) {
     if (IsPassed(of)) first = std::max(first, step + 1);
@@ -98,7 +102,7 @@ void LayerMachine::NoteLoss(const RankResumed& event, uint64_t lost, Effects& ef
   if (!goes_on_at_.has_value()) return;
   // Workers that hold factors cannot go on with others.
   bool torn = rules_.workers_precondition() || ranks_.AnyLacksFromOther(*goes_on_at_) ||
-              (event.begins && event.key.step < *goes_on_at_);
+              (event.begins && event.key.step != *goes_on_at_);
   for (const auto& [step, of] : window_.steps()) {
     if (!first || step >= *goes_on_at_ || of.gradient.state == PhaseState::kApplied) continue;
     for (uint32_t rank = 0; rank < static_cast<uint32_t>(rules_.spec->world_size); ++rank) {
@@ -128,10 +132,16 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
     effects.push_back(Refuse{std::move(status)});
     return;
   }
-  // The RESUME is from a stream that broke long ago, or the other ranks went on before this rank came back.
-  if (!ranks_.MarkHeard(key.rank) && key.step < window_.floor()) return;
   const uint64_t known = factors_.version + factors_.restored_updates;
   const uint64_t lost = factors_.held && event.factor_version > known ? event.factor_version - known : 0;
+  // A RESUME is repeated until its acknowledgement has come. The rank is then told the same again.
+  const uint64_t told = event.begins ? lost : ranks_.NoteUpdatesLost(key.rank, lost);
+  const ReportUpdatesLost report{.rank = key.rank, .lost = told, .answered_with = event.factor_version, .known = known};
+  // The RESUME is from a stream that broke long ago, or the other ranks went on before this rank came back.
+  if (!ranks_.MarkHeard(key.rank) && key.step < window_.floor()) {
+    if (told > 0) effects.push_back(report);
+    return;
+  }
   if (!rules_.one_answer()) NoteLoss(event, lost, effects);
   const absl::Status status = CheckNotLost(key);
   if (!status.ok()) effects.insert(effects.begin(), Refuse{status});
@@ -150,9 +160,7 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
   }
   if (status.ok()) work = window_.SkipStepsBefore(key.rank, key.step, /*resumes=*/true, effects) || work;
   if (work) Wake(effects);
-  if (lost == 0) return;
-  effects.push_back(
-      ReportUpdatesLost{.rank = key.rank, .lost = lost, .answered_with = event.factor_version, .known = known});
+  if (told > 0) effects.push_back(report);
 }
 
 void LayerMachine::On(const FactorsRequested& event, Effects& effects) {

@@ -16,7 +16,9 @@ absl::Status LayerReplay::Load(const LayerImage& image) {
   rollback_epoch_ = image.at.rollback_epoch;
   eviction_id_ = image.eviction_id;
   image_updates_ = received_ = applied_ = image.at.updates;
-  for (const StepOutcome& outcome : image.outcomes) steps_[outcome.step] = {.outcome = outcome, .contributions = {}};
+  for (const StepOutcome& outcome : image.outcomes) {
+    steps_[outcome.step] = {.outcome = outcome, .contributions = {}, .in_image = outcome.updated};
+  }
   return absl::OkStatus();
 }
 

@@ -24,6 +24,7 @@ struct ReplayedStep {
   std::optional<std::vector<StagedContribution>> contributions;  // not applied yet
   bool failed = false;                                           // the update failed, and is not to be applied
   bool numbered = true;                                          // the update counts in LayerStep::updates
+  bool in_image = false;                                         // the image's factors include the update
   std::optional<GradientResult> answer = {};                     // made again from the journal's gradient
 };
 

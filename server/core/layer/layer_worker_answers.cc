@@ -369,8 +369,8 @@ LayerWorker::Answer LayerWorker::PublishUpdate(const StepData& data) {
   Answer answer;
   const bool known = data.update.has_value() && data.update->bytes != nullptr;
   // The factors were restored with the update, whose vectors are lost.
-  const bool made =
-      data.update.has_value() || (data.plan.has_value() && data.plan->decision == Decision::kPreconditioned);
+  const bool made = data.update.has_value() || data.restored_update ||
+                    (data.plan.has_value() && data.plan->decision == Decision::kPreconditioned);
   if (made && !known) {
     absl::StatusOr<GradientResult> factors = Fetch();
     if (factors.ok()) {

@@ -12,6 +12,7 @@ void RankProgress::Replace(const Member& member, bool holds_factors) {
   Rank& rank = ranks_[member.rank];
   rank.first_step = member.first_step;
   rank.resumed_at = 0;
+  rank.updates_lost = 0;
   rank.lacks_from.reset();
   if (member.first_step > 0) rank.yet_to_begin = true;
   if (holds_factors) rank.catchup = Catchup{.first_step = member.first_step, .step = member.first_step};
@@ -41,6 +42,7 @@ void RankProgress::Rollback() {
     rank.yet_to_begin = false;
     rank.resumed_at = 0;
     rank.lost = false;
+    rank.updates_lost = 0;
     rank.lacks_from.reset();
     rank.catchup.reset();
   }

@@ -44,6 +44,11 @@ class RankProgress {
   void Resume(uint32_t rank, uint64_t step) { ranks_[rank].resumed_at = std::max(ranks_[rank].resumed_at, step); }
   bool ResumedAfter(uint32_t rank, uint64_t step) const { return ranks_[rank].resumed_at > step; }
 
+  // Notes how many updates that the rank knows are missing here, and returns the most that has been noted of it.
+  uint64_t NoteUpdatesLost(uint32_t rank, uint64_t lost) {
+    return ranks_[rank].updates_lost = std::max(ranks_[rank].updates_lost, lost);
+  }
+
   // Notes that the rank, according to its RESUME, lacks the answer to `step` and has those to earlier steps. Forgotten
   // when the next answer is given.
   void Lack(uint32_t rank, uint64_t step) { ranks_[rank].lacks_from = step; }
@@ -100,13 +105,14 @@ class RankProgress {
     bool yet_to_begin = false;
     uint64_t resumed_at = 0;
     bool lost = false;
+    uint64_t updates_lost = 0;
     std::optional<uint64_t> lacks_from;
     std::optional<Catchup> catchup;
     template <typename H>
     friend H AbslHashValue(H h, const Rank& rank) {
       return H::combine(std::move(h), rank.heard, rank.first_step, rank.yet_to_begin, rank.resumed_at, rank.lost,
-                        rank.lacks_from.has_value(), rank.lacks_from.value_or(0), rank.catchup.has_value(),
-                        rank.catchup.value_or(Catchup{}));
+                        rank.updates_lost, rank.lacks_from.has_value(), rank.lacks_from.value_or(0),
+                        rank.catchup.has_value(), rank.catchup.value_or(Catchup{}));
     }
   };
   std::vector<Rank> ranks_;

@@ -94,6 +94,7 @@ struct StepData {
   std::optional<std::vector<StagedContribution>> logged;
   std::optional<Plan> plan;               // plan that a rank may have been answered with before the shard came back
   std::optional<PublishedUpdate> update;  // set once the update is made, if workers have factors
+  bool restored_update = false;           // the update was made before the shard came back, and has not been published
   std::optional<WeightedSum> sum;
   std::vector<StagedContribution> parts;  // SHARDED: what the ranks have sent of the gradient
   absl::Status lost;                      // why the average cannot be made; OK if it can

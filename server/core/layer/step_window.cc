@@ -235,7 +235,9 @@ void StepWindow::DropAll(const absl::Status& why, Effects& effects) { DropSteps(
 
 void StepWindow::DropBefore(uint64_t step, const absl::Status& why, Effects& effects) {
   DropSteps(steps_.lower_bound(step), why, effects);
-  floor_ = opens_from_ = step;
+  floor_ = std::max(floor_, step);
+  // A rank may have passed later steps.
+  opens_from_ = std::max(opens_from_, step);
 }
 
 void StepWindow::DropSteps(std::map<uint64_t, WindowStep>::iterator end, const absl::Status& why, Effects& effects) {

@@ -4,12 +4,21 @@
 #include <atomic>
 #include <memory>
 
+#include "absl/algorithm/container.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 #include "server/core/shard/shard_session.h"
 
 namespace precondor {
+namespace {
+
+bool LearnsFromGradients(ShardSession& session) {
+  return absl::c_all_of(session.owned(),
+                        [&](uint32_t layer) { return session.context().methods.of(layer).learns_from_gradients(); });
+}
+
+}  // namespace
 
 void ShardUpkeep::SealOverdue() {
   if (shard_.options.statistics_deadline == absl::InfiniteDuration()) return;
@@ -31,22 +40,35 @@ void ShardUpkeep::ReportStragglers() {
 
 std::vector<std::string> ShardUpkeep::WriteFinalSnapshots(absl::Time deadline) {
   ShardJournal* const journal = shard_.options.journal;
-  const std::vector<std::shared_ptr<ShardSession>> sessions = sessions_.All();
-  std::vector<std::string> lost;
-  if (journal == nullptr) return lost;
+  if (journal == nullptr) return {};
   // A snapshot in progress would displace the final one.
   journal->FinishSnapshots(deadline);
-  // The layers' tasks may outlive this call if the deadline passes.
+  const std::shared_ptr<const std::atomic<size_t>> left = GiveFinalImages();
+  while (*left > 0 && shard_.clock.Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+  journal->FinishSnapshots(deadline);
+  return FindIncomplete();
+}
+
+std::shared_ptr<const std::atomic<size_t>> ShardUpkeep::GiveFinalImages() {
+  // The layers' tasks may outlive the caller.
   auto left = std::make_shared<std::atomic<size_t>>(0);
-  for (const std::shared_ptr<ShardSession>& session : sessions) {
+  for (const std::shared_ptr<ShardSession>& session : sessions_.All()) {
+    // Amid a step, factors made of statistics may be past those that a rank asks for again. Their journal is exact if
+    // it lacks nothing.
+    const bool whole = shard_.options.journal->HoldsAllOf(session->context().session_id);
+    if (whole && !LearnsFromGradients(*session)) continue;
     const uint64_t step = session->context().begun_steps.last().step + 1;
     left->fetch_add(session->owned().size());
     for (const uint32_t layer : session->owned()) session->layer(layer)->GiveFinalImage(step, [left] { --*left; });
   }
-  while (*left > 0 && shard_.clock.Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
-  journal->FinishSnapshots(deadline);
-  for (const std::shared_ptr<ShardSession>& session : sessions) {
-    if (!journal->HoldsAllOf(session->context().session_id)) lost.push_back(session->spec().name);
+  return left;
+}
+
+std::vector<std::string> ShardUpkeep::FindIncomplete() const {
+  std::vector<std::string> lost;
+  for (const std::shared_ptr<ShardSession>& session : sessions_.All()) {
+    const bool whole = shard_.options.journal->HoldsAllOf(session->context().session_id);
+    if (!whole) lost.push_back(session->spec().name);
   }
   return lost;
 }

@@ -2,7 +2,9 @@
 // Periodic tasks of a shard. A server calls each of them at intervals.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -26,10 +28,15 @@ class ShardUpkeep {
   void SealOverdue();
   // Frees the reservations of released factors that have become durable.
   void FreeReleasedFactors();
-  // For the end of a drain: writes a snapshot of each session's layers as they are, and waits until it is durable, or
-  // until `deadline` on the monotonic clock. Returns the names of the sessions that a restart cannot bring back as they
-  // are. Precondition: no work is in flight.
+  // For the end of a drain: writes a snapshot of the layers, as they are, of each session whose methods learn from
+  // gradients or whose journal lacks something, and waits until it is durable, or until `deadline` on the monotonic
+  // clock. Returns the names of the sessions that a restart cannot bring back as they are. Precondition: no work is in
+  // flight.
   std::vector<std::string> WriteFinalSnapshots(absl::Time deadline);
+  // Its halves, for callers whose executor and journal have no threads: gives the images to the journal and returns how
+  // many are still to come; and tells, once the journal has written them, which sessions a restart cannot bring back.
+  std::shared_ptr<const std::atomic<size_t>> GiveFinalImages();
+  std::vector<std::string> FindIncomplete() const;
   // See ShardQuarantine::Complete.
   void CompleteQuarantine() { quarantine_.Complete(); }
   // Logs and reports the ranks that other ranks wait for, if they have changed.

@@ -226,8 +226,21 @@ TEST_P(GradientMethodTest, ReplicasThatHaveEqualAnswersGoOnWithOlderFactors) {
   EXPECT_EQ(shard->in_flight(), 0);
 }
 
-// --- with a journal of gradients
-// --------------------------------------------------------------------------------------
+TEST_P(GradientMethodTest, ARepeatedResumeTellsTheLossAgain) {
+  spec.world_size = 2;
+  Begin();
+  for (uint64_t step = 0; step <= 6; ++step) {
+    for (uint32_t rank : {0u, 1u}) SendGradient(step, rank);
+  }
+  Crash();
+  for (uint32_t rank : {0u, 1u}) EXPECT_EQ(Resume(6, rank, 7, 7).value(), 3u);
+  EXPECT_EQ(Resume(6, 0, 7, 7).value(), 3u) << "its acknowledgement may not have come";
+  for (uint32_t rank : {0u, 1u}) SendGradient(7, rank);
+  EXPECT_EQ(Resume(6, 0, 7, 7).value(), 3u);
+  ExpectAnswer(*SendGradient(7, 0), {0, 1, 2, 3, 7});
+}
+
+// --- with a journal of gradients ------------------------------------------------------------------------------------
 
 TEST_P(GradientMethodTest, TheJournalsGradientsMakeEveryStepExact) {
   journal.set_keeps_gradients(true);
