@@ -60,6 +60,17 @@ void CrashCoordinator(World& world) {
 // A shard comes back from its log and snapshots with all that it has told another process.
 void KillShard(World& world) { SomeShard(world).Kill(Loss::kProcess, SomeTime(world)); }
 
+// A server that is told to end, and started again.
+void DrainShard(World& world) {
+  const int64_t patience_us = world.random().Between(0, 20'000);
+  SomeShard(world).Drain(patience_us, SomeTime(world));
+}
+
+void KillShardThatWrites(World& world) {
+  const uint64_t writes = 1 + world.random().Below(8);
+  SomeShard(world).KillAfterWrites(writes, SomeTime(world));
+}
+
 void LoseShard(World& world) { world.LoseShard(SomeShard(world)); }
 
 // Its machine dies: what was not synced is gone, or torn.
@@ -184,6 +195,16 @@ absl::Span<const FaultKind> FaultKinds() { return kFaultKinds; }
 const FaultKind& LosesAShard() {
   static constexpr FaultKind kLoseShard = {"lose_shard", LoseShard, Loses::kShard};
   return kLoseShard;
+}
+
+const FaultKind& DrainsAShard() {
+  static constexpr FaultKind kDrainShard = {"drain_shard", DrainShard, Loses::kShard};
+  return kDrainShard;
+}
+
+const FaultKind& KillsAShardThatWrites() {
+  static constexpr FaultKind kKillShard = {"kill_shard_that_writes", KillShardThatWrites, Loses::kShard};
+  return kKillShard;
 }
 
 }  // namespace precondor::sim

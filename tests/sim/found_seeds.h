@@ -45,6 +45,9 @@ constexpr FoundSeed kFoundSeeds[] = {
     {808653, 21, "a step that had lost its answer held up the later ones"},
     {1011408, 21, "steps in second order were promised while shards held no factors"},
     {1456620, 21, "the job had begun again; then as with 308528, which is told to the job and no fault"},
+    {159, 23, "a shard that ended between a step's update and its pulls gave the update to no worker"},
+    {206, 23, "a shard that ended wrote factors that were past a step which is answered again"},
+    {2447, 23, "a gradient that ranks kept was taken in twice after a drain"},
 };
 
 }  // namespace precondor::sim

@@ -40,15 +40,23 @@ std::string LayerWitness::Made() {
   return allowed ? "" : "I5: layer " + std::to_string(layer_) + " has lost its factors";
 }
 
+std::string LayerWitness::Restored() {
+  restoring_ = false;
+  if (!learns_ || inexact_ || !replaying_) return "";
+  return "I5: layer " + std::to_string(layer_) + " comes back without gradients that it had taken in";
+}
+
 void LayerWitness::Lost(bool machine) {
   // What workers sent again after a first loss may have been applied out of order.
-  unchecked_ = inexact_;
+  unchecked_ = inexact_ && !learns_;
   inexact_ = inexact_ || machine;
   restoring_ = true;
   replaying_ = Last().version > 0 || inexact_;
   state_ = replaced_ = {};
+  resumed_.clear();
   for (auto& [key, step] : steps_) {
     // Gradients are gathered anew, for the same answer; so are statistics that are not in the factors.
+    step.gathered = MadeOf(step).value_or(step.gathered);
     step.counted.erase(AnsweredKind());
     if (inexact_ || !last_update_.has_value() || key > *last_update_) {
       // A step that was skipped, because no rank had statistics, stays skipped; how many ranks repeat it does not
@@ -76,11 +84,34 @@ std::string LayerWitness::Loaded(const MethodState& state) {
   return "I5: layer " + std::to_string(layer_) + " comes back with a state that never was";
 }
 
-bool LayerWitness::MadeOfSomeStep(const Stacked& update) const {
+Contributors LayerWitness::AllRanks() const {
   Contributors all;
   for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec_.world_size); ++rank) all[rank] = 0;
+  if (learns_ && spec_.exchange == ExchangeMode::kDelegate) {
+    all = {{static_cast<uint32_t>(DelegateRank(spec_, layer_)), 0}};
+  }
+  return all;
+}
+
+std::optional<Contributors> LayerWitness::MadeOf(const Step& step) const {
+  const auto found = step.counted.find(learns_ ? ContributionKind::kGradient : ContributionKind::kStatistics);
+  if (found != step.counted.end() && found->second.size() == AllRanks().size()) return found->second;
+  // Statistics that come again may be sealed without some rank.
+  if (step.gathered.empty() || (!learns_ && found != step.counted.end())) return std::nullopt;
+  return step.gathered;
+}
+
+std::optional<Stacked> LayerWitness::UpdateOf(uint64_t step, const Contributors& who) const {
+  if (!learns_) return oracle_.Update(step, layer_, who);
+  std::optional<std::vector<float>> average = oracle_.Average(step, layer_, who);
+  if (!average.has_value()) return std::nullopt;
+  return Stacked{.a = *std::move(average), .g = {}};
+}
+
+bool LayerWitness::MadeOfSomeStep(const Stacked& update) const {
+  const Contributors all = AllRanks();
   for (const auto& [key, step] : steps_) {
-    if (oracle_.Update(key.second, layer_, all) == update) return true;
+    if (UpdateOf(key.second, all) == update) return true;
   }
   return !patient_;
 }
@@ -117,14 +148,15 @@ std::optional<uint64_t> LayerWitness::NextUpdate(const Stacked& update) const {
   StepKey first{generation_, 0};
   if (last_update_.has_value() && last_update_->first == generation_) first.second = last_update_->second + 1;
   for (auto it = steps_.lower_bound(first); it != steps_.end(); ++it) {
-    const auto found = it->second.counted.find(ContributionKind::kStatistics);
-    if (found == it->second.counted.end()) continue;
-    const bool complete = found->second.size() == static_cast<size_t>(spec_.world_size);
+    const auto found = it->second.counted.find(learns_ ? ContributionKind::kGradient : ContributionKind::kStatistics);
+    const std::optional<Contributors> who = MadeOf(it->second);
+    if (!who.has_value() && found == it->second.counted.end()) continue;
+    const bool complete = who.has_value();
     const bool needed = patient_ && !it->second.optional && !(late_ && applied_.empty());
     if (!complete && needed) return std::nullopt;
-    const std::optional<Stacked> expected = oracle_.Update(it->first.second, layer_, found->second);
+    const std::optional<Stacked> expected = UpdateOf(it->first.second, complete ? *who : found->second);
     if (expected == update) return it->first.second;
-    if (expected.has_value() && needed) return std::nullopt;
+    if (expected.has_value() && needed && found != it->second.counted.end()) return std::nullopt;
   }
   return std::nullopt;
 }
@@ -147,6 +179,10 @@ std::string LayerWitness::Updated(const Stacked& update, const MethodState& afte
 std::string LayerWitness::CheckVersion(uint64_t step, uint64_t version) const {
   if (version == 0 && released_) return "";
   if (version > applied_.size()) return Text("I2: a factor version that never was", step);
+  if (learns_) {
+    const bool own = version > 0 && applied_[version - 1].step == StepKey{generation_, step};
+    return own ? "" : Text("I2: factors of another step", step);
+  }
   const StepKey end{generation_, spec_.staleness_steps > 0 ? step : step + 1};
   if (version > 0 && applied_[version - 1].step >= end) return Text("I2: factors of a later step", step);
   if (version < applied_.size() && applied_[version].step < end) return Text("I2: factors of an earlier step", step);
@@ -154,9 +190,12 @@ std::string LayerWitness::CheckVersion(uint64_t step, uint64_t version) const {
 }
 
 std::string LayerWitness::CheckBytes(uint64_t step, Mode mode, const GradientResult& result) const {
-  const Contributors& who = steps_.at({generation_, step}).counted.at(ContributionKind::kGradient);
+  const Step& of = steps_.at({generation_, step});
+  const auto counted = of.counted.find(ContributionKind::kGradient);
   const bool delegate = spec_.exchange == ExchangeMode::kDelegate;
   const size_t expected_count = delegate ? 1 : static_cast<size_t>(spec_.world_size);
+  const bool now = counted != of.counted.end() && counted->second.size() == expected_count;
+  const Contributors who = now ? counted->second : learns_ ? of.gathered : Contributors();
   if (who.size() != expected_count) return Text("I2: answered before all ranks were in", step);
   const std::optional<std::vector<float>> average = oracle_.Average(step, layer_, who);
   if (average.has_value() == (result.decision == Decision::kSkip)) return Text("I2: wrong decision", step);
@@ -174,6 +213,30 @@ std::string LayerWitness::CheckBytes(uint64_t step, Mode mode, const GradientRes
   return "";
 }
 
+std::string LayerWitness::CheckLearned(uint64_t step, const GradientResult& result) const {
+  const std::optional<Stacked> update = UpdateOf(step, AllRanks());
+  if (update.has_value() == (result.decision == Decision::kSkip)) return Text("I2: wrong decision", step);
+  if (!update.has_value()) return "";
+  if (result.decision != Decision::kPreconditioned) return Text("I2: wrong decision", step);
+  for (const auto& [digest, before] : states_) {
+    if (before.version + 1 != result.factor_version) continue;
+    const MethodState after = After(before, *update);
+    std::vector<float> expected;
+    for (const float value : update->a) expected.push_back(static_cast<float>(GainOf(after) * double{value}));
+    if (states_.contains(after.digest) && result.bytes != nullptr && *result.bytes == Encode(expected)) return "";
+  }
+  return Text("I2: wrong bytes after a loss", step);
+}
+
+std::string LayerWitness::Resumed(const RankResume& resume, uint64_t lost) {
+  if (!learns_ || resume.begins || !resumed_.insert(resume.key.rank).second) return "";
+  const uint64_t lacks = resume.factor_version > state_.version ? resume.factor_version - state_.version : 0;
+  return lost == lacks
+             ? ""
+             : Text("I3: a rank is told that it lost " + std::to_string(lost) + " updates, of " + std::to_string(lacks),
+                    resume.key.step);
+}
+
 std::string LayerWitness::CheckHanded(uint64_t step, const GradientResult& result) const {
   if (std::string wrong = CheckVersion(step, result.factor_version); !wrong.empty()) return wrong;
   const uint64_t version = result.factor_version;
@@ -181,8 +244,10 @@ std::string LayerWitness::CheckHanded(uint64_t step, const GradientResult& resul
   if (made != (result.decision == Decision::kPreconditioned)) return Text("I2: wrong decision", step);
   if (!made) return result.bytes == nullptr ? "" : Text("I2: wrong bytes", step);
   if (result.tensors.empty()) return Fetched(result);
-  const Contributors& counted = steps_.at({generation_, step}).counted.at(ContributionKind::kStatistics);
-  std::optional<Stacked> expected = oracle_.Update(step, layer_, counted);
+  const Step& of = steps_.at({generation_, step});
+  const auto counted = of.counted.find(ContributionKind::kStatistics);
+  std::optional<Stacked> expected =
+      oracle_.Update(step, layer_, counted == of.counted.end() ? of.gathered : counted->second);
   if (!expected.has_value()) return Text("I2: an update out of nothing", step);
   expected->a.insert(expected->a.end(), expected->g.begin(), expected->g.end());
   return *result.bytes == Encode(expected->a) ? "" : Text("I2: wrong bytes", step);
@@ -199,7 +264,7 @@ std::string LayerWitness::Fetched(const GradientResult& result) const {
 }
 
 std::string LayerWitness::Answered(const ContributionKey& key, Mode mode, const GradientResult& result) {
-  if (inexact_) return "";
+  if (inexact_) return learns_ ? CheckLearned(key.step, result) : "";
   Step& step = steps_[{generation_, key.step}];
   if (step.answer.has_value()) {
     if (SameAnswer(*step.answer, result)) return "";
@@ -207,7 +272,9 @@ std::string LayerWitness::Answered(const ContributionKey& key, Mode mode, const 
                     step.answer->reason + " and " + std::to_string(result.factor_version) + " " + result.reason,
                 key.step);
   }
-  if (!step.counted.contains(AnsweredKind())) return Text("I2: answered out of nothing", key.step);
+  if (!step.counted.contains(AnsweredKind()) && !(learns_ && !step.gathered.empty())) {
+    return Text("I2: answered out of nothing", key.step);
+  }
   step.answer = result;
   return WorkersPrecondition(spec_) ? CheckHanded(key.step, result) : CheckBytes(key.step, mode, result);
 }

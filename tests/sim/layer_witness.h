@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,9 +24,16 @@ class LayerWitness {
   // `patient`: steps are sealed with all ranks, whatever it takes. `late`: the layer comes from another shard, in the
   // middle of the job; of the steps before the first that all ranks send it again, or for the first time, it may not
   // hear enough.
-  LayerWitness(const Oracle& oracle, const SessionSpec& spec, uint32_t layer, bool patient, bool late,
+  // `learns`: the method's updates are the gradients that it preconditions.
+  LayerWitness(const Oracle& oracle, const SessionSpec& spec, uint32_t layer, bool learns, bool patient, bool late,
                uint64_t generation)
-      : oracle_(oracle), spec_(spec), layer_(layer), patient_(patient), late_(late), generation_(generation) {}
+      : oracle_(oracle),
+        spec_(spec),
+        layer_(layer),
+        learns_(learns),
+        patient_(patient),
+        late_(late),
+        generation_(generation) {}
 
   // The shard dropped its open steps: the job begins again with `step`.
   void RolledBack(uint64_t generation);
@@ -41,8 +49,8 @@ class LayerWitness {
   // The state that it loads, and those that updates make until it is where it was, have been there before (I5). On a
   // return to second order it is the one that it let go of, whatever happened to its process meanwhile.
   std::string Loaded(const MethodState& state);
-  // It has read all that there is.
-  void Restored() { restoring_ = false; }
+  // It has read all that there is. A method that learns from gradients then is where it was (I5).
+  std::string Restored();
 
   // The shard took a contribution in (I1: each rank of a step once).
   std::string Counted(const ContributionHeader& header, bool refused);
@@ -50,6 +58,11 @@ class LayerWitness {
   std::string Updated(const Stacked& update, const MethodState& after);
   // The shard answered (I2 for the bytes, I3: equal answers to all ranks that ask in this generation).
   std::string Answered(const ContributionKey& key, Mode mode, const GradientResult& result);
+  // A rank that goes on with other factors than it had its last answer with is told how many updates it has lost.
+  // `lost`: what the shard says to the first RESUME of the rank.
+  std::string Resumed(const RankResume& resume, uint64_t lost);
+  // The factors took something in while the process died: it may come back with it or not.
+  void Unseen(const MethodState& after) { states_.emplace(after.digest, after); }
   // The factors were ever in that state.
   bool Had(const MethodState& state) const {
     const auto found = states_.find(state.digest);
@@ -62,6 +75,7 @@ class LayerWitness {
   using StepKey = std::pair<uint64_t, uint64_t>;  // generation, step
   struct Step {
     std::map<ContributionKind, Contributors> counted;
+    Contributors gathered;  // what an update may be made of since the shard died with it
     std::optional<GradientResult> answer;
     bool optional = false;  // its update may be left out: there were no factors for a while
   };
@@ -72,12 +86,18 @@ class LayerWitness {
 
   std::string Text(const std::string& what, uint64_t step) const;
   std::string Replayed(const Stacked& update, const MethodState& after);
+  // What an update is made of, once that is known.
+  std::optional<Contributors> MadeOf(const Step& step) const;
+  std::optional<Stacked> UpdateOf(uint64_t step, const Contributors& who) const;
+  Contributors AllRanks() const;
   bool MadeOfSomeStep(const Stacked& update) const;
   std::optional<uint64_t> NextUpdate(const Stacked& update) const;
   // The factors after all updates.
   MethodState Last() const { return applied_.empty() ? MethodState() : applied_.back().after; }
   std::string CheckVersion(uint64_t step, uint64_t version) const;
   std::string CheckBytes(uint64_t step, Mode mode, const GradientResult& result) const;
+  // After a loss: the answer is that of the step's gradients, as a state that has taken them in gives it.
+  std::string CheckLearned(uint64_t step, const GradientResult& result) const;
   // The same of what is handed out to workers that have the factors themselves.
   std::string CheckHanded(uint64_t step, const GradientResult& result) const;
   ContributionKind AnsweredKind() const {
@@ -87,21 +107,23 @@ class LayerWitness {
   const Oracle& oracle_;
   const SessionSpec& spec_;
   const uint32_t layer_;
+  const bool learns_;
   const bool patient_;
   const bool late_;
   uint64_t generation_;
   std::map<StepKey, Step> steps_;
   std::vector<Applied> applied_;  // by version - 1
   std::optional<StepKey> last_update_;
-  std::map<uint64_t, MethodState> states_;  // that have ever been, by digest
-  MethodState state_;                       // of the factors at present
-  MethodState replaced_;                    // of those that the present ones are to replace
-  bool replaying_ = false;                  // not yet what it was when it died
-  bool restoring_ = false;                  // reading
+  std::map<uint64_t, MethodState> states_ = {{0, {}}};  // that have ever been, by digest
+  MethodState state_;                                   // of the factors at present
+  MethodState replaced_;                                // of those that the present ones are to replace
+  bool replaying_ = false;                              // not yet what it was when it died
+  bool restoring_ = false;                              // reading
   bool inexact_ = false;
   bool unchecked_ = false;
-  bool released_ = false;  // and no update has come since the return
-  bool returned_ = false;  // and the same
+  bool released_ = false;       // and no update has come since the return
+  bool returned_ = false;       // and the same
+  std::set<uint32_t> resumed_;  // ranks that have said where they are since the shard came back
 };
 
 }  // namespace precondor::sim

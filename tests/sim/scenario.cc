@@ -124,6 +124,38 @@ void DrawParts(Random& random, Scenario& scenario) {
   }
 }
 
+// A method that learns from gradients, with or without a journal of them. It knows no first order, and no worker has
+// its factors.
+void DrawLearning(Random& random, Scenario& scenario) {
+  if (!random.Chance(0.5)) return;
+  scenario.learns = true;
+  scenario.spec.fallback = {};
+  std::erase_if(scenario.faults, [](const PlannedFault& fault) { return std::string(fault.kind->name) == "set_mode"; });
+  if (WorkersPrecondition(scenario.spec)) scenario.spec.exchange = ExchangeMode::kDirect;
+  recovery::GradientLogOptions& journal = scenario.gradient_journal;
+  const uint64_t kind = random.Below(5);
+  if (kind == 0) journal.snapshot_bytes = 0;
+  if (kind == 1) journal.state_multiple = 1, journal.snapshot_bytes = 1 + random.Below(1000);
+  if (kind == 2) journal.backlog_bytes = random.Below(500);
+}
+
+// Shards that are told to end, and that die amid their work. As in DrawFaults, ranks then lose nothing.
+void DrawEnds(Random& random, Scenario& scenario) {
+  using Loses = FaultKind::Loses;
+  std::vector<PlannedFault>& faults = scenario.faults;
+  const bool ranks = std::any_of(faults.begin(), faults.end(),
+                                 [](const PlannedFault& fault) { return fault.kind->loses == Loses::kRank; });
+  const bool degrades = scenario.spec.on_shard_loss == ShardLossPolicy::kDegrade;
+  if (scenario.horizon_us == 0 || (ranks && !scenario.meets) || degrades) return;
+  for (const FaultKind* kind : {&DrainsAShard(), &KillsAShardThatWrites()}) {
+    if (!random.Chance(0.3)) continue;
+    for (int64_t i = random.Between(1, 3); i > 0; --i) {
+      faults.push_back({.at_us = random.Between(0, scenario.horizon_us), .kind = kind});
+      scenario.repeatable = true;
+    }
+  }
+}
+
 }  // namespace
 
 Scenario MakeScenario(uint64_t seed, PlantedBug bug, size_t kinds) {
@@ -149,18 +181,23 @@ Scenario MakeScenario(uint64_t seed, PlantedBug bug, size_t kinds) {
   if (kinds > FaultKinds().size() + 1) DrawRendezvous(random, scenario);
   if (kinds > FaultKinds().size() + 2) DrawWorkersWithFactors(random, scenario);
   if (kinds > FaultKinds().size() + 3) DrawParts(random, scenario);
+  if (kinds > FaultKinds().size() + 4) DrawLearning(random, scenario);
+  if (kinds > FaultKinds().size() + 5) DrawEnds(random, scenario);
   std::stable_sort(scenario.faults.begin(), scenario.faults.end(),
                    [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });
   return scenario;
 }
 
 std::string Describe(const Scenario& scenario) {
+  const recovery::GradientLogOptions& journal = scenario.gradient_journal;
+  const std::string learns = "gradients, journalled up to " + std::to_string(journal.snapshot_bytes) + ", backlog " +
+                             std::to_string(journal.backlog_bytes);
   std::string text =
       "seed " + std::to_string(scenario.seed) + ": " + std::string(ExchangeModeName(scenario.spec.exchange)) + ", " +
       std::to_string(scenario.spec.world_size) + " workers, " + std::to_string(scenario.shards) + " shards, " +
-      std::to_string(scenario.spec.layers.size()) + " layers, " + std::to_string(scenario.steps) +
-      " steps, staleness " + std::to_string(scenario.spec.staleness_steps) + ", lease " +
-      std::to_string(scenario.lease_steps) + "; faults:";
+      std::to_string(scenario.spec.layers.size()) + " layers, " + std::to_string(scenario.steps) + " steps, " +
+      (scenario.learns ? learns : "statistics") + ", staleness " + std::to_string(scenario.spec.staleness_steps) +
+      ", lease " + std::to_string(scenario.lease_steps) + "; faults:";
   for (const PlannedFault& fault : scenario.faults) {
     text += " " + std::string(fault.kind->name) + "@" + std::to_string(fault.at_us);
   }

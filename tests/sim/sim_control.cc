@@ -33,6 +33,7 @@ Result SimControl::Call(const std::function<Result(SimShard&)>& make) {
   };
   PRECONDOR_RETURN_IF_ERROR(GoThere([admitted](SimShard& to) { (void)admitted(to); }));
   Result result = admitted(to_);
+  if (!to_.process().up()) return absl::UnavailableError("the shard died");
   PRECONDOR_RETURN_IF_ERROR(ComeBack());
   return result;
 }

@@ -20,10 +20,24 @@ class SimExecutor final : public Executor {
   void Post(uint64_t strand, Task task) override {
     tasks_[strand].push_back(std::move(task));
     process_.After(random_.Between(0, 200), [this, strand] {
+      if (tasks_[strand].empty()) return;  // RunAll has run it
       const Task next = std::move(tasks_[strand].front());
       tasks_[strand].pop_front();
       next();
     });
+  }
+  // Runs now all that waits, and all that these tasks post.
+  void RunAll() {
+    for (auto next = tasks_.begin(); next != tasks_.end();) {
+      if (next->second.empty()) {
+        ++next;
+        continue;
+      }
+      const Task task = std::move(next->second.front());
+      next->second.pop_front();
+      task();
+      next = tasks_.begin();
+    }
   }
   // No thread waits in virtual time: tasks run as its events.
   void Drain() override {}

@@ -266,7 +266,7 @@ void SimLink::Write(const Outbox::Frame& frame) {
                             .next_step = item.next_step.value_or(item.id.step),
                             .begins = item.abstain};
     stream_->Up([shard = &shard_, resume, id = item.id](const std::shared_ptr<Stream>& stream) {
-      const absl::Status taken = shard->DeliverResume(resume);
+      const absl::Status taken = shard->DeliverResume(resume).status();
       absl::StatusOr<bool> ack = false;
       if (!taken.ok()) ack = taken;
       stream->Down([epoch = resume.key.epoch, id, ack](SimLink& link) { link.OnAck(epoch, id, ack); });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A method whose state is a digest of every update it was given, in their order: U = GainOf(digest) D. So a lost,
-// doubled, altered or reordered update shows in every later answer.
+// doubled, altered or reordered update shows in every later answer. Its updates are statistics, or the gradients that
+// it preconditions.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@
 
 namespace precondor::sim {
 
-// Vectors of one factor update: a [k, d_in], g [k, d_out].
+// Vectors of one factor update: a [k, d_in], g [k, d_out]. Of a gradient, a is the gradient and g is empty.
 struct Stacked {
   std::vector<float> a;
   std::vector<float> g;
@@ -42,12 +43,14 @@ struct MethodEvents {
 
 class SimMethod final : public Method {
  public:
-  // `events` outlives the states.
-  explicit SimMethod(const MethodEvents& events) : events_(events) {}
+  // `events` outlives the states. `learns`: from gradients, not from statistics.
+  SimMethod(const MethodEvents& events, bool learns) : events_(events), learns_(learns) {}
   const MethodTraits& traits() const override {
     static constexpr MethodTraits kTraits = {
         .name = "sim", .statistics = StatisticsForm::kVectors, .worker_factors = WorkerFactors::kReplayed};
-    return kTraits;
+    static constexpr MethodTraits kLearning = {
+        .name = "sim", .statistics = StatisticsForm::kNone, .learns_from_gradients = true};
+    return learns_ ? kLearning : kTraits;
   }
   int64_t StateBytes(const LayerSpec& layer) const override { return 4 * (layer.d_in + layer.d_out); }
   int64_t ScratchBytes(const LayerSpec&, int64_t) const override { return 128; }
@@ -60,6 +63,7 @@ class SimMethod final : public Method {
 
  private:
   const MethodEvents& events_;
+  const bool learns_;
 };
 
 }  // namespace precondor::sim

@@ -41,6 +41,7 @@ SimShard::SimShard(World& world, uint32_t id, ShardOptions options, Backend& bac
   events_.doubles_updates = world.scenario().bug == PlantedBug::kUpdate;
   events_.updated = [this](const std::string& layer, const Stacked& update, const MethodState& after) {
     world_.trace().Note([&] { return process_.name() + " updates " + layer + " to " + std::to_string(after.version); });
+    if (!process_.up()) return witness(layer).Unseen(after);
     world_.Fail(witness(layer).Updated(update, after));
   };
   events_.made = [this](const std::string& layer) {
@@ -52,7 +53,7 @@ SimShard::SimShard(World& world, uint32_t id, ShardOptions options, Backend& bac
     world_.Fail(witness(layer).Loaded(state));
   };
   options_.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
-    return std::make_unique<SimMethod>(events_);
+    return std::make_unique<SimMethod>(events_, world_.scenario().learns);
   };
 }
 
@@ -81,8 +82,9 @@ void SimShard::MakeWitnesses(const SessionInstall& install) {
   const bool patient = world_.scenario().statistics_deadline == absl::InfiniteDuration() && !world_.scenario().meets;
   for (const uint32_t layer : install.layers) {
     if (owned_.contains(layer)) continue;
-    witnesses_[layer] = std::make_unique<LayerWitness>(world_.oracle(), world_.spec(), layer, patient,
-                                                       /*late=*/world_.opened(), install.rollback_epoch);
+    witnesses_[layer] =
+        std::make_unique<LayerWitness>(world_.oracle(), world_.spec(), layer, world_.scenario().learns, patient,
+                                       /*late=*/world_.opened(), install.rollback_epoch);
   }
 }
 
@@ -103,9 +105,40 @@ void SimShard::End() {
 
 void SimShard::Kill(Loss loss, int64_t down_us) {
   if (!process_.up()) return;
-  const bool machine = loss != Loss::kProcess;
   // What the disk would not take is lost with the process.
-  const bool losing = machine || (world_.opened() && disk_.stale(world_.session_id()));
+  Die(loss, loss != Loss::kProcess || (world_.opened() && disk_.stale(world_.session_id())), down_us);
+}
+
+void SimShard::KillAfterWrites(uint64_t writes, int64_t down_us) {
+  if (!process_.up()) return;
+  disk_.DieAfter(writes, [this, down_us](bool lacks) {
+    world_.trace().Note([&] { return process_.name() + " is killed after a write"; });
+    process_.Kill();
+    dying_ = true;
+    world_.queue().After(0, [this, lacks, down_us] { Die(Loss::kProcess, lacks, down_us); });
+  });
+}
+
+void SimShard::Drain(int64_t patience_us, int64_t down_us) {
+  if (!process_.running()) return;
+  if (shard_->in_flight() > 0 && patience_us > 0) {
+    constexpr int64_t kLookMicros = 500;
+    return process_.After(kLookMicros, [=, this] { Drain(patience_us - kLookMicros, down_us); });
+  }
+  world_.trace().Note([&] { return process_.name() + " writes its factors and ends"; });
+  shard_->BeginDrain();
+  executor_->RunAll();
+  disk_.WriteSnapshots();
+  const auto left = shard_->upkeep().GiveFinalImages();
+  executor_->RunAll();
+  PRECONDOR_CHECK(*left == 0);
+  disk_.WriteSnapshots();
+  Kill(Loss::kProcess, down_us);
+}
+
+void SimShard::Die(Loss loss, bool losing, int64_t down_us) {
+  dying_ = false;
+  const bool machine = loss != Loss::kProcess;
   fences_may_be_lost_ = disk_.failing();
   world_.trace().Note([&] {
     return process_.name() + (machine ? "'s machine crashes" : losing ? " is killed, its log stale" : " is killed");
@@ -130,6 +163,7 @@ absl::Status SimShard::Restore() {
 }
 
 void SimShard::Start() {
+  if (dying_) return;
   world_.trace().Note([&] { return process_.name() + " starts"; });
   process_.Start();
   absl::Status restored = Restore();
@@ -146,7 +180,7 @@ void SimShard::Start() {
   }
   if (!restored.ok()) world_.Fail("I5: " + restored.ToString());
   if (disk_.damaged() || fences_may_be_lost_) LoseFences();
-  ForEachWitness([](LayerWitness& witness) { witness.Restored(); });
+  ForEachWitness([this](LayerWitness& witness) { world_.Fail(witness.Restored()); });
   Tick();
 }
 
@@ -178,7 +212,7 @@ absl::StatusOr<int64_t> SimShard::Install(const SessionInstall& install) {
            (install.rollback_step.has_value() ? " back to " + std::to_string(*install.rollback_step) : "") +
            MembersText(install.members) + LayersText(install.layers) + ": " + reserved.status().ToString();
   });
-  if (!reserved.ok()) return reserved;
+  if (!reserved.ok() || !process_.up()) return reserved;
   owned_ = {install.layers.begin(), install.layers.end()};
   for (const Member& member : install.members) holders_[member.rank] = member.incarnation;
   installed_ = std::max(installed_, install.epoch);
@@ -197,7 +231,7 @@ absl::StatusOr<std::optional<uint64_t>> SimShard::Fence(const EpochFence& fence)
     return process_.name() + " fence epoch " + std::to_string(fence.epoch) + MembersText(fence.members) + ": " +
            gone.status().ToString() + (gone.ok() && gone->has_value() ? " lacks " + std::to_string(**gone) : "");
   });
-  if (gone.ok()) fenced_ = std::max(fenced_, fence.epoch);
+  if (gone.ok() && process_.up()) fenced_ = std::max(fenced_, fence.epoch);
   return gone;
 }
 
@@ -211,7 +245,7 @@ absl::Status SimShard::HoldFactors(const FactorHold& hold) {
 absl::StatusOr<bool> SimShard::Remove(uint64_t session_id) {
   world_.trace().Note([&] { return process_.name() + " remove"; });
   absl::StatusOr<bool> existed = shard_->Remove(session_id);
-  if (existed.ok() && *existed && world_.session_id() == session_id) {
+  if (existed.ok() && *existed && process_.up() && world_.session_id() == session_id) {
     world_.OnRemoved(*this);
     owned_.clear();
   }
@@ -293,14 +327,16 @@ void SimShard::DeliverFetch(const ContributionKey& key, const ResultFn& result) 
   });
 }
 
-absl::Status SimShard::DeliverResume(const RankResume& resume) {
-  absl::Status taken = shard_->data_plane().Resume(resume).status();
+absl::StatusOr<uint64_t> SimShard::DeliverResume(const RankResume& resume) {
+  absl::StatusOr<uint64_t> taken = shard_->data_plane().Resume(resume);
   world_.trace().Note([&] {
     return process_.name() + std::string(resume.begins ? " begin layer " : " resume layer ") +
            std::to_string(resume.key.layer) + " rank " + std::to_string(resume.key.rank) + " step " +
            std::to_string(resume.key.step) + " lacks " + std::to_string(resume.next_step) + " version " +
-           std::to_string(resume.factor_version) + ": " + taken.ToString();
+           std::to_string(resume.factor_version) + ": " +
+           (taken.ok() ? "lost " + std::to_string(*taken) : taken.status().ToString());
   });
+  if (taken.ok()) world_.Fail(witness(resume.key.layer).Resumed(resume, *taken));
   return taken;
 }
 

@@ -39,6 +39,10 @@ class SimShard {
   void Vanish();
   // Dies, and starts again after a while.
   void Kill(Loss loss, int64_t down_us);
+  // The same in the middle of something: after its `writes`th write.
+  void KillAfterWrites(uint64_t writes, int64_t down_us);
+  // Ends as a server does that is told to: what is in flight ends within `patience_us`, and the factors are written.
+  void Drain(int64_t patience_us, int64_t down_us);
 
   // Whether it takes streams.
   bool serving() const { return shard_->data_plane().CheckServing().ok(); }
@@ -51,7 +55,7 @@ class SimShard {
   void Deliver(const ContributionHeader& header, Payload payload, const AckFn& ack, const ResultFn& result);
 
   void DeliverFetch(const ContributionKey& key, const ResultFn& result);
-  absl::Status DeliverResume(const RankResume& resume);
+  absl::StatusOr<uint64_t> DeliverResume(const RankResume& resume);
 
   // As a call of the coordinator's arrives; each has to be admitted.
   absl::StatusOr<FencingGate::Pass> Admit(uint64_t token) { return shard_->Admit(token); }
@@ -73,6 +77,8 @@ class SimShard {
   void Tick();
   // What was in its process's memory goes.
   void End();
+  // `losing`: with what others had been told.
+  void Die(Loss loss, bool losing, int64_t down_us);
   // A new process's shard, from its disk.
   absl::Status Restore();
   void LoseFences();
@@ -101,6 +107,7 @@ class SimShard {
   uint64_t fenced_ = 0;     // no contribution of an earlier epoch may count (I1)
   uint64_t installed_ = 0;  // of that, what it knows when it comes back
   bool fences_may_be_lost_ = false;
+  bool dying_ = false;  // what its process had goes in a moment
 };
 
 }  // namespace precondor::sim

@@ -2,6 +2,7 @@
 #include "tests/sim/sim_shard_disk.h"
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -16,7 +17,9 @@ namespace precondor::sim {
 namespace {
 
 constexpr uint64_t kSegmentBytes = 2048;  // many small ones
-constexpr uint64_t kRingBytes = 16384;    // which is full every few steps
+constexpr uint64_t kGradientSegmentBytes = 512;
+constexpr uint64_t kRingBytes = 16384;  // which is full every few steps
+constexpr absl::string_view kGradients = "data/shard/gradients/";
 
 }  // namespace
 
@@ -33,12 +36,22 @@ void SimShardDisk::Replace() {
   fs_ = std::make_unique<FakeFileSystem>(seed_++);
   PRECONDOR_CHECK(fs_->MakeDir("data").ok());
   fs_->set_can_map(seed_ % 4 != 0);
-  fs_->set_hook(
-      [this](FakeFileSystem::Operation operation, const std::string&, uint64_t) { return Before(operation); });
+  fs_->set_hook([this](FakeFileSystem::Operation operation, const std::string& path, uint64_t) {
+    return Before(operation, path);
+  });
 }
 
-absl::Status SimShardDisk::Before(FakeFileSystem::Operation operation) {
+absl::Status SimShardDisk::Before(FakeFileSystem::Operation operation, const std::string& path) {
   using Operation = FakeFileSystem::Operation;
+  // Without gradients their log is an empty one. Runs of before there was one stay what they were.
+  if (!world_.scenario().learns && absl::StartsWith(path, kGradients)) return absl::OkStatus();
+  if (dead_) return absl::UnavailableError("the process has died");
+  if (operation == Operation::kAppend && writes_left_ > 0 && --writes_left_ == 0) {
+    dead_ = true;
+    const bool unlogged = world_.scenario().learns && world_.scenario().gradient_journal.snapshot_bytes == 0;
+    std::exchange(died_, nullptr)(gaps_.log || gaps_.gradients || unlogged);
+    return absl::OkStatus();
+  }
   const bool writes = operation == Operation::kAppend || operation == Operation::kSync;
   if (writes && failure_ > 0 && world_.random().Chance(failure_)) return absl::UnavailableError("the disk failed");
   if (operation != Operation::kAppend || delay_us_ == 0 || !process_.running()) return absl::OkStatus();
@@ -61,6 +74,7 @@ void SimShardDisk::Fail(double chance) {
 }
 
 void SimShardDisk::Mend() {
+  writes_left_ = 0;
   failing_ = false;
   fs_->set_capacity(std::nullopt);
   failure_ = 0;
@@ -70,7 +84,10 @@ void SimShardDisk::Mend() {
 void SimShardDisk::FlipABit() {
   std::vector<std::string> segments;
   for (const std::string& path : fs_->files()) {
-    if (absl::StartsWith(path, "data/shard/log/") && fs_->FileSize(path).value_or(0) > 0) segments.push_back(path);
+    const bool gradients = world_.scenario().learns && absl::StartsWith(path, kGradients);
+    if ((gradients || absl::StartsWith(path, "data/shard/log/")) && fs_->FileSize(path).value_or(0) > 0) {
+      segments.push_back(path);
+    }
   }
   if (segments.empty()) return;
   const std::string& path = segments[world_.random().Below(segments.size())];
@@ -104,6 +121,9 @@ void SimShardDisk::FlipABitUnnoticed(const std::string& segment) {
 void SimShardDisk::Lose(Loss loss) {
   loss == Loss::kProcess ? fs_->CrashProcess() : fs_->Crash();
   store_.reset();
+  dead_ = false;
+  writes_left_ = 0;
+  died_ = nullptr;
   if (loss == Loss::kMachineAndBit) FlipABit();
 }
 
@@ -113,13 +133,20 @@ ShardJournal* SimShardDisk::Open() {
   options.sync_interval = absl::Milliseconds(7);
   options.reopen_interval = absl::Milliseconds(20);
   options.background = false;
-  store_ = std::make_unique<recovery::ShardStore>(*fs_, "data", options, clock_, world_.logger(), world_.observer());
+  recovery::GradientLogOptions gradients = world_.scenario().gradient_journal;
+  gradients.segment_bytes = kGradientSegmentBytes;
+  gradients.sync_interval = options.sync_interval;
+  gradients.reopen_interval = options.reopen_interval;
+  gradients.background = false;
+  gaps_ = {};
+  store_ = std::make_unique<recovery::ShardStore>(*fs_, "data", options, clock_, world_.logger(), gaps_, gradients);
   return store_.get();
 }
 
 absl::Status SimShardDisk::Restore(Shard& shard) {
   PRECONDOR_RETURN_IF_ERROR(store_->Restore(shard));
   Work();
+  if (world_.scenario().learns) WorkOnGradients();
   return absl::OkStatus();
 }
 
@@ -128,6 +155,21 @@ void SimShardDisk::Work() {
   // A snapshot may come soon after its last image, or late.
   if (world_.random().Chance(0.5)) store_->snapshots().Work();
   process_.After(pause_us + world_.random().Between(0, delay_us_), [this] { Work(); });
+}
+
+void SimShardDisk::WorkOnGradients() {
+  const int64_t pause_us = absl::ToInt64Microseconds(store_->gradients().Work());
+  process_.After(pause_us + world_.random().Between(0, delay_us_), [this] { WorkOnGradients(); });
+}
+
+void SimShardDisk::WriteSnapshots() {
+  while (store_->snapshots().Work()) {
+  }
+}
+
+void SimShardDisk::DieAfter(uint64_t count, std::function<void(bool lacks)> died) {
+  writes_left_ = count;
+  died_ = std::move(died);
 }
 
 }  // namespace precondor::sim

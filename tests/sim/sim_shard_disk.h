@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -33,8 +34,13 @@ class SimShardDisk {
   bool failing() const { return failing_; }
   // Ends what the process had of it.
   void Lose(Loss loss);
-  // Whether the store has said that this session cannot come back.
-  bool stale(uint64_t session_id) const { return store_ != nullptr && store_->log().stale(session_id); }
+  // Whether the store has said that this session cannot come back as it is.
+  bool stale(uint64_t session_id) const { return store_ != nullptr && !store_->HoldsAllOf(session_id); }
+  // Writes the snapshots that wait.
+  void WriteSnapshots();
+  // The process dies right after its `count`th write from now on: `died` is called, amid the store's work, and nothing
+  // more gets to the disk. `lacks`: the store may lack what others had been told.
+  void DieAfter(uint64_t count, std::function<void(bool lacks)> died);
 
   // Until Mend: no more than so many bytes go on it; some operations fail; appends hold the process up.
   void Fill(uint64_t room_bytes);
@@ -43,23 +49,34 @@ class SimShardDisk {
   void Mend();
 
  private:
-  absl::Status Before(FakeFileSystem::Operation operation);
+  struct Gaps final : StoreObserver {
+    void OnLogStale(absl::string_view, bool stale) override { log = stale; }
+    void OnGradientsMissing(absl::string_view, bool missing) override { gradients = missing; }
+    bool log = false;
+    bool gradients = false;
+  };
+  absl::Status Before(FakeFileSystem::Operation operation, const std::string& path);
   void FlipABit();
   // PlantedBug::kChecksum: the same in an update, whose record then has the checksum of what it became.
   void FlipABitUnnoticed(const std::string& segment);
   // What a server does in the background.
   void Work();
+  void WorkOnGradients();
 
   World& world_;
   Process& process_;
   const Clock& clock_;
   uint64_t seed_;
   std::unique_ptr<FakeFileSystem> fs_;
+  Gaps gaps_;  // as the store has told of them
   std::unique_ptr<recovery::ShardStore> store_;
   bool damaged_ = false;
   bool failing_ = false;
   double failure_ = 0;
   int64_t delay_us_ = 0;
+  uint64_t writes_left_ = 0;  // 0: it does not die
+  std::function<void(bool lacks)> died_;
+  bool dead_ = false;
 };
 
 }  // namespace precondor::sim

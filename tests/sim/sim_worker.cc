@@ -204,7 +204,7 @@ void SimWorker::BeginStep() {
   const bool direct = spec.exchange == ExchangeMode::kDirect;
   const bool second = mode_ == Mode::kSecondOrder;
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-    if (second && IsStatisticStep(spec, step_)) SubmitStatistics(layer);
+    if (second && IsStatisticStep(spec, step_) && !world_.scenario().learns) SubmitStatistics(layer);
     if (!second && factors_ != nullptr) factors_->Release(layer);
     const bool asks = factors_ != nullptr || spec.exchange == ExchangeMode::kSharded ||
                       DelegateRank(spec, layer) == static_cast<int32_t>(rank_);
@@ -262,7 +262,7 @@ void SimWorker::MakeFactors() {
   events_.loaded = check;
   absl::StatusOr<MethodSet> methods =
       MethodSet::Make(world_.spec(), [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
-        return std::make_unique<SimMethod>(events_);
+        return std::make_unique<SimMethod>(events_, /*learns=*/false);
       });
   PRECONDOR_CHECK(methods.ok());
   factors_ = LocalFactors::MakeWith(world_.spec(), *std::move(methods), *MakeCpuBackend({}), /*threads=*/0,

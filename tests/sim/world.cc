@@ -67,7 +67,7 @@ void World::MakeShards() {
   coordinator_options.shard_loss_timeout = absl::Microseconds(kShardLossMicros);
   coordinator_options.probe_interval = absl::Microseconds(kProbeMicros);
   coordinator_options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
-    return std::make_unique<SimMethod>(no_events_);
+    return std::make_unique<SimMethod>(no_events_, scenario_.learns);
   };
   coordinator_ = std::make_unique<SimCoordinator>(*this, id++, std::move(coordinator_options));
   for (uint32_t rank = 0; rank < ranks(); ++rank) {
