@@ -26,8 +26,8 @@ constexpr absl::string_view kUsage =
     "  --world       worlds whose name contains this; default: all\n"
     "  --large       the worlds that take an hour, in place of those of CI\n"
     "  --max-states  stop a world here, with exit status 3; default 20,000,000\n"
-    "  --bug         plants forgets_rank, forgets_kept, forgets_to_begin, forgets_begin or loses_update; a failure is "
-    "then expected\n"
+    "  --bug         plants forgets_rank, forgets_kept, forgets_to_begin, forgets_begin, loses_update or "
+    "answers_first; a failure is then expected\n"
     "example: explore_test --world=replay --bug=forgets_rank\n";
 
 // Names: exchange, ranks x steps, faults.
@@ -42,11 +42,11 @@ std::vector<WorldLimits> Worlds(bool large) {
     // Several times as many states.
     limits.splits_requests = large || limits.exchange == kDelegate || limits.steps > 2 ||
                              (limits.exchange == kReplay && limits.shard_crashes > 0);
-    limits.name = absl::StrCat(kNames.at(static_cast<int>(limits.exchange)), "_", limits.ranks, "x", limits.steps,
-                               limits.staleness > 0 ? "_stale" : "",
-                               limits.shard_crashes > 0 ? (limits.loses_log ? "_machine" : "_shard") : "",
-                               limits.shard_crashes > 1 ? "2" : "", limits.rank_crashes > 0 ? "_rank" : "",
-                               limits.broken_streams > 0 ? "_stream" : "");
+    limits.name = absl::StrCat(
+        limits.learns ? "learns_" : "", kNames.at(static_cast<int>(limits.exchange)), "_", limits.ranks, "x",
+        limits.steps, limits.logs_gradients ? "" : "_unlogged", limits.staleness > 0 ? "_stale" : "",
+        limits.shard_crashes > 0 ? (limits.loses_log ? "_machine" : "_shard") : "", limits.shard_crashes > 1 ? "2" : "",
+        limits.rank_crashes > 0 ? "_rank" : "", limits.broken_streams > 0 ? "_stream" : "");
     worlds.push_back(limits);
   };
   for (const ExchangeMode exchange : {kDirect, kDelegate, kReplay, kSharded}) {
@@ -85,6 +85,29 @@ std::vector<WorldLimits> Worlds(bool large) {
       limits = of;
       limits.ranks = 3;
       limits.broken_streams = 1;
+      add(limits);
+    }
+  }
+  for (const ExchangeMode exchange : {kDirect, kDelegate, kSharded}) {
+    WorldLimits limits{.exchange = exchange, .steps = 3, .broken_streams = 1, .learns = true};
+    add(limits);
+    for (const bool logs_gradients : {true, false}) {
+      limits = {.exchange = exchange, .steps = 3, .shard_crashes = 1, .learns = true, .logs_gradients = logs_gradients};
+      add(limits);
+      limits.loses_log = true;
+      if (large || !logs_gradients) add(limits);
+      limits.steps = large ? 3 : 2;
+      limits.rank_crashes = 1;
+      add(limits);
+      limits.rank_crashes = 0;
+      limits.broken_streams = 1;
+      add(limits);
+      limits.broken_streams = 0;
+      limits.shard_crashes = 2;
+      if (large || !logs_gradients) add(limits);
+      if (!large) continue;
+      limits.shard_crashes = 1;
+      limits.ranks = 3;
       add(limits);
     }
   }
@@ -207,6 +230,7 @@ int Main(int argc, char** argv) {
             : argument == "forgets_to_begin" ? PlantedBug::kForgetsToBegin
             : argument == "forgets_begin"    ? PlantedBug::kForgetsBegin
             : argument == "loses_update"     ? PlantedBug::kLosesUpdate
+            : argument == "answers_first"    ? PlantedBug::kAnswersFirst
                                              : PlantedBug::kNone;
       known = bug != PlantedBug::kNone;
     } else {

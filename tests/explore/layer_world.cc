@@ -56,7 +56,7 @@ LayerExplorer::LayerExplorer(const WorldLimits& limits, PlantedBug bug) : limits
   spec_.inv_freq = 1;
   spec_.staleness_steps = limits.staleness;
   spec_.layers = {LayerSpec{.name = "layer", .d_out = 1, .d_in = 1}};
-  rules_ = {.spec = &spec_, .layer = 0, .window_steps = limits.window};
+  rules_ = {.spec = &spec_, .layer = 0, .needs_statistics = !limits.learns, .window_steps = limits.window};
 }
 
 LayerWorld LayerExplorer::Start() const {
@@ -102,8 +102,11 @@ std::vector<Move> LayerExplorer::MovesOf(const LayerWorld& world) const {
   if (!world.work.empty()) moves.push_back({Move::Kind::kWork});
   if (world.shard_crashes < limits_.shard_crashes) {
     const size_t least = limits_.loses_log ? 0 : world.journal.size();
+    const size_t least_gradients = limits_.loses_log ? 0 : world.gradients.size();
     for (size_t records = least; records <= world.journal.size(); ++records) {
-      moves.push_back({Move::Kind::kCrashShard, 0, static_cast<uint8_t>(records)});
+      for (size_t gradients = least_gradients; gradients <= world.gradients.size(); ++gradients) {
+        moves.push_back({Move::Kind::kCrashShard, 0, static_cast<uint8_t>(records), static_cast<uint8_t>(gradients)});
+      }
     }
   }
   return moves;
@@ -145,10 +148,11 @@ void LayerExplorer::Do(const Move& move, LayerWorld& world, std::vector<std::str
       Restart(world, rank);
       break;
     case Move::Kind::kCrashShard:
-      Tell(absl::StrCat("the shard is killed, and comes back with ", move.records, " of ", world.journal.size(),
-                        " records"));
+      Tell(absl::StrCat(
+          "the shard is killed, and comes back with ", move.records, " of ", world.journal.size(), " records",
+          limits_.learns ? absl::StrCat(" and ", move.gradients, " of ", world.gradients.size(), " gradients") : ""));
       ++world.shard_crashes;
-      CrashShard(world, move.records);
+      CrashShard(world, move.records, move.gradients);
       break;
   }
   story_ = nullptr;
@@ -161,7 +165,7 @@ void LayerExplorer::Begin(LayerWorld& world, uint32_t index) const {
   Tell(absl::StrCat("rank ", index, ": begins step ", rank.step));
   if (rank.queue.empty() && rank.sent.empty()) rank.checkpoint = rank.step;
   rank.begun = true;
-  rank.queue.push_back({.kind = Kind::kStatistics, .step = rank.step, .place = rank.next_place++});
+  if (!limits_.learns) rank.queue.push_back({.kind = Kind::kStatistics, .step = rank.step, .place = rank.next_place++});
   if (SendsGradient(index)) {
     rank.queue.push_back({.kind = Kind::kGradient, .step = rank.step, .place = rank.next_place++});
   }
@@ -290,6 +294,7 @@ void LayerExplorer::Refused(LayerWorld& world, uint32_t index, const Reply& repl
     case ErrorReason::kStateLost:
       // The trainer goes back to a checkpoint that all ranks have: what they had after it is another history.
       world.answers.clear();
+      ReplaceFinished(world, 0);
       return ReplaceRank(world, index, 0);
     default:
       break;
@@ -306,7 +311,9 @@ void LayerExplorer::Refused(LayerWorld& world, uint32_t index, const Reply& repl
   }
   // An error that the trainer gets: the process ends with it, and another one begins at the checkpoint.
   if (reply.refused == ErrorReason::kStaleStep && ++world.errors <= kMostErrors) {
-    return ReplaceRank(world, index, rank.checkpoint);
+    const uint64_t checkpoint = rank.checkpoint;
+    if (limits_.learns && !IsExact()) ReplaceFinished(world, checkpoint);
+    return ReplaceRank(world, index, checkpoint);
   }
   world.violation = absl::StrCat("I7: rank ", index, " cannot act on the refusal of its ", NameOf(item), ": ",
                                  ErrorReasonName(reply.refused));
@@ -324,12 +331,14 @@ void LayerExplorer::Answered(LayerWorld& world, uint32_t index, const Item& item
   // I3: all ranks that get an answer to a step get one answer.
   Answer used = answer;
   if (rules_.workers_precondition()) used = {.decision = Decision::kPreconditioned, .factors = rank.factors};
-  const auto first = world.answers.try_emplace({world.rollback_epoch, item.step}, used).first;
-  if (!(first->second == used)) {
+  LayerWorld::Had& first =
+      world.answers.try_emplace({world.rollback_epoch, item.step}, LayerWorld::Had{used, {}}).first->second;
+  if (!(first.answer == used)) {
     world.violation = absl::StrCat("I3: at step ", item.step, " rank ", index, " has ", NameOf(used),
-                                   ", another rank had ", NameOf(first->second));
+                                   ", another rank had ", NameOf(first.answer));
     return;
   }
+  first.ranks.insert(index);
   // What all ranks have had by now, since each submits after its last answer.
   std::erase_if(rank.kept, [&](const Item& of) { return of.step < item.step; });
   const bool several =
@@ -359,7 +368,18 @@ void LayerExplorer::Restart(LayerWorld& world, uint32_t index) const {
   ReplaceRank(world, index, first_step);
 }
 
+void LayerExplorer::ReplaceFinished(LayerWorld& world, uint64_t first_step) const {
+  for (uint32_t i = 0; i < world.ranks.size(); ++i) {
+    if (world.ranks[i].step == limits_.steps) ReplaceRank(world, i, first_step);
+  }
+}
+
 void LayerExplorer::ReplaceRank(LayerWorld& world, uint32_t index, uint64_t first_step) const {
+  // What only a process that is gone knew may be otherwise after a loss.
+  for (auto& [key, had] : world.answers) {
+    if (limits_.learns && !rules_.one_answer() && !IsExact() && key.second >= first_step) had.ranks.erase(index);
+  }
+  std::erase_if(world.answers, [](const auto& of) { return of.second.ranks.empty(); });
   world.ranks[index] = Rank{.step = first_step, .checkpoint = first_step, .epoch = ++world.epoch};
   world.first_steps[index] = first_step;
   const uint64_t first_kept = world.machine.first_kept();
@@ -395,208 +415,6 @@ void LayerExplorer::Join(LayerWorld& world, uint32_t index) const {
   Item again = *std::exchange(rank.retained, std::nullopt);
   again.counted_before = true;
   Insert(rank.queue, again);
-}
-
-// --- the shard ------------------------------------------------------------------------------------------------------
-
-void LayerExplorer::Feed(LayerWorld& world, const LayerEvent& event, uint32_t rank, const Item* item) const {
-  const uint8_t stream = world.ranks[rank].stream;
-  bool refused = false;
-  for (const Effect& effect : world.machine.Step(event)) {
-    if (const auto* refuse = std::get_if<Refuse>(&effect)) {
-      refused = true;
-      if (item == nullptr) continue;
-      Reply_(world, static_cast<uint8_t>(rank), stream, {.item = *item, .refused = GetErrorReason(refuse->status)});
-    } else if (std::holds_alternative<Acknowledge>(effect)) {
-      Reply_(world, static_cast<uint8_t>(rank), stream, {.item = *item, .acknowledged = true});
-    } else if (std::holds_alternative<FetchFactors>(effect)) {
-      ApplyPending(world);
-      const bool has = !world.factors.empty();
-      Reply_(world, static_cast<uint8_t>(rank), stream,
-             {.item = *item,
-              .answer = Answer{.decision = has ? Decision::kPreconditioned : Decision::kIdentity,
-                               .version = world.factors.size(),
-                               .factors = world.factors}});
-    } else if (std::holds_alternative<WakeWorker>(effect)) {
-      world.work.push_back(effect);
-    } else {
-      Carry(world, effect);
-    }
-  }
-  const auto* arrived = std::get_if<ContributionArrived>(&event);
-  if (arrived != nullptr && !refused && arrived->kind != ContributionKind::kStatistics) {
-    world.requests.push_back({static_cast<uint8_t>(rank), stream, arrived->key, *item});
-    if (!limits_.splits_requests) Ask(world, static_cast<uint8_t>(world.requests.size() - 1));
-  }
-  if (std::holds_alternative<RankResumed>(event) && !refused) {
-    Reply_(world, static_cast<uint8_t>(rank), stream, {.item = *item, .acknowledged = true});
-  }
-}
-
-void LayerExplorer::Ask(LayerWorld& world, uint8_t index) const {
-  const Request request = world.requests[index];
-  world.requests.erase(world.requests.begin() + index);
-  for (const Effect& effect : world.machine.Step(AnswerRequested{request.key})) {
-    if (const auto* refuse = std::get_if<Refuse>(&effect)) {
-      Reply_(world, request.rank, request.stream, {.item = request.item, .refused = GetErrorReason(refuse->status)});
-    } else if (const auto* await = std::get_if<AwaitAnswer>(&effect)) {
-      world.waiting[await->id].emplace_back(request.rank, request.stream);
-    } else if (const auto* give = std::get_if<GiveAnswer>(&effect)) {
-      Reply_(world, request.rank, request.stream, {.item = request.item, .answer = world.made.at(give->id)});
-    }
-  }
-}
-
-void LayerExplorer::Reply_(LayerWorld& world, uint8_t rank, uint8_t stream, Reply reply) const {
-  Rank& to = world.ranks[rank];
-  if (to.connected && to.stream == stream) to.replies.push_back(std::move(reply));
-}
-
-// The worker does one effect at a time, so that anything can happen between two of them.
-void LayerExplorer::Work(LayerWorld& world) const {
-  const Effect effect = world.work.front();
-  world.work.erase(world.work.begin());
-  Carry(world, effect);
-}
-
-void LayerExplorer::ApplyPending(LayerWorld& world) const {
-  std::vector<Effect> later = std::exchange(world.work, {});
-  for (const Effect& effect : world.machine.Step(FactorsNeeded{})) Carry(world, effect);
-  while (!world.work.empty()) Work(world);
-  world.work = std::move(later);
-}
-
-void LayerExplorer::Carry(LayerWorld& world, const Effect& effect) const {
-  const auto then = [&world](const Effects& effects) {
-    world.work.insert(world.work.begin(), effects.begin(), effects.end());
-  };
-  if (std::holds_alternative<WakeWorker>(effect)) {
-    // The worker asks for work until there is none.
-    const Effects next = world.machine.Step(WorkerReady{});
-    if (!next.empty()) world.work.insert(world.work.begin(), WakeWorker{});
-    then(next);
-  } else if (const auto* append = std::get_if<AppendUpdate>(&effect)) {
-    if (!append->logged && bug_ != PlantedBug::kLosesUpdate) {
-      const auto* apply = std::get_if<ApplyUpdate>(&world.work.front());
-      world.journal.push_back({.step = append->step,
-                               .rollback_epoch = world.machine.rollback_epoch(),
-                               .empty = apply == nullptr || apply->ranks.empty()});
-    }
-  } else if (const auto* apply = std::get_if<ApplyUpdate>(&effect)) {
-    const bool any = apply->logged ? apply->restored : !apply->ranks.empty();
-    Tell(absl::StrCat("shard: updates the factors with step ", apply->step, any ? "" : ", of which nothing is left"));
-    if (any) world.factors.push_back(static_cast<uint8_t>(apply->step));
-    then(world.machine.Step(UpdateDone{.id = apply->id,
-                                       .step = apply->step,
-                                       .logged = apply->logged,
-                                       .restored = apply->restored,
-                                       .held = true,
-                                       .factor_version = world.factors.size()}));
-  } else if (const auto* compute = std::get_if<ComputeAnswer>(&effect)) {
-    const bool has = !world.factors.empty();
-    Answer answer{.decision = has ? Decision::kPreconditioned : Decision::kIdentity,
-                  .version = world.factors.size(),
-                  .factors = world.factors};
-    if (compute->plan.has_value() && compute->plan->decision == Decision::kIdentity) {
-      answer.decision = Decision::kIdentity;
-    }
-    if (answer.decision == Decision::kIdentity) answer.factors.clear();
-    world.made[compute->id] = answer;
-    then(world.machine.Step(
-        AnswerDone{.id = compute->id,
-                   .plan = {.decision = answer.decision, .factor_version = answer.version, .reason = {}},
-                   .held = true,
-                   .factor_version = world.factors.size()}));
-  } else if (const auto* plan = std::get_if<AppendPlan>(&effect)) {
-    world.journal.push_back(
-        {.is_plan = true, .step = plan->step, .rollback_epoch = world.machine.rollback_epoch(), .plan = plan->plan});
-  } else if (const auto* deliver = std::get_if<DeliverAnswer>(&effect)) {
-    for (const Effect& shown : world.machine.Step(AnswerVisible{deliver->id})) {
-      const auto* give = std::get_if<GiveAnswer>(&shown);
-      for (const auto& [rank, stream] : std::exchange(world.waiting[give->id], {})) {
-        Reply_(world, rank, stream,
-               {.item = {.kind = Kind::kGradient, .step = give->step}, .answer = world.made.at(give->id)});
-      }
-    }
-    (void)world.machine.Step(AnswerDelivered{});
-  } else if (const auto* end = std::get_if<EndRequests>(&effect)) {
-    const WindowStep* ended = nullptr;
-    for (const auto& [step, of] : world.machine.window().steps()) {
-      if (of.id == end->id) ended = &of;
-    }
-    for (const auto& [rank, stream] : std::exchange(world.waiting[end->id], {})) {
-      for (const Item& item : world.ranks[rank].sent) {
-        if (item.kind != Kind::kGradient || (ended != nullptr && item.step != ended->step)) continue;
-        Reply_(world, rank, stream, {.item = item, .refused = GetErrorReason(end->status)});
-        break;
-      }
-    }
-  } else if (const auto* drop = std::get_if<DropStep>(&effect)) {
-    world.waiting.erase(drop->id);
-    world.made.erase(drop->id);
-  }
-}
-
-// As LayerReplay does it with the records of a log that began with the session.
-void LayerExplorer::CrashShard(LayerWorld& world, size_t records) const {
-  world.journal.resize(records);
-  struct Replayed {
-    RestoredStep restored;
-    bool applies = false;
-  };
-  std::map<uint64_t, Replayed> steps;
-  uint64_t rollback_epoch = 0;
-  world.factors.clear();
-  const auto apply = [&world](const Replayed& replayed) {
-    if (replayed.applies) world.factors.push_back(static_cast<uint8_t>(replayed.restored.step));
-  };
-  const auto roll_back_to = [&](uint64_t epoch) {
-    if (epoch <= rollback_epoch) return;
-    rollback_epoch = epoch;
-    for (const auto& [step, replayed] : steps) apply(replayed);
-    steps.clear();
-  };
-  for (const Record& record : world.journal) {
-    roll_back_to(record.rollback_epoch);
-    if (record.rollback_epoch < rollback_epoch) continue;
-    Replayed& replayed = steps[record.step];
-    replayed.restored.step = record.step;
-    if (record.is_plan) {
-      replayed.restored.plan = record.plan;
-    } else {
-      replayed.restored.updated = replayed.restored.update_pending = true;
-      replayed.restored.update_is_empty = record.empty;
-      replayed.applies = !record.empty;
-    }
-    while (steps.begin()->first + limits_.window <= steps.rbegin()->first) {
-      apply(steps.begin()->second);
-      steps.erase(steps.begin());
-    }
-  }
-  roll_back_to(world.rollback_epoch);
-  bool answered = false;
-  for (auto later = steps.rbegin(); later != steps.rend(); ++later) {
-    const bool behind = answered;
-    answered = answered || later->second.restored.plan.has_value();
-    if (limits_.staleness == 0 ? answered : behind) later->second.restored.updated = true;
-  }
-  ReplayFinished finished{
-      .rollback_epoch = rollback_epoch, .steps = {}, .held = true, .factor_version = world.factors.size()};
-  for (auto& [step, replayed] : steps) finished.steps.push_back(replayed.restored);
-  std::vector<Member> members;
-  for (uint32_t i = 0; i < world.ranks.size(); ++i) members.push_back({.rank = i, .first_step = world.first_steps[i]});
-  if (bug_ == PlantedBug::kForgetsBegin) members.clear();
-  world.machine = LayerMachine(rules_, world.epoch, world.rollback_epoch, members);
-  world.work.clear();
-  world.requests.clear();
-  world.waiting.clear();
-  world.made.clear();
-  ++world.shard_life;
-  for (Rank& rank : world.ranks) {
-    rank.connected = false;
-    rank.replies.clear();
-  }
-  Feed(world, finished, 0, nullptr);
 }
 
 // --- one state from another -----------------------------------------------------------------------------------------
@@ -672,7 +490,12 @@ uint64_t LayerExplorer::Fingerprint(const LayerWorld& world) const {
       put(value);
     }
   }
-  for (const auto& [key, answer] : world.answers) put(key.first), put(key.second), put_answer(answer);
+  for (const GradientEntry& entry : world.gradients) put(entry.step), put(entry.rollback_epoch), put(entry.version);
+  put(world.appended + 2 * world.unwritten.has_value());
+  for (const auto& [key, had] : world.answers) {
+    put(key.first), put(key.second), put_answer(had.answer);
+    for (const uint32_t rank : had.ranks) put(rank + 1);
+  }
   for (const uint64_t value : {uint64_t{world.shard_life}, world.epoch, world.rollback_epoch, world.rollback_step,
                                static_cast<uint64_t>(world.shard_crashes * 512 + world.rank_crashes * 64 +
                                                      world.broken_streams * 8 + world.errors)}) {

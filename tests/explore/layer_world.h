@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,15 +25,26 @@ struct WorldLimits {
   int32_t staleness = 0;
   uint64_t window = 2;
   int shard_crashes = 0;         // the shard's process is killed, and comes back from its journal
-  bool loses_log = false;        // its machine crashes as well: any end of the journal may be lost
+  bool loses_log = false;        // its machine crashes as well: any end of each of its logs may be lost
   int rank_crashes = 0;          // a rank's process is killed; another one begins at its last checkpoint
   bool splits_requests = false;  // others may come between a contribution and its request for the answer
   int broken_streams = 0;        // with what was on its way to the rank
+  bool learns = false;           // the method learns from gradients, and takes no statistics
+  bool logs_gradients = true;    // of such a method
 };
 
 // A planted bug, which the exploration has to find: a rank sends no RESUME, nothing of what it keeps, or does not say
-// where it begins; a shard that comes back does not know where ranks began, or has no record of updates.
-enum class PlantedBug : uint8_t { kNone, kForgetsRank, kForgetsKept, kForgetsToBegin, kForgetsBegin, kLosesUpdate };
+// where it begins; a shard that comes back does not know where ranks began, or has no record of updates. A gradient's
+// record follows its answer.
+enum class PlantedBug : uint8_t {
+  kNone,
+  kForgetsRank,
+  kForgetsKept,
+  kForgetsToBegin,
+  kForgetsBegin,
+  kLosesUpdate,
+  kAnswersFirst
+};
 
 struct Item {
   enum class Kind : uint8_t { kStatistics, kGradient, kResume, kFetch, kBegin };
@@ -45,7 +57,8 @@ struct Item {
   bool operator==(const Item&) const = default;
 };
 
-// What a rank was answered: factors are the steps whose statistics they have, in order.
+// What a rank was answered: factors are the steps whose statistics they have, or whose gradients they have taken in, in
+// order.
 struct Answer {
   Decision decision = Decision::kIdentity;
   uint64_t version = 0;
@@ -88,6 +101,13 @@ struct Record {
   Plan plan = {};
 };
 
+// In the log of gradients.
+struct GradientEntry {
+  uint64_t step = 0;
+  uint64_t rollback_epoch = 0;
+  uint64_t version = 0;  // of the factors that have not taken it in
+};
+
 // A contribution has arrived, and is about to request the answer.
 struct Request {
   uint8_t rank = 0;
@@ -105,8 +125,11 @@ struct LayerWorld {
   std::vector<Request> requests;                                       // in the order of arrival
   std::map<StepId, std::vector<std::pair<uint8_t, uint8_t>>> waiting;  // rank and stream
   std::map<StepId, Answer> made;
-  std::vector<uint8_t> factors = {};  // steps whose statistics they have
+  std::vector<uint8_t> factors = {};  // as in Answer
   std::vector<Record> journal;
+  std::vector<GradientEntry> gradients;
+  bool appended = false;                   // the gradient of the ComputeAnswer that is next in `work`
+  std::optional<GradientEntry> unwritten;  // PlantedBug::kAnswersFirst
   uint8_t shard_life = 1;
   uint64_t epoch = 1;
   uint64_t rollback_epoch = 0;
@@ -114,9 +137,13 @@ struct LayerWorld {
   std::vector<Rank> ranks;
   std::vector<uint64_t> first_steps;  // by rank, that its process began with
   int shard_crashes = 0, rank_crashes = 0, broken_streams = 0;
-  int errors = 0;                                           // that ended a process
-  std::map<std::pair<uint64_t, uint64_t>, Answer> answers;  // by (rollback epoch, step): the first that a rank had
-  std::string violation;                                    // empty: none
+  int errors = 0;  // that ended a process
+  struct Had {
+    Answer answer;
+    std::set<uint32_t> ranks;
+  };
+  std::map<std::pair<uint64_t, uint64_t>, Had> answers;  // by (rollback epoch, step): that ranks have had
+  std::string violation;                                 // empty: none
 };
 
 // Something that can happen next.
@@ -134,8 +161,9 @@ struct Move {
     kCrashShard
   };
   Kind kind = Kind::kBegin;
-  uint8_t rank = 0;     // kRequest: which one
-  uint8_t records = 0;  // kCrashShard: that stay in the journal
+  uint8_t rank = 0;       // kRequest: which one
+  uint8_t records = 0;    // kCrashShard: that stay in the journal
+  uint8_t gradients = 0;  // and in the log of gradients
   bool is_fault() const { return kind >= Kind::kBreak; }
 };
 
@@ -162,13 +190,21 @@ class LayerExplorer {
   void Answered(LayerWorld& world, uint32_t rank, const Item& item, const Answer& answer) const;
   void Join(LayerWorld& world, uint32_t rank) const;
   void Restart(LayerWorld& world, uint32_t rank) const;
+  // Ranks that have done all their steps begin again with the others: they hear of it from their trainers.
+  void ReplaceFinished(LayerWorld& world, uint64_t first_step) const;
   void ReplaceRank(LayerWorld& world, uint32_t rank, uint64_t first_step) const;
-  void CrashShard(LayerWorld& world, size_t records) const;
+  void CrashShard(LayerWorld& world, size_t records, size_t gradients) const;
+  // Whether a shard that comes back lacks nothing that it has told.
+  bool IsExact() const { return !limits_.loses_log && (limits_.logs_gradients || !limits_.learns); }
+  // Invariants of a RESUME, by the machine's effects.
+  void CheckResume(LayerWorld& world, const Item& item, const Effects& effects) const;
   void Feed(LayerWorld& world, const LayerEvent& event, uint32_t rank, const Item* item) const;
   void Ask(LayerWorld& world, uint8_t request) const;
   void Work(LayerWorld& world) const;
   void ApplyPending(LayerWorld& world) const;
   void Carry(LayerWorld& world, const Effect& effect) const;
+  void Compute(LayerWorld& world, const ComputeAnswer& effect) const;
+  bool LearnsFrom(const LayerWorld& world, const ComputeAnswer& effect) const;
   void Reply_(LayerWorld& world, uint8_t rank, uint8_t stream, Reply reply) const;
   void Tell(const std::string& line) const;
 
