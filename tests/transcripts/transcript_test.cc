@@ -137,7 +137,9 @@ class Script {
       if (exchange == ExchangeModeName(mode)) spec_.exchange = mode;
     }
     EXPECT_EQ(exchange, ExchangeModeName(spec_.exchange));
+    learns_ = line.Has("learns");
     rules_ = {.spec = &spec_,
+              .needs_statistics = !learns_,
               .window_steps = line.Number("window", 2),
               .statistics_deadline = line.Seconds("deadline", absl::InfiniteDuration())};
     epoch_ = 1;
@@ -155,7 +157,7 @@ class Script {
     const std::string gradient = rules_.workers_precondition() ? "pull" : "gradient";
     for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec_.world_size); ++rank) {
       for (const std::string& event : {std::string("statistics"), gradient, std::string("ask")}) {
-        if (event != "statistics" && !rules_.SendsGradient(rank)) continue;
+        if (event == "statistics" ? learns_ : !rules_.SendsGradient(rank)) continue;
         Line line(absl::StrCat(event, " rank=", rank, " step=", step));
         Do(line);
       }
@@ -171,6 +173,7 @@ class Script {
     step.update_pending = line.Has("pending");
     step.updated = line.Has("updated") || step.update_pending;
     step.update_is_empty = line.Has("empty");
+    step.answered = line.Has("answered");
     const std::string plan = line.Text("plan", "");
     for (const auto decision : {Decision::kPreconditioned, Decision::kIdentity, Decision::kSkip}) {
       if (plan == DecisionName(decision)) step.plan = Plan{decision, line.Number("factors", 0), /*reason=*/""};
@@ -256,9 +259,12 @@ class Script {
       Print(absl::StrCat("(update ", failed ? "failed" : "done", ": factors=", factors_, ")"));
       Feed(UpdateDone{update->id, update->step, update->logged, update->restored, failed, /*held=*/true, factors_});
     } else if (const auto* compute = std::get_if<ComputeAnswer>(&effect)) {
-      const Plan plan = PlanOf(*compute);
-      Print(absl::StrCat("(answer done: ", TextOf(plan), ")"));
-      Feed(AnswerDone{.id = compute->id, .plan = plan, .held = true, .factor_version = factors_});
+      const bool lacks = learns_ && compute->plan.has_value() && compute->plan->factor_version > factors_ + 1;
+      const bool taken_in = compute->plan.has_value() && compute->plan->factor_version == factors_;
+      if (learns_ && compute->skip_reason.empty() && !taken_in) ++factors_;
+      Plan plan = PlanOf(*compute);
+      Print(absl::StrCat("(answer done: ", TextOf(plan), lacks ? ", not as planned" : "", ")"));
+      Feed(AnswerDone{.id = compute->id, .plan = plan, .plan_holds = !lacks, .held = true, .factor_version = factors_});
     } else {
       Print("(answer visible)");
       Feed(AnswerVisible{std::get<DeliverAnswer>(effect).id});
@@ -287,6 +293,7 @@ class Script {
   absl::Time now_ = absl::UnixEpoch();
   uint64_t epoch_ = 1;
   uint64_t factors_ = 0;
+  bool learns_ = false;  // from gradients: a computed answer takes them in
   std::map<StepId, uint64_t> steps_;
   std::set<StepId> updated_;  // whose statistics have changed the factors
   std::deque<Effect> owed_;   // that the driver has yet to report on
