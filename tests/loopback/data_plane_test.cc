@@ -494,7 +494,7 @@ TEST_F(DataPlaneTest, ADrainFinishesTheStepUnderWay) {
   EXPECT_THAT(shards_[0]->app().metrics_text(),
               HasSubstr("precondor_plans_total{decision=\"identity\",reason=\"no_factors\"} 1"));
   shards_[0]->app().RequestDrain(absl::Seconds(60));
-  std::thread ending([this] { shards_[0]->app().Wait(); });
+  std::thread ending([this] { EXPECT_TRUE(shards_[0]->app().Wait().ok()); });
   EXPECT_TRUE(second.Send(0).ok());
   const std::vector<PlaneAnswer> expected = Averages(spec, 0);
   for (PlaneStep* step : {&first, &second}) {
