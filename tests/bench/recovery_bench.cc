@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it costs a shard of BERT-Large's layers, and of a small GPT's with muon, to be able to come back, and how fast
-// it does: two shards in this process take the same steps in turns, one with a journal on a disk, one without. Usage:
-// recovery_bench --dir=DIR
-// --json=FILE [--steps=N] [--rank=N] [--short]
+// it does: two shards in this process take the same steps in turns, one with a journal on a disk, one without.
+// Usage: recovery_bench --dir=DIR --json=FILE [--steps=N] [--rank=N] [--short] [--gradients]
+// --gradients measures muon alone.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -48,6 +48,7 @@ struct Options {
   int64_t steps = 40;  // of which the log holds the records in the replay
   int64_t rank = 128;
   bool is_short = false;
+  bool only_gradients = false;
 };
 
 SessionSpec Spec(const Options& options) {
@@ -248,6 +249,7 @@ class Bench {
 
   void Run() {
     std::filesystem::remove_all(Data());  // of a run that was cut short
+    if (options_.only_gradients) return Gradients();
     auto plain = std::make_unique<Server>(spec_, "");
     auto logged = std::make_unique<Server>(spec_, Data());
     plain->Install();
@@ -466,6 +468,8 @@ int Main(int argc, char** argv) {
       good = absl::SimpleAtoi(argument, &options.steps) && options.steps > 0;
     } else if (absl::ConsumePrefix(&argument, "--rank=")) {
       good = absl::SimpleAtoi(argument, &options.rank) && options.rank > 0;
+    } else if (argument == "--gradients") {
+      options.only_gradients = true;
     } else {
       good = argument == "--short";
       options.is_short = true;

@@ -70,7 +70,7 @@ std::vector<Case> Cases() {
   cases.push_back({"SevenIterations", 9, 14, {{"ns_steps", 7.0}}, {.iterations = 7}, 1.0, kBoundOfSeven});
   cases.push_back({"Epsilon", 9, 14, {{"epsilon", 0.5}}, {.epsilon = 0.5}});
   cases.push_back({"Tiny", 9, 14, {{"epsilon", 0.0}}, {.epsilon = 0}, 1e-30});
-  cases.push_back({"Huge", 9, 14, {}, {}, 1e30});
+  cases.push_back({"Huge", 9, 14, {}, {}, 1e16});
   return cases;
 }
 
@@ -191,11 +191,11 @@ TEST(MuonTest, EpsilonStopsALayerWhoseGradientsHaveEnded) {
   EXPECT_LE(Norm(u), 1e-9);
 }
 
-TEST(MuonTest, RefusesWhatIsNotFiniteAndWhatBecomesSo) {
+TEST(MuonTest, RefusesGradientsThatAreNotFiniteOrTooLarge) {
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   for (const bool nesterov : {true, false}) {
     LayerDriver driver(*Make({{"nesterov", nesterov}}), {"layer", 3, 4}, *backend);
-    ASSERT_TRUE(driver.Precondition(reference::Vector(12, 1e38)).ok());
+    ASSERT_TRUE(driver.Precondition(reference::Vector(12, 1e17)).ok());
     const std::string before = driver.state().Save().value();
     for (const double bad : {std::nan(""), static_cast<double>(INFINITY)}) {
       reference::Vector d(12, 1.0);
@@ -203,10 +203,10 @@ TEST(MuonTest, RefusesWhatIsNotFiniteAndWhatBecomesSo) {
       const absl::Status status = driver.Precondition(d).status();
       EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     }
-    // 0.95 * 1e38 + 3e38 exceeds f32.
+    // The momentum would stay as large for hundreds of steps.
     const absl::Status status = driver.Precondition(reference::Vector(12, 3e38)).status();
-    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("layer layer: expected a momentum within f32"));
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("layer layer: gradient: expected a norm of at most"));
     EXPECT_EQ(driver.state().Save().value(), before);
     EXPECT_EQ(driver.state().version(), 1u);
   }
