@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/method_traits.h"
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
