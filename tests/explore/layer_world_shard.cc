@@ -262,7 +262,13 @@ void LayerExplorer::CrashShard(LayerWorld& world, size_t records, size_t gradien
   }
   ReplayFinished finished{
       .rollback_epoch = rollback_epoch, .steps = {}, .held = true, .factor_version = world.factors.size()};
-  for (auto& [step, replayed] : steps) finished.steps.push_back(replayed.restored);
+  for (auto& [step, replayed] : steps) {
+    RestoredStep& restored = replayed.restored;
+    restored.passed = !restored.answered && restored.plan.has_value() &&
+                      restored.plan->decision == Decision::kPreconditioned &&
+                      restored.plan->factor_version < world.factors.size();
+    finished.steps.push_back(restored);
+  }
   std::vector<Member> members;
   for (uint32_t i = 0; i < world.ranks.size(); ++i) members.push_back({.rank = i, .first_step = world.first_steps[i]});
   if (bug_ == PlantedBug::kForgetsBegin) members.clear();
