@@ -133,6 +133,9 @@ void SimShard::Drain(int64_t patience_us, int64_t down_us) {
   executor_->RunAll();
   PRECONDOR_CHECK(*left == 0);
   disk_.WriteSnapshots();
+  if (process_.up() && !disk_.has_failed() && !shard_->upkeep().FindIncomplete().empty()) {
+    world_.Fail("I5: " + process_.name() + " ends, and its disk lacks what it has taken in");
+  }
   Kill(Loss::kProcess, down_us);
 }
 

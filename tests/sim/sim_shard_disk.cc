@@ -65,12 +65,12 @@ absl::Status SimShardDisk::Before(FakeFileSystem::Operation operation, const std
 
 void SimShardDisk::Fill(uint64_t room_bytes) {
   fs_->set_capacity(fs_->used_bytes() + room_bytes);
-  failing_ = true;
+  failing_ = failed_ = true;
 }
 
 void SimShardDisk::Fail(double chance) {
   failure_ = chance;
-  failing_ = true;
+  failing_ = failed_ = true;
 }
 
 void SimShardDisk::Mend() {
@@ -139,6 +139,7 @@ ShardJournal* SimShardDisk::Open() {
   gradients.reopen_interval = options.reopen_interval;
   gradients.background = false;
   gaps_ = {};
+  failed_ = failing_;
   store_ = std::make_unique<recovery::ShardStore>(*fs_, "data", options, clock_, world_.logger(), gaps_, gradients);
   return store_.get();
 }

@@ -32,6 +32,7 @@ class SimShardDisk {
   void Replace();
   bool damaged() const { return damaged_; }
   bool failing() const { return failing_; }
+  bool has_failed() const { return failed_; }  // since the process began
   // Ends what the process had of it.
   void Lose(Loss loss);
   // Whether the store has said that this session cannot come back as it is.
@@ -72,6 +73,7 @@ class SimShardDisk {
   std::unique_ptr<recovery::ShardStore> store_;
   bool damaged_ = false;
   bool failing_ = false;
+  bool failed_ = false;
   double failure_ = 0;
   int64_t delay_us_ = 0;
   uint64_t writes_left_ = 0;  // 0: it does not die
