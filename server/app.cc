@@ -224,7 +224,8 @@ class ServerApp final : public App {
     if (shard_store_ != nullptr) lost = shard_->upkeep().WriteFinalSnapshots(until);
     logger_.Log(abandoned == 0 ? Severity::kInfo : Severity::kWarning, "stopped", {{"abandoned", abandoned}});
     if (lost.empty()) return absl::OkStatus();
-    return absl::DeadlineExceededError(absl::StrCat("not written in time: those of ", absl::StrJoin(lost, ", ")));
+    return absl::DeadlineExceededError(absl::StrCat(
+        "not written within the drain's deadline; sessions come back with older factors: ", absl::StrJoin(lost, ", ")));
   }
 
   bool draining() const override {

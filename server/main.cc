@@ -87,8 +87,7 @@ int Serve(const precondor::ServerConfig& config) {
   Notify(kStopped);
   signal_thread.join();
   if (stopped.ok()) return 0;
-  logger->Log(precondor::Severity::kError, "factors are lost: sessions come back with older ones",
-              {{"reason", absl::string_view(stopped.message())}});
+  logger->Log(precondor::Severity::kError, "factors are lost", {{"reason", absl::string_view(stopped.message())}});
   return EXIT_FAILURE;
 }
 

@@ -34,6 +34,10 @@ std::optional<std::string> LayerDriver::FinishReplay() {
                          .factor_version = view.version,
                          .now = session_->shard->clock.Now()};
     std::vector<StepOutcome> outcomes;
+    uint64_t last_answered = 0;
+    for (const auto& [step, replayed] : outcome.steps) {
+      if (replayed.answer.has_value()) last_answered = step;
+    }
     for (auto& [step, replayed] : outcome.steps) {
       const bool pending = replayed.contributions.has_value();
       const bool answered = replayed.answer.has_value();
@@ -45,8 +49,9 @@ std::optional<std::string> LayerDriver::FinishReplay() {
                              .update_pending = pending,
                              .update_is_empty = pending && (replayed.failed || replayed.contributions->empty()),
                              .answered = answered,
+                             // After a loss a later step can have the version that this step's plan had.
                              .passed = !answered && plan.has_value() && plan->decision == Decision::kPreconditioned &&
-                                       plan->factor_version < view.version});
+                                       (plan->factor_version < view.version || step < last_answered)});
       outcomes.push_back(replayed.outcome);
       outcomes.back().updated = replayed.outcome.updated && !pending;
       counters_.CountSealed(step);
