@@ -477,8 +477,8 @@ uint64_t LayerExplorer::Fingerprint(const LayerWorld& world) const {
   }
   for (const auto& [id, requests] : world.waiting) {
     put_id(id);
-    for (const auto& [rank, stream] : requests) {
-      if (world.ranks[rank].connected && world.ranks[rank].stream == stream) put(rank + 1);
+    for (const Waiting& of : requests) {
+      if (world.ranks[of.rank].connected && world.ranks[of.rank].stream == of.stream) put(of.rank + 1);
     }
   }
   for (const auto& [id, answer] : world.made) put_id(id), put_answer(answer);

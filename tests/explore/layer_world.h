@@ -116,14 +116,21 @@ struct Request {
   Item item = {};
 };
 
+// And waits for it.
+struct Waiting {
+  uint8_t rank = 0;
+  uint8_t stream = 0;
+  Item item = {};
+};
+
 // A value. `LayerRules` and the spec behind it are the explorer's.
 struct LayerWorld {
   explicit LayerWorld(const LayerRules& rules) : machine(rules, 1, 0, {}) {}
 
   LayerMachine machine;
-  std::vector<Effect> work;                                            // the worker's, yet to be carried out
-  std::vector<Request> requests;                                       // in the order of arrival
-  std::map<StepId, std::vector<std::pair<uint8_t, uint8_t>>> waiting;  // rank and stream
+  std::vector<Effect> work;       // the worker's, yet to be carried out
+  std::vector<Request> requests;  // in the order of arrival
+  std::map<StepId, std::vector<Waiting>> waiting;
   std::map<StepId, Answer> made;
   std::vector<uint8_t> factors = {};  // as in Answer
   std::vector<Record> journal;

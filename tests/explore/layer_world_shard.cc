@@ -57,7 +57,7 @@ void LayerExplorer::Ask(LayerWorld& world, uint8_t index) const {
     if (const auto* refuse = std::get_if<Refuse>(&effect)) {
       Reply_(world, request.rank, request.stream, {.item = request.item, .refused = GetErrorReason(refuse->status)});
     } else if (const auto* await = std::get_if<AwaitAnswer>(&effect)) {
-      world.waiting[await->id].emplace_back(request.rank, request.stream);
+      world.waiting[await->id].push_back({request.rank, request.stream, request.item});
     } else if (const auto* give = std::get_if<GiveAnswer>(&effect)) {
       Reply_(world, request.rank, request.stream, {.item = request.item, .answer = world.made.at(give->id)});
     }
@@ -173,24 +173,15 @@ void LayerExplorer::Carry(LayerWorld& world, const Effect& effect) const {
   } else if (const auto* deliver = std::get_if<DeliverAnswer>(&effect)) {
     for (const Effect& shown : world.machine.Step(AnswerVisible{deliver->id})) {
       const auto* give = std::get_if<GiveAnswer>(&shown);
-      for (const auto& [rank, stream] : std::exchange(world.waiting[give->id], {})) {
-        Reply_(world, rank, stream,
-               {.item = {.kind = Kind::kGradient, .step = give->step}, .answer = world.made.at(give->id)});
+      for (const Waiting& of : std::exchange(world.waiting[give->id], {})) {
+        Reply_(world, of.rank, of.stream, {.item = of.item, .answer = world.made.at(give->id)});
       }
     }
     (void)world.machine.Step(AnswerDelivered{});
     if (world.unwritten.has_value()) world.work.insert(world.work.begin(), AppendUpdate{.logged = true});
   } else if (const auto* end = std::get_if<EndRequests>(&effect)) {
-    const WindowStep* ended = nullptr;
-    for (const auto& [step, of] : world.machine.window().steps()) {
-      if (of.id == end->id) ended = &of;
-    }
-    for (const auto& [rank, stream] : std::exchange(world.waiting[end->id], {})) {
-      for (const Item& item : world.ranks[rank].sent) {
-        if (item.kind != Kind::kGradient || (ended != nullptr && item.step != ended->step)) continue;
-        Reply_(world, rank, stream, {.item = item, .refused = GetErrorReason(end->status)});
-        break;
-      }
+    for (const Waiting& of : std::exchange(world.waiting[end->id], {})) {
+      Reply_(world, of.rank, of.stream, {.item = of.item, .refused = GetErrorReason(end->status)});
     }
   } else if (const auto* drop = std::get_if<DropStep>(&effect)) {
     world.waiting.erase(drop->id);

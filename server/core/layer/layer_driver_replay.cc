@@ -34,9 +34,9 @@ std::optional<std::string> LayerDriver::FinishReplay() {
                          .factor_version = view.version,
                          .now = session_->shard->clock.Now()};
     std::vector<StepOutcome> outcomes;
-    uint64_t last_answered = 0;
+    uint64_t last_learned = 0;  // the step whose answer the factors can repeat; its plan is as old as they are
     for (const auto& [step, replayed] : outcome.steps) {
-      if (replayed.answer.has_value()) last_answered = step;
+      if (replayed.answer.has_value()) last_learned = step;
     }
     for (auto& [step, replayed] : outcome.steps) {
       const bool pending = replayed.contributions.has_value();
@@ -49,9 +49,8 @@ std::optional<std::string> LayerDriver::FinishReplay() {
                              .update_pending = pending,
                              .update_is_empty = pending && (replayed.failed || replayed.contributions->empty()),
                              .answered = answered,
-                             // After a loss a later step can have the version that this step's plan had.
                              .passed = !answered && plan.has_value() && plan->decision == Decision::kPreconditioned &&
-                                       (plan->factor_version < view.version || step < last_answered)});
+                                       plan->factor_version < view.version + (step < last_learned ? 1 : 0)});
       outcomes.push_back(replayed.outcome);
       outcomes.back().updated = replayed.outcome.updated && !pending;
       counters_.CountSealed(step);
