@@ -285,7 +285,7 @@ LayerWorker::Answer LayerWorker::PreconditionOnDevice(StepData& data) {
     status = made.status();
     if (made.ok()) answer = *std::move(made);
     cause = CauseOfFailure();
-    if (!made.ok() && method_.traits().whole_updates) return Skip(data, cause, std::string(status.message()));
+    if (!status.ok() && method_.traits().whole_updates) return Skip(data, cause, std::string(status.message()));
   }
   if (!status.ok()) {
     answer.result.cause = cause;

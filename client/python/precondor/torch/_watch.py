@@ -33,7 +33,7 @@ def watch(held: contextlib.ExitStack, layers: Sequence[Slot], chosen: Chosen, sw
     Args:
         held: Removes them when it is closed.
         layers, chosen: The session's layers, and the modules that have them.
-        switch: Of taps in compiled code.
+        switch: Taps in compiled code use it.
         on_forward, on_tap, on_call, on_gradient: Methods of the Preconditioner that the hooks call.
         overlap: Also gradients of parameters are followed.
     """
