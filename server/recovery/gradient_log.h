@@ -60,7 +60,7 @@ class GradientLog {
   // Returns since when gradients of the session are missing, on the monotonic clock, or nullopt if none are. With
   // `snapshot_bytes` 0 that is since the first gradient after the last snapshot.
   std::optional<absl::Time> LacksSince(uint64_t session_id) const;
-  // What a snapshot of the session that begins now does not need.
+  // A place in the log. A snapshot of the session that begins there does not need:
   struct Mark {
     uint64_t sequence = 0;  // records below this
     uint64_t dropped = 0;   // the first so many gradients of the session that were dropped

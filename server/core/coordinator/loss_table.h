@@ -50,7 +50,7 @@ class LossTable {
 
   const int64_t world_size_;
   const size_t max_steps_;
-  // Of unfinished steps: 256 KiB, or four steps of all ranks, which wait for each other.
+  // Most bytes of unfinished steps: 256 KiB, or four steps of all ranks, which wait for each other.
   const int64_t most_reports_ = std::max<int64_t>(8192, 4 * world_size_);
   std::map<uint64_t, Step> steps_;
   int64_t kept_reports_ = 0;  // of unfinished steps

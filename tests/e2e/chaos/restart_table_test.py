@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the end of a server does to a job that trains: one table, method x exchange x fault, each cell of which is tried.
+"""Tries what the end of a server does to a job that trains: one table, method x exchange x fault, each cell of which is tried.
 
 Usage: restart_table_test.py --binaries DIR [--all] [--seed N] [-k PATTERN]     tries the cells and prints what came
        restart_table_test.py --check PAGE | --write PAGE                        holds a page's table against PROMISES
@@ -134,7 +134,7 @@ class RestartTableTest(unittest.TestCase):
                      lambda before=before: not training.running() or (cluster.step() or 0) > before + 2)
 
     def outcome(self, cell, cluster, training):
-        """What came, and the updates that the workers have been told are lost."""
+        """Returns what came, and the updates that the workers have been told are lost."""
         ends = training.ends()
         text = training.errors.read_text()
         told = sum(map(int, re.findall(r"a shard has lost (\d+) updates", text)))
