@@ -159,9 +159,9 @@ absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& in
   v1::InstallSessionRequest request;
   request.set_session_id(install.session_id);
   request.set_epoch(install.epoch);
-  request.set_rolls_back(install.rollback_step.has_value());
-  request.set_resume_step(install.rollback_step.value_or(0));
+  request.set_rolls_back(install.rollback_epoch != 0 && install.rollback_epoch == install.epoch);
   request.set_rollback_epoch(install.rollback_epoch);
+  request.set_resume_step(install.rollback_step);
   PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(install.spec));
   request.set_factors_released(install.factors_released);
   request.mutable_layers()->Add(install.layers.begin(), install.layers.end());
@@ -218,8 +218,8 @@ absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& re
   SessionInstall install;
   install.session_id = request.session_id();
   install.epoch = request.epoch();
-  if (request.rolls_back()) install.rollback_step = request.resume_step();
   install.rollback_epoch = request.rollback_epoch();
+  install.rollback_step = request.resume_step();
   PRECONDOR_ASSIGN_OR_RETURN(install.spec, wire::DecodeSessionSpec(request.spec()));
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(install.spec));
   install.factors_released = request.factors_released();

@@ -387,15 +387,18 @@ void LayerExplorer::ReplaceRank(LayerWorld& world, uint32_t index, uint64_t firs
        EpochEnded{.epoch = world.epoch,
                   .why = ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch, "epoch")},
        0, nullptr);
-  EpochBegan began{.epoch = world.epoch, .replaced = {{.rank = index, .first_step = first_step}}};
   if (first_step < first_kept) {
-    began.rollback_step = first_step;
     world.rollback_epoch = world.epoch;
     world.rollback_step = first_step;
     for (uint64_t& first : world.first_steps) first = std::min(first, first_step);
     Tell(absl::StrCat("the job goes back to step ", first_step));
   }
-  Feed(world, began, 0, nullptr);
+  Feed(world,
+       EpochBegan{.epoch = world.epoch,
+                  .rollback_epoch = world.rollback_epoch,
+                  .rollback_step = world.rollback_step,
+                  .replaced = {{.rank = index, .first_step = first_step}}},
+       0, nullptr);
 }
 
 void LayerExplorer::Join(LayerWorld& world, uint32_t index) const {

@@ -48,6 +48,7 @@ constexpr FoundSeed kFoundSeeds[] = {
     {159, 23, "a shard that ended between a step's update and its pulls gave the update to no worker"},
     {206, 23, "a shard that ended wrote factors that were past a step which is answered again"},
     {2447, 23, "a gradient that ranks kept was taken in twice after a drain"},
+    {8868, 23, "a shard that had missed the install of a rollback's epoch did not roll back"},
 };
 
 }  // namespace precondor::sim

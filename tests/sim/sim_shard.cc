@@ -212,7 +212,7 @@ absl::StatusOr<int64_t> SimShard::Install(const SessionInstall& install) {
   absl::StatusOr<int64_t> reserved = shard_->Install(install);
   world_.trace().Note([&] {
     return process_.name() + " install epoch " + std::to_string(install.epoch) +
-           (install.rollback_step.has_value() ? " back to " + std::to_string(*install.rollback_step) : "") +
+           (install.rollback_epoch == install.epoch ? " back to " + std::to_string(install.rollback_step) : "") +
            MembersText(install.members) + LayersText(install.layers) + ": " + reserved.status().ToString();
   });
   if (!reserved.ok() || !process_.up()) return reserved;
@@ -220,10 +220,9 @@ absl::StatusOr<int64_t> SimShard::Install(const SessionInstall& install) {
   for (const Member& member : install.members) holders_[member.rank] = member.incarnation;
   installed_ = std::max(installed_, install.epoch);
   fenced_ = std::max(fenced_, install.epoch);
-  // The same install again does not go back again.
   for (const uint32_t layer : install.layers) {
     LayerWitness& its = witness(layer);
-    if (install.rollback_step.has_value() && its.generation() < install.epoch) its.RolledBack(install.epoch);
+    if (its.generation() < install.rollback_epoch) its.RolledBack(install.rollback_epoch);
   }
   return reserved;
 }

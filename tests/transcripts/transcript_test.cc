@@ -188,8 +188,7 @@ class Script {
     }
     if (name == "epoch-began") {
       const uint64_t step = line.Number("rollback", kNoStep);
-      const std::optional<uint64_t> rollback_step = step == kNoStep ? std::nullopt : std::optional(step);
-      return EpochBegan{epoch_, rollback_step, line.Members("replaced")};
+      return EpochBegan{epoch_, step == kNoStep ? 0 : epoch_, step == kNoStep ? 0 : step, line.Members("replaced")};
     }
     if (name == "deadline-passed") return DeadlinePassed{now_};
     if (name == "worker-ready") {

@@ -25,9 +25,7 @@ void AddPart(const QuarantinedSession& found, size_t shard, QuarantineSummary& s
   const SessionInstall& install = found.install;
   summary.last_step = std::max(summary.last_step, found.last_step);
   summary.since = std::max(summary.since, found.since);
-  const uint64_t rollback_epoch = std::max(summary.install.rollback_epoch, install.rollback_epoch);
   if (install.epoch > summary.install.epoch) summary.install = install;
-  summary.install.rollback_epoch = rollback_epoch;
   epochs[shard] = install.epoch;
   std::vector<uint32_t>& layers = summary.placement[shard].layers;
   layers = install.layers;
@@ -45,9 +43,7 @@ Membership NextMembership(const SessionInstall& install) {
   Membership next = SessionMembers::First(install.spec);
   next.epoch = install.epoch + 1;
   next.rollback_epoch = install.rollback_epoch;
-  // The step of a rollback is known only for the last epoch. Otherwise a rank that has not heard of it begins at step
-  // 0.
-  next.resume_step = install.rollback_epoch == install.epoch ? install.rollback_step.value_or(0) : 0;
+  next.resume_step = install.rollback_step;
   for (const Member& member : install.members) {
     next.first_steps[member.rank] = member.first_step;
     next.last_holders[member.rank] = member.incarnation;

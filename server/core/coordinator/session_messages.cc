@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/coordinator/session_messages.h"
 
-#include <optional>
 #include <utility>
 
 #include "server/core/coordinator/coordinator_session.h"
@@ -15,8 +14,6 @@ EpochFence MakeFence(const CoordinatorSession& session) {
 
 std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session) {
   const Membership& membership = session.members().membership();
-  std::optional<uint64_t> rollback_step;
-  if (membership.rollback_epoch == membership.epoch) rollback_step = membership.resume_step;
   // Once a rank has had an answer, its RESUME tells the shard what is lost.
   const bool must_be_held =
       !session.progress().begun() && session.snapshots().HeldRestored(session.placement()).has_value();
@@ -24,8 +21,8 @@ std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session) {
   for (const PlacedLayers& placed : session.placement().shards()) {
     installs.push_back({.session_id = session.id(),
                         .epoch = membership.epoch,
-                        .rollback_step = rollback_step,
                         .rollback_epoch = membership.rollback_epoch,
+                        .rollback_step = membership.resume_step,
                         .spec = session.spec(),
                         .layers = placed.layers,
                         .members = session.members().Members(),

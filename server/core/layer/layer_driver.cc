@@ -256,10 +256,7 @@ uint64_t LayerDriver::EndEpoch(uint64_t epoch, const absl::Status& why) {
   return first_kept;
 }
 
-void LayerDriver::BeginEpoch(uint64_t epoch, std::optional<uint64_t> rollback_step, absl::Span<const Member> replaced) {
-  Perform(FeedLocked(
-      EpochBegan{.epoch = epoch, .rollback_step = rollback_step, .replaced = {replaced.begin(), replaced.end()}}));
-}
+void LayerDriver::BeginEpoch(const EpochBegan& began) { Perform(FeedLocked(began)); }
 
 void LayerDriver::Close(const absl::Status& why) { Perform(FeedLocked(Closed{why})); }
 

@@ -74,10 +74,11 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // Returns the first step from which on the layer keeps everything that a process needs if it begins there. Does
   // nothing else if `epoch` is not later than the layer's epoch.
   uint64_t EndEpoch(uint64_t epoch, const absl::Status& why);
-  // Begins `epoch`, which a call of EndEpoch has announced. The factors stay. Drops all steps if the job rolls back to
-  // `rollback_step`. Otherwise the steps stay, so that the processes that took ranks over (`replaced`) get the answers
-  // that the other ranks got, and no step retires before they have them.
-  void BeginEpoch(uint64_t epoch, std::optional<uint64_t> rollback_step, absl::Span<const Member> replaced);
+  // Begins an epoch, which a call of EndEpoch has announced. The factors stay. Drops all steps if the job has rolled
+  // back in it or in an earlier one that the layer has not heard of. Otherwise the steps stay, so that the processes
+  // that took ranks over (`replaced`) get the answers that the other ranks got, and no step retires before they have
+  // them.
+  void BeginEpoch(const EpochBegan& began);
   // Drops all steps, refuses later contributions and ends waiting requests with `why`.
   void Close(const absl::Status& why);
   // Returns the interface that sets, releases and restores the factors. `*this` must outlive the returned object.

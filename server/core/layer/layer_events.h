@@ -61,7 +61,8 @@ struct EpochEnded {
 };
 struct EpochBegan {
   uint64_t epoch = 0;
-  std::optional<uint64_t> rollback_step = {};
+  uint64_t rollback_epoch = 0;  // the job's last rollback: the layer rolls back too unless it has done so; 0: none
+  uint64_t rollback_step = 0;   // step to which the job rolled back then
   std::vector<Member> replaced = {};
 };
 struct Closed {

@@ -281,10 +281,10 @@ void LayerMachine::On(const EpochEnded& event, Effects& effects) {
 
 void LayerMachine::On(const EpochBegan& event, Effects& effects) {
   if (event.epoch != epoch_) return;
-  if (event.rollback_step.has_value()) {
+  if (event.rollback_epoch > rollback_epoch_) {
     window_.DropAll(rules_.Retired(), effects);
-    window_.RestartAt(*event.rollback_step);
-    rollback_epoch_ = event.epoch;
+    window_.RestartAt(event.rollback_step);
+    rollback_epoch_ = event.rollback_epoch;
     goes_on_at_.reset();
     ranks_.Rollback();
   } else {

@@ -66,11 +66,11 @@ struct Member {
 struct SessionInstall {
   uint64_t session_id = 0;
   uint64_t epoch = 0;
-  // If set, the job rolls back to this step with this epoch, and the shard drops what it keeps of all steps.
-  std::optional<uint64_t> rollback_step = {};
-  // Last epoch with which the job rolled back, this one included; 0: none. A snapshot combines only images of layers
-  // with equal values, so layers that are new on this shard need it too.
+  // Last epoch with which the job rolled back, this one included; 0: none. A layer that has not heard of it, because an
+  // earlier install was lost, drops what it keeps of all steps. A snapshot combines only images of layers with equal
+  // values.
   uint64_t rollback_epoch = 0;
+  uint64_t rollback_step = 0;  // step to which the job rolled back then
   SessionSpec spec;
   std::vector<uint32_t> layers;   // owned by this shard, ascending
   std::vector<Member> members;    // ranks that have joined; frames are accepted once all have

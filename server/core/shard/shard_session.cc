@@ -60,13 +60,16 @@ absl::Status ShardSession::Reinstall(const SessionInstall& install) {
 }
 
 void ShardSession::NoteRollback(const SessionInstall& install) const {
-  if (install.rollback_step.has_value()) context_->begun_steps.RollBack(install.epoch, *install.rollback_step);
+  context_->begun_steps.RollBack(install.rollback_epoch, install.rollback_step);
 }
 
 void ShardSession::BeginEpoch(uint32_t layer, const SessionInstall& install,
                               const std::vector<Member>& replaced) const {
   layers_[layer]->EndEpoch(install.epoch, EpochHasBegun(install.epoch));
-  layers_[layer]->BeginEpoch(install.epoch, install.rollback_step, replaced);
+  layers_[layer]->BeginEpoch({.epoch = install.epoch,
+                              .rollback_epoch = install.rollback_epoch,
+                              .rollback_step = install.rollback_step,
+                              .replaced = replaced});
 }
 
 absl::StatusOr<bool> ShardSession::ChangesLayers(const SessionInstall& install) const {

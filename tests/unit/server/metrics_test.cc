@@ -602,6 +602,7 @@ TEST(MetricsTest, IsScrapedWhileOthersWait) {
   EXPECT_THAT(Ask(port, "GET /metrics"), HasSubstr(" 200 OK"));
   release.set_value();
   for (const int fd : waiting) close(fd);
+  metrics.StopServing();  // before the page's promise goes
 }
 
 TEST(MetricsTest, AnswersThatAreNotReadTakeNoMoreThanAPagesShare) {

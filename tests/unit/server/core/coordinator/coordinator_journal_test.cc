@@ -319,14 +319,19 @@ TEST_F(CoordinatorJournalTest, GoingBackIsWrittenDownBeforeShardsAndWorkersHearO
   EXPECT_EQ(joined->directive.rollback_epoch, 2u);
   EXPECT_EQ(joined->directive.resume_step, 40u);
   for (const auto& shard : shards) {
-    EXPECT_EQ(shard->installed.at(id).rollback_step, 40u) << "all roll back, whichever shard said so";
+    EXPECT_EQ(shard->installed.at(id).rollback_epoch, 2u) << "all roll back, whichever shard said so";
+    EXPECT_EQ(shard->installed.at(id).rollback_step, 40u);
     EXPECT_THAT(shard->fences, ElementsAre(2u));
   }
   shards[1]->gone.reset();
   CrashAndRestore();
   EXPECT_EQ(coordinator->JoinSession("job", 0, 5, 0)->directive.rollback_epoch, 2u);
   ASSERT_TRUE(coordinator->JoinSession("job", 0, 7, 41).ok());
-  for (const auto& shard : shards) EXPECT_EQ(shard->installed.at(id).rollback_step, std::nullopt);
+  for (const auto& shard : shards) {
+    EXPECT_EQ(shard->installed.at(id).epoch, 3u);
+    EXPECT_EQ(shard->installed.at(id).rollback_epoch, 2u) << "for a shard that has missed that install";
+    EXPECT_EQ(shard->installed.at(id).rollback_step, 40u);
+  }
 }
 
 TEST_F(CoordinatorJournalTest, EpochWaitsForAShardThatDoesNotAnswer) {

@@ -80,7 +80,7 @@ TEST_F(ShardLossTest, LayersGoToTheSurvivorsInANewEpoch) {
   for (const size_t s : {size_t{0}, size_t{2}}) {
     EXPECT_EQ(shards[s]->installed[id].epoch, 2u);
     EXPECT_THAT(shards[s]->fences, ElementsAre(2)) << "before any shard begins the epoch";
-    EXPECT_FALSE(shards[s]->installed[id].rollback_step.has_value()) << "the job goes on";
+    EXPECT_EQ(shards[s]->installed[id].rollback_epoch, 0u) << "the job goes on";
     EXPECT_EQ(shards[s]->installed[id].members.size(), 2u);
   }
   EXPECT_EQ(observer.moved, 2);

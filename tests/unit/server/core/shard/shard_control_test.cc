@@ -13,13 +13,20 @@ class ShardControlTest : public ShardFixture {
   // A new epoch, in which other processes hold these ranks and begin at `first_step`.
   void Replace(uint64_t next, const std::vector<uint32_t>& ranks, uint64_t first_step,
                std::optional<uint64_t> rollback_step = std::nullopt) {
+    if (rollback_step.has_value()) last_rollback = {.epoch = next, .step = *rollback_step};
     for (uint32_t rank : ranks) incarnations[rank] = next;
     SessionInstall install = MakeInstall(next);
     for (uint32_t rank : ranks) install.members[rank].first_step = first_step;
-    install.rollback_step = rollback_step;
+    install.rollback_epoch = last_rollback.epoch;
+    install.rollback_step = last_rollback.step;
     ASSERT_TRUE(shard->Install(install).ok());
     epoch = next;
   }
+
+  struct {
+    uint64_t epoch = 0;
+    uint64_t step = 0;
+  } last_rollback;
 };
 
 // By hand, per layer [2, 3] and [3, 2], W = 2, q = 1, f32: states 4 * 5 each; statistics 2 * 5 * 4 bytes * 3 steps;
@@ -234,6 +241,22 @@ TEST_F(ShardControlTest, TrainerMayRollBackWithANewEpochAlone) {
   EXPECT_EQ(shard->Describe()->sessions[0].last_step, 40u);
   Replace(3, {1}, 90, /*rollback_step=*/90);
   EXPECT_TRUE(Gradient(90, 0, 1)->accepted());
+}
+
+TEST_F(ShardControlTest, ARollbackIsHeardOfWithTheInstallAfterOneThatWasLost) {
+  spec.inv_freq = 1000;
+  Start();
+  const auto gradients = [this](uint64_t step, float value) {
+    Gradient(step, 0, value);
+    return Gradient(step, 1, value);
+  };
+  for (uint64_t step = 50; step < 53; ++step) gradients(step, 1);
+  last_rollback = {.epoch = 2, .step = 51};
+  Replace(3, {1}, 51);
+  EXPECT_EQ(shard->Describe()->sessions[0].last_step, 50u);
+  EXPECT_EQ(gradients(51, 5)->values(), std::vector<float>(6, 5)) << "not the answer from before the rollback";
+  Replace(4, {1}, 51);
+  EXPECT_EQ(gradients(51, 7)->values(), std::vector<float>(6, 5)) << "it rolls back once";
 }
 
 TEST_F(ShardControlTest, NamesWhoHoldsTheOthersUp) {

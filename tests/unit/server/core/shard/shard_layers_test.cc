@@ -166,8 +166,8 @@ TEST_F(ShardLayersTest, TheNewLayersImagesFitThoseOfTheOthers) {
   MakeShard();
   ASSERT_TRUE(shard->Install(Of({0}, 1)).ok());
   SessionInstall back = Of({0}, 2);
-  back.rollback_step = 0;
   back.rollback_epoch = 2;
+  back.rollback_step = 0;
   ASSERT_TRUE(shard->Install(back).ok());
   SessionInstall more = Of({0, 1}, 3);
   more.rollback_epoch = 2;

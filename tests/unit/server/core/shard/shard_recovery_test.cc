@@ -485,6 +485,7 @@ TEST_F(ShardJournalTest, AJobThatWentBackComesBackToWhereItWas) {
     Gradient(step, 0, 1);
   }
   SessionInstall back = MakeInstall(2);
+  back.rollback_epoch = 2;
   back.rollback_step = 3;
   ASSERT_TRUE(shard->Install(back).ok());
   epoch = 2;
@@ -496,6 +497,7 @@ TEST_F(ShardJournalTest, AJobThatWentBackComesBackToWhereItWas) {
   EXPECT_EQ((*Gradient(3, 0, 1)->result)->factor_version, 10u);
   // Back once more, with an update in hand that has come back and not had its turn.
   back.epoch = 3;
+  back.rollback_epoch = 3;
   back.rollback_step = 1;
   ASSERT_TRUE(shard->Install(back).ok());
   epoch = 3;
@@ -515,6 +517,7 @@ TEST_F(ShardJournalTest, AJobThatWentBackGetsSnapshotsOfTheStepsThatComeAgain) {
   train(0, 8);
   EXPECT_TRUE(absl::IsInvalidArgument(shard->snapshots().Request("job", 5)));
   SessionInstall back = MakeInstall(2);
+  back.rollback_epoch = 2;
   back.rollback_step = 3;
   ASSERT_TRUE(shard->Install(back).ok());
   epoch = 2;
