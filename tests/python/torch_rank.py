@@ -4,6 +4,7 @@
 import contextlib
 import copy
 import dataclasses
+import datetime
 import multiprocessing
 import os
 import signal
@@ -163,6 +164,36 @@ def uneven(rank, address, session):
         pre.close()
 
 
+def absent(rank, address, session, method, overlap=False, scale=None, ends=False):
+    """Rank 1 has a batch less. Its error's text, and which classes it has. ends: rank 1 ends the session where it stops."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=3))
+    model = called = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3))
+    options = {}
+    if overlap:
+        called = nn.parallel.DistributedDataParallel(model, process_group=group)
+        options = {"exchange": "DIRECT", "overlap": True}
+    pre = precondor.torch.Preconditioner(called, address, session=session, process_group=group, method=method, inv_freq=1, **options)
+    optimizer = pre.make_optimizer(0.01) if method is None else torch.optim.SGD(model.parameters(), 0.01)
+    scaler = None if scale is None else torch_training.make_scaler(scale)
+    try:
+        for _ in range(3 - (rank == 1)):
+            optimizer.zero_grad()
+            loss = called(torch.ones(2, 4)).square().mean()
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            pre.step(scaler=scaler)
+            optimizer.step()
+            if scaler is not None:
+                scaler.update()
+        pre.close(end_session=ends)
+        answer = None
+    except Exception as error:  # the test's to judge  # pylint: disable=broad-except
+        answer = str(error), [one.__name__ for one in type(error).__mro__]
+    finally:
+        pre.close()
+    dist.barrier()  # of the default group: rank 1 is there and does not come
+    return answer
+
+
 def differ(rank, address, session):
     """Never gets so far as to train."""
     precondor.torch.Preconditioner(nn.Linear(3, 3 + rank), address, session=session)
@@ -229,7 +260,7 @@ def buckets(rank, address, session, gradient_as_bucket_view):
 
 
 FUNCTIONS = {function.__name__: function
-             for function in (train, train_on_device, train_on_plane, resume, unequal, lookups, unused, orphan, uneven, differ, agree, steps,
+             for function in (train, train_on_device, train_on_plane, resume, unequal, lookups, unused, orphan, uneven, absent, differ, agree, steps,
                               buckets, distributed_checkpoint)}
 
 

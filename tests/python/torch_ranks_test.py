@@ -283,6 +283,25 @@ class RanksTest(unittest.TestCase):
         self.assertRegex(str(late), r"step 2 layer [01]: gradient not answered within 1s; layer [02] waits for rank 1$")
         self.assertIsNone(other)
 
+    def test_a_rank_that_does_not_come_to_a_collective_is_named(self):
+        """Rank 1 of three has made two steps, and waits elsewhere."""
+        cases = ({"method": "mkor"}, {"method": None, "scale": 4.0}, {"method": "mkor", "overlap": True}, {"method": "mkor", "ends": True})
+        with tempfile.TemporaryDirectory() as folder, running(folder, [{}] * 3) as self.ranks:
+            for place, case in enumerate(cases):
+                with self.subTest(**case):
+                    where = "waits in close, all_gather_object" if case.get("ends") else "has not called it"
+                    first, other, third = self.run_both("absent", session=f"{self.name}-{place}", **case)
+                    for rank, (text, classes) in ((0, first), (2, third)):
+                        self.assertRegex(text, f"step 2: rank {rank} waited in all_reduce.* of torch.distributed; rank 1 {where}\\. Every rank")
+                        self.assertIn("RuntimeError", classes)
+                        if not case.get("overlap"):  # DDP makes an error of its own
+                            self.assertTrue({"DeadlineExceededError", "AbortedError"}.intersection(classes), classes)
+                    if not case.get("ends"):
+                        self.assertIsNone(other)
+                        continue
+                    self.assertRegex(other[0], "close: rank 1 waited in all_gather_object of torch.distributed; "
+                                               "rank 0 waits in step 2, all_reduce, rank 2 waits in step 2, all_reduce\\.")
+
     def test_factors_that_are_not_the_same_end_the_job_on_every_rank(self):
         same = [1 << 63, 5, (1 << 64) - 1]
         for place, own in ((None, same), (0, [(1 << 63) + 4, 5, same[2]]), (2, [*same[:2], 0])):

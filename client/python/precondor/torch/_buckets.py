@@ -4,8 +4,9 @@ DistributedDataParallel's communication hook."""
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import Any, Dict, Iterable, Set
+from typing import Any, Dict, Iterable, Optional, Set
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ class Rest:
     def __init__(self, ddp: Any) -> None:
         """Registers the hook. Raises InvalidArgumentError if DDP has another one."""
         self._group = ddp.process_group
+        self._ranks: Optional[Group] = None  # the Preconditioner's
         self._own: Set[int] = set()
         self._flat: Dict[int, torch.Tensor] = {}  # by bucket; kept, because gloo's thread may use it when Python ends
         try:
@@ -33,10 +35,12 @@ class Rest:
                                        "INVALID_ARGUMENT", "UNSPECIFIED",
                                        "It has one at most, and with overlap that is Preconditioner's") from None
 
-    def begin(self, layers: Iterable[torch.nn.Parameter]) -> None:
+    def begin(self, ranks: Group, layers: Iterable[torch.nn.Parameter]) -> None:
+        self._ranks = ranks
         self._own = {id(parameter) for parameter in layers}
 
     def end(self) -> None:
+        self._ranks = None
         self._own = set()
 
     def active(self) -> bool:
@@ -58,7 +62,11 @@ class Rest:
         for part, gradient in zip(parts, rest):
             part.copy_(gradient.reshape(-1))
 
-        def put_back(unused: Any) -> torch.Tensor:
+        ranks = self._ranks
+
+        def put_back(done: Any) -> torch.Tensor:
+            with contextlib.nullcontext() if ranks is None else ranks.waiting("all_reduce of a bucket"):
+                done.value()  # raises the collective's error, which would be lost otherwise
             flat.div_(dist.get_world_size(self._group))
             for part, gradient in zip(parts, rest):
                 gradient.copy_(part.view_as(gradient))

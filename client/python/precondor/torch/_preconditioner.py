@@ -457,7 +457,7 @@ class Preconditioner:
         the program drops is closed."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._group.place = True, "close"
         try:
             if end_session:
                 answers = not server.has_ended(self._address)  # otherwise the session has ended too
@@ -494,7 +494,7 @@ class Preconditioner:
                 other.close()
         if self._rest is not None:
             held.callback(self._rest.end)
-            self._rest.begin(self._parameters())
+            self._rest.begin(self._group, self._parameters())
         watch(held, self._slots, chosen, self._switch, on_forward=self._on_forward, on_tap=self._on_tap, on_call=self._on_call,
               on_gradient=self._on_gradient, overlap=self._overlap)
 
@@ -536,7 +536,7 @@ class Preconditioner:
         if self._reporter is not None:
             self._reporter.directive_for(step)  # otherwise ranks' directives, and graphs, could differ
         self._guarded = self._guarded or guard_hooks()
-        self._step = step
+        self._step, self._group.place = step, f"step {step}"
         self._pairs = {}
         self._missed = None
         self._arrived = set()
