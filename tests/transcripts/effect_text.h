@@ -55,7 +55,7 @@ class EffectText {
     return absl::StrCat("sealed ", KindName(e.kind), " step=", e.step, e.given_up.empty() ? "" : ": " + e.given_up);
   }
   std::string operator()(const ReportUpdatesLost& e) const {
-    return absl::StrCat("report lost updates=", e.lost, " rank=", e.rank, " known=", e.known);
+    return absl::StrCat("report lost updates=", e.lost, " newly=", e.newly, " rank=", e.rank, " known=", e.known);
   }
   std::string operator()(const ReportContradiction& e) const { return "report contradiction " + TextOf(e.why); }
   std::string operator()(const EndRequests& e) const {

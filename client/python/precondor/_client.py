@@ -14,7 +14,7 @@ import math
 import os
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 
@@ -169,6 +169,15 @@ class Future:
                 errors here.
         """
         return Preconditioned(*self._core.result())
+
+
+def warn_of_lost_updates(session: str, lost: Mapping[str, int]) -> None:
+    """Warns if servers have lost updates of layers: numbers by the layers' names."""
+    if lost:
+        names = ", ".join(list(lost)[:3]) + (", ..." if len(lost) > 3 else "")
+        warnings.warn(f"session {session}: a server has lost updates of {len(lost)} {'layer' if len(lost) == 1 else 'layers'} ({names}), "
+                      f"up to {max(lost.values())} each. Training goes on with older factors, and differs from a run without the "
+                      "loss. A server with --data-dir keeps its updates (docs/operations.md)")
 
 
 class Worker:
@@ -404,11 +413,7 @@ class Worker:
         """Returns, once, the layers whose server has come back with older factors, or none, since the last call, with the
         number of updates that are lost. Training goes on, but not as without the loss. Warns if there are any."""
         lost = {self.spec.layers[place].name: updates for place, updates in self._core.take_lost_updates().items()}
-        if lost:
-            names = ", ".join(list(lost)[:3]) + (", ..." if len(lost) > 3 else "")
-            warnings.warn(f"session {self.spec.name}: a server has lost updates of {len(lost)} layers ({names}), up to "
-                          f"{max(lost.values())} each. Training goes on with older factors, and differs from a run without "
-                          "the loss. A server with --data-dir keeps its updates (docs/operations.md)")
+        warn_of_lost_updates(self.spec.name, lost)
         return lost
 
     def leave(self) -> None:

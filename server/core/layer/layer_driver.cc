@@ -160,8 +160,8 @@ void LayerDriver::Perform(Tasks tasks) {
                   {{"session", job}, {"step", effect.step}, {"layer", layer}, {"reason", effect.given_up}});
             },
             [&](const ReportUpdatesLost& effect) {
-              session_->updates_lost.fetch_add(effect.lost, std::memory_order_relaxed);
-              shard.layer_observer.OnUpdatesLost(job, static_cast<int64_t>(effect.lost));
+              session_->updates_lost.fetch_add(effect.newly, std::memory_order_relaxed);
+              shard.layer_observer.OnUpdatesLost(job, static_cast<int64_t>(effect.newly));
               shard.logger.Log(Severity::kWarning, "factor updates are lost",
                                {{"session", job},
                                 {"layer", layer},

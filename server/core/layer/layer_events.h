@@ -171,10 +171,11 @@ struct ReportSealed {
   std::string given_up;
 };
 // Report that the shard lacks `lost` updates: the rank was last answered with factors of version `answered_with`, and
-// the shard knows version `known`.
+// the shard knows version `known`. `newly` of these have not been reported for another rank.
 struct ReportUpdatesLost {
   uint32_t rank = 0;
   uint64_t lost = 0;
+  uint64_t newly = 0;
   uint64_t answered_with = 0;
   uint64_t known = 0;
 };

@@ -48,6 +48,12 @@ class RankProgress {
   uint64_t NoteUpdatesLost(uint32_t rank, uint64_t lost) {
     return ranks_[rank].updates_lost = std::max(ranks_[rank].updates_lost, lost);
   }
+  // Returns the most that has been noted of any rank.
+  uint64_t MostUpdatesLost() const {
+    uint64_t most = 0;
+    for (const Rank& rank : ranks_) most = std::max(most, rank.updates_lost);
+    return most;
+  }
 
   // Notes that the rank, according to its RESUME, lacks the answer to `step` and has those to earlier steps. Forgotten
   // when the next answer is given.

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import numpy as np
 import torch
 
-from .._client import Future, Worker, kl_clip_scale
+from .._client import Future, Worker, kl_clip_scale, warn_of_lost_updates
 from .._errors import AbortedError, PrecondorError
 from .._session import Layer, SessionSpec, traits_of
 from . import _device
@@ -18,7 +18,7 @@ from ._agreement import Agreement
 from ._group import Group
 from ._layers import Matrix
 from ._parts import Parts
-from ._shards import Shards
+from ._shards import LINE, Shards
 from ._statistics import Covariance, Vectors
 from ._tensor_parallel import Joined, Split, join
 
@@ -50,6 +50,7 @@ class Slot:
 class Answer:
     decision: str
     inner_product: float
+    updates_lost: int = 0  # see StepResult
 
 
 class Pair:
@@ -101,7 +102,8 @@ class Exchange:
         self._in_place = in_place
         self._shards = shards
         self._delegates = worker.spec.exchange == "DELEGATE" and (group.size > 1 or shards is not None)
-        # DELEGATE: for each rank the decision and product of its layers, then their values
+        self.updates_lost: Dict[str, int] = {}  # of the last step; see StepResult
+        # DELEGATE: for each rank the decision, product and lost updates of its layers, then their values
         self._flat: List[torch.Tensor] = []
         self._why_host = ""  # why the last gradient that left its device was copied to the host here
         # With several ranks in DIRECT, each rank's gradient touches other rows.
@@ -190,8 +192,12 @@ class Exchange:
         self._sent = set()
         self._placed = False
         self._keep_untouched(answers)
+        own = self.updates_lost = self._worker.take_lost_updates()
         if self._delegates and self.takes_part(step):
             answers = self._share(answers, failure)
+            lost = {slot.layer.name: answers[slot.place].updates_lost for slot in self._slots if slot.place in answers}
+            self.updates_lost = {**own, **{name: updates for name, updates in lost.items() if updates > 0}}
+            warn_of_lost_updates(self._worker.spec.name, {name: self.updates_lost[name] for name in self.updates_lost if name not in own})
         if self._agreement is not None and self.takes_part(step):
             self._agreement.check(step, failure is not None)
         if failure is not None:
@@ -295,8 +301,8 @@ class Exchange:
         for rank in range(self._group.size) if self._shards is None else [self._group.rank]:
             owned = self._owned(rank)
             sizes = [slot.layer.d_out * slot.layer.d_in for slot in owned]
-            flat = _buffer(2 * len(owned) + sum(sizes), device, self._group.device.type == "cuda").zero_()
-            values = flat[2 * len(owned):].split(sizes)
+            flat = _buffer(LINE * len(owned) + sum(sizes), device, self._group.device.type == "cuda").zero_()
+            values = flat[LINE * len(owned):].split(sizes)
             for slot, value in zip(owned, values):
                 slot.use(value.view(slot.layer.d_out, slot.layer.d_in), device is not None)
             self._flat.append(flat)
@@ -305,15 +311,15 @@ class Exchange:
         """Returns every rank's answers, as their owner has them. Products are rounded to f32 on the owner too, so that
         all ranks scale alike."""
         lines: Dict[int, Sequence[float]] = {}
-        own_lines = torch.tensor([self._line(own.get(slot.place), failure) for slot in self._owned(self._group.rank)],
-                                 dtype=torch.float32, device="cpu").view(-1, 2)
+        own_lines = torch.tensor([self._line(slot, own.get(slot.place), failure) for slot in self._owned(self._group.rank)],
+                                 dtype=torch.float32, device="cpu").view(-1, LINE)
         if self._shards is not None:
             lines = self._shards.distribute(own_lines)
         for rank, flat in enumerate(self._flat if self._shards is None else []):
             owned = self._owned(rank)
             if not owned:
                 continue
-            header = flat[:2 * len(owned)].view(-1, 2)
+            header = flat[:LINE * len(owned)].view(-1, LINE)
             if rank == self._group.rank:
                 header.copy_(own_lines)
             self._group.broadcast(flat, rank)
@@ -321,22 +327,22 @@ class Exchange:
         answers: Dict[int, Answer] = {}
         failed: Optional[int] = None
         for slot in self._slots:
-            decision, product = lines[slot.place]
+            decision, product, updates_lost = lines[slot.place]
             if decision == _FAILED:
                 failed = slot.place % self._group.size
                 continue
-            answers[slot.place] = Answer(_DECISIONS[int(decision)], product)
+            answers[slot.place] = Answer(_DECISIONS[int(decision)], product, int(updates_lost))
             slot.value = slot.buffer
         if failed is not None and failure is None:
             raise AbortedError(f"rank {failed} has no answers to pass on", "ABORTED", "UNSPECIFIED",
                                "Its own exception says why; all ranks go back to one checkpoint")
         return answers
 
-    @staticmethod
-    def _line(answer: Optional[Answer], failure: Optional[PrecondorError]) -> Tuple[float, float]:
+    def _line(self, slot: Slot, answer: Optional[Answer], failure: Optional[PrecondorError]) -> Tuple[float, float, float]:
+        lost = float(self.updates_lost.get(slot.layer.name, 0))
         if failure is not None:
-            return _FAILED, 0.0
-        return float(_DECISIONS.index(answer.decision)), answer.inner_product
+            return _FAILED, 0.0, lost
+        return float(_DECISIONS.index(answer.decision)), answer.inner_product, lost
 
 
 def _buffer(size: int, device: Optional[torch.device], pinned: bool) -> torch.Tensor:

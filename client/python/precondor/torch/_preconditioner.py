@@ -316,7 +316,7 @@ class Preconditioner:
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
         result = StepResult(self._step, self.mode,
                             {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
-                            not finite, scale, self._worker.take_lost_updates() if self._worker is not None else {})
+                            not finite, scale, self._exchange.updates_lost)
         self._updates_lost += sum(result.updates_lost.values())
         self._warnings.after_step(not finite)
         self._begin(self._step + 1)

@@ -16,6 +16,7 @@ from ._group import Group
 from ._pieces import Piece, pieces_of
 from ._sharded import settle
 
+LINE = 3  # numbers that go with a layer's answer
 
 class Shards:
     """Moves the gradients and answers of the session's layers between ranks. Collective: every rank makes equal calls,
@@ -55,13 +56,13 @@ class Shards:
             slot.parts[piece.part][piece.there].copy_(view.view(piece.shape))
 
     def distribute(self, lines: torch.Tensor) -> Dict[int, List[float]]:
-        """Sends the answers in the buffers of this rank's slots to all ranks, with one row of `lines` [own slots, 2]
+        """Sends the answers in the buffers of this rank's slots to all ranks, with one row of `lines` [own slots, LINE]
         for each slot. Returns the rows of all slots, by index of the slot."""
         me, ranks = self._group.rank, range(self._group.size)
 
         def sizes(owner: int, rank: int) -> List[int]:
             slots = self.owned(owner)
-            return [2 * len(slots), *(piece.numel() for slot in slots for piece in self._pieces[slot.place][rank])]
+            return [LINE * len(slots), *(piece.numel() for slot in slots for piece in self._pieces[slot.place][rank])]
 
         out, incoming = [sizes(me, rank) for rank in ranks], [sizes(owner, me) for owner in ranks]
         views = iter(self._views("answers out", [size for one in out for size in one]))
@@ -75,7 +76,7 @@ class Shards:
         found: Dict[int, List[float]] = {}
         for owner in ranks:
             slots = self.owned(owner)
-            found.update(zip([slot.place for slot in slots], next(views).view(-1, 2).tolist()))
+            found.update(zip([slot.place for slot in slots], next(views).view(-1, LINE).tolist()))
             for slot in slots:
                 self._answers[slot.place] = [(piece, next(views).view(piece.shape)) for piece in self._pieces[slot.place][me]]
         return found

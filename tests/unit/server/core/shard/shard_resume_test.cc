@@ -103,6 +103,10 @@ TEST_F(ShardResumeTest, TellsHowManyUpdatesAreLost) {
   EXPECT_EQ(observer_.lost, 0);
   EXPECT_TRUE(Resume(5, 0, 7).ok());
   EXPECT_EQ(observer_.lost, 6);
+  EXPECT_TRUE(Resume(5, 1, 7).ok());
+  EXPECT_EQ(observer_.lost, 6) << "the same updates";
+  EXPECT_TRUE(Resume(5, 1, 8).ok());
+  EXPECT_EQ(observer_.lost, 7);
 }
 
 TEST_F(ShardResumeTest, WhatThisMemoryHasAnsweredStays) {
