@@ -79,7 +79,9 @@ strip "$tree"/precondor/bin/*
 wheel pack --dest-dir "$plain" "$tree" >&2
 
 echo "== libraries" >&2
-auditwheel repair --wheel-dir "$plain/whole" "$plain"/precondor-*.whl >&2
+of_cuda=()  # 1 GB, in packages of their own
+for library in cublas cublasLt cusolver cusparse nvJitLink; do of_cuda+=(--exclude "lib$library.so.*"); done
+auditwheel repair --wheel-dir "$plain/whole" "${of_cuda[@]}" "$plain"/precondor-*.whl >&2
 wheel=$(basename "$plain"/whole/precondor-*.whl)
 cp "$plain/whole/$wheel" "$output/"
 echo "$output/$wheel"

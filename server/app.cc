@@ -276,8 +276,8 @@ class ServerApp final : public App {
     planes_ = std::make_unique<CollectiveRegistry>(shard_->data_plane(), logger_, metrics_, std::move(transport),
                                                    absl::Milliseconds(config_.plane_timeout_ms));
     precondition_service_ = std::make_unique<rpc::PreconditionService>(
-        shard_->data_plane(), *planes_, static_cast<uint64_t>(config_.credit_bytes), shard_generation, runner_,
-        metrics_, rings_.get());
+        shard_->data_plane(), std::string(backends_.front().backend->name()), *planes_,
+        static_cast<uint64_t>(config_.credit_bytes), shard_generation, runner_, metrics_, rings_.get());
     // The coordinator of role `all` calls its shard in the process.
     if (config_.role == ServerRole::kShard) shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
     return absl::OkStatus();

@@ -27,9 +27,10 @@ ResultFn Traced(ResultFn answer, std::shared_ptr<StepSpan> span) {
 
 }  // namespace
 
-ExchangeStream::ExchangeStream(ShardDataPlane& shard, uint64_t credit_bytes, OpenPayloads& open_payloads,
-                               uint64_t shard_generation, SharedRegions* regions, const ControlRunner& runner,
-                               TransferObserver& observer, const std::optional<TraceContext>& caller)
+ExchangeStream::ExchangeStream(ShardDataPlane& shard, const std::string& backend, uint64_t credit_bytes,
+                               OpenPayloads& open_payloads, uint64_t shard_generation, SharedRegions* regions,
+                               const ControlRunner& runner, TransferObserver& observer,
+                               const std::optional<TraceContext>& caller)
     : shard_(shard),
       state_generation_(shard.state_generation()),
       clock_(runner.clock()),
@@ -63,6 +64,7 @@ ExchangeStream::ExchangeStream(ShardDataPlane& shard, uint64_t credit_bytes, Ope
   v1::ExchangeResponse credit;
   credit.mutable_header()->set_kind(v1::FRAME_KIND_CREDIT);
   credit.set_credit_bytes(credit_bytes);
+  credit.set_backend(backend);
   if (shard_generation != 0) credit.set_shard_generation(shard_generation + state_generation_);
   path_.Offer(credit);
   queue_->Push(std::move(credit));

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 
 #include "absl/status/status.h"
@@ -32,9 +33,9 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  public:
   // `open_payloads` is shared by all streams. `shard_generation`: see PreconditionService. `regions`: see PayloadPath.
   // `caller` is the trace context in the client's traceparent, if any.
-  ExchangeStream(ShardDataPlane& shard, uint64_t credit_bytes, OpenPayloads& open_payloads, uint64_t shard_generation,
-                 SharedRegions* regions, const ControlRunner& runner, TransferObserver& observer,
-                 const std::optional<TraceContext>& caller);
+  ExchangeStream(ShardDataPlane& shard, const std::string& backend, uint64_t credit_bytes, OpenPayloads& open_payloads,
+                 uint64_t shard_generation, SharedRegions* regions, const ControlRunner& runner,
+                 TransferObserver& observer, const std::optional<TraceContext>& caller);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;

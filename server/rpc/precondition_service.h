@@ -3,6 +3,9 @@
 // what a step waits for.
 #pragma once
 
+#include <string>
+#include <utility>
+
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "server/core/shard/shard_data_plane.h"
 #include "server/plane/collective_registry.h"
@@ -23,10 +26,11 @@ class PreconditionService final
   // `shard_generation` is 0 for a shard without a data directory, and otherwise a number that no other process of the
   // shard has. If it is not 0, each stream announces its sum with ShardDataPlane::state_generation(). `regions`
   // allocates the regions of streams from this host; null means that the shard shares no memory.
-  PreconditionService(ShardDataPlane& shard, CollectiveRegistry& planes, uint64_t credit_bytes,
+  PreconditionService(ShardDataPlane& shard, std::string backend, CollectiveRegistry& planes, uint64_t credit_bytes,
                       uint64_t shard_generation, ControlRunner& runner, TransferObserver& observer,
                       SharedRegions* regions)
       : shard_(shard),
+        backend_(std::move(backend)),
         planes_(planes),
         credit_bytes_(credit_bytes),
         open_payloads_(credit_bytes),
@@ -62,6 +66,7 @@ class PreconditionService final
   static absl::StatusOr<std::function<void()>> RefuseGrowth(uint64_t encoded, uint64_t decoded);
 
   ShardDataPlane& shard_;
+  const std::string backend_;
   CollectiveRegistry& planes_;
   const uint64_t credit_bytes_;
   OpenPayloads open_payloads_;

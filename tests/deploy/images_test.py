@@ -324,6 +324,7 @@ class FullTest(ImageCase):
         wheel = wheels.build(python or DEBIANS_PYTHON, context / "wheels")
         with zipfile.ZipFile(wheel) as files:
             files.extractall(context / "opt/wheel")
+            has_cuda = "precondor/lib/libprecondor-cuda.so" in files.namelist()  # nvcc was there
         for program in (context / "opt/wheel/precondor/bin").iterdir():
             program.chmod(0o755)
         shutil.copy(root_archives("trixie")[1], context / "root.tar")
@@ -336,9 +337,12 @@ class FullTest(ImageCase):
         wheels.download_dependencies(wheel, "3.13")
         (context / "root.tar").unlink()
         engine.build("localhost/trixie-python", context, "FROM localhost/trixie\nCOPY wheels /wheels\nRUN rm -r /opt/wheel "
-                     "&& python3 -m venv /opt/precondor && /opt/precondor/bin/pip install --no-index --find-links=/wheels precondor\n"
+                     "&& python3 -m venv /opt/precondor && /opt/precondor/bin/pip install --no-index --find-links=/wheels precondor[cuda]\n"
                      "ENV PATH=/opt/precondor/bin:/usr/bin:/bin\n")
         self.check_trains_alone("localhost/trixie-python")
+        # CUDA's libraries are there, in packages of Python's; the driver is not, as CUDA itself then says.
+        said = in_image("localhost/trixie-python", "sh", "-c", "precondor-server --backend=cuda 2>&1 || echo exit $?")
+        self.assertRegex(said, "(?s)driver.*exit 1" if has_cuda else "(?s)no CUDA backend.*exit 1")
 
     def test_client_image(self):
         """From the wheel, without the network: the training loop of docs/python.md from another host than the server's."""

@@ -36,9 +36,9 @@ def build(python, output):
 
 
 def download_dependencies(wheel, version):
-    """Puts what the wheel needs with that Python beside it."""
+    """Puts what the wheel needs with that Python beside it, on a GPU too."""
     run(TOOLS / "bin/pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:",
-        f"--python-version={version}", "--dest", wheel.parent, wheel)
+        f"--python-version={version}", "--dest", wheel.parent, f"{wheel}[cuda]", timeout=600)
 
 
 def check_losses(printed):

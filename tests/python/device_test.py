@@ -61,7 +61,7 @@ class DeviceTest(unittest.TestCase):
             self.assertIs(result.gradient, matrix)
             np.testing.assert_array_equal(wide, before)  # no statistics, no change
             worker.flush()
-            self.assertEqual(worker.device_plane(), {"in_ring": 1, "over_socket": 0, "reason": ""})
+            self.assertEqual(worker.device_plane(), {"backends": ["cuda"], "in_ring": 1, "over_socket": 0, "reason": ""})
             self.assertEqual(worker.device_plane_status(0), "")
             self.assertNotEqual(worker.device_plane_status(0, device=5), "")
             with self.assertRaises(precondor.NotFoundError):

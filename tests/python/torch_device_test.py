@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import warnings
 
 try:
     import torch
@@ -122,9 +123,19 @@ class TorchDeviceTest(unittest.TestCase):
         self.assertEqual([decisions[name] for name in "012"], ["PRECONDITIONED"] * 2 + ["SKIP"])
         with host_as_device():
             got, _, use = answers("device")
-        self.assertEqual(use, {"in_ring": 2, "over_socket": 0, "reason": ""})
+        self.assertEqual(use, {"backends": ["cuda"], "in_ring": 2, "over_socket": 0, "reason": ""})
         self.assertEqual([one is None for one in got], [one is None for one in wanted])
         self.expect_same([one for one in got if one is not None], [one for one in wanted if one is not None])
+
+    def test_a_server_on_the_cpu_is_told_to_a_model_on_a_gpu(self):
+        for backend in ("cpu", "cuda"):
+            with self.subTest(backend), host_as_device(), warnings.catch_warnings(record=True) as caught, \
+                    self.assertLogs("precondor", "INFO") as log:
+                _, address = self.start(f"--backend={backend}", name=backend)
+                self.train(address, backend)
+            self.assertEqual(log.output, [f"INFO:precondor:the servers compute with backend {backend}"])
+            told = [str(one.message) for one in caught]
+            self.assertEqual(sum("a server computes on the CPU" in one for one in told), backend == "cpu", told)
 
     def test_an_overflow_skips_a_step(self):
         _, address = self.start(RING)

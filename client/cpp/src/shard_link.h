@@ -75,6 +75,11 @@ class ShardLink {
   ~ShardLink();
 
   const std::string& address() const { return options_.address; }
+  // The shard's backend, as its last stream said; empty before the first one.
+  std::string backend() const {
+    MutexLock lock(mu_);
+    return backend_;
+  }
 
   // For callers that place a payload themselves before they submit it.
   PayloadPath& path() { return path_; }
@@ -162,6 +167,7 @@ class ShardLink {
   bool moving_ ABSL_GUARDED_BY(mu_) = false;  // TakeLayers is running: no new stream begins
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
+  std::string backend_ ABSL_GUARDED_BY(mu_);
   absl::Status broken_ ABSL_GUARDED_BY(mu_);  // end of the last stream; OK once the next one is open
   Outbox outbox_ ABSL_GUARDED_BY(mu_);
 

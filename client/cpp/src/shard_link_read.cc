@@ -87,6 +87,7 @@ void ShardLink::OnCredit(const v1::ExchangeResponse& credit) {
   if (state_ != StreamState::kOpening) return;
   state_ = StreamState::kOpen;
   broken_ = absl::OkStatus();
+  backend_ = credit.backend();
   path_.OnStreamOpen(credit);
   changed_.notify_all();
   outbox_.DropUnansweredBefore(drop_unanswered_before);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sends a worker's gradients in device memory: in a slot of a region shared with the shard, or through the host.
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -80,8 +81,15 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const 
 }
 
 DevicePlaneUse WorkerImpl::device_plane() const {
-  MutexLock lock(mu_);
-  return device_plane_;
+  DevicePlaneUse use;
+  {
+    MutexLock lock(mu_);
+    use = device_plane_;
+  }
+  for (const ShardRoutes::Link& link : routes_.links()) {
+    if (std::string backend = link->backend(); !backend.empty()) use.backends.insert(std::move(backend));
+  }
+  return use;
 }
 
 absl::Status WorkerImpl::DevicePlaneStatus(int64_t layer, int device) {

@@ -329,8 +329,8 @@ class Worker:
         return Future(self._core.precondition_on_device(step, layer, gradient, samples, device, stream))
 
     def device_plane(self) -> Dict[str, Any]:
-        """Returns how many gradients in device memory stayed there ("in_ring") or were copied to the host
-        ("over_socket"), and the "reason" of the last copy."""
+        """Returns the "backends" of the shards that the worker has reached ("cpu", "cuda"), how many gradients in device
+        memory stayed there ("in_ring") or were copied to the host ("over_socket"), and the "reason" of the last copy."""
         return self._core.device_plane()
 
     @_names_arguments

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -270,6 +272,7 @@ std::unique_ptr<FutureObject> WorkerObject::PreconditionOnDevice(uint64_t step, 
 py::dict WorkerObject::GetDevicePlane() const {
   const DevicePlaneUse use = Get()->device_plane();
   py::dict dict;
+  dict["backends"] = std::vector<std::string>(use.backends.begin(), use.backends.end());
   dict["in_ring"] = use.in_ring;
   dict["over_socket"] = use.over_socket;
   dict["reason"] = Text(use.reason);

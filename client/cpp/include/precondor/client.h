@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -106,11 +107,12 @@ struct DeviceTensor {
   void* stream = nullptr;  // cudaStream_t whose work produces or still uses the matrix; null: the default stream
 };
 
-// Counts how gradients in device memory have travelled so far.
+// Where the shards compute, and how gradients in device memory have travelled so far.
 struct DevicePlaneUse {
-  int64_t in_ring = 0;      // handed over in the device's memory
-  int64_t over_socket = 0;  // copied to the host and sent as bytes
-  std::string reason;       // why the last of over_socket went through the host
+  std::set<std::string> backends;  // of the shards that the worker has reached: "cpu", "cuda"
+  int64_t in_ring = 0;             // handed over in the device's memory
+  int64_t over_socket = 0;         // copied to the host and sent as bytes
+  std::string reason;              // why the last of over_socket went through the host
 };
 
 // The answer to one gradient. A copyable handle. Thread-safe.

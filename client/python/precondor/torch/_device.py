@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+import logging
+import warnings
+from typing import Any, Iterable, Optional, Sequence
 
 import torch
+
+_log = logging.getLogger("precondor")
 
 
 def ordinal(tensor: torch.Tensor) -> Optional[int]:
@@ -36,3 +40,11 @@ def pinned(size: int) -> torch.Tensor:
 def first_of(model: torch.nn.Module) -> int:
     """Returns the number of the model's first CUDA device; 0 if it has none."""
     return next((parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda), 0)
+
+
+def tell_backends(backends: Sequence[str], weights: Iterable[torch.Tensor]) -> None:
+    """Logs where the servers compute. Warns if that is the CPU, and the weights are on a GPU."""
+    _log.info("the servers compute with backend %s", ", ".join(backends))
+    if "cpu" in backends and any(ordinal(weight) is not None for weight in weights):
+        warnings.warn("Preconditioner: the model is on a GPU, and a server computes on the CPU, which takes many times as long. "
+                      "Its log says why: there is no GPU where it runs, or no CUDA backend (pip install 'precondor[cuda]')")

@@ -105,6 +105,7 @@ class Exchange:
         self.updates_lost: Dict[str, int] = {}  # of the last step; see StepResult
         # DELEGATE: for each rank the decision, product and lost updates of its layers, then their values
         self._flat: List[torch.Tensor] = []
+        self._backends: List[str] = []  # of the servers; empty until they have answered
         self._why_host = ""  # why the last gradient that left its device was copied to the host here
         # With several ranks in DIRECT, each rank's gradient touches other rows.
         self._ranks_differ = group.size > 1 and worker.spec.exchange == "DIRECT"
@@ -188,6 +189,9 @@ class Exchange:
                 answers[place] = Answer(result.decision, result.inner_product)
         except PrecondorError as error:
             failure = error
+        if not self._backends and answers:
+            self._backends = self._worker.device_plane()["backends"]
+            _device.tell_backends(self._backends, (slot.matrix.weight for slot in self._slots))
         self._futures = {}
         self._sent = set()
         self._placed = False

@@ -254,9 +254,9 @@ class Preconditioner:
                 **self._last, **traffic}
 
     def device_plane(self) -> Dict[str, Any]:
-        """Returns how many gradients stayed on their CUDA device ("in_ring") or were copied from it by the client
-        ("over_socket"), and the "reason" why the last one that did not stay went through the host (docs/cuda.md)."""
-        return {"in_ring": 0, "over_socket": 0, "reason": ""} if self._exchange is None else self._exchange.device_plane()
+        """Returns Worker.device_plane(): the servers' "backends", how many gradients stayed on their CUDA device ("in_ring") or
+        were copied from it by the client ("over_socket"), and the "reason" why the last of these was (docs/cuda.md)."""
+        return {"backends": [], "in_ring": 0, "over_socket": 0, "reason": ""} if self._exchange is None else self._exchange.device_plane()
 
     def data_plane_status(self) -> str:
         """Returns "" while gradients travel as data_plane says, or wait to do so; otherwise the reason why they go over
