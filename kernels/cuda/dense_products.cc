@@ -11,6 +11,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/answer_lengths.h"
+#include "kernels/cuda/batched_products.h"
 #include "kernels/cuda/grouped_operations.h"
 #include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/rounding.h"
@@ -35,66 +36,25 @@ std::vector<const Kind*> AllOf(const std::vector<Kind>& operations) {
   return all;
 }
 
-// Returns the stride with which bf16 rows begin at multiples of 16 bytes. cuBLAS requires this of a matrix, and is
-// faster if each row does.
-constexpr int64_t Padded(int64_t cols) { return (cols + 7) / 8 * 8; }
-
-// Returns this stride for f32, where cuBLAS requires it in TF32 alone.
-constexpr int64_t PaddedInF32(int64_t cols) { return (cols + 3) / 4 * 4; }
+int64_t Padded(int64_t cols) { return PaddedStride<Bf16>(cols); }
+int64_t PaddedInF32(int64_t cols) { return PaddedStride<float>(cols); }
 bool IsAligned(ConstMatrixView x) {
   return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride == PaddedInF32(x.stride);
 }
-
-// The types of elements and of arithmetic that a call of cuBLAS gets.
-struct Arithmetic {
-  cudaDataType_t type;
-  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
-};
-constexpr Arithmetic kInBf16{CUDA_R_16BF}, kInF32{CUDA_R_32F}, kInTf32{CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
 
 // c [rows, cols] = a b, row-major. All elements have one type.
 struct Factors {
   const void *a, *b;
   void* c;
-  int64_t rows, cols, inner, stride_a, stride_b, stride_c;
+  ProductShape shape;
 };
-
-// Arrays, in device memory, of the pointers of all products.
-struct Pointers {
-  const void* const* a;
-  const void* const* b;
-  void* const* c;
-};
-
-// cuBLAS expects column-major matrices, for which a row-major matrix is its transpose: the factors of a product swap.
-absl::Status SingleProduct(Device& device, const Factors& product, const Arithmetic& in) {
-  const float one = 1.0f, zero = 0.0f;
-  return device.RunBlas("DensePrecondition", [&](cublasHandle_t blas) {
-    return cublasGemmEx_64(blas, CUBLAS_OP_N, CUBLAS_OP_N, product.cols, product.rows, product.inner, &one, product.b,
-                           in.type, product.stride_b, product.a, in.type, product.stride_a, &zero, product.c, in.type,
-                           product.stride_c, in.compute, CUBLAS_GEMM_DEFAULT);
-  });
-}
-
-// Runs `count` products of the shape of `first`.
-absl::Status BatchOfProducts(Device& device, const Factors& first, size_t count, const Arithmetic& in,
-                             Pointers pointers) {
-  const float one = 1.0f, zero = 0.0f;
-  return device.RunBlas("DensePrecondition", [&](cublasHandle_t blas) {
-    return cublasGemmBatchedEx_64(blas, CUBLAS_OP_N, CUBLAS_OP_N, first.cols, first.rows, first.inner, &one, pointers.b,
-                                  in.type, first.stride_b, pointers.a, in.type, first.stride_a, &zero, pointers.c,
-                                  in.type, first.stride_c, static_cast<int64_t>(count), in.compute,
-                                  CUBLAS_GEMM_DEFAULT);
-  });
-}
 
 // Both products of each operation, in two calls of cuBLAS for the operations of one shape. A single call for all
 // shapes, which cuBLAS also offers, takes twice as long (docs/adr/0025-measured-on-a-gpu.md).
 class ProductPair {
  public:
   void Ask(PackedUpload& upload, size_t count) {
-    for (auto& part : inputs_) part = upload.Add<const void*>(count);
-    for (auto& part : outputs_) part = upload.Add<void*>(count);
+    for (Pointers& of : pointers_) of = {upload.Add<void*>(count), upload.Add<void*>(count), upload.Add<void*>(count)};
   }
   // half = l d, u = half r.
   void Add(const Factors& first, const Factors& second) { pairs_.push_back({first, second}); }
@@ -104,9 +64,9 @@ class ProductPair {
                      [](const Pair& a, const Pair& b) { return ShapeOf(a) < ShapeOf(b); });
     for (size_t i = 0; i < pairs_.size(); ++i) {
       for (size_t which = 0; which < 2; ++which) {
-        upload.OnHost(inputs_[2 * which])[i] = pairs_[i][which].a;
-        upload.OnHost(inputs_[2 * which + 1])[i] = pairs_[i][which].b;
-        upload.OnHost(outputs_[which])[i] = pairs_[i][which].c;
+        upload.OnHost(pointers_[which].a)[i] = const_cast<void*>(pairs_[i][which].a);
+        upload.OnHost(pointers_[which].b)[i] = const_cast<void*>(pairs_[i][which].b);
+        upload.OnHost(pointers_[which].c)[i] = pairs_[i][which].c;
       }
     }
   }
@@ -114,12 +74,8 @@ class ProductPair {
     for (size_t which = 0; which < 2; ++which) {
       for (size_t begin = 0, end = 0; begin < pairs_.size(); begin = end) {
         while (end < pairs_.size() && ShapeOf(pairs_[end]) == ShapeOf(pairs_[begin])) ++end;
-        const Factors& first = pairs_[begin][which];
-        const Pointers pointers{upload.OnDevice(inputs_[2 * which]) + begin,
-                                upload.OnDevice(inputs_[2 * which + 1]) + begin,
-                                upload.OnDevice(outputs_[which]) + begin};
-        PRECONDOR_RETURN_IF_ERROR(end - begin == 1 ? SingleProduct(device, first, in)
-                                                   : BatchOfProducts(device, first, end - begin, in, pointers));
+        PRECONDOR_RETURN_IF_ERROR(RunBatch(device, "DensePrecondition", pairs_[begin][which].shape, in, upload,
+                                           pointers_[which], begin, end));
       }
     }
     return absl::OkStatus();
@@ -129,12 +85,13 @@ class ProductPair {
   using Pair = std::array<Factors, 2>;
   using Shape = std::array<int64_t, 6>;
   static std::array<Shape, 2> ShapeOf(const Pair& pair) {
-    const auto of = [](const Factors& f) { return Shape{f.rows, f.cols, f.inner, f.stride_a, f.stride_b, f.stride_c}; };
-    return {of(pair[0]), of(pair[1])};
+    const auto of = [](const ProductShape& s) {
+      return Shape{s.rows, s.cols, s.inner, s.stride_a, s.stride_b, s.stride_c};
+    };
+    return {of(pair[0].shape), of(pair[1].shape)};
   }
 
-  std::array<PackedUpload::Part<const void*>, 4> inputs_;
-  std::array<PackedUpload::Part<void*>, 2> outputs_;
+  std::array<Pointers, 2> pointers_;
   std::vector<Pair> pairs_;
 };
 
@@ -186,21 +143,22 @@ class Bf16Plan {
   explicit Bf16Plan(const Operations& operations) : operations_(operations) {}
 
   absl::Status Open(Device& device) {
-    int64_t elements = 0, parts = 0;
+    int64_t elements = 0, blocks = 0;
     size_t there = 0, asked = 0;
     for (const auto* operation : operations_) {
       elements += RoundedElements(*operation);
       there += (operation->l.is_explicit() ? 1 : 0) + (operation->r.is_explicit() ? 1 : 0);
       if (operation->squares.empty()) continue;
       ++asked;
-      parts += RoundingBlocks(operation->d);
+      blocks += ScaledCopyBlocks(operation->d.rows, operation->d.cols);
     }
     PRECONDOR_ASSIGN_OR_RETURN(memory_, device.Array<Bf16>(elements));
-    PRECONDOR_ASSIGN_OR_RETURN(squares_, device.Array<double>(2 * (static_cast<int64_t>(asked) + parts)));
+    PRECONDOR_ASSIGN_OR_RETURN(squares_, device.Array<double>(2 * (static_cast<int64_t>(asked) + blocks)));
     expansions_.Ask(upload_, operations_);
     products_.Ask(upload_, operations_.size());
-    jobs_ = upload_.Add<RoundingJob>(operations_.size() + there);
-    const auto counters = upload_.Add<unsigned>(asked);
+    roundings_ = upload_.Add<ScaledCopyJob<float, Bf16>>(operations_.size() + there);
+    answers_ = upload_.Add<ScaledCopyJob<Bf16, float>>(operations_.size());
+    const auto counters = upload_.Add<unsigned>(2 * asked);
     PRECONDOR_RETURN_IF_ERROR(upload_.Open(device));
     next_ = memory_.data();
     next_squares_ = squares_.data();
@@ -208,20 +166,17 @@ class Bf16Plan {
     next_counter_ = upload_.OnDevice(counters);
     for (const auto* operation : operations_) Add(*operation);
     products_.Fill(upload_);
-    answer_blocks_ = Put(answers_, 0, 0);
-    blocks_ = Put(factors_, answers_.size(), answer_blocks_);
     return upload_.Send(device);
   }
 
   absl::Status Run(Device& device) const {
-    const RoundingJob* const jobs = upload_.OnDevice(jobs_);
-    const int answers = static_cast<int>(answers_.size()), all = answers + static_cast<int>(factors_.size());
     PRECONDOR_RETURN_IF_ERROR(expansions_.Run(device, upload_));
-    PRECONDOR_RETURN_IF_ERROR(
-        device.Run("DensePrecondition", [&](cudaStream_t stream) { return RoundToBf16(stream, jobs, all, blocks_); }));
+    PRECONDOR_RETURN_IF_ERROR(device.Run("DensePrecondition", [&](cudaStream_t stream) {
+      return ScaledCopies(stream, upload_.OnDevice(roundings_), static_cast<int>(rounded_), blocks_);
+    }));
     PRECONDOR_RETURN_IF_ERROR(products_.Run(device, upload_, kInBf16));
     PRECONDOR_RETURN_IF_ERROR(device.Run("DensePrecondition", [&](cudaStream_t stream) {
-      return WidenFromBf16(stream, jobs, answers, answer_blocks_);
+      return ScaledCopies(stream, upload_.OnDevice(answers_), static_cast<int>(answered_), answer_blocks_);
     }));
     return ReceiveSquares(device, squares_, operations_);
   }
@@ -238,35 +193,33 @@ class Bf16Plan {
     const Bf16* const l = Factor(operation.l, m);
     const Bf16* const r = Factor(operation.r, n);
     Bf16 *const d = Take(next_, m * stride), *const half = Take(next_, m * stride);
-    RoundingJob job{.from = operation.d, .rounded = d, .stride = stride, .to = operation.u, .answer = d};
+    SumOfParts of_d, of_u;
     if (!operation.squares.empty()) {
-      job.squares = Take(next_squares_, 2);
-      job.partials = Take(next_partials_, 2 * RoundingBlocks(operation.d));
-      job.arrived = Take(next_counter_, 1);
+      for (SumOfParts* of : {&of_d, &of_u}) {
+        *of = {Take(next_squares_, 1), Take(next_partials_, ScaledCopyBlocks(m, n)), Take(next_counter_, 1)};
+      }
     }
-    answers_.push_back(job);
-    products_.Add({l, d, half, m, n, m, Padded(m), stride, stride}, {half, r, d, m, n, n, stride, stride, stride});
+    Round(operation.d, d, stride, of_d);
+    upload_.OnHost(answers_)[answered_++] = {
+        .from = {d, m, n, stride}, .to = operation.u, .square = of_u, .first = answer_blocks_};
+    answer_blocks_ += ScaledCopyBlocks(m, n);
+    products_.Add({l, d, half, {m, n, m, Padded(m), stride, stride}}, {half, r, d, {m, n, n, stride, stride, stride}});
   }
 
   const Bf16* Factor(const SymmetricForm& form, int64_t n) {
     Bf16* const x = Take(next_, n * Padded(n));
     if (form.is_explicit()) {
-      factors_.push_back({.from = form.matrix, .rounded = x, .stride = Padded(n)});
+      Round(form.matrix, x, Padded(n), {});
     } else {
       expansions_.Add(upload_, form, x, Padded(n), /*in_bf16=*/true);
     }
     return x;
   }
 
-  // Puts jobs from `place` on, whose first block is `blocks`. Returns the number of blocks up to and including these
-  // jobs.
-  int64_t Put(const std::vector<RoundingJob>& some, size_t place, int64_t blocks) {
-    for (RoundingJob job : some) {
-      job.first = blocks;
-      blocks += RoundingBlocks(job.from);
-      upload_.OnHost(jobs_)[place++] = job;
-    }
-    return blocks;
+  void Round(ConstMatrixView from, Bf16* to, int64_t stride, const SumOfParts& square) {
+    upload_.OnHost(roundings_)[rounded_++] = {
+        .from = from, .to = {to, from.rows, from.cols, stride}, .square = square, .first = blocks_};
+    blocks_ += ScaledCopyBlocks(from.rows, from.cols);
   }
 
   const Operations& operations_;
@@ -275,10 +228,10 @@ class Bf16Plan {
   PackedUpload upload_;
   Expansions expansions_;
   ProductPair products_;
-  PackedUpload::Part<RoundingJob> jobs_;
-  // Roundings of each d, whose memory gets the answer; and of each l and r that is stored as a matrix.
-  std::vector<RoundingJob> answers_, factors_;
-  int64_t answer_blocks_ = 0, blocks_ = 0;
+  PackedUpload::Part<ScaledCopyJob<float, Bf16>> roundings_;  // of each d, and of each l and r that is a matrix
+  PackedUpload::Part<ScaledCopyJob<Bf16, float>> answers_;    // from the memory of d
+  size_t rounded_ = 0, answered_ = 0;
+  int64_t blocks_ = 0, answer_blocks_ = 0;
   Bf16* next_ = nullptr;
   double *next_squares_ = nullptr, *next_partials_ = nullptr;
   unsigned* next_counter_ = nullptr;
@@ -362,8 +315,8 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
     const MatrixView half(Take(next, d.rows * stride), d.rows, d.cols, stride);
     const operation::Gemm first{.a = l, .b = d, .c = half}, second{.a = half, .b = r, .c = u};
     if (in_tf32 || IsLarge(first) || IsLarge(second)) {
-      of_cublas.Add({l.data, d.data, half.data, d.rows, d.cols, d.rows, l.stride, d.stride, half.stride},
-                    {half.data, r.data, u.data, d.rows, d.cols, d.cols, half.stride, r.stride, u.stride});
+      of_cublas.Add({l.data, d.data, half.data, {d.rows, d.cols, d.rows, l.stride, d.stride, half.stride}},
+                    {half.data, r.data, u.data, {d.rows, d.cols, d.cols, half.stride, r.stride, u.stride}});
     } else {
       small[0].push_back(first);
       small[1].push_back(second);

@@ -46,6 +46,11 @@ class PackedUpload {
     return absl::MakeSpan(reinterpret_cast<T*>(reinterpret_cast<char*>(host_.data()) + part.offset), part.size);
   }
   template <typename T>
+  absl::Span<const T> OnHost(Part<T> part) const {
+    return absl::MakeSpan(reinterpret_cast<const T*>(reinterpret_cast<const char*>(host_.data()) + part.offset),
+                          part.size);
+  }
+  template <typename T>
   T* OnDevice(Part<T> part) const {
     return reinterpret_cast<T*>(reinterpret_cast<char*>(memory_.data()) + part.offset);
   }

@@ -51,8 +51,7 @@ EXPECTED = {
     "UpdateMultiplyKernel": Expected(32, depth=1),
     "ExpandKernel": Expected(32, depth=1),
     "CompressKernel": Expected(32, depth=1),
-    "RoundKernel": Expected(32, depth=1),
-    "WidenKernel": Expected(32, depth=1),
+    "ScaledCopyKernel": Expected(32, depth=1),
     "ElementwiseKernel": Expected(32, depth=1),
     "LowRankAppendKernel": Expected(32, depth=2),
     "RowSquaredNormsKernel": Expected(32, depth=1),
@@ -228,7 +227,7 @@ _JOB = """
 struct Job { const float* x; float* y; long n; };
 """
 _SERIAL = _JOB + """
-__global__ void __launch_bounds__(256) RoundKernel(const Job* jobs) {
+__global__ void __launch_bounds__(256) ScaledCopyKernel(const Job* jobs) {
   const Job job = jobs[blockIdx.x];
   for (long i = threadIdx.x; i < job.n; i += 1024) {
     for (int k = 0; k < 4; ++k) job.y[i + k * 256] = job.x[i + k * 256];
@@ -236,7 +235,7 @@ __global__ void __launch_bounds__(256) RoundKernel(const Job* jobs) {
 }
 """
 _TOGETHER = _JOB + """
-__global__ void __launch_bounds__(256) RoundKernel(const Job* jobs) {
+__global__ void __launch_bounds__(256) ScaledCopyKernel(const Job* jobs) {
   const Job job = jobs[blockIdx.x];
   for (long i = threadIdx.x; i < job.n; i += 1024) {
     float held[4];
@@ -246,7 +245,7 @@ __global__ void __launch_bounds__(256) RoundKernel(const Job* jobs) {
 }
 """
 _OUTSIDE = _JOB + """
-__global__ void __launch_bounds__(256) RoundKernel(const Job* jobs) {
+__global__ void __launch_bounds__(256) ScaledCopyKernel(const Job* jobs) {
   const Job job = jobs[blockIdx.x];
   float held[8];
   for (int k = 0; k < 8; ++k) held[k] = job.x[threadIdx.x + k * 256];
@@ -254,9 +253,9 @@ __global__ void __launch_bounds__(256) RoundKernel(const Job* jobs) {
 }
 """
 CASES = [
-    Case("one load at a time", {"a.cu": _SERIAL}, ["RoundKernel: at least 32 KiB .* got 8: 1 loads, 4 bytes"]),
+    Case("one load at a time", {"a.cu": _SERIAL}, ["ScaledCopyKernel: at least 32 KiB .* got 8: 1 loads, 4 bytes"]),
     Case("four together", {"a.cu": _TOGETHER}, []),
-    Case("not in the main loop, and the job's own fields", {"a.cu": _OUTSIDE}, ["RoundKernel: .* got 0: 0 loads"]),
+    Case("not in the main loop, and the job's own fields", {"a.cu": _OUTSIDE}, ["ScaledCopyKernel: .* got 0: 0 loads"]),
     Case("does not compile", {"a.cu": "__global__ void BadKernel(\n"}, ["a.cu"]),
 ]
 

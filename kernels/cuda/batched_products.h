@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of many matrices of one shape in one call of cuBLAS.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cublas_v2.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/packed_upload.h"
+
+namespace precondor::cuda {
+
+// Types of elements and of arithmetic.
+struct Arithmetic {
+  cudaDataType_t type;
+  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+};
+inline constexpr Arithmetic kInBf16{CUDA_R_16BF}, kInF32{CUDA_R_32F}, kInTf32{CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
+
+// c [rows, cols] = alpha op(a) op(b) + beta c, row-major. `inner` is the length of the sums.
+struct ProductShape {
+  int64_t rows, cols, inner, stride_a, stride_b, stride_c;
+  float alpha = 1, beta = 0;
+  bool transpose_a = false, transpose_b = false;
+};
+
+// Arrays of the matrices' addresses.
+struct Pointers {
+  PackedUpload::Part<void*> a, b, c;
+};
+
+// Returns the stride with which rows of T begin at multiples of 16 bytes. In bf16 and TF32 cuBLAS requires this of a
+// matrix, and is faster if each row does.
+template <typename T>
+constexpr int64_t PaddedStride(int64_t cols) {
+  constexpr int64_t kElements = 16 / sizeof(T);
+  return (cols + kElements - 1) / kElements * kElements;
+}
+
+// Runs products [begin, end) in stream order. The addresses in `upload` have been sent.
+absl::Status RunBatch(Device& device, absl::string_view what, const ProductShape& shape, const Arithmetic& in,
+                      const PackedUpload& upload, const Pointers& pointers, size_t begin, size_t end);
+
+}  // namespace precondor::cuda
