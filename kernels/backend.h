@@ -180,6 +180,18 @@ class Backend {
                                  MatrixView u, ProductPrecision precision = ProductPrecision::kF32);
   // Every backend supports all precisions except kBf16.
   bool SupportsPrecision(ProductPrecision precision) const;
+  // Returns whether products of TF32 and bf16 are many times as fast as those of f32. A method's option `precision`
+  // then has one of these as its default.
+  virtual bool has_tensor_cores() const { return false; }
+  // An answer of method muon (docs/methods/muon.md), d and u [m, n]:
+  //   next = d + beta momentum; direction = d + beta next, or `next` if `lookahead` has no elements;
+  //   x = direction / (|direction| + epsilon); `steps` times: a = x x', x = (p I + q a + r a a) x; u = scale x
+  // with kNewtonSchulzLinear, kNewtonSchulzCubic and kNewtonSchulzQuintic for p, q and r. `lookahead` receives the
+  // direction. If `momentum` has no elements, the direction is d, and `next` and `lookahead` have none either. u = 0 if
+  // the direction is 0. squares = |d|^2, |direction|^2, |u|^2; if one of them is not finite, all outputs and the
+  // squares behind it are unspecified. Outputs must not alias each other or an input. `precision` rounds the factors of
+  // all products, and kBf16 x and the products too. Backends without an implementation in `precision` use f32.
+  absl::Status NewtonSchulz(const operation::NewtonSchulz& step);
   // Computes terms [k, n] with sum_i terms_i' terms_i = U'(I + V U')^-1 U for V = factor v, U = V h. This is the matrix
   // that a Sherman-Morrison step subtracts from h = scale m + shift I + sum_i weights[i] rows_i rows_i'. On input y is
   // v m; its contents are unspecified afterwards. m itself is not read. If not empty, squares[j] = sum_i terms_ij^2.
@@ -237,6 +249,7 @@ class Backend {
   absl::Status RunByPrimitives(const operation::LowRankAppend& append);
   absl::Status RunByPrimitives(const operation::LowRankPrecondition& product);
   absl::Status RunByPrimitives(const operation::DensePrecondition& product);
+  absl::Status RunByPrimitives(const operation::NewtonSchulz& step);
   absl::Status RunByPrimitives(const operation::ShermanMorrisonTerms& make);
 
  private:

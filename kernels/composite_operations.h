@@ -150,6 +150,29 @@ struct DensePrecondition {
   }
   Awaited awaited() const { return squares.empty() ? Awaited::kNothing : Awaited::kReturn; }
 };
+// Coefficients of an iteration: the polynomial's slope at 0 is as large as it can be while singular values end near 1.
+inline constexpr double kNewtonSchulzLinear = 3.4445, kNewtonSchulzCubic = -4.7750, kNewtonSchulzQuintic = 2.0315;
+struct NewtonSchulz {
+  static constexpr bool kIsComposite = true;
+
+  ConstMatrixView d;
+  ConstMatrixView momentum = {};  // has no elements if d is the direction already
+  double beta = 0;
+  MatrixView next = {};       // the momentum with d
+  MatrixView lookahead = {};  // has no elements if `next` is the direction
+  int64_t steps = 0;          // iterations
+  double epsilon = 0;
+  double scale = 1;
+  MatrixView u;
+  ProductPrecision precision = ProductPrecision::kF32;
+  absl::Span<double> squares = {};  // [3]
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Reads(self.d, self.momentum);
+    visitor.Writes(self.next, self.lookahead, self.u);
+  }
+  Awaited awaited() const { return Awaited::kReturn; }
+};
 struct ShermanMorrisonTerms {
   static constexpr bool kIsComposite = true;
   // Limits for a device's own implementation. For more vectors, or more rows of h, it uses several operations.

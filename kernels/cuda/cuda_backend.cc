@@ -17,6 +17,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/grouped_operations.h"
 #include "kernels/cuda/low_rank.h"
+#include "kernels/cuda/newton_schulz.h"
 #include "kernels/cuda/reductions.h"
 #include "kernels/cuda/sherman_morrison.h"
 #include "kernels/cuda/spd_inverses.h"
@@ -44,6 +45,7 @@ class CudaBackend final : public Backend {
   absl::string_view name() const override { return "cuda"; }
   void* stream() const override { return device_->stream(); }
   absl::Status fault() const override { return device_->fault(); }
+  bool has_tensor_cores() const override { return true; }
   int64_t memory_limit_bytes() const override { return device_->memory_limit_bytes(); }
 
  private:
@@ -101,6 +103,9 @@ class CudaBackend final : public Backend {
   }
   absl::Status RunTogether(absl::Span<const operation::DensePrecondition* const> all) {
     return cuda::RunDensePreconditions(*device_, all);
+  }
+  absl::Status RunTogether(absl::Span<const operation::NewtonSchulz* const> all) {
+    return cuda::RunNewtonSchulz(*device_, all);
   }
   absl::Status RunTogether(absl::Span<const operation::Dot* const> all) { return cuda::RunDots(*device_, all); }
   absl::Status RunTogether(absl::Span<const operation::LowRankAppend* const> all) {

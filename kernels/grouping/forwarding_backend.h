@@ -17,6 +17,7 @@ class ForwardingBackend : public Backend {
   absl::string_view name() const override { return inner_.name(); }
   void* stream() const override { return inner_.stream(); }
   absl::Status fault() const override { return inner_.fault(); }
+  bool has_tensor_cores() const override { return inner_.has_tensor_cores(); }
   int64_t memory_limit_bytes() const override { return inner_.memory_limit_bytes(); }
 
  protected:

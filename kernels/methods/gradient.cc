@@ -19,6 +19,10 @@ absl::Status ExpectGradient(const LayerSpec& layer, ConstMatrixView d) {
 absl::Status ExpectLearnableGradient(const LayerSpec& layer, ConstMatrixView d, Backend& backend) {
   PRECONDOR_RETURN_IF_ERROR(ExpectGradient(layer, d));
   PRECONDOR_ASSIGN_OR_RETURN(const double square, backend.Dot(d, d));
+  return ExpectLearnableNorm(layer, square);
+}
+
+absl::Status ExpectLearnableNorm(const LayerSpec& layer, double square) {
   if (square <= kMaxLearntGradientNorm * kMaxLearntGradientNorm) return absl::OkStatus();
   if (!std::isfinite(square)) {
     return absl::InvalidArgumentError(

@@ -16,4 +16,8 @@ absl::Status ExpectGradient(const LayerSpec& layer, ConstMatrixView d);
 // kMaxLearntGradientNorm. Also returns the backend's errors.
 absl::Status ExpectLearnableGradient(const LayerSpec& layer, ConstMatrixView d, Backend& backend);
 
+// Returns InvalidArgument, with the layer, if |d|^2, which is `square`, is not finite or above
+// kMaxLearntGradientNorm^2.
+absl::Status ExpectLearnableNorm(const LayerSpec& layer, double square);
+
 }  // namespace precondor

@@ -2,6 +2,7 @@
 #include "kernels/methods/muon.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -17,16 +18,14 @@ namespace precondor {
 namespace {
 
 constexpr int64_t kElementBytes = sizeof(float);
-// The published coefficients: the polynomial's slope at 0 is as large as it can be while singular values end near 1.
-constexpr double kLinear = 3.4445, kCubic = -4.7750, kQuintic = 2.0315;
-
 int64_t Elements(const LayerSpec& layer) { return layer.d_out * layer.d_in; }
 int64_t ShortSide(const LayerSpec& layer) { return std::min(layer.d_out, layer.d_in); }
 
-// Answers depend on every option.
+// Answers depend on every option. The default precision is the backend's, and a state may move to another one.
 std::string StateText(const MuonConfig& c) {
-  return absl::StrFormat("momentum %.17g nesterov %d ns_steps %d scale %d epsilon %.17g", c.momentum,
-                         static_cast<int>(c.nesterov), c.ns_steps, static_cast<int>(c.scale), c.epsilon);
+  return absl::StrFormat("momentum %.17g nesterov %d ns_steps %d scale %d epsilon %.17g%s", c.momentum,
+                         static_cast<int>(c.nesterov), c.ns_steps, static_cast<int>(c.scale), c.epsilon,
+                         c.precision ? absl::StrCat(" precision ", static_cast<int>(*c.precision)) : "");
 }
 
 class MuonState final : public LayerState {
@@ -44,18 +43,19 @@ class MuonState final : public LayerState {
   }
 
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
-    PRECONDOR_RETURN_IF_ERROR(ExpectLearnableGradient(layer_, d, backend_));
+    PRECONDOR_RETURN_IF_ERROR(ExpectGradient(layer_, d));
     // Makes the next state in new memory, so that a failure leaves the state unchanged.
     Parts next;
     PRECONDOR_ASSIGN_OR_RETURN(next.momentum, backend_.AllocateScratch(d.rows, d.cols));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(held_.momentum.view(), next.momentum.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1.0, d, config_.momentum, next.momentum.view()));
     if (config_.nesterov) {
       PRECONDOR_ASSIGN_OR_RETURN(next.lookahead, backend_.AllocateScratch(d.rows, d.cols));
-      PRECONDOR_RETURN_IF_ERROR(backend_.Copy(d, next.lookahead.view()));
-      PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(config_.momentum, next.momentum.view(), 1.0, next.lookahead.view()));
     }
-    PRECONDOR_RETURN_IF_ERROR(Answer(next, u));
+    PRECONDOR_RETURN_IF_ERROR(Answer({.d = d,
+                                      .momentum = held_.momentum.view(),
+                                      .beta = config_.momentum,
+                                      .next = next.momentum.view(),
+                                      .lookahead = next.lookahead.view(),
+                                      .u = u}));
     held_ = std::move(next);
     ++version_;
     return absl::OkStatus();
@@ -65,7 +65,7 @@ class MuonState final : public LayerState {
     if (version_ == 0) {
       return absl::FailedPreconditionError(absl::StrCat("layer ", layer_.name, ": expected a gradient before"));
     }
-    return Answer(held_, u);
+    return Answer({.d = held_.lookahead.empty() ? held_.momentum.view() : held_.lookahead.view(), .u = u});
   }
 
   absl::StatusOr<std::string> Save() const override {
@@ -94,8 +94,6 @@ class MuonState final : public LayerState {
   struct Parts {
     DeviceMatrix momentum;   // B
     DeviceMatrix lookahead;  // G + beta B, which Repeat cannot compute without G; empty without nesterov
-
-    const DeviceMatrix& direction() const { return lookahead.empty() ? momentum : lookahead; }
   };
 
   absl::StatusOr<Parts> MakeParts() const {
@@ -107,46 +105,20 @@ class MuonState final : public LayerState {
     return parts;
   }
 
-  // Computes the answer of `parts` into u. It depends on `parts` alone, so that Repeat is bitwise.
-  absl::Status Answer(const Parts& parts, MatrixView u) const {
-    const ConstMatrixView direction = parts.direction().view();
-    PRECONDOR_ASSIGN_OR_RETURN(const double square, backend_.Dot(direction, direction));
-    if (!std::isfinite(square)) {
+  // Computes the answer. It depends on the direction alone, so that Repeat is bitwise.
+  absl::Status Answer(operation::NewtonSchulz step) const {
+    std::array<double, 3> squares = {};
+    step.steps = config_.ns_steps;
+    step.epsilon = config_.epsilon;
+    step.scale = config_.ScaleOf(layer_);
+    step.precision = config_.PrecisionOn(backend_);
+    step.squares = absl::MakeSpan(squares);
+    PRECONDOR_RETURN_IF_ERROR(backend_.NewtonSchulz(step));
+    if (step.momentum.size() > 0) PRECONDOR_RETURN_IF_ERROR(ExpectLearnableNorm(layer_, squares[0]));
+    for (const auto& [square, what] : {std::pair(squares[1], "a momentum"), std::pair(squares[2], "|U|")}) {
+      if (std::isfinite(square)) continue;
       return absl::FailedPreconditionError(
-          absl::StrCat("layer ", layer_.name, ": expected a momentum within f32, got NaN or infinity"));
-    }
-    if (square == 0) return backend_.Axpby(0.0, u, 0.0, u);
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix other, backend_.AllocateScratch(u.rows, u.cols));
-    // The iterations alternate between two matrices. The last one writes to u.
-    MatrixView x = u, y = other.view();
-    if (config_.ns_steps % 2 != 0) std::swap(x, y);
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(direction, x));
-    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBy(1 / (std::sqrt(square) + config_.epsilon), x));
-    PRECONDOR_RETURN_IF_ERROR(Orthogonalize(x, y));
-    PRECONDOR_ASSIGN_OR_RETURN(const double length, backend_.Dot(u, u));
-    if (std::isfinite(length)) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        absl::StrCat("layer ", layer_.name, ": expected |U| within f32, got NaN or infinity"));
-  }
-
-  // Runs ns_steps Newton-Schulz iterations from x, and scales the result, which is in y for an odd number of iterations
-  // and in x otherwise. If x is tall, the polynomial of X'X from the right is used, the transpose of the published one
-  // from the left.
-  absl::Status Orthogonalize(MatrixView x, MatrixView y) const {
-    const int64_t k = std::min(x.rows, x.cols);
-    const bool wide = x.rows <= x.cols;
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix gram, backend_.AllocateScratch(k, k));
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix polynomial, backend_.AllocateScratch(k, k));
-    const MatrixView a = gram.view(), p = polynomial.view();
-    for (int64_t step = 1; step <= config_.ns_steps; ++step) {
-      const double scale = step == config_.ns_steps ? config_.ScaleOf(layer_) : 1.0;
-      PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, x, Transpose(!wide), x, Transpose(wide), 0.0, a));
-      PRECONDOR_RETURN_IF_ERROR(backend_.Copy(a, p));
-      PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(kQuintic, a, Transpose::kNo, a, Transpose::kNo, kCubic, p));
-      PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(kLinear, p));
-      PRECONDOR_RETURN_IF_ERROR(wide ? backend_.Gemm(scale, p, Transpose::kNo, x, Transpose::kNo, 0.0, y)
-                                     : backend_.Gemm(scale, x, Transpose::kNo, p, Transpose::kNo, 0.0, y));
-      std::swap(x, y);
+          absl::StrCat("layer ", layer_.name, ": expected ", what, " within f32, got NaN or infinity"));
     }
     return absl::OkStatus();
   }
@@ -180,10 +152,15 @@ class Muon final : public Method {
 
   int64_t StateBytes(const LayerSpec& layer) const override { return Matrices() * Elements(layer) * kElementBytes; }
 
-  // The next state, the iteration's second matrix, and two square matrices of the short side.
+  // The next state, and either the iteration's second matrix and two square matrices of the short side, or in batches
+  // (kernels/cuda/newton_schulz.h) two of each and one more that unused places of a batch share, with padding.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
     const int64_t k = ShortSide(layer);
-    return ((Matrices() + 1) * Elements(layer) + 2 * k * k) * kElementBytes;
+    const int64_t of_row = 7, of_matrix = 127;  // elements of padding
+    const int64_t batched = 3 * (layer.d_out * (layer.d_in + of_row) + k * (k + of_row) + 2 * of_matrix);
+    const bool bf16 = config_.precision.value_or(ProductPrecision::kBf16) == ProductPrecision::kBf16;
+    const int64_t scratch = std::max(Elements(layer) + 2 * k * k, bf16 ? batched / 2 : batched);
+    return (Matrices() * Elements(layer) + scratch) * kElementBytes;
   }
 
   // Per iteration: X X' and P X take 2 k m n each, A A takes 2 k^3.

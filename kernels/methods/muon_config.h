@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/statusor.h"
 
+#include "kernels/backend.h"
+#include "kernels/base/product_precision.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/options.h"
 
@@ -25,6 +28,12 @@ struct MuonConfig {
   // Added to the Frobenius norm by which the iteration's input is divided.
   double epsilon = 1e-7;
 
+  // Precision of the products; by default bf16 on a backend with tensor cores, and f32 on others.
+  std::optional<ProductPrecision> precision;
+
+  ProductPrecision PrecisionOn(const Backend& backend) const {
+    return precision.value_or(backend.has_tensor_cores() ? ProductPrecision::kBf16 : ProductPrecision::kF32);
+  }
   // Returns the factor that `scale` selects for this layer.
   double ScaleOf(const LayerSpec& layer) const;
 };

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations run together give to the bit what each gives alone, whatever they are run with; and so do methods whose
 // layers run in step (kernels/grouping/grouping_backend.h), in a number of calls that does not grow with the layers.
-// On CUDA this holds for all but batched products of cuBLAS and batched eigendecompositions of cuSOLVER, whose
+// On CUDA this holds for all but dense products in batches of cuBLAS and batched eigendecompositions of cuSOLVER, whose
 // documentation promises no bits in company: those are held to their accuracy, and a line says how many bits differed.
+// Newton-Schulz has batches of a fixed size instead (docs/adr/0031-newton-schulz-in-batches.md).
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -284,6 +285,23 @@ class Case {
     if (random_() % 3 != 0) product.squares = Out(2);
     operation_.what = product;
   }
+  void MakeNewtonSchulz(int64_t m, int64_t n) {
+    operation::NewtonSchulz step;
+    step.d = Add(m, n);
+    if (random_() % 3 != 0) {
+      step.momentum = Add(m, n);
+      step.beta = 0.9;
+      step.next = Add(m, n);
+      if (random_() % 2 == 0) step.lookahead = Add(m, n);
+    }
+    step.steps = 1 + static_cast<int64_t>(random_() % 3);
+    step.epsilon = 1e-7;
+    step.scale = std::abs(Number());
+    step.u = Add(m, n);
+    step.precision = static_cast<ProductPrecision>(random_() % 4);
+    step.squares = Out(3);
+    operation_.what = step;
+  }
   void MakeShermanMorrisonTerms(int64_t, int64_t n) {
     // Of more vectors or rows than a device may take in one, now and then; not every product is finite.
     const int64_t p = random_() % 5 == 0 ? 40 : static_cast<int64_t>(random_() % 17);
@@ -389,6 +407,7 @@ const std::array<Case::Maker, Case::kKinds> Case::kMakers = {&Case::MakeElementw
                                                              &Case::MakeLowRankAppend,
                                                              &Case::MakeLowRankPrecondition,
                                                              &Case::MakeDensePrecondition,
+                                                             &Case::MakeNewtonSchulz,
                                                              &Case::MakeShermanMorrisonTerms};
 
 class GroupedConformanceTest : public testing::TestWithParam<size_t> {};

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// DensePrecondition with products of numbers rounded to bf16 or TF32 against naive f64.
+// DensePrecondition and NewtonSchulz with products of numbers rounded to bf16 or TF32 against naive f64.
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <gtest/gtest.h>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/vector_ops.h"
+#include "tests/reference/muon.h"
 #include "tests/reference/naive_linear_algebra.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/random_dense.h"
@@ -136,6 +140,73 @@ INSTANTIATE_TEST_SUITE_P(All, RoundedProductsConformanceTest,
                          testing::Values(Rounding{"Bf16", ProductPrecision::kBf16, 5.1 / 512, 0.01},
                                          Rounding{"Tf32", ProductPrecision::kTf32, 4.1 / 1024, 0.003}),
                          [](const testing::TestParamInfo<Rounding>& info) { return info.param.name; });
+
+// Tall, wide and tiny matrices, of rows that begin anywhere; the direction that is there, and two kinds of momentum.
+TEST(RoundedProducts, NewtonSchulzIsOffByItsRoundingAlone) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  for (const auto& [precision, bound] : {std::pair(ProductPrecision::kF32, 1e-5),
+                                         {ProductPrecision::kTf32, 1e-2},
+                                         {ProductPrecision::kBf16, 4e-2},
+                                         {ProductPrecision::kBf16x3, 1e-5}}) {
+    for (const auto& [m, n] : std::vector<std::pair<int64_t, int64_t>>{
+             {1, 1}, {3, 70}, {70, 3}, {33, 65}, {64, 64}, {31, 64}, {130, 200}, {257, 129}}) {
+      for (const int kind : {0, 1, 2}) {
+        SCOPED_TRACE(testing::Message() << m << " x " << n << ", precision " << static_cast<int>(precision) << ", "
+                                        << kind);
+        const Dense d = RandomDense(m, n, 3), before = RandomDense(m, n, 4), nothing(m, n, NAN);
+        reference::Muon oracle({.beta = kind == 0 ? 0 : 0.9, .nesterov = kind == 2, .iterations = 3}, m, n);
+        if (kind != 0) oracle.Step(before);
+        const Dense expected = oracle.Step(d);
+        InGuards of_d(*backend, d, kind), of_before(*backend, before, 1), next(*backend, nothing, 2);
+        InGuards lookahead(*backend, nothing, 3), u(*backend, nothing, 1);
+        std::array<double, 3> squares = {};
+        operation::NewtonSchulz step;
+        step.d = of_d.view();
+        step.steps = 3;
+        step.epsilon = 1e-7;
+        if (kind != 0) {
+          step.momentum = of_before.view();
+          step.beta = 0.9;
+          step.next = next.view();
+        }
+        if (kind == 2) step.lookahead = lookahead.view();
+        step.scale = 0.2 * std::sqrt(static_cast<double>(std::max(m, n)));
+        step.u = u.view();
+        step.precision = precision;
+        step.squares = absl::MakeSpan(squares);
+        ASSERT_TRUE(backend->NewtonSchulz(step).ok());
+        const Dense& direction = oracle.direction();
+        const Dense answer = u.Read();
+        EXPECT_LE(FrobeniusNorm(reference::Combination(1, answer, -1, expected)), bound * FrobeniusNorm(expected));
+        EXPECT_NEAR(std::sqrt(squares[0]), FrobeniusNorm(d), 1e-5 * FrobeniusNorm(d));
+        EXPECT_NEAR(std::sqrt(squares[1]), FrobeniusNorm(direction), 1e-5 * FrobeniusNorm(direction));
+        EXPECT_NEAR(std::sqrt(squares[2]), FrobeniusNorm(answer), 1e-5 * FrobeniusNorm(answer));
+        if (kind == 2) {
+          EXPECT_LE(FrobeniusNorm(reference::Combination(1, lookahead.Read(), -1, direction)),
+                    1e-6 * FrobeniusNorm(direction));
+        }
+        for (const InGuards* input : {&of_d, &of_before, &next}) input->Read();
+      }
+    }
+  }
+}
+
+TEST(RoundedProducts, NewtonSchulzChecksShapes) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  DeviceMatrix d = backend->Allocate(2, 3).value(), u = backend->Allocate(2, 3).value(),
+               other = backend->Allocate(3, 2).value();
+  std::array<double, 3> squares = {-1, -1, -1};
+  operation::NewtonSchulz step{.d = d.view(), .steps = 2, .u = u.view(), .squares = absl::MakeSpan(squares)};
+  EXPECT_TRUE(backend->NewtonSchulz(step).ok());
+  EXPECT_EQ(squares, (std::array<double, 3>{0, 0, 0})) << "of a matrix of zeros";
+  step.u = other.view();
+  EXPECT_EQ(backend->NewtonSchulz(step).code(), absl::StatusCode::kInvalidArgument);
+  step.u = u.view();
+  step.momentum = d.view();
+  const absl::Status without_next = backend->NewtonSchulz(step);
+  EXPECT_EQ(without_next.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(without_next.message().find("next: expected [2, 3]"), absl::string_view::npos) << without_next;
+}
 
 TEST(RoundedProducts, ABackendWithoutBf16SaysSo) {
   const std::unique_ptr<Backend> inner = MakeTestBackend();

@@ -51,6 +51,7 @@ EXPECTED = {
     "UpdateMultiplyKernel": Expected(32, depth=1),
     "ExpandKernel": Expected(32, depth=1),
     "CompressKernel": Expected(32, depth=1),
+    "MomentumKernel": Expected(32, depth=1),
     "ScaledCopyKernel": Expected(32, depth=1),
     "ElementwiseKernel": Expected(32, depth=1),
     "LowRankAppendKernel": Expected(32, depth=2),

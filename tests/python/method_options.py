@@ -33,7 +33,8 @@ COMBINATIONS = {
          "refresh_interval": 7, "max_factor_dim": 0, "precondition_1d": True, "merge_small_dims": False,
          "target_merged_dim_size": 64},
     ),
-    "muon": ({"momentum": 0.5, "nesterov": False, "ns_steps": 7, "scale": "ORIGINAL", "epsilon": 0.125},),
+    "muon": ({"momentum": 0.5, "nesterov": False, "ns_steps": 7, "scale": "ORIGINAL", "epsilon": 0.125,
+              "precision": "TF32"},),
 }
 
 

@@ -53,6 +53,8 @@ struct CUmemPoolHandle_st {
 namespace precondor::cuda_host {
 namespace {
 
+std::atomic<int64_t> waits = 0;
+
 Mutex mu;  // guards what follows
 int64_t calls = 0;
 int64_t failing_call = -1;
@@ -161,6 +163,7 @@ cudaError_t CountCall() {
   return failure;
 }
 
+int64_t Waits() { return waits; }
 int64_t Calls() {
   const MutexLock lock(mu);
   return calls;
@@ -276,6 +279,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   RETURN_IF_FAILED();
+  {
+    const precondor::MutexLock lock(host::Named(stream)->queue_mu);
+    if (!host::Named(stream)->queue.empty()) ++host::waits;
+  }
   host::Drain(stream, [] { return false; });
   return cudaSuccess;
 }
@@ -355,6 +362,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     const precondor::MutexLock lock(event->state->mu);
     stream = event->state->stream;
     record = event->state->records;
+    if (stream != nullptr && event->state->passed < record) ++host::waits;
   }
   if (stream == nullptr) return cudaSuccess;  // never recorded
   host::Drain(stream, [state = event->state, record] { return state->HasPassed(record); });

@@ -26,6 +26,8 @@ cudaError_t CountCall();
 
 // --- for tests -------------------------------------------------------------------------------------------------
 int64_t Calls();
+// Times that a thread has waited for a stream or an event whose work had not run.
+int64_t Waits();
 // The call after `calls` more returns `error` and does nothing else; so do all later ones if the error is one that
 // ends a device's use, until Recover. A call of cuBLAS or cuSOLVER that fails so returns a status of the library, which
 // does not tell the error; cudaGetLastError does.

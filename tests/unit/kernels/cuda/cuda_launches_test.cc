@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -11,6 +12,7 @@
 #include "kernels/cuda/launch_count.h"
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
+#include "tests/support/cuda_host/stream.h"
 #include "tests/support/method_driver.h"
 #include "tests/support/task_group.h"
 
@@ -88,6 +90,69 @@ TEST(CudaLaunchesTest, DenseStepsTakeAsManyWhateverTheLayersOfAShape) {
     EXPECT_EQ(LaunchesOfSteps(config, 6, 3, 2, 1), of_two) << products << ", two vectors a side";
     for (int64_t& launches : of_two) launches += products == "F32" ? 0 : products == "BF16" ? 4 : 6;
     EXPECT_EQ(LaunchesOfSteps(config, 6, 3, 1, 3), of_two) << products << ", three shapes";
+  }
+}
+
+// What a step of muon takes, of `layers` layers of `shapes` shapes.
+struct Cost {
+  int64_t launches, waits;
+};
+Cost CostOfMuon(const std::string& precision, int layers, int shapes) {
+  const std::unique_ptr<Backend> backend = MakeGroupingBackend(MakeCudaBackend({}).value(), {});
+  TaskGroup tasks(*backend);
+  const std::unique_ptr<Method> method = MakeMethod({"muon", {{"precision", precision}}}).value();
+  std::vector<std::unique_ptr<LayerState>> states;
+  std::vector<DeviceMatrix> d, u;
+  VectorStream stream(Stream::kCorrelated, 140, 1);
+  for (int i = 0; i < layers; ++i) {
+    const LayerSpec spec{"any", 12 + i % shapes, 17 - 3 * (i % shapes), false};
+    states.push_back(method->MakeState(spec, *backend).value());
+    d.push_back(ToDevice(*backend, {stream.Gaussian(spec.d_out * spec.d_in)}));
+    u.push_back(backend->Allocate(spec.d_out, spec.d_in).value());
+  }
+  Cost cost = {};
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_FALSE(ToHost(*backend, u.back().view()).empty());  // waits for all that was launched
+    const int64_t launches = cuda::launch_count, waits = cuda_host::Waits();
+    tasks.Run(layers, [&](int i) {
+      const ConstMatrixView gradient(d[i].view().data, u[i].view().rows, u[i].view().cols);
+      EXPECT_TRUE(states[i]->Precondition(gradient, u[i].view()).ok());
+    });
+    cost = {cuda::launch_count - launches, cuda_host::Waits() - waits};
+  }
+  return cost;
+}
+
+// The momentum of all layers, the input of their iterations, four launches for each of five iterations, and the
+// answers. A further shape takes three products an iteration.
+TEST(CudaLaunchesTest, StepsOfMuonTakeAsManyWhateverTheLayersOfAShape) {
+  for (const std::string precision : {"AUTO", "BF16", "TF32", "F32"}) {
+    for (const int layers : {3, 144}) {
+      for (const int shapes : {1, 3}) {
+        SCOPED_TRACE(precision + " " + std::to_string(layers) + " " + std::to_string(shapes));
+        const Cost cost = CostOfMuon(precision, layers, shapes);
+        EXPECT_EQ(cost.launches, 23 + 15 * (shapes - 1));
+        EXPECT_EQ(cost.waits, 1);
+      }
+    }
+  }
+}
+
+TEST(CudaLaunchesTest, StepsOfMuonTakeNoMoreMemoryThanIsReserved) {
+  for (const char* precision : {"AUTO", "TF32", "F32"}) {
+    for (const auto& [m, n] : {std::pair<int64_t, int64_t>(97, 201), {201, 97}, {130, 130}, {300, 1}}) {
+      const std::unique_ptr<Method> method = MakeMethod({"muon", {{"precision", std::string(precision)}}}).value();
+      const LayerSpec layer{"any", m, n, false};
+      constexpr int64_t kTables = 64 << 10;  // of jobs and addresses, and partial sums
+      const int64_t limit = method->StateBytes(layer) + method->ScratchBytes(layer, 1) + 4 * 2 * m * n + kTables;
+      const std::unique_ptr<Backend> backend = MakeCudaBackend({.memory_limit_bytes = limit}).value();
+      const std::unique_ptr<LayerState> state = method->MakeState(layer, *backend).value();
+      VectorStream stream(Stream::kCorrelated, 100, 1);
+      const DeviceMatrix d = ToDevice(*backend, {stream.Gaussian(m * n)});
+      DeviceMatrix u = backend->Allocate(m, n).value();
+      const absl::Status answered = state->Precondition(ConstMatrixView(d.view().data, m, n), u.view());
+      EXPECT_TRUE(answered.ok()) << precision << " " << m << " x " << n << ": " << answered;
+    }
   }
 }
 

@@ -241,6 +241,7 @@ TEST(MuonTest, RefusesTheStateOfOtherOptions) {
                                                      {{"nesterov", false}},
                                                      {{"ns_steps", 6.0}},
                                                      {{"scale", std::string("ORIGINAL")}},
+                                                     {{"precision", std::string("BF16")}},
                                                      {{"epsilon", 0.0}}}) {
     LayerDriver other(*Make(options), {"layer", 3, 4}, *backend);
     const absl::Status status = driver.state().Load(other.state().Save().value());
@@ -258,6 +259,27 @@ TEST(MuonConfigTest, ScalesFollowTheLayer) {
   EXPECT_DOUBLE_EQ(config.ScaleOf({"w", 25, 100}), 1.0);
 }
 
+TEST(MuonConfigTest, ThePrecisionIsTheBackendsUnlessItIsSet) {
+  const std::unique_ptr<Backend> cpu = MakeTestBackend();
+  EXPECT_EQ(MuonConfig().PrecisionOn(*cpu), ProductPrecision::kF32);
+  for (const auto& [name, precision] : {std::pair("AUTO", ProductPrecision::kF32),
+                                        {"F32", ProductPrecision::kF32},
+                                        {"TF32", ProductPrecision::kTf32},
+                                        {"BF16", ProductPrecision::kBf16}}) {
+    const MuonConfig config = ParseMuonConfig({"muon", {{"precision", std::string(name)}}}).value();
+    EXPECT_EQ(config.PrecisionOn(*cpu), precision) << name;
+  }
+}
+
+// The CPU has one way of computing, so that its answers keep their bits.
+TEST(MuonTest, PrecisionChangesNothingOnTheCpu) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  LayerDriver plain(*Make(), {"layer", 7, 20}, *backend);
+  LayerDriver rounded(*Make({{"precision", std::string("BF16")}}), {"layer", 7, 20}, *backend);
+  const Dense d = GradientStream(7, 20, 2).Next();
+  EXPECT_EQ(rounded.Precondition(d.data).value(), plain.Precondition(d.data).value());
+}
+
 TEST(MuonConfigTest, HasThePublishedDefaults) {
   const MuonConfig config = ParseMuonConfig({"muon", {}}).value();
   EXPECT_EQ(config.momentum, 0.95);
@@ -268,9 +290,17 @@ TEST(MuonConfigTest, HasThePublishedDefaults) {
 }
 
 TEST(MuonConfigTest, RefusesOptionsByName) {
-  const std::vector<std::pair<std::string, OptionValue>> cases = {
-      {"momentum", 1.0}, {"momentum", -0.1}, {"nesterov", 1.0}, {"ns_steps", 0.0}, {"ns_steps", 21.0},
-      {"ns_steps", 2.5}, {"epsilon", -1e-9}, {"epsilon", 1.5},  {"lr", 0.5},       {"scale", std::string("ADAM")}};
+  const std::vector<std::pair<std::string, OptionValue>> cases = {{"momentum", 1.0},
+                                                                  {"momentum", -0.1},
+                                                                  {"nesterov", 1.0},
+                                                                  {"ns_steps", 0.0},
+                                                                  {"ns_steps", 21.0},
+                                                                  {"ns_steps", 2.5},
+                                                                  {"epsilon", -1e-9},
+                                                                  {"epsilon", 1.5},
+                                                                  {"lr", 0.5},
+                                                                  {"scale", std::string("ADAM")},
+                                                                  {"precision", std::string("BF16X3")}};
   for (const auto& [name, value] : cases) {
     const absl::Status status = ParseMuonConfig({"muon", {{name, value}}}).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << name;
