@@ -38,8 +38,6 @@
 #include "server/metrics/http_client.h"
 #include "server/metrics/metrics_observer.h"
 #include "server/periodic.h"
-#include "server/plane/collective_registry.h"
-#include "server/plane_transports.h"
 #include "server/port_file.h"
 #include "server/recovery/layer_uploads.h"
 #include "server/recovery/shard_store.h"
@@ -125,7 +123,6 @@ class ServerApp final : public App {
     if (standby_thread_.joinable()) standby_thread_.join();
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
     timers_.StopAll();
-    if (planes_ != nullptr) planes_->Stop();
     StopListening();
     if (server_ != nullptr) server_->Shutdown(wire::GrpcDeadline(absl::ZeroDuration()));
     server_.reset();
@@ -210,14 +207,13 @@ class ServerApp final : public App {
       work_until = work_until_;
       until = drain_until_;
     }
-    while (shard_ != nullptr && (shard_->in_flight() > 0 || planes_->busy()) && MonotonicNow() < work_until) {
+    while (shard_ != nullptr && shard_->in_flight() > 0 && MonotonicNow() < work_until) {
       absl::SleepFor(absl::Milliseconds(5));
     }
     const int64_t abandoned = shard_ == nullptr ? 0 : shard_->in_flight();
     // Calls that wait for a silent shard, and streams of workers that stay connected, would delay the shutdown. They
     // are cut when the deadline passes.
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
-    if (planes_ != nullptr) planes_->Stop();
     StopListening();
     server_->Shutdown(wire::GrpcDeadline(std::min(work_until - MonotonicNow(), absl::Milliseconds(500))));
     std::vector<std::string> lost;
@@ -272,11 +268,8 @@ class ServerApp final : public App {
     uploads_ = std::make_unique<recovery::LayerUploads>(clock_);
     if (shard_store_ != nullptr) shard_->replay().Begin();
     const uint64_t shard_generation = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
-    PRECONDOR_ASSIGN_OR_RETURN(PlaneTransport transport, MakePlaneTransport(config_));
-    planes_ = std::make_unique<CollectiveRegistry>(shard_->data_plane(), logger_, metrics_, std::move(transport),
-                                                   absl::Milliseconds(config_.plane_timeout_ms));
     precondition_service_ = std::make_unique<rpc::PreconditionService>(
-        shard_->data_plane(), std::string(backends_.front().backend->name()), *planes_,
+        shard_->data_plane(), std::string(backends_.front().backend->name()),
         static_cast<uint64_t>(config_.credit_bytes), shard_generation, runner_, metrics_, rings_.get());
     // The coordinator of role `all` calls its shard in the process.
     if (config_.role == ServerRole::kShard) shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
@@ -531,7 +524,6 @@ class ServerApp final : public App {
       timers_.Start("reload-tls", absl::Seconds(wire::kReloadSeconds), [this] { security_->Reload(); });
     }
     timers_.Start("connections", absl::Milliseconds(20), [this] { listeners_->CheckConnections(MonotonicNow()); });
-    if (planes_ != nullptr) timers_.Start("sweep-planes", absl::Milliseconds(500), [this] { planes_->Sweep(); });
     if (shard_ != nullptr && config_.slow_worker_ms > 0) {
       const int64_t pause = std::clamp<int64_t>(config_.slow_worker_ms / 4, 1, 1000);
       timers_.Start("stragglers", absl::Milliseconds(pause), [this] { shard_->upkeep().ReportStragglers(); });
@@ -606,8 +598,7 @@ class ServerApp final : public App {
   rpc::ControlRunner runner_;
   std::vector<std::unique_ptr<ThreadPoolExecutor>> compute_threads_;  // one per device
   std::unique_ptr<Shard> shard_;
-  std::unique_ptr<CollectiveRegistry> planes_;  // null without a shard
-  LocalShard* local_ = nullptr;                 // owned by coordinator_
+  LocalShard* local_ = nullptr;  // owned by coordinator_
   std::unique_ptr<CoordinatorStorage> storage_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<rpc::PreconditionService> precondition_service_;

@@ -210,14 +210,6 @@ const std::vector<Option>& Options() {
                      "fraction of the workers whose statistics suffice for the update at that deadline"),
       NumberOption("slow_worker_ms", &C::slow_worker_ms, 0, kHour,
                    "name the workers that a step has been waiting for so long; 0: never"),
-      NumberOption(
-          "plane_timeout_ms", &C::plane_timeout_ms, 100, kHour,
-          "how long ranks of a session with data_plane COLLECTIVE wait for each other in its communicator before "
-          "gradients go over gRPC"),
-      ChoiceOption("plane_transport", &C::plane_transport, {"local", "nccl"},
-                   "what such a communicator is: local, between processes of this host; or nccl, between CUDA devices, "
-                   "one of each rank's own"),
-      NumberOption("plane_device", &C::plane_device, 0, 1 << 10, "the shard's CUDA device in an nccl communicator"),
       TextOption("data_dir", &C::data_dir,
                  "directory to come back from after a crash; one server's alone; empty: nothing is kept"),
       NumberOption("snapshot_interval_steps", &C::snapshot_interval_steps, 0, 1 << 30,

@@ -39,9 +39,6 @@ struct ServerConfig {
   int64_t statistics_deadline_ms = 0;
   double quorum = 1.0;
   int64_t slow_worker_ms = 30000;
-  int64_t plane_timeout_ms = 60000;
-  std::string plane_transport = "local";
-  int64_t plane_device = 0;
   std::string data_dir;
   int64_t snapshot_interval_steps = 1000;
   int64_t gradient_journal_bytes = int64_t{256} << 20;

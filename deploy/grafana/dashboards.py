@@ -144,12 +144,9 @@ TRAINING_JOB = dashboard("precondor-training-job", "Precondor: training job", [T
         f"sum by (instance, part) (precondor_job_reserved_bytes{{{JOB_SHARD}}})", "{{instance}} {{part}}"), width=12),
         panel("Ranks that lag", "none", (f"precondor_lagging_workers{{{JOB_SHARD}}}", "{{instance}} ranks"),
               (f"precondor_lagging_rank_number{{{JOB_SHARD}}}", "{{instance}} lowest rank, -1: none"), width=12)]),
-    ("Transport", [panel("Gradients come by a communicator", "bool_yes_no", (
-        f"precondor_data_plane_status{{{JOB_SHARD}}}", "{{instance}}"), width=12),
-        panel("Recovery", "none", (f"sum(precondor_updates_lost_total{{{JOB_SHARD}}})", "updates lost"),
-              (f"sum(precondor_moved_layers_total{{{JOB}}})", "layers moved"),
-              (f"sum(precondor_data_plane_failures_total{{{JOB_SHARD}}})", "communicators that failed"),
-              (f"sum(precondor_mode_changes_total{{{JOB}}})", "changes of mode"), width=12)]),
+    ("Recovery", [panel("Recovery", "none", (f"sum(precondor_updates_lost_total{{{JOB_SHARD}}})", "updates lost"),
+                        (f"sum(precondor_moved_layers_total{{{JOB}}})", "layers moved"),
+                        (f"sum(precondor_mode_changes_total{{{JOB}}})", "changes of mode"), width=24)]),
     ("Snapshots", [
         panel("Age of the last snapshot", "s", (
             f"time() - (precondor_last_snapshot_timestamp_seconds{{{JOB_SHARD}}} > 0)", "{{instance}}")),

@@ -10,9 +10,4 @@ namespace precondor {
 // numbers inside the range of f64.
 inline constexpr uint64_t kMaxSamples = uint64_t{1} << 40;
 
-// Returns the weight of a contribution in the average: samples / total in f32, which is 1 for a single contribution.
-inline float ShareOf(uint64_t samples, uint64_t total) {
-  return static_cast<float>(static_cast<double>(samples) / static_cast<double>(total));
-}
-
 }  // namespace precondor

@@ -148,22 +148,6 @@ absl::Status CheckLocalFactors(const SessionSpec& spec) {
   return absl::OkStatus();
 }
 
-// Checks the restrictions of a session whose gradients travel over communicators.
-absl::Status CheckCollective(const SessionSpec& spec) {
-  constexpr absl::string_view kWith = " with data_plane COLLECTIVE";
-  if (spec.exchange != ExchangeMode::kDirect) {
-    return Invalid("exchange", absl::StrCat("DIRECT", kWith), ExchangeModeName(spec.exchange));
-  }
-  if (spec.gradient_dtype != DType::kF32) {
-    return Invalid("gradient_dtype", absl::StrCat(DTypeName(DType::kF32), kWith), DTypeName(spec.gradient_dtype));
-  }
-  if (spec.on_shard_loss != ShardLossPolicy::kWait) {
-    return Invalid("on_shard_loss", absl::StrCat("WAIT", kWith), ShardLossPolicyName(spec.on_shard_loss));
-  }
-  if (spec.world_size <= kMaxCollectiveWorkers) return absl::OkStatus();
-  return Invalid("world_size", absl::StrCat("at most ", kMaxCollectiveWorkers, kWith), spec.world_size);
-}
-
 std::string LayerMethodsDifference(const SessionSpec& have, const SessionSpec& want) {
   for (size_t layer = 0; layer < have.layers.size(); ++layer) {
     const auto text = [layer](const SessionSpec& spec) {
@@ -192,10 +176,8 @@ absl::Status ValidateSessionSpec(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("gradient_dtype", spec.gradient_dtype, DType::kBF16));
   PRECONDOR_RETURN_IF_ERROR(ValidateFallbackConfig(spec.fallback));
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("on_shard_loss", spec.on_shard_loss, ShardLossPolicy::kDegrade));
-  PRECONDOR_RETURN_IF_ERROR(CheckEnum("data_plane", spec.data_plane, DataPlane::kCollective));
   PRECONDOR_RETURN_IF_ERROR(CheckLayers(spec.layers));
   PRECONDOR_RETURN_IF_ERROR(CheckLayerMethods(spec));
-  if (spec.data_plane == DataPlane::kCollective) PRECONDOR_RETURN_IF_ERROR(CheckCollective(spec));
   return WorkersPrecondition(spec) ? CheckLocalFactors(spec) : absl::OkStatus();
 }
 
@@ -227,7 +209,6 @@ std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want)
     difference = absl::StrCat("fallback.", DescribeDifference(have.fallback, want.fallback));
   }
   compare("on_shard_loss", have.on_shard_loss, want.on_shard_loss, ShardLossPolicyName);
-  compare("data_plane", have.data_plane, want.data_plane, DataPlaneName);
   if (difference.empty()) difference = LayersDifference(have.layers, want.layers);
   return difference.empty() ? LayerMethodsDifference(have, want) : difference;
 }
@@ -322,16 +303,6 @@ absl::string_view ShardLossPolicyName(ShardLossPolicy policy) {
       return "WAIT";
     case ShardLossPolicy::kDegrade:
       return "DEGRADE";
-  }
-  return "UNKNOWN";
-}
-
-absl::string_view DataPlaneName(DataPlane plane) {
-  switch (plane) {
-    case DataPlane::kGrpc:
-      return "GRPC";
-    case DataPlane::kCollective:
-      return "COLLECTIVE";
   }
   return "UNKNOWN";
 }

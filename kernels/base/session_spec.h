@@ -28,9 +28,6 @@ enum class StatisticsKind : uint8_t { kMean = 1, kPerWorkerMean = 2, kSigned = 3
 // its factors. kDegrade: the job waits until the loss is detected; then the shard's layers start on other shards with
 // fresh factors.
 enum class ShardLossPolicy : uint8_t { kWait = 1, kDegrade = 2 };
-// How gradients and answers travel. kCollective: the ranks and each shard sum and send them as ranks of one
-// communicator, while that exists; docs/collective.md. Everything else travels over gRPC in both cases.
-enum class DataPlane : uint8_t { kGrpc = 1, kCollective = 2 };
 // The decision of a sealed plan for one (epoch, step, layer). kSkip: a contributor had no usable gradient (AMP skip or
 // non-finite), so no worker gets one and every replica skips the step.
 enum class Decision : uint8_t { kPreconditioned = 1, kIdentity = 2, kSkip = 3 };
@@ -81,7 +78,6 @@ struct SessionSpec {
   ShardLossPolicy on_shard_loss = ShardLossPolicy::kWait;
   std::vector<LayerSpec> layers;
   std::vector<LayerMethod> layer_methods = {};  // exceptions to `method` and `statistics`; each layer in at most one
-  DataPlane data_plane = DataPlane::kGrpc;
   bool operator==(const SessionSpec&) const = default;
 };
 
@@ -92,7 +88,6 @@ inline constexpr int64_t kMaxTensorDims = 8;
 inline constexpr int64_t kMaxLayerMethods = 256;  // MethodOf and StatisticsOf search all of them
 inline constexpr int32_t kMaxWorldSize = 1 << 16;
 inline constexpr int32_t kMaxSketches = 16;
-inline constexpr int32_t kMaxCollectiveWorkers = 255;  // for sessions with data_plane COLLECTIVE
 
 // Returns InvalidArgument with the field (for a layer its index and name), the expected values and the actual value.
 // Checks everything but the methods and what they support in the session, which MethodSet checks (kernels/methods).
@@ -143,7 +138,6 @@ absl::string_view ModeName(Mode mode);
 absl::string_view ExchangeModeName(ExchangeMode exchange);
 absl::string_view StatisticsKindName(StatisticsKind kind);
 absl::string_view ShardLossPolicyName(ShardLossPolicy policy);
-absl::string_view DataPlaneName(DataPlane plane);
 absl::string_view DecisionName(Decision decision);
 
 }  // namespace precondor

@@ -46,8 +46,6 @@ PRECONDOR_SAME_VALUE(StatisticsKind::kSigned, STATISTICS_KIND_SIGNED);
 PRECONDOR_SAME_VALUE(StatisticsKind::kCovariance, STATISTICS_KIND_COVARIANCE);
 PRECONDOR_SAME_VALUE(ShardLossPolicy::kWait, SHARD_LOSS_POLICY_WAIT);
 PRECONDOR_SAME_VALUE(ShardLossPolicy::kDegrade, SHARD_LOSS_POLICY_DEGRADE);
-PRECONDOR_SAME_VALUE(DataPlane::kGrpc, DATA_PLANE_GRPC);
-PRECONDOR_SAME_VALUE(DataPlane::kCollective, DATA_PLANE_COLLECTIVE);
 PRECONDOR_SAME_VALUE(Decision::kPreconditioned, DECISION_PRECONDITIONED);
 PRECONDOR_SAME_VALUE(Decision::kIdentity, DECISION_IDENTITY);
 PRECONDOR_SAME_VALUE(Decision::kSkip, DECISION_SKIP);
@@ -60,8 +58,7 @@ static_assert(v1::DataType_MAX == v1::DATA_TYPE_BF16 && v1::Mode_MAX == v1::MODE
                   v1::ExchangeMode_MAX == v1::EXCHANGE_MODE_SHARDED &&
                   v1::StatisticsKind_MAX == v1::STATISTICS_KIND_COVARIANCE && v1::Decision_MAX == v1::DECISION_SKIP &&
                   v1::FallbackPolicy_MAX == v1::FALLBACK_POLICY_AT_STEP &&
-                  v1::ShardLossPolicy_MAX == v1::SHARD_LOSS_POLICY_DEGRADE &&
-                  v1::DataPlane_MAX == v1::DATA_PLANE_COLLECTIVE,
+                  v1::ShardLossPolicy_MAX == v1::SHARD_LOSS_POLICY_DEGRADE,
               "a value was added: add its line above");
 
 // All these enumerations use 0 for "not set" and number their values from 1 without gaps.
@@ -194,7 +191,6 @@ v1::Decision EncodeDecision(Decision decision) { return EncodeEnum<Decision, v1:
 v1::ShardLossPolicy EncodeShardLossPolicy(ShardLossPolicy policy) {
   return EncodeEnum<ShardLossPolicy, v1::ShardLossPolicy>(policy);
 }
-v1::DataPlane EncodeDataPlane(DataPlane plane) { return EncodeEnum<DataPlane, v1::DataPlane>(plane); }
 v1::FallbackPolicy EncodeFallbackPolicy(FallbackPolicy policy) {
   return EncodeEnum<FallbackPolicy, v1::FallbackPolicy>(policy);
 }
@@ -216,9 +212,6 @@ absl::StatusOr<Decision> DecodeDecision(v1::Decision value, absl::string_view fi
 }
 absl::StatusOr<ShardLossPolicy> DecodeShardLossPolicy(v1::ShardLossPolicy value, absl::string_view field) {
   return DecodeEnum<ShardLossPolicy>(value, v1::ShardLossPolicy_MAX, "ShardLossPolicy", field);
-}
-absl::StatusOr<DataPlane> DecodeDataPlane(v1::DataPlane value, absl::string_view field) {
-  return DecodeEnum<DataPlane>(value, v1::DataPlane_MAX, "DataPlane", field);
 }
 absl::StatusOr<FallbackPolicy> DecodeFallbackPolicy(v1::FallbackPolicy value, absl::string_view field) {
   return DecodeEnum<FallbackPolicy>(value, v1::FallbackPolicy_MAX, "FallbackPolicy", field);
@@ -358,7 +351,6 @@ absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
   if (spec.on_shard_loss != ShardLossPolicy::kWait) {
     out.set_on_shard_loss(EncodeShardLossPolicy(spec.on_shard_loss));
   }
-  if (spec.data_plane != DataPlane::kGrpc) out.set_data_plane(EncodeDataPlane(spec.data_plane));
   for (const LayerSpec& layer : spec.layers) *out.add_layers() = EncodeLayer(layer);
   for (const LayerMethod& entry : spec.layer_methods) {
     v1::LayerMethod& encoded = *out.add_layer_methods();
@@ -380,7 +372,6 @@ absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec) {
       DecodeOrDefault(spec.statistics_data_type(), &DecodeDType, "statistics_data_type", out.statistics_dtype));
   status.Update(DecodeOrDefault(spec.gradient_data_type(), &DecodeDType, "gradient_data_type", out.gradient_dtype));
   status.Update(DecodeOrDefault(spec.on_shard_loss(), &DecodeShardLossPolicy, "on_shard_loss", out.on_shard_loss));
-  status.Update(DecodeOrDefault(spec.data_plane(), &DecodeDataPlane, "data_plane", out.data_plane));
   PRECONDOR_RETURN_IF_ERROR(status);
   PRECONDOR_ASSIGN_OR_RETURN(out.method, DecodeMethodConfig(spec.method()));
   PRECONDOR_ASSIGN_OR_RETURN(out.fallback, DecodeFallbackConfig(spec.fallback()));

@@ -241,24 +241,4 @@ absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& hea
   return header.on_device == nullptr ? absl::OkStatus() : CheckOnDevice(spec, header);
 }
 
-absl::Status CheckAverage(const SessionSpec& spec, const ReducedGradient& gradient) {
-  const ContributionKey key = KeyOf(gradient);
-  const LayerSpec& layer = spec.layers[key.layer];
-  const uint64_t bytes = static_cast<uint64_t>(layer.d_out * layer.d_in) * sizeof(float);
-  const size_t ranks = static_cast<size_t>(spec.world_size);
-  if (spec.data_plane != DataPlane::kCollective || gradient.shares.size() != ranks ||
-      gradient.average.size() != bytes) {
-    return Invalid(ErrorReason::kMalformed, spec, key,
-                   absl::StrCat("expected ", ranks, " shares and ", bytes, " bytes with data_plane COLLECTIVE, got ",
-                                gradient.shares.size(), " and ", gradient.average.size(), " with ",
-                                DataPlaneName(spec.data_plane)));
-  }
-  for (const ReducedGradient::Share& share : gradient.shares) {
-    if (share.samples <= kMaxSamples) continue;
-    return Invalid(ErrorReason::kMalformed, spec, key,
-                   absl::StrCat("samples: expected at most ", kMaxSamples, ", got ", share.samples));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace precondor

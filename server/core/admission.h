@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks what workers and communicators send. A header is decoded and checked once, and becomes a value of a type that
-// only SessionAdmission can make. Layers take no other type.
+// Checks what workers send. A header is decoded and checked once, and becomes a value of a type that only
+// SessionAdmission can make. Layers take no other type.
 #pragma once
 
 #include <cstdint>
@@ -48,21 +48,6 @@ class AdmittedContribution {
   std::weak_ptr<const SessionContext> session_;  // weak: the session may be freed before the payload arrives
 };
 
-// An average of all ranks' gradients that has passed the checks.
-class AdmittedAverage {
- public:
-  AdmittedAverage(AdmittedAverage&&) = default;
-
-  const ReducedGradient& gradient() const { return gradient_; }
-  Payload TakeAverage() { return std::exchange(gradient_.average, {}); }
-
- private:
-  friend class SessionAdmission;
-  explicit AdmittedAverage(ReducedGradient gradient) : gradient_(std::move(gradient)) {}
-
-  ReducedGradient gradient_;
-};
-
 // The processes that may send to a session: the members of its epoch, as a shard knows them.
 struct RankHolders {
   uint64_t epoch = 0;
@@ -93,9 +78,5 @@ absl::Status CheckRole(const SessionSpec& spec, const Method& method, const Cont
 // Returns INVALID_ARGUMENT (MALFORMED, DTYPE_MISMATCH, SHAPE_MISMATCH or SIZE_MISMATCH) with the expected and the
 // actual value. Precondition: the layer exists.
 absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& header, uint64_t payload_bytes);
-
-// Checks shares, samples and the byte count of an average. Returns INVALID_ARGUMENT (MALFORMED). Precondition: the
-// layer exists.
-absl::Status CheckAverage(const SessionSpec& spec, const ReducedGradient& gradient);
 
 }  // namespace precondor

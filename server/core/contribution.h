@@ -51,7 +51,6 @@ struct StagedContribution {
   std::array<float, 2> scales = {1, 1};                 // of a and g; or of the gradient
   std::array<int64_t, 2> rows = {0, 0};                 // rows of a and g with COVARIANCE; 0 means packed
   std::shared_ptr<const DevicePayload> on_device = {};  // a gradient in device memory, instead of `bytes`
-  bool whole = false;                                   // an f32 gradient that is already the average
   std::vector<GradientPart> parts = {};                 // SHARDED: the parts of the gradient in `bytes`
 };
 
@@ -77,25 +76,6 @@ struct ContributionHeader {
   // Set for a gradient in memory of the backend's device. Its payload has no bytes.
   std::shared_ptr<const DevicePayload> on_device = {};
 };
-
-// One step's gradients of a layer from all ranks, which a communicator has averaged (docs/collective.md).
-struct ReducedGradient {
-  uint64_t session_id = 0;
-  uint64_t epoch = 0;
-  uint64_t step = 0;
-  uint32_t layer = 0;
-  Mode mode = Mode::kSecondOrder;
-  struct Share {
-    uint64_t samples = 0;  // 0 if the average has no gradient of this rank
-    bool refused = false;  // the rank's gradient was not finite
-  };
-  std::vector<Share> shares;  // by rank
-  Payload average;            // [d_out, d_in] in f32; undefined if a share is missing
-};
-// Returns the key with rank 0 and incarnation 0.
-inline ContributionKey KeyOf(const ReducedGradient& gradient) {
-  return {.session_id = gradient.session_id, .epoch = gradient.epoch, .step = gradient.step, .layer = gradient.layer};
-}
 
 // Time that the arithmetic of a layer took in a step; zero if none was needed.
 struct StageTimes {

@@ -31,8 +31,6 @@ int64_t GradientBytes(const SessionSpec& spec, const LayerSpec& layer) {
   }
   const int64_t contributors = GradientContributors(spec);
   const int64_t gradients = Mul(Mul(contributors, elements), static_cast<int64_t>(ByteSize(spec.gradient_dtype)));
-  // With a communicator, the shard's own zeros in f32 take the place of a sum in f64.
-  if (spec.data_plane == DataPlane::kCollective) return AddBytes(gradients, Mul(elements, 4));
   return contributors > 1 ? AddBytes(gradients, Mul(elements, 8)) : gradients;
 }
 

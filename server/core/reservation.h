@@ -69,8 +69,8 @@ class ReservationSums {
 // - Staging per layer, for window_steps + 1 steps (a step that left the window may still be waiting for its update):
 //   statistics of W workers in the session's statistics dtype, and kBytesPerContribution for each contribution.
 // - Staging per layer, for window_steps steps: the gradients of the ranks that send them, which results reuse; and an
-//   f64 accumulator if more than one rank sends, or f32 zeros with data plane COLLECTIVE; in SHARDED four gradients:
-//   the parts, the whole one, and twice for parts of the answer.
+//   f64 accumulator if more than one rank sends; in SHARDED four gradients: the parts, the whole one, and twice for
+//   parts of the answer.
 // - Staging, once per layer and once per session: kernels/base/session_memory.h.
 // - If workers have factors: in place of gradients, for window_steps steps the answers to pulls, which are merged
 //   vectors in f32 in REPLAY and saved states in PULL_FACTORS; and two more saved states, one being saved and one being

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Notifications of server/rpc and server/plane about payloads in transit.
+// Notifications of server/rpc about payloads in transit.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace precondor {
 
-// How a payload travels between a worker and this process: frames of a stream, a unary call, a ring in the memory of a
-// device, or a communicator.
-enum class TransferPath : uint8_t { kStream, kUnary, kRing, kCollective };
+// How a payload travels between a worker and this process: frames of a stream, a unary call, or a ring in the memory
+// of a device.
+enum class TransferPath : uint8_t { kStream, kUnary, kRing };
 enum class TransferKind : uint8_t { kStatistics, kGradient, kAnswer, kFactors };
 
 // Receives the notifications about payloads in transit. Observer has the rules for these calls.
@@ -28,10 +28,6 @@ class TransferObserver {
   virtual void OnReply(absl::Duration took) {}
   // A worker's stream has begun (`open`) or ended.
   virtual void OnStream(bool open) {}
-  // A session's ranks and this shard have joined a communicator for its gradients (`joined`), or have ended it.
-  virtual void OnDataPlane(absl::string_view train_job, bool joined) {}
-  // A communicator has ended before its epoch, although no rank had left.
-  virtual void OnDataPlaneFailure(absl::string_view train_job) {}
 };
 
 }  // namespace precondor

@@ -2,7 +2,7 @@
 // Lists every metric of a server with name, type and help. Rules: names are precondor_<noun>_<unit>[_total] in base
 // units. The label train_job is the job's name. A rank, step, layer, peer or session id is never a label.
 // docs/monitoring.md describes what to watch.
-// A job has at most 61 series on a server of role all (tests/unit/server/metrics_test.cc). Therefore histograms and
+// A job has at most 59 series on a server of role all (tests/unit/server/metrics_test.cc). Therefore histograms and
 // reasons are per server, and jobs have sums only.
 #pragma once
 
@@ -84,11 +84,6 @@ inline constexpr MetricInfo kCatalog[] = {
      MetricOwner::kShardJob},
     {"precondor_lagging_rank_number", MetricType::kGauge, "train_job", "The lowest of them; -1: none",
      MetricOwner::kShardJob},
-    {"precondor_data_plane_status", MetricType::kGauge, "train_job",
-     "1 while the gradients of the job come by a communicator to this shard, 0 while over gRPC",
-     MetricOwner::kShardJob},
-    {"precondor_data_plane_failures_total", MetricType::kCounter, "train_job",
-     "Communicators of the job that ended before their epoch although no rank had left", MetricOwner::kShardJob},
     {"precondor_stage_seconds", MetricType::kHistogram, "stage",
      "Time of the stages of a step, one layer at a time: receive, seal_wait, update, precondition, reply"},
     {"precondor_rejected_total", MetricType::kCounter, "reason", "Contributions refused, by reason"},

@@ -56,8 +56,6 @@ class MetricsObserver final : public Observer {
   void OnReceive(absl::Duration took) override;
   void OnReply(absl::Duration took) override;
   void OnStream(bool open) override;
-  void OnDataPlane(absl::string_view train_job, bool joined) override;
-  void OnDataPlaneFailure(absl::string_view train_job) override;
   // LayerObserver.
   void OnContribution(absl::string_view train_job, ContributionKind kind, int64_t bytes) override;
   void OnDuplicate(absl::string_view train_job, ContributionKind kind) override;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transfers the payloads of one Exchange stream: inline, as bytes of frames, or in slots of a region that the shard
 // shares with the stream's worker. An answer travels the way that its gradient did, or inline if that is not possible.
-// server/plane transfers gradients over a communicator.
 #pragma once
 
 #include <cstdint>

@@ -207,27 +207,6 @@ grpc::ServerUnaryReactor* PreconditionService::Precondition(grpc::CallbackServer
                           runner_.tracer() == nullptr ? std::nullopt : CallerTrace(*context));
 }
 
-grpc::ServerUnaryReactor* PreconditionService::JoinPlane(grpc::CallbackServerContext* context,
-                                                         const v1::JoinPlaneRequest* request,
-                                                         v1::JoinPlaneResponse* response) {
-  return runner_.Run(context, "PreconditionService/JoinPlane", [this, request, response]() -> absl::Status {
-    const ContributionKey key = {.session_id = request->session_id(),
-                                 .epoch = request->epoch(),
-                                 .rank = request->rank(),
-                                 .incarnation = request->incarnation()};
-    const SessionCaller caller = SessionCaller::Showing(request->secret());
-    if (!request->declined().empty()) return planes_.Decline(key, request->declined(), caller);
-    PRECONDOR_ASSIGN_OR_RETURN(const RendezvousInfo rendezvous_info, planes_.Join(key, caller));
-    response->set_transport(rendezvous_info.transport);
-    response->set_unique_id(rendezvous_info.unique_id);
-    response->set_timeout_ms(absl::ToInt64Milliseconds(rendezvous_info.timeout));
-    for (const std::vector<uint32_t>& layers : rendezvous_info.buckets) {
-      response->add_buckets()->mutable_layers()->Add(layers.begin(), layers.end());
-    }
-    return absl::OkStatus();
-  });
-}
-
 grpc::ServerUnaryReactor* PreconditionService::ListMissingRanks(grpc::CallbackServerContext* context,
                                                                 const v1::ListMissingRanksRequest* request,
                                                                 v1::ListMissingRanksResponse* response) {

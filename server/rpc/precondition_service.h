@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PreconditionService: the stream, the unary call and the rendezvous by which workers send gradients to a shard, and
-// what a step waits for.
+// PreconditionService: the stream and the unary call by which workers send gradients to a shard, and what a step waits
+// for.
 #pragma once
 
 #include <string>
@@ -8,7 +8,6 @@
 
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "server/core/shard/shard_data_plane.h"
-#include "server/plane/collective_registry.h"
 #include "server/rpc/bounded_handler.h"
 #include "server/rpc/open_payloads.h"
 #include "server/rpc/shared_regions.h"
@@ -20,18 +19,15 @@ namespace precondor::rpc {
 class PreconditionService final
     : public v1::PreconditionService::WithRawCallbackMethod_Exchange<
           v1::PreconditionService::WithCallbackMethod_Precondition<
-              v1::PreconditionService::WithCallbackMethod_JoinPlane<
-                  v1::PreconditionService::WithCallbackMethod_ListMissingRanks<v1::PreconditionService::Service>>>> {
+              v1::PreconditionService::WithCallbackMethod_ListMissingRanks<v1::PreconditionService::Service>>> {
  public:
   // `shard_generation` is 0 for a shard without a data directory, and otherwise a number that no other process of the
   // shard has. If it is not 0, each stream announces its sum with ShardDataPlane::state_generation(). `regions`
   // allocates the regions of streams from this host; null means that the shard shares no memory.
-  PreconditionService(ShardDataPlane& shard, std::string backend, CollectiveRegistry& planes, uint64_t credit_bytes,
-                      uint64_t shard_generation, ControlRunner& runner, TransferObserver& observer,
-                      SharedRegions* regions)
+  PreconditionService(ShardDataPlane& shard, std::string backend, uint64_t credit_bytes, uint64_t shard_generation,
+                      ControlRunner& runner, TransferObserver& observer, SharedRegions* regions)
       : shard_(shard),
         backend_(std::move(backend)),
-        planes_(planes),
         credit_bytes_(credit_bytes),
         open_payloads_(credit_bytes),
         shard_generation_(shard_generation),
@@ -44,15 +40,12 @@ class PreconditionService final
     constexpr absl::string_view kPrecondition = "PreconditionService/Precondition";
     MarkMethodCallback(MethodIndex(kPrecondition),
                        BoundedHandler(runner, kPrecondition, RefuseGrowth, this, &PreconditionService::Precondition));
-    bound("PreconditionService/JoinPlane", &PreconditionService::JoinPlane);
     bound("PreconditionService/ListMissingRanks", &PreconditionService::ListMissingRanks);
   }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* Precondition(grpc::CallbackServerContext* context, const v1::PreconditionRequest* request,
                                          v1::PreconditionResponse* response) override;
-  grpc::ServerUnaryReactor* JoinPlane(grpc::CallbackServerContext* context, const v1::JoinPlaneRequest* request,
-                                      v1::JoinPlaneResponse* response) override;
   grpc::ServerUnaryReactor* ListMissingRanks(grpc::CallbackServerContext* context,
                                              const v1::ListMissingRanksRequest* request,
                                              v1::ListMissingRanksResponse* response) override;
@@ -67,7 +60,6 @@ class PreconditionService final
 
   ShardDataPlane& shard_;
   const std::string backend_;
-  CollectiveRegistry& planes_;
   const uint64_t credit_bytes_;
   OpenPayloads open_payloads_;
   const uint64_t shard_generation_;

@@ -39,7 +39,8 @@ auto Fields(store::Is<SessionRecord> auto& value) {
   auto& [session_id, spec, placement, membership, lease, access] = value;
   return std::tuple_cat(
       std::tie(session_id, spec, placement, membership, lease, spec.on_shard_loss, spec.layer_methods),
-      std::make_tuple(store::LayerShapes<decltype((spec.layers))>{spec.layers}), std::tie(spec.data_plane, access));
+      std::make_tuple(store::LayerShapes<decltype((spec.layers))>{spec.layers}, store::RetiredDataPlane()),
+      std::tie(access));
 }
 
 auto Fields(store::Is<MembershipRecord> auto& value) {
@@ -87,13 +88,12 @@ auto Fields(store::Is<SnapshotsRecord> auto& value) {
 namespace store {
 namespace {
 
-// 2: a SessionRecord ends with on_shard_loss. 3: then layer_methods. 4: then the shapes of layers. 5: then data_plane.
-// 6: then the session's secret and tenants.
+// 2: a SessionRecord ends with on_shard_loss. 3: then layer_methods. 4: then the shapes of layers. 5: then a data
+// plane. 6: then the session's secret and tenants.
 constexpr uint8_t kVersion = 6;
 
 // Converts a record of an earlier version. Sessions of version 1 have on_shard_loss WAIT. Before version 3 all layers
-// have one method, before version 4 no shapes, before version 5 data_plane is GRPC, and before version 6 there is no
-// secret.
+// have one method, before version 4 no shapes, before version 5 no data plane, and before version 6 no secret.
 template <typename Record>
 std::string FromVersion(uint8_t version, absl::string_view bytes) {
   std::string next(bytes);
@@ -101,7 +101,7 @@ std::string FromVersion(uint8_t version, absl::string_view bytes) {
     if (version < 2) Put(next, ShardLossPolicy::kWait);
     if (version < 3) Put(next, std::vector<LayerMethod>());
     if (version < 4) Put(next, std::map<uint32_t, std::vector<int64_t>>());
-    if (version < 5) Put(next, DataPlane::kGrpc);
+    if (version < 5) Put(next, RetiredDataPlane());
     if (version < 6) Put(next, SessionAccess());
   }
   return next;

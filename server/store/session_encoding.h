@@ -42,6 +42,18 @@ struct internal::Code<LayerShapes<Layers>> {
   }
 };
 
+// The byte of a record that was a session's data plane: written as 1, and read without effect.
+struct RetiredDataPlane {};
+
+template <>
+struct internal::Code<RetiredDataPlane> {
+  static void Put(std::string& out, const RetiredDataPlane&) { PutFixed(out, 1, 1); }
+  static void Take(Decoder& decoder, const RetiredDataPlane&) {
+    const uint8_t byte = decoder.U8();
+    if (byte < 1 || byte > 2) decoder.Fail();
+  }
+};
+
 }  // namespace precondor::store
 
 namespace precondor {
@@ -50,7 +62,6 @@ constexpr Mode LastEnumerator(Mode) { return Mode::kFirstOrder; }
 constexpr ExchangeMode LastEnumerator(ExchangeMode) { return ExchangeMode::kSharded; }
 constexpr StatisticsKind LastEnumerator(StatisticsKind) { return StatisticsKind::kCovariance; }
 constexpr ShardLossPolicy LastEnumerator(ShardLossPolicy) { return ShardLossPolicy::kDegrade; }
-constexpr DataPlane LastEnumerator(DataPlane) { return DataPlane::kCollective; }
 constexpr Decision LastEnumerator(Decision) { return Decision::kSkip; }
 constexpr DType LastEnumerator(DType) { return DType::kBF16; }
 constexpr FallbackPolicy LastEnumerator(FallbackPolicy) { return FallbackPolicy::kAtStep; }
@@ -81,11 +92,11 @@ auto Fields(store::Is<LayerMethod> auto& value) {
   return std::tie(method, statistics, layers);
 }
 
-// on_shard_loss, layer_methods, the layers' shapes and data_plane are encoded at the end of the record, because earlier
-// versions of it do not have them.
+// on_shard_loss, layer_methods and the layers' shapes are encoded at the end of the record, because earlier versions of
+// it do not have them.
 auto Fields(store::Is<SessionSpec> auto& value) {
   auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
-         statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers, layer_methods, data_plane] = value;
+         statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers, layer_methods] = value;
   return std::tie(name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
                   statistics_dtype, gradient_dtype, method, fallback, layers);
 }

@@ -25,7 +25,7 @@ KUSTOMIZE = ROOT / "deploy" / "kustomize"
 EXAMPLES = ("job", "jobset", "pytorchjob", "trainjob")
 # Options that no deployment sets: files and processes of one host, other devices than all of the pod's.
 NOT_DEPLOYED = {"port-file", "metrics-port-file", "exit-with-pid", "advertise", "config", "cuda-device",
-                "device-plane-bytes", "plane-transport", "plane-device"}
+                "device-plane-bytes"}
 ACTIONS = {"check-config", "print-config", "version", "help", "name"}  # of the command line alone
 VALUES = {
     "defaults": {},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of sessions, shards and communicators: decoded, checked and, where that is right, installed on a shard.
+// The messages of sessions and shards: decoded, checked and, where that is right, installed on a shard.
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -8,7 +8,6 @@
 #include "kernels/methods/registry.h"
 #include "precondor/v1/shard.pb.h"
 #include "proto/wire/decoded_size.h"
-#include "proto/wire/plane_codec.h"
 #include "proto/wire/region_codec.h"
 #include "proto/wire/spec_codec.h"
 #include "server/core/inline_executor.h"
@@ -67,15 +66,6 @@ void ShardMessages(absl::string_view bytes) {
   rpc::EncodeDescription(description);
   rpc::DecodeQuarantined(Parsed<v1::QuarantinedPart>(bytes)).IgnoreError();
   wire::CheckRegion(Parsed<v1::Ring>(bytes), RegionKind::kCuda, "device").IgnoreError();
-}
-
-void Communicator(absl::string_view bytes) {
-  wire::DecodePlaneHello(bytes).IgnoreError();
-  wire::DecodePlaneAnswer(bytes).IgnoreError();
-  for (const size_t layers : {size_t{0}, size_t{1}, size_t{4}}) {
-    const auto offer = wire::DecodePlaneOffer(bytes, layers);
-    if (offer.ok()) PRECONDOR_CHECK(wire::DecodePlaneOffer(wire::EncodePlaneOffer(*offer), layers).ok());
-  }
   ParseTraceparent(bytes);
 }
 
@@ -94,7 +84,7 @@ void Sizes(absl::string_view bytes) {
   HoldSize<v1::DescribeShardResponse>(bytes);
 }
 
-constexpr void (*kDecoders[])(absl::string_view) = {Spec, Install, ShardMessages, Communicator, Sizes};
+constexpr void (*kDecoders[])(absl::string_view) = {Spec, Install, ShardMessages, Sizes};
 
 SessionSpec SpecOf(absl::string_view method) {
   SessionSpec spec;
@@ -115,11 +105,10 @@ std::vector<std::string> Seeds() {
     const SessionInstall install{
         .session_id = 7, .epoch = 1, .spec = spec, .layers = {0, 1}, .members = {{.rank = 0, .incarnation = 1}}};
     const std::string encoded = rpc::EncodeInstall(install)->SerializeAsString();
-    for (const char decoder : {1, 4}) seeds.push_back(std::string(1, decoder) + encoded);
+    for (const char decoder : {1, 3}) seeds.push_back(std::string(1, decoder) + encoded);
   }
   const EpochFence fence{.session_id = 7, .epoch = 2, .members = {{.rank = 1, .incarnation = 3}}};
   seeds.push_back(std::string(1, 2) + rpc::EncodeFence(fence).SerializeAsString());
-  seeds.push_back(std::string(1, 3) + wire::EncodePlaneOffer({.step = 1, .bucket = 0, .parts = {{.samples = 4}}}));
   return seeds;
 }
 

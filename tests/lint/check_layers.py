@@ -40,9 +40,8 @@ OURS = [
     ("server/store/", ["kernels/base/", "server/policy/", "server/core/coordinator/coordinator_journal.h"]),
     ("server/etcd/", ["kernels/base/", "server/policy/", "server/core/coordinator/coordinator_journal.h", "server/store/",
                       "proto/wire/"]),
-    ("server/plane/", CORE + ["server/core/", "proto/wire/plane_codec.h"]),
     ("server/trace/", ["kernels/base/"]),
-    ("server/rpc/", CORE + ["server/core/", "server/plane/", "server/store/", "server/trace/", "proto/wire/", "precondor/v1/"]),
+    ("server/rpc/", CORE + ["server/core/", "server/store/", "server/trace/", "proto/wire/", "precondor/v1/"]),
     ("server/recovery/", CORE + ["server/core/", "server/store/", "server/rpc/convert.h", "proto/wire/", "precondor/v1/"]),
     ("server/config", ["kernels/base/", "server/policy/"]),
     ("server/", CORE + ["server/", "kernels/cpu/", "kernels/cuda/", "kernels/grouping/", "proto/wire/", "precondor/v1/"]),
@@ -53,8 +52,8 @@ OURS = [
     ("client/cpp/tools/ctl_restore", ["kernels/base/", "proto/wire/", "precondor/", "client/cpp/", "server/recovery/",
                                       "server/store/"]),
     # Tools and examples also precondition locally, to compare with.
-    ("client/cpp/", KERNEL_SEAM + ["kernels/methods/", "kernels/cpu/cpu_backend.h", "kernels/cpu/local_collective.h",
-                                   "kernels/cuda/cuda_module.h", "kernels/cuda/nccl_module.h", "proto/wire/", "precondor/", "client/cpp/"]),
+    ("client/cpp/", KERNEL_SEAM + ["kernels/methods/", "kernels/cpu/cpu_backend.h", "kernels/cuda/cuda_module.h", "proto/wire/",
+                                   "precondor/", "client/cpp/"]),
     # Expected values must not come from what is tested.
     ("tests/reference/", ["kernels/base/"]),
     ("tests/unit/kernels/", ["kernels/", "tests/reference/", "tests/support/"]),
@@ -145,10 +144,9 @@ LINKS = {
     "metrics": ["absl::*", "CURL::*", "PkgConfig::MICROHTTPD", "prometheus-cpp::*", "precondor::core"] + CORE_TARGETS,
     "wire": ["absl::*", "precondor::base", "precondor::proto", "gRPC::*", "OpenSSL::Crypto", "protobuf::*"],
     "convert": ["absl::*", "precondor::core", "precondor::wire"] + CORE_TARGETS,
-    "rpc": ["absl::*", "gRPC::*", "OpenSSL::Crypto", "protobuf::*", "precondor::convert", "precondor::core", "precondor::plane",
+    "rpc": ["absl::*", "gRPC::*", "OpenSSL::Crypto", "protobuf::*", "precondor::convert", "precondor::core",
             "precondor::store", "precondor::trace", "precondor::wire", "precondor::proto"] + CORE_TARGETS,
     "trace": ["absl::*", "nlohmann_json::*", "precondor::base"],
-    "plane": ["absl::*", "Threads::Threads", "precondor::core", "precondor::wire"] + CORE_TARGETS,
     "client_state": ["absl::*", "precondor::client_math", "precondor::proto", "precondor::wire"],
     "recovery": ["absl::*", "precondor::convert", "precondor::core", "precondor::store"] + CORE_TARGETS,
 }

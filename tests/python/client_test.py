@@ -87,32 +87,6 @@ class ClientTest(unittest.TestCase):
                     self.expect_reference(losses, weights, 2)
                 self.assertTrue(self.client.close_session(name))
 
-    def test_communicators_take_gradients_and_say_when_they_do_not(self):
-        with tempfile.TemporaryDirectory() as folder:
-            server = Server(self.server_program, folder, "--plane-timeout-ms=500")
-            self.addCleanup(server.stop)
-            client = self.enterContext(precondor.Client(server.address, plane_device=1))  # which is for NCCL alone
-            for world_size in (1, 2):
-                session = client.open_session(spec(f"job{world_size}", data_plane="COLLECTIVE", world_size=world_size,
-                                                   method="identity"))
-                with concurrent.futures.ThreadPoolExecutor() as pool:
-                    workers = list(pool.map(session.join, range(world_size)))
-                answer = workers[0].precondition(0, 0, np.ones((2, 3)), 1)
-                if world_size == 1:
-                    np.testing.assert_array_equal(answer.result().gradient, np.ones((2, 3)))
-                    self.assertEqual(workers[0].data_plane_status(), "")
-                    self.assertGreater(workers[0].metrics()["plane_bytes"], 0)
-                else:  # rank 1 does not come
-                    deadline = time.monotonic() + TIMEOUT_S
-                    while workers[0].data_plane_status() == "":
-                        self.assertFalse(answer.wait(0.01))
-                        self.assertLess(time.monotonic(), deadline)
-                    workers[1].precondition(0, 0, np.ones((2, 3)), 1)
-                    np.testing.assert_array_equal(answer.result().gradient, np.ones((2, 3)))
-                    self.assertIn("communicator", workers[0].data_plane_status())
-                for worker in workers:
-                    worker.close()
-
     def test_workers_with_factors_leave_the_process_blas_alone_and_round_as_the_server_does(self):
         blas = ctypes.CDLL("libopenblas.so.0")  # the one of Debian's NumPy and torch
         self.addCleanup(blas.openblas_set_num_threads, blas.openblas_get_num_threads())
@@ -376,7 +350,7 @@ class ClientTest(unittest.TestCase):
                 (lambda: client(None), "address: expected a str, got None"), (lambda: client(7070), "address: .*7070"),
                 (lambda: client(address, connect_timeout="3"), "connect_timeout: expected a number of at least 0, got '3'"),
                 (lambda: client(address, connect_timeout=float("nan")), "connect_timeout: .*nan"),
-                (lambda: client(address, result_timeout=-1), "result_timeout: .*-1"), (lambda: client(address, plane_device=0.5), "plane_device: .*0.5"),
+                (lambda: client(address, result_timeout=-1), "result_timeout: .*-1"),
                 (lambda: client(address, security="ca.pem"), "security: expected a precondor.Security, got 'ca.pem'"),
                 (lambda: security(tls_ca=3), "Security: tls_ca: expected a path"), (lambda: self.client.open_session("x"), "spec: .*'x'"),
                 (lambda: self.client.join(self.name, rank=-1), r"rank: expected a whole number of 0 \.\.\. 4294967295, got -1"),

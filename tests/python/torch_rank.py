@@ -45,14 +45,6 @@ def train_on_device(rank, devices, **arguments):
     return weights, planes[0]
 
 
-def train_on_plane(rank, **arguments):
-    """Last weights, what communicators have carried, and Preconditioner.data_plane_status."""
-    ends = []
-    weights = train(rank, at_end=lambda pre: ends.append((pre.metrics()["plane_bytes"], pre.data_plane_status())),
-                    **arguments)[1]
-    return weights, *ends[0]
-
-
 def resume(rank, folder, stops, end=True, **arguments):
     """torch_training.train_with_checkpoints in parts that end before the steps of `stops`; the last ends the session."""
     for stop in stops:
@@ -260,7 +252,7 @@ def buckets(rank, address, session, gradient_as_bucket_view):
 
 
 FUNCTIONS = {function.__name__: function
-             for function in (train, train_on_device, train_on_plane, resume, unequal, lookups, unused, orphan, uneven, absent, differ, agree, steps,
+             for function in (train, train_on_device, resume, unequal, lookups, unused, orphan, uneven, absent, differ, agree, steps,
                               buckets, distributed_checkpoint)}
 
 

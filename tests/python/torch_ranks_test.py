@@ -101,26 +101,6 @@ class RanksTest(unittest.TestCase):
                         self.assertEqual(np.flatnonzero(np.abs(answer).min(1)).tolist(), rows)
                         self.assertEqual(np.flatnonzero(np.abs(answer).max(1)).tolist(), rows)
 
-    def test_communicators_may_sum_gradients(self):
-        for ddp in (False, True):
-            for overlap in (False, True):
-                for case in ("mlp", "conv"):
-                    options = {"case": case, "exchange": "DIRECT", "ddp": ddp, "overlap": overlap}
-                    with self.subTest(**options):
-                        over_grpc = self.train(session=f"{self.name}-grpc", **options)[0][1]
-                        for answer in self.run_both("train_on_plane", data_plane="COLLECTIVE", **options):
-                            self.assertNotIsInstance(answer, Exception, answer)
-                            weights, carried, status = answer
-                            self.assertEqual(status, "")
-                            self.assertGreater(carried, 0)
-                            for got, wanted in zip(weights, over_grpc):
-                                np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE)
-
-    def test_a_data_plane_that_cannot_be_is_refused_by_name(self):
-        for answer in self.run_both("train", case="mlp", exchange="DELEGATE", data_plane="COLLECTIVE"):
-            self.assertIsInstance(answer, precondor.InvalidArgumentError)
-            self.assertRegex(str(answer), "data_plane")
-
     def test_ddp_leaves_layers_to_the_servers_until_the_end(self):
         for view in (False, True):
             with self.subTest(gradient_as_bucket_view=view):

@@ -74,7 +74,6 @@ class ControlClient {
   absl::StatusOr<v1::LeaveSessionResponse> LeaveSession(const v1::LeaveSessionRequest& request, Canceller& canceller);
   absl::StatusOr<v1::CloseSessionResponse> CloseSession(const v1::CloseSessionRequest& request, Canceller& canceller);
 
-  absl::StatusOr<v1::JoinPlaneResponse> JoinPlane(const v1::JoinPlaneRequest& request, Canceller& canceller);
   absl::StatusOr<v1::ListMissingRanksResponse> ListMissingRanks(const v1::ListMissingRanksRequest& request,
                                                                 Canceller& canceller);
 

@@ -32,7 +32,7 @@ Recovery RecoveryFor(const absl::Status& refusal) {
   }
 }
 
-absl::Status Outbox::Add(Item item, bool elsewhere) {
+absl::Status Outbox::Add(Item item) {
   const ContributionId id = item->id;
   if (const Entry* old = FindEntry(id); old != nullptr && old->already_answered) Erase(by_id_.at(id));
   PRECONDOR_RETURN_IF_ERROR(AddAt(next_sequence_, std::move(item)));
@@ -43,14 +43,8 @@ absl::Status Outbox::Add(Item item, bool elsewhere) {
   if (last != answered_.end() && id.step <= last->second.step) {
     answered_.erase(last);
   }
-  if (elsewhere) Move(next_sequence_, entries_.at(next_sequence_), State::kOnCollective);
   ++next_sequence_;
   return absl::OkStatus();
-}
-
-void Outbox::ToStream(const ContributionId& id) {
-  Entry* entry = FindEntry(id);
-  if (entry != nullptr && entry->state == State::kOnCollective) Move(by_id_.at(id), *entry, State::kQueued);
 }
 
 absl::Status Outbox::AddAt(Sequence sequence, Item item) {
@@ -121,7 +115,6 @@ bool Outbox::StartStream(uint64_t credit_bytes, uint64_t shard_generation) {
 void Outbox::StopStream() {
   open_ = false;
   for (auto& [sequence, entry] : entries_) {
-    if (entry.state == State::kOnCollective) continue;
     entry.retries = 0;
     if (entry.state == State::kSent || entry.state == State::kAcknowledged) entry.sent_before = true;
     if (entry.state != State::kQueued) Move(sequence, entry, State::kQueued);
@@ -275,9 +268,8 @@ std::optional<uint64_t> Outbox::answered_through() const {
 
 std::vector<Outbox::Item> Outbox::Items() const {
   std::vector<Item> items;
-  for (const auto& [sequence, entry] : entries_) {
-    if (entry.state != State::kOnCollective) items.push_back(entry.item);
-  }
+  items.reserve(entries_.size());
+  for (const auto& [sequence, entry] : entries_) items.push_back(entry.item);
   return items;
 }
 

@@ -32,8 +32,7 @@ Recovery RecoveryFor(const absl::Status& refusal);
 
 // Decides what goes to one shard next, and what has to be sent again. An entry is queued -> being sent (one at a time,
 // in order) -> sent -> acknowledged. Acknowledged statistics are then done; a gradient or pull waits for its RESULT. A
-// fetch has a RESULT and no acknowledgement. A gradient that travels over a communicator skips these states, and ends
-// with its answer. Not thread-safe: the link's lock guards it.
+// fetch has a RESULT and no acknowledgement. Not thread-safe: the link's lock guards it.
 class Outbox {
  public:
   using Item = std::shared_ptr<const Contribution>;
@@ -42,10 +41,7 @@ class Outbox {
   explicit Outbox(bool may_lose_shard = false) : may_lose_shard_(may_lose_shard) {}
 
   // Adds a contribution at the end of the queue. Returns ALREADY_EXISTS if one with this id is not complete yet.
-  // `elsewhere` means that it travels over a communicator; it keeps its place in the queue for ToStream.
-  absl::Status Add(Item item, bool elsewhere = false);
-  // Sends by the stream a contribution that was added as `elsewhere`. Does nothing for any other.
-  void ToStream(const ContributionId& id);
+  absl::Status Add(Item item);
 
   // One frame to write, with `chunk` of the item's payload.
   struct Frame {
@@ -126,7 +122,7 @@ class Outbox {
   // The highest step of any layer whose gradient has been answered; nullopt if there is none.
   std::optional<uint64_t> answered_through() const;
 
-  // All contributions that travel by the stream, in order.
+  // All contributions, in order.
   std::vector<Item> Items() const;
   std::vector<Item> TakeExpired(absl::Time now);
   std::vector<Item> TakeAll();
@@ -137,7 +133,7 @@ class Outbox {
   bool empty() const { return entries_.empty(); }
 
  private:
-  enum class State : uint8_t { kQueued, kSending, kSent, kParked, kAcknowledged, kOnCollective };
+  enum class State : uint8_t { kQueued, kSending, kSent, kParked, kAcknowledged };
   struct Entry {
     Item item;
     State state = State::kQueued;

@@ -13,19 +13,6 @@
 
 namespace precondor {
 
-PayloadPath::PayloadPath(Options options, Hooks hooks, TrafficCounters& traffic)
-    : options_(std::move(options)), hooks_(std::move(hooks)), traffic_(traffic) {
-  if (!options_.collective.has_value()) return;
-  WorkerCollectiveSession::Hooks of_collective;
-  of_collective.ask = hooks_.ask;
-  of_collective.decline = hooks_.decline;
-  of_collective.answered = [this](Item item, const wire::PlaneAnswer& answer, const wire::ReceivedBytes& values) {
-    OnReduced(std::move(item), answer, values);
-  };
-  of_collective.give_back = hooks_.to_stream;
-  collective_ = std::make_unique<WorkerCollectiveSession>(*options_.collective, std::move(of_collective));
-}
-
 // --- one payload --------------------------------------------------------------------------------------------------
 
 absl::Span<const uint8_t> PayloadPath::Describe(const Contribution& item, const wire::Chunk& chunk,
@@ -55,25 +42,6 @@ absl::StatusOr<bool> PayloadPath::Receive(const Contribution& item, const v1::Fr
   return item.result->HasAllBytes();
 }
 
-void PayloadPath::OnReduced(Item item, const wire::PlaneAnswer& answer, const wire::ReceivedBytes& values) {
-  const auto sent = static_cast<int64_t>(item->payload.size());
-  const auto received = static_cast<int64_t>(values.size());
-  traffic_.gradient_bytes.fetch_add(sent, std::memory_order_relaxed);
-  traffic_.result_bytes.fetch_add(received, std::memory_order_relaxed);
-  traffic_.plane_bytes.fetch_add(sent + received, std::memory_order_relaxed);
-  absl::Status complete;
-  if (answer.decision != Decision::kSkip && item->tensors.size() != 1) {
-    complete = absl::InternalError("expected SKIP for an abstention, got an answer");
-  } else if (answer.decision != Decision::kSkip) {
-    const wire::TensorFormat format = {.dtype = DType::kF32,
-                                       .dims = {item->tensors[0].dims().begin(), item->tensors[0].dims().end()}};
-    complete = item->result->Begin({format}, values.size());
-    if (complete.ok()) complete = item->result->Append(0, values);
-  }
-  hooks_.answered(std::move(item), complete,
-                  {answer.decision, answer.factor_version, answer.inner_product, answer.reason});
-}
-
 // --- slots --------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<PayloadPath::Place> PayloadPath::TakeSlot(const std::shared_ptr<RegionMemory>& memory,
@@ -81,7 +49,7 @@ absl::StatusOr<PayloadPath::Place> PayloadPath::TakeSlot(const std::shared_ptr<R
                                                          uint64_t bytes, absl::Time deadline) {
   const absl::Time until = std::min(deadline, MonotonicNow() + options_.connect_timeout);
   PRECONDOR_ASSIGN_OR_RETURN(const bool asks, AwaitStream(memory, wanted, until));
-  if (asks) hooks_.write();
+  if (asks) write_();
   MutexLock lock(mu_);
   if (!overdue_) {
     overdue_ = !changed_.wait_until(mu_, SteadyTime(until), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -239,20 +207,6 @@ void PayloadPath::OnRefused(const absl::Status& status) {
   overdue_ = false;
   refusal_ = absl::UnavailableError(absl::StrCat("shard ", options_.address, ": ", status.message()));
   changed_.notify_all();
-}
-
-// --- the communicator ---------------------------------------------------------------------------------------------
-
-std::vector<ContributionId> PayloadPath::BeginEpoch(uint64_t epoch) {
-  return collective_ == nullptr ? std::vector<ContributionId>() : collective_->BeginEpoch(epoch);
-}
-
-void PayloadPath::LeaveCollective() {
-  if (collective_ != nullptr) collective_->Leave();
-}
-
-absl::Status PayloadPath::collective_status() const {
-  return collective_ == nullptr ? absl::OkStatus() : collective_->status();
 }
 
 }  // namespace precondor

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses how payloads travel between a worker and one shard: inline, as bytes of the stream's frames; in slots of a
-// region that the shard shares with the worker while the stream lasts; or over the session's communicator. An answer
-// travels as its gradient did, or inline.
+// Chooses how payloads travel between a worker and one shard: inline, as bytes of the stream's frames; or in slots of a
+// region that the shard shares with the worker while the stream lasts. An answer travels as its gradient did, or
+// inline.
 //
 // The region of the stream: kNone -> kToAsk -> kAsked -> kOpen or kRefused. The end of the stream ends every use of its
 // slots and sets kNone. A gradient that was in a slot travels inline on the next stream.
@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -25,8 +26,6 @@
 
 #include "client/cpp/src/contribution.h"
 #include "client/cpp/src/region_slots.h"
-#include "client/cpp/src/traffic.h"
-#include "client/cpp/src/worker_collective_session.h"
 #include "kernels/base/mutex.h"
 #include "kernels/region_memory.h"
 #include "proto/wire/frame_codec.h"
@@ -34,29 +33,18 @@
 
 namespace precondor {
 
-// Places and receives the payloads of one link. Thread-safe. Lock order: the link's lock, then mu_. No hook is called
-// under mu_.
+// Places and receives the payloads of one link. Thread-safe. Lock order: the link's lock, then mu_. `write` is not
+// called under mu_.
 class PayloadPath {
  public:
   using Item = std::shared_ptr<const Contribution>;
   struct Options {
     std::string address;             // address of the shard
     absl::Duration connect_timeout;  // longest wait for a stream and its region
-    // Set in a session with data_plane COLLECTIVE: gradients travel over a communicator while one is usable.
-    std::optional<WorkerCollectiveSession::Options> collective;
-  };
-  struct Hooks {
-    std::function<void()> write;  // TakeRequest has a request for the stream
-    // Called when one gradient's answer over the communicator is complete, or with the error in `complete`.
-    std::function<void(Item item, const absl::Status& complete, Preconditioned outcome)> answered;
-    std::function<void(const std::vector<ContributionId>&)> to_stream;  // these do not travel over the communicator
-    // See WorkerCollectiveSession. Called on its thread.
-    std::function<absl::StatusOr<PlaneRendezvous>(uint64_t epoch)> ask;
-    std::function<void(uint64_t epoch, const absl::Status& why)> decline;
   };
 
-  // `traffic` must outlive the path.
-  PayloadPath(Options options, Hooks hooks, TrafficCounters& traffic);
+  // Calls `write` when TakeRequest has a request for the stream.
+  PayloadPath(Options options, std::function<void()> write) : options_(std::move(options)), write_(std::move(write)) {}
 
   // --- one payload -------------------------------------------------------------------------------------------------
 
@@ -109,19 +97,6 @@ class PayloadPath {
   void OnGranted(const v1::Ring& granted);
   void OnRefused(const absl::Status& status);
 
-  // --- the communicator; all of these do nothing without one ---------------------------------------------------------
-
-  // Whether gradients are offered to a communicator.
-  bool has_collective() const { return collective_ != nullptr; }
-  // Offers a gradient to the communicator. Returns false if it has to go by the stream.
-  bool Offer(const Item& item) { return collective_->Offer(item); }
-  // Returns the gradients that the previous epoch's communicator has not answered.
-  std::vector<ContributionId> BeginEpoch(uint64_t epoch);
-  void LeaveCollective();
-  // Ends the communicator's thread, after which none of its hooks is called. For the link's destructor.
-  void EndCollective() { collective_ = nullptr; }
-  absl::Status collective_status() const;
-
  private:
   enum class RegionState : uint8_t { kNone, kToAsk, kAsked, kOpen, kRefused };
 
@@ -130,11 +105,9 @@ class PayloadPath {
   // Waits until a stream is open. Returns true if this call decided to request a region.
   absl::StatusOr<bool> AwaitStream(const std::shared_ptr<RegionMemory>& memory, absl::FunctionRef<uint64_t()> wanted,
                                    absl::Time until);
-  void OnReduced(Item item, const wire::PlaneAnswer& answer, const wire::ReceivedBytes& values);
 
   const Options options_;
-  const Hooks hooks_;
-  TrafficCounters& traffic_;
+  const std::function<void()> write_;
 
   mutable Mutex mu_;
   CondVar changed_;
@@ -148,9 +121,6 @@ class PayloadPath {
   std::shared_ptr<RegionSlots> region_ ABSL_GUARDED_BY(mu_);   // set in state kOpen
   absl::Status refusal_ ABSL_GUARDED_BY(mu_);                  // set in state kRefused
   absl::flat_hash_map<ContributionId, Place> expired_ ABSL_GUARDED_BY(mu_);
-
-  // Destroyed first. Constant until EndCollective. Its lock is taken after mu_.
-  std::unique_ptr<WorkerCollectiveSession> collective_;
 };
 
 }  // namespace precondor

@@ -56,25 +56,15 @@ ShardLink::ShardLink(Options options, Hooks hooks, TrafficCounters& traffic)
       backoff_(kFirstBackoff),
       epoch_(options_.epoch),
       outbox_(options_.may_lose_shard),
-      path_({.address = options_.address, .connect_timeout = options_.connect_timeout, .collective = options_.plane},
-            {.write =
-                 [this] {
-                   MutexLock lock(mu_);
-                   Pump();
-                 },
-             .answered = [this](Outbox::Item item, const absl::Status& complete,
-                                Preconditioned outcome) { Answer(std::move(item), complete, std::move(outcome)); },
-             .to_stream = [this](const std::vector<ContributionId>& ids) { ToStream(ids); },
-             .ask = hooks_.ask_plane,
-             .decline = hooks_.decline_plane},
-            traffic_) {
+      path_({.address = options_.address, .connect_timeout = options_.connect_timeout}, [this] {
+        MutexLock lock(mu_);
+        Pump();
+      }) {
   // The job has had earlier epochs: what other ranks repeat may hold old steps open.
   if (epoch_ > 1) outbox_.RetryRefusalsUntil(MonotonicNow() + options_.result_timeout);
-  path_.BeginEpoch(epoch_);
 }
 
 ShardLink::~ShardLink() {
-  path_.EndCollective();
   {
     MutexLock lock(mu_);
     closing_ = true;
@@ -96,9 +86,7 @@ absl::Status ShardLink::Submit(Outbox::Item item) {
   MutexLock lock(mu_);
   PRECONDOR_RETURN_IF_ERROR(failed_);
   PRECONDOR_RETURN_IF_ERROR(PayloadPath::CheckSlot(*item));
-  const bool offered = path_.has_collective() && item->id.kind == v1::FRAME_KIND_GRADIENT;
-  PRECONDOR_RETURN_IF_ERROR(outbox_.Add(item, offered));
-  if (offered && !path_.Offer(item)) outbox_.ToStream(item->id);
+  PRECONDOR_RETURN_IF_ERROR(outbox_.Add(std::move(item)));
   Pump();
   return absl::OkStatus();
 }
@@ -178,7 +166,6 @@ void ShardLink::ChangeEpoch(uint64_t epoch) {
     MutexLock lock(mu_);
     if (epoch != epoch_) outbox_.Reopen();
     epoch_ = epoch;
-    for (const ContributionId& id : path_.BeginEpoch(epoch)) outbox_.ToStream(id);
     backoff_ = kFirstBackoff;
     CancelStream();
   }
@@ -232,7 +219,6 @@ void ShardLink::Fail(const absl::Status& status) {
     changed_.notify_all();
   }
   path_.StopWaiting();
-  path_.LeaveCollective();
   for (const Outbox::Item& item : items) {
     if (item->result != nullptr) item->result->Fail(status);
   }

@@ -22,7 +22,6 @@
 #include "client/cpp/src/outbox.h"
 #include "client/cpp/src/payload_path.h"
 #include "client/cpp/src/traffic.h"
-#include "client/cpp/src/worker_collective_session.h"
 #include "kernels/base/mutex.h"
 #include "proto/wire/channel_security.h"
 #include "proto/wire/frame_codec.h"
@@ -53,7 +52,6 @@ class ShardLink {
     absl::Duration result_timeout;   // timeout from which deadlines were computed, for messages
     bool keep_gradients = false;     // other ranks may need this rank's again if the shard is lost
     bool may_lose_shard = false;     // the link's layers may move to other shards
-    std::optional<WorkerCollectiveSession::Options> plane;  // see PayloadPath::Options::collective
   };
   struct Hooks {
     std::function<void()> wake;                        // there is work for Tick
@@ -63,9 +61,6 @@ class ShardLink {
     std::function<void(const absl::Status&)> fatal;    // the worker cannot continue
     std::function<void(const absl::Status&)> refused_statistics;
     std::function<void(uint32_t layer, uint64_t updates)> updates_lost;  // the shard goes on with older factors
-    // See WorkerCollectiveSession. Called on a thread of the link.
-    std::function<absl::StatusOr<PlaneRendezvous>(uint64_t epoch)> ask_plane;
-    std::function<void(uint64_t epoch, const absl::Status& why)> decline_plane;
   };
 
   // `traffic` must outlive the link.
@@ -109,8 +104,6 @@ class ShardLink {
   class Stream;
   enum class StreamState : uint8_t { kNone, kOpening, kOpen, kClosing };
   static constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
-
-  void ToStream(const std::vector<ContributionId>& ids);
 
   // Events of the stream.
   void OnRead(const grpc::ByteBuffer& buffer);
@@ -171,7 +164,7 @@ class ShardLink {
   absl::Status broken_ ABSL_GUARDED_BY(mu_);  // end of the last stream; OK once the next one is open
   Outbox outbox_ ABSL_GUARDED_BY(mu_);
 
-  PayloadPath path_;  // last, because its hooks use all members above
+  PayloadPath path_;  // last, because its hook uses the members above
 };
 
 }  // namespace precondor

@@ -158,12 +158,6 @@ void ShardLink::Answer(Outbox::Item item, const absl::Status& complete, Precondi
   }
 }
 
-void ShardLink::ToStream(const std::vector<ContributionId>& ids) {
-  MutexLock lock(mu_);
-  for (const ContributionId& id : ids) outbox_.ToStream(id);
-  Pump();
-}
-
 void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) {
   const absl::Time now = MonotonicNow();
   Recovery recovery = Recovery::kRefused;

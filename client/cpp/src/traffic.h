@@ -16,7 +16,6 @@ struct TrafficCounters {
   std::atomic<int64_t> result_bytes{0};
   std::atomic<int64_t> overhead_bytes{0};
   std::atomic<int64_t> reconnects{0};
-  std::atomic<int64_t> plane_bytes{0};
 
   Traffic Read() const {
     Traffic traffic;
@@ -25,7 +24,6 @@ struct TrafficCounters {
     traffic.result_bytes = result_bytes.load(std::memory_order_relaxed);
     traffic.overhead_bytes = overhead_bytes.load(std::memory_order_relaxed);
     traffic.reconnects = reconnects.load(std::memory_order_relaxed);
-    traffic.plane_bytes = plane_bytes.load(std::memory_order_relaxed);
     return traffic;
   }
 };

@@ -13,8 +13,6 @@
 namespace precondor {
 namespace {
 
-// Pause before asking a shard again that does not know all ranks yet.
-constexpr absl::Duration kAskAgain = absl::Milliseconds(50);
 // Longest wait for gRPC to release borrowed memory after its connection was closed.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(10);
 
@@ -113,22 +111,12 @@ std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint
   link.result_timeout = options_.result_timeout;
   link.keep_gradients = spec_.exchange != ExchangeMode::kDelegate && spec_.world_size > 1;
   link.may_lose_shard = MayLoseShards();
-  if (spec_.data_plane == DataPlane::kCollective) {
-    link.plane = {.what = absl::StrCat("session ", session_, ": shard ", address, ": communicator"),
-                  .rank = static_cast<int>(rank_),
-                  .world_size = spec_.world_size,
-                  .device = options_.plane_device,
-                  .layers = spec_.layers,
-                  .longest = options_.result_timeout / 2};
-  }
   ShardLink::Hooks hooks;
   hooks.wake = [this] { Wake(); };
   hooks.stale_epoch = [this](uint64_t stale) { OnStaleEpoch(stale); };
   if (WorkersPrecondition(spec_)) hooks.drop_unanswered_before = [this] { return steps_->LastFirstOrder(); };
   hooks.forgotten = [this] { Ask(); };
   hooks.fatal = [this](const absl::Status& status) { Fail(status); };
-  hooks.ask_plane = [this, address](uint64_t of) { return AskForPlane(address, of); };
-  hooks.decline_plane = [this, address](uint64_t of, const absl::Status& why) { DeclinePlane(address, of, why); };
   hooks.refused_statistics = [this](const absl::Status& status) { OnRefusedStatistics(status); };
   hooks.updates_lost = [this](uint32_t layer, uint64_t updates) {
     MutexLock lock(mu_);
@@ -325,52 +313,6 @@ void WorkerImpl::Fail(const absl::Status& status) {
   if (factors_ != nullptr) factors_->Fail(status);
   send_queue_.Fail(status);
   routes_.Fail(status);
-}
-
-v1::JoinPlaneRequest WorkerImpl::PlaneRequest(uint64_t epoch) const {
-  v1::JoinPlaneRequest request;
-  request.set_session_id(session_id_);
-  request.set_epoch(epoch);
-  request.set_rank(rank_);
-  request.set_incarnation(incarnation_);
-  request.set_secret(secret_);
-  return request;
-}
-
-void WorkerImpl::DeclinePlane(const std::string& address, uint64_t epoch, const absl::Status& why) {
-  v1::JoinPlaneRequest request = PlaneRequest(epoch);
-  request.set_declined(std::string(why.message()));
-  // If the shard is unreachable, the other ranks wait until the rendezvous times out.
-  ControlClient(address, options_.connect_timeout, control_->security(), control_->traceparent())
-      .JoinPlane(request, canceller_)
-      .IgnoreError();
-}
-
-absl::StatusOr<PlaneRendezvous> WorkerImpl::AskForPlane(const std::string& address, uint64_t epoch) {
-  ControlClient shard(address, options_.rpc_timeout, control_->security(), control_->traceparent());
-  const absl::Time deadline = MonotonicNow() + options_.connect_timeout;
-  const v1::JoinPlaneRequest request = PlaneRequest(epoch);
-  while (true) {
-    const absl::StatusOr<v1::JoinPlaneResponse> response = shard.JoinPlane(request, canceller_);
-    if (response.ok()) {
-      CountControl(request, *response);
-      PlaneRendezvous rendezvous{.transport = response->transport(),
-                                 .unique_id = response->unique_id(),
-                                 .timeout = absl::Milliseconds(response->timeout_ms()),
-                                 .buckets = {}};
-      for (const v1::PlaneBucket& bucket : response->buckets()) {
-        rendezvous.buckets.emplace_back(bucket.layers().begin(), bucket.layers().end());
-      }
-      return rendezvous;
-    }
-    const bool again = RecoveryFor(response.status()) == Recovery::kRetryLater && MonotonicNow() < deadline;
-    if (!again || !canceller_.Pause(kAskAgain)) return response.status();
-  }
-}
-
-absl::Status WorkerImpl::DataPlaneStatus() const {
-  for (const ShardRoutes::Link& link : routes_.links()) PRECONDOR_RETURN_IF_ERROR(link->path().collective_status());
-  return absl::OkStatus();
 }
 
 }  // namespace precondor

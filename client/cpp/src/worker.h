@@ -76,7 +76,6 @@ class WorkerImpl final : public Worker {
                                            double learning_rate) override;
   Traffic traffic() const override { return traffic_.Read(); }
   std::map<int64_t, uint64_t> TakeLostUpdates() override;
-  absl::Status DataPlaneStatus() const override;
   void Cancel() override;
   absl::Status Leave() override;
 
@@ -133,11 +132,6 @@ class WorkerImpl final : public Worker {
   void OnRefusedStatistics(const absl::Status& status);
   void Fail(const absl::Status& status);
 
-  // Returns how to join the communicator of `epoch`. Waits until the shard knows all ranks, at most for
-  // connect_timeout.
-  absl::StatusOr<PlaneRendezvous> AskForPlane(const std::string& address, uint64_t epoch);
-  void DeclinePlane(const std::string& address, uint64_t epoch, const absl::Status& why);
-  v1::JoinPlaneRequest PlaneRequest(uint64_t epoch) const;
   // Makes one attempt to deliver a report, under the current epoch.
   absl::StatusOr<WorkerDirective> SendReport(const OwnReport& report);
   void TimerLoop();

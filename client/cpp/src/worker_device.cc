@@ -141,9 +141,6 @@ absl::Status WorkerImpl::CheckSlots() const {
   if (spec_.exchange != ExchangeMode::kDelegate && spec_.world_size > 1) {
     return absl::UnavailableError("exchange DIRECT of several ranks: the shard adds their gradients up");
   }
-  if (spec_.data_plane == DataPlane::kCollective) {
-    return absl::UnavailableError("data_plane COLLECTIVE: gradients go over communicators of host memory");
-  }
   if (spec_.gradient_dtype != DType::kF32) {
     return absl::UnavailableError(absl::StrCat("gradient_dtype: expected F32, got ", DTypeName(spec_.gradient_dtype)));
   }

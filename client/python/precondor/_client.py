@@ -340,11 +340,6 @@ class Worker:
         if the session has no such layer."""
         return self._core.device_plane_status(layer, device)
 
-    def data_plane_status(self) -> str:
-        """Returns "" while gradients travel as spec.data_plane says, or wait to do so; otherwise (only with
-        "COLLECTIVE") the reason why gradients of at least one shard go over gRPC until the next epoch."""
-        return self._core.data_plane_status()
-
     @_names_arguments
     def abstain_gradient(self, step: int, layer: int) -> Future:
         """Abstains from the step's gradient, so that every rank's answer is "SKIP". Returns the future of the
@@ -404,8 +399,7 @@ class Worker:
 
     def metrics(self) -> Dict[str, int]:
         """Returns counters since the worker joined, in bytes: statistics_bytes and gradient_bytes (payload sent),
-        result_bytes (payload received), overhead_bytes (headers, acknowledgements and control calls, both ways), and
-        plane_bytes (the part of gradient_bytes and result_bytes that communicators carried; SessionSpec.data_plane);
+        result_bytes (payload received), and overhead_bytes (headers, acknowledgements and control calls, both ways);
         and the number of reconnects."""
         return self._core.traffic()
 
@@ -482,7 +476,6 @@ class Client:
         result_timeout: Seconds from a gradient's submission to its answer.
         join_timeout: Seconds until all ranks have joined.
         lease_timeout: Seconds that a step waits for the coordinator at the end of the lease.
-        plane_device: CUDA device of this client's worker in NCCL communicators (docs/collective.md).
         security: Files for all connections, also those to shards. None: no files.
         traceparent: W3C Trace Context that the client sends (docs/monitoring.md). Empty: the client begins its own
             trace.
@@ -498,15 +491,15 @@ class Client:
 
     def __init__(self, address: str, *, connect_timeout: float = 10.0, rpc_timeout: float = 30.0,
                  result_timeout: float = 120.0, join_timeout: float = 120.0, lease_timeout: float = 600.0,
-                 plane_device: int = 0, security: Optional[Security] = None, traceparent: str = "") -> None:
+                 security: Optional[Security] = None, traceparent: str = "") -> None:
         from . import server  # pylint: disable=import-outside-toplevel  # `python -m precondor.server` expects it not imported
         check_text("address", address)
         timeouts = {"connect_timeout": connect_timeout, "rpc_timeout": rpc_timeout, "result_timeout": result_timeout,
                     "join_timeout": join_timeout, "lease_timeout": lease_timeout}
         files = security_of(security)
         self._core = _core.Client(address, *(check_number(what, seconds, 0.0) for what, seconds in timeouts.items()),
-                                  check_whole("plane_device", plane_device, 0, (1 << 31) - 1), files.tls_ca, files.tls_cert,
-                                  files.tls_key, files.token_file, check_text("traceparent", traceparent), server.watch_of(address))
+                                  files.tls_ca, files.tls_cert, files.tls_key, files.token_file,
+                                  check_text("traceparent", traceparent), server.watch_of(address))
         _open.add(self)
         try:
             self._core.wait_for_server()

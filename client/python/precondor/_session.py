@@ -77,8 +77,6 @@ class SessionSpec:
         fallback: Options of the fallback to first order, e.g. {"policy": "LOSS_RATE"}; docs/methods/mkor_h.md.
         on_shard_loss: "WAIT" (for the shard) or "DEGRADE" (its layers move to other shards).
         layer_methods: Layers with another method or other statistics.
-        data_plane: "GRPC", or "COLLECTIVE" to sum gradients over communicators (docs/collective.md); for exchange
-            DIRECT and gradients in f32.
     """
 
     name: str
@@ -97,7 +95,6 @@ class SessionSpec:
     fallback: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     on_shard_loss: str = "WAIT"
     layer_methods: Sequence[LayerMethod] = ()
-    data_plane: str = "GRPC"
 
 
 def as_method(method: Union[Method, str], what: str = "method") -> Method:

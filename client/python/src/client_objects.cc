@@ -146,7 +146,6 @@ py::dict WorkerObject::GetTraffic() const {
   dict["result_bytes"] = traffic.result_bytes;
   dict["overhead_bytes"] = traffic.overhead_bytes;
   dict["reconnects"] = traffic.reconnects;
-  dict["plane_bytes"] = traffic.plane_bytes;
   return dict;
 }
 
@@ -289,8 +288,6 @@ py::str WorkerObject::DevicePlaneStatus(int64_t layer, int device) const {
   }
   return ReasonOf(status);
 }
-
-py::str WorkerObject::DataPlaneStatus() const { return ReasonOf(Get()->DataPlaneStatus()); }
 
 std::unique_ptr<FutureObject> WorkerObject::AbstainGradient(uint64_t step, int64_t layer) {
   const std::shared_ptr<Worker> worker = Get();

@@ -79,9 +79,8 @@ class WorkerObject {
   std::unique_ptr<FutureObject> PreconditionOnDevice(uint64_t step, int64_t layer, const pybind11::object& gradient,
                                                      uint64_t samples, int device, uintptr_t stream);
   pybind11::dict GetDevicePlane() const;
-  // "", or why not: DevicePlaneStatus, DataPlaneStatus.
+  // "", or why not.
   pybind11::str DevicePlaneStatus(int64_t layer, int device) const;
-  pybind11::str DataPlaneStatus() const;
   std::unique_ptr<FutureObject> AbstainGradient(uint64_t step, int64_t layer);
   uint64_t FactorsChecksum(int64_t layer) const;
   pybind11::bytes ReadFactors(int64_t layer) const;

@@ -54,7 +54,6 @@ PYBIND11_MODULE(_core, m) {
       .def("precondition_on_device", &WorkerObject::PreconditionOnDevice)
       .def("device_plane", &WorkerObject::GetDevicePlane)
       .def("device_plane_status", &WorkerObject::DevicePlaneStatus)
-      .def("data_plane_status", &WorkerObject::DataPlaneStatus)
       .def("abstain_gradient", &WorkerObject::AbstainGradient)
       .def("factors_checksum", &WorkerObject::FactorsChecksum)
       .def("read_factors", &WorkerObject::ReadFactors)
@@ -65,7 +64,7 @@ PYBIND11_MODULE(_core, m) {
 
   py::class_<ClientObject>(m, "Client")
       .def(py::init([](std::string coordinator, double connect_s, double rpc_s, double result_s, double join_s,
-                       double lease_s, int plane_device, std::string tls_ca, std::string tls_cert, std::string tls_key,
+                       double lease_s, std::string tls_ca, std::string tls_cert, std::string tls_key,
                        std::string token_file, std::string traceparent, py::object watch) {
         return std::make_unique<ClientObject>(
             precondor::ClientOptions{.coordinator = std::move(coordinator),
@@ -74,7 +73,6 @@ PYBIND11_MODULE(_core, m) {
                                      .result_timeout = absl::Seconds(result_s),
                                      .join_timeout = absl::Seconds(join_s),
                                      .lease_timeout = absl::Seconds(lease_s),
-                                     .plane_device = plane_device,
                                      .security = {.tls_ca = std::move(tls_ca),
                                                   .tls_cert = std::move(tls_cert),
                                                   .tls_key = std::move(tls_key),

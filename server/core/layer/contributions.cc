@@ -22,13 +22,13 @@ PutOutcome Contributions::Put(uint32_t rank, ContributionStatus status, uint64_t
   return PutOutcome::kConflict;
 }
 
-void Contributions::PutAll(absl::Span<const ContributionStatus> statuses) {
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    slots_[i].status = statuses[i];
-    slots_[i].inherited = true;
-    ++(statuses[i] == ContributionStatus::kPresent ? present_ : abstained_);
+void Contributions::PutAllRestored() {
+  for (Slot& slot : slots_) {
+    slot.status = ContributionStatus::kPresent;
+    slot.inherited = true;
   }
-  next_ = abstained_ > 0 ? slots_.size() : slots_.size() - 1;
+  present_ = count();
+  next_ = slots_.size();
 }
 
 void Contributions::Inherit(uint32_t rank, bool repeats) {

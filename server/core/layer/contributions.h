@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/types/span.h"
-
 namespace precondor {
 
 // State of one rank's slot. kRefused means that the payload was not finite or over-norm; it counts as an abstention.
@@ -23,7 +21,7 @@ enum class PutOutcome : uint8_t { kTaken, kDuplicate, kConflict };
 class Contributions {
   struct Slot {
     ContributionStatus status = ContributionStatus::kMissing;
-    bool inherited = false;  // written by an earlier process of the rank, or by PutAll
+    bool inherited = false;  // written by an earlier process of the rank, or by PutAllRestored
     bool owed = false;       // the rank's current process still needs the answer
     uint64_t digest = 0;
     template <typename H>
@@ -42,16 +40,9 @@ class Contributions {
   // in all other cases. Precondition: `rank` is a contributor.
   PutOutcome Put(uint32_t rank, ContributionStatus status, uint64_t digest);
 
-  // Fills all slots at once, for gradients that a communicator has averaged. The average is kept as the payload of the
-  // last rank, and each later contribution is a duplicate. Precondition: empty().
-  void PutAll(absl::Span<const ContributionStatus> statuses);
-
   // Fills all slots with contributions whose payloads the journal's average replaces. Each later contribution is a
   // duplicate. Precondition: empty().
-  void PutAllRestored() {
-    PutAll(std::vector<ContributionStatus>(slots_.size(), ContributionStatus::kPresent));
-    next_ = slots_.size();
-  }
+  void PutAllRestored();
 
   // Records that another process now holds `rank`. The slot keeps the contribution of the earlier process, and the
   // rank's later contributions are duplicates whatever their bytes. `repeats` says that the new process sends this step
@@ -69,7 +60,7 @@ class Contributions {
   int64_t abstained() const { return abstained_; }  // includes refused payloads
   int64_t arrived() const { return present_ + abstained_; }
 
-  // Returns whether a slot was written by an earlier process of its rank, or by PutAll.
+  // Returns whether a slot was written by an earlier process of its rank, or by PutAllRestored.
   bool any_inherited() const;
 
   // Returns the ranks whose slots are empty, in ascending order.

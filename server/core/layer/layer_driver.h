@@ -53,8 +53,6 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // layer_pull.cc show what happens to the two kinds from submission to acknowledgement, update or answer.
   void SubmitStatistics(AdmittedContribution contribution, Payload payload, const AckFn& ack);
   void SubmitGradient(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result);
-  // See ShardDataPlane::SubmitReduced.
-  absl::Status SubmitReduced(AdmittedAverage admitted, ResultFn result);
 
   // Handles a RESUME. The rank sends no gradient of a step before `key.step` again, so steps that cannot be completed
   // without one are dropped and not opened again. Returns the number of updates that the rank's last answer included

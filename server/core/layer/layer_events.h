@@ -34,14 +34,6 @@ struct ContributionArrived {
   int64_t elements = 0;  // of the parts that a gradient brings in SHARDED
   absl::Time now = {};
 };
-// The gradients of all ranks have arrived, averaged by a communicator. The first effect is Acknowledge or Refuse.
-// `key.rank` is unused.
-struct AverageArrived {
-  ContributionKey key;
-  Mode mode = Mode::kSecondOrder;
-  std::vector<ContributionStatus> statuses;  // by rank
-  absl::Time now = {};
-};
 // The sender of an accepted gradient asks for the answer. The effect is Refuse, AwaitAnswer or GiveAnswer.
 struct AnswerRequested {
   ContributionKey key;
@@ -124,9 +116,9 @@ struct ReplayFinished {
   uint64_t factor_version = 0;
   absl::Time now = {};
 };
-using LayerEvent = std::variant<ContributionArrived, AverageArrived, AnswerRequested, RankResumed, FactorsRequested,
-                                EpochEnded, EpochBegan, Closed, DeadlinePassed, WorkerReady, FactorsNeeded, UpdateDone,
-                                AnswerDone, AnswerVisible, AnswerDelivered, FactorsReplaced, ReplayFinished>;
+using LayerEvent = std::variant<ContributionArrived, AnswerRequested, RankResumed, FactorsRequested, EpochEnded,
+                                EpochBegan, Closed, DeadlinePassed, WorkerReady, FactorsNeeded, UpdateDone, AnswerDone,
+                                AnswerVisible, AnswerDelivered, FactorsReplaced, ReplayFinished>;
 
 // --- effects --------------------------------------------------------------------------------------------------------
 
@@ -152,7 +144,7 @@ struct CountAccepted {
   Mode mode = Mode::kSecondOrder;
   uint64_t accepted = 0;
 };
-// Keep the payload of the event's contribution as that of `rank`. After AverageArrived it is the average of all ranks.
+// Keep the payload of the event's contribution as that of `rank`.
 struct KeepPayload {
   StepId id = 0;
   ContributionKind kind = ContributionKind::kStatistics;

@@ -161,44 +161,6 @@ absl::StatusOr<bool> LayerMachine::Admit(const ContributionArrived& event, bool&
   return false;
 }
 
-void LayerMachine::On(const AverageArrived& event, Effects& effects) {
-  effects.push_back(Acknowledge{});
-  absl::Status status = Admit(event, effects);
-  if (!status.ok()) effects.front() = Refuse{std::move(status)};
-}
-
-absl::Status LayerMachine::Admit(const AverageArrived& event, Effects& effects) {
-  ContributionKey key = event.key;
-  PRECONDOR_RETURN_IF_ERROR(CheckEpoch(key));
-  bool work = false;
-  for (key.rank = 0; key.rank < event.statuses.size(); ++key.rank) {
-    ranks_.MarkHeard(key.rank);
-    MarkAnswered(ContributionKind::kGradient, key);
-    work = NoteBegun(key, event.now, effects) || work;
-  }
-  key.rank = 0;
-  absl::Status status = CheckStep(key, event.mode);
-  if (status.ok()) {
-    WindowStep& of = FindOrOpen(key.step, event.mode, event.now, effects);
-    Contributions& contributions = of.gradient.contributions;
-    if (of.gradient.untouched()) {
-      contributions.PutAll(event.statuses);
-      effects.push_back(CountAccepted{
-          .step = key.step, .mode = event.mode, .accepted = static_cast<uint64_t>(contributions.present())});
-      const auto last = static_cast<uint32_t>(event.statuses.size() - 1);
-      if (contributions.abstained() == 0) effects.push_back(KeepPayload{of.id, ContributionKind::kGradient, last});
-      of.in_flight += contributions.count();
-      SealIfDue(of, ContributionKind::kGradient, event.now, effects);
-      work = true;
-    } else {
-      status = absl::AbortedError(
-          absl::StrCat(DescribeKey(*rules_.spec, key), ": gradients of this step have come over gRPC"));
-    }
-  }
-  if (work) Wake(effects);
-  return status;
-}
-
 void LayerMachine::MarkAnswered(ContributionKind kind, const ContributionKey& key) {
   for (auto& [step, of] : window_.steps()) {
     // A rank that sends anything of a later step has this step's answer. It does no harm if an acknowledgement was

@@ -71,7 +71,6 @@ class LayerMachine {
 
  private:
   void On(const ContributionArrived& event, Effects& effects);
-  void On(const AverageArrived& event, Effects& effects);
   void On(const AnswerRequested& event, Effects& effects);
   void On(const RankResumed& event, Effects& effects);
   void On(const FactorsRequested& event, Effects& effects);
@@ -119,7 +118,6 @@ class LayerMachine {
   // Returns INVALID_ARGUMENT (SHAPE_MISMATCH) if the parts of the ranks have more elements than the gradient, unless
   // some are of earlier processes.
   absl::Status CheckParts(const ContributionArrived& event, const Phase& phase) const;
-  absl::Status Admit(const AverageArrived& event, Effects& effects);
   // Marks the answers that the rank must have received, because it now sends `kind` of `key`.
   void MarkAnswered(ContributionKind kind, const ContributionKey& key);
   // Handles the first contribution of a replaced rank: the rank sends nothing to the steps before it. Returns true if

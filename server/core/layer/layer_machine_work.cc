@@ -34,9 +34,8 @@ void LayerMachine::On(const WorkerReady&, Effects& effects) {
 
 // Gradients are added up without waiting for a turn, which frees their payloads early.
 bool LayerMachine::OfferAccumulation(Effects& effects) {
-  // A pull has no payload. In a COLLECTIVE session the weights of the sum are not known before all gradients have
-  // arrived (LayerWorker::Precondition).
-  if (rules_.workers_precondition() || rules_.spec->data_plane == DataPlane::kCollective) return false;
+  // A pull has no payload.
+  if (rules_.workers_precondition()) return false;
   for (auto& [step, of] : window_.steps()) {
     Phase& phase = of.gradient;
     if (phase.state != PhaseState::kOpen || phase.contributions.abstained() > 0) continue;

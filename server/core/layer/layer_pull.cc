@@ -16,20 +16,6 @@
 #include "server/core/reservation.h"
 
 namespace precondor {
-namespace {
-
-uint64_t SamplesOf(const ReducedGradient& gradient) {
-  uint64_t samples = 0;
-  for (const ReducedGradient::Share& share : gradient.shares) samples += share.samples;
-  return samples;
-}
-
-ContributionStatus StatusOf(const ReducedGradient::Share& share) {
-  if (share.refused) return ContributionStatus::kRefused;
-  return share.samples == 0 ? ContributionStatus::kAbstained : ContributionStatus::kPresent;
-}
-
-}  // namespace
 
 void LayerDriver::SubmitGradient(AdmittedContribution contribution, Payload payload, const AckFn& ack,
                                  ResultFn result) {
@@ -59,26 +45,6 @@ void LayerDriver::SubmitGradient(AdmittedContribution contribution, Payload payl
     RequestAnswer(header.key, {.rank = header.key.rank, .result = std::move(result), .parts = header.parts});
   }
   Perform(std::move(filed.tasks));
-}
-
-absl::Status LayerDriver::SubmitReduced(AdmittedAverage admitted, ResultFn result) {
-  const ReducedGradient& gradient = admitted.gradient();
-  AverageArrived event{
-      .key = KeyOf(gradient), .mode = gradient.mode, .statuses = {}, .now = session_->shard->clock.Now()};
-  for (const ReducedGradient::Share& share : gradient.shares) event.statuses.push_back(StatusOf(share));
-  const int64_t bytes = static_cast<int64_t>(gradient.average.size());
-  StagedContribution average{.samples = SamplesOf(gradient), .bytes = admitted.TakeAverage(), .whole = true};
-  Tasks tasks = FeedLocked(event, &average);
-  absl::Status status = OutcomeOf(tasks.front().effect).status();
-  if (status.ok()) {
-    for (const ContributionStatus share : event.statuses) {
-      session_->shard->layer_observer.OnContribution(session_->spec.name, ContributionKind::kGradient,
-                                                     share == ContributionStatus::kPresent ? bytes : 0);
-    }
-    RequestAnswer(event.key, {.result = std::move(result)});
-  }
-  Perform(std::move(tasks));
-  return status;
 }
 
 void LayerDriver::RequestAnswer(const ContributionKey& key, AnswerRequest request) {

@@ -33,28 +33,6 @@ absl::Status Resize(Payload& payload, int64_t bytes) {
   return absl::OkStatus();
 }
 
-// Replaces the contributions by their average. Its bits are those of the average that the session's communicator makes
-// of these gradients if it adds in rank order: shares in f32, one rank after the other, and the shard's own zero at the
-// end. So the ranks get equal answers, whether they get them over gRPC or over the communicator.
-void AverageAsCommunicator(std::vector<StagedContribution>& contributions) {
-  uint64_t total = 0;
-  for (const StagedContribution& contribution : contributions) total += contribution.samples;
-  const absl::Span<float> sum = FloatsIn(contributions[0].bytes);
-  for (size_t i = 0; i < contributions.size(); ++i) {
-    const absl::Span<float> term = FloatsIn(contributions[i].bytes);
-    ScaleInPlace(static_cast<double>(contributions[i].scales[0]), term);
-    ScaleInPlace(static_cast<double>(ShareOf(contributions[i].samples, total)), term);
-    if (i == 0) continue;
-    for (size_t k = 0; k < sum.size(); ++k) sum[k] += term[k];
-    contributions[i].bytes = Payload();
-  }
-  for (float& value : sum) value += 0.0f;
-  contributions[0].samples = total;
-  contributions[0].scales = {1, 1};
-  contributions[0].whole = true;
-  contributions.resize(1);
-}
-
 }  // namespace
 
 void LayerWorker::Accumulate(StepData& data, StagedContribution contribution) {
@@ -64,8 +42,7 @@ void LayerWorker::Accumulate(StepData& data, StagedContribution contribution) {
     return;
   }
   if (data.result_buffer.empty()) data.result_scale = contribution.scales[0];
-  if (contribution.whole && !AllFinite(FloatsIn(contribution.bytes))) data.lost = absl::OutOfRangeError(kNotFinite);
-  if (!single_ && !contribution.whole) {
+  if (!single_) {
     if (!data.sum.has_value()) {
       absl::StatusOr<WeightedSum> sum = WeightedSum::Make(spec_.d_out * spec_.d_in);
       if (!sum.ok()) {
@@ -122,9 +99,6 @@ absl::Status LayerWorker::MakeRoom(StepData& data) const {
 }
 
 void LayerWorker::Average(StepData& data, std::vector<StagedContribution> contributions) {
-  if (contributions.size() > 1 && session_.spec.data_plane == DataPlane::kCollective) {
-    AverageAsCommunicator(contributions);
-  }
   for (StagedContribution& contribution : contributions) Accumulate(data, std::move(contribution));
   if (data.on_device != nullptr) return;
   if (session_.spec.exchange == ExchangeMode::kSharded) {

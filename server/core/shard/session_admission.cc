@@ -19,7 +19,8 @@ absl::Status Refusal(absl::StatusCode code, ErrorReason reason, const SessionSpe
 
 }  // namespace
 
-absl::Status SessionAdmission::CheckLayer(const ContributionKey& key) const {
+absl::Status SessionAdmission::CheckKey(const ContributionKey& key) const {
+  PRECONDOR_RETURN_IF_ERROR(session_.holders().Check(key));
   const SessionSpec& spec = session_.spec();
   if (key.layer >= spec.layers.size()) {
     return Refusal(absl::StatusCode::kNotFound, ErrorReason::kUnknownLayer, spec, key,
@@ -32,11 +33,6 @@ absl::Status SessionAdmission::CheckLayer(const ContributionKey& key) const {
   return absl::OkStatus();
 }
 
-absl::Status SessionAdmission::CheckKey(const ContributionKey& key) const {
-  PRECONDOR_RETURN_IF_ERROR(session_.holders().Check(key));
-  return CheckLayer(key);
-}
-
 absl::StatusOr<AdmittedContribution> SessionAdmission::Admit(ContributionHeader& header, uint64_t payload_bytes) const {
   const SessionSpec& spec = session_.spec();
   PRECONDOR_RETURN_IF_ERROR(CheckKey(header.key));
@@ -44,16 +40,6 @@ absl::StatusOr<AdmittedContribution> SessionAdmission::Admit(ContributionHeader&
   PRECONDOR_RETURN_IF_ERROR(CheckTensors(spec, header, payload_bytes));
   PRECONDOR_RETURN_IF_ERROR(session_.layer(header.key.layer)->Check(header));
   return AdmittedContribution(std::move(header), payload_bytes, session_.shared_context());
-}
-
-absl::StatusOr<AdmittedAverage> SessionAdmission::Admit(ReducedGradient gradient) const {
-  const std::shared_ptr<const RankHolders> known = session_.holders().current();
-  ContributionKey key = KeyOf(gradient);
-  key.incarnation = known->incarnations[0];  // a rank with another holder would belong to another epoch
-  PRECONDOR_RETURN_IF_ERROR(CheckSender(session_.spec(), *known, key));
-  PRECONDOR_RETURN_IF_ERROR(CheckLayer(key));
-  PRECONDOR_RETURN_IF_ERROR(CheckAverage(session_.spec(), gradient));
-  return AdmittedAverage(std::move(gradient));
 }
 
 }  // namespace precondor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks requests to a session before its layers receive them. Only this class makes the types that layers accept.
+// Checks requests to a session before its layers receive them. Only this class makes the type that layers accept.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,14 @@ class SessionAdmission {
  public:
   explicit SessionAdmission(const ShardSession& session) : session_(session) {}
 
-  // Checks a contribution, or an average over all ranks, and returns the value that is submitted to its layer.
-  // Conditions and errors are those of ShardDataPlane::AdmitContribution and SubmitReduced. Moves from `header` on
-  // success and leaves it unchanged on error.
+  // Checks a contribution and returns the value that is submitted to its layer. Conditions and errors are those of
+  // ShardDataPlane::AdmitContribution. Moves from `header` on success and leaves it unchanged on error.
   absl::StatusOr<AdmittedContribution> Admit(ContributionHeader& header, uint64_t payload_bytes) const;
-  absl::StatusOr<AdmittedAverage> Admit(ReducedGradient gradient) const;
   // Returns the errors of CheckSender, NOT_FOUND (UNKNOWN_LAYER) if the session has no such layer, or
   // FAILED_PRECONDITION (NOT_OWNER) if another shard owns it.
   absl::Status CheckKey(const ContributionKey& key) const;
 
  private:
-  absl::Status CheckLayer(const ContributionKey& key) const;
-
   const ShardSession& session_;
 };
 

@@ -41,7 +41,7 @@ class Shard final : public ShardControl {
         Observer& observer);
   ~Shard() override;
 
-  // Calls of workers and communicators.
+  // Calls of workers.
   ShardDataPlane& data_plane() { return data_plane_; }
   // Restores the shard from its journal. Precondition: nothing else has been called on the shard.
   ShardReplay& replay() { return replay_; }

@@ -104,14 +104,6 @@ void ShardDataPlane::Submit(AdmittedContribution contribution, Payload payload, 
   layer.SubmitGradient(std::move(contribution), std::move(payload), ack, std::move(result));
 }
 
-absl::Status ShardDataPlane::SubmitReduced(ReducedGradient gradient, ResultFn result) {
-  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, sessions_.Find(gradient.session_id));
-  const uint32_t layer = gradient.layer;
-  PRECONDOR_ASSIGN_OR_RETURN(AdmittedAverage average, SessionAdmission(*session).Admit(std::move(gradient)));
-  return session->layer(layer)->SubmitReduced(std::move(average), std::move(result));
-}
-
 // --- ranks -----------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardDataPlane::FindFor(const SessionCaller& caller,
@@ -119,19 +111,6 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardDataPlane::FindFor(const Sess
   PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, sessions_.Find(session_id));
   if (!session->context().access.IsShownBy(caller)) return NotTheirs(session_id);
   return session;
-}
-
-absl::StatusOr<ShardDataPlane::SessionPart> ShardDataPlane::PartOf(const ContributionKey& key,
-                                                                   const SessionCaller& caller) const {
-  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, key.session_id));
-  PRECONDOR_RETURN_IF_ERROR(session->holders().Check(key));
-  return SessionPart{session->spec(), session->owned()};
-}
-
-bool ShardDataPlane::IsInEpoch(uint64_t session_id, uint64_t epoch) const {
-  const absl::StatusOr<std::shared_ptr<ShardSession>> session = sessions_.Find(session_id);
-  return session.ok() && (*session)->holders().epoch() == epoch;
 }
 
 absl::StatusOr<std::set<uint32_t>> ShardDataPlane::MissingRanks(const ContributionKey& key,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shard's interface to workers and communicators: contributions are admitted, then submitted to their layers.
+// The shard's interface to workers: contributions are admitted, then submitted to their layers.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 namespace precondor {
 
 // Thread-safe. Callbacks run on the caller's thread or on an executor thread, never under a lock. AdmitContribution,
-// SubmitReduced, PartOf, Resume and Fetch give UNAVAILABLE while the shard replays its journal.
+// MissingRanks, Resume and Fetch give UNAVAILABLE while the shard replays its journal.
 class ShardDataPlane {
  public:
   // All references must outlive the object.
@@ -54,21 +54,6 @@ class ShardDataPlane {
   // For gradients and pulls, `result` follows an OK `ack` once the step is sealed and applied; a repetition gets
   // identical bytes. If the session ends or a new epoch drops the step, `result` gets the status instead.
   void Submit(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result);
-
-  // Submits a layer's average of one step that a communicator has computed. On OK `result` gets the answer, as in
-  // Submit. A rank that later sends its gradient over gRPC repeats it and gets this answer. On error nothing has
-  // changed, and the step waits for gradients over gRPC. Returns the errors of AdmitContribution, ABORTED if some
-  // gradients of the step have already arrived, INVALID_ARGUMENT if the session's data_plane is GRPC.
-  absl::Status SubmitReduced(ReducedGradient gradient, ResultFn result);
-
-  // What a rank needs to know to take part in that. PartOf returns the errors of CheckSender.
-  struct SessionPart {
-    SessionSpec spec;
-    std::vector<uint32_t> layers;  // owned by this shard, ascending
-  };
-  absl::StatusOr<SessionPart> PartOf(const ContributionKey& key, const SessionCaller& caller = {}) const;
-  // Returns whether the session is installed and in this epoch.
-  bool IsInEpoch(uint64_t session_id, uint64_t epoch) const;
 
   // Returns the ranks that the step of the key's layer waits for, or the errors of AdmitContribution that concern the
   // key.

@@ -49,14 +49,14 @@ class OutboxTest : public ::testing::Test {
     return AddTo(outbox_, id, bytes, deadline);
   }
   static absl::Status AddTo(Outbox& outbox, const ContributionId& id, uint64_t bytes,
-                            absl::Time deadline = absl::InfiniteFuture(), bool elsewhere = false) {
+                            absl::Time deadline = absl::InfiniteFuture()) {
     auto item = std::make_shared<Contribution>();
     item->id = id;
     auto payload = std::make_shared<std::vector<uint8_t>>(bytes);
     item->payload = *payload;
     item->payload_owner = payload;
     item->deadline = deadline;
-    return outbox.Add(std::move(item), elsewhere);
+    return outbox.Add(std::move(item));
   }
   // Everything that may be written now, e.g. "R0.1v3 S0.1[0+10] G0.1[0+20]": kind, step, layer, and factor version or
   // chunk. B: RESUME of a process that begins.
@@ -160,38 +160,6 @@ TEST_F(OutboxTest, APullIsKeptAndTheLastOneIsToldToAnotherMemory) {
   outbox_.DropUnansweredBefore(21);
   outbox_.StartStream(kCredit, 10);
   EXPECT_THAT(WriteAll(), StartsWith("R20.0v0"));
-}
-
-TEST_F(OutboxTest, WhatGoesElsewhereKeepsItsPlaceForTheStream) {
-  outbox_.StartStream(kCredit, 7);
-  ASSERT_TRUE(Add(Statistics(0, 0), 10).ok());
-  for (const uint32_t layer : {0, 1}) {
-    ASSERT_TRUE(AddTo(outbox_, Gradient(0, layer), 10, absl::InfiniteFuture(), /*elsewhere=*/true).ok());
-  }
-  ASSERT_TRUE(Add(Statistics(0, 2), 10).ok());
-  EXPECT_EQ(AddTo(outbox_, Gradient(0, 0), 10).code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(outbox_.unacknowledged(), 4u);
-  EXPECT_EQ(outbox_.Items().size(), 2u);
-  outbox_.StopStream();
-  outbox_.StartStream(kCredit, 7);
-  outbox_.ToStream(Gradient(0, 1));
-  outbox_.ToStream(Gradient(0, 1));
-  outbox_.ToStream(Gradient(5, 5));
-  EXPECT_EQ(WriteAll(), "S0.0[0+10] G0.1[0+10] S0.2[0+10]");
-  outbox_.ToStream(Statistics(0, 0));  // it has been sent
-  EXPECT_EQ(WriteAll(), "");
-}
-
-TEST_F(OutboxTest, AnAnswerFromElsewhereIsAnAnswer) {
-  ASSERT_TRUE(AddTo(outbox_, Gradient(4, 0), 10, absl::InfiniteFuture(), /*elsewhere=*/true).ok());
-  Finish(Gradient(4, 0));  // before the first stream
-  EXPECT_TRUE(outbox_.empty());
-  EXPECT_EQ(outbox_.unacknowledged(), 0u);
-  EXPECT_EQ(outbox_.answered_through(), 4u);
-  outbox_.StartStream(kCredit, 7);
-  EXPECT_EQ(WriteAll(), "");
-  outbox_.StartStream(kCredit, 8);
-  EXPECT_EQ(WriteAll(), "R4.0v40 G4.0[0+10]");
 }
 
 TEST_F(OutboxTest, RefusesTheSameKeyTwiceUntilItIsDone) {

@@ -91,10 +91,7 @@ class PayloadPathTest : public ::testing::Test {
   absl::Status refuses_;
   std::optional<std::string> grants_device_;
   int requests_ = 0;
-  TrafficCounters traffic_;
-  PayloadPath path_{{.address = "unix:/s", .connect_timeout = absl::Hours(1), .collective = std::nullopt},
-                    {.write = [this] { Write(); }, .answered = {}, .to_stream = {}, .ask = {}, .decline = {}},
-                    traffic_};
+  PayloadPath path_{{.address = "unix:/s", .connect_timeout = absl::Hours(1)}, [this] { Write(); }};
 };
 
 TEST_F(PayloadPathTest, DescribesInlineBytesOrAReference) {

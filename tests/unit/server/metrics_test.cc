@@ -156,9 +156,6 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnLogAppend(77, true);
   metrics.OnLogAppend(0, false);
   metrics.OnLogStale("job", true);
-  metrics.OnDataPlane("job", true);
-  metrics.OnDataPlaneFailure("job");
-  metrics.OnDataPlaneFailure("job");
   metrics.OnSnapshot("job", true);
   metrics.OnSnapshot("job", true);
   metrics.OnSnapshot("job", false);
@@ -313,8 +310,6 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_lagging_workers{train_job="job"})", 2},
       {R"(precondor_lagging_rank_number{train_job="job"})", 3},
       {R"(precondor_log_stale_status{train_job="job"})", 1},
-      {R"(precondor_data_plane_status{train_job="job"})", 1},
-      {R"(precondor_data_plane_failures_total{train_job="job"})", 2},
       {R"(precondor_snapshots_total{outcome="durable",train_job="job"})", 2},
       {R"(precondor_snapshots_total{outcome="given_up",train_job="job"})", 1},
       {R"(precondor_factor_releases_total{outcome="durable",train_job="job"})", 1},
@@ -350,7 +345,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
 
 // What a Prometheus pays: a job's own series on a server that is coordinator and shard, and all others, whose number
 // follows from the code and not from what runs.
-TEST(MetricsTest, AJobCostsAtMost61Series) {
+TEST(MetricsTest, AJobCostsAtMost59Series) {
   MetricsObserver metrics("1", "all");
   const size_t without = Parse(metrics.Render()).samples.size();
   Drive(metrics);
@@ -359,7 +354,7 @@ TEST(MetricsTest, AJobCostsAtMost61Series) {
     of_job += absl::StrContains(series, "train_job=\"job\"") ? 1 : 0;
   }
   EXPECT_GT(of_job, 40u);
-  EXPECT_LE(of_job, 61u);
+  EXPECT_LE(of_job, 59u);
   EXPECT_LE(without, 200u);
   const size_t with_one = Parse(metrics.Render()).samples.size();
   metrics.OnSessionInstalled("other");

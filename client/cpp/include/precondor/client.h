@@ -38,9 +38,7 @@ struct ClientOptions {
   absl::Duration result_timeout = absl::Seconds(120);  // from the submission of a gradient to its result
   absl::Duration join_timeout = absl::Seconds(120);    // until all ranks have joined
   absl::Duration lease_timeout = absl::Minutes(10);    // how long a step waits at the lease's end; see ReportStep
-  // CUDA device of this worker in NCCL communicators (docs/collective.md). No other rank of them may use it.
-  int plane_device = 0;
-  ClientSecurity security = {};  // for the connections to the coordinator and to the shards
+  ClientSecurity security = {};                        // for the connections to the coordinator and to the shards
   // W3C Trace Context that this client sends with its calls and streams: "00-TRACE-SPAN-FLAGS". The client begins its
   // own trace if the value is empty or malformed.
   std::string traceparent = {};
@@ -151,7 +149,6 @@ struct Traffic {
   int64_t result_bytes = 0;      // payload received
   int64_t overhead_bytes = 0;    // headers, acknowledgements and control calls
   int64_t reconnects = 0;
-  int64_t plane_bytes = 0;  // part of gradient_bytes and result_bytes that communicators carried
 };
 
 // One rank of one session. Thread-safe. Steps may overlap as far as the lease and the server's window allow.
@@ -189,10 +186,8 @@ class Worker {
   // Sends gradient [d_out, d_in] and writes the preconditioned gradient to `out`, which may be the gradient's own
   // memory. Both matrices must stay valid, `gradient` unchanged and `out` unread, until the future is ready or the
   // worker is destroyed: the library sends an f32 gradient without gaps from the caller's memory. `samples` weighs the
-  // gradient in DIRECT. A gradient that is not finite is answered kSkip. With data_plane COLLECTIVE, gradients travel
-  // in a fixed order: submit those of all layers of a step before you wait for the first answer. A rank that waits
-  // earlier delays the others until its gradients go over gRPC. In first order the answer is kIdentity with the
-  // averaged gradient: in DIRECT the shard returns it; in DELEGATE it is the gradient itself, available at once and
+  // gradient in DIRECT. A gradient that is not finite is answered kSkip. In first order the answer is kIdentity with
+  // the averaged gradient: in DIRECT the shard returns it; in DELEGATE it is the gradient itself, available at once and
   // without a byte sent.
   //
   // In REPLAY and PULL_FACTORS the worker itself preconditions the job's averaged gradient on the CPU, with its own
@@ -261,9 +256,6 @@ class Worker {
   // Returns, once, the layers whose shard has come back with older factors, or none, since the last call, with the
   // number of updates that are lost. The job goes on; its results differ from those of a run without the loss.
   virtual std::map<int64_t, uint64_t> TakeLostUpdates() = 0;
-  // Returns OK while gradients travel as spec().data_plane says, or wait to do so. Otherwise (COLLECTIVE only) returns
-  // the reason why gradients of at least one shard go over gRPC until the next epoch.
-  virtual absl::Status DataPlaneStatus() const = 0;
   // Ends the waiting calls of all threads, all unanswered futures and all later calls with CANCELLED. Does not give the
   // rank back: the next process that joins with the rank takes it over.
   virtual void Cancel() = 0;

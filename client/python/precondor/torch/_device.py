@@ -37,11 +37,6 @@ def pinned(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.float32, device="cpu", pin_memory=True)
 
 
-def first_of(model: torch.nn.Module) -> int:
-    """Returns the number of the model's first CUDA device; 0 if it has none."""
-    return next((parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda), 0)
-
-
 def tell_backends(backends: Sequence[str], weights: Iterable[torch.Tensor]) -> None:
     """Logs where the servers compute. Warns if that is the CPU, and the weights are on a GPU."""
     _log.info("the servers compute with backend %s", ", ".join(backends))

@@ -20,7 +20,7 @@ from .._errors import (FailedPreconditionError, InvalidArgumentError, PrecondorE
                        UnimplementedError, check_number, from_status)
 from .._layer_methods import statistics_of
 from .._session import Layer, Method, SessionSpec, traits_of
-from . import _device, _group, _layers, _local, _optimizer, _recipe, _sharded
+from . import _group, _layers, _local, _optimizer, _recipe, _sharded
 from ._amp import skip_text, trained_by, unscale
 from ._arguments import check_options, check_types, count_of, number_of, rate_of
 from ._buckets import average_rest, rest_of
@@ -92,8 +92,6 @@ class Preconditioner:
         gradient_dtype: str = "f32",
         fallback: Optional[Mapping[str, Any]] = None,
         on_shard_loss: str = "WAIT",
-        data_plane: str = "GRPC",
-        plane_device: Optional[int] = None,
         connect_timeout: float = 10.0,
         rpc_timeout: float = 30.0,
         result_timeout: float = 120.0,
@@ -131,7 +129,6 @@ class Preconditioner:
             overlap: Send gradients during the backward pass: one backward pass a step outside no_sync(), no change of
                 gradients before step(), and DIRECT. DDP averages the other parameters by its only communication hook.
             statistics: "": the method's default. mean_positions: rows of convolutions count 1/positions, as in kfac-pytorch.
-            plane_device: CUDA device of this rank for data_plane "COLLECTIVE" by NCCL; None: the model's, or 0.
 
         Raises:
             UnavailableError: No server answers at the address.
@@ -169,8 +166,7 @@ class Preconditioner:
             warmup_steps=warmup_steps, staleness_steps=staleness_steps, statistics_dtype=statistics_dtype,
             gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
             layer_methods=_layers.exceptions([slot.layer for slot in self._slots], self._recipe.layer_methods(layer_methods, chosen),
-                                             statistics, chosen.by_gradient),
-            data_plane=data_plane)
+                                             statistics, chosen.by_gradient))
         check_options(self._spec, sharded=sharded, overlap=overlap, several=self._ddp or self._group.size > 1)
         self._rest = rest_of(model) if overlap and self._ddp else None
         self._kinds, self._methods = kinds_of(self._spec), methods_of(self._spec)
@@ -205,8 +201,7 @@ class Preconditioner:
         self._session: Optional[Session] = None
         try:
             self._open(address, replace, chosen, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout, security=security,
-                       traceparent=traceparent, result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout,
-                       plane_device=_device.first_of(self._model) if plane_device is None else plane_device)
+                       traceparent=traceparent, result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -257,11 +252,6 @@ class Preconditioner:
         """Returns Worker.device_plane(): the servers' "backends", how many gradients stayed on their CUDA device ("in_ring") or
         were copied from it by the client ("over_socket"), and the "reason" why the last of these was (docs/cuda.md)."""
         return {"backends": [], "in_ring": 0, "over_socket": 0, "reason": ""} if self._exchange is None else self._exchange.device_plane()
-
-    def data_plane_status(self) -> str:
-        """Returns "" while gradients travel as data_plane says, or wait to do so; otherwise the reason why they go over
-        gRPC until the job's next epoch (docs/collective.md)."""
-        return "" if self._worker is None else self._worker.data_plane_status()
 
     # --- a step -----------------------------------------------------------------------------------------------------------
 

@@ -78,7 +78,6 @@ TEST(SessionSpecTest, NamesTheFieldWhatWasExpectedAndWhatCame) {
       {[](SessionSpec& s) { s.statistics_dtype = DType(4); }, {"statistics_dtype", "4"}},
       {[](SessionSpec& s) { s.gradient_dtype = DType(0); }, {"gradient_dtype", "got 0"}},
       {[](SessionSpec& s) { s.on_shard_loss = ShardLossPolicy(3); }, {"on_shard_loss", "1 ... 2", "got 3"}},
-      {[](SessionSpec& s) { s.data_plane = DataPlane(3); }, {"data_plane", "1 ... 2", "got 3"}},
       {[](SessionSpec& s) { s.fallback.beta = 2; }, {"fallback.beta", "[0, 1]", "got 2"}},
       {[](SessionSpec& s) { s.layer_methods = {{}}; }, {"layer_methods[0].layers", "at least one", "none"}},
       {[](SessionSpec& s) { s.layer_methods.resize(kMaxLayerMethods + 1); }, {"layer_methods: count", "256", "257"}},
@@ -149,28 +148,6 @@ TEST(SessionSpecTest, TellsWhatWorkersWithFactorsMayHave) {
   }
 }
 
-TEST(SessionSpecTest, TellsWhatACollectivePlaneMayCarry) {
-  SessionSpec spec = GoodSpec();
-  spec.data_plane = DataPlane::kCollective;
-  spec.world_size = kMaxCollectiveWorkers;
-  EXPECT_TRUE(ValidateSessionSpec(spec).ok()) << ValidateSessionSpec(spec);
-  const std::vector<std::pair<std::function<void(SessionSpec&)>, std::string>> cases = {
-      {[](SessionSpec& s) { s.exchange = ExchangeMode::kDelegate; }, "exchange: expected DIRECT with "},
-      {[](SessionSpec& s) { s.gradient_dtype = DType::kBF16; }, "gradient_dtype: expected f32 with "},
-      {[](SessionSpec& s) { s.on_shard_loss = ShardLossPolicy::kDegrade; }, "on_shard_loss: expected WAIT with "},
-      {[](SessionSpec& s) { s.world_size = 256; }, "world_size: expected at most 255 with "},
-  };
-  for (const auto& [change, problem] : cases) {
-    SessionSpec bad = spec;
-    change(bad);
-    const absl::Status status = ValidateSessionSpec(bad);
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat(problem, "data_plane COLLECTIVE, got ")));
-    bad.data_plane = DataPlane::kGrpc;
-    EXPECT_TRUE(ValidateSessionSpec(bad).ok()) << ValidateSessionSpec(bad);
-  }
-}
-
 TEST(SessionSpecTest, TakesShapesOfAsManyElements) {
   for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{
            {}, {64, 48}, {3072}, {64, 3, 4, 4}, {16, 4, 48}, {1, 64, 1, 48}, {2, 2, 2, 2, 2, 2, 6, 8}}) {
@@ -191,7 +168,6 @@ TEST(SessionSpecTest, DescribesTheFirstDifference) {
       {[](SessionSpec& s) { s.method.options["rank"] = 8.0; }, "method: have mkor{}, got mkor{rank=8}"},
       {[](SessionSpec& s) { s.fallback.beta = 0.5; }, "fallback.beta: have 0.1, got 0.5"},
       {[](SessionSpec& s) { s.on_shard_loss = ShardLossPolicy::kDegrade; }, "on_shard_loss: have WAIT, got DEGRADE"},
-      {[](SessionSpec& s) { s.data_plane = DataPlane::kCollective; }, "data_plane: have GRPC, got COLLECTIVE"},
       {[](SessionSpec& s) { s.layers.pop_back(); }, "layers: have 2, got 1"},
       {[](SessionSpec& s) {
          s.layers[1].shape = {8, 8, 49};

@@ -52,7 +52,6 @@ SessionSpec FullSpec() {
   spec.layers = {{"encoder.0", 48, 65, true}, {"ünïcode", 1, 1 << 20, false, {64, 128, 128}}};
   spec.layer_methods = {
       {.method = {.name = "identity", .options = {}}, .statistics = StatisticsKind::kCovariance, .layers = {1}}};
-  spec.data_plane = DataPlane::kCollective;
   return spec;
 }
 
@@ -109,7 +108,6 @@ TEST(SpecCodecTest, AbsentFieldsHaveTheDefaultsThatTheProtoGives) {
   EXPECT_EQ(spec->statistics_dtype, DType::kF16);
   EXPECT_EQ(spec->gradient_dtype, DType::kF32);
   EXPECT_EQ(spec->on_shard_loss, ShardLossPolicy::kWait);
-  EXPECT_EQ(spec->data_plane, DataPlane::kGrpc);
   EXPECT_EQ(spec->method.name, "mkor");
   EXPECT_TRUE(spec->method.options.empty());
 }
@@ -202,9 +200,6 @@ TEST(SpecCodecTest, UnknownEnumeratorsAreRefusedByField) {
   message.Clear();
   message.set_on_shard_loss(static_cast<v1::ShardLossPolicy>(3));
   ExpectMalformed(DecodeSessionSpec(message).status(), "on_shard_loss: expected a ShardLossPolicy of 1 ... 2, got 3");
-  message.Clear();
-  message.set_data_plane(static_cast<v1::DataPlane>(3));
-  ExpectMalformed(DecodeSessionSpec(message).status(), "data_plane: expected a DataPlane of 1 ... 2, got 3");
   message.Clear();
   message.set_gradient_data_type(static_cast<v1::DataType>(77));
   ExpectMalformed(DecodeSessionSpec(message).status(), "gradient_data_type: expected a DataType of 1 ... 3, got 77");

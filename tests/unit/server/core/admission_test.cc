@@ -25,8 +25,6 @@ static_assert(
     !std::is_constructible_v<AdmittedContribution, ContributionHeader, uint64_t, std::weak_ptr<SessionContext>>);
 static_assert(!std::is_default_constructible_v<AdmittedContribution> &&
               !std::is_copy_constructible_v<AdmittedContribution>);
-static_assert(!std::is_constructible_v<AdmittedAverage, ReducedGradient>);
-static_assert(!std::is_copy_constructible_v<AdmittedAverage>);
 
 // Of layer 0 and rank 0, step 0 unless `spoil` says otherwise.
 struct Refused {

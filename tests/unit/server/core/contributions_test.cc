@@ -53,24 +53,15 @@ TEST(ContributionsTest, PayloadsLeaveInRankOrderAsFarAsTheOrderIsSettled) {
   EXPECT_THAT(contributions.TakeRest(), ElementsAre(3));
 }
 
-TEST(ContributionsTest, AllAtOnceLeaveOnePayloadAndEverythingElseIsARepetition) {
+TEST(ContributionsTest, AllRestoredLeaveNoPayloadAndEverythingElseIsARepetition) {
   Contributions contributions(0, 3);
-  contributions.PutAll({kPresent, kPresent, kPresent});
+  contributions.PutAllRestored();
   EXPECT_EQ(contributions.present(), 3);
   EXPECT_EQ(contributions.Put(1, kPresent, 5), PutOutcome::kDuplicate);
   EXPECT_EQ(contributions.Put(2, kAbstained, 6), PutOutcome::kDuplicate);
   EXPECT_EQ(contributions.owed_rank(), std::nullopt);
-  EXPECT_EQ(contributions.TakeNext(), 2u);
   EXPECT_FALSE(contributions.TakeNext().has_value());
   EXPECT_TRUE(contributions.TakeRest().empty());
-}
-
-TEST(ContributionsTest, AllAtOnceWithAnAbstentionLeaveNoPayload) {
-  Contributions contributions(0, 3);
-  contributions.PutAll({kPresent, kRefused, kAbstained});
-  EXPECT_EQ(contributions.present(), 1);
-  EXPECT_EQ(contributions.abstained(), 2);
-  EXPECT_EQ(contributions.DescribeAbstention(), "rank 1 sent a payload that was not finite");
 }
 
 TEST(ContributionsTest, NamesTheLowestRankWhateverCameFirst) {

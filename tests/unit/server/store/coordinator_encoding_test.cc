@@ -82,7 +82,7 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
   const std::string shapes = u64(1) + u32(1) + u64(3) + u64(64) + u64(128) + u64(128);
   const std::string access = text("0123456789abcdef") + u64(1) + text("tenant a");
   EXPECT_EQ(EncodeCoordinatorRecord(SampleSession(7)),
-            u8(6) + session + u8(2) + layer_methods + shapes + u8(2) + access);
+            u8(6) + session + u8(2) + layer_methods + shapes + u8(1) + access);
   for (const std::string& bad : {u64(1) + u32(2) + u64(1) + u64(1), u64(1) + u32(0) + u64(0)}) {
     EXPECT_EQ(DecodeCoordinatorRecord(kSessionRecord, u8(6) + session + u8(2) + layer_methods + bad + u8(2) + access)
                   .status()
@@ -96,7 +96,6 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
       DecodeCoordinatorRecord(kSessionRecord, u8(5) + session + u8(2) + layer_methods + shapes + u8(2));
   ASSERT_TRUE(of_version_5.ok()) << of_version_5.status();
   EXPECT_TRUE(Same(*of_version_5, alike));
-  alike.spec.data_plane = DataPlane::kGrpc;
   const auto of_version_4 = DecodeCoordinatorRecord(kSessionRecord, u8(4) + session + u8(2) + layer_methods + shapes);
   ASSERT_TRUE(of_version_4.ok()) << of_version_4.status();
   EXPECT_TRUE(Same(*of_version_4, alike));
