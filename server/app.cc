@@ -232,7 +232,6 @@ class ServerApp final : public App {
  private:
   absl::Status MakeShard() {
     PRECONDOR_ASSIGN_OR_RETURN(backends_, MakeShardBackends(config_, disk_, logger_));
-    PRECONDOR_ASSIGN_OR_RETURN(group_, MakeDeviceGroup(backends_, logger_));
     const DeviceParallelism parallelism = ParallelismOf(config_, backends_);
     std::vector<ShardDevice> devices;
     for (const DeviceBackend& device : backends_) {
@@ -240,7 +239,6 @@ class ServerApp final : public App {
       devices.push_back({.name = device.name, .backend = *device.backend, .executor = *compute_threads_.back()});
     }
     ShardOptions options;
-    options.group = group_.get();
     options.advertise_address = config_.advertise;
     options.capacity_bytes = SessionCapacity(config_, backends_, logger_);
     options.window_steps = static_cast<int>(config_.window_steps);
@@ -591,7 +589,6 @@ class ServerApp final : public App {
   std::unique_ptr<recovery::ShardStore> shard_store_;  // null without a data directory
   std::unique_ptr<recovery::LayerUploads> uploads_;    // null without a shard
   std::vector<DeviceBackend> backends_;
-  std::unique_ptr<DeviceGroup> group_;         // null for one device; outlives the shard's work
   std::unique_ptr<DevicePlane> device_plane_;  // null unless configured
   std::unique_ptr<rpc::SharedRegions> rings_;  // null without device_plane_; outlives the shard's work
   ThreadPoolExecutor control_threads_;

@@ -14,9 +14,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/staged_collective.h"
 #include "kernels/cuda/cuda_module.h"
-#include "kernels/cuda/nccl_module.h"
 #include "kernels/grouping/grouping_backend.h"
 
 namespace precondor {
@@ -65,7 +63,6 @@ absl::StatusOr<std::vector<DeviceBackend>> MakeCuda(const ServerConfig& config) 
   for (const int device : devices) {
     CudaBackendOptions options;
     options.device = device;
-    if (devices.size() > 1) options.peers = devices;
     PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, LoadCudaBackend(options));
     backends.push_back({absl::StrCat("cuda:", device), MakeGroupingBackend(std::move(backend), grouping), device});
   }
@@ -129,46 +126,7 @@ absl::Status Record(const std::string& data_dir, absl::string_view name, store::
   return fs.SyncDir(data_dir);
 }
 
-// Time limit for devices that wait for each other's data (never for a worker). It is half of a worker's default
-// time-out, so that the worker gets an answer when a device hangs.
-constexpr absl::Duration kGroupTimeout = absl::Minutes(1);
-
-// Uses NCCL until it fails to connect the devices: it can be installed and not work, for example in a container without
-// shared memory. Retries at every step would cost a time-out each after a device is lost.
-DeviceGroup::Connect ConnectByNcclFirst(std::vector<int> devices, Logger& logger) {
-  return [by_nccl = ConnectByNccl(std::move(devices), kGroupTimeout), locally = ConnectLocally(kGroupTimeout), &logger,
-          works = std::make_shared<bool>(true)](const std::vector<Backend*>& backends) {
-    if (*works) {
-      absl::StatusOr<std::vector<std::unique_ptr<Collective>>> made = by_nccl(backends);
-      if (made.ok()) return made;
-      *works = false;
-      logger.Log(Severity::kWarning, "NCCL does not connect the devices; from now on they go through the host's memory",
-                 {{"reason", absl::string_view(made.status().message())}});
-    }
-    return locally(backends);
-  };
-}
-
 }  // namespace
-
-absl::StatusOr<std::unique_ptr<DeviceGroup>> MakeDeviceGroup(const std::vector<DeviceBackend>& devices,
-                                                             Logger& logger) {
-  if (devices.size() == 1) return nullptr;
-  std::vector<Backend*> backends;
-  std::vector<int> cuda_devices;
-  for (const DeviceBackend& device : devices) {
-    backends.push_back(device.backend.get());
-    if (device.cuda_device >= 0) cuda_devices.push_back(device.cuda_device);
-  }
-  const bool cuda = cuda_devices.size() == devices.size();
-  const absl::Status nccl = cuda ? FindNccl() : absl::OkStatus();
-  const bool by_nccl = cuda && nccl.ok();
-  logger.Log(Severity::kInfo, "devices share layers that split",
-             {{"devices", Names(devices)}, {"by", by_nccl ? "nccl" : "local"}, {"reason", nccl.message()}});
-  return DeviceGroup::Make(
-      std::move(backends),
-      by_nccl ? ConnectByNcclFirst(std::move(cuda_devices), logger) : ConnectLocally(kGroupTimeout), kGroupTimeout);
-}
 
 absl::StatusOr<std::vector<DeviceBackend>> MakeShardBackends(const ServerConfig& config, store::FileSystem& fs,
                                                              Logger& logger) {

@@ -10,7 +10,6 @@
 
 #include "kernels/backend.h"
 #include "kernels/base/log.h"
-#include "kernels/device_group.h"
 #include "server/config.h"
 #include "server/store/file_system.h"
 
@@ -30,11 +29,6 @@ struct DeviceBackend {
 // for the data directory.
 absl::StatusOr<std::vector<DeviceBackend>> MakeShardBackends(const ServerConfig& config, store::FileSystem& fs,
                                                              Logger& logger);
-
-// Returns the group on which the devices compute split layers together; null for one device. CUDA devices are connected
-// by NCCL. If NCCL is not installed or has failed to connect them, they are connected through the host's memory. The
-// log says which. The backends and `logger` must outlive the group.
-absl::StatusOr<std::unique_ptr<DeviceGroup>> MakeDeviceGroup(const std::vector<DeviceBackend>& devices, Logger& logger);
 
 // Returns the bytes that sessions may reserve on each device: config.memory_limit_bytes, or less if some device has
 // less memory; then a warning is logged.

@@ -261,7 +261,7 @@ absl::Status DeferredFactor::PrepareLoad(StateReader& in) {
   return in.Matrix("matrix", backend_, next_matrix_.raw());
 }
 
-// Loads the full J, as versions before the tiles and factors that are split over devices save it.
+// Loads the full J, as versions before the tiles save it.
 absl::Status DeferredFactor::LoadFull(StateReader& in) {
   PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("dimension", static_cast<uint64_t>(d_)));
   PRECONDOR_RETURN_IF_ERROR(in.Number("scale").status());

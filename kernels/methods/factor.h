@@ -15,18 +15,15 @@
 
 namespace precondor {
 
-class SplitFactor;  // kernels/methods/split_factor.h
-
 // J = c * unit, as Precondition uses it. The scalar c is separate because one scaling policy needs it and another
 // cancels it, and because 1/eigenvalue can leave the range of f32. `unit` is dense, or of low-rank form with its own c
 // equal to 1.
 struct FactorInverse {
   double c = 1.0;
   bool dense = false;
-  SymmetricForm form;                  // if dense on this device
-  const SplitFactor* split = nullptr;  // if dense on several devices
-  LowRankInverse low_rank;             // otherwise
-  DeviceMatrix owned;                  // memory of low_rank.core if the factor does not keep it
+  SymmetricForm form;       // if dense
+  LowRankInverse low_rank;  // otherwise
+  DeviceMatrix owned;       // memory of low_rank.core if the factor does not keep it
 };
 
 // One inverse factor. One thread at a time. Updates have phases, so that both factors of a layer change or neither

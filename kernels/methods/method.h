@@ -16,7 +16,6 @@
 #include "kernels/backend.h"
 #include "kernels/base/method_traits.h"
 #include "kernels/base/session_spec.h"
-#include "kernels/device_group.h"
 
 namespace precondor {
 
@@ -72,7 +71,7 @@ class LayerState {
   // if they are of another method, configuration or shape; both name the field. On error the state is unchanged.
   virtual absl::Status Load(absl::string_view bytes) = 0;
 
-  // Device bytes of the state, at most Method::StateBytes for the shape; for a split state the sum over all devices.
+  // Device bytes of the state, at most Method::StateBytes for the shape.
   virtual int64_t bytes() const = 0;
 
   // A summary for GetLayerStats and tests: per side the representation ("none", "dense", "low_rank", "eigen",
@@ -123,27 +122,6 @@ class Method {
 
   // Makes the state of a layer. `backend` must outlive it.
   virtual absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const = 0;
-
-  // --- Factors that are split by rows over several devices of one process -------------------------------------------
-  // Returns whether the configuration asks for this layer's factors to be split, so that no device must hold all of
-  // them.
-  virtual bool Splits(const LayerSpec& layer) const { return false; }
-  // Device bytes of one layer's state or scratch: on the primary device, whose backend holds statistics and gradients,
-  // and at most on each of the others.
-  struct SplitBytes {
-    int64_t primary = 0;
-    int64_t other = 0;
-  };
-  // Replace StateBytes and ScratchBytes for states that MakeSplitState makes.
-  virtual SplitBytes SplitStateBytes(const LayerSpec& layer, int ranks) const { return {StateBytes(layer), 0}; }
-  virtual SplitBytes SplitScratchBytes(const LayerSpec& layer, int64_t vectors_per_step, int ranks) const {
-    return {ScratchBytes(layer, vectors_per_step), 0};
-  }
-  // Makes a split state. Precondition: Splits(layer). Statistics, gradients and answers are on group.backend(primary),
-  // as for a state of that backend. A split state loads what an unsplit one has saved, and the reverse. Their results
-  // are equal up to rounding, which depends on the number of ranks. `group` must outlive the state.
-  virtual absl::StatusOr<std::unique_ptr<LayerState>> MakeSplitState(const LayerSpec& layer, DeviceGroup& group,
-                                                                     int primary) const;
 };
 
 }  // namespace precondor

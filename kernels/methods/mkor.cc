@@ -16,7 +16,6 @@
 #include "kernels/methods/gradient.h"
 #include "kernels/methods/mkor_config.h"
 #include "kernels/methods/scaling.h"
-#include "kernels/methods/split_factor.h"
 #include "kernels/methods/state_codec.h"
 #include "kernels/methods/statistics.h"
 
@@ -77,10 +76,9 @@ class MkorState final : public LayerState {
   MkorState(const MkorConfig& config, const LayerSpec& layer, Backend& backend)
       : config_(config), layer_(layer), backend_(backend) {}
 
-  // With a group, backend_ is the backend of its rank `primary`.
-  absl::Status Init(DeviceGroup* group, int primary) {
-    PRECONDOR_RETURN_IF_ERROR(InitSide(layer_.d_in, group, primary, in_));
-    return InitSide(layer_.d_out, group, primary, out_);
+  absl::Status Init() {
+    PRECONDOR_RETURN_IF_ERROR(InitSide(layer_.d_in, in_));
+    return InitSide(layer_.d_out, out_);
   }
 
   absl::Status Update(const LayerStatistics& statistics) override {
@@ -102,8 +100,7 @@ class MkorState final : public LayerState {
     PRECONDOR_RETURN_IF_ERROR(InvertSides(in, out));
     // Scalars are factored out so that the products stay in f32's range. Rescale and ScaleOf apply them again.
     const double in_scale = LargestScale(in), out_scale = LargestScale(out);
-    const bool alike = out_.size() == 1 && in_.size() == 1 && out[0].dense == in[0].dense && out[0].split == nullptr &&
-                       in[0].split == nullptr;
+    const bool alike = out_.size() == 1 && in_.size() == 1 && out[0].dense == in[0].dense;
     if (alike && HasJointNorm(config_.scaling, layer_)) {
       const auto rule = [&](double d_length, double u_length) {
         return ScaleOf(config_.scaling, layer_, out_scale * in_scale, u.size(), d_length, u_length);
@@ -167,13 +164,11 @@ class MkorState final : public LayerState {
   }
 
  private:
-  absl::Status InitSide(int64_t d, DeviceGroup* group, int primary, std::vector<Block>& side) {
+  absl::Status InitSide(int64_t d, std::vector<Block>& side) {
     int64_t begin = 0;
     for (int64_t size : BlockSizes(d, config_.max_factor_dim)) {
-      const bool splits = group != nullptr && config_.Splits(size);
       PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Factor> factor,
-                                 splits ? SplitFactor::Make(config_, size, *group, primary)
-                                        : MakeFactor(config_, size, Phase(side, begin), backend_));
+                                 MakeFactor(config_, size, Phase(side, begin), backend_));
       side.push_back({begin, size, std::move(factor)});
       begin += size;
     }
@@ -281,10 +276,8 @@ class MkorState final : public LayerState {
       return backend_.LowRankPrecondition(UnitForm(out, out_scale), UnitForm(in, in_scale), d, u, config_.products);
     }
     const double scale = (out.dense ? out.c / out_scale : 1.0) * (in.dense ? in.c / in_scale : 1.0);
-    if (out.dense && in.dense && (out.split == nullptr) == (in.split == nullptr)) {
-      PRECONDOR_RETURN_IF_ERROR(out.split == nullptr
-                                    ? backend_.DensePrecondition(out.form, in.form, d, u, config_.products)
-                                    : SplitFactor::Precondition(out.split, in.split, d, u));
+    if (out.dense && in.dense) {
+      PRECONDOR_RETURN_IF_ERROR(backend_.DensePrecondition(out.form, in.form, d, u, config_.products));
       return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
     }
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, backend_.AllocateScratch(d.rows, d.cols));
@@ -299,23 +292,15 @@ class MkorState final : public LayerState {
   // Low-rank form: u = J_out d / shared. Dense form: u = scale times J_out's matrix times d.
   absl::Status MultiplyLeft(const FactorInverse& out, double shared, double scale, ConstMatrixView d, MatrixView u) {
     if (!out.dense) return backend_.LowRankPrecondition(UnitForm(out, shared), {}, d, u, config_.products);
-    if (out.split == nullptr) {
-      DeviceMatrix made;
-      PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView matrix, Expanded(backend_, out.form, made));
-      return backend_.Gemm(scale, matrix, Transpose::kNo, d, Transpose::kNo, 0.0, u);
-    }
-    PRECONDOR_RETURN_IF_ERROR(SplitFactor::Precondition(out.split, nullptr, d, u));
-    return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
+    DeviceMatrix made;
+    PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView matrix, Expanded(backend_, out.form, made));
+    return backend_.Gemm(scale, matrix, Transpose::kNo, d, Transpose::kNo, 0.0, u);
   }
   absl::Status MultiplyRight(const FactorInverse& in, double shared, double scale, ConstMatrixView d, MatrixView u) {
     if (!in.dense) return backend_.LowRankPrecondition({}, UnitForm(in, shared), d, u, config_.products);
-    if (in.split == nullptr) {
-      DeviceMatrix made;
-      PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView matrix, Expanded(backend_, in.form, made));
-      return backend_.Gemm(scale, d, Transpose::kNo, matrix, Transpose::kNo, 0.0, u);
-    }
-    PRECONDOR_RETURN_IF_ERROR(SplitFactor::Precondition(nullptr, in.split, d, u));
-    return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
+    DeviceMatrix made;
+    PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView matrix, Expanded(backend_, in.form, made));
+    return backend_.Gemm(scale, d, Transpose::kNo, matrix, Transpose::kNo, 0.0, u);
   }
 
   const MkorConfig config_;
@@ -338,50 +323,12 @@ class Mkor final : public Method {
     return bytes;
   }
 
-  int64_t SavedBytes(const LayerSpec& layer) const override {
-    int64_t full = 0;  // full matrices of factors on several devices
-    for (int64_t d : AllBlocks(layer)) full += config_.Splits(d) ? d * d * static_cast<int64_t>(sizeof(float)) : 0;
-    return Method::SavedBytes(layer) + full;
-  }
-
   // An update holds the prepared state of every block of both sides. Preconditioning holds the cores of all blocks and
   // a few matrices of a tile's size.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t vectors_per_step) const override {
     int64_t update = 0;
     for (int64_t d : AllBlocks(layer)) update += FactorScratchBytes(config_, d, vectors_per_step);
     return update + TileBytesOf(layer);
-  }
-
-  bool Splits(const LayerSpec& layer) const override {
-    const std::vector<int64_t> blocks = AllBlocks(layer);
-    return std::any_of(blocks.begin(), blocks.end(), [this](int64_t d) { return config_.Splits(d); });
-  }
-
-  SplitBytes SplitStateBytes(const LayerSpec& layer, int ranks) const override {
-    SplitBytes bytes;
-    for (int64_t d : AllBlocks(layer)) {
-      if (config_.Splits(d)) {
-        bytes.other += SplitFactor::StateBytes(d, ranks);
-      } else {
-        bytes.primary += FactorStateBytes(config_, d);
-      }
-    }
-    bytes.primary += bytes.other;
-    return bytes;
-  }
-
-  SplitBytes SplitScratchBytes(const LayerSpec& layer, int64_t vectors_per_step, int ranks) const override {
-    SplitBytes bytes;
-    for (int64_t d : AllBlocks(layer)) {
-      if (config_.Splits(d)) {
-        bytes.other += SplitFactor::ScratchBytes(config_, d, vectors_per_step, ranks);
-      } else {
-        bytes.primary += FactorScratchBytes(config_, d, vectors_per_step);
-      }
-    }
-    bytes.other += SplitFactor::PreconditionScratchBytes(layer.d_out, layer.d_in, ranks);
-    bytes.primary += bytes.other + TileBytesOf(layer);
-    return bytes;
   }
 
   double StepFlops(const LayerSpec& layer, int64_t vectors_per_step) const override {
@@ -409,26 +356,17 @@ class Mkor final : public Method {
   }
 
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
-    return MakeState(layer, backend, nullptr, 0);
-  }
-  absl::StatusOr<std::unique_ptr<LayerState>> MakeSplitState(const LayerSpec& layer, DeviceGroup& group,
-                                                             int primary) const override {
-    return MakeState(layer, group.backend(primary), &group, primary);
-  }
-
- private:
-  absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend, DeviceGroup* group,
-                                                        int primary) const {
     if (!backend.SupportsPrecision(config_.products)) {
       return absl::UnimplementedError(
           absl::StrCat("method mkor: option products: expected F32, as this machine's ", backend.name(),
                        " backend has no products of bf16 (docs/methods/mkor.md), got BF16"));
     }
     auto state = std::make_unique<MkorState>(config_, layer, backend);
-    PRECONDOR_RETURN_IF_ERROR(state->Init(group, primary));
+    PRECONDOR_RETURN_IF_ERROR(state->Init());
     return std::unique_ptr<LayerState>(std::move(state));
   }
 
+ private:
   // Scratch of preconditioning in addition to the factors' inverses.
   int64_t TileBytesOf(const LayerSpec& layer) const {
     const int64_t rank = std::min(config_.rank, std::max(layer.d_out, layer.d_in));

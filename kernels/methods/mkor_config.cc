@@ -29,7 +29,6 @@ MkorConfig ReadMkorConfig(OptionReader& reader) {
   out.zeta = reader.OpenNumber("zeta", out.zeta, 0, 1);
   out.norm_threshold = reader.OpenNumber("norm_threshold", out.norm_threshold, 0, kHuge);
   out.max_factor_dim = reader.Integer("max_factor_dim", out.max_factor_dim, 1, kMaxDimension);
-  out.split_dim = reader.Integer("split_dim", out.split_dim, 0, kMaxDimension);
   return out;
 }
 
@@ -42,16 +41,6 @@ absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config) {
     return absl::InvalidArgumentError(
         "method mkor: option storage: expected F32 with the rules EXACT_DAMPED and PUBLISHED, got F16");
   }
-  const auto refuse_split = [&](absl::string_view with) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("method mkor: option split_dim: expected 0 with ", with, ", got ", out.split_dim));
-  };
-  if (out.split_dim == 0) return out;
-  if (out.rule != UpdateRule::kReference && out.rule != UpdateRule::kBlend) {
-    return refuse_split("the rules EXACT_DAMPED and PUBLISHED");
-  }
-  if (out.storage == SymmetricStorage::kF16) return refuse_split("storage F16");
-  if (out.products == ProductPrecision::kBf16) return refuse_split("products BF16");
   return out;
 }
 

@@ -29,13 +29,9 @@ struct MkorConfig {
   double zeta = 0.95;             // PUBLISHED: weight of J in the blend with I
   double norm_threshold = 10;     // PUBLISHED: blend when max |J| exceeds it
   int64_t max_factor_dim = 8192;  // longer sides are split block-diagonally
-  // Dense factors from this dimension on are split over several devices if the process has them. 0: none.
-  int64_t split_dim = 0;
 
   // Returns true if a factor of dimension d is kept in low-rank form.
   bool UsesLowRank(int64_t d) const;
-  // Returns true if a factor of dimension d is dense and is split over several devices where a process has them.
-  bool Splits(int64_t d) const { return split_dim > 0 && d >= split_dim && !UsesLowRank(d); }
   // Returns true if a dense factor's updates are a few rank-1 terms, which can be deferred.
   bool UsesDeferred() const { return rule != UpdateRule::kExactDamped; }
   // Returns the number of vectors, of k, that one Sherman-Morrison step uses. BLEND bounds their norms, so one step can

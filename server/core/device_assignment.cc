@@ -15,19 +15,14 @@ enum class Order : uint8_t { kByCost, kBySize, kUnbounded };
 class Assigner {
  public:
   Assigner(const SessionSpec& spec, const MethodSet& methods, int window_steps,
-           absl::Span<const AssignmentDevice> devices, int ranks)
-      : spec_(spec),
-        methods_(methods),
-        devices_(devices),
-        ranks_(ranks),
-        sums_(spec, methods, window_steps, Parallelism(devices), ranks),
-        layers_(devices.size()) {
+           absl::Span<const AssignmentDevice> devices)
+      : devices_(devices), sums_(spec, methods, window_steps, Parallelism(devices)), layers_(devices.size()) {
     for (const AssignmentDevice& device : devices) loads_.push_back(device.load);
   }
 
   void Put(size_t device, uint32_t layer, double cost) {
     sums_.Include(device, layer);
-    if (!Splits(layer)) loads_[device] += cost;  // a split layer is equal work for all devices
+    loads_[device] += cost;
     layers_[device].push_back(layer);
   }
 
@@ -39,15 +34,9 @@ class Assigner {
       ReservationSums with = sums_;
       with.Include(device, layer);
       const int64_t room = RoomLeft(with, device);
-      if (order != Order::kUnbounded) {
-        bool fits = room >= 0;
-        for (size_t other = 0; fits && Splits(layer) && other < devices_.size(); ++other) {
-          fits = RoomLeft(with, other) >= 0;
-        }
-        if (!fits) continue;
-      }
+      if (order != Order::kUnbounded && room < 0) continue;
       if (best.has_value()) {
-        const bool by_load = order != Order::kBySize && !Splits(layer) && loads_[device] != loads_[*best];
+        const bool by_load = order != Order::kBySize && loads_[device] != loads_[*best];
         const bool better = order == Order::kBySize ? room < best_room : room > best_room;
         if (by_load ? loads_[device] > loads_[*best] : !better) continue;
       }
@@ -69,15 +58,11 @@ class Assigner {
     for (const AssignmentDevice& device : devices) parallelism.push_back(device.parallelism);
     return parallelism;
   }
-  bool Splits(uint32_t layer) const { return IsSplit(methods_.of(layer), spec_.layers[layer], ranks_); }
   int64_t RoomLeft(const ReservationSums& sums, size_t device) const {
     return devices_[device].free_bytes - sums.reservation(device).total();
   }
 
-  const SessionSpec& spec_;
-  const MethodSet& methods_;
   const absl::Span<const AssignmentDevice> devices_;
-  const int ranks_;
   ReservationSums sums_;
   std::vector<double> loads_;
   LayersOfDevices layers_;
@@ -87,10 +72,10 @@ class Assigner {
 
 LayersOfDevices AssignDevices(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                               absl::Span<const int> fixed, absl::Span<const MeasuredCost> costs, int window_steps,
-                              absl::Span<const AssignmentDevice> devices, int ranks) {
+                              absl::Span<const AssignmentDevice> devices) {
   if (devices.size() == 1) return {std::vector<uint32_t>(layers.begin(), layers.end())};
   const std::vector<PlacementLayer> estimates = EstimateLayers(spec, methods, costs);
-  Assigner with_fixed(spec, methods, window_steps, devices, ranks);
+  Assigner with_fixed(spec, methods, window_steps, devices);
   std::vector<uint32_t> open;
   for (const uint32_t layer : layers) {
     if (fixed[layer] < 0) {

@@ -64,15 +64,7 @@ std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const Method
       const double unit = own != seconds_per_flop.end() ? own->second.value() : any.count > 0 ? any.value() : 1.0;
       cost = unit * methods.of(layer).StepFlops(shape, VectorsPerStep(spec, layer));
     }
-    const auto bytes = [&spec, &methods, layer](int ranks) {
-      return LayerBytes(spec, methods.of(layer), layer, kDefaultWindowSteps, ranks);
-    };
-    layers.push_back({.cost = cost, .bytes = bytes(1).primary});
-    if (!methods.of(layer).Splits(shape)) continue;
-    layers.back().parts = [bytes](int devices) {
-      const Method::SplitBytes parts = bytes(devices);
-      return PlacementLayer::Parts{.own = parts.primary, .other = parts.other};
-    };
+    layers.push_back({.cost = cost, .bytes = LayerBytes(spec, methods.of(layer), layer, kDefaultWindowSteps)});
   }
   return layers;
 }

@@ -41,11 +41,6 @@ int64_t StagingBytes(const SessionSpec& spec, const LayerSpec& layer, int64_t st
   return AddBytes(payloads, LayerTableBytes(spec, layer, GradientContributors(spec)));
 }
 
-Method::SplitBytes ScratchBytes(const Method& method, const LayerSpec& layer, int64_t vectors_per_step, int ranks) {
-  if (IsSplit(method, layer, ranks)) return method.SplitScratchBytes(layer, vectors_per_step, ranks);
-  return {.primary = method.ScratchBytes(layer, vectors_per_step), .other = 0};
-}
-
 // Returns the bytes of the answers to workers that have factors.
 int64_t PulledAnswerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
   if (!WorkersPrecondition(spec) || !method.needs_statistics()) return 0;
@@ -84,21 +79,13 @@ int64_t GradientScratchElements(const SessionSpec& spec, uint32_t layer) {
   return 2 * spec.layers[layer].d_out * spec.layers[layer].d_in;
 }
 
-Method::SplitBytes StateBytes(const Method& method, const LayerSpec& layer, int ranks) {
-  if (IsSplit(method, layer, ranks)) return method.SplitStateBytes(layer, ranks);
-  return {.primary = method.StateBytes(layer), .other = 0};
-}
-
-Method::SplitBytes LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps,
-                              int ranks) {
-  Method::SplitBytes bytes = StateBytes(method, spec.layers[layer], ranks);
-  bytes.primary = AddBytes(bytes.primary, StagingBytes(spec, method, layer, window_steps));
-  return bytes;
+int64_t LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
+  return AddBytes(method.StateBytes(spec.layers[layer]), StagingBytes(spec, method, layer, window_steps));
 }
 
 ReservationSums::ReservationSums(const SessionSpec& spec, const MethodSet& methods, int window_steps,
-                                 std::vector<int> parallelism, int ranks)
-    : spec_(&spec), methods_(&methods), window_steps_(window_steps), ranks_(ranks), sums_(parallelism.size()) {
+                                 std::vector<int> parallelism)
+    : spec_(&spec), methods_(&methods), window_steps_(window_steps), sums_(parallelism.size()) {
   for (size_t device = 0; device < sums_.size(); ++device) sums_[device].parallelism = parallelism[device];
 }
 
@@ -112,10 +99,9 @@ void ReservationSums::Include(size_t device, uint32_t index) {
   Sum& sum = sums_[device];
   const LayerSpec& layer = spec_->layers[index];
   const Method& method = methods_->of(index);
-  const Method::SplitBytes states = StateBytes(method, layer, ranks_);
-  const Method::SplitBytes scratch = ScratchBytes(method, layer, VectorsPerStep(*spec_, index), ranks_);
+  const int64_t scratch = method.ScratchBytes(layer, VectorsPerStep(*spec_, index));
   ++sum.layers;
-  sum.states = AddBytes(sum.states, states.primary);
+  sum.states = AddBytes(sum.states, method.StateBytes(layer));
   sum.staging = AddBytes(sum.staging, StagingBytes(*spec_, method, index, window_steps_));
   int64_t statistics = 0, gradient = 0;
   if (method.needs_statistics()) {
@@ -129,13 +115,9 @@ void ReservationSums::Include(size_t device, uint32_t index) {
   const int64_t deferred = method.DeferredScratchBytes(layer);
   sum.statistics = std::max(sum.statistics, statistics);
   sum.gradient = std::max(sum.gradient, gradient);
-  sum.method_scratch = std::max(sum.method_scratch, scratch.primary);
+  sum.method_scratch = std::max(sum.method_scratch, scratch);
   sum.deferred_scratch = std::max(sum.deferred_scratch, deferred);
-  sum.all_scratch = AddBytes(sum.all_scratch, ScratchOfOne(statistics, gradient, AddBytes(scratch.primary, deferred)));
-  if (!IsSplit(method, layer, ranks_)) return;
-  ++sum.split_layers;
-  sum.other_states = AddBytes(sum.other_states, states.other);
-  sum.other_scratch = std::max(sum.other_scratch, scratch.other);
+  sum.all_scratch = AddBytes(sum.all_scratch, ScratchOfOne(statistics, gradient, AddBytes(scratch, deferred)));
 }
 
 Reservation ReservationSums::reservation(size_t device) const {
@@ -147,19 +129,12 @@ Reservation ReservationSums::reservation(size_t device) const {
   const int64_t scratch = sum.layers <= sum.parallelism ? sum.all_scratch : Mul(sum.parallelism, of_widest);
   Reservation reservation{.states = sum.states, .scratch = scratch, .staging = sum.staging};
   if (sum.layers > 0) reservation.staging = AddBytes(reservation.staging, SessionTableBytes(*spec_));
-  for (size_t primary = 0; primary < sums_.size(); ++primary) {
-    if (primary == device) continue;
-    const Sum& of = sums_[primary];
-    const int64_t parts_at_once = std::min<int64_t>(of.parallelism, of.split_layers);
-    reservation.states = AddBytes(reservation.states, of.other_states);
-    reservation.scratch = AddBytes(reservation.scratch, Mul(parts_at_once, of.other_scratch));
-  }
   return reservation;
 }
 
 Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                                int window_steps, int parallelism) {
-  ReservationSums sum(spec, methods, window_steps, {parallelism}, /*ranks=*/1);
+  ReservationSums sum(spec, methods, window_steps, {parallelism});
   for (const uint32_t layer : layers) sum.Include(0, layer);
   return sum.reservation(0);
 }

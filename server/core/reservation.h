@@ -29,20 +29,12 @@ struct Reservation {
   int64_t total() const;
 };
 
-// Returns true if `ranks` devices that compute together each have a part of the layer's factors, by rows.
-inline bool IsSplit(const Method& method, const LayerSpec& layer, int ranks) {
-  return ranks > 1 && method.Splits(layer);
-}
-
 // Adds up the bounds for a session's layers on the devices of a shard, one layer after the other. ComputeReservation
-// lists what is counted. A split layer is included on one device, which has its part of the factors, the scratch for
-// that part, and all the rest. Each other device has its own part of the factors, and scratch for as many of the first
-// device's split layers as may run at once there. Borrows its arguments.
+// lists what is counted. Borrows its arguments.
 class ReservationSums {
  public:
-  // `parallelism` is by device. `ranks` is the number of devices that compute together: all of them, or 1.
-  ReservationSums(const SessionSpec& spec, const MethodSet& methods, int window_steps, std::vector<int> parallelism,
-                  int ranks);
+  // `parallelism` is by device.
+  ReservationSums(const SessionSpec& spec, const MethodSet& methods, int window_steps, std::vector<int> parallelism);
   void Include(size_t device, uint32_t layer);
   Reservation reservation(size_t device) const;
 
@@ -53,14 +45,12 @@ class ReservationSums {
     int64_t layers = 0, states = 0, staging = 0;
     int64_t statistics = 0, gradient = 0, method_scratch = 0, deferred_scratch = 0;  // maxima over the layers
     int64_t all_scratch = 0;                                                         // sum over the layers
-    int64_t split_layers = 0, other_states = 0, other_scratch = 0;                   // needed on each other device
   };
   int64_t ScratchOfOne(int64_t statistics, int64_t gradient, int64_t method) const;
 
   const SessionSpec* spec_;
   const MethodSet* methods_;
   int window_steps_;
-  int ranks_;
   std::vector<Sum> sums_;
 };
 
@@ -88,11 +78,8 @@ Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<con
 int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer);
 int64_t GradientScratchElements(const SessionSpec& spec, uint32_t layer);
 
-// Return the bytes of one layer, on the device that it is on and on each of the others, with `ranks` as above: of its
-// state; and of its state and staging, for placement.
-Method::SplitBytes StateBytes(const Method& method, const LayerSpec& layer, int ranks);
-Method::SplitBytes LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps,
-                              int ranks);
+// Returns the bytes of one layer's state and staging, for placement.
+int64_t LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps);
 
 // Returns the number of ranks that send a layer's gradient, or its pull: world_size, or 1 in DELEGATE.
 int64_t GradientContributors(const SessionSpec& spec);

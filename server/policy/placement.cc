@@ -9,15 +9,9 @@
 namespace precondor {
 namespace {
 
-// A shard's range of devices: indexes [begin, end).
-struct Devices {
-  size_t begin = 0, end = 0;
-  int count() const { return static_cast<int>(end - begin); }
-};
-
 class DeviceCapacities {
  public:
-  explicit DeviceCapacities(absl::Span<const PlacementShard> shards) : shards_(shards) {
+  explicit DeviceCapacities(absl::Span<const PlacementShard> shards) {
     for (const PlacementShard& shard : shards) {
       free_bytes_.push_back(shard.free_bytes);
       load_.push_back(shard.load);
@@ -28,62 +22,25 @@ class DeviceCapacities {
   int32_t LeastLoadedDevice(const PlacementLayer& layer) const {
     int32_t best = -1;
     for (int32_t s = 0; s < static_cast<int32_t>(load_.size()); ++s) {
-      if (!HasRoom(layer, s)) continue;
+      if (free_bytes_[s] < layer.bytes) continue;
       if (best < 0 || load_[s] < load_[best]) best = s;
     }
     return best;
   }
 
   void Put(const PlacementLayer& layer, int32_t owner) {
-    const Devices devices = Sharing(layer, owner);
-    const PlacementLayer::Parts parts = PartsOf(layer, devices);
-    for (size_t s = devices.begin; s < devices.end; ++s) {
-      load_[s] += layer.cost / devices.count();
-      free_bytes_[s] -= static_cast<int32_t>(s) == owner ? parts.own : parts.other;
-    }
+    load_[owner] += layer.cost;
+    free_bytes_[owner] -= layer.bytes;
   }
 
   const std::vector<double>& load() const { return load_; }
   // Explains why LeastLoadedDevice returned -1.
   std::string NoRoom(size_t index, const PlacementLayer& layer) const {
-    std::string needs = absl::StrCat("layer ", index, " needs ", layer.bytes, " bytes");
-    Devices most;
-    for (int32_t s = 0; s < static_cast<int32_t>(load_.size()); ++s) {
-      const Devices devices = Sharing(layer, s);
-      if (devices.count() > std::max(1, most.count())) most = devices;
-    }
-    if (most.count() > 1) {
-      const PlacementLayer::Parts parts = PartsOf(layer, most);
-      absl::StrAppend(&needs, ", or ", parts.own, " on one and ", parts.other, " on each other of the ", most.count(),
-                      " devices of a shard");
-    }
-    return absl::StrCat(needs, "; the most that any of ", load_.size(), " shards has left is ",
-                        *std::max_element(free_bytes_.begin(), free_bytes_.end()));
+    return absl::StrCat("layer ", index, " needs ", layer.bytes, " bytes; the most that any of ", load_.size(),
+                        " shards has left is ", *std::max_element(free_bytes_.begin(), free_bytes_.end()));
   }
 
  private:
-  // Returns the devices that would share the layer if `owner` had it.
-  Devices Sharing(const PlacementLayer& layer, int32_t owner) const {
-    Devices devices{.begin = static_cast<size_t>(owner), .end = static_cast<size_t>(owner) + 1};
-    if (layer.parts == nullptr) return devices;
-    const size_t shard = shards_[devices.begin].shard;
-    while (devices.begin > 0 && shards_[devices.begin - 1].shard == shard) --devices.begin;
-    while (devices.end < shards_.size() && shards_[devices.end].shard == shard) ++devices.end;
-    return devices;
-  }
-  static PlacementLayer::Parts PartsOf(const PlacementLayer& layer, const Devices& devices) {
-    return devices.count() > 1 ? layer.parts(devices.count()) : PlacementLayer::Parts{.own = layer.bytes, .other = 0};
-  }
-  bool HasRoom(const PlacementLayer& layer, int32_t owner) const {
-    const Devices devices = Sharing(layer, owner);
-    const PlacementLayer::Parts parts = PartsOf(layer, devices);
-    for (size_t s = devices.begin; s < devices.end; ++s) {
-      if (free_bytes_[s] < (static_cast<int32_t>(s) == owner ? parts.own : parts.other)) return false;
-    }
-    return true;
-  }
-
-  const absl::Span<const PlacementShard> shards_;
   std::vector<int64_t> free_bytes_;
   std::vector<double> load_;
 };

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,13 +14,6 @@ namespace precondor {
 struct PlacementLayer {
   double cost = 0;    // cost of one step, in a unit common to all layers; not negative
   int64_t bytes = 0;  // memory of the owner, in bytes
-  // For a layer that is split over a shard's devices if the shard has several: the memory in bytes of the owner and of
-  // each other device, as a function of the number of devices. Null means that one device always has the whole layer.
-  struct Parts {
-    int64_t own = 0;
-    int64_t other = 0;
-  };
-  std::function<Parts(int devices)> parts = nullptr;
 };
 
 // A shard, or one device of a shard.
@@ -38,8 +30,7 @@ struct Placement {
   std::string reason;                   // the balance, or the layer that does not fit, with the numbers
 };
 
-// Assigns the layers, by descending cost, to the least loaded shard with room. A layer with `parts` is assigned to one
-// device, and its cost and memory are spread over all devices of that shard. Ties go to the lower layer and the lower
+// Assigns the layers, by descending cost, to the least loaded shard with room. Ties go to the lower layer and the lower
 // shard index, so that equal inputs always give equal results.
 Placement PlaceLayers(absl::Span<const PlacementLayer> layers, absl::Span<const PlacementShard> shards);
 

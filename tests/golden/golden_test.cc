@@ -15,6 +15,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -200,6 +201,15 @@ TEST(GoldenTest, AFieldOfASessionThatIsGoneDisturbsNothing) {
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->name, "sums");
   EXPECT_EQ(spec->layers, (std::vector<LayerSpec>{{"w", 2, 3}}));
+}
+
+TEST(GoldenTest, AnOptionOfAMethodThatIsGoneIsRefused) {
+  v1::OpenSessionRequest request;  // with mkor's split_dim
+  ASSERT_TRUE(request.ParseFromString(absl::HexStringToBytes(
+      "0a330a0973706c69745f64696d180162180a160a05424c454e44120544454e534558808004608080016a0a0a017710882718d08603")));
+  const absl::Status refused = DecodeSessionSpec(request.spec()).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused));
+  EXPECT_TRUE(absl::StrContains(refused.message(), "got unknown field 12")) << refused;
 }
 
 TEST(GoldenTest, TheFallbackDecodesToTheSameValues) {

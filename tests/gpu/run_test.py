@@ -433,11 +433,11 @@ class CallTest(unittest.TestCase):
         self.program("bin/device_memory_test_cuda", f"head -c 100000000 /dev/zero | tr '\\0' x; echo; echo '{PASSED}'")
         self.program("tools/nvidia-smi", f"if mkdir {self.folder}/held 2>/dev/null; then exec tail -f /dev/null; fi")
         status, said = self.gpu_sh("--phase", "smoke,conformance", "--out", "out", "--limit", "20", "--filter",
-                                   "smoke/|conformance/(device|split)")
+                                   "smoke/|conformance/(device|low_rank)")
         self.assertEqual(status, 1, said)
         out = self.folder / "out"
         summary = report.summarize(results.read([out]))
-        self.assertCountEqual(summary.passed, ["conformance/device_memory", "conformance/split"], said)
+        self.assertCountEqual(summary.passed, ["conformance/device_memory", "conformance/low_rank"], said)
         self.assertIn("ended by signal 15", said)
         self.assertEqual(said.splitlines()[-1], "not finished: smoke")
         sizes = {path.name: path.stat().st_size for path in out.iterdir()}

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A coordinator and its shards, each as a server of its own: what goes wrong between them, and their ends.
 #include <atomic>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,10 +21,8 @@ namespace precondor {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::FloatNear;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using ::testing::Pointwise;
 
 std::string AddressOf(RawServer& server) { return server.app().addresses().front(); }
 
@@ -185,63 +182,6 @@ TEST_F(ServerRolesTest, ALayerThatNoDeviceHoldsIsRefusedWhateverAllHoldTogether)
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), HasSubstr("5242880"));
   ExpectEmpty(*shards_[0]);
-}
-
-// Factors by rows over the shard's devices, as a job asks for it: the answers are those of one device but for rounding.
-TEST_F(ServerRolesTest, AShardSplitsLayersOverItsDevices) {
-  v1::SessionSpec spec = RawServer::Spec("job");
-  v1::MkorConfig& mkor = *spec.mutable_method()->mutable_mkor();
-  mkor.set_rule("BLEND");
-  mkor.set_representation("DENSE");
-  mkor.set_split_dim(4);  // both layers' input sides
-  std::vector<std::vector<float>> expected;
-  for (const int64_t devices : {1, 2, 3}) {
-    SCOPED_TRACE(devices);
-    const std::unique_ptr<RawServer> shard = StartShard(int64_t{1} << 30, "127.0.0.1:0", devices);
-    const std::unique_ptr<RawServer> coordinator = StartCoordinator({AddressOf(*shard)});
-    const grpc::Status opened = coordinator->Open(spec);
-    ASSERT_TRUE(opened.ok()) << opened.error_message();
-    v1::JoinSessionResponse job;
-    ASSERT_TRUE(coordinator->Join("job", 0, kRawIncarnation, &job).ok());
-    std::vector<std::vector<float>> answers;
-    for (uint64_t step = 0; step < 4; ++step) {
-      for (int layer = 0; layer < 2; ++layer) {
-        v1::PreconditionResponse response;
-        ASSERT_TRUE(shard->Precondition(RawRequest(job, step, layer), &response).ok());
-        EXPECT_EQ(response.outcome().decision(), v1::DECISION_PRECONDITIONED) << response.outcome().reason();
-        answers.emplace_back(response.payload().size() / sizeof(float));
-        std::memcpy(answers.back().data(), response.payload().data(), response.payload().size());
-      }
-    }
-    const v1::GetServerInfoResponse info = InfoOf(*shard);
-    for (const v1::DeviceMemory& device : info.devices()) EXPECT_GT(device.reserved_bytes(), 0u);
-    if (devices == 1) expected = answers;
-    ASSERT_EQ(answers.size(), expected.size());
-    for (size_t i = 0; i < answers.size(); ++i) {
-      EXPECT_THAT(answers[i], Pointwise(FloatNear(2e-5f), expected[i])) << i;
-    }
-  }
-}
-
-// 16 MiB of factors, for which no device has room: placed and admitted by its parts.
-TEST_F(ServerRolesTest, ALayerThatOnlyAllDevicesHoldIsAdmittedWhereItSplits) {
-  constexpr int64_t kMiB = 1 << 20;
-  shards_.push_back(StartShard(9 * kMiB, "127.0.0.1:0", 4));
-  coordinator_ = StartCoordinator({AddressOf(*shards_[0])});
-  v1::SessionSpec spec = RawServer::Spec("job");
-  v1::MkorConfig& mkor = *spec.mutable_method()->mutable_mkor();
-  mkor.set_rule("BLEND");
-  mkor.set_representation("DENSE");
-  spec.mutable_layers(0)->set_d_in(2048);
-  const grpc::Status refused = coordinator_->Open(spec);
-  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << refused.error_message();
-  mkor.set_split_dim(2048);
-  const grpc::Status opened = coordinator_->Open(spec);
-  ASSERT_TRUE(opened.ok()) << opened.error_message();
-  const v1::GetServerInfoResponse info = InfoOf(*shards_[0]);
-  for (const v1::DeviceMemory& device : info.devices()) {
-    EXPECT_GE(device.reserved_bytes(), 4u * kMiB) << device.name() << " has a quarter of the rows";
-  }
 }
 
 TEST_F(ServerRolesTest, ShardsMayBeOnSockets) {

@@ -463,10 +463,8 @@ class InteropTest(unittest.TestCase):
             ("option products: expected F32, BF16, BF16X3, TF32, got \"F64\"",
              c.MethodConfig(mkor=c.MkorConfig(products="F64"))),
             ("option storage: expected F32, F16, got \"\"", c.MethodConfig(mkor=c.MkorConfig(storage=""))),
-            ("option split_dim: expected 0 with storage F16, got 2048",
-             c.MethodConfig(mkor=c.MkorConfig(rule="BLEND", storage="F16", split_dim=2048))),
             ("method.mkor: expected one of clip, damping, gamma, max_factor_dim, norm_threshold, products, rank, "
-             "representation, rule, scaling, scaling_clip, split_dim, storage, zeta, got unknown field 1007", newer)):
+             "representation, rule, scaling, scaling_clip, storage, zeta, got unknown field 1007", newer)):
             with self.subTest(text=text), self.assertRaises(grpc.RpcError) as raised:
                 self.open_with("interop-options", method)
             self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)

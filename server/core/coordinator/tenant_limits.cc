@@ -36,7 +36,7 @@ absl::Status CheckOne(const TenantLimits& limits, absl::string_view name, absl::
 int64_t SessionBytes(const SessionSpec& spec, const MethodSet& methods) {
   int64_t bytes = 0;
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-    bytes = AddBytes(bytes, LayerBytes(spec, methods.of(layer), layer, kDefaultWindowSteps, /*ranks=*/1).primary);
+    bytes = AddBytes(bytes, LayerBytes(spec, methods.of(layer), layer, kDefaultWindowSteps));
   }
   return bytes;
 }

@@ -82,16 +82,9 @@ struct SessionContext {
     PRECONDOR_CHECK(place >= 0);
     return *devices[static_cast<size_t>(place)];
   }
-  // Returns fresh factors, on the layer's device or, for a split layer, on all devices. Returns the errors of
-  // Method::MakeState.
+  // Returns fresh factors on the layer's device, or the errors of Method::MakeState.
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(uint32_t layer) const {
-    const Method& method = methods.of(layer);
-    const SessionDevice& device = DeviceOf(layer);
-    if (!IsSplit(layer)) return method.MakeState(spec.layers[layer], device.backend);
-    return method.MakeSplitState(spec.layers[layer], *shard->options.group, static_cast<int>(device.place));
-  }
-  bool IsSplit(uint32_t layer) const {
-    return precondor::IsSplit(methods.of(layer), spec.layers[layer], shard->ranks());
+    return methods.of(layer).MakeState(spec.layers[layer], DeviceOf(layer).backend);
   }
 
   std::shared_ptr<ShardContext> shard;

@@ -32,9 +32,8 @@ namespace precondor {
 class Shard final : public ShardControl {
  public:
   // All references must outlive the shard. `devices` has at least one device, and all are alike, so that every device
-  // gives a layer the same bits. A layer stays on one device as long as its session is installed. A split layer has
-  // parts on all devices and is answered from one of them. The executors run the arithmetic and keep each layer's order
-  // of work.
+  // gives a layer the same bits. A layer stays on one device as long as its session is installed. The executors
+  // run the arithmetic and keep each layer's order of work.
   Shard(const ShardOptions& options, std::vector<ShardDevice> devices, const Clock& clock, Logger& logger,
         Observer& observer);
   Shard(const ShardOptions& options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,

@@ -11,7 +11,6 @@ namespace precondor {
 std::shared_ptr<ShardContext> MakeShardContext(const ShardOptions& options, std::vector<ShardDevice> devices,
                                                const Clock& clock, Logger& logger, Observer& observer) {
   PRECONDOR_CHECK(!devices.empty());
-  PRECONDOR_CHECK(options.group == nullptr || options.group->size() == static_cast<int>(devices.size()));
   std::vector<std::string> names;
   names.reserve(devices.size());
   for (const ShardDevice& device : devices) names.push_back(device.name);

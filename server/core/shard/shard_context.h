@@ -20,9 +20,6 @@ namespace precondor {
 
 // One per shard. The referenced objects must outlive the executors' last tasks.
 struct ShardContext {
-  // Returns the number of devices that compute a split layer together.
-  int ranks() const { return options.group == nullptr ? 1 : options.group->size(); }
-
   ShardOptions options;
   std::vector<ShardDevice> devices;  // constant after construction
   const Clock& clock;

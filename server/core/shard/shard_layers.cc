@@ -19,7 +19,7 @@ SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionSpec& 
   const int window = shard.options.window_steps;
   std::vector<int> parallelism;
   for (const ShardDevice& device : shard.devices) parallelism.push_back(device.executor.parallelism());
-  ReservationSums held(spec, methods, window, parallelism, shard.ranks());
+  ReservationSums held(spec, methods, window, parallelism);
   for (size_t device = 0; device < layers.size(); ++device) {
     for (const uint32_t layer : layers[device]) held.Include(device, layer);
   }
@@ -32,14 +32,13 @@ SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionSpec& 
   return sizes;
 }
 
-// Adds the cost of the session's layers to their devices' loads. Split layers load all devices equally and are left
-// out.
+// Adds the cost of the session's layers to their devices' loads.
 void AddLoad(const ShardSession& session, absl::Span<const MeasuredCost> costs,
              std::vector<AssignmentDevice>& devices) {
   const SessionContext& context = session.context();
   const std::vector<PlacementLayer> estimates = EstimateLayers(context.spec, context.methods, costs);
   for (uint32_t layer = 0; layer < estimates.size(); ++layer) {
-    if (session.layer(layer) == nullptr || context.IsSplit(layer)) continue;
+    if (session.layer(layer) == nullptr) continue;
     devices[context.DeviceOf(layer).place].load += estimates[layer].cost;
   }
 }
@@ -62,8 +61,7 @@ LayersOfDevices Assign(const ShardContext& shard, const ShardSessions& sessions,
   for (uint32_t layer = 0; known != nullptr && layer < fixed.size(); ++layer) {
     fixed[layer] = known->device_of_layer.Of(layer);
   }
-  return AssignDevices(install.spec, methods, install.layers, fixed, costs, shard.options.window_steps, devices,
-                       shard.ranks());
+  return AssignDevices(install.spec, methods, install.layers, fixed, costs, shard.options.window_steps, devices);
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include "absl/time/time.h"
 
 #include "kernels/backend.h"
-#include "kernels/device_group.h"
 #include "kernels/methods/method_set.h"
 #include "server/core/executor.h"
 
@@ -32,9 +31,6 @@ struct ShardOptions {
   // The shard's journal, or null for none. Borrowed; must outlive the executor's last task.
   ShardJournal* journal = nullptr;
   uint64_t snapshot_interval_steps = 0;  // between two snapshots; 0: only those requested
-  // All of the shard's devices in their order, if it has several. They compute the layers for which Method::Splits
-  // together. Borrowed; must outlive the executors' last tasks. Null: every layer is on one device.
-  DeviceGroup* group = nullptr;
   // Returns freed memory to the system. Called when a session's factors have been released. May be empty.
   std::function<void()> trim_memory;
   // How long a session stays in quarantine before the shard deletes it.
@@ -45,7 +41,7 @@ struct ShardOptions {
 };
 
 // A device that computes some of the shard's layers, with its own memory and threads. Memory of one device is used on
-// that device alone, except for the parts of a split layer (ShardOptions::group).
+// that device alone.
 struct ShardDevice {
   std::string name;  // for people, such as "cuda:0"
   Backend& backend;

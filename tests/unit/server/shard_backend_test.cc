@@ -31,24 +31,6 @@ class TextLogger final : public Logger {
   std::string text;
 };
 
-// Each device gets what the last one has.
-void ExpectBroadcast(DeviceGroup& group) {
-  const int last = group.size() - 1;
-  std::vector<double> got(group.size());
-  const absl::Status status = group.Run(0, [&](const DeviceGroup::Rank& rank) -> absl::Status {
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix x, rank.backend.Allocate(2, 2));
-    PRECONDOR_RETURN_IF_ERROR(rank.backend.AddDiagonal(rank.rank + 1.0, x.view()));
-    PRECONDOR_RETURN_IF_ERROR(rank.backend.Flush());
-    float* const data = x.view().data;
-    PRECONDOR_RETURN_IF_ERROR(
-        rank.ranks.Broadcast(DType::kF32, rank.rank == last ? data : nullptr, data, 4, last, rank.timeout));
-    PRECONDOR_ASSIGN_OR_RETURN(got[rank.rank], rank.backend.AbsoluteSum(x.view()));
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(got, std::vector<double>(group.size(), 2.0 * group.size()));
-}
-
 ServerConfig Config(const std::string& backend, int64_t device = 0) {
   ServerConfig config;
   config.backend = backend;
@@ -61,21 +43,6 @@ TEST(ShardBackendTest, CpuIsTheCpu) {
   store::PosixFileSystem disk;
   EXPECT_EQ(MakeShardBackends(Config("cpu"), disk, logger).value().front().backend->name(), "cpu");
   EXPECT_EQ(logger.text, "");
-}
-
-TEST(ShardBackendTest, SeveralDevicesAreAGroup) {
-  TextLogger logger;
-  store::PosixFileSystem disk;
-  ServerConfig config = Config("cpu");
-  EXPECT_EQ(MakeDeviceGroup(MakeShardBackends(config, disk, logger).value(), logger).value(), nullptr);
-  EXPECT_EQ(logger.text, "");
-  config.cpu_devices = 3;
-  const std::vector<DeviceBackend> devices = MakeShardBackends(config, disk, logger).value();
-  const std::unique_ptr<DeviceGroup> group = MakeDeviceGroup(devices, logger).value();
-  EXPECT_THAT(logger.text, HasSubstr("devices share layers that split devices=cpu:0,cpu:1,cpu:2 by=local"));
-  ASSERT_EQ(group->size(), 3);
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(&group->backend(rank), devices[rank].backend.get());
-  ExpectBroadcast(*group);
 }
 
 TEST(ShardBackendTest, AutoSaysWhatItTookAndWhy) {
@@ -182,9 +149,6 @@ TEST(ShardBackendTest, SeveralDevicesOrAll) {
   const std::vector<DeviceBackend> both = MakeShardBackends(config, disk, logger).value();
   EXPECT_EQ(both[0].cuda_device, 1);
   EXPECT_EQ(both[1].cuda_device, 0);
-  // NCCL, where it is there, finds no devices on this host.
-  ExpectBroadcast(*MakeDeviceGroup(both, logger).value());
-  EXPECT_THAT(logger.text, HasSubstr("devices share layers that split devices=cuda:1,cuda:0 by="));
   config.cuda_devices = {"0", "2"};
   EXPECT_TRUE(absl::IsUnavailable(MakeShardBackends(config, disk, logger).status()));
 }

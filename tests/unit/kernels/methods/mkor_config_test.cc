@@ -34,7 +34,6 @@ TEST(MkorConfigTest, HasTheDocumentedDefaults) {
   EXPECT_EQ(config->damping, 1.0);
   EXPECT_EQ(config->clip, 100);
   EXPECT_EQ(config->max_factor_dim, 8192);
-  EXPECT_EQ(config->split_dim, 0);
 }
 
 TEST(MkorConfigTest, TheClipDependsOnTheScaling) {
@@ -77,8 +76,6 @@ TEST(MkorConfigTest, RefusalsNameTheOptionWhatWasExpectedAndWhatCame) {
       {"zeta", 1.5, "(0, 1)", "1.5"},
       {"norm_threshold", 0.0, "(0, ", "0"},
       {"max_factor_dim", 0.0, "[1, 1.04858e+06]", "0"},
-      {"split_dim", -1.0, "[0, 1.04858e+06]", "-1"},
-      {"split_dim", 2048.0, "0 with the rules EXACT_DAMPED and PUBLISHED", "2048"},
       {"stat_decay", 0.9, "rank", ""},
   };
   for (const auto& c : cases) {
@@ -86,29 +83,6 @@ TEST(MkorConfigTest, RefusalsNameTheOptionWhatWasExpectedAndWhatCame) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.name;
     EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(c.name), HasSubstr(c.expected), HasSubstr(c.got)));
   }
-}
-
-TEST(MkorConfigTest, DenseFactorsOfReferenceAndBlendMaySplit) {
-  for (const char* rule : {"EXACT_DAMPED", "REFERENCE", "BLEND", "PUBLISHED"}) {
-    MethodConfig config = With("split_dim", 100.0);
-    config.options["rule"] = std::string(rule);
-    const absl::StatusOr<MkorConfig> parsed = ParseMkorConfig(config);
-    const bool may = rule == std::string("REFERENCE") || rule == std::string("BLEND");
-    ASSERT_EQ(parsed.ok(), may) << rule;
-    if (!may) continue;
-    EXPECT_TRUE(parsed->Splits(100));
-    EXPECT_FALSE(parsed->Splits(99));
-    EXPECT_FALSE(parsed->Splits(161)) << "low rank under AUTO";
-    for (const auto& [option, value, got] :
-         {std::tuple("storage", "F16", "storage F16, got 100"), {"products", "BF16", "products BF16, got 100"}}) {
-      MethodConfig refused = config;
-      refused.options[option] = std::string(value);
-      EXPECT_THAT(std::string(ParseMkorConfig(refused).status().message()), HasSubstr(got));
-    }
-    config.options["products"] = std::string("TF32");
-    EXPECT_TRUE(ParseMkorConfig(config).ok());
-  }
-  EXPECT_FALSE(MkorConfig().Splits(1 << 20));
 }
 
 TEST(MkorConfigTest, AutoIsLowRankWhereItIsCheaper) {

@@ -273,7 +273,7 @@ TEST(MethodCodecTest, EncodingRefusesWhatHasNoField) {
   ExpectMalformed(EncodeMethodConfig({"method", {}}).status(), "got \"method\"");
   ExpectMalformed(EncodeMethodConfig({"mkor", {{"rnk", 3.0}}}).status(),
                   "method.mkor: expected one of clip, damping, gamma, max_factor_dim, norm_threshold, products, "
-                  "rank, representation, rule, scaling, scaling_clip, split_dim, storage, zeta, got \"rnk\"");
+                  "rank, representation, rule, scaling, scaling_clip, storage, zeta, got \"rnk\"");
   ExpectMalformed(EncodeMethodConfig({"identity", {{"rank", 3.0}}}).status(),
                   "method.identity: expected one of (no options), got \"rank\"");
 }

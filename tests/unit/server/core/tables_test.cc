@@ -10,7 +10,6 @@
 #include "server/core/cost_table.h"
 #include "server/core/placement_input.h"
 #include "tests/support/fake_method.h"
-#include "tests/support/split_method.h"
 
 namespace precondor {
 namespace {
@@ -113,30 +112,6 @@ TEST(DeviceRoomsTest, AreThoseOfTheDevicesOrOfTheWholeShard) {
   EXPECT_EQ(rooms[0].load + rooms[1].load, 6.0);
   // Neither takes what only both together have room for.
   EXPECT_FALSE(PlaceLayers({{.cost = 1, .bytes = 60}}, rooms).feasible);
-}
-
-// A layer that splits is placed by its parts, which are those that a shard then reserves for states.
-TEST(PlacementInputTest, KnowsThePartsOfLayersThatSplit) {
-  SessionSpec spec;
-  spec.method.name = "split";
-  spec.layers = {{.name = "wide", .d_out = 40, .d_in = 2, .has_bias = false},
-                 {.name = "narrow", .d_out = 8, .d_in = 2, .has_bias = false}};
-  const auto methods = MethodSet::Make(spec, [](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
-    return std::make_unique<SplitMethod>(std::make_shared<FakeMethodLog>(), 10);
-  });
-  ASSERT_TRUE(methods.ok()) << methods.status();
-  const std::vector<PlacementLayer> layers = EstimateLayers(spec, *methods, {});
-  EXPECT_EQ(layers[1].parts, nullptr);
-  ASSERT_NE(layers[0].parts, nullptr);
-  const int64_t staging = layers[0].bytes - 4 * 40 * 40;
-  EXPECT_EQ(layers[0].parts(3).own, 4 * 14 * 40 + staging);
-  EXPECT_EQ(layers[0].parts(3).other, 4 * 14 * 40);
-  ShardDescription shard;
-  shard.devices = {{.name = "a", .capacity_bytes = layers[0].parts(2).own},
-                   {.name = "b", .capacity_bytes = layers[0].parts(2).other + layers[1].bytes}};
-  EXPECT_TRUE(PlaceLayers(layers, DeviceRooms(shard, 0, 0)).feasible);
-  shard.devices[1].capacity_bytes -= 1;
-  EXPECT_FALSE(PlaceLayers(layers, DeviceRooms(shard, 0, 0)).feasible);
 }
 
 }  // namespace

@@ -51,53 +51,6 @@ TEST(PlacementTest, SaysWhichLayerFitsNowhere) {
   EXPECT_THAT(placement.reason, HasSubstr("200"));
 }
 
-// Shard 0 has devices 0 and 1, shard 1 devices 2 ... 4.
-std::vector<PlacementShard> TwoShards(int64_t free_of_first, int64_t free_of_second) {
-  return {{.free_bytes = free_of_first, .shard = 0},
-          {.free_bytes = free_of_first, .shard = 0},
-          {.free_bytes = free_of_second, .shard = 1},
-          {.free_bytes = free_of_second, .shard = 1},
-          {.free_bytes = free_of_second, .shard = 1}};
-}
-
-// Of 120 bytes that n devices have together, and 7 that the owner has besides.
-PlacementLayer Shared(double cost) {
-  return {.cost = cost, .bytes = 127, .parts = [](int devices) {
-            return PlacementLayer::Parts{.own = 120 / devices + 7, .other = 120 / devices};
-          }};
-}
-
-TEST(PlacementTest, SharesALayerOutOverTheDevicesOfItsShard) {
-  // No device has room for the whole; three together do. By hand: 3 each there, so that 4 and 2 go to shard 0.
-  const Placement placement = PlaceLayers({Shared(9), {4, 10}, {2, 10}}, TwoShards(50, 47));
-  ASSERT_TRUE(placement.feasible) << placement.reason;
-  EXPECT_THAT(placement.shard_of_layer, ElementsAre(2, 0, 1));
-  EXPECT_THAT(placement.load, ElementsAre(4.0, 2.0, 3.0, 3.0, 3.0));
-}
-
-TEST(PlacementTest, NeedsRoomForEachPart) {
-  std::vector<PlacementShard> shards = TwoShards(50, 47);
-  shards[3].free_bytes = 39;
-  const Placement placement = PlaceLayers({Shared(9)}, shards);
-  EXPECT_FALSE(placement.feasible);
-  EXPECT_THAT(placement.reason,
-              HasSubstr("layer 0 needs 127 bytes, or 47 on one and 40 on each other of the 3 devices"));
-  // The owner may be any that has room for more.
-  shards[3].free_bytes = 40;
-  EXPECT_THAT(PlaceLayers({Shared(9)}, shards).shard_of_layer, ElementsAre(2));
-  shards[2].free_bytes = shards[3].free_bytes = 40;
-  EXPECT_THAT(PlaceLayers({Shared(9)}, shards).shard_of_layer, ElementsAre(4));
-  // What is taken is taken on all: a second one does not fit any more.
-  EXPECT_FALSE(PlaceLayers({Shared(9), Shared(8)}, shards).feasible);
-}
-
-TEST(PlacementTest, AShardOfOneDeviceHasTheWhole) {
-  EXPECT_TRUE(PlaceLayers({Shared(1)}, {{.free_bytes = 127}}).feasible);
-  const Placement placement = PlaceLayers({Shared(1)}, {{.free_bytes = 126}});
-  EXPECT_FALSE(placement.feasible);
-  EXPECT_THAT(placement.reason, HasSubstr("layer 0 needs 127 bytes; the most"));
-}
-
 TEST(PlacementTest, NeedsAShard) { EXPECT_FALSE(PlaceLayers({{1, 1}}, {}).feasible); }
 
 TEST(PlacementTest, StaysWithinGrahamsBoundOfTheMean) {

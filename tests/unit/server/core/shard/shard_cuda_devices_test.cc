@@ -6,10 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/staged_collective.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/launch_count.h"
-#include "kernels/device_group.h"
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
 #include "server/core/thread_pool.h"
@@ -20,9 +18,7 @@
 namespace precondor {
 namespace {
 
-using ::testing::FloatNear;
 using ::testing::HasSubstr;
-using ::testing::Pointwise;
 
 class ShardCudaDevicesTest : public ShardFixture {
  protected:
@@ -45,23 +41,17 @@ class ShardCudaDevicesTest : public ShardFixture {
   void Clear() {
     shard = nullptr;
     for (const auto& device : devices_) device->threads = nullptr;
-    group_ = nullptr;
     devices_.clear();
   }
   Shard& Make(int count) {
     Clear();
     std::vector<ShardDevice> devices;
-    std::vector<Backend*> backends;
     for (int device = 0; device < count; ++device) {
       TestDevice& made = *devices_.emplace_back(std::make_unique<TestDevice>());
       made.backend = MakeGroupingBackend(MakeCudaBackend({.device = device}).value(), grouping_);
       made.threads = std::make_unique<ThreadPoolExecutor>(threads_, /*tasks_on_fibers=*/512);
       devices.push_back({.name = absl::StrCat("cuda:", device), .backend = *made.backend, .executor = *made.threads});
-      backends.push_back(made.backend.get());
     }
-    const absl::Duration patience = absl::Minutes(5);
-    if (count > 1) group_ = DeviceGroup::Make(std::move(backends), ConnectLocally(patience), patience).value();
-    options.group = group_.get();
     shard = std::make_unique<Shard>(options, std::move(devices), clock, logger, observer);
     return *shard;
   }
@@ -106,7 +96,6 @@ class ShardCudaDevicesTest : public ShardFixture {
   GroupingOptions grouping_ = {.threads = 4};  // a server's fewest
   int threads_ = 3;                            // of each device
   std::vector<std::unique_ptr<TestDevice>> devices_;
-  std::unique_ptr<DeviceGroup> group_;  // unused without layers that split
 };
 
 TEST_F(ShardCudaDevicesTest, TwoDevicesGiveTheBitsOfOneAndMixNothing) {
@@ -168,52 +157,6 @@ TEST_F(ShardCudaDevicesTest, ComesBackOnTheOtherNumberOfDevices) {
     EXPECT_EQ(Answers(5), expected);
     Clear();
     options.journal = nullptr;
-  }
-}
-
-// Factors of the wider two of four layers lie on both devices, beside the others' own, which go on in step.
-TEST_F(ShardCudaDevicesTest, LayersThatSplitAgreeWithOneDevice) {
-  spec.method = {.name = "mkor", .options = {{"rule", "BLEND"}, {"representation", "DENSE"}, {"split_dim", 23.0}}};
-  std::vector<std::vector<std::vector<float>>> expected;
-  for (const int count : {1, 2}) {
-    ASSERT_TRUE(Make(count).Install(MakeInstall()).ok());
-    for (uint64_t step = 0; step < 4; ++step) {
-      std::vector<std::vector<float>> answers;
-      for (GradientResult& result : Step(step)) {
-        ASSERT_EQ(result.decision, Decision::kPreconditioned) << result.reason;
-        answers.push_back(Reply{.ack = true, .result = std::move(result)}.values());
-      }
-      if (count == 1) {
-        expected.push_back(answers);
-        continue;
-      }
-      for (size_t layer = 0; layer < answers.size(); ++layer) {
-        EXPECT_THAT(answers[layer], Pointwise(FloatNear(1e-4f), expected[step][layer])) << step << " " << layer;
-      }
-    }
-  }
-  for (size_t i = 0; i < devices_.size(); ++i) {
-    EXPECT_LE(devices_[i]->backend->allocated_bytes(), shard->devices()[i].reserved_bytes) << i;
-  }
-}
-
-TEST_F(ShardCudaDevicesTest, ALostDeviceTakesTheLayersThatSplitWithIt) {
-  spec.method = {.name = "mkor", .options = {{"rule", "BLEND"}, {"representation", "DENSE"}, {"split_dim", 23.0}}};
-  ASSERT_TRUE(Make(2).Install(MakeInstall()).ok());
-  Answers(0);
-  std::set<uint32_t> lost = {0, 1};  // those that split
-  const auto layers = shard->GetLayerStats("job").value();
-  for (const LayerStats& layer : layers) {
-    if (layer.device == 1) lost.insert(layer.layer);
-  }
-  cuda_host::FailCall(0, cudaErrorECCUncorrectable);
-  EXPECT_FALSE(devices_[1]->backend->Allocate(1, 1).ok());
-  for (uint64_t step = 1; step < 3; ++step) {
-    const std::vector<GradientResult> answers = Step(step);
-    for (uint32_t layer = 0; layer < answers.size(); ++layer) {
-      EXPECT_EQ(answers[layer].decision, lost.contains(layer) ? Decision::kIdentity : Decision::kPreconditioned);
-      EXPECT_THAT(answers[layer].reason, HasSubstr(lost.contains(layer) ? "CUDA device 1 is lost" : "")) << layer;
-    }
   }
 }
 

@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cpu/staged_collective.h"
-#include "kernels/device_group.h"
 #include "kernels/methods/registry.h"
 #include "server/core/device_assignment.h"
 #include "server/core/reservation.h"
@@ -48,25 +46,16 @@ class ShardDevicesFixture : public ShardFixture {
 
   Shard& Make(size_t count) {
     shard = nullptr;
-    group_ = nullptr;
     devices_.clear();
     std::vector<ShardDevice> devices;
-    std::vector<Backend*> backends;
     for (size_t i = 0; i < count; ++i) {
       auto& device = *devices_.emplace_back(std::make_unique<TestDevice>());
       device.cpu = MakeCpuBackend({}).value();
       device.backend = std::make_unique<FaultyBackend>(*device.cpu);
       devices.push_back({.name = absl::StrCat("test:", i), .backend = *device.backend, .executor = device.executor});
-      backends.push_back(device.backend.get());
     }
-    if (grouped && count > 1) group_ = MakeGroup(std::move(backends));
-    options.group = group_.get();
     shard = std::make_unique<Shard>(options, std::move(devices), clock, logger, seen);
     return *shard;
-  }
-  static std::unique_ptr<DeviceGroup> MakeGroup(std::vector<Backend*> backends) {
-    const absl::Duration patience = absl::Minutes(1);
-    return DeviceGroup::Make(std::move(backends), ConnectLocally(patience), patience).value();
   }
   SessionInstall Of(std::vector<uint32_t> layers, uint64_t at_epoch = 1) const {
     SessionInstall install = MakeInstall(at_epoch);
@@ -135,9 +124,7 @@ class ShardDevicesFixture : public ShardFixture {
     std::unique_ptr<FaultyBackend> backend;
     InlineExecutor executor;
   };
-  bool grouped = false;  // devices have layers together that split
   std::vector<std::unique_ptr<TestDevice>> devices_;
-  std::unique_ptr<DeviceGroup> group_;
   MemoryObserver seen;
 };
 
