@@ -11,11 +11,11 @@ Usage: deploy/pack-server.sh [--binaries DIR] [--tree DIR] [--help]
                   programs, precondorctl and precondor-perf), lib, share (data of the example), licences of the
                   libraries and components.json, which lists them for deploy/sbom.py
   --help          this text
-Writes build/server.tar.xz: precondor-server, precondor-digits, libprecondor-cuda.so and libprecondor-nccl.so where they
-were built, and in lib all libraries they need but glibc, the C++ runtime, CUDA's own and NCCL. Built on Debian 12,
-it wants glibc 2.34 and g++ 12's libstdc++.
+Writes build/server.tar.xz: precondor-server, precondor-digits, libprecondor-cuda.so where it was built, and in lib all
+libraries they need but glibc, the C++ runtime and CUDA's own. Built on Debian 12, it wants glibc 2.34 and g++ 12's
+libstdc++.
 
-There, in a copy of this repository, with CUDA's libraries, and NCCL's for that, where the loader finds them:
+There, in a copy of this repository, with CUDA's libraries where the loader finds them:
   mkdir -p build/server && tar -C build/server -xJf build/server.tar.xz
   export LD_LIBRARY_PATH=$PWD/build/server/lib
   PRECONDOR_BACKEND=cuda deploy/quickstart.sh --binaries build/server
@@ -56,19 +56,14 @@ for program in "${programs[@]}"; do
   fi
   objects+=("$binaries/$program")
 done
-# take_module FILE WITHOUT: what the server loads when it is asked for, and how it does without.
-take_module() {
-  local module=$binaries/kernels/cuda/$1
-  if [[ -f "$module" ]]; then
-    cp "$module" "$stage/lib/"
-    objects+=("$module")
-  else
-    echo "deploy/pack-server.sh: no $module: $2"
-  fi
-}
-take_module libprecondor-cuda.so "the CPU's backend alone"
-take_module libprecondor-nccl.so "communicators of --plane-transport=local alone"
-from_the_machine='^(ld-linux-x86-64|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|cuda|cublas|cublasLt|cusolver|cusparse|nvJitLink|nccl))\.so'
+module=$binaries/kernels/cuda/libprecondor-cuda.so
+if [[ -f "$module" ]]; then
+  cp "$module" "$stage/lib/"
+  objects+=("$module")
+else
+  echo "deploy/pack-server.sh: no $module: the CPU's backend alone"
+fi
+from_the_machine='^(ld-linux-x86-64|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|cuda|cublas|cublasLt|cusolver|cusparse|nvJitLink))\.so'
 libraries=$(ldd "${objects[@]}")
 if missing=$(grep 'not found' <<<"$libraries"); then
   echo "deploy/pack-server.sh: $missing" >&2

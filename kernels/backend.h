@@ -74,11 +74,7 @@ class Backend {
   // the host are valid when Finish has returned, and their destination must live until then. Finish returns the first
   // error of these operations. A thread must not nest batches.
   class Batch;
-  // Submits this thread's operations so far to the device: operations that any thread launches from now on follow them
-  // on the device's stream. Returns the error of an operation that was deferred.
-  absl::Status Flush() { return DoFlush(); }
-  // Returns the stream (CUstream_st*) on which a collective over the device's memory must follow the operations. Null
-  // if operations have run when their calls return.
+  // Returns the stream (CUstream_st*) that runs the operations. Null if operations have run when their calls return.
   virtual void* stream() const { return nullptr; }
   // Runs operations of one kind that do not depend on each other, in any order; statuses[i] is that of operations[i].
   // Results equal those of single operations to the bit, except as docs/adr/0014 and 0015 say for CUDA. An operation
@@ -223,7 +219,6 @@ class Backend {
   virtual absl::Status DoEndTask() { return absl::OkStatus(); }
   virtual void DoBeginBatch() {}
   virtual absl::Status DoEndBatch() { return absl::OkStatus(); }
-  virtual absl::Status DoFlush() { return absl::OkStatus(); }  // default for backends that defer nothing
   virtual absl::Status DoUpload(ConstMatrixView host, MatrixView device) = 0;
   virtual absl::Status DoUploadToIdle(ConstMatrixView host, MatrixView device) { return DoUpload(host, device); }
   virtual absl::Status DoDownload(ConstMatrixView device, MatrixView host) = 0;

@@ -168,7 +168,7 @@ pack_programs() {
     path=$(find "$build/tests/conformance" "$build/tests/bench" -maxdepth 1 -name "$name" -type f)
     strip -o "$stage/programs/bin/$name" "$path"
     ldd "$path" | awk '$3 ~ /^\// {print $3}' |
-      grep -vE '/(ld-linux|lib(c|m|dl|rt|pthread|resolv)\.so|lib(cuda|cublas|cublasLt|cusolver|cusparse|nvJitLink|nccl)\.so)'
+      grep -vE '/(ld-linux|lib(c|m|dl|rt|pthread|resolv)\.so|lib(cuda|cublas|cublasLt|cusolver|cusparse|nvJitLink)\.so)'
   done | sort -u >"$stage/libraries"
   while read -r library; do cp -L "$library" "$stage/programs/lib/"; done <"$stage/libraries"
   cp -r tests/gpu tests/gpu.sh "$stage/programs/tests/"

@@ -415,8 +415,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const CudaBackendOption
     return absl::InvalidArgumentError(
         absl::StrCat("cuda backend: expected positive memory_limit_bytes, got ", options.memory_limit_bytes));
   }
-  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Device> device,
-                             Device::Make(options.device, options.memory_limit_bytes, options.peers));
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, Device::Make(options.device, options.memory_limit_bytes));
   return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(std::move(device)));
 }
 

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -20,10 +19,6 @@ struct CudaBackendOptions {
   // Limit in bytes on matrices and scratch that exist at the same time. The backend lowers it to the device's free
   // memory less a reserve (Device::kReserveBytes).
   int64_t memory_limit_bytes = std::numeric_limits<int64_t>::max();
-  // CUDA devices of this process that form communicators with this one. They get access to this backend's memory if the
-  // hardware allows it, because NCCL may read and write a peer's buffers directly. If it is not empty, the memory limit
-  // also leaves space for the communicators' own buffers.
-  std::vector<int> peers = {};
 };
 
 // Returns the number of devices that this process can use, or Unavailable with CUDA's reason if there are none.

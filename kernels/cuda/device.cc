@@ -15,8 +15,6 @@ namespace {
 
 // NVIDIA's recommended workspace for Hopper. A workspace of our own keeps products bitwise equal from call to call.
 constexpr int64_t kBlasWorkspaceBytes = int64_t{32} << 20;
-// NCCL allocates its buffers from free memory when the first collective connects. This is ample for eight devices.
-constexpr int64_t kMostForCommunicators = int64_t{1} << 30;
 
 // The host's imitation of CUDA fills reused memory with NaN, so that tests notice reads of memory that was never
 // written.
@@ -33,38 +31,18 @@ int64_t Width(ConstMatrixView x) { return x.cols * static_cast<int64_t>(sizeof(f
 
 Device::Device(int index, int64_t memory_limit_bytes) : index_(index), memory_limit_bytes_(memory_limit_bytes) {}
 
-absl::StatusOr<std::unique_ptr<Device>> Device::Make(int index, int64_t memory_limit_bytes,
-                                                     const std::vector<int>& peers) {
+absl::StatusOr<std::unique_ptr<Device>> Device::Make(int index, int64_t memory_limit_bytes) {
   int count = 0;
   PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA devices", cudaGetDeviceCount(&count)));
-  std::vector<int> all = {index};
-  all.insert(all.end(), peers.begin(), peers.end());
-  for (const int each : all) {
-    if (each >= 0 && each < count) continue;
-    return absl::UnavailableError(absl::StrCat("CUDA device: expected 0 ... ", count - 1, ", got ", each));
+  if (index < 0 || index >= count) {
+    return absl::UnavailableError(absl::StrCat("CUDA device: expected 0 ... ", count - 1, ", got ", index));
   }
   std::unique_ptr<Device> device(new Device(index, memory_limit_bytes));
-  PRECONDOR_RETURN_IF_ERROR(device->Open(peers));
+  PRECONDOR_RETURN_IF_ERROR(device->Open());
   return device;
 }
 
-// By default no other device can access the memory of a pool, even after cudaDeviceEnablePeerAccess.
-absl::Status Device::LetReach(const std::vector<int>& peers) {
-  for (const int peer : peers) {
-    if (peer == index_) continue;
-    int reaches = 0;
-    PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA peers", cudaDeviceCanAccessPeer(&reaches, peer, index_)));
-    if (reaches == 0) continue;  // collectives then use another path
-    cudaMemAccessDesc access = {};
-    access.location.type = cudaMemLocationTypeDevice;
-    access.location.id = peer;
-    access.flags = cudaMemAccessFlagsProtReadWrite;
-    PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA memory pool", cudaMemPoolSetAccess(pool_, &access, 1)));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Device::Open(const std::vector<int>& peers) {
+absl::Status Device::Open() {
   PRECONDOR_RETURN_IF_ERROR(Enter());
   int pools = 0;
   PRECONDOR_RETURN_IF_ERROR(
@@ -81,12 +59,11 @@ absl::Status Device::Open(const std::vector<int>& peers) {
   uint64_t keep_all = std::numeric_limits<uint64_t>::max();
   PRECONDOR_RETURN_IF_ERROR(
       ToStatus("CUDA memory pool", cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all)));
-  PRECONDOR_RETURN_IF_ERROR(LetReach(peers));
   PRECONDOR_ASSIGN_OR_RETURN(staging_, Staging::Make(stream_));
   PRECONDOR_RETURN_IF_ERROR(
       ToStatus("cuBLAS workspace", cudaMallocFromPoolAsync(&blas_workspace_, kBlasWorkspaceBytes, pool_, stream_)));
   PRECONDOR_RETURN_IF_ERROR(CheckedLibrary(MakeHandles(), "CUDA libraries"));
-  return SetMemoryLimit(peers);
+  return SetMemoryLimit();
 }
 
 absl::Status Device::MakeHandles() {
@@ -105,17 +82,16 @@ absl::Status Device::MakeHandles() {
   return ToStatus("cuSOLVER stream", cusolverDnSetStream(solver_, stream_));
 }
 
-absl::Status Device::SetMemoryLimit(const std::vector<int>& peers) {
+absl::Status Device::SetMemoryLimit() {
   size_t free_bytes = 0, total_bytes = 0;
   PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA memory", cudaMemGetInfo(&free_bytes, &total_bytes)));
   const int64_t available = static_cast<int64_t>(free_bytes);
-  const int64_t reserved = kReserveBytes + (peers.empty() ? 0 : std::min(kMostForCommunicators, available / 8));
-  if (available <= reserved) {
-    return absl::ResourceExhaustedError(absl::StrCat("CUDA device ", index_, ": expected more than ", reserved,
+  if (available <= kReserveBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("CUDA device ", index_, ": expected more than ", kReserveBytes,
                                                      " bytes of free memory, which stay in reserve, got ", available,
                                                      " of ", total_bytes));
   }
-  memory_limit_bytes_ = std::min(memory_limit_bytes_, available - reserved);
+  memory_limit_bytes_ = std::min(memory_limit_bytes_, available - kReserveBytes);
   return absl::OkStatus();
 }
 

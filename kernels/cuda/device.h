@@ -14,7 +14,6 @@
 #include <cusolverDn.h>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -70,13 +69,10 @@ class Device {
   // rounds sizes up, and FreeBlocks keeps free blocks.
   static constexpr int64_t kReserveBytes = int64_t{1} << 30;
 
-  // Opens CUDA device `index`. Returns Unavailable if this device or a peer does not exist, and ResourceExhausted if no
-  // more than the reserve is free. The memory limit is the smaller of memory_limit_bytes and what the device has free
-  // once the libraries' handles, their workspace and the pinned buffers exist, less the reserve and, if there are
-  // peers, less what communicators with them may take. Peers can access the memory that Allocate returns if the
-  // hardware allows it.
-  static absl::StatusOr<std::unique_ptr<Device>> Make(int index, int64_t memory_limit_bytes,
-                                                      const std::vector<int>& peers = {});
+  // Opens CUDA device `index`. Returns Unavailable if it does not exist, and ResourceExhausted if no more than the
+  // reserve is free. The memory limit is the smaller of memory_limit_bytes and what the device has free once the
+  // libraries' handles, their workspace and the pinned buffers exist, less the reserve.
+  static absl::StatusOr<std::unique_ptr<Device>> Make(int index, int64_t memory_limit_bytes);
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -140,10 +136,9 @@ class Device {
 
  private:
   explicit Device(int index, int64_t memory_limit_bytes);
-  absl::Status Open(const std::vector<int>& peers);
-  absl::Status LetReach(const std::vector<int>& peers);
+  absl::Status Open();
   absl::Status MakeHandles();
-  absl::Status SetMemoryLimit(const std::vector<int>& peers);
+  absl::Status SetMemoryLimit();
   // Makes the device current, or returns the device's fault if it has one.
   absl::Status Enter();
   // Returns the status of a call of the CUDA runtime. A fatal error makes the device unusable.

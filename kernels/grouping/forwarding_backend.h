@@ -47,10 +47,6 @@ class ForwardingBackend : public Backend {
   void DoFree(float* data, int64_t elements) override { FreeOn(inner_, data, elements); }
   int64_t DoAllocatedBytes() const override { return inner_.allocated_bytes(); }
   void DoTrim() override { inner_.Trim(); }
-  absl::Status DoFlush() override {
-    PRECONDOR_RETURN_IF_ERROR(Before());
-    return inner_.Flush();
-  }
   absl::Status DoUpload(ConstMatrixView host, MatrixView device) override {
     PRECONDOR_RETURN_IF_ERROR(Before());
     return inner_.Upload(host, device);

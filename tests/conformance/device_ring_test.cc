@@ -95,7 +95,6 @@ class DeviceRingTest : public testing::Test {
     DeviceMatrix x = backend_->Allocate(kRows, kCols).value();
     ASSERT_TRUE(backend_->Upload(Matrix(values), x.view()).ok());
     ASSERT_TRUE(backend_->ScaleBy(2, x.view()).ok());
-    ASSERT_TRUE(backend_->Flush().ok());
     const auto mark = plane_->Record(backend_->stream());
     ASSERT_TRUE(mark.ok()) << mark.status();
     for (absl::StatusOr<bool> reached = false; !*reached;) {

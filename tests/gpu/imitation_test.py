@@ -20,7 +20,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "bench")]
 from gpu import phases, report, results
 
 # A part of each phase: what takes a few seconds each.
-FILTER = "^(smoke/rounded|steps/|bench/|profile/|conformance/(device_memory|nccl)|sanitize/)"
+FILTER = "^(smoke/rounded|steps/|bench/|profile/|conformance/device_memory|sanitize/)"
 
 
 class ImitationTest(unittest.TestCase):

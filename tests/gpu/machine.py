@@ -19,7 +19,7 @@ LIBRARY_FOLDERS = ["/usr/local/cuda/lib64", "/usr/local/cuda-*/lib64", "/usr/loc
 WHEEL_FOLDERS = ["nvidia/*/lib"]
 ENVIRONMENTS = ["/opt/*/lib/python3*/site-packages", "/opt/*/.venv/lib/python3*/site-packages",
                 "/usr/lib/python3*/*-packages", "/usr/local/lib/python3*/*-packages"]
-LIBRARIES = ("libcublas.so.", "libcublasLt.so.", "libcusolver.so.", "libcusparse.so.", "libnvJitLink.so.", "libnccl.so.")
+LIBRARIES = ("libcublas.so.", "libcublasLt.so.", "libcusolver.so.", "libcusparse.so.", "libnvJitLink.so.")
 TOOL_FOLDERS = ["/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsight-compute/*",
                 "/usr/local/cuda/compute-sanitizer"]
 

@@ -62,7 +62,6 @@ CONFORMANCE = Phase("conformance", 200, (
     _suite("low_rank_conformance_test", 200, host_tests="FullRank/*/3"),
     _suite("method_conformance_test", 200, host_tests="*.IsTheIdentity*:*.KeepsItsScaling*:*.RefusesBadInput*"),
     _suite("gradient_method_conformance_test", 200, host_tests="*.CountsTheGradients*"),
-    _suite("nccl_conformance_test", 200, host_tests=None),
 ), jobs=3)  # more processes would wait for each other's turns on the device
 SANITIZE = Phase("sanitize", 200, (
     _under("memcheck", "symmetric_conformance_test", "*", 200),
@@ -128,5 +127,4 @@ def programs(imitation):
 
 
 def program_name(check, suffix):
-    # NCCL's own suite has no imitation and no suffix.
-    return check.program if check.program.startswith("nccl") else check.program + suffix
+    return check.program + suffix

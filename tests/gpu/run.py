@@ -150,8 +150,6 @@ def start_up(programs, imitation):
     """None where the programs start on this machine, otherwise why the first that does not."""
     where, environment = Programs(programs), machine.environment()
     for name in phases.programs(imitation):
-        if name.startswith("nccl"):
-            continue  # a machine of one device needs no NCCL; the check itself says what is missing
         word = "--list" if name.startswith("cuda_bench") else "--gtest_list_tests"
         said = _try([where.path(name), word], environment)
         if said is not None:

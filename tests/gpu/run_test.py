@@ -377,7 +377,7 @@ class MachineTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             for path in ("cuda/lib64/libcublas.so.13", "site/nvidia/cu13/lib/libcublas.so.13",
-                         "site/nvidia/cu13/lib/libcusolver.so.12", "site/nvidia/nccl/lib/libnccl.so.2",
+                         "site/nvidia/cu13/lib/libcusolver.so.12", "site/nvidia/nvjitlink/lib/libnvJitLink.so.13",
                          "site/nvidia/other/lib/libother.so"):
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).touch()
@@ -386,7 +386,7 @@ class MachineTest(unittest.TestCase):
                     mock.patch.object(machine.site, "getsitepackages", return_value=[]), \
                     mock.patch.object(machine.site, "getusersitepackages", return_value=""), \
                     mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": "/given"}):
-                expected = [f"{name}/cuda/lib64", f"{name}/site/nvidia/nccl/lib", f"{name}/site/nvidia/cu13/lib"]
+                expected = [f"{name}/cuda/lib64", f"{name}/site/nvidia/nvjitlink/lib", f"{name}/site/nvidia/cu13/lib"]
                 self.assertEqual(machine.library_folders(), expected)
                 self.assertEqual(machine.environment()["LD_LIBRARY_PATH"], ":".join(["/given", *expected]))
 

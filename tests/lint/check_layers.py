@@ -8,7 +8,7 @@ from lint_support import Case, line_of, main, without_comments
 
 KERNEL_SEAM = ["kernels/base/", "kernels/backend.h", "kernels/device_matrix.h", "kernels/device_plane.h",
                "kernels/region_memory.h", "kernels/low_rank_inverse.h", "kernels/symmetric_form.h",
-               "kernels/operation.h", "kernels/collective.h", "kernels/device_group.h"]
+               "kernels/operation.h"]
 CORE = KERNEL_SEAM + ["kernels/methods/", "server/policy/"]
 
 # Folder or file prefix -> prefixes of ours that it may include besides itself; the first match counts.
@@ -26,8 +26,6 @@ OURS = [
     ("kernels/composite_operations", ["kernels/base/", "kernels/low_rank_inverse.h", "kernels/primitive_operations.h",
                                       "kernels/symmetric_form.h"]),
     ("kernels/operation", ["kernels/composite_operations.h", "kernels/primitive_operations.h"]),
-    ("kernels/collective", ["kernels/base/", "kernels/backend.h"]),
-    ("kernels/device_group", ["kernels/base/", "kernels/backend.h", "kernels/collective.h"]),
     ("kernels/grouping/", KERNEL_SEAM),
     ("kernels/methods/", KERNEL_SEAM),
     ("kernels/cpu/", KERNEL_SEAM),
@@ -81,8 +79,8 @@ OUR_ROOTS = ("kernels/", "server/", "client/", "proto/", "precondor/", "tests/")
 
 # Third-party headers -> prefixes where they are welcome, with the reason for the message.
 THIRD_PARTY = [
-    (r"^(cuda|cublas|cusolver|cusparse|curand|nccl|device_launch)",
-     ["kernels/cuda/", "tests/conformance/nccl_", "tests/conformance/fake_nccl", "tests/conformance/device_",
+    (r"^(cuda|cublas|cusolver|cusparse|curand|device_launch)",
+     ["kernels/cuda/", "tests/conformance/device_",
       "tests/bench/cuda_timer", "tests/support/cuda_host/"],
      "only kernels/cuda knows CUDA"),
     (r"^(prometheus/|microhttpd|curl/)", ["server/metrics/", "tests/unit/server/metrics/"],
@@ -126,14 +124,11 @@ CORE_WORDS = [
 ]
 
 # Link rule: library -> what its DEPS and PRIVATE_DEPS may name. Others are not restricted.
-SEAM_TARGETS = ["precondor::base", "precondor::backend", "precondor::collective", "precondor::device_group"]
+SEAM_TARGETS = ["precondor::base", "precondor::backend"]
 CORE_TARGETS = SEAM_TARGETS + ["precondor::methods", "precondor::policy"]
 LINKS = {
     "base": ["absl::*", "Threads::Threads"],
     "backend": ["absl::*", "precondor::base"],
-    "collective": ["absl::*", "precondor::base"],
-    "device_group": ["absl::*", "precondor::backend", "precondor::collective"],
-    "local_collective": ["absl::*", "Threads::Threads", "precondor::collective"],
     "methods": ["absl::*"] + SEAM_TARGETS,
     "cpu": ["absl::*", "Threads::Threads", "OpenBLAS::*", "DNNL::*", "*"],
     "policy": ["absl::*", "precondor::base"],

@@ -73,7 +73,6 @@ RETIRED = {
     "CheckHeader": "AdmitContribution",
     "CutBefore": "SnapshotStepBefore",
     "LeadRecord": "LeaderRecord",
-    "DoSettle": "DoFlush",
     "SettleOnce": "MarkAnsweredOnce",
     "SettlesBy": "RetryRefusalsUntil",
     "LetGoBefore": "DropUnansweredBefore",

@@ -62,7 +62,6 @@ cudaError_t failure = cudaSuccess;
 int64_t interrupted_call = -1;
 std::function<void()> interruption;
 std::set<int> lost;                             // devices
-std::map<int, std::set<int>> peers;             // who may reach a device's pools
 std::map<const void*, size_t> shared_bytes_of;  // kernels
 int most_shared_bytes = 227 << 10;
 std::atomic<int64_t> live_objects{0};
@@ -85,16 +84,6 @@ cudaStream_t Named(cudaStream_t stream) {
   std::unique_ptr<CUstream_st>& of_device = defaults[CurrentDevice()];
   if (of_device == nullptr) of_device = std::make_unique<CUstream_st>();
   return of_device.get();
-}
-
-void NotePeer(const CUmemPoolHandle_st& pool, int peer) {
-  const MutexLock lock(mu);
-  peers[pool.device].insert(peer);
-}
-
-void ForgetPeers(const CUmemPoolHandle_st& pool) {
-  const MutexLock lock(mu);
-  peers.erase(pool.device);
 }
 
 bool Lost(int device) {
@@ -184,10 +173,6 @@ void Recover() {
   lost.clear();
 }
 int DeviceOf(cudaStream_t stream) { return stream->device; }
-std::set<int> PeersOf(int device) {
-  const MutexLock lock(mu);
-  return peers[device];
-}
 int64_t LiveObjects() { return live_objects; }
 size_t AllowedSharedBytes(const void* kernel) {
   const MutexLock lock(mu);
@@ -401,27 +386,11 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* prope
   return cudaSuccess;
 }
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
-  host::ForgetPeers(*pool);
   delete pool;
   host::AddLiveObjects(-1);
   return cudaSuccess;
 }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return host::CountCall(); }
-cudaError_t cudaDeviceCanAccessPeer(int* reaches, int device, int peer) {
-  RETURN_IF_FAILED();
-  const auto there = [](int number) { return number >= 0 && number < host::DeviceCount(); };
-  if (!there(device) || !there(peer)) return cudaErrorInvalidDevice;
-  *reaches = device == peer ? 0 : 1;
-  return cudaSuccess;
-}
-cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* access, size_t count) {
-  RETURN_IF_FAILED();
-  for (size_t i = 0; i < count; ++i) {
-    if (access[i].location.id == pool->device) return cudaErrorInvalidDevice;  // that device always has access
-    host::NotePeer(*pool, access[i].location.id);
-  }
-  return cudaSuccess;
-}
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t) {
   RETURN_IF_FAILED();
   pool->memory.Trim();

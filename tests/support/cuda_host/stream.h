@@ -40,8 +40,6 @@ void SetDeviceCount(int count);
 // Memory, streams, events, pools and handles that have been made and not yet freed.
 int64_t LiveObjects();
 void AddLiveObjects(int64_t count);
-// The other devices that may reach the pools of this one.
-std::set<int> PeersOf(int device);
 
 // Dynamic shared memory that a kernel may have: 48 KiB, or what cudaFuncSetAttribute has allowed it.
 size_t AllowedSharedBytes(const void* kernel);

@@ -205,18 +205,6 @@ TEST_F(GroupingBackendTest, TasksRunOnSeveralThreads) {
   EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(kTasks, kTasks, kTasks));
 }
 
-TEST_F(GroupingBackendTest, FlushRunsWhatTheThreadHasDeferred) {
-  DeviceMatrix x = Matrix(2, 3, 1);
-  recorder_->TakeSizes();
-  Backend::Task task(*backend_);
-  ASSERT_TRUE(backend_->Axpby(2.0, x.view(), 0.5, x.view()).ok());
-  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre());
-  EXPECT_EQ(backend_->Flush(), absl::OkStatus());
-  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(1));
-  EXPECT_EQ(backend_->Flush(), absl::OkStatus());
-  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre());
-}
-
 TEST_F(GroupingBackendTest, LinesUpTasksOfDifferentLengths) {
   std::vector<DeviceMatrix> x;
   for (int i = 0; i < 4; ++i) x.push_back(Matrix(2, 2, i));

@@ -151,14 +151,6 @@ TEST_F(CudaDevicesTest, BackendsBesideEachOtherMixNothing) {
   backends[1]->Trim();
 }
 
-TEST_F(CudaDevicesTest, MemoryIsWithinReachOfPeersAlone) {
-  const auto alone = MakeCudaBackend({.device = 0}).value();
-  const auto shared = MakeCudaBackend({.device = 1, .peers = {1, 2}}).value();
-  EXPECT_THAT(cuda_host::PeersOf(0), testing::IsEmpty());
-  EXPECT_THAT(cuda_host::PeersOf(1), testing::ElementsAre(2));
-  EXPECT_FALSE(MakeCudaBackend({.device = 2, .peers = {1, 3}}).ok()) << "there are three devices";
-}
-
 TEST_F(CudaDevicesTest, ADeviceThatIsLostTakesNoOtherWithIt) {
   std::vector<std::unique_ptr<Backend>> backends;
   for (int device = 0; device < 2; ++device) backends.push_back(MakeCudaBackend({.device = device}).value());
