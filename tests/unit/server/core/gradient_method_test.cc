@@ -215,7 +215,7 @@ TEST_P(GradientMethodTest, ReplicasThatHaveEqualAnswersGoOnWithOlderFactors) {
     EXPECT_EQ(Resume(6, rank, 7, 7).value(), 3u);
     EXPECT_EQ(SendGradient(6, rank)->reason(), ErrorReason::kStaleStep) << "its answer is from before the loss";
   }
-  EXPECT_EQ(counted.lost, 3) << "the same for each rank";
+  EXPECT_EQ(counted.lost, 3) << "once, and not for each rank";
   std::vector<uint64_t> kept = {0, 1, 2, 3};
   for (uint64_t step = 7; step < 10; ++step) {
     kept.push_back(step);
