@@ -12,7 +12,7 @@ Usage: deploy/build-wheel.sh [--python PYTHON] [--output DIR] [--build-dir DIR] 
                    build/wheel, as far from the root as the presets' folders, so that ccache finds what those have compiled.
                    For another Python the extension is compiled, and ccache has the rest
   --help           this text
-The wheel holds client and server, with gRPC, protobuf, Abseil, OpenSSL, OpenBLAS and oneDNN as private copies, and in
+The wheel holds client and server, with the CUDA backend where nvcc of CUDA 13 is found, and with gRPC, protobuf, Abseil, OpenSSL, OpenBLAS and oneDNN as private copies, and in
 its .dist-info/licenses the licences of all that Debian has packaged of it. Built on Debian 12 it installs
 wherever glibc is 2.35 or later with g++ 12's libstdc++ (Ubuntu 22.04, say), and meets no other library's protobuf or gRPC in a
 process. The last line printed is the wheel's path. What building needs: deploy/install.sh, and a package index for pip.
@@ -70,6 +70,11 @@ echo "== licences" >&2
 wheel unpack --dest "$plain/tree" "$plain"/precondor-*.whl >&2
 rm "$plain"/precondor-*.whl
 tree=$(echo "$plain"/tree/precondor-*)
+if [[ -f "$tree/precondor/lib/libprecondor-cuda.so" ]]; then
+  echo "with the CUDA backend" >&2
+else
+  echo "without the CUDA backend: that needs nvcc of CUDA 13" >&2
+fi
 licences=$(echo "$tree"/precondor-*.dist-info)/licenses
 mapfile -t objects < <(find "$tree" -type f \( -name '*.so' -o -path '*/bin/*' \))
 "$root/deploy/sbom.py" bundle --licences "$licences" --components "${licences%/*}/sboms/precondor.cdx.json" \

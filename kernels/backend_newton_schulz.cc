@@ -23,6 +23,11 @@ absl::Status Backend::NewtonSchulz(const operation::NewtonSchulz& step) {
     return absl::InvalidArgumentError(absl::StrCat("NewtonSchulz: ", name, ": expected [", step.d.rows, ", ",
                                                    step.d.cols, "], got [", x.rows, ", ", x.cols, "]"));
   }
+  if (step.squares.size() != 3 || step.steps < 1 || (!has_momentum && step.next.size() + step.lookahead.size() > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("NewtonSchulz: expected 3 squares, a step or more, and outputs of a momentum only with one, got ",
+                     step.squares.size(), " squares and ", step.steps, " steps"));
+  }
   return step.u.size() == 0 ? absl::OkStatus() : Run({step});
 }
 
@@ -31,8 +36,8 @@ absl::Status Backend::NewtonSchulz(const operation::NewtonSchulz& step) {
 absl::Status Backend::RunByPrimitives(const operation::NewtonSchulz& step) {
   ConstMatrixView direction = step.d;
   PRECONDOR_ASSIGN_OR_RETURN(step.squares[0], Dot(step.d, step.d));
-  if (!std::isfinite(step.squares[0])) return absl::OkStatus();
   if (step.momentum.size() > 0) {
+    if (!std::isfinite(step.squares[0])) return absl::OkStatus();
     PRECONDOR_RETURN_IF_ERROR(Copy(step.momentum, step.next));
     PRECONDOR_RETURN_IF_ERROR(Axpby(1.0, step.d, step.beta, step.next));
     direction = step.next;

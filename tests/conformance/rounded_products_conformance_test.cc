@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <gtest/gtest.h>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -206,6 +207,19 @@ TEST(RoundedProducts, NewtonSchulzChecksShapes) {
   const absl::Status without_next = backend->NewtonSchulz(step);
   EXPECT_EQ(without_next.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(without_next.message().find("next: expected [2, 3]"), absl::string_view::npos) << without_next;
+  step.momentum = {};
+  step.next = other.view();
+  EXPECT_EQ(backend->NewtonSchulz(step).code(), absl::StatusCode::kInvalidArgument) << "without a momentum";
+}
+
+TEST(RoundedProducts, NewtonSchulzShowsADirectionThatIsNotFinite) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  DeviceMatrix d = backend->Allocate(3, 3).value(), u = backend->Allocate(3, 3).value();
+  ASSERT_TRUE(backend->AddDiagonal(std::numeric_limits<double>::infinity(), d.view()).ok());
+  std::array<double, 3> squares = {};
+  ASSERT_TRUE(
+      backend->NewtonSchulz({.d = d.view(), .steps = 2, .u = u.view(), .squares = absl::MakeSpan(squares)}).ok());
+  EXPECT_FALSE(std::isfinite(squares[1])) << "as that of a momentum that is repeated";
 }
 
 TEST(RoundedProducts, ABackendWithoutBf16SaysSo) {

@@ -21,6 +21,7 @@ SOURCES = ROOT / "client" / "python"
 FILES = {str(path.relative_to(SOURCES)) for path in (SOURCES / "precondor").rglob("*")
          if path.suffix in (".py", ".pyi", ".typed")}
 PROGRAMS = {f"precondor/bin/{name}" for name in ("precondor-server", "precondorctl", "precondor-perf")}
+CUDA_MODULE = "precondor/lib/libprecondor-cuda.so"
 
 
 def skip(reason):
@@ -106,7 +107,9 @@ def main():
         names = {entry for entry in zipfile.ZipFile(wheel).namelist()
                   if not entry.startswith("precondor-") and not entry.endswith("/")}
         own = {entry for entry in names if not entry.startswith("precondor.libs/")}
-        extension = own - FILES - PROGRAMS
+        if (CUDA_MODULE in own) != ("\nwith the CUDA backend" in built.stderr):
+            sys.exit(f"deploy/build-wheel.sh said {built.stderr!r}, got {sorted(own)}")
+        extension = own - FILES - PROGRAMS - {CUDA_MODULE}
         if not FILES | PROGRAMS <= own or len(extension) != 1 or not extension.pop().startswith("precondor/_core."):
             sys.exit(f"expected {sorted(FILES | PROGRAMS)} and one extension, got {sorted(own)}")
         installed = run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
@@ -117,6 +120,11 @@ def main():
             told = run(python.parent / name, "--help")
             if told.returncode != 0 or f"Usage: {name}" not in told.stdout:
                 sys.exit(f"the installed {name} --help failed: {told.returncode}\n{told.stdout}{told.stderr}")
+        if CUDA_MODULE in own:
+            (module,) = (folder / "venv").glob(f"lib/python3*/site-packages/{CUDA_MODULE}")
+            needed = run("readelf", "-d", module).stdout
+            if "$ORIGIN/../../nvidia/cu13/lib" not in needed or "libcublas.so.13" not in needed or "libcublas-" in needed:
+                sys.exit(f"expected CUDA's libraries from their own packages, got {needed}")
         used = run(python, "-c", LOCAL, cwd=folder)
         if used.returncode != 0 or used.stdout.split() != ["6.0"]:
             sys.exit(f"the installed server does not work: {used.returncode}\n{used.stdout}{used.stderr}")

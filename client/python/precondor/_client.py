@@ -403,11 +403,13 @@ class Worker:
         and the number of reconnects."""
         return self._core.traffic()
 
-    def take_lost_updates(self) -> Dict[str, int]:
+    def take_lost_updates(self, *, warn: bool = True) -> Dict[str, int]:
         """Returns, once, the layers whose server has come back with older factors, or none, since the last call, with the
-        number of updates that are lost. Training goes on, but not as without the loss. Warns if there are any."""
+        number of updates that are lost. Training goes on, but not as without the loss. Warns if there are any, unless
+        the caller does."""
         lost = {self.spec.layers[place].name: updates for place, updates in self._core.take_lost_updates().items()}
-        warn_of_lost_updates(self.spec.name, lost)
+        if warn:
+            warn_of_lost_updates(self.spec.name, lost)
         return lost
 
     def leave(self) -> None:

@@ -249,6 +249,10 @@ void LayerMachine::On(const EpochBegan& event, Effects& effects) {
     rollback_epoch_ = event.rollback_epoch;
     goes_on_at_.reset();
     ranks_.Rollback();
+    // If the layer hears of the rollback late, the job has gone on, and ranks have begun after its step.
+    for (const Member& member : event.replaced) {
+      if (member.first_step > event.rollback_step) ranks_.Replace(member, rules_.workers_precondition());
+    }
   } else {
     for (auto& [step, of] : window_.steps()) of.Inherit(event.replaced);
     for (const Member& member : event.replaced) ranks_.Replace(member, rules_.workers_precondition());

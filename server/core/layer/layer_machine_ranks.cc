@@ -135,16 +135,18 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
   const uint64_t known = factors_.version + factors_.restored_updates;
   const uint64_t lost = factors_.held && event.factor_version > known ? event.factor_version - known : 0;
   // A RESUME is repeated until its acknowledgement has come. The rank is then told the same again.
-  const uint64_t reported = ranks_.MostUpdatesLost();
   const uint64_t told = event.begins ? lost : ranks_.NoteUpdatesLost(key.rank, lost);
-  const ReportUpdatesLost report{.rank = key.rank,
-                                 .lost = told,
-                                 .newly = told - std::min(told, reported),
-                                 .answered_with = event.factor_version,
-                                 .known = known};
+  const auto report = [&] {
+    if (told == 0) return;
+    effects.push_back(ReportUpdatesLost{.rank = key.rank,
+                                        .lost = told,
+                                        .newly = ranks_.NoteReported(told),
+                                        .answered_with = event.factor_version,
+                                        .known = known});
+  };
   // The RESUME is from a stream that broke long ago, or the other ranks went on before this rank came back.
   if (!ranks_.MarkHeard(key.rank) && key.step < window_.floor()) {
-    if (told > 0) effects.push_back(report);
+    report();
     return;
   }
   if (!rules_.one_answer()) NoteLoss(event, lost, effects);
@@ -165,7 +167,7 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
   }
   if (status.ok()) work = window_.SkipStepsBefore(key.rank, key.step, /*resumes=*/true, effects) || work;
   if (work) Wake(effects);
-  if (told > 0) effects.push_back(report);
+  report();
 }
 
 void LayerMachine::On(const FactorsRequested& event, Effects& effects) {

@@ -47,6 +47,7 @@ void RankProgress::Rollback() {
     rank.catchup.reset();
   }
   lost_ = 0;
+  reported_lost_ = 0;
 }
 
 }  // namespace precondor

@@ -48,11 +48,10 @@ class RankProgress {
   uint64_t NoteUpdatesLost(uint32_t rank, uint64_t lost) {
     return ranks_[rank].updates_lost = std::max(ranks_[rank].updates_lost, lost);
   }
-  // Returns the most that has been noted of any rank.
-  uint64_t MostUpdatesLost() const {
-    uint64_t most = 0;
-    for (const Rank& rank : ranks_) most = std::max(most, rank.updates_lost);
-    return most;
+  // Notes that a rank is told of `lost` updates, and returns how many of these no rank has been told of before.
+  uint64_t NoteReported(uint64_t lost) {
+    const uint64_t before = std::exchange(reported_lost_, std::max(reported_lost_, lost));
+    return reported_lost_ - before;
   }
 
   // Notes that the rank, according to its RESUME, lacks the answer to `step` and has those to earlier steps. Forgotten
@@ -101,7 +100,7 @@ class RankProgress {
 
   template <typename H>
   friend H AbslHashValue(H h, const RankProgress& progress) {
-    return H::combine(std::move(h), progress.ranks_);
+    return H::combine(std::move(h), progress.ranks_, progress.reported_lost_);
   }
 
  private:
@@ -123,6 +122,7 @@ class RankProgress {
   };
   std::vector<Rank> ranks_;
   int64_t lost_ = 0;
+  uint64_t reported_lost_ = 0;
 };
 
 }  // namespace precondor

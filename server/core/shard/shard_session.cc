@@ -21,6 +21,8 @@ using absl::StatusCode;
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_ptr<SessionContext> context,
                                                                    const SessionInstall& install,
                                                                    const SessionFactors::Sizes& sizes) {
+  // Later installs name this rollback too.
+  context->begun_steps.RollBack(install.rollback_epoch, install.rollback_step);
   std::vector<std::shared_ptr<LayerDriver>> layers(install.spec.layers.size());
   std::vector<std::shared_ptr<LayerDriver>> owned;
   for (uint32_t layer : install.layers) {

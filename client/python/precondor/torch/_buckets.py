@@ -65,7 +65,7 @@ class Rest:
         ranks = self._ranks
 
         def put_back(done: Any) -> torch.Tensor:
-            with contextlib.nullcontext() if ranks is None else ranks.waiting("all_reduce of a bucket"):
+            with contextlib.nullcontext() if ranks is None else ranks.waiting("all_reduce of a bucket", ordered=False):
                 done.value()  # raises the collective's error, which would be lost otherwise
             flat.div_(dist.get_world_size(self._group))
             for part, gradient in zip(parts, rest):

@@ -39,7 +39,8 @@ def pinned(size: int) -> torch.Tensor:
 
 def tell_backends(backends: Sequence[str], weights: Iterable[torch.Tensor]) -> None:
     """Logs where the servers compute. Warns if that is the CPU, and the weights are on a GPU."""
-    _log.info("the servers compute with backend %s", ", ".join(backends))
+    if backends:  # earlier servers do not say
+        _log.info("the servers compute with backend %s", ", ".join(backends))
     if "cpu" in backends and any(ordinal(weight) is not None for weight in weights):
         warnings.warn("Preconditioner: the model is on a GPU, and a server computes on the CPU, which takes many times as long. "
                       "Its log says why: there is no GPU where it runs, or no CUDA backend (pip install 'precondor[cuda]')")

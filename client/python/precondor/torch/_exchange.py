@@ -105,7 +105,8 @@ class Exchange:
         self.updates_lost: Dict[str, int] = {}  # of the last step; see StepResult
         # DELEGATE: for each rank the decision, product and lost updates of its layers, then their values
         self._flat: List[torch.Tensor] = []
-        self._backends: List[str] = []  # of the servers; empty until they have answered
+        self._told_backends = False
+        self._unshared: Dict[str, int] = {}  # DELEGATE: lost updates that the other ranks have not been told of
         self._why_host = ""  # why the last gradient that left its device was copied to the host here
         # With several ranks in DIRECT, each rank's gradient touches other rows.
         self._ranks_differ = group.size > 1 and worker.spec.exchange == "DIRECT"
@@ -189,24 +190,33 @@ class Exchange:
                 answers[place] = Answer(result.decision, result.inner_product)
         except PrecondorError as error:
             failure = error
-        if not self._backends and answers:
-            self._backends = self._worker.device_plane()["backends"]
-            _device.tell_backends(self._backends, (slot.matrix.weight for slot in self._slots))
         self._futures = {}
         self._sent = set()
         self._placed = False
         self._keep_untouched(answers)
-        own = self.updates_lost = self._worker.take_lost_updates()
-        if self._delegates and self.takes_part(step):
-            answers = self._share(answers, failure)
-            lost = {slot.layer.name: answers[slot.place].updates_lost for slot in self._slots if slot.place in answers}
-            self.updates_lost = {**own, **{name: updates for name, updates in lost.items() if updates > 0}}
-            warn_of_lost_updates(self._worker.spec.name, {name: self.updates_lost[name] for name in self.updates_lost if name not in own})
+        lost = self._worker.take_lost_updates(warn=False)
+        if self._delegates:
+            self._unshared = {name: lost.get(name, 0) + self._unshared.get(name, 0) for name in {**lost, **self._unshared}}
+            if self.takes_part(step):
+                answers = self._share(answers, failure)
+                lost.update(self._lost_by_others(answers))
+                self._unshared = {}
         if self._agreement is not None and self.takes_part(step):
             self._agreement.check(step, failure is not None)
         if failure is not None:
             raise failure
+        # A warning that is raised as an error comes after all collectives of the step.
+        self.updates_lost = lost
+        warn_of_lost_updates(self._worker.spec.name, lost)
+        if answers and not self._told_backends:
+            self._told_backends = True
+            _device.tell_backends(self._worker.device_plane()["backends"], (slot.matrix.weight for slot in self._slots))
         return answers
+
+    def _lost_by_others(self, answers: Mapping[int, Answer]) -> Dict[str, int]:
+        own = {slot.place for slot in self._owned(self._group.rank)}
+        return {slot.layer.name: answers[slot.place].updates_lost for slot in self._slots
+                if slot.place in answers and slot.place not in own and answers[slot.place].updates_lost > 0}
 
     @staticmethod
     def _mark_untouched(slot: Slot) -> None:
@@ -343,7 +353,7 @@ class Exchange:
         return answers
 
     def _line(self, slot: Slot, answer: Optional[Answer], failure: Optional[PrecondorError]) -> Tuple[float, float, float]:
-        lost = float(self.updates_lost.get(slot.layer.name, 0))
+        lost = float(self._unshared.get(slot.layer.name, 0))
         if failure is not None:
             return _FAILED, 0.0, lost
         return float(_DECISIONS.index(answer.decision)), answer.inner_product, lost

@@ -45,6 +45,7 @@ class Group:
         there = dist.is_available() and dist.is_initialized()
         self._group = process_group
         self.place = "the constructor"  # what the job does, for messages
+        self._calls = 0  # collectives so far, equal on all ranks
         self.rank = dist.get_rank(process_group) if there else 0
         self.size = dist.get_world_size(process_group) if there else 1
         self.device = device if there and "nccl" in str(dist.get_backend(process_group)) else torch.device("cpu")
@@ -162,26 +163,28 @@ class Group:
             parameter.grad.copy_(value.view_as(parameter))
 
     @contextlib.contextmanager
-    def waiting(self, name: str) -> Iterator[None]:
+    def waiting(self, name: str, ordered: bool = True) -> Iterator[None]:
         """Context of a collective. Replaces torch's error of a time-out or a lost connection by one that names the ranks
-        that have not called the collective."""
+        that have not called the collective. ordered: all ranks call it between equal neighbours."""
+        self._calls += ordered
+        call = self._calls if ordered else 0
         try:
             yield
         except RuntimeError as error:
             timed_out = _TIMED_OUT.search(str(error)) is not None
-            if isinstance(error, PrecondorError) or not (timed_out or _LOST.search(str(error))):
+            if isinstance(error, PrecondorError) or str(error).startswith("CUDA") or not (timed_out or _LOST.search(str(error))):
                 raise
             kind, code = (CollectiveDeadlineError, "DEADLINE_EXCEEDED") if timed_out else (CollectiveAbortedError, "ABORTED")
-            raise kind(f"{self.place}: rank {self.rank} waited in {name} of torch.distributed; {self._missing(name)}", code, "UNSPECIFIED",
+            raise kind(f"{self.place}: rank {self.rank} waited in {name} of torch.distributed; {self._missing(name, call)}", code, "UNSPECIFIED",
                        "Every rank must make equally many steps; a rank that has ended says why itself") from error
 
-    def _missing(self, name: str) -> str:
+    def _missing(self, name: str, call: int) -> str:
         """Returns a text that names the ranks that have not called the collective: theirs has not failed with this rank's."""
         found = []
 
         def find() -> None:
             try:
-                found.append(self._find_missing(f"{self.place}, {name}"))
+                found.append(self._find_missing(f"{self.place}, {name}", call))
             except Exception as error:  # pylint: disable=broad-except  # of the store, or of torch's internals
                 found.append(f"which ranks are missing is unknown: the process group's store failed: {error}".splitlines()[0])
 
@@ -190,15 +193,16 @@ class Group:
         thread.join(2 * _GRACE_S)
         return found[0] if found else "which ranks are missing is unknown: the process group's store does not answer"
 
-    def _find_missing(self, here: str) -> str:
+    def _find_missing(self, place: str, call: int) -> str:
         """Tells the other ranks through the store that this one has waited `here`. A step without an error writes nothing."""
         c10d = dist.distributed_c10d
         store = c10d._pg_map[self._group or c10d._get_default_group()][1]
+        here = f"{place} {call}"
 
         def count(key: Any, increment: int = 0) -> int:  # torch before 2.0 has no Store.check
             return store.add(f"precondor/{key}", increment)
 
-        store.set(f"precondor/{self.rank}", here)
+        store.set(f"precondor/{self.rank}", place)
         count(f"any/{self.rank}", 1)
         store.set(f"precondor/{here}/last", str(self.rank))
         if count(f"{here}/{self.rank}", 1) == 1:

@@ -259,6 +259,16 @@ TEST_F(ShardControlTest, ARollbackIsHeardOfWithTheInstallAfterOneThatWasLost) {
   EXPECT_EQ(gradients(51, 7)->values(), std::vector<float>(6, 5)) << "it rolls back once";
 }
 
+TEST_F(ShardControlTest, ARollbackFromBeforeASessionWasHereIsNoNewsLater) {
+  spec.inv_freq = 1000;
+  MakeShard();
+  Replace(5, {1}, 50, /*rollback_step=*/50);
+  Gradient(60, 0, 1);
+  EXPECT_TRUE(Gradient(60, 1, 1)->accepted());
+  Replace(6, {1}, 60);
+  EXPECT_EQ(shard->Describe()->sessions[0].last_step, 60u);
+}
+
 TEST_F(ShardControlTest, NamesWhoHoldsTheOthersUp) {
   struct Recorder final : public Observer {
     void OnStragglers(absl::string_view job, const std::vector<uint32_t>& ranks) override {
