@@ -7,6 +7,8 @@ Skips with 77, and says so, where torch is not installed.
 
 import gc
 import os
+import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -243,6 +245,22 @@ class LifetimeTest(torch_case.ServerCase):
         del pre, own
         gc.collect()
         self.assertEqual(os.listdir(tempfile.tempdir), [])
+
+    def test_a_program_that_closes_nothing_ends_with_its_threads(self):
+        """Python aborts the process if a thread comes back from C++ after its end."""
+        program = f"""
+import atexit, threading
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))  # called last
+import torch
+from precondor.torch import Preconditioner
+model = torch.nn.Linear(3, 2)
+pre = Preconditioner(model, {self.server.address!r}, session={self.name!r}, method="mkor")
+loss = model(torch.ones(4, 3)).square().mean()
+loss.backward()
+pre.step(loss)
+"""
+        done = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        self.assertEqual((done.returncode, done.stdout), (0, "['MainThread']\n"), done.stderr)
 
 
 class local_folder:

@@ -113,7 +113,8 @@ class LocalServer:
 
     def close(self) -> None:
         """Ends the server; running calls get 1 s. Later calls do nothing."""
-        self._end()
+        if self._end.detach() is not None:  # called at the interpreter's end, it does nothing
+            _end(self._process, self._folder, self._pid)
 
     def __enter__(self) -> "LocalServer":
         return self

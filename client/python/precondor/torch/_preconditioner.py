@@ -458,7 +458,8 @@ class Preconditioner:
                     self._session.close()
         finally:
             self._worker = None
-            self._release()
+            self._release.detach()  # called at the interpreter's end, it does nothing
+            self._held.close()
 
     def __enter__(self) -> "Preconditioner":
         return self
