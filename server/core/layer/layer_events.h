@@ -163,7 +163,7 @@ struct ReportSealed {
   std::string given_up;
 };
 // Report that the shard lacks `lost` updates: the rank was last answered with factors of version `answered_with`, and
-// the shard knows version `known`. `newly` of these have not been reported for another rank.
+// the shard knows version `known`. No rank has been told of `newly` of these before.
 struct ReportUpdatesLost {
   uint32_t rank = 0;
   uint64_t lost = 0;

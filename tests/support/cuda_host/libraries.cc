@@ -270,8 +270,8 @@ cublasStatus_t cublasGemmBatchedEx_64(cublasHandle_t handle, cublasOperation_t o
         for (const void* matrix : {a[at], b[at], static_cast<const void*>(c[at])}) ExpectAligned(matrix);
       }
       Multiply(product, a_type, compute, a[at], b[at], c[at], c_type);
-      // Of the order of what another order of the sums changes, or another rounding. Calls with one number of products
-      // change them alike.
+      // The change is about as large as that of another order of the sums, or of another rounding. Calls with one
+      // number of products change alike.
       const float change = (c_type == CUDA_R_16BF ? 0x1p-8f : 0x1p-20f) * (count % 2 == 0 ? 1.0f : -1.0f);
       if (!apart) ForEachElement(product, c[at], c_type, [change](float x) { return x * (1 + change); });
     }

@@ -105,7 +105,7 @@ struct DeviceTensor {
   void* stream = nullptr;  // cudaStream_t whose work produces or still uses the matrix; null: the default stream
 };
 
-// Where the shards compute, and how gradients in device memory have travelled so far.
+// Says where the shards compute, and how gradients in device memory have travelled so far.
 struct DevicePlaneUse {
   std::set<std::string> backends;  // of the shards that the worker has reached: "cpu", "cuda"
   int64_t in_ring = 0;             // handed over in the device's memory

@@ -93,7 +93,7 @@ TEST(CudaLaunchesTest, DenseStepsTakeAsManyWhateverTheLayersOfAShape) {
   }
 }
 
-// What a step of muon takes, of `layers` layers of `shapes` shapes.
+// Counts what a step of muon takes.
 struct Cost {
   int64_t launches, waits;
 };
