@@ -41,22 +41,23 @@ int Port() {
   return server.first;
 }
 
-// Sends the parts on one connection and returns what the server answers until it closes.
+// Sends the parts on one connection and returns what the server answers until it closes. libFuzzer's timer interrupts
+// system calls.
 std::string Talk(const std::vector<absl::string_view>& parts) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(Port()));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  PRECONDOR_CHECK(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
+  PRECONDOR_CHECK(TEMP_FAILURE_RETRY(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address))) == 0);
   for (const absl::string_view part : parts) {
-    if (send(fd, part.data(), part.size(), MSG_NOSIGNAL) < 0) break;
+    if (TEMP_FAILURE_RETRY(send(fd, part.data(), part.size(), MSG_NOSIGNAL)) < 0) break;
     std::this_thread::yield();
   }
   shutdown(fd, SHUT_WR);
   std::string answer(1 << 16, '\0');
   size_t size = 0;
-  for (ssize_t n = 0; (n = recv(fd, answer.data() + size, answer.size() - size, 0)) > 0;) size += n;
+  for (ssize_t n = 0; (n = TEMP_FAILURE_RETRY(recv(fd, answer.data() + size, answer.size() - size, 0))) > 0;) size += n;
   close(fd);
   answer.resize(size);
   return answer;
