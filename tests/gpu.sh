@@ -8,11 +8,11 @@ usage() {
 Usage: tests/gpu.sh --phase LIST [--out DIR] [--filter REGEX] [--limit SECONDS] [--short] [--imitation]
                     [--programs DIR] [--arch LIST]
        tests/gpu.sh --phase report [--out DIR] [--results DIR]... [--docs FILE]
-       tests/gpu.sh --pack [--imitation] [--arch LIST]
+       tests/gpu.sh --pack [--imitation] [--arch LIST] [--python PYTHON]
        tests/gpu.sh --weigh
-  --phase LIST    of smoke, steps, bench, profile, conformance, sanitize, with commas; all: the first four, which take
-                  450 s at most with the start, so that one command of 480 s runs them. A phase that outruns its limit is
-                  ended, and the next one runs. report: only the report, and the table of a page
+  --phase LIST    of smoke, steps, server, profile, train, conformance, sanitize, with commas; lease: the first four, which
+                  take 450 s at most with the start, so that one command of 480 s runs them. A phase that outruns its limit
+                  is ended, and the next one runs. report: only the report, and the table of a page
   --out DIR       where results.jsonl, log.txt and report.md go, as they come; default $OUT, then build/gpu-results
   --filter REGEX  only checks PHASE/NAME in which it is found, as steps/step/cuda/low or sanitize/memcheck
   --limit SECONDS of each phase, in place of its own
@@ -23,17 +23,21 @@ Usage: tests/gpu.sh --phase LIST [--out DIR] [--filter REGEX] [--limit SECONDS] 
   --docs FILE     report: writes the table between the marks of this page (docs/performance.md)
   --pack          on Debian 12 with what deploy/install.sh installs: builds, writes build/gpu-pack/, and weighs
   --weigh         the weight of what travels, the files that git does not ignore and build/gpu-pack/; fails above 64 MiB
+  --python PYTHON --pack: an interpreter of the machine's version, with its headers, for which the packages of phases
+                  server and train are built; default python3.12 where there is one; without one they stay behind
   --arch LIST     GPU architectures, as CMAKE_CUDA_ARCHITECTURES takes them; default 90-real (H100, H200)
   --help          this text
 
 A machine with a GPU needs the driver, CUDA's libraries (cuBLAS, cuSOLVER), glibc 2.36 and Python 3.11, and the folder
-build/gpu-pack in the tree. Where the pack's programs do not start there, they are built from source: that needs
+build/gpu-pack in the tree; phases server and train, and those steps that ours are compared with, need torch as well. Where
+the pack's programs do not start there, they are built from source: that needs
 the CUDA toolkit 12.8 or later, CMake 3.25, a C++ compiler, and make or ninja. The build takes
 minutes, which no limit counts; a build that is killed continues at the next call; --filter '^$' only builds.
 
 Examples:
   tests/gpu.sh --pack                                      # here; then copy the tree with build/gpu-pack to the machine
-  tests/gpu.sh --phase all --out results                   # there: one command of 480 s
+  tests/gpu.sh --phase lease --out results                 # there: one command of 480 s
+  tests/gpu.sh --phase train --out training                # another of 300 s
   tests/gpu.sh --phase steps --filter /low_ --out again    # one phase, and of it the steps in low rank alone
   tests/gpu.sh --phase conformance,sanitize --out suites   # another command of 480 s
   tests/gpu.sh --phase report --results results --results again --out report --docs docs/performance.md
@@ -51,10 +55,10 @@ fail_usage() {
 
 # An empty environment has no search path.
 export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}"
-phase="" out=${OUT:-} programs="" docs="" filter="" arch=90-real pack=no weigh=no imitation=() short=() limit=() results=()
+phase="" out=${OUT:-} programs="" docs="" filter="" arch=90-real python=python3.12 pack=no weigh=no imitation=() short=() limit=() results=()
 while (( $# )); do
   case "$1" in
-    --phase | --out | --filter | --limit | --programs | --results | --docs | --arch)
+    --phase | --out | --filter | --limit | --programs | --results | --docs | --arch | --python)
       [[ -n "${2:-}" ]] || fail_usage "$1 needs a value"
       case "$1" in
         --phase) phase=$2 ;;
@@ -65,6 +69,7 @@ while (( $# )); do
         --results) results+=(--results "$(realpath -m "$2")") ;;
         --docs) docs=$(realpath -m "$2") ;;
         --arch) arch=$2 ;;
+        --python) python=$2 ;;
       esac
       shift 2 ;;
     --pack) pack=yes; shift ;;
@@ -82,6 +87,7 @@ packs=build/gpu-pack
 if (( ${#imitation[@]} )); then packs=build/gpu-pack-imitation; fi
 archive=$packs/programs.tar.gz
 packages=$packs/packages.tar.gz
+modules=$packs/python.tar.xz
 build=build/gpu
 
 if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
@@ -180,13 +186,43 @@ pack_programs() {
   du -sh "$stage/programs/bin" "$stage/programs/lib"
 }
 
+# The client with the server and its backend, and HeavyBall, unpacked for PYTHONPATH.
+pack_python() {
+  local stage=$1
+  if ! "$python" -c 'import sysconfig, pathlib as p; p.Path(sysconfig.get_path("include"), "Python.h").stat()' 2>/dev/null; then
+    echo "without the Python packages: no $python with its headers; --python names one"
+    rm -f "$modules"
+    return
+  fi
+  run env "CMAKE_ARGS=-DPRECONDOR_ONEDNN=OFF -DCMAKE_CUDA_ARCHITECTURES=$arch" \
+    deploy/build-wheel.sh --python "$python" --build-dir build/wheel-gpu --output "$stage/wheels"
+  run "$python" -m pip download --quiet --no-deps --dest "$stage/wheels" heavyball==3.2.1
+  python3 - "$stage" <<'PYTHON'
+import pathlib, sys, tarfile, zipfile
+stage = pathlib.Path(sys.argv[1])
+for wheel in (stage / "wheels").iterdir():
+    with zipfile.ZipFile(wheel) as files:
+        for one in files.infolist():
+            path = pathlib.Path(files.extract(one, stage / "python"))
+            path.chmod(0o755 if one.external_attr >> 16 & 0o100 else 0o644)
+for tool in ("precondorctl", "precondor-perf"):
+    (stage / "python/precondor/bin" / tool).unlink()
+with tarfile.open(stage / "python.tar.xz", "w:xz") as archive:
+    archive.add(stage / "python", "python")
+PYTHON
+  mv "$stage/python.tar.xz" "$modules"
+}
+
 if [[ "$pack" == yes ]]; then
   build_programs
   mkdir -p "$packs"
   stage=$(mktemp -d)
   trap 'rm -rf "$stage"' EXIT
   pack_programs "$stage"
-  if (( ${#imitation[@]} == 0 )); then pack_packages "$stage"; fi
+  if (( ${#imitation[@]} == 0 )); then
+    pack_packages "$stage"
+    pack_python "$stage"
+  fi
   weigh
   exit
 fi
@@ -213,6 +249,7 @@ if [[ -z "$programs" ]]; then
       rm -rf "$programs"
       mkdir -p "$programs"
       tar -C "$programs" -xzmf "$archive"
+      if [[ -f "$modules" ]]; then python3 -m tarfile -e "$modules" "$programs"; fi
     fi
   else
     programs=$build

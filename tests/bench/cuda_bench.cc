@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures the CUDA backend: operations (cuda_kernels.h) and whole steps (cuda_step.h), as a list of cases that each
-// have a name. It runs on a device, or on tests/support/cuda_host.
+// Measures the CUDA backend: a device's limits (cuda_limits.h) and whole steps (cuda_step.h), as a list of cases that
+// each have a name. It runs on a device, or on tests/support/cuda_host.
 //
 //   cuda_bench --json=FILE | --lines  [--short] [--profile] [--only=NAME,...] [--list]
 //
@@ -29,7 +29,7 @@
 
 #include "kernels/base/malloc_options.h"
 #include "tests/bench/bench_rows.h"
-#include "tests/bench/cuda_kernels.h"
+#include "tests/bench/cuda_limits.h"
 #include "tests/bench/cuda_step.h"
 
 namespace precondor {
@@ -42,32 +42,14 @@ using Rows = std::vector<BenchRow>;
 
 struct BenchCase {
   std::string name;
-  std::function<absl::StatusOr<Rows>(CudaKernels&)> run;
+  std::function<absl::StatusOr<Rows>(CudaLimits&)> run;
 };
 
-absl::StatusOr<Rows> OneRow(absl::StatusOr<BenchRow> row) {
-  if (!row.ok()) return row.status();
-  return Rows{*std::move(row)};
-}
-
 std::vector<BenchCase> Cases(BenchMode mode) {
-  const bool is_short = mode.is_short;
   std::vector<BenchCase> cases;
-  cases.push_back({kLimits, [](CudaKernels& kernels) { return kernels.MeasureLimits(); }});
-  for (const SymmetricStorage storage : {SymmetricStorage::kF32, SymmetricStorage::kF16}) {
-    for (const int64_t n : is_short ? std::vector<int64_t>{150} : std::vector<int64_t>{1024, 2048, 4096, 8192}) {
-      cases.push_back({CudaKernels::NameOfUpdate(n, storage),
-                       [=](CudaKernels& kernels) { return OneRow(kernels.SymmetricUpdate(n, storage)); }});
-    }
-  }
-  for (const ProductPrecision precision : {ProductPrecision::kF32, ProductPrecision::kTf32, ProductPrecision::kBf16}) {
-    for (const int64_t n : is_short ? std::vector<int64_t>{64} : std::vector<int64_t>{1024, 2048, 4096}) {
-      cases.push_back({CudaKernels::NameOfPrecondition(n, precision),
-                       [=](CudaKernels& kernels) { return OneRow(kernels.DensePrecondition(n, precision)); }});
-    }
-  }
+  cases.push_back({kLimits, [](CudaLimits& limits) { return limits.Measure(); }});
   for (const std::string& name : CudaStepNames(mode)) {
-    cases.push_back({name, [=](CudaKernels& kernels) { return MeasureCudaStep(name, mode, kernels.limits()); }});
+    cases.push_back({name, [=](CudaLimits& limits) { return MeasureCudaStep(name, mode, limits.found()); }});
   }
   return cases;
 }
@@ -156,7 +138,7 @@ int Main(int argc, char** argv) {
     }
   }
   const auto chosen = [&](const std::string& name) { return options.only.empty() || options.only.contains(name); };
-  CudaKernels kernels(options.mode);
+  CudaLimits limits(options.mode);
   Output output(options);
   int status = 0;
   for (const BenchCase& each : cases) {
@@ -164,14 +146,14 @@ int Main(int argc, char** argv) {
     // The other cases are compared with limits that this process measures.
     if (is_limits ? options.mode.profile : !reported) continue;
     if (reported) output.Begin(each.name);
-    const absl::StatusOr<Rows> rows = each.run(kernels);
+    const absl::StatusOr<Rows> rows = each.run(limits);
     if (reported) {
       if (rows.ok()) output.Take(*rows);
       output.End(each.name, rows.status());
     }
     if (!rows.ok()) status = kFailed;
-    if (!kernels.fault().ok()) {
-      std::cerr << "cuda_bench: " << kernels.fault() << "\n";
+    if (!limits.fault().ok()) {
+      std::cerr << "cuda_bench: " << limits.fault() << "\n";
       status = kDeviceLost;
       break;
     }

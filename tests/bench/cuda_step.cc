@@ -23,8 +23,9 @@
 namespace precondor {
 namespace {
 
-constexpr double kGamma = 0.95, kDamping = 1.0;
+constexpr double kGamma = 0.95, kDamping = 1.0, kBeta = 0.95;
 constexpr double kFloat = sizeof(float);
+constexpr int64_t kMostSoapSide = 2048;  // as step_peers.py has it
 
 std::vector<LayerSpec> Layers(bool is_short) {
   const int64_t hidden = is_short ? 48 : 1024, inner = is_short ? 80 : 4096;
@@ -39,26 +40,37 @@ std::vector<LayerSpec> Layers(bool is_short) {
   return layers;
 }
 
-// What a step is made with; a rank of 0 stands for dense factors.
+// What a step is made with: mkor, where a rank of 0 stands for dense factors, or a method that learns from gradients.
 struct Kind {
   int64_t rank = 0;
   std::string products;
+  std::string method = "mkor";
+
+  bool has_statistics() const { return method == "mkor"; }
+  // Steps from one that refreshes to the next; 0: all steps are alike.
+  int64_t interval() const { return method == "soap" ? 10 : 0; }
 };
 
 std::vector<Kind> Kinds(bool is_short) {
-  if (is_short) return {{8, "F32"}, {8, "BF16X3"}, {0, "BF16"}};
-  return {{64, "F32"}, {64, "BF16X3"}, {128, "F32"}, {128, "BF16X3"}, {0, "BF16"}};
+  const Kind muon = {.products = "BF16", .method = "muon"}, soap = {.products = "TF32", .method = "soap"};
+  if (is_short) return {{8, "F32"}, {8, "BF16X3"}, {0, "BF16"}, muon, soap};
+  return {{64, "F32"}, {64, "BF16X3"}, {128, "F32"}, {128, "BF16X3"}, {0, "BF16"}, muon, soap};
 }
 
 std::string NameOf(const Kind& kind) {
+  if (!kind.has_statistics()) return absl::StrCat("step/cuda/", kind.method);
   const std::string factors = kind.rank == 0 ? "dense" : absl::StrCat("low_rank_", kind.rank);
   return absl::StrCat("step/cuda/", factors,
                       kind.products == "F32" ? "" : absl::StrCat("_", absl::AsciiStrToLower(kind.products)));
 }
 
 MethodConfig ConfigOf(const Kind& kind) {
+  MethodConfig config{kind.method, {}};
+  if (kind.method == "soap") config.options["max_factor_dim"] = static_cast<double>(kMostSoapSide);
+  if (!kind.has_statistics()) return config;
   const int64_t rank = kind.rank;
-  MethodConfig config{"mkor", {{"gamma", kGamma}, {"damping", kDamping}}};
+  config.options["gamma"] = kGamma;
+  config.options["damping"] = kDamping;
   config.options["scaling"] = std::string("NONE");
   config.options["products"] = kind.products;
   config.options["representation"] = std::string(rank == 0 ? "DENSE" : "LOW_RANK");
@@ -97,7 +109,7 @@ double RelativeError(const std::vector<double>& got, const std::vector<double>& 
 class Model {
  public:
   Model(const Kind& kind, std::vector<LayerSpec> specs, Backend& backend)
-      : rank_(kind.rank),
+      : kind_(kind),
         backend_(backend),
         timer_(DeviceTimer::Make(static_cast<cudaStream_t>(backend.stream())).value()),
         method_(MakeMethod(ConfigOf(kind)).value()),
@@ -118,7 +130,7 @@ class Model {
   };
   // One step of all layers.
   Cost Step() {
-    MakeStatistics();
+    MakeInput();
     const int64_t launches = cuda::launch_count;
     PRECONDOR_CHECK(timer_->Begin().ok());
     RunStep();
@@ -128,16 +140,31 @@ class Model {
   // As Step for a profiler, which sees the step alone. Steps before it, which a profiler makes slow, are few: one
   // fills the windows.
   absl::Status Profile() {
-    MakeStatistics(std::max<int64_t>(rank_, 1));
+    MakeInput(std::max<int64_t>(kind_.rank, 1));
     RunStep();
     for (int step = 0; step < 2; ++step) Step();
-    MakeStatistics();
+    MakeInput();
     return ProfileOnce(static_cast<cudaStream_t>(backend_.stream()), [this] {
       RunStep();
       return absl::OkStatus();
     });
   }
 
+  // How far the first layer's answer to random gradients is from the length that it should have, by its logarithm.
+  double LengthError() const {
+    const Layer& layer = *layers_[0];
+    double square = 0;
+    for (const float element : ToHost(backend_, layer.answer.view())) square += double{element} * element;
+    const auto elements = static_cast<double>(layer.answer.view().size());
+    // muon: .2 sqrt(d) for singular values of 1. soap: the root mean square of Adam's steps by gradients without a
+    // mean.
+    double expected = 0.04;
+    if (kind_.method == "soap") {
+      const auto steps = static_cast<double>(step_ - 1);  // the first gradient makes the bases
+      expected = (1 - kBeta) / (1 + kBeta) * (1 - std::pow(kBeta, 2 * steps)) / std::pow(1 - std::pow(kBeta, steps), 2);
+    }
+    return std::abs(std::log(square / elements / expected)) / 2;
+  }
   // Of the first layer's answer U, times a random w, after all that it has been fed. Low rank: A_out U A_in w beside
   // D w, for the damped averages A. Dense: U w beside J_out D J_in w.
   double Error() const {
@@ -154,7 +181,7 @@ class Model {
     const std::vector<double> w(probe.begin(), probe.end());
     const std::vector<float> gradient = ToHost(backend_, layer.gradient.view());
     const std::vector<float> answer = ToHost(backend_, layer.answer.view());
-    if (rank_ == 0) return RelativeError(Times(answer, w), out.Times(Times(gradient, in.Times(w))));
+    if (kind_.rank == 0) return RelativeError(Times(answer, w), out.Times(Times(gradient, in.Times(w))));
     const std::vector<double> back = Times(answer, DampedTimes(fed_a, kGamma, kDamping, w));
     return RelativeError(DampedTimes(fed_g, kGamma, kDamping, back), Times(gradient, w));
   }
@@ -172,23 +199,27 @@ class Model {
     return x;
   }
 
-  void MakeStatistics(int64_t vectors = 1) {
+  void MakeInput(int64_t vectors = 1) {
     for (const auto& layer : layers_) {
-      layer->a = Normal(vectors, layer->spec.d_in, 100 + 2 * step_);
-      layer->g = Normal(vectors, layer->spec.d_out, 101 + 2 * step_);
+      if (kind_.has_statistics()) {
+        layer->a = Normal(vectors, layer->spec.d_in, 100 + 2 * step_);
+        layer->g = Normal(vectors, layer->spec.d_out, 101 + 2 * step_);
+      } else {
+        layer->gradient = Normal(layer->spec.d_out, layer->spec.d_in, 100 + step_);
+      }
     }
     ++step_;
-    (void)ToHost(backend_, layers_[0]->a.view());  // after all that came before
+    (void)ToHost(backend_, Normal(1, 1, 0).view());  // after all that came before
   }
   void RunStep() {
     tasks_.Run(static_cast<int>(layers_.size()), [this](int layer) { Step(*layers_[static_cast<size_t>(layer)]); });
   }
   void Step(Layer& layer) const {
-    PRECONDOR_CHECK(layer.state->Update({layer.a.view(), layer.g.view()}).ok());
+    if (kind_.has_statistics()) PRECONDOR_CHECK(layer.state->Update({layer.a.view(), layer.g.view()}).ok());
     PRECONDOR_CHECK(layer.state->Precondition(layer.gradient.view(), layer.answer.view()).ok());
   }
 
-  const int64_t rank_;
+  const Kind kind_;
   Backend& backend_;
   const std::unique_ptr<DeviceTimer> timer_;
   const std::unique_ptr<Method> method_;
@@ -205,14 +236,21 @@ double FreeMiB() {
 
 // What a step has to take: its bytes, or its FLOP. 0 where the device's limits are not known.
 double LimitSeconds(const std::vector<LayerSpec>& layers, const Kind& kind, const DeviceLimits& limits) {
-  const double flops_per_second = kind.products == "F32" ? limits.f32_flops : limits.bf16_flops;
+  const double flops_per_second = kind.products == "F32"    ? limits.f32_flops
+                                  : kind.products == "TF32" ? limits.bf16_flops / 2
+                                                            : limits.bf16_flops;
   if (limits.bytes <= 0 || flops_per_second <= 0) return 0;
   double bytes = 0, flops = 0;
   for (const LayerSpec& layer : layers) {
     const double m = static_cast<double>(layer.d_out), n = static_cast<double>(layer.d_in);
     const double r = static_cast<double>(kind.rank);
     bytes += kFloat * 2 * m * n;  // the gradient read, the answer written
-    if (kind.rank == 0) {
+    if (kind.method == "muon") {
+      const double k = std::min(m, n);
+      flops += 5 * (4 * k * k * std::max(m, n) + 2 * k * k * k);
+    } else if (kind.method == "soap") {  // to the basis, back, and the covariance
+      for (const double side : {m, n}) flops += side <= kMostSoapSide ? 6 * m * n * side : 0;
+    } else if (kind.rank == 0) {
       bytes += kFloat * (m * m + n * n) / 2;  // a triangle of each factor read
       flops += 2 * m * n * (m + n);
     } else {
@@ -241,36 +279,51 @@ std::vector<BenchRow> MeasureCudaStep(const std::string& name, BenchMode mode, c
   const std::vector<LayerSpec> layers = Layers(is_short);
   Model model(*kind, layers, *backend);
   for (int step = 0; step < 3; ++step) model.Step();
-  PRECONDOR_CHECK(model.Error() < (kind->products == "F32" ? 1e-3 : 2e-2));  // bf16's four roundings, each 2^-9 at most
+  if (kind->has_statistics()) {
+    PRECONDOR_CHECK(model.Error() < (kind->products == "F32" ? 1e-3 : 2e-2));  // bf16's four roundings, 2^-9 at most
+  } else {
+    PRECONDOR_CHECK(model.LengthError() < 0.3);
+  }
   if (mode.profile) {
     PRECONDOR_CHECK(model.Profile().ok());
     return {};
   }
   // Until windows are full and slide, or terms that waited have moved in.
-  for (int64_t step = 3; step < (is_short ? 4 : std::max<int64_t>(2 * kind->rank, 32)); ++step) model.Step();
+  const int64_t warm_up = kind->has_statistics() ? std::max<int64_t>(2 * kind->rank, 32) : 5;
+  for (int64_t step = 3; step < (is_short ? 4 : warm_up); ++step) model.Step();
   const double free_before = FreeMiB();
-  std::vector<double> seconds, launches;
-  for (int step = 0; step < (is_short ? 2 : 20); ++step) {
-    const auto cost = model.Step();
-    seconds.push_back(cost.seconds);
-    launches.push_back(static_cast<double>(cost.launches));
-  }
-  const Summary time = Scaled(Summarize(seconds), 1e3), launched = Summarize(launches);
-  const double limit = LimitSeconds(layers, *kind, limits) * 1e3;
-  return {{.name = name,
-           .value = time.median,
-           .unit = "ms",
-           .limit = limit,
-           .target = limit > 0 ? 1 / 1.2 : 0,
-           .spread = time},
-          {.name = name + "/launches",
-           .value = launched.median,
-           .unit = "",
-           .target = 10,
-           .at_most = true,
-           .spread = launched},
-          // What steady steps take of the device beyond what its pool has; less than any piece that a pool grows by.
-          {.name = name + "/growth", .value = free_before - FreeMiB(), .unit = "MiB", .target = 1, .at_most = true}};
+  std::vector<Model::Cost> costs;
+  for (int step = 0; step < (is_short ? 2 : 20); ++step) costs.push_back(model.Step());
+  std::sort(costs.begin(), costs.end(), [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+  std::vector<BenchRow> rows;
+  const auto add = [&](const std::string& row, size_t begin, size_t end, double limit) {
+    std::vector<double> seconds, launches;
+    for (size_t i = begin; i < end; ++i) {
+      seconds.push_back(costs[i].seconds);
+      launches.push_back(static_cast<double>(costs[i].launches));
+    }
+    const Summary time = Scaled(Summarize(seconds), 1e3), launched = Summarize(launches);
+    rows.push_back({.name = row,
+                    .value = time.median,
+                    .unit = "ms",
+                    .limit = limit,
+                    .target = limit > 0 ? 1 / 1.2 : 0,
+                    .spread = time});
+    rows.push_back({.name = row + "/launches",
+                    .value = launched.median,
+                    .unit = "",
+                    .target = kind->has_statistics() ? 10.0 : 0.0,
+                    .at_most = true,
+                    .spread = launched});
+  };
+  // Steps that refresh take longest.
+  const size_t refreshes = kind->interval() == 0 ? 0 : costs.size() / static_cast<size_t>(kind->interval());
+  add(name, 0, costs.size() - refreshes, LimitSeconds(layers, *kind, limits) * 1e3);
+  if (refreshes > 0) add(name + "/refresh", costs.size() - refreshes, costs.size(), 0);
+  // What steady steps take of the device beyond what its pool has; less than any piece that a pool grows by.
+  rows.push_back(
+      {.name = name + "/growth", .value = free_before - FreeMiB(), .unit = "MiB", .target = 1, .at_most = true});
+  return rows;
 }
 
 }  // namespace precondor

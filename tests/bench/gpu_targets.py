@@ -26,12 +26,12 @@ DEVICES = {H100: {**_ARITHMETIC, "HBM": 3.35e12}, H200: {**_ARITHMETIC, "HBM": 4
 # Assumptions: none of these figures is published, and a run replaces each by what it measures.
 OVERHEAD = 1.2  # a step of many layers reaches its limit but for a fifth: launches, tails of grids, reductions
 LAUNCH_SECONDS = 2e-6  # from the begin of a kernel to the begin of the next on its stream, however short it is
-COPY_SHARE = 0.8  # an update of tiles reaches this share of the memory's speed
-TORCH_TIMES = 10  # a step in torch takes so many times ours, where limits allow it
+# A step of ours takes at most so many times that in torch (step_peers.py).
+MOST_OF_TORCH = {"muon": 1.2, "soap": 1.5, "mkor": 1.0}
 
 LAYERS = step_rows.BLOCK * step_rows.BLOCKS  # d_out, d_in of BERT-Large's 144 linear layers
 LAUNCHES = 10  # of a step, whatever the layers
-TERMS = 8  # rows that an update of a dense factor takes in at once (cuda_bench's kTerms)
+MOST_SOAP_SIDE = 2048
 F32_BYTES = 4
 GRADIENTS = sum(m * n for m, n in LAYERS)
 FACTORS = sum(m * m + n * n for m, n in LAYERS)
@@ -64,30 +64,6 @@ def _counted(name, claim, unit, target, at_most):
             "target": targets, "at_most": at_most}
 
 
-def tile_bytes(n, element_bytes):
-    """64 x 64 tiles of one triangle, the diagonal's included."""
-    tiles = -(-n // step_rows.TILE)
-    return tiles * (tiles + 1) // 2 * step_rows.TILE**2 * element_bytes
-
-
-def _updates():
-    for element, size in (("f32", 4), ("f16", 2)):
-        for n in (1024, 2048, 4096, 8192):
-            num_bytes = 2 * tile_bytes(n, size) + F32_BYTES * (TERMS + 2) * n
-            flop = {"FP32": (2 * TERMS + 4) * n * n}
-            claim = f"update of a dense {element} factor of {n} rows by {TERMS} terms"
-            yield _timed(f"update/cuda/{element}/d:{n}", claim, "us", flop, num_bytes, 1, 1 / COPY_SHARE)
-
-
-def _products():
-    # Launches: two products, and for bf16 what rounds their operands and what widens the answer.
-    for precision, pipe, launches in (("f32", "FP32", 2), ("tf32", "TF32", 2), ("bf16", "BF16", 4)):
-        for n in (1024, 2048, 4096):
-            name, claim = f"precondition/cuda/dense_{precision}/d:{n}", f"dense precondition in {precision} of {n} rows"
-            num_bytes = 4 * F32_BYTES * n * n  # two factors and d read, u written
-            yield _timed(name, claim, "us", {pipe: 4 * n**3}, num_bytes, launches, OVERHEAD)
-
-
 def _low_rank_step(rank, pipe, terms):
     """Four products of 2 r m n FLOP for each layer; d read once, u written once, and both windows read."""
     flop = {pipe: 8 * rank * GRADIENTS * terms}
@@ -103,36 +79,33 @@ def _steps():
     dense_bytes = F32_BYTES * (2 * GRADIENTS + FACTORS / 2)
     dense_flop = sum(2 * m * n * (m + n) for m, n in LAYERS)
     yield "dense_bf16", "dense factors, BF16", {"BF16": dense_flop}, dense_bytes
+    # Five iterations of three products, and the momentum.
+    flop = sum(5 * (4 * min(m, n) ** 2 * max(m, n) + 2 * min(m, n) ** 3) for m, n in LAYERS)
+    yield "muon", "muon, BF16", {"BF16": flop}, 4 * F32_BYTES * GRADIENTS
+    # To the basis, back, and the covariance, for each side with a factor; two moments.
+    flop = sum(6 * m * n * side for m, n in LAYERS for side in (m, n) if side <= MOST_SOAP_SIDE)
+    yield "soap", "soap, no refresh, TF32", {"TF32": flop}, 6 * F32_BYTES * GRADIENTS
 
 
-def torch_seconds(device):
-    """What step_torch.py's operations need at least, one after the other: none of them overlaps with another."""
-    products = sum(2 * m * n * (m + n) for m, n in LAYERS) / DEVICES[device]["FP32"]
-    # Of each factor: mul_ and addr_ read and write it, mv and the maximum read it. Of each gradient: mm reads it,
-    # writes and reads the product in between, and writes the answer; two norms and mul_ read or write a matrix four
-    # times.
-    num_bytes = F32_BYTES * (6 * FACTORS + 8 * GRADIENTS)
-    return products + num_bytes / DEVICES[device]["HBM"]
+def _peer(kind):
+    return kind if kind in MOST_OF_TORCH else "mkor"
 
 
 def _step_rows():
     kinds = list(_steps())
     for kind, what, flop, num_bytes in kinds:
         claim = f"step of BERT-Large's 144 layers, {what}"
-        yield _timed(f"step/cuda/{kind}", claim, "ms", flop, num_bytes, LAUNCHES, OVERHEAD)
-    for kind, what, flop, num_bytes in kinds:
-        target = {device: min(TORCH_TIMES, torch_seconds(device) / (OVERHEAD * seconds(device, flop, num_bytes)[0]))
-                  for device in DEVICES}
-        yield _counted(f"step/cuda/torch_to_{kind}", f"time of the step in torch's operations over ours, {what}", "x",
-                       target, at_most=False)
+        launches = LAUNCHES if _peer(kind) == "mkor" else 0
+        yield _timed(f"step/cuda/{kind}", claim, "ms", flop, num_bytes, launches, OVERHEAD)
     for kind, what, _, _ in kinds:
-        yield _counted(f"step/cuda/{kind}/launches", f"launches of a steady step, {what}", "", LAUNCHES, at_most=True)
+        yield _counted(f"step/cuda/{kind}/to_torch", f"time of the step over that in torch, {what}", "x", MOST_OF_TORCH[_peer(kind)],
+                       at_most=True)
     for kind, what, _, _ in kinds:
-        claim = f"device memory that steady steps take beyond the pool, {what}"
-        yield _counted(f"step/cuda/{kind}/growth", claim, "MiB", 1, at_most=True)
+        if _peer(kind) == "mkor":
+            yield _counted(f"step/cuda/{kind}/launches", f"launches of a steady step, {what}", "", LAUNCHES, at_most=True)
 
 
-ROWS = [*_updates(), *_products(), *_step_rows()]
+ROWS = list(_step_rows())
 
 
 def number(value):
@@ -196,7 +169,7 @@ def self_test():
         ("r = 64 in F32: 155 GFLOP at 67 TFLOP/s", abs(by_name["step/cuda/low_rank_64"]["limit"][H100] - 2.308) < 1e-3),
         ("r = 64 in BF16X3: memory", by_name["step/cuda/low_rank_64_bf16x3"]["pipe"][H100] == "HBM"),
         ("dense in BF16: 2.47 TFLOP at 989 TFLOP/s", abs(by_name["step/cuda/dense_bf16"]["limit"][H200] - 2.50) < .01),
-        ("f32 tiles of 1024 rows", tile_bytes(1024, 4) == 136 * 4096 * 4),
+        ("muon: 7.7 TFLOP", abs(by_name["step/cuda/muon"]["flop"]["BF16"] - 7.73e12) < 1e10),
     ]
     failed = [name for name, passed in cases if not passed]
     for name in failed:

@@ -7,14 +7,12 @@ REFERENCE), then a look at max |J|; the gradient becomes J_out D J_in, rescaled 
 torch can. tests/bench/step_rows.py runs it by lines on the standard input:
 
     make BLOCKS   factors and gradients of that many of BERT-Large's 24 blocks; answered by the factors' bytes
-    step THREADS  answered by the seconds of one step: of processor time for one thread of the CPU, else by the clock
+    step THREADS  answered by the seconds of one step: of processor time for one thread, else by the clock
 
 The first line of output is "ready" with torch's version, after the recursion was compared with one in doubles, or "no"
-and why there is none. With --steps N it reads nothing, takes a step that warms up and N more, and writes "step SECONDS"
-for each of the N. On a device, seconds are between two CUDA events.
+and why there is none.
 """
 
-import argparse
 import ctypes
 import ctypes.util
 import sys
@@ -39,22 +37,22 @@ def precondition(out_inverse, gradient, in_inverse):
     return answer.mul_(float(gradient.norm()) / float(answer.norm()))
 
 
-def check(device):
+def check():
     """The same in doubles, from the definition, by numpy."""
     side_out, side_in = 48, 80
     random = numpy.random.default_rng(1)
     expected = [numpy.eye(side_out), numpy.eye(side_in)]
-    factors = [torch.eye(side_out, device=device), torch.eye(side_in, device=device)]
+    factors = [torch.eye(side_out), torch.eye(side_in)]
     for _ in range(20):
         for side, inverse in enumerate(factors):
             vector = random.standard_normal(len(inverse))
-            update(inverse, torch.tensor(vector, dtype=torch.float32, device=device))
+            update(inverse, torch.tensor(vector, dtype=torch.float32))
             blended = GAMMA * expected[side] + (1 - GAMMA) * numpy.eye(len(inverse))
             product = blended @ vector
             expected[side] = blended - numpy.outer(product, product) / (1 + vector @ product)
     gradient = random.standard_normal((side_out, side_in))
-    tensor = torch.tensor(gradient, dtype=torch.float32, device=device)
-    got = precondition(factors[0], tensor, factors[1]).double().cpu().numpy()
+    tensor = torch.tensor(gradient, dtype=torch.float32)
+    got = precondition(factors[0], tensor, factors[1]).double().numpy()
     want = expected[0] @ gradient @ expected[1]
     want *= numpy.linalg.norm(gradient) / numpy.linalg.norm(want)
     error = numpy.linalg.norm(got - want) / numpy.linalg.norm(want)
@@ -71,14 +69,12 @@ def set_threads(count):
 
 
 class Model:
-    def __init__(self, blocks, device):
+    def __init__(self, blocks):
         torch.manual_seed(1)
-        self.device = device
-        self.vectors = torch.randn(VECTORS, 4096, device=device)
+        self.vectors = torch.randn(VECTORS, 4096)
         self.layers = []
         for d_out, d_in in BLOCK * blocks:
-            gradient = torch.randn(d_out, d_in, device=device)
-            self.layers.append((torch.eye(d_out, device=device), gradient, torch.eye(d_in, device=device)))
+            self.layers.append((torch.eye(d_out), torch.randn(d_out, d_in), torch.eye(d_in)))
         self.steps = 0
 
     def factor_bytes(self):
@@ -86,14 +82,6 @@ class Model:
 
     def step(self, threads):
         set_threads(threads)
-        if self.device == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            begin.record()
-            self.all_layers()
-            end.record()
-            end.synchronize()
-            return begin.elapsed_time(end) * 1e-3
         clock = time.thread_time if threads == 1 else time.monotonic
         start = clock()
         self.all_layers()
@@ -108,40 +96,25 @@ class Model:
         self.steps += 1
 
 
-def main(device, blocks, steps):
+def main():
     model = None
     print("ready", torch.__version__, flush=True)
-    if steps:
-        model = Model(blocks, device)
-        model.step(1)
-        for _ in range(steps):
-            print("step", model.step(1), flush=True)
-        return
     for line in sys.stdin:
         command, argument = line.split()
         if command == "make":
-            model = Model(int(argument), device)
+            model = Model(int(argument))
             print(model.factor_bytes(), flush=True)
         else:
             print(model.step(int(argument)), flush=True)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--blocks", type=int, default=1, help="of BERT-Large's 24, with --steps")
-    parser.add_argument("--steps", type=int, default=0)
-    options = parser.parse_args()
-    where = options.device
     try:
         import numpy
         import torch
     except ImportError as error:
         print(f"no {error}", flush=True)
         sys.exit(0)
-    if where == "cuda" and not torch.cuda.is_available():
-        print(f"no device that torch {torch.__version__} can use", flush=True)
-        sys.exit(0)
     torch.set_grad_enabled(False)
-    check(where)
-    main(where, options.blocks, options.steps)
+    check()
+    main()

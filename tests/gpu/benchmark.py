@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phases steps and bench: cuda_bench, case by case, and a step in torch's operations.
+"""Rows: those of cuda_bench, case by case, and those of Python programs.
 
 All cases run in one process, which reports as it goes. Where a case ends the process (a wrong answer in a step, a fault
 of the device) or does not end in its time, that case has failed and a new process goes on with the next.
@@ -7,18 +7,16 @@ of the device) or does not end in its time, that case has failed and a new proce
 
 import json
 import pathlib
-import statistics
 import sys
 import time
 
-import rows  # of tests/bench
-from gpu import judge, phases, process, results
+import gpu_targets  # of tests/bench
+import rows
+from gpu import judge, machine, phases, process, results
 from gpu.results import FAILED, NOT_RUN, PASSED, SKIPPED
 
-TORCH_SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "bench" / "step_torch.py"
-TORCH_BLOCKS, TORCH_STEPS = 24, 9
-TORCH_TARGET = 10  # times a step of ours
-STEP = "step/cuda/"
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+STEP, PEER = "step/cuda/", "step/torch/"
 
 
 def _command(runner, *words):
@@ -118,34 +116,43 @@ def _blame(runner, program, current, left, has_ended_one, began):
     return [other for other in left if other != name]
 
 
-def run_torch(runner):
-    """A step in torch's operations on the device, and its time over that of each of our steps."""
-    if runner.imitation:
-        return {"status": SKIPPED, "reason": phases.IMITATED}
-    blocks, steps = (1, 1) if runner.short else (TORCH_BLOCKS, TORCH_STEPS)
-    seconds = min(phases.TORCH_SECONDS, runner.left())
-    command = [sys.executable, "-B", str(TORCH_SCRIPT), "--device", "cuda", "--blocks", str(blocks), "--steps", str(steps)]
-    status, text = process.run(command, seconds, f"{runner.phase}/{phases.TORCH}", runner.results, None)
+def run_script(runner, script):
+    """Runs a Python program on the device, or with --imitation in short on the CPU, and records its rows."""
+    words = ["--device", "cpu" if runner.imitation else "cuda", *(["--short"] if runner.short else [])]
+    seconds = min(script.seconds, runner.left())
+    packages = runner.programs.folder / "python"  # of a pack
+    environment = {**machine.environment(), "PYTHONUNBUFFERED": "1"}
+    if packages.is_dir():
+        environment["PYTHONPATH"] = str(packages)
+    status, text = process.run([sys.executable, "-B", str(TESTS / script.path), *script.words, *words], seconds,
+                               f"{runner.phase}/{script.name}", runner.results, environment)
     lines = text.splitlines()
-    without = [line for line in lines if line.startswith("no ")]
-    if status == 0 and without:
-        return {"status": SKIPPED, "reason": without[0]}
-    times = sorted(float(line.removeprefix("step ")) * 1e3 for line in lines if line.startswith("step "))
-    if status != 0 or not times:
+    found = [message for message in map(_message, lines) if message and "name" in message]
+    for row in found:
+        runner.row(script.name, row)
+    if status != 0:
         reason = f"not done after {seconds:.4g} s" if status is None else judge.exit_reason(status)
-        return {"status": FAILED, "reason": ": ".join([reason, *lines[-1:]])}
-    runner.row(phases.TORCH, rows.row(phases.TORCH, statistics.median(times), "ms", quartiles=rows.spread(times)))
-    if not runner.short:  # whose layers are shorter than torch's
-        for name, ours in _our_steps(runner).items():
-            ratio = statistics.median(times) / ours
-            runner.row(phases.TORCH, {**rows.row(f"{STEP}torch_to_{name}", ratio, "x"), "target": TORCH_TARGET,
-                                      "pass": ratio >= TORCH_TARGET})
-    version = next((line.removeprefix("ready ") for line in lines if line.startswith("ready ")), None)
-    return {"status": PASSED, "version": version, "rows": 1}
+        return {"status": FAILED, "reason": ": ".join([reason, *lines[-1:]]), "rows": len(found)}
+    missing = next((line for line in lines if line.startswith("no ")), None)
+    if not found:
+        return {"status": SKIPPED, "reason": missing} if missing else {"status": FAILED, "reason": "it wrote no row"}
+    if not runner.short:  # whose layers are not those of the peer
+        for row in found:
+            _compare(runner, script, row)
+    return {"status": PASSED, "rows": len(found)}
+
+
+def _compare(runner, script, peer):
+    """Rows for our steps over that of a peer."""
+    kind = peer["name"].removeprefix(PEER)
+    beginnings = [beginning for beginning, name in phases.PEERS.items() if name == kind]
+    for name, ours in _our_steps(runner).items():
+        if any(name.startswith(beginning) for beginning in beginnings) and "/" not in name:
+            ratio, most = ours / peer["value"], gpu_targets.MOST_OF_TORCH[kind]
+            runner.row(script.name, {**rows.row(f"{STEP}{name}/to_torch", ratio, "x"), "target": most, "pass": ratio <= most})
 
 
 def _our_steps(runner):
     """{name: ms} of the steps measured so far."""
     measured = [r for r in results.read([runner.results.folder]) if r["record"] == "row"]
-    return {r["name"].removeprefix(STEP): r["value"] for r in measured
-            if r["name"].startswith(STEP) and r["unit"] == "ms" and r["name"] != phases.TORCH}
+    return {r["name"].removeprefix(STEP): r["value"] for r in measured if r["name"].startswith(STEP) and r["unit"] == "ms"}

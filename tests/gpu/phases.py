@@ -22,12 +22,22 @@ class Check:
 
 
 @dataclasses.dataclass(frozen=True)
+class Script:
+    """A Python program of the tree that writes rows."""
+    name: str
+    path: str  # in tests/
+    seconds: float
+    words: tuple = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Phase:
     name: str
     seconds: float
     checks: tuple = ()
     jobs: int = 1  # checks at a time
-    cases: str = ""  # an expression: the cases of cuda_bench that are its checks
+    cases: bool = False  # whether the cases of cuda_bench are checks, before the scripts
+    scripts: tuple = ()
 
 
 def _suite(program, seconds, **more):
@@ -50,10 +60,14 @@ SMOKE = Phase("smoke", 60, (
     _suite("scaled_precondition_conformance_test", 60),
     _suite("grouped_conformance_test", 60, tests="Kinds/*:MethodsInCompany.*"),
 ), jobs=5)
-# Where the program cannot list its cases, its name is the one case of both. The step in torch belongs to STEPS.
-STEPS = Phase("steps", 150, cases="^(?!update/|precondition/)")
-BENCH = Phase("bench", 90, cases="^(?!step/)")
-PROFILE = Phase("profile", 120)
+# What a step of ours is compared with, by the words that the names of our steps begin with.
+PEERS = {"muon": "muon", "soap": "soap", "low_rank": "mkor", "dense": "mkor"}
+STEPS = Phase("steps", 150, cases=True, scripts=tuple(
+    Script(f"step/torch/{kind}", "bench/step_peers.py", 60, (kind,)) for kind in dict.fromkeys(PEERS.values())))
+SERVER = Phase("server", 150, scripts=(Script("muon", "gpu/server_step.py", 120, ("muon",)),
+                                       Script("statistics", "gpu/server_step.py", 60, ("statistics",))))
+PROFILE = Phase("profile", 60)
+TRAIN = Phase("train", 240, scripts=(Script("gpt2", "gpu/train.py", 235),))
 CONFORMANCE = Phase("conformance", 200, (
     _suite("device_memory_test", 120),
     _suite("backend_conformance_test", 200, host_tests=_OPERATIONS),
@@ -76,8 +90,8 @@ SANITIZE = Phase("sanitize", 200, (
 ), jobs=4)
 
 # In the order in which a call runs them: what is worth most comes first.
-PHASES = {phase.name: phase for phase in (SMOKE, STEPS, BENCH, PROFILE, CONFORMANCE, SANITIZE)}
-ALL = ("smoke", "steps", "bench", "profile")  # of one call; the suites and the sanitizers need another
+PHASES = {phase.name: phase for phase in (SMOKE, STEPS, SERVER, PROFILE, TRAIN, CONFORMANCE, SANITIZE)}
+LEASE = ("smoke", "steps", "server", "profile")  # one call; training, the suites and the sanitizers need another
 CALL_SECONDS = 450
 START_SECONDS = 30  # until the first phase: the archive is unpacked, and each program starts once
 # Shares of a phase's limit: from the first on no check begins or goes on; at the second its process is told to end, and at
@@ -86,12 +100,12 @@ OWN_SHARE, TERM_SHARE = 0.95, 0.97
 
 
 def choose(text, limit=None):
-    """The phases of a list such as "smoke,steps", or of "all", with the seconds of each: `limit`, or its own. Raises ValueError,
+    """The phases of a list such as "smoke,steps", or of "lease", with the seconds of each: `limit`, or its own. Raises ValueError,
     which says what was expected, for a name that there is not, and for more than a call can take."""
-    names = [name for word in text.split(",") for name in (ALL if word == "all" else (word,))]
+    names = [name for word in text.split(",") for name in (LEASE if word == "lease" else (word,))]
     unknown = [name for name in names if name not in PHASES]
     if unknown:
-        raise ValueError(f"expected {', '.join(PHASES)}, all or report, got {unknown[0]!r}")
+        raise ValueError(f"expected {', '.join(PHASES)}, lease or report, got {unknown[0]!r}")
     found = [(PHASES[name], PHASES[name].seconds if limit is None else limit) for name in dict.fromkeys(names)]
     total = START_SECONDS + sum(seconds for _, seconds in found)
     if limit is None and total > CALL_SECONDS:
@@ -101,13 +115,11 @@ def choose(text, limit=None):
 
 
 # Seconds that a case of cuda_bench can take, by the beginning of its name; the longest beginning counts.
-BENCH_SECONDS = {"": 40, "step/": 90}
+BENCH_SECONDS = {"": 40, "step/": 60}
 BENCH_START_SECONDS = 30  # before the first case begins: the libraries' start, and the limits
-TORCH, TORCH_SECONDS = "step/cuda/torch", 120
 # What a profiler runs, one process each; together they have the kernels that a step's time goes to.
-PROFILED = ("step/cuda/low_rank_64", "step/cuda/low_rank_64_bf16x3", "step/cuda/low_rank_128_bf16x3", "step/cuda/dense_bf16",
-            "update/cuda/f16/d:4096")
-PROFILE_SECONDS = 100
+PROFILED = ("step/cuda/muon", "step/cuda/soap", "step/cuda/low_rank_128")
+PROFILE_SECONDS = 30
 HEAVIEST = 5  # kernels that the report shows
 
 

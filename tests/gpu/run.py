@@ -60,8 +60,8 @@ class Runner:
         self.write_report()
         print(f"== {phase.name}: {len(checks)} checks, at most {seconds:g} s", flush=True)
         if phase.cases:
-            benchmark.run(self, [name for name in checks if name != phases.TORCH])
-            checks = {name: work for name, work in checks.items() if name == phases.TORCH}
+            benchmark.run(self, [name for name, work in checks.items() if work is None])
+            checks = {name: work for name, work in checks.items() if work is not None}
         with concurrent.futures.ThreadPoolExecutor(phase.jobs) as pool:
             for done in [pool.submit(self._one, name, work) for name, work in checks.items()]:
                 done.result()
@@ -69,10 +69,10 @@ class Runner:
         self.write_report()
 
     def _checks(self, phase):
-        """{name: what runs it} in the phase's order."""
-        if phase.cases:
-            work = {case: None for case in benchmark.cases(self) if re.search(phase.cases, case)}
-            return {**work, phases.TORCH: benchmark.run_torch} if phase.name == "steps" else work
+        """{name: what runs it; None for a case of cuda_bench} in the phase's order."""
+        scripts = {script.name: lambda runner, script=script: benchmark.run_script(runner, script) for script in phase.scripts}
+        if phase.cases or phase.scripts:
+            return {**(dict.fromkeys(benchmark.cases(self)) if phase.cases else {}), **scripts}
         if phase.name == "profile":
             return {case: lambda _, case=case: self._profile(case) for case in phases.PROFILED}
         return {check.name: lambda _, check=check: self._suite(check) for check in phase.checks}

@@ -107,8 +107,8 @@ class PhasesTest(unittest.TestCase):
         (self.folder / "bin").mkdir()
         suites = tuple(phases.Check(name, f"{name}_test", 20) for name in ("check", "other"))
         sanitized = phases.Check("memcheck/check", "check_test", 20, tests="A.*", host_tests=None, tool="memcheck")
-        table = {"smoke": phases.Phase("smoke", 20, suites), "steps": phases.Phase("steps", 20, cases="step"),
-                 "bench": phases.Phase("bench", 20, cases="."),
+        table = {"smoke": phases.Phase("smoke", 20, suites), "steps": phases.Phase("steps", 20, cases=True, scripts=(phases.Script("step/torch/mkor", "bench/a.py", 20, ("mkor",)),)),
+                 "bench": phases.Phase("bench", 20, cases=True),
                  "profile": phases.Phase("profile", 20), "sanitize": phases.Phase("sanitize", 20, (sanitized,))}
         for patch in (mock.patch.dict(phases.PHASES, table, clear=True), mock.patch.object(phases, "PROFILED", ("step/a",)),
                       mock.patch.object(phases, "BENCH_SECONDS", {"": 20}),
@@ -231,23 +231,35 @@ class PhasesTest(unittest.TestCase):
         self.program("cuda_bench", "exit 1")
         self.assertIn("bench/cuda_bench", self.main("--filter", "bench/cuda_b", phase="bench")[2].failed)
 
-    def test_a_step_in_torch_is_held_against_each_of_ours(self):
-        self.bench(("step/cuda/low", f"echo '{json.dumps(row('step/cuda/low', 2.0))}'"), ("update/a", "exit 1"))
-        torch = self.program("torch", "echo 'ready 2.9'; for i in 1 2 3; do echo step 0.0$i; done")
-        with mock.patch.object(sys, "executable", str(torch)):
+    def python(self, script):
+        """A program in the place of Python."""
+        return mock.patch.object(sys, "executable", str(self.program("python", script)))
+
+    def test_our_steps_are_held_against_their_peer(self):
+        steps = [f"step/cuda/{name}" for name in ("low_rank_64", "dense_bf16", "muon")]
+        self.bench(*((name, f"echo '{json.dumps(row(name, place + 1.0))}'") for place, name in enumerate(steps)))
+        (self.folder / "python").mkdir()  # a pack's packages
+        with self.python(f"echo $* $PYTHONPATH >{self.folder}/words; echo '{json.dumps(row('step/torch/mkor', 1.6))}'"):
             status, _, summary = self.main(phase="steps")
         self.assertEqual(status, 0)
-        self.assertAlmostEqual(summary.rows["step/cuda/torch"]["value"], 20)
-        self.assertEqual(summary.rows["step/cuda/torch"]["spread"], {"q1": 15, "q3": 25, "n": 3})
-        self.assertAlmostEqual(summary.rows["step/cuda/torch_to_low"]["value"], 10)
-        self.assertTrue(summary.rows["step/cuda/torch_to_low"]["pass"])
+        self.assertEqual((self.folder / "words").read_text(encoding="utf-8").split(),
+                         ["-B", str(TESTS / "bench/a.py"), "mkor", "--device", "cuda", str(self.folder / "python")])
+        ratios = {name: (r["value"], r["pass"]) for name, r in summary.rows.items() if name.endswith("/to_torch")}
+        self.assertEqual(ratios, {"step/cuda/low_rank_64/to_torch": (1 / 1.6, True), "step/cuda/dense_bf16/to_torch": (2 / 1.6, False)})
 
-    def test_torch_can_be_missing_or_fail(self):
-        for script, status in (("echo 'no device'", "skipped"), ("echo 'ready 2.9'; exit 9", "failed")):
-            torch = self.program("torch", script)
-            with mock.patch.object(sys, "executable", str(torch)):
-                _, _, summary = self.main("--filter", "torch", phase="steps")
-            self.assertEqual(summary.phases["steps"].results[phases.TORCH]["status"], status)
+    def test_a_script_can_miss_something_or_fail(self):
+        ours = json.dumps(row("step/torch/mkor"))
+        for script, status, reason in (("echo 'no device'", "skipped", "no device"), (f"echo '{ours}'; echo Why; exit 9", "failed", "exit status 9: Why"),
+                                       ("true", "failed", "it wrote no row"), ("exec tail -f /dev/null", "failed", "not done after 1 s")):
+            with self.python(script), mock.patch.dict(phases.PHASES, {"steps": phases.Phase(
+                    "steps", 20, scripts=(phases.Script("step/torch/mkor", "bench/a.py", 1),))}):
+                result = self.main(phase="steps")[2].phases["steps"].results["step/torch/mkor"]
+            self.assertEqual((result["status"], result["reason"]), (status, reason))
+
+    def test_over_the_imitation_a_script_runs_in_short_on_the_cpu(self):
+        with self.python(f"echo $* >{self.folder}/words; echo '{json.dumps(row('step/torch/mkor'))}'"):
+            self.assertEqual(self.main("--imitation", "--filter", "torch", phase="steps")[2].passed, ["steps/step/torch/mkor"])
+        self.assertEqual((self.folder / "words").read_text(encoding="utf-8").split()[-4:], ["mkor", "--device", "cpu", "--short"])
 
     def test_tools_that_are_not_found_are_skipped(self):
         for phase, check in (("profile", "step/a"), ("sanitize", "memcheck/check")):
@@ -274,10 +286,10 @@ class PhasesTest(unittest.TestCase):
         self.program("compute-sanitizer", "exit 1")
         self.program("ncu", "exit 1")
         self.bench(("a", f"echo '{json.dumps(row('a'))}'"))
-        for phase in phases.PHASES:
+        for phase in ("smoke", "bench", "profile", "sanitize"):
             status, _, summary = self.main("--imitation", phase=phase)
             self.assertEqual(status, 0)
-        for phase, check in (("profile", "step/a"), ("sanitize", "memcheck/check"), ("steps", phases.TORCH)):
+        for phase, check in (("profile", "step/a"), ("sanitize", "memcheck/check")):
             self.assertEqual(summary.phases[phase].results[check]["reason"], phases.IMITATED)
         self.assertEqual(summary.passed, ["smoke/check", "smoke/other", "bench/a"])
 
@@ -444,16 +456,16 @@ class CallTest(unittest.TestCase):
         self.assertTrue(len(sizes) <= 8 and max(sizes.values()) < 1 << 20, sizes)
 
     def test_a_list_of_phases_fits_into_a_command(self):
-        seconds = phases.START_SECONDS + sum(seconds for _, seconds in phases.choose("all"))
+        seconds = phases.START_SECONDS + sum(seconds for _, seconds in phases.choose("lease"))
         self.assertEqual(seconds, phases.CALL_SECONDS)
         self.assertEqual([phase.name for phase, _ in phases.choose("conformance,sanitize")], ["conformance", "sanitize"])
-        for words, message in ((["all,sanitize"], "at most 450 s together, with 30 s before the first, got 650 s"),
-                               (["smoke,tests"], "expected smoke, .*, all or report, got 'tests'")):
+        for words, message in ((["lease,sanitize"], "at most 450 s together, with 30 s before the first, got 650 s"),
+                               (["smoke,tests"], "expected smoke, .*, lease or report, got 'tests'")):
             status, said = self.gpu_sh("--phase", *words)
             self.assertEqual(status, 2)
             self.assertRegex(said, message)
         self.assertFalse((self.folder / "build").exists())
-        self.assertEqual(len(phases.choose("all,sanitize", limit=9)), 5)
+        self.assertEqual(len(phases.choose("lease,sanitize", limit=9)), 5)
 
     def test_weighs_what_travels(self):
         subprocess.run(["git", "init", "--quiet", str(self.folder)], check=True)
