@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents name is there: flags in the programs' --help, metrics in the catalog, files behind links.
+"""What the documents name is there: flags in the programs' --help, metrics in the catalog, log lines in the server's sources,
+files behind links.
 
 Flags: on a line that names one of our programs, each --flag must be in that program's help; on other lines in the help
-of any of them. Every flag of precondor-server must be in docs/operations.md. The help texts come from
+of any of them. Every flag of precondor-server must be in docs/operations.md, with its default. The help texts come from
 --program NAME=PATH (scripts are found by themselves); without programs that part says that it was left out.
 """
 
@@ -32,6 +33,7 @@ SAMPLES = re.compile(r"_(bucket|sum|count)$")  # of a histogram
 OTHERS |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--previous"}  # helm's and kubectl's
 OPENING = re.compile(r"# [^\n]+\n\nAfter this page you can ")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LOG_LINE = re.compile(r"\b(?:log|log line|log says|lines?|a warning,) `[a-z][^`]*`(?: or `[^`]*`)*")
 CATALOG = "server/metrics/catalog.h"
 OPERATIONS = "docs/operations.md"
 MONITORING = "docs/monitoring.md"
@@ -83,7 +85,30 @@ def _metrics(tree, metrics):
             yield f"{MONITORING}: expected the row: {row}"
 
 
-def check(tree, helps):
+def _log_lines(tree):
+    """A log line that a page for operators quotes is one that the server writes."""
+    sources = [tree.read(p) for p in tree.paths(".cc", ".h") if p.startswith("server/")]
+    for path in (OPERATIONS, "docs/runbooks.md", "docs/kubernetes.md"):
+        text = tree.read(path) if tree.has(path) else ""
+        for match in LOG_LINE.finditer(text):
+            for line in re.findall("`([^`]*)`", match.group(0)):
+                line = " ".join(line.split())  # a page may wrap it
+                if not METRIC.match(line) and not any(f'"{line}' in source for source in sources):
+                    yield f"{path}:{line_of(text, match.start())}: no source of server/ has the log line `{line}`"
+
+
+def _defaults(operations, defaults):
+    """The second cell of a flag's row begins with the default of the program's help; numbers of bytes with a unit."""
+    for number, line in enumerate(operations.split("\n"), 1):
+        row = re.match(r"\| (`--[^|]*) \| ([^|]*) \|", line)
+        for flag in FLAG.findall(row.group(1)) if row else []:
+            told = re.match(r"`([^`]*)`|(\d+) ([KMG]iB)|none|$", row.group(2))
+            text = told and (told.group(1) or (told.group(2) and str(int(told.group(2)) << 10 * " KMG".index(told.group(3)[0]))) or "")
+            if flag in defaults and text != defaults[flag]:
+                yield f"{OPERATIONS}:{number}: the default of {flag} is [{defaults[flag]}], got {row.group(2)}"
+
+
+def check(tree, helps, defaults=None):
     findings = []
     documents = [p for p in tree.paths(".md") if p.startswith("docs/") or "/" not in p]
     metrics = set(re.findall(r'"(precondor_[a-z0-9_]+)"', tree.read(CATALOG))) if tree.has(CATALOG) else set()
@@ -92,15 +117,17 @@ def check(tree, helps):
         findings += [*_opening(path, text), *_links(tree, path, text)]
         if helps and path != "docs/gotchas.md":
             findings += _flags(path, text, helps)
-    findings += _metrics(tree, metrics)
+    findings += [*_metrics(tree, metrics), *_log_lines(tree)]
     if tree.has(OPERATIONS):
         operations = tree.read(OPERATIONS)
+        findings += _defaults(operations, defaults or {})
         findings += [f"{OPERATIONS}: flag {flag} of precondor-server is not described"
                      for flag in sorted(helps.get("precondor-server", set()) - {"--help"}) if flag not in operations]
     return findings
 
 
-_HELPS = {"precondor-server": {"--role", "--help"}, "precondorctl": {"--json"}}
+_HELPS = {"precondor-server": {"--role", "--help"}, "precondorctl": {"--json"}, "precondor-perf": {"--limit", "--file", "--print"}}
+_DEFAULTS = {"--role": "all", "--limit": "8589934592", "--file": ""}
 _TOP = "# A\n\nAfter this page you can do a.\n"
 CASES = [
     Case("clean", {"README.md": "[a](docs/operations.md) `precondorctl --json`, [d](docs)\n",
@@ -112,6 +139,11 @@ CASES = [
     Case("opening", {"docs/a/b.md": "# B\n\nHistory.\n\nAfter this page you can do b.\n"}, ["docs/a/b.md:3: the first paragraph"]),
     Case("unknown flag", {"README.md": "--nonsense\n"}, ["--nonsense is not in any"]),
     Case("flag of another program", {"README.md": "precondor-server --json\n"}, ["--json is not in the help of precondor-s"]),
+    Case("a log line", {OPERATIONS: _TOP + "--role: log `job\nends` or `job waits`, the log line `session lost`\n", "server/a.cc": 'Log("job ends"'},
+         ["operations.md:4: .* `job waits`", "operations.md:5: .* `session lost`"]),
+    Case("defaults", {OPERATIONS: _TOP + "| `--role` | `all` | |\n| `--limit` | 8 GiB, or less | |\n| `--file` | none | |\n| `--print` | | |\n"}, []),
+    Case("other defaults", {OPERATIONS: _TOP + "| `--role` | `shard` | |\n| `--limit`, `--file` | 8 MiB | |\n"},
+         ["operations.md:4: the default of --role is .all., got `shard`", "of --limit is .8589934592., got 8 MiB", "of --file is .., got 8 MiB"]),
     Case("undocumented flag", {OPERATIONS: _TOP}, ["flag --role of precondor-server is not described"]),
     Case("unknown metric", {OPERATIONS: _TOP + "--role precondor_y_seconds precondor_y_seconds_sum precondor_x_total\n",
                             CATALOG: '"precondor_y_seconds"'}, ["precondor_x_total is not in"]),
@@ -125,7 +157,11 @@ CASES = [
 def _help_of(command):
     done = subprocess.run([*command, "--help"], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL,
                           timeout=60)
-    return set(FLAG.findall(done.stdout + done.stderr)) - {"--name"}  # --name=value stands for any flag
+    return done.stdout + done.stderr
+
+
+def _flags_of(text):
+    return set(FLAG.findall(text)) - {"--name"}  # --name=value stands for any flag
 
 
 def main():
@@ -134,19 +170,22 @@ def main():
     parser.add_argument("--program", action="append", default=[], metavar="NAME=PATH")
     arguments = parser.parse_args()
     if arguments.self_test:
-        findings = self_test(lambda tree: check(tree, _HELPS), CASES)
+        findings = self_test(lambda tree: check(tree, _HELPS, _DEFAULTS), CASES)
     else:
-        helps = {}
+        helps, defaults = {}, {}
         for program in arguments.program:
             name, path = program.split("=", 1)
-            helps[name] = _help_of([path])
+            text = _help_of([path])
+            helps[name] = _flags_of(text)
+            if name == "precondor-server":
+                defaults = dict(re.findall(r"^  (--[a-z-]+) .* \[([^\]]*)\]$", text, re.MULTILINE))
         if helps:
-            helps.update({s: _help_of([str(ROOT / s)]) for s in SCRIPTS if (ROOT / s).is_file()})
+            helps.update({s: _flags_of(_help_of([str(ROOT / s)])) for s in SCRIPTS if (ROOT / s).is_file()})
             helps[EXAMPLES] = {flag for path in (ROOT / EXAMPLES).glob("*.py")
                                for flag in ADDED_FLAG.findall(path.read_text(encoding="utf-8"))}
         else:
             print("flags were not compared: no --program given")
-        findings = check(Tree(), helps)
+        findings = check(Tree(), helps, defaults)
     for finding in findings:
         print(finding)
     print(f"check_docs.py: {len(findings)} finding(s)")
