@@ -174,6 +174,26 @@ class ChartTest(unittest.TestCase):
         self.assertEqual(users | charts | NOT_DEPLOYED, options,
                          "an option is in values.schema.json under config, or a template sets it, or it is in NOT_DEPLOYED")
 
+    def test_the_page_has_the_defaults(self):
+        page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+        values, = load((CHART / "values.yaml").read_text(encoding="utf-8"))
+        rows = re.findall(r"^\| (`.*?) \| (.*?) \|", page.split("\n## Values\n")[1].split("\n## ")[0], re.MULTILINE)
+        self.assertGreater(len(rows), 10)
+        told = {}
+        for names, defaults in rows:
+            names, defaults = re.findall(r"`([\w.]+)`", names), defaults.split(", ")
+            told.update(zip(names, defaults if len(defaults) > 1 else defaults * len(names), strict=True))
+        shown_as = {"False": "false", str([{"podSelector": {}}]): "all pods of the namespace", str([{"namespaceSelector": {}}]): "of the cluster"}
+        for name, text in told.items():
+            value = values
+            for key in name.split("."):
+                value = value[key]
+            if name.endswith(".persistence"):
+                value = value["size"]
+            with self.subTest(name):
+                shown = shown_as.get(str(value), str(value)) if value or text != "none" else "none"
+                self.assertEqual(shown, text)
+
     def test_every_value_is_in_the_schema(self):
         schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
         values, = load((CHART / "values.yaml").read_text(encoding="utf-8"))

@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include <nlohmann/json.hpp>
 
+#include "client/cpp/tools/ctl_commands.h"
 #include "client/cpp/tools/ctl_options.h"
 #include "client/cpp/tools/plan_options.h"
 #include "client/cpp/tools/plan_report.h"
@@ -189,6 +190,17 @@ TEST(PlanTest, ReservesAndPlacesAsServersDo) {
       EXPECT_GE(planned.staging, reservation.staging);
       EXPECT_LE(planned.staging, reservation.staging + slots);
     }
+  }
+}
+
+TEST(PlanCommandTest, SaysWhetherTheSessionFits) {
+  for (const bool fits : {true, false}) {
+    const auto options = ParseCtlOptions(
+        {"plan", "--preset=bert-large", "--shards=1", absl::StrCat("--shard-memory-gib=", fits ? "64" : "1")});
+    ASSERT_TRUE(options.ok()) << options.status();
+    const auto output = RunCtlCommand(*options);
+    ASSERT_TRUE(output.ok()) << output.status();
+    EXPECT_EQ(output->ok, fits) << output->text;
   }
 }
 

@@ -210,6 +210,26 @@ TEST_F(CoordinatorJournalTest, SessionOnAShardThatIsGoneIsAnError) {
   EXPECT_THAT(std::string(coordinator->Restore(journal.records).message()), HasSubstr("shard1"));
 }
 
+TEST_F(CoordinatorJournalTest, AnAddedShardTakesLayersOfLaterSessionsAlone) {
+  const uint64_t id = Open();
+  const auto layers = [&] {
+    const std::vector<CoordinatorSessionSummary> sessions = coordinator->ListSessions();
+    std::map<std::string, std::vector<uint32_t>> at;
+    for (const ShardAssignment& one : sessions.at(0).shard_map) at[one.address] = one.layers;
+    return at;
+  };
+  const auto before = layers();
+  shards.push_back(std::make_shared<FakeShard>());
+  MakeCoordinator();
+  ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+  coordinator->Reconcile();
+  EXPECT_EQ(layers(), before);
+  EXPECT_FALSE(shards.back()->installed.contains(id));
+  spec.name = "later";
+  const uint64_t later = Open();
+  for (const auto& shard : shards) EXPECT_TRUE(shard->installed.contains(later));
+}
+
 TEST_F(CoordinatorJournalTest, LeasesGoOnAboveWhatWasPromised) {
   const uint64_t id = Open();
   JoinAll();
