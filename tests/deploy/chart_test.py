@@ -114,6 +114,8 @@ class ChartTest(unittest.TestCase):
         etcd = template(VALUES["etcd"])
         coordinators = find(etcd, "StatefulSet", "precondor-coordinator")["spec"]
         self.assertEqual((coordinators["replicas"], coordinators.get("volumeClaimTemplates")), (2, None))
+        for name in ("precondor-coordinator", "precondor-shard"):  # an upgrade replaces no pod of these
+            self.assertEqual(find(etcd, "StatefulSet", name)["spec"]["updateStrategy"]["type"], "OnDelete")
         egress = find(etcd, "NetworkPolicy", "precondor-coordinator")["spec"]["egress"]
         self.assertIn({"ports": [{"port": 2379}, {"port": 2381}]}, egress)
         self.assertIn("--plaintext=any", shard(template({}))["containers"][0]["args"])
@@ -327,6 +329,8 @@ class PlantedFaultTest(unittest.TestCase):
         for key in ("readOnlyRootFilesystem", "allowPrivilegeEscalation", "capabilities"):
             self.assert_found(f"{key} is None", lambda objects, key=key: shard(
                 objects)["containers"][0]["securityContext"].pop(key))
+        self.assert_found("requests are not the limits", lambda objects: shard(
+            objects)["containers"][0]["resources"].update(requests={"cpu": "100m"}))
         self.assert_found("automountServiceAccountToken", lambda objects: shard(
             objects).pop("automountServiceAccountToken"))
         self.assert_found("runAsNonRoot is None", lambda objects: find(objects, "Job", "train-job")["spec"]["template"][

@@ -225,8 +225,11 @@ def hardening(objects):
             for key, value in wanted.items():
                 if merged.get(key) != value:
                     yield f"{pod.owner}: container {container['name']}: {key} is {merged.get(key)}, not {value}"
-            if {"cpu", "memory"} - set(container.get("resources", {}).get("limits") or {}):
+            resources = container.get("resources") or {}
+            if {"cpu", "memory"} - set(resources.get("limits") or {}):
                 yield f"{pod.owner}: container {container['name']}: no limits of cpu and memory"
+            elif resources.get("requests", resources["limits"]) != resources["limits"]:
+                yield f"{pod.owner}: container {container['name']}: requests are not the limits, the pod is not Guaranteed"
 
 
 # ---- Programs ----

@@ -90,18 +90,20 @@ class Peer {
     }
   }
   // Returns true if the server answers a PING, and so has read all before it; false if the connection ends.
-  bool Ping() const {
-    Send(Frame(kPing, 0, 0, "pingpong"));
+  bool Ping() const { return absl::StrContains(BytesUntilPing(), kPayload); }
+  // All that the server sends until it answers a PING or ends the connection.
+  std::string BytesUntilPing() const {
+    Send(Frame(kPing, 0, 0, kPayload));
     std::string seen(4096, '\0');
     std::string all;
-    for (ssize_t n = 0; (n = recv(fd_, seen.data(), seen.size(), 0)) > 0;) {
+    for (ssize_t n = 0; !absl::StrContains(all, kPayload) && (n = recv(fd_, seen.data(), seen.size(), 0)) > 0;) {
       all.append(seen, 0, static_cast<size_t>(n));
-      if (absl::StrContains(all, "pingpong")) return true;
     }
-    return false;
+    return all;
   }
 
  private:
+  static constexpr char kPayload[] = "pingpong";
   const int fd_;
 };
 
@@ -147,6 +149,11 @@ class ConnectionWatchTest : public ::testing::Test {
   std::unique_ptr<Listeners> listeners_;
   std::unique_ptr<grpc::Server> server_;
 };
+
+TEST_F(ConnectionWatchTest, TellsClientsHowManyStreamsAConnectionMayHave) {
+  // SETTINGS_MAX_CONCURRENT_STREAMS (3) is 1024.
+  EXPECT_THAT(Peer(port(), "127.0.0.9").BytesUntilPing(), HasSubstr(std::string("\0\3\0\0\4\0", 6)));
+}
 
 TEST_F(ConnectionWatchTest, EndsAConnectionWithTooManyStreamsWhateverItAcknowledges) {
   const Peer other(port(), "127.0.0.8"), hostile(port(), "127.0.0.9");

@@ -185,6 +185,21 @@ TEST_F(EtcdTest, OneLeadsAndTheOtherWaitsUntilItIsStopped) {
   EXPECT_TRUE(first->Check().ok());
 }
 
+TEST_F(EtcdTest, DeploymentsOfOtherPrefixesAreApart) {
+  const auto first = Elect("first");
+  ElectionOptions options = Options("second");
+  options.prefix += "-other";  // begins with the first one's
+  EtcdElection second(*client_, options, nullptr);
+  ASSERT_TRUE(second.Campaign().ok());
+  ASSERT_TRUE(OpenLog(second).journal->Append(SampleSession(8, "other")).ok());
+  const auto log = OpenLog(*first);
+  EXPECT_TRUE(log.records.empty());
+  ASSERT_TRUE(log.journal->Append(SampleSession(7)).ok());
+  const auto other = OpenLog(second);
+  ASSERT_EQ(other.records.size(), 1u);
+  EXPECT_TRUE(Same(other.records[0], SampleSession(8, "other")));
+}
+
 TEST_F(EtcdTest, ACandidateThatReachesNoEtcdSaysSo) {
   const std::string nowhere = absl::StrCat("127.0.0.1:", FreePort());
   EtcdClient client({.endpoints = {nowhere}, .credentials = nullptr});
