@@ -172,8 +172,8 @@ def _unknown(name, registered, cases, functions):
 
 
 def check(tree):
-    if not tree.has(PAGE):
-        return [f"{PAGE} is missing"]
+    if missing := [page for page in (PAGE, *CLAIMS) if not tree.has(page)]:
+        return [f"{page} is missing" for page in missing]
     text = tree.read(PAGE)
     findings = []
     if len(text.encode()) > MAX_BYTES:
@@ -190,7 +190,7 @@ def check(tree):
         return read[script]
 
     claims = [(page, number, _plain(" ".join(cells)))
-              for page, headings in CLAIMS.items() if tree.has(page)
+              for page, headings in CLAIMS.items()
               for number, heading, cells in _rows(tree.read(page)) if headings is None or heading in headings]
     matched = set()
     for number, heading, cells in _rows(text):
@@ -229,6 +229,7 @@ _SOURCES = {
     "tests/faults_test.py": "class A:\n    def test_a(self):\n        pass\n    def test_b(self):\n        pass\n",
     "docs/operations.md": "# Operations\n## Failures\n| failure | what |\n|---|---|\n| a `shard` ends | exact |\n| a shard is lost | not |\n"
                           "```\n| no | row |\n```\n- A **full** disk\n",
+    "docs/kubernetes.md": "",
     "README.md": "| a table | of |\n|---|---|\n| no | claim |\n## Status\n| part | state |\n|---|---|\n| methods | six |\n",
 }
 _HELD = '| "methods", "a shard ends", "a shard is lost", "A full disk" | `core_test` |\n'
@@ -241,7 +242,7 @@ def _case(name, page, findings):
 CASES = [
     _case("each form of a name", _HEAD + _HELD + "| It lasts | `python_faults: test_a, test_b`, `python_restart`, `two_all`, "
           "`ShardTest.Restarts, Refuses` |\n", []),
-    Case("no page", {"README.md": ""}, ["docs/promises.md is missing"]),
+    Case("no page", {"README.md": "", "docs/operations.md": ""}, ["docs/promises.md is missing", "docs/kubernetes.md is missing"]),
     _case("a claim without a test", _HEAD + _HELD + "| It lasts | |\n", ["promises.md:4: expected names of tests"]),
     _case("words in place of a test", _HEAD + _HELD + "| It lasts | `core_test`, mostly |\n", ["expected names of tests"]),
     _case("an unknown CTest", _HEAD + _HELD + "| It lasts | `soak_test`, `commented`, `one_all`, `none: test_a` |\n",
