@@ -63,6 +63,24 @@ TEST(ServerLifecycleTest, ListensOnASocketAndAPortAndWorkersDialTheFirst) {
 }
 
 // The directory names the shard of role `all` by no address.
+TEST(ServerLifecycleTest, ConnectedClientsOutliveTheFileOfTheirSocket) {
+  const TempDir folder;
+  const std::string path = folder.path() + "/s";
+  ServerConfig config;
+  config.listen = {"unix:" + path};
+  RawServer server(config);
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job");
+  ASSERT_TRUE(std::filesystem::remove(path));
+  v1::PreconditionResponse response;
+  const grpc::Status status = server.Precondition(RawRequest(job, 0, 0), &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  grpc::ChannelArguments own_connection;
+  own_connection.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  EXPECT_EQ(
+      CheckHealth(grpc::CreateCustomChannel("unix:" + path, grpc::InsecureChannelCredentials(), own_connection), ""),
+      -1);
+}
+
 TEST(ServerLifecycleTest, AServerOfAllRolesFindsItsSessionsAgainAtAnotherAddress) {
   const TempDir data;
   ServerConfig config;
