@@ -97,14 +97,21 @@ def _log_lines(tree):
                     yield f"{path}:{line_of(text, match.start())}: no source of server/ has the log line `{line}`"
 
 
+def _default_in(cell):
+    """The default that the second cell of a flag's row begins with, as the program's help has it."""
+    if cell in ("", "none"):
+        return ""
+    if size := re.match(r"(\d+) ([KMG])iB", cell):
+        return str(int(size.group(1)) << 10 * " KMG".index(size.group(2)))
+    quoted = re.match("`([^`]*)`", cell)
+    return quoted.group(1) if quoted else cell
+
+
 def _defaults(operations, defaults):
-    """The second cell of a flag's row begins with the default of the program's help; numbers of bytes with a unit."""
     for number, line in enumerate(operations.split("\n"), 1):
         row = re.match(r"\| (`--[^|]*) \| ([^|]*) \|", line)
         for flag in FLAG.findall(row.group(1)) if row else []:
-            told = re.match(r"`([^`]*)`|(\d+) ([KMG]iB)|none|$", row.group(2))
-            text = told and (told.group(1) or (told.group(2) and str(int(told.group(2)) << 10 * " KMG".index(told.group(3)[0]))) or "")
-            if flag in defaults and text != defaults[flag]:
+            if flag in defaults and _default_in(row.group(2)) != defaults[flag]:
                 yield f"{OPERATIONS}:{number}: the default of {flag} is [{defaults[flag]}], got {row.group(2)}"
 
 
@@ -179,6 +186,8 @@ def main():
             helps[name] = _flags_of(text)
             if name == "precondor-server":
                 defaults = dict(re.findall(r"^  (--[a-z-]+) .* \[([^\]]*)\]$", text, re.MULTILINE))
+                if not defaults:
+                    sys.exit("check_docs.py: the help of precondor-server has no [defaults]")
         if helps:
             helps.update({s: _flags_of(_help_of([str(ROOT / s)])) for s in SCRIPTS if (ROOT / s).is_file()})
             helps[EXAMPLES] = {flag for path in (ROOT / EXAMPLES).glob("*.py")
