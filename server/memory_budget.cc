@@ -14,7 +14,6 @@
 #include "absl/strings/strip.h"
 
 #include "kernels/base/dtype.h"
-#include "server/recovery/shard_log.h"
 #include "server/rpc/request_budget.h"
 
 namespace precondor {
@@ -61,8 +60,6 @@ MemoryBudget BudgetOf(const ServerConfig& config, bool sessions_on_host,
           {"messages", config.transport_memory},
           {"requests", static_cast<int64_t>(rpc::RequestBudget::kMostBytes)},
           {"contributions", contributions},
-          {"log",
-           is_shard && !config.data_dir.empty() ? static_cast<int64_t>(recovery::ShardLogOptions().log.ring_bytes) : 0},
           {"process", kProcess}};
 }
 

@@ -17,7 +17,7 @@
 
 namespace precondor {
 
-// Parts with their bytes: "sessions", "messages", "requests", "contributions", "log" and "process".
+// Parts with their bytes: "sessions", "messages", "requests", "contributions" and "process".
 using MemoryBudget = std::vector<std::pair<absl::string_view, int64_t>>;
 
 // Returns the bytes that a coordinator may keep of its sessions' descriptions and ranks: memory_limit, or 128 MiB if it

@@ -108,17 +108,10 @@ absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay, Skip sk
     logger_.Log(Severity::kInfo, "log replayed",
                 {{"records", records}, {"bytes", bytes}, {"torn_bytes", log->torn_bytes()}});
   }
-  SayWithoutRing(*log);
   MutexLock lock(mu_);
   log_ = std::move(log);
   if (options_.background) syncer_ = std::thread([this] { SyncLoop(); });
   return absl::OkStatus();
-}
-
-void ShardLog::SayWithoutRing(const store::RecordLog& log) {
-  if (log.ring_status().ok()) return;
-  logger_.Log(Severity::kWarning, "the log has no ring: each of its records is a write",
-              {{"log", dir_}, {"reason", absl::string_view(log.ring_status().message())}});
 }
 
 void ShardLog::Adopt(const ShardRecord& record, absl::string_view payload, uint64_t sequence) {
@@ -149,10 +142,8 @@ void ShardLog::Append(const ShardRecord& record) {
   }
   // Writes without mu_, so that layers wait for each other's writes only as long as RecordLog requires.
   const absl::Status written = Write(*log, *encoded).status();
-  const bool hurry = log->crowded() && !hurry_.exchange(true);
-  if (written.ok() && !hurry && !idle_.exchange(false)) return;
+  if (written.ok() && !idle_.exchange(false)) return;
   MutexLock lock(mu_);
-  if (hurry) stopped_.notify_all();
   if (!written.ok()) Miss(record, written);
   changed_.notify_all();
 }
@@ -329,12 +320,11 @@ void ShardLog::SyncLoop() {
       last = stopping_;
       if (last && log_ == nullptr) return;
     }
-    hurry_ = false;
     const absl::Duration pause = Work();
     if (last) return;
     MutexLock lock(mu_);
     stopped_.wait_for(mu_, absl::ToChronoNanoseconds(pause),
-                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || (hurry_ && log_ != nullptr); });
+                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_; });
   }
 }
 
@@ -356,7 +346,6 @@ void ShardLog::Reopen() {
     return;
   }
   log_ = *std::move(opened);
-  SayWithoutRing(*log_);
   logger_.Log(Severity::kInfo, "log can be written again", {{"log", dir_}});
 }
 

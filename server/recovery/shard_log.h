@@ -27,8 +27,7 @@
 namespace precondor::recovery {
 
 struct ShardLogOptions {
-  // 16 MiB hold what a model of BERT-Large's size sends in half a second.
-  store::RecordLogOptions log = {.drop_cached = true, .ring_bytes = uint64_t{16} << 20};
+  store::RecordLogOptions log = {.drop_cached = true};
   absl::Duration sync_interval = absl::Milliseconds(50);  // pause between syncs; one sync serves all appends before it
   absl::Duration reopen_interval = absl::Seconds(5);      // pause between attempts to reopen after the disk has failed
   absl::Duration progress_interval = absl::Seconds(5);    // time between two log lines about a long replay
@@ -111,8 +110,6 @@ class ShardLog {
   void Miss(const ShardRecord& record, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Removes the segments that no session needs.
   void DropUnneeded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Logs a warning if the log has no ring.
-  void SayWithoutRing(const store::RecordLog& log);
   void SyncLoop();
   absl::Status SyncLog(const std::shared_ptr<store::RecordLog>& log);
   // Stops using a log whose sync has failed. Work reopens it.
@@ -130,7 +127,6 @@ class ShardLog {
   CondVar changed_;                                             // wakes the syncer when it has work
   CondVar stopped_;                                             // ends the syncer's pause; appends rarely signal it
   std::atomic<bool> idle_ = false;                              // the syncer waits for changed_
-  std::atomic<bool> hurry_ = false;                             // the ring fills up: the syncer must not pause
   std::shared_ptr<store::RecordLog> log_ ABSL_GUARDED_BY(mu_);  // null while the log cannot be written
   absl::Status broken_ ABSL_GUARDED_BY(mu_);                    // why log_ is null
   absl::flat_hash_map<uint64_t, Session> sessions_ ABSL_GUARDED_BY(mu_);

@@ -40,30 +40,6 @@ class WritableFile {
   virtual absl::Status Close() = 0;
 };
 
-// Alignment of offset, length and memory that a disk may require of a write past the page cache.
-inline constexpr size_t kBlockBytes = 4096;
-
-// A file that is written in whole blocks, each any number of times. It must not be read before it is synced or closed,
-// and calls must not overlap. The destructor closes it without syncing.
-class BlockFile {
- public:
-  virtual ~BlockFile() = default;
-  // `offset`, length and address are multiples of kBlockBytes. After an error the file may contain any part of
-  // `blocks`.
-  virtual absl::Status WriteAt(uint64_t offset, absl::string_view blocks) = 0;
-  virtual absl::Status Sync() = 0;  // like WritableFile::Sync
-  virtual absl::Status Close() = 0;
-};
-
-// A memory-mapped file. Stores to its memory survive the process without a system call, and survive a crash of the
-// machine after Sync. After such a crash each page has its contents of some time since the last Sync began.
-class MappedFile {
- public:
-  virtual ~MappedFile() = default;
-  virtual absl::Span<char> memory() = 0;  // aligned to kBlockBytes; does not move
-  virtual absl::Status Sync() = 0;
-};
-
 // Holds a lock until it is destroyed. The system releases the lock when the process dies.
 class FileLock {
  public:
@@ -76,14 +52,6 @@ class FileSystem {
   virtual ~FileSystem() = default;
   // Creates an empty file. Returns AlreadyExists if `path` exists.
   virtual absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) = 0;
-  // Creates a file that is written from its beginning to its end and not read soon, so that its bytes can bypass the
-  // page cache. It must not be read before it is synced or closed, and calls must not overlap.
-  virtual absl::StatusOr<std::unique_ptr<WritableFile>> CreateLarge(const std::string& path) { return Create(path); }
-  // Creates an empty file. Returns AlreadyExists if `path` exists.
-  virtual absl::StatusOr<std::unique_ptr<BlockFile>> CreateBlocks(const std::string& path) = 0;
-  // Creates a file of `bytes` zeros, a multiple of kBlockBytes, with all its pages in memory and on the disk. Returns
-  // Unimplemented if the file system cannot guarantee that a store to the memory never finds the disk full.
-  virtual absl::StatusOr<std::unique_ptr<MappedFile>> CreateMapped(const std::string& path, uint64_t bytes) = 0;
   virtual absl::StatusOr<std::string> ReadFile(const std::string& path) = 0;
   // Returns fewer than `length` bytes if the file ends before.
   virtual absl::StatusOr<std::string> ReadRange(const std::string& path, uint64_t offset, uint64_t length) = 0;

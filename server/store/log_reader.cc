@@ -43,8 +43,8 @@ class Reader {
   Reader(FileSystem& fs, const std::string& dir, const LogReplay& replay) : fs_(fs), dir_(dir), replay_(replay) {}
 
   absl::StatusOr<LogContents> Read() {
-    // The ring is read first: what the owner frees in it meanwhile is then in the segments when these are read.
-    PRECONDOR_ASSIGN_OR_RETURN(const std::optional<LogRingContents> ring, ReadLogRing(fs_, dir_));
+    // The ring is read first: its owner may free bytes meanwhile, which are then in the segments.
+    PRECONDOR_ASSIGN_OR_RETURN(const std::optional<LogRing> ring, ReadLogRing(fs_, dir_));
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> found, ListSegments(fs_, dir_));
     if (!found.empty()) contents_.next_sequence = found.front();
     for (const uint64_t first_sequence : found) {
@@ -91,7 +91,7 @@ class Reader {
       if (record->type != kSyncMark) PRECONDOR_RETURN_IF_ERROR(HandOut(*record));
       offset += record->bytes();
     }
-    // Zeros pad the last block of a segment that was written in blocks.
+    // Earlier versions wrote segments in blocks, and padded the last one with zeros.
     if (bytes.find_first_not_of('\0', offset) == absl::string_view::npos) {
       contents_.last.resize(offset);
       return absl::OkStatus();
@@ -108,8 +108,8 @@ class Reader {
   }
 
   // Reads the records that the segments lack. A record that cannot be parsed or is older ends them.
-  absl::Status ReadRing(const LogRingContents& ring) {
-    const std::string path = JoinPath(dir_, LogRing::kName);
+  absl::Status ReadRing(const LogRing& ring) {
+    const std::string path = JoinPath(dir_, kLogRing);
     if (contents_.segments.empty() || ring.sequence > contents_.next_sequence) {
       return Located(
           absl::DataLossError(absl::StrCat("begins with record ", ring.sequence, ", the segments end before ",

@@ -7,11 +7,8 @@
 #include <cstring>
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -21,7 +18,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/store/direct_file.h"
 #include "server/store/posix_calls.h"
 
 namespace precondor::store {
@@ -81,23 +77,6 @@ class PosixWritableFile final : public WritableFile {
   Descriptor fd_;
 };
 
-class PosixMappedFile final : public MappedFile {
- public:
-  PosixMappedFile(std::string path, char* memory, size_t bytes)
-      : path_(std::move(path)), memory_(memory), bytes_(bytes) {}
-  ~PosixMappedFile() override { munmap(memory_, bytes_); }
-  absl::Span<char> memory() override { return {memory_, bytes_}; }
-  absl::Status Sync() override {
-    if (Uninterrupted([&] { return msync(memory_, bytes_, MS_SYNC); }) < 0) return IoError("msync", path_, errno);
-    return absl::OkStatus();
-  }
-
- private:
-  const std::string path_;
-  char* const memory_;
-  const size_t bytes_;
-};
-
 class PosixFileLock final : public FileLock {
  public:
   explicit PosixFileLock(Descriptor fd) : fd_(std::move(fd)) {}
@@ -111,38 +90,6 @@ class PosixFileLock final : public FileLock {
 absl::StatusOr<std::unique_ptr<WritableFile>> PosixFileSystem::Create(const std::string& path) {
   PRECONDOR_ASSIGN_OR_RETURN(Descriptor fd, OpenDescriptor(path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND));
   return std::make_unique<PosixWritableFile>(path, std::move(fd));
-}
-
-absl::StatusOr<std::unique_ptr<WritableFile>> PosixFileSystem::CreateLarge(const std::string& path) {
-  PRECONDOR_ASSIGN_OR_RETURN(Descriptor fd, OpenDescriptor(path, O_WRONLY | O_CREAT | O_EXCL));
-  return std::make_unique<DirectFile>(path, std::move(fd));
-}
-
-absl::StatusOr<std::unique_ptr<BlockFile>> PosixFileSystem::CreateBlocks(const std::string& path) {
-  PRECONDOR_ASSIGN_OR_RETURN(Descriptor fd, OpenDescriptor(path, O_WRONLY | O_CREAT | O_EXCL));
-  return std::make_unique<DirectBlocks>(path, std::move(fd));
-}
-
-absl::StatusOr<std::unique_ptr<MappedFile>> PosixFileSystem::CreateMapped(const std::string& path, uint64_t bytes) {
-  // If a page has no block on the disk, or gets a new block at every write, a store to it can find the disk full, which
-  // kills the process. The file systems below write allocated blocks in place.
-  struct statfs info;
-  const std::string dir = ParentDir(path);
-  if (Uninterrupted([&] { return statfs(dir.c_str(), &info); }) < 0) return IoError("statfs", dir, errno);
-  const auto type = static_cast<uint64_t>(info.f_type);
-  if (type != EXT4_SUPER_MAGIC && type != XFS_SUPER_MAGIC && type != TMPFS_MAGIC) {
-    return absl::UnimplementedError(
-        absl::StrCat(path, ": expected ext4, xfs or tmpfs, this file system has type 0x", absl::Hex(type)));
-  }
-  PRECONDOR_ASSIGN_OR_RETURN(const Descriptor fd, OpenDescriptor(path, O_RDWR | O_CREAT | O_EXCL));
-  const int error = posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes));
-  if (error != 0) return IoError("fallocate", path, error);
-  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  if (memory == MAP_FAILED) return IoError("mmap", path, errno);
-  auto file = std::make_unique<PosixMappedFile>(path, static_cast<char*>(memory), bytes);
-  std::memset(memory, 0, bytes);
-  PRECONDOR_RETURN_IF_ERROR(file->Sync());
-  return file;
 }
 
 absl::StatusOr<std::string> PosixFileSystem::ReadFile(const std::string& path) {

@@ -11,9 +11,6 @@ namespace precondor::store {
 class PosixFileSystem : public FileSystem {
  public:
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override;
-  absl::StatusOr<std::unique_ptr<WritableFile>> CreateLarge(const std::string& path) override;
-  absl::StatusOr<std::unique_ptr<BlockFile>> CreateBlocks(const std::string& path) override;
-  absl::StatusOr<std::unique_ptr<MappedFile>> CreateMapped(const std::string& path, uint64_t bytes) override;
   absl::StatusOr<std::string> ReadFile(const std::string& path) override;
   absl::StatusOr<std::string> ReadRange(const std::string& path, uint64_t offset, uint64_t length) override;
   absl::StatusOr<uint64_t> FileSize(const std::string& path) override;

@@ -8,19 +8,10 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "server/store/log_ring.h"
 #include "server/store/record_log_format.h"
 
 namespace precondor::store {
-namespace {
-
-uint64_t RecordBytes(absl::Span<const absl::string_view> payload) {
-  uint64_t bytes = kRecordHeaderBytes;
-  for (const absl::string_view piece : payload) bytes += piece.size();
-  return bytes;
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<RecordLog>> RecordLog::Open(FileSystem& fs, std::string dir,
                                                            const RecordLogOptions& options, const LogReplay& replay) {
   if (options.max_record_bytes > std::numeric_limits<uint32_t>::max()) {
@@ -53,7 +44,7 @@ absl::Status RecordLog::Recover(const LogReplay& replay) {
   segments_ = std::move(found.segments);
   synced_before_ = next_sequence_;
   // The last segment is rewritten: bytes that were read from it may never have reached the disk (a sync that failed
-  // before), and a sync of the old file would not report that. The ring's records go to the new file too.
+  // before), and a sync of the old file would not report that.
   if (segments_.empty()) {
     segments_.push_back({next_sequence_, 0});
     found.last = EncodeSegmentHeader(next_sequence_);
@@ -67,23 +58,8 @@ absl::Status RecordLog::Recover(const LogReplay& replay) {
 }
 
 absl::Status RecordLog::BeginWriting(absl::string_view contents) {
-  const uint64_t last = segments_.back().first_sequence;
-  if (options_.ring_bytes > 0) {
-    absl::StatusOr<std::unique_ptr<RingWriter>> ring =
-        RingWriter::Begin(fs_, dir_, options_.ring_bytes, last, contents, next_sequence_);
-    if (ring.ok()) {
-      ring_ = *std::move(ring);
-      has_ring_ = true;
-      return absl::OkStatus();
-    }
-    // A disk with too little space for a ring can still take records.
-    if (!absl::IsUnimplemented(ring.status()) && !absl::IsResourceExhausted(ring.status())) return ring.status();
-    ring_status_ = ring.status();
-    PRECONDOR_RETURN_IF_ERROR(RemoveUnfinished());
-  }
-  PRECONDOR_RETURN_IF_ERROR(StartSegment(last, contents));
-  // A ring of an earlier run: its records are in the segments.
-  const std::string ring = JoinPath(dir_, LogRing::kName);
+  PRECONDOR_RETURN_IF_ERROR(StartSegment(segments_.back().first_sequence, contents));
+  const std::string ring = JoinPath(dir_, kLogRing);  // whose records this segment has
   if (absl::IsNotFound(fs_.FileSize(ring).status())) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(fs_.RemoveFile(ring));
   return fs_.SyncDir(dir_);
@@ -105,14 +81,7 @@ absl::Status RecordLog::Write(uint64_t sequence, uint8_t type, absl::Span<const 
   const std::string header = EncodeRecordHeader(sequence, type, payload);
   std::vector<absl::string_view> pieces = {header};
   pieces.insert(pieces.end(), payload.begin(), payload.end());
-  if (ring_ == nullptr) {
-    PRECONDOR_RETURN_IF_ERROR(active_->AppendPieces(pieces));
-  } else if (ring_->CanHold(RecordBytes(payload))) {
-    ring_->Put(pieces);
-    crowded_ = ring_->crowded();
-  } else {
-    PRECONDOR_RETURN_IF_ERROR(WriteThrough(pieces));
-  }
+  PRECONDOR_RETURN_IF_ERROR(active_->AppendPieces(pieces));
   for (const absl::string_view piece : pieces) segments_.back().size_bytes += piece.size();
   return absl::OkStatus();
 }
@@ -121,28 +90,19 @@ absl::StatusOr<uint64_t> RecordLog::AppendPieces(uint8_t type, absl::Span<const 
   if (type == kSyncMark) {
     return absl::InvalidArgumentError(absl::StrCat(dir_, ": record type 0 is the log's own, expected 1 to 255"));
   }
-  const uint64_t bytes = RecordBytes(payload);
-  if (bytes - kRecordHeaderBytes > options_.max_record_bytes) {
+  uint64_t bytes = 0;
+  for (const absl::string_view piece : payload) bytes += piece.size();
+  if (bytes > options_.max_record_bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(dir_, ": record of ", bytes - kRecordHeaderBytes, " bytes, at most ", options_.max_record_bytes));
+        absl::StrCat(dir_, ": record of ", bytes, " bytes, at most ", options_.max_record_bytes));
   }
   MutexLock lock(mu_);
-  PRECONDOR_RETURN_IF_ERROR(AwaitRoom(bytes));
+  PRECONDOR_RETURN_IF_ERROR(poison_);
   if (segments_.back().size_bytes >= options_.segment_bytes && next_sequence_ > segments_.back().first_sequence) {
     PRECONDOR_RETURN_IF_ERROR(Rotate(options_.segment_bytes));
   }
   if (const absl::Status written = Write(next_sequence_, type, payload); !written.ok()) return Poison(written);
   return next_sequence_++;
-}
-
-// Waits until the ring has room. A record that the ring can never hold bypasses it, and must wait until no sync runs.
-absl::Status RecordLog::AwaitRoom(uint64_t bytes) {
-  while (poison_.ok() && ring_ != nullptr) {
-    const bool holds = ring_->CanHold(bytes);
-    if (ring_->HasRoom(holds ? bytes : 0) && (holds || !syncing_)) break;
-    SyncLocked().IgnoreError();  // an error poisons the log
-  }
-  return poison_;
 }
 
 absl::Status RecordLog::BeginSegmentAt(uint64_t bytes) {
@@ -153,12 +113,6 @@ absl::Status RecordLog::BeginSegmentAt(uint64_t bytes) {
 
 // Begins a new segment after one of at least `bytes`.
 absl::Status RecordLog::Rotate(uint64_t bytes) {
-  if (ring_ != nullptr) {
-    const std::string header = EncodeSegmentHeader(next_sequence_);
-    ring_->BeginSegment(next_sequence_, header);
-    segments_.push_back({next_sequence_, header.size()});
-    return absl::OkStatus();
-  }
   while (syncing_) synced_.wait(mu_);
   PRECONDOR_RETURN_IF_ERROR(poison_);
   if (segments_.back().size_bytes < bytes) return absl::OkStatus();  // another thread has rotated
@@ -187,19 +141,16 @@ absl::Status RecordLog::SyncLocked() {
   if (!poison_.ok() || synced_before_ >= wanted) return poison_;
   syncing_ = true;
   const uint64_t covered = next_sequence_;
-  RingWriter* const ring = ring_.get();
-  const RingWriter::Plan plan = ring == nullptr ? RingWriter::Plan() : ring->MakePlan(covered);
   WritableFile* const file = active_.get();
   const uint64_t bytes = segments_.back().size_bytes;
   mu_.Unlock();
 
-  absl::Status status = ring == nullptr ? file->Sync() : ring->WriteOut(plan);
-  if (status.ok() && ring == nullptr && options_.drop_cached) file->DropCached(bytes);
+  absl::Status status = file->Sync();
+  if (status.ok() && options_.drop_cached) file->DropCached(bytes);
 
   mu_.Lock();
   syncing_ = false;
   if (status.ok()) {
-    if (ring != nullptr) ring->Free(plan);
     synced_before_ = covered;
     // The records are durable even if the mark fails, but nothing must be appended after half a mark.
     if (poison_.ok()) {
@@ -212,21 +163,9 @@ absl::Status RecordLog::SyncLocked() {
   return status;
 }
 
-// Keeps mu_ throughout, as Append does for a write.
-absl::Status RecordLog::WriteThrough(absl::Span<const absl::string_view> pieces) {
-  const RingWriter::Plan plan = ring_->MakePlan(next_sequence_);
-  PRECONDOR_RETURN_IF_ERROR(ring_->WriteOut(plan));
-  ring_->Free(plan);
-  PRECONDOR_RETURN_IF_ERROR(ring_->WriteThrough(pieces, next_sequence_ + 1));
-  synced_before_ = next_sequence_ + 1;
-  return absl::OkStatus();
-}
-
 absl::Status RecordLog::DropBefore(uint64_t sequence) {
   MutexLock lock(mu_);
   while (segments_.size() > 1 && segments_[1].first_sequence <= sequence) {
-    if (ring_ != nullptr && segments_.front().first_sequence == ring_->file_segment())
-      break;  // its successor has no file yet
     absl::Status removed = fs_.RemoveFile(LogSegmentPath(dir_, segments_.front().first_sequence));
     if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
     // One at a time: if a crash restored an earlier segment but not a later one, the log would have a gap.

@@ -5,7 +5,6 @@
 // and possibly later ones. It never replays anything else.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -20,7 +19,6 @@
 #include "kernels/base/mutex.h"
 #include "server/store/file_system.h"
 #include "server/store/log_reader.h"
-#include "server/store/ring_writer.h"
 
 namespace precondor::store {
 
@@ -30,21 +28,16 @@ struct RecordLogOptions {
   // For a log that is written often and read only after a crash: drops synced bytes from the page cache, so that the
   // next records reuse its memory.
   bool drop_cached = false;
-  // If not 0: keeps the last records in a memory-mapped file of this size (a multiple of 4096, at least 16 Ki). An
-  // append is then a copy to memory, and Sync writes the records to the segments. If the file system cannot support
-  // this, or with 0, an append is a write.
-  uint64_t ring_bytes = 0;
 };
 
 // Owned by one component. A lock file keeps other processes and other logs out of the directory.
-// Threads: starts none; calls may overlap. An Append waits for a running Sync only if it must begin a new segment, or
-// if the ring is full, which it then writes out itself. Several Appends share one Sync (group commit).
+// Threads: starts none; calls may overlap. An Append waits for a running Sync only if it must begin a new segment.
+// Several Appends share one Sync (group commit).
 //
 // A failed Append, Sync or rotation poisons the log: all later Appends and Syncs return the first error. A retry is not
 // possible: after a failed fsync Linux marks the lost pages clean, so that the next fsync succeeds without them, and a
 // failed append leaves part of a record in the file. Destroy the log and Open it again, which copies the intact records
 // into a new file.
-// a new file.
 class RecordLog {
  public:
   // Creates `dir` (its parent must exist), takes its lock, replays the records, and starts a segment that is safe to
@@ -63,17 +56,12 @@ class RecordLog {
   // After OK, every record whose Append returned before this call survives a crash of the machine.
   absl::Status Sync();
   // Begins a new segment if the current one has records and at least `bytes`, as an Append does at segment_bytes. For a
-  // log whose appends must not wait for that. Precondition: there is no ring.
+  // log whose appends must not wait for that.
   absl::Status BeginSegmentAt(uint64_t bytes);
   // Removes the segments that contain only records below `sequence`, except the last segment. Open may therefore still
   // replay some of these records. Also works on a poisoned log, where it frees space on a full disk. An error does not
   // poison the log, and the call can be repeated.
   absl::Status DropBefore(uint64_t sequence);
-
-  // Returns true if there is a ring and appends may soon have to wait for a Sync.
-  bool crowded() const { return crowded_.load(std::memory_order_relaxed); }
-  bool has_ring() const { return has_ring_; }
-  const absl::Status& ring_status() const { return ring_status_; }  // OK if there is a ring or none was requested
 
   absl::Status health() const;                         // OK, or the error that poisoned the log
   uint64_t first_sequence() const;                     // next_sequence() if the log is empty
@@ -90,8 +78,6 @@ class RecordLog {
   // `contents`: the contents of the last segment.
   absl::Status BeginWriting(absl::string_view contents) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status StartSegment(uint64_t first_sequence, absl::string_view contents) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status AwaitRoom(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status WriteThrough(absl::Span<const absl::string_view> pieces) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status SyncLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Rotate(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Write(uint64_t sequence, uint8_t type, absl::Span<const absl::string_view> payload)
@@ -104,17 +90,13 @@ class RecordLog {
   const RecordLogOptions options_;
   std::unique_ptr<FileLock> lock_;
   uint64_t torn_bytes_ = 0;
-  bool has_ring_ = false;
-  absl::Status ring_status_;
-  std::atomic<bool> crowded_ = false;
 
   // Held while an append runs, so that records are in the order of their sequences; released while a Sync runs.
   mutable Mutex mu_;
   CondVar synced_;
-  bool syncing_ ABSL_GUARDED_BY(mu_) = false;                  // if true, active_ must not change
-  std::vector<LogSegment> segments_ ABSL_GUARDED_BY(mu_);      // ascending; the last one is appended to
-  std::unique_ptr<WritableFile> active_ ABSL_GUARDED_BY(mu_);  // null with a ring
-  std::unique_ptr<RingWriter> ring_ ABSL_GUARDED_BY(mu_);      // null without a ring
+  bool syncing_ ABSL_GUARDED_BY(mu_) = false;              // if true, active_ must not change
+  std::vector<LogSegment> segments_ ABSL_GUARDED_BY(mu_);  // ascending; the last one is appended to
+  std::unique_ptr<WritableFile> active_ ABSL_GUARDED_BY(mu_);
   absl::Status poison_ ABSL_GUARDED_BY(mu_);
   uint64_t next_sequence_ ABSL_GUARDED_BY(mu_) = 1;
   uint64_t synced_before_ ABSL_GUARDED_BY(mu_) = 1;

@@ -56,7 +56,7 @@ SnapshotWriter::~SnapshotWriter() {
 absl::StatusOr<SnapshotFile> SnapshotWriter::WriteFile(absl::string_view key,
                                                        absl::Span<const absl::string_view> bytes) {
   const std::string header = EncodeSnapshotFileHeader(id_, key);
-  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, fs_.CreateLarge(JoinPath(unfinished_, FileName(key))));
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, fs_.Create(JoinPath(unfinished_, FileName(key))));
   std::vector<absl::string_view> pieces = {header};
   pieces.insert(pieces.end(), bytes.begin(), bytes.end());
   SnapshotFile written;
@@ -73,7 +73,7 @@ absl::StatusOr<SnapshotFile> SnapshotWriter::WriteFile(absl::string_view key,
   Files many;
   {
     MutexLock lock(mu_);
-    unsynced_.push_back(std::move(file));
+    unsynced_.emplace_back(std::move(file), written.file_bytes);
     if (unsynced_.size() >= kMaxUnsyncedFiles) many.swap(unsynced_);
   }
   PRECONDOR_RETURN_IF_ERROR(SyncAndClose(many));
@@ -81,8 +81,9 @@ absl::StatusOr<SnapshotFile> SnapshotWriter::WriteFile(absl::string_view key,
 }
 
 absl::Status SnapshotWriter::SyncAndClose(const Files& files) {
-  for (const std::unique_ptr<WritableFile>& file : files) {
+  for (const auto& [file, bytes] : files) {
     PRECONDOR_RETURN_IF_ERROR(file->Sync());
+    file->DropCached(bytes);  // a snapshot is read after a restart alone
     PRECONDOR_RETURN_IF_ERROR(file->Close());
   }
   return absl::OkStatus();

@@ -54,7 +54,7 @@ class SnapshotWriter {
  private:
   friend class SnapshotStore;
   SnapshotWriter(FileSystem& fs, const std::string& dir, uint64_t id);
-  using Files = std::vector<std::unique_ptr<WritableFile>>;
+  using Files = std::vector<std::pair<std::unique_ptr<WritableFile>, uint64_t>>;  // each with its bytes
   absl::StatusOr<SnapshotFile> WriteFile(absl::string_view key, absl::Span<const absl::string_view> bytes);
   absl::Status WriteManifest(absl::string_view bytes);
   static absl::Status SyncAndClose(const Files& files);

@@ -18,7 +18,6 @@ namespace {
 
 constexpr uint64_t kSegmentBytes = 2048;  // many small ones
 constexpr uint64_t kGradientSegmentBytes = 512;
-constexpr uint64_t kRingBytes = 16384;  // which is full every few steps
 constexpr absl::string_view kGradients = "data/shard/gradients/";
 
 }  // namespace
@@ -35,7 +34,6 @@ void SimShardDisk::Replace() {
   damaged_ = false;
   fs_ = std::make_unique<FakeFileSystem>(seed_++);
   PRECONDOR_CHECK(fs_->MakeDir("data").ok());
-  fs_->set_can_map(seed_ % 4 != 0);
   fs_->set_hook([this](FakeFileSystem::Operation operation, const std::string& path, uint64_t) {
     return Before(operation, path);
   });
@@ -129,7 +127,7 @@ void SimShardDisk::Lose(Loss loss) {
 
 ShardJournal* SimShardDisk::Open() {
   recovery::ShardLogOptions options;
-  options.log = {.segment_bytes = kSegmentBytes, .ring_bytes = kRingBytes};
+  options.log = {.segment_bytes = kSegmentBytes};
   options.sync_interval = absl::Milliseconds(7);
   options.reopen_interval = absl::Milliseconds(20);
   options.background = false;

@@ -28,16 +28,6 @@ class FailingFileSystem final : public store::FileSystem {
     if (!made.ok()) return made.status();
     return std::make_unique<File>(*this, *std::move(made));
   }
-  absl::StatusOr<std::unique_ptr<store::BlockFile>> CreateBlocks(const std::string& path) override {
-    if (full_ || Refuses(path)) return Full();
-    absl::StatusOr<std::unique_ptr<store::BlockFile>> made = disk_.CreateBlocks(path);
-    if (!made.ok()) return made.status();
-    return std::make_unique<Blocks>(*this, *std::move(made));
-  }
-  absl::StatusOr<std::unique_ptr<store::MappedFile>> CreateMapped(const std::string& path, uint64_t bytes) override {
-    if (full_ || Refuses(path)) return Full();
-    return disk_.CreateMapped(path, bytes);
-  }
   absl::StatusOr<std::string> ReadFile(const std::string& path) override { return disk_.ReadFile(path); }
   absl::StatusOr<std::string> ReadRange(const std::string& path, uint64_t offset, uint64_t length) override {
     return disk_.ReadRange(path, offset, length);
@@ -63,19 +53,6 @@ class FailingFileSystem final : public store::FileSystem {
    private:
     FailingFileSystem& fs_;
     const std::unique_ptr<store::WritableFile> file_;
-  };
-  class Blocks final : public store::BlockFile {
-   public:
-    Blocks(FailingFileSystem& fs, std::unique_ptr<store::BlockFile> file) : fs_(fs), file_(std::move(file)) {}
-    absl::Status WriteAt(uint64_t offset, absl::string_view blocks) override {
-      return fs_.full_ ? Full() : file_->WriteAt(offset, blocks);
-    }
-    absl::Status Sync() override { return file_->Sync(); }
-    absl::Status Close() override { return file_->Close(); }
-
-   private:
-    FailingFileSystem& fs_;
-    const std::unique_ptr<store::BlockFile> file_;
   };
   bool Refuses(const std::string& path) const {
     MutexLock lock(mu_);

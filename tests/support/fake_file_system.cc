@@ -29,7 +29,7 @@ class FakeFileSystem::File final : public store::WritableFile {
   absl::Status Append(absl::string_view bytes) override {
     if (!open()) return Dead(path_);
     absl::Status status = fs_.Before(Operation::kAppend, path_, bytes.size());
-    const uint64_t count = fs_.Take(bytes.size(), bytes.size(), status);
+    const uint64_t count = fs_.Take(bytes.size(), status);
     node_->bytes.append(bytes.data(), count);
     return status;
   }
@@ -56,57 +56,6 @@ class FakeFileSystem::File final : public store::WritableFile {
   bool closed_ = false;
 };
 
-class FakeFileSystem::Blocks final : public store::BlockFile {
- public:
-  Blocks(FakeFileSystem& fs, std::string path, NodePtr node)
-      : fs_(fs), path_(std::move(path)), node_(std::move(node)), boot_(fs.boot_) {}
-
-  absl::Status WriteAt(uint64_t offset, absl::string_view blocks) override {
-    if (boot_ != fs_.boot_) return Dead(path_);
-    if (offset % store::kBlockBytes != 0 || blocks.size() % store::kBlockBytes != 0 ||
-        reinterpret_cast<uintptr_t>(blocks.data()) % store::kBlockBytes != 0) {
-      return absl::UnavailableError(absl::StrCat("pwrite ", path_, ": not in whole blocks"));
-    }
-    absl::Status status = fs_.Before(Operation::kAppend, path_, blocks.size());
-    const uint64_t size = node_->bytes.size(), end = offset + blocks.size();
-    const uint64_t count = fs_.Take(end > size ? end - size : 0, blocks.size(), status);
-    std::string& bytes = node_->bytes;
-    if (bytes.size() < offset + count) bytes.resize(offset + count);
-    for (uint64_t i = 0; i < count; ++i) {
-      if (bytes[offset + i] == blocks[i]) continue;
-      // A sector that is written over with what it holds is never torn.
-      node_->clean = std::min(node_->clean, offset + i);
-      bytes[offset + i] = blocks[i];
-    }
-    return status;
-  }
-  absl::Status Sync() override { return boot_ == fs_.boot_ ? fs_.SyncNode(path_, *node_) : Dead(path_); }
-  absl::Status Close() override { return boot_ == fs_.boot_ ? fs_.Before(Operation::kClose, path_) : Dead(path_); }
-
- private:
-  FakeFileSystem& fs_;
-  const std::string path_;
-  const NodePtr node_;
-  const uint64_t boot_;
-};
-
-class FakeFileSystem::Mapping final : public store::MappedFile {
- public:
-  Mapping(FakeFileSystem& fs, std::string path, NodePtr node)
-      : fs_(fs), path_(std::move(path)), node_(std::move(node)) {}
-  absl::Span<char> memory() override { return node_->contents(); }
-  absl::Status Sync() override {
-    const absl::Status status = fs_.Before(Operation::kSync, path_);
-    if (status.ok()) node_->bytes.assign(node_->contents().data(), node_->contents().size());
-    return status;
-  }
-
- private:
-  FakeFileSystem& fs_;
-  const std::string path_;
-  const NodePtr node_;
-};
-
 class FakeFileSystem::HeldLock final : public store::FileLock {
  public:
   HeldLock(FakeFileSystem& fs, std::string path) : fs_(fs), path_(std::move(path)), boot_(fs.boot_) {}
@@ -127,26 +76,16 @@ uint64_t FakeFileSystem::Random(uint64_t bound) {
 }
 
 absl::Status FakeFileSystem::Before(Operation operation, const std::string& path, uint64_t bytes) {
-  WriteBackSome();
   return hook_ == nullptr ? absl::OkStatus() : hook_(operation, path, bytes);
 }
 
-void FakeFileSystem::WriteBackSome() {
-  for (const std::weak_ptr<Node>& place : mapped_) {
-    const NodePtr node = place.lock();
-    if (node == nullptr || Random(4) != 0) continue;
-    const uint64_t page = Random(node->bytes.size() / kPageBytes) * kPageBytes;
-    std::copy_n(node->mapping.get() + page, kPageBytes, node->bytes.begin() + static_cast<int64_t>(page));
-  }
-}
-
-uint64_t FakeFileSystem::Take(uint64_t grows, uint64_t count, absl::Status& status) {
+uint64_t FakeFileSystem::Take(uint64_t count, absl::Status& status) {
   if (!status.ok()) return Random(count + 1);
   if (!capacity_.has_value()) return count;
   const uint64_t room = *capacity_ - std::min(*capacity_, used_bytes());
-  if (grows <= room) return count;
+  if (count <= room) return count;
   status = absl::ResourceExhaustedError("disk full");
-  return count - (grows - room);
+  return room;
 }
 
 absl::Status FakeFileSystem::SyncNode(const std::string& path, Node& node) {
@@ -204,28 +143,6 @@ absl::StatusOr<std::unique_ptr<store::WritableFile>> FakeFileSystem::Create(cons
   return std::make_unique<File>(*this, path, std::move(node));
 }
 
-absl::StatusOr<std::unique_ptr<store::BlockFile>> FakeFileSystem::CreateBlocks(const std::string& path) {
-  PRECONDOR_ASSIGN_OR_RETURN(NodePtr node, Make(path));
-  return std::make_unique<Blocks>(*this, path, std::move(node));
-}
-
-absl::StatusOr<std::unique_ptr<store::MappedFile>> FakeFileSystem::CreateMapped(const std::string& path,
-                                                                                uint64_t bytes) {
-  if (!can_map_) return absl::UnimplementedError(absl::StrCat(path, ": this disk cannot map files"));
-  PRECONDOR_ASSIGN_OR_RETURN(NodePtr node, Make(path));
-  if (capacity_.has_value() && used_bytes() + bytes > *capacity_) {
-    return absl::ResourceExhaustedError(absl::StrCat("fallocate ", path, ": disk full"));
-  }
-  node->bytes.assign(bytes, '\0');
-  node->clean = bytes;
-  node->mapping = store::AllocateBlocks(bytes);
-  std::fill_n(node->mapping.get(), bytes, '\0');
-  mapped_.erase(std::remove_if(mapped_.begin(), mapped_.end(), [](const auto& place) { return place.expired(); }),
-                mapped_.end());
-  mapped_.push_back(node);
-  return std::make_unique<Mapping>(*this, path, std::move(node));
-}
-
 absl::StatusOr<std::string> FakeFileSystem::ReadFile(const std::string& path) {
   return ReadRange(path, 0, std::numeric_limits<uint64_t>::max());
 }
@@ -233,9 +150,7 @@ absl::StatusOr<std::string> FakeFileSystem::ReadFile(const std::string& path) {
 absl::StatusOr<std::string> FakeFileSystem::ReadRange(const std::string& path, uint64_t offset, uint64_t length) {
   PRECONDOR_RETURN_IF_ERROR(Before(Operation::kRead, path, length));
   PRECONDOR_ASSIGN_OR_RETURN(const NodePtr node, FindFile("read", path));
-  const absl::Span<const char> bytes = node->contents();
-  if (offset >= bytes.size()) return std::string();
-  return std::string(bytes.data() + offset, std::min<uint64_t>(length, bytes.size() - offset));
+  return offset < node->bytes.size() ? node->bytes.substr(offset, length) : std::string();
 }
 
 absl::StatusOr<uint64_t> FakeFileSystem::FileSize(const std::string& path) {
@@ -356,7 +271,6 @@ bool FakeFileSystem::FlipBit(const std::string& path, uint64_t bit) {
   const NodePtr node = Find(path);
   if (node == nullptr || node->is_dir || bit / 8 >= node->bytes.size()) return false;
   node->bytes[bit / 8] = static_cast<char>(node->bytes[bit / 8] ^ (1 << bit % 8));
-  if (node->mapping != nullptr) node->mapping[bit / 8] = static_cast<char>(node->mapping[bit / 8] ^ (1 << bit % 8));
   return true;
 }
 
@@ -388,15 +302,6 @@ void FakeFileSystem::CrashDir(Node& dir) {
 }
 
 void FakeFileSystem::CrashFile(Node& file) {
-  if (file.mapping != nullptr) {
-    for (uint64_t page = 0; page < file.bytes.size(); page += kPageBytes) {
-      if (Random(2) == 0) {
-        std::copy_n(file.mapping.get() + page, kPageBytes, file.bytes.begin() + static_cast<int64_t>(page));
-      }
-    }
-    std::copy(file.bytes.begin(), file.bytes.end(), file.mapping.get());
-    return;
-  }
   const auto lose = [&](uint64_t begin, uint64_t end) {
     std::fill(file.bytes.begin() + static_cast<int64_t>(begin), file.bytes.begin() + static_cast<int64_t>(end), '\0');
   };

@@ -5,7 +5,6 @@
 // Names and bytes live twice: as programs see them (the page cache) and as the disk holds them. A crash of the machine
 // brings back what the disk holds, to which chance adds parts of what was not yet synced:
 //   bytes   any prefix, of which whole pages may be missing (zeros) and the last sector may be garbage
-//   mapped  of each page, what programs see or what was last written back, which happens by chance, too
 //   names   a prefix, or any subset, of the creations, renames and removals since the directory was synced
 // A sync that fails does what Linux does: the bytes it should have written stay readable, but count as written, so that
 // no later sync of that file writes them.
@@ -21,7 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include "server/store/direct_file.h"
 #include "server/store/file_system.h"
 
 namespace precondor {
@@ -54,7 +52,6 @@ class FakeFileSystem final : public store::FileSystem {
   // Of all files; an append beyond it writes what fits. Nullopt: no limit.
   void set_capacity(std::optional<uint64_t> bytes) { capacity_ = bytes; }
   uint64_t used_bytes() const;
-  void set_can_map(bool can) { can_map_ = can; }
 
   void CrashProcess();  // what programs see stays; their files and locks are gone: using them fails from now on
   void Crash();         // of the machine
@@ -64,9 +61,6 @@ class FakeFileSystem final : public store::FileSystem {
   bool FlipBit(const std::string& path, uint64_t bit);
 
   absl::StatusOr<std::unique_ptr<store::WritableFile>> Create(const std::string& path) override;
-  absl::StatusOr<std::unique_ptr<store::BlockFile>> CreateBlocks(const std::string& path) override;
-  // Unimplemented while set_can_map(false).
-  absl::StatusOr<std::unique_ptr<store::MappedFile>> CreateMapped(const std::string& path, uint64_t bytes) override;
   absl::StatusOr<std::string> ReadFile(const std::string& path) override;
   absl::StatusOr<std::string> ReadRange(const std::string& path, uint64_t offset, uint64_t length) override;
   absl::StatusOr<uint64_t> FileSize(const std::string& path) override;
@@ -95,24 +89,19 @@ class FakeFileSystem final : public store::FileSystem {
     std::string bytes;
     uint64_t clean = 0;                                  // bytes that the next sync will not write
     std::vector<std::pair<uint64_t, uint64_t>> dropped;  // of those, [begin, end) that never reached the disk
-    store::BlockMemory mapping;  // of a mapped one: what programs see; `bytes` is then what the disk holds
-    absl::Span<char> contents() { return {mapping != nullptr ? mapping.get() : bytes.data(), bytes.size()}; }
     // Of a directory.
     Names names;
     Names durable_names;
     std::vector<Change> changes;  // since it was synced
   };
   class File;
-  class Blocks;
-  class Mapping;
   class HeldLock;
 
   absl::Status Before(Operation operation, const std::string& path, uint64_t bytes = 0);
   absl::StatusOr<NodePtr> Make(const std::string& path);
   // As much of an append as there is room for, or as chance has it before an error.
-  uint64_t Take(uint64_t grows, uint64_t count, absl::Status& status);
+  uint64_t Take(uint64_t count, absl::Status& status);
   absl::Status SyncNode(const std::string& path, Node& node);
-  void WriteBackSome();
   NodePtr Find(const std::string& path) const;
   absl::StatusOr<NodePtr> FindFile(absl::string_view operation, const std::string& path) const;
   absl::StatusOr<NodePtr> FindParent(absl::string_view operation, const std::string& path) const;
@@ -127,10 +116,8 @@ class FakeFileSystem final : public store::FileSystem {
   std::optional<uint64_t> capacity_;
   uint64_t boot_ = 0;  // files and locks of an earlier one are dead
   std::set<std::string> locks_;
-  bool can_map_ = true;
-  std::vector<std::weak_ptr<Node>> mapped_;
   NodePtr root_ = std::make_shared<Node>(
-      Node{.is_dir = true, .bytes = {}, .dropped = {}, .mapping = {}, .names = {}, .durable_names = {}, .changes = {}});
+      Node{.is_dir = true, .bytes = {}, .dropped = {}, .names = {}, .durable_names = {}, .changes = {}});
 };
 
 }  // namespace precondor

@@ -27,13 +27,6 @@ class LockedFileSystem final : public store::FileSystem {
     if (!made.ok()) return made.status();
     return std::make_unique<File>(mu_, *std::move(made));
   }
-  absl::StatusOr<std::unique_ptr<store::BlockFile>> CreateBlocks(const std::string&) override {
-    return absl::UnimplementedError("files are appended to here");
-  }
-  // The disk below would read it beside those who store to it.
-  absl::StatusOr<std::unique_ptr<store::MappedFile>> CreateMapped(const std::string&, uint64_t) override {
-    return absl::UnimplementedError("files are not mapped here");
-  }
   absl::StatusOr<std::string> ReadFile(const std::string& path) override {
     MutexLock lock(mu_);
     return disk_.ReadFile(path);

@@ -105,10 +105,8 @@ TEST_F(ShardLogTest, AFullDiskMakesASessionStaleUntilItsSnapshot) {
   log->Append(MakeInstall(8));
   log->Append(MakeUpdate(7, 0, 1));
   log->Sync();  // otherwise the syncer, and not the next append, may find the full disk first
-  fs.set_full(true);
   log->Append(MakeUpdate(7, 0, 2));
-  EXPECT_FALSE(log->stale(7));  // the ring has it, and keeps it until the disk takes it
-  log->Sync();
+  fs.set_full(true);
   log->Append(MakeUpdate(7, 0, 3));
   EXPECT_TRUE(log->stale(7));
   EXPECT_EQ(observer.became_stale, 1);
@@ -141,34 +139,6 @@ TEST_F(ShardLogTest, ASnapshotFromBeforeALostDecisionHealsNothing) {
   EXPECT_TRUE(log->stale(7));
   log->OnSnapshot(7, log->next_sequence(), Cuts(51));
   EXPECT_FALSE(log->stale(7));
-}
-
-TEST_F(ShardLogTest, WithoutARingTheFirstRecordThatAFullDiskRefusesIsMissed) {
-  options.log.ring_bytes = 0;
-  Open();
-  log->Append(MakeInstall(7));
-  log->Append(MakeUpdate(7, 0, 1));
-  fs.set_full(true);
-  log->Append(MakeUpdate(7, 0, 2));
-  EXPECT_TRUE(log->stale(7));
-  fs.set_full(false);
-  AwaitWritable();
-  EXPECT_EQ(Open(), (std::vector<uint64_t>{1}));
-}
-
-// Nothing syncs by itself for longer than the test may take, but for a ring that fills up.
-TEST_F(ShardLogTest, ARingThatFillsUpIsWrittenOutBeforeItsTime) {
-  options.sync_interval = absl::Hours(1);
-  options.log.ring_bytes = 1 << 20;
-  Open();
-  std::vector<uint64_t> all;
-  log->Append(MakeInstall(7));
-  for (uint64_t i = 1; i <= 100; ++i) {
-    log->Append(MakeUpdate(7, 0, i, 100'000));
-    all.push_back(i);
-  }
-  EXPECT_FALSE(log->stale(7));
-  EXPECT_EQ(Open(), all);
 }
 
 TEST_F(ShardLogTest, DamageIsAnError) {

@@ -203,9 +203,9 @@ TEST_F(ShardStoreTest, ASnapshotThatIsAskedForIsACutAtItsStep) {
 // Notes how nice the thread is that writes large files.
 class NicenessFileSystem final : public store::PosixFileSystem {
  public:
-  absl::StatusOr<std::unique_ptr<store::WritableFile>> CreateLarge(const std::string& path) override {
+  absl::StatusOr<std::unique_ptr<store::WritableFile>> Create(const std::string& path) override {
     niceness = getpriority(PRIO_PROCESS, 0);
-    return PosixFileSystem::CreateLarge(path);
+    return PosixFileSystem::Create(path);
   }
   std::atomic<int> niceness = -100;
 };

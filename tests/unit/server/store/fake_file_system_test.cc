@@ -48,57 +48,6 @@ TEST(FakeFileSystemTest, ACrashKeepsWhatWasSyncedAndTearsTheRest) {
   EXPECT_GT(garbled, 50);
 }
 
-TEST(FakeFileSystemTest, AMappedFileOutlivesTheProcessAndItsPagesTheMachineByChance) {
-  constexpr uint64_t kPages = 8;
-  std::set<std::string> outcomes;
-  for (uint64_t seed = 0; seed < 50; ++seed) {
-    FakeFileSystem fs(seed);
-    const auto file = fs.CreateMapped("a", kPages * FakeFileSystem::kPageBytes);
-    ASSERT_TRUE(file.ok()) << file.status();
-    ASSERT_TRUE(fs.SyncDir(".").ok());
-    const absl::Span<char> memory = (*file)->memory();
-    std::fill(memory.begin(), memory.end(), 'o');
-    ASSERT_TRUE((*file)->Sync().ok());
-    std::fill(memory.begin(), memory.end(), 'm');
-    for (int i = 0; i < 8; ++i) ASSERT_TRUE(fs.List(".").ok());  // time passes
-    std::fill(memory.begin(), memory.end(), 'n');
-    fs.CrashProcess();
-    ASSERT_EQ(*fs.ReadFile("a"), std::string(memory.size(), 'n'));
-    fs.Crash();
-    std::string outcome;
-    const std::string bytes = *fs.ReadFile("a");
-    for (uint64_t page = 0; page < bytes.size(); page += FakeFileSystem::kPageBytes) {
-      outcome += bytes[page];
-      EXPECT_EQ(bytes.substr(page, FakeFileSystem::kPageBytes), std::string(FakeFileSystem::kPageBytes, bytes[page]));
-    }
-    EXPECT_EQ(outcome.find_first_not_of("omn"), std::string::npos) << outcome;
-    outcomes.insert(outcome);
-  }
-  EXPECT_GT(outcomes.size(), 40u);
-}
-
-TEST(FakeFileSystemTest, ABlockThatIsWrittenAgainKeepsWhatWasSyncedOfIt) {
-  const store::BlockMemory memory = store::AllocateBlocks(store::kBlockBytes);
-  std::set<std::string> outcomes;
-  for (uint64_t seed = 0; seed < 50; ++seed) {
-    FakeFileSystem fs(seed);
-    const auto file = fs.CreateBlocks("a");
-    ASSERT_TRUE(file.ok()) << file.status();
-    ASSERT_TRUE(fs.SyncDir(".").ok());
-    std::fill_n(memory.get(), store::kBlockBytes, '\0');
-    std::fill_n(memory.get(), 1000, 's');
-    ASSERT_TRUE((*file)->WriteAt(0, {memory.get(), store::kBlockBytes}).ok());
-    ASSERT_TRUE((*file)->Sync().ok());
-    std::fill_n(memory.get() + 1000, 1000, 'u');
-    ASSERT_TRUE((*file)->WriteAt(0, {memory.get(), store::kBlockBytes}).ok());
-    fs.Crash();
-    const std::string bytes = *fs.ReadFile("a");
-    ASSERT_EQ(bytes.substr(0, 1000), std::string(1000, 's')) << "seed " << seed;
-    outcomes.insert(bytes);
-  }
-  EXPECT_GT(outcomes.size(), 20u);
-}
-
 TEST(FakeFileSystemTest, NamesLastOnlyOnceTheirDirectoryIsSynced) {
   std::set<std::string> outcomes;
   for (uint64_t seed = 0; seed < 100; ++seed) {

@@ -10,7 +10,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "server/store/direct_file.h"
 #include "server/store/posix_file_system.h"
 #include "tests/support/fake_file_system.h"
 #include "tests/support/temp_dir.h"
@@ -62,42 +61,6 @@ TEST_P(FileSystemTest, ReadsWhatWasAppended) {
   EXPECT_EQ(*fs_->ReadRange(Path("a"), 5, 100), std::string("\0o", 2));
   EXPECT_EQ(*fs_->ReadRange(Path("a"), 7, 1), "");
   EXPECT_EQ(*fs_->ReadRange(Path("a"), 100, 1), "");
-}
-
-TEST_P(FileSystemTest, BlocksAreWrittenWhereTheyBelongAndAgain) {
-  const auto file = fs_->CreateBlocks(Path("a"));
-  ASSERT_TRUE(file.ok()) << file.status();
-  const BlockMemory memory = AllocateBlocks(2 * kBlockBytes);
-  const auto write = [&](uint64_t offset, char first, char second) {
-    std::fill_n(memory.get(), kBlockBytes, first);
-    std::fill_n(memory.get() + kBlockBytes, kBlockBytes, second);
-    ASSERT_TRUE((*file)->WriteAt(offset, {memory.get(), 2 * kBlockBytes}).ok());
-    ASSERT_TRUE((*file)->Sync().ok());
-  };
-  write(0, 'a', 'b');
-  write(kBlockBytes, 'c', 'd');
-  const auto blocks = [](char what) { return std::string(kBlockBytes, what); };
-  EXPECT_EQ(*fs_->ReadFile(Path("a")), blocks('a') + blocks('c') + blocks('d'));
-  EXPECT_TRUE((*file)->Close().ok());
-  EXPECT_EQ(fs_->CreateBlocks(Path("a")).status().code(), absl::StatusCode::kAlreadyExists);
-}
-
-TEST_P(FileSystemTest, WhatIsStoredToAMappedFileIsRead) {
-  auto file = fs_->CreateMapped(Path("a"), 2 * kBlockBytes);
-  if (absl::IsUnimplemented(file.status())) {
-    GTEST_SKIP() << "the folder for temporary files is on a file system that no file is mapped on: " << file.status();
-  }
-  ASSERT_TRUE(file.ok()) << file.status();
-  const absl::Span<char> memory = (*file)->memory();
-  ASSERT_EQ(memory.size(), 2 * kBlockBytes);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.data()) % kBlockBytes, 0u);
-  EXPECT_EQ(*fs_->ReadFile(Path("a")), std::string(2 * kBlockBytes, '\0'));
-  memory[kBlockBytes] = 'x';
-  EXPECT_EQ(*fs_->ReadRange(Path("a"), kBlockBytes - 1, 3), std::string("\0x\0", 3));
-  EXPECT_TRUE((*file)->Sync().ok());
-  file->reset();
-  EXPECT_EQ(*fs_->ReadRange(Path("a"), kBlockBytes, 1), "x");
-  EXPECT_EQ(fs_->CreateMapped(Path("a"), kBlockBytes).status().code(), absl::StatusCode::kAlreadyExists);
 }
 
 TEST_P(FileSystemTest, CreateRefusesAFileThatIsThere) {

@@ -12,7 +12,6 @@
 #include "gtest/gtest.h"
 
 #include "kernels/base/random.h"
-#include "server/store/log_ring.h"
 #include "server/store/record_log.h"
 #include "tests/support/fake_file_system.h"
 
@@ -23,12 +22,7 @@ using Operation = FakeFileSystem::Operation;
 
 class Life {
  public:
-  // A ring: every record may be longer than there is room for, or than the ring is.
-  Life(uint64_t seed, bool ring)
-      : fs_(seed),
-        random_(std::vector<uint64_t>{seed, 17}),
-        options_{.segment_bytes = 2000, .ring_bytes = ring ? LogRing::kLeastBytes : 0},
-        longest_(ring ? 12'000 : 6000) {}
+  explicit Life(uint64_t seed) : fs_(seed), random_(std::vector<uint64_t>{seed, 17}) {}
 
   void Run() {
     Open();
@@ -66,7 +60,7 @@ class Life {
   }
 
   void Append() {
-    std::string payload(Random(Random(4) == 0 ? longest_ : 60), '\0');
+    std::string payload(Random(Random(4) == 0 ? 6000 : 60), '\0');
     for (char& byte : payload) byte = static_cast<char>(Random(256));
     const auto sequence = log_->Append(static_cast<uint8_t>(1 + payload.size() % 255), payload);
     if (!sequence.ok()) {
@@ -103,9 +97,6 @@ class Life {
 
   void Open() {
     log_ = nullptr;
-    // Now and then the directory is of a file system that cannot map, or is again of one that can.
-    can_map_ = Random(8) != 0;
-    fs_.set_can_map(can_map_);
     uint64_t last = 0;
     auto log = RecordLog::Open(fs_, "log", options_, [&](const Record& record) {
       if (last == 0) {
@@ -129,7 +120,6 @@ class Life {
     });
     ASSERT_TRUE(log.ok()) << log.status();
     log_ = *std::move(log);
-    EXPECT_EQ(log_->has_ring(), options_.ring_bytes > 0 && can_map_);
     ASSERT_GE(log_->next_sequence(), durable_before_);
     ASSERT_TRUE(last == 0 || log_->next_sequence() == last + 1) << last;
     lost_ += written_.size() + 1 - log_->next_sequence();
@@ -140,9 +130,7 @@ class Life {
 
   FakeFileSystem fs_;
   const CounterRandom random_;
-  const RecordLogOptions options_;
-  const uint64_t longest_;
-  bool can_map_ = true;
+  const RecordLogOptions options_ = {.segment_bytes = 2000};
   uint64_t counter_ = 0;
   std::unique_ptr<RecordLog> log_;
   std::vector<std::string> written_;  // by sequence - 1
@@ -153,13 +141,11 @@ class Life {
   uint64_t lost_ = 0;
 };
 
-class RecordLogCrashTest : public ::testing::TestWithParam<bool> {};
-
-TEST_P(RecordLogCrashTest, WhatWasSyncedIsThereAndNothingElseIsInvented) {
+TEST(RecordLogCrashTest, WhatWasSyncedIsThereAndNothingElseIsInvented) {
   uint64_t crashes = 0, lost = 0;
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
-    Life life(seed, GetParam());
+    Life life(seed);
     life.Run();
     if (HasFailure()) return;
     crashes += life.crashes();
@@ -169,8 +155,6 @@ TEST_P(RecordLogCrashTest, WhatWasSyncedIsThereAndNothingElseIsInvented) {
   EXPECT_GT(crashes, 1000u);
   EXPECT_GT(lost, 500u);
 }
-
-INSTANTIATE_TEST_SUITE_P(WithoutAndWithRing, RecordLogCrashTest, ::testing::Bool());
 
 // A bit of a log of many synced records and segments rots: DataLoss, or the records of one unsynced end are missing.
 TEST(RecordLogDamageTest, ARottenBitNeverGivesAWrongRecord) {
