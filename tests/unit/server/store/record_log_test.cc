@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/record_log.h"
 
+#include <csignal>
 #include <memory>
 #include <string>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -362,6 +365,40 @@ TEST(RecordLogThreadsTest, ManyThreadsShareSyncsAndLoseNothing) {
   });
   ASSERT_TRUE(log.ok()) << log.status();
   EXPECT_THAT(next, ::testing::Each(kRecords));
+}
+
+// The real disk, and a process that is really killed.
+TEST(RecordLogKillTest, EveryRecordOutlivesItsProcess) {
+  constexpr uint64_t kRecords = 500;
+  const auto payload = [](uint64_t i) {
+    return std::string(i == 300 ? size_t{2} << 20 : i * 7919 % 50'000, static_cast<char>(i * 131));
+  };
+  const TempDir temp;
+  const std::string dir = JoinPath(temp.path(), "log");
+  const RecordLogOptions options{.segment_bytes = 3'000'000};
+  const pid_t child = fork();
+  if (child == 0) {
+    PosixFileSystem fs;
+    const auto log = RecordLog::Open(fs, dir, options, nullptr);
+    if (!log.ok()) _exit(1);
+    for (uint64_t i = 0; i < kRecords; ++i) {
+      if (!(*log)->Append(1, payload(i)).ok()) _exit(2);
+    }
+    raise(SIGKILL);
+  }
+  ASSERT_GT(child, 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status)) << WEXITSTATUS(status);
+  PosixFileSystem fs;
+  uint64_t seen = 0;
+  const auto log = RecordLog::Open(fs, dir, options, [&](const Record& record) {
+    EXPECT_EQ(record.payload, payload(seen)) << seen;
+    ++seen;
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(log.ok()) << log.status();
+  EXPECT_EQ(seen, kRecords);
 }
 
 }  // namespace
