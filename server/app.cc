@@ -257,7 +257,7 @@ class ServerApp final : public App {
     options.trim_memory = [] { malloc_trim(0); };
     if (config_.slow_worker_ms > 0) options.slow_worker = absl::Milliseconds(config_.slow_worker_ms);
     PRECONDOR_RETURN_IF_ERROR(MakeDevicePlane());
-    options.device_plane = device_plane_ != nullptr;
+    if (device_plane_ != nullptr) options.ring_device = device_plane_->device();
     shard_ = std::make_unique<Shard>(options, std::move(devices), clock_, logger_, metrics_);
     if (device_plane_ != nullptr) {
       rings_ = std::make_unique<rpc::SharedRegions>(*device_plane_, shard_->memory(), config_.device_plane_bytes,

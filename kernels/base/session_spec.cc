@@ -138,6 +138,24 @@ absl::Status CheckLayerMethods(const SessionSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDelegates(const SessionSpec& spec) {
+  if (spec.delegates.empty()) return absl::OkStatus();
+  if (spec.exchange != ExchangeMode::kDelegate) {
+    return Invalid("delegates", absl::StrCat("none with exchange ", ExchangeModeName(spec.exchange)),
+                   spec.delegates.size());
+  }
+  if (spec.delegates.size() != spec.layers.size()) {
+    return Invalid("delegates", absl::StrCat("none, or one for each of ", spec.layers.size(), " layers"),
+                   spec.delegates.size());
+  }
+  for (const uint32_t rank : spec.delegates) {
+    if (rank >= static_cast<uint32_t>(spec.world_size)) {
+      return Invalid("delegates", absl::StrCat("ranks of 0 ... ", spec.world_size - 1), rank);
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Checks the restrictions of a session whose workers keep factors.
 absl::Status CheckLocalFactors(const SessionSpec& spec) {
   const std::string with = absl::StrCat(" with exchange ", ExchangeModeName(spec.exchange));
@@ -178,6 +196,7 @@ absl::Status ValidateSessionSpec(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("on_shard_loss", spec.on_shard_loss, ShardLossPolicy::kDegrade));
   PRECONDOR_RETURN_IF_ERROR(CheckLayers(spec.layers));
   PRECONDOR_RETURN_IF_ERROR(CheckLayerMethods(spec));
+  PRECONDOR_RETURN_IF_ERROR(CheckDelegates(spec));
   return WorkersPrecondition(spec) ? CheckLocalFactors(spec) : absl::OkStatus();
 }
 
@@ -210,7 +229,10 @@ std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want)
   }
   compare("on_shard_loss", have.on_shard_loss, want.on_shard_loss, ShardLossPolicyName);
   if (difference.empty()) difference = LayersDifference(have.layers, want.layers);
-  return difference.empty() ? LayerMethodsDifference(have, want) : difference;
+  if (difference.empty()) difference = LayerMethodsDifference(have, want);
+  compare("delegates", have.delegates, want.delegates,
+          [](const std::vector<uint32_t>& ranks) { return absl::StrCat("[", absl::StrJoin(ranks, ", "), "]"); });
+  return difference;
 }
 
 bool IsStatisticStep(const SessionSpec& spec, uint64_t step) {
@@ -263,7 +285,10 @@ int64_t VectorsPerStep(const SessionSpec& spec, int64_t layer) {
   return MaxRows(std::max(shape.d_in, shape.d_out));
 }
 
-int32_t DelegateRank(const SessionSpec& spec, int64_t layer) { return static_cast<int32_t>(layer % spec.world_size); }
+int32_t DelegateRank(const SessionSpec& spec, int64_t layer) {
+  if (!spec.delegates.empty()) return static_cast<int32_t>(spec.delegates[static_cast<size_t>(layer)]);
+  return static_cast<int32_t>(layer % spec.world_size);
+}
 
 absl::string_view ModeName(Mode mode) { return mode == Mode::kFirstOrder ? "FIRST_ORDER" : "SECOND_ORDER"; }
 

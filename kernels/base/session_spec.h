@@ -78,6 +78,7 @@ struct SessionSpec {
   ShardLossPolicy on_shard_loss = ShardLossPolicy::kWait;
   std::vector<LayerSpec> layers;
   std::vector<LayerMethod> layer_methods = {};  // exceptions to `method` and `statistics`; each layer in at most one
+  std::vector<uint32_t> delegates = {};         // see DelegateRank
   bool operator==(const SessionSpec&) const = default;
 };
 
@@ -130,7 +131,8 @@ int64_t VectorsPerStep(const SessionSpec& spec, int64_t layer);
 inline int64_t PackedElements(int64_t d) { return d * (d + 1) / 2; }
 inline int64_t MaxRows(int64_t d) { return (PackedElements(d) - 1) / d; }
 
-// Returns the rank that sends the gradient of layer `layer` in DELEGATE: layer % world_size.
+// Returns the rank that sends the gradient of layer `layer` in DELEGATE: its entry in `delegates`, or layer %
+// world_size if there are none. A session keeps its delegates, also when its layers move to other shards.
 int32_t DelegateRank(const SessionSpec& spec, int64_t layer);
 
 // Stable names, such as "SECOND_ORDER", "DIRECT", "SIGNED" and "PRECONDITIONED".

@@ -358,6 +358,7 @@ absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
     encoded.set_statistics(EncodeStatisticsKind(entry.statistics));
     encoded.mutable_layers()->Add(entry.layers.begin(), entry.layers.end());
   }
+  out.mutable_delegates()->Add(spec.delegates.begin(), spec.delegates.end());
   return out;
 }
 
@@ -384,6 +385,7 @@ absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec) {
   for (const v1::LayerMethod& entry : spec.layer_methods()) {
     PRECONDOR_ASSIGN_OR_RETURN(out.layer_methods.emplace_back(), DecodeLayerMethod(entry));
   }
+  out.delegates.assign(spec.delegates().begin(), spec.delegates().end());
   if (out.sketches == 0 && UsesSketches(out) && out.world_size > 0) out.sketches = SketchesPerWorker(out);
   return out;
 }

@@ -77,7 +77,8 @@ std::vector<PlacementShard> DeviceRooms(const ShardDescription& shard, double lo
   for (const DeviceUse& device : shard.devices) {
     rooms.push_back({.free_bytes = device.capacity_bytes - device.reserved_bytes,
                      .load = load / static_cast<double>(shard.devices.size()),
-                     .shard = place});
+                     .shard = place,
+                     .ring_device = device.ring_device});
   }
   return rooms;
 }

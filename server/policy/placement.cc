@@ -2,6 +2,7 @@
 #include "server/policy/placement.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -35,9 +36,12 @@ class DeviceCapacities {
 
   const std::vector<double>& load() const { return load_; }
   // Explains why LeastLoadedDevice returned -1.
-  std::string NoRoom(size_t index, const PlacementLayer& layer) const {
-    return absl::StrCat("layer ", index, " needs ", layer.bytes, " bytes; the most that any of ", load_.size(),
-                        " shards has left is ", *std::max_element(free_bytes_.begin(), free_bytes_.end()));
+  std::string NoRoom(size_t index, absl::Span<const PlacementLayer> layers) const {
+    int64_t all = 0;
+    for (const PlacementLayer& layer : layers) all += layer.bytes;
+    return absl::StrCat("layer ", index, " needs ", layers[index].bytes, " bytes, all ", layers.size(), " layers ", all,
+                        "; the most that any of ", load_.size(), " shards has left is ",
+                        *std::max_element(free_bytes_.begin(), free_bytes_.end()));
   }
 
  private:
@@ -62,7 +66,7 @@ Placement PlaceLayers(absl::Span<const PlacementLayer> layers, absl::Span<const 
   for (size_t layer : order) {
     const int32_t shard = rooms.LeastLoadedDevice(layers[layer]);
     if (shard < 0) {
-      placement.reason = rooms.NoRoom(layer, layers[layer]);
+      placement.reason = rooms.NoRoom(layer, layers);
       placement.shard_of_layer.clear();
       return placement;
     }
@@ -75,6 +79,24 @@ Placement PlaceLayers(absl::Span<const PlacementLayer> layers, absl::Span<const 
   placement.reason =
       absl::StrCat(layers.size(), " layers on ", shards.size(), " shards, cost per shard ", *least, " to ", *most);
   return placement;
+}
+
+std::vector<uint32_t> DelegateByDevice(const Placement& placement, absl::Span<const PlacementShard> shards,
+                                       absl::Span<const std::string> rank_devices) {
+  if (rank_devices.empty()) return {};
+  std::map<std::string, std::vector<uint32_t>> ranks_on;
+  for (size_t rank = 0; rank < rank_devices.size(); ++rank) {
+    if (!rank_devices[rank].empty()) ranks_on[rank_devices[rank]].push_back(static_cast<uint32_t>(rank));
+  }
+  std::vector<uint32_t> delegates;
+  std::map<std::string, size_t> delegated;  // number of layers by device
+  for (const int32_t shard : placement.shard_of_layer) {
+    const std::string& device = shards[static_cast<size_t>(shard)].ring_device;
+    const auto ranks = ranks_on.find(device);
+    delegates.push_back(ranks == ranks_on.end() ? static_cast<uint32_t>(delegates.size() % rank_devices.size())
+                                                : ranks->second[delegated[device]++ % ranks->second.size()]);
+  }
+  return delegated.empty() ? std::vector<uint32_t>() : delegates;
 }
 
 }  // namespace precondor

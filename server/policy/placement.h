@@ -19,8 +19,9 @@ struct PlacementLayer {
 // A shard, or one device of a shard.
 struct PlacementShard {
   int64_t free_bytes = 0;
-  double load = 0;   // cost of the layers that it already has
-  size_t shard = 0;  // index of the shard; the devices of a shard are consecutive
+  double load = 0;               // cost of the layers that it already has
+  size_t shard = 0;              // index of the shard; the devices of a shard are consecutive
+  std::string ring_device = {};  // identifies the device to workers that share its memory; empty: none do
 };
 
 struct Placement {
@@ -33,5 +34,11 @@ struct Placement {
 // Assigns the layers, by descending cost, to the least loaded shard with room. Ties go to the lower layer and the lower
 // shard index, so that equal inputs always give equal results.
 Placement PlaceLayers(absl::Span<const PlacementLayer> layers, absl::Span<const PlacementShard> shards);
+
+// Returns the rank that sends each layer's gradient: of the ranks on the layer's device one after the other, and rank
+// layer % ranks for a layer on no rank's device. `rank_devices` has each rank's `ring_device`, or an empty text. Empty
+// if no layer is on a rank's device.
+std::vector<uint32_t> DelegateByDevice(const Placement& placement, absl::Span<const PlacementShard> shards,
+                                       absl::Span<const std::string> rank_devices);
 
 }  // namespace precondor

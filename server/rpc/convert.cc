@@ -260,6 +260,7 @@ void EncodeDevice(const DeviceUse& device, v1::DeviceMemory& out) {
   out.set_capacity_bytes(static_cast<uint64_t>(device.capacity_bytes));
   out.set_reserved_bytes(static_cast<uint64_t>(device.reserved_bytes));
   out.set_fault(wire::SafeText(device.fault));
+  out.set_ring_device(device.ring_device);
 }
 
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description) {
@@ -295,8 +296,8 @@ ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
   out.capacity_bytes = Bytes(response.capacity_bytes());
   out.reserved_bytes = Bytes(response.reserved_bytes());
   for (const v1::DeviceMemory& device : response.devices()) {
-    out.devices.push_back(
-        {device.name(), Bytes(device.capacity_bytes()), Bytes(device.reserved_bytes()), device.fault()});
+    out.devices.push_back({device.name(), Bytes(device.capacity_bytes()), Bytes(device.reserved_bytes()),
+                           device.fault(), device.ring_device()});
   }
   if (response.clock_ns() != 0) out.shard_time = absl::FromUnixNanos(response.clock_ns());
   for (const v1::MeasuredCost& cost : response.costs()) {

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -58,7 +59,10 @@ grpc::ServerUnaryReactor* SessionService::OpenSession(grpc::CallbackServerContex
       [this, context, request, response]() -> absl::Status {
         trace::Operation::Annotate("precondor.session", request->spec().name());
         PRECONDOR_ASSIGN_OR_RETURN(const SessionSpec spec, wire::DecodeSessionSpec(request->spec()));
-        PRECONDOR_ASSIGN_OR_RETURN(const OpenResult opened, coordinator_.OpenSession(spec, caller_(*context)));
+        PRECONDOR_ASSIGN_OR_RETURN(const OpenResult opened,
+                                   coordinator_.OpenSession(spec, caller_(*context),
+                                                            std::vector<std::string>(request->rank_devices().begin(),
+                                                                                     request->rank_devices().end())));
         PRECONDOR_ASSIGN_OR_RETURN(*response->mutable_spec(), wire::EncodeSessionSpec(opened.spec));
         response->set_session_id(opened.session_id);
         response->set_created(opened.created);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/snapshot_service.h"
 
+#include <string>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
@@ -72,7 +75,9 @@ absl::Status SnapshotService::Restore(const v1::RestoreSessionRequest& request, 
   const bool for_every_worker = caller.is_operator && !caller.is_worker;
   PRECONDOR_ASSIGN_OR_RETURN(
       const RestoreResult restored,
-      subject_.coordinator->RestoreSession(spec, request.step(), for_every_worker ? SessionCaller() : caller));
+      subject_.coordinator->RestoreSession(
+          spec, request.step(), for_every_worker ? SessionCaller() : caller,
+          std::vector<std::string>(request.rank_devices().begin(), request.rank_devices().end())));
   const CoordinatorSessionSummary& opened = restored.session;
   response.set_session_id(opened.session_id);
   response.set_snapshot_id(opened.snapshots.back().number);

@@ -40,7 +40,7 @@ auto Fields(store::Is<SessionRecord> auto& value) {
   return std::tuple_cat(
       std::tie(session_id, spec, placement, membership, lease, spec.on_shard_loss, spec.layer_methods),
       std::make_tuple(store::LayerShapes<decltype((spec.layers))>{spec.layers}, store::RetiredDataPlane()),
-      std::tie(access));
+      std::tie(access, spec.delegates));
 }
 
 auto Fields(store::Is<MembershipRecord> auto& value) {
@@ -89,11 +89,12 @@ namespace store {
 namespace {
 
 // 2: a SessionRecord ends with on_shard_loss. 3: then layer_methods. 4: then the shapes of layers. 5: then a data
-// plane. 6: then the session's secret and tenants.
-constexpr uint8_t kVersion = 6;
+// plane. 6: then the session's secret and tenants. 7: then delegates.
+constexpr uint8_t kVersion = 7;
 
 // Converts a record of an earlier version. Sessions of version 1 have on_shard_loss WAIT. Before version 3 all layers
-// have one method, before version 4 no shapes, before version 5 no data plane, and before version 6 no secret.
+// have one method, before version 4 no shapes, before version 5 no data plane, before version 6 no secret, and before
+// version 7 no delegates.
 template <typename Record>
 std::string FromVersion(uint8_t version, absl::string_view bytes) {
   std::string next(bytes);
@@ -103,6 +104,7 @@ std::string FromVersion(uint8_t version, absl::string_view bytes) {
     if (version < 4) Put(next, std::map<uint32_t, std::vector<int64_t>>());
     if (version < 5) Put(next, RetiredDataPlane());
     if (version < 6) Put(next, SessionAccess());
+    if (version < 7) Put(next, std::vector<uint32_t>());
   }
   return next;
 }

@@ -92,11 +92,11 @@ auto Fields(store::Is<LayerMethod> auto& value) {
   return std::tie(method, statistics, layers);
 }
 
-// on_shard_loss, layer_methods and the layers' shapes are encoded at the end of the record, because earlier versions of
-// it do not have them.
+// on_shard_loss, layer_methods, the layers' shapes and delegates are encoded at the end of the record, because earlier
+// versions of it do not have them.
 auto Fields(store::Is<SessionSpec> auto& value) {
   auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
-         statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers, layer_methods] = value;
+         statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers, layer_methods, delegates] = value;
   return std::tie(name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
                   statistics_dtype, gradient_dtype, method, fallback, layers);
 }

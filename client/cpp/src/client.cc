@@ -16,6 +16,7 @@
 #include "client/cpp/src/worker.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_module.h"
 #include "proto/wire/spec_codec.h"
 
 namespace precondor {
@@ -38,6 +39,7 @@ class ClientImpl final : public Client {
   absl::StatusOr<bool> OpenSession(const SessionSpec& spec) override {
     v1::OpenSessionRequest request;
     PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(spec));
+    for (const std::string& device : options_.rank_devices) request.add_rank_devices(device);
     PRECONDOR_ASSIGN_OR_RETURN(const v1::OpenSessionResponse response, control_->OpenSession(request, canceller_));
     MutexLock lock(mu_);
     secrets_[spec.name] = response.secret();
@@ -72,6 +74,7 @@ class ClientImpl final : public Client {
     v1::RestoreSessionRequest request;
     PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(spec));
     request.set_step(step);
+    for (const std::string& device : options_.rank_devices) request.add_rank_devices(device);
     PRECONDOR_ASSIGN_OR_RETURN(const v1::RestoreSessionResponse opened, control_->RestoreSession(request, canceller_));
     {
       MutexLock lock(mu_);
@@ -143,6 +146,11 @@ class ClientImpl final : public Client {
 };
 
 }  // namespace
+
+absl::StatusOr<std::string> CudaDeviceId(int device) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<DevicePlane> plane, LoadCudaPlane(device));
+  return plane->device();
+}
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
   std::unique_ptr<Client> client = Make(std::move(options));

@@ -72,6 +72,7 @@ absl::StatusOr<CtlOutput> RunRestore(const CtlOptions& options) {
   PRECONDOR_RETURN_IF_ERROR(recovery::VerifyStoredSession(stored));
   v1::RestoreSessionRequest request;
   SessionSpec spec = stored.spec;
+  spec.delegates.clear();  // of the shards and ranks that there were
   if (options.world_size > 0) spec.world_size = static_cast<int32_t>(options.world_size);
   PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(spec));
   request.set_step(stored.step);

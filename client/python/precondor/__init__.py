@@ -6,7 +6,7 @@ Begin with Client. docs/python.md is the manual.
 """
 
 from ._client import (Client, Future, Preconditioned, Security, Session, StepDirective, Worker, compute_statistics,
-                      kl_clip_scale)
+                      cuda_device_id, kl_clip_scale)
 from ._errors import (AbortedError, CancelledError, DataLossError, DeadlineExceededError, FailedPreconditionError,
                       ForkError, InternalError, InvalidArgumentError, NotFoundError, PermissionDeniedError,
                       PrecondorError, ResourceExhaustedError, UnauthenticatedError, UnavailableError, UnimplementedError)
@@ -18,5 +18,6 @@ __all__ = [
     "AbortedError", "CancelledError", "Client", "DataLossError", "DeadlineExceededError", "FailedPreconditionError",
     "ForkError", "Future", "InternalError", "InvalidArgumentError", "Layer", "LayerMethod", "METHODS", "Method", "NotFoundError",
     "PermissionDeniedError", "Preconditioned", "PrecondorError", "ResourceExhaustedError", "Security", "Session",
-    "SessionSpec", "StepDirective", "UnauthenticatedError", "UnavailableError", "UnimplementedError", "Worker", "compute_statistics", "kl_clip_scale"
+    "SessionSpec", "StepDirective", "UnauthenticatedError", "UnavailableError", "UnimplementedError", "Worker", "compute_statistics",
+    "cuda_device_id", "kl_clip_scale"
 ]

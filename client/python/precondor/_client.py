@@ -481,6 +481,8 @@ class Client:
         security: Files for all connections, also those to shards. None: no files.
         traceparent: W3C Trace Context that the client sends (docs/monitoring.md). Empty: the client begins its own
             trace.
+        rank_devices: The CUDA device of each rank's gradients (precondor.cuda_device_id; b"": none), or nothing. In
+            DELEGATE a rank on the device of a layer's shard then sends the layer, in sessions that this client creates.
 
     Raises:
         UnavailableError: No server answers within connect_timeout.
@@ -493,7 +495,7 @@ class Client:
 
     def __init__(self, address: str, *, connect_timeout: float = 10.0, rpc_timeout: float = 30.0,
                  result_timeout: float = 120.0, join_timeout: float = 120.0, lease_timeout: float = 600.0,
-                 security: Optional[Security] = None, traceparent: str = "") -> None:
+                 security: Optional[Security] = None, traceparent: str = "", rank_devices: Sequence[bytes] = ()) -> None:
         from . import server  # pylint: disable=import-outside-toplevel  # `python -m precondor.server` expects it not imported
         check_text("address", address)
         timeouts = {"connect_timeout": connect_timeout, "rpc_timeout": rpc_timeout, "result_timeout": result_timeout,
@@ -501,7 +503,7 @@ class Client:
         files = security_of(security)
         self._core = _core.Client(address, *(check_number(what, seconds, 0.0) for what, seconds in timeouts.items()),
                                   files.tls_ca, files.tls_cert, files.tls_key, files.token_file,
-                                  check_text("traceparent", traceparent), server.watch_of(address))
+                                  check_text("traceparent", traceparent), list(rank_devices), server.watch_of(address))
         _open.add(self)
         try:
             self._core.wait_for_server()
@@ -560,6 +562,16 @@ class Client:
 
     def __exit__(self, *unused: object) -> None:
         self.close()
+
+
+@_names_arguments
+def cuda_device_id(device: int) -> bytes:
+    """Returns what identifies a CUDA device of this process in every process of the host, for Client.rank_devices.
+
+    Raises:
+        UnavailableError: There is no such device, or the installation has no CUDA backend.
+    """
+    return _core.cuda_device_id(device)
 
 
 @_names_arguments

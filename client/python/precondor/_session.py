@@ -66,7 +66,7 @@ class SessionSpec:
         world_size: Number of ranks.
         seed: Seed of every random choice.
         exchange: "DIRECT" (every rank sends every gradient, and the server averages them), "DELEGATE" (the job has
-            averaged, and rank layer % world_size sends), "SHARDED" (the job has averaged, and every rank sends its parts
+            averaged, and one rank sends each layer, see delegates), "SHARDED" (the job has averaged, and every rank sends its parts
             of the averages), or "REPLAY" or "PULL_FACTORS" (the job has averaged, and every rank preconditions the
             average itself: the server returns the vectors of each update, or the factors).
         statistics: "SIGNED" (sketches), "MEAN", "PER_WORKER_MEAN" or "COVARIANCE".
@@ -77,6 +77,8 @@ class SessionSpec:
         fallback: Options of the fallback to first order, e.g. {"policy": "LOSS_RATE"}; docs/methods/mkor_h.md.
         on_shard_loss: "WAIT" (for the shard) or "DEGRADE" (its layers move to other shards).
         layer_methods: Layers with another method or other statistics.
+        delegates: DELEGATE: the rank that sends each layer's gradient. Empty: rank layer % world_size, unless the servers
+            choose by Client.rank_devices; Worker.spec then has them.
     """
 
     name: str
@@ -95,6 +97,12 @@ class SessionSpec:
     fallback: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     on_shard_loss: str = "WAIT"
     layer_methods: Sequence[LayerMethod] = ()
+    delegates: Sequence[int] = ()
+
+
+def delegate_of(spec: SessionSpec, layer: int) -> int:
+    """Returns the rank that sends the layer's gradient in DELEGATE."""
+    return spec.delegates[layer] if spec.delegates else layer % spec.world_size
 
 
 def as_method(method: Union[Method, str], what: str = "method") -> Method:
@@ -143,6 +151,7 @@ def to_dict(spec: SessionSpec) -> Dict[str, Any]:
     fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
     fields["layers"] = [{**dataclasses.asdict(layer), "shape": list(layer.shape)} for layer in _items("layers", spec.layers, Layer)]
     fields["method"] = _method_dict(spec.method)
+    fields["delegates"] = list(spec.delegates)
     fields["fallback"] = dict(check_mapping("fallback", spec.fallback))
     fields["layer_methods"] = [
         {"method": _method_dict(one.method, f"layer_methods[{place}].method"), "statistics": one.statistics, "layers": list(one.layers)}
@@ -156,4 +165,5 @@ def from_dict(fields: Mapping[str, Any]) -> SessionSpec:
     exceptions = tuple(LayerMethod(Method(**one["method"]), tuple(one["layers"]), one["statistics"])
                        for one in fields["layer_methods"])
     layers = tuple(Layer(**{**layer, "shape": tuple(layer["shape"])}) for layer in fields["layers"])
-    return SessionSpec(**{**fields, "layers": layers, "method": Method(**fields["method"]), "layer_methods": exceptions})
+    return SessionSpec(**{**fields, "layers": layers, "method": Method(**fields["method"]), "layer_methods": exceptions,
+                          "delegates": tuple(fields["delegates"])})

@@ -65,7 +65,8 @@ PYBIND11_MODULE(_core, m) {
   py::class_<ClientObject>(m, "Client")
       .def(py::init([](std::string coordinator, double connect_s, double rpc_s, double result_s, double join_s,
                        double lease_s, std::string tls_ca, std::string tls_cert, std::string tls_key,
-                       std::string token_file, std::string traceparent, py::object watch) {
+                       std::string token_file, std::string traceparent, std::vector<py::bytes> rank_devices,
+                       py::object watch) {
         return std::make_unique<ClientObject>(
             precondor::ClientOptions{.coordinator = std::move(coordinator),
                                      .connect_timeout = absl::Seconds(connect_s),
@@ -77,7 +78,8 @@ PYBIND11_MODULE(_core, m) {
                                                   .tls_cert = std::move(tls_cert),
                                                   .tls_key = std::move(tls_key),
                                                   .token_file = std::move(token_file)},
-                                     .traceparent = std::move(traceparent)},
+                                     .traceparent = std::move(traceparent),
+                                     .rank_devices = {rank_devices.begin(), rank_devices.end()}},
             std::move(watch));
       }))
       .def("wait_for_server", &ClientObject::WaitForServer)
@@ -103,6 +105,8 @@ PYBIND11_MODULE(_core, m) {
           })
       .def_readonly("whole_updates", &precondor::MethodTraits::whole_updates);
   m.def("known_methods", &precondor::KnownMethods);
+  m.def("cuda_device_id",
+        [](int device) { return py::bytes(precondor::python::ValueOrRaise(precondor::CudaDeviceId(device))); });
 
   m.def("compute_statistics", [](const py::dict& spec, uint32_t rank, uint64_t step, int64_t layer,
                                  const std::string& side, const py::object& rows, double row_scale) {

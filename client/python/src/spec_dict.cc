@@ -94,6 +94,7 @@ void VisitSpec(Spec& spec, F&& f) {
   f("on_shard_loss", spec.on_shard_loss);
   f("layers", spec.layers);
   f("layer_methods", spec.layer_methods);
+  f("delegates", spec.delegates);
 }
 
 template <typename T, typename F>

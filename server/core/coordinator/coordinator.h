@@ -91,7 +91,9 @@ class Coordinator {
 
   // The next five calls return PERMISSION_DENIED if the session's access does not admit the caller; the calls that take
   // a session_id also require the session's secret.
-  absl::StatusOr<OpenResult> OpenSession(const SessionSpec& spec, const SessionCaller& caller = {});
+  // `rank_devices`: the device of each rank (DelegateByDevice), or none. Only the call that creates a session uses it.
+  absl::StatusOr<OpenResult> OpenSession(const SessionSpec& spec, const SessionCaller& caller = {},
+                                         absl::Span<const std::string> rank_devices = {});
   // `first_step` is the step at which the worker begins or continues.
   absl::StatusOr<JoinResult> JoinSession(absl::string_view name, uint32_t rank, uint64_t incarnation,
                                          uint64_t first_step, const SessionCaller& caller = {});
@@ -110,8 +112,8 @@ class Coordinator {
   // Opens a session that begins with factors from outside, as of `step`. No worker can join before all shards have
   // received them (SnapshotRequests::RestoreLayer). Returns FAILED_PRECONDITION if a session of that name exists or a
   // shard cannot take part, ABORTED if the session is closed meanwhile.
-  absl::StatusOr<RestoreResult> RestoreSession(const SessionSpec& spec, uint64_t step,
-                                               const SessionCaller& caller = {});
+  absl::StatusOr<RestoreResult> RestoreSession(const SessionSpec& spec, uint64_t step, const SessionCaller& caller = {},
+                                               absl::Span<const std::string> rank_devices = {});
 
   // --- sessions that the shards keep and this coordinator does not know; see ShardControl::Quarantine
   // Returns UNAVAILABLE if a shard does not answer.
@@ -144,7 +146,8 @@ class Coordinator {
   // Exclusive access of one operation to a session's entry. The constructor waits for it, the destructor releases it.
   class SessionLock;
 
-  absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(const SessionSpec& spec, SessionAccess access);
+  absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(SessionSpec spec, SessionAccess access,
+                                                                    absl::Span<const std::string> rank_devices);
   // Returns SessionBytes, or 0 if tenants have no limit of bytes.
   int64_t CountedBytes(const SessionSpec& spec) const;
   // Returns why no step of the session may be in first order, or "". An averaged gradient in the place of a whole
@@ -154,8 +157,8 @@ class Coordinator {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns RESOURCE_EXHAUSTED (CAPACITY), with the numbers, if the session's description finds no room.
   absl::Status CheckTables(absl::string_view name, int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Places the session's layers. Returns one entry for each shard.
-  absl::StatusOr<std::vector<PlacedLayers>> MakePlan(const SessionSpec& spec);
+  // Places the session's layers, and chooses their delegates by `rank_devices`. Returns one entry for each shard.
+  absl::StatusOr<std::vector<PlacedLayers>> MakePlan(SessionSpec& spec, absl::Span<const std::string> rank_devices);
   // Puts the shard's sessions that this coordinator does not know in quarantine: another journal may have them. Removes
   // those that this process has abandoned (SessionIds), whose Install was late. Returns whether it cleared any;
   // `description` is out of date then.

@@ -57,15 +57,31 @@ absl::Status CheckServed(const SessionSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status CheckRankDevices(const SessionSpec& spec, absl::Span<const std::string> rank_devices) {
+  constexpr size_t kMostBytes = 64;
+  if (!rank_devices.empty() && rank_devices.size() != static_cast<size_t>(spec.world_size)) {
+    return absl::InvalidArgumentError(absl::StrCat("session \"", spec.name, "\": rank_devices: expected none or ",
+                                                   spec.world_size, ", got ", rank_devices.size()));
+  }
+  for (const std::string& device : rank_devices) {
+    if (device.size() <= kMostBytes) continue;
+    return absl::InvalidArgumentError(absl::StrCat("session \"", spec.name, "\": rank_devices: expected at most ",
+                                                   kMostBytes, " bytes, got ", device.size()));
+  }
+  return absl::OkStatus();
+}
+
 bool MayClose(const CoordinatorSession& session, const SessionCaller& caller) {
   return caller.is_operator || session.access().Admits(caller);
 }
 
 }  // namespace
 
-absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, const SessionCaller& caller) {
+absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, const SessionCaller& caller,
+                                                    absl::Span<const std::string> rank_devices) {
   PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec));
+  PRECONDOR_RETURN_IF_ERROR(CheckRankDevices(spec, rank_devices));
   PRECONDOR_RETURN_IF_ERROR(CheckServed(spec));
   PRECONDOR_RETURN_IF_ERROR(MethodSet::Make(spec, options_.make_method).status());
   if (spec.fallback.policy != FallbackPolicy::kNever) {
@@ -83,19 +99,21 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, con
                             absl::StrCat("session \"", spec.name, "\": the server is draining"));
     }
   }
-  const SessionSpec filled = FillDefaults(spec);
+  SessionSpec filled = FillDefaults(spec);
   SessionLock locked(*this, spec.name, /*create=*/true);
   if (locked.state() == nullptr) {
     PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<CoordinatorSession> session,
-                               CreateSession(filled, SessionAccess::Make(caller)));
+                               CreateSession(filled, SessionAccess::Make(caller), rank_devices));
     observer_.OnSessionOpened(filled.name);
     observer_.OnEpoch(filled.name, session->members().epoch(), 0, filled.world_size);
     locked.SetState(session);
     PublishCount();
-    return OpenResult{.session_id = session->id(), .created = true, .spec = filled, .secret = session->access().secret};
+    return OpenResult{
+        .session_id = session->id(), .created = true, .spec = session->spec(), .secret = session->access().secret};
   }
   // Before the specs are compared: the difference would reveal another tenant's spec.
   if (!locked.state()->access().IsForTenantOf(caller)) return NotTheirs(absl::StrCat("\"", spec.name, "\""));
+  if (filled.delegates.empty()) filled.delegates = locked.state()->spec().delegates;  // the coordinator's choice
   if (const std::string difference = DescribeDifference(locked.state()->spec(), filled); !difference.empty()) {
     return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch,
                           absl::StrCat("session \"", spec.name, "\" exists with another description: ", difference));
@@ -106,8 +124,8 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, con
                     .secret = locked.state()->access().secret};
 }
 
-absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(const SessionSpec& spec,
-                                                                               SessionAccess access) {
+absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(
+    SessionSpec spec, SessionAccess access, absl::Span<const std::string> rank_devices) {
   const TenantSession counted{
       .tenants = access.tenants, .bytes = CountedBytes(spec), .table_bytes = SessionTableBytes(spec)};
   uint64_t id = 0;
@@ -122,7 +140,7 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
     MutexLock lock(mu_);
     opening_.erase(id);
   });
-  PRECONDOR_ASSIGN_OR_RETURN(std::vector<PlacedLayers> placement, MakePlan(spec));
+  PRECONDOR_ASSIGN_OR_RETURN(std::vector<PlacedLayers> placement, MakePlan(spec, rank_devices));
   SessionRecord record{.session_id = id,
                        .spec = spec,
                        .placement = std::move(placement),
@@ -202,7 +220,8 @@ absl::Status Coordinator::CheckTenants(absl::string_view name, const TenantSessi
   return CheckTenantLimits(options_.tenant_limits, name, session, others);
 }
 
-absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpec& spec) {
+absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(SessionSpec& spec,
+                                                                absl::Span<const std::string> rank_devices) {
   PRECONDOR_ASSIGN_OR_RETURN(const MethodSet methods, MethodSet::Make(spec, options_.make_method));
   for (const auto& [method, warning] : Warnings(spec, methods)) {
     logger_.Log(Severity::kWarning, warning, {{"session", spec.name}, {"method", method->name()}});
@@ -234,6 +253,9 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpe
   }
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
     plan[rooms[placement.shard_of_layer[layer]].shard].layers.push_back(layer);
+  }
+  if (spec.exchange == ExchangeMode::kDelegate && spec.delegates.empty()) {
+    spec.delegates = DelegateByDevice(placement, rooms, rank_devices);
   }
   logger_.Log(Severity::kInfo, "layers placed", {{"session", spec.name}, {"reason", placement.reason}});
   return plan;

@@ -160,13 +160,14 @@ absl::Status Coordinator::OrderSnapshot(CoordinatorSession& session, const Snaps
 }
 
 absl::StatusOr<RestoreResult> Coordinator::RestoreSession(const SessionSpec& spec, uint64_t step,
-                                                          const SessionCaller& caller) {
+                                                          const SessionCaller& caller,
+                                                          absl::Span<const std::string> rank_devices) {
   if (step > kMaxStep) {
     return ReasonedStatus(
         absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
         absl::StrCat("session \"", spec.name, "\": step: expected at most ", kMaxStep, ", got ", step));
   }
-  PRECONDOR_ASSIGN_OR_RETURN(OpenResult opened, OpenSession(spec, caller));
+  PRECONDOR_ASSIGN_OR_RETURN(OpenResult opened, OpenSession(spec, caller, rank_devices));
   if (!opened.created) {
     return absl::FailedPreconditionError(absl::StrCat(
         "session \"", spec.name, "\": there is one; close it (precondorctl session close) before it is restored"));

@@ -20,7 +20,7 @@ namespace precondor {
 void LayerDriver::SubmitGradient(AdmittedContribution contribution, Payload payload, const AckFn& ack,
                                  ResultFn result) {
   const ContributionHeader& header = contribution.header();
-  Staged staged{.digest = Digest(header, payload, session_->shard->options.device_plane),
+  Staged staged{.digest = Digest(header, payload, !session_->shard->options.ring_device.empty()),
                 .bytes = static_cast<int64_t>(contribution.payload_bytes()),
                 .contribution = {.samples = header.samples}};
   if (header.kind == ContributionKind::kPull) {

@@ -32,7 +32,8 @@ std::vector<DeviceUse> DescribeDevices(const ShardContext& shard) {
     uses.push_back({.name = shard.devices[i].name,
                     .capacity_bytes = shard.memory.capacity(),
                     .reserved_bytes = reserved.of[i],
-                    .fault = std::string(shard.devices[i].backend.fault().message())});
+                    .fault = std::string(shard.devices[i].backend.fault().message()),
+                    .ring_device = shard.options.ring_device});
   }
   return uses;
 }

@@ -36,7 +36,8 @@ struct DeviceUse {
   std::string name;  // for people, such as "cuda:0"
   int64_t capacity_bytes = 0;
   int64_t reserved_bytes = 0;
-  std::string fault = {};  // fault that made the device unusable; empty: none
+  std::string fault = {};        // fault that made the device unusable; empty: none
+  std::string ring_device = {};  // RegionMemory::device of the memory that workers can share; empty: none
 };
 
 struct ShardDescription {

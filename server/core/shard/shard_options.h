@@ -35,7 +35,7 @@ struct ShardOptions {
   std::function<void()> trim_memory;
   // How long a session stays in quarantine before the shard deletes it.
   absl::Duration quarantine_time = absl::InfiniteDuration();
-  bool device_plane = false;  // gradients may be in memory of the backend's device
+  std::string ring_device;  // RegionMemory::device of the only device, in whose memory gradients may be; empty: none
   // ShardUpkeep::ReportStragglers names the workers that a step has been waiting for longer than this.
   absl::Duration slow_worker = absl::InfiniteDuration();
 };

@@ -43,7 +43,14 @@ struct ClientOptions {
   // own trace if the value is empty or malformed.
   std::string traceparent = {};
   int factor_threads = 1;  // threads that compute with the worker's own factors (REPLAY, PULL_FACTORS)
+  // CudaDeviceId of each rank's gradients, empty for a rank without one; or none. In DELEGATE a rank on the device of a
+  // layer's shard then sends the layer's gradient, in sessions that this client creates: see Worker::spec().delegates.
+  std::vector<std::string> rank_devices = {};
 };
+
+// Returns what identifies a CUDA device, by its number in this process, in every process of the host: its UUID, 16
+// bytes. Returns UNAVAILABLE if there is no such device or no CUDA backend.
+absl::StatusOr<std::string> CudaDeviceId(int device);
 
 // The rank that a worker takes, and the step with which it begins.
 struct WorkerOptions {

@@ -12,7 +12,7 @@ import torch
 
 from .._client import Future, Worker, kl_clip_scale, warn_of_lost_updates
 from .._errors import AbortedError, PrecondorError
-from .._session import Layer, SessionSpec, traits_of
+from .._session import Layer, SessionSpec, delegate_of, traits_of
 from . import _device
 from ._agreement import Agreement
 from ._group import Group
@@ -41,6 +41,7 @@ class Slot:
     # With has_lookups: bool [d_out, 1], rows of this step's gradient that are all zeros.
     untouched: Optional[torch.Tensor] = None
     split: Optional[Split] = None  # under tensor parallelism
+    delegate: int = 0  # rank that sends the gradient in DELEGATE; known with the session
 
     def use(self, buffer: torch.Tensor, on_device: bool) -> None:
         self.buffer, self.on_device, self.parts = buffer, on_device, self.matrix.split(buffer)
@@ -118,6 +119,8 @@ class Exchange:
         self._heights = {slot.place: worker.spec.sketches if kind == "SIGNED" else 1
                          for slot, kind in zip(slots, kinds_of(worker.spec)) if slot.split is not None}
         self._joined: Dict[int, Optional[Joined]] = {}  # this step's statistics of layers with `split`
+        for slot in slots:
+            slot.delegate = delegate_of(worker.spec, slot.place)
         if self._delegates:
             self._make_flat(None)
 
@@ -141,6 +144,8 @@ class Exchange:
     def collect(self, step: int, pairs: Mapping[int, Pair], loss_scale: float) -> None:
         """Collects the gradients and the statistics that ranks have in parts. Call it before a step's first send()."""
         if self._shards is not None and self.takes_part(step):
+            if self._delegates:
+                self._place_flat()
             self._shards.collect()
         splits = {slot.place: slot.split for slot in self._slots
                   if slot.split is not None and self._worker.needs_statistics(step, slot.place)}
@@ -261,11 +266,11 @@ class Exchange:
 
     def _stays_on_device(self, slot: Slot) -> bool:
         """Returns whether the worker takes the gradient from a CUDA device's memory."""
-        if self._shards is not None:
-            return False
         if self._delegates:
             self._place_flat()
             return slot.on_device
+        if self._shards is not None:
+            return False
         device = _device.ordinal(slot.matrix.weight)
         return device is not None and self._takes_from(slot, device)
 
@@ -294,7 +299,7 @@ class Exchange:
     # --- DELEGATE -----------------------------------------------------------------------------------------------------
 
     def _owned(self, rank: int) -> List[Slot]:
-        return [slot for slot in self._slots if slot.place % self._group.size == rank]
+        return [slot for slot in self._slots if slot.delegate == rank]
 
     def _place_flat(self) -> None:
         """Before the step's first gradient is loaded, moves the flat buffers to the device if the worker takes all of
@@ -306,12 +311,12 @@ class Exchange:
         device = devices.pop()
         on_device = not devices and device is not None and all(
             self._takes_from(slot, device) for slot in self._owned(self._group.rank))
-        if on_device != self._slots[0].on_device:
+        if on_device != self._flat_on_device:
             self._make_flat(self._slots[0].matrix.weight.device if on_device else None)
 
     def _make_flat(self, device: Optional[torch.device]) -> None:
         """Makes the flat buffers in the memory of `device`; None: in host memory."""
-        self._flat = []
+        self._flat, self._flat_on_device = [], device is not None
         for rank in range(self._group.size) if self._shards is None else [self._group.rank]:
             owned = self._owned(rank)
             sizes = [slot.layer.d_out * slot.layer.d_in for slot in owned]
@@ -343,7 +348,7 @@ class Exchange:
         for slot in self._slots:
             decision, product, updates_lost = lines[slot.place]
             if decision == _FAILED:
-                failed = slot.place % self._group.size
+                failed = slot.delegate
                 continue
             answers[slot.place] = Answer(_DECISIONS[int(decision)], product, int(updates_lost))
             slot.value = slot.buffer

@@ -31,7 +31,7 @@ class Shards:
 
     def owned(self, rank: int) -> List[Any]:
         """Returns the slots whose gradients the rank sends."""
-        return [slot for slot in self._slots if slot.place % self._group.size == rank]
+        return [slot for slot in self._slots if slot.delegate == rank]
 
     def collect(self) -> None:
         """Fills the buffers of this rank's slots with their gradients from all ranks."""
@@ -89,7 +89,7 @@ class Shards:
                 gradient.copy_(answer if scale == 1.0 else answer.mul_(scale))
 
     def _views(self, name: str, sizes: List[int]) -> Sequence[torch.Tensor]:
-        if name not in self._buffers:
+        if name not in self._buffers or self._buffers[name].numel() != sum(sizes):  # a new session may have other owners
             self._buffers[name] = torch.zeros(sum(sizes), dtype=torch.float32, device=self._group.device)
         return self._buffers[name].split(sizes) if sizes else ()
 

@@ -242,5 +242,25 @@ TEST(SessionSpecTest, SpreadsDelegatesOverRanks) {
   for (int64_t layer = 0; layer < 9; ++layer) EXPECT_EQ(DelegateRank(spec, layer), layer % 4);
 }
 
+TEST(SessionSpecTest, DelegatesAreOneRankForEachLayerOfDelegate) {
+  SessionSpec spec = GoodSpec();
+  spec.exchange = ExchangeMode::kDelegate;
+  spec.delegates.assign(spec.layers.size(), 3);
+  ASSERT_TRUE(ValidateSessionSpec(spec).ok()) << ValidateSessionSpec(spec);
+  EXPECT_EQ(DelegateRank(spec, 0), 3);
+  const auto refusal = [](SessionSpec bad) { return std::string(ValidateSessionSpec(bad).message()); };
+  SessionSpec bad = spec;
+  bad.delegates.back() = 4;
+  EXPECT_THAT(refusal(bad), HasSubstr("delegates: expected ranks of 0 ... 3, got 4"));
+  bad.delegates.pop_back();
+  EXPECT_THAT(refusal(bad), HasSubstr("delegates: expected none, or one for each of"));
+  bad = spec;
+  bad.exchange = ExchangeMode::kDirect;
+  EXPECT_THAT(refusal(bad), HasSubstr("delegates: expected none with exchange DIRECT"));
+  SessionSpec other = spec;
+  other.delegates.front() = 1;
+  EXPECT_THAT(DescribeDifference(spec, other), HasSubstr("delegates: have [3"));
+}
+
 }  // namespace
 }  // namespace precondor

@@ -52,6 +52,7 @@ SessionSpec FullSpec() {
   spec.layers = {{"encoder.0", 48, 65, true}, {"ünïcode", 1, 1 << 20, false, {64, 128, 128}}};
   spec.layer_methods = {
       {.method = {.name = "identity", .options = {}}, .statistics = StatisticsKind::kCovariance, .layers = {1}}};
+  spec.delegates = {1, 0};
   return spec;
 }
 

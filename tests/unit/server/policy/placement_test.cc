@@ -2,6 +2,8 @@
 #include "server/policy/placement.h"
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -47,8 +49,32 @@ TEST(PlacementTest, SaysWhichLayerFitsNowhere) {
   const Placement placement = PlaceLayers({{1, 10}, {2, 500}}, {{.free_bytes = 100}, {.free_bytes = 200}});
   EXPECT_FALSE(placement.feasible);
   EXPECT_THAT(placement.shard_of_layer, ElementsAre());
-  EXPECT_THAT(placement.reason, HasSubstr("layer 1 needs 500 bytes"));
+  EXPECT_THAT(placement.reason, HasSubstr("layer 1 needs 500 bytes, all 2 layers 510;"));
   EXPECT_THAT(placement.reason, HasSubstr("200"));
+}
+
+// Four shards; a layer costs as much as any other, so layer i is on shard i % 4.
+std::vector<uint32_t> Delegates(const std::vector<std::string>& shards, const std::vector<std::string>& rank_devices) {
+  std::vector<PlacementShard> rooms;
+  for (const std::string& device : shards) rooms.push_back({.free_bytes = kPlenty, .ring_device = device});
+  return DelegateByDevice(PlaceLayers(std::vector<PlacementLayer>(8, {1, 1}), rooms), rooms, rank_devices);
+}
+
+TEST(DelegateByDeviceTest, ARankOnTheLayersDeviceSendsIt) {
+  EXPECT_THAT(Delegates({"a", "b", "c", "d"}, {"d", "c", "b", "a"}), ElementsAre(3, 2, 1, 0, 3, 2, 1, 0));
+}
+
+TEST(DelegateByDeviceTest, RanksOfOneDeviceTakeTurns) {
+  EXPECT_THAT(Delegates({"a", "b", "a", "b"}, {"b", "a", "a"}), ElementsAre(1, 0, 2, 0, 1, 0, 2, 0));
+}
+
+TEST(DelegateByDeviceTest, LayersOfOtherDevicesKeepTheirRanks) {
+  EXPECT_THAT(Delegates({"a", "", "c", "d"}, {"", "a", "e"}), ElementsAre(1, 1, 2, 0, 1, 2, 0, 1));
+}
+
+TEST(DelegateByDeviceTest, IsEmptyWithoutACommonDevice) {
+  EXPECT_THAT(Delegates({"a", "b", "", ""}, {"c", ""}), ElementsAre());
+  EXPECT_THAT(Delegates({"a", "b", "c", "d"}, {}), ElementsAre());
 }
 
 TEST(PlacementTest, NeedsAShard) { EXPECT_FALSE(PlaceLayers({{1, 1}}, {}).feasible); }

@@ -259,7 +259,8 @@ TEST(ConvertTest, ADescriptionComesBackTheSame) {
       .advertise_address = "gpu0:7071",
       .capacity_bytes = int64_t{80} << 30,
       .reserved_bytes = 12345,
-      .devices = {{"cuda:0", int64_t{40} << 30, 12345}, {"cuda:3", int64_t{40} << 30, 0, "a fault"}},
+      .devices = {{"cuda:0", int64_t{40} << 30, 12345},
+                  {"cuda:3", int64_t{40} << 30, 0, "a fault", std::string("a\0ring", 6)}},
       .costs = {{"mkor{}", 2, 3, 1e-6}, {"kfac{a=1}", 4, 5, 0}},
       .sessions = {{.session_id = 3, .name = "job", .epoch = 2, .reserved_bytes = 9, .joined = 4}}};
   v1::DescribeShardResponse parsed;
@@ -273,6 +274,8 @@ TEST(ConvertTest, ADescriptionComesBackTheSame) {
   EXPECT_EQ(decoded.devices[0].fault, "");
   EXPECT_EQ(decoded.devices[1].name, "cuda:3");
   EXPECT_EQ(decoded.devices[1].fault, "a fault");
+  EXPECT_EQ(decoded.devices[0].ring_device, "");
+  EXPECT_EQ(decoded.devices[1].ring_device, std::string("a\0ring", 6));
   EXPECT_EQ(decoded.devices[1].capacity_bytes, int64_t{40} << 30);
   ASSERT_EQ(decoded.costs.size(), 2u);
   EXPECT_EQ(decoded.costs[0].method, "mkor{}");

@@ -72,25 +72,32 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
   const std::string placement =
       u64(2) + text("shard0") + text("host-one:1") + u64(1) + u32(0) + text("shard1") + text("") + u64(1) + u32(1);
 
-  EXPECT_EQ(EncodeCoordinatorRecord(CloseRecord{258}), u8(6) + u64(258));
-  EXPECT_EQ(EncodeCoordinatorRecord(ClosingRecord{258}), u8(6) + u64(258));
-  EXPECT_EQ(EncodeCoordinatorRecord(LeaderRecord{259}), u8(6) + u64(259));
-  EXPECT_EQ(EncodeCoordinatorRecord(MembershipRecord{8, SampleMembership()}), u8(6) + u64(8) + membership);
-  EXPECT_EQ(EncodeCoordinatorRecord(LeaseRecord{9, SampleLease()}), u8(6) + u64(9) + lease);
+  EXPECT_EQ(EncodeCoordinatorRecord(CloseRecord{258}), u8(7) + u64(258));
+  EXPECT_EQ(EncodeCoordinatorRecord(ClosingRecord{258}), u8(7) + u64(258));
+  EXPECT_EQ(EncodeCoordinatorRecord(LeaderRecord{259}), u8(7) + u64(259));
+  EXPECT_EQ(EncodeCoordinatorRecord(MembershipRecord{8, SampleMembership()}), u8(7) + u64(8) + membership);
+  EXPECT_EQ(EncodeCoordinatorRecord(LeaseRecord{9, SampleLease()}), u8(7) + u64(9) + lease);
   const std::string session = u64(7) + spec + placement + membership + lease;
   const std::string layer_methods = u64(1) + text("identity") + u64(0) + u8(4) + u64(1) + u32(1);
   const std::string shapes = u64(1) + u32(1) + u64(3) + u64(64) + u64(128) + u64(128);
   const std::string access = text("0123456789abcdef") + u64(1) + text("tenant a");
+  const std::string delegates = u64(2) + u32(2) + u32(1);
   EXPECT_EQ(EncodeCoordinatorRecord(SampleSession(7)),
-            u8(6) + session + u8(2) + layer_methods + shapes + u8(1) + access);
+            u8(7) + session + u8(2) + layer_methods + shapes + u8(1) + access + delegates);
   for (const std::string& bad : {u64(1) + u32(2) + u64(1) + u64(1), u64(1) + u32(0) + u64(0)}) {
-    EXPECT_EQ(DecodeCoordinatorRecord(kSessionRecord, u8(6) + session + u8(2) + layer_methods + bad + u8(2) + access)
+    EXPECT_EQ(DecodeCoordinatorRecord(kSessionRecord,
+                                      u8(7) + session + u8(2) + layer_methods + bad + u8(2) + access + delegates)
                   .status()
                   .code(),
               absl::StatusCode::kDataLoss);
   }
 
   SessionRecord alike = SampleSession(7);
+  alike.spec.delegates.clear();
+  const auto of_version_6 =
+      DecodeCoordinatorRecord(kSessionRecord, u8(6) + session + u8(2) + layer_methods + shapes + u8(2) + access);
+  ASSERT_TRUE(of_version_6.ok()) << of_version_6.status();
+  EXPECT_TRUE(Same(*of_version_6, alike));
   alike.access = {};
   const auto of_version_5 =
       DecodeCoordinatorRecord(kSessionRecord, u8(5) + session + u8(2) + layer_methods + shapes + u8(2));
@@ -150,10 +157,10 @@ TEST(CoordinatorEncodingTest, NoBytesAreTakenForAValueThatDoesNotExist) {
 
 TEST(CoordinatorEncodingTest, NewerVersionsAndKindsAreNamed) {
   std::string bytes = EncodeCoordinatorRecord(CloseRecord{1});
-  bytes[0] = 7;
+  bytes[0] = 8;
   const absl::Status version = DecodeCoordinatorRecord(kCloseRecord, bytes).status();
   EXPECT_EQ(version.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(version.message()), HasSubstr("version 7"));
+  EXPECT_THAT(std::string(version.message()), HasSubstr("version 8"));
   const absl::Status kind = DecodeCoordinatorRecord(8, bytes).status();
   EXPECT_EQ(kind.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(kind.message()), HasSubstr("kind 8"));

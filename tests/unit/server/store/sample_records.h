@@ -77,6 +77,7 @@ inline SessionSpec SampleSpec(const std::string& name = "job") {
                  {.name = "second", .d_out = int64_t{1} << 20, .d_in = 1, .has_bias = false, .shape = {64, 128, 128}}};
   spec.layer_methods = {
       {.method = {.name = "identity", .options = {}}, .statistics = StatisticsKind::kCovariance, .layers = {1}}};
+  spec.delegates = {2, 1};
   return spec;
 }
 

@@ -47,6 +47,12 @@ class FakeShard final : public ShardControl {
                                       static_cast<uint32_t>(install.members.size()), last_step});
       description.reserved_bytes += kSessionBytes;
     }
+    if (!ring_device.empty()) {
+      description.devices.push_back({.name = "cuda:0",
+                                     .capacity_bytes = description.capacity_bytes,
+                                     .reserved_bytes = description.reserved_bytes,
+                                     .ring_device = ring_device});
+    }
     return description;
   }
   absl::StatusOr<ShardDescription> Probe(const ShardLease& granted) override {
@@ -117,6 +123,7 @@ class FakeShard final : public ShardControl {
   ShardLease lease;  // the last one
   std::string advertise;
   std::string own;  // ShardControl::own_address
+  std::string ring_device;
   int64_t capacity = int64_t{1} << 40;
   bool down = false;
   bool refuse_installs = false;

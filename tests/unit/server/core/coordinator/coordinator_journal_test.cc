@@ -74,6 +74,8 @@ TEST_F(CoordinatorJournalTest, NothingIsAnnouncedThatIsNotWrittenDown) {
 
 TEST_F(CoordinatorJournalTest, RestoresSessionsMembersAndSchedule) {
   spec.fallback = {.policy = FallbackPolicy::kAtStep, .at_step = 12};
+  spec.exchange = ExchangeMode::kDelegate;
+  spec.delegates = {1, 1, 0, 1};
   const uint64_t id = Open();
   JoinAll();
   ASSERT_TRUE(coordinator->JoinSession("job", 1, 6, 3).ok());

@@ -97,6 +97,21 @@ TEST_F(ShardLossTest, LayersGoToTheSurvivorsInANewEpoch) {
   EXPECT_EQ(joined->directive.rollback_epoch, 0u);
 }
 
+// Owners of gradients must not change while some ranks have sent a step and others have not.
+TEST_F(ShardLossTest, LayersThatMoveKeepTheirDelegates) {
+  for (size_t s = 0; s < 3; ++s) shards[s]->ring_device = absl::StrCat("device ", s);
+  const std::vector<std::string> rank_devices = {"device 1", "device 0"};
+  ASSERT_TRUE(coordinator->OpenSession(spec, {}, rank_devices).ok());
+  const uint64_t id = OpenAndJoin();
+  const std::vector<uint32_t> delegates = {1, 0, 0, 1, 0, 1};  // layers 2 and 5 are on no rank's device
+  EXPECT_EQ(shards[0]->installed[id].spec.delegates, delegates);
+  shards[1]->down = true;
+  Reconcile(12);
+  ASSERT_THAT(LayersOf(0, id), ElementsAre(0, 1, 3));
+  EXPECT_EQ(shards[0]->installed[id].spec.delegates, delegates);
+  EXPECT_EQ(coordinator->JoinSession("job", 0, 5, 0)->spec.delegates, delegates);
+}
+
 TEST_F(ShardLossTest, AShardThatReturnsIsRidOfTheSession) {
   const uint64_t id = OpenAndJoin();
   shards[1]->down = true;

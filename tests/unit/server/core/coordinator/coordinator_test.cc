@@ -35,6 +35,44 @@ TEST_F(CoordinatorTest, OpenIsIdempotentByName) {
   EXPECT_EQ(observer.sessions, 1);
 }
 
+TEST_F(CoordinatorTest, ARankOnAShardsDeviceSendsItsLayers) {
+  for (size_t s = 0; s < 2; ++s) shards[s]->ring_device = absl::StrCat("device ", s);
+  spec.exchange = ExchangeMode::kDelegate;
+  const std::vector<std::string> rank_devices = {"device 1", "device 0"};
+  const auto opened = coordinator->OpenSession(spec, {}, rank_devices);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_THAT(opened->spec.delegates, ElementsAre(1, 0, 1, 0)) << "layer i is on shard i % 2";
+  // Those who open it again get what was chosen, whatever they know of devices; and may name it.
+  for (const std::vector<std::string>& known : {rank_devices, {}, {"device 0", "device 1"}}) {
+    const auto again = coordinator->OpenSession(spec, {}, known);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->spec, opened->spec);
+  }
+  EXPECT_TRUE(coordinator->OpenSession(opened->spec).ok());
+  SessionSpec other = opened->spec;
+  other.delegates = {0, 1, 0, 1};
+  EXPECT_THAT(std::string(coordinator->OpenSession(other).status().message()),
+              HasSubstr("delegates: have [1, 0, 1, 0], got [0, 1, 0, 1]"));
+}
+
+TEST_F(CoordinatorTest, DevicesChooseNoDelegatesInOtherExchangesAndNoneThatWereGiven) {
+  for (size_t s = 0; s < 2; ++s) shards[s]->ring_device = absl::StrCat("device ", s);
+  const std::vector<std::string> rank_devices = {"device 1", "device 0"};
+  EXPECT_THAT(coordinator->OpenSession(spec, {}, rank_devices)->spec.delegates, ElementsAre());
+  spec.name = "given";
+  spec.exchange = ExchangeMode::kDelegate;
+  spec.delegates = {0, 0, 0, 1};
+  EXPECT_THAT(coordinator->OpenSession(spec, {}, rank_devices)->spec.delegates, ElementsAre(0, 0, 0, 1));
+}
+
+TEST_F(CoordinatorTest, RanksHaveOneDeviceEach) {
+  const std::vector<std::string> one = {"a"}, long_name = {"a", std::string(65, 'x')};
+  EXPECT_THAT(std::string(coordinator->OpenSession(spec, {}, one).status().message()),
+              HasSubstr("rank_devices: expected none or 2, got 1"));
+  EXPECT_THAT(std::string(coordinator->OpenSession(spec, {}, long_name).status().message()),
+              HasSubstr("rank_devices: expected at most 64 bytes, got 65"));
+}
+
 TEST_F(CoordinatorTest, AnotherSpecUnderTheNameIsRefusedAndTheFieldNamed) {
   Open();
   spec.inv_freq = 77;

@@ -18,7 +18,7 @@ class ShardDeviceTest : public ShardFixture {
   ShardDeviceTest() {
     spec.exchange = ExchangeMode::kDelegate;
     spec.gradient_dtype = DType::kF32;
-    options.device_plane = true;
+    options.ring_device = "a device of tests";
   }
 
   // Of layer 0, whose delegate is rank 0. `memory` is the worker's until the reply's end.
