@@ -11,8 +11,9 @@ from precondor.torch import _device
 
 
 @contextlib.contextmanager
-def host_as_device(ordinal=lambda tensor: 0):
-    """precondor.torch takes tensors for those of the device that `ordinal` gives. What it waited for comes with it, by name."""
+def host_as_device(ordinal=lambda tensor: 0, free=1 << 30):
+    """precondor.torch takes tensors for those of the device that `ordinal` gives, of which so many bytes are free. What it waited
+    for comes with it, by name."""
     calls = {"stream": 0, "synchronize": 0, "pinned": 0}
 
     def count(name, value):
@@ -20,7 +21,7 @@ def host_as_device(ordinal=lambda tensor: 0):
         return value
 
     with mock.patch.multiple(
-            _device, ordinal=ordinal, stream=lambda tensor: count("stream", 0),
+            _device, ordinal=ordinal, free_bytes=lambda tensor: free, stream=lambda tensor: count("stream", 0),
             synchronize=lambda tensor: count("synchronize", None), matrix=lambda tensor: OnDevice(tensor.numpy()),
             pinned=lambda size: count("pinned", torch.empty(size, dtype=torch.float32))):
         yield calls

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LocalServer, a server that belongs to this process. `python -m precondor.server` runs precondor-server with the
+"""LocalServer, servers that belong to this process. `python -m precondor.server` runs precondor-server with the
 arguments that follow."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 import weakref
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Hashable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _programs
 from ._errors import InvalidArgumentError, UnavailableError, check_number, invalid
@@ -26,7 +26,7 @@ _REASON_S = 5.0
 _REASON_LINES = 5
 _BAD_OPTION = 2  # exit status of precondor-server
 _OWN_OPTIONS = ("listen", "port-file", "exit-with-pid", "role")
-_LOCK = "lock"  # file in the folder
+_LOCK = "lock"  # file in the folder; those of several servers begin with it
 _VARIABLES = "PRECONDOR_"  # options of precondor-server in the environment begin with it
 
 
@@ -43,19 +43,24 @@ atexit.register(_close_all)
 
 
 class LocalServer:
-    """A server (coordinator and one shard) on a unix socket, for this process and others of the user on this host.
+    """A server (coordinator and one shard) on a unix socket, for this process and others of the user on this host; or one
+    coordinator, and a shard for each of several GPUs.
 
     It ends with close(), when the program drops the object, and with the process in every case, also after kill -9. Pass
     its address to Client or Preconditioner, and keep the object. Its options are `arguments` alone: PRECONDOR_* variables
     of the environment are those of other servers. In a forked child the copy does nothing. Thread-safe, except for close().
     """
 
-    def __init__(self, arguments: Sequence[str] = (), *, timeout: float = 30.0) -> None:
+    def __init__(self, arguments: Sequence[str] = (), *, gpus: Optional[Mapping[str, Union[int, str]]] = None,
+                 timeout: float = 30.0) -> None:
         """Starts the server and waits until it accepts calls.
 
         Args:
             arguments: Further options of precondor-server, such as "--memory-limit=32GiB"; `python -m precondor.server
                 --help` lists them. Those of address and role are the LocalServer's own.
+            gpus: Starts a shard on each of these GPUs, and a process for each: the GPU's name, as CUDA_VISIBLE_DEVICES takes
+                it ("GPU-8f2e..."), and --memory-limit. Gradients of the user's workers stay on their GPU
+                (--device-plane-bytes). `arguments` go to every process.
             timeout: Seconds to wait.
 
         Raises:
@@ -64,38 +69,50 @@ class LocalServer:
         """
         arguments = _checked(arguments)
         check_number("timeout", timeout, 0.0)
-        program = _programs.path_of("precondor-server")
         _remove_left()
         self._pid = os.getpid()
         self._folder, lock = _new_folder()
-        ready = self._folder / "address"
-        command = [program, "--role=all", f"--listen=unix:{self._folder / 'socket'}", f"--port-file={ready}",
-                   f"--exit-with-pid={self._pid}", "--log-level=warning", *arguments]
+        self._processes: List["subprocess.Popen[bytes]"] = []
+        self._end = weakref.finalize(self, _end, self._processes, self._folder, self._pid)
+        self._end.atexit = False  # _close_all ends it, when others no longer use it
+        _open.add(self)
         try:
-            self._process = subprocess.Popen(
+            commands = [self._start(name, [*own, *arguments], variables, lock if place == 0 else _locked(self._folder, f"{_LOCK}-{name}"))
+                        for place, (name, own, variables) in enumerate(_parts(self._folder, gpus or {}))]
+            self._await(commands, arguments, time.monotonic() + timeout, timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, name: str, options: Sequence[str], variables: Mapping[str, str], lock: int) -> Tuple[pathlib.Path, List[str]]:
+        """Starts a process. Returns the file that it writes when it takes calls, and its command."""
+        ready = self._folder / f"{name}.address"
+        try:
+            command = [_programs.path_of("precondor-server"), f"--listen=unix:{self._folder / name}", f"--port-file={ready}",
+                       f"--exit-with-pid={self._pid}", "--log-level=warning", *options]
+            self._processes.append(subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(lock,),  # the kernel unlocks the folder when the server has ended
-                env=_environment(),
-                start_new_session=True)  # Ctrl-C at the terminal is meant for the training process
+                env={**_environment(), **variables},
+                start_new_session=True))  # Ctrl-C at the terminal is meant for the training process
         finally:
             os.close(lock)
-        self._end = weakref.finalize(self, _end, self._process, self._folder, self._pid)
-        self._end.atexit = False  # _close_all ends it, when others no longer use it
-        _open.add(self)
-        end = time.monotonic() + timeout
-        while not ready.exists():
-            status = self._process.poll()
-            if status is None and time.monotonic() < end:
-                time.sleep(_POLL_S)
-                continue
-            self.close()
-            if status == _BAD_OPTION:
-                raise InvalidArgumentError(f"arguments: expected options of precondor-server, got {arguments}: {_refusal(command)}",
-                                           "INVALID_ARGUMENT")
-            came = "nothing" if status is None else f"its end {_how(status)}, see its log on standard error"
-            raise UnavailableError(f"precondor-server: expected it to take calls within {timeout:g} s, got {came}",
-                                   "UNAVAILABLE")
+        return ready, command
+
+    def _await(self, commands: Sequence[Tuple[pathlib.Path, List[str]]], arguments: Sequence[str], end: float, timeout: float) -> None:
+        for process, (ready, command) in zip(self._processes, commands):
+            while not ready.exists():
+                status = process.poll()
+                if status is None and time.monotonic() < end:
+                    time.sleep(_POLL_S)
+                    continue
+                if status == _BAD_OPTION:
+                    raise InvalidArgumentError(
+                        f"arguments: expected options of precondor-server, got {arguments}: {_refusal(command)}", "INVALID_ARGUMENT")
+                came = "nothing" if status is None else f"its end {_how(status)}, see its log on standard error"
+                raise UnavailableError(f"precondor-server: expected it to take calls within {timeout:g} s, got {came}",
+                                       "UNAVAILABLE")
 
     @property
     def address(self) -> str:
@@ -104,17 +121,22 @@ class LocalServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the server."""
-        return self._process.pid
+        """Process id of the server, or of the coordinator."""
+        return self._processes[0].pid
+
+    @property
+    def pids(self) -> Tuple[int, ...]:
+        """Process ids of the server, or of the coordinator and of each GPU's shard."""
+        return tuple(process.pid for process in self._processes)
 
     def running(self) -> bool:
-        """Returns whether the server runs and belongs to this process."""
-        return self._pid == os.getpid() and self._process.poll() is None
+        """Returns whether the server runs, with all of its processes, and belongs to this process."""
+        return self._pid == os.getpid() and all(process.poll() is None for process in self._processes)
 
     def close(self) -> None:
         """Ends the server; running calls get 1 s. Later calls do nothing."""
         if self._end.detach() is not None:  # called at the interpreter's end, it does nothing
-            _end(self._process, self._folder, self._pid)
+            _end(self._processes, self._folder, self._pid)
 
     def __enter__(self) -> "LocalServer":
         return self
@@ -123,24 +145,26 @@ class LocalServer:
         self.close()
 
 
-_shared: Callable[[], Optional[LocalServer]] = lambda: None
+_shared: Dict[Hashable, Callable[[], Optional[LocalServer]]] = {}
 
 
-def shared() -> LocalServer:
-    """Returns the server that users of this process share. It ends when all of them have dropped it. Starts one if there is
-    none, or if it has ended."""
-    global _shared
-    one = _shared()
+def shared(kind: Hashable = None, start: Callable[[], LocalServer] = LocalServer) -> LocalServer:
+    """Returns the server of this kind that users of this process share. It ends when all of them have dropped it. Starts one if
+    there is none, or if it has ended."""
+    one = _shared.get(kind, lambda: None)()
     if one is None or not one.running():
-        one = LocalServer()
-        _shared = weakref.ref(one)
+        one = start()
+        _shared[kind] = weakref.ref(one)
     return one
 
 
 def has_ended(address: str) -> bool:
-    """Returns whether `address` is that of a LocalServer, of this or another process of the user, that has ended. No other
-    server takes its place."""
-    return _is_local(address) and not _is_locked(_folder_of(address))
+    """Returns whether `address` is that of a LocalServer, of this or another process of the user, of which a process has ended. No
+    other server takes its place."""
+    if not _is_local(address):
+        return False
+    locks = list(_folder_of(address).glob(f"{_LOCK}*"))
+    return not locks or not all(_is_locked(lock) for lock in locks)
 
 
 def watch_of(address: str) -> Optional[Callable[[], None]]:
@@ -150,7 +174,7 @@ def watch_of(address: str) -> Optional[Callable[[], None]]:
         if not has_ended(address):
             return
         own = next((one for one in _open if one.address == address and one._pid == os.getpid()), None)
-        status = None if own is None else own._process.poll()
+        status = next((process.poll() for process in (() if own is None else own._processes) if process.poll() is not None), None)
         raise UnavailableError(f"the local server at {address} has ended{'' if status is None else ' ' + _how(status)}, and its "
                                "sessions with it", "UNAVAILABLE")
 
@@ -213,53 +237,80 @@ def _prefix() -> str:
     return f"precondor-{os.getuid()}-"
 
 
+def _parts(folder: pathlib.Path, gpus: Mapping[str, Union[int, str]]) -> List[Tuple[str, List[str], Dict[str, str]]]:
+    """Returns the processes, that of the coordinator first: the name of the socket, options, and variables of the environment."""
+    shards = [(f"gpu{place}", ["--backend=cuda", f"--memory-limit={limit}", f"--device-plane-bytes={limit}"], {"CUDA_VISIBLE_DEVICES": gpu})
+              for place, (gpu, limit) in enumerate(gpus.items())]
+    if len(shards) < 2:
+        options, variables = shards[0][1:] if shards else ([], {})
+        return [("socket", ["--role=all", *options], variables)]
+    addresses = ",".join(f"unix:{folder / name}" for name, _, _ in shards)
+    return [("socket", ["--role=coordinator", f"--shards={addresses}"], {}),
+            *((name, ["--role=shard", *options], variables) for name, options, variables in shards)]
+
+
 def _new_folder() -> Tuple[pathlib.Path, int]:
     """Makes a folder. Returns it and a descriptor that holds its lock, by which processes of every PID namespace see that it is in
     use."""
     while True:
         folder = pathlib.Path(tempfile.mkdtemp(prefix=_prefix(), dir=_base()))
         with contextlib.suppress(FileNotFoundError):  # another process took it for one that was left, before the lock
-            lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-            with contextlib.suppress(OSError):  # a file system without locks: then _is_locked cannot tell
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            lock = _locked(folder, _LOCK)
             if (folder / _LOCK).exists():
                 return folder, lock
             os.close(lock)
 
 
-def _is_locked(folder: pathlib.Path, remove: bool = False) -> bool:
-    """Returns whether the folder's server runs, or may run. If it does not, and with `remove`, removes the folder."""
+def _locked(folder: pathlib.Path, name: str) -> int:
+    """Returns a descriptor that holds a new lock in the folder."""
+    lock = os.open(folder / name, os.O_CREAT | os.O_RDWR, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks: then _is_locked cannot tell
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def _is_locked(lock: pathlib.Path) -> bool:
+    """Returns whether the lock's server runs, or may run."""
     try:
-        lock = os.open(folder / _LOCK, os.O_RDWR | (os.O_CREAT if remove else 0), 0o600)
+        opened = os.open(lock, os.O_RDWR)
     except FileNotFoundError:
         return False
     except OSError:
         return True
     try:
-        fcntl.flock(lock, (fcntl.LOCK_EX if remove else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        if remove:
-            shutil.rmtree(folder, ignore_errors=True)
+        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except OSError:
         return True
     finally:
-        os.close(lock)
+        os.close(opened)
 
 
 def _remove_left() -> None:
     """Removes the folders of servers that have ended with a process that was killed."""
     for folder in pathlib.Path(_base()).glob(f"{_prefix()}*"):
-        if folder.is_dir() and not folder.is_symlink():
-            _is_locked(folder, remove=True)
+        if not folder.is_dir() or folder.is_symlink():
+            continue
+        with contextlib.suppress(OSError):
+            first = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not any(_is_locked(lock) for lock in folder.glob(f"{_LOCK}-*")):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(first)
 
 
-def _end(process: "subprocess.Popen[bytes]", folder: pathlib.Path, owner: int) -> None:
+def _end(processes: "Sequence[subprocess.Popen[bytes]]", folder: pathlib.Path, owner: int) -> None:
     if os.getpid() != owner:  # a forked child's copy
         return
-    if process.poll() is None:
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
         process.terminate()
+    until = time.monotonic() + 1.0
+    for process in running:
         try:
-            process.wait(timeout=1.0)
+            process.wait(timeout=max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -8,8 +8,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <string>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 #include "kernels/base/mutex.h"
 #include "tests/support/cuda_host/stream.h"
@@ -17,13 +23,43 @@
 namespace precondor::cuda_host {
 namespace {
 
-// $CUDA_HOST_DEVICES: for programs that load the imitation as a server does.
-int InitialCount() {
-  const char* const text = std::getenv("CUDA_HOST_DEVICES");
-  return text == nullptr ? 1 : std::atoi(text);
+std::string UuidOfNumber(int number) {
+  std::string uuid = "cuda on the host";
+  uuid.back() = static_cast<char>('a' + number);
+  return uuid;
 }
 
-std::atomic<int> device_count{InitialCount()};
+std::string UuidText(int number) {
+  std::string text = absl::BytesToHexString(UuidOfNumber(number));
+  for (const size_t place : {20, 16, 12, 8}) text.insert(place, "-");
+  return absl::StrCat("GPU-", text);
+}
+
+// Numbers of the machine's devices that this process may use, in its order: as many as $CUDA_HOST_DEVICES says, for
+// programs that load the imitation as a server does, of which $CUDA_VISIBLE_DEVICES names some by number or by
+// "GPU-UUID". As CUDA does, ignores what follows a name that no device has.
+const std::vector<int>& Visible() {
+  static const std::vector<int> visible = [] {
+    const char* const count_text = std::getenv("CUDA_HOST_DEVICES");
+    const int count = count_text == nullptr ? 1 : std::atoi(count_text);
+    const char* const names = std::getenv("CUDA_VISIBLE_DEVICES");
+    std::vector<int> devices;
+    if (names == nullptr) {
+      for (int device = 0; device < count; ++device) devices.push_back(device);
+      return devices;
+    }
+    for (const absl::string_view name : absl::StrSplit(names, ',')) {
+      int device = 0;
+      while (device < count && name != absl::StrCat(device) && name != UuidText(device)) ++device;
+      if (device == count) break;
+      devices.push_back(device);
+    }
+    return devices;
+  }();
+  return visible;
+}
+
+std::atomic<int> device_count{static_cast<int>(Visible().size())};
 thread_local int current_device = 0;
 
 struct Memory {
@@ -102,6 +138,12 @@ bool SetCurrentDevice(int device) {
 }
 
 int DeviceCount() { return device_count; }
+
+std::string DeviceUuid(int device) {
+  const std::vector<int>& visible = Visible();
+  const auto place = static_cast<size_t>(device);
+  return UuidOfNumber(place < visible.size() ? visible[place] : device);
+}
 void SetDeviceCount(int count) { device_count = count; }
 
 void* NewDeviceMemory(size_t bytes, int device) {

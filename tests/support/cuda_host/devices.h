@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 namespace precondor::cuda_host {
 
@@ -12,6 +13,9 @@ bool SetCurrentDevice(int device);
 
 // Devices that there are; -1: no driver.
 int DeviceCount();
+
+// 16 bytes, equal in every process.
+std::string DeviceUuid(int device);
 
 // Memory of a device for as long as it is not freed; null when there is none. Where there are several devices it has
 // pages of its own: a touch of it within another device's WorkScope ends the process, with a message.

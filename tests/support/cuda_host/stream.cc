@@ -209,8 +209,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   RETURN_IF_FAILED();
   if (device < 0 || device >= host::DeviceCount()) return cudaErrorInvalidDevice;
   *properties = {};
-  std::memcpy(properties->uuid.bytes, "cuda on the host", sizeof(properties->uuid.bytes));
-  properties->uuid.bytes[15] = static_cast<char>('a' + device);
+  std::memcpy(properties->uuid.bytes, host::DeviceUuid(device).data(), sizeof(properties->uuid.bytes));
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {

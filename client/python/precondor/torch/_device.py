@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from typing import Any, Iterable, Optional, Sequence
 
 import torch
+
+from .._client import cuda_device_id
+from .._errors import PrecondorError
 
 _log = logging.getLogger("precondor")
 
@@ -15,6 +19,27 @@ _log = logging.getLogger("precondor")
 def ordinal(tensor: torch.Tensor) -> Optional[int]:
     """Returns the number of the tensor's CUDA device in this process; None: it is on no CUDA device."""
     return tensor.device.index if tensor.device.type == "cuda" else None
+
+
+def identity(tensor: torch.Tensor) -> bytes:
+    """Returns the tensor's CUDA device as Client.rank_devices has it. Empty: it is on no CUDA device, or the installation has no
+    CUDA backend."""
+    device = ordinal(tensor)
+    return b"" if device is None else _identity_of(device)
+
+
+@functools.lru_cache(maxsize=None)
+def _identity_of(device: int) -> bytes:
+    try:
+        return cuda_device_id(device)
+    except PrecondorError as error:
+        _log.info("gradients leave CUDA device %d: %s", device, error)
+        return b""
+
+
+def free_bytes(tensor: torch.Tensor) -> int:
+    """Returns how much memory of the tensor's CUDA device is free."""
+    return int(torch.cuda.mem_get_info(tensor.device)[0])
 
 
 def stream(tensor: torch.Tensor) -> int:

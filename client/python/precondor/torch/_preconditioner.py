@@ -67,6 +67,7 @@ class Preconditioner:
         address: str,
         *,
         session: str = "",
+        local_memory: Union[float, str, None] = None,
         method: Union[Method, str, None] = None,
         optimizer: Optional[torch.optim.Optimizer] = None,
         exchange: str = "",
@@ -105,16 +106,17 @@ class Preconditioner:
 
         Args:
             model: A plain module, one under fully_shard or tensor parallelism, or DistributedDataParallel itself; may be compiled.
-            address: The coordinator's: host:port, or unix:/path/to/socket; or "local": the first rank starts a server
-                on this host, which ends with that process (precondor.server).
+            address: The coordinator's: host:port, or unix:/path/to/socket; or "local": the first rank starts a server on
+                this host, or one for each of the model's GPUs, which end with that process (precondor.server).
+            local_memory: "local": bytes that a shard may take, such as "24GiB", or a share of what its GPU has free; None: 0.5.
             session: Unique name of the training run; not needed with "local".
             method: For layers. None: muon for hidden linear layers and soap for others, which need make_optimizer(); or
                 mkor with another `optimizer`, exchange REPLAY or PULL_FACTORS, or `fallback`.
             optimizer: Its learning rate is reported and used for KL_CLIP. AMP needs it, or make_optimizer().
             exchange: "DIRECT" (the server averages what every rank sends; default of a plain model), "DELEGATE" (the
-                job averages, one rank sends each layer and passes the answer on; default of DistributedDataParallel and
-                fully_shard), "SHARDED" (every rank sends the parts that fully_shard or tensor parallelism gives it), "REPLAY"
-                or "PULL_FACTORS" (the job averages, every rank computes its answer).
+                job averages, one rank sends each layer and passes the answer on; default of DistributedDataParallel,
+                fully_shard and "local" on GPUs), "SHARDED" (every rank sends the parts that fully_shard or tensor
+                parallelism gives it), "REPLAY" or "PULL_FACTORS" (the job averages, every rank computes its answer).
             process_group: Of torch.distributed; None: DDP's, or the default one.
             fold_bias: Make a bias the last column of its weight; False: leave it to the optimizer.
             skip: Regular expressions; modules whose whole name matches one are left to the optimizer.
@@ -156,12 +158,10 @@ class Preconditioner:
             raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._left}",
                                        "INVALID_ARGUMENT")
         _sharded.refuse_whole(self._model, [matrix for _, matrix in chosen.matrices])
-        if not session and address != "local":
-            raise InvalidArgumentError("session: expected a name, got none", "INVALID_ARGUMENT")
-        session = session or _local.session_name(self._group)
+        servers = _local.JobServer(self._group, self._slots, address, session, local_memory)
         self._spec = SessionSpec(
-            name=session, layers=tuple(slot.layer for slot in self._slots), method=method, world_size=self._group.size,
-            seed=seed, exchange=exchange or ("DELEGATE" if self._ddp or sharded else "DIRECT"),
+            name=servers.session, layers=tuple(slot.layer for slot in self._slots), method=method, world_size=self._group.size,
+            seed=seed, exchange=exchange or ("DELEGATE" if self._ddp or sharded or (servers.delegate and not overlap) else "DIRECT"),
             statistics=statistics_of(method, statistics), sketches=sketches, inv_freq=inv_freq,
             warmup_steps=warmup_steps, staleness_steps=staleness_steps, statistics_dtype=statistics_dtype,
             gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
@@ -200,7 +200,7 @@ class Preconditioner:
         self._closed = False
         self._session: Optional[Session] = None
         try:
-            self._open(address, replace, chosen, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout, security=security,
+            self._open(servers, replace, chosen, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout, security=security,
                        traceparent=traceparent, result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout)
         except BaseException as error:
             self._give_up(error)
@@ -469,16 +469,16 @@ class Preconditioner:
 
     # --- implementation -----------------------------------------------------------------------------------------------
 
-    def _open(self, address: str, replace: bool, chosen: _layers.Chosen, **options: Any) -> None:
+    def _open(self, servers: _local.JobServer, replace: bool, chosen: _layers.Chosen, **options: Any) -> None:
         held, name = self._held, self._spec.name
-        is_local = address == "local"
-        self._address = address = _local.start(self._group, held) if is_local else address
-        self._client: Client = self._group.check(lambda: held.enter_context(Client(address, **options)))
+        self._address = address = servers.start(held)
+        self._client: Client = self._group.check(lambda: held.enter_context(Client(address, rank_devices=servers.devices, **options)))
         if replace:
             self._group.check(lambda: self._group.rank == 0 and self._client.close_session(name))
-        self._group.check(lambda: setattr(self, "_session", self._client.open_session(self._spec)))
+        with servers.opening():
+            self._group.check(lambda: setattr(self, "_session", self._client.open_session(self._spec)))
         self._is_new = any(self._group.gather(self._session.created))
-        if is_local and self._group.size == 1:  # no other process uses the session
+        if servers.are_own and self._group.size == 1:  # no other process uses the session
             held.callback(_local.end_session, self._session, address)
         for other in list(_open):  # one that was given up, whose hooks would join, and raise its errors
             if other._worker is None and not set(other._parameters()).isdisjoint(self._parameters()):
