@@ -179,6 +179,10 @@ class TorchLocalTest(LocalCase):
             self.assertFalse(one.running())
             with self.assertRaisesRegex(precondor.UnavailableError, "local server at .* has ended by SIGKILL"):
                 client.open_session(precondor.SessionSpec("s", [precondor.Layer("w", 2, 3)], "identity"))
+            with self.assertRaisesRegex(precondor.InvalidArgumentError, "rank_devices: expected bytes for each rank, got "):
+                precondor.Client(one.address, rank_devices=["a"])
+        with self.assertRaisesRegex(precondor.InvalidArgumentError, "gpus: expected a dict, got "):
+            server.LocalServer(gpus=[uuid_of(0)])
         one.close()
         self.assertFalse(pathlib.Path(one.address[len("unix:"):]).parent.exists())
 

@@ -498,6 +498,8 @@ class Client:
                  security: Optional[Security] = None, traceparent: str = "", rank_devices: Sequence[bytes] = ()) -> None:
         from . import server  # pylint: disable=import-outside-toplevel  # `python -m precondor.server` expects it not imported
         check_text("address", address)
+        if isinstance(rank_devices, bytes) or not all(isinstance(one, bytes) for one in rank_devices):
+            raise invalid("rank_devices", "bytes for each rank", rank_devices)
         timeouts = {"connect_timeout": connect_timeout, "rpc_timeout": rpc_timeout, "result_timeout": result_timeout,
                     "join_timeout": join_timeout, "lease_timeout": lease_timeout}
         files = security_of(security)

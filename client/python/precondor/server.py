@@ -18,7 +18,7 @@ import weakref
 from typing import Callable, Dict, Hashable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _programs
-from ._errors import InvalidArgumentError, UnavailableError, check_number, invalid
+from ._errors import InvalidArgumentError, UnavailableError, check_mapping, check_number, invalid
 
 _MOST_SOCKET_PATH = 100  # bytes; Linux accepts 107
 _POLL_S = 0.01
@@ -69,6 +69,7 @@ class LocalServer:
         """
         arguments = _checked(arguments)
         check_number("timeout", timeout, 0.0)
+        gpus = check_mapping("gpus", gpus)
         _remove_left()
         self._pid = os.getpid()
         self._folder, lock = _new_folder()
@@ -78,7 +79,7 @@ class LocalServer:
         _open.add(self)
         try:
             commands = [self._start(name, [*own, *arguments], variables, lock if place == 0 else _locked(self._folder, f"{_LOCK}-{name}"))
-                        for place, (name, own, variables) in enumerate(_parts(self._folder, gpus or {}))]
+                        for place, (name, own, variables) in enumerate(_parts(self._folder, gpus))]
             self._await(commands, arguments, time.monotonic() + timeout, timeout)
         except BaseException:
             self.close()

@@ -157,8 +157,12 @@ class Coordinator {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns RESOURCE_EXHAUSTED (CAPACITY), with the numbers, if the session's description finds no room.
   absl::Status CheckTables(absl::string_view name, int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Places the session's layers, and chooses their delegates by `rank_devices`. Returns one entry for each shard.
-  absl::StatusOr<std::vector<PlacedLayers>> MakePlan(SessionSpec& spec, absl::Span<const std::string> rank_devices);
+  struct Plan {
+    std::vector<PlacedLayers> placement;  // one entry for each shard
+    std::vector<uint32_t> delegates;      // SessionSpec::delegates
+  };
+  // Places the session's layers and, unless the spec has delegates, chooses these by `rank_devices`.
+  absl::StatusOr<Plan> MakePlan(const SessionSpec& spec, absl::Span<const std::string> rank_devices);
   // Puts the shard's sessions that this coordinator does not know in quarantine: another journal may have them. Removes
   // those that this process has abandoned (SessionIds), whose Install was late. Returns whether it cleared any;
   // `description` is out of date then.

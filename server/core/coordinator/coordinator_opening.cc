@@ -140,10 +140,11 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(
     MutexLock lock(mu_);
     opening_.erase(id);
   });
-  PRECONDOR_ASSIGN_OR_RETURN(std::vector<PlacedLayers> placement, MakePlan(spec, rank_devices));
+  PRECONDOR_ASSIGN_OR_RETURN(Plan plan, MakePlan(spec, rank_devices));
+  spec.delegates = std::move(plan.delegates);
   SessionRecord record{.session_id = id,
                        .spec = spec,
-                       .placement = std::move(placement),
+                       .placement = std::move(plan.placement),
                        .membership = SessionMembers::First(spec),
                        .lease = StepLeases::First(spec, options_.lease_steps),
                        .access = std::move(access)};
@@ -220,14 +221,14 @@ absl::Status Coordinator::CheckTenants(absl::string_view name, const TenantSessi
   return CheckTenantLimits(options_.tenant_limits, name, session, others);
 }
 
-absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(SessionSpec& spec,
-                                                                absl::Span<const std::string> rank_devices) {
+absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec,
+                                                        absl::Span<const std::string> rank_devices) {
   PRECONDOR_ASSIGN_OR_RETURN(const MethodSet methods, MethodSet::Make(spec, options_.make_method));
   for (const auto& [method, warning] : Warnings(spec, methods)) {
     logger_.Log(Severity::kWarning, warning, {{"session", spec.name}, {"method", method->name()}});
   }
   std::vector<PlacementShard> rooms;
-  std::vector<PlacedLayers> plan;
+  Plan plan{.placement = {}, .delegates = spec.delegates};
   std::vector<MeasuredCost> costs;
   for (const ShardEndpoint& shard : shards_) {
     absl::StatusOr<ShardDescription> description = shard.control->Describe();
@@ -240,10 +241,11 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(SessionSpec& spe
         return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
       }
     }
-    absl::c_copy(DeviceRooms(*description, /*load=*/0, plan.size()), std::back_inserter(rooms));
-    plan.push_back({.shard = shard.address,
-                    .address = description->advertise_address.empty() ? shard.address : description->advertise_address,
-                    .layers = {}});
+    absl::c_copy(DeviceRooms(*description, /*load=*/0, plan.placement.size()), std::back_inserter(rooms));
+    plan.placement.push_back(
+        {.shard = shard.address,
+         .address = description->advertise_address.empty() ? shard.address : description->advertise_address,
+         .layers = {}});
     costs.insert(costs.end(), description->costs.begin(), description->costs.end());
   }
   const Placement placement = PlaceLayers(EstimateLayers(spec, methods, costs), rooms);
@@ -252,10 +254,10 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(SessionSpec& spe
                           absl::StrCat("session \"", spec.name, "\": ", placement.reason));
   }
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-    plan[rooms[placement.shard_of_layer[layer]].shard].layers.push_back(layer);
+    plan.placement[rooms[placement.shard_of_layer[layer]].shard].layers.push_back(layer);
   }
   if (spec.exchange == ExchangeMode::kDelegate && spec.delegates.empty()) {
-    spec.delegates = DelegateByDevice(placement, rooms, rank_devices);
+    plan.delegates = DelegateByDevice(placement, rooms, rank_devices);
   }
   logger_.Log(Severity::kInfo, "layers placed", {{"session", spec.name}, {"reason", placement.reason}});
   return plan;

@@ -30,7 +30,7 @@ class JobServer:
 
     Attributes:
         session: Name of the session.
-        devices: Client.rank_devices; empty if no rank's first layer is on a GPU.
+        devices: Client.rank_devices; empty if no rank's first layer is on a GPU, or no server of this host is asked.
         are_own: Whether the job starts them.
         on_gpus: Whether it starts a shard on each rank's GPU.
         delegate: Whether gradients of several ranks stay on their GPUs if one rank sends each layer.
@@ -42,9 +42,11 @@ class JobServer:
         if not session and not self.are_own:
             raise InvalidArgumentError("session: expected a name, got none", "INVALID_ARGUMENT")
         self.session = session or group.gather(f"local-{os.getpid()}-{next(_sessions)}")[0]
-        devices: List[bytes] = group.gather(_device.identity(slots[0].matrix.weight))
+        # Elsewhere the process need not load CUDA's libraries.
+        asks = self.are_own or (group.size > 1 and address.startswith("unix:"))
+        devices: List[bytes] = group.gather(_device.identity(slots[0].matrix.weight)) if asks else []
         self.devices = devices if any(devices) else []
-        self.on_gpus = self.are_own and all(devices)
+        self.on_gpus = self.are_own and all(devices)  # own servers are always asked
         self.delegate = self.on_gpus and group.size > 1
         if memory is not None and not self.are_own:
             raise invalid("local_memory", 'None with an address other than "local"', memory)
