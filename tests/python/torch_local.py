@@ -2,6 +2,7 @@
 """What torch_local_test.py trains in each rank. devices: of each rank, which its memory stands for; None: the host."""
 
 import os
+import select
 import signal
 import subprocess
 
@@ -33,7 +34,7 @@ def train(rank, devices, **arguments):
 def _train(rank, address, session, devices, model, layers, before_step=lambda step: None, **options):
     optimizer = torch.optim.SGD(layers.parameters(), 0.1)
     with host_as_device(lambda tensor: devices[rank]), precondor.torch.Preconditioner(
-            model, address, session=session, method="mkor", inv_freq=1, exchange="DELEGATE", connect_timeout=60.0, **options) as pre:
+            model, address, session=session, method="mkor", inv_freq=1, exchange="DELEGATE", connect_timeout=120.0, **options) as pre:
         for step in range(STEPS):
             optimizer.zero_grad()
             model(torch.randn(4, 5, generator=torch.Generator().manual_seed(10 * step + rank))).square().mean().backward()
@@ -52,7 +53,10 @@ def train_over_a_loss(rank, pid, command, **arguments):
             return
         dist.barrier()
         if rank == 0:
+            ended = os.pidfd_open(pid)
             os.kill(pid, signal.SIGKILL)
+            select.select([ended], [], [])  # its data directory is free then
+            os.close(ended)
             if command is not None:
                 started.append(subprocess.Popen(command[0], env={**os.environ, **command[1]}))
 

@@ -32,7 +32,7 @@ from torch_rank import running
 from torch_training import CASES
 
 torch.set_num_threads(1)
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 MACHINE = {"CUDA_HOST_DEVICES": "4"}
 RING = "--device-plane-bytes=16MiB"
 PROGRAM = ""

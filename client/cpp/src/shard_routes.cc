@@ -78,6 +78,10 @@ absl::Status ShardRoutes::Change(const v1::ShardMap& map, uint64_t epoch) {
     table_ = next;
     failed = failed_;
   }
+  // A gradient in device memory that waits for the ring of a shard that is lost goes to the layer's new shard.
+  for (const auto& [address, link] : before->links) {
+    if (!next->links.contains(address)) link->path().StopWaiting();
+  }
   if (failed.ok()) return absl::OkStatus();
   for (const auto& [address, link] : next->links) link->Fail(failed);
   return failed;
