@@ -91,6 +91,7 @@ namespace {
 // 2: a SessionRecord ends with on_shard_loss. 3: then layer_methods. 4: then the shapes of layers. 5: then a data
 // plane. 6: then the session's secret and tenants. 7: then delegates.
 constexpr uint8_t kVersion = 7;
+constexpr uint8_t kVersionWithoutDelegates = 6;
 
 // Converts a record of an earlier version. Sessions of version 1 have on_shard_loss WAIT. Before version 3 all layers
 // have one method, before version 4 no shapes, before version 5 no data plane, before version 6 no secret, and before
@@ -150,9 +151,17 @@ uint64_t SessionIdOf(const CoordinatorRecord& record) {
       record);
 }
 
+// Writes the earliest version that has all of the record, so that an earlier program can take over.
 std::string EncodeCoordinatorRecord(const CoordinatorRecord& record) {
-  std::string bytes(1, static_cast<char>(kVersion));
+  const auto* const session = std::get_if<SessionRecord>(&record);
+  const bool delegates = session != nullptr && !session->spec.delegates.empty();
+  std::string bytes(1, static_cast<char>(delegates ? kVersion : kVersionWithoutDelegates));
   std::visit([&bytes](const auto& held) { Put(bytes, held); }, record);
+  if (session != nullptr && !delegates) {
+    std::string none;
+    Put(none, session->spec.delegates);
+    bytes.resize(bytes.size() - none.size());
+  }
   return bytes;
 }
 
