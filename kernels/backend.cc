@@ -181,14 +181,20 @@ absl::Status Backend::MultiplyElements(double alpha, ConstMatrixView x, ConstMat
   PRECONDOR_RETURN_IF_ERROR(CheckView("MultiplyElements", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("MultiplyElements", "y", y, x.rows, x.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("MultiplyElements", "z", z, x.rows, x.cols));
-  return z.size() == 0 ? absl::OkStatus() : Run({operation::MultiplyElements{alpha, x, y, beta, z}});
+  return z.size() == 0
+             ? absl::OkStatus()
+             : Run({operation::Elementwise{
+                   .kind = ElementwiseKind::kMultiply, .alpha = alpha, .beta = beta, .x = x, .v = y, .y = z}});
 }
 
 absl::Status Backend::DivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon, MatrixView y) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("DivideByRoot", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByRoot", "v", v, x.rows, x.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByRoot", "y", y, x.rows, x.cols));
-  return y.size() == 0 ? absl::OkStatus() : Run({operation::DivideByRoot{alpha, x, v, epsilon, y}});
+  return y.size() == 0
+             ? absl::OkStatus()
+             : Run({operation::Elementwise{
+                   .kind = ElementwiseKind::kDivideByRoot, .alpha = alpha, .beta = epsilon, .x = x, .v = v, .y = y}});
 }
 
 absl::Status Backend::DivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
@@ -208,7 +214,9 @@ absl::Status Backend::Gather(absl::Span<const int64_t> rows, absl::Span<const in
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gather", "y", y, count, width));
   PRECONDOR_RETURN_IF_ERROR(CheckIndices("rows", rows, x.rows));
   PRECONDOR_RETURN_IF_ERROR(CheckIndices("columns", columns, x.cols));
-  return y.size() == 0 ? absl::OkStatus() : Run({operation::Gather{rows, columns, x, y}});
+  return y.size() == 0 ? absl::OkStatus()
+                       : Run({operation::Elementwise{
+                             .kind = ElementwiseKind::kGather, .rows = rows, .columns = columns, .x = x, .y = y}});
 }
 
 absl::Status Backend::ScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {

@@ -33,36 +33,14 @@ struct Elementwise {
   double alpha = 0;
   double beta = 0;
   absl::Span<const double> scales = {};
-  int64_t row = 0;  // for kPackRow
+  absl::Span<const int64_t> rows = {}, columns = {};  // for kGather
+  int64_t row = 0;                                    // for kPackRow
   ConstMatrixView x = {};
+  ConstMatrixView v = {};  // for kMultiply and kDivideByRoot
   MatrixView y = {};
 
   static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.scales);
-    visitor.Reads(self.x);
-    visitor.Writes(self.y);
-  }
-};
-struct MultiplyElements {
-  double alpha = 1;
-  ConstMatrixView x;
-  ConstMatrixView y;
-  double beta = 0;
-  MatrixView z;
-
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Reads(self.x, self.y);
-    visitor.Writes(self.z);
-  }
-};
-struct DivideByRoot {
-  double alpha = 1;
-  ConstMatrixView x;
-  ConstMatrixView v;
-  double epsilon = 0;
-  MatrixView y;
-
-  static void Describe(auto& self, auto& visitor) {
+    visitor.Takes(self.scales, self.rows, self.columns);
     visitor.Reads(self.x, self.v);
     visitor.Writes(self.y);
   }
@@ -72,18 +50,6 @@ struct DivideByOuter {
   absl::Span<const double> rows;
   absl::Span<const double> columns;
   double shift = 0;
-  ConstMatrixView x;
-  MatrixView y;
-
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.rows, self.columns);
-    visitor.Reads(self.x);
-    visitor.Writes(self.y);
-  }
-};
-struct Gather {
-  absl::Span<const int64_t> rows;
-  absl::Span<const int64_t> columns;
   ConstMatrixView x;
   MatrixView y;
 

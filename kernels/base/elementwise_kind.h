@@ -16,7 +16,10 @@ enum class ElementwiseKind : uint8_t {
   kPackLower,
   kUnpackLower,
   kPackRow,
-  kSymmetrize,  // y in place
+  kSymmetrize,    // y in place
+  kMultiply,      // MultiplyElements: y = alpha x v + beta y
+  kDivideByRoot,  // y = alpha x / (sqrt(v) + beta)
+  kGather,
 };
 
 }  // namespace precondor

@@ -167,32 +167,12 @@ class CudaBackend final : public Backend {
   absl::Status RunOne(const Kind& composite) {
     return RunByPrimitives(composite);
   }
-  absl::Status RunOne(const operation::MultiplyElements& multiply) {
-    return device_->Run("MultiplyElements", [&](cudaStream_t stream) {
-      return cuda::MultiplyElements(stream, multiply.alpha, multiply.x, multiply.y, multiply.beta, multiply.z);
-    });
-  }
-
-  absl::Status RunOne(const operation::DivideByRoot& divide) {
-    return device_->Run("DivideByRoot", [&](cudaStream_t stream) {
-      return cuda::DivideByRoot(stream, divide.alpha, divide.x, divide.v, divide.epsilon, divide.y);
-    });
-  }
-
   absl::Status RunOne(const operation::DivideByOuter& divide) {
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent_rows, device_->Send(divide.rows));
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent_columns, device_->Send(divide.columns));
     return device_->Run("DivideByOuter", [&](cudaStream_t stream) {
       return cuda::DivideByOuter(stream, divide.alpha, sent_rows.data(), sent_columns.data(), divide.shift, divide.x,
                                  divide.y);
-    });
-  }
-
-  absl::Status RunOne(const operation::Gather& gather) {
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> sent_rows, device_->Send(gather.rows));
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> sent_columns, device_->Send(gather.columns));
-    return device_->Run("Gather", [&](cudaStream_t stream) {
-      return cuda::Gather(stream, sent_rows.data(), sent_columns.data(), gather.x, gather.y);
     });
   }
 

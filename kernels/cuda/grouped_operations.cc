@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -25,11 +26,11 @@ constexpr double kFlopsOfLargeProduct = 5e8;
 constexpr int64_t kLongRow = 1 << 16;
 
 // Sends the numbers of all operations to the device, one operation's after another's.
-template <typename Operations, typename NumbersOf>
-absl::StatusOr<DeviceArray<double>> SendNumbers(Device& device, const Operations& operations, NumbersOf numbers_of) {
-  std::vector<double> numbers;
+template <typename Number = double, typename Operations, typename NumbersOf>
+absl::StatusOr<DeviceArray<Number>> SendNumbers(Device& device, const Operations& operations, NumbersOf numbers_of) {
+  std::vector<Number> numbers;
   for (const auto* operation : operations) {
-    const absl::Span<const double> own = numbers_of(*operation);
+    const absl::Span<const Number> own = numbers_of(*operation);
     numbers.insert(numbers.end(), own.begin(), own.end());
   }
   return device.Send(absl::MakeConstSpan(numbers));
@@ -110,12 +111,21 @@ void AddDot(ConstMatrixView x, ConstMatrixView y, std::vector<DotJob>& jobs) {
 absl::Status RunElementwise(Device& device, absl::Span<const operation::Elementwise* const> operations) {
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> scales,
                              SendNumbers(device, operations, [](const auto& e) { return e.scales; }));
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> rows,
+                             SendNumbers<int64_t>(device, operations, [](const auto& e) { return e.rows; }));
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> columns,
+                             SendNumbers<int64_t>(device, operations, [](const auto& e) { return e.columns; }));
+  const double* next_scale = scales.data();
+  const int64_t *next_row = rows.data(), *next_column = columns.data();
   std::vector<ElementwiseJob> jobs;
-  int64_t blocks = 0, scale = 0;
+  int64_t blocks = 0;
   for (const operation::Elementwise* e : operations) {
-    jobs.push_back({e->kind, e->alpha, e->beta, scales.data() + scale, e->row, e->x, e->y, blocks});
-    blocks += ElementwiseBlocks(jobs.back());
-    scale += static_cast<int64_t>(e->scales.size());
+    ElementwiseJob& job = jobs.emplace_back();
+    job = {.kind = e->kind, .alpha = e->alpha, .beta = e->beta, .row = e->row, .x = e->x, .v = e->v, .y = e->y};
+    if (!e->scales.empty()) job.scales = std::exchange(next_scale, next_scale + e->scales.size());
+    if (!e->rows.empty()) job.rows = std::exchange(next_row, next_row + e->rows.size());
+    if (!e->columns.empty()) job.columns = std::exchange(next_column, next_column + e->columns.size());
+    job.first = std::exchange(blocks, blocks + ElementwiseBlocks(job));
   }
   if (jobs.size() == 1) {
     return device.Run("Elementwise", [&](cudaStream_t stream) { return Elementwise(stream, jobs[0]); });

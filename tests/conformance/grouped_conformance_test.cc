@@ -130,7 +130,16 @@ class Case {
   static const std::array<Maker, kKinds> kMakers;
 
   void MakeElementwise(int64_t m, int64_t n) {
-    const auto kind = static_cast<ElementwiseKind>(random_() % 9);
+    const auto kind = static_cast<ElementwiseKind>(random_() % 12);
+    if (kind == ElementwiseKind::kGather) {
+      int64_t rows = Size(), columns = Size();
+      operation_.what = operation::Elementwise{.kind = kind,
+                                               .rows = MaybeIndices(rows, m),
+                                               .columns = MaybeIndices(columns, n),
+                                               .x = Add(m, n),
+                                               .y = Add(rows, columns)};
+      return;
+    }
     operation::Elementwise e{.kind = kind, .alpha = Number(), .beta = MaybeZero()};
     switch (kind) {
       case ElementwiseKind::kScaleRows:
@@ -147,6 +156,16 @@ class Case {
         e.row = static_cast<int64_t>(random_() % n);
         m = 1;
         break;
+      case ElementwiseKind::kDivideByRoot:
+        e.beta = 1e-3;
+        [[fallthrough]];
+      case ElementwiseKind::kMultiply: {
+        const MatrixView v = Add(m, n);
+        EXPECT_TRUE(backend_.MultiplyElements(1.0, v, v, 0.0, v).ok());
+        Remember(v);
+        e.v = v;
+        break;
+      }
       case ElementwiseKind::kAxpby:
         break;
       default:
@@ -158,21 +177,8 @@ class Case {
     e.y = packs ? Add(1, packed) : Add(m, n);
     operation_.what = e;
   }
-  void MakeMultiplyElements(int64_t m, int64_t n) {
-    operation_.what = operation::MultiplyElements{Number(), Add(m, n), Add(m, n), MaybeZero(), Add(m, n)};
-  }
-  void MakeDivideByRoot(int64_t m, int64_t n) {
-    const MatrixView x = Add(m, n), v = Add(m, n), y = Add(m, n);
-    EXPECT_TRUE(backend_.MultiplyElements(1.0, v, v, 0.0, v).ok());
-    Remember(v);
-    operation_.what = operation::DivideByRoot{Number(), x, v, 1e-3, y};
-  }
   void MakeDivideByOuter(int64_t m, int64_t n) {
     operation_.what = operation::DivideByOuter{Number(), Numbers(m), Numbers(n), 100.0, Add(m, n), Add(m, n)};
-  }
-  void MakeGather(int64_t m, int64_t n) {
-    const int64_t rows = Size(), columns = Size();
-    operation_.what = operation::Gather{Indices(rows, m), Indices(columns, n), Add(m, n), Add(rows, columns)};
   }
   void MakeFillNormal(int64_t m, int64_t n) {
     operation_.what = operation::FillNormal{CounterRandom({random_()}), Add(m, n)};
@@ -334,8 +340,11 @@ class Case {
     for (int64_t i = 0; i < count; ++i) numbers.push_back(Number());
     return numbers;
   }
-  absl::Span<const int64_t> Indices(int64_t count, int64_t end) {
+  // Sets `count` to `end` if it returns none, which stand for all.
+  absl::Span<const int64_t> MaybeIndices(int64_t& count, int64_t end) {
     std::vector<int64_t>& indices = indices_.emplace_back();
+    if (random_() % 3 == 0) count = end;
+    if (count == end) return indices;
     for (int64_t i = 0; i < count; ++i) indices.push_back(static_cast<int64_t>(random_() % static_cast<uint64_t>(end)));
     return indices;
   }
@@ -383,10 +392,7 @@ class Case {
 };
 
 const std::array<Case::Maker, Case::kKinds> Case::kMakers = {&Case::MakeElementwise,
-                                                             &Case::MakeMultiplyElements,
-                                                             &Case::MakeDivideByRoot,
                                                              &Case::MakeDivideByOuter,
-                                                             &Case::MakeGather,
                                                              &Case::MakeFillNormal,
                                                              &Case::MakeDot,
                                                              &Case::MakeAbsoluteSum,
