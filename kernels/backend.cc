@@ -134,14 +134,15 @@ absl::Status Backend::Copy(ConstMatrixView from, MatrixView to) {
 }
 
 absl::Status Backend::Gemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b,
-                           Transpose transpose_b, double beta, MatrixView c) {
+                           Transpose transpose_b, double beta, MatrixView c, ProductPrecision precision) {
   const bool ta = transpose_a == Transpose::kYes, tb = transpose_b == Transpose::kYes;
   const int64_t inner = ta ? a.rows : a.cols;
   PRECONDOR_RETURN_IF_ERROR(CheckView("Gemm", "c", c));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gemm", "a", a, ta ? inner : c.rows, ta ? c.rows : inner));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gemm", "b", b, tb ? c.cols : inner, tb ? inner : c.cols));
   if (c.size() == 0) return absl::OkStatus();
-  return inner == 0 ? Axpby(beta, c, 0.0, c) : Run({operation::Gemm{alpha, a, transpose_a, b, transpose_b, beta, c}});
+  return inner == 0 ? Axpby(beta, c, 0.0, c)
+                    : Run({operation::Gemm{alpha, a, transpose_a, b, transpose_b, beta, c, precision}});
 }
 
 absl::Status Backend::Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y) {
@@ -242,6 +243,12 @@ absl::StatusOr<double> Backend::Dot(ConstMatrixView x, ConstMatrixView y) {
   double out = 0;
   PRECONDOR_RETURN_IF_ERROR(Run({operation::Dot{x, y, &out}}));
   return out;
+}
+
+absl::Status Backend::SquaredNorm(ConstMatrixView x, double* out) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("SquaredNorm", "x", x));
+  *out = 0;
+  return x.size() == 0 ? absl::OkStatus() : Run({operation::Dot{x, x, out, Awaited::kOutcome}});
 }
 
 absl::Status Backend::RowSquaredNorms(ConstMatrixView x, absl::Span<double> out) {

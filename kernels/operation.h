@@ -30,7 +30,7 @@ struct Operation {
                operation::OrthonormalizeRows, operation::SymmetricUpdateMultiply, operation::SymmetricExpand,
                operation::SymmetricCompress, operation::LowRankCore, operation::LowRankAppend,
                operation::LowRankPrecondition, operation::DensePrecondition, operation::NewtonSchulz,
-               operation::ShermanMorrisonTerms>
+               operation::OrthogonalIteration, operation::ShermanMorrisonTerms>
       what;
 
   size_t kind() const { return what.index(); }

@@ -8,6 +8,7 @@
 
 #include "kernels/base/elementwise_kind.h"
 #include "kernels/base/matrix_view.h"
+#include "kernels/base/product_precision.h"
 
 namespace precondor {
 
@@ -65,9 +66,10 @@ struct Dot {
   ConstMatrixView x;
   ConstMatrixView y;
   double* out = nullptr;
+  Awaited when = Awaited::kReturn;
 
   static void Describe(auto& self, auto& visitor) { visitor.Reads(self.x, self.y); }
-  Awaited awaited() const { return Awaited::kReturn; }
+  Awaited awaited() const { return when; }
 };
 struct AbsoluteSum {
   ConstMatrixView x;
@@ -115,6 +117,7 @@ struct Gemm {
   Transpose transpose_b = Transpose::kNo;
   double beta = 0;
   MatrixView c;
+  ProductPrecision precision = ProductPrecision::kF32;
 
   static void Describe(auto& self, auto& visitor) {
     visitor.Reads(self.a, self.b);

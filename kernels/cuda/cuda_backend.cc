@@ -18,6 +18,7 @@
 #include "kernels/cuda/grouped_operations.h"
 #include "kernels/cuda/low_rank.h"
 #include "kernels/cuda/newton_schulz.h"
+#include "kernels/cuda/orthogonal_iterations.h"
 #include "kernels/cuda/reductions.h"
 #include "kernels/cuda/sherman_morrison.h"
 #include "kernels/cuda/spd_inverses.h"
@@ -79,6 +80,8 @@ class CudaBackend final : public Backend {
     const absl::Span<const Kind* const> all = of_kind;
     if constexpr (requires { RunTogether(all); }) {
       std::fill(statuses.begin(), statuses.end(), RunTogether(all));
+    } else if constexpr (requires { RunOrRepeat(all, statuses); }) {
+      RunOrRepeat(all, statuses);
     } else if constexpr (requires { RunSmall(all, statuses); }) {
       RunDecompositions(all, statuses);
     } else {
@@ -113,6 +116,12 @@ class CudaBackend final : public Backend {
   }
   absl::Status RunTogether(absl::Span<const operation::LowRankPrecondition* const> all) {
     return cuda::RunLowRankPreconditions(*device_, all);
+  }
+  // Runs the iterations together, and those again, one at a time and in f64, that need more than f32.
+  void RunOrRepeat(absl::Span<const operation::OrthogonalIteration* const> all, absl::Span<absl::Status> statuses) {
+    absl::InlinedVector<bool, 16> done(all.size());
+    const absl::Status run = cuda::RunOrthogonalIterations(*device_, all, absl::MakeSpan(done));
+    for (size_t i = 0; i < all.size(); ++i) statuses[i] = !run.ok() || done[i] ? run : RunByPrimitives(*all[i]);
   }
   // Runs operations each of which can fail on its own: small ones together, the others one at a time.
   template <typename Kind>

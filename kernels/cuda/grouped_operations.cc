@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/cuda/batched_products.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/products.h"
@@ -45,6 +46,25 @@ cublasOperation_t Blas(Transpose transpose) { return transpose == Transpose::kYe
 
 int64_t InnerSize(const operation::Gemm& gemm) {
   return gemm.transpose_a == Transpose::kYes ? gemm.a.rows : gemm.a.cols;
+}
+
+// cuBLAS requires that matrices in TF32 begin at multiples of 16 bytes. Products of others are f32.
+bool TakesTf32(const operation::Gemm& gemm) {
+  const auto aligned = [](ConstMatrixView x) { return reinterpret_cast<uintptr_t>(x.data) % 16 == 0; };
+  return gemm.precision == ProductPrecision::kTf32 && aligned(gemm.a) && aligned(gemm.b) && aligned(gemm.c);
+}
+
+ProductShape ShapeOf(const operation::Gemm& gemm) {
+  return {.rows = gemm.c.rows,
+          .cols = gemm.c.cols,
+          .inner = InnerSize(gemm),
+          .stride_a = gemm.a.stride,
+          .stride_b = gemm.b.stride,
+          .stride_c = gemm.c.stride,
+          .alpha = static_cast<float>(gemm.alpha),
+          .beta = static_cast<float>(gemm.beta),
+          .transpose_a = gemm.transpose_a == Transpose::kYes,
+          .transpose_b = gemm.transpose_b == Transpose::kYes};
 }
 
 // cuBLAS expects column-major matrices, for which a row-major matrix is its transpose: the factors of a product swap.
@@ -142,9 +162,18 @@ bool IsLarge(const operation::Gemm& gemm) {
 
 absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const> operations) {
   std::vector<ProductJob> jobs;
+  std::vector<const operation::Gemm*> large;
+  ProductBatches in_tf32(kInTf32);
   int64_t blocks = 0;
   for (const operation::Gemm* gemm : operations) {
-    if (IsLarge(*gemm)) continue;
+    if (TakesTf32(*gemm)) {
+      in_tf32.Add(ShapeOf(*gemm), gemm->a.data, gemm->b.data, gemm->c.data);
+      continue;
+    }
+    if (IsLarge(*gemm)) {
+      large.push_back(gemm);
+      continue;
+    }
     ProductJob job;
     job.alpha = static_cast<float>(gemm->alpha);
     job.beta = static_cast<float>(gemm->beta);
@@ -164,9 +193,12 @@ absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const
   if (jobs.size() > 1) {
     PRECONDOR_ASSIGN_OR_RETURN(sent, SendJobs(device, jobs));
   }
+  PRECONDOR_RETURN_IF_ERROR(in_tf32.Open(device));
   bool has_run = false;
-  for (const operation::Gemm* gemm : operations) {
-    if (!IsLarge(*gemm)) continue;
+  for (; !in_tf32.done(); has_run = true) {
+    PRECONDOR_RETURN_IF_ERROR(MakeMemoryErrorNotRetryable(has_run, in_tf32.RunNext(device, "Gemm")));
+  }
+  for (const operation::Gemm* gemm : large) {
     PRECONDOR_RETURN_IF_ERROR(MakeMemoryErrorNotRetryable(has_run, RunLargeProduct(device, *gemm)));
     has_run = true;
   }

@@ -3,7 +3,8 @@
 // layers run in step (kernels/grouping/grouping_backend.h), in a number of calls that does not grow with the layers.
 // On CUDA this holds for all but dense products in batches of cuBLAS and batched eigendecompositions of cuSOLVER, whose
 // documentation promises no bits in company: those are held to their accuracy, and a line says how many bits differed.
-// Newton-Schulz has batches of a fixed size instead (docs/adr/0031-newton-schulz-in-batches.md).
+// Newton-Schulz, orthogonal iteration and products in TF32 have batches of a fixed size instead (docs/adr/0031 and
+// 0032).
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -70,12 +71,14 @@ class Case {
       Upload(std::vector<float>(raw.size(), 0.0f), raw);
     }
     std::fill(numbers_.begin(), numbers_.end(), -1.0);
+    std::fill(ranks_.begin(), ranks_.end(), -1);
   }
   // All that it may have changed.
   std::vector<float> Outcome() {
     std::vector<float> all;
     for (const DeviceMatrix& x : matrices_) Append(x.view(), all);
     if (!symmetric_.empty()) Append(symmetric_.raw(), all);
+    all.insert(all.end(), ranks_.begin(), ranks_.end());
     for (const double number : numbers_) {
       const auto halves = absl::bit_cast<std::array<float, 2>>(number);
       all.insert(all.end(), halves.begin(), halves.end());
@@ -199,7 +202,8 @@ class Case {
     const Transpose ta = MaybeTransposed(), tb = MaybeTransposed();
     const MatrixView a = ta == Transpose::kYes ? Add(inner, m) : Add(m, inner);
     const MatrixView b = tb == Transpose::kYes ? Add(n, inner) : Add(inner, n);
-    operation_.what = operation::Gemm{Number(), a, ta, b, tb, MaybeZero(), Add(m, n)};
+    const ProductPrecision precision = static_cast<ProductPrecision>(random_() % 4);
+    operation_.what = operation::Gemm{Number(), a, ta, b, tb, MaybeZero(), Add(m, n), precision};
   }
   void MakeTriangularMultiply(int64_t m, int64_t n) {
     const From side = random_() % 2 == 0 ? From::kLeft : From::kRight;
@@ -308,6 +312,21 @@ class Case {
     step.squares = Out(3);
     operation_.what = step;
   }
+  void MakeOrthogonalIteration(int64_t, int64_t n) {
+    // Of a few sizes, so that some are alike. Of a matrix without full rank some are beyond f32; not every one is
+    // finite.
+    n = random_() % 2 == 0 ? 7 : n;
+    const MatrixView x = Add(n, n), a = Add(n, n), q = Add(n, n), next = Add(n, n);
+    const int64_t rank = random_() % 3 == 0 ? (n + 1) / 2 : n;
+    EXPECT_TRUE(
+        backend_.Gemm(1.0, x.RowRange(0, rank), Transpose::kYes, x.RowRange(0, rank), Transpose::kNo, 0.0, a).ok());
+    EXPECT_TRUE(backend_.OrthonormalizeRows(q, q).ok());
+    Remember(a);
+    Remember(q);
+    if (random_() % 5 == 0) hosts_[1][0] = NAN;
+    ranks_.resize(static_cast<size_t>(n));
+    operation_.what = operation::OrthogonalIteration{a, q, next, absl::MakeSpan(ranks_)};
+  }
   void MakeShermanMorrisonTerms(int64_t, int64_t n) {
     // Of more vectors or rows than a device may take in one, now and then; not every product is finite.
     const int64_t p = random_() % 5 == 0 ? 40 : static_cast<int64_t>(random_() % 17);
@@ -386,6 +405,7 @@ class Case {
   std::vector<std::vector<float>> hosts_;
   SymmetricMatrix symmetric_, left_, right_;
   std::vector<double> numbers_;
+  std::vector<int64_t> ranks_;
   std::deque<std::vector<double>> kept_;  // numbers that the operation takes
   std::deque<std::vector<int64_t>> indices_;
   Operation operation_;
@@ -414,6 +434,7 @@ const std::array<Case::Maker, Case::kKinds> Case::kMakers = {&Case::MakeElementw
                                                              &Case::MakeLowRankPrecondition,
                                                              &Case::MakeDensePrecondition,
                                                              &Case::MakeNewtonSchulz,
+                                                             &Case::MakeOrthogonalIteration,
                                                              &Case::MakeShermanMorrisonTerms};
 
 class GroupedConformanceTest : public testing::TestWithParam<size_t> {};
