@@ -111,6 +111,12 @@ class CudaBackend final : public Backend {
     return cuda::RunNewtonSchulz(*device_, all);
   }
   absl::Status RunTogether(absl::Span<const operation::Dot* const> all) { return cuda::RunDots(*device_, all); }
+  absl::Status RunTogether(absl::Span<const operation::AbsoluteSum* const> all) {
+    return cuda::RunAbsoluteSums(*device_, all);
+  }
+  absl::Status RunTogether(absl::Span<const operation::AbsoluteMaximum* const> all) {
+    return cuda::RunAbsoluteMaxima(*device_, all);
+  }
   absl::Status RunTogether(absl::Span<const operation::LowRankAppend* const> all) {
     return cuda::RunLowRankAppends(*device_, all);
   }
@@ -207,20 +213,6 @@ class CudaBackend final : public Backend {
     return value;
   }
 
-  absl::Status RunOne(const operation::AbsoluteSum& of) {
-    PRECONDOR_ASSIGN_OR_RETURN(
-        *of.out, ReduceToOne("AbsoluteSum", of.x, [&](cudaStream_t stream, double* partials, double* out) {
-          return cuda::AbsoluteSum(stream, of.x, partials, out);
-        }));
-    return absl::OkStatus();
-  }
-  absl::Status RunOne(const operation::AbsoluteMaximum& of) {
-    PRECONDOR_ASSIGN_OR_RETURN(
-        *of.out, ReduceToOne("AbsoluteMaximum", of.x, [&](cudaStream_t stream, double* partials, double* out) {
-          return cuda::AbsoluteMaximum(stream, of.x, partials, out);
-        }));
-    return absl::OkStatus();
-  }
   absl::Status RunOne(const operation::Diagonal& of) {
     return Reduce("Diagonal", 0, of.out, [&](cudaStream_t stream, double*, double* diagonal) {
       return cuda::Diagonal(stream, of.a, diagonal);

@@ -86,15 +86,27 @@ absl::Status MakeMemoryErrorNotRetryable(bool has_run, absl::Status status) {
 
 bool IsLong(ConstMatrixView x) { return x.cols > kLongRow && x.rows < 64; }
 
-absl::Status RunDotJobs(Device& device, const std::vector<DotJob>& jobs, absl::Span<double> out) {
+template <typename Reduction>
+absl::Status RunDotJobs(Device& device, absl::string_view what, Reduction reduction, const std::vector<DotJob>& jobs,
+                        absl::Span<double> out) {
   const int64_t count = static_cast<int64_t>(jobs.size());
   const int64_t pieces = jobs.back().first + ReductionPartials(jobs.back().x);
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<DotJob> sent, SendJobs(device, jobs));
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory, device.Array<double>(count + pieces));
-  PRECONDOR_RETURN_IF_ERROR(device.Run("Dot", [&](cudaStream_t stream) {
-    return Dots(stream, sent.data(), static_cast<int>(count), pieces, memory.data() + count, memory.data());
+  PRECONDOR_RETURN_IF_ERROR(device.Run(what, [&](cudaStream_t stream) {
+    return reduction(stream, sent.data(), static_cast<int>(count), pieces, memory.data() + count, memory.data());
   }));
   return device.Receive(memory, out);
+}
+
+// Sets the operations' numbers to the results of their jobs.
+template <typename Reduction, typename Operations>
+absl::Status RunForNumbers(Device& device, absl::string_view what, Reduction reduction, const std::vector<DotJob>& jobs,
+                           const Operations& operations) {
+  std::vector<double> out(jobs.size());
+  PRECONDOR_RETURN_IF_ERROR(RunDotJobs(device, what, reduction, jobs, absl::MakeSpan(out)));
+  for (size_t i = 0; i < out.size(); ++i) *operations[i]->out = out[i];
+  return absl::OkStatus();
 }
 
 absl::Status RunInverseJobs(Device& device, std::vector<SpdInverseJob>& jobs, absl::Span<absl::Status> statuses) {
@@ -263,7 +275,8 @@ absl::Status RunRowSquaredNorms(Device& device, absl::Span<const operation::RowS
     }
   }
   std::vector<double> of_rows(rows), of_long_rows(long_rows.size());
-  if (!long_rows.empty()) PRECONDOR_RETURN_IF_ERROR(RunDotJobs(device, long_rows, absl::MakeSpan(of_long_rows)));
+  if (!long_rows.empty())
+    PRECONDOR_RETURN_IF_ERROR(RunDotJobs(device, "RowSquaredNorms", Dots, long_rows, absl::MakeSpan(of_long_rows)));
   if (!jobs.empty()) {
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<RowNormsJob> sent, SendJobs(device, jobs));
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory, device.Array<double>(rows));
@@ -318,10 +331,19 @@ absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const operation::C
 absl::Status RunDots(Device& device, absl::Span<const operation::Dot* const> operations) {
   std::vector<DotJob> jobs;
   for (const operation::Dot* dot : operations) AddDot(dot->x, dot->y, jobs);
-  std::vector<double> out(jobs.size());
-  PRECONDOR_RETURN_IF_ERROR(RunDotJobs(device, jobs, absl::MakeSpan(out)));
-  for (size_t i = 0; i < out.size(); ++i) *operations[i]->out = out[i];
-  return absl::OkStatus();
+  return RunForNumbers(device, "Dot", Dots, jobs, operations);
+}
+
+absl::Status RunAbsoluteSums(Device& device, absl::Span<const operation::AbsoluteSum* const> operations) {
+  std::vector<DotJob> jobs;
+  for (const auto* of : operations) AddDot(of->x, of->x, jobs);
+  return RunForNumbers(device, "AbsoluteSum", AbsoluteSums, jobs, operations);
+}
+
+absl::Status RunAbsoluteMaxima(Device& device, absl::Span<const operation::AbsoluteMaximum* const> operations) {
+  std::vector<DotJob> jobs;
+  for (const auto* of : operations) AddDot(of->x, of->x, jobs);
+  return RunForNumbers(device, "AbsoluteMaximum", AbsoluteMaxima, jobs, operations);
 }
 
 absl::Status RunShermanMorrisonTerms(Device& device,

@@ -155,6 +155,10 @@ TEST(CudaLaunchesTest, StepsOfSoapTakeAsManyWhateverTheLayersOfAShape) {
   }
 }
 
+TEST(CudaLaunchesTest, StepsOfKronWaitAsOftenWhateverTheLayersOfAShape) {
+  for (const int layers : {3, 144}) EXPECT_EQ(CostsOfSteps({"kron", {}}, layers, 1, 2).back().waits, 9) << layers;
+}
+
 // Expects `steps` answers from a backend without room for more than what is reserved and some tables of jobs and
 // addresses.
 void ExpectToFit(const MethodConfig& config, const LayerSpec& layer, int steps) {
