@@ -204,7 +204,14 @@ absl::Status Backend::DivideByOuter(double alpha, absl::Span<const double> rows,
   PRECONDOR_RETURN_IF_ERROR(CheckLength("DivideByOuter", "rows", x.rows, rows.size()));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("DivideByOuter", "columns", x.cols, columns.size()));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByOuter", "y", y, x.rows, x.cols));
-  return y.size() == 0 ? absl::OkStatus() : Run({operation::DivideByOuter{alpha, rows, columns, shift, x, y}});
+  return y.size() == 0 ? absl::OkStatus()
+                       : Run({operation::Elementwise{.kind = ElementwiseKind::kDivideByOuter,
+                                                     .alpha = alpha,
+                                                     .beta = shift,
+                                                     .scales = rows,
+                                                     .column_scales = columns,
+                                                     .x = x,
+                                                     .y = y}});
 }
 
 absl::Status Backend::Gather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,

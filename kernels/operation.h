@@ -23,8 +23,8 @@
 namespace precondor {
 
 struct Operation {
-  std::variant<operation::Elementwise, operation::DivideByOuter, operation::FillNormal, operation::Dot,
-               operation::AbsoluteSum, operation::AbsoluteMaximum, operation::Diagonal, operation::RowSquaredNorms,
+  std::variant<operation::Elementwise, operation::FillNormal, operation::Dot, operation::AbsoluteSum,
+               operation::AbsoluteMaximum, operation::Diagonal, operation::RowSquaredNorms,
                operation::ColumnSquaredNorms, operation::Gemm, operation::TriangularMultiply,
                operation::TriangularSolve, operation::SpdInverse, operation::SymmetricEigen,
                operation::OrthonormalizeRows, operation::SymmetricUpdateMultiply, operation::SymmetricExpand,

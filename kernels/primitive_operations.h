@@ -34,6 +34,7 @@ struct Elementwise {
   double alpha = 0;
   double beta = 0;
   absl::Span<const double> scales = {};
+  absl::Span<const double> column_scales = {};        // for kDivideByOuter
   absl::Span<const int64_t> rows = {}, columns = {};  // for kGather
   int64_t row = 0;                                    // for kPackRow
   ConstMatrixView x = {};
@@ -41,22 +42,8 @@ struct Elementwise {
   MatrixView y = {};
 
   static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.scales, self.rows, self.columns);
+    visitor.Takes(self.scales, self.column_scales, self.rows, self.columns);
     visitor.Reads(self.x, self.v);
-    visitor.Writes(self.y);
-  }
-};
-struct DivideByOuter {
-  double alpha = 1;
-  absl::Span<const double> rows;
-  absl::Span<const double> columns;
-  double shift = 0;
-  ConstMatrixView x;
-  MatrixView y;
-
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.rows, self.columns);
-    visitor.Reads(self.x);
     visitor.Writes(self.y);
   }
 };

@@ -167,6 +167,8 @@ class CpuBackend final : public Backend {
         return Multiply(e.alpha, e.x, e.v, e.beta, e.y);
       case ElementwiseKind::kDivideByRoot:
         return DivideByRoot(e.alpha, e.x, e.v, e.beta, e.y);
+      case ElementwiseKind::kDivideByOuter:
+        return DivideByOuter(e.alpha, e.scales, e.column_scales, e.beta, e.x, e.y);
       case ElementwiseKind::kGather:
         return Gather(e.rows, e.columns, e.x, e.y);
     }
@@ -232,8 +234,8 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  static absl::Status RunOne(const operation::DivideByOuter& divide) {
-    const auto& [alpha, rows, columns, shift, x, y] = divide;
+  static absl::Status DivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
+                                    double shift, ConstMatrixView x, MatrixView y) {
     for (int64_t i = 0; i < y.rows; ++i) {
       const double row = rows[i];
       const float* in = x.row(i);

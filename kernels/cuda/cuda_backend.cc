@@ -182,15 +182,6 @@ class CudaBackend final : public Backend {
   absl::Status RunOne(const Kind& composite) {
     return RunByPrimitives(composite);
   }
-  absl::Status RunOne(const operation::DivideByOuter& divide) {
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent_rows, device_->Send(divide.rows));
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent_columns, device_->Send(divide.columns));
-    return device_->Run("DivideByOuter", [&](cudaStream_t stream) {
-      return cuda::DivideByOuter(stream, divide.alpha, sent_rows.data(), sent_columns.data(), divide.shift, divide.x,
-                                 divide.y);
-    });
-  }
-
   absl::Status RunOne(const operation::FillNormal& fill) {
     return device_->Run("FillNormal", [&](cudaStream_t stream) {
       return cuda::FillNormal(stream, fill.random.key()[0], fill.random.key()[1], fill.random.nonce(), fill.x);

@@ -126,6 +126,8 @@ __device__ __forceinline__ float ValueAt(const ElementwiseJob& job, int64_t i, i
   } else if constexpr (kKind == ElementwiseKind::kDivideByRoot) {
     const float root = sqrtf(Global(job.v.data)[i * job.v.stride + j]);
     return static_cast<float>(job.alpha) * x.at(i, j) / (root + static_cast<float>(job.beta));
+  } else if constexpr (kKind == ElementwiseKind::kDivideByOuter) {
+    return static_cast<float>(job.alpha / (job.scales[i] * job.column_scales[j] + job.beta)) * x.at(i, j);
   } else if constexpr (kKind == ElementwiseKind::kGather) {
     return x.at(job.rows == nullptr ? i : job.rows[i], job.columns == nullptr ? j : job.columns[j]);
   } else {
@@ -231,6 +233,8 @@ __device__ __forceinline__ void RunPart(const ElementwiseJob& job, int64_t part)
       return RunPart<ElementwiseKind::kMultiply>(job, extent, part);
     case ElementwiseKind::kDivideByRoot:
       return RunPart<ElementwiseKind::kDivideByRoot>(job, extent, part);
+    case ElementwiseKind::kDivideByOuter:
+      return RunPart<ElementwiseKind::kDivideByOuter>(job, extent, part);
     case ElementwiseKind::kGather:
       return RunPart<ElementwiseKind::kGather>(job, extent, part);
   }
@@ -260,13 +264,6 @@ cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob& job) {
 cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob* jobs, int count, int64_t blocks) {
   return LaunchJobs(stream, blocks, kThreads, ElementwiseKernel<ManyJobs<ElementwiseJob>>,
                     ManyJobs<ElementwiseJob>{jobs, count});
-}
-
-cudaError_t DivideByOuter(cudaStream_t stream, double alpha, const double* rows, const double* columns, double shift,
-                          ConstMatrixView x, MatrixView y) {
-  return ForEach(stream, y, [=] __device__(int64_t i, int64_t j) {
-    return static_cast<float>(alpha / (rows[i] * columns[j] + shift)) * x.at(i, j);
-  });
 }
 
 cudaError_t FillNormal(cudaStream_t stream, uint32_t key0, uint32_t key1, uint64_t nonce, MatrixView x) {

@@ -20,7 +20,7 @@ struct ElementwiseJob {
   ElementwiseKind kind = ElementwiseKind::kAxpby;
   double alpha = 0;
   double beta = 0;
-  const double* scales = nullptr;
+  const double *scales = nullptr, *column_scales = nullptr;
   const int64_t *rows = nullptr, *columns = nullptr;  // null for all in their order
   int64_t row = 0;
   ConstMatrixView x;
@@ -34,8 +34,6 @@ int64_t ElementwiseBlocks(const ElementwiseJob& job);
 cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob& job);
 cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob* jobs, int count, int64_t blocks);
 
-cudaError_t DivideByOuter(cudaStream_t stream, double alpha, const double* rows, const double* columns, double shift,
-                          ConstMatrixView x, MatrixView y);
 // key0, key1 and nonce are the state of a CounterRandom (kernels/base/random.h).
 cudaError_t FillNormal(cudaStream_t stream, uint32_t key0, uint32_t key1, uint64_t nonce, MatrixView x);
 

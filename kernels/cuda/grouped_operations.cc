@@ -143,11 +143,13 @@ void AddDot(ConstMatrixView x, ConstMatrixView y, std::vector<DotJob>& jobs) {
 absl::Status RunElementwise(Device& device, absl::Span<const operation::Elementwise* const> operations) {
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> scales,
                              SendNumbers(device, operations, [](const auto& e) { return e.scales; }));
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> column_scales,
+                             SendNumbers(device, operations, [](const auto& e) { return e.column_scales; }));
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> rows,
                              SendNumbers<int64_t>(device, operations, [](const auto& e) { return e.rows; }));
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> columns,
                              SendNumbers<int64_t>(device, operations, [](const auto& e) { return e.columns; }));
-  const double* next_scale = scales.data();
+  const double *next_scale = scales.data(), *next_column_scale = column_scales.data();
   const int64_t *next_row = rows.data(), *next_column = columns.data();
   std::vector<ElementwiseJob> jobs;
   int64_t blocks = 0;
@@ -155,6 +157,8 @@ absl::Status RunElementwise(Device& device, absl::Span<const operation::Elementw
     ElementwiseJob& job = jobs.emplace_back();
     job = {.kind = e->kind, .alpha = e->alpha, .beta = e->beta, .row = e->row, .x = e->x, .v = e->v, .y = e->y};
     if (!e->scales.empty()) job.scales = std::exchange(next_scale, next_scale + e->scales.size());
+    if (!e->column_scales.empty())
+      job.column_scales = std::exchange(next_column_scale, next_column_scale + e->column_scales.size());
     if (!e->rows.empty()) job.rows = std::exchange(next_row, next_row + e->rows.size());
     if (!e->columns.empty()) job.columns = std::exchange(next_column, next_column + e->columns.size());
     job.first = std::exchange(blocks, blocks + ElementwiseBlocks(job));

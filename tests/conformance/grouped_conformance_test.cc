@@ -133,7 +133,7 @@ class Case {
   static const std::array<Maker, kKinds> kMakers;
 
   void MakeElementwise(int64_t m, int64_t n) {
-    const auto kind = static_cast<ElementwiseKind>(random_() % 12);
+    const auto kind = static_cast<ElementwiseKind>(random_() % 13);
     if (kind == ElementwiseKind::kGather) {
       int64_t rows = Size(), columns = Size();
       operation_.what = operation::Elementwise{.kind = kind,
@@ -159,6 +159,11 @@ class Case {
         e.row = static_cast<int64_t>(random_() % n);
         m = 1;
         break;
+      case ElementwiseKind::kDivideByOuter:
+        e.scales = Numbers(m);
+        e.column_scales = Numbers(n);
+        e.beta = 100.0;
+        break;
       case ElementwiseKind::kDivideByRoot:
         e.beta = 1e-3;
         [[fallthrough]];
@@ -179,9 +184,6 @@ class Case {
     e.x = kind == ElementwiseKind::kUnpackLower ? Add(1, packed) : Add(m, n);
     e.y = packs ? Add(1, packed) : Add(m, n);
     operation_.what = e;
-  }
-  void MakeDivideByOuter(int64_t m, int64_t n) {
-    operation_.what = operation::DivideByOuter{Number(), Numbers(m), Numbers(n), 100.0, Add(m, n), Add(m, n)};
   }
   void MakeFillNormal(int64_t m, int64_t n) {
     operation_.what = operation::FillNormal{CounterRandom({random_()}), Add(m, n)};
@@ -411,31 +413,15 @@ class Case {
   Operation operation_;
 };
 
-const std::array<Case::Maker, Case::kKinds> Case::kMakers = {&Case::MakeElementwise,
-                                                             &Case::MakeDivideByOuter,
-                                                             &Case::MakeFillNormal,
-                                                             &Case::MakeDot,
-                                                             &Case::MakeAbsoluteSum,
-                                                             &Case::MakeAbsoluteMaximum,
-                                                             &Case::MakeDiagonal,
-                                                             &Case::MakeRowSquaredNorms,
-                                                             &Case::MakeColumnSquaredNorms,
-                                                             &Case::MakeGemm,
-                                                             &Case::MakeTriangularMultiply,
-                                                             &Case::MakeTriangularSolve,
-                                                             &Case::MakeSpdInverse,
-                                                             &Case::MakeSymmetricEigen,
-                                                             &Case::MakeOrthonormalizeRows,
-                                                             &Case::MakeSymmetricUpdateMultiply,
-                                                             &Case::MakeSymmetricExpand,
-                                                             &Case::MakeSymmetricCompress,
-                                                             &Case::MakeLowRankCore,
-                                                             &Case::MakeLowRankAppend,
-                                                             &Case::MakeLowRankPrecondition,
-                                                             &Case::MakeDensePrecondition,
-                                                             &Case::MakeNewtonSchulz,
-                                                             &Case::MakeOrthogonalIteration,
-                                                             &Case::MakeShermanMorrisonTerms};
+const std::array<Case::Maker, Case::kKinds> Case::kMakers = {
+    &Case::MakeElementwise,        &Case::MakeFillNormal,          &Case::MakeDot,
+    &Case::MakeAbsoluteSum,        &Case::MakeAbsoluteMaximum,     &Case::MakeDiagonal,
+    &Case::MakeRowSquaredNorms,    &Case::MakeColumnSquaredNorms,  &Case::MakeGemm,
+    &Case::MakeTriangularMultiply, &Case::MakeTriangularSolve,     &Case::MakeSpdInverse,
+    &Case::MakeSymmetricEigen,     &Case::MakeOrthonormalizeRows,  &Case::MakeSymmetricUpdateMultiply,
+    &Case::MakeSymmetricExpand,    &Case::MakeSymmetricCompress,   &Case::MakeLowRankCore,
+    &Case::MakeLowRankAppend,      &Case::MakeLowRankPrecondition, &Case::MakeDensePrecondition,
+    &Case::MakeNewtonSchulz,       &Case::MakeOrthogonalIteration, &Case::MakeShermanMorrisonTerms};
 
 class GroupedConformanceTest : public testing::TestWithParam<size_t> {};
 

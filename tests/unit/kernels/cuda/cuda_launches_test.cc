@@ -159,6 +159,13 @@ TEST(CudaLaunchesTest, StepsOfKronWaitAsOftenWhateverTheLayersOfAShape) {
   for (const int layers : {3, 144}) EXPECT_EQ(CostsOfSteps({"kron", {}}, layers, 1, 2).back().waits, 9) << layers;
 }
 
+TEST(CudaLaunchesTest, StepsOfKfacTakeAsManyWhateverTheLayersOfAShape) {
+  const MethodConfig config = {"kfac", {{"inv_update_steps", std::string("3")}}};
+  const std::vector<int64_t> of_two = LaunchesOfSteps(config, 2, 6, 2, 1);
+  EXPECT_EQ(LaunchesOfSteps(config, 20, 6, 2, 1), of_two);
+  EXPECT_LE(of_two.back(), 33);
+}
+
 // Expects `steps` answers from a backend without room for more than what is reserved and some tables of jobs and
 // addresses.
 void ExpectToFit(const MethodConfig& config, const LayerSpec& layer, int steps) {
