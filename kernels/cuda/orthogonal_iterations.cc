@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/batched_products.h"
+#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/reductions.h"
 #include "kernels/cuda/sorted_rows.h"
@@ -26,6 +28,8 @@ using Step = operation::OrthogonalIteration;
 auto KeyOf(const Step& step) { return std::tuple(step.q.rows, step.q.stride, step.a.stride, step.next.stride); }
 // Matrices begin at multiples of 256 bytes: cuBLAS may choose another kernel for other alignments.
 int64_t Elements(int64_t rows, int64_t stride) { return (rows * stride + 63) / 64 * 64; }
+// Larger than the rounding of g, whose diagonal is 1, so that the first factorization succeeds for most x.
+double ShiftOf(int64_t n) { return 4 * static_cast<double>(n) * std::numeric_limits<float>::epsilon(); }
 int64_t Elements(const Step& step) { return Elements(step.q.rows, step.q.cols); }
 
 class Iterations {
@@ -47,6 +51,7 @@ class Iterations {
       pieces += 2 * ReductionPartials(step->q);
     }
     sorts_ = upload_.Add<SortedRowsJob>(steps_.size());
+    shifts_ = upload_.Add<ElementwiseJob>(steps_.size());
     dots_ = upload_.Add<DotJob>(2 * steps_.size());
     for (PackedUpload::Part<void*>* part : {&q_, &a_, &p_, &g_, &x_}) *part = upload_.Add<void*>(places_);
     PRECONDOR_RETURN_IF_ERROR(upload_.Open(device));
@@ -70,9 +75,14 @@ class Iterations {
           return launch(stream, upload_.OnDevice(sorts_) + part.begin, Count(part), part.rows);
         }));
       }
-      for (const bool second : {false, true}) {
+      for (const Round round : {kShifted, kPlain, kChecked}) {
         PRECONDOR_RETURN_IF_ERROR(Multiply(device, part, {x_, x_, g_}, true));
-        if (second) {
+        if (round == kShifted) {
+          PRECONDOR_RETURN_IF_ERROR(device.Run(kName, [&](cudaStream_t stream) {
+            return Elementwise(stream, upload_.OnDevice(shifts_) + part.begin, Count(part), part.blocks);
+          }));
+        }
+        if (round == kChecked) {
           PRECONDOR_RETURN_IF_ERROR(device.Run(kName, [&](cudaStream_t stream) {
             return Dots(stream, upload_.OnDevice(dots_) + 2 * part.begin, 2 * Count(part), part.pieces, partials_,
                         outcome_.data() + 2 * part.begin);
@@ -99,6 +109,7 @@ class Iterations {
   }
 
  private:
+  enum Round { kShifted, kPlain, kChecked };
   // Steps [begin, end) of one key, in the arrays of addresses from `place` on.
   struct Batch {
     size_t begin, end, place, places;
@@ -108,7 +119,7 @@ class Iterations {
   struct Part {
     size_t begin, end;
     std::vector<Batch> batches = {};
-    int64_t rows = 0, pieces = 0;
+    int64_t rows = 0, blocks = 0, pieces = 0;
   };
   static int Count(const Part& part) { return static_cast<int>(part.end - part.begin); }
   int64_t Squares() const { return 2 * static_cast<int64_t>(steps_.size()); }
@@ -173,6 +184,10 @@ class Iterations {
                                      .sorted = step.next,
                                      .order = reinterpret_cast<int*>(outcome_.data() + Squares()) + row,
                                      .first = part.rows};
+        ElementwiseJob& shift = upload_.OnHost(shifts_)[i];
+        shift = {
+            .kind = ElementwiseKind::kAddDiagonal, .alpha = ShiftOf(n), .x = g, .v = {}, .y = g, .first = part.blocks};
+        part.blocks += ElementwiseBlocks(shift);
         for (const size_t which : {0, 1}) {
           const ConstMatrixView x = which == 0 ? ConstMatrixView(g) : ConstMatrixView(step.next);
           upload_.OnHost(dots_)[2 * i + which] = {x, x, part.pieces};
@@ -264,6 +279,7 @@ class Iterations {
   size_t places_ = 0;
   PackedUpload upload_;
   PackedUpload::Part<SortedRowsJob> sorts_;
+  PackedUpload::Part<ElementwiseJob> shifts_;
   PackedUpload::Part<DotJob> dots_;  // |g|^2 and |x|^2 of each step
   PackedUpload::Part<void*> q_, a_, p_, g_, x_;
   DeviceArray<float> memory_, work_;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs operations OrthogonalIteration of many matrices by CholeskyQR2 in f32: twice g = x x', g = l l', x = l^-1 x,
-// from x = the rows of q a, sorted and of length 1. All matrices of a size take seven calls of cuBLAS and cuSOLVER for
-// a batch of fixed size (kernels/cuda/batched_products.h), and all sizes together four launches. Matrices that take
-// more than `most_scratch_bytes` run in several parts, one after another.
+// Runs operations OrthogonalIteration of many matrices by shifted CholeskyQR3 in f32: three times g = x x', g = l l',
+// x = l^-1 x, from x = the rows of q a, sorted and of length 1. The first g gets a shift, because x is ill-conditioned
+// if q is far from the eigenvectors (Fukaya et al., arXiv:1809.11085). All matrices of a size take ten calls of cuBLAS
+// and cuSOLVER for a batch of fixed size (kernels/cuda/batched_products.h), and all sizes together five launches.
+// Matrices that take more than `most_scratch_bytes` run in several parts, one after another.
 //
-// The second g shows whether a factorization has failed, or x has been too ill-conditioned for it: its distance from I,
+// The last g shows whether a factorization has failed, or x has been too ill-conditioned for them: its distance from I,
 // in Frobenius' norm, is then not below kLargestDistance, up to which the result is orthonormal to f32
 // (docs/adr/0032-soap-in-batches.md).
 #pragma once

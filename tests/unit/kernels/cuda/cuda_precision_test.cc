@@ -325,6 +325,40 @@ TEST(CudaPrecisionTest, PartsOfNewtonSchulzHaveTheSameBits) {
   }
 }
 
+// From a basis that has turned by a tenth, of eigenvalues that span six decades: the rows of small ones are nearly in
+// the space of those of large ones. Without a shift the first factorization would fail.
+TEST(CudaPrecisionTest, AnOldBasisTakesNoF64) {
+  const std::unique_ptr<cuda::Device> device = cuda::Device::Make(0, std::numeric_limits<int64_t>::max()).value();
+  for (const int64_t n : {30, 150}) {
+    const reference::Dense vectors = reference::OrthonormalColumns(RandomDense(n, n, 1));
+    reference::Dense scaled = vectors, turned = vectors;
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        scaled.at(i, j) *= std::pow(1e-6, static_cast<double>(j) / static_cast<double>(n - 1));
+      }
+    }
+    const reference::Dense noise = RandomDense(n, n, 2);
+    for (size_t i = 0; i < turned.data.size(); ++i) turned.data[i] += 0.1 / std::sqrt(n) * noise.data[i];
+    const std::vector<float> a = ToFloats(reference::Product(scaled, reference::Transposed(vectors)).data);
+    const std::vector<float> q = ToFloats(reference::Transposed(reference::OrthonormalColumns(turned)).data);
+    const auto of_a = device->Send(absl::MakeConstSpan(a)).value(), of_q = device->Send(absl::MakeConstSpan(q)).value();
+    const auto of_next = device->Array<float>(n * n).value();
+    std::vector<int64_t> order(static_cast<size_t>(n));
+    const operation::OrthogonalIteration step{
+        {of_a.data(), n, n}, {of_q.data(), n, n}, {of_next.data(), n, n}, absl::MakeSpan(order)};
+    const operation::OrthogonalIteration* const only = &step;
+    bool done = false;
+    ASSERT_TRUE(cuda::RunOrthogonalIterations(*device, {&only, 1}, {&done, 1}).ok());
+    EXPECT_TRUE(done) << n;
+    reference::Dense next(n, n);
+    std::vector<float> values(static_cast<size_t>(n * n));
+    ASSERT_TRUE(device->Receive(of_next, absl::MakeSpan(values)).ok());
+    next.data.assign(values.begin(), values.end());
+    const reference::Dense gram = reference::Product(next, reference::Transposed(next));
+    EXPECT_LE(reference::FrobeniusNorm(reference::Combination(1, gram, -1, reference::Identity(n))), 1e-5);
+  }
+}
+
 // More rows than a batch of several matrices may have: cuSOLVER's and cuBLAS' routines for one.
 TEST(CudaPrecisionTest, ALargeMatrixIsABatchOfItsOwn) {
   constexpr int64_t kRows = 2600;
