@@ -134,14 +134,15 @@ absl::Status Backend::Copy(ConstMatrixView from, MatrixView to) {
 }
 
 absl::Status Backend::Gemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b,
-                           Transpose transpose_b, double beta, MatrixView c) {
+                           Transpose transpose_b, double beta, MatrixView c, ProductPrecision precision) {
   const bool ta = transpose_a == Transpose::kYes, tb = transpose_b == Transpose::kYes;
   const int64_t inner = ta ? a.rows : a.cols;
   PRECONDOR_RETURN_IF_ERROR(CheckView("Gemm", "c", c));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gemm", "a", a, ta ? inner : c.rows, ta ? c.rows : inner));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gemm", "b", b, tb ? c.cols : inner, tb ? inner : c.cols));
   if (c.size() == 0) return absl::OkStatus();
-  return inner == 0 ? Axpby(beta, c, 0.0, c) : Run({operation::Gemm{alpha, a, transpose_a, b, transpose_b, beta, c}});
+  return inner == 0 ? Axpby(beta, c, 0.0, c)
+                    : Run({operation::Gemm{alpha, a, transpose_a, b, transpose_b, beta, c, precision}});
 }
 
 absl::Status Backend::Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y) {
@@ -181,14 +182,20 @@ absl::Status Backend::MultiplyElements(double alpha, ConstMatrixView x, ConstMat
   PRECONDOR_RETURN_IF_ERROR(CheckView("MultiplyElements", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("MultiplyElements", "y", y, x.rows, x.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("MultiplyElements", "z", z, x.rows, x.cols));
-  return z.size() == 0 ? absl::OkStatus() : Run({operation::MultiplyElements{alpha, x, y, beta, z}});
+  return z.size() == 0
+             ? absl::OkStatus()
+             : Run({operation::Elementwise{
+                   .kind = ElementwiseKind::kMultiply, .alpha = alpha, .beta = beta, .x = x, .v = y, .y = z}});
 }
 
 absl::Status Backend::DivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon, MatrixView y) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("DivideByRoot", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByRoot", "v", v, x.rows, x.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByRoot", "y", y, x.rows, x.cols));
-  return y.size() == 0 ? absl::OkStatus() : Run({operation::DivideByRoot{alpha, x, v, epsilon, y}});
+  return y.size() == 0
+             ? absl::OkStatus()
+             : Run({operation::Elementwise{
+                   .kind = ElementwiseKind::kDivideByRoot, .alpha = alpha, .beta = epsilon, .x = x, .v = v, .y = y}});
 }
 
 absl::Status Backend::DivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
@@ -197,7 +204,14 @@ absl::Status Backend::DivideByOuter(double alpha, absl::Span<const double> rows,
   PRECONDOR_RETURN_IF_ERROR(CheckLength("DivideByOuter", "rows", x.rows, rows.size()));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("DivideByOuter", "columns", x.cols, columns.size()));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByOuter", "y", y, x.rows, x.cols));
-  return y.size() == 0 ? absl::OkStatus() : Run({operation::DivideByOuter{alpha, rows, columns, shift, x, y}});
+  return y.size() == 0 ? absl::OkStatus()
+                       : Run({operation::Elementwise{.kind = ElementwiseKind::kDivideByOuter,
+                                                     .alpha = alpha,
+                                                     .beta = shift,
+                                                     .scales = rows,
+                                                     .column_scales = columns,
+                                                     .x = x,
+                                                     .y = y}});
 }
 
 absl::Status Backend::Gather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
@@ -208,7 +222,9 @@ absl::Status Backend::Gather(absl::Span<const int64_t> rows, absl::Span<const in
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gather", "y", y, count, width));
   PRECONDOR_RETURN_IF_ERROR(CheckIndices("rows", rows, x.rows));
   PRECONDOR_RETURN_IF_ERROR(CheckIndices("columns", columns, x.cols));
-  return y.size() == 0 ? absl::OkStatus() : Run({operation::Gather{rows, columns, x, y}});
+  return y.size() == 0 ? absl::OkStatus()
+                       : Run({operation::Elementwise{
+                             .kind = ElementwiseKind::kGather, .rows = rows, .columns = columns, .x = x, .y = y}});
 }
 
 absl::Status Backend::ScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
@@ -234,6 +250,12 @@ absl::StatusOr<double> Backend::Dot(ConstMatrixView x, ConstMatrixView y) {
   double out = 0;
   PRECONDOR_RETURN_IF_ERROR(Run({operation::Dot{x, y, &out}}));
   return out;
+}
+
+absl::Status Backend::SquaredNorm(ConstMatrixView x, double* out) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("SquaredNorm", "x", x));
+  *out = 0;
+  return x.size() == 0 ? absl::OkStatus() : Run({operation::Dot{x, x, out, Awaited::kOutcome}});
 }
 
 absl::Status Backend::RowSquaredNorms(ConstMatrixView x, absl::Span<double> out) {

@@ -69,10 +69,10 @@ class Backend {
   // ends; only the task may use what it writes. A task within a task is part of it. After Finish all operations have
   // been submitted, ahead of any that begins later. An error of a deferred operation makes the backend unusable.
   class Task;
-  // A scope for operations whose results the host requests together. Until Finish, squared norms of rows and columns,
-  // decompositions, cores and Sherman-Morrison terms of this thread may return before they have run. Their results on
-  // the host are valid when Finish has returned, and their destination must live until then. Finish returns the first
-  // error of these operations. A thread must not nest batches.
+  // A scope for operations whose results the host requests together. Until Finish, squared norms of matrices, rows and
+  // columns, decompositions, iterations, cores and Sherman-Morrison terms of this thread may return before they have
+  // run. Their results on the host are valid when Finish has returned, and their destination must live until then.
+  // Finish returns the first error of these operations. A thread must not nest batches.
   class Batch;
   // Returns the stream (CUstream_st*) that runs the operations. Null if operations have run when their calls return.
   virtual void* stream() const { return nullptr; }
@@ -83,9 +83,9 @@ class Backend {
 
   // --- Primitives -------------------------------------------------------------------------------------------
   // c = alpha op(a) op(b) + beta c. c must alias neither a nor b. If beta == 0, the previous contents of c are ignored,
-  // NaN included.
+  // NaN included. kTf32 may round a and b by 2^-10 of their elements; all other precisions are f32.
   absl::Status Gemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
-                    double beta, MatrixView c);
+                    double beta, MatrixView c, ProductPrecision precision = ProductPrecision::kF32);
   // y = alpha x + beta y. A matrix with coefficient 0 is ignored, NaN included. x may be y.
   absl::Status Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y);
   // x *= scale, for any scale >= 0 whose result fits f32, even if scale itself is beyond f32's range.
@@ -112,6 +112,8 @@ class Backend {
   absl::Status AddDiagonal(double value, MatrixView a);
   // Returns sum_ij x_ij y_ij, accumulated in f64.
   absl::StatusOr<double> Dot(ConstMatrixView x, ConstMatrixView y);
+  // *out = sum_ij x_ij^2. Accumulated in f64.
+  absl::Status SquaredNorm(ConstMatrixView x, double* out);
   // out[i] = |x_i|^2; out[j] = sum_i x_ij^2. Accumulated in f64.
   absl::Status RowSquaredNorms(ConstMatrixView x, absl::Span<double> out);
   absl::Status ColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out);
@@ -188,6 +190,12 @@ class Backend {
   // squares behind it are unspecified. Outputs must not alias each other or an input. `precision` rounds the factors of
   // all products, and kBf16 x and the products too. Backends without an implementation in `precision` use f32.
   absl::Status NewtonSchulz(const operation::NewtonSchulz& step);
+  // One step of orthogonal iteration for symmetric a [n, n], of which both triangles are read, from the orthonormal
+  // rows of q [n, n]: sorts the rows by falling q_i' a q_i, multiplies them by a and makes them orthonormal as
+  // OrthonormalizeRows does. Row i of `next` comes from row order[i] of q; of equal rows the first comes first. `next`
+  // must not alias a or q. Returns FailedPrecondition, with the outputs unspecified, if a q_i is not finite. Scratch of
+  // the default: n^2 elements, and OrthonormalizeRows'.
+  absl::Status OrthogonalIteration(ConstMatrixView a, ConstMatrixView q, MatrixView next, absl::Span<int64_t> order);
   // Computes terms [k, n] with sum_i terms_i' terms_i = U'(I + V U')^-1 U for V = factor v, U = V h. This is the matrix
   // that a Sherman-Morrison step subtracts from h = scale m + shift I + sum_i weights[i] rows_i rows_i'. On input y is
   // v m; its contents are unspecified afterwards. m itself is not read. If not empty, squares[j] = sum_i terms_ij^2.
@@ -245,6 +253,7 @@ class Backend {
   absl::Status RunByPrimitives(const operation::LowRankPrecondition& product);
   absl::Status RunByPrimitives(const operation::DensePrecondition& product);
   absl::Status RunByPrimitives(const operation::NewtonSchulz& step);
+  absl::Status RunByPrimitives(const operation::OrthogonalIteration& step);
   absl::Status RunByPrimitives(const operation::ShermanMorrisonTerms& make);
 
  private:

@@ -173,6 +173,20 @@ struct NewtonSchulz {
   }
   Awaited awaited() const { return Awaited::kReturn; }
 };
+struct OrthogonalIteration {
+  static constexpr bool kIsComposite = true;
+
+  ConstMatrixView a;
+  ConstMatrixView q;
+  MatrixView next;
+  absl::Span<int64_t> order;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Reads(self.a, self.q);
+    visitor.Writes(self.next);
+  }
+  Awaited awaited() const { return Awaited::kOutcome; }
+};
 struct ShermanMorrisonTerms {
   static constexpr bool kIsComposite = true;
   // Limits for a device's own implementation. For more vectors, or more rows of h, it uses several operations.

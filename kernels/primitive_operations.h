@@ -8,6 +8,7 @@
 
 #include "kernels/base/elementwise_kind.h"
 #include "kernels/base/matrix_view.h"
+#include "kernels/base/product_precision.h"
 
 namespace precondor {
 
@@ -33,63 +34,16 @@ struct Elementwise {
   double alpha = 0;
   double beta = 0;
   absl::Span<const double> scales = {};
-  int64_t row = 0;  // for kPackRow
+  absl::Span<const double> column_scales = {};        // for kDivideByOuter
+  absl::Span<const int64_t> rows = {}, columns = {};  // for kGather
+  int64_t row = 0;                                    // for kPackRow
   ConstMatrixView x = {};
+  ConstMatrixView v = {};  // for kMultiply and kDivideByRoot
   MatrixView y = {};
 
   static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.scales);
-    visitor.Reads(self.x);
-    visitor.Writes(self.y);
-  }
-};
-struct MultiplyElements {
-  double alpha = 1;
-  ConstMatrixView x;
-  ConstMatrixView y;
-  double beta = 0;
-  MatrixView z;
-
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Reads(self.x, self.y);
-    visitor.Writes(self.z);
-  }
-};
-struct DivideByRoot {
-  double alpha = 1;
-  ConstMatrixView x;
-  ConstMatrixView v;
-  double epsilon = 0;
-  MatrixView y;
-
-  static void Describe(auto& self, auto& visitor) {
+    visitor.Takes(self.scales, self.column_scales, self.rows, self.columns);
     visitor.Reads(self.x, self.v);
-    visitor.Writes(self.y);
-  }
-};
-struct DivideByOuter {
-  double alpha = 1;
-  absl::Span<const double> rows;
-  absl::Span<const double> columns;
-  double shift = 0;
-  ConstMatrixView x;
-  MatrixView y;
-
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.rows, self.columns);
-    visitor.Reads(self.x);
-    visitor.Writes(self.y);
-  }
-};
-struct Gather {
-  absl::Span<const int64_t> rows;
-  absl::Span<const int64_t> columns;
-  ConstMatrixView x;
-  MatrixView y;
-
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.rows, self.columns);
-    visitor.Reads(self.x);
     visitor.Writes(self.y);
   }
 };
@@ -99,9 +53,10 @@ struct Dot {
   ConstMatrixView x;
   ConstMatrixView y;
   double* out = nullptr;
+  Awaited when = Awaited::kReturn;
 
   static void Describe(auto& self, auto& visitor) { visitor.Reads(self.x, self.y); }
-  Awaited awaited() const { return Awaited::kReturn; }
+  Awaited awaited() const { return when; }
 };
 struct AbsoluteSum {
   ConstMatrixView x;
@@ -149,6 +104,7 @@ struct Gemm {
   Transpose transpose_b = Transpose::kNo;
   double beta = 0;
   MatrixView c;
+  ProductPrecision precision = ProductPrecision::kF32;
 
   static void Describe(auto& self, auto& visitor) {
     visitor.Reads(self.a, self.b);

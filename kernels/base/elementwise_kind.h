@@ -16,7 +16,11 @@ enum class ElementwiseKind : uint8_t {
   kPackLower,
   kUnpackLower,
   kPackRow,
-  kSymmetrize,  // y in place
+  kSymmetrize,     // y in place
+  kMultiply,       // MultiplyElements: y = alpha x v + beta y
+  kDivideByRoot,   // y = alpha x / (sqrt(v) + beta)
+  kDivideByOuter,  // y_ij = alpha x_ij / (scales_i column_scales_j + beta)
+  kGather,
 };
 
 }  // namespace precondor

@@ -163,6 +163,14 @@ class CpuBackend final : public Backend {
       case ElementwiseKind::kSymmetrize:
         CombineTriangles(e.y, [](float below, float above) { return 0.5f * below + 0.5f * above; });
         return absl::OkStatus();
+      case ElementwiseKind::kMultiply:
+        return Multiply(e.alpha, e.x, e.v, e.beta, e.y);
+      case ElementwiseKind::kDivideByRoot:
+        return DivideByRoot(e.alpha, e.x, e.v, e.beta, e.y);
+      case ElementwiseKind::kDivideByOuter:
+        return DivideByOuter(e.alpha, e.scales, e.column_scales, e.beta, e.x, e.y);
+      case ElementwiseKind::kGather:
+        return Gather(e.rows, e.columns, e.x, e.y);
     }
     return absl::InternalError("cpu backend: unknown kind of operation");
   }
@@ -202,8 +210,7 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  static absl::Status RunOne(const operation::MultiplyElements& multiply) {
-    const auto& [alpha, x, y, beta, z] = multiply;
+  static absl::Status Multiply(double alpha, ConstMatrixView x, ConstMatrixView y, double beta, MatrixView z) {
     const float fa = static_cast<float>(alpha), fb = static_cast<float>(beta);
     for (int64_t i = 0; i < z.rows; ++i) {
       const float *left = x.row(i), *right = y.row(i);
@@ -217,8 +224,7 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  static absl::Status RunOne(const operation::DivideByRoot& divide) {
-    const auto& [alpha, x, v, epsilon, y] = divide;
+  static absl::Status DivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon, MatrixView y) {
     const float fa = static_cast<float>(alpha), fe = static_cast<float>(epsilon);
     for (int64_t i = 0; i < y.rows; ++i) {
       const float *in = x.row(i), *squares = v.row(i);
@@ -228,8 +234,8 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  static absl::Status RunOne(const operation::DivideByOuter& divide) {
-    const auto& [alpha, rows, columns, shift, x, y] = divide;
+  static absl::Status DivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
+                                    double shift, ConstMatrixView x, MatrixView y) {
     for (int64_t i = 0; i < y.rows; ++i) {
       const double row = rows[i];
       const float* in = x.row(i);
@@ -239,8 +245,8 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  static absl::Status RunOne(const operation::Gather& gather) {
-    const auto& [rows, columns, x, y] = gather;
+  static absl::Status Gather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
+                             MatrixView y) {
     for (int64_t i = 0; i < y.rows; ++i) {
       const float* in = x.row(rows.empty() ? i : rows[i]);
       float* out = y.row(i);

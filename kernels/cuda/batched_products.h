@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of many matrices of one shape in one call of cuBLAS.
+//
+// cuBLAS promises the same bits for the same call alone. So that a product has the same bits in any company, a batch
+// has as many products as BatchSize says for their shape, and places that no product uses have operands of their own
+// (docs/adr/0031-newton-schulz-in-batches.md).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cublas_v2.h>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -28,6 +33,15 @@ struct ProductShape {
   bool transpose_a = false, transpose_b = false;
 };
 
+// Returns the number of products, [rows, cols] with sums of length `inner`, in a batch: 256, or fewer that take 34
+// GFLOP together, some 60 us of a large device in bf16.
+int64_t BatchSize(int64_t rows, int64_t cols, int64_t inner);
+// Returns the number of places in as many batches of `size` as `count` products need.
+constexpr size_t PlacesOf(size_t count, int64_t size) {
+  const size_t of_batch = static_cast<size_t>(size);
+  return (count + of_batch - 1) / of_batch * of_batch;
+}
+
 // Arrays of the matrices' addresses.
 struct Pointers {
   PackedUpload::Part<void*> a, b, c;
@@ -44,5 +58,40 @@ constexpr int64_t PaddedStride(int64_t cols) {
 // Runs products [begin, end) in stream order. The addresses in `upload` have been sent.
 absl::Status RunBatch(Device& device, absl::string_view what, const ProductShape& shape, const Arithmetic& in,
                       const PackedUpload& upload, const Pointers& pointers, size_t begin, size_t end);
+
+// Products of any shapes in f32 or TF32, in batches of a fixed size. Call Add for each product, then Open, which
+// allocates all memory, and RunNext until it is done. Not thread-safe.
+class ProductBatches {
+ public:
+  explicit ProductBatches(const Arithmetic& in) : in_(in) {}
+
+  void Add(const ProductShape& shape, const float* a, const float* b, float* c) {
+    products_.push_back({shape, a, b, c});
+  }
+  absl::Status Open(Device& device);
+  bool done() const { return next_ == batches_.size(); }
+  // Runs the next batch in stream order.
+  absl::Status RunNext(Device& device, absl::string_view what);
+
+ private:
+  struct Product {
+    ProductShape shape;
+    const float *a, *b;
+    float* c;
+  };
+  // Products of one shape, in the arrays of addresses from `place` on.
+  struct Batch {
+    ProductShape shape;
+    size_t place, places;
+  };
+
+  const Arithmetic in_;
+  std::vector<Product> products_;
+  std::vector<Batch> batches_;
+  size_t next_ = 0;
+  PackedUpload upload_;
+  Pointers pointers_;
+  DeviceArray<float> unused_;  // the results of unused places
+};
 
 }  // namespace precondor::cuda

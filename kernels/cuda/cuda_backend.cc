@@ -18,6 +18,7 @@
 #include "kernels/cuda/grouped_operations.h"
 #include "kernels/cuda/low_rank.h"
 #include "kernels/cuda/newton_schulz.h"
+#include "kernels/cuda/orthogonal_iterations.h"
 #include "kernels/cuda/reductions.h"
 #include "kernels/cuda/sherman_morrison.h"
 #include "kernels/cuda/spd_inverses.h"
@@ -79,6 +80,8 @@ class CudaBackend final : public Backend {
     const absl::Span<const Kind* const> all = of_kind;
     if constexpr (requires { RunTogether(all); }) {
       std::fill(statuses.begin(), statuses.end(), RunTogether(all));
+    } else if constexpr (requires { RunOrRepeat(all, statuses); }) {
+      RunOrRepeat(all, statuses);
     } else if constexpr (requires { RunSmall(all, statuses); }) {
       RunDecompositions(all, statuses);
     } else {
@@ -108,11 +111,23 @@ class CudaBackend final : public Backend {
     return cuda::RunNewtonSchulz(*device_, all);
   }
   absl::Status RunTogether(absl::Span<const operation::Dot* const> all) { return cuda::RunDots(*device_, all); }
+  absl::Status RunTogether(absl::Span<const operation::AbsoluteSum* const> all) {
+    return cuda::RunAbsoluteSums(*device_, all);
+  }
+  absl::Status RunTogether(absl::Span<const operation::AbsoluteMaximum* const> all) {
+    return cuda::RunAbsoluteMaxima(*device_, all);
+  }
   absl::Status RunTogether(absl::Span<const operation::LowRankAppend* const> all) {
     return cuda::RunLowRankAppends(*device_, all);
   }
   absl::Status RunTogether(absl::Span<const operation::LowRankPrecondition* const> all) {
     return cuda::RunLowRankPreconditions(*device_, all);
+  }
+  // Runs the iterations together, and those again, one at a time and in f64, that need more than f32.
+  void RunOrRepeat(absl::Span<const operation::OrthogonalIteration* const> all, absl::Span<absl::Status> statuses) {
+    absl::InlinedVector<bool, 16> done(all.size());
+    const absl::Status run = cuda::RunOrthogonalIterations(*device_, all, absl::MakeSpan(done));
+    for (size_t i = 0; i < all.size(); ++i) statuses[i] = !run.ok() || done[i] ? run : RunByPrimitives(*all[i]);
   }
   // Runs operations each of which can fail on its own: small ones together, the others one at a time.
   template <typename Kind>
@@ -167,35 +182,6 @@ class CudaBackend final : public Backend {
   absl::Status RunOne(const Kind& composite) {
     return RunByPrimitives(composite);
   }
-  absl::Status RunOne(const operation::MultiplyElements& multiply) {
-    return device_->Run("MultiplyElements", [&](cudaStream_t stream) {
-      return cuda::MultiplyElements(stream, multiply.alpha, multiply.x, multiply.y, multiply.beta, multiply.z);
-    });
-  }
-
-  absl::Status RunOne(const operation::DivideByRoot& divide) {
-    return device_->Run("DivideByRoot", [&](cudaStream_t stream) {
-      return cuda::DivideByRoot(stream, divide.alpha, divide.x, divide.v, divide.epsilon, divide.y);
-    });
-  }
-
-  absl::Status RunOne(const operation::DivideByOuter& divide) {
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent_rows, device_->Send(divide.rows));
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent_columns, device_->Send(divide.columns));
-    return device_->Run("DivideByOuter", [&](cudaStream_t stream) {
-      return cuda::DivideByOuter(stream, divide.alpha, sent_rows.data(), sent_columns.data(), divide.shift, divide.x,
-                                 divide.y);
-    });
-  }
-
-  absl::Status RunOne(const operation::Gather& gather) {
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> sent_rows, device_->Send(gather.rows));
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> sent_columns, device_->Send(gather.columns));
-    return device_->Run("Gather", [&](cudaStream_t stream) {
-      return cuda::Gather(stream, sent_rows.data(), sent_columns.data(), gather.x, gather.y);
-    });
-  }
-
   absl::Status RunOne(const operation::FillNormal& fill) {
     return device_->Run("FillNormal", [&](cudaStream_t stream) {
       return cuda::FillNormal(stream, fill.random.key()[0], fill.random.key()[1], fill.random.nonce(), fill.x);
@@ -218,20 +204,6 @@ class CudaBackend final : public Backend {
     return value;
   }
 
-  absl::Status RunOne(const operation::AbsoluteSum& of) {
-    PRECONDOR_ASSIGN_OR_RETURN(
-        *of.out, ReduceToOne("AbsoluteSum", of.x, [&](cudaStream_t stream, double* partials, double* out) {
-          return cuda::AbsoluteSum(stream, of.x, partials, out);
-        }));
-    return absl::OkStatus();
-  }
-  absl::Status RunOne(const operation::AbsoluteMaximum& of) {
-    PRECONDOR_ASSIGN_OR_RETURN(
-        *of.out, ReduceToOne("AbsoluteMaximum", of.x, [&](cudaStream_t stream, double* partials, double* out) {
-          return cuda::AbsoluteMaximum(stream, of.x, partials, out);
-        }));
-    return absl::OkStatus();
-  }
   absl::Status RunOne(const operation::Diagonal& of) {
     return Reduce("Diagonal", 0, of.out, [&](cudaStream_t stream, double*, double* diagonal) {
       return cuda::Diagonal(stream, of.a, diagonal);

@@ -120,6 +120,16 @@ __device__ __forceinline__ float ValueAt(const ElementwiseJob& job, int64_t i, i
     return x.data[j];
   } else if constexpr (kKind == ElementwiseKind::kSymmetrize) {
     return 0.5f * y.at(i, j) + 0.5f * y.at(j, i);
+  } else if constexpr (kKind == ElementwiseKind::kMultiply) {
+    const float product = static_cast<float>(job.alpha) * x.at(i, j) * Global(job.v.data)[i * job.v.stride + j];
+    return job.beta != 0.0 ? fmaf(static_cast<float>(job.beta), y.at(i, j), product) : product;
+  } else if constexpr (kKind == ElementwiseKind::kDivideByRoot) {
+    const float root = sqrtf(Global(job.v.data)[i * job.v.stride + j]);
+    return static_cast<float>(job.alpha) * x.at(i, j) / (root + static_cast<float>(job.beta));
+  } else if constexpr (kKind == ElementwiseKind::kDivideByOuter) {
+    return static_cast<float>(job.alpha / (job.scales[i] * job.column_scales[j] + job.beta)) * x.at(i, j);
+  } else if constexpr (kKind == ElementwiseKind::kGather) {
+    return x.at(job.rows == nullptr ? i : job.rows[i], job.columns == nullptr ? j : job.columns[j]);
   } else {
     static_assert(kKind == ElementwiseKind::kPackLower);
     return x.at(i, j);
@@ -219,6 +229,14 @@ __device__ __forceinline__ void RunPart(const ElementwiseJob& job, int64_t part)
       return RunPart<ElementwiseKind::kPackRow>(job, extent, part);
     case ElementwiseKind::kSymmetrize:
       return RunPart<ElementwiseKind::kSymmetrize>(job, extent, part);
+    case ElementwiseKind::kMultiply:
+      return RunPart<ElementwiseKind::kMultiply>(job, extent, part);
+    case ElementwiseKind::kDivideByRoot:
+      return RunPart<ElementwiseKind::kDivideByRoot>(job, extent, part);
+    case ElementwiseKind::kDivideByOuter:
+      return RunPart<ElementwiseKind::kDivideByOuter>(job, extent, part);
+    case ElementwiseKind::kGather:
+      return RunPart<ElementwiseKind::kGather>(job, extent, part);
   }
 }
 
@@ -246,36 +264,6 @@ cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob& job) {
 cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob* jobs, int count, int64_t blocks) {
   return LaunchJobs(stream, blocks, kThreads, ElementwiseKernel<ManyJobs<ElementwiseJob>>,
                     ManyJobs<ElementwiseJob>{jobs, count});
-}
-
-cudaError_t MultiplyElements(cudaStream_t stream, double alpha, ConstMatrixView x, ConstMatrixView y, double beta,
-                             MatrixView z) {
-  const float fa = static_cast<float>(alpha), fb = static_cast<float>(beta);
-  const bool reads_z = beta != 0.0;
-  return ForEach(stream, z, [=] __device__(int64_t i, int64_t j) {
-    const float product = fa * x.at(i, j) * y.at(i, j);
-    return reads_z ? fmaf(fb, z.at(i, j), product) : product;
-  });
-}
-
-cudaError_t DivideByRoot(cudaStream_t stream, double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon,
-                         MatrixView y) {
-  const float fa = static_cast<float>(alpha), fe = static_cast<float>(epsilon);
-  return ForEach(stream, y,
-                 [=] __device__(int64_t i, int64_t j) { return fa * x.at(i, j) / (sqrtf(v.at(i, j)) + fe); });
-}
-
-cudaError_t DivideByOuter(cudaStream_t stream, double alpha, const double* rows, const double* columns, double shift,
-                          ConstMatrixView x, MatrixView y) {
-  return ForEach(stream, y, [=] __device__(int64_t i, int64_t j) {
-    return static_cast<float>(alpha / (rows[i] * columns[j] + shift)) * x.at(i, j);
-  });
-}
-
-cudaError_t Gather(cudaStream_t stream, const int64_t* rows, const int64_t* columns, ConstMatrixView x, MatrixView y) {
-  return ForEach(stream, y, [=] __device__(int64_t i, int64_t j) {
-    return x.at(rows == nullptr ? i : rows[i], columns == nullptr ? j : columns[j]);
-  });
 }
 
 cudaError_t FillNormal(cudaStream_t stream, uint32_t key0, uint32_t key1, uint64_t nonce, MatrixView x) {

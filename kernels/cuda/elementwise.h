@@ -15,14 +15,16 @@
 
 namespace precondor::cuda {
 
-// One operation::Elementwise (kernels/operation.h), with its scales on the device. One launch can run many of them.
+// One operation::Elementwise (kernels/operation.h), with its spans on the device. One launch can run many of them.
 struct ElementwiseJob {
   ElementwiseKind kind = ElementwiseKind::kAxpby;
   double alpha = 0;
   double beta = 0;
-  const double* scales = nullptr;
+  const double *scales = nullptr, *column_scales = nullptr;
+  const int64_t *rows = nullptr, *columns = nullptr;  // null for all in their order
   int64_t row = 0;
   ConstMatrixView x;
+  ConstMatrixView v;
   MatrixView y;
   int64_t first = 0;  // blocks of all jobs before this one
 };
@@ -32,14 +34,6 @@ int64_t ElementwiseBlocks(const ElementwiseJob& job);
 cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob& job);
 cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob* jobs, int count, int64_t blocks);
 
-cudaError_t MultiplyElements(cudaStream_t stream, double alpha, ConstMatrixView x, ConstMatrixView y, double beta,
-                             MatrixView z);
-cudaError_t DivideByRoot(cudaStream_t stream, double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon,
-                         MatrixView y);
-cudaError_t DivideByOuter(cudaStream_t stream, double alpha, const double* rows, const double* columns, double shift,
-                          ConstMatrixView x, MatrixView y);
-// A null `rows` or `columns` selects all rows or columns in their order.
-cudaError_t Gather(cudaStream_t stream, const int64_t* rows, const int64_t* columns, ConstMatrixView x, MatrixView y);
 // key0, key1 and nonce are the state of a CounterRandom (kernels/base/random.h).
 cudaError_t FillNormal(cudaStream_t stream, uint32_t key0, uint32_t key1, uint64_t nonce, MatrixView x);
 

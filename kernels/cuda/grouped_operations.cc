@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/cuda/batched_products.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/products.h"
@@ -25,11 +27,11 @@ constexpr double kFlopsOfLargeProduct = 5e8;
 constexpr int64_t kLongRow = 1 << 16;
 
 // Sends the numbers of all operations to the device, one operation's after another's.
-template <typename Operations, typename NumbersOf>
-absl::StatusOr<DeviceArray<double>> SendNumbers(Device& device, const Operations& operations, NumbersOf numbers_of) {
-  std::vector<double> numbers;
+template <typename Number = double, typename Operations, typename NumbersOf>
+absl::StatusOr<DeviceArray<Number>> SendNumbers(Device& device, const Operations& operations, NumbersOf numbers_of) {
+  std::vector<Number> numbers;
   for (const auto* operation : operations) {
-    const absl::Span<const double> own = numbers_of(*operation);
+    const absl::Span<const Number> own = numbers_of(*operation);
     numbers.insert(numbers.end(), own.begin(), own.end());
   }
   return device.Send(absl::MakeConstSpan(numbers));
@@ -44,6 +46,25 @@ cublasOperation_t Blas(Transpose transpose) { return transpose == Transpose::kYe
 
 int64_t InnerSize(const operation::Gemm& gemm) {
   return gemm.transpose_a == Transpose::kYes ? gemm.a.rows : gemm.a.cols;
+}
+
+// cuBLAS requires that matrices in TF32 begin at multiples of 16 bytes. Products of others are f32.
+bool TakesTf32(const operation::Gemm& gemm) {
+  const auto aligned = [](ConstMatrixView x) { return reinterpret_cast<uintptr_t>(x.data) % 16 == 0; };
+  return gemm.precision == ProductPrecision::kTf32 && aligned(gemm.a) && aligned(gemm.b) && aligned(gemm.c);
+}
+
+ProductShape ShapeOf(const operation::Gemm& gemm) {
+  return {.rows = gemm.c.rows,
+          .cols = gemm.c.cols,
+          .inner = InnerSize(gemm),
+          .stride_a = gemm.a.stride,
+          .stride_b = gemm.b.stride,
+          .stride_c = gemm.c.stride,
+          .alpha = static_cast<float>(gemm.alpha),
+          .beta = static_cast<float>(gemm.beta),
+          .transpose_a = gemm.transpose_a == Transpose::kYes,
+          .transpose_b = gemm.transpose_b == Transpose::kYes};
 }
 
 // cuBLAS expects column-major matrices, for which a row-major matrix is its transpose: the factors of a product swap.
@@ -65,15 +86,27 @@ absl::Status MakeMemoryErrorNotRetryable(bool has_run, absl::Status status) {
 
 bool IsLong(ConstMatrixView x) { return x.cols > kLongRow && x.rows < 64; }
 
-absl::Status RunDotJobs(Device& device, const std::vector<DotJob>& jobs, absl::Span<double> out) {
+template <typename Reduction>
+absl::Status RunDotJobs(Device& device, absl::string_view what, Reduction reduction, const std::vector<DotJob>& jobs,
+                        absl::Span<double> out) {
   const int64_t count = static_cast<int64_t>(jobs.size());
   const int64_t pieces = jobs.back().first + ReductionPartials(jobs.back().x);
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<DotJob> sent, SendJobs(device, jobs));
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory, device.Array<double>(count + pieces));
-  PRECONDOR_RETURN_IF_ERROR(device.Run("Dot", [&](cudaStream_t stream) {
-    return Dots(stream, sent.data(), static_cast<int>(count), pieces, memory.data() + count, memory.data());
+  PRECONDOR_RETURN_IF_ERROR(device.Run(what, [&](cudaStream_t stream) {
+    return reduction(stream, sent.data(), static_cast<int>(count), pieces, memory.data() + count, memory.data());
   }));
   return device.Receive(memory, out);
+}
+
+// Sets the operations' numbers to the results of their jobs.
+template <typename Reduction, typename Operations>
+absl::Status RunForNumbers(Device& device, absl::string_view what, Reduction reduction, const std::vector<DotJob>& jobs,
+                           const Operations& operations) {
+  std::vector<double> out(jobs.size());
+  PRECONDOR_RETURN_IF_ERROR(RunDotJobs(device, what, reduction, jobs, absl::MakeSpan(out)));
+  for (size_t i = 0; i < out.size(); ++i) *operations[i]->out = out[i];
+  return absl::OkStatus();
 }
 
 absl::Status RunInverseJobs(Device& device, std::vector<SpdInverseJob>& jobs, absl::Span<absl::Status> statuses) {
@@ -110,12 +143,25 @@ void AddDot(ConstMatrixView x, ConstMatrixView y, std::vector<DotJob>& jobs) {
 absl::Status RunElementwise(Device& device, absl::Span<const operation::Elementwise* const> operations) {
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> scales,
                              SendNumbers(device, operations, [](const auto& e) { return e.scales; }));
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> column_scales,
+                             SendNumbers(device, operations, [](const auto& e) { return e.column_scales; }));
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> rows,
+                             SendNumbers<int64_t>(device, operations, [](const auto& e) { return e.rows; }));
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> columns,
+                             SendNumbers<int64_t>(device, operations, [](const auto& e) { return e.columns; }));
+  const double *next_scale = scales.data(), *next_column_scale = column_scales.data();
+  const int64_t *next_row = rows.data(), *next_column = columns.data();
   std::vector<ElementwiseJob> jobs;
-  int64_t blocks = 0, scale = 0;
+  int64_t blocks = 0;
   for (const operation::Elementwise* e : operations) {
-    jobs.push_back({e->kind, e->alpha, e->beta, scales.data() + scale, e->row, e->x, e->y, blocks});
-    blocks += ElementwiseBlocks(jobs.back());
-    scale += static_cast<int64_t>(e->scales.size());
+    ElementwiseJob& job = jobs.emplace_back();
+    job = {.kind = e->kind, .alpha = e->alpha, .beta = e->beta, .row = e->row, .x = e->x, .v = e->v, .y = e->y};
+    if (!e->scales.empty()) job.scales = std::exchange(next_scale, next_scale + e->scales.size());
+    if (!e->column_scales.empty())
+      job.column_scales = std::exchange(next_column_scale, next_column_scale + e->column_scales.size());
+    if (!e->rows.empty()) job.rows = std::exchange(next_row, next_row + e->rows.size());
+    if (!e->columns.empty()) job.columns = std::exchange(next_column, next_column + e->columns.size());
+    job.first = std::exchange(blocks, blocks + ElementwiseBlocks(job));
   }
   if (jobs.size() == 1) {
     return device.Run("Elementwise", [&](cudaStream_t stream) { return Elementwise(stream, jobs[0]); });
@@ -132,9 +178,18 @@ bool IsLarge(const operation::Gemm& gemm) {
 
 absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const> operations) {
   std::vector<ProductJob> jobs;
+  std::vector<const operation::Gemm*> large;
+  ProductBatches in_tf32(kInTf32);
   int64_t blocks = 0;
   for (const operation::Gemm* gemm : operations) {
-    if (IsLarge(*gemm)) continue;
+    if (TakesTf32(*gemm)) {
+      in_tf32.Add(ShapeOf(*gemm), gemm->a.data, gemm->b.data, gemm->c.data);
+      continue;
+    }
+    if (IsLarge(*gemm)) {
+      large.push_back(gemm);
+      continue;
+    }
     ProductJob job;
     job.alpha = static_cast<float>(gemm->alpha);
     job.beta = static_cast<float>(gemm->beta);
@@ -154,9 +209,12 @@ absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const
   if (jobs.size() > 1) {
     PRECONDOR_ASSIGN_OR_RETURN(sent, SendJobs(device, jobs));
   }
+  PRECONDOR_RETURN_IF_ERROR(in_tf32.Open(device));
   bool has_run = false;
-  for (const operation::Gemm* gemm : operations) {
-    if (!IsLarge(*gemm)) continue;
+  for (; !in_tf32.done(); has_run = true) {
+    PRECONDOR_RETURN_IF_ERROR(MakeMemoryErrorNotRetryable(has_run, in_tf32.RunNext(device, "Gemm")));
+  }
+  for (const operation::Gemm* gemm : large) {
     PRECONDOR_RETURN_IF_ERROR(MakeMemoryErrorNotRetryable(has_run, RunLargeProduct(device, *gemm)));
     has_run = true;
   }
@@ -221,7 +279,8 @@ absl::Status RunRowSquaredNorms(Device& device, absl::Span<const operation::RowS
     }
   }
   std::vector<double> of_rows(rows), of_long_rows(long_rows.size());
-  if (!long_rows.empty()) PRECONDOR_RETURN_IF_ERROR(RunDotJobs(device, long_rows, absl::MakeSpan(of_long_rows)));
+  if (!long_rows.empty())
+    PRECONDOR_RETURN_IF_ERROR(RunDotJobs(device, "RowSquaredNorms", Dots, long_rows, absl::MakeSpan(of_long_rows)));
   if (!jobs.empty()) {
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<RowNormsJob> sent, SendJobs(device, jobs));
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory, device.Array<double>(rows));
@@ -276,10 +335,19 @@ absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const operation::C
 absl::Status RunDots(Device& device, absl::Span<const operation::Dot* const> operations) {
   std::vector<DotJob> jobs;
   for (const operation::Dot* dot : operations) AddDot(dot->x, dot->y, jobs);
-  std::vector<double> out(jobs.size());
-  PRECONDOR_RETURN_IF_ERROR(RunDotJobs(device, jobs, absl::MakeSpan(out)));
-  for (size_t i = 0; i < out.size(); ++i) *operations[i]->out = out[i];
-  return absl::OkStatus();
+  return RunForNumbers(device, "Dot", Dots, jobs, operations);
+}
+
+absl::Status RunAbsoluteSums(Device& device, absl::Span<const operation::AbsoluteSum* const> operations) {
+  std::vector<DotJob> jobs;
+  for (const auto* of : operations) AddDot(of->x, of->x, jobs);
+  return RunForNumbers(device, "AbsoluteSum", AbsoluteSums, jobs, operations);
+}
+
+absl::Status RunAbsoluteMaxima(Device& device, absl::Span<const operation::AbsoluteMaximum* const> operations) {
+  std::vector<DotJob> jobs;
+  for (const auto* of : operations) AddDot(of->x, of->x, jobs);
+  return RunForNumbers(device, "AbsoluteMaximum", AbsoluteMaxima, jobs, operations);
 }
 
 absl::Status RunShermanMorrisonTerms(Device& device,

@@ -28,6 +28,8 @@ absl::Status RunSymmetricUpdates(Device& device,
 absl::Status RunRowSquaredNorms(Device& device, absl::Span<const operation::RowSquaredNorms* const> operations);
 absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const operation::ColumnSquaredNorms* const> operations);
 absl::Status RunDots(Device& device, absl::Span<const operation::Dot* const> operations);
+absl::Status RunAbsoluteSums(Device& device, absl::Span<const operation::AbsoluteSum* const> operations);
+absl::Status RunAbsoluteMaxima(Device& device, absl::Span<const operation::AbsoluteMaximum* const> operations);
 // Precondition: each operation has at most kMostVectorsOfTerms vectors and kMostRowsOfTerms rows. Sets statuses[i] to
 // FailedPrecondition if a product of operation i is not finite.
 absl::Status RunShermanMorrisonTerms(Device& device,

@@ -138,10 +138,9 @@ class Iterations {
     }
     for (Part& part : parts_) {
       for (Batch& batch : part.batches) {
-        const int64_t count = static_cast<int64_t>(batch.end - batch.begin);
         for (const Product product : {kGram, kPolynomial, kNext}) {
           const int64_t size = SizeOf(layers_[batch.begin], product);
-          batch.places = std::max(batch.places, static_cast<size_t>((count + size - 1) / size * size));
+          batch.places = std::max(batch.places, PlacesOf(batch.end - batch.begin, size));
         }
         batch.place = std::exchange(places_, places_ + batch.places);
       }
@@ -257,11 +256,6 @@ class Iterations {
 };
 
 }  // namespace
-
-int64_t BatchSize(int64_t rows, int64_t cols, int64_t inner) {
-  constexpr int64_t kMostProducts = 256, kMultiplications = int64_t{1} << 34;
-  return std::clamp<int64_t>(kMultiplications / (rows * cols * inner), 1, kMostProducts);
-}
 
 absl::Status RunNewtonSchulz(Device& device, absl::Span<const operation::NewtonSchulz* const> operations,
                              int64_t most_scratch_bytes) {

@@ -20,9 +20,6 @@
 
 namespace precondor::cuda {
 
-// Returns the number of products, [rows, cols] with sums of length `inner`, in a batch: 256, or fewer that take 34
-// GFLOP together, some 60 us of a large device in bf16.
-int64_t BatchSize(int64_t rows, int64_t cols, int64_t inner);
 // Waits for the device. The contract is that of kernels/cuda/grouped_operations.h.
 absl::Status RunNewtonSchulz(Device& device, absl::Span<const operation::NewtonSchulz* const> operations,
                              int64_t most_scratch_bytes = int64_t{256} << 20);

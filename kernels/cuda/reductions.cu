@@ -110,38 +110,53 @@ struct Pair {
   float x, y;
 };
 
-// Returns the thread's part of x'y, added in the order of CombineStrided.
-template <bool kContiguous>
-__device__ __forceinline__ double DotOf(const DotJob& job, int64_t first, int64_t step) {
+// Returns the thread's part of the combination of f(x_ij, y_ij), in the order of CombineStrided.
+template <bool kContiguous, typename Function, typename Combine>
+__device__ __forceinline__ double PartOf(const DotJob& job, int64_t first, int64_t step, Function f, Combine combine) {
   const float *const x = Global(job.x.data), *const y = Global(job.y.data);
   return CombineStrided(
       first, step, job.x.size(),
       [&](int64_t at) {
         return Pair{x[OffsetOf<kContiguous>(job.x, at)], y[OffsetOf<kContiguous>(job.y, at)]};
       },
-      [](double sum, Pair pair) { return sum + double{pair.x} * pair.y; });
+      [&](double before, Pair pair) { return combine(before, f(pair)); });
 }
 
+template <typename Function, typename Combine>
 __global__ void __launch_bounds__(kThreads)
-    DotPartialsKernel(const DotJob* jobs, int count, int64_t pieces, double* partials) {
+    DotPartialsKernel(const DotJob* jobs, int count, int64_t pieces, Function f, Combine combine, double* partials) {
   for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
     const DotJob job = JobOf(jobs, count, piece);
     const int64_t first = (piece - job.first) * kThreads + threadIdx.x, step = ReductionPartials(job.x) * kThreads;
     const bool contiguous = job.x.contiguous() && job.y.contiguous();
-    double value = contiguous ? DotOf<true>(job, first, step) : DotOf<false>(job, first, step);
-    value = CombineBlock<kThreads>(value, Add());
+    double value =
+        contiguous ? PartOf<true>(job, first, step, f, combine) : PartOf<false>(job, first, step, f, combine);
+    value = CombineBlock<kThreads>(value, combine);
     if (threadIdx.x == 0) partials[piece] = value;
   }
 }
 
 // One block handles a job.
-__global__ void __launch_bounds__(kThreads) DotTotalsKernel(const DotJob* jobs, const double* partials, double* out) {
+template <typename Combine>
+__global__ void __launch_bounds__(kThreads)
+    DotTotalsKernel(const DotJob* jobs, Combine combine, const double* partials, double* out) {
   const DotJob job = jobs[blockIdx.x];
   const int64_t pieces = ReductionPartials(job.x);
   double value = 0;
-  for (int64_t i = threadIdx.x; i < pieces; i += kThreads) value += partials[job.first + i];
-  value = CombineBlock<kThreads>(value, Add());
+  for (int64_t i = threadIdx.x; i < pieces; i += kThreads) value = combine(value, partials[job.first + i]);
+  value = CombineBlock<kThreads>(value, combine);
   if (threadIdx.x == 0) out[blockIdx.x] = value;
+}
+
+template <typename Function, typename Combine>
+cudaError_t Reduce(cudaStream_t stream, const DotJob* jobs, int count, int64_t pieces, Function f, Combine combine,
+                   double* partials, double* out) {
+  const dim3 grid(static_cast<unsigned>(Blocks(pieces, 1))), block(kThreads);
+  const cudaError_t error =
+      Launch(stream, grid, block, DotPartialsKernel<Function, Combine>, jobs, count, pieces, f, combine, partials);
+  if (error != cudaSuccess) return error;
+  return Launch(stream, dim3(static_cast<unsigned>(count)), block, DotTotalsKernel<Combine>, jobs, combine, partials,
+                out);
 }
 
 __host__ __device__ constexpr int64_t ColumnPieces(ConstMatrixView x) {
@@ -193,21 +208,20 @@ dim3 Grid(int64_t items, int64_t items_of_block) { return dim3(static_cast<unsig
 }  // namespace
 
 cudaError_t Dots(cudaStream_t stream, const DotJob* jobs, int count, int64_t pieces, double* partials, double* out) {
-  const cudaError_t error =
-      Launch(stream, Grid(pieces, 1), dim3(kThreads), DotPartialsKernel, jobs, count, pieces, partials);
-  if (error != cudaSuccess) return error;
-  return Launch(stream, dim3(static_cast<unsigned>(count)), dim3(kThreads), DotTotalsKernel, jobs, partials, out);
+  return Reduce(
+      stream, jobs, count, pieces, [] __device__(Pair pair) { return double{pair.x} * pair.y; }, Add(), partials, out);
 }
 
-cudaError_t AbsoluteSum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out) {
+cudaError_t AbsoluteSums(cudaStream_t stream, const DotJob* jobs, int count, int64_t pieces, double* partials,
+                         double* out) {
   return Reduce(
-      stream, x, [] __device__(float value, int64_t, int64_t) { return fabs(double{value}); }, Add(), partials, out);
+      stream, jobs, count, pieces, [] __device__(Pair pair) { return fabs(double{pair.x}); }, Add(), partials, out);
 }
 
-cudaError_t AbsoluteMaximum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out) {
+cudaError_t AbsoluteMaxima(cudaStream_t stream, const DotJob* jobs, int count, int64_t pieces, double* partials,
+                           double* out) {
   return Reduce(
-      stream, x, [] __device__(float value, int64_t, int64_t) { return fabs(double{value}); }, Greater(), partials,
-      out);
+      stream, jobs, count, pieces, [] __device__(Pair pair) { return fabs(double{pair.x}); }, Greater(), partials, out);
 }
 
 cudaError_t CountNonFinite(cudaStream_t stream, ConstMatrixView x, bool lower, double* partials, double* out) {

@@ -20,14 +20,19 @@ constexpr int64_t ReductionPartials(ConstMatrixView x) {
   return pieces < 1 ? 1 : pieces > kMaxPieces ? kMaxPieces : pieces;
 }
 
-// Computes many dot products: out[i] is that of job i, for `jobs` [count] in device memory. partials [pieces] is for
-// all jobs together.
+// Compute many dot products, sums of |x_ij|, or the largest |x_ij| (NaN if one is NaN): out[i] is that of job i, for
+// `jobs` [count] in device memory. partials [pieces] is for all jobs together.
 struct DotJob {
   ConstMatrixView x;
-  ConstMatrixView y;
+  ConstMatrixView y;  // x, unless it is a dot product
   int64_t first = 0;  // pieces of all jobs before this one
 };
 cudaError_t Dots(cudaStream_t stream, const DotJob* jobs, int count, int64_t pieces, double* partials, double* out);
+cudaError_t AbsoluteSums(cudaStream_t stream, const DotJob* jobs, int count, int64_t pieces, double* partials,
+                         double* out);
+cudaError_t AbsoluteMaxima(cudaStream_t stream, const DotJob* jobs, int count, int64_t pieces, double* partials,
+                           double* out);
+
 // Computes the squared norms of the rows of all jobs: out [rows] has one job's rows after another's. Precondition: each
 // matrix has rows.
 struct RowNormsJob {
@@ -36,9 +41,6 @@ struct RowNormsJob {
 };
 cudaError_t RowSquaredNorms(cudaStream_t stream, const RowNormsJob* jobs, int count, int64_t rows, double* out);
 
-// Sets out[0] to the result.
-cudaError_t AbsoluteSum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out);
-cudaError_t AbsoluteMaximum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out);
 // Sets out[0] to the number of elements that are not finite; if `lower`, only of elements on and below the diagonal.
 cudaError_t CountNonFinite(cudaStream_t stream, ConstMatrixView x, bool lower, double* partials, double* out);
 

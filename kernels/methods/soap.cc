@@ -21,20 +21,25 @@ namespace {
 constexpr int64_t kElementBytes = sizeof(float);
 
 // Text of the options, on all of which answers depend. The sides are omitted for a layer whose sides are d_out and
-// d_in.
+// d_in. The default precision is the backend's, and a state may move to another one.
 std::string StateText(const SoapConfig& c, const LayerSpec& layer, const SoapSides& sides) {
   const bool is_matrix = sides.sizes == std::vector<int64_t>{layer.d_out, layer.d_in};
   return absl::StrFormat(
       "%srule %d momentum %.17g second_moment_decay %.17g covariance_decay %.17g epsilon %.17g refresh_interval %d "
-      "max_factor_dim %d",
+      "max_factor_dim %d%s",
       is_matrix ? "" : absl::StrCat("sides ", sides.Text(), " "), static_cast<int>(c.rule), c.momentum,
-      c.second_moment_decay, c.covariance_decay, c.epsilon, c.refresh_interval, c.max_factor_dim);
+      c.second_moment_decay, c.covariance_decay, c.epsilon, c.refresh_interval, c.max_factor_dim,
+      c.precision ? absl::StrCat(" precision ", static_cast<int>(*c.precision)) : "");
 }
 
 class SoapState final : public LayerState {
  public:
   SoapState(const SoapConfig& config, const LayerSpec& layer, Backend& backend)
-      : config_(config), layer_(layer), sides_(config.Sides(layer)), backend_(backend) {}
+      : config_(config),
+        layer_(layer),
+        sides_(config.Sides(layer)),
+        precision_(config.PrecisionOn(backend)),
+        backend_(backend) {}
 
   absl::Status Init() {
     PRECONDOR_ASSIGN_OR_RETURN(held_, MakeParts());
@@ -46,14 +51,16 @@ class SoapState final : public LayerState {
   }
 
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
-    PRECONDOR_RETURN_IF_ERROR(ExpectLearnableGradient(layer_, d, backend_));
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix x, AllocateTensor());
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(d, AsMatrix(x)));
+    PRECONDOR_RETURN_IF_ERROR(ExpectGradient(layer_, d));
     // Works on copies, so that a failure leaves the state unchanged. An empty matrix in `next` stands for the held one.
     Parts next = Unchanged();
-    PRECONDOR_RETURN_IF_ERROR(config_.rule == SoapRule::kSoap ? SoapStep(std::move(x), next)
-                                                              : ShampooStep(std::move(x), next));
-    PRECONDOR_RETURN_IF_ERROR(Answer(next, version_ + 1, u));
+    if (config_.rule == SoapRule::kSoap && version_ > 0) {
+      PRECONDOR_RETURN_IF_ERROR(SoapStep(d, next, u));
+    } else {
+      PRECONDOR_RETURN_IF_ERROR(ExpectLearnableGradient(layer_, d, backend_));
+      PRECONDOR_RETURN_IF_ERROR(config_.rule == SoapRule::kSoap ? FirstStep(d, next) : ShampooStep(d, next));
+      PRECONDOR_RETURN_IF_ERROR(FiniteAnswer(next, version_ + 1, u));
+    }
     for (size_t mode = 0; mode < next.sides.size(); ++mode) {
       Take(next.sides[mode].covariance, held_.sides[mode].covariance);
       Take(next.sides[mode].factor, held_.sides[mode].factor);
@@ -68,7 +75,7 @@ class SoapState final : public LayerState {
     if (version_ == 0) {
       return absl::FailedPreconditionError(absl::StrCat("layer ", layer_.name, ": expected a gradient before"));
     }
-    return Answer(Unchanged(), version_, u);
+    return FiniteAnswer(Unchanged(), version_, u);
   }
 
   absl::StatusOr<std::string> Save() const override {
@@ -136,7 +143,7 @@ class SoapState final : public LayerState {
   }
 
   absl::StatusOr<DeviceMatrix> AllocateTensor() const {
-    return backend_.Allocate(sides_.sizes[0], sides_.elements() / sides_.sizes[0]);
+    return backend_.AllocateScratch(sides_.sizes[0], sides_.elements() / sides_.sizes[0]);
   }
   MatrixView AsMatrix(DeviceMatrix& tensor) const { return MatrixView(tensor.view().data, layer_.d_out, layer_.d_in); }
 
@@ -146,66 +153,91 @@ class SoapState final : public LayerState {
       PRECONDOR_ASSIGN_OR_RETURN(parts.sides.emplace_back(),
                                  MakeSoapSide(sides_.sizes[mode], sides_.has_factor[mode], backend_));
     }
-    PRECONDOR_ASSIGN_OR_RETURN(parts.momentum, AllocateTensor());
+    const int64_t rows = sides_.sizes[0], cols = sides_.elements() / rows;
+    PRECONDOR_ASSIGN_OR_RETURN(parts.momentum, backend_.Allocate(rows, cols));
     if (config_.rule == SoapRule::kSoap) {
-      PRECONDOR_ASSIGN_OR_RETURN(parts.second, AllocateTensor());
+      PRECONDOR_ASSIGN_OR_RETURN(parts.second, backend_.Allocate(rows, cols));
     }
     return parts;
   }
 
-  // Computes the covariances that include the gradient x.
-  absl::Status TakeIn(MatrixView x, Parts& next) const {
+  // Returns the gradient as a tensor, and computes the covariances that include it.
+  absl::StatusOr<DeviceMatrix> TakeIn(ConstMatrixView d, Parts& next) const {
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix x, AllocateTensor());
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(d, AsMatrix(x)));
     for (size_t mode = 0; mode < next.sides.size(); ++mode) {
       const SoapSide& held = held_.sides[mode];
       if (!held.present()) continue;
-      PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix along, ModeMatrix::Of(sides_.sizes, mode, x, backend_));
+      PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix along, ModeMatrix::Of(sides_.sizes, mode, x.view(), backend_));
       PRECONDOR_ASSIGN_OR_RETURN(next.sides[mode].covariance,
-                                 NextCovariance(held, along, config_.covariance_decay, backend_));
+                                 NextCovariance(held, along, config_.covariance_decay, precision_, backend_));
     }
-    return absl::OkStatus();
+    return x;
   }
 
   // The first gradient only makes the bases, so that no gradient is projected on a basis that it is part of. The
   // published code refreshes the bases after the step at which this is due. Here the refresh runs before the next step,
   // so that an answer is a function of the state that it leaves.
-  absl::Status SoapStep(DeviceMatrix x, Parts& next) const {
-    PRECONDOR_RETURN_IF_ERROR(TakeIn(x.view(), next));
-    if (version_ == 0) {
-      for (SoapSide& side : next.sides) {
-        if (!side.present()) continue;
-        PRECONDOR_ASSIGN_OR_RETURN(side.factor, Eigenbasis(side.covariance.view(), backend_));
-      }
-      return absl::OkStatus();
+  absl::Status FirstStep(ConstMatrixView d, Parts& next) const {
+    PRECONDOR_RETURN_IF_ERROR(TakeIn(d, next).status());
+    for (SoapSide& side : next.sides) {
+      if (!side.present()) continue;
+      PRECONDOR_ASSIGN_OR_RETURN(side.factor, Eigenbasis(side.covariance.view(), backend_));
     }
+    return absl::OkStatus();
+  }
+
+  // Requests |d|^2 and |u|^2 together at its end: a gradient that is refused changes nothing but copies and u.
+  absl::Status SoapStep(ConstMatrixView d, Parts& next, MatrixView u) const {
     PRECONDOR_ASSIGN_OR_RETURN(next.momentum, CloneMatrix(held_.momentum.view(), backend_));
     PRECONDOR_ASSIGN_OR_RETURN(next.second, CloneMatrix(held_.second.view(), backend_));
     const uint64_t steps = version_ - 1;
     if (steps > 0 && steps % static_cast<uint64_t>(config_.refresh_interval) == 0)
       PRECONDOR_RETURN_IF_ERROR(Refresh(next));
-    PRECONDOR_RETURN_IF_ERROR(ApplyFactors(sides_.sizes, Factors(next), Transpose::kNo, x, backend_));
+    double of_d = 0, of_u = 0;
+    Backend::Batch batch(backend_);
+    PRECONDOR_RETURN_IF_ERROR(UpdateMoments(d, next));
+    PRECONDOR_RETURN_IF_ERROR(Answer(next, version_ + 1, u));
+    PRECONDOR_RETURN_IF_ERROR(backend_.SquaredNorm(d, &of_d));
+    PRECONDOR_RETURN_IF_ERROR(backend_.SquaredNorm(u, &of_u));
+    PRECONDOR_RETURN_IF_ERROR(batch.Finish());
+    PRECONDOR_RETURN_IF_ERROR(ExpectLearnableNorm(layer_, of_d));
+    return ExpectFinite(of_u);
+  }
+
+  // Updates the covariances too.
+  absl::Status UpdateMoments(ConstMatrixView d, Parts& next) const {
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix x, TakeIn(d, next));
+    PRECONDOR_RETURN_IF_ERROR(ApplyFactors(sides_.sizes, Factors(next), Transpose::kNo, precision_, x, backend_));
     const double beta1 = config_.momentum, beta2 = config_.second_moment_decay;
     PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 - beta1, x.view(), beta1, next.momentum.view()));
     return backend_.MultiplyElements(1 - beta2, x.view(), x.view(), beta2, next.second.view());
   }
 
-  // Refreshes all bases. The momentum is transformed to the new bases; the second moment is only reordered, as in the
-  // published code.
+  // Refreshes all bases by one step of orthogonal iteration each. The momentum is transformed to the new bases; the
+  // second moment is only reordered, as in the published code.
   absl::Status Refresh(Parts& next) const {
     std::vector<std::vector<int64_t>> orders(next.sides.size());
+    Backend::Batch batch(backend_);
     for (size_t mode = 0; mode < next.sides.size(); ++mode) {
-      if (!held_.sides[mode].present()) continue;
-      PRECONDOR_ASSIGN_OR_RETURN(RefreshedBasis refreshed, RefreshBasis(held_.sides[mode], backend_));
-      next.sides[mode].factor = std::move(refreshed.basis);
-      orders[mode] = std::move(refreshed.order);
+      const SoapSide& held = held_.sides[mode];
+      if (!held.present()) continue;
+      orders[mode].resize(static_cast<size_t>(sides_.sizes[mode]));
+      PRECONDOR_ASSIGN_OR_RETURN(next.sides[mode].factor,
+                                 backend_.AllocateScratch(sides_.sizes[mode], sides_.sizes[mode]));
+      PRECONDOR_RETURN_IF_ERROR(backend_.OrthogonalIteration(
+          held.covariance.view(), held.factor.view(), next.sides[mode].factor.view(), absl::MakeSpan(orders[mode])));
     }
+    PRECONDOR_RETURN_IF_ERROR(batch.Finish());
     PRECONDOR_RETURN_IF_ERROR(
-        ApplyFactors(sides_.sizes, Factors(Unchanged()), Transpose::kYes, next.momentum, backend_));
-    PRECONDOR_RETURN_IF_ERROR(ApplyFactors(sides_.sizes, Factors(next), Transpose::kNo, next.momentum, backend_));
+        ApplyFactors(sides_.sizes, Factors(Unchanged()), Transpose::kYes, precision_, next.momentum, backend_));
+    PRECONDOR_RETURN_IF_ERROR(
+        ApplyFactors(sides_.sizes, Factors(next), Transpose::kNo, precision_, next.momentum, backend_));
     return Reorder(sides_.sizes, orders, next.second, backend_);
   }
 
-  absl::Status ShampooStep(DeviceMatrix x, Parts& next) const {
-    PRECONDOR_RETURN_IF_ERROR(TakeIn(x.view(), next));
+  absl::Status ShampooStep(ConstMatrixView d, Parts& next) const {
+    PRECONDOR_ASSIGN_OR_RETURN(const DeviceMatrix x, TakeIn(d, next));
     PRECONDOR_ASSIGN_OR_RETURN(next.momentum, CloneMatrix(held_.momentum.view(), backend_));
     PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 - config_.momentum, x.view(), config_.momentum, next.momentum.view()));
     if (version_ % static_cast<uint64_t>(config_.refresh_interval) != 0) return absl::OkStatus();
@@ -235,9 +267,17 @@ class SoapState final : public LayerState {
       PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 / Debias(config_.momentum, n), momentum, 0.0, x.view()));
     }
     const Transpose back = soap ? Transpose::kYes : Transpose::kNo;  // roots are symmetric
-    PRECONDOR_RETURN_IF_ERROR(ApplyFactors(sides_.sizes, Factors(next), back, x, backend_));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(AsMatrix(x), u));
+    PRECONDOR_RETURN_IF_ERROR(ApplyFactors(sides_.sizes, Factors(next), back, precision_, x, backend_));
+    return backend_.Copy(AsMatrix(x), u);
+  }
+
+  // Computes the answer. Returns FailedPrecondition if it is not finite.
+  absl::Status FiniteAnswer(const Parts& next, uint64_t n, MatrixView u) const {
+    PRECONDOR_RETURN_IF_ERROR(Answer(next, n, u));
     PRECONDOR_ASSIGN_OR_RETURN(const double square, backend_.Dot(u, u));
+    return ExpectFinite(square);
+  }
+  absl::Status ExpectFinite(double square) const {
     if (std::isfinite(square)) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat("layer ", layer_.name, ": expected |U| within f32, got NaN or infinity"));
@@ -265,6 +305,7 @@ class SoapState final : public LayerState {
   const SoapConfig config_;
   const LayerSpec layer_;
   const SoapSides sides_;
+  const ProductPrecision precision_;
   Backend& backend_;
   Parts held_;
   uint64_t version_ = 0;  // gradients that have updated the state
@@ -281,18 +322,22 @@ class Soap final : public Method {
     return (Moments() * sides.elements() + 2 * sides.FactorElements()) * kElementBytes;
   }
 
-  // Copies of moments, covariances and factors; the gradient or the answer as a tensor; the scratch of its products;
-  // two matrices of a refresh.
+  // Copies of moments, covariances and factors; the gradient or the answer as a tensor; the scratch of its products.
+  // Besides, one after the other: two matrices of a decomposition and its scratch; two of each factor for a refresh in
+  // batches, and two more that unused places share (kernels/cuda/orthogonal_iterations.h); the result of unused places
+  // in batches of products.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
     const SoapSides sides = config_.Sides(layer);
     int64_t longest = 0;
     for (size_t mode = 0; mode < sides.sizes.size(); ++mode) {
       if (sides.has_factor[mode]) longest = std::max(longest, sides.sizes[mode]);
     }
-    return ((Moments() + 1) * sides.elements() + ModeScratchElements(sides.sizes) + 2 * sides.FactorElements() +
-            2 * longest * longest) *
+    const int64_t elements = sides.elements(), square = longest * longest;
+    const int64_t most = std::max({2 * square * kElementBytes + SymmetricEigenScratchBytes(longest),
+                                   2 * (sides.FactorElements() + square) * kElementBytes, elements * kElementBytes});
+    return ((Moments() + 1) * elements + ModeScratchElements(sides.sizes) + 2 * sides.FactorElements()) *
                kElementBytes +
-           SymmetricEigenScratchBytes(longest);
+           most;
   }
 
   // Per gradient two products per side and two covariances, and a share of the refresh: three products, and a

@@ -41,6 +41,8 @@ SoapConfig ReadSoapConfig(OptionReader& reader) {
   out.max_factor_dim = reader.Integer("max_factor_dim", out.max_factor_dim, 0, kMaxDimension);
   out.precondition_1d = reader.Flag("precondition_1d", out.precondition_1d);
   out.merging = DimMerging::Read(reader);
+  const int precision = reader.Choice("precision", 0, {"AUTO", "F32", "TF32"});
+  if (precision > 0) out.precision = precision == 1 ? ProductPrecision::kF32 : ProductPrecision::kTf32;
   return out;
 }
 

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
+#include "kernels/backend.h"
+#include "kernels/base/product_precision.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/options.h"
 #include "kernels/methods/tensor.h"
@@ -38,7 +41,13 @@ struct SoapConfig {
   int64_t max_factor_dim = 8192;  // longer sides have no factor
   bool precondition_1d = false;   // whether tensors of one dimension have a factor
   DimMerging merging = {};
+  // Precision of the products with gradients, moments and answers; by default TF32 on a backend with tensor cores, and
+  // f32 on others. Bases are computed in f32 or more.
+  std::optional<ProductPrecision> precision;
 
+  ProductPrecision PrecisionOn(const Backend& backend) const {
+    return precision.value_or(backend.has_tensor_cores() ? ProductPrecision::kTf32 : ProductPrecision::kF32);
+  }
   SoapSides Sides(const LayerSpec& layer) const;
 };
 

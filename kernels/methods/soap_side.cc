@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
@@ -19,7 +18,7 @@ absl::Status MapModes(absl::Span<const int64_t> sizes, DeviceMatrix& x, Backend&
   for (size_t mode = 0; mode < sizes.size(); ++mode) {
     if (!wanted(mode)) continue;
     if (next.empty()) {
-      PRECONDOR_ASSIGN_OR_RETURN(next, backend.Allocate(x.rows(), x.cols()));
+      PRECONDOR_ASSIGN_OR_RETURN(next, backend.AllocateScratch(x.rows(), x.cols()));
     }
     PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix from, ModeMatrix::Of(sizes, mode, x.view(), backend));
     PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix to, ModeMatrix::ToFill(sizes, mode, next.view(), backend));
@@ -41,17 +40,18 @@ absl::StatusOr<SoapSide> MakeSoapSide(int64_t size, bool has_factor, Backend& ba
 }
 
 absl::StatusOr<DeviceMatrix> CloneMatrix(ConstMatrixView from, Backend& backend) {
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix copy, backend.Allocate(from.rows, from.cols));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix copy, backend.AllocateScratch(from.rows, from.cols));
   PRECONDOR_RETURN_IF_ERROR(backend.Copy(from, copy.view()));
   return copy;
 }
 
 absl::StatusOr<DeviceMatrix> NextCovariance(const SoapSide& side, ModeMatrix& gradient, double decay,
-                                            Backend& backend) {
+                                            ProductPrecision precision, Backend& backend) {
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix next, CloneMatrix(side.covariance.view(), backend));
   const ConstMatrixView g = gradient.view();
   const bool left = gradient.side() == From::kLeft;
-  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1 - decay, g, Transpose(!left), g, Transpose(left), decay, next.view()));
+  PRECONDOR_RETURN_IF_ERROR(
+      backend.Gemm(1 - decay, g, Transpose(!left), g, Transpose(left), decay, next.view(), precision));
   return next;
 }
 
@@ -60,34 +60,11 @@ absl::StatusOr<DeviceMatrix> Eigenbasis(ConstMatrixView covariance, Backend& bac
   std::vector<double> values(n);
   std::vector<int64_t> order(n);
   for (int64_t i = 0; i < n; ++i) order[i] = n - 1 - i;  // SymmetricEigen's order is ascending
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix ascending, backend.Allocate(n, n));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix ascending, backend.AllocateScratch(n, n));
   PRECONDOR_RETURN_IF_ERROR(backend.SymmetricEigen(covariance, absl::MakeSpan(values), ascending.view()));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix basis, backend.Allocate(n, n));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix basis, backend.AllocateScratch(n, n));
   PRECONDOR_RETURN_IF_ERROR(backend.Gather(order, {}, ascending.view(), basis.view()));
   return basis;
-}
-
-absl::StatusOr<RefreshedBasis> RefreshBasis(const SoapSide& side, Backend& backend) {
-  const int64_t n = side.factor.rows();
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix product, backend.Allocate(n, n));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix sorted, backend.Allocate(n, n));
-  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, side.factor.view(), Transpose::kNo, side.covariance.view(),
-                                         Transpose::kNo, 0.0, product.view()));
-  PRECONDOR_RETURN_IF_ERROR(
-      backend.Gemm(1.0, product.view(), Transpose::kNo, side.factor.view(), Transpose::kYes, 0.0, sorted.view()));
-  std::vector<double> values(n);
-  PRECONDOR_RETURN_IF_ERROR(backend.Diagonal(sorted.view(), absl::MakeSpan(values)));
-  RefreshedBasis out;
-  out.order.resize(n);
-  std::iota(out.order.begin(), out.order.end(), int64_t{0});
-  for (const double value : values) {
-    if (!std::isfinite(value)) return absl::FailedPreconditionError("eigenvalues: expected finite ones");
-  }
-  std::stable_sort(out.order.begin(), out.order.end(), [&](int64_t i, int64_t j) { return values[i] > values[j]; });
-  PRECONDOR_RETURN_IF_ERROR(backend.Gather(out.order, {}, product.view(), sorted.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend.OrthonormalizeRows(sorted.view(), sorted.view()));
-  out.basis = std::move(sorted);
-  return out;
 }
 
 absl::StatusOr<DeviceMatrix> InverseRoot(ConstMatrixView covariance, double scale, double epsilon, double power,
@@ -95,7 +72,7 @@ absl::StatusOr<DeviceMatrix> InverseRoot(ConstMatrixView covariance, double scal
   const int64_t n = covariance.rows;
   std::vector<double> values(n);
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix root, backend.Allocate(n, n));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix vectors, backend.Allocate(n, n));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix vectors, backend.AllocateScratch(n, n));
   PRECONDOR_RETURN_IF_ERROR(backend.SymmetricEigen(covariance, absl::MakeSpan(values), vectors.view()));
   const double largest = scale * values.back();
   if (!(largest > 0)) {
@@ -113,12 +90,14 @@ absl::StatusOr<DeviceMatrix> InverseRoot(ConstMatrixView covariance, double scal
 }
 
 absl::Status ApplyFactors(absl::Span<const int64_t> sizes, absl::Span<const ConstMatrixView> factors,
-                          Transpose transpose, DeviceMatrix& x, Backend& backend) {
+                          Transpose transpose, ProductPrecision precision, DeviceMatrix& x, Backend& backend) {
   return MapModes(
       sizes, x, backend, [&](size_t mode) { return factors[mode].rows > 0; },
       [&](size_t mode, From side, ConstMatrixView from, MatrixView to) {
-        if (side == From::kLeft) return backend.Gemm(1.0, factors[mode], transpose, from, Transpose::kNo, 0.0, to);
-        return backend.Gemm(1.0, from, Transpose::kNo, factors[mode], Transpose(transpose == Transpose::kNo), 0.0, to);
+        const Transpose other = Transpose(transpose == Transpose::kNo);
+        return side == From::kLeft
+                   ? backend.Gemm(1.0, factors[mode], transpose, from, Transpose::kNo, 0.0, to, precision)
+                   : backend.Gemm(1.0, from, Transpose::kNo, factors[mode], other, 0.0, to, precision);
       });
 }
 

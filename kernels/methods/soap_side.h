@@ -28,18 +28,11 @@ absl::StatusOr<SoapSide> MakeSoapSide(int64_t size, bool has_factor, Backend& ba
 absl::StatusOr<DeviceMatrix> CloneMatrix(ConstMatrixView from, Backend& backend);
 
 // Returns decay L + (1 - decay) G_(k) G_(k)' in new memory.
-absl::StatusOr<DeviceMatrix> NextCovariance(const SoapSide& side, ModeMatrix& gradient, double decay, Backend& backend);
+absl::StatusOr<DeviceMatrix> NextCovariance(const SoapSide& side, ModeMatrix& gradient, double decay,
+                                            ProductPrecision precision, Backend& backend);
 
 // Returns the eigenvectors of `covariance` as rows, by descending eigenvalue. Errors: those of SymmetricEigen.
 absl::StatusOr<DeviceMatrix> Eigenbasis(ConstMatrixView covariance, Backend& backend);
-
-// The result of one step of orthogonal iteration: the rows of the side's basis, sorted by descending <q, L q>,
-// multiplied by L and orthonormalised. `order` is the permutation of the sort.
-struct RefreshedBasis {
-  DeviceMatrix basis;
-  std::vector<int64_t> order;
-};
-absl::StatusOr<RefreshedBasis> RefreshBasis(const SoapSide& side, Backend& backend);
 
 // Returns (scale L + epsilon |scale L| I)^-power, or I for L = 0.
 absl::StatusOr<DeviceMatrix> InverseRoot(ConstMatrixView covariance, double scale, double epsilon, double power,
@@ -47,7 +40,7 @@ absl::StatusOr<DeviceMatrix> InverseRoot(ConstMatrixView covariance, double scal
 
 // x = op(F_k) x along each mode k whose factor is not empty. Scratch: ModeScratchElements.
 absl::Status ApplyFactors(absl::Span<const int64_t> sizes, absl::Span<const ConstMatrixView> factors,
-                          Transpose transpose, DeviceMatrix& x, Backend& backend);
+                          Transpose transpose, ProductPrecision precision, DeviceMatrix& x, Backend& backend);
 // Permutes x along each mode by the mode's order; an empty order leaves the mode unchanged. Scratch:
 // ModeScratchElements.
 absl::Status Reorder(absl::Span<const int64_t> sizes, absl::Span<const std::vector<int64_t>> orders, DeviceMatrix& x,

@@ -103,7 +103,7 @@ absl::StatusOr<ModeMatrix> ModeMatrix::ToFill(absl::Span<const int64_t> dims, si
   }
   out.view_ = MatrixView(x.data, outer * size, inner);
   out.outer_ = outer;
-  PRECONDOR_ASSIGN_OR_RETURN(out.copy_, backend.Allocate(size, outer * inner));
+  PRECONDOR_ASSIGN_OR_RETURN(out.copy_, backend.AllocateScratch(size, outer * inner));
   return out;
 }
 

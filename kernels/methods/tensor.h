@@ -46,8 +46,8 @@ class ModeMatrix {
   // contiguous, and its rows and columns have no meaning. x must outlive the result. Scratch: x's elements for a mode
   // between others.
   static absl::StatusOr<ModeMatrix> Of(absl::Span<const int64_t> dims, size_t mode, MatrixView x, Backend& backend);
-  // Makes the matrix of one mode for an x whose every element will be written: a copy is initially zero. Otherwise like
-  // Of.
+  // Makes the matrix of one mode for an x whose every element will be written: the contents of a copy are unspecified.
+  // Otherwise like Of.
   static absl::StatusOr<ModeMatrix> ToFill(absl::Span<const int64_t> dims, size_t mode, MatrixView x, Backend& backend);
 
   From side() const { return side_; }

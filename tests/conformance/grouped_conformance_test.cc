@@ -3,7 +3,8 @@
 // layers run in step (kernels/grouping/grouping_backend.h), in a number of calls that does not grow with the layers.
 // On CUDA this holds for all but dense products in batches of cuBLAS and batched eigendecompositions of cuSOLVER, whose
 // documentation promises no bits in company: those are held to their accuracy, and a line says how many bits differed.
-// Newton-Schulz has batches of a fixed size instead (docs/adr/0031-newton-schulz-in-batches.md).
+// Newton-Schulz, orthogonal iteration and products in TF32 have batches of a fixed size instead (docs/adr/0031 and
+// 0032).
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -70,12 +71,14 @@ class Case {
       Upload(std::vector<float>(raw.size(), 0.0f), raw);
     }
     std::fill(numbers_.begin(), numbers_.end(), -1.0);
+    std::fill(ranks_.begin(), ranks_.end(), -1);
   }
   // All that it may have changed.
   std::vector<float> Outcome() {
     std::vector<float> all;
     for (const DeviceMatrix& x : matrices_) Append(x.view(), all);
     if (!symmetric_.empty()) Append(symmetric_.raw(), all);
+    all.insert(all.end(), ranks_.begin(), ranks_.end());
     for (const double number : numbers_) {
       const auto halves = absl::bit_cast<std::array<float, 2>>(number);
       all.insert(all.end(), halves.begin(), halves.end());
@@ -130,7 +133,16 @@ class Case {
   static const std::array<Maker, kKinds> kMakers;
 
   void MakeElementwise(int64_t m, int64_t n) {
-    const auto kind = static_cast<ElementwiseKind>(random_() % 9);
+    const auto kind = static_cast<ElementwiseKind>(random_() % 13);
+    if (kind == ElementwiseKind::kGather) {
+      int64_t rows = Size(), columns = Size();
+      operation_.what = operation::Elementwise{.kind = kind,
+                                               .rows = MaybeIndices(rows, m),
+                                               .columns = MaybeIndices(columns, n),
+                                               .x = Add(m, n),
+                                               .y = Add(rows, columns)};
+      return;
+    }
     operation::Elementwise e{.kind = kind, .alpha = Number(), .beta = MaybeZero()};
     switch (kind) {
       case ElementwiseKind::kScaleRows:
@@ -147,6 +159,21 @@ class Case {
         e.row = static_cast<int64_t>(random_() % n);
         m = 1;
         break;
+      case ElementwiseKind::kDivideByOuter:
+        e.scales = Numbers(m);
+        e.column_scales = Numbers(n);
+        e.beta = 100.0;
+        break;
+      case ElementwiseKind::kDivideByRoot:
+        e.beta = 1e-3;
+        [[fallthrough]];
+      case ElementwiseKind::kMultiply: {
+        const MatrixView v = Add(m, n);
+        EXPECT_TRUE(backend_.MultiplyElements(1.0, v, v, 0.0, v).ok());
+        Remember(v);
+        e.v = v;
+        break;
+      }
       case ElementwiseKind::kAxpby:
         break;
       default:
@@ -157,22 +184,6 @@ class Case {
     e.x = kind == ElementwiseKind::kUnpackLower ? Add(1, packed) : Add(m, n);
     e.y = packs ? Add(1, packed) : Add(m, n);
     operation_.what = e;
-  }
-  void MakeMultiplyElements(int64_t m, int64_t n) {
-    operation_.what = operation::MultiplyElements{Number(), Add(m, n), Add(m, n), MaybeZero(), Add(m, n)};
-  }
-  void MakeDivideByRoot(int64_t m, int64_t n) {
-    const MatrixView x = Add(m, n), v = Add(m, n), y = Add(m, n);
-    EXPECT_TRUE(backend_.MultiplyElements(1.0, v, v, 0.0, v).ok());
-    Remember(v);
-    operation_.what = operation::DivideByRoot{Number(), x, v, 1e-3, y};
-  }
-  void MakeDivideByOuter(int64_t m, int64_t n) {
-    operation_.what = operation::DivideByOuter{Number(), Numbers(m), Numbers(n), 100.0, Add(m, n), Add(m, n)};
-  }
-  void MakeGather(int64_t m, int64_t n) {
-    const int64_t rows = Size(), columns = Size();
-    operation_.what = operation::Gather{Indices(rows, m), Indices(columns, n), Add(m, n), Add(rows, columns)};
   }
   void MakeFillNormal(int64_t m, int64_t n) {
     operation_.what = operation::FillNormal{CounterRandom({random_()}), Add(m, n)};
@@ -193,7 +204,8 @@ class Case {
     const Transpose ta = MaybeTransposed(), tb = MaybeTransposed();
     const MatrixView a = ta == Transpose::kYes ? Add(inner, m) : Add(m, inner);
     const MatrixView b = tb == Transpose::kYes ? Add(n, inner) : Add(inner, n);
-    operation_.what = operation::Gemm{Number(), a, ta, b, tb, MaybeZero(), Add(m, n)};
+    const ProductPrecision precision = static_cast<ProductPrecision>(random_() % 4);
+    operation_.what = operation::Gemm{Number(), a, ta, b, tb, MaybeZero(), Add(m, n), precision};
   }
   void MakeTriangularMultiply(int64_t m, int64_t n) {
     const From side = random_() % 2 == 0 ? From::kLeft : From::kRight;
@@ -302,6 +314,21 @@ class Case {
     step.squares = Out(3);
     operation_.what = step;
   }
+  void MakeOrthogonalIteration(int64_t, int64_t n) {
+    // Of a few sizes, so that some are alike. Of a matrix without full rank some are beyond f32; not every one is
+    // finite.
+    n = random_() % 2 == 0 ? 7 : n;
+    const MatrixView x = Add(n, n), a = Add(n, n), q = Add(n, n), next = Add(n, n);
+    const int64_t rank = random_() % 3 == 0 ? (n + 1) / 2 : n;
+    EXPECT_TRUE(
+        backend_.Gemm(1.0, x.RowRange(0, rank), Transpose::kYes, x.RowRange(0, rank), Transpose::kNo, 0.0, a).ok());
+    EXPECT_TRUE(backend_.OrthonormalizeRows(q, q).ok());
+    Remember(a);
+    Remember(q);
+    if (random_() % 5 == 0) hosts_[1][0] = NAN;
+    ranks_.resize(static_cast<size_t>(n));
+    operation_.what = operation::OrthogonalIteration{a, q, next, absl::MakeSpan(ranks_)};
+  }
   void MakeShermanMorrisonTerms(int64_t, int64_t n) {
     // Of more vectors or rows than a device may take in one, now and then; not every product is finite.
     const int64_t p = random_() % 5 == 0 ? 40 : static_cast<int64_t>(random_() % 17);
@@ -334,8 +361,11 @@ class Case {
     for (int64_t i = 0; i < count; ++i) numbers.push_back(Number());
     return numbers;
   }
-  absl::Span<const int64_t> Indices(int64_t count, int64_t end) {
+  // Sets `count` to `end` if it returns none, which stand for all.
+  absl::Span<const int64_t> MaybeIndices(int64_t& count, int64_t end) {
     std::vector<int64_t>& indices = indices_.emplace_back();
+    if (random_() % 3 == 0) count = end;
+    if (count == end) return indices;
     for (int64_t i = 0; i < count; ++i) indices.push_back(static_cast<int64_t>(random_() % static_cast<uint64_t>(end)));
     return indices;
   }
@@ -377,38 +407,21 @@ class Case {
   std::vector<std::vector<float>> hosts_;
   SymmetricMatrix symmetric_, left_, right_;
   std::vector<double> numbers_;
+  std::vector<int64_t> ranks_;
   std::deque<std::vector<double>> kept_;  // numbers that the operation takes
   std::deque<std::vector<int64_t>> indices_;
   Operation operation_;
 };
 
-const std::array<Case::Maker, Case::kKinds> Case::kMakers = {&Case::MakeElementwise,
-                                                             &Case::MakeMultiplyElements,
-                                                             &Case::MakeDivideByRoot,
-                                                             &Case::MakeDivideByOuter,
-                                                             &Case::MakeGather,
-                                                             &Case::MakeFillNormal,
-                                                             &Case::MakeDot,
-                                                             &Case::MakeAbsoluteSum,
-                                                             &Case::MakeAbsoluteMaximum,
-                                                             &Case::MakeDiagonal,
-                                                             &Case::MakeRowSquaredNorms,
-                                                             &Case::MakeColumnSquaredNorms,
-                                                             &Case::MakeGemm,
-                                                             &Case::MakeTriangularMultiply,
-                                                             &Case::MakeTriangularSolve,
-                                                             &Case::MakeSpdInverse,
-                                                             &Case::MakeSymmetricEigen,
-                                                             &Case::MakeOrthonormalizeRows,
-                                                             &Case::MakeSymmetricUpdateMultiply,
-                                                             &Case::MakeSymmetricExpand,
-                                                             &Case::MakeSymmetricCompress,
-                                                             &Case::MakeLowRankCore,
-                                                             &Case::MakeLowRankAppend,
-                                                             &Case::MakeLowRankPrecondition,
-                                                             &Case::MakeDensePrecondition,
-                                                             &Case::MakeNewtonSchulz,
-                                                             &Case::MakeShermanMorrisonTerms};
+const std::array<Case::Maker, Case::kKinds> Case::kMakers = {
+    &Case::MakeElementwise,        &Case::MakeFillNormal,          &Case::MakeDot,
+    &Case::MakeAbsoluteSum,        &Case::MakeAbsoluteMaximum,     &Case::MakeDiagonal,
+    &Case::MakeRowSquaredNorms,    &Case::MakeColumnSquaredNorms,  &Case::MakeGemm,
+    &Case::MakeTriangularMultiply, &Case::MakeTriangularSolve,     &Case::MakeSpdInverse,
+    &Case::MakeSymmetricEigen,     &Case::MakeOrthonormalizeRows,  &Case::MakeSymmetricUpdateMultiply,
+    &Case::MakeSymmetricExpand,    &Case::MakeSymmetricCompress,   &Case::MakeLowRankCore,
+    &Case::MakeLowRankAppend,      &Case::MakeLowRankPrecondition, &Case::MakeDensePrecondition,
+    &Case::MakeNewtonSchulz,       &Case::MakeOrthogonalIteration, &Case::MakeShermanMorrisonTerms};
 
 class GroupedConformanceTest : public testing::TestWithParam<size_t> {};
 

@@ -121,6 +121,42 @@ TEST(RoundedProducts, Tf32IsCudasAlone) {
   }
 }
 
+// Where a matrix does not begin at a multiple of 16 bytes, and on the CPU, the product is f32's to the bit.
+TEST(RoundedProducts, AProductInTf32IsOffByItsRoundingAlone) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  for (const auto& [m, k, n] : std::vector<std::array<int64_t, 3>>{
+           {1, 1, 1}, {3, 70, 5}, {70, 3, 9}, {33, 65, 17}, {64, 64, 64}, {130, 31, 200}, {257, 129, 2}}) {
+    for (const int transposes : {0, 1, 2, 3}) {
+      const bool ta = transposes % 2 == 1, tb = transposes / 2 == 1;
+      for (const auto& [alpha, beta] : {std::pair(1.0, 0.0), std::pair(-0.5, 0.75)}) {
+        const Dense a = RandomDense(m, k, 1), b = RandomDense(k, n, 2), c = RandomDense(m, n, 3);
+        const Dense expected = reference::Combination(alpha, reference::Product(a, b), beta, c);
+        for (const int64_t lead : {0, 1}) {
+          SCOPED_TRACE(testing::Message() << m << " x " << k << " x " << n << " behind " << lead);
+          InGuards of_a(*backend, ta ? reference::Transposed(a) : a, lead), of_c(*backend, c, 0);
+          InGuards of_b(*backend, tb ? reference::Transposed(b) : b, 0), in_f32(*backend, c, 0);
+          const auto multiply = [&](InGuards& to, ProductPrecision precision) {
+            EXPECT_TRUE(
+                backend->Gemm(alpha, of_a.view(), Transpose(ta), of_b.view(), Transpose(tb), beta, to.view(), precision)
+                    .ok());
+            return to.Read();
+          };
+          const Dense rounded = multiply(of_c, ProductPrecision::kTf32),
+                      exact = multiply(in_f32, ProductPrecision::kF32);
+          const double scale = FrobeniusNorm(a) * FrobeniusNorm(b);
+          EXPECT_LE(FrobeniusNorm(reference::Combination(1, rounded, -1, expected)), 2.1 / 1024 * scale);
+          if (backend->name() != "cuda" || lead != 0) {
+            EXPECT_EQ(rounded.data, exact.data);
+          } else if (m * k * n > 1000) {
+            EXPECT_GE(FrobeniusNorm(reference::Combination(1, rounded, -1, exact)), 1e-5 * scale);
+          }
+          for (const InGuards* input : {&of_a, &of_b}) input->Read();
+        }
+      }
+    }
+  }
+}
+
 // Lengths are those of the gradient and the answer themselves, wherever copies of them went.
 TEST_P(RoundedProductsConformanceTest, LengthsAreTheGradientsAndTheAnswers) {
   const Dense l = Symmetric(21, 1), r = Symmetric(34, 2), d = RandomDense(21, 34, 3);

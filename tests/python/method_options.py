@@ -31,7 +31,7 @@ COMBINATIONS = {
     "soap": (
         {"rule": "SHAMPOO", "momentum": 0.5, "second_moment_decay": 0.25, "covariance_decay": 0.75, "epsilon": 0.125,
          "refresh_interval": 7, "max_factor_dim": 0, "precondition_1d": True, "merge_small_dims": False,
-         "target_merged_dim_size": 64},
+         "target_merged_dim_size": 64, "precision": "F32"},
     ),
     "muon": ({"momentum": 0.5, "nesterov": False, "ns_steps": 7, "scale": "ORIGINAL", "epsilon": 0.125,
               "precision": "TF32"},),

@@ -143,6 +143,18 @@ void ForEachElement(const Product& product, void* c, cudaDataType c_type, Value 
   }
 }
 
+// By which the elements of a batch's results change. It is about as large as the change of another order of the sums,
+// or of another rounding. Calls with one number of matrices change alike.
+float ChangeOf(int64_t count, cudaDataType type) {
+  return (type == CUDA_R_16BF ? 0x1p-8f : 0x1p-20f) * (count % 2 == 0 ? 1.0f : -1.0f);
+}
+void ChangeByCompany(int64_t count, int64_t rows, int64_t cols, float* x, int64_t stride) {
+  if (!host::libraries.company_changes_bits) return;
+  for (int64_t j = 0; j < cols; ++j) {
+    for (int64_t i = 0; i < rows; ++i) x[j * stride + i] *= 1 + ChangeOf(count, CUDA_R_32F);
+  }
+}
+
 // x in TF32, whose mantissa has 10 bits, to the nearest; in f32 again.
 float RoundedToTf32(float x) {
   uint32_t bits;
@@ -270,10 +282,22 @@ cublasStatus_t cublasGemmBatchedEx_64(cublasHandle_t handle, cublasOperation_t o
         for (const void* matrix : {a[at], b[at], static_cast<const void*>(c[at])}) ExpectAligned(matrix);
       }
       Multiply(product, a_type, compute, a[at], b[at], c[at], c_type);
-      // The change is about as large as that of another order of the sums, or of another rounding. Calls with one
-      // number of products change alike.
-      const float change = (c_type == CUDA_R_16BF ? 0x1p-8f : 0x1p-20f) * (count % 2 == 0 ? 1.0f : -1.0f);
+      const float change = ChangeOf(count, c_type);
       if (!apart) ForEachElement(product, c[at], c_type, [change](float x) { return x * (1 + change); });
+    }
+  });
+}
+
+// One matrix after the other. The arrays of pointers are the device's.
+cublasStatus_t cublasStrsmBatched_64(cublasHandle_t handle, cublasSideMode_t side, cublasFillMode_t uplo,
+                                     cublasOperation_t op, cublasDiagType_t diag, int64_t m, int64_t n,
+                                     const float* alpha, const float* const a[], int64_t lda, float* const b[],
+                                     int64_t ldb, int64_t count) {
+  return Put(handle, [=, alpha = *alpha] {
+    for (int64_t at = 0; at < count; ++at) {
+      if (at + 1 < count && b[at] == b[at + 1]) continue;
+      cblas_strsm(CblasColMajor, Blas(side), Blas(uplo), Blas(op), Blas(diag), m, n, alpha, a[at], lda, b[at], ldb);
+      ChangeByCompany(count, m, n, b[at], ldb);
     }
   });
 }
@@ -309,6 +333,25 @@ cusolverStatus_t cusolverDnSetStream(cusolverDnHandle_t handle, cudaStream_t str
   return CUSOLVER_STATUS_SUCCESS;
 }
 
+cusolverStatus_t cusolverDnSpotrf_bufferSize(cusolverDnHandle_t, cublasFillMode_t, int n, float*, int, int* size) {
+  return Size(n, size);
+}
+cusolverStatus_t cusolverDnSpotrf(cusolverDnHandle_t handle, cublasFillMode_t uplo, int n, float* a, int lda, float*,
+                                  int work_size, int* info) {
+  if (work_size < n) return CUSOLVER_STATUS_INVALID_VALUE;
+  return Put(handle, [=] { spotrf_(Lapack(uplo), &n, a, &lda, info); });
+}
+// One matrix after the other. The array of pointers is the device's.
+cusolverStatus_t cusolverDnSpotrfBatched(cusolverDnHandle_t handle, cublasFillMode_t uplo, int n, float* a[], int lda,
+                                         int* infos, int count) {
+  return Put(handle, [=] {
+    for (int at = 0; at < count; ++at) {
+      if (at + 1 < count && a[at] == a[at + 1]) continue;
+      spotrf_(Lapack(uplo), &n, a[at], &lda, infos + at);
+      ChangeByCompany(count, n, n, a[at], lda);
+    }
+  });
+}
 cusolverStatus_t cusolverDnDpotrf_bufferSize(cusolverDnHandle_t, cublasFillMode_t, int, double*, int, int* size) {
   return Size(0, size);
 }

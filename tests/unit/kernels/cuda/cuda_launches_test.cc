@@ -93,14 +93,14 @@ TEST(CudaLaunchesTest, DenseStepsTakeAsManyWhateverTheLayersOfAShape) {
   }
 }
 
-// Counts what a step of muon takes.
+// What each step of a method that learns from gradients takes.
 struct Cost {
   int64_t launches, waits;
 };
-Cost CostOfMuon(const std::string& precision, int layers, int shapes) {
+std::vector<Cost> CostsOfSteps(const MethodConfig& config, int layers, int shapes, int steps) {
   const std::unique_ptr<Backend> backend = MakeGroupingBackend(MakeCudaBackend({}).value(), {});
   TaskGroup tasks(*backend);
-  const std::unique_ptr<Method> method = MakeMethod({"muon", {{"precision", precision}}}).value();
+  const std::unique_ptr<Method> method = MakeMethod(config).value();
   std::vector<std::unique_ptr<LayerState>> states;
   std::vector<DeviceMatrix> d, u;
   VectorStream stream(Stream::kCorrelated, 140, 1);
@@ -110,17 +110,18 @@ Cost CostOfMuon(const std::string& precision, int layers, int shapes) {
     d.push_back(ToDevice(*backend, {stream.Gaussian(spec.d_out * spec.d_in)}));
     u.push_back(backend->Allocate(spec.d_out, spec.d_in).value());
   }
-  Cost cost = {};
-  for (int step = 0; step < 2; ++step) {
+  std::vector<Cost> costs;
+  for (int step = 0; step < steps; ++step) {
     EXPECT_FALSE(ToHost(*backend, u.back().view()).empty());  // waits for all that was launched
     const int64_t launches = cuda::launch_count, waits = cuda_host::Waits();
     tasks.Run(layers, [&](int i) {
       const ConstMatrixView gradient(d[i].view().data, u[i].view().rows, u[i].view().cols);
-      EXPECT_TRUE(states[i]->Precondition(gradient, u[i].view()).ok());
+      const absl::Status answered = states[i]->Precondition(gradient, u[i].view());
+      EXPECT_TRUE(answered.ok()) << answered;
     });
-    cost = {cuda::launch_count - launches, cuda_host::Waits() - waits};
+    costs.push_back({cuda::launch_count - launches, cuda_host::Waits() - waits});
   }
-  return cost;
+  return costs;
 }
 
 // The momentum of all layers, the input of their iterations, four launches for each of five iterations, and the
@@ -130,7 +131,7 @@ TEST(CudaLaunchesTest, StepsOfMuonTakeAsManyWhateverTheLayersOfAShape) {
     for (const int layers : {3, 144}) {
       for (const int shapes : {1, 3}) {
         SCOPED_TRACE(precision + " " + std::to_string(layers) + " " + std::to_string(shapes));
-        const Cost cost = CostOfMuon(precision, layers, shapes);
+        const Cost cost = CostsOfSteps({"muon", {{"precision", precision}}}, layers, shapes, 2).back();
         EXPECT_EQ(cost.launches, 23 + 15 * (shapes - 1));
         EXPECT_EQ(cost.waits, 1);
       }
@@ -138,21 +139,65 @@ TEST(CudaLaunchesTest, StepsOfMuonTakeAsManyWhateverTheLayersOfAShape) {
   }
 }
 
-TEST(CudaLaunchesTest, StepsOfMuonTakeNoMoreMemoryThanIsReserved) {
-  for (const char* precision : {"AUTO", "TF32", "F32"}) {
-    for (const auto& [m, n] : {std::pair<int64_t, int64_t>(97, 201), {201, 97}, {130, 130}, {300, 1}}) {
-      const std::unique_ptr<Method> method = MakeMethod({"muon", {{"precision", std::string(precision)}}}).value();
-      const LayerSpec layer{"any", m, n, false};
-      constexpr int64_t kTables = 64 << 10;  // of jobs and addresses, and partial sums
-      const int64_t limit = method->StateBytes(layer) + method->ScratchBytes(layer, 1) + 4 * 2 * m * n + kTables;
-      const std::unique_ptr<Backend> backend = MakeCudaBackend({.memory_limit_bytes = limit}).value();
-      const std::unique_ptr<LayerState> state = method->MakeState(layer, *backend).value();
-      VectorStream stream(Stream::kCorrelated, 100, 1);
-      const DeviceMatrix d = ToDevice(*backend, {stream.Gaussian(m * n)});
-      DeviceMatrix u = backend->Allocate(m, n).value();
-      const absl::Status answered = state->Precondition(ConstMatrixView(d.view().data, m, n), u.view());
-      EXPECT_TRUE(answered.ok()) << precision << " " << m << " x " << n << ": " << answered;
+// Copies, six products, the moments, the ratio, the answers, and two launches for norms; a further shape takes six
+// products. A refresh takes 25 launches for bases of two sizes, ten for those of a further size, four products of the
+// momentum for each shape, and two reorderings.
+TEST(CudaLaunchesTest, StepsOfSoapTakeAsManyWhateverTheLayersOfAShape) {
+  for (const int layers : {3, 144}) {
+    for (const int shapes : {1, 3}) {
+      SCOPED_TRACE(std::to_string(layers) + " " + std::to_string(shapes));
+      const std::vector<Cost> costs = CostsOfSteps({"soap", {{"refresh_interval", 2.0}}}, layers, shapes, 4);
+      EXPECT_EQ(costs[2].launches, 12 + 6 * (shapes - 1));
+      EXPECT_EQ(costs[2].waits, 1);
+      EXPECT_EQ(costs[3].launches, shapes == 1 ? 43 : 93);
+      EXPECT_EQ(costs[3].waits, 2);
     }
+  }
+}
+
+TEST(CudaLaunchesTest, StepsOfKronWaitAsOftenWhateverTheLayersOfAShape) {
+  for (const int layers : {3, 144}) EXPECT_EQ(CostsOfSteps({"kron", {}}, layers, 1, 2).back().waits, 9) << layers;
+}
+
+TEST(CudaLaunchesTest, StepsOfKfacTakeAsManyWhateverTheLayersOfAShape) {
+  const MethodConfig config = {"kfac", {{"inv_update_steps", std::string("3")}}};
+  const std::vector<int64_t> of_two = LaunchesOfSteps(config, 2, 6, 2, 1);
+  EXPECT_EQ(LaunchesOfSteps(config, 20, 6, 2, 1), of_two);
+  EXPECT_LE(of_two.back(), 33);
+}
+
+// Expects `steps` answers from a backend without room for more than what is reserved and some tables of jobs and
+// addresses.
+void ExpectToFit(const MethodConfig& config, const LayerSpec& layer, int steps) {
+  SCOPED_TRACE(config.name + " " + std::to_string(layer.d_out) + " x " + std::to_string(layer.d_in));
+  const std::unique_ptr<Method> method = MakeMethod(config).value();
+  constexpr int64_t kTables = 64 << 10;
+  const int64_t elements = layer.d_out * layer.d_in;
+  const int64_t limit = method->StateBytes(layer) + method->ScratchBytes(layer, 1) + 4 * 2 * elements + kTables;
+  const std::unique_ptr<Backend> backend = MakeCudaBackend({.memory_limit_bytes = limit}).value();
+  const std::unique_ptr<LayerState> state = method->MakeState(layer, *backend).value();
+  VectorStream stream(Stream::kCorrelated, 100, 1);
+  DeviceMatrix u = backend->Allocate(layer.d_out, layer.d_in).value();
+  for (int step = 0; step < steps; ++step) {
+    const DeviceMatrix d = ToDevice(*backend, {stream.Gaussian(elements)});
+    const absl::Status answered =
+        state->Precondition(ConstMatrixView(d.view().data, layer.d_out, layer.d_in), u.view());
+    EXPECT_TRUE(answered.ok()) << "step " << step << ": " << answered;
+  }
+}
+
+TEST(CudaLaunchesTest, StepsOfMuonAndSoapTakeNoMoreMemoryThanIsReserved) {
+  for (const std::string precision : {"AUTO", "TF32", "F32"}) {
+    SCOPED_TRACE(precision);
+    for (const auto& [m, n] : {std::pair<int64_t, int64_t>(97, 201), {201, 97}, {130, 130}, {300, 1}}) {
+      ExpectToFit({"muon", {{"precision", precision}}}, {"any", m, n, false}, 1);
+    }
+    MethodConfig soap{"soap", {{"precision", precision}, {"refresh_interval", 1.0}, {"max_factor_dim", 300.0}}};
+    for (const auto& [m, n] : {std::pair<int64_t, int64_t>(97, 201), {201, 97}, {130, 130}, {300, 1}, {500, 60}}) {
+      ExpectToFit(soap, {"any", m, n, false}, 4);
+    }
+    soap.options["merge_small_dims"] = false;
+    ExpectToFit(soap, {"any", 64, 30 * 20, false, {64, 30, 20}}, 4);
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What mkor's option `products` and muon's `precision` cost their answers, on the host's imitation of a device: against
-// F32's, and against naive f64. The numbers that docs/methods gives are these.
+// What mkor's option `products` and muon's and soap's `precision` cost their answers, on the host's imitation of a
+// device: against F32's, and against naive f64. The numbers that docs/methods gives are these.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -14,15 +14,20 @@
 
 #include "gtest/gtest.h"
 
+#include "kernels/cuda/batched_products.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/newton_schulz.h"
+#include "kernels/cuda/orthogonal_iterations.h"
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
 #include "tests/reference/muon.h"
+#include "tests/reference/soap.h"
 #include "tests/support/cuda_host/libraries.h"
 #include "tests/support/gradient_stream.h"
 #include "tests/support/method_driver.h"
+#include "tests/support/random_dense.h"
+#include "tests/support/soap_bases.h"
 #include "tests/support/task_group.h"
 
 namespace precondor {
@@ -123,12 +128,122 @@ TEST(CudaPrecisionTest, AnswersOfMuonAreAsFarOffAsTheDocsSay) {
   EXPECT_LE(ErrorsOfMuon("BF16", tiny).second, 4e-2);
 }
 
+// The largest errors of soap's second answer, whose elements in the eigenbasis are signs, and of the 29 after it, with
+// two refreshes. Sides that are longer than `longest` have no factor.
+struct SoapErrors {
+  double of_signs = 0, later = 0;
+  bool operator==(const SoapErrors&) const = default;
+};
+SoapErrors ErrorsOfSoap(const std::string& precision, const std::vector<std::vector<int64_t>>& shapes,
+                        int64_t longest = 1000) {
+  SoapErrors worst;
+  for (const std::vector<int64_t>& shape : shapes) {
+    const std::unique_ptr<Backend> backend = MakeCudaBackend({}).value();
+    const std::unique_ptr<Method> method =
+        MakeMethod(
+            {"soap",
+             {{"precision", precision}, {"merge_small_dims", false}, {"max_factor_dim", static_cast<double>(longest)}}})
+            .value();
+    const int64_t m = shape[0], n = ElementsOf(shape) / m;
+    LayerDriver driver(*method, {"any", m, n, false, shape}, *backend);
+    reference::SoapOptions options;
+    options.dims = shape;
+    for (const int64_t d : shape) options.factor.push_back(d > 1 && d <= longest);
+    GradientStream gradients(m, n, 5);
+    const reference::Dense first = gradients.Next();
+    const ProductPrecision of_first = precision == "F32" ? ProductPrecision::kF32 : ProductPrecision::kTf32;
+    reference::Soap oracle(options, FirstBases(*backend, options, first.data, of_first));
+    oracle.Step(first.data);
+    EXPECT_EQ(driver.Precondition(first.data).value(), reference::Vector(m * n, 0.0));
+    for (int step = 1; step <= 30; ++step) {
+      const reference::Dense d = gradients.Next();
+      double& of = step == 1 ? worst.of_signs : worst.later;
+      of = std::max(of, RelativeDifference(driver.Precondition(d.data).value(), oracle.Step(d.data)));
+    }
+  }
+  std::printf("soap, %s: %.2g where it is signs, %.2g later\n", precision.c_str(), worst.of_signs, worst.later);
+  return worst;
+}
+
+TEST(CudaPrecisionTest, AnswersOfSoapAreAsFarOffAsTheDocsSay) {
+  // Square, wide and tall ones and a tensor, with rows that begin anywhere.
+  const std::vector<std::vector<int64_t>> shapes = {{40, 40}, {24, 90}, {90, 24}, {33, 47}, {51, 35}, {6, 20, 9}};
+  const SoapErrors f32 = ErrorsOfSoap("F32", shapes), tf32 = ErrorsOfSoap("TF32", shapes);
+  EXPECT_LE(std::max(f32.of_signs, f32.later), 1e-5);
+  EXPECT_LE(tf32.later, 1.5e-2);
+  EXPECT_GE(tf32.later, 1e-3) << "it is another product";
+  EXPECT_LE(tf32.of_signs, 1e-1) << "a sign or two are others";
+  EXPECT_EQ(ErrorsOfSoap("AUTO", {{33, 47}}), ErrorsOfSoap("TF32", {{33, 47}})) << "the default";
+  EXPECT_LE(ErrorsOfSoap("TF32", shapes, 40).later, 1.5e-2) << "with one side, or none";
+  // Few numbers, whose errors do not average.
+  const std::vector<std::vector<int64_t>> tiny = {{5, 3}, {3, 8}, {4, 1}, {1, 4}, {1, 1}, {2, 3, 4}};
+  const SoapErrors of_tiny = ErrorsOfSoap("F32", tiny);
+  EXPECT_LE(std::max(of_tiny.of_signs, of_tiny.later), 1e-5);
+  EXPECT_LE(ErrorsOfSoap("TF32", tiny).later, 1e-2);
+}
+
+// The matrices of one call: most are well-conditioned, one has no full rank, and one is not finite. The others have the
+// bits that they have alone, whatever the parts. The library may compute other bits in a batch of another size.
+TEST(CudaPrecisionTest, IterationsHaveTheSameBitsInAnyCompanyAndParts) {
+  cuda_host::libraries.company_changes_bits = true;
+  const std::unique_ptr<cuda::Device> device = cuda::Device::Make(0, std::numeric_limits<int64_t>::max()).value();
+  struct Job {
+    cuda::DeviceArray<float> a, q, next;
+    std::vector<int64_t> order;
+  };
+  constexpr size_t kJobs = 9, kRankOne = 4, kNotFinite = 7;
+  std::deque<Job> jobs;
+  std::deque<operation::OrthogonalIteration> steps;
+  for (size_t i = 0; i < kJobs; ++i) {
+    const int64_t n = 20 + static_cast<int64_t>(i % 3);
+    const reference::Dense x = RandomDense(i == kRankOne ? 1 : n, n, i);
+    std::vector<float> a = ToFloats(reference::Product(reference::Transposed(x), x).data);
+    for (int64_t j = 0; i != kRankOne && j < n; ++j) a[static_cast<size_t>(j * (n + 1))] += static_cast<float>(n + j);
+    if (i == kNotFinite) a[3] = NAN;
+    Job& job = jobs.emplace_back();
+    job.a = device->Send(absl::MakeConstSpan(a)).value();
+    const std::vector<float> q = ToFloats(reference::Identity(n).data);
+    job.q = device->Send(absl::MakeConstSpan(q)).value();
+    job.next = device->Array<float>(n * n).value();
+    job.order.resize(static_cast<size_t>(n));
+    steps.push_back({{job.a.data(), n, n}, {job.q.data(), n, n}, {job.next.data(), n, n}, absl::MakeSpan(job.order)});
+  }
+  const auto run = [&](absl::Span<const operation::OrthogonalIteration* const> some, int64_t most_scratch_bytes) {
+    std::array<bool, kJobs> done = {};
+    EXPECT_TRUE(
+        cuda::RunOrthogonalIterations(*device, some, absl::MakeSpan(done).first(some.size()), most_scratch_bytes).ok());
+    for (size_t i = 0; i < some.size(); ++i) {
+      EXPECT_EQ(done[i], some[i] != &steps[kRankOne] && some[i] != &steps[kNotFinite]) << i;
+    }
+  };
+  const auto outcome = [&](size_t i) {
+    std::vector<float> all(static_cast<size_t>(jobs[i].next.size()));
+    EXPECT_TRUE(device->Receive(jobs[i].next, absl::MakeSpan(all)).ok());
+    all.insert(all.end(), jobs[i].order.begin(), jobs[i].order.end());
+    return all;
+  };
+  std::vector<std::vector<float>> alone;
+  std::vector<const operation::OrthogonalIteration*> all;
+  for (size_t i = 0; i < kJobs; ++i) {
+    all.push_back(&steps[i]);
+    run({&all.back(), 1}, int64_t{1} << 30);
+    alone.push_back(outcome(i));
+  }
+  for (const int64_t most_scratch_bytes : {int64_t{1} << 30, int64_t{10000}, int64_t{1}}) {
+    run(all, most_scratch_bytes);
+    for (size_t i = 0; i < kJobs; ++i) {
+      if (i == kRankOne || i == kNotFinite) continue;
+      EXPECT_EQ(outcome(i), alone[i]) << i << " with " << most_scratch_bytes;
+    }
+  }
+  cuda_host::libraries.company_changes_bits = false;
+}
+
 // Layers of one shape have the same bits alone, in company and again, although the library may compute other bits in a
 // batch of another size. A gradient that is not finite has the error that it has alone, and changes no other answer.
-TEST(CudaPrecisionTest, AnswersOfMuonDoNotDependOnTheirCompany) {
-  cuda_host::libraries.company_changes_bits = true;
+void ExpectTheSameInCompany(const MethodConfig& config, int steps) {
   const std::unique_ptr<Backend> backend = MakeGroupingBackend(MakeCudaBackend({}).value(), {});
-  const std::unique_ptr<Method> method = MakeMethod({"muon", {}}).value();
+  const std::unique_ptr<Method> method = MakeMethod(config).value();
   constexpr int kLayers = 3;
   std::vector<reference::Vector> answers[2];
   for (const bool together : {false, true}) {
@@ -137,12 +252,14 @@ TEST(CudaPrecisionTest, AnswersOfMuonDoNotDependOnTheirCompany) {
     for (int i = 0; i < kLayers; ++i)
       drivers.push_back(std::make_unique<LayerDriver>(*method, LayerSpec{"any", 9, 14}, *backend));
     answers[together].resize(kLayers);
-    for (int step = 0; step < 3; ++step) {
+    for (int step = 0; step < steps; ++step) {
+      // soap's first gradient takes eigenvectors, of which the library promises no bits in company.
+      cuda_host::libraries.company_changes_bits = step > 0;
       const auto run = [&](int i) {
         reference::Vector d = VectorStream(Stream::kCorrelated, 14, 3 * step + i).Gaussian(9 * 14);
-        if (step == 1 && i == 1) d[5] = together ? NAN : INFINITY;
+        if (step == steps / 3 && i == 1) d[5] = together ? NAN : INFINITY;
         const absl::StatusOr<reference::Vector> u = drivers[i]->Precondition(d);
-        EXPECT_EQ(u.ok(), step != 1 || i != 1) << u.status();
+        EXPECT_EQ(u.ok(), step != steps / 3 || i != 1) << u.status();
         if (u.ok()) {
           answers[together][i] = *u;
         } else {
@@ -161,6 +278,12 @@ TEST(CudaPrecisionTest, AnswersOfMuonDoNotDependOnTheirCompany) {
   }
   EXPECT_EQ(answers[0], answers[1]);
   cuda_host::libraries.company_changes_bits = false;
+}
+
+TEST(CudaPrecisionTest, AnswersDoNotDependOnTheirCompany) {
+  ExpectTheSameInCompany({"muon", {}}, 3);
+  ExpectTheSameInCompany({"soap", {{"refresh_interval", 2.0}}}, 9);
+  ExpectTheSameInCompany({"soap", {{"rule", std::string("SHAMPOO")}}}, 3);
 }
 
 // Layers of several shapes and numbers of iterations, all at once and in parts, down to one layer a part.
@@ -199,6 +322,78 @@ TEST(CudaPrecisionTest, PartsOfNewtonSchulzHaveTheSameBits) {
     }
     if (expected.empty()) expected = answers;
     EXPECT_EQ(answers, expected) << most_scratch_bytes;
+  }
+}
+
+// From a basis that has turned by a tenth, of eigenvalues that span six decades: the rows of small ones are nearly in
+// the space of those of large ones. Without a shift the first factorization would fail.
+TEST(CudaPrecisionTest, AnOldBasisTakesNoF64) {
+  const std::unique_ptr<cuda::Device> device = cuda::Device::Make(0, std::numeric_limits<int64_t>::max()).value();
+  for (const int64_t n : {30, 150}) {
+    const reference::Dense vectors = reference::OrthonormalColumns(RandomDense(n, n, 1));
+    reference::Dense scaled = vectors, turned = vectors;
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        scaled.at(i, j) *= std::pow(1e-6, static_cast<double>(j) / static_cast<double>(n - 1));
+      }
+    }
+    const reference::Dense noise = RandomDense(n, n, 2);
+    for (size_t i = 0; i < turned.data.size(); ++i) turned.data[i] += 0.1 / std::sqrt(n) * noise.data[i];
+    const std::vector<float> a = ToFloats(reference::Product(scaled, reference::Transposed(vectors)).data);
+    const std::vector<float> q = ToFloats(reference::Transposed(reference::OrthonormalColumns(turned)).data);
+    const auto of_a = device->Send(absl::MakeConstSpan(a)).value(), of_q = device->Send(absl::MakeConstSpan(q)).value();
+    const auto of_next = device->Array<float>(n * n).value();
+    std::vector<int64_t> order(static_cast<size_t>(n));
+    const operation::OrthogonalIteration step{
+        {of_a.data(), n, n}, {of_q.data(), n, n}, {of_next.data(), n, n}, absl::MakeSpan(order)};
+    const operation::OrthogonalIteration* const only = &step;
+    bool done = false;
+    ASSERT_TRUE(cuda::RunOrthogonalIterations(*device, {&only, 1}, {&done, 1}).ok());
+    EXPECT_TRUE(done) << n;
+    reference::Dense next(n, n);
+    std::vector<float> values(static_cast<size_t>(n * n));
+    ASSERT_TRUE(device->Receive(of_next, absl::MakeSpan(values)).ok());
+    next.data.assign(values.begin(), values.end());
+    const reference::Dense gram = reference::Product(next, reference::Transposed(next));
+    EXPECT_LE(reference::FrobeniusNorm(reference::Combination(1, gram, -1, reference::Identity(n))), 1e-5);
+  }
+}
+
+// More rows than a batch of several matrices may have: cuSOLVER's and cuBLAS' routines for one.
+TEST(CudaPrecisionTest, ALargeMatrixIsABatchOfItsOwn) {
+  constexpr int64_t kRows = 2600;
+  ASSERT_EQ(cuda::BatchSize(kRows, kRows, kRows), 1);
+  const std::unique_ptr<cuda::Device> device = cuda::Device::Make(0, std::numeric_limits<int64_t>::max()).value();
+  // Eigenvalues grow along the diagonal, and neighbours are coupled.
+  std::vector<float> a(kRows * kRows), q(kRows * kRows), next(kRows * kRows);
+  for (int64_t i = 0; i < kRows; ++i) {
+    q[i * kRows + i] = 1;
+    a[i * kRows + i] = static_cast<float>(i + kRows);
+    if (i > 0) a[i * kRows + i - 1] = a[(i - 1) * kRows + i] = 500;
+  }
+  const auto of_a = device->Send(absl::MakeConstSpan(a)).value(), of_q = device->Send(absl::MakeConstSpan(q)).value();
+  const auto of_next = device->Array<float>(kRows * kRows).value();
+  std::vector<int64_t> order(kRows);
+  const operation::OrthogonalIteration step{
+      {of_a.data(), kRows, kRows}, {of_q.data(), kRows, kRows}, {of_next.data(), kRows, kRows}, absl::MakeSpan(order)};
+  const operation::OrthogonalIteration* const only = &step;
+  bool done = false;
+  ASSERT_TRUE(cuda::RunOrthogonalIterations(*device, {&only, 1}, {&done, 1}).ok());
+  EXPECT_TRUE(done);
+  ASSERT_TRUE(device->Receive(of_next, absl::MakeSpan(next)).ok());
+  for (int64_t i = 0; i < kRows; ++i) ASSERT_EQ(order[i], kRows - 1 - i);
+  // The first row is a's last one, and the others are orthonormal to it and to their neighbours.
+  const float* const last = a.data() + (kRows - 1) * kRows;
+  double length = 0;
+  for (int64_t j = 0; j < kRows; ++j) length += double{last[j]} * last[j];
+  for (int64_t j = 0; j < kRows; ++j) ASSERT_NEAR(next[j], last[j] / std::sqrt(length), 1e-6);
+  for (int64_t i = 0; i < kRows; ++i) {
+    for (const int64_t other : {int64_t{0}, i - 2, i - 1, i}) {
+      if (other < 0) continue;
+      double product = 0;
+      for (int64_t j = 0; j < kRows; ++j) product += double{next[i * kRows + j]} * next[other * kRows + j];
+      ASSERT_NEAR(product, other == i ? 1 : 0, 1e-5) << i << ", " << other;
+    }
   }
 }
 

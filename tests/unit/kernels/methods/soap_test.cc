@@ -16,6 +16,7 @@
 #include "tests/reference/soap.h"
 #include "tests/support/gradient_stream.h"
 #include "tests/support/method_driver.h"
+#include "tests/support/soap_bases.h"
 
 namespace precondor {
 namespace {
@@ -23,44 +24,6 @@ namespace {
 using reference::Dense;
 using testing::HasSubstr;
 using Options = std::map<std::string, OptionValue>;
-
-// The tensor as the matrix [d, the rest], for its last dimension [the rest, d].
-Dense Unfolded(const reference::Tensor& x, size_t mode) {
-  const int64_t d = x.dims[mode], rest = static_cast<int64_t>(x.data.size()) / d;
-  const int64_t inner = ElementsOf(absl::MakeConstSpan(x.dims).subspan(mode + 1));
-  Dense out(d, rest);
-  for (int64_t n = 0; n < d * rest; ++n) out.at(n / inner % d, n / (inner * d) * inner + n % inner) = x.data[n];
-  return inner == 1 ? reference::Transposed(out) : out;
-}
-
-// The eigenvectors of (1 - decay) g g' (or g' g) along each dimension as the backend finds them, falling, as columns:
-// where g is rank-deficient rounding chooses some of them, and the oracle has to go on from the same.
-std::vector<Dense> FirstBases(Backend& backend, const reference::SoapOptions& options, const reference::Vector& first) {
-  reference::Tensor x(options.dims);
-  x.data = first;
-  std::vector<Dense> bases;
-  for (size_t mode = 0; mode < options.dims.size(); ++mode) {
-    const Dense g = Unfolded(x, mode);
-    const int64_t n = options.dims[mode];
-    const bool left = g.rows == n && (g.cols != n || mode + 1 < options.dims.size());
-    const std::vector<float> values(g.data.begin(), g.data.end());
-    DeviceMatrix device = backend.Allocate(g.rows, g.cols).value(), covariance = backend.Allocate(n, n).value(),
-                 vectors = backend.Allocate(n, n).value();
-    EXPECT_TRUE(backend.Upload(ConstMatrixView(values.data(), g.rows, g.cols), device.view()).ok());
-    EXPECT_TRUE(backend
-                    .Gemm(1 - options.covariance_decay, device.view(), Transpose(!left), device.view(), Transpose(left),
-                          0.0, covariance.view())
-                    .ok());
-    std::vector<double> eigenvalues(n);
-    EXPECT_TRUE(backend.SymmetricEigen(covariance.view(), absl::MakeSpan(eigenvalues), vectors.view()).ok());
-    const reference::Vectors rows = ToHost(backend, vectors.view());
-    Dense& basis = bases.emplace_back(n, n);
-    for (int64_t j = 0; j < n; ++j) {
-      for (int64_t i = 0; i < n; ++i) basis.at(i, j) = rows[n - 1 - j][i];
-    }
-  }
-  return bases;
-}
 
 struct Case {
   std::string name;
@@ -340,7 +303,31 @@ TEST_P(SoapRules, TakesAndGivesMatricesOfAnyStride) {
   }
 }
 
+// The CPU has one way of computing, so that its answers keep their bits; but a state says what was asked for.
+TEST_P(SoapRules, PrecisionChangesNothingOnTheCpu) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const std::unique_ptr<Method> plain = Make(), rounded = Make({{"precision", std::string("TF32")}});
+  LayerDriver one(*plain, {"layer", 7, 20}, *backend), other(*rounded, {"layer", 7, 20}, *backend);
+  GradientStream gradients(7, 20, 2);
+  for (int step = 0; step < 12; ++step) {
+    const Dense d = gradients.Next();
+    EXPECT_EQ(other.Precondition(d.data).value(), one.Precondition(d.data).value());
+  }
+  const absl::Status status = one.state().Load(other.state().Save().value());
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+}
+
 INSTANTIATE_TEST_SUITE_P(All, SoapRules, testing::Values("SOAP", "SHAMPOO"));
+
+TEST(SoapConfigTest, ThePrecisionIsTheBackendsUnlessItIsSet) {
+  const std::unique_ptr<Backend> cpu = MakeTestBackend();
+  for (const auto& [name, precision] : {std::pair("AUTO", ProductPrecision::kF32),
+                                        {"F32", ProductPrecision::kF32},
+                                        {"TF32", ProductPrecision::kTf32}}) {
+    const SoapConfig config = ParseSoapConfig({"soap", {{"precision", std::string(name)}}}).value();
+    EXPECT_EQ(config.PrecisionOn(*cpu), precision) << name;
+  }
+}
 
 TEST(SoapConfigTest, DefaultsFollowTheRule) {
   const SoapConfig soap = ParseSoapConfig({"soap", {}}).value();
@@ -386,6 +373,7 @@ TEST(SoapConfigTest, RefusesOptionsByName) {
                                                                   {"lr", 0.5},
                                                                   {"precondition_1d", 1.0},
                                                                   {"merge_small_dims", 1.0},
+                                                                  {"precision", std::string("BF16")},
                                                                   {"target_merged_dim_size", 0.0}};
   for (const auto& [name, value] : cases) {
     const absl::Status status = ParseSoapConfig({"soap", {{name, value}}}).status();
