@@ -2,6 +2,7 @@
 // Products of many matrices of one shape in one call of cuBLAS.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <cublas_v2.h>
@@ -14,10 +15,11 @@
 
 namespace precondor::cuda {
 
-// Types of elements and of arithmetic.
+// Types of the factors' elements, of arithmetic, and of the results' elements.
 struct Arithmetic {
   cudaDataType_t type;
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+  cudaDataType_t result = type;
 };
 inline constexpr Arithmetic kInBf16{CUDA_R_16BF}, kInF32{CUDA_R_32F}, kInTf32{CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
 
@@ -26,6 +28,8 @@ struct ProductShape {
   int64_t rows, cols, inner, stride_a, stride_b, stride_c;
   float alpha = 1, beta = 0;
   bool transpose_a = false, transpose_b = false;
+
+  auto operator<=>(const ProductShape&) const = default;
 };
 
 // Arrays of the matrices' addresses.

@@ -74,7 +74,7 @@ double LargestScale(const Inverses& inverses) {
 class MkorState final : public LayerState {
  public:
   MkorState(const MkorConfig& config, const LayerSpec& layer, Backend& backend)
-      : config_(config), layer_(layer), backend_(backend) {}
+      : config_(config), layer_(layer), backend_(backend), products_(config.PrecisionOn(backend)) {}
 
   absl::Status Init() {
     PRECONDOR_RETURN_IF_ERROR(InitSide(layer_.d_in, in_));
@@ -105,9 +105,9 @@ class MkorState final : public LayerState {
       const auto rule = [&](double d_length, double u_length) {
         return ScaleOf(config_.scaling, layer_, out_scale * in_scale, u.size(), d_length, u_length);
       };
-      if (out[0].dense) return backend_.DensePrecondition(out[0].form, in[0].form, d, rule, u, config_.products);
+      if (out[0].dense) return backend_.DensePrecondition(out[0].form, in[0].form, d, rule, u, products_);
       return backend_.LowRankPrecondition(UnitForm(out[0], out_scale), UnitForm(in[0], in_scale), d, rule, u,
-                                          config_.products);
+                                          products_);
     }
     for (size_t i = 0; i < out_.size(); ++i) {
       for (size_t j = 0; j < in_.size(); ++j) {
@@ -273,11 +273,11 @@ class MkorState final : public LayerState {
   absl::Status PreconditionTile(const FactorInverse& out, double out_scale, const FactorInverse& in, double in_scale,
                                 ConstMatrixView d, MatrixView u) {
     if (!out.dense && !in.dense) {
-      return backend_.LowRankPrecondition(UnitForm(out, out_scale), UnitForm(in, in_scale), d, u, config_.products);
+      return backend_.LowRankPrecondition(UnitForm(out, out_scale), UnitForm(in, in_scale), d, u, products_);
     }
     const double scale = (out.dense ? out.c / out_scale : 1.0) * (in.dense ? in.c / in_scale : 1.0);
     if (out.dense && in.dense) {
-      PRECONDOR_RETURN_IF_ERROR(backend_.DensePrecondition(out.form, in.form, d, u, config_.products));
+      PRECONDOR_RETURN_IF_ERROR(backend_.DensePrecondition(out.form, in.form, d, u, products_));
       return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
     }
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, backend_.AllocateScratch(d.rows, d.cols));
@@ -291,13 +291,13 @@ class MkorState final : public LayerState {
 
   // Low-rank form: u = J_out d / shared. Dense form: u = scale times J_out's matrix times d.
   absl::Status MultiplyLeft(const FactorInverse& out, double shared, double scale, ConstMatrixView d, MatrixView u) {
-    if (!out.dense) return backend_.LowRankPrecondition(UnitForm(out, shared), {}, d, u, config_.products);
+    if (!out.dense) return backend_.LowRankPrecondition(UnitForm(out, shared), {}, d, u, products_);
     DeviceMatrix made;
     PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView matrix, Expanded(backend_, out.form, made));
     return backend_.Gemm(scale, matrix, Transpose::kNo, d, Transpose::kNo, 0.0, u);
   }
   absl::Status MultiplyRight(const FactorInverse& in, double shared, double scale, ConstMatrixView d, MatrixView u) {
-    if (!in.dense) return backend_.LowRankPrecondition({}, UnitForm(in, shared), d, u, config_.products);
+    if (!in.dense) return backend_.LowRankPrecondition({}, UnitForm(in, shared), d, u, products_);
     DeviceMatrix made;
     PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView matrix, Expanded(backend_, in.form, made));
     return backend_.Gemm(scale, d, Transpose::kNo, matrix, Transpose::kNo, 0.0, u);
@@ -306,6 +306,7 @@ class MkorState final : public LayerState {
   const MkorConfig config_;
   const LayerSpec layer_;
   Backend& backend_;
+  const ProductPrecision products_;
   std::vector<Block> in_;
   std::vector<Block> out_;
   uint64_t version_ = 0;
@@ -356,7 +357,7 @@ class Mkor final : public Method {
   }
 
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
-    if (!backend.SupportsPrecision(config_.products)) {
+    if (!backend.SupportsPrecision(config_.PrecisionOn(backend))) {
       return absl::UnimplementedError(
           absl::StrCat("method mkor: option products: expected F32, as this machine's ", backend.name(),
                        " backend has no products of bf16 (docs/methods/mkor.md), got BF16"));
@@ -369,18 +370,27 @@ class Mkor final : public Method {
  private:
   // Scratch of preconditioning in addition to the factors' inverses.
   int64_t TileBytesOf(const LayerSpec& layer) const {
-    const int64_t rank = std::min(config_.rank, std::max(layer.d_out, layer.d_in));
-    const int64_t tile = layer.d_out * layer.d_in + 4 * rank * (layer.d_out + layer.d_in) + 6 * rank * rank;
+    // A device pads ranks to multiples of 32, and writes one result more than it needs.
+    const int64_t m = layer.d_out, n = layer.d_in, rank = (std::min(config_.rank, std::max(m, n)) + 31) / 32 * 32;
+    const int64_t result = LowRank(layer) ? 0 : m * (n + 4);
+    const int64_t tile = result + std::max(m * n, 2 * rank * std::max(m, n)) + 4 * rank * (m + n) + 6 * rank * rank;
     return (tile + CopiedElements(layer)) * static_cast<int64_t>(sizeof(float));
   }
 
-  // Size in floats of both factors and two matrices of a tile's size, as copied for reduced precision: in 16 bits and
-  // padded to whole blocks, or in f32 with padded rows.
+  // Size in floats of what a device copies. In bf16 it copies both factors and two matrices of a tile's size, padded to
+  // whole blocks; otherwise those whose rows do not begin at multiples of 16 bytes, and tiles.
   int64_t CopiedElements(const LayerSpec& layer) const {
     const bool bf16 = config_.products == ProductPrecision::kBf16;
-    if (!bf16 && config_.products != ProductPrecision::kTf32) return 0;
     const int64_t fill = bf16 ? 64 : 4, m = layer.d_out + fill, n = layer.d_in + fill;
-    return (m * m + 2 * m * n + n * n) / (bf16 ? 2 : 1);
+    if (bf16) return (m * m + 2 * m * n + n * n) / 2;
+    if (layer.d_in % 4 == 0 && layer.d_out % 4 == 0 && AllBlocks(layer).size() == 2) return 0;
+    if (LowRank(layer)) return m * n;
+    return config_.products == ProductPrecision::kF32 ? m * n : m * m + 2 * m * n + n * n;
+  }
+
+  // Whether both sides are in low-rank form.
+  bool LowRank(const LayerSpec& layer) const {
+    return config_.UsesLowRank(layer.d_in) && config_.UsesLowRank(layer.d_out);
   }
 
   std::vector<int64_t> AllBlocks(const LayerSpec& layer) const {

@@ -105,7 +105,7 @@ BENCH_SECONDS = {"": 40, "step/": 90}
 BENCH_START_SECONDS = 30  # before the first case begins: the libraries' start, and the limits
 TORCH, TORCH_SECONDS = "step/cuda/torch", 120
 # What a profiler runs, one process each; together they have the kernels that a step's time goes to.
-PROFILED = ("step/cuda/low_rank_64", "step/cuda/low_rank_64_bf16x3", "step/cuda/low_rank_128_bf16x3", "step/cuda/dense_bf16",
+PROFILED = ("step/cuda/low_rank_64", "step/cuda/low_rank_64_tf32", "step/cuda/low_rank_128_tf32", "step/cuda/dense_bf16",
             "update/cuda/f16/d:4096")
 PROFILE_SECONDS = 100
 HEAVIEST = 5  # kernels that the report shows
