@@ -31,10 +31,11 @@ namespace {
 
 // After 10 updates by two vectors a side; where they stay close to the first ones, columns are nearly parallel.
 reference::Vector Answer(Stream kind, double damping, bool parallel, const std::string& products,
-                         const std::string& representation) {
+                         const std::string& representation, const std::string& rule) {
   const std::unique_ptr<Backend> backend = MakeCudaBackend({}).value();
   MethodConfig config{"mkor", {{"rank", 64.0}, {"damping", damping}}};
   config.options["representation"] = representation;
+  config.options["rule"] = rule;
   config.options["products"] = products;
   const std::unique_ptr<Method> method = MakeMethod(config).value();
   const LayerSpec layer{"any", 40, 70, false};
@@ -56,11 +57,14 @@ reference::Vector Answer(Stream kind, double damping, bool parallel, const std::
   return driver.Precondition(VectorStream(kind, layer.d_in, 9).Gaussian(layer.d_out * layer.d_in)).value();
 }
 
-double Worst(double damping, const std::string& products, const std::string& representation = "LOW_RANK") {
+double Worst(double damping, const std::string& products, const std::string& representation = "LOW_RANK",
+             const std::string& rule = "EXACT_DAMPED") {
   double worst = 0;
   for (const Stream kind : {Stream::kCorrelated, Stream::kSubspace}) {
     for (const bool parallel : {false, true}) {
-      const auto answer = [&](const std::string& by) { return Answer(kind, damping, parallel, by, representation); };
+      const auto answer = [&](const std::string& by) {
+        return Answer(kind, damping, parallel, by, representation, rule);
+      };
       worst = std::max(worst, RelativeDifference(answer(products), answer("F32")));
     }
   }
@@ -78,6 +82,11 @@ TEST(CudaPrecisionTest, LowRankAnswersAreAsFarOffAsTheDocsSay) {
   EXPECT_LE(Worst(.01, "TF32"), .08);
   EXPECT_LE(Worst(.01, "BF16"), .5);
   EXPECT_EQ(Worst(.01, "AUTO"), 0) << "F32 with little damping";
+  for (const std::string rule : {"BLEND", "REFERENCE"}) {
+    const double worst = Worst(.01, "AUTO", "LOW_RANK", rule);
+    EXPECT_LE(worst, 4e-4) << rule;
+    EXPECT_GE(worst, 1e-4) << rule << " is in TF32";
+  }
 }
 
 TEST(CudaPrecisionTest, DenseAnswersAreAsFarOffAsTheDocsSay) {
