@@ -8,6 +8,7 @@
 #include "kernels/cuda/low_rank.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <type_traits>
@@ -20,6 +21,7 @@
 #include "kernels/cuda/low_rank_appends.h"
 #include "kernels/cuda/momentum.h"
 #include "kernels/cuda/packed_upload.h"
+#include "kernels/cuda/products.h"
 #include "kernels/cuda/rounding.h"
 
 namespace precondor::cuda {
@@ -31,6 +33,13 @@ constexpr absl::string_view kName = "LowRankPrecondition";
 
 // V, W, X and Y; K; the correction; and what D loses.
 enum Stage : size_t { kFirst, kSmall, kCorrection, kLast, kStages };
+
+// Whether a product of f32 is too small for a call of cuBLAS. Our own kernel makes all such products of a stage in one
+// launch, whatever their shapes.
+bool IsSmall(int64_t rows, int64_t cols, int64_t inner) {
+  constexpr int64_t kMostInner = 1024, kMultiplications = int64_t{1} << 22;
+  return inner <= kMostInner && rows * cols * inner < kMultiplications;
+}
 
 // Layers have as many vectors as they have taken in. Padding with vectors of zeros gives most of them one shape.
 int64_t PaddedRank(int64_t rank) { return (rank + 31) / 32 * 32; }
@@ -120,8 +129,12 @@ class Plan {
     const auto copies = copies_on_device_ = upload_.Add<ScaledCopyJob<float, T>>(copies_.size());
     const auto answers = answers_on_device_ = upload_.Add<MomentumJob>(count);
     const auto arrived = upload_.Add<unsigned>(count);
+    for (ProductJobs& small : small_) small.on_device = upload_.Add<ProductJob>(small.jobs.size());
     PRECONDOR_RETURN_IF_ERROR(upload_.Open(device));
     std::copy(copies_.begin(), copies_.end(), upload_.OnHost(copies).begin());
+    for (const ProductJobs& small : small_) {
+      std::copy(small.jobs.begin(), small.jobs.end(), upload_.OnHost(small.on_device).begin());
+    }
     for (size_t i = 0; i < count; ++i) answers_[i].squares.arrived = upload_.OnDevice(arrived) + i;
     PlaceSquares();
     std::copy(answers_.begin(), answers_.end(), upload_.OnHost(answers).begin());
@@ -139,6 +152,11 @@ class Plan {
     for (size_t stage = 0; stage < kStages; ++stage) {
       const Arithmetic in{in_.type, in_.compute, stage == kLast ? CUDA_R_32F : in_.type};
       PRECONDOR_RETURN_IF_ERROR(products_.Run(device, kName, stage, in));
+      const ProductJobs& small = small_[stage];
+      if (small.jobs.empty()) continue;
+      PRECONDOR_RETURN_IF_ERROR(device.Run(kName, [&](cudaStream_t stream) {
+        return Products(stream, upload_.OnDevice(small.on_device), static_cast<int>(small.jobs.size()), small.blocks);
+      }));
     }
     PRECONDOR_RETURN_IF_ERROR(device.Run(kName, [&](cudaStream_t stream) {
       return AddMomentum(stream, upload_.OnDevice(answers_on_device_), static_cast<int>(answers_.size()),
@@ -202,6 +220,9 @@ class Plan {
     const bool turn_a = transpose_a == Transpose::kYes, turn_b = transpose_b == Transpose::kYes;
     const int64_t inner = turn_a ? a.rows : a.cols;
     if (c.size() == 0 || inner == 0) return;
+    if constexpr (std::is_same_v<T, float>) {
+      if (IsSmall(c.rows, c.cols, inner)) return small_[stage].Add({alpha, beta, turn_a, turn_b, a, b, c, inner});
+    }
     products_.Add(stage, {c.rows, c.cols, inner, a.stride, b.stride, c.stride, alpha, beta, turn_a, turn_b}, a.data,
                   b.data, c.data);
   }
@@ -217,6 +238,18 @@ class Plan {
     for (MomentumJob& answer : answers_) answer.squares.partials = next + 2 * answer.first;
   }
 
+  // Products of a stage by our own kernel.
+  struct ProductJobs {
+    void Add(ProductJob job) {
+      job.first = blocks;
+      blocks += ProductBlocks(job);
+      jobs.push_back(job);
+    }
+    std::vector<ProductJob> jobs;
+    PackedUpload::Part<ProductJob> on_device;
+    int64_t blocks = 0;
+  };
+
   const Operations operations_;
   const Arithmetic in_;
   DeviceArray<T> elements_;
@@ -229,6 +262,7 @@ class Plan {
   PackedUpload::Part<MomentumJob> answers_on_device_;
   int64_t copy_blocks_ = 0, answer_blocks_ = 0;
   FixedBatches products_{kStages};
+  std::array<ProductJobs, kStages> small_;
 };
 
 }  // namespace

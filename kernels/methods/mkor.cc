@@ -74,7 +74,7 @@ double LargestScale(const Inverses& inverses) {
 class MkorState final : public LayerState {
  public:
   MkorState(const MkorConfig& config, const LayerSpec& layer, Backend& backend)
-      : config_(config), layer_(layer), backend_(backend), products_(config.PrecisionOn(backend)) {}
+      : config_(config), layer_(layer), backend_(backend) {}
 
   absl::Status Init() {
     PRECONDOR_RETURN_IF_ERROR(InitSide(layer_.d_in, in_));
@@ -105,9 +105,9 @@ class MkorState final : public LayerState {
       const auto rule = [&](double d_length, double u_length) {
         return ScaleOf(config_.scaling, layer_, out_scale * in_scale, u.size(), d_length, u_length);
       };
-      if (out[0].dense) return backend_.DensePrecondition(out[0].form, in[0].form, d, rule, u, products_);
+      if (out[0].dense) return backend_.DensePrecondition(out[0].form, in[0].form, d, rule, u, config_.products);
       return backend_.LowRankPrecondition(UnitForm(out[0], out_scale), UnitForm(in[0], in_scale), d, rule, u,
-                                          products_);
+                                          config_.products);
     }
     for (size_t i = 0; i < out_.size(); ++i) {
       for (size_t j = 0; j < in_.size(); ++j) {
@@ -273,11 +273,11 @@ class MkorState final : public LayerState {
   absl::Status PreconditionTile(const FactorInverse& out, double out_scale, const FactorInverse& in, double in_scale,
                                 ConstMatrixView d, MatrixView u) {
     if (!out.dense && !in.dense) {
-      return backend_.LowRankPrecondition(UnitForm(out, out_scale), UnitForm(in, in_scale), d, u, products_);
+      return backend_.LowRankPrecondition(UnitForm(out, out_scale), UnitForm(in, in_scale), d, u, config_.products);
     }
     const double scale = (out.dense ? out.c / out_scale : 1.0) * (in.dense ? in.c / in_scale : 1.0);
     if (out.dense && in.dense) {
-      PRECONDOR_RETURN_IF_ERROR(backend_.DensePrecondition(out.form, in.form, d, u, products_));
+      PRECONDOR_RETURN_IF_ERROR(backend_.DensePrecondition(out.form, in.form, d, u, config_.products));
       return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
     }
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, backend_.AllocateScratch(d.rows, d.cols));
@@ -291,13 +291,13 @@ class MkorState final : public LayerState {
 
   // Low-rank form: u = J_out d / shared. Dense form: u = scale times J_out's matrix times d.
   absl::Status MultiplyLeft(const FactorInverse& out, double shared, double scale, ConstMatrixView d, MatrixView u) {
-    if (!out.dense) return backend_.LowRankPrecondition(UnitForm(out, shared), {}, d, u, products_);
+    if (!out.dense) return backend_.LowRankPrecondition(UnitForm(out, shared), {}, d, u, config_.products);
     DeviceMatrix made;
     PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView matrix, Expanded(backend_, out.form, made));
     return backend_.Gemm(scale, matrix, Transpose::kNo, d, Transpose::kNo, 0.0, u);
   }
   absl::Status MultiplyRight(const FactorInverse& in, double shared, double scale, ConstMatrixView d, MatrixView u) {
-    if (!in.dense) return backend_.LowRankPrecondition({}, UnitForm(in, shared), d, u, products_);
+    if (!in.dense) return backend_.LowRankPrecondition({}, UnitForm(in, shared), d, u, config_.products);
     DeviceMatrix made;
     PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView matrix, Expanded(backend_, in.form, made));
     return backend_.Gemm(scale, d, Transpose::kNo, matrix, Transpose::kNo, 0.0, u);
@@ -306,7 +306,6 @@ class MkorState final : public LayerState {
   const MkorConfig config_;
   const LayerSpec layer_;
   Backend& backend_;
-  const ProductPrecision products_;
   std::vector<Block> in_;
   std::vector<Block> out_;
   uint64_t version_ = 0;
@@ -357,7 +356,7 @@ class Mkor final : public Method {
   }
 
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
-    if (!backend.SupportsPrecision(config_.PrecisionOn(backend))) {
+    if (!backend.SupportsPrecision(config_.products)) {
       return absl::UnimplementedError(
           absl::StrCat("method mkor: option products: expected F32, as this machine's ", backend.name(),
                        " backend has no products of bf16 (docs/methods/mkor.md), got BF16"));

@@ -13,20 +13,13 @@ bool MkorConfig::UsesLowRank(int64_t d) const {
   return representation == Representation::kLowRank || 2 * rank < 0.8 * static_cast<double>(d);
 }
 
-ProductPrecision MkorConfig::PrecisionOn(const Backend& backend) const {
-  // Of EXACT_DAMPED in low rank the error of TF32 is up to 7e-4 / damping of the answer (cuda_precision_test).
-  constexpr double kLeastDamping = 0.1;
-  const bool tf32 = backend.has_tensor_cores() && (rule != UpdateRule::kExactDamped || damping >= kLeastDamping);
-  return products.value_or(tf32 ? ProductPrecision::kTf32 : ProductPrecision::kF32);
-}
-
 MkorConfig ReadMkorConfig(OptionReader& reader) {
   constexpr double kHuge = 1e9;
   MkorConfig out;
   out.rule = static_cast<UpdateRule>(reader.Choice("rule", 0, {"EXACT_DAMPED", "REFERENCE", "BLEND", "PUBLISHED"}));
   out.representation = static_cast<Representation>(reader.Choice("representation", 0, {"AUTO", "DENSE", "LOW_RANK"}));
   out.storage = static_cast<SymmetricStorage>(reader.Choice("storage", 0, {"F32", "F16"}));
-  out.products = reader.Precision("products");
+  out.products = static_cast<ProductPrecision>(reader.Choice("products", 0, {"F32", "BF16", "TF32"}));
   out.rank = reader.Integer("rank", out.rank, 1, 1024);
   out.gamma = reader.OpenNumber("gamma", out.gamma, 0, 1);
   out.damping = reader.Number("damping", out.damping, 1e-3, 1e6);

@@ -3,12 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "absl/status/statusor.h"
 
-#include "kernels/backend.h"
-#include "kernels/base/product_precision.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/base/symmetric_tiles.h"
 #include "kernels/methods/options.h"
@@ -22,20 +19,16 @@ enum class Representation : uint8_t { kAuto, kDense, kLowRank };
 struct MkorConfig {
   UpdateRule rule = UpdateRule::kExactDamped;
   Representation representation = Representation::kAuto;
-  SymmetricStorage storage = SymmetricStorage::kF32;  // of dense factors if UsesDeferred()
-  int64_t rank = 64;                                  // columns kept per factor in the low-rank form
-  double gamma = 0.95;                                // decay of one statistic step
-  double damping = 1.0;                               // lambda, relative to the mean eigenvalue
+  SymmetricStorage storage = SymmetricStorage::kF32;   // of dense factors if UsesDeferred()
+  ProductPrecision products = ProductPrecision::kF32;  // that precondition a gradient
+  int64_t rank = 64;                                   // columns kept per factor in the low-rank form
+  double gamma = 0.95;                                 // decay of one statistic step
+  double damping = 1.0;                                // lambda, relative to the mean eigenvalue
   ScalingPolicy scaling;
   double clip = 100;              // REFERENCE: clamp of the vectors' elements; PUBLISHED: cap of max |J|
   double zeta = 0.95;             // PUBLISHED: weight of J in the blend with I
   double norm_threshold = 10;     // PUBLISHED: blend when max |J| exceeds it
   int64_t max_factor_dim = 8192;  // longer sides are split block-diagonally
-  // Precision of the products that precondition a gradient; by default what PrecisionOn says.
-  std::optional<ProductPrecision> products;
-
-  // By default TF32 on a backend with tensor cores, and f32 on others and with little damping.
-  ProductPrecision PrecisionOn(const Backend& backend) const;
 
   // Returns true if a factor of dimension d is kept in low-rank form.
   bool UsesLowRank(int64_t d) const;

@@ -2,6 +2,7 @@
 #include "kernels/methods/muon_config.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/base/status_macros.h"
@@ -21,7 +22,10 @@ MuonConfig ReadMuonConfig(OptionReader& reader) {
   out.ns_steps = reader.Integer("ns_steps", out.ns_steps, 1, 20);
   out.scale = static_cast<MuonScale>(reader.Choice("scale", 0, {"MATCH_RMS_ADAMW", "ORIGINAL"}));
   out.epsilon = reader.Number("epsilon", out.epsilon, 0, 1);
-  out.precision = reader.Precision("precision");
+  constexpr std::array<ProductPrecision, 3> kPrecisions = {ProductPrecision::kF32, ProductPrecision::kTf32,
+                                                           ProductPrecision::kBf16};
+  const int precision = reader.Choice("precision", 0, {"AUTO", "F32", "TF32", "BF16"});
+  if (precision > 0) out.precision = kPrecisions[static_cast<size_t>(precision - 1)];
   return out;
 }
 

@@ -2,7 +2,6 @@
 #include "kernels/methods/options.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <type_traits>
 #include <variant>
@@ -103,14 +102,6 @@ int OptionReader::Choice(absl::string_view name, int fallback, absl::Span<const 
   }
   Fail(name, absl::StrJoin(choices, ", "), *value);
   return fallback;
-}
-
-std::optional<ProductPrecision> OptionReader::Precision(absl::string_view name) {
-  constexpr std::array<ProductPrecision, 3> kPrecisions = {ProductPrecision::kF32, ProductPrecision::kTf32,
-                                                           ProductPrecision::kBf16};
-  const int precision = Choice(name, 0, {"AUTO", "F32", "TF32", "BF16"});
-  if (precision == 0) return std::nullopt;
-  return kPrecisions[static_cast<size_t>(precision - 1)];
 }
 
 absl::Status OptionReader::Finish() const {

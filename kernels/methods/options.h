@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,7 +11,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
-#include "kernels/base/product_precision.h"
 #include "kernels/base/schedule.h"
 #include "kernels/base/session_spec.h"
 
@@ -42,9 +40,6 @@ class OptionReader {
   Schedule ReadSchedule(absl::string_view name, absl::string_view fallback, double low, double high);
   // Returns the index of the option's text in `choices`.
   int Choice(absl::string_view name, int fallback, absl::Span<const absl::string_view> choices);
-
-  // Returns the precision of products that the option names: F32, TF32 or BF16; nullopt for AUTO, the default.
-  std::optional<ProductPrecision> Precision(absl::string_view name);
 
   // Returns the first error: InvalidArgument with the method, the option, the expected values and the actual value.
   // Options that no getter has read are errors too.

@@ -29,16 +29,20 @@
 namespace precondor {
 namespace {
 
+// The gradients that answers are compared for.
+enum class Direction { kAny, kOfStatistics };
+
 // After 10 updates by two vectors a side; where they stay close to the first ones, columns are nearly parallel.
-reference::Vector Answer(Stream kind, double damping, bool parallel, const std::string& products,
-                         const std::string& representation, const std::string& rule) {
+reference::Vector Answer(Stream kind, double damping, bool parallel, Direction direction, const std::string& products,
+                         const std::string& representation) {
   const std::unique_ptr<Backend> backend = MakeCudaBackend({}).value();
   MethodConfig config{"mkor", {{"rank", 64.0}, {"damping", damping}}};
   config.options["representation"] = representation;
-  config.options["rule"] = rule;
   config.options["products"] = products;
   const std::unique_ptr<Method> method = MakeMethod(config).value();
-  const LayerSpec layer{"any", 40, 70, false};
+  // In low rank, products with the gradient are large enough for cuBLAS.
+  const bool dense = representation == "DENSE";
+  const LayerSpec layer{"any", dense ? 40 : 320, dense ? 70 : 416, false};
   LayerDriver driver(*method, layer, *backend);
   VectorStream a(kind, layer.d_in, 1), g(kind, layer.d_out, 2);
   const auto next = [&](VectorStream& stream, const reference::Vectors& last) {
@@ -54,16 +58,20 @@ reference::Vector Answer(Stream kind, double damping, bool parallel, const std::
     of_g = next(g, of_g);
     EXPECT_TRUE(driver.Update(of_a, of_g).ok());
   }
-  return driver.Precondition(VectorStream(kind, layer.d_in, 9).Gaussian(layer.d_out * layer.d_in)).value();
+  reference::Vector d = VectorStream(kind, layer.d_in, 9).Gaussian(layer.d_out * layer.d_in);
+  for (int64_t i = 0; direction == Direction::kOfStatistics && i < layer.d_out; ++i) {
+    for (int64_t j = 0; j < layer.d_in; ++j) d[i * layer.d_in + j] = of_g[0][i] * of_a[0][j] + of_g[1][i] * of_a[1][j];
+  }
+  return driver.Precondition(d).value();
 }
 
-double Worst(double damping, const std::string& products, const std::string& representation = "LOW_RANK",
-             const std::string& rule = "EXACT_DAMPED") {
+double Worst(const std::string& products, const std::string& representation = "LOW_RANK", double damping = 1,
+             Direction direction = Direction::kAny) {
   double worst = 0;
   for (const Stream kind : {Stream::kCorrelated, Stream::kSubspace}) {
     for (const bool parallel : {false, true}) {
       const auto answer = [&](const std::string& by) {
-        return Answer(kind, damping, parallel, by, representation, rule);
+        return Answer(kind, damping, parallel, direction, by, representation);
       };
       worst = std::max(worst, RelativeDifference(answer(products), answer("F32")));
     }
@@ -72,29 +80,23 @@ double Worst(double damping, const std::string& products, const std::string& rep
 }
 
 TEST(CudaPrecisionTest, LowRankAnswersAreAsFarOffAsTheDocsSay) {
-  const double bf16 = Worst(1, "BF16"), tf32 = Worst(1, "TF32");
-  EXPECT_LE(bf16, 5e-3);
+  const double bf16 = Worst("BF16"), tf32 = Worst("TF32");
+  EXPECT_LE(bf16, 2e-2);
   EXPECT_GE(bf16, 1e-3) << "it is another product";
-  EXPECT_LE(tf32, 8e-4);
+  EXPECT_LE(tf32, 5e-4);
   EXPECT_GE(tf32, 1e-4) << "it is another product";
-  EXPECT_EQ(Worst(1, "AUTO"), tf32) << "the default";
-  EXPECT_LE(Worst(.1, "AUTO"), 8e-3);
-  EXPECT_LE(Worst(.01, "TF32"), .08);
-  EXPECT_LE(Worst(.01, "BF16"), .5);
-  EXPECT_EQ(Worst(.01, "AUTO"), 0) << "F32 with little damping";
-  for (const std::string rule : {"BLEND", "REFERENCE"}) {
-    const double worst = Worst(.01, "AUTO", "LOW_RANK", rule);
-    EXPECT_LE(worst, 4e-4) << rule;
-    EXPECT_GE(worst, 1e-4) << rule << " is in TF32";
-  }
+  EXPECT_LE(Worst("TF32", "LOW_RANK", .01), 5e-4);
+  // What the factors damp most is less than TF32's error of the whole gradient. So F32 is the default.
+  EXPECT_GE(Worst("TF32", "LOW_RANK", 1, Direction::kOfStatistics), .5);
 }
 
 TEST(CudaPrecisionTest, DenseAnswersAreAsFarOffAsTheDocsSay) {
-  const double bf16 = Worst(1, "BF16", "DENSE"), tf32 = Worst(1, "TF32", "DENSE");
+  const double bf16 = Worst("BF16", "DENSE"), tf32 = Worst("TF32", "DENSE");
   EXPECT_LE(bf16, 5e-3);
   EXPECT_GE(bf16, 1e-3) << "it is another product";
   EXPECT_LE(tf32, 5e-4);
   EXPECT_GE(tf32, 1e-4) << "it is another product";
+  EXPECT_GE(Worst("TF32", "DENSE", 1, Direction::kOfStatistics), .05);
 }
 
 // The smallest and the largest of 10 errors of muon's answers for each of several shapes.
