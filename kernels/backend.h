@@ -162,7 +162,8 @@ class Backend {
                              MatrixView vectors, MatrixView gram);
   // u = J_out d J_in for inverse factors of low-rank form, d and u [m, n]. Never forms an m x m or n x n matrix. u must
   // not alias d. Cost: 4 (p + q) m n + O((p + q)^2 (m + min(m, n))) FLOP for ranks p, q. Scratch of the default: (p +
-  // q)(m + n) + q m + p q elements. Backends without an implementation in `precision` use f32.
+  // q)(m + n) + q m + p q elements. `precision` rounds the factors of all products, and kBf16 all products but u too.
+  // Backends without an implementation in `precision` use f32.
   absl::Status LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
                                    MatrixView u, ProductPrecision precision = ProductPrecision::kF32);
   // u = rule(|d|, |J_out d J_in|) J_out d J_in. A backend that knows this norm before it has u applies the factor in

@@ -30,12 +30,12 @@ absl::Status RunBatch(Device& device, absl::string_view what, const ProductShape
     if (end - begin == 1) {
       const auto only = [&](PackedUpload::Part<void*> part) { return upload.OnHost(part)[begin]; };
       return cublasGemmEx_64(blas, op_b, op_a, s.cols, s.rows, s.inner, &s.alpha, only(pointers.b), in.type, s.stride_b,
-                             only(pointers.a), in.type, s.stride_a, &s.beta, only(pointers.c), in.type, s.stride_c,
+                             only(pointers.a), in.type, s.stride_a, &s.beta, only(pointers.c), in.result, s.stride_c,
                              in.compute, CUBLAS_GEMM_DEFAULT);
     }
     const auto all = [&](PackedUpload::Part<void*> part) { return upload.OnDevice(part) + begin; };
     return cublasGemmBatchedEx_64(blas, op_b, op_a, s.cols, s.rows, s.inner, &s.alpha, all(pointers.b), in.type,
-                                  s.stride_b, all(pointers.a), in.type, s.stride_a, &s.beta, all(pointers.c), in.type,
+                                  s.stride_b, all(pointers.a), in.type, s.stride_a, &s.beta, all(pointers.c), in.result,
                                   s.stride_c, static_cast<int64_t>(end - begin), in.compute, CUBLAS_GEMM_DEFAULT);
   });
 }

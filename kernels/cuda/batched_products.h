@@ -6,6 +6,7 @@
 // (docs/adr/0031-newton-schulz-in-batches.md).
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <cublas_v2.h>
@@ -19,10 +20,11 @@
 
 namespace precondor::cuda {
 
-// Types of elements and of arithmetic.
+// Types of the factors' elements, of arithmetic, and of the results' elements.
 struct Arithmetic {
   cudaDataType_t type;
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+  cudaDataType_t result = type;
 };
 inline constexpr Arithmetic kInBf16{CUDA_R_16BF}, kInF32{CUDA_R_32F}, kInTf32{CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
 
@@ -31,6 +33,8 @@ struct ProductShape {
   int64_t rows, cols, inner, stride_a, stride_b, stride_c;
   float alpha = 1, beta = 0;
   bool transpose_a = false, transpose_b = false;
+
+  auto operator<=>(const ProductShape&) const = default;
 };
 
 // Returns the number of products, [rows, cols] with sums of length `inner`, in a batch: 256, or fewer that take 34

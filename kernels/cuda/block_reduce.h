@@ -28,20 +28,10 @@ struct Add {
   __device__ double operator()(double a, double b) const { return a + b; }
 };
 
-// Returns true in the last of `blocks` blocks that call it. That block sees everything that the other blocks wrote
-// before their calls. All threads of each block must call it. Precondition: *arrived is 0 before the first call.
-__device__ inline bool IsLastBlock(unsigned* arrived, unsigned blocks) {
-  __shared__ bool last;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(arrived, 1u) == blocks - 1;
-  __syncthreads();
-  __threadfence();
-  return last;
-}
-
-// Like IsLastBlock, for data that only thread 0 of each block has written: the call does not wait for the stores of
-// other threads. Two calls share `last`, so a barrier must lie between them (CombineBlock has one).
+// Returns true in the last of `blocks` blocks that call it. That block sees everything that thread 0 of each other
+// block wrote before its call; the call does not wait for the stores of other threads. All threads of each block must
+// call it. Two calls share `last`, so a barrier must lie between them (CombineBlock has one). Precondition: *arrived is
+// 0 before the first call.
 __device__ inline bool IsLastBlockByFirstThread(unsigned* arrived, unsigned blocks) {
   __shared__ bool last;
   if (threadIdx.x == 0) {

@@ -12,6 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/answer_lengths.h"
 #include "kernels/cuda/batched_products.h"
+#include "kernels/cuda/fixed_batches.h"
 #include "kernels/cuda/grouped_operations.h"
 #include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/rounding.h"
@@ -39,60 +40,29 @@ std::vector<const Kind*> AllOf(const std::vector<Kind>& operations) {
 int64_t Padded(int64_t cols) { return PaddedStride<Bf16>(cols); }
 int64_t PaddedInF32(int64_t cols) { return PaddedStride<float>(cols); }
 bool IsAligned(ConstMatrixView x) {
-  return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride == PaddedInF32(x.stride);
+  return reinterpret_cast<uintptr_t>(x.data) % 256 == 0 && x.stride == PaddedInF32(x.stride);
 }
 
-// c [rows, cols] = a b, row-major. All elements have one type.
-struct Factors {
-  const void *a, *b;
-  void* c;
-  ProductShape shape;
-};
-
-// Both products of each operation, in two calls of cuBLAS for the operations of one shape. A single call for all
-// shapes, which cuBLAS also offers, takes twice as long (docs/adr/0025-measured-on-a-gpu.md).
+// half = l d, then u = half r, in calls of cuBLAS for the operations of one shape. A single call for all shapes, which
+// cuBLAS also offers, takes twice as long (docs/adr/0025-measured-on-a-gpu.md).
 class ProductPair {
  public:
-  void Ask(PackedUpload& upload, size_t count) {
-    for (Pointers& of : pointers_) of = {upload.Add<void*>(count), upload.Add<void*>(count), upload.Add<void*>(count)};
+  template <typename T>
+  void Add(BasicMatrixView<const T> l, BasicMatrixView<const T> d, BasicMatrixView<T> half, BasicMatrixView<const T> r,
+           BasicMatrixView<T> u) {
+    const int64_t m = d.rows, n = d.cols;
+    batches_.Add(0, {m, n, m, l.stride, d.stride, half.stride}, l.data, d.data, half.data);
+    batches_.Add(1, {m, n, n, half.stride, r.stride, u.stride}, half.data, r.data, u.data);
   }
-  // half = l d, u = half r.
-  void Add(const Factors& first, const Factors& second) { pairs_.push_back({first, second}); }
   // Call it when all pairs have been added.
-  void Fill(PackedUpload& upload) {
-    std::stable_sort(pairs_.begin(), pairs_.end(),
-                     [](const Pair& a, const Pair& b) { return ShapeOf(a) < ShapeOf(b); });
-    for (size_t i = 0; i < pairs_.size(); ++i) {
-      for (size_t which = 0; which < 2; ++which) {
-        upload.OnHost(pointers_[which].a)[i] = const_cast<void*>(pairs_[i][which].a);
-        upload.OnHost(pointers_[which].b)[i] = const_cast<void*>(pairs_[i][which].b);
-        upload.OnHost(pointers_[which].c)[i] = pairs_[i][which].c;
-      }
-    }
-  }
-  absl::Status Run(Device& device, const PackedUpload& upload, const Arithmetic& in) const {
-    for (size_t which = 0; which < 2; ++which) {
-      for (size_t begin = 0, end = 0; begin < pairs_.size(); begin = end) {
-        while (end < pairs_.size() && ShapeOf(pairs_[end]) == ShapeOf(pairs_[begin])) ++end;
-        PRECONDOR_RETURN_IF_ERROR(RunBatch(device, "DensePrecondition", pairs_[begin][which].shape, in, upload,
-                                           pointers_[which], begin, end));
-      }
-    }
-    return absl::OkStatus();
+  absl::Status Open(Device& device, size_t element_bytes) { return batches_.Open(device, element_bytes); }
+  absl::Status Run(Device& device, const Arithmetic& in) const {
+    PRECONDOR_RETURN_IF_ERROR(batches_.Run(device, "DensePrecondition", 0, in));
+    return batches_.Run(device, "DensePrecondition", 1, in);
   }
 
  private:
-  using Pair = std::array<Factors, 2>;
-  using Shape = std::array<int64_t, 6>;
-  static std::array<Shape, 2> ShapeOf(const Pair& pair) {
-    const auto of = [](const ProductShape& s) {
-      return Shape{s.rows, s.cols, s.inner, s.stride_a, s.stride_b, s.stride_c};
-    };
-    return {of(pair[0].shape), of(pair[1].shape)};
-  }
-
-  std::array<Pointers, 2> pointers_;
-  std::vector<Pair> pairs_;
+  FixedBatches batches_{2};
 };
 
 // Expands, in one launch, the factors l and r of all operations that are stored in tiles.
@@ -155,7 +125,6 @@ class Bf16Plan {
     PRECONDOR_ASSIGN_OR_RETURN(memory_, device.Array<Bf16>(elements));
     PRECONDOR_ASSIGN_OR_RETURN(squares_, device.Array<double>(2 * (static_cast<int64_t>(asked) + blocks)));
     expansions_.Ask(upload_, operations_);
-    products_.Ask(upload_, operations_.size());
     roundings_ = upload_.Add<ScaledCopyJob<float, Bf16>>(operations_.size() + there);
     answers_ = upload_.Add<ScaledCopyJob<Bf16, float>>(operations_.size());
     const auto counters = upload_.Add<unsigned>(2 * asked);
@@ -165,7 +134,7 @@ class Bf16Plan {
     next_partials_ = squares_.data() + 2 * asked;
     next_counter_ = upload_.OnDevice(counters);
     for (const auto* operation : operations_) Add(*operation);
-    products_.Fill(upload_);
+    PRECONDOR_RETURN_IF_ERROR(products_.Open(device, sizeof(Bf16)));
     return upload_.Send(device);
   }
 
@@ -174,7 +143,7 @@ class Bf16Plan {
     PRECONDOR_RETURN_IF_ERROR(device.Run("DensePrecondition", [&](cudaStream_t stream) {
       return ScaledCopies(stream, upload_.OnDevice(roundings_), static_cast<int>(rounded_), blocks_);
     }));
-    PRECONDOR_RETURN_IF_ERROR(products_.Run(device, upload_, kInBf16));
+    PRECONDOR_RETURN_IF_ERROR(products_.Run(device, kInBf16));
     PRECONDOR_RETURN_IF_ERROR(device.Run("DensePrecondition", [&](cudaStream_t stream) {
       return ScaledCopies(stream, upload_.OnDevice(answers_), static_cast<int>(answered_), answer_blocks_);
     }));
@@ -203,7 +172,8 @@ class Bf16Plan {
     upload_.OnHost(answers_)[answered_++] = {
         .from = {d, m, n, stride}, .to = operation.u, .square = of_u, .first = answer_blocks_};
     answer_blocks_ += ScaledCopyBlocks(m, n);
-    products_.Add({l, d, half, {m, n, m, Padded(m), stride, stride}}, {half, r, d, {m, n, n, stride, stride, stride}});
+    const BasicMatrixView<Bf16> answer(d, m, n, stride);  // overwrites d
+    products_.Add<Bf16>({l, m, m, Padded(m)}, answer, {half, m, n, stride}, {r, n, n, Padded(n)}, answer);
   }
 
   const Bf16* Factor(const SymmetricForm& form, int64_t n) {
@@ -243,7 +213,8 @@ absl::Status RunInBf16(Device& device, const Operations& operations) {
   return plan.Run(device);
 }
 
-// In TF32 cuBLAS requires matrices whose data and rows begin at multiples of 16 bytes. Others are replaced by copies
+// In TF32 cuBLAS requires matrices whose data begin at multiples of 16 bytes, and is faster if rows do. It may choose
+// another kernel for other alignments, so all matrices begin at multiples of 256 bytes. Others are replaced by copies
 // that do: d, l and r before the products, and u after them.
 class AlignedCopies {
  public:
@@ -283,7 +254,6 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
   Expansions expansions;
   expansions.Ask(upload, operations);
   ProductPair of_cublas;
-  of_cublas.Ask(upload, operations.size());
   const auto stride_of = [in_tf32](int64_t cols) { return in_tf32 ? PaddedInF32(cols) : cols; };
   const auto copied = [in_tf32](ConstMatrixView x) { return in_tf32 ? AlignedCopies::Elements(x) : 0; };
   int64_t elements = 0;
@@ -315,8 +285,7 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
     const MatrixView half(Take(next, d.rows * stride), d.rows, d.cols, stride);
     const operation::Gemm first{.a = l, .b = d, .c = half}, second{.a = half, .b = r, .c = u};
     if (in_tf32 || IsLarge(first) || IsLarge(second)) {
-      of_cublas.Add({l.data, d.data, half.data, {d.rows, d.cols, d.rows, l.stride, d.stride, half.stride}},
-                    {half.data, r.data, u.data, {d.rows, d.cols, d.cols, half.stride, r.stride, u.stride}});
+      of_cublas.Add<float>(l, d, half, r, u);
     } else {
       small[0].push_back(first);
       small[1].push_back(second);
@@ -325,11 +294,11 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
     dots.push_back({operation->d, operation->d, &operation->squares[0]});
     dots.push_back({operation->u, operation->u, &operation->squares[1]});
   }
-  of_cublas.Fill(upload);
+  PRECONDOR_RETURN_IF_ERROR(of_cublas.Open(device, sizeof(float)));
   PRECONDOR_RETURN_IF_ERROR(upload.Send(device));
   PRECONDOR_RETURN_IF_ERROR(copies.RunBefore(device));
   PRECONDOR_RETURN_IF_ERROR(expansions.Run(device, upload));
-  PRECONDOR_RETURN_IF_ERROR(of_cublas.Run(device, upload, in_tf32 ? kInTf32 : kInF32));
+  PRECONDOR_RETURN_IF_ERROR(of_cublas.Run(device, in_tf32 ? kInTf32 : kInF32));
   PRECONDOR_RETURN_IF_ERROR(copies.RunAfter(device));
   for (const std::vector<operation::Gemm>& some : small) {
     if (!some.empty()) PRECONDOR_RETURN_IF_ERROR(RunProducts(device, AllOf(some)));

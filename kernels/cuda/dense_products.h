@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Computes dense products l d r of many layers. One launch expands all factors that are stored in tiles. Then, for the
-// layers of each shape, cuBLAS makes all products l d in one call and all (l d) r in a second one, in bf16, TF32 or
-// f32. In f32, products below 0.5 GFLOP use kernels/cuda/products.h instead. The contract is that of
-// kernels/cuda/grouped_operations.h, except that the last bits of a result may depend on the other operations of the
-// call: cuBLAS promises nothing else (docs/adr/0015-dense-products-in-groups.md, 0025-measured-on-a-gpu.md).
+// layers of each shape, cuBLAS makes products l d, and then (l d) r, in batches of a fixed size
+// (kernels/cuda/fixed_batches.h), in bf16, TF32 or f32. In f32, products below 0.5 GFLOP use kernels/cuda/products.h
+// instead. The contract is that of kernels/cuda/grouped_operations.h.
 #pragma once
 
 #include "absl/status/status.h"

@@ -198,7 +198,6 @@ absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const
     job.a = gemm->a;
     job.b = gemm->b;
     job.c = gemm->c;
-    job.source = gemm->c;
     job.inner = InnerSize(*gemm);
     job.first = blocks;
     jobs.push_back(job);

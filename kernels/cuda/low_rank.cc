@@ -1,167 +1,268 @@
 // SPDX-License-Identifier: Apache-2.0
-// With V = S P, W = T Q, X = P D, Y = D Q',
-//   J_out D J_in / (c_out c_in) = (I - P'SP) D (I - Q'TQ) = D - V' X - (Y - V' K) W,  K = P Y,
-//                                                         = D - V' (X - K W) - Y W,   K = X Q'.
-// This takes four products of D and the vectors; K, along D's shorter side; the correction of Y or X by K; and one
-// product of inner size p + q, which reads D once more, writes the answer and sums up both squared lengths.
+// With V = P'S, W = Q'T, X = D'P' and Y = D Q',
+//   J_out D J_in / (c_out c_in) = (I - P'SP) D (I - Q'TQ) = D - V X' - Y W',
+// if the longer side's product with D, Y for a wide D and X for others, is corrected first: Y -= V K for K = P Y, or
+// X -= W K for K = Q X. V and Y lie beside each other in a matrix `left`, X and W in `right`, so that one product
+// left right' makes what D loses. Along its sum both of its factors are contiguous, where cuBLAS is fastest. A pass
+// subtracts it from D and sums up both squared lengths.
 #include "kernels/cuda/low_rank.h"
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cuda_bf16.h>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/answer_lengths.h"
+#include "kernels/cuda/fixed_batches.h"
 #include "kernels/cuda/low_rank_appends.h"
+#include "kernels/cuda/momentum.h"
 #include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/products.h"
+#include "kernels/cuda/rounding.h"
 
 namespace precondor::cuda {
 namespace {
 
-constexpr size_t kStages = 4;
-// Each stage has a launch in f32 and one on tensor cores.
-constexpr size_t kLaunches = 2 * kStages;
+using Operations = std::vector<const operation::LowRankPrecondition*>;
 
-// Returns `size` rounded up so that rows, and parts of rows, begin at multiples of 16 bytes.
-constexpr int64_t Padded(int64_t size) { return (size + 3) / 4 * 4; }
+constexpr absl::string_view kName = "LowRankPrecondition";
 
-MatrixView Columns(MatrixView x, int64_t begin, int64_t count) {
-  return MatrixView(x.data + begin, x.rows, count, x.stride);
+// V, W, X and Y; K; the correction; and what D loses.
+enum Stage : size_t { kFirst, kSmall, kCorrection, kLast, kStages };
+
+// Whether a product of f32 is too small for a call of cuBLAS. Our own kernel makes all such products of a stage in one
+// launch, whatever their shapes.
+bool IsSmall(int64_t rows, int64_t cols, int64_t inner) {
+  constexpr int64_t kMostInner = 1024, kMultiplications = int64_t{1} << 22;
+  return inner <= kMostInner && rows * cols * inner < kMultiplications;
 }
 
-// Sizes of one operation: d is [m, n], and the ranks are p and q.
-struct Extents {
-  explicit Extents(const operation::LowRankPrecondition& operation)
-      : m(operation.d.rows),
-        n(operation.d.cols),
-        p(operation.out_side.vectors.rows),
-        q(operation.in_side.vectors.rows) {}
-  int64_t m, n, p, q;
-
-  bool both() const { return p > 0 && q > 0; }
-  size_t jobs() const { return (p > 0 ? 2 : 0) + (q > 0 ? 2 : 0) + (both() ? 2 : 0) + 1; }
-  // Shapes of X (with its rows of zeros), Y and K.
-  std::array<ConstMatrixView, 3> sums() const {
-    return {ConstMatrixView(nullptr, Padded(p), n), ConstMatrixView(nullptr, m, q), ConstMatrixView(nullptr, p, q)};
-  }
-  std::array<int64_t, 3> inner_of_sums() const { return {m, n, std::min(m, n)}; }
-  // Returns the number of rows of X and W together, and of columns of V and Y. Up to three zeros lie between the two.
-  int64_t together() const { return Padded(p) + Padded(q); }
-  int64_t floats() const {
-    int64_t count = together() * (m + Padded(n)) + p * Padded(q);
-    for (size_t i = 0; i < 3; ++i) count += ProductPartials(sums()[i], inner_of_sums()[i]);
-    return count;
-  }
-  int64_t counters() const {
-    int64_t count = 1;
-    for (const ConstMatrixView& sum : sums()) count += ProductTiles(sum);
-    return count;
-  }
-};
+// Layers have as many vectors as they have taken in. Padding with vectors of zeros gives most of them one shape.
+int64_t PaddedRank(int64_t rank) { return (rank + 31) / 32 * 32; }
 
 template <typename T>
-T* Take(T*& next, int64_t count) {
-  T* const taken = next;
-  next += count;
-  return taken;
+BasicMatrixView<T> Columns(const BasicMatrixView<T>& x, int64_t begin, int64_t count) {
+  return BasicMatrixView<T>(x.data + begin, x.rows, count, x.stride);
 }
 
-// Collects the products of all operations, by stage.
-class Plan {
+// Whether cuBLAS can use the matrix where it lies. All matrices of a shape have one stride and one alignment, because
+// cuBLAS may choose another kernel for others.
+bool IsAligned(ConstMatrixView x) {
+  return reinterpret_cast<uintptr_t>(x.data) % 256 == 0 && x.stride == PaddedStride<float>(x.cols);
+}
+
+// Hands out matrices of one array. Each begins at a multiple of 256 bytes. Without an array it only counts elements.
+template <typename T>
+class ScratchAllocator {
  public:
-  // The arguments point to memory of the sizes that the Extents of `count` operations say; tile_squares has 2 numbers
-  // for each tile of an answer whose squared lengths are requested.
-  Plan(size_t count, float* floats, double* tile_squares, unsigned* counters)
-      : floats_(floats), tile_squares_(tile_squares), counters_(counters) {
-    for (size_t launch = 0; launch < kLaunches; ++launch) launches_[launch].reserve(launch < 2 ? 4 * count : count);
+  explicit ScratchAllocator(T* begin = nullptr) : begin_(begin) {}
+  BasicMatrixView<T> Take(int64_t rows, int64_t cols) {
+    constexpr int64_t kElements = 256 / sizeof(T);
+    const int64_t stride = PaddedStride<T>(cols);
+    const int64_t at = std::exchange(used_, used_ + (rows * stride + kElements - 1) / kElements * kElements);
+    return BasicMatrixView<T>(begin_ == nullptr ? nullptr : begin_ + at, rows, cols, stride);
   }
-
-  // Adds the products of an operation. `squares` [2] may be null.
-  void Add(const operation::LowRankPrecondition& operation, double* squares) {
-    const LowRankInverse &out = operation.out_side, &in = operation.in_side;
-    const ConstMatrixView d = operation.d;
-    const Extents extents(operation);
-    precision_ = operation.precision;
-    const int64_t m = extents.m, n = extents.n, p = extents.p, q = extents.q;
-    const int64_t both = extents.together(), at = Padded(p);  // where Y and W begin
-    const MatrixView left(Take(floats_, m * both), m, at + q, both);
-    const MatrixView right(Take(floats_, both * Padded(n)), at + q, n, Padded(n));
-    const MatrixView v = Columns(left, 0, p), y = Columns(left, at, q),
-                     k(Take(floats_, p * Padded(q)), p, q, Padded(q));
-    const MatrixView x = right.RowRange(0, p), w = right.RowRange(at, q);
-    // V and X include the zeros: a product is zero beyond its operands.
-    const MatrixView v_and_zeros = Columns(left, 0, at), x_and_zeros = right.RowRange(0, at);
-    constexpr Transpose kNo = Transpose::kNo, kYes = Transpose::kYes;
-    if (p > 0) {
-      Put(0, Product(1, out.vectors, kYes, out.core, kNo, v_and_zeros));
-      Put(0, InParts(Product(1, out.vectors, kNo, d, kNo, x_and_zeros)));
-    }
-    if (q > 0) {
-      Put(0, Product(1, in.core, kNo, in.vectors, kNo, w));
-      Put(0, InParts(Product(1, d, kNo, in.vectors, kYes, y)));
-    }
-    if (extents.both()) {
-      Put(1, InParts(m < n ? Product(1, out.vectors, kNo, y, kNo, k) : Product(1, x, kNo, in.vectors, kYes, k)));
-      ProductJob rest = m < n ? Product(-1, v, kNo, k, kNo, y) : Product(-1, k, kNo, w, kNo, x);
-      rest.beta = 1;
-      Put(2, rest);
-    }
-    const float scale = static_cast<float>(out.c * in.c);
-    ProductJob last = Product(-scale, left, kNo, right, kNo, operation.u);
-    last.beta = scale;
-    last.source = d;
-    if (squares != nullptr) {
-      last.squares = squares;
-      last.tile_squares = Take(tile_squares_, 2 * ProductTiles(d));
-      last.squares_arrived = Take(counters_, 1);
-    }
-    Put(3, last);
-  }
-
-  // Jobs of each launch, in the order in which the launches must run.
-  const std::array<std::vector<ProductJob>, kLaunches>& launches() const { return launches_; }
-  const std::array<int64_t, kLaunches>& blocks() const { return blocks_; }
-  static bool OnTensorCores(size_t launch) { return launch % 2 == 1; }
+  int64_t used() const { return used_; }
 
  private:
-  static ProductJob Product(float alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b,
-                            Transpose transpose_b, MatrixView c) {
-    ProductJob job;
-    job.alpha = alpha;
-    job.transpose_a = transpose_a == Transpose::kYes;
-    job.transpose_b = transpose_b == Transpose::kYes;
-    job.a = a;
-    job.b = b;
-    job.c = c;
-    job.source = c;
-    job.inner = job.transpose_a ? a.rows : a.cols;
-    return job;
+  T* const begin_;
+  int64_t used_ = 0;
+};
+
+// Scratch of one operation, for its ranks p and q as padded.
+template <typename T>
+struct Operands {
+  Operands(const operation::LowRankPrecondition& operation, ScratchAllocator<T>& elements,
+           ScratchAllocator<float>& floats) {
+    const int64_t m = operation.d.rows, n = operation.d.cols;
+    const int64_t p = PaddedRank(operation.out_side.vectors.rows), q = PaddedRank(operation.in_side.vectors.rows);
+    of_out = elements.Take(p, m);
+    of_in = elements.Take(q, n);
+    out_core = elements.Take(p, p);
+    in_core = elements.Take(q, q);
+    left = elements.Take(m, p + q);
+    right = elements.Take(n, p + q);
+    k = m < n ? elements.Take(p, q) : elements.Take(q, p);
+    if (p + q == 0) return;
+    constexpr bool kIsF32 = std::is_same_v<T, float>;
+    if (!kIsF32 || !IsAligned(operation.d)) d = elements.Take(m, n);
+    product = operation.u;
+    if (IsAligned(operation.u)) return;
+    if constexpr (kIsF32) product = d;  // which has been read when the product is written
+    if (product.size() == 0 || !kIsF32) product = floats.Take(m, n);
   }
 
-  ProductJob InParts(ProductJob job) {
-    job.parts = ProductParts(job.c, job.inner);
-    job.partials = Take(floats_, ProductPartials(job.c, job.inner));
-    job.arrived = Take(counters_, ProductTiles(job.c));
-    return job;
+  BasicMatrixView<T> of_out, of_in;  // P [p, m], Q [q, n]
+  BasicMatrixView<T> out_core, in_core, left, right, k;
+  BasicMatrixView<T> d;  // a copy; has no elements if D serves
+  MatrixView product;    // left right': u, or a copy
+};
+
+// Products of all operations in one precision, on factors of type T.
+template <typename T>
+class Plan {
+ public:
+  Plan(Operations operations, Arithmetic in) : operations_(std::move(operations)), in_(in) {}
+
+  // Allocates all memory.
+  absl::Status Open(Device& device) {
+    if (operations_.empty()) return absl::OkStatus();
+    const size_t count = operations_.size();
+    ScratchAllocator<T> elements;
+    ScratchAllocator<float> floats;
+    int64_t blocks = 0;
+    for (const auto* operation : operations_) {
+      const Operands<T> counted(*operation, elements, floats);
+      blocks += ScaledCopyBlocks(operation->d.rows, operation->d.cols);
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(elements_, device.Array<T>(elements.used()));
+    PRECONDOR_ASSIGN_OR_RETURN(floats_, device.Array<float>(floats.used()));
+    PRECONDOR_ASSIGN_OR_RETURN(squares_, device.Array<double>(2 * (static_cast<int64_t>(count) + blocks)));
+    ScratchAllocator<T> placed_elements(elements_.data());
+    ScratchAllocator<float> placed_floats(floats_.data());
+    for (const auto* operation : operations_) Add(*operation, Operands<T>(*operation, placed_elements, placed_floats));
+    PRECONDOR_RETURN_IF_ERROR(products_.Open(device, sizeof(float)));
+    const auto copies = copies_on_device_ = upload_.Add<ScaledCopyJob<float, T>>(copies_.size());
+    const auto answers = answers_on_device_ = upload_.Add<MomentumJob>(count);
+    const auto arrived = upload_.Add<unsigned>(count);
+    for (ProductJobs& small : small_) small.on_device = upload_.Add<ProductJob>(small.jobs.size());
+    PRECONDOR_RETURN_IF_ERROR(upload_.Open(device));
+    std::copy(copies_.begin(), copies_.end(), upload_.OnHost(copies).begin());
+    for (const ProductJobs& small : small_) {
+      std::copy(small.jobs.begin(), small.jobs.end(), upload_.OnHost(small.on_device).begin());
+    }
+    for (size_t i = 0; i < count; ++i) answers_[i].squares.arrived = upload_.OnDevice(arrived) + i;
+    PlaceSquares();
+    std::copy(answers_.begin(), answers_.end(), upload_.OnHost(answers).begin());
+    return upload_.Send(device);
   }
 
-  void Put(size_t stage, ProductJob job) {
-    job.in_two_terms = precision_ == ProductPrecision::kBf16x3;
-    const bool tensor_cores = job.in_two_terms || precision_ == ProductPrecision::kBf16;
-    const size_t launch = 2 * stage + (tensor_cores ? 1 : 0);
-    job.first = blocks_[launch];
-    blocks_[launch] += tensor_cores ? TensorProductBlocks(job) : ProductBlocks(job);
-    launches_[launch].push_back(job);
+  absl::Status Run(Device& device) const {
+    if (operations_.empty()) return absl::OkStatus();
+    if (!copies_.empty()) {
+      PRECONDOR_RETURN_IF_ERROR(device.Run(kName, [&](cudaStream_t stream) {
+        return ScaledCopies(stream, upload_.OnDevice(copies_on_device_), static_cast<int>(copies_.size()),
+                            copy_blocks_);
+      }));
+    }
+    for (size_t stage = 0; stage < kStages; ++stage) {
+      const Arithmetic in{in_.type, in_.compute, stage == kLast ? CUDA_R_32F : in_.type};
+      PRECONDOR_RETURN_IF_ERROR(products_.Run(device, kName, stage, in));
+      const ProductJobs& small = small_[stage];
+      if (small.jobs.empty()) continue;
+      PRECONDOR_RETURN_IF_ERROR(device.Run(kName, [&](cudaStream_t stream) {
+        return Products(stream, upload_.OnDevice(small.on_device), static_cast<int>(small.jobs.size()), small.blocks);
+      }));
+    }
+    PRECONDOR_RETURN_IF_ERROR(device.Run(kName, [&](cudaStream_t stream) {
+      return AddMomentum(stream, upload_.OnDevice(answers_on_device_), static_cast<int>(answers_.size()),
+                         answer_blocks_);
+    }));
+    return ReceiveSquares(device, squares_, operations_);
   }
 
-  float* floats_;
-  double* tile_squares_;
-  unsigned* counters_;
-  ProductPrecision precision_ = ProductPrecision::kF32;  // of the operation that Add is adding
-  std::array<std::vector<ProductJob>, kLaunches> launches_;
-  std::array<int64_t, kLaunches> blocks_ = {};
+ private:
+  using View = BasicMatrixView<T>;
+  using ConstView = BasicMatrixView<const T>;
+
+  void Add(const operation::LowRankPrecondition& operation, const Operands<T>& x) {
+    const int64_t p = x.of_out.rows, q = x.of_in.rows;
+    const View v = Columns(x.left, 0, p), y = Columns(x.left, p, q), x_of_d = Columns(x.right, 0, p),
+               w = Columns(x.right, p, q);
+    const ConstView d = D(operation.d, x);
+    AddSide(operation.out_side, x.of_out, x.out_core, v);
+    AddSide(operation.in_side, x.of_in, x.in_core, w);
+    Multiply(kFirst, 1, d, Transpose::kYes, x.of_out, Transpose::kYes, 0, x_of_d);
+    Multiply(kFirst, 1, d, Transpose::kNo, x.of_in, Transpose::kYes, 0, y);
+    const bool wide = operation.d.rows < operation.d.cols;
+    const View corrected = wide ? y : x_of_d;
+    Multiply(kSmall, 1, wide ? x.of_out : x.of_in, Transpose::kNo, corrected, Transpose::kNo, 0, x.k);
+    Multiply(kCorrection, -1, wide ? v : w, Transpose::kNo, x.k, Transpose::kNo, 1, corrected);
+    Multiply(kLast, 1, x.left, Transpose::kNo, x.right, Transpose::kYes, 0, x.product);
+    const auto scale = static_cast<float>(operation.out_side.c * operation.in_side.c);
+    const bool unchanged = p + q == 0;
+    answers_.push_back({.alpha = scale,
+                        .d = operation.d,
+                        .momentum = unchanged ? operation.d : x.product,
+                        .beta = unchanged ? 0 : -scale,
+                        .next = operation.u,
+                        .first = answer_blocks_});
+    answer_blocks_ += ScaledCopyBlocks(operation.d.rows, operation.d.cols);
+  }
+
+  void AddSide(const LowRankInverse& side, View vectors, View core, View product) {
+    if (vectors.rows == 0) return;
+    Copy(side.vectors, vectors);
+    Copy(side.core, core);
+    Multiply(kFirst, 1, vectors, Transpose::kYes, core, Transpose::kNo, 0, product);
+  }
+
+  ConstView D(ConstMatrixView d, const Operands<T>& x) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (x.d.size() == 0) return d;
+    }
+    if (x.d.size() > 0) Copy(d, x.d);
+    return x.d;
+  }
+
+  void Copy(ConstMatrixView from, View to) {
+    copies_.push_back({.from = from, .to = to, .first = copy_blocks_});
+    copy_blocks_ += ScaledCopyBlocks(to.rows, to.cols);
+  }
+
+  template <typename Result>
+  void Multiply(size_t stage, float alpha, ConstView a, Transpose transpose_a, ConstView b, Transpose transpose_b,
+                float beta, BasicMatrixView<Result> c) {
+    const bool turn_a = transpose_a == Transpose::kYes, turn_b = transpose_b == Transpose::kYes;
+    const int64_t inner = turn_a ? a.rows : a.cols;
+    if (c.size() == 0 || inner == 0) return;
+    if constexpr (std::is_same_v<T, float>) {
+      if (IsSmall(c.rows, c.cols, inner)) return small_[stage].Add({alpha, beta, turn_a, turn_b, a, b, c, inner});
+    }
+    products_.Add(stage, {c.rows, c.cols, inner, a.stride, b.stride, c.stride, alpha, beta, turn_a, turn_b}, a.data,
+                  b.data, c.data);
+  }
+
+  // The squares of operations that ask for them come first, as ReceiveSquares expects.
+  void PlaceSquares() {
+    double* next = squares_.data();
+    for (const bool asks : {true, false}) {
+      for (size_t i = 0; i < answers_.size(); ++i) {
+        if (operations_[i]->squares.empty() != asks) answers_[i].squares.totals = std::exchange(next, next + 2);
+      }
+    }
+    for (MomentumJob& answer : answers_) answer.squares.partials = next + 2 * answer.first;
+  }
+
+  // Products of a stage by our own kernel.
+  struct ProductJobs {
+    void Add(ProductJob job) {
+      job.first = blocks;
+      blocks += ProductBlocks(job);
+      jobs.push_back(job);
+    }
+    std::vector<ProductJob> jobs;
+    PackedUpload::Part<ProductJob> on_device;
+    int64_t blocks = 0;
+  };
+
+  const Operations operations_;
+  const Arithmetic in_;
+  DeviceArray<T> elements_;
+  DeviceArray<float> floats_;
+  DeviceArray<double> squares_;
+  PackedUpload upload_;
+  std::vector<ScaledCopyJob<float, T>> copies_;
+  std::vector<MomentumJob> answers_;
+  PackedUpload::Part<ScaledCopyJob<float, T>> copies_on_device_;
+  PackedUpload::Part<MomentumJob> answers_on_device_;
+  int64_t copy_blocks_ = 0, answer_blocks_ = 0;
+  FixedBatches products_{kStages};
+  std::array<ProductJobs, kStages> small_;
 };
 
 }  // namespace
@@ -194,40 +295,20 @@ absl::Status RunLowRankAppends(Device& device, absl::Span<const operation::LowRa
 
 absl::Status RunLowRankPreconditions(Device& device,
                                      absl::Span<const operation::LowRankPrecondition* const> operations) {
-  size_t job_count = 0, asked = 0;
-  int64_t float_count = 0, counter_count = 0, tiles = 0;
+  Operations in_f32, in_tf32, in_bf16;
   for (const auto* operation : operations) {
-    const Extents extents(*operation);
-    job_count += extents.jobs();
-    float_count += extents.floats();
-    counter_count += extents.counters();
-    if (operation->squares.empty()) continue;
-    ++asked;
-    tiles += ProductTiles(operation->d);
+    const bool bf16 = operation->precision == ProductPrecision::kBf16;
+    const bool tf32 = operation->precision == ProductPrecision::kTf32;
+    (bf16 ? in_bf16 : tf32 ? in_tf32 : in_f32).push_back(operation);
   }
-  PackedUpload upload;
-  const auto jobs = upload.Add<ProductJob>(job_count);
-  const auto counters = upload.Add<unsigned>(static_cast<size_t>(counter_count));
-  PRECONDOR_RETURN_IF_ERROR(upload.Open(device));
-  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<float> floats, device.Array<float>(float_count));
-  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> squares,
-                             device.Array<double>(2 * (static_cast<int64_t>(asked) + tiles)));
-  Plan plan(operations.size(), floats.data(), squares.data() + 2 * asked, upload.OnDevice(counters));
-  double* next = squares.data();
-  for (const auto* operation : operations) plan.Add(*operation, operation->squares.empty() ? nullptr : Take(next, 2));
-  auto to = upload.OnHost(jobs).begin();
-  for (const auto& launch : plan.launches()) to = std::copy(launch.begin(), launch.end(), to);
-  PRECONDOR_RETURN_IF_ERROR(upload.Send(device));
-  const ProductJob* from = upload.OnDevice(jobs);
-  for (size_t launch = 0; launch < kLaunches; ++launch) {
-    const int count = static_cast<int>(plan.launches()[launch].size());
-    if (count == 0) continue;
-    PRECONDOR_RETURN_IF_ERROR(device.Run("LowRankPrecondition", [&](cudaStream_t stream) {
-      return (Plan::OnTensorCores(launch) ? TensorProducts : Products)(stream, from, count, plan.blocks()[launch]);
-    }));
-    from += count;
-  }
-  return ReceiveSquares(device, squares, operations);
+  Plan<float> f32(std::move(in_f32), kInF32), tf32(std::move(in_tf32), kInTf32);
+  Plan<__nv_bfloat16> bf16(std::move(in_bf16), kInBf16);
+  PRECONDOR_RETURN_IF_ERROR(f32.Open(device));
+  PRECONDOR_RETURN_IF_ERROR(tf32.Open(device));
+  PRECONDOR_RETURN_IF_ERROR(bf16.Open(device));
+  PRECONDOR_RETURN_IF_ERROR(f32.Run(device));
+  PRECONDOR_RETURN_IF_ERROR(tf32.Run(device));
+  return bf16.Run(device);
 }
 
 }  // namespace precondor::cuda

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the low-rank form's operations of kernels/operation.h on a device. One launch updates all factors. The products
-// of all layers take at most four launches, or eight if some are in f32 and some on tensor cores. The contract is that
-// of kernels/cuda/grouped_operations.h.
+// Runs the low-rank form's operations of kernels/operation.h on a device. One launch updates all factors. Large
+// products are cuBLAS', in batches of a fixed size (kernels/cuda/fixed_batches.h). Small ones of f32 are our own
+// kernel's: for each precision four launches for all of these, two for the rest, and up to seven for each shape and
+// batch. The contract is that of kernels/cuda/grouped_operations.h.
 #pragma once
 
 #include "absl/status/status.h"

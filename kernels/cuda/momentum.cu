@@ -5,12 +5,13 @@
 namespace precondor::cuda {
 namespace {
 
-// values = d + beta values; elements that do not exist are zeros and stay so.
-__device__ void AddTo(Vec4<float> (&values)[kHeldOfPart], const Vec4<float> (&d)[kHeldOfPart], float beta) {
+// values = alpha d + beta values; elements that do not exist are zeros and stay so.
+__device__ void AddTo(Vec4<float> (&values)[kHeldOfPart], float alpha, const Vec4<float> (&d)[kHeldOfPart],
+                      float beta) {
 #pragma unroll
   for (int i = 0; i < kHeldOfPart; ++i) {
 #pragma unroll
-    for (int c = 0; c < kFour; ++c) values[i].at[c] = fmaf(beta, values[i].at[c], d[i].at[c]);
+    for (int c = 0; c < kFour; ++c) values[i].at[c] = fmaf(beta, values[i].at[c], alpha * d[i].at[c]);
   }
 }
 
@@ -33,10 +34,10 @@ __global__ void __launch_bounds__(kThreadsOfPart) MomentumKernel(ManyJobs<Moment
     double sums[2] = {};
     if (job.momentum.data != nullptr) {
       LoadVec4s(part.Of(job.momentum), values);
-      AddTo(values, d, job.beta);
+      AddTo(values, job.alpha, d, job.beta);
       StoreVec4s(values, part.Of(job.next));
       if (job.lookahead.data != nullptr) {
-        AddTo(values, d, job.beta);
+        AddTo(values, 1.0f, d, job.beta);
         StoreVec4s(values, part.Of(job.lookahead));
       }
       sums[1] = SquareOf(values);

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreadsOfPart)
     ScaledCopyKernel(ManyJobs<ScaledCopyJob<From, To>> jobs, int64_t blocks) {
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const ScaledCopyJob<From, To> job = jobs.Of(block);
-    const MatrixPart part(job.from.cols, block - job.first);
+    const MatrixPart part(job.to.cols, block - job.first);
     Vec4<From> values[kHeldOfPart];
     LoadVec4s(part.Of(job.from), values);
     const double factor = FactorOf(job);
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreadsOfPart)
     }
     StoreVec4s(copies, part.Of(job.to));
     if (job.square.totals == nullptr) continue;
-    AddParts(sums, block - job.first, PartsOf(job.from.rows, job.from.cols), job.square.partials, job.square.arrived,
+    AddParts(sums, block - job.first, PartsOf(job.to.rows, job.to.cols), job.square.partials, job.square.arrived,
              job.square.totals);
   }
 }

@@ -19,7 +19,8 @@ struct SumOfParts {
   unsigned* arrived = nullptr;
 };
 
-// to = factor from + shift I, computed in f64. Pointers are to device memory.
+// to = factor from + shift I, computed in f64. Elements of `from` that do not exist, because `to` is larger, are 0.
+// Pointers are to device memory.
 template <typename From, typename To>
 struct ScaledCopyJob {
   BasicMatrixView<const From> from;
@@ -31,7 +32,7 @@ struct ScaledCopyJob {
   SumOfParts square = {};  // unless `totals` is null, receives |to|^2 before `to` is rounded
   int64_t first = 0;       // blocks of all jobs before this one
 };
-// Returns the number of blocks of a job.
+// Returns the number of blocks of a job by the shape of `to`.
 int64_t ScaledCopyBlocks(int64_t rows, int64_t cols);
 
 // Runs `jobs` [count], in device memory, of `blocks` blocks in all. Defined for f32 and bf16.

@@ -369,18 +369,27 @@ class Mkor final : public Method {
  private:
   // Scratch of preconditioning in addition to the factors' inverses.
   int64_t TileBytesOf(const LayerSpec& layer) const {
-    const int64_t rank = std::min(config_.rank, std::max(layer.d_out, layer.d_in));
-    const int64_t tile = layer.d_out * layer.d_in + 4 * rank * (layer.d_out + layer.d_in) + 6 * rank * rank;
+    // A device pads ranks to multiples of 32, and writes one result more than it needs.
+    const int64_t m = layer.d_out, n = layer.d_in, rank = (std::min(config_.rank, std::max(m, n)) + 31) / 32 * 32;
+    const int64_t result = LowRank(layer) ? 0 : m * (n + 4);
+    const int64_t tile = result + std::max(m * n, 2 * rank * std::max(m, n)) + 4 * rank * (m + n) + 6 * rank * rank;
     return (tile + CopiedElements(layer)) * static_cast<int64_t>(sizeof(float));
   }
 
-  // Size in floats of both factors and two matrices of a tile's size, as copied for reduced precision: in 16 bits and
-  // padded to whole blocks, or in f32 with padded rows.
+  // Size in floats of what a device copies. In bf16 it copies both factors and two matrices of a tile's size, padded to
+  // whole blocks; otherwise those whose rows do not begin at multiples of 16 bytes, and tiles.
   int64_t CopiedElements(const LayerSpec& layer) const {
     const bool bf16 = config_.products == ProductPrecision::kBf16;
-    if (!bf16 && config_.products != ProductPrecision::kTf32) return 0;
     const int64_t fill = bf16 ? 64 : 4, m = layer.d_out + fill, n = layer.d_in + fill;
-    return (m * m + 2 * m * n + n * n) / (bf16 ? 2 : 1);
+    if (bf16) return (m * m + 2 * m * n + n * n) / 2;
+    if (layer.d_in % 4 == 0 && layer.d_out % 4 == 0 && AllBlocks(layer).size() == 2) return 0;
+    if (LowRank(layer)) return m * n;
+    return config_.products == ProductPrecision::kF32 ? m * n : m * m + 2 * m * n + n * n;
+  }
+
+  // Whether both sides are in low-rank form.
+  bool LowRank(const LayerSpec& layer) const {
+    return config_.UsesLowRank(layer.d_in) && config_.UsesLowRank(layer.d_out);
   }
 
   std::vector<int64_t> AllBlocks(const LayerSpec& layer) const {

@@ -20,7 +20,7 @@ struct MkorConfig {
   UpdateRule rule = UpdateRule::kExactDamped;
   Representation representation = Representation::kAuto;
   SymmetricStorage storage = SymmetricStorage::kF32;   // of dense factors if UsesDeferred()
-  ProductPrecision products = ProductPrecision::kF32;  // for preconditioning with two dense sides
+  ProductPrecision products = ProductPrecision::kF32;  // that precondition a gradient
   int64_t rank = 64;                                   // columns kept per factor in the low-rank form
   double gamma = 0.95;                                 // decay of one statistic step
   double damping = 1.0;                                // lambda, relative to the mean eigenvalue

@@ -118,7 +118,7 @@ def choose(text, limit=None):
 BENCH_SECONDS = {"": 40, "step/": 60}
 BENCH_START_SECONDS = 30  # before the first case begins: the libraries' start, and the limits
 # What a profiler runs, one process each; together they have the kernels that a step's time goes to.
-PROFILED = ("step/cuda/muon", "step/cuda/soap", "step/cuda/low_rank_128")
+PROFILED = ("step/cuda/muon", "step/cuda/soap", "step/cuda/low_rank_128_tf32")
 PROFILE_SECONDS = 30
 HEAVIEST = 5  # kernels that the report shows
 

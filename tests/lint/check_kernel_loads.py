@@ -47,7 +47,6 @@ class Expected:
 OTHERS = Expected(16)
 EXPECTED = {
     "ProductKernel": Expected(32, depth=2),
-    "TensorProductKernel": Expected(32, depth=2),
     "UpdateMultiplyKernel": Expected(32, depth=1),
     "ExpandKernel": Expected(32, depth=1),
     "CompressKernel": Expected(32, depth=1),

@@ -17,11 +17,9 @@ FLAGS = ["-std=c++20", "--extended-lambda", "--expt-relaxed-constexpr", "-ptx", 
 # 80 registers and 24 KiB let three blocks of 256 threads share a multiprocessor, 64 registers four. A stack frame is
 # where slow paths of sin and cos reduce large angles.
 LIMITS = {"registers": 64, "bytes smem": 24 << 10, "bytes stack frame": 40, "bytes spill stores": 0}
-# TensorProductKernel has two blocks of 128 registers, on sm_100 one of 256.
-REGISTERS = {"ExpandKernel": 80, "LowRankAppendKernel": 80, "TensorProductKernel": 128,
-             "UpdateMultiplyKernel": 80, "SpdInversesKernel": 128}
+REGISTERS = {"ExpandKernel": 80, "LowRankAppendKernel": 80, "UpdateMultiplyKernel": 80, "SpdInversesKernel": 128}
 # What is spilled is read between two blocks of work, not in a main loop.
-SPILLS = {"TensorProductKernel": 16, "ProductKernel": 4}
+SPILLS = {"ProductKernel": 12}
 
 
 def _compile(command, source):
@@ -40,12 +38,10 @@ def _name(mangled):
     return words[0] if words else mangled
 
 
-def _limits(kernel, target):
+def _limits(kernel):
     limits = dict(LIMITS)
     limits["registers"] = REGISTERS.get(kernel, limits["registers"])
     limits["bytes spill stores"] = SPILLS.get(kernel, limits["bytes spill stores"])
-    if kernel == "TensorProductKernel" and target == "sm_100":
-        limits["registers"] = 255
     return limits
 
 
@@ -64,7 +60,7 @@ def _check_source(nvcc, path, text, folder):
         done, failed = _compile([ptxas, f"-arch={target}", "-v", "-o", str(folder / "cubin"), str(ptx)], path)
         findings += failed
         for kernel, report in _kernels_of(done.stderr):
-            for what, limit in _limits(_name(kernel), target).items():
+            for what, limit in _limits(_name(kernel)).items():
                 found = re.search(rf"(\d+) {what}", report)
                 if found and int(found.group(1)) > limit:
                     findings.append(f"{path}: {_name(kernel)}: {target}: at most {limit} {what}, got {found.group(1)}")

@@ -460,7 +460,7 @@ class InteropTest(unittest.TestCase):
         c = pb.common_pb2
         newer = c.MethodConfig(mkor=c.MkorConfig.FromString(b"\xf8\x3e\x01"))  # field 1007, varint
         for text, method in (
-            ("option products: expected F32, BF16, BF16X3, TF32, got \"F64\"",
+            ("option products: expected F32, BF16, TF32, got \"F64\"",
              c.MethodConfig(mkor=c.MkorConfig(products="F64"))),
             ("option storage: expected F32, F16, got \"\"", c.MethodConfig(mkor=c.MkorConfig(storage=""))),
             ("method.mkor: expected one of clip, damping, gamma, max_factor_dim, norm_threshold, products, rank, "

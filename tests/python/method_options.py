@@ -11,7 +11,7 @@ COMBINATIONS = {
         {"rule": "BLEND", "representation": "DENSE", "rank": 32, "gamma": 0.875, "damping": 0.5, "scaling": "RMS_CLIP",
          "scaling_clip": 2.5, "clip": 50.5, "zeta": 0.75, "norm_threshold": 20.5, "max_factor_dim": 4096,
          "storage": "F16", "products": "TF32"},
-        {"rule": "REFERENCE", "products": "BF16X3"},
+        {"rule": "REFERENCE", "products": "TF32"},
     ),
     "identity": ({},),
     "eva": ({"mu": 0.25, "weight": 0.5, "row_scale": 3.0, "scaling": "NONE", "scaling_clip": 0.5},),

@@ -15,7 +15,6 @@
 
 #include "tests/support/cuda_host/grid.h"
 #include "tests/support/cuda_host/stream.h"
-#include "tests/support/cuda_host/wmma.h"
 
 // The language's names: NOLINTBEGIN(bugprone-reserved-identifier)
 #undef __shared__

@@ -194,12 +194,12 @@ void Multiply(const Product& p, cudaDataType type, cublasComputeType_t compute, 
   }
 }
 
-// What cuBLAS has in batches: bf16 for bf16 and f32 for f32, summed in f32, and f32 rounded to TF32 besides. What it
-// would only refuse is an error of ours.
+// What cuBLAS has in batches: bf16 or f32 for bf16 and f32 for f32, summed in f32, and f32 rounded to TF32 besides.
+// What it would only refuse is an error of ours.
 void ExpectInBatches(cudaDataType a, cudaDataType b, cudaDataType c, cublasComputeType_t compute) {
   const bool plain = compute == CUBLAS_COMPUTE_32F && (a == CUDA_R_32F || a == CUDA_R_16BF);
   const bool tf32 = compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a == CUDA_R_32F;
-  if (a == b && a == c && (plain || tf32)) return;
+  if (a == b && (a == c || c == CUDA_R_32F) && (plain || tf32)) return;
   std::fprintf(stderr,
                "batched products: expected bf16 or f32 in CUBLAS_COMPUTE_32F or f32 in its FAST_TF32, got types "
                "%d, %d, %d in %d\n",

@@ -99,8 +99,8 @@ TEST_F(CudaKernelsTest, ProductsDoNotDependOnAlignment) {
 
 TEST_F(CudaKernelsTest, LowRankProductsDoNotDependOnAlignment) {
   std::vector<Size> sizes(std::begin(kSizes), std::end(kSizes));
-  sizes.push_back({4, 16512});  // sums over the longer side are in 64 parts, of which the last have nothing to add
-  for (const auto precision : {ProductPrecision::kF32, ProductPrecision::kBf16, ProductPrecision::kBf16x3}) {
+  sizes.push_back({4, 16512});
+  for (const auto precision : {ProductPrecision::kF32, ProductPrecision::kBf16, ProductPrecision::kTf32}) {
     for (const auto& [rows, cols] : sizes) {
       SCOPED_TRACE(testing::Message() << rows << " x " << cols);
       ExpectAlike([&, rows = rows, cols = cols](Alignment alignment) {

@@ -45,7 +45,6 @@ TEST(MkorConfigTest, SupportsPrecisionByTheirNames) {
   EXPECT_EQ(ParseMkorConfig(MethodConfig())->products, ProductPrecision::kF32);
   EXPECT_EQ(ParseMkorConfig(With("products", std::string("F32")))->products, ProductPrecision::kF32);
   EXPECT_EQ(ParseMkorConfig(With("products", std::string("BF16")))->products, ProductPrecision::kBf16);
-  EXPECT_EQ(ParseMkorConfig(With("products", std::string("BF16X3")))->products, ProductPrecision::kBf16x3);
   EXPECT_EQ(ParseMkorConfig(With("products", std::string("TF32")))->products, ProductPrecision::kTf32);
 }
 
@@ -60,7 +59,8 @@ TEST(MkorConfigTest, RefusalsNameTheOptionWhatWasExpectedAndWhatCame) {
       {"representation", true, "AUTO, DENSE, LOW_RANK", "true"},
       {"scaling", std::string("norm_rescale"), "NORM_RESCALE", "\"norm_rescale\""},
       {"storage", std::string("BF16"), "F32", "BF16"},
-      {"products", std::string("F16"), "F32, BF16, BF16X3, TF32", "F16"},
+      {"products", std::string("F16"), "F32, BF16, TF32", "F16"},
+      {"products", std::string("BF16X3"), "F32, BF16, TF32", "BF16X3"},
       {"storage", std::string("F16"), "F32 with the rules EXACT_DAMPED and PUBLISHED", "F16"},
       {"rank", 0.0, "[1, 1024]", "0"},
       {"rank", 1025.0, "[1, 1024]", "1025"},
