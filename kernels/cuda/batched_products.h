@@ -63,39 +63,4 @@ constexpr int64_t PaddedStride(int64_t cols) {
 absl::Status RunBatch(Device& device, absl::string_view what, const ProductShape& shape, const Arithmetic& in,
                       const PackedUpload& upload, const Pointers& pointers, size_t begin, size_t end);
 
-// Products of any shapes in f32 or TF32, in batches of a fixed size. Call Add for each product, then Open, which
-// allocates all memory, and RunNext until it is done. Not thread-safe.
-class ProductBatches {
- public:
-  explicit ProductBatches(const Arithmetic& in) : in_(in) {}
-
-  void Add(const ProductShape& shape, const float* a, const float* b, float* c) {
-    products_.push_back({shape, a, b, c});
-  }
-  absl::Status Open(Device& device);
-  bool done() const { return next_ == batches_.size(); }
-  // Runs the next batch in stream order.
-  absl::Status RunNext(Device& device, absl::string_view what);
-
- private:
-  struct Product {
-    ProductShape shape;
-    const float *a, *b;
-    float* c;
-  };
-  // Products of one shape, in the arrays of addresses from `place` on.
-  struct Batch {
-    ProductShape shape;
-    size_t place, places;
-  };
-
-  const Arithmetic in_;
-  std::vector<Product> products_;
-  std::vector<Batch> batches_;
-  size_t next_ = 0;
-  PackedUpload upload_;
-  Pointers pointers_;
-  DeviceArray<float> unused_;  // the results of unused places
-};
-
 }  // namespace precondor::cuda

@@ -15,11 +15,11 @@ int64_t FixedBatches::Size(const ProductShape& shape) {
 void FixedBatches::Add(size_t stage, const ProductShape& shape, const void* a, const void* b, void* c) {
   Group& group = stages_[stage][shape];
   group.products.push_back({a, b, c});
-  const auto size = static_cast<size_t>(Size(shape));
-  group.places = (group.products.size() + size - 1) / size * size;
+  group.places = PlacesOf(group.products.size(), Size(shape));
 }
 
 absl::Status FixedBatches::Open(Device& device, size_t element_bytes) {
+  if (empty()) return absl::OkStatus();
   int64_t spare = 0;
   for (auto& stage : stages_) {
     for (auto& [shape, group] : stage) {

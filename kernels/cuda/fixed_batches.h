@@ -3,6 +3,7 @@
 // the same call in any company, but for addresses and its place in the call.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -27,6 +28,9 @@ class FixedBatches {
   static int64_t Size(const ProductShape& shape);
 
   void Add(size_t stage, const ProductShape& shape, const void* a, const void* b, void* c);
+  bool empty() const {
+    return std::all_of(stages_.begin(), stages_.end(), [](const auto& stage) { return stage.empty(); });
+  }
   // Allocates all memory and sends the addresses. Call it when all products have been added. element_bytes: the largest
   // size of an element of a result.
   absl::Status Open(Device& device, size_t element_bytes);

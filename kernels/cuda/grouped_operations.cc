@@ -11,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/batched_products.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/fixed_batches.h"
 #include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/products.h"
 #include "kernels/cuda/reductions.h"
@@ -179,11 +180,11 @@ bool IsLarge(const operation::Gemm& gemm) {
 absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const> operations) {
   std::vector<ProductJob> jobs;
   std::vector<const operation::Gemm*> large;
-  ProductBatches in_tf32(kInTf32);
+  FixedBatches in_tf32(1);
   int64_t blocks = 0;
   for (const operation::Gemm* gemm : operations) {
     if (TakesTf32(*gemm)) {
-      in_tf32.Add(ShapeOf(*gemm), gemm->a.data, gemm->b.data, gemm->c.data);
+      in_tf32.Add(0, ShapeOf(*gemm), gemm->a.data, gemm->b.data, gemm->c.data);
       continue;
     }
     if (IsLarge(*gemm)) {
@@ -208,11 +209,9 @@ absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const
   if (jobs.size() > 1) {
     PRECONDOR_ASSIGN_OR_RETURN(sent, SendJobs(device, jobs));
   }
-  PRECONDOR_RETURN_IF_ERROR(in_tf32.Open(device));
-  bool has_run = false;
-  for (; !in_tf32.done(); has_run = true) {
-    PRECONDOR_RETURN_IF_ERROR(MakeMemoryErrorNotRetryable(has_run, in_tf32.RunNext(device, "Gemm")));
-  }
+  PRECONDOR_RETURN_IF_ERROR(in_tf32.Open(device, sizeof(float)));
+  bool has_run = !in_tf32.empty();  // some of them, where the next line fails
+  PRECONDOR_RETURN_IF_ERROR(MakeMemoryErrorNotRetryable(has_run, in_tf32.Run(device, "Gemm", 0, kInTf32)));
   for (const operation::Gemm* gemm : large) {
     PRECONDOR_RETURN_IF_ERROR(MakeMemoryErrorNotRetryable(has_run, RunLargeProduct(device, *gemm)));
     has_run = true;
