@@ -29,7 +29,7 @@ void RegionCopyQueue::Post(RegionCopy copy, size_t outstanding, Done done) {
 }
 
 void RegionCopyQueue::Loop() {
-  NameThisThread("region-copier");
+  NameThisThread("region-copies");
   for (;;) {
     std::vector<RegionCopy> copies;
     std::vector<Done> done;

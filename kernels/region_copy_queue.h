@@ -17,7 +17,7 @@
 
 namespace precondor {
 
-// Thread-safe. Lifetime: `memory` outlives the copier.
+// Thread-safe. Lifetime: `memory` outlives the queue.
 class RegionCopyQueue {
  public:
   using Done = std::function<void(const absl::Status&)>;
@@ -35,8 +35,8 @@ class RegionCopyQueue {
 
   // Queues a copy. `outstanding` is the number of copies that may come at about this time, this one included: while
   // fewer are queued, they wait for the others, up to `patience`. Then all become one call of RegionMemory::Copy, and
-  // each `done` is called with its status, on the copier's thread, in the order of Post. `done` owns what keeps the
-  // memory of both sides mapped; the copier releases it after the call.
+  // each `done` is called with its status, on the queue's thread, in the order of Post. `done` owns what keeps the
+  // memory of both sides mapped; the queue releases it after the call.
   void Post(RegionCopy copy, size_t outstanding, Done done);
 
  private:

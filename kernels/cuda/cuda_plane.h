@@ -11,7 +11,7 @@
 namespace precondor {
 
 // Creates a DevicePlane on CUDA device `device`. Returns Unavailable if the device does not exist. The first Upload
-// or Download allocates 16 MiB of pinned host memory. No call changes the caller's current device.
+// or Download allocates 32 MiB of pinned host memory. No call changes the caller's current device.
 absl::StatusOr<std::unique_ptr<DevicePlane>> MakeCudaPlane(int device);
 
 }  // namespace precondor

@@ -43,11 +43,11 @@ absl::Status StreamRegion::Inspect(absl::Span<const Gradient> gradients) {
 
 void StreamRegion::Write(const wire::Slot& slot, ConstMatrixView answer, RegionCopyQueue::Done done) {
   if (!slots_.Holds(slot)) return done(absl::FailedPreconditionError("ring: the slot has been given back"));
-  regions_.copier_->Post({answer, View(slot.offset, answer.rows, answer.cols)}, slots_.in_use(), std::move(done));
+  regions_.answers_->Post({answer, View(slot.offset, answer.rows, answer.cols)}, slots_.in_use(), std::move(done));
 }
 
 SharedRegions::~SharedRegions() {
-  copier_ = nullptr;  // its last copies may end the use of regions
+  answers_ = nullptr;  // its last copies may end the use of regions
   MutexLock lock(mu_);
   for (const Retired& region : retired_) account_->Release(Of(region.memory->bytes()));
 }

@@ -82,7 +82,7 @@ class SharedRegions {
         most_bytes_(most_bytes),
         clock_(clock),
         logger_(logger),
-        copier_(std::make_unique<RegionCopyQueue>(memory)) {}
+        answers_(std::make_unique<RegionCopyQueue>(memory)) {}
   ~SharedRegions();
 
   // Returns whether `peer`, as gRPC names the peer of a call, is connected by a Unix socket of this host.
@@ -113,7 +113,7 @@ class SharedRegions {
   Logger& logger_;
   Mutex mu_;
   std::vector<Retired> retired_ ABSL_GUARDED_BY(mu_);
-  std::unique_ptr<RegionCopyQueue> copier_;  // writes answers; constant until the destructor
+  std::unique_ptr<RegionCopyQueue> answers_;  // writes answers; constant until the destructor
 };
 
 }  // namespace precondor::rpc

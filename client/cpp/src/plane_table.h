@@ -13,14 +13,14 @@
 
 namespace precondor {
 
-// A device's plane, and the copier that takes answers out of slots.
+// A device's plane, and the queue that takes answers out of slots.
 struct WorkerPlane {
   explicit WorkerPlane(std::shared_ptr<DevicePlane> of_device) : plane(std::move(of_device)), answers(*plane) {}
   const std::shared_ptr<DevicePlane> plane;
   RegionCopyQueue answers;
 };
 
-// Thread-safe. Outlives the links, whose answers its copiers take.
+// Thread-safe. Outlives the links, whose answers its queues take.
 class PlaneTable {
  public:
   // Returns the plane of a CUDA device, by its number in this process. The first call loads it; later calls return the

@@ -68,6 +68,8 @@ std::atomic<int64_t>* MakeWaits() {
 }
 std::atomic<int64_t>& waits = *MakeWaits();
 
+std::atomic<int64_t> uploads = 0;
+
 Mutex mu;  // guards what follows
 int64_t calls = 0;
 int64_t failing_call = -1;
@@ -166,6 +168,7 @@ cudaError_t CountCall() {
 }
 
 int64_t Waits() { return waits; }
+int64_t Uploads() { return uploads; }
 int64_t Calls() {
   const MutexLock lock(mu);
   return calls;
@@ -441,14 +444,16 @@ cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t st
   host::Enqueue(stream, [=] { std::memset(data, value, bytes); });
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   RETURN_IF_FAILED();
+  host::uploads += kind == cudaMemcpyHostToDevice;
   host::Enqueue(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
-                              cudaMemcpyKind, cudaStream_t stream) {
+                              cudaMemcpyKind kind, cudaStream_t stream) {
   RETURN_IF_FAILED();
+  host::uploads += kind == cudaMemcpyHostToDevice;
   if (width > to_pitch || width > from_pitch) return cudaErrorInvalidPitchValue;
   host::Enqueue(stream, [=] { host::CopyRows(to, to_pitch, from, from_pitch, width, rows); });
   return cudaSuccess;
