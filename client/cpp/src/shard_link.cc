@@ -68,6 +68,7 @@ ShardLink::~ShardLink() {
   {
     MutexLock lock(mu_);
     closing_ = true;
+    changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return taking_.empty(); });
     if (state_ == StreamState::kOpen && outbox_.empty() && !writing_) {
       path_.OnStreamEnd();  // unmaps the region before the shard learns of the end
       stream_->HalfClose();

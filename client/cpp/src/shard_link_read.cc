@@ -144,14 +144,14 @@ void ShardLink::TakeFromSlot(Outbox::Item item, const v1::ExchangeResponse& mess
     taking_.insert(item->id);
   }
   const Contribution& contribution = *item;
-  PayloadPath::TakeFromSlot(contribution, message.header(), payload,
-                            [this, item = std::move(item), outcome = std::move(outcome)](const absl::Status& taken) {
-                              const ContributionId id = item->id;
-                              Answer(item, taken, outcome);
-                              MutexLock lock(mu_);
-                              taking_.erase(id);
-                              changed_.notify_all();
-                            });
+  auto answer = [this, item = std::move(item), outcome = std::move(outcome)](const absl::Status& taken) mutable {
+    const ContributionId id = item->id;
+    Answer(std::move(item), taken, std::move(outcome));  // releases the slot's memory before the outcome is known
+    MutexLock lock(mu_);
+    taking_.erase(id);
+    changed_.notify_all();
+  };
+  PayloadPath::TakeFromSlot(contribution, message.header(), payload, std::move(answer));
 }
 
 void ShardLink::Answer(Outbox::Item item, const absl::Status& complete, Preconditioned outcome) {
