@@ -69,6 +69,9 @@ class Backend {
   // ends; only the task may use what it writes. A task within a task is part of it. After Finish all operations have
   // been submitted, ahead of any that begins later. An error of a deferred operation makes the backend unusable.
   class Task;
+  // A scope in which a task is known to begin soon. A backend that runs tasks together may delay others for it, with a
+  // bound. Results do not depend on it. Ends on any thread, when the task has begun or will not begin.
+  class ExpectedTask;
   // A scope for operations whose results the host requests together. Until Finish, squared norms of matrices, rows and
   // columns, decompositions, iterations, cores and Sherman-Morrison terms of this thread may return before they have
   // run. Their results on the host are valid when Finish has returned, and their destination must live until then.
@@ -226,6 +229,8 @@ class Backend {
   virtual void DoTrim() {}  // default for backends that cache nothing
   virtual void DoBeginTask() {}
   virtual absl::Status DoEndTask() { return absl::OkStatus(); }
+  virtual void DoExpectTask() {}
+  virtual absl::Status DoEndExpectation() { return absl::OkStatus(); }
   virtual void DoBeginBatch() {}
   virtual absl::Status DoEndBatch() { return absl::OkStatus(); }
   virtual absl::Status DoUpload(ConstMatrixView host, MatrixView device) = 0;
@@ -265,6 +270,10 @@ class Backend {
 };
 
 class Backend::Task : public Scope<Backend, &Backend::DoBeginTask, &Backend::DoEndTask> {
+ public:
+  using Scope::Scope;
+};
+class Backend::ExpectedTask : public Scope<Backend, &Backend::DoExpectTask, &Backend::DoEndExpectation> {
  public:
   using Scope::Scope;
 };

@@ -11,10 +11,12 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/region_kind.h"
@@ -49,6 +51,11 @@ struct PayloadFacts {
   bool finite = false;  // true if every element is finite
 };
 
+struct RegionCopy {
+  ConstMatrixView from;
+  MatrixView to;  // of the shape of `from`
+};
+
 class RegionMemory {
  public:
   // The size of a region is a multiple of this. A CUDA device cuts smaller allocations out of blocks, and a process
@@ -66,9 +73,20 @@ class RegionMemory {
   // Maps a region that another process has exported. Returns Unavailable, with the reason, if that is impossible.
   virtual absl::StatusOr<std::unique_ptr<SharedRegion>> Map(absl::string_view handle, int64_t bytes) = 0;
 
-  // Copies into a region, out of a region, or outside of regions.
-  virtual absl::Status Copy(ConstMatrixView from, MatrixView to) = 0;
-  virtual absl::StatusOr<PayloadFacts> Inspect(ConstMatrixView x) = 0;
+  // Make copies into a region, out of a region, or outside of regions, with one wait for all. No copy may write what
+  // another one reads or writes. After an error the targets are unspecified.
+  virtual absl::Status Copy(absl::Span<const RegionCopy> copies) = 0;
+  absl::Status Copy(ConstMatrixView from, MatrixView to) {
+    const RegionCopy copy = {from, to};
+    return Copy({&copy, 1});
+  }
+  // Return the facts of each payload, with one wait for all.
+  virtual absl::StatusOr<std::vector<PayloadFacts>> Inspect(absl::Span<const ConstMatrixView> payloads) = 0;
+  absl::StatusOr<PayloadFacts> Inspect(ConstMatrixView payload) {
+    const absl::StatusOr<std::vector<PayloadFacts>> facts = Inspect({&payload, 1});
+    if (!facts.ok()) return facts.status();
+    return facts->front();
+  }
 };
 
 }  // namespace precondor

@@ -53,12 +53,19 @@ int CudaThreads(const ServerConfig& config, size_t devices) {
   return config.threads > 0 ? std::min(threads, static_cast<int>(config.threads)) : threads;
 }
 
+// Returns the number of layers of a CUDA device that are in progress at once. They share launches.
+int LayersAtOnce(const ServerConfig& config) {
+  constexpr int kByDefault = 512;  // more than the number of layers of most models
+  return config.threads > 0 ? static_cast<int>(config.threads) : kByDefault;
+}
+
 absl::StatusOr<std::vector<DeviceBackend>> MakeCuda(const ServerConfig& config) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<int> devices, CudaDevices(config));
   // More threads do not pay: the work between launches is short compared with waking a thread.
   constexpr int kMostOfBackend = 8;
   GroupingOptions grouping;
   grouping.threads = std::min(CudaThreads(config, devices.size()), kMostOfBackend);
+  grouping.most_tasks = LayersAtOnce(config);
   std::vector<DeviceBackend> backends;
   for (const int device : devices) {
     CudaBackendOptions options;
@@ -165,13 +172,11 @@ int64_t SessionCapacity(const ServerConfig& config, const std::vector<DeviceBack
 }
 
 DeviceParallelism ParallelismOf(const ServerConfig& config, const std::vector<DeviceBackend>& devices) {
-  // Layers in progress share launches. This is more than the number of layers of most models.
-  constexpr int kLayersAtOnce = 512;
   const int asked = static_cast<int>(config.threads);
   if (devices.front().backend->name() != "cuda") {
     return {.threads = asked > 0 ? asked : CoresEach(devices.size()), .layers = 0};
   }
-  return {.threads = CudaThreads(config, devices.size()), .layers = asked > 0 ? asked : kLayersAtOnce};
+  return {.threads = CudaThreads(config, devices.size()), .layers = LayersAtOnce(config)};
 }
 
 }  // namespace precondor

@@ -17,9 +17,13 @@
 namespace precondor {
 namespace {
 
+using cuda::PayloadJob;
 using cuda::PayloadSums;
 using cuda::Staging;
 using cuda::ToStatus;
+
+// Number of payloads that one pass inspects.
+constexpr int64_t kMostPayloads = 1024;
 
 int64_t Pitch(ConstMatrixView x) { return x.stride * static_cast<int64_t>(sizeof(float)); }
 int64_t Width(ConstMatrixView x) { return x.cols * static_cast<int64_t>(sizeof(float)); }
@@ -86,8 +90,11 @@ class CudaPlane final : public DevicePlane {
     const OnDevice current(index_);
     if (stream_ != nullptr) cudaStreamSynchronize(stream_);
     staging_.reset();
-    if (sums_ != nullptr) cudaFree(sums_);
     const MutexLock lock(mu_);
+    for (const std::unique_ptr<PayloadMemory>& memory : payload_memory_) {
+      cudaFree(memory->on_device);
+      cudaFreeHost(memory->on_host);
+    }
     for (cudaEvent_t event : events_) cudaEventDestroy(event);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
@@ -103,11 +110,7 @@ class CudaPlane final : public DevicePlane {
     cudaDeviceProp properties = {};
     PRECONDOR_RETURN_IF_ERROR(Checked("properties", cudaGetDeviceProperties(&properties, index_)));
     device_.assign(properties.uuid.bytes, sizeof(properties.uuid.bytes));
-    PRECONDOR_RETURN_IF_ERROR(Checked("stream", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
-    void* sums = nullptr;
-    PRECONDOR_RETURN_IF_ERROR(Checked("memory", cudaMalloc(&sums, cuda::kMaxPayloadPieces * sizeof(PayloadSums))));
-    sums_ = static_cast<PayloadSums*>(sums);
-    return absl::OkStatus();
+    return Checked("stream", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
 
   const std::string& device() const override { return device_; }
@@ -164,22 +167,24 @@ class CudaPlane final : public DevicePlane {
     return false;
   }
 
-  absl::Status Copy(ConstMatrixView from, MatrixView to) override {
+  absl::Status Copy(absl::Span<const RegionCopy> copies) override {
     const OnDevice current(index_);
     PRECONDOR_RETURN_IF_ERROR(current.status());
-    PRECONDOR_RETURN_IF_ERROR(
-        Checked("copy", cuda::CopyRowsAsync(to.data, Pitch(to), from.data, Pitch(from), Width(from), from.rows,
-                                            cudaMemcpyDeviceToDevice, stream_)));
-    return Checked("copy", cudaStreamSynchronize(stream_));
+    cudaError_t error = cudaSuccess;
+    for (const auto& [from, to] : copies) {
+      if (error != cudaSuccess) break;
+      error = cuda::CopyRowsAsync(to.data, Pitch(to), from.data, Pitch(from), Width(from), from.rows,
+                                  cudaMemcpyDeviceToDevice, stream_);
+    }
+    return AwaitStream("copy", error);
   }
 
   absl::Status Upload(ConstMatrixView host, MatrixView device) override {
     const OnDevice current(index_);
     PRECONDOR_RETURN_IF_ERROR(current.status());
     PRECONDOR_ASSIGN_OR_RETURN(Staging* const staging, OwnStaging());
-    PRECONDOR_RETURN_IF_ERROR(
-        Checked("upload", staging->Upload(host.data, Pitch(host), Width(host), host.rows, device.data, Pitch(device))));
-    return Checked("upload", cudaStreamSynchronize(stream_));
+    return AwaitStream("upload",
+                       staging->Upload(host.data, Pitch(host), Width(host), host.rows, device.data, Pitch(device)));
   }
 
   absl::Status Download(ConstMatrixView device, MatrixView host) override {
@@ -190,26 +195,31 @@ class CudaPlane final : public DevicePlane {
                    staging->Download(device.data, Pitch(device), Width(device), device.rows, host.data, Pitch(host)));
   }
 
-  absl::StatusOr<PayloadFacts> Inspect(ConstMatrixView x) override {
+  absl::StatusOr<std::vector<PayloadFacts>> Inspect(absl::Span<const ConstMatrixView> payloads) override {
     const OnDevice current(index_);
     PRECONDOR_RETURN_IF_ERROR(current.status());
-    PRECONDOR_ASSIGN_OR_RETURN(Staging* const staging, OwnStaging());
-    std::vector<PayloadSums> sums(static_cast<size_t>(cuda::PayloadPieces(x)));
-    const int64_t bytes = static_cast<int64_t>(sums.size() * sizeof(PayloadSums));
-    {
-      const MutexLock lock(sums_mu_);
-      PRECONDOR_RETURN_IF_ERROR(Checked("digest", cuda::SumPayload(stream_, x, sums_)));
-      PRECONDOR_RETURN_IF_ERROR(Checked("digest", staging->Download(sums_, bytes, bytes, 1, sums.data(), bytes)));
-    }
-    PayloadFacts facts{.digest = 0, .finite = true};
-    for (const PayloadSums& piece : sums) {
-      facts.digest += piece.digest;
-      facts.finite = facts.finite && piece.not_finite == 0;
+    std::vector<PayloadFacts> facts;
+    while (facts.size() < payloads.size()) {
+      PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<PayloadMemory> memory, TakePayloadMemory());
+      const absl::Status status = InspectSome(payloads.subspan(facts.size(), kMostPayloads), *memory, facts);
+      const MutexLock lock(mu_);
+      payload_memory_.push_back(std::move(memory));
+      PRECONDOR_RETURN_IF_ERROR(status);
     }
     return facts;
   }
 
  private:
+  // Memory of one pass over payloads, pinned on the host.
+  struct PayloadTable {
+    PayloadSums sums[kMostPayloads];
+    PayloadJob jobs[kMostPayloads];
+  };
+  struct PayloadMemory {
+    PayloadTable* on_host = nullptr;
+    PayloadTable* on_device = nullptr;
+  };
+
   class EventMark final : public Mark {
    public:
     EventMark(CudaPlane& plane, cudaEvent_t event) : plane_(plane), event_(event) {}
@@ -238,6 +248,62 @@ class CudaPlane final : public DevicePlane {
     return event;
   }
 
+  // Waits for the work on the stream, whose last call returned `error`, and returns the first error.
+  absl::Status AwaitStream(absl::string_view what, cudaError_t error) {
+    const cudaError_t waited = cudaStreamSynchronize(stream_);
+    return Checked(what, error == cudaSuccess ? waited : error);
+  }
+
+  absl::StatusOr<std::unique_ptr<PayloadMemory>> TakePayloadMemory() {
+    auto memory = std::make_unique<PayloadMemory>();
+    {
+      const MutexLock lock(mu_);
+      if (!payload_memory_.empty()) {
+        memory = std::move(payload_memory_.back());
+        payload_memory_.pop_back();
+        return memory;
+      }
+    }
+    void *on_host = nullptr, *on_device = nullptr;
+    PRECONDOR_RETURN_IF_ERROR(
+        Checked("tables of payloads", cudaHostAlloc(&on_host, sizeof(PayloadTable), cudaHostAllocDefault)));
+    const absl::Status status = Checked("tables of payloads", cudaMalloc(&on_device, sizeof(PayloadTable)));
+    if (!status.ok()) {
+      (void)cudaFreeHost(on_host);
+      return status;
+    }
+    memory->on_host = static_cast<PayloadTable*>(on_host);
+    memory->on_device = static_cast<PayloadTable*>(on_device);
+    return memory;
+  }
+
+  // Appends the facts of at most kMostPayloads payloads.
+  absl::Status InspectSome(absl::Span<const ConstMatrixView> payloads, const PayloadMemory& memory,
+                           std::vector<PayloadFacts>& facts) {
+    int64_t blocks = 0;
+    for (size_t i = 0; i < payloads.size(); ++i) {
+      memory.on_host->jobs[i] = {.x = payloads[i], .sums = &memory.on_device->sums[i], .first = blocks};
+      blocks += cuda::PayloadBlocks(payloads[i]);
+    }
+    const size_t sums_bytes = payloads.size() * sizeof(PayloadSums);
+    cudaError_t error = cudaMemcpyAsync(memory.on_device->jobs, memory.on_host->jobs,
+                                        payloads.size() * sizeof(PayloadJob), cudaMemcpyHostToDevice, stream_);
+    if (error == cudaSuccess) error = cudaMemsetAsync(memory.on_device->sums, 0, sums_bytes, stream_);
+    if (error == cudaSuccess) {
+      error = cuda::SumPayloads(stream_, memory.on_device->jobs, static_cast<int>(payloads.size()), blocks);
+    }
+    if (error == cudaSuccess) {
+      error =
+          cudaMemcpyAsync(memory.on_host->sums, memory.on_device->sums, sums_bytes, cudaMemcpyDeviceToHost, stream_);
+    }
+    PRECONDOR_RETURN_IF_ERROR(AwaitStream("digest", error));
+    for (size_t i = 0; i < payloads.size(); ++i) {
+      const PayloadSums& sums = memory.on_host->sums[i];
+      facts.push_back({.digest = sums.digest, .finite = sums.not_finite == 0});
+    }
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<Staging*> OwnStaging() {
     const MutexLock lock(mu_);
     if (staging_ == nullptr) {
@@ -250,12 +316,11 @@ class CudaPlane final : public DevicePlane {
   // Constant after Open.
   std::string device_;
   cudaStream_t stream_ = nullptr;
-  PayloadSums* sums_ = nullptr;
 
-  Mutex sums_mu_;  // guards the content of sums_; its holder waits for the device
   Mutex mu_;
-  std::unique_ptr<Staging> staging_;                      // made once, under mu_, and then constant
-  std::vector<cudaEvent_t> events_ ABSL_GUARDED_BY(mu_);  // events for reuse
+  std::unique_ptr<Staging> staging_;                                                 // made once, under mu_
+  std::vector<cudaEvent_t> events_ ABSL_GUARDED_BY(mu_);                             // events for reuse
+  std::vector<std::unique_ptr<PayloadMemory>> payload_memory_ ABSL_GUARDED_BY(mu_);  // for reuse
 };
 
 }  // namespace

@@ -10,8 +10,8 @@
 
 namespace precondor {
 
-// Creates a DevicePlane on CUDA device `device`. Returns Unavailable if the device does not exist. The first Upload,
-// Download or Inspect allocates 16 MiB of pinned host memory. No call changes the caller's current device.
+// Creates a DevicePlane on CUDA device `device`. Returns Unavailable if the device does not exist. The first Upload
+// or Download allocates 32 MiB of pinned host memory. No call changes the caller's current device.
 absl::StatusOr<std::unique_ptr<DevicePlane>> MakeCudaPlane(int device);
 
 }  // namespace precondor

@@ -255,7 +255,7 @@ absl::Status Device::Copy(ConstMatrixView from, MatrixView to) {
 absl::Status Device::UploadBytes(const void* host, int64_t bytes, void* device) {
   if (bytes == 0) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(Enter());
-  return Checked("Upload", staging_->Upload(host, bytes, bytes, 1, device, bytes));
+  return Checked("Upload", staging_->UploadTable(host, bytes, device));
 }
 
 absl::Status Device::DownloadBytes(const void* device, int64_t bytes, void* host) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computes the digest and the finiteness of a matrix in one pass (PayloadFacts in kernels/region_memory.h).
+// Computes the digests and the finiteness of many matrices in one pass (PayloadFacts in kernels/region_memory.h).
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,22 @@
 
 namespace precondor::cuda {
 
-// Sums over a piece of a matrix, modulo 2^64, so that the order of addition does not matter.
+// Sums over a matrix, modulo 2^64, so that the order of addition does not matter.
 struct PayloadSums {
   uint64_t digest = 0;
   uint64_t not_finite = 0;  // number of elements that are not finite
 };
 
-inline constexpr int64_t kMaxPayloadPieces = 1024;
-// Returns the number of pieces of x, at most kMaxPayloadPieces. SumPayload runs a block for each.
-int64_t PayloadPieces(ConstMatrixView x);
-// Sets sums[i], in device memory, to the sums of piece i of x; their total is for all of x. Returns the error of its
-// one launch.
-cudaError_t SumPayload(cudaStream_t stream, ConstMatrixView x, PayloadSums* sums);
+struct PayloadJob {
+  ConstMatrixView x;
+  PayloadSums* sums = nullptr;  // in device memory; receives the sums of x in addition to what it holds
+  int64_t first = 0;            // number of blocks of the jobs before this one
+};
+
+// Returns the number of blocks of x.
+int64_t PayloadBlocks(ConstMatrixView x);
+// Adds up `count` jobs, which lie in device memory and have `blocks` blocks in all. Returns the error of its one
+// launch.
+cudaError_t SumPayloads(cudaStream_t stream, const PayloadJob* jobs, int count, int64_t blocks);
 
 }  // namespace precondor::cuda

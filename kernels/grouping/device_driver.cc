@@ -5,15 +5,13 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/thread_name.h"
 
 namespace precondor {
 
-DeviceDriver::DeviceDriver(Round round, int threads, int64_t fibers_at_start)
-    : round_(std::move(round)),
-      fibers_at_start_(static_cast<size_t>(fibers_at_start)),
-      runs_fibers_(threads),
-      thread_([this] { Loop(); }) {}
+DeviceDriver::DeviceDriver(Round round, const Options& options)
+    : round_(std::move(round)), options_(options), runs_fibers_(options.threads), thread_([this] { Loop(); }) {}
 
 DeviceDriver::~DeviceDriver() {
   {
@@ -28,7 +26,13 @@ void DeviceDriver::Resume(Fiber& fiber) {
   // Notifies under the lock: without it, the fiber could leave and the driver end before this call returns.
   MutexLock lock(mu_);
   arrived_.push_back(&fiber);
-  if (arrived_.size() >= fibers_at_start_) arrived_changed_.notify_one();
+  arrived_changed_.notify_one();
+}
+
+void DeviceDriver::Expect(int64_t change) {
+  MutexLock lock(mu_);
+  expected_ += change;
+  if (expected_ == 0) arrived_changed_.notify_one();
 }
 
 bool DeviceDriver::RunsCaller() const {
@@ -55,6 +59,7 @@ void DeviceDriver::Loop() {
     {
       MutexLock lock(mu_);
       round.swap(waiting_);
+      patient_until_.reset();
     }
     if (round.empty()) return;
     RunRound(std::move(round));
@@ -65,7 +70,13 @@ std::vector<Fiber*> DeviceDriver::TakeArrived() {
   std::vector<Fiber*> arrived;
   {
     MutexLock lock(mu_);
-    while (waiting_.empty() && arrived_.size() < fibers_at_start_ && !stopping_) arrived_changed_.wait(mu_);
+    while (waiting_.empty() && arrived_.size() < options_.fibers_at_start && !stopping_) arrived_changed_.wait(mu_);
+    if (arrived_.empty() && !waiting_.empty() && expected_ > 0) {
+      if (!patient_until_.has_value()) patient_until_ = MonotonicNow() + options_.patience;
+      arrived_changed_.wait_until(mu_, SteadyTime(*patient_until_), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        return !arrived_.empty() || expected_ == 0 || waiting_.size() >= options_.most_fibers;
+      });
+    }
     arrived.swap(arrived_);
   }
   std::stable_sort(arrived.begin(), arrived.end(),

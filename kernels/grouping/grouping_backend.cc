@@ -44,8 +44,11 @@ class GroupingBackend final : public ForwardingBackend {
       : ForwardingBackend(*device),
         options_(options),
         device_(std::move(device)),
-        driver_([this](absl::Span<DeferredTask* const> tasks) { RunRound(tasks); }, options.threads,
-                options.tasks_at_start) {}
+        driver_([this](absl::Span<DeferredTask* const> tasks) { RunRound(tasks); },
+                {.threads = options.threads,
+                 .fibers_at_start = static_cast<size_t>(options.tasks_at_start),
+                 .patience = options.patience,
+                 .most_fibers = static_cast<size_t>(options.most_tasks)}) {}
 
   bool runs_tasks_together() const override { return true; }
   absl::Status fault() const override {
@@ -75,6 +78,12 @@ class GroupingBackend final : public ForwardingBackend {
     task.backend = nullptr;
     if (driver_.RunsCaller()) Fiber::Return();
     return status;
+  }
+
+  void DoExpectTask() override { driver_.Expect(1); }
+  absl::Status DoEndExpectation() override {
+    driver_.Expect(-1);
+    return absl::OkStatus();
   }
 
   // Runs everything that the task has deferred.

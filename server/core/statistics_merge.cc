@@ -26,41 +26,46 @@ class SideMerge {
     for (const StagedContribution& contribution : contributions) samples_.push_back(contribution.samples);
   }
 
-  absl::Status Mean(MatrixView out) {
+  // Writes the mean vector to `out`, host memory.
+  absl::Status Mean(absl::Span<float> out) {
     PRECONDOR_ASSIGN_OR_RETURN(WeightedSum sum, WeightedSum::Make(d_));
-    PRECONDOR_ASSIGN_OR_RETURN(HostBuffer<float> mean, HostBuffer<float>::Make(d_));
     for (const StagedContribution& contribution : contributions_) {
-      DecodeStatistics(spec_, layer_, contribution, side_, mean.span());
-      sum.Add(contribution.samples, mean.span());
+      DecodeStatistics(spec_, layer_, contribution, side_, out);
+      sum.Add(contribution.samples, out);
     }
-    sum.Finish(mean.span());
-    return backend_.Upload(ConstMatrixView(mean.span().data(), 1, d_), out);
+    sum.Finish(out);
+    return absl::OkStatus();
   }
 
-  // Stacks the rows of all contributions. `out` has the sum of their rows.
-  absl::Status Stack(MatrixView out) {
+  // Writes the rows of all contributions to `out`, host memory.
+  void Stack(absl::Span<float> out) {
     const std::vector<double> scales = StackingScales(samples_);
-    int64_t done = 0;
+    const int64_t all_rows = static_cast<int64_t>(out.size()) / d_;
     for (size_t i = 0; i < contributions_.size(); ++i) {
       const int64_t rows = SideOf(spec_, layer_, contributions_[i], side_).rows;
       // The update divides by the rows of all ranks. `share` corrects this, since each rank's own mean is meant.
       const double share =
-          static_cast<double>(out.rows) / static_cast<double>(rows * static_cast<int64_t>(contributions_.size()));
-      PRECONDOR_RETURN_IF_ERROR(
-          UploadContribution(contributions_[i], scales[i] * std::sqrt(share), out.RowRange(done, rows)));
-      done += rows;
+          static_cast<double>(all_rows) / static_cast<double>(rows * static_cast<int64_t>(contributions_.size()));
+      const absl::Span<float> of_rank = out.first(static_cast<size_t>(rows * d_));
+      DecodeStatistics(spec_, layer_, contributions_[i], side_, of_rank);
+      ScaleInPlace(scales[i] * std::sqrt(share), of_rank);
+      out.remove_prefix(of_rank.size());
     }
-    return absl::OkStatus();
   }
 
-  // Returns the rows of all contributions, or 0 if a contribution is a covariance.
-  int64_t TotalRows() const {
+  // Returns the number of rows that the side is merged to, or 0 if it is merged to a covariance.
+  int64_t MergedRows() const {
+    const StatisticsKind kind = StatisticsOf(spec_, layer_);
+    if (kind == StatisticsKind::kMean) return 1;
+    if (kind != StatisticsKind::kCovariance) {
+      return static_cast<int64_t>(contributions_.size()) * VectorsPerWorker(spec_, layer_);
+    }
     int64_t total = 0;
     for (const StagedContribution& contribution : contributions_) {
       if (contribution.rows[side_] == 0) return 0;
       total += contribution.rows[side_];
     }
-    return total;
+    return total <= MaxRows(d_) ? total : 0;
   }
 
   // Writes the mean covariance to `packed`. `came` has room for a contribution; `each` and `sum` are [d, d].
@@ -70,7 +75,7 @@ class SideMerge {
     for (size_t i = 0; i < contributions_.size(); ++i) {
       const StatisticsSide side = SideOf(spec_, layer_, contributions_[i], side_);
       const MatrixView contribution(came.data, side.rows, side.cols);
-      PRECONDOR_RETURN_IF_ERROR(UploadContribution(contributions_[i], 1.0, contribution));
+      PRECONDOR_RETURN_IF_ERROR(UploadContribution(contributions_[i], contribution));
       const double weight = static_cast<double>(samples_[i]) / total;
       const double before = i == 0 ? 0.0 : 1.0;
       if (side.packed) {
@@ -85,13 +90,12 @@ class SideMerge {
   }
 
  private:
-  absl::Status UploadContribution(const StagedContribution& contribution, double scale, MatrixView out) {
+  absl::Status UploadContribution(const StagedContribution& contribution, MatrixView out) {
     if (static_cast<int64_t>(decoded_.span().size()) < out.size()) {
       PRECONDOR_ASSIGN_OR_RETURN(decoded_, HostBuffer<float>::Make(out.size()));
     }
     const absl::Span<float> values = decoded_.span().first(static_cast<size_t>(out.size()));
     DecodeStatistics(spec_, layer_, contribution, side_, values);
-    ScaleInPlace(scale, values);
     return backend_.Upload(ConstMatrixView(values.data(), out.rows, out.cols), out);
   }
 
@@ -111,38 +115,42 @@ absl::StatusOr<LayerStatistics> MergeStatistics(const SessionSpec& spec, uint32_
                                                 const std::vector<StagedContribution>& contributions, Backend& backend,
                                                 ScratchPool::Lease& scratch) {
   const LayerSpec& shape = spec.layers[layer];
-  const StatisticsKind kind = StatisticsOf(spec, layer);
-  const int64_t widest = std::max(shape.d_in, shape.d_out);
+  const bool mean = StatisticsOf(spec, layer) == StatisticsKind::kMean;
+  const int64_t d[] = {shape.d_in, shape.d_out}, widest = std::max(shape.d_in, shape.d_out);
+  SideMerge sides[] = {{spec, layer, contributions, 0, backend}, {spec, layer, contributions, 1, backend}};
+  const int64_t rows[] = {sides[0].MergedRows(), sides[1].MergedRows()};
   LayerStatistics merged;
+  // The vectors of both sides lie one after the other, and one upload takes them.
+  const int64_t elements = rows[0] * d[0] + rows[1] * d[1];
+  PRECONDOR_ASSIGN_OR_RETURN(HostBuffer<float> host, HostBuffer<float>::Make(elements));
   int64_t offset = 0;
   for (const int s : {0, 1}) {
-    SideMerge side(spec, layer, contributions, s, backend);
-    const int64_t d = s == 0 ? shape.d_in : shape.d_out;
-    ConstMatrixView& vectors = s == 0 ? merged.a : merged.g;
-    if (kind != StatisticsKind::kCovariance) {
-      const bool mean = kind == StatisticsKind::kMean;
-      const int64_t k = mean ? 1 : static_cast<int64_t>(contributions.size()) * VectorsPerWorker(spec, layer);
-      const MatrixView out = scratch.view(offset, k, d);
-      PRECONDOR_RETURN_IF_ERROR(mean ? side.Mean(out) : side.Stack(out));
-      vectors = out;
-      offset += out.size();
-      continue;
-    }
-    const int64_t rows = side.TotalRows();
-    if (rows > 0 && rows <= MaxRows(d)) {
-      const MatrixView out = scratch.view(offset, rows, d);
-      PRECONDOR_RETURN_IF_ERROR(side.Stack(out));
-      vectors = out;
+    if (rows[s] == 0) continue;
+    const int64_t size = rows[s] * d[s];
+    const absl::Span<float> values = host.span().subspan(static_cast<size_t>(offset), static_cast<size_t>(size));
+    if (mean) {
+      PRECONDOR_RETURN_IF_ERROR(sides[s].Mean(values));
     } else {
-      const int64_t room = PackedElements(shape.d_in) + PackedElements(shape.d_out);
-      const MatrixView out = scratch.view(offset, 1, PackedElements(d));
-      const MatrixView came = scratch.view(room, 1, PackedElements(d));
-      const MatrixView each = scratch.view(room + PackedElements(widest), d, d);
-      const MatrixView sum = scratch.view(room + PackedElements(widest) + widest * widest, d, d);
-      PRECONDOR_RETURN_IF_ERROR(side.Covariance(came, each, sum, out));
-      (s == 0 ? merged.a_covariance : merged.g_covariance) = out;
+      sides[s].Stack(values);
     }
-    offset += PackedElements(d);
+    (s == 0 ? merged.a : merged.g) = scratch.view(offset, rows[s], d[s]);
+    offset += size;
+  }
+  if (elements > 0) {
+    PRECONDOR_RETURN_IF_ERROR(
+        backend.Upload(ConstMatrixView(host.span().data(), 1, elements), scratch.view(0, 1, elements)));
+  }
+  // A side's covariance takes as much as its vectors at most would, and the rest of the scratch memory follows both.
+  const int64_t room = PackedElements(shape.d_in) + PackedElements(shape.d_out);
+  for (const int s : {0, 1}) {
+    if (rows[s] > 0) continue;
+    const MatrixView out = scratch.view(offset, 1, PackedElements(d[s]));
+    const MatrixView came = scratch.view(room, 1, PackedElements(widest));
+    const MatrixView each = scratch.view(room + PackedElements(widest), d[s], d[s]);
+    const MatrixView sum = scratch.view(room + PackedElements(widest) + widest * widest, d[s], d[s]);
+    PRECONDOR_RETURN_IF_ERROR(sides[s].Covariance(came, each, sum, out));
+    (s == 0 ? merged.a_covariance : merged.g_covariance) = out;
+    offset += PackedElements(d[s]);
   }
   return merged;
 }

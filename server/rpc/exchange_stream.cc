@@ -2,7 +2,9 @@
 #include "server/rpc/exchange_stream.h"
 
 #include <optional>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -145,11 +147,33 @@ absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
   queue_->AllowBundles();
   queue_->Hold();
   const auto message = std::make_shared<const v1::ExchangeRequest>(std::move(frame.message));
-  for (const v1::ExchangeRequest& part : message->bundle()) {
-    HandleFrame(part, wire::ReceivedBytes({part.payload()}, message));
+  std::vector<const v1::ExchangeRequest*> parts;
+  for (const v1::ExchangeRequest& part : message->bundle()) parts.push_back(&part);
+  for (absl::Span<const v1::ExchangeRequest* const> rest = parts; !rest.empty();) {
+    rest.remove_prefix(HandleFirst(rest, message));
   }
   queue_->Release();
   return absl::OkStatus();
+}
+
+size_t ExchangeStream::HandleFirst(absl::Span<const v1::ExchangeRequest* const> frames,
+                                   const std::shared_ptr<const v1::ExchangeRequest>& owner) {
+  const auto payload_of = [&](const v1::ExchangeRequest& frame) {
+    return wire::ReceivedBytes({frame.payload()}, owner);
+  };
+  // A layer's next gradient is admitted when the layer has the one before.
+  std::vector<SlotFrame> in_slots;
+  std::set<uint32_t> layers;
+  for (const v1::ExchangeRequest* const frame : frames) {
+    if (!frame->header().has_ring_offset() || !layers.insert(frame->header().layer()).second) break;
+    in_slots.push_back({&frame->header(), payload_of(*frame)});
+  }
+  if (in_slots.size() > 1) {
+    SubmitInRing(in_slots);
+    return in_slots.size();
+  }
+  HandleFrame(*frames.front(), payload_of(*frames.front()));
+  return 1;
 }
 
 absl::Status ExchangeStream::CheckGeneration(const v1::ExchangeRequest& frame) const {
@@ -161,7 +185,7 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
   const absl::Time now = clock_.Now();
   const SessionCaller& caller = CallerOf(header);  // first: the secret in a refused frame counts too
   if (header.kind() == v1::FRAME_KIND_RING) return OpenRing(message);
-  if (header.has_ring_offset()) return SubmitInRing(header, payload, now);
+  if (header.has_ring_offset()) return SubmitInRing({{&header, payload}});
   if (header.kind() == v1::FRAME_KIND_RESUME) {
     const absl::StatusOr<uint64_t> lost =
         shard_.Resume({.key = DecodeKey(header),
@@ -266,21 +290,44 @@ absl::StatusOr<ExchangeStream::SlotContribution> ExchangeStream::TakeFromRing(co
   const std::vector<int64_t>& dims = admitted.header().tensors[0].dims;
   absl::StatusOr<StreamRegion::Gradient> gradient = path_.TakeSlot(header, payload, dims[0], dims[1]);
   if (gradient.ok()) {
-    admitted.PlaceOnDevice(gradient->payload);
-    return SlotContribution{std::move(admitted), *std::move(gradient)};
+    return SlotContribution{&header, std::move(admitted), *std::move(gradient)};
   }
   const absl::Status status = gradient.status();
   shard_.CountRefusal(admitted, status);
   return status;
 }
 
-void ExchangeStream::SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload, absl::Time began) {
-  absl::StatusOr<SlotContribution> taken = TakeFromRing(header, payload);
-  if (!taken.ok()) return PushError(*queue_, header, taken.status());
+void ExchangeStream::SubmitInRing(absl::Span<const SlotFrame> frames) {
+  const absl::Time began = clock_.Now();
+  std::vector<SlotContribution> taken;
+  std::vector<StreamRegion::Gradient> gradients;
+  for (const SlotFrame& frame : frames) {
+    absl::StatusOr<SlotContribution> one = TakeFromRing(*frame.header, frame.payload);
+    if (!one.ok()) {
+      PushError(*queue_, *frame.header, one.status());
+      continue;
+    }
+    gradients.push_back(one->gradient);
+    taken.push_back(*std::move(one));
+  }
+  const absl::Status inspected = path_.Inspect(gradients);
+  for (SlotContribution& one : taken) {
+    if (inspected.ok()) {
+      SubmitInspected(std::move(one), began);
+    } else {
+      shard_.CountRefusal(one.admitted, inspected);
+      PushError(*queue_, *one.header, inspected);
+    }
+  }
+}
+
+void ExchangeStream::SubmitInspected(SlotContribution taken, absl::Time began) {
+  const v1::FrameHeader& header = *taken.header;
+  taken.admitted.PlaceOnDevice(taken.gradient.payload);
   queue_->AddPendingAnswer();
   observer_.OnReceived(TransferPath::kRing, TransferKind::kGradient, static_cast<int64_t>(header.payload_bytes()));
   std::shared_ptr<StepSpan> span = SpanOf(header);
-  auto ack = [queue = queue_, region = taken->gradient.region, slot = taken->gradient.slot, &observer = observer_,
+  auto ack = [queue = queue_, region = taken.gradient.region, slot = taken.gradient.slot, &observer = observer_,
               &clock = clock_, began, header, span](const absl::StatusOr<bool>& duplicate) {
     observer.OnReceive(clock.Now() - began);
     if (span != nullptr) span->OnAcknowledged(static_cast<int64_t>(header.payload_bytes()));
@@ -289,8 +336,8 @@ void ExchangeStream::SubmitInRing(const v1::FrameHeader& header, const wire::Rec
     PushError(*queue, header, duplicate.status());
     queue->MarkAnswered();
   };
-  shard_.Submit(std::move(taken->admitted), {}, std::move(ack),
-                Traced(path_.AnswerInSlot(header, taken->gradient), std::move(span)));
+  shard_.Submit(std::move(taken.admitted), {}, std::move(ack),
+                Traced(path_.AnswerInSlot(header, taken.gradient), std::move(span)));
 }
 
 void ExchangeStream::Submit(AdmittedContribution admitted, wire::ChunkAssembler::Result contribution,

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/chunk_assembler.h"
@@ -49,16 +50,26 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // stream began.
   absl::Status CheckGeneration(const v1::ExchangeRequest& frame) const;
   void HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload);
+  // Handles the first frames of a bundle's rest, at least one: one frame, or as many as refer to slots and can be
+  // inspected together. Returns their number.
+  size_t HandleFirst(absl::Span<const v1::ExchangeRequest* const> frames,
+                     const std::shared_ptr<const v1::ExchangeRequest>& owner);
   // Returns the caller with the last secret that a frame of this session has shown on the stream, this frame included.
   const SessionCaller& CallerOf(const v1::FrameHeader& header);
   void Fetch(const v1::FrameHeader& header);
   void OpenRing(const v1::ExchangeRequest& request);
-  // Handles a frame whose payload is in a slot of the stream's region. `began` is when the frame arrived.
-  void SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload, absl::Time began);
+  // Handles frames of different layers whose payloads are in slots of the stream's region.
+  struct SlotFrame {
+    const v1::FrameHeader* header;
+    wire::ReceivedBytes payload;
+  };
+  void SubmitInRing(absl::Span<const SlotFrame> frames);
   struct SlotContribution {
+    const v1::FrameHeader* header;
     AdmittedContribution admitted;
     StreamRegion::Gradient gradient;
   };
+  void SubmitInspected(SlotContribution taken, absl::Time began);
   // Admits the contribution of a frame that refers to a slot, and takes the slot. Takes no slot if it fails.
   absl::StatusOr<SlotContribution> TakeFromRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
   void Submit(AdmittedContribution admitted, wire::ChunkAssembler::Result contribution, absl::Time began);

@@ -85,18 +85,20 @@ ResultFn PayloadPath::AnswerInline(const v1::FrameHeader& contribution) const {
 ResultFn PayloadPath::AnswerInSlot(const v1::FrameHeader& contribution, const StreamRegion::Gradient& gradient) const {
   return [queue = queue_, region = gradient.region, slot = gradient.slot, &observer = observer_,
           contribution](const absl::StatusOr<GradientResult>& result) {
-    const bool written =
-        result.ok() && result->on_device != nullptr && region->Write(slot, result->on_device->view()).ok();
-    region->GiveBack(slot);
-    if (written) {
-      observer.OnSent(TransferPath::kRing, TransferKind::kAnswer, result->payload_bytes());
-      v1::ExchangeResponse response = ResultFrame(contribution, *result);
-      response.mutable_header()->set_ring_offset(slot.offset);
-      queue->Push(std::move(response));
-    } else {
-      Push(*queue, observer, contribution, result);
-    }
-    queue->MarkAnswered();
+    const auto send = [=, &observer](const absl::Status& written) {
+      region->GiveBack(slot);
+      if (written.ok()) {
+        observer.OnSent(TransferPath::kRing, TransferKind::kAnswer, result->payload_bytes());
+        v1::ExchangeResponse response = ResultFrame(contribution, *result);
+        response.mutable_header()->set_ring_offset(slot.offset);
+        queue->Push(std::move(response));
+      } else {
+        Push(*queue, observer, contribution, result);
+      }
+      queue->MarkAnswered();
+    };
+    if (!result.ok() || result->on_device == nullptr) return send(absl::NotFoundError("no answer in device memory"));
+    region->Write(slot, result->on_device->view(), send);
   };
 }
 

@@ -7,7 +7,9 @@
 #include <memory>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/chunk_assembler.h"
@@ -48,8 +50,13 @@ class PayloadPath {
   }
   // Takes the gradient [rows, cols] in the slot that a frame refers to. Returns INVALID_ARGUMENT (MALFORMED) if the
   // stream has no region, or if the frame has a payload or a chunk offset; otherwise the errors of StreamRegion::Take.
+  // Pass it to Inspect before the shard uses it.
   absl::StatusOr<StreamRegion::Gradient> TakeSlot(const v1::FrameHeader& header, const wire::ReceivedBytes& payload,
                                                   int64_t rows, int64_t cols);
+  // Inspects gradients that TakeSlot has returned; see StreamRegion::Inspect.
+  absl::Status Inspect(absl::Span<const StreamRegion::Gradient> gradients) {
+    return gradients.empty() ? absl::OkStatus() : region_->Inspect(gradients);
+  }
 
   // Returns a callback that answers a contribution with an inline payload.
   ResultFn AnswerInline(const v1::FrameHeader& contribution) const;

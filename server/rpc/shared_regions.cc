@@ -21,25 +21,33 @@ MatrixView StreamRegion::View(uint64_t offset, int64_t rows, int64_t cols) const
 absl::StatusOr<StreamRegion::Gradient> StreamRegion::Take(uint64_t offset, int64_t rows, int64_t cols) {
   const uint64_t bytes = static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols) * sizeof(float);
   PRECONDOR_ASSIGN_OR_RETURN(const wire::Slot slot, slots_.Take(offset, bytes));
-  const MatrixView values = View(offset, rows, cols);
-  const absl::StatusOr<PayloadFacts> facts = regions_.memory_.Inspect(values);
-  if (!facts.ok()) {
-    GiveBack(slot);
-    return facts.status();
-  }
   auto payload = std::make_shared<DevicePayload>();
-  payload->values = values;
-  payload->facts = *facts;
+  payload->values = View(offset, rows, cols);
   payload->memory = shared_from_this();
   return Gradient{shared_from_this(), slot, std::move(payload)};
 }
 
-absl::Status StreamRegion::Write(const wire::Slot& slot, ConstMatrixView answer) {
-  if (!slots_.Holds(slot)) return absl::FailedPreconditionError("ring: the slot has been given back");
-  return regions_.memory_.Copy(answer, View(slot.offset, answer.rows, answer.cols));
+absl::Status StreamRegion::Inspect(absl::Span<const Gradient> gradients) {
+  std::vector<ConstMatrixView> values;
+  for (const Gradient& gradient : gradients) values.push_back(gradient.payload->values);
+  const absl::StatusOr<std::vector<PayloadFacts>> facts = regions_.memory_.Inspect(values);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (facts.ok()) {
+      gradients[i].payload->facts = (*facts)[i];
+    } else {
+      GiveBack(gradients[i].slot);
+    }
+  }
+  return facts.status();
+}
+
+void StreamRegion::Write(const wire::Slot& slot, ConstMatrixView answer, RegionCopyQueue::Done done) {
+  if (!slots_.Holds(slot)) return done(absl::FailedPreconditionError("ring: the slot has been given back"));
+  regions_.answers_->Post({answer, View(slot.offset, answer.rows, answer.cols)}, slots_.in_use(), std::move(done));
 }
 
 SharedRegions::~SharedRegions() {
+  answers_ = nullptr;  // its last copies may end the use of regions
   MutexLock lock(mu_);
   for (const Retired& region : retired_) account_->Release(Of(region.memory->bytes()));
 }

@@ -11,10 +11,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
+#include "kernels/region_copy_queue.h"
 #include "kernels/region_memory.h"
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/slot_table.h"
@@ -38,14 +40,17 @@ class StreamRegion : public std::enable_shared_from_this<StreamRegion> {
   struct Gradient {
     std::shared_ptr<StreamRegion> region;
     wire::Slot slot;  // belongs to the shard until GiveBack
-    std::shared_ptr<const DevicePayload> payload;
+    std::shared_ptr<DevicePayload> payload;
   };
-  // Returns the gradient [rows, cols] at `offset` and marks its slot as the shard's. Waits for the memory's device.
-  // Returns the errors of SlotTable::Take and of the device; then the slot stays the worker's.
+  // Returns the gradient [rows, cols] at `offset`, without its facts, and marks its slot as the shard's. Returns the
+  // errors of SlotTable::Take.
   absl::StatusOr<Gradient> Take(uint64_t offset, int64_t rows, int64_t cols);
-  // Writes an answer of the gradient's shape [rows, cols] to a slot of the shard. Waits for the device. Returns
-  // FAILED_PRECONDITION if the slot has been given back.
-  absl::Status Write(const wire::Slot& slot, ConstMatrixView answer);
+  // Sets the facts of gradients that Take has returned. Waits once for the memory's device. Returns its errors; then
+  // the slots are the worker's again.
+  absl::Status Inspect(absl::Span<const Gradient> gradients);
+  // Writes an answer of the gradient's shape [rows, cols] to a slot of the shard, and then calls `done`, on another
+  // thread, which keeps the answer's memory. Its status is FAILED_PRECONDITION if the slot has been given back.
+  void Write(const wire::Slot& slot, ConstMatrixView answer, RegionCopyQueue::Done done);
   // Gives the slot back to the worker. Has no effect if it has been given back already.
   void GiveBack(const wire::Slot& slot) { slots_.GiveBack(slot); }
   // Records that the worker has unmapped the region, so that its memory need not outlive the stream.
@@ -72,7 +77,12 @@ class SharedRegions {
   // the one of `memory`. Lifetime: all references outlive this object.
   SharedRegions(RegionMemory& memory, std::shared_ptr<MemoryAccount> account, int64_t most_bytes, const Clock& clock,
                 Logger& logger)
-      : memory_(memory), account_(std::move(account)), most_bytes_(most_bytes), clock_(clock), logger_(logger) {}
+      : memory_(memory),
+        account_(std::move(account)),
+        most_bytes_(most_bytes),
+        clock_(clock),
+        logger_(logger),
+        answers_(std::make_unique<RegionCopyQueue>(memory)) {}
   ~SharedRegions();
 
   // Returns whether `peer`, as gRPC names the peer of a call, is connected by a Unix socket of this host.
@@ -103,6 +113,7 @@ class SharedRegions {
   Logger& logger_;
   Mutex mu_;
   std::vector<Retired> retired_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<RegionCopyQueue> answers_;  // writes answers; constant until the destructor
 };
 
 }  // namespace precondor::rpc

@@ -7,7 +7,7 @@ import re
 from lint_support import Case, line_of, main, without_comments
 
 KERNEL_SEAM = ["kernels/base/", "kernels/backend.h", "kernels/device_matrix.h", "kernels/device_plane.h",
-               "kernels/region_memory.h", "kernels/low_rank_inverse.h", "kernels/symmetric_form.h",
+               "kernels/region_memory.h", "kernels/region_copy_queue.h", "kernels/low_rank_inverse.h", "kernels/symmetric_form.h",
                "kernels/operation.h"]
 CORE = KERNEL_SEAM + ["kernels/methods/", "server/policy/"]
 
@@ -16,6 +16,7 @@ OURS = [
     ("kernels/base/", []),
     ("kernels/device_matrix", ["kernels/base/"]),
     ("kernels/region_memory", ["kernels/base/"]),
+    ("kernels/region_copy_queue", ["kernels/base/", "kernels/region_memory.h"]),
     ("kernels/device_plane", ["kernels/base/", "kernels/region_memory.h"]),
     ("kernels/low_rank_inverse", ["kernels/base/"]),
     ("kernels/symmetric_form", ["kernels/base/", "kernels/device_matrix.h"]),

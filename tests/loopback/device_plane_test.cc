@@ -3,6 +3,8 @@
 // host runs it: the ring is memory that the two share in earnest.
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -51,9 +53,10 @@ std::vector<float> Gradient(uint64_t step, size_t layer) {
 class DevicePlaneTest : public ::testing::Test {
  protected:
   // At the socket `name` in the test's folder.
-  std::unique_ptr<ChildProcess> StartServer(const std::vector<std::string>& more, const std::string& name = "s") {
+  std::unique_ptr<ChildProcess> StartServer(const std::vector<std::string>& more, const std::string& name = "s",
+                                            const std::string& threads = "2") {
     std::vector<std::string> arguments = {PRECONDOR_SERVER, "--listen=" + Address(name), "--backend=cuda",
-                                          "--threads=2", "--log-level=warning"};
+                                          "--log-level=warning", "--threads=" + threads};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return std::make_unique<ChildProcess>(arguments);
   }
@@ -114,6 +117,13 @@ class DevicePlaneTest : public ::testing::Test {
     return results;
   }
 
+  // The file in which this process counts its waits from the first use of a device on.
+  static std::string WaitsOfWorkers() {
+    static const TempDir folder;
+    return folder.path() + "/waits";
+  }
+  static void SetUpTestSuite() { ASSERT_EQ(setenv("CUDA_HOST_WAITS", WaitsOfWorkers().c_str(), 1), 0); }
+
   const TempDir folder_;
   std::vector<std::unique_ptr<Client>> clients_;
 };
@@ -134,6 +144,49 @@ TEST_F(DevicePlaneTest, GradientsStayInTheDevicesMemory) {
   const auto on_host = Join(Spec("host"));
   EXPECT_EQ(results, Run(*on_host, 0, kSteps, false));
   EXPECT_GT(on_host->traffic().gradient_bytes, 0);
+}
+
+// The count of a program that has loaded the host's CUDA with CUDA_HOST_WAITS=`path`.
+int64_t WaitsIn(const std::string& path) {
+  int64_t waits = 0;
+  std::ifstream(path, std::ios::binary).read(reinterpret_cast<char*>(&waits), sizeof(waits));
+  return waits;
+}
+
+TEST_F(DevicePlaneTest, AStepOfManyLayersWaitsAFewTimes) {
+  constexpr int64_t kLayers = 144;
+  const std::string of_server = folder_.path() + "/server", of_worker = WaitsOfWorkers();
+  ASSERT_EQ(setenv("CUDA_HOST_WAITS", of_server.c_str(), 1), 0);
+  const auto server = StartServer({"--device-plane-bytes=64MiB"}, "s", "0");
+  ASSERT_EQ(setenv("CUDA_HOST_WAITS", of_worker.c_str(), 1), 0);
+  SessionSpec spec = Spec("many");
+  spec.method.name = "muon";
+  spec.layers.assign(kLayers, {"layer", 12, 16, false});
+  for (int64_t i = 0; i < kLayers; ++i) absl::StrAppend(&spec.layers[static_cast<size_t>(i)].name, i);
+  const auto worker = Join(spec);
+  for (uint64_t step = 0; step < 3; ++step) {
+    std::vector<std::vector<float>> values;
+    for (int64_t i = 0; i < kLayers; ++i) values.push_back(Normal(12 * 16, static_cast<uint64_t>(i)));
+    const int64_t server_before = WaitsIn(of_server), worker_before = WaitsIn(of_worker);
+    std::vector<PreconditionFuture> futures;
+    for (int64_t i = 0; i < kLayers; ++i) {
+      const DeviceTensor tensor{.data = values[static_cast<size_t>(i)].data(), .rows = 12, .cols = 16, .stride = 16};
+      futures.push_back(worker->Precondition(step, i, tensor, tensor, 10));
+    }
+    for (const PreconditionFuture& future : futures) {
+      const auto result = future.Wait();
+      ASSERT_TRUE(result.ok()) << result.status();
+    }
+    ASSERT_TRUE(worker->ReportStep(step, 1.0, 10, true, 0.1).ok());
+    // Timing decides how many layers meet. Where each waits for itself, both take more than two waits a layer.
+    const int64_t by_server = WaitsIn(of_server) - server_before, by_worker = WaitsIn(of_worker) - worker_before;
+    RecordProperty(absl::StrCat("waits_of_step_", step), absl::StrCat("server ", by_server, ", worker ", by_worker));
+    EXPECT_LT(by_server, kLayers) << "worker: " << by_worker;
+    EXPECT_LT(by_worker, kLayers) << "server: " << by_server;
+    EXPECT_GT(by_server, 0);
+    EXPECT_GT(by_worker, 0);
+  }
+  EXPECT_EQ(worker->device_plane().in_ring, 3 * kLayers) << worker->device_plane().reason;
 }
 
 TEST_F(DevicePlaneTest, WithoutARingTheyGoThroughTheHostAndTheWorkerKnowsWhy) {

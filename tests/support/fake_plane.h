@@ -2,6 +2,7 @@
 // A device plane whose device is the host's memory.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -20,6 +21,8 @@ class FakePlane final : public DevicePlane {
  public:
   explicit FakePlane(std::string device = "a device of tests") : device_(std::move(device)) {}
 
+  using RegionMemory::Copy;
+  using RegionMemory::Inspect;
   const std::string& device() const override { return device_; }
 
   absl::StatusOr<std::unique_ptr<SharedRegion>> Export(int64_t bytes) override {
@@ -32,20 +35,26 @@ class FakePlane final : public DevicePlane {
   }
   absl::StatusOr<std::unique_ptr<Mark>> Record(void*) override { return std::make_unique<Mark>(); }
   absl::StatusOr<bool> Reached(const Mark&) override { return !hangs; }
-  absl::Status Copy(ConstMatrixView from, MatrixView to) override {
-    for (int64_t i = 0; i < from.rows; ++i) std::memmove(to.row(i), from.row(i), from.cols * sizeof(float));
-    return absl::OkStatus();
+  absl::Status Copy(absl::Span<const RegionCopy> copies) override {
+    copied.push_back(copies.size());
+    for (const auto& [from, to] : copies) {
+      for (int64_t i = 0; i < from.rows; ++i) std::memmove(to.row(i), from.row(i), from.cols * sizeof(float));
+    }
+    return refuses ? absl::InternalError("told to refuse") : absl::OkStatus();
   }
   absl::Status Upload(ConstMatrixView host, MatrixView device) override { return Copy(host, device); }
   absl::Status Download(ConstMatrixView device, MatrixView host) override { return Copy(device, host); }
-  absl::StatusOr<PayloadFacts> Inspect(ConstMatrixView x) override {
+  absl::StatusOr<std::vector<PayloadFacts>> Inspect(absl::Span<const ConstMatrixView> payloads) override {
     if (refuses) return absl::InternalError("told to refuse");
-    std::vector<float> values;
-    for (int64_t i = 0; i < x.rows; ++i) values.insert(values.end(), x.row(i), x.row(i) + x.cols);
-    PayloadFacts facts;
-    facts.digest = PayloadDigest(reinterpret_cast<const uint8_t*>(values.data()), x.size());
-    facts.finite = true;
-    for (const float value : values) facts.finite = facts.finite && std::isfinite(value);
+    inspected.push_back(payloads.size());
+    std::vector<PayloadFacts> facts;
+    for (const ConstMatrixView x : payloads) {
+      std::vector<float> values;
+      for (int64_t i = 0; i < x.rows; ++i) values.insert(values.end(), x.row(i), x.row(i) + x.cols);
+      const bool finite = std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
+      facts.push_back(
+          {.digest = PayloadDigest(reinterpret_cast<const uint8_t*>(values.data()), x.size()), .finite = finite});
+    }
     return facts;
   }
 
@@ -53,6 +62,8 @@ class FakePlane final : public DevicePlane {
   bool maps = false;                // missing memory, as memory of its own
   std::atomic<bool> hangs = false;  // no mark is reached
   int rings = 0;                    // that there are
+  // The sizes of the calls of Copy and of Inspect: each is one wait.
+  std::vector<size_t> copied, inspected;
 
  private:
   class Ring final : public SharedRegion {

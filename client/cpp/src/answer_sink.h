@@ -2,7 +2,9 @@
 // Interface that receives the answer to a contribution as it arrives.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -27,10 +29,12 @@ class AnswerSink {
   virtual absl::Status Append(uint64_t offset, const wire::ReceivedBytes& chunk) = 0;
   // True if every byte that Begin announced has been received.
   virtual bool HasAllBytes() const = 0;
-  // Takes a whole RESULT, [d_out, d_in], from the contribution's slot of a shared region. Blocks until the device has
-  // copied it.
-  virtual absl::Status TakeFromSlot(const float* values) {
-    return absl::InvalidArgumentError("result: expected bytes, got one in a ring");
+  // Takes a whole RESULT, [d_out, d_in], from the contribution's slot of a shared region. `outstanding` is the number
+  // of slots whose answers have not been taken. Calls `done`, on any thread, when the device has copied the answer;
+  // `done` keeps this object and the slot's memory.
+  virtual void TakeFromSlot(const float* /*values*/, size_t /*outstanding*/,
+                            std::function<void(const absl::Status&)> done) {
+    done(absl::InvalidArgumentError("result: expected bytes, got one in a ring"));
   }
   // Discards the bytes received so far.
   virtual void Restart() = 0;

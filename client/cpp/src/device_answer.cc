@@ -37,33 +37,53 @@ void DeviceAnswer::Restart() {
   host_ = nullptr;
 }
 
-absl::Status DeviceAnswer::WithMemory(absl::FunctionRef<absl::Status()> use) {
-  MutexLock lock(memory_mu_);
-  if (future_->ready()) return absl::CancelledError(what_ + ": there is an outcome already");
-  return use();
+bool DeviceAnswer::BeginUse() {
+  MutexLock lock(mu_);
+  used_changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !used_; });
+  if (ended_) return false;
+  used_ = true;
+  return true;
 }
 
-absl::Status DeviceAnswer::TakeFromSlot(const float* values) {
-  MutexLock lock(memory_mu_);
-  if (future_->ready()) return absl::OkStatus();
-  return plane_->Copy(ConstMatrixView(values, out_.rows, out_.cols), out_);
+void DeviceAnswer::EndUse() {
+  MutexLock lock(mu_);
+  used_ = false;
+  used_changed_.notify_all();
+}
+
+void DeviceAnswer::TakeFromSlot(const float* values, size_t outstanding, RegionCopyQueue::Done done) {
+  if (!BeginUse()) return done(absl::OkStatus());
+  plane_.answers.Post({ConstMatrixView(values, out_.rows, out_.cols), out_}, outstanding,
+                      [this, done = std::move(done)](const absl::Status& copied) {
+                        EndUse();
+                        done(copied);
+                      });
 }
 
 bool DeviceAnswer::Fail(absl::Status status) {
-  MutexLock lock(memory_mu_);
-  return future_->Fail(std::move(status));
+  if (!BeginLastUse()) return false;
+  const bool first = future_->Fail(std::move(status));
+  EndUse();
+  return first;
 }
 
 bool DeviceAnswer::Complete(Preconditioned outcome) {
-  MutexLock lock(memory_mu_);
-  if (future_->ready()) return false;
-  const std::shared_ptr<Host> host = this->host();
-  if (host != nullptr) {
+  if (!BeginLastUse()) return false;
+  absl::Status written;
+  if (const std::shared_ptr<Host> host = this->host(); host != nullptr) {
     host->state->Complete(outcome);
-    const absl::Status written = plane_->Upload(ConstMatrixView(host->values.data(), out_.rows, out_.cols), out_);
-    if (!written.ok()) return future_->Fail(written);
+    written = plane_.plane->Upload(ConstMatrixView(host->values.data(), out_.rows, out_.cols), out_);
   }
-  return future_->Complete(std::move(outcome));
+  const bool first = written.ok() ? future_->Complete(std::move(outcome)) : future_->Fail(written);
+  EndUse();
+  return first;
+}
+
+bool DeviceAnswer::BeginLastUse() {
+  if (!BeginUse()) return false;
+  MutexLock lock(mu_);
+  ended_ = true;
+  return true;
 }
 
 }  // namespace precondor

@@ -2,6 +2,8 @@
 #include "client/cpp/src/device_send_queue.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,7 +11,6 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/thread_name.h"
-#include "kernels/cuda/cuda_module.h"
 
 namespace precondor {
 namespace {
@@ -20,14 +21,7 @@ constexpr absl::Duration kLastLook = absl::Microseconds(200);
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<DevicePlane>> DeviceSendQueue::PlaneOf(int device) {
-  MutexLock lock(mu_);
-  const auto found = planes_.find(device);
-  if (found != planes_.end()) return found->second;
-  return planes_.emplace(device, LoadCudaPlane(device)).first->second;
-}
-
-void DeviceSendQueue::Post(std::shared_ptr<const PendingSend> pending) {
+void DeviceSendQueue::Post(Item pending) {
   absl::Status failed;
   {
     MutexLock lock(mu_);
@@ -53,8 +47,10 @@ absl::Time DeviceSendQueue::Tick(absl::Time now) {
       (item->deadline > now ? left.emplace_back() : late.emplace_back()) = std::move(item);
     }
     queue_ = std::move(left);
-    if (current_ != nullptr && current_->deadline > now) next = std::min(next, current_->deadline);
-    if (current_ != nullptr && current_->deadline <= now) late.push_back(current_);
+    for (const Item& item : current_) {
+      if (item->deadline > now) next = std::min(next, item->deadline);
+      if (item->deadline <= now) late.push_back(item);
+    }
     if (!late.empty()) changed_.notify_all();
   }
   for (const Item& item : late) item->answer->Fail(LateError(*item));
@@ -62,12 +58,13 @@ absl::Time DeviceSendQueue::Tick(absl::Time now) {
 }
 
 void DeviceSendQueue::Fail(const absl::Status& status) {
-  std::deque<Item> failing;
+  std::vector<Item> failing;
   {
     MutexLock lock(mu_);
     if (failed_.ok()) failed_ = status;
-    failing.swap(queue_);
-    if (current_ != nullptr) failing.push_front(current_);
+    failing = current_;
+    failing.insert(failing.end(), queue_.begin(), queue_.end());
+    queue_.clear();
     changed_.notify_all();
   }
   for (const Item& item : failing) item->answer->Fail(status);
@@ -76,7 +73,7 @@ void DeviceSendQueue::Fail(const absl::Status& status) {
 bool DeviceSendQueue::WaitIdle(absl::Time deadline) {
   MutexLock lock(mu_);
   return changed_.wait_until(mu_, SteadyTime(deadline), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return queue_.empty() && current_ == nullptr;
+    return queue_.empty() && current_.empty();
   });
 }
 
@@ -95,32 +92,54 @@ void DeviceSendQueue::Stop() {
 void DeviceSendQueue::Loop() {
   NameThisThread("precondor-send");
   while (true) {
-    Item pending;
-    Item done;  // freed after the lock is released
+    std::vector<Item> sends;
     {
       MutexLock lock(mu_);
-      done = std::exchange(current_, nullptr);
-      changed_.notify_all();
-      changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      pending = current_ = std::move(queue_.front());
-      queue_.pop_front();
+      changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        return stopping_ || !queue_.empty() || !current_.empty();
+      });
+      changed_.wait_until(mu_, SteadyTime(MonotonicNow() + patience_), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        return stopping_ || !failed_.ok() || current_.size() + queue_.size() >= outstanding_;
+      });
+      current_.insert(current_.end(), queue_.begin(), queue_.end());
+      queue_.clear();
+      if (current_.empty()) return;
+      sends = current_;
     }
-    done = nullptr;
-    const absl::Status status = AwaitMarks(*pending);
-    if (!status.ok()) {
-      pending->answer->Fail(status);
-    } else if (!pending->answer->ready()) {
-      pending->deliver();
-    }
+    const std::vector<Item> done = AwaitFirst(std::move(sends));  // freed after the lock is released
+    std::vector<Item> computed;
+    std::copy_if(done.begin(), done.end(), std::back_inserter(computed),
+                 [](const Item& item) { return !item->answer->ready(); });
+    if (!computed.empty()) deliver_(computed);
+    MutexLock lock(mu_);
+    current_.erase(current_.begin(), current_.begin() + static_cast<std::ptrdiff_t>(done.size()));
+    changed_.notify_all();
   }
+}
+
+std::vector<DeviceSendQueue::Item> DeviceSendQueue::AwaitFirst(std::vector<Item> sends) {
+  const PendingSend& first = *sends.front();
+  const absl::Status status = AwaitMarks(first);
+  if (!status.ok()) first.answer->Fail(status);
+  size_t count = 1;
+  while (status.ok() && count < sends.size() && sends[count]->plane == first.plane && IsComputed(*sends[count])) {
+    if (MonotonicNow() >= sends[count]->deadline) sends[count]->answer->Fail(LateError(*sends[count]));
+    ++count;
+  }
+  sends.resize(count);
+  return sends;
+}
+
+bool DeviceSendQueue::IsComputed(const PendingSend& pending) {
+  return std::all_of(pending.marks.begin(), pending.marks.end(),
+                     [&](const auto& mark) { return pending.plane->plane->Reached(*mark).value_or(false); });
 }
 
 absl::Status DeviceSendQueue::AwaitMarks(const PendingSend& pending) {
   absl::Duration pause = kFirstLook;
   for (const auto& mark : pending.marks) {
     while (true) {
-      PRECONDOR_ASSIGN_OR_RETURN(const bool reached, pending.plane->Reached(*mark));
+      PRECONDOR_ASSIGN_OR_RETURN(const bool reached, pending.plane->plane->Reached(*mark));
       if (MonotonicNow() >= pending.deadline) return LateError(pending);
       if (reached) break;
       MutexLock lock(mu_);

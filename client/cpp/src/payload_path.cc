@@ -25,14 +25,6 @@ absl::Span<const uint8_t> PayloadPath::Describe(const Contribution& item, const 
 
 absl::StatusOr<bool> PayloadPath::Receive(const Contribution& item, const v1::FrameHeader& header,
                                           const wire::ReceivedBytes& payload) {
-  if (header.has_ring_offset()) {
-    const bool expected = item.region != nullptr && item.region->Holds(item.slot) &&
-                          header.ring_offset() == item.slot.offset && header.payload_bytes() == item.slot.bytes &&
-                          payload.size() == 0;
-    if (!expected) return absl::InternalError("result: expected it where its gradient lay, got another place");
-    PRECONDOR_RETURN_IF_ERROR(item.result->TakeFromSlot(item.region->at(item.slot)));
-    return true;
-  }
   if (header.chunk_offset() == 0) {
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<wire::TensorFormat> tensors,
                                wire::DecodeTensorHeaders(header.tensors()));
@@ -40,6 +32,15 @@ absl::StatusOr<bool> PayloadPath::Receive(const Contribution& item, const v1::Fr
   }
   PRECONDOR_RETURN_IF_ERROR(item.result->Append(header.chunk_offset(), payload));
   return item.result->HasAllBytes();
+}
+
+void PayloadPath::TakeFromSlot(const Contribution& item, const v1::FrameHeader& header,
+                               const wire::ReceivedBytes& payload, std::function<void(const absl::Status&)> done) {
+  const bool expected = item.region != nullptr && item.region->Holds(item.slot) &&
+                        header.ring_offset() == item.slot.offset && header.payload_bytes() == item.slot.bytes &&
+                        payload.size() == 0;
+  if (!expected) return done(absl::InternalError("result: expected it where its gradient lay, got another place"));
+  item.result->TakeFromSlot(item.region->at(item.slot), item.region->in_use(), std::move(done));
 }
 
 // --- slots --------------------------------------------------------------------------------------------------------

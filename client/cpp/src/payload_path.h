@@ -52,10 +52,13 @@ class PayloadPath {
   // empty for a payload in a slot, to which the header then refers.
   static absl::Span<const uint8_t> Describe(const Contribution& item, const wire::Chunk& chunk,
                                             v1::FrameHeader& header);
-  // Receives a RESULT frame's payload, inline or from the contribution's slot. Returns true if the answer is complete.
-  // Returns INTERNAL if the frame refers to another slot, and the errors of AnswerSink.
+  // Receives a RESULT frame's inline payload. Returns true if the answer is complete. Returns the errors of AnswerSink.
   static absl::StatusOr<bool> Receive(const Contribution& item, const v1::FrameHeader& header,
                                       const wire::ReceivedBytes& payload);
+  // Receives the answer that a RESULT frame refers to from the contribution's slot, and then calls `done`, on any
+  // thread. `done` keeps `item`. Its status is INTERNAL if the frame refers to another slot, or an error of the device.
+  static void TakeFromSlot(const Contribution& item, const v1::FrameHeader& header, const wire::ReceivedBytes& payload,
+                           std::function<void(const absl::Status&)> done);
 
   // --- slots -------------------------------------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ ShardLink::~ShardLink() {
   {
     MutexLock lock(mu_);
     closing_ = true;
+    changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return taking_.empty(); });
     if (state_ == StreamState::kOpen && outbox_.empty() && !writing_) {
       path_.OnStreamEnd();  // unmaps the region before the shard learns of the end
       stream_->HalfClose();
@@ -250,6 +251,8 @@ void ShardLink::OnBroken() {
 void ShardLink::OnStreamDone(const grpc::Status& status) {
   {
     MutexLock lock(mu_);
+    // What the stream has brought is answered before its slots end.
+    changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return taking_.empty(); });
     state_ = StreamState::kClosing;
     broken_ = absl::UnavailableError(status.ok() ? "the shard ended the stream" : status.error_message());
     ahead_.reset();

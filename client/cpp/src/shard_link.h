@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
@@ -115,6 +116,9 @@ class ShardLink {
   void OnCredit(const v1::ExchangeResponse& credit);
   void OnAck(const ContributionId& id, uint64_t updates_lost);
   void OnResult(const ContributionId& id, const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload);
+  // Takes an answer from the contribution's slot, and then calls Answer.
+  void TakeFromSlot(Outbox::Item item, const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload,
+                    Preconditioned outcome);
   void OnRefused(const ContributionId& id, const absl::Status& status);
   void OnProtocolError(const absl::Status& status);
   // Returns the key of a frame; nullopt if the frame is of another session or epoch.
@@ -163,6 +167,7 @@ class ShardLink {
   std::string backend_ ABSL_GUARDED_BY(mu_);
   absl::Status broken_ ABSL_GUARDED_BY(mu_);  // end of the last stream; OK once the next one is open
   Outbox outbox_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<ContributionId> taking_ ABSL_GUARDED_BY(mu_);  // answers that are being taken from their slots
 
   PayloadPath path_;  // last, because its hook uses the members above
 };

@@ -113,10 +113,13 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
     MutexLock lock(mu_);
     item = outbox_.Find(id);
     if (path_.OnLateAnswer(id, item, message.header().has_ring_offset())) return;
+    if (taking_.contains(id)) return;  // it is here already
   }
   if (item == nullptr || item->result == nullptr) return;
   const v1::Outcome& outcome = message.outcome();
   const absl::StatusOr<Decision> decision = wire::DecodeDecision(outcome.decision(), "decision");
+  Preconditioned answer = {decision.value_or(Decision::kSkip), outcome.factor_version(), outcome.inner_product(),
+                           outcome.reason()};
   absl::StatusOr<bool> complete = true;
   if (!decision.ok()) {
     complete = decision.status();
@@ -125,12 +128,30 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
         absl::AbortedError(absl::StrCat("step ", id.step, " layer ", id.layer,
                                         ": this rank abstained, and an earlier process of it had not: go back to a "
                                         "checkpoint with all ranks, and join again"));
+  } else if (*decision != Decision::kSkip && message.header().has_ring_offset()) {
+    return TakeFromSlot(std::move(item), message, payload, std::move(answer));
   } else if (*decision != Decision::kSkip) {
     complete = PayloadPath::Receive(*item, message.header(), payload);
   }
   if (complete.ok() && !*complete) return;
-  Answer(std::move(item), complete.status(),
-         {decision.value_or(Decision::kSkip), outcome.factor_version(), outcome.inner_product(), outcome.reason()});
+  Answer(std::move(item), complete.status(), std::move(answer));
+}
+
+void ShardLink::TakeFromSlot(Outbox::Item item, const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload,
+                             Preconditioned outcome) {
+  {
+    MutexLock lock(mu_);
+    taking_.insert(item->id);
+  }
+  const Contribution& contribution = *item;
+  auto answer = [this, item = std::move(item), outcome = std::move(outcome)](const absl::Status& taken) mutable {
+    const ContributionId id = item->id;
+    Answer(std::move(item), taken, std::move(outcome));  // releases the slot's memory before the outcome is known
+    MutexLock lock(mu_);
+    taking_.erase(id);
+    changed_.notify_all();
+  };
+  PayloadPath::TakeFromSlot(contribution, message.header(), payload, std::move(answer));
 }
 
 void ShardLink::Answer(Outbox::Item item, const absl::Status& complete, Preconditioned outcome) {

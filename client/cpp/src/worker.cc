@@ -94,7 +94,14 @@ WorkerImpl::WorkerImpl(const ClientOptions& options, std::shared_ptr<ControlClie
       missing_ranks_(MakeMissingRanks(spec_, rank, incarnation, joined, control_->security())),
       routes_(absl::StrCat("session ", session_), spec_.layers.size(),
               [this](const std::string& address, uint64_t of) { return MakeLink(address, of); }),
+      send_queue_([this](absl::Span<const DeviceSendQueue::Item> sends) { Deliver(sends); }, CountSentGradients()),
       epoch_(joined.epoch()) {}
+
+size_t WorkerImpl::CountSentGradients() const {
+  size_t count = 0;
+  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) count += SendsGradient(static_cast<int64_t>(layer));
+  return count;
+}
 
 std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint64_t epoch) {
   ShardLink::Options link;

@@ -92,6 +92,7 @@ class WorkerImpl final : public Worker {
   absl::StatusOr<Mode> CheckStep(uint64_t step, int64_t layer) const;
   absl::Status CheckStatistics(uint64_t step, int64_t layer) const;
   absl::Status CheckGradient(int64_t layer) const;
+  size_t CountSentGradients() const;                     // the gradients that this worker sends in a step
   absl::Status CheckWholeGradient(int64_t layer) const;  // also that the exchange is not SHARDED
   absl::Status CheckLayer(int64_t layer) const;
   std::string Describe(uint64_t step, int64_t layer) const;
@@ -107,11 +108,14 @@ class WorkerImpl final : public Worker {
   bool NeedsNoShard(Mode mode) const { return mode == Mode::kFirstOrder && spec_.exchange != ExchangeMode::kDirect; }
   // The following functions handle a gradient in device memory, on the send queue's thread once it is computed.
   struct DeviceGradient;
+  using DeviceGradientPtr = std::shared_ptr<const DeviceGradient>;
   // Returns OK if the session's gradients can travel in a shared region, otherwise the reason why not.
   absl::Status CheckSlots() const;
-  void Deliver(const DeviceGradient& gradient);
-  void AnswerOnDevice(const DeviceGradient& gradient);
-  absl::Status SendInSlot(const DeviceGradient& gradient);
+  void Deliver(absl::Span<const DeviceSendQueue::Item> sends);
+  static void AnswerOnDevice(absl::Span<const DeviceGradientPtr> gradients);
+  void SendOnDevice(absl::Span<const DeviceGradientPtr> gradients);
+  // Returns the gradient's contribution with a slot, to which the gradient is not copied yet.
+  absl::StatusOr<std::shared_ptr<Contribution>> TakeSlot(const DeviceGradientPtr& gradient);
   absl::Status SendThroughHost(const DeviceGradient& gradient);
   static absl::StatusOr<std::shared_ptr<const Contribution>> ContributionOnHost(const DeviceGradient& gradient);
   // Sends a layer's statistics or abstention. If this worker has factors, also requests the step's update (PULL).
@@ -161,6 +165,7 @@ class WorkerImpl final : public Worker {
   const std::shared_ptr<Borrowed> borrowed_ = std::make_shared<Borrowed>();
   Canceller canceller_;
   std::unique_ptr<LocalFactors> factors_;  // Constant after Make; null unless workers precondition. Outlives routes_.
+  PlaneTable planes_;                      // outlives routes_
   ShardRoutes routes_;
 
   DeviceSendQueue send_queue_;  // delivers to routes_

@@ -16,13 +16,12 @@
 
 namespace precondor {
 
-struct WorkerImpl::DeviceGradient {
-  std::shared_ptr<DevicePlane> plane;
+struct WorkerImpl::DeviceGradient final : DeviceSendQueue::PendingSend {
   ConstMatrixView values;
   MatrixView out;
   DType dtype = DType::kF32;
-  std::shared_ptr<DeviceAnswer> answer;
-  Contribution contribution;  // without payload
+  std::shared_ptr<DeviceAnswer> device_answer;  // `answer`
+  Contribution contribution;                    // without payload
 };
 
 namespace {
@@ -49,34 +48,30 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const 
     status = absl::FailedPreconditionError(absl::StrCat(what, ": ", CheckSlots().message()));
   }
   if (!status.ok()) return FailedFuture(status);
-  auto pending = std::make_shared<DeviceSendQueue::PendingSend>();
-  absl::StatusOr<std::shared_ptr<DevicePlane>> plane = send_queue_.PlaneOf(gradient.device);
+  const absl::StatusOr<WorkerPlane*> plane = planes_.Of(gradient.device);
   if (!plane.ok()) return FailedFuture(plane.status());
+  auto sent = std::make_shared<DeviceGradient>();
   for (void* stream : {gradient.stream, out.stream}) {
-    if (!pending->marks.empty() && out.stream == gradient.stream) break;
-    absl::StatusOr<std::unique_ptr<DevicePlane::Mark>> mark = (*plane)->Record(stream);
+    if (!sent->marks.empty() && out.stream == gradient.stream) break;
+    absl::StatusOr<std::unique_ptr<DevicePlane::Mark>> mark = (*plane)->plane->Record(stream);
     if (!mark.ok()) return FailedFuture(mark.status());
-    // The plane outlives its marks.
-    pending->marks.emplace_back((*mark).release(), [plane = *plane](const DevicePlane::Mark* ended) { delete ended; });
+    sent->marks.push_back(*std::move(mark));
   }
   const auto state = std::make_shared<PreconditionFuture::State>(what, MatrixView(), false, false);
-  auto sent = std::make_shared<DeviceGradient>();
-  sent->plane = *std::move(plane);
+  sent->what = what;
+  sent->plane = *plane;
   sent->values = ViewOf(gradient);
   sent->out = ViewOf(out);
   sent->dtype = spec_.gradient_dtype;
+  sent->deadline = MonotonicNow() + options_.result_timeout;
   sent->contribution.id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
   sent->contribution.mode = *mode;
   sent->contribution.samples = samples;
-  sent->contribution.deadline = MonotonicNow() + options_.result_timeout;
-  sent->answer = std::make_shared<DeviceAnswer>(what, sent->plane, sent->out, state);
+  sent->contribution.deadline = sent->deadline;
+  sent->device_answer = std::make_shared<DeviceAnswer>(what, **plane, sent->out, state);
+  sent->answer = sent->device_answer;
   sent->contribution.result = sent->answer;
-  pending->what = what;
-  pending->plane = sent->plane;
-  pending->answer = sent->answer;
-  pending->deadline = sent->contribution.deadline;
-  pending->deliver = [this, sent = std::shared_ptr<const DeviceGradient>(std::move(sent))] { Deliver(*sent); };
-  send_queue_.Post(std::move(pending));
+  send_queue_.Post(std::move(sent));
   return PreconditionFuture(state);
 }
 
@@ -99,36 +94,86 @@ absl::Status WorkerImpl::DevicePlaneStatus(int64_t layer, int device) {
   const ShardRoutes::Link link = routes_.of_layer(static_cast<size_t>(layer));
   if (link == nullptr) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(link->path().SlotStatus(RegionKind::kCuda, ""));
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<DevicePlane> plane, send_queue_.PlaneOf(device));
-  return link->path().SlotStatus(plane->kind(), plane->device());
+  PRECONDOR_ASSIGN_OR_RETURN(WorkerPlane* const plane, planes_.Of(device));
+  return link->path().SlotStatus(plane->plane->kind(), plane->plane->device());
 }
 
-void WorkerImpl::Deliver(const DeviceGradient& gradient) {
-  if (NeedsNoShard(gradient.contribution.mode)) return AnswerOnDevice(gradient);
-  const absl::Status in_slot = SendInSlot(gradient);
-  if (!in_slot.ok()) {
-    if (gradient.answer->ready()) return;  // it was late, or the worker has failed
-    const absl::Status sent = SendThroughHost(gradient);
-    if (!sent.ok()) gradient.answer->Fail(sent);
+void WorkerImpl::Deliver(absl::Span<const DeviceSendQueue::Item> sends) {
+  std::vector<DeviceGradientPtr> first_order, others;
+  for (const DeviceSendQueue::Item& item : sends) {
+    auto gradient = std::static_pointer_cast<const DeviceGradient>(item);
+    (NeedsNoShard(gradient->contribution.mode) ? first_order : others).push_back(std::move(gradient));
   }
-  MutexLock lock(mu_);
-  ++(in_slot.ok() ? device_plane_.in_ring : device_plane_.over_socket);
-  if (!in_slot.ok()) device_plane_.reason = std::string(in_slot.message());
+  AnswerOnDevice(first_order);
+  SendOnDevice(others);
 }
 
-// Answers a first-order step on the device: the gradient itself, or SKIP if it is not finite.
-void WorkerImpl::AnswerOnDevice(const DeviceGradient& gradient) {
-  Preconditioned outcome{Decision::kIdentity, 0, 0, "first order"};
-  absl::Status status = gradient.answer->WithMemory([&]() -> absl::Status {
-    PRECONDOR_ASSIGN_OR_RETURN(const PayloadFacts facts, gradient.plane->Inspect(gradient.values));
-    if (!facts.finite) outcome = {Decision::kSkip, 0, 0, "the gradient is not finite"};
-    if (!facts.finite || gradient.values.data == gradient.out.data) return absl::OkStatus();
-    return gradient.plane->Copy(gradient.values, gradient.out);
-  });
-  if (status.ok()) {
-    gradient.answer->Complete(std::move(outcome));
-  } else {
-    gradient.answer->Fail(std::move(status));
+// Answers first-order steps on the device: with the gradient itself, or SKIP if it is not finite.
+void WorkerImpl::AnswerOnDevice(absl::Span<const DeviceGradientPtr> gradients) {
+  std::vector<DeviceGradientPtr> used;
+  std::vector<ConstMatrixView> values;
+  for (const DeviceGradientPtr& gradient : gradients) {
+    if (!gradient->device_answer->BeginUse()) continue;
+    used.push_back(gradient);
+    values.push_back(gradient->values);
+  }
+  if (used.empty()) return;
+  DevicePlane& plane = *used.front()->plane->plane;
+  const absl::StatusOr<std::vector<PayloadFacts>> facts = plane.Inspect(values);
+  absl::Status status = facts.status();
+  std::vector<RegionCopy> copies;
+  for (size_t i = 0; i < used.size() && status.ok(); ++i) {
+    if ((*facts)[i].finite && used[i]->out.data != values[i].data) copies.push_back({values[i], used[i]->out});
+  }
+  if (!copies.empty()) status = plane.Copy(copies);
+  for (size_t i = 0; i < used.size(); ++i) {
+    DeviceAnswer& answer = *used[i]->device_answer;
+    answer.EndUse();
+    if (!status.ok()) {
+      answer.Fail(status);
+    } else if ((*facts)[i].finite) {
+      answer.Complete({Decision::kIdentity, 0, 0, "first order"});
+    } else {
+      answer.Complete({Decision::kSkip, 0, 0, "the gradient is not finite"});
+    }
+  }
+}
+
+void WorkerImpl::SendOnDevice(absl::Span<const DeviceGradientPtr> gradients) {
+  std::vector<absl::StatusOr<std::shared_ptr<Contribution>>> placed;
+  std::vector<RegionCopy> copies;
+  std::vector<DeviceAnswer*> used;
+  for (const DeviceGradientPtr& gradient : gradients) {
+    absl::StatusOr<std::shared_ptr<Contribution>>& one = placed.emplace_back(TakeSlot(gradient));
+    if (!one.ok()) continue;
+    if (!gradient->device_answer->BeginUse()) {
+      (*one)->region->GiveBack((*one)->slot);
+      one = absl::CancelledError(gradient->what + ": there is an outcome already");
+      continue;
+    }
+    used.push_back(gradient->device_answer.get());
+    const ConstMatrixView values = gradient->values;
+    copies.push_back({values, MatrixView((*one)->region->at((*one)->slot), values.rows, values.cols)});
+  }
+  const absl::Status copied = copies.empty() ? absl::OkStatus() : gradients.front()->plane->plane->Copy(copies);
+  for (DeviceAnswer* const answer : used) answer->EndUse();
+  // A layer's next gradient may be one that goes through the host, because the layer's slot is taken: it follows.
+  std::vector<absl::Status> in_slot;
+  for (const absl::StatusOr<std::shared_ptr<Contribution>>& one : placed) {
+    absl::Status& status = in_slot.emplace_back(one.status());
+    if (!one.ok()) continue;
+    status = copied.ok() ? routes_.Submit((*one)->id.layer, *one) : copied;
+    if (!status.ok()) (*one)->region->GiveBack((*one)->slot);
+  }
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!in_slot[i].ok()) {
+      if (gradients[i]->answer->ready()) continue;  // it was late, or the worker has failed
+      const absl::Status sent = SendThroughHost(*gradients[i]);
+      if (!sent.ok()) gradients[i]->answer->Fail(sent);
+    }
+    MutexLock lock(mu_);
+    ++(in_slot[i].ok() ? device_plane_.in_ring : device_plane_.over_socket);
+    if (!in_slot[i].ok()) device_plane_.reason = std::string(in_slot[i].message());
   }
 }
 
@@ -147,9 +192,9 @@ absl::Status WorkerImpl::CheckSlots() const {
   return absl::OkStatus();
 }
 
-absl::Status WorkerImpl::SendInSlot(const DeviceGradient& gradient) {
+absl::StatusOr<std::shared_ptr<Contribution>> WorkerImpl::TakeSlot(const DeviceGradientPtr& gradient) {
   PRECONDOR_RETURN_IF_ERROR(CheckSlots());
-  const size_t layer = gradient.contribution.id.layer;
+  const size_t layer = gradient->contribution.id.layer;
   const ShardRoutes::Link link = routes_.of_layer(layer);
   if (link == nullptr) return absl::UnavailableError("the layer has no shard");
   const auto wanted = [&] {
@@ -161,21 +206,17 @@ absl::Status WorkerImpl::SendInSlot(const DeviceGradient& gradient) {
     }
     return bytes;
   };
-  auto contribution = std::make_shared<Contribution>(gradient.contribution);
-  const int64_t rows = gradient.values.rows, cols = gradient.values.cols;
+  auto contribution = std::make_shared<Contribution>(gradient->contribution);
+  const int64_t rows = gradient->values.rows, cols = gradient->values.cols;
   const uint64_t bytes = static_cast<uint64_t>(rows * cols) * sizeof(float);
   PRECONDOR_ASSIGN_OR_RETURN(
       const PayloadPath::Place place,
-      link->path().TakeSlot(gradient.plane, wanted, contribution->id.layer, bytes, contribution->deadline));
+      link->path().TakeSlot(gradient->plane->plane, wanted, contribution->id.layer, bytes, contribution->deadline));
   contribution->region = place.region;
   contribution->slot = place.slot;
   contribution->tensors.push_back(wire::EncodeTensorHeader({DType::kF32, {rows, cols}, 1.0f}));
-  contribution->make_inline = [gradient] { return ContributionOnHost(gradient); };
-  absl::Status status = gradient.answer->WithMemory(
-      [&] { return gradient.plane->Copy(gradient.values, MatrixView(place.region->at(place.slot), rows, cols)); });
-  if (status.ok()) status = routes_.Submit(layer, std::move(contribution));
-  if (!status.ok()) place.region->GiveBack(place.slot);
-  return status;
+  contribution->make_inline = [gradient] { return ContributionOnHost(*gradient); };
+  return contribution;
 }
 
 absl::Status WorkerImpl::SendThroughHost(const DeviceGradient& gradient) {
@@ -187,8 +228,10 @@ absl::StatusOr<std::shared_ptr<const Contribution>> WorkerImpl::ContributionOnHo
   const int64_t rows = gradient.values.rows, cols = gradient.values.cols;
   auto values = std::make_shared<std::vector<float>>(static_cast<size_t>(rows * cols));
   const MatrixView host(values->data(), rows, cols);
-  PRECONDOR_RETURN_IF_ERROR(
-      gradient.answer->WithMemory([&] { return gradient.plane->Download(gradient.values, host); }));
+  if (!gradient.device_answer->BeginUse()) return absl::CancelledError(gradient.what + ": there is an outcome already");
+  const absl::Status copied = gradient.plane->plane->Download(gradient.values, host);
+  gradient.device_answer->EndUse();
+  PRECONDOR_RETURN_IF_ERROR(copied);
   auto contribution = std::make_shared<Contribution>(gradient.contribution);
   const absl::Span<const uint8_t> alias = wire::AliasPayload(gradient.dtype, host);
   if (alias.empty()) {

@@ -177,7 +177,18 @@ void LayerDriver::Perform(Tasks tasks) {
             [&](const EndRequests& effect) {
               for (AnswerRequest& request : task.requests) request.result(effect.status);
             },
-            [&](const WakeWorker&) { executor_.Post(strand_, [self = shared_from_this()] { self->Run(); }); },
+            [&](const WakeWorker&) {
+              const bool sealed = std::any_of(tasks.begin(), tasks.end(), [](const Task& other) {
+                return std::holds_alternative<ReportSealed>(other.effect);
+              });
+              auto expected =
+                  sealed ? std::make_shared<Backend::ExpectedTask>(session_->DeviceOf(layer_).backend) : nullptr;
+              executor_.Post(strand_, [self = shared_from_this(), expected = std::move(expected)]() mutable {
+                self->worker_.Expect(std::move(expected));
+                self->Run();
+                self->worker_.Expect(nullptr);
+              });
+            },
             [&](const BeginStep& effect) { journal_.BeginStep(effect.rollback_epoch, effect.step, worker_); },
             [&](const AccumulateGradient&) { worker_.Accumulate(*task.data, std::move(task.contributions.front())); },
             // tasks[i + 1] is the ApplyUpdate of this record.

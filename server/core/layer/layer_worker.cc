@@ -89,6 +89,7 @@ absl::Status LayerWorker::ApplyStatistics(std::vector<StagedContribution>& contr
   }
   const absl::Time start = session_.shard->clock.Now();
   Backend::Task task(device_.backend);
+  expected_ = nullptr;
   absl::Status status = state_->Update(merged);
   status.Update(task.Finish());
   outcome.took = session_.shard->clock.Now() - start;

@@ -49,6 +49,9 @@ class LayerWorker {
     StateView state;
   };
 
+  // Ends `expected` when the next task of the layer has begun, or at the next call.
+  void Expect(std::shared_ptr<Backend::ExpectedTask> expected) { expected_ = std::move(expected); }
+
   // Applies one step's statistics. The contributions are in rank order; if there are none, no update is made.
   UpdateOutcome Update(std::vector<StagedContribution> contributions);
 
@@ -132,7 +135,8 @@ class LayerWorker {
   const uint32_t layer_;
   const Method& method_;
   const std::shared_ptr<CostTable::Entry> cost_entry_;
-  std::unique_ptr<LayerState> state_;  // null while the layer has no factors
+  std::unique_ptr<LayerState> state_;                // null while the layer has no factors
+  std::shared_ptr<Backend::ExpectedTask> expected_;  // null unless a task of the layer is expected
   // Result of state_->Save(), shared by all requests of one factor version; null if it has not been saved.
   std::shared_ptr<const Payload> saved_;
 };

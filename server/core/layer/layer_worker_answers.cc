@@ -199,6 +199,7 @@ absl::Status LayerWorker::Compute(ConstMatrixView d, bool taken_in, MatrixView u
   Backend& backend = device_.backend;
   const absl::Time start = session_.shard->clock.Now();
   Backend::Task task(backend);
+  expected_ = nullptr;
   PRECONDOR_RETURN_IF_ERROR(taken_in ? state_->Repeat(u) : state_->Precondition(d, u));
   if (method_.needs_global_scale()) {
     PRECONDOR_ASSIGN_OR_RETURN(answer.result.inner_product, backend.Dot(d, u));

@@ -39,8 +39,9 @@ T __ldcg(const T* address) {
   return *address;
 }
 // NOLINTEND(bugprone-reserved-identifier)
-inline unsigned atomicAdd(unsigned* address, unsigned value) {
-  const unsigned old = *address;
+template <typename T>
+T atomicAdd(T* address, T value) {
+  const T old = *address;
   *address += value;
   return old;
 }

@@ -26,8 +26,11 @@ cudaError_t CountCall();
 
 // --- for tests -------------------------------------------------------------------------------------------------
 int64_t Calls();
-// Times that a thread has waited for a stream or an event whose work had not run.
+// Times that a thread has waited for a stream or an event whose work had not run, or has asked for it too early. With
+// $CUDA_HOST_WAITS the count is in that file, of 8 bytes.
 int64_t Waits();
+// Copies from the host to a device.
+int64_t Uploads();
 // The call after `calls` more returns `error` and does nothing else; so do all later ones if the error is one that
 // ends a device's use, until Recover. A call of cuBLAS or cuSOLVER that fails so returns a status of the library, which
 // does not tell the error; cudaGetLastError does.

@@ -2,7 +2,9 @@
 #include "kernels/grouping/grouping_backend.h"
 
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <future>
 #include <latch>
 #include <limits>
 #include <optional>
@@ -134,7 +136,7 @@ class GroupingBackendTest : public testing::Test {
   GroupingBackendTest() : device_(MakeTestBackend()) {
     auto recorder = std::make_unique<Recorder>(*device_);
     recorder_ = recorder.get();
-    backend_ = MakeGroupingBackend(std::move(recorder), {});
+    backend_ = MakeGroupingBackend(std::move(recorder), {.patience = absl::Hours(1)});
   }
 
   DeviceMatrix Matrix(int64_t rows, int64_t cols, uint64_t seed) {
@@ -158,6 +160,56 @@ class GroupingBackendTest : public testing::Test {
   Recorder* recorder_ = nullptr;
   std::unique_ptr<Backend> backend_;
 };
+
+TEST_F(GroupingBackendTest, ARoundWaitsForATaskThatIsExpected) {
+  DeviceMatrix x = Matrix(4, 4, 1);
+  auto expected = std::make_unique<Backend::ExpectedTask>(*backend_);
+  std::promise<void> first_has_run;
+  std::future<void> first = first_has_run.get_future();
+  recorder_->TakeSizes();
+  TaskGroup(*backend_).RunWithoutTasks(2, [&](int i) {
+    if (i == 1) {
+      EXPECT_EQ(first.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+    }
+    Backend::Task task(*backend_);
+    if (i == 1) expected = nullptr;
+    EXPECT_TRUE(backend_->Dot(x.view(), x.view()).ok());
+    if (i == 0) first_has_run.set_value();
+  });
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(2));
+}
+
+TEST_F(GroupingBackendTest, ARoundGoesOnWhenNoTaskIsExpectedAnyMore) {
+  DeviceMatrix x = Matrix(4, 4, 1);
+  auto expected = std::make_unique<Backend::ExpectedTask>(*backend_);
+  std::thread gives_up;
+  TaskGroup(*backend_).RunWithoutTasks(1, [&](int) {
+    Backend::Task task(*backend_);
+    gives_up = std::thread([&] { expected = nullptr; });
+    EXPECT_TRUE(backend_->Dot(x.view(), x.view()).ok());
+  });
+  gives_up.join();
+}
+
+TEST_F(GroupingBackendTest, ARoundWaitsForExpectedTasksWithABound) {
+  backend_ = MakeGroupingBackend(MakeTestBackend(), {.patience = absl::Microseconds(50)});
+  const Backend::ExpectedTask never(*backend_);
+  DeviceMatrix x = Matrix(4, 4, 1);
+  TaskGroup(*backend_).RunWithoutTasks(1, [&](int) {
+    Backend::Task task(*backend_);
+    EXPECT_TRUE(backend_->Dot(x.view(), x.view()).ok());
+  });
+}
+
+TEST_F(GroupingBackendTest, ARoundDoesNotWaitWhereNoOtherTaskCanCome) {
+  backend_ = MakeGroupingBackend(MakeTestBackend(), {.patience = absl::Hours(1), .most_tasks = 1});
+  const Backend::ExpectedTask never(*backend_);
+  DeviceMatrix x = Matrix(4, 4, 1);
+  TaskGroup(*backend_).RunWithoutTasks(1, [&](int) {
+    Backend::Task task(*backend_);
+    EXPECT_TRUE(backend_->Dot(x.view(), x.view()).ok());
+  });
+}
 
 TEST_F(GroupingBackendTest, RunsWhatTasksHaveInCommonTogether) {
   constexpr int kTasks = 5;

@@ -74,6 +74,43 @@ TEST(CudaPlaneTest, TellsDigestAndFinitenessOfAnyShape) {
   }
 }
 
+TEST(CudaPlaneTest, LooksAtManyAndCopiesManyWithOneWait) {
+  const auto plane = MakePlane();
+  constexpr size_t kCount = 1000;
+  std::vector<std::vector<float>> values, copies;
+  std::vector<ConstMatrixView> views;
+  std::vector<RegionCopy> jobs;
+  for (size_t i = 0; i < kCount; ++i) {
+    values.push_back(Values(i % 7 == 0 ? 9000 + i : 1 + i));
+    copies.emplace_back(values.back().size());
+  }
+  values[5][3] = NAN;
+  for (size_t i = 0; i < kCount; ++i) {
+    const auto size = static_cast<int64_t>(values[i].size());
+    views.emplace_back(values[i].data(), 1, size);
+    jobs.push_back({views.back(), MatrixView(copies[i].data(), 1, size)});
+  }
+  const int64_t before = cuda_host::Waits();
+  const absl::StatusOr<std::vector<PayloadFacts>> facts = plane->Inspect(views);
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_EQ(cuda_host::Waits() - before, 1);
+  ASSERT_EQ(facts->size(), kCount);
+  for (size_t i = 0; i < kCount; ++i) {
+    EXPECT_EQ((*facts)[i].digest, NaiveDigest(values[i])) << i;
+    EXPECT_EQ((*facts)[i].finite, i != 5);
+  }
+  values[5][3] = 0;
+  ASSERT_TRUE(plane->Copy(jobs).ok());
+  EXPECT_EQ(cuda_host::Waits() - before, 2);
+  EXPECT_EQ(copies, values);
+  // More than one pass takes.
+  views.resize(3000, views.front());
+  const absl::StatusOr<std::vector<PayloadFacts>> more = plane->Inspect(views);
+  ASSERT_TRUE(more.ok()) << more.status();
+  ASSERT_EQ(more->size(), views.size());
+  EXPECT_EQ(more->back().digest, NaiveDigest(values.front()));
+}
+
 TEST(CudaPlaneTest, LooksAtRowsAndNotBetweenThem) {
   const auto plane = MakePlane();
   const std::vector<float> wide = {1, 2, 3, NAN, 4, 5, 6, NAN};

@@ -2,6 +2,7 @@
 #include "server/rpc/shared_regions.h"
 
 #include <cstring>
+#include <future>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -29,6 +30,13 @@ class SharedRegionsTest : public ::testing::Test {
     auto ring = rings_.Open(Request(bytes));
     EXPECT_TRUE(ring.ok()) << ring.status();
     return *std::move(ring);
+  }
+
+  // The outcome of StreamRegion::Write.
+  absl::Status Write(StreamRegion& region, const wire::Slot& slot, ConstMatrixView answer) {
+    std::promise<absl::Status> written;
+    region.Write(slot, answer, [&](const absl::Status& outcome) { written.set_value(outcome); });
+    return written.get_future().get();
   }
 
   FakePlane plane_;
@@ -111,11 +119,12 @@ TEST_F(SharedRegionsTest, TakesWhatLiesThereAndWritesTheAnswerThere) {
   std::memcpy(slot, gradient.data(), 24);
   const auto taken = ring->Take(256, 2, 3);
   ASSERT_TRUE(taken.ok()) << taken.status();
+  ASSERT_TRUE(ring->Inspect({*taken}).ok());
   EXPECT_EQ(taken->payload->values.data, slot);
   EXPECT_EQ(taken->payload->values.rows, 2);
   EXPECT_TRUE(taken->payload->facts.finite);
   EXPECT_EQ(taken->payload->facts.digest, PayloadDigest(reinterpret_cast<const uint8_t*>(gradient.data()), 6));
-  ASSERT_TRUE(ring->Write(taken->slot, ConstMatrixView(answer.data(), 2, 3)).ok());
+  ASSERT_TRUE(Write(*ring, taken->slot, ConstMatrixView(answer.data(), 2, 3)).ok());
   EXPECT_EQ(std::vector<float>(slot, slot + 6), answer);
 }
 
@@ -128,18 +137,21 @@ TEST_F(SharedRegionsTest, AnAnswerToAnEarlierUseOfASlotIsNotWritten) {
   const auto second = ring->Take(0, 1, 1);
   ASSERT_TRUE(second.ok()) << second.status();
   const float answer = 1;
-  EXPECT_EQ(ring->Write(first->slot, ConstMatrixView(&answer, 1, 1)).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Write(*ring, first->slot, ConstMatrixView(&answer, 1, 1)).code(), absl::StatusCode::kFailedPrecondition);
   ring->GiveBack(first->slot);
-  EXPECT_TRUE(ring->Write(second->slot, ConstMatrixView(&answer, 1, 1)).ok());
+  EXPECT_TRUE(Write(*ring, second->slot, ConstMatrixView(&answer, 1, 1)).ok());
   EXPECT_EQ(ring->memory().data()[0], answer);
 }
 
-TEST_F(SharedRegionsTest, GivesARangeBackThatCannotBeLookedAt) {
+TEST_F(SharedRegionsTest, GivesRangesBackThatCannotBeLookedAt) {
   const auto ring = Open(1);
   plane_.refuses = true;
-  EXPECT_EQ(ring->Take(0, 1, 1).status().code(), absl::StatusCode::kInternal);
+  const std::vector<StreamRegion::Gradient> taken = {ring->Take(0, 1, 1).value(), ring->Take(256, 1, 1).value()};
+  EXPECT_EQ(ring->Inspect(taken).code(), absl::StatusCode::kInternal);
   plane_.refuses = false;
-  EXPECT_TRUE(ring->Take(0, 1, 1).ok());
+  const std::vector<StreamRegion::Gradient> again = {ring->Take(0, 1, 1).value(), ring->Take(256, 1, 1).value()};
+  EXPECT_TRUE(ring->Inspect(again).ok());
+  EXPECT_THAT(plane_.inspected, ::testing::ElementsAre(2)) << "one wait";
 }
 
 TEST(IsOnThisHostTest, KnowsOneKindOfPeer) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A shard on several CUDA devices, as a server makes them, on the host's imitation: which ends the process when one
 // device's work touches another's memory.
+#include <latch>
 #include <memory>
 #include <set>
 #include <string>
@@ -135,6 +136,45 @@ TEST_F(ShardCudaDevicesTest, AStepTakesTenLaunchesOnAnyNumberOfThreads) {
     EXPECT_LE(cuda::launch_count - before, 10);
     if (threads == 1) expected = answers;
     EXPECT_EQ(answers, expected);
+  }
+}
+
+// The executor's only thread begins when all layers are sealed. With a patience without end the launches are those of
+// tasks that come together, and each round ends: no sealed layer is expected for longer than it takes to come.
+TEST_F(ShardCudaDevicesTest, AnUpdateTakesOneUploadALayerAndWaitsForSealedLayers) {
+  constexpr int kLayers = 20;
+  spec.method = {.name = "mkor", .options = {{"representation", "LOW_RANK"}, {"rank", 64.0}}};
+  spec.layers.clear();
+  for (int64_t i = 0; i < kLayers; ++i) {
+    spec.layers.push_back({.name = absl::StrCat("l", i), .d_out = 17 + i, .d_in = 60 - i, .has_bias = false});
+  }
+  threads_ = 1;
+  std::vector<int64_t> launches_together;  // by step
+  for (const bool together : {true, false}) {
+    grouping_.tasks_at_start = together ? kLayers : 1;
+    grouping_.patience = absl::Hours(1);
+    ASSERT_TRUE(Make(1).Install(MakeInstall()).ok());
+    for (uint64_t step = 0; step < 3; ++step) {
+      const int64_t launches = cuda::launch_count, uploads = cuda_host::Uploads();
+      std::latch all_are_sealed(1);
+      ThreadPoolExecutor& threads = *devices_[0]->threads;
+      threads.Post(threads.NewStrand(), [&] { all_are_sealed.wait(); });
+      for (uint32_t layer = 0; layer < kLayers; ++layer) {
+        for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
+          const ContributionHeader statistics = Header(ContributionKind::kStatistics, step, rank, layer);
+          SubmitTo(*shard, statistics, Distinct(statistics),
+                   [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); });
+        }
+      }
+      all_are_sealed.count_down();
+      threads.Drain();
+      if (together) launches_together.push_back(cuda::launch_count - launches);
+      EXPECT_EQ(cuda::launch_count - launches, launches_together[step]);
+      // Besides those of the launches' tables.
+      EXPECT_GE(cuda_host::Uploads() - uploads, kLayers);
+      EXPECT_LT(cuda_host::Uploads() - uploads, 2 * kLayers);
+      Answers(step);  // the statistics are repeated
+    }
   }
 }
 
