@@ -4,6 +4,7 @@
 #include <algorithm>
 
 namespace precondor::cuda {
+
 int64_t BatchSize(int64_t rows, int64_t cols, int64_t inner) {
   constexpr int64_t kMostProducts = 256, kMultiplications = int64_t{1} << 34;
   return std::clamp<int64_t>(kMultiplications / (rows * cols * inner), 1, kMostProducts);

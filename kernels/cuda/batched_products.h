@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of many matrices of one shape in one call of cuBLAS.
 //
-// cuBLAS promises the same bits for the same call alone. So that a product has the same bits in any company, a batch
-// has as many products as BatchSize says for their shape, and places that no product uses have operands of their own
-// (docs/adr/0031-newton-schulz-in-batches.md).
+// cuBLAS promises the same bits for the same call alone. So that a product has the same bits in any company, the number
+// of products in a batch depends on their shape alone: BatchSize for long sequences of products in bf16,
+// fixed_batches.h for others (docs/adr/0031-newton-schulz-in-batches.md, docs/adr/0034-low-rank-by-batched-cublas.md).
 #pragma once
 
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <cublas_v2.h>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"

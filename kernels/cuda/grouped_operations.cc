@@ -49,9 +49,10 @@ int64_t InnerSize(const operation::Gemm& gemm) {
   return gemm.transpose_a == Transpose::kYes ? gemm.a.rows : gemm.a.cols;
 }
 
-// cuBLAS requires that matrices in TF32 begin at multiples of 16 bytes. Products of others are f32.
+// cuBLAS requires that matrices in TF32 begin at multiples of 16 bytes, and may choose another kernel where they do not
+// begin at multiples of 256, as all scratch does. Products of others are f32.
 bool TakesTf32(const operation::Gemm& gemm) {
-  const auto aligned = [](ConstMatrixView x) { return reinterpret_cast<uintptr_t>(x.data) % 16 == 0; };
+  const auto aligned = [](ConstMatrixView x) { return reinterpret_cast<uintptr_t>(x.data) % 256 == 0; };
   return gemm.precision == ProductPrecision::kTf32 && aligned(gemm.a) && aligned(gemm.b) && aligned(gemm.c);
 }
 

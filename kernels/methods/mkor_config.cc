@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/methods/mkor_config.h"
 
+#include <array>
+
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
@@ -19,7 +21,9 @@ MkorConfig ReadMkorConfig(OptionReader& reader) {
   out.rule = static_cast<UpdateRule>(reader.Choice("rule", 0, {"EXACT_DAMPED", "REFERENCE", "BLEND", "PUBLISHED"}));
   out.representation = static_cast<Representation>(reader.Choice("representation", 0, {"AUTO", "DENSE", "LOW_RANK"}));
   out.storage = static_cast<SymmetricStorage>(reader.Choice("storage", 0, {"F32", "F16"}));
-  out.products = static_cast<ProductPrecision>(reader.Choice("products", 0, {"F32", "BF16", "TF32"}));
+  constexpr std::array<ProductPrecision, 3> kPrecisions = {ProductPrecision::kF32, ProductPrecision::kBf16,
+                                                           ProductPrecision::kTf32};
+  out.products = kPrecisions[static_cast<size_t>(reader.Choice("products", 0, {"F32", "BF16", "TF32"}))];
   out.rank = reader.Integer("rank", out.rank, 1, 1024);
   out.gamma = reader.OpenNumber("gamma", out.gamma, 0, 1);
   out.damping = reader.Number("damping", out.damping, 1e-3, 1e6);

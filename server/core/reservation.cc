@@ -105,10 +105,13 @@ void ReservationSums::Include(size_t device, uint32_t index) {
   sum.staging = AddBytes(sum.staging, StagingBytes(*spec_, method, index, window_steps_));
   int64_t statistics = 0, gradient = 0;
   if (method.needs_statistics()) {
-    // The scratch on the device; and on the host one worker's decoded statistics, or for MEAN the sums in f64 and the
-    // means.
-    const bool mean = StatisticsOf(*spec_, index) == StatisticsKind::kMean;
-    const int64_t host = mean ? 3 * (layer.d_in + layer.d_out) : StatisticsElements(*spec_, index);
+    // The scratch on the device; and on the host one worker's decoded statistics, for vectors all workers', and for
+    // MEAN the sums in f64 and the means.
+    const StatisticsKind kind = StatisticsOf(*spec_, index);
+    const int64_t both = layer.d_in + layer.d_out;
+    const int64_t host = kind == StatisticsKind::kMean         ? 3 * both
+                         : kind == StatisticsKind::kCovariance ? StatisticsElements(*spec_, index)
+                                                               : Mul(VectorsPerStep(*spec_, index), both);
     statistics = Mul(AddBytes(StatisticsScratchElements(*spec_, index), host), 4);
   }
   if (!WorkersPrecondition(*spec_)) gradient = Mul(layer.d_out * layer.d_in, 4);

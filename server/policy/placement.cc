@@ -2,6 +2,7 @@
 #include "server/policy/placement.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <numeric>
 
@@ -38,7 +39,7 @@ class DeviceCapacities {
   // Explains why LeastLoadedDevice returned -1.
   std::string NoRoom(size_t index, absl::Span<const PlacementLayer> layers) const {
     int64_t all = 0;
-    for (const PlacementLayer& layer : layers) all += layer.bytes;
+    for (const PlacementLayer& layer : layers) all += std::min(layer.bytes, std::numeric_limits<int64_t>::max() - all);
     return absl::StrCat("layer ", index, " needs ", layers[index].bytes, " bytes, all ", layers.size(), " layers ", all,
                         "; the most that any of ", load_.size(), " shards has left is ",
                         *std::max_element(free_bytes_.begin(), free_bytes_.end()));

@@ -282,11 +282,12 @@ void ExchangeStream::OpenRing(const v1::ExchangeRequest& request) {
 
 absl::StatusOr<ExchangeStream::SlotContribution> ExchangeStream::TakeFromRing(const v1::FrameHeader& header,
                                                                               const wire::ReceivedBytes& payload) {
+  const SessionCaller& caller = CallerOf(header);  // first: the secret in a refused frame counts too
   PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(header));
   // A placeholder that marks the payload as being on the device: the header must be valid before the ring is read.
   decoded.on_device = std::make_shared<DevicePayload>();
   PRECONDOR_ASSIGN_OR_RETURN(AdmittedContribution admitted,
-                             shard_.AdmitContribution(std::move(decoded), header.payload_bytes(), CallerOf(header)));
+                             shard_.AdmitContribution(std::move(decoded), header.payload_bytes(), caller));
   const std::vector<int64_t>& dims = admitted.header().tensors[0].dims;
   absl::StatusOr<StreamRegion::Gradient> gradient = path_.TakeSlot(header, payload, dims[0], dims[1]);
   if (gradient.ok()) {

@@ -74,6 +74,7 @@ CONFORMANCE = Phase("conformance", 200, (
     _suite("symmetric_conformance_test", 200, host_tests=_TILES),
     _suite("grouped_conformance_test", 200, host_tests="MethodsInCompany.*"),
     _suite("low_rank_conformance_test", 200, host_tests="FullRank/*/3"),
+    _suite("orthogonal_iteration_conformance_test", 200),
     _suite("method_conformance_test", 200, host_tests="*.IsTheIdentity*:*.KeepsItsScaling*:*.RefusesBadInput*"),
     _suite("gradient_method_conformance_test", 200, host_tests="*.CountsTheGradients*"),
 ), jobs=3)  # more processes would wait for each other's turns on the device

@@ -103,7 +103,10 @@ void DeviceSendQueue::Loop() {
       });
       current_.insert(current_.end(), queue_.begin(), queue_.end());
       queue_.clear();
-      if (current_.empty()) return;
+      if (current_.empty()) {
+        if (stopping_) return;
+        continue;  // all were late
+      }
       sends = current_;
     }
     const std::vector<Item> done = AwaitFirst(std::move(sends));  // freed after the lock is released

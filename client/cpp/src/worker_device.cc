@@ -143,16 +143,22 @@ void WorkerImpl::SendOnDevice(absl::Span<const DeviceGradientPtr> gradients) {
   std::vector<absl::StatusOr<std::shared_ptr<Contribution>>> placed;
   std::vector<RegionCopy> copies;
   std::vector<DeviceAnswer*> used;
-  for (const DeviceGradientPtr& gradient : gradients) {
-    absl::StatusOr<std::shared_ptr<Contribution>>& one = placed.emplace_back(TakeSlot(gradient));
+  for (const DeviceGradientPtr& gradient : gradients) placed.push_back(TakeSlot(gradient));
+  // TakeSlot may have waited for a shard's ring, and meanwhile another shard's may have ended.
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    absl::StatusOr<std::shared_ptr<Contribution>>& one = placed[i];
     if (!one.ok()) continue;
-    if (!gradient->device_answer->BeginUse()) {
-      (*one)->region->GiveBack((*one)->slot);
-      one = absl::CancelledError(gradient->what + ": there is an outcome already");
+    if (!(*one)->region->Holds((*one)->slot)) {
+      one = absl::UnavailableError("the ring has ended");
       continue;
     }
-    used.push_back(gradient->device_answer.get());
-    const ConstMatrixView values = gradient->values;
+    if (!gradients[i]->device_answer->BeginUse()) {
+      (*one)->region->GiveBack((*one)->slot);
+      one = absl::CancelledError(gradients[i]->what + ": there is an outcome already");
+      continue;
+    }
+    used.push_back(gradients[i]->device_answer.get());
+    const ConstMatrixView values = gradients[i]->values;
     copies.push_back({values, MatrixView((*one)->region->at((*one)->slot), values.rows, values.cols)});
   }
   const absl::Status copied = copies.empty() ? absl::OkStatus() : gradients.front()->plane->plane->Copy(copies);

@@ -87,9 +87,12 @@ LayerCost CostOf(const SessionSpec& spec, const Method& method, int64_t index) {
   cost.states = method.StateBytes(layer);
   if (method.needs_statistics()) {
     cost.statistics = StatisticsElements(spec, index) * static_cast<int64_t>(ByteSize(spec.statistics_dtype));
-    const bool mean = StatisticsOf(spec, index) == StatisticsKind::kMean;
-    // On the host: one worker's decoded statistics, or for MEAN the sums of means in f64 and the means.
-    const int64_t host = mean ? 3 * SumOfSides(layer) : StatisticsElements(spec, index);
+    // On the host: one worker's decoded statistics, for vectors all workers', and for MEAN the sums of means in f64 and
+    // the means.
+    const StatisticsKind kind = StatisticsOf(spec, index);
+    const int64_t host = kind == StatisticsKind::kMean         ? 3 * SumOfSides(layer)
+                         : kind == StatisticsKind::kCovariance ? StatisticsElements(spec, index)
+                                                               : vectors * SumOfSides(layer);
     cost.statistics_scratch = (MergedElements(spec, index) + host) * kFloat;
     if (spec.exchange == ExchangeMode::kReplay) cost.factors = MergedElements(spec, index) * kFloat;
     if (spec.exchange == ExchangeMode::kPullFactors) cost.factors = method.SavedBytes(layer);

@@ -51,6 +51,8 @@ class LocalServer:
     of the environment are those of other servers. In a forked child the copy does nothing. Thread-safe, except for close().
     """
 
+    limits = ""  # its memory limits, for messages
+
     def __init__(self, arguments: Sequence[str] = (), *, gpus: Optional[Mapping[str, Union[int, str]]] = None,
                  timeout: float = 30.0) -> None:
         """Starts the server and waits until it accepts calls.

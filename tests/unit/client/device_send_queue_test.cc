@@ -98,6 +98,26 @@ TEST_F(DeviceSendQueueTest, TheSendsOfAStepWaitForEachOther) {
   EXPECT_THAT(batches_, ElementsAre(3));
 }
 
+TEST_F(DeviceSendQueueTest, GoesOnWhenAllThatWaitedForOthersWereLate) {
+  DeviceSendQueue of_two([this](absl::Span<const DeviceSendQueue::Item> sends) { batches_.push_back(sends.size()); }, 2,
+                         absl::Microseconds(100));
+  const auto post = [&](absl::Time deadline) {
+    auto pending = std::make_shared<DeviceSendQueue::PendingSend>();
+    pending->plane = &of_worker_;
+    pending->answer = std::make_shared<DeviceAnswer>("layer 0", of_worker_, MatrixView(), first_.state);
+    pending->deadline = deadline;
+    of_two.Post(std::move(pending));
+  };
+  const absl::Time now = MonotonicNow();
+  for (int i = 0; i < 1000; ++i) {  // so that the thread finds nothing at the end of its patience now and then
+    post(now + kAmple);
+    of_two.Tick(now + 2 * kAmple);
+  }
+  post(absl::InfiniteFuture());
+  post(absl::InfiniteFuture());
+  EXPECT_TRUE(of_two.WaitIdle(MonotonicNow() + kAmple));
+}
+
 TEST_F(DeviceSendQueueTest, AStreamThatHangsHoldsUpNoDeadline) {
   plane_->hangs = true;
   const absl::Time now = MonotonicNow();

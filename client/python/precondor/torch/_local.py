@@ -68,19 +68,20 @@ class JobServer:
             raise InvalidArgumentError(f'address: expected ranks on one host with "local", got {len(hosts)} hosts', "INVALID_ARGUMENT",
                                        advice="Start precondor-server on one of them, and give its host:port")
         gpus = self._gpus() if self.on_gpus else {}
-        self._limits = ", ".join(f"{_text(limit)} of {name}" for name, limit in gpus.items()) or str(self._memory or "8GiB")
 
         def begin() -> server.LocalServer:
-            if gpus:
-                return server.LocalServer(gpus=gpus, timeout=_START_S)
-            return server.LocalServer([] if self._memory is None else [f"--memory-limit={self._memory}"])
+            arguments = [] if gpus or self._memory is None else [f"--memory-limit={self._memory}"]
+            made = server.LocalServer(arguments, gpus=gpus, timeout=_START_S if gpus else 30.0)
+            made.limits = ", ".join(f"{_text(limit)} of {name}" for name, limit in gpus.items()) or str(self._memory or "8GiB")
+            return made
 
         kind = (*gpus, self._memory) if gpus or self._memory is not None else None
         own = group.check(lambda: server.shared(kind, begin) if group.rank == 0 else None)
         if group.size > 1:
             _of_job = own
         held.enter_context(contextlib.nullcontext(own))
-        return group.gather("" if own is None else own.address)[0]
+        address, self._limits = group.gather(("", "") if own is None else (own.address, own.limits))[0]
+        return str(address)
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:

@@ -51,6 +51,8 @@ TEST(PlacementTest, SaysWhichLayerFitsNowhere) {
   EXPECT_THAT(placement.shard_of_layer, ElementsAre());
   EXPECT_THAT(placement.reason, HasSubstr("layer 1 needs 500 bytes, all 2 layers 510;"));
   EXPECT_THAT(placement.reason, HasSubstr("200"));
+  const std::vector<PlacementLayer> huge(3, {.cost = 1, .bytes = int64_t{1} << 62});
+  EXPECT_THAT(PlaceLayers(huge, std::vector<PlacementShard>(1)).reason, HasSubstr("all 3 layers 9223372036854775807;"));
 }
 
 // Four shards; a layer costs as much as any other, so layer i is on shard i % 4.

@@ -31,9 +31,9 @@ class ShardControlTest : public ShardFixture {
 
 // By hand, per layer [2, 3] and [3, 2], W = 2, q = 1, f32: states 4 * 5 each; statistics 2 * 5 * 4 bytes * 3 steps;
 // gradients (2 * 6 * 4 + 6 * 8) * 2 steps; slots of both kinds for 2 ranks * 3 steps. Scratch of one task: statistics
-// 2 * 5 * 4 and one worker's 5 * 4, D and U 2 * 6 * 4, method 128.
+// 2 * 5 * 4 and on the host as much, D and U 2 * 6 * 4, method 128.
 constexpr int64_t kPerLayer = 20 + 120 + 192 + 2 * 2 * 3 * kBytesPerContribution;
-constexpr int64_t kNeeded = 2 * kPerLayer + 40 + 20 + 48 + 128 + kTables;
+constexpr int64_t kNeeded = 2 * kPerLayer + 40 + 40 + 48 + 128 + kTables;
 
 TEST_F(ShardControlTest, ReservesWhatTheFormulaSays) {
   Start();
