@@ -251,7 +251,7 @@ void ShardLink::OnBroken() {
 void ShardLink::OnStreamDone(const grpc::Status& status) {
   {
     MutexLock lock(mu_);
-    // What the stream has brought is answered before its slots end.
+    // Answers that the stream has brought are copied before its slots end.
     changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return taking_.empty(); });
     state_ = StreamState::kClosing;
     broken_ = absl::UnavailableError(status.ok() ? "the shard ended the stream" : status.error_message());
