@@ -128,7 +128,8 @@ TEST(RoundedProducts, AProductInTf32IsOffByItsRoundingAlone) {
            {1, 1, 1}, {3, 70, 5}, {70, 3, 9}, {33, 65, 17}, {64, 64, 64}, {130, 31, 200}, {257, 129, 2}}) {
     for (const int transposes : {0, 1, 2, 3}) {
       const bool ta = transposes % 2 == 1, tb = transposes / 2 == 1;
-      for (const auto& [alpha, beta] : {std::pair(1.0, 0.0), std::pair(-0.5, 0.75)}) {
+      for (const std::pair<double, double>& scales : {std::pair(1.0, 0.0), std::pair(-0.5, 0.75)}) {
+        const double alpha = scales.first, beta = scales.second;  // clang 14 captures no bindings
         const Dense a = RandomDense(m, k, 1), b = RandomDense(k, n, 2), c = RandomDense(m, n, 3);
         const Dense expected = reference::Combination(alpha, reference::Product(a, b), beta, c);
         for (const int64_t lead : {0, 1}) {
