@@ -251,6 +251,8 @@ class CudaPlane final : public DevicePlane {
   // Waits for the work on the stream, whose last call returned `error`, and returns the first error.
   absl::Status AwaitStream(absl::string_view what, cudaError_t error) {
     const cudaError_t waited = cudaStreamSynchronize(stream_);
+    // The error may be that of an earlier call. The stream must not use the caller's memory any longer.
+    if (waited != cudaSuccess) (void)cudaStreamSynchronize(stream_);
     return Checked(what, error == cudaSuccess ? waited : error);
   }
 
