@@ -34,10 +34,9 @@ class RegionCopyQueue {
   RegionCopyQueue& operator=(const RegionCopyQueue&) = delete;
 
   // Queues a copy. `outstanding` is the number of copies that may come at about this time, this one included, of this
-  // stream alone where several share the queue: while
-  // fewer are queued, they wait for the others, up to `patience`. Then all become one call of RegionMemory::Copy, and
-  // each `done` is called with its status, on the queue's thread, in the order of Post. `done` owns what keeps the
-  // memory of both sides mapped; the queue releases it after the call.
+  // stream alone where several share the queue. While fewer are queued, they wait for the others, up to `patience`.
+  // Then all become one call of RegionMemory::Copy, and each `done` is called with its status, on the queue's thread,
+  // in the order of Post. `done` owns what keeps the memory of both sides mapped; the queue releases it after the call.
   void Post(RegionCopy copy, size_t outstanding, Done done);
 
  private:

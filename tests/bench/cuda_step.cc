@@ -40,7 +40,7 @@ std::vector<LayerSpec> Layers(bool is_short) {
   return layers;
 }
 
-// What a step is made with: mkor, where a rank of 0 stands for dense factors, or a method that learns from gradients.
+// A step's method: mkor, where a rank of 0 stands for dense factors, or a method that learns from gradients.
 struct Kind {
   int64_t rank = 0;
   std::string products;
