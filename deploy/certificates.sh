@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes an authority and certificates of its own for the servers and clients of one deployment (docs/security.md).
+# Makes an authority and certificates of its own for the servers and clients of one deployment (docs/operate/security.md).
 set -euo pipefail
 
 usage() {

@@ -80,8 +80,8 @@ class Backend {
   // Returns the stream (CUstream_st*) that runs the operations. Null if operations have run when their calls return.
   virtual void* stream() const { return nullptr; }
   // Runs operations of one kind that do not depend on each other, in any order; statuses[i] is that of operations[i].
-  // Results equal those of single operations to the bit, except as docs/adr/0014 and 0015 say for CUDA. An operation
-  // with status ResourceExhausted has not run, and may be run again.
+  // Results equal those of single operations to the bit, except as docs/develop/adr/0014 and 0015 say for CUDA. An
+  // operation with status ResourceExhausted has not run, and may be run again.
   void Run(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses);
 
   // --- Primitives -------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Backend {
   // Returns whether products of TF32 and bf16 are many times as fast as those of f32. A method's option `precision`
   // then has one of these as its default.
   virtual bool has_tensor_cores() const { return false; }
-  // An answer of method muon (docs/methods/muon.md), d and u [m, n]:
+  // An answer of method muon (docs/use/methods/muon.md), d and u [m, n]:
   //   next = d + beta momentum; direction = d + beta next, or `next` if `lookahead` has no elements;
   //   x = direction / (|direction| + epsilon); `steps` times: a = x x', x = (p I + q a + r a a) x; u = scale x
   // with kNewtonSchulzLinear, kNewtonSchulzCubic and kNewtonSchulzQuintic for p, q and r. `lookahead` receives the

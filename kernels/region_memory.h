@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One kind of memory that a shard and a worker of one host can share, so that payloads need not pass through a socket
-// (docs/adr/0012-device-plane.md): the shard exports a region, the worker maps it, and both copy payloads in and out.
-// To add a kind of memory, add a RegionMemory. proto/wire/slot_table.h divides the regions of every kind into slots.
+// (docs/develop/adr/0012-device-plane.md): the shard exports a region, the worker maps it, and both copy payloads in
+// and out. To add a kind of memory, add a RegionMemory. proto/wire/slot_table.h divides the regions of every kind into
+// slots.
 //
 // Threads: all calls from any thread, several at once. Views are f32, row-major. Every call waits until its effect is
 // complete. Errors: Internal for faults of the memory's device, ResourceExhausted for memory.

@@ -17,7 +17,7 @@
 namespace precondor {
 
 // A running server. Thread-safe. Threads: gRPC's, a pool for arithmetic, a pool for control calls and those of the
-// metrics port (docs/threading.md).
+// metrics port (docs/develop/threading.md).
 class App {
  public:
   // Starts a server, which serves when this returns. `logger` must outlive the app. Returns Unavailable if a port is

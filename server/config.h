@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The configuration of a server process. Flags override PRECONDOR_* environment variables, these override a YAML file,
-// and that overrides the defaults. The table in config.cc lists all options; docs/operations.md describes them.
+// and that overrides the defaults. The table in config.cc lists all options; docs/operate/operations.md describes them.
 #pragma once
 
 #include <cstdint>

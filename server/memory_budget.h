@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that a server may come to use, and what its container has. docs/operations.md has the rule.
+// The memory that a server may come to use, and what its container has. docs/operate/operations.md has the rule.
 #pragma once
 
 #include <cstdint>

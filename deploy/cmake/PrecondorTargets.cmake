@@ -13,7 +13,7 @@
 #     at -O2. For sources whose loops over elements are on the hot path.
 #   precondor_test(name [UNITY] SRCS ... DEPS ... LABELS ... [TIMEOUT s] [ARGS ...] [ENVIRONMENT ...] [OPTIMIZED] [THREADS])
 #     A GoogleTest program, registered with CTest under its name and labels. Its own sources are compiled without
-#     optimisation, to save time (docs/adr/0020-a-build-that-fits.md); OPTIMIZED is for tests that compute much themselves.
+#     optimisation, to save time (docs/develop/adr/0020-a-build-that-fits.md); OPTIMIZED is for tests that compute much themselves.
 #     THREADS marks a test in which threads of this project meet: ThreadSanitizer's preset runs these alone.
 
 set(CMAKE_CXX_STANDARD 20)
@@ -51,7 +51,7 @@ if(PRECONDOR_SANITIZE)  # -O1: about half the build time of -O2, at little cost 
   add_link_options(-fsanitize=${PRECONDOR_SANITIZE})
 endif()
 
-# What makes errors in memory harder to use (docs/security.md): the optimised builds of libraries and programs, of which
+# What makes errors in memory harder to use (docs/operate/security.md): the optimised builds of libraries and programs, of which
 # tests/lint/check_hardening.py reads what came out. _FORTIFY_SOURCE needs an optimiser and, for 3, sizes known at run time.
 include(CheckCXXSourceCompiles)
 include(CheckPIESupported)

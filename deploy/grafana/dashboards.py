@@ -18,8 +18,8 @@ JOB_SHARD = f"{JOB},{SHARD}"
 LINKS = [{"title": "Dashboards", "type": "dashboards", "icon": "external link", "tooltip": "", "url": "", "tags": ["precondor"],
           "asDropdown": True, "targetBlank": False, "includeVars": True, "keepTime": True}]
 RUNBOOKS = {"type": "text", "title": "Runbooks", "gridPos": {"h": 4, "w": 24, "x": 0, "y": 0},
-            "options": {"mode": "markdown", "content": "`docs/runbooks.md` has a section for each alert; the annotation "
-                        "`runbook_url` of the alert names it. Metrics: `docs/monitoring.md`."}}
+            "options": {"mode": "markdown", "content": "`docs/operate/runbooks.md` has a section for each alert; the annotation "
+                        "`runbook_url` of the alert names it. Metrics: `docs/operate/monitoring.md`."}}
 
 
 def panel(title, unit, *queries, kind="timeseries", width=8, height=7, description="", decimals=None):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files with which a client authenticates servers and itself; docs/security.md says how to make them.
+// Files with which a client authenticates servers and itself; docs/operate/security.md says how to make them.
 #pragma once
 
 #include <string>

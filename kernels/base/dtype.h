@@ -31,7 +31,7 @@ void EncodeElements(DType dtype, absl::Span<const float> in, float scale, void* 
 
 // Returns the power of two by which to divide so that the largest |x| fits f16 with headroom. Returns 1 if all values
 // are small enough, or if the largest is zero or not finite. It keeps n * g sketches of many rows from overflowing
-// (docs/gotchas.md).
+// (docs/develop/gotchas.md).
 float F16Scale(absl::Span<const float> values);
 
 // Returns true if no element is NaN or infinite.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Configuration of when a session falls back to first order (MKOR-H; docs/methods/mkor_h.md). A plain value, part of
-// SessionSpec. The rules themselves are in server/policy/fallback.h.
+// Configuration of when a session falls back to first order (MKOR-H; docs/use/methods/mkor_h.md). A plain value, part
+// of SessionSpec. The rules themselves are in server/policy/fallback.h.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of a gradient that ranks have in exchange SHARDED (docs/protocol.md).
+// The parts of a gradient that ranks have in exchange SHARDED (docs/develop/protocol.md).
 #pragma once
 
 #include <cstddef>

@@ -26,7 +26,7 @@ enum class WorkerFactors : uint8_t {
   kReplayed,  // REPLAY too: an update is a function of O(d) statistics alone, which they apply as the shard does
 };
 
-// How the norm of an answer is set; docs/methods/mkor.md defines the policies.
+// How the norm of an answer is set; docs/use/methods/mkor.md defines the policies.
 enum class Scaling : uint8_t { kNormRescale, kKlClip, kRmsClip, kNone };
 // Texts of the option `scaling`, indexed by Scaling.
 inline constexpr absl::string_view kScalingNames[] = {"NORM_RESCALE", "KL_CLIP", "RMS_CLIP", "NONE"};
@@ -36,7 +36,7 @@ inline constexpr absl::string_view kScalingNames[] = {"NORM_RESCALE", "KL_CLIP",
 inline constexpr double kMaxLearntGradientNorm = 0x1p60;  // 1.2e18
 
 struct MethodTraits {
-  absl::string_view name;  // name in MethodConfig and of the page docs/methods/<name>.md
+  absl::string_view name;  // name in MethodConfig and of the page docs/use/methods/<name>.md
   StatisticsForm statistics = StatisticsForm::kNone;
   // Statistics that a session sends if its user names none.
   StatisticsKind default_statistics = StatisticsKind::kSigned;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// std::mutex with Clang's thread-safety annotations. Not absl::Mutex: see docs/gotchas.md (deadlock detector, TSan).
+// std::mutex with Clang's thread-safety annotations. Not absl::Mutex: see docs/develop/gotchas.md (deadlock detector,
+// TSan).
 #pragma once
 
 #include <condition_variable>

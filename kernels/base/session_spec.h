@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Description of a session: the vocabulary that client, wire, coordinator and shards share (docs/architecture.md).
-// Plain values. ValidateSessionSpec checks them once; the rest of the code trusts them.
+// Description of a session: the vocabulary that client, wire, coordinator and shards share
+// (docs/develop/architecture.md). Plain values. ValidateSessionSpec checks them once; the rest of the code trusts them.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@
 namespace precondor {
 
 enum class Mode : uint8_t { kSecondOrder = 1, kFirstOrder = 2 };
-// Which ranks send gradients, and where these are preconditioned; docs/protocol.md. With kPullFactors and kReplay
-// gradients stay with the workers, which hold the factors too (WorkersPrecondition).
+// Which ranks send gradients, and where these are preconditioned; docs/develop/protocol.md. With kPullFactors and
+// kReplay gradients stay with the workers, which hold the factors too (WorkersPrecondition).
 enum class ExchangeMode : uint8_t { kDirect = 1, kDelegate = 2, kPullFactors = 3, kReplay = 4, kSharded = 5 };
 // What workers send as statistics. kCovariance: each side is the mean of x x' over the worker's rows or, if that is
 // smaller, the rows themselves; only for methods with StatisticsForm::kCovariances (kernels/base/method_traits.h).
@@ -45,7 +45,7 @@ struct LayerSpec {
 };
 
 // A method's name and options, as the registry (kernels/methods/registry.h) interprets them. An option that is left out
-// has the method's default. Option names are those of docs/methods/<name>.md.
+// has the method's default. Option names are those of docs/use/methods/<name>.md.
 using OptionValue = std::variant<bool, double, std::string>;
 struct MethodConfig {
   std::string name = "mkor";

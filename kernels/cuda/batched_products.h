@@ -3,7 +3,8 @@
 //
 // cuBLAS promises the same bits for the same call alone. So that a product has the same bits in any company, the number
 // of products in a batch depends on their shape alone: BatchSize for long sequences of products in bf16,
-// fixed_batches.h for others (docs/adr/0031-newton-schulz-in-batches.md, docs/adr/0034-low-rank-by-batched-cublas.md).
+// fixed_batches.h for others (docs/develop/adr/0031-newton-schulz-in-batches.md,
+// docs/develop/adr/0034-low-rank-by-batched-cublas.md).
 #pragma once
 
 #include <compare>

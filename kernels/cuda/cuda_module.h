@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads the CUDA backend from the library libprecondor-cuda.so at run time, so that the same program also runs on
-// machines without CUDA (docs/adr/0008-cuda-module.md). Loading it and the libraries of CUDA costs a process about 190
-// MB and 0.4 s. A process without a GPU does not pay this.
+// machines without CUDA (docs/develop/adr/0008-cuda-module.md). Loading it and the libraries of CUDA costs a process
+// about 190 MB and 0.4 s. A process without a GPU does not pay this.
 #pragma once
 
 #include <memory>

@@ -44,7 +44,7 @@ bool IsAligned(ConstMatrixView x) {
 }
 
 // half = l d, then u = half r, in calls of cuBLAS for the operations of one shape. A single call for all shapes, which
-// cuBLAS also offers, takes twice as long (docs/adr/0025-measured-on-a-gpu.md).
+// cuBLAS also offers, takes twice as long (docs/develop/adr/0025-measured-on-a-gpu.md).
 class ProductPair {
  public:
   template <typename T>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decomposes many small symmetric matrices by cuSOLVER's batched routine, those of one size in one call. The contract
 // is that of kernels/cuda/grouped_operations.h, but bits may depend on the other matrices
-// (docs/adr/0014-batched-eigendecompositions.md).
+// (docs/develop/adr/0014-batched-eigendecompositions.md).
 #pragma once
 
 #include "absl/status/status.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads this project's own shared libraries at run time (docs/adr/0008-cuda-module.md).
+// Loads this project's own shared libraries at run time (docs/develop/adr/0008-cuda-module.md).
 #pragma once
 
 #include <dlfcn.h>

@@ -7,7 +7,7 @@
 // A batch has as many products as BatchSize says, however many layers there are, and drops those that are unused. So
 // the products of a layer are always part of a call that differs from other calls in addresses alone, and an answer has
 // the same bits in any company if cuBLAS computes the products of a batch alike, wherever they stand in it
-// (docs/adr/0031-newton-schulz-in-batches.md).
+// (docs/develop/adr/0031-newton-schulz-in-batches.md).
 #pragma once
 
 #include <cstdint>

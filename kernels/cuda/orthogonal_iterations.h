@@ -7,7 +7,7 @@
 //
 // The last g shows whether a factorization has failed, or x has been too ill-conditioned for them: its distance from I,
 // in Frobenius' norm, is then not below kLargestDistance, up to which the result is orthonormal to f32
-// (docs/adr/0032-soap-in-batches.md).
+// (docs/develop/adr/0032-soap-in-batches.md).
 #pragma once
 
 #include <cstdint>

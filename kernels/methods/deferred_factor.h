@@ -4,7 +4,8 @@
 // M is symmetric, in tiles, in f32 or f16; e and s are scalars, so that decaying or blending J needs no pass over M. At
 // most kDeferred terms are deferred, that is, kept beside M. If the next update's terms would not fit, the deferred
 // terms are added to M in the pass in which that update multiplies by M. The diagonal of J is kept in f64, at O(d) per
-// update: J is positive definite, so its largest element is on the diagonal. Derivation: docs/methods/mkor.md, "Dense".
+// update: J is positive definite, so its largest element is on the diagonal. Derivation: docs/use/methods/mkor.md,
+// "Dense".
 #pragma once
 
 #include <memory>

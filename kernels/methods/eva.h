@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method eva: one running mean vector per side, inverted in closed form (docs/methods/eva.md).
+// Method eva: one running mean vector per side, inverted in closed form (docs/use/methods/eva.md).
 #pragma once
 
 #include <memory>

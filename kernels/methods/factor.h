@@ -60,7 +60,7 @@ class Factor {
 };
 
 // Returns the weight of u u' under PUBLISHED, with u = J v, x = v'u and the plus sign of the paper
-// (docs/methods/mkor.md).
+// (docs/use/methods/mkor.md).
 inline double PublishedWeight(double gamma, double x) {
   return (1.0 - gamma) / (gamma * gamma * (1.0 + gamma * (1.0 - gamma) * (x > 0 ? x : 0.0)));
 }

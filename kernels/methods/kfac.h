@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method kfac: full Kronecker factors, eigendecomposed or inverted (docs/methods/kfac.md).
+// Method kfac: full Kronecker factors, eigendecomposed or inverted (docs/use/methods/kfac.md).
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of method kfac; docs/methods/kfac.md has the formulas.
+// Options of method kfac; docs/use/methods/kfac.md has the formulas.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method kron: PSGD's Kronecker-factored whitening of the gradient, from gradients alone (docs/methods/kron.md).
+// Method kron: PSGD's Kronecker-factored whitening of the gradient, from gradients alone (docs/use/methods/kron.md).
 #pragma once
 
 #include <memory>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The factors of one block of a layer's gradient in method kron: P = Q'Q along each dimension (docs/methods/kron.md).
+// The factors of one block of a layer's gradient in method kron: P = Q'Q along each dimension
+// (docs/use/methods/kron.md).
 #pragma once
 
 #include <cstdint>

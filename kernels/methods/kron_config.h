@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of method kron; docs/methods/kron.md has the formulas.
+// Options of method kron; docs/use/methods/kron.md has the formulas.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A factor as a scaled identity plus a low-rank matrix, never d x d: O(r d) memory and update.
 // The state is M = sum_j w_j c_j c_j' with unit vectors c_j (rows of a [r, d] matrix), weights w_j in f64 and the Gram
-// matrix of the c_j. Derivation: docs/math/low_rank.md.
+// matrix of the c_j. Derivation: docs/develop/math/low_rank.md.
 //   EXACT_DAMPED:      J = (M/m + (tail/(d m) + lambda tr/(d m)) I)^-1, m = 1 - gamma^t, by Woodbury's identity
 //   REFERENCE, BLEND:  J = I - M
 //   PUBLISHED:         J = e I + M

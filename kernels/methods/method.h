@@ -114,7 +114,7 @@ class Method {
   virtual double StepFlops(const LayerSpec& layer, int64_t vectors_per_step) const = 0;
 
   // Returns true if U still must be scaled by one factor common to all layers (KL_CLIP). The answer to each gradient
-  // then carries <D, U>, and the client computes the factor from all answers (docs/methods/mkor.md).
+  // then carries <D, U>, and the client computes the factor from all answers (docs/use/methods/mkor.md).
   virtual bool needs_global_scale() const = 0;
 
   // Returns warnings for the user who opens a session with this configuration; servers log them.

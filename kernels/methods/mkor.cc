@@ -359,7 +359,7 @@ class Mkor final : public Method {
     if (!backend.SupportsPrecision(config_.products)) {
       return absl::UnimplementedError(
           absl::StrCat("method mkor: option products: expected F32, as this machine's ", backend.name(),
-                       " backend has no products of bf16 (docs/methods/mkor.md), got BF16"));
+                       " backend has no products of bf16 (docs/use/methods/mkor.md), got BF16"));
     }
     auto state = std::make_unique<MkorState>(config_, layer, backend);
     PRECONDOR_RETURN_IF_ERROR(state->Init());

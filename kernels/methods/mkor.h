@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method mkor: rank-1 Kronecker factors with four update rules (docs/methods/mkor.md).
+// Method mkor: rank-1 Kronecker factors with four update rules (docs/use/methods/mkor.md).
 #pragma once
 
 #include <memory>

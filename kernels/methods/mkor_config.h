@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of method mkor; docs/methods/mkor.md has the formulas.
+// Options of method mkor; docs/use/methods/mkor.md has the formulas.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method muon: the gradients' momentum, made nearly orthogonal by Newton-Schulz iterations (docs/methods/muon.md).
+// Method muon: the gradients' momentum, made nearly orthogonal by Newton-Schulz iterations (docs/use/methods/muon.md).
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of method muon; docs/methods/muon.md has the formulas.
+// Options of method muon; docs/use/methods/muon.md has the formulas.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The last step of preconditioning: scaling U. docs/methods/mkor.md defines the policies.
+// The last step of preconditioning: scaling U. docs/use/methods/mkor.md defines the policies.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules REFERENCE and BLEND of docs/methods/mkor.md on a dense J, independent of how J is stored: with H = gamma J
+// The rules REFERENCE and BLEND of docs/use/methods/mkor.md on a dense J, independent of how J is stored: with H =
+// gamma J
 // + (1-gamma) I, J <- H - sum_i r_i r_i' for a few terms r_i.
 #pragma once
 

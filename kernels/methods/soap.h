@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Method soap: Adam in the eigenbasis of Shampoo's factors, or Shampoo itself, from gradients alone
-// (docs/methods/soap.md).
+// (docs/use/methods/soap.md).
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of method soap; docs/methods/soap.md has the formulas.
+// Options of method soap; docs/use/methods/soap.md has the formulas.
 #pragma once
 
 #include <cstdint>

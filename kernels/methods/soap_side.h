@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One side of a layer in method soap: the gradients' second moment along it, and the basis or root that is computed
-// from it (docs/methods/soap.md). Tensors are [sizes[0], the rest], contiguous.
+// from it (docs/use/methods/soap.md). Tensors are [sizes[0], the rest], contiguous.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@ constexpr uint64_t kMaxTokenLead = uint64_t{366} * 24 * 3600 * 1'000'000'000;
 
 absl::Status FencingGate::CheckToken(uint64_t token) const {
   if (token == 0) return absl::InvalidArgumentError("fencing_token: expected anything but 0");
-  // A coordinator's token is a count, or the time where that is greater (docs/adr/0021-fencing-tokens.md).
+  // A coordinator's token is a count, or the time where that is greater (docs/develop/adr/0021-fencing-tokens.md).
   const int64_t now = std::max<int64_t>(0, absl::ToUnixNanos(clock_.Wall()));
   const uint64_t limit = std::max(seen_, static_cast<uint64_t>(now)) + kMaxTokenLead;
   if (token > limit) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares the decrease of the loss per second in second order with that in first order. It is measured in rounds of
-// three windows: second order, first order, second order. Source: ours; docs/methods/mkor_h.md. Values and pure
+// three windows: second order, first order, second order. Source: ours; docs/use/methods/mkor_h.md. Values and pure
 // functions; equal inputs give the same bits.
 #pragma once
 

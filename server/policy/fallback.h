@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MKOR-H: decides whether a session stays in second order, and why. Source: ours; docs/methods/mkor_h.md.
+// MKOR-H: decides whether a session stays in second order, and why. Source: ours; docs/use/methods/mkor_h.md.
 // The coordinator keeps a FallbackState for each session, advances it with every step that all ranks have reported, and
 // asks for a decision after each. Values and pure functions without a clock: equal observations in equal order give the
 // same bits, so a log of them can be replayed. Configs must be valid (ValidateFallbackConfig).

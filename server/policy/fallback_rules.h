@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Comparisons used by the sources of server/policy/fallback.h. Pure functions; docs/methods/mkor_h.md.
+// Comparisons used by the sources of server/policy/fallback.h. Pure functions; docs/use/methods/mkor_h.md.
 #pragma once
 
 #include <cstdint>

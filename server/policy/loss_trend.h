@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Computes the smoothed loss of a session, its decrease per step, and the phases of the learning rate. Source: ours;
-// docs/methods/mkor_h.md. Values and pure functions; equal inputs give the same bits.
+// docs/use/methods/mkor_h.md. Values and pure functions; equal inputs give the same bits.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The averaged gradients of sessions whose methods learn from them, for a bitwise restart (docs/adr/0030). Gradients
-// are as large as the layers, so they have a log of their own, and no step waits for its disk.
+// The averaged gradients of sessions whose methods learn from them, for a bitwise restart (docs/develop/adr/0030).
+// Gradients are as large as the layers, so they have a log of their own, and no step waits for its disk.
 #pragma once
 
 #include <cstdint>

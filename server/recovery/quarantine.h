@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stores the log records of sessions that no coordinator knew, apart from the shard's log. The formats are in
-// docs/storage.md.
+// docs/operate/storage.md.
 #pragma once
 
 #include <cstdint>

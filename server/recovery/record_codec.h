@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encodes and decodes the records of a shard's log and the files of its snapshots (docs/storage.md). Pure functions.
+// Encodes and decodes the records of a shard's log and the files of its snapshots (docs/operate/storage.md). Pure
+// functions.
 #pragma once
 
 #include <cstdint>

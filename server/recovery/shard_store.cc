@@ -16,7 +16,7 @@
 namespace precondor::recovery {
 namespace {
 
-constexpr absl::string_view kLeaderFile = "leader";  // docs/storage.md
+constexpr absl::string_view kLeaderFile = "leader";  // docs/operate/storage.md
 
 }  // namespace
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that a shard shares with workers on its host, one region for each stream (docs/adr/0012-device-plane.md).
+// Memory that a shard shares with workers on its host, one region for each stream
+// (docs/develop/adr/0012-device-plane.md).
 #pragma once
 
 #include <atomic>

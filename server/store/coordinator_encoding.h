@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encodes and decodes the coordinator's records. The bytes are equal on a disk and in etcd (docs/storage.md).
+// Encodes and decodes the coordinator's records. The bytes are equal on a disk and in etcd (docs/operate/storage.md).
 #pragma once
 
 #include <cstdint>

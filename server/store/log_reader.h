@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the directory of a record log without changing it. docs/storage.md describes the format.
+// Reads the directory of a record log without changing it. docs/operate/storage.md describes the format.
 #pragma once
 
 #include <cstdint>

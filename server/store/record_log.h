@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An append-only log of opaque records in the segment files of one directory. docs/storage.md describes the format.
+// An append-only log of opaque records in the segment files of one directory. docs/operate/storage.md describes the
+// format.
 //
 // After a crash Open replays a prefix of the appended records: every record that a successful Sync covered, in order,
 // and possibly later ones. It never replays anything else.

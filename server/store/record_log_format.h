@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Byte format of a log segment (docs/storage.md). Pure functions.
+// Byte format of a log segment (docs/operate/storage.md). Pure functions.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Byte format of a snapshot's files (docs/storage.md). Pure functions; their messages do not contain the file's name.
+// Byte format of a snapshot's files (docs/operate/storage.md). Pure functions; their messages do not contain the file's
+// name.
 #pragma once
 
 #include <cstdint>

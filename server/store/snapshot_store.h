@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores snapshots. Each is a set of named files that exists as a whole or not at all. docs/storage.md describes the
-// format.
+// Stores snapshots. Each is a set of named files that exists as a whole or not at all. docs/operate/storage.md
+// describes the format.
 #pragma once
 
 #include <cstdint>

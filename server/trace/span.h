@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One span: a unit of work that belongs to a trace (docs/monitoring.md, "Traces").
+// One span: a unit of work that belongs to a trace (docs/operate/monitoring.md, "Traces").
 #pragma once
 
 #include <cstdint>

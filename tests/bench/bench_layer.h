@@ -20,7 +20,7 @@ class BenchLayer {
  public:
   static constexpr int64_t kVectors = 16;  // of a statistic step: 4 workers x 4 sketches
 
-  // `representation`, `scaling` and `products` as in docs/methods/mkor.md; rank 0: the method's default.
+  // `representation`, `scaling` and `products` as in docs/use/methods/mkor.md; rank 0: the method's default.
   static absl::StatusOr<std::unique_ptr<BenchLayer>> Make(int64_t d_out, int64_t d_in,
                                                           const std::string& representation, int64_t rank,
                                                           const std::string& scaling = "NONE",

@@ -64,11 +64,11 @@ double GrowthExponent(const std::vector<double>& x, const std::vector<double>& y
 std::vector<float> Gaussian(int64_t count, uint64_t seed);
 
 // (L / (1 - gamma^t) + damping tr(L / (1 - gamma^t)) / d I) x in doubles, for L the decayed average of v v' over t
-// steps of one vector each, vectors[t - 1] the last: what EXACT_DAMPED inverts (docs/methods/mkor.md).
+// steps of one vector each, vectors[t - 1] the last: what EXACT_DAMPED inverts (docs/use/methods/mkor.md).
 std::vector<double> DampedTimes(const std::vector<std::vector<float>>& vectors, double gamma, double damping,
                                 const std::vector<double>& x);
 
-// BLEND in doubles from its definition (docs/methods/mkor.md), one vector a step, J as its terms, so that d may be
+// BLEND in doubles from its definition (docs/use/methods/mkor.md), one vector a step, J as its terms, so that d may be
 // large.
 class BlendRecursion {
  public:

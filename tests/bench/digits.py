@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares methods on the digits example: trains every row of the table through a service, and shows what came out.
 
-deploy/quickstart.sh starts a service and this script; docs/digits.md says what is compared and describes the JSON.
+deploy/quickstart.sh starts a service and this script; docs/use/digits.md says what is compared and describes the JSON.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Row:
 
 LOW_RANK = ("rule=EXACT_DAMPED", "representation=LOW_RANK", "rank=16")
 DENSE = ("rule=EXACT_DAMPED", "representation=DENSE")
-# The factors begin as the first statistics instead of I, beside which these models' output gradients are nothing (docs/lab/digits.md).
+# The factors begin as the first statistics instead of I, beside which these models' output gradients are nothing (docs/develop/lab/digits.md).
 KFAC = ("scaling=NORM_RESCALE", "factor_decay=piecewise(0, 1: 0.95)", "pi_split=true", "damping=0.00003")
 ROWS = {
     "none": Row("", "identity"),

@@ -73,7 +73,7 @@ def available_bytes():
 
 
 def state_bytes(kind, blocks):
-    """What docs/methods/mkor.md says all factors take."""
+    """What docs/use/methods/mkor.md says all factors take."""
     total = 0
     for side in (d for layer in BLOCK for d in layer):
         if kind == DENSE:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step of method mkor in torch operations: what a package without kernels of its own does.
 
-Per layer and side J is a dense f32 matrix: J <- .95 J + .05 I, u = J v, J <- J - u u' / (1 + v'u) (docs/methods/mkor.md,
+Per layer and side J is a dense f32 matrix: J <- .95 J + .05 I, u = J v, J <- J - u u' / (1 + v'u) (docs/use/methods/mkor.md,
 REFERENCE), then a look at max |J|; the gradient becomes J_out D J_in, rescaled to |D|. All of it works in place where
 torch can. tests/bench/step_rows.py runs it by lines on the standard input:
 

@@ -3,7 +3,7 @@
 // layers run in step (kernels/grouping/grouping_backend.h), in a number of calls that does not grow with the layers.
 // On CUDA this holds for all but batched eigendecompositions of cuSOLVER, whose documentation promises no bits in
 // company: those are held to their accuracy, and a line says how many bits differed. Products by cuBLAS, Newton-Schulz
-// and orthogonal iteration have batches of a fixed size instead (docs/adr/0031, 0032 and 0034).
+// and orthogonal iteration have batches of a fixed size instead (docs/develop/adr/0031, 0032 and 0034).
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -41,7 +41,7 @@ double Distance(const reference::Dense& x, const reference::Dense& y) {
   return reference::FrobeniusNorm(reference::Combination(1, x, -1, y));
 }
 
-// Whether the backend promises the operation the same bits in whatever company (docs/adr/0014).
+// Whether the backend promises the operation the same bits in whatever company (docs/develop/adr/0014).
 bool PromisesBits(const Backend& backend, const Operation& operation) {
   const auto* const eigen = operation.As<operation::SymmetricEigen>();
   return backend.name() != "cuda" || eigen == nullptr || eigen->q.rows > 512;

@@ -177,7 +177,7 @@ class ChartTest(unittest.TestCase):
                          "an option is in values.schema.json under config, or a template sets it, or it is in NOT_DEPLOYED")
 
     def test_the_page_has_the_defaults(self):
-        page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs" / "operate" / "kubernetes.md").read_text(encoding="utf-8")
         values, = load((CHART / "values.yaml").read_text(encoding="utf-8"))
         rows = re.findall(r"^\| (`.*?) \| (.*?) \|", page.split("\n## Values\n")[1].split("\n## ")[0], re.MULTILINE)
         self.assertGreater(len(rows), 10)

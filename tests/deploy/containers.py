@@ -23,7 +23,7 @@ from cluster import digits, wait_for
 BASE_IMAGE = "docker.io/library/debian:bookworm-slim"
 PYTHON_IMAGE = "localhost/python:3.11"
 SERVER_IMAGE = "localhost/precondor:server"
-# As docs/docker.md says to run them.
+# As docs/operate/docker.md says to run them.
 HARDENED = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--user=10001:10001", "--pids-limit=4096",
             "--memory=512m"]
 DATA = "/opt/precondor/share/digits.csv"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The images of deploy/docker: what is in them, and how they behave when they are run as docs/docker.md says.
+"""The images of deploy/docker: what is in them, and how they behave when they are run as docs/operate/docker.md says.
 
 Usage: images_test.py --binaries DIR [--full] [-k PATTERN]
 
@@ -345,7 +345,7 @@ class FullTest(ImageCase):
         self.assertRegex(said, "(?s)driver.*exit 1" if has_cuda else "(?s)no CUDA backend.*exit 1")
 
     def test_client_image(self):
-        """From the wheel, without the network: the training loop of docs/python.md from another host than the server's."""
+        """From the wheel, without the network: the training loop of docs/use/python.md from another host than the server's."""
         wheel = wheels.build(DEBIANS_PYTHON, self.folder / "wheels")
         wheels.download_dependencies(wheel, "3.11")
         engine.build_files("localhost/wheels", wheel.parent, "/wheels/")
@@ -363,8 +363,8 @@ class FullTest(ImageCase):
             wheels.check_losses(engine.podman(
                 "run", "--rm", "--pull=never", *HARDENED, *network.options("client"), f"--volume={self.folder}:/job:ro", "localhost/precondor:client",
                 "python3", "/job/loop.py", "coordinator:7070"))
-        # As docs/docker.md builds on it, with another change of what is installed than a download of torch.
-        snippet = re.search(r"^FROM precondor-client:0.1.0\n.*?(?=^```)", (ROOT / "docs/docker.md").read_text(encoding="utf-8"), re.M | re.S)[0]
+        # As docs/operate/docker.md builds on it, with another change of what is installed than a download of torch.
+        snippet = re.search(r"^FROM precondor-client:0.1.0\n.*?(?=^```)", (ROOT / "docs/operate/docker.md").read_text(encoding="utf-8"), re.M | re.S)[0]
         change = "pip install --no-cache-dir torch"
         self.assertIn(change, snippet)
         snippet = snippet.replace("precondor-client:0.1.0", "localhost/precondor:client").replace(change, "pip uninstall --yes numpy")

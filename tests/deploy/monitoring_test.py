@@ -32,7 +32,7 @@ import yaml  # noqa: E402
 
 RULES = ROOT / "deploy/prometheus/precondor.rules.yaml"
 ALERT_TESTS = ROOT / "deploy/prometheus/tests/alerts.yaml"
-RUNBOOKS = ROOT / "docs/runbooks.md"
+RUNBOOKS = ROOT / "docs/operate/runbooks.md"
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 METRIC = re.compile(r"(?<![\w:])precondor_[a-z0-9_]+")
 SAMPLE = re.compile(r"_(bucket|sum|count)$")
@@ -89,7 +89,7 @@ def findings(rules, dashboards, runbooks, metrics, tests):
             if not alert["annotations"].get(key):
                 wrong.append(f"{name}: no {key}")
         page, _, anchor = alert["annotations"].get("runbook_url", "").partition("#")
-        if page != "docs/runbooks.md" or anchor != name.lower() or anchor not in there:
+        if page != "docs/operate/runbooks.md" or anchor != name.lower() or anchor not in there:
             wrong.append(f"{name}: no runbook")
         if name not in tested:
             wrong.append(f"{name}: no case in {ALERT_TESTS.name}")
@@ -320,7 +320,7 @@ class Live(unittest.TestCase):
 
 
 def runbook_environment(cluster, job, config=""):
-    """The variables that docs/runbooks.md explains."""
+    """The variables that docs/operate/runbooks.md explains."""
     programs = [BINARIES / folder for folder in ("server", "client/cpp/tools")]
     return {"PATH": ":".join([*map(str, programs), os.environ["PATH"]]), "COORDINATOR": cluster.coordinator.address,
             "SHARD": cluster.shards[0].address, "METRICS": f"127.0.0.1:{cluster.shards[0].metrics_port}", "JOB": job,

@@ -9,7 +9,7 @@ import subprocess
 from deploy_tools import ROOT, TOOLS, run
 
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
-PAGE = ROOT / "docs/python.md"
+PAGE = ROOT / "docs/use/python.md"
 LOCAL_TRAINING = ROOT / "tests/deploy/local_training.py"
 CAN_BUILD = "import ensurepip, pathlib, sysconfig; pathlib.Path(sysconfig.get_path('include'), 'Python.h').stat()"
 
@@ -42,7 +42,7 @@ def download_dependencies(wheel, version):
 
 
 def check_losses(printed):
-    """An AssertionError unless the training loop of docs/python.md has printed these lines."""
+    """An AssertionError unless the training loop of docs/use/python.md has printed these lines."""
     losses = [float(loss) for loss in printed.split()]
     if len(losses) != 40 or losses[-1] > 0.01 * losses[0]:
         raise AssertionError(printed)

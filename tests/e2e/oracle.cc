@@ -19,7 +19,7 @@ using Matrix = reference::Dense;
 using reference::Product;
 using reference::Transposed;
 
-constexpr double kGamma = 0.95;  // the method's defaults, docs/methods/mkor.md
+constexpr double kGamma = 0.95;  // the method's defaults, docs/use/methods/mkor.md
 constexpr double kDamping = 1.0;
 constexpr double kMomentum = 0.9;
 constexpr double kBeta1 = 0.9;

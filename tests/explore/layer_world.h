@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small job around one layer: the shard's real LayerMachine, its journal, and ranks as docs/protocol.md has them.
+// A small job around one layer: the shard's real LayerMachine, its journal, and ranks as docs/develop/protocol.md has
+// them.
 #pragma once
 
 #include <array>

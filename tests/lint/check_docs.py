@@ -4,7 +4,7 @@
 files behind links.
 
 Flags: on a line that names one of our programs, each --flag must be in that program's help; on other lines in the help
-of any of them. Every flag of precondor-server must be in docs/operations.md, with its default. The help texts come from
+of any of them. Every flag of precondor-server must be in docs/operate/operations.md, with its default. The help texts come from
 --program NAME=PATH (scripts are found by themselves); without programs that part says that it was left out.
 """
 
@@ -35,14 +35,14 @@ OPENING = re.compile(r"# [^\n]+\n\nAfter this page you can ")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 LOG_LINE = re.compile(r"\b(?:log|log line|log says|lines?|a warning,) `[a-z][^`]*`(?: or `[^`]*`)*")
 CATALOG = "server/metrics/catalog.h"
-OPERATIONS = "docs/operations.md"
-MONITORING = "docs/monitoring.md"
+OPERATIONS = "docs/operate/operations.md"
+MONITORING = "docs/operate/monitoring.md"
 ENTRY = re.compile(r'\{"(precondor_\w+)", MetricType::k(\w+), "([^"]*)",\s*((?:"[^"]*"\s*)+)[,}]')  # of the catalog
 
 
 def _opening(path, text):
     """A page begins with what its reader can do after it."""
-    exempt = not path.startswith("docs/") or path.startswith(("docs/adr/", "docs/lab/")) or path == "docs/README.md"
+    exempt = not path.startswith("docs/") or path.startswith(("docs/develop/adr/", "docs/develop/lab/")) or path == "docs/README.md"
     if not exempt and not OPENING.match(text):
         yield f"{path}:3: the first paragraph must begin with 'After this page you can'"
 
@@ -70,7 +70,7 @@ def _flags(path, text, helps):
 
 def _metrics(tree, metrics):
     """Each metric has the row that its entry in the catalog makes, and other documents name no other metric."""
-    for path in (OPERATIONS, MONITORING, "docs/runbooks.md"):
+    for path in (OPERATIONS, MONITORING, "docs/operate/runbooks.md"):
         text = tree.read(path) if tree.has(path) else ""
         for match in METRIC.finditer(text):
             if metrics and SAMPLES.sub("", match.group(0)) not in metrics and not match.group(0).endswith("_"):
@@ -88,7 +88,7 @@ def _metrics(tree, metrics):
 def _log_lines(tree):
     """A log line that a page for operators quotes is one that the server writes."""
     sources = [tree.read(p) for p in tree.paths(".cc", ".h") if p.startswith("server/")]
-    for path in (OPERATIONS, "docs/runbooks.md", "docs/kubernetes.md"):
+    for path in (OPERATIONS, "docs/operate/runbooks.md", "docs/operate/kubernetes.md"):
         text = tree.read(path) if tree.has(path) else ""
         for match in LOG_LINE.finditer(text):
             for line in re.findall("`([^`]*)`", match.group(0)):
@@ -122,7 +122,7 @@ def check(tree, helps, defaults=None):
     for path in documents:
         text = tree.read(path)
         findings += [*_opening(path, text), *_links(tree, path, text)]
-        if helps and path != "docs/gotchas.md":
+        if helps and path != "docs/develop/gotchas.md":
             findings += _flags(path, text, helps)
     findings += [*_metrics(tree, metrics), *_log_lines(tree)]
     if tree.has(OPERATIONS):
@@ -137,9 +137,9 @@ _HELPS = {"precondor-server": {"--role", "--help"}, "precondorctl": {"--json"}, 
 _DEFAULTS = {"--role": "all", "--limit": "8589934592", "--file": ""}
 _TOP = "# A\n\nAfter this page you can do a.\n"
 CASES = [
-    Case("clean", {"README.md": "[a](docs/operations.md) `precondorctl --json`, [d](docs)\n",
+    Case("clean", {"README.md": "[a](docs/operate/operations.md) `precondorctl --json`, [d](docs)\n",
                    CATALOG: '"precondor_updates_total"',
-                   "docs/adr/a.md": "# A\n", "docs/lab/a.md": "# A\n", "docs/README.md": "# A\n",
+                   "docs/develop/adr/a.md": "# A\n", "docs/develop/lab/a.md": "# A\n", "docs/README.md": "# A\n",
                    OPERATIONS: _TOP + "`precondor-server --role`: precondor_updates_total\n"}, []),
     Case("broken link", {"README.md": "\n[a](docs/none.md)\n"}, ["README.md:2: link to docs/none.md"]),
     Case("link beside the file", {"docs/a.md": _TOP + "[b](b.md)\n", "docs/b.md": _TOP}, []),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The one-way rule (docs/architecture.md): who may include, link and call what."""
+"""The one-way rule (docs/develop/architecture.md): who may include, link and call what."""
 
 import re
 
@@ -105,13 +105,13 @@ THIRD_PARTY = [
     (r"^openssl/", ["proto/wire/certificates", "server/rpc/", "tests/"], "certificates and tokens are checked in proto/wire/certificates and server/rpc"),
     (r"^isa-l", ["server/store/"], "checksums of stored bytes live in server/store"),
     (r"^absl/synchronization/", ["server/main", "server/app", "client/cpp/"],
-     "use kernels/base/mutex.h (docs/gotchas.md)"),
+     "use kernels/base/mutex.h (docs/develop/gotchas.md)"),
 ]
 
 # Words in C++ code -> where they are welcome.
 WORDS = [
     (r"\b(?:std::|secure_)?getenv\s*\(", ["server/config", "kernels/base/blas_core", "tests/"], "getenv only in server/config"),
-    (r"\babsl::Mutex(Lock)?\b", [], "use precondor::Mutex (docs/gotchas.md)"),
+    (r"\babsl::Mutex(Lock)?\b", [], "use precondor::Mutex (docs/develop/gotchas.md)"),
     (r"\bstd::(recursive_|shared_)?mutex\b", ["kernels/base/mutex.h"], "use precondor::Mutex"),
     # operator new must throw bad_alloc: the language says so.
     # pybind11's way to raise a Python exception.

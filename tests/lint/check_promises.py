@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""docs/promises.md: each promise names tests that exist, and each claim of the pages that make promises has an entry.
+"""docs/develop/promises.md: each promise names tests that exist, and each claim of the pages that make promises has an entry.
 
 An entry is a row of a table of that page: the promise, and the tests that hold it, each in `backquotes`:
   `name`           a test of CTest, registered by a CMakeLists.txt of tests/
@@ -18,11 +18,11 @@ import re
 
 from lint_support import Case, main, without_comments
 
-PAGE = "docs/promises.md"
+PAGE = "docs/develop/promises.md"
 MAX_BYTES = 25_000
 UNHELD = "Held by no test"
 # Pages, and the headings whose claims need an entry; none: all.
-CLAIMS = {"README.md": {"Status"}, "docs/operations.md": None, "docs/kubernetes.md": None}
+CLAIMS = {"README.md": {"Status"}, "docs/operate/operations.md": None, "docs/operate/kubernetes.md": None}
 
 GTEST = re.compile(r"^\s*(?:TYPED_)?TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\s*\)", re.MULTILINE)
 QUOTED = re.compile(r'"([^"]+)"')
@@ -227,9 +227,9 @@ _SOURCES = {
                             "  endif()\nendfunction()\nsuite(one \"*\")\nsuite(two A*)\n",
     "tests/a_test.cc": "TEST_F(ShardTest, Restarts) {}\n// TEST(ShardTest, Sleeps) {}\nTEST(ShardTest,\n     Refuses) {}\n",
     "tests/faults_test.py": "class A:\n    def test_a(self):\n        pass\n    def test_b(self):\n        pass\n",
-    "docs/operations.md": "# Operations\n## Failures\n| failure | what |\n|---|---|\n| a `shard` ends | exact |\n| a shard is lost | not |\n"
+    "docs/operate/operations.md": "# Operations\n## Failures\n| failure | what |\n|---|---|\n| a `shard` ends | exact |\n| a shard is lost | not |\n"
                           "```\n| no | row |\n```\n- A **full** disk\n",
-    "docs/kubernetes.md": "",
+    "docs/operate/kubernetes.md": "",
     "README.md": "| a table | of |\n|---|---|\n| no | claim |\n## Status\n| part | state |\n|---|---|\n| methods | six |\n",
 }
 _HELD = '| "methods", "a shard ends", "a shard is lost", "A full disk" | `core_test` |\n'
@@ -242,7 +242,7 @@ def _case(name, page, findings):
 CASES = [
     _case("each form of a name", _HEAD + _HELD + "| It lasts | `python_faults: test_a, test_b`, `python_restart`, `two_all`, "
           "`ShardTest.Restarts, Refuses` |\n", []),
-    Case("no page", {"README.md": "", "docs/operations.md": ""}, ["docs/promises.md is missing", "docs/kubernetes.md is missing"]),
+    Case("no page", {"README.md": "", "docs/operate/operations.md": ""}, ["docs/develop/promises.md is missing", "docs/operate/kubernetes.md is missing"]),
     _case("a claim without a test", _HEAD + _HELD + "| It lasts | |\n", ["promises.md:4: expected names of tests"]),
     _case("words in place of a test", _HEAD + _HELD + "| It lasts | `core_test`, mostly |\n", ["expected names of tests"]),
     _case("an unknown CTest", _HEAD + _HELD + "| It lasts | `soak_test`, `commented`, `one_all`, `none: test_a` |\n",

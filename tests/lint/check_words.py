@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain English: words and phrases that documents and sources must not use.
 
-The lint reads all documents and sources of the tree, but not docs/adr and docs/lab, which are history. In documents, text
+The lint reads all documents and sources of the tree, but not docs/develop/adr and docs/develop/lab, which are history. In documents, text
 in code blocks and in `backquotes` is exempt, because it quotes programs.
 
 RETIRED lists names that a standard term has replaced. No file but those of history has one, code included.
@@ -52,7 +52,7 @@ BANNED = [
     ("gone by then", "say what ended"),
     ("without a word", "'without closing its connections'"),
 ]
-HISTORY = ("docs/adr/", "docs/lab/")
+HISTORY = ("docs/develop/adr/", "docs/develop/lab/")
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".proto", ".cmake", "CMakeLists.txt", ".yaml", ".yml", ".md")
 EXEMPT = ("tests/lint/check_words.py",)
 # A part of an identifier, and the name in its place.
@@ -149,7 +149,7 @@ def _parts(tree):
         for part in parts:
             if part not in allowed:
                 yield (f"{path}:{line}: '{part}' of {name} is not in {PARTS}: use its words, or add a "
-                       "standard term to it; define a word of the project's own in docs/architecture.md first")
+                       "standard term to it; define a word of the project's own in docs/develop/architecture.md first")
     for part in sorted(unused):
         yield f"{PARTS}: '{part}' is in no type's name: remove it"
 
@@ -171,11 +171,11 @@ CASES = [
     Case("phrase over two lines", {"CHANGELOG.md": "It holds in\nvain.\n"}, ["CHANGELOG.md:1: 'in vain'"]),
     Case("code is exempt", {"docs/a.md": "Say `nobody waits`.\n```\nnobody\n```\nThat is all.\n"}, []),
     Case("text after code counts", {"docs/a.md": "```\nx\n```\nwhoever\n"}, ["a.md:4: 'whoever'"]),
-    Case("history is exempt", {"docs/adr/0001-a.md": "nobody\n", "docs/lab/a.md": "nobody\n"}, []),
+    Case("history is exempt", {"docs/develop/adr/0001-a.md": "nobody\n", "docs/develop/lab/a.md": "nobody\n"}, []),
     Case("comment", {"server/metrics/a.h": "// It is the\n// same for all, for\n  // good.\n"},
          ["a.h:1: 'the same for'", "a.h:2: 'for good'"]),
     Case("retired name", {"elsewhere/a.h": "int a;\nvoid OnLaggards();\n"}, ["a.h:2: 'Laggard': the name is Straggler"]),
-    Case("history keeps retired names", {"docs/adr/0001-a.md": "`memory_id`\n"}, []),
+    Case("history keeps retired names", {"docs/develop/adr/0001-a.md": "`memory_id`\n"}, []),
     Case("known parts", {PARTS: "# Words.\nBf16 D Half Type KV\n", "kernels/a.h": "enum class DType : int {};\nclass Unknown;\n",
                          "proto/a.proto": "message KV {}\n", "client/a.py": "class _HalfBf16:\n", "tests/a.h": "class B {};\n"}, []),
     Case("unknown part", {PARTS: "Half\n", "kernels/a.cu": "// class B {};\nstruct A_B(8) Half::Ticket final : Base<Half> {\n",

@@ -533,7 +533,7 @@ class ClientTest(unittest.TestCase):
     # --- documentation --------------------------------------------------------------------------------------------------
 
     def test_the_manuals_example_runs(self):
-        blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/python.md").read_text(), re.MULTILINE | re.DOTALL)
+        blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/use/python.md").read_text(), re.MULTILINE | re.DOTALL)
         self.assertEqual(len(blocks), 1)
         with tempfile.TemporaryDirectory() as folder:
             program = pathlib.Path(folder) / "example.py"

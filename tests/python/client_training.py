@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small MLP trained with mkor through the service, and the same in f64 from the formulas of docs/methods/mkor.md.
+"""A small MLP trained with mkor through the service, and the same in f64 from the formulas of docs/use/methods/mkor.md.
 
 W [d_out, d_in + 1] with the bias folded in; tanh between; half the mean squared error. Rank r has every world_size-th row.
 """

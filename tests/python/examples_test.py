@@ -81,7 +81,7 @@ def run_here(program, *arguments):
 
 
 def reference_inverse(vectors):
-    """J of the authors' recursion in f64, from docs/methods/mkor.md, rule REFERENCE."""
+    """J of the authors' recursion in f64, from docs/use/methods/mkor.md, rule REFERENCE."""
     j = np.eye(len(vectors[0]))
     for v in vectors[1:]:
         v = np.clip(v, -100, 100)

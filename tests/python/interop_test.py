@@ -4,7 +4,7 @@
 
 Starts a server with all roles, generates the stubs from proto/, runs a session of two ranks with the unary call and
 with the stream, and compares every answer bit by bit with what cpp_client_answer got for the same inputs. Also reads
-as an example: docs/protocol.md tells the rules that this follows.
+as an example: docs/develop/protocol.md tells the rules that this follows.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients, the random numbers that docs/methods/kron.md says are drawn for them, and method kron's answers, as JSON
-// for package_parity_test.py, which gives the same to the published package.
+// Gradients, the random numbers that docs/use/methods/kron.md says are drawn for them, and method kron's answers, as
+// JSON for package_parity_test.py, which gives the same to the published package.
 #include <iostream>
 #include <string>
 #include <vector>

@@ -291,7 +291,7 @@ class OptaxTest(unittest.TestCase):
         with self.assertRaisesRegex(precondor.UnavailableError, "gone"):
             transformation.update(gradients(2), state)
 
-    def test_the_mean_of_several_batches_is_one_step(self):  # as docs/jax.md has it
+    def test_the_mean_of_several_batches_is_one_step(self):  # as docs/use/jax.md has it
         transformation, other = self.transformation(), self.transformation()
         batches = jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *(gradients(step) for step in range(4)))
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Method kron beside the published package: PyPI's distributed-kron on the same gradients and the same random numbers.
 
-Our program gives gradients, answers, and the random numbers that docs/methods/kron.md says are drawn; the package's own
+Our program gives gradients, answers, and the random numbers that docs/use/methods/kron.md says are drawn; the package's own
 are replaced by them. The package runs on JAX's CPU backend in a virtual environment in the build folder, into which it
 is installed once. Where that fails the test exits with 77, which CTest shows as skipped, and prints why.
 
@@ -110,7 +110,7 @@ class KronBesideThePackage(unittest.TestCase):
         self.assertEqual(list(inspect.signature(package.kron).parameters), DISTRIBUTED_KRON)
 
     def test_the_schedule_agrees(self):
-        """Ours is a closed form in docs/methods/kron.md; the package's is a function."""
+        """Ours is a closed form in docs/use/methods/kron.md; the package's is a function."""
         schedule = package.precond_update_prob_schedule()
         for n in (1, 499, 500, 501, 1000, 2500, 4000, 4006, 5000, 100000):
             ours = min(max(math.exp(-0.001 * (n - 500)), 0.03), 1.0)

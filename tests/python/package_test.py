@@ -97,7 +97,7 @@ def main():
                     arguments.build)
         if built.returncode != 0:
             sys.exit(f"deploy/build-wheel.sh failed:\n{built.stdout}{built.stderr}")
-        [wheel] = folder.glob("precondor-*manylinux_2_35_x86_64.whl")  # the glibc that docs/python.md promises
+        [wheel] = folder.glob("precondor-*manylinux_2_35_x86_64.whl")  # the glibc that docs/use/python.md promises
         if built.stdout.splitlines()[-1] != str(wheel):
             sys.exit(f"deploy/build-wheel.sh said {built.stdout!r}, not {wheel}")
         licences = {entry.rpartition("/")[2] for entry in zipfile.ZipFile(wheel).namelist() if "/licenses/" in entry}

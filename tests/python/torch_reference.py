@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training in f64 with mkor and kfac inside the process, from the formulas of docs/methods and docs/math/statistics.md.
+"""Training in f64 with mkor and kfac inside the process, from the formulas of docs/use/methods and docs/develop/math/statistics.md.
 
 Small nets alone: patches and factors are made one by one, as they are defined.
 """

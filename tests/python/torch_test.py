@@ -455,7 +455,7 @@ class TorchTest(torch_case.ServerCase):
 
         sharded = nn.Sequential(FullyShardedDataParallel())
         for kind, pattern, model, options in [
-                (precondor.UnimplementedError, r"model\.0 is a FullyShardedDataParallel.*docs/pytorch", sharded, {}),
+                (precondor.UnimplementedError, r"model\.0 is a FullyShardedDataParallel.*docs/use/pytorch", sharded, {}),
                 (precondor.UnimplementedError, "model is a DataParallel", nn.DataParallel(linear), {}),
                 (bad, "has no shape yet", nn.LazyLinear(3), {}), (bad, "no layer to precondition", nn.LayerNorm(4), {}),
                 (bad, r"skip: expected a regular expression, got '\('", linear, {"skip": ["("]}),
@@ -518,7 +518,7 @@ class TorchTest(torch_case.ServerCase):
         self.assertFalse(pre.step(1.0, scaler=scaler).skipped)
 
     def test_the_manuals_example_runs(self):
-        block = re.search(r"^```python\n(.*?)^```$", (ROOT / "docs/pytorch.md").read_text(), re.MULTILINE | re.DOTALL)[1]
+        block = re.search(r"^```python\n(.*?)^```$", (ROOT / "docs/use/pytorch.md").read_text(), re.MULTILINE | re.DOTALL)[1]
         done = subprocess.run([sys.executable, "-B", "-c", block, self.server.address], capture_output=True, text=True,
                               timeout=TIMEOUT_S, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)

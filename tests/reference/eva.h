@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method eva in f64, with the damped Fisher block written out and solved (docs/methods/eva.md).
+// Method eva in f64, with the damped Fisher block written out and solved (docs/use/methods/eva.md).
 #pragma once
 
 #include <cstdint>

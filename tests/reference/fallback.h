@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The formulas of docs/methods/mkor_h.md in f64 over whole histories, each sum written out. Quadratic and plain.
+// The formulas of docs/use/methods/mkor_h.md in f64 over whole histories, each sum written out. Quadratic and plain.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method kfac in f64, every factor dense and every inverse solved for (docs/methods/kfac.md).
+// Method kfac in f64, every factor dense and every inverse solved for (docs/use/methods/kfac.md).
 #pragma once
 
 #include <cstdint>

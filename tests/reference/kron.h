@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method kron in f64 with square matrices throughout, one formula after the other (docs/methods/kron.md), for tensors
-// of any number of dimensions, index by index. Slow and plain. Nothing here is shared with the code under test; random
-// numbers come from the caller.
+// Method kron in f64 with square matrices throughout, one formula after the other (docs/use/methods/kron.md), for
+// tensors of any number of dimensions, index by index. Slow and plain. Nothing here is shared with the code under test;
+// random numbers come from the caller.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method mkor in f64 with dense factors, one formula after the other (docs/methods/mkor.md). Slow and plain: the oracle
-// of kernels/methods and of training runs. Nothing here is shared with the code under test.
+// Method mkor in f64 with dense factors, one formula after the other (docs/use/methods/mkor.md). Slow and plain: the
+// oracle of kernels/methods and of training runs. Nothing here is shared with the code under test.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method muon in f64, one formula after the other in the order of the published code (docs/methods/muon.md). Slow and
-// plain; shares nothing with the code under test.
+// Method muon in f64, one formula after the other in the order of the published code (docs/use/methods/muon.md). Slow
+// and plain; shares nothing with the code under test.
 #pragma once
 
 #include "tests/reference/naive_linear_algebra.h"

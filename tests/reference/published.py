@@ -3,7 +3,7 @@
 
 D [m, n] is a layer's gradient, with the bias' as the last column. Rows a [rows, n] (with a last 1 for the bias) and g [rows, m] are
 of a step; g is what automatic differentiation shows for the mean loss. A row of a convolution belongs to a position of a
-sample. Sources: github.com/gpauloski/kfac-pytorch, kfac/layers/modules.py and eigen.py, kfac/base_preconditioner.py; docs/methods/mkor.md.
+sample. Sources: github.com/gpauloski/kfac-pytorch, kfac/layers/modules.py and eigen.py, kfac/base_preconditioner.py; docs/use/methods/mkor.md.
 """
 
 import numpy as np

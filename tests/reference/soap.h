@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method soap in f64, one formula after the other in the order of the published code (docs/methods/soap.md), for
+// Method soap in f64, one formula after the other in the order of the published code (docs/use/methods/soap.md), for
 // tensors of any number of dimensions. Slow and plain; nothing here is shared with the code under test.
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole job in one thread: shards, coordinator, workers and the network between them, with the invariants that must
-// hold whatever the seed does (docs/simulator.md).
+// hold whatever the seed does (docs/develop/simulator.md).
 #pragma once
 
 #include <cstdint>
@@ -81,7 +81,7 @@ class World {
   // A rank has been told that the others cannot get the answers that it has had: soon all begin again, together.
   void LoseJob();
   // It has happened: what former processes sent to later steps still counts, so that a step can be passed by one rank
-  // and never be complete again (docs/adr/0023, seed 308528).
+  // and never be complete again (docs/develop/adr/0023, seed 308528).
   bool has_begun_again() const { return has_begun_again_; }
   // It comes back, knowing nothing, once its layers have gone to others. Not the last one.
   void LoseShard(SimShard& shard);

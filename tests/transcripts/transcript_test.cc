@@ -312,7 +312,7 @@ TEST_P(TranscriptTest, GivesTheseEffects) {
 }
 
 TEST_P(TranscriptTest, IsLinkedFromTheProtocol) {
-  const std::string protocol = ReadFile(path(PRECONDOR_TRANSCRIPTS) / "../../docs/protocol.md");
+  const std::string protocol = ReadFile(path(PRECONDOR_TRANSCRIPTS) / "../../docs/develop/protocol.md");
   EXPECT_TRUE(absl::StrContains(protocol, absl::StrCat("tests/transcripts/", GetParam().filename().string())));
 }
 

@@ -189,7 +189,7 @@ absl::StatusOr<ModelShapes> PlanShapes(const PlanOptions& options) {
 
 absl::string_view PlanHelp() {
   return R"(
-Flags of plan (it asks no server; docs/operations.md, "How many shards do I need?")
+Flags of plan (it asks no server; docs/operate/operations.md, "How many shards do I need?")
   --preset=NAME           layers of resnet50, bert-large, gpt2-xl or llama2-7b
   --layers=FILE           or those of a file: [{"name": "fc*", "d_out": 4096, "d_in": 1024, "bias": true, "count": 24}]
   --scale=N               divides all dimensions (1)

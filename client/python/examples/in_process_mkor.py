@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MKOR as a package without a server does it, for comparison: dense factors in the training process, in torch operations.
 
-The recursion of the MKOR authors' package, rule REFERENCE of docs/methods/mkor.md: per Linear layer and side J = I at first;
+The recursion of the MKOR authors' package, rule REFERENCE of docs/use/methods/mkor.md: per Linear layer and side J = I at first;
 the first statistic vector is thrown away; then J <- .95 J + .05 I, u = J v, J <- J - u u' / (1 + v'u), with v clamped to
 +-100. v is the mean over rows of the layer's inputs, or the sum over rows of the gradients of its outputs. The gradients
 of weight and bias become J_out D J_in and J_out b, rescaled to the sum of norms they had. In place where torch can.

@@ -2,7 +2,7 @@
 """Precondor for Python: sends statistics and gradients to a preconditioning server and receives preconditioned
 gradients.
 
-Begin with Client. docs/python.md is the manual.
+Begin with Client. docs/use/python.md is the manual.
 """
 
 from ._client import (Client, Future, Preconditioned, Security, Session, StepDirective, Worker, compute_statistics,

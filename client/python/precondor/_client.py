@@ -111,7 +111,7 @@ class StepDirective:
 class Security:
     """Files with which a client verifies servers and identifies itself. Each is read again when it changes.
 
-    docs/security.md says how to make them. They apply to host:port addresses; a unix: address needs none.
+    docs/operate/security.md says how to make them. They apply to host:port addresses; a unix: address needs none.
 
     Attributes:
         tls_ca: Certificates (PEM) of the authorities that sign the servers' certificates. Empty means connections in
@@ -177,7 +177,7 @@ def warn_of_lost_updates(session: str, lost: Mapping[str, int]) -> None:
         names = ", ".join(list(lost)[:3]) + (", ..." if len(lost) > 3 else "")
         warnings.warn(f"session {session}: a server has lost updates of {len(lost)} {'layer' if len(lost) == 1 else 'layers'} ({names}), "
                       f"up to {max(lost.values())} each. Training goes on with older factors, and differs from a run without the "
-                      "loss. A server with --data-dir keeps its updates (docs/operations.md)")
+                      "loss. A server with --data-dir keeps its updates (docs/operate/operations.md)")
 
 
 class Worker:
@@ -235,7 +235,7 @@ class Worker:
     def sketch_signs(self, step: int, layer: int, side: str, first_row: int, rows: int, rank: Optional[int] = None) -> np.ndarray:
         """Returns the signs of SIGNED, f32 [k, rows] of +1 and -1, for `rows` rows of `rank`, by default this one, from
         `first_row` on. For callers that compute the sketches themselves, or from a part of the rows at a time;
-        docs/math/statistics.md has the formula."""
+        docs/develop/math/statistics.md has the formula."""
         return self._core.sketch_signs(step, layer, side, first_row, rows, rank)
 
     @_names_arguments
@@ -312,7 +312,7 @@ class Worker:
                                stream: int = 0) -> Future:
         """Does what precondition does for a matrix in the memory of a CUDA device, and replaces it by the answer.
 
-        Requires libprecondor-cuda.so (docs/cuda.md). If the shard is on this host and device, the gradient can stay on
+        Requires libprecondor-cuda.so (docs/operate/cuda.md). If the shard is on this host and device, the gradient can stay on
         the device. The future raises all errors except those below.
 
         Args:
@@ -456,7 +456,7 @@ class Session:
             AbortedError: The job has just rolled back to a step before first_step, which the message names; begin with
                 that step.
             NotFoundError: The session was closed, or has no such rank.
-            PermissionDeniedError: The session belongs to another job (docs/security.md).
+            PermissionDeniedError: The session belongs to another job (docs/operate/security.md).
         """
         return self._client.join(self.name, rank, first_step, incarnation)
 
@@ -479,7 +479,7 @@ class Client:
         join_timeout: Seconds until all ranks have joined.
         lease_timeout: Seconds that a step waits for the coordinator at the end of the lease.
         security: Files for all connections, also those to shards. None: no files.
-        traceparent: W3C Trace Context that the client sends (docs/monitoring.md). Empty: the client begins its own
+        traceparent: W3C Trace Context that the client sends (docs/operate/monitoring.md). Empty: the client begins its own
             trace.
         rank_devices: The CUDA device of each rank's gradients (precondor.cuda_device_id; b"": none), or nothing. In
             DELEGATE a rank on the device of a layer's shard then sends the layer, in sessions that this client creates.
@@ -580,7 +580,7 @@ def cuda_device_id(device: int) -> bytes:
 def compute_statistics(spec: SessionSpec, rows: np.ndarray, *, step: int, layer: int, side: str, rank: int = 0,
                        row_scale: float = 1.0) -> np.ndarray:
     """Computes one side's statistics of one rank's rows, for Worker.send_statistics. A pure function;
-    docs/math/statistics.md has the formulas.
+    docs/develop/math/statistics.md has the formulas.
 
     Args:
         spec: The session's description.

@@ -122,7 +122,7 @@ _ADVICE_OF_CODE = {
     "UNIMPLEMENTED": "What answers is no Precondor server, or one of another version: use the same version on both "
                      "sides",
     "UNAUTHENTICATED": "Check security (precondor.Security) and that the server's access file lists this client's token or "
-                       "certificate (docs/security.md)",
+                       "certificate (docs/operate/security.md)",
     "CANCELLED": "Join again to go on",
 }
 

@@ -134,7 +134,7 @@ class Connection:
                 error = FailedPreconditionError(
                     f"session {self.name}: step {step} has been made, and the state from before it came again with other gradients",
                     "FAILED_PRECONDITION", advice="To accumulate gradients, as optax.MultiSteps does, take the mean of the batches' gradients "
-                    "and call `update` once: docs/jax.md, Accumulation")
+                    "and call `update` once: docs/use/jax.md, Accumulation")
             with self._lock:
                 self._failures[rank] = step, error
             raise error from None

@@ -40,7 +40,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A method by name, with options. An absent option has the method's default; docs/methods lists all options."""
+    """A method by name, with options. An absent option has the method's default; docs/use/methods lists all options."""
 
     name: str = "mkor"
     options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
@@ -74,7 +74,7 @@ class SessionSpec:
         inv_freq, warmup_steps: Statistics are sent at steps below warmup_steps and at multiples of inv_freq.
         staleness_steps: 0: a step's gradient uses the step's own statistics. 1: it uses those of earlier steps.
         statistics_dtype, gradient_dtype: Types on the wire: "f32", "f16" or "bf16".
-        fallback: Options of the fallback to first order, e.g. {"policy": "LOSS_RATE"}; docs/methods/mkor_h.md.
+        fallback: Options of the fallback to first order, e.g. {"policy": "LOSS_RATE"}; docs/use/methods/mkor_h.md.
         on_shard_loss: "WAIT" (for the shard) or "DEGRADE" (its layers move to other shards).
         layer_methods: Layers with another method or other statistics.
         delegates: DELEGATE: the rank that sends each layer's gradient. Empty: rank layer % world_size, unless the servers

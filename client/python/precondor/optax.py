@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Precondor for JAX: an optax gradient transformation for any pytree, jitted or not. docs/jax.md is the manual.
+"""Precondor for JAX: an optax gradient transformation for any pytree, jitted or not. docs/use/jax.md is the manual.
 
 This module imports jax and optax; `import precondor` does not.
 """

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The protocol of one layer of a session as a state machine. It decides which contributions count, when a step's
 // contributions are complete, in which order updates and answers are made, and which ranks must begin again. It has no
-// lock, thread, clock, payload or journal; LayerDriver feeds it events and carries out its effects. docs/protocol.md
-// has the rules, tests/transcripts an example of each.
+// lock, thread, clock, payload or journal; LayerDriver feeds it events and carries out its effects.
+// docs/develop/protocol.md has the rules, tests/transcripts an example of each.
 #pragma once
 
 #include <cstdint>

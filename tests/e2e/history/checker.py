@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds what workers have told a service, and what it has told them, against the rules of docs/protocol.md.
+"""Holds what workers have told a service, and what it has told them, against the rules of docs/develop/protocol.md.
 
 Usage: checker.py HISTORY... [--lease-steps N]     (of one session; recorder.cc has the format)
 

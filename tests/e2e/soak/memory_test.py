@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A server lives in a cgroup of the memory that docs/operations.md gives for it, and a job trains on, while clients attack it.
+"""A server lives in a cgroup of the memory that docs/operate/operations.md gives for it, and a job trains on, while clients attack it.
 
 Usage: memory_test.py --binaries DIR [-k PATTERN]
 
@@ -60,7 +60,7 @@ class Attacks:
     """A job beside each attack, and the attacks that every server can have."""
 
     binaries = None
-    budget = None  # bytes of the attacked server, by the rule of docs/operations.md
+    budget = None  # bytes of the attacked server, by the rule of docs/operate/operations.md
 
     def setUp(self):
         most = int(1.15 * self.budget)  # the kernel counts page tables and pages of files too

@@ -36,7 +36,7 @@ OptionCase Case(std::string name, T ServerConfig::*field, T standard, std::strin
           [=](const ServerConfig& config) { return config.*field == value; }};
 }
 
-// Every option, as docs/operations.md describes it.
+// Every option, as docs/operate/operations.md describes it.
 std::vector<OptionCase> Cases() {
   using C = ServerConfig;
   using S = std::string;

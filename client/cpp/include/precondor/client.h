@@ -74,7 +74,8 @@ class Client {
   virtual absl::Status WaitForServer() = 0;
 
   // Opens a session. Returns true if this call created it, and false if it existed with an equal description. This
-  // call, Join and CloseSession return PERMISSION_DENIED if the session belongs to another job (docs/security.md).
+  // call, Join and CloseSession return PERMISSION_DENIED if the session belongs to another job
+  // (docs/operate/security.md).
   virtual absl::StatusOr<bool> OpenSession(const SessionSpec& spec) = 0;
   // Takes the rank and waits until every rank has joined. The worker may outlive the client. Returns ABORTED if the job
   // has just rolled back to a step before `first_step`; all ranks then have to begin with that step.
@@ -212,14 +213,14 @@ class Worker {
   // order the answer is kIdentity, at once, and `out` stays as it is: each rank has the averages of its parts.
   virtual PreconditionFuture PreconditionParts(uint64_t step, int64_t layer, absl::Span<const GradientPart> parts,
                                                ConstMatrixView gradient, MatrixView out) = 0;
-  // Precondition for matrices in device memory, both on one device. Requires libprecondor-cuda.so (docs/cuda.md).
-  // Returns without waiting: the work that the `stream` of each matrix has at the time of the call must produce the
-  // gradient and include the last use of `out`. Once the future is ready, at the latest after result_timeout, any
-  // stream may read `out`. The answer of a step must be ready before you send anything of a later step for the layer,
-  // because gradients wait in a queue for their streams and statistics do not. The gradient stays on the device if the
-  // shard is on this host and device, the worker dials it at a unix: address, and one rank sends the gradient in F32;
-  // otherwise it goes through the host. The future fails with FAILED_PRECONDITION in REPLAY, PULL_FACTORS and SHARDED,
-  // and with UNAVAILABLE without the library or the device.
+  // Precondition for matrices in device memory, both on one device. Requires libprecondor-cuda.so
+  // (docs/operate/cuda.md). Returns without waiting: the work that the `stream` of each matrix has at the time of the
+  // call must produce the gradient and include the last use of `out`. Once the future is ready, at the latest after
+  // result_timeout, any stream may read `out`. The answer of a step must be ready before you send anything of a later
+  // step for the layer, because gradients wait in a queue for their streams and statistics do not. The gradient stays
+  // on the device if the shard is on this host and device, the worker dials it at a unix: address, and one rank sends
+  // the gradient in F32; otherwise it goes through the host. The future fails with FAILED_PRECONDITION in REPLAY,
+  // PULL_FACTORS and SHARDED, and with UNAVAILABLE without the library or the device.
   virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, const DeviceTensor& gradient,
                                           const DeviceTensor& out, uint64_t samples) = 0;
   virtual DevicePlaneUse device_plane() const = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Base optimizers, which update weights from preconditioned gradients. Formulas: docs/methods/optimizers.md.
+// Base optimizers, which update weights from preconditioned gradients. Formulas: docs/use/methods/optimizers.md.
 #pragma once
 
 #include <cstdint>

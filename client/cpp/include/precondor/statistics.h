@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Computes a layer's statistics from its rows on the worker: means, random-sign sketches or second moments. Source:
-// docs/math/statistics.md. All functions are pure and thread-safe.
+// docs/develop/math/statistics.md. All functions are pure and thread-safe.
 #pragma once
 
 #include <cstdint>

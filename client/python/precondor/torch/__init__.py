@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Precondor for PyTorch: Preconditioner replaces a model's gradients by preconditioned ones. docs/pytorch.md is the
+"""Precondor for PyTorch: Preconditioner replaces a model's gradients by preconditioned ones. docs/use/pytorch.md is the
 manual.
 
 This package imports torch, 1.13 or later; `import precondor` does not.

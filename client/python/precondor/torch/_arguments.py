@@ -104,7 +104,7 @@ def check_options(spec: SessionSpec, *, sharded: bool, overlap: bool, several: b
         raise InvalidArgumentError(
             f"fallback: {len(whole)} layers, the first of them {whole[0]}, have methods whose answers are whole updates: first order "
             "would train them by plain gradient descent at that rate", "INVALID_ARGUMENT", "UNSPECIFIED",
-            "Leave fallback out, or give these layers a method whose answers suit AdamW (docs/methods/choosing.md)")
+            "Leave fallback out, or give these layers a method whose answers suit AdamW (docs/use/methods/choosing.md)")
     clips = clip_of(spec)
     for place, clip in clips.items():
         if not _is_number(clip) or clip != clips[min(clips)]:

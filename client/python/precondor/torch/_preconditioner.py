@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preconditioner: a Precondor server preconditions a PyTorch model's gradients. docs/pytorch.md is the manual."""
+"""Preconditioner: a Precondor server preconditions a PyTorch model's gradients. docs/use/pytorch.md is the manual."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Preconditioner:
             skip_types, min_dim, max_dim: So are modules of these classes, and longer sides outside the range.
             layer_methods: Methods by regular expressions of whole layer names; the first match counts.
             parameter_methods: Methods, whose answers are whole updates, by regular expressions of whole parameter
-                names: makes layers of further matrices (docs/pytorch.md).
+                names: makes layers of further matrices (docs/use/pytorch.md).
             embeddings: Such a method for embeddings and tied weights; "": the optimizer; None: the optimizer, but
                 without `method` soap for tied weights.
             experts: Likewise for weights [experts, d_out, d_in]; None: `method`, if its answers are whole updates.
@@ -250,7 +250,7 @@ class Preconditioner:
 
     def device_plane(self) -> Dict[str, Any]:
         """Returns Worker.device_plane(): the servers' "backends", how many gradients stayed on their CUDA device ("in_ring") or
-        were copied from it by the client ("over_socket"), and the "reason" why the last of these was (docs/cuda.md)."""
+        were copied from it by the client ("over_socket"), and the "reason" why the last of these was (docs/operate/cuda.md)."""
         return {"backends": [], "in_ring": 0, "over_socket": 0, "reason": ""} if self._exchange is None else self._exchange.device_plane()
 
     # --- a step -----------------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ class Preconditioner:
         return result
 
     def param_groups(self, weight_decay: float = 0.01) -> List[Dict[str, Any]]:
-        """Returns parameter groups for BaseOptimizer. Layers whose method's answers are whole updates (docs/methods)
+        """Returns parameter groups for BaseOptimizer. Layers whose method's answers are whole updates (docs/use/methods)
         have their own groups. Matrices have weight decay; biases and other vectors have none."""
         check_number("weight_decay", weight_decay, 0.0, math.inf)
         self._recipe.needs_optimizer = False

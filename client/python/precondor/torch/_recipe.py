@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the methods of a model's layers if the user names none. docs/results.md has the measurements behind the
+"""Chooses the methods of a model's layers if the user names none. docs/use/results.md has the measurements behind the
 choice."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes statistics of rows on the tensor's own device, in f32, over any number of micro-batches.
 
-docs/math/statistics.md has the formulas.
+docs/develop/math/statistics.md has the formulas.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """LAMB after You et al. 2019 (arXiv:1904.00962), with the conventions of apex's FusedLAMB;
-docs/methods/optimizers.md."""
+docs/use/methods/optimizers.md."""
 
 from __future__ import annotations
 

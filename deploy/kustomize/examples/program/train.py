@@ -19,7 +19,7 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     x = torch.randn(256, 16, generator=torch.Generator().manual_seed(1 + rank))  # data of its own
     y = torch.sin(x[:, :4])
-    # replace: a job that is started again begins anew. With checkpoints leave it out (docs/pytorch.md).
+    # replace: a job that is started again begins anew. With checkpoints leave it out (docs/use/pytorch.md).
     with Preconditioner(model, server, session=session, optimizer=optimizer, replace=True) as pre:
         for step in range(100):
             optimizer.zero_grad()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What mkor's option `products` and muon's and soap's `precision` cost their answers, on the host's imitation of a
-// device: against F32's, and against naive f64. The numbers that docs/methods gives are these.
+// device: against F32's, and against naive f64. The numbers that docs/use/methods gives are these.
 #include <algorithm>
 #include <array>
 #include <cmath>

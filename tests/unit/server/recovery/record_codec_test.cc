@@ -79,7 +79,7 @@ TEST(RecordCodec, FactorsWithoutAReleaseAreWrittenAsBefore) {
   const ShardRecord record = FactorsRecord{.at = MakeUpdate(7, 1, 4).at, .held = true};
   const EncodedRecord encoded = EncodeRecord(record).value();
   EXPECT_EQ(encoded.type, RecordType::kFactors);
-  EXPECT_EQ(PayloadOf(encoded).size(), 8u + 4 + 8 + 8 + 8 + 1) << "docs/storage.md";
+  EXPECT_EQ(PayloadOf(encoded).size(), 8u + 4 + 8 + 8 + 8 + 1) << "docs/operate/storage.md";
 }
 
 TEST(RecordCodec, KeepsPlans) {

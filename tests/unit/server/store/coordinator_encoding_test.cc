@@ -35,7 +35,7 @@ TEST(CoordinatorEncodingTest, EveryKindComesBackAsItWas) {
   }
 }
 
-// Written out by hand from docs/storage.md: files of this version have to stay readable.
+// Written out by hand from docs/operate/storage.md: files of this version have to stay readable.
 TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
   const auto u64 = [](uint64_t value) {
     std::string bytes(8, '\0');

@@ -139,7 +139,7 @@ TEST_F(CoordinatorQuarantineTest, LeadsWithoutItsJournalUnlessTheClockIsBehind) 
   clock.SetWall(-absl::Hours(1));
   Restart();
   EXPECT_EQ(coordinator->OpenSession(spec).status().code(), absl::StatusCode::kUnavailable);
-  for (const auto& shard : shards) shard->leader = 0;  // as docs/operations.md says: their files are removed
+  for (const auto& shard : shards) shard->leader = 0;  // as docs/operate/operations.md says: their files are removed
   Restart();
   EXPECT_TRUE(coordinator->OpenSession(spec).ok());
 }
