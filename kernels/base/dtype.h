@@ -30,8 +30,7 @@ void DecodeElements(DType dtype, const void* in, float scale, absl::Span<float> 
 void EncodeElements(DType dtype, absl::Span<const float> in, float scale, void* out);
 
 // Returns the power of two by which to divide so that the largest |x| fits f16 with headroom. Returns 1 if all values
-// are small enough, or if the largest is zero or not finite. It keeps n * g sketches of many rows from overflowing
-// (docs/develop/gotchas.md).
+// are small enough, or if the largest is zero or not finite. It keeps n * g sketches of many rows from overflowing.
 float F16Scale(absl::Span<const float> values);
 
 // Returns true if no element is NaN or infinite.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Goes through all orders of events of small worlds, breadth first: no state breaks an invariant, and from each state
-// the job can still come to its end without another fault. docs/develop/explorer.md says what a world is.
+// the job can still come to its end without another fault. docs/develop/testing.md says what a world is.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One program for each target: libFuzzer calls LLVMFuzzerTestOneInput with bytes that it changes until they reach new
-// branches, and a crash, a leak or a failed PRECONDOR_CHECK is a fault. docs/develop/fuzzing.md has how to run them.
+// branches, and a crash, a leak or a failed PRECONDOR_CHECK is a fault. docs/develop/testing.md has how to run them.
 #pragma once
 
 #include <cstdint>

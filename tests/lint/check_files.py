@@ -11,6 +11,10 @@ SPDX = "SPDX-License-Identifier: Apache-2.0"
 SOURCES = (".cc", ".cu", ".h", ".cuh", ".py", ".sh", ".cmake", "CMakeLists.txt", ".proto", ".ci/run", "pre-commit")
 TEXT = SOURCES + (".md", ".yaml", ".yml", ".json", ".txt", ".in")
 LIMITS = [((".h", ".cuh"), 300), ((".cc", ".cu", ".py", ".sh"), 700)]
+# Markdown: bytes of all pages together, and of a page that a user or an operator reads.
+ALL_PAGES_BYTES = 250 * 1024
+PAGE_BYTES = 10 * 1024
+SHORT_PAGES = ("README.md", "docs/use/", "docs/operate/")
 TOP_FOLDERS = {"proto", "server", "client", "kernels", "deploy", "tests", "docs"}
 
 # Hosts that a document or a licence may name.
@@ -120,6 +124,15 @@ def _check_size(path, text):
             yield f"{path}: {lines} lines; the limit is {limit}: split it"
 
 
+def _check_pages(tree):
+    sizes = {path: len(tree.read(path).encode()) for path in tree.paths(".md")}
+    for path, size in sizes.items():
+        if path.startswith(SHORT_PAGES) and size > PAGE_BYTES:
+            yield f"{path}: {size} bytes; the limit of a page is {PAGE_BYTES}: shorten or split it"
+    if sum(sizes.values()) > ALL_PAGES_BYTES:
+        yield f"docs: {sum(sizes.values())} bytes in {len(sizes)} pages; the limit is {ALL_PAGES_BYTES} in all"
+
+
 def check(tree):
     findings = []
     for path in tree.paths():
@@ -141,7 +154,7 @@ def check(tree):
         findings += _check_clock(path, text)
         findings += _check_channels(path, text)
         findings += _check_method_names(path, text, methods)
-    return findings
+    return findings + [*_check_pages(tree)]
 
 
 _OK = f"// {SPDX}\n"
@@ -175,6 +188,12 @@ CASES = [
                              "client/cpp/examples/b.cc": _OK + 'Run("soap");\n',
                              "server/c.cc": _OK + 'if (name == "soap" || name == "soaps") Do();\n'},
          ["a.py:3: 'soap'", 'c.cc:2: "soap"']),
+    Case("longest pages", {"README.md": "x" * (PAGE_BYTES - 1) + "\n", "docs/develop/a.md": "x" * PAGE_BYTES + "\n"}, []),
+    Case("long pages", {"README.md": "x" * PAGE_BYTES + "\n", "docs/operate/a.md": "\u20ac" * 3414 + "\n", "docs/use/b/a.md": "x" * PAGE_BYTES + "\n"},
+         ["README.md: 10241 bytes; the limit of a page is 10240", "operate/a.md: 10243 bytes", "use/b/a.md: 10241 bytes"]),
+    Case("most bytes in all", {"docs/develop/a.md": "x" * (ALL_PAGES_BYTES - 3) + "\n", "tests/README.md": "x\n"}, []),
+    Case("too many bytes in all", {"docs/develop/a.md": "x" * (ALL_PAGES_BYTES - 2) + "\n", "tests/README.md": "x\n"},
+         ["docs: 256001 bytes in 2 pages; the limit is 256000 in all"]),
     Case("eighth folder", {"misc/a.md": "a\n"}, ["beyond the seven"]),
 ]
 

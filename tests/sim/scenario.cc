@@ -62,7 +62,7 @@ void DrawFaults(Random& random, size_t kinds, Scenario& scenario) {
   scenario.horizon_us = random.Between(20, 300) * 1000;
   // Few kinds in one run, so that rare meetings are not drowned by frequent ones.
   using Loses = FaultKind::Loses;
-  // Not both: what a shard had gathered and the rank that would send it again (docs/develop/simulator.md).
+  // Not both: what a shard had gathered and the rank that would send it again (docs/develop/testing.md).
   const Loses spared = random.Chance(0.5) ? Loses::kRank : Loses::kShard;
   for (const FaultKind& kind : FaultKinds().first(std::min(kinds, FaultKinds().size()))) {
     if (kind.loses == spared || !random.Chance(0.3)) continue;

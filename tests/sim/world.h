@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole job in one thread: shards, coordinator, workers and the network between them, with the invariants that must
-// hold whatever the seed does (docs/develop/simulator.md).
+// hold whatever the seed does (docs/develop/testing.md).
 #pragma once
 
 #include <cstdint>
