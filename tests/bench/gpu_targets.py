@@ -124,7 +124,7 @@ def pair(values):
 def markdown(measured=None):
     """The table; measured: values by name, of one device."""
     measured = measured or {}
-    head = ("claim", "row", "unit", "bound by", "limit, H100; H200", "target", "measured")
+    head = ("row", "unit", "bound by", "limit, H100; H200", "target", "measured")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in ROWS:
         pipes = [row["pipe"][device] for device in DEVICES] if row["pipe"] else []
@@ -132,7 +132,7 @@ def markdown(measured=None):
         target = ("at most " if row["at_most"] else "at least ") + pair(row["target"])
         value = number(measured[row["name"]]) if row["name"] in measured else "not measured"
         limit = pair(row["limit"]) if row["limit"] else "-"
-        cells = (row["claim"], f"`{row['name']}`", row["unit"] or "-", bound, limit, target, value)
+        cells = (f"`{row['name']}`", row["unit"] or "-", bound, limit, target, value)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
