@@ -3,7 +3,7 @@
 """What a GPU allows the rows of cuda_bench, and the target of each, computed from shapes and published figures.
 
 ROWS has one entry for each claim. The limits here are for planning: a run compares with what it measures itself, a copy
-and products by cuBLAS. docs/operate/performance.md shows the table that --markdown prints; --check compares the two.
+and products by cuBLAS. docs/develop/lab/kernels.md shows the table that --markdown prints; --check compares the two.
 
 Limits of a row: every pipe of the device takes FLOP / (FLOP a second), memory takes bytes / (bytes a second), launches
 take their time one after the other, and the longest of these times is the limit. It assumes that they overlap without
