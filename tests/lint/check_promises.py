@@ -19,7 +19,7 @@ import re
 from lint_support import Case, main, without_comments
 
 PAGE = "docs/develop/promises.md"
-MAX_BYTES = 18_500
+MAX_BYTES = 19_000
 UNHELD = "Held by no test"
 # Pages, and the headings whose claims need an entry; none: all.
 CLAIMS = {"README.md": {"Status"}, "docs/operate/operations.md": None, "docs/operate/failures.md": None,
