@@ -26,7 +26,7 @@ import step_rows
 
 try:
     import torch
-    from precondor import Method
+    from precondor import Method, Statistics
     from precondor.server import LocalServer
     from precondor.torch import Preconditioner
 except ImportError as missing:
@@ -119,7 +119,7 @@ def muon(short, device):
 
 def mkor_statistics(short, device):
     method = Method("mkor", {"representation": "LOW_RANK", "rank": 8 if short else 128, "damping": 1.0})
-    job = Job(short, device, method, inv_freq=2, warmup_steps=0)
+    job = Job(short, device, method, statistics=Statistics(inv_freq=2, warmup_steps=0))
     times = {True: [], False: []}
     for step in range(2 * (1 + (SHORT_STEPS if short else STEPS))):
         job.backward()

@@ -19,12 +19,13 @@ from interop_test import Server
 import torch
 from torch import nn
 
+import precondor
 from precondor.torch import Preconditioner
 from precondor.torch.callbacks import huggingface, lightning
 
 server = None
 ROWS, BATCH, STEPS, RATE = 48, 8, 12, 0.05
-OPTIONS = {"method": "mkor", "statistics": "MEAN", "warmup_steps": 3, "inv_freq": 3, "statistics_dtype": "f32"}
+OPTIONS = {"method": "mkor", "statistics": precondor.Statistics("MEAN", inv_freq=3, warmup_steps=3, dtype="f32")}
 
 
 class Model(nn.Module):

@@ -98,13 +98,13 @@ def interrupt_connect(address, name):
     """Ctrl-C while a client waits for a server's first answer."""
     import precondor
     silent = socket.create_server(("127.0.0.1", 0))  # takes connections and says nothing
-    interrupted("__init__", lambda: precondor.Client(f"127.0.0.1:{silent.getsockname()[1]}", connect_timeout=600))
+    interrupted("__init__", lambda: precondor.Client(f"127.0.0.1:{silent.getsockname()[1]}", precondor.ClientOptions(connect_timeout=600)))
 
 
 def interrupt_join(address, name):
     """Ctrl-C while a rank waits for another; then a new client takes the rank's place."""
     import precondor
-    interrupted("join", lambda: precondor.Client(address, join_timeout=600).join(name, 0))
+    interrupted("join", lambda: precondor.Client(address, precondor.ClientOptions(join_timeout=600)).join(name, 0))
     both(address, name)
     both(address, name)
 

@@ -146,14 +146,14 @@ class ClientTest(unittest.TestCase):
 
     def test_describes_itself(self):
         method = precondor.Method("mkor", {"rank": 8, "gamma": 0.9, "representation": "LOW_RANK"})
-        wanted = spec(self.name, method=method, sketches=3, seed=9, inv_freq=4, warmup_steps=1, fallback={"policy": "AT_STEP", "at_step": 7})
+        wanted = spec(self.name, method=method, sketches=3, seed=9, inv_freq=4, warmup_steps=1, fallback=precondor.Fallback("AT_STEP", at_step=7))
         session = self.client.open_session(wanted)
         self.addCleanup(session.close)
         self.assertTrue(session.created)
         self.assertFalse(self.client.open_session(wanted).created)
         worker = self.enterContext(session.join())
         self.assertEqual(worker.spec.method.options["rank"], 8)
-        self.assertEqual((worker.spec.seed, worker.spec.inv_freq, worker.spec.fallback["at_step"]), (9, 4, 7))
+        self.assertEqual((worker.spec.seed, worker.spec.inv_freq, worker.spec.fallback), (9, 4, wanted.fallback))
         self.assertEqual(worker.spec.layers, (precondor.Layer("fc", 2, 3),))
         self.assertEqual([worker.needs_statistics(step, 0) for step in range(6)], [True, False, False, False, True, False])
         self.assertEqual((worker.rank, worker.mode(0), worker.sends_gradient(0)), (0, "SECOND_ORDER", True))
@@ -189,21 +189,21 @@ class ClientTest(unittest.TestCase):
                             f"--tls-client-ca={files}/ca.pem", f"--access-file={files}/access")
             self.addCleanup(server.stop)
 
-            def security(name, **more):
-                return precondor.Security(tls_ca=f"{files}/ca.pem", tls_cert=f"{files}/{name}.pem",
-                                          tls_key=f"{files}/{name}.key", **more)
-            with precondor.Client(server.address, security=security("job-a")) as client:
+            def options(name, **more):
+                return precondor.ClientOptions(security=precondor.Security(
+                    tls_ca=f"{files}/ca.pem", tls_cert=f"{files}/{name}.pem", tls_key=f"{files}/{name}.key", **more))
+            with precondor.Client(server.address, options("job-a")) as client:
                 with client.open_session(spec(self.name, method="identity")).join() as worker:
                     answer = worker.precondition(0, 0, np.ones((2, 3), np.float32), 1).result()
                     np.testing.assert_array_equal(answer.gradient, np.ones((2, 3)))
-            with precondor.Client(server.address, security=security("job-b", token_file=f"{files}/token")) as client:
+            with precondor.Client(server.address, options("job-b", token_file=f"{files}/token")) as client:
                 self.assertTrue(client.close_session(self.name))
             self.expect(precondor.UnauthenticatedError, "role .*, got .* a certificate of job-b, which is not listed.*access file",
-                        lambda: precondor.Client(server.address, security=security("job-b")))
+                        lambda: precondor.Client(server.address, options("job-b")))
             self.expect(precondor.UnavailableError, "the server may expect TLS",
-                        lambda: precondor.Client(server.address, connect_timeout=0.3))
+                        lambda: precondor.Client(server.address, precondor.ClientOptions(connect_timeout=0.3)))
             self.expect(precondor.NotFoundError, "cannot read .*/job-c.pem: No such file",
-                        lambda: precondor.Client(server.address, security=security("job-c")))
+                        lambda: precondor.Client(server.address, options("job-c")))
 
     def listed(self):
         """The sessions as a stock client has the server list them, by name."""
@@ -281,7 +281,7 @@ class ClientTest(unittest.TestCase):
 
     def test_nobody_at_the_address(self):
         error = self.expect(precondor.UnavailableError, r"server 127\.0\.0\.1:1: no answer within .*Check the address",
-                            precondor.Client, "127.0.0.1:1", connect_timeout=0.2)
+                            precondor.Client, "127.0.0.1:1", precondor.ClientOptions(connect_timeout=0.2))
         self.assertEqual(error.code, "UNAVAILABLE")
         self.assertIsInstance(error, ConnectionError)
 
@@ -322,7 +322,7 @@ class ClientTest(unittest.TestCase):
         for pattern, changes in [("exchange: expected one of DIRECT, DELEGATE.*'ring'", {"exchange": "ring"}),
                                  (r"layers\[0\]\.d_in: expected an int.*'x'", {"layers": [precondor.Layer("fc", 2, "x")]}),
                                  ("world_size: expected an int that fits", {"world_size": 1 << 40}),
-                                 ("fallback: expected one of .*'patience'", {"fallback": {"patience": 1}}),
+                                 ("fallback: expected a precondor.Fallback, got {'beta': 1}", {"fallback": {"beta": 1}}),
                                  ("world_size.*got 0", {"world_size": 0}),
                                  ('method.mkor: expected one of clip, .* storage, zeta, got "ranks"', mkor({"ranks": 3})),
                                  ("method.mkor.rank: expected a whole number of 32 bits, got 2.5", mkor({"rank": 2.5})),
@@ -339,7 +339,7 @@ class ClientTest(unittest.TestCase):
         self.expect(precondor.NotFoundError, "Open the session first", self.client.join, "nowhere", reason="UNKNOWN_SESSION")
 
     def test_arguments_of_other_types_are_named(self):
-        client, security, address = precondor.Client, precondor.Security, self.server.address
+        client, options, security, address = precondor.Client, precondor.ClientOptions, precondor.Security, self.server.address
         worker = self.worker(method="identity")
         ones = np.ones((2, 3), np.float32)
 
@@ -348,10 +348,26 @@ class ClientTest(unittest.TestCase):
 
         for call, pattern in (
                 (lambda: client(None), "address: expected a str, got None"), (lambda: client(7070), "address: .*7070"),
-                (lambda: client(address, connect_timeout="3"), "connect_timeout: expected a number of at least 0, got '3'"),
-                (lambda: client(address, connect_timeout=float("nan")), "connect_timeout: .*nan"),
-                (lambda: client(address, result_timeout=-1), "result_timeout: .*-1"),
-                (lambda: client(address, security="ca.pem"), "security: expected a precondor.Security, got 'ca.pem'"),
+                (lambda: options(connect_timeout="3"), "client.connect_timeout: expected a number of at least 0, got '3'"),
+                (lambda: options(connect_timeout=float("nan")), "client.connect_timeout: .*nan"),
+                (lambda: options(result_timeout=-1), "client.result_timeout: .*-1"), (lambda: options(traceparent=1), "client.traceparent: .* 1"),
+                (lambda: options(security="ca.pem"), "client.security: expected a precondor.Security, got 'ca.pem'"),
+                (lambda: options(replace="no"), "client.replace: expected a bool, got 'no'"),
+                (lambda: client(address, {"rpc_timeout": 3}), "options: expected a precondor.ClientOptions, got "),
+                (lambda: client(address, options(replace=True)), "options: expected replace and local_memory with their defaults"),
+                (lambda: client(address, options(local_memory="1GiB")), "options: expected replace and local_memory"),
+                (lambda: precondor.Statistics(inv_freq=0), r"statistics.inv_freq: expected a whole number of 1 \.\.\. 2147483647, got 0"),
+                (lambda: precondor.Statistics(sketches="4"), "statistics.sketches: .*'4'"),
+                (lambda: precondor.Statistics(warmup_steps=-1), "statistics.warmup_steps: .*-1"),
+                (lambda: precondor.Statistics(kind=None), "statistics.kind: .*None"), (lambda: precondor.Statistics(dtype=16), "statistics.dtype: .*16"),
+                (lambda: precondor.Fallback(policy=3), "fallback.policy: expected a str, got 3"),
+                (lambda: precondor.Fallback("AT_STEP", at_step=-1), "fallback.at_step: .*-1"),
+                (lambda: precondor.Fallback(beta="x"), "fallback.beta: expected a number, got 'x'"),
+                (lambda: precondor.Fallback(min_steps=1.5), "fallback.min_steps: .*1.5"),
+                (lambda: precondor.Selection(skip_types=["Linear"]), "selection.skip_types: expected classes of modules, got 'Linear'"),
+                (lambda: precondor.Selection(skip_types=3), "selection.skip_types: .* 3"), (lambda: precondor.Selection(min_dim="x"), "selection.min_dim: .*'x'"),
+                (lambda: precondor.Selection(experts="foo"), "selection.experts: expected one of kron, soap, muon, .* got foo"),
+                (lambda: precondor.Selection(embeddings=3), "selection.embeddings: .* got 3"),
                 (lambda: security(tls_ca=3), "Security: tls_ca: expected a path"), (lambda: self.client.open_session("x"), "spec: .*'x'"),
                 (lambda: self.client.join(self.name, rank=-1), r"rank: expected a whole number of 0 \.\.\. 4294967295, got -1"),
                 (lambda: worker.precondition(-1, 0, ones, 1), "step: .*-1"), (lambda: worker.precondition(0, "0", ones, 1), "layer: .*'0'"),
@@ -366,9 +382,9 @@ class ClientTest(unittest.TestCase):
                 self.expect(precondor.InvalidArgumentError, f"^{pattern}", call)
         with self.assertRaisesRegex(TypeError, "samples"):
             worker.precondition(0, 0, ones)
-        self.enterContext(client(address, security=None))
-        self.expect(precondor.NotFoundError, "cannot read .*nothing", client, "127.0.0.1:1", connect_timeout=1,
-                    security=security(tls_ca=pathlib.Path("/nothing")))
+        self.enterContext(client(address, options(security=None)))
+        self.expect(precondor.NotFoundError, "cannot read .*nothing", client, "127.0.0.1:1",
+                    options(connect_timeout=1, security=security(tls_ca=pathlib.Path("/nothing"))))
 
     def test_a_rank_that_another_process_takes(self):
         session = self.open(method="identity")
@@ -398,13 +414,13 @@ class ClientTest(unittest.TestCase):
             self.expect(precondor.NotFoundError, r"layer in \[0, 1\), got 7", call, 0, 7, reason="UNKNOWN_LAYER")
 
     def test_waits_end_at_their_deadlines(self):
-        impatient = self.enterContext(precondor.Client(self.server.address, join_timeout=0.2, result_timeout=0.3))
+        impatient = self.enterContext(precondor.Client(self.server.address, precondor.ClientOptions(join_timeout=0.2, result_timeout=0.3)))
         session = self.open(world_size=2, method="identity")
         self.expect(precondor.DeadlineExceededError, "not every other rank within", impatient.join, self.name, 0)
         both = []
         other = threading.Thread(target=lambda: both.append(session.join(1)))
         other.start()
-        worker = self.enterContext(precondor.Client(self.server.address, result_timeout=0.3).join(self.name, 0))
+        worker = self.enterContext(precondor.Client(self.server.address, precondor.ClientOptions(result_timeout=0.3)).join(self.name, 0))
         other.join(TIMEOUT_S)
         self.enterContext(both[0])
         future = worker.precondition(0, 0, np.ones((2, 3), np.float32), 1)
@@ -414,8 +430,8 @@ class ClientTest(unittest.TestCase):
     def test_a_time_out_names_the_ranks_that_are_missing(self):
         session = self.open(world_size=3, method="muon", layers=[precondor.Layer("fc", 2, 3), precondor.Layer("head", 2, 3)])
         self.expect(precondor.DeadlineExceededError, r"rank 1 has joined, but .*; not joined: ranks 0, 2",
-                    self.enterContext(precondor.Client(self.server.address, join_timeout=0.05)).join, self.name, 1)
-        client = self.enterContext(precondor.Client(self.server.address, result_timeout=0.2))
+                    self.enterContext(precondor.Client(self.server.address, precondor.ClientOptions(join_timeout=0.05))).join, self.name, 1)
+        client = self.enterContext(precondor.Client(self.server.address, precondor.ClientOptions(result_timeout=0.2)))
         with concurrent.futures.ThreadPoolExecutor() as pool:
             workers = list(pool.map(lambda rank: client.join(self.name, rank), range(3)))
         gradient = np.ones((2, 3), np.float32)
@@ -434,7 +450,7 @@ class ClientTest(unittest.TestCase):
         for method, methods in (("muon", []), ("mkor", [precondor.LayerMethod("muon", [0])])):
             options = {"method": method, "layer_methods": methods}
             self.expect(precondor.InvalidArgumentError, f"fallback: expected policy NEVER, got AT_STEP: {refused}", self.client.open_session,
-                        spec(self.name, fallback={"policy": "AT_STEP", "at_step": 7}, **options))
+                        spec(self.name, fallback=precondor.Fallback("AT_STEP", at_step=7), **options))
             session = self.client.open_session(spec(self.name, **options))
             for mode, status, said in (("second-order", 0, "^$"), ("first-order", 1, f"got FIRST_ORDER: {refused}"), ("auto", 0, "^$")):
                 done = subprocess.run([_programs.path_of("precondorctl"), f"--server={self.server.address}", "mode", self.name, mode],

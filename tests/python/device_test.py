@@ -40,7 +40,7 @@ class DeviceTest(unittest.TestCase):
             command = [SERVER, f"--listen={address}", "--backend=cuda", "--log-level=warning", *flags]
             with subprocess.Popen(command) as server:
                 try:
-                    client = precondor.Client(address, connect_timeout=60)
+                    client = precondor.Client(address, precondor.ClientOptions(connect_timeout=60))
                     spec = precondor.SessionSpec("job", [precondor.Layer("only", *SHAPE)],
                                                  method="identity")
                     client.open_session(spec)

@@ -70,7 +70,7 @@ WAITER = """
 import sys
 import numpy as np
 import precondor
-with precondor.Client(sys.argv[1], result_timeout=3600) as client, client.join("local", 1) as worker:
+with precondor.Client(sys.argv[1], precondor.ClientOptions(result_timeout=3600)) as client, client.join("local", 1) as worker:
     try:
         worker.precondition(1, 0, np.ones((2, 3), np.float32), 1).result()
     except precondor.UnavailableError as error:
@@ -90,6 +90,7 @@ with Preconditioner(model, "local", method="identity") as pre:
 RANK = """
 import sys
 import torch, torch.distributed as dist
+import precondor
 from precondor.torch import Preconditioner
 rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 if size > 1:
@@ -97,7 +98,7 @@ if size > 1:
 torch.manual_seed(3)
 model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-pre = Preconditioner(model, "local", method="mkor", optimizer=optimizer, inv_freq=2)
+pre = Preconditioner(model, "local", method="mkor", optimizer=optimizer, statistics=precondor.Statistics(inv_freq=2))
 torch.manual_seed(10 + rank)
 for step in range(12):
     x = torch.randn(16, 6)
@@ -185,7 +186,7 @@ class LocalServerTest(unittest.TestCase):
         """Neither in the process whose server it was, where the error says how it has ended, nor in another one."""
         one = server.LocalServer()
         self.addCleanup(one.close)
-        with p.Client(one.address, rpc_timeout=3600, result_timeout=3600) as client:
+        with p.Client(one.address, p.ClientOptions(rpc_timeout=3600, result_timeout=3600)) as client:
             session = client.open_session(p.SessionSpec("local", [p.Layer("fc", 2, 3)], "identity", world_size=2))
             other = run(WAITER, one.address)
             worker = self.enterContext(session.join(0))
@@ -205,12 +206,12 @@ class LocalServerTest(unittest.TestCase):
     @unittest.skipIf(torch is None, "no torch")
     def test_a_step_does_not_wait_for_one_that_has_ended(self):
         model = torch.nn.Linear(3, 2)
-        pre = Preconditioner(model, "local", method="identity", result_timeout=3600, lease_timeout=3600)
+        pre = Preconditioner(model, "local", method="identity", client=p.ClientOptions(result_timeout=3600, lease_timeout=3600))
         self.addCleanup(pre.close)
         kill(server.shared())
         with self.assertRaisesRegex(p.UnavailableError, "has ended by SIGKILL"):
             model(torch.ones(4, 3))  # joins
-        pre = Preconditioner(model, "local", method="identity", result_timeout=3600, lease_timeout=3600)
+        pre = Preconditioner(model, "local", method="identity", client=p.ClientOptions(result_timeout=3600, lease_timeout=3600))
         self.addCleanup(pre.close)
         for _ in range(2):
             model(torch.ones(4, 3)).sum().backward()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from precondor import InvalidArgumentError, migrate
+from precondor import InvalidArgumentError, Statistics, migrate
 from migrate_signatures import DISTRIBUTED_KRON, KAISA, MKOR
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "reference"))
@@ -90,11 +90,12 @@ class MigrateTest(torch_case.ServerCase):
         self.assertEqual(arguments["method"].options, {
             "form": "EIGEN", "prediv": True, "damping": 0.001, "factor_decay": 0.95, "inv_update_steps": 1, "row_scale": 8.0,
             "stagger": False, "scaling": "KL_CLIP", "scaling_clip": 0.001})
-        self.assertEqual((arguments["inv_freq"], arguments["warmup_steps"], arguments["skip"]), (1, 0, []))
+        self.assertEqual(arguments["statistics"], Statistics("COVARIANCE", mean_positions=True, inv_freq=1, warmup_steps=0, dtype="f32"))
+        self.assertEqual(arguments["skip"], [])
         arguments = kaisa(factor_update_steps=10, inv_update_steps=100, kl_clip=None, compute_method=ComputeMethod.INVERSE,
                           skip_layers=["Conv", "^5$"], factor_dtype=torch.float32)
         options = arguments["method"].options
-        self.assertEqual((arguments["inv_freq"], options["inv_update_steps"]), (10, 10))
+        self.assertEqual((arguments["statistics"].inv_freq, options["inv_update_steps"]), (10, 10))
         self.assertEqual((options["form"], options["prediv"], options["scaling"]), ("INVERSE", False, "NONE"))
         self.assertEqual(arguments["skip"], ["0", "5"])
         self.refuses("kaisa: inv_update_steps: expected a multiple of factor_update_steps, 10, got 15", kaisa,
@@ -128,9 +129,8 @@ class MigrateTest(torch_case.ServerCase):
         arguments = migrate.mkor(own, inv_freq=5, warmup_steps=20, sgd_layers=[own[3]], half_precision=False)
         self.assertEqual(arguments["method"].options, {
             "rule": "REFERENCE", "representation": "DENSE", "storage": "F32", "gamma": 0.95, "clip": 100.0})
-        self.assertEqual([arguments[name] for name in ("statistics", "statistics_dtype", "inv_freq", "warmup_steps", "skip")],
-                         ["MEAN", "f32", 5, 20, ["3"]])
-        self.assertEqual(mkor()["statistics_dtype"], "f16")
+        self.assertEqual((arguments["statistics"], arguments["skip"]), (Statistics("MEAN", inv_freq=5, warmup_steps=20, dtype="f32"), ["3"]))
+        self.assertEqual(mkor()["statistics"].dtype, "f16")
         self.refuses("mkor: clipping_value: expected a number, got <function.*give the number", mkor, clipping_value=lambda step: 100)
         self.refuses("mkor: optimizer: expected none, got 'sgd'. The optimizer stays yours", mkor, optimizer="sgd")
         self.refuses("mkor: lr: expected one of .*The optimizer stays yours", mkor, lr=0.1)

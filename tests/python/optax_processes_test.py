@@ -57,7 +57,8 @@ def train(arguments):
     saved = np.load(checkpoint) if checkpoint.exists() else None
     first = int(saved["step"]) if saved else 0
     factors = [saved[f"factors{index}"] for index in range(int(saved["factors"]))] if saved and arguments.process == 0 else []
-    transformation = precondor.optax.scale_by_precondor(arguments.address, mesh=mesh, factors=factors, result_timeout=5 if arguments.fail else 60)
+    transformation = precondor.optax.scale_by_precondor(arguments.address, mesh=mesh, factors=factors,
+        client=precondor.ClientOptions(result_timeout=5 if arguments.fail else 60))
     state = transformation.init(gradients(0))
     leaves, structure = jax.tree_util.tree_flatten(state)
     if saved:

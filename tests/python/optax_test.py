@@ -401,7 +401,7 @@ class OptaxTest(unittest.TestCase):
     def test_closes_without_servers(self):
         with tempfile.TemporaryDirectory() as folder:
             server = Server(self.program, folder)
-            lost = precondor.optax.scale_by_precondor(server.address, rpc_timeout=0.5)
+            lost = precondor.optax.scale_by_precondor(server.address, client=precondor.ClientOptions(rpc_timeout=0.5))
             self.run_steps(lost, steps=1)
             server.stop()
         lost.close()
@@ -420,7 +420,7 @@ class OptaxTest(unittest.TestCase):
         for options, pattern in (({"method": "moun"}, "method: expected one of kron, soap, muon, which .* got moun"),
                                  ({"method": None}, "method: expected a name"), ({"layer_methods": ["x"]}, "layer_methods: expected a dict"),
                                  ({"mesh": 3}, "mesh: expected a jax.sharding.Mesh, got 3"), ({"factors": 3}, "factors: .*got 3"),
-                                 ({"security": "x"}, "security: .*'x'"), ({"session": 3}, "session: .*3"), ({"address": None}, "address: .*None")):
+                                 ({"client": "x"}, "client: expected a precondor.ClientOptions, got 'x'"), ({"session": 3}, "session: .*3"), ({"address": None}, "address: .*None")):
             with self.subTest(options=options), self.assertRaisesRegex(refused, f"^{pattern}"):
                 precondor.optax.scale_by_precondor(**options)
         with self.assertRaisesRegex(refused, "method: expected one of kron, soap, muon, .* got mkor"):
@@ -448,7 +448,7 @@ class OptaxTest(unittest.TestCase):
             with self.assertRaisesRegex(refused, "mesh: expected one with devices of all 2 processes, got devices of 1"):
                 self.run_steps(self.transformation())
         with self.assertRaises(precondor.UnavailableError):
-            self.run_steps(self.transformation(address="unix:/nonexistent/socket", connect_timeout=0.2))
+            self.run_steps(self.transformation(address="unix:/nonexistent/socket", client=precondor.ClientOptions(connect_timeout=0.2)))
 
 
 def main():

@@ -117,7 +117,7 @@ class CompileTest(torch_case.ServerCase):
                 block.compile(fullgraph=True, backend=backend)
         return model
 
-    def train(self, how, model=None, steps=5, backend="aot_eager", micro_batches=2, **options):
+    def train(self, how, model=None, steps=5, backend="aot_eager", micro_batches=2, kind="", **options):
         """(weights, every statistic that is sent)"""
         model = Net() if model is None else model
         called = self.compiled(how, model, backend)
@@ -128,8 +128,8 @@ class CompileTest(torch_case.ServerCase):
             sent.append(finish(pair, loss_scale))
             return sent[-1]
 
-        pre = self.preconditioner(called, f"{self.name}-{how}", optimizer=optimizer, warmup_steps=2, inv_freq=3, replace=True,
-                                  **options)
+        pre = self.preconditioner(called, f"{self.name}-{how}", optimizer=optimizer, client=precondor.ClientOptions(replace=True),
+                                  statistics=precondor.Statistics(kind, inv_freq=3, warmup_steps=2), **options)
         if how.endswith("-later"):
             called = self.compiled(how[:-len("-later")], model, backend)
         with unittest.mock.patch.object(Pair, "finish", keep):
@@ -155,10 +155,10 @@ class CompileTest(torch_case.ServerCase):
 
     def test_training_is_that_of_the_model_as_it_is(self):
         for statistics, method in (("SIGNED", "mkor"), ("MEAN", "eva"), ("COVARIANCE", "kfac")):
-            wanted = self.train("plain", statistics=statistics, method=method)
+            wanted = self.train("plain", kind=statistics, method=method)
             for how in ("whole", "regional"):
                 with self.subTest(how=how, statistics=statistics):
-                    self.expect_same(self.train(how, statistics=statistics, method=method), wanted, 2e-6)
+                    self.expect_same(self.train(how, kind=statistics, method=method), wanted, 2e-6)
         wanted = self.train("plain")
         for how in ("whole-later", "regional-later"):
             with self.subTest(how=how):
@@ -246,7 +246,8 @@ class CompileTest(torch_case.ServerCase):
         with tempfile.TemporaryDirectory() as folder:
             server = Server(_programs.path_of("precondor-server"), folder, "--lease-steps=1")
             try:
-                pre = precondor.torch.Preconditioner(called, server.address, session="modes", method="mkor", inv_freq=1)
+                pre = precondor.torch.Preconditioner(called, server.address, session="modes", method="mkor",
+                                                     statistics=precondor.Statistics(inv_freq=1))
                 for mode in ("first-order", "second-order") * 3:
                     subprocess.run([_programs.path_of("precondorctl"), f"--server={server.address}", "mode", "modes", mode],
                                    check=True, stdout=subprocess.DEVNULL)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import precondor
+from precondor import Selection
 from torch_optimizer_test import Wrapper
 
 # Of the table, by step: the first two look up every row, so that each has momentum.
@@ -122,7 +123,7 @@ class DefaultTest(torch_case.ServerCase):
 
     def test_recurrent_modules_of_other_choices(self):
         for number, (options, methods) in enumerate((
-                ({"method": "soap"}, {"soap"}), ({"skip": ["rnn"]}, set()), ({"skip_types": nn.LSTM}, set()), ({"method": "mkor"}, set()),
+                ({"method": "soap"}, {"soap"}), ({"skip": ["rnn"]}, set()), ({"selection": Selection(skip_types=nn.LSTM)}, set()), ({"method": "mkor"}, set()),
                 ({"method": "mkor", "parameter_methods": {"rnn.weight.*": "kron"}}, {"kron"}))):
             with self.subTest(options=options), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -190,7 +191,7 @@ class DefaultTest(torch_case.ServerCase):
         self.assertEqual(self.methods(pre), {"body": "muon", "table.weight": "soap"})
         self.assertEqual(set(pre.left), {"norm.weight", "norm.bias", "head.bias"})
         self.assertEqual({group["lr_scale"] for group in pre.param_groups()}, {1.0})
-        pre = self.preconditioner(Net(tied=True), f"{self.name}-2", method=None, embeddings="")
+        pre = self.preconditioner(Net(tied=True), f"{self.name}-2", method=None, selection=Selection(embeddings=""))
         self.assertEqual(self.methods(pre), {"body": "muon"})
 
     def test_embeddings_of_one_weight_and_of_a_computed_one(self):
@@ -208,7 +209,7 @@ class DefaultTest(torch_case.ServerCase):
         plain, own = torch.optim.SGD(model.parameters(), 0.1), precondor.torch.BaseOptimizer(model.parameters())
         for name, options, method in (("adamw", {"optimizer": adamw}, "mkor"), ("momentum", {"optimizer": momentum}, "mkor"),
                                       ("replay", {"exchange": "REPLAY"}, "mkor"),
-                                      ("fallback", {"fallback": {"policy": "LOSS_RATE"}}, "mkor"),
+                                      ("fallback", {"fallback": precondor.Fallback("LOSS_RATE")}, "mkor"),
                                       ("plain", {"optimizer": plain}, "mkor"), ("own", {"optimizer": own}, "mkor")):
             with self.subTest(name=name):
                 pre = self.preconditioner(model, name, method=None, **options)
@@ -216,16 +217,16 @@ class DefaultTest(torch_case.ServerCase):
                 self.assertEqual({group["lr_scale"] for group in pre.param_groups()}, {1.0})
 
     def test_a_fallback_of_whole_updates_is_refused(self):
-        fallback = {"policy": "AT_STEP", "at_step": 2}
+        fallback = precondor.Fallback("AT_STEP", at_step=2)
         for options, pattern in (({"method": "muon"}, "^fallback: 2 layers, the first of them body, have methods whose answers are whole updates"),
                                  ({"layer_methods": {"head": "soap"}}, "^fallback: 1 layers, the first of them head"),
                                  ({"parameter_methods": {"table.*": "kron"}}, "^fallback: 1 layers, the first of them table.weight")):
             with self.subTest(**options):
                 self.expect(precondor.InvalidArgumentError, f"{pattern}.*whose answers suit AdamW", self.preconditioner, Net(), fallback=fallback, **options)
-                self.preconditioner(Net(), fallback={"policy": "NEVER"}, replace=True, **options)
+                self.preconditioner(Net(), fallback=precondor.Fallback(), client=precondor.ClientOptions(replace=True), **options)
 
     def test_a_users_choice_goes_before_the_defaults(self):
-        pre = self.preconditioner(Net(), method=None, layer_methods={"head": "kron"}, embeddings="soap")
+        pre = self.preconditioner(Net(), method=None, layer_methods={"head": "kron"}, selection=Selection(embeddings="soap"))
         self.assertEqual(self.methods(pre), {"body": "muon", "head": "kron", "table.weight": "soap"})
         self.assertEqual({group["lr_scale"] for group in pre.param_groups()}, {1.0})
 
@@ -260,25 +261,25 @@ class DefaultTest(torch_case.ServerCase):
 
     def test_each_expert_is_a_layer(self):
         experts = [f"experts.{name}.expert{expert}" for name in ("up", "down") for expert in range(3)]
-        pre = self.preconditioner(Mixture(), method=None, max_dim=20)
+        pre = self.preconditioner(Mixture(), method=None, selection=Selection(max_dim=20))
         self.assertEqual(self.methods(pre), {"first": "soap", "last": "soap", **dict.fromkeys(experts, "muon")})
         self.assertEqual([(layer.d_out, layer.d_in) for layer in pre.layers if layer.name in experts], [(5, 4)] * 3 + [(5, 3)] * 3)
         self.assertEqual(set(pre.left), {"experts.bias", "other.places", "experts.pairs.weight", "experts.pairs.bias", "experts.conv.weight", "experts.conv.bias"})
         for number, (options, methods) in enumerate((
-                ({"experts": ""}, {}), ({"skip": ["experts"]}, {}), ({"method": "mkor"}, {}),
-                ({"method": "mkor", "experts": "kron"}, dict.fromkeys(experts, "kron")),
+                ({"selection": Selection(max_dim=20, experts="")}, {}), ({"skip": ["experts"]}, {}), ({"method": "mkor"}, {}),
+                ({"method": "mkor", "selection": Selection(max_dim=20, experts="kron")}, dict.fromkeys(experts, "kron")),
                 ({"method": "soap"}, dict.fromkeys(experts, "soap")),
-                ({"experts": "", "parameter_methods": {".*up": "soap"}}, dict.fromkeys(experts[:3], "soap")))):
+                ({"selection": Selection(max_dim=20, experts=""), "parameter_methods": {".*up": "soap"}}, dict.fromkeys(experts[:3], "soap")))):
             with self.subTest(options=options):
-                pre = self.preconditioner(Mixture(), f"{self.name}-{number}", **{"method": None, "max_dim": 20, **options})
+                pre = self.preconditioner(Mixture(), f"{self.name}-{number}", **{"method": None, "selection": Selection(max_dim=20), **options})
                 self.assertEqual({name: method for name, method in self.methods(pre).items() if "expert" in name}, methods)
-        self.expect(precondor.InvalidArgumentError, "experts: expected one of kron, soap, muon, .* got mkor",
-                    self.preconditioner, Mixture(), experts="mkor")
+        self.expect(precondor.InvalidArgumentError, "selection.experts: expected one of kron, soap, muon, .* got mkor",
+                    Selection, experts="mkor")
 
     def test_an_expert_is_as_a_linear_layer_and_stays_where_no_row_comes(self):
         model = Mixture()
         twins = nn.ModuleList(nn.Linear(4, 5, bias=False) for _ in range(3))
-        pre = self.preconditioner(model, method=None, max_dim=20)
+        pre = self.preconditioner(model, method=None, selection=Selection(max_dim=20))
         other = self.preconditioner(twins, f"{self.name}-twins", method="muon")
         for routed in ([0, 1, 2], [0, 2], [1, 1], [2, 0, 1]):
             model.zero_grad()
@@ -298,22 +299,22 @@ class DefaultTest(torch_case.ServerCase):
 
     def test_on_request(self):
         model = Net()
-        pre = self.preconditioner(model, embeddings="kron", parameter_methods={"norm.*|table.*": "soap"})
+        pre = self.preconditioner(model, selection=Selection(embeddings="kron"), parameter_methods={"norm.*|table.*": "soap"})
         self.assertEqual(self.methods(pre), {"body": "mkor", "head": "mkor", "table.weight": "soap"})
-        pre = self.preconditioner(model, f"{self.name}-2", embeddings="kron", layer_methods={"head": "soap"})
+        pre = self.preconditioner(model, f"{self.name}-2", selection=Selection(embeddings="kron"), layer_methods={"head": "soap"})
         self.assertEqual(self.methods(pre), {"body": "mkor", "head": "soap", "table.weight": "kron"})
-        pre = self.preconditioner(model, f"{self.name}-3", embeddings="kron", skip=["table"])
+        pre = self.preconditioner(model, f"{self.name}-3", selection=Selection(embeddings="kron"), skip=["table"])
         self.assertEqual(pre.left["table.weight"], "skip")
-        pre = self.preconditioner(Net(sparse=True), f"{self.name}-4", embeddings="kron")
+        pre = self.preconditioner(Net(sparse=True), f"{self.name}-4", selection=Selection(embeddings="kron"))
         self.assertEqual(pre.left["table.weight"], "its gradients are sparse")
-        self.expect(precondor.InvalidArgumentError, "embeddings: expected one of kron, soap, muon, .* got mkor",
-                    self.preconditioner, model, embeddings="mkor")
+        self.expect(precondor.InvalidArgumentError, "selection.embeddings: expected one of kron, soap, muon, .* got mkor",
+                    Selection, embeddings="mkor")
 
     def test_rows_that_a_step_did_not_look_up_stay(self):
         for method in ("soap", "muon", precondor.Method("soap", {"max_factor_dim": 6})):
             name = f"{self.name}-{getattr(method, 'name', method)}-{isinstance(method, str)}"
             model, twin = Net(), nn.ModuleDict({"table": nn.Linear(6, 7, bias=False)})
-            pre = self.preconditioner(model, name, embeddings=method)
+            pre = self.preconditioner(model, name, selection=Selection(embeddings=method))
             other = self.preconditioner(twin, f"{name}-twin", method=method)
             for rows in LOOKED_UP:
                 model.zero_grad()

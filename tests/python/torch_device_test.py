@@ -32,6 +32,7 @@ from torch_training import CASES, train
 torch.set_num_threads(1)
 TIMEOUT_S = 60
 RING = "--device-plane-bytes=16MiB"
+CLIENT = precondor.ClientOptions(connect_timeout=TIMEOUT_S)
 PROGRAM = ""
 
 
@@ -54,7 +55,7 @@ class TorchDeviceTest(unittest.TestCase):
         def at_end(pre):
             self.plane = {**pre.device_plane(), **pre.metrics()}
 
-        _, weights, self.results, _ = train(address, session, case, at_end=at_end, connect_timeout=TIMEOUT_S, **options)
+        _, weights, self.results, _ = train(address, session, case, at_end=at_end, client=CLIENT, **options)
         return weights
 
     def expect_same(self, got, wanted):
@@ -111,7 +112,7 @@ class TorchDeviceTest(unittest.TestCase):
         def answers(session):
             torch.manual_seed(1)
             model = nn.ModuleList([nn.Linear(3, 4, bias=False), nn.Linear(4, 3).double(), nn.Linear(3, 3)])
-            with precondor.torch.Preconditioner(model, address, session=session, method="mkor", connect_timeout=TIMEOUT_S) as pre:
+            with precondor.torch.Preconditioner(model, address, session=session, method="mkor", client=CLIENT) as pre:
                 loss = model[1](model[0](torch.ones(2, 3)).double()).square().mean()
                 loss.backward()
                 model[0].weight.grad = model[0].weight.grad.t().contiguous().t()
@@ -150,7 +151,7 @@ class TorchDeviceTest(unittest.TestCase):
         _, address = self.start(RING)
         model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
         with host_as_device(), precondor.torch.Preconditioner(model, address, session="job", method="mkor",
-                                                              connect_timeout=TIMEOUT_S) as pre:
+                                                              client=CLIENT) as pre:
             model(torch.ones(2, 3)).square().mean().backward()
             model[0].weight.grad[1, 1] = float("nan")
             with self.assertWarnsRegex(UserWarning, "step 0: the gradient of 0.weight is not finite"):
@@ -168,8 +169,9 @@ class TorchDeviceTest(unittest.TestCase):
             torch.manual_seed(1)
             model = nn.Sequential(nn.Linear(5, 6, bias=False), nn.Tanh(), nn.Linear(6, 3))
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            pre = precondor.torch.Preconditioner(model, address, session="job", method="mkor", inv_freq=1,
-                                                 connect_timeout=TIMEOUT_S, **options)
+            pre = precondor.torch.Preconditioner(model, address, session="job", method="mkor",
+                                                 statistics=precondor.Statistics(inv_freq=1),
+                                                 client=precondor.ClientOptions(connect_timeout=TIMEOUT_S, **options))
             try:
                 for step in range(5):
                     optimizer.zero_grad()

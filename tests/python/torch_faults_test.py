@@ -214,7 +214,7 @@ class FaultsTest(unittest.TestCase):
                     server.kill()
 
         with self.assertRaisesRegex(precondor.DeadlineExceededError, "step 3"):
-            self.train(cluster, before_step=before_step, result_timeout=1.0)
+            self.train(cluster, before_step=before_step, client=precondor.ClientOptions(result_timeout=1.0))
 
     # --- Ctrl-C ---------------------------------------------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ class FsdpTest(unittest.TestCase):
 
     def test_tensor_parallelism(self):
         for sequence in (False, True):
-            for options in ({}, {"method": "eva", "statistics": "MEAN", "optimizer": "SGD"}, {"fold_bias": False},
+            for options in ({}, {"method": "eva", "statistics": torch_sharded.statistics("MEAN"), "optimizer": "SGD"}, {"selection": precondor.Selection(fold_bias=False)},
                             {"method": "muon", "optimizer": "made"}):
                 self.expect_undivided(2, None, 2e-6, 2, sequence=sequence, **options)
         for exchange in ("DELEGATE", "SHARDED"):
@@ -143,7 +143,7 @@ class FsdpTest(unittest.TestCase):
 
     def test_tensor_parallelism_under_fully_shard(self):
         for sequence in (False, True):
-            for options in ({"statistics": "MEAN"}, {"method": "muon", "optimizer": "made"}):
+            for options in ({"statistics": torch_sharded.statistics("MEAN")}, {"method": "muon", "optimizer": "made"}):
                 self.expect_undivided(4, 1, 2e-6, 2, sequence=sequence, **options)
 
     # Without soap, which scales up what a sum in another order leaves in directions that have no gradient.
@@ -152,7 +152,7 @@ class FsdpTest(unittest.TestCase):
             self.expect_undivided(2, None, 2e-6, 2, words=True, optimizer="made", **options)
 
     def test_tensor_parallelism_on_a_hybrid_mesh(self):
-        for options in ({"statistics": "MEAN"}, {"method": None, "optimizer": "made", "words": True},
+        for options in ({"statistics": torch_sharded.statistics("MEAN")}, {"method": None, "optimizer": "made", "words": True},
                         {"method": "muon", "optimizer": "made", "exchange": "SHARDED"}):
             self.expect_undivided(4, 1, 2e-6, 2, hsdp=True, **options)
 

@@ -86,7 +86,7 @@ class LayersTest(torch_case.ServerCase):
             torch.manual_seed(3)
             module = make()
             with self.subTest(module=module):
-                [(_, matrix)] = _layers.choose(module, _layers.Choice((), (), 2, 1 << 20, True)).matrices
+                [(_, matrix)] = _layers.choose(module, _layers.Choice((), precondor.Selection())).matrices
                 x = torch.randn(shape)
                 output = module(x)
                 output.retain_grad()
@@ -118,7 +118,7 @@ class LayersTest(torch_case.ServerCase):
         linear[0].weight.data, linear[0].bias.data = right[0].weight.data.T.clone(), right[0].bias.data.clone()
         answers = []
         for model in (right, linear):
-            pre = self.preconditioner(model, replace=True)
+            pre = self.preconditioner(model, client=precondor.ClientOptions(replace=True))
             model(torch.randn(6, 4, generator=torch.Generator().manual_seed(3))).square().mean().backward()
             pre.step(1.0)
             answers.append([parameter.grad for parameter in model.parameters()])
@@ -178,21 +178,25 @@ class LayersTest(torch_case.ServerCase):
         for options, pattern in (
                 ({"skip": ["nope"]}, r"skip: no module .* 'nope' matches; there are \['0.0', '1', '2'\]"),
                 ({"skip": ["0"]}, "skip: no module"), ({"skip": [3]}, "skip: expected a str, got 3"),
-                ({"skip_types": ["Linear"]}, "skip_types: expected classes of modules, got 'Linear'"), ({"skip_types": 3}, "skip_types: .* 3"),
-                ({"fallback": "LOSS_RATE"}, "fallback: expected a dict, got 'LOSS_RATE'"), ({"min_dim": "x"}, "min_dim: .*'x'"),
+                ({"selection": {"min_dim": 3}}, r"selection: expected a precondor.Selection, got .*Write selection=precondor.Selection\("),
+                ({"statistics": "MEAN"}, "statistics: expected a precondor.Statistics, got 'MEAN'"),
+                ({"fallback": "LOSS_RATE"}, "fallback: expected a precondor.Fallback, got 'LOSS_RATE'"),
+                ({"client": None}, "client: expected a precondor.ClientOptions, got None"),
+                ({"statistics": precondor.Statistics("MEEN")}, ".*statistics: expected one of MEAN, .*'MEEN'"),
+                ({"statistics": precondor.Statistics(dtype="f64")}, ".*statistics_dtype: expected one of .*'f64'"),
+                ({"fallback": precondor.Fallback("SOON")}, ".*fallback.policy: expected one of NEVER, .*'SOON'"),
+                ({"fallback": precondor.Fallback("LOSS_RATE", beta=2)}, ".*fallback.beta: expected a number in .*got 2"),
                 ({"layer_methods": ["0"]}, "layer_methods: expected a dict"), ({"layer_methods": {0: "kron"}}, "layer_methods: .* got 0"),
                 ({"layer_methods": {"2": "krn"}}, "layer_methods: '2': expected one of .*, got 'krn'"),
                 ({"layer_methods": {"2": None}}, "layer_methods: '2': expected a name or a precondor.Method, got None"),
                 ({"parameter_methods": ["1"]}, "parameter_methods: expected a dict"),
                 ({"parameter_methods": {"1.weight": "krn"}}, "parameter_methods: '1.weight': expected one of kron, soap, muon, .* got krn"),
-                ({"experts": "foo"}, "experts: expected one of kron, soap, muon, .* got foo"), ({"embeddings": 3}, "embeddings: .* got 3"),
                 ({"method": {"name": "mkor"}}, "method: expected a name or a precondor.Method, got"), ({"method": ""}, "method: .* got ''"),
-                ({"security": "ca.pem"}, "security: expected a precondor.Security, got 'ca.pem'"), ({"name": 3}, "session: .* got 3"),
-                ({"result_timeout": -1}, "result_timeout: .* got -1")):
+                ({"name": 3}, "session: .* got 3")):
             with self.subTest(options=options):
                 self.expect(precondor.InvalidArgumentError, f"^{pattern}", self.preconditioner, model, **options)
         self.expect(precondor.InvalidArgumentError, "^model: expected a torch.nn.Module, got 3", self.preconditioner, 3)
-        pre = self.preconditioner(model, skip=["0.*", "1"], security=None)
+        pre = self.preconditioner(model, skip=["0.*", "1"])
         self.assertEqual([layer.name for layer in pre.layers], ["2"])
         for state, pattern in ((None, "state: expected the result of state_dict.*None"), ({}, "state: .*format None")):
             self.expect(precondor.InvalidArgumentError, pattern, pre.load_state_dict, state)

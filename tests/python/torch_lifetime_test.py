@@ -102,7 +102,7 @@ class LifetimeTest(torch_case.ServerCase):
         train(model, first)
         first.close()
         self.assertEqual(left_on(model), clean)
-        for number, corrected in enumerate(({"replace": True}, {"name": self.name + "-other"})):
+        for number, corrected in enumerate(({"client": precondor.ClientOptions(replace=True)}, {"name": self.name + "-other"})):
             with self.subTest(corrected=corrected):
                 failed = self.make(model)  # a notebook keeps it by its last traceback
                 self.expect(precondor.FailedPreconditionError, "is there already.*replace=True", model, torch.randn(5, 2, 6))
@@ -119,7 +119,7 @@ class LifetimeTest(torch_case.ServerCase):
         train(model, first)
         first.close()
         given_up = self.make(model)
-        pre = self.preconditioner(model, replace=True)
+        pre = self.preconditioner(model, client=precondor.ClientOptions(replace=True))
         self.assertEqual(train(model, pre), {"PRECONDITIONED"})
         self.expect(precondor.FailedPreconditionError, "has been closed", given_up.step, 1.0)
         half = self.preconditioner(model, self.name + "-half", skip=["head"])
@@ -132,7 +132,7 @@ class LifetimeTest(torch_case.ServerCase):
         clean = left_on(model)
         with tempfile.TemporaryDirectory() as folder:
             other = Server(self.server.process.args[0], folder)
-            failed = self.make(model, address=other.address, rpc_timeout=0.5)
+            failed = self.make(model, address=other.address, client=precondor.ClientOptions(rpc_timeout=0.5))
             other.stop()
         self.expect(precondor.UnavailableError, other.address, model, torch.randn(5, 2, 6))
         self.assertEqual(left_on(model), clean)
@@ -147,12 +147,12 @@ class LifetimeTest(torch_case.ServerCase):
 
         def no_server():
             with self.assertRaises(precondor.UnavailableError) as caught:
-                self.make(model, address="127.0.0.1:1", connect_timeout=0.05)
+                self.make(model, address="127.0.0.1:1", client=precondor.ClientOptions(connect_timeout=0.05))
             kept.append(caught.exception)
 
         def wrong_option():
             with self.assertRaises(precondor.InvalidArgumentError) as caught:
-                self.make(model, statistics="COVARIANT")
+                self.make(model, statistics=precondor.Statistics("COVARIANT"))
             kept.append(caught.exception)
 
         def no_other_rank():
@@ -178,19 +178,19 @@ class LifetimeTest(torch_case.ServerCase):
         losses = []
 
         def trains():
-            pre = self.make(model, replace=True, overlap=True)
+            pre = self.make(model, client=precondor.ClientOptions(replace=True), overlap=True)
             train(model, pre)
             losses.append(model(torch.randn(5, 2, 6)).square().mean())
 
         def attaches():
-            pre = self.make(model, replace=True)
+            pre = self.make(model, client=precondor.ClientOptions(replace=True))
             optimizer = pre.make_optimizer(0.01)
             if hasattr(optimizer, "register_step_pre_hook"):
                 pre.attach(optimizer)
             train(model, pre, optimizer=optimizer)
 
         def makes():
-            self.make(model, self.name + "-unused", replace=True)
+            self.make(model, self.name + "-unused", client=precondor.ClientOptions(replace=True))
 
         for drops in (trains, attaches, makes):
             with self.subTest(drops=drops.__name__):

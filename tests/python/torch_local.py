@@ -34,7 +34,8 @@ def train(rank, devices, **arguments):
 def _train(rank, address, session, devices, model, layers, before_step=lambda step: None, **options):
     optimizer = torch.optim.SGD(layers.parameters(), 0.1)
     with host_as_device(lambda tensor: devices[rank]), precondor.torch.Preconditioner(
-            model, address, session=session, method="mkor", inv_freq=1, exchange="DELEGATE", connect_timeout=120.0, **options) as pre:
+            model, address, session=session, method="mkor", statistics=precondor.Statistics(inv_freq=1), exchange="DELEGATE",
+            client=precondor.ClientOptions(connect_timeout=120.0), **options) as pre:
         for step in range(STEPS):
             optimizer.zero_grad()
             model(torch.randn(4, 5, generator=torch.Generator().manual_seed(10 * step + rank))).square().mean().backward()

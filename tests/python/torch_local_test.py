@@ -194,21 +194,22 @@ class TorchLocalTest(LocalCase):
                                     (0.25, f"{free // 4} bytes of {uuid_of(0)} .0.25 of"), ("1MiB", f"1MiB of {uuid_of(0)}:")):
                 with self.subTest(memory), self.assertRaisesRegex(
                         precondor.ResourceExhaustedError, rf"needs \d+ bytes.*may take {allowed}.*local_memory="):
-                    precondor.torch.Preconditioner(model, "local", method="muon", local_memory=memory)
-            with precondor.torch.Preconditioner(model, "local", method="muon", local_memory="512MiB", connect_timeout=TIMEOUT_S) as pre:
+                    precondor.torch.Preconditioner(model, "local", method="muon", client=precondor.ClientOptions(local_memory=memory))
+            with precondor.torch.Preconditioner(model, "local", method="muon",
+                                                client=precondor.ClientOptions(local_memory="512MiB", connect_timeout=TIMEOUT_S)) as pre:
                 pre.make_optimizer(0.1)
                 model(torch.ones(2, 1024)).sum().backward()
                 pre.step()
                 self.assertEqual(pre.device_plane(), {"backends": ["cuda"], "in_ring": 1, "over_socket": 0, "reason": ""})
             for memory in (0, 1.5, True):
                 with self.subTest(memory), self.assertRaisesRegex(precondor.InvalidArgumentError, "local_memory: expected a share"):
-                    precondor.torch.Preconditioner(model, "local", method="muon", local_memory=memory)
+                    precondor.torch.Preconditioner(model, "local", method="muon", client=precondor.ClientOptions(local_memory=memory))
         with self.assertRaisesRegex(precondor.InvalidArgumentError, "local_memory: expected bytes, .* for a server on the CPU"):
-            precondor.torch.Preconditioner(model, "local", method="muon", local_memory=0.5)
+            precondor.torch.Preconditioner(model, "local", method="muon", client=precondor.ClientOptions(local_memory=0.5))
         with self.assertRaisesRegex(precondor.InvalidArgumentError, 'local_memory: expected None with an address other than "local"'):
-            precondor.torch.Preconditioner(model, "127.0.0.1:1", session="s", local_memory=0.5)
+            precondor.torch.Preconditioner(model, "127.0.0.1:1", session="s", client=precondor.ClientOptions(local_memory=0.5))
         with self.assertRaisesRegex(precondor.ResourceExhaustedError, "servers may take 1MiB: give them more with local_memory="):
-            precondor.torch.Preconditioner(model, "local", method="muon", local_memory="1MiB")
+            precondor.torch.Preconditioner(model, "local", method="muon", client=precondor.ClientOptions(local_memory="1MiB"))
 
 
 if torch_local.HAS_FULLY_SHARD:

@@ -27,6 +27,8 @@ try:
 except ImportError:
     from torch.nn.utils.stateless import functional_call
 
+REPLACE = precondor.ClientOptions(replace=True)
+
 
 class Attentions(nn.Module):
     """Two, called in another order than they are defined in, each in a checkpoint if one is wanted."""
@@ -51,7 +53,7 @@ class ModulesTest(torch_case.ServerCase):
     def gradients(self, model, backward, **options):
         """After a step of a copy of the model, whose first step's backward passes `backward` makes."""
         model = copy.deepcopy(model)
-        pre = self.preconditioner(model, replace=True, **options)
+        pre = self.preconditioner(model, **{"client": REPLACE, **options})
         backward(model, pre)
         pre.step(1.0, learning_rate=0.1)
         pre.close(end_session=True)
@@ -105,7 +107,8 @@ class ModulesTest(torch_case.ServerCase):
         x = torch.randn(5, 4)
         for statistics, method in (("SIGNED", "mkor"), ("MEAN", "eva"), ("COVARIANCE", "kfac")):
             with self.subTest(statistics=statistics):
-                options = {"statistics": statistics, "method": method, "result_timeout": 10.0}
+                options = {"statistics": precondor.Statistics(statistics), "method": method,
+                           "client": precondor.ClientOptions(result_timeout=10.0, replace=True)}
                 wanted = self.gradients(model, lambda model, pre: model(x).sum().backward(), **options)
                 got = self.gradients(model, lambda model, pre: (model(x).sum() + model(x[:0]).sum()).backward(), **options)
                 self.expect_equal(got, wanted)
@@ -145,7 +148,7 @@ class ModulesTest(torch_case.ServerCase):
         for statistics, method in (("SIGNED", "mkor"), ("COVARIANCE", "kfac")):
             with self.subTest(statistics=statistics):
                 outside, inside, plain = (
-                    self.gradients(model, lambda model, pre, how=how: run(*how, model), statistics=statistics, method=method)
+                    self.gradients(model, lambda model, pre, how=how: run(*how, model), statistics=precondor.Statistics(statistics), method=method)
                     for how in ((True, False), (True, True), (False, False)))
                 self.expect_equal(inside, outside)
                 for got, wanted in zip(outside, plain):  # some ten roundings of 2^-9
@@ -155,7 +158,7 @@ class ModulesTest(torch_case.ServerCase):
         """Of a step for each of the backward passes, one; and the decisions of the last."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            pre = self.preconditioner(model, replace=True)
+            pre = self.preconditioner(model, client=REPLACE)
             for backward in backwards:
                 model.zero_grad()
                 backward()
@@ -365,7 +368,7 @@ class ModulesTest(torch_case.ServerCase):
         x = torch.randn(5, 4)
         for statistics, method in (("SIGNED", "mkor"), ("MEAN", "eva"), ("COVARIANCE", "kfac")):
             with self.subTest(statistics=statistics):
-                options = {"statistics": statistics, "method": method}
+                options = {"statistics": precondor.Statistics(statistics), "method": method}
                 wanted = self.gradients(model, lambda model, pre: model(x).sum().backward(), **options)
                 torch.set_default_dtype(torch.float64)
                 try:

@@ -238,7 +238,7 @@ class OptimizerTest(torch_case.ServerCase):
                 with self.subTest(order=order, first_order=first_order):
                     model = Net()
                     pre = self.preconditioner(model, f"{self.name}-{order}-{first_order}",
-                                              fallback={"policy": "AT_STEP", "at_step": 1} if first_order else None)
+                                              fallback=precondor.Fallback("AT_STEP", at_step=1) if first_order else precondor.Fallback())
                     optimizer = pre.make_optimizer(0.01)
                     optimizer.step()  # without gradients: for its state
 

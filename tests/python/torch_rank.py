@@ -104,7 +104,7 @@ def lookups(rank, address, session, how, exchange, method):
         fully_shard(model)
     answers = []
     with precondor.torch.Preconditioner(called, address, session=session, exchange=exchange, method="identity",
-                                        embeddings=method) as pre:
+                                        selection=precondor.Selection(embeddings=method)) as pre:
         for rows in (range(7), range(7), ((0, 2), (2, 5))[rank], ((), (6,))[rank]):
             called.zero_grad()
             called(torch.tensor([*rows, 1])).square().sum().backward()
@@ -132,7 +132,7 @@ def unused(rank, address, session, exchange):
 def orphan(rank, address, session, server):
     """The server is killed in the second step of a net whose only layer is rank 0's to send."""
     model = nn.Linear(3, 3)
-    with precondor.torch.Preconditioner(model, address, session=session, exchange="DELEGATE", method="mkor", result_timeout=1.0) as pre:
+    with precondor.torch.Preconditioner(model, address, session=session, exchange="DELEGATE", method="mkor", client=precondor.ClientOptions(result_timeout=1.0)) as pre:
         for step in range(2):
             model(torch.ones(2, 3)).square().mean().backward()
             dist.barrier()
@@ -144,7 +144,7 @@ def orphan(rank, address, session, server):
 def uneven(rank, address, session):
     """Rank 1 has a batch less. The job averages the norm's gradients."""
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3))
-    pre = precondor.torch.Preconditioner(model, address, session=session, result_timeout=1.0)
+    pre = precondor.torch.Preconditioner(model, address, session=session, client=precondor.ClientOptions(result_timeout=1.0))
     optimizer = pre.make_optimizer(0.01)
     try:
         for _ in range(3 - rank):
@@ -164,7 +164,8 @@ def absent(rank, address, session, method, overlap=False, scale=None, ends=False
     if overlap:
         called = nn.parallel.DistributedDataParallel(model, process_group=group)
         options = {"exchange": "DIRECT", "overlap": True}
-    pre = precondor.torch.Preconditioner(called, address, session=session, process_group=group, method=method, inv_freq=1, **options)
+    pre = precondor.torch.Preconditioner(called, address, session=session, process_group=group, method=method,
+                                         statistics=precondor.Statistics(inv_freq=1), **options)
     optimizer = pre.make_optimizer(0.01) if method is None else torch.optim.SGD(model.parameters(), 0.01)
     scaler = None if scale is None else torch_training.make_scaler(scale)
     try:
@@ -206,7 +207,8 @@ def steps(rank, address, session, exchange, count):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with precondor.torch.Preconditioner(model, address, session=session, exchange=exchange, method="mkor", inv_freq=1) as pre:
+    with precondor.torch.Preconditioner(model, address, session=session, exchange=exchange, method="mkor",
+                                        statistics=precondor.Statistics(inv_freq=1)) as pre:
         for step in range(count):
             optimizer.zero_grad()
             loss = model(torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))).square().mean()
@@ -223,7 +225,7 @@ def buckets(rank, address, session, gradient_as_bucket_view):
     model = nn.parallel.DistributedDataParallel(copy.deepcopy(plain), gradient_as_bucket_view=gradient_as_bucket_view)
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(rank))
     plain(x).square().mean().backward()
-    options = {"exchange": "DIRECT", "method": "identity", "fold_bias": False, "overlap": True}
+    options = {"exchange": "DIRECT", "method": "identity", "selection": precondor.Selection(fold_bias=False), "overlap": True}
     found = {"alone": (plain.weight.grad.numpy(), plain.bias.grad.numpy())}
 
     def backward():
@@ -233,7 +235,8 @@ def buckets(rank, address, session, gradient_as_bucket_view):
 
     def refusal(model):
         try:
-            precondor.torch.Preconditioner(model, address, session=f"{session}-refused", replace=True, **options).close()
+            precondor.torch.Preconditioner(model, address, session=f"{session}-refused",
+                                           client=precondor.ClientOptions(replace=True), **options).close()
         except precondor.InvalidArgumentError as error:
             return str(error)
 

@@ -212,7 +212,7 @@ class RanksTest(unittest.TestCase):
                         elsewhere.process.kill()
 
     def test_a_job_goes_on_with_another_number_of_ranks(self):
-        for options in ({"method": "muon"}, {"method": "mkor", "statistics": "MEAN"}):
+        for options in ({"method": "muon"}, {"method": "mkor", "statistics": precondor.Statistics("MEAN", inv_freq=2, warmup_steps=3)}):
             with self.subTest(**options), tempfile.TemporaryDirectory() as of_two, tempfile.TemporaryDirectory() as folder:
                 options = {**options, "factors": True}
                 whole = self.run_both("resume", folder=of_two, stops=(12,), **options)[0]

@@ -104,6 +104,10 @@ def whole(parameter):
     return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach().numpy()
 
 
+def statistics(kind=""):
+    return precondor.Statistics(kind, inv_freq=2, warmup_steps=2)
+
+
 def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=False, compiled=False, bf16=False,
           transposed=False, mixture=False, micro_batches=1, clip=False, optimizer="AdamW", pause=None, **options):
     """(last weights, whole; decisions of the last step; names of layers; the losses).
@@ -113,8 +117,8 @@ def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=Fals
     size = dist.get_world_size()
     model, called = make(how, reshard, hsdp, by_columns, compiled, bf16, transposed, mixture)
     losses = []
-    with precondor.torch.Preconditioner(called, address, session=session, warmup_steps=2, inv_freq=2,
-                                        **{"method": "mkor", "exchange": "DELEGATE", **options}) as pre:
+    with precondor.torch.Preconditioner(called, address, session=session,
+                                        **{"method": "mkor", "statistics": statistics(), "exchange": "DELEGATE", **options}) as pre:
         if optimizer == "made":
             optimizer = pre.make_optimizer(0.02)
         else:
@@ -239,8 +243,8 @@ def train_divided(rank, address, session, tensor, sequence=False, partial=False,
     else:
         model, place, data = divided(tensor, sequence, partial, hidden, words, hsdp)
         called = model
-    with precondor.torch.Preconditioner(called, address, session=session, warmup_steps=2, inv_freq=2,
-                                        **{"method": "mkor", **options}) as pre:
+    with precondor.torch.Preconditioner(called, address, session=session,
+                                        **{"method": "mkor", "statistics": statistics(), **options}) as pre:
         optimizer = pre.make_optimizer(0.02) if optimizer == "made" else getattr(torch.optim, optimizer)(model.parameters(), lr=0.02)
         for step in range(STEPS):
             x = torch.randn(4 * data, 6, 6, generator=torch.Generator().manual_seed(step))[place::data]
@@ -277,7 +281,7 @@ def refused(rank, address, session, case):
         model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh, [Shard(0)]))
     elif case == "covariance":
         parallelize_module(model, mesh, {"0": ColwiseParallel()})
-        options = {"method": "kfac", "statistics": "COVARIANCE"}
+        options = {"method": "kfac", "statistics": precondor.Statistics("COVARIANCE")}
     elif case == "part":
         fully_shard(model[0], mesh=mesh)
     else:

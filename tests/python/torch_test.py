@@ -24,6 +24,7 @@ import precondor.torch
 import torch_reference
 from interop_test import ROOT, TIMEOUT_S
 from precondor.torch._statistics import Covariance, Vectors
+import torch_training
 from torch_training import make_scaler, train
 
 # f32 beside f64: some ten roundings of 6e-8 a step on numbers near 1, and J's condition is at most 1 + d (mkor) or a few
@@ -63,7 +64,7 @@ class TorchTest(torch_case.ServerCase):
     def test_security_is_the_clients(self):
         with self.assertRaisesRegex(precondor.NotFoundError, "cannot read /nothing"):
             precondor.torch.Preconditioner(nn.Linear(3, 2), self.server.address, session="s",
-                                           security=precondor.Security(tls_ca="/nothing"))
+                                           client=precondor.ClientOptions(security=precondor.Security(tls_ca="/nothing")))
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -90,7 +91,7 @@ class TorchTest(torch_case.ServerCase):
 
     def test_sketches_of_micro_batches_are_one_batchs(self):
         """SIGNED, the default, has the signs of the rows' places in the whole batch."""
-        options = {"statistics": "SIGNED", "sketches": 3, "seed": 9}
+        options = {"statistics": torch_training.statistics("SIGNED", sketches=3), "seed": 9}
         whole = train(self.server.address, f"{self.name}-1", "conv", micro_batches=1, **options)
         parts = train(self.server.address, f"{self.name}-4", "conv", micro_batches=4, **options)
         self.expect_close(parts[1], whole[1], 2e-5)
@@ -146,7 +147,7 @@ class TorchTest(torch_case.ServerCase):
         model["frozen"].weight.requires_grad_(False)
         model["no_bias"].bias.requires_grad_(False)
         nn.utils.weight_norm(model["conv"])
-        pre = self.preconditioner(model, skip=["ski.*"], skip_types=Head, max_dim=1000,
+        pre = self.preconditioner(model, skip=["ski.*"], selection=precondor.torch.Selection(skip_types=Head, max_dim=1000),
                                   layer_methods={"first": "kfac", "gr.*": precondor.Method("mkor", {"rank": 3})})
         self.assertEqual([(layer.name, layer.d_out, layer.d_in, layer.has_bias) for layer in pre.layers],
                          [("first", 8, 7, True), ("grouped.group0", 3, 19, True), ("grouped.group1", 3, 19, True),
@@ -166,7 +167,8 @@ class TorchTest(torch_case.ServerCase):
                          [("kfac", (0,)), ("mkor", (1, 2))])
 
     def test_biases_may_be_left_and_convolutions_have_their_shape(self):
-        pre = self.preconditioner(nn.Sequential(nn.Conv2d(2, 3, (4, 5)), nn.Linear(3, 3)), fold_bias=False, method="kron")
+        pre = self.preconditioner(nn.Sequential(nn.Conv2d(2, 3, (4, 5)), nn.Linear(3, 3)), method="kron",
+                                  selection=precondor.Selection(fold_bias=False))
         self.assertEqual(pre.layers, (precondor.Layer("0", 3, 40, False, (3, 2, 4, 5)), precondor.Layer("1", 3, 3)))
         self.assertEqual(pre.left, dict.fromkeys(["0.bias", "1.bias"], "a bias that is not folded in"))
 
@@ -226,7 +228,7 @@ class TorchTest(torch_case.ServerCase):
             models = []
             for bad in (spoils, {}):
                 model = Net()
-                pre = self.preconditioner(model, f"{self.name}-{number}-{bool(bad)}", method, inv_freq=1)
+                pre = self.preconditioner(model, f"{self.name}-{number}-{bool(bad)}", method, statistics=precondor.Statistics(inv_freq=1))
                 optimizer = make(pre, model)
                 for step in range(6):
                     optimizer.zero_grad()
@@ -270,7 +272,7 @@ class TorchTest(torch_case.ServerCase):
                 return self.one(torch.relu_(self.one(x)))
 
         model = Shared()
-        pre = self.preconditioner(model, method="kfac", statistics="COVARIANCE", inv_freq=1)
+        pre = self.preconditioner(model, method="kfac", statistics=precondor.Statistics("COVARIANCE", inv_freq=1))
         taken = {}
         x = torch.randn(3, 4)
         first = model.one(x).detach()
@@ -285,7 +287,7 @@ class TorchTest(torch_case.ServerCase):
     def test_statistics_only_where_there_is_a_gradient_and_at_their_steps(self):
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        pre = self.preconditioner(model, optimizer=optimizer, inv_freq=4, warmup_steps=1)
+        pre = self.preconditioner(model, optimizer=optimizer, statistics=precondor.Statistics(inv_freq=4, warmup_steps=1))
         sent = []
         for _ in range(6):
             with torch.no_grad():
@@ -328,7 +330,7 @@ class TorchTest(torch_case.ServerCase):
                  ["attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.out_proj"]),
                 (encoder, [(5, 2, 6)], ["self_attn.in_proj", "self_attn.out_proj", "linear1", "linear2"])]:
             with self.subTest(model=model, shapes=shapes):
-                pre = self.preconditioner(model, method="identity", replace=True)
+                pre = self.preconditioner(model, method="identity", client=precondor.ClientOptions(replace=True))
                 self.assertEqual([layer.name for layer in pre.layers], names)
                 pre._join()
                 pre._wanted = frozenset(range(len(names)))
@@ -382,7 +384,7 @@ class TorchTest(torch_case.ServerCase):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for method, exchange in itertools.product(("mkor", "eva"), ("DIRECT", "DELEGATE", "REPLAY", "PULL_FACTORS")):
             pre = self.preconditioner(model, f"{self.name}-{method}-{exchange}", method=method, optimizer=optimizer,
-                                      exchange=exchange, fallback={"policy": "AT_STEP", "at_step": 2})
+                                      exchange=exchange, fallback=precondor.Fallback("AT_STEP", at_step=2))
             for step in range(4):
                 self.assertEqual(pre.mode, "SECOND_ORDER" if step < 2 else "FIRST_ORDER")
                 optimizer.zero_grad()
@@ -440,7 +442,7 @@ class TorchTest(torch_case.ServerCase):
         self.expect(precondor.FailedPreconditionError, f"{self.name} is there already.*load_state_dict.*replace=True",
                     model, torch.randn(5, 4))
         again.close()
-        anew = self.preconditioner(model, replace=True)
+        anew = self.preconditioner(model, client=precondor.ClientOptions(replace=True))
         self.assertEqual(one_step(model, anew, optimizer, 5, 4).step, 0)
         other = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))
         error = self.expect(precondor.FailedPreconditionError, "name is taken.* model", self.preconditioner, other)
@@ -469,7 +471,7 @@ class TorchTest(torch_case.ServerCase):
             with self.subTest(pattern=pattern):
                 self.expect(kind, pattern, self.preconditioner, model, **options)
         self.expect(precondor.UnavailableError, "Check the address", precondor.torch.Preconditioner, linear, "127.0.0.1:1",
-                    session="x", connect_timeout=0.2)
+                    session="x", client=precondor.ClientOptions(connect_timeout=0.2))
         pre = self.preconditioner(linear, method="kfac")
         linear(torch.randn(2, 4)).sum().backward()
         self.expect(bad, "KL_CLIP needs the learning rate", pre.step, 1.0)
@@ -495,7 +497,7 @@ class TorchTest(torch_case.ServerCase):
         other = torch.optim.SGD(model["words"].parameters(), 0.1)
         half = torch.optim.SGD(model["one"].parameters(), 0.1)
         for optimizer, loss_scale in ((half, 64.0), (own, 64.0), (own, float("inf"))):
-            pre = self.preconditioner(model, optimizer=optimizer, replace=True)
+            pre = self.preconditioner(model, optimizer=optimizer, client=precondor.ClientOptions(replace=True))
             scaler = make_scaler(loss_scale)
             model.zero_grad(set_to_none=True)
             output = model["two"](model["one"](model["words"](torch.tensor([1, 2]))))
@@ -511,7 +513,7 @@ class TorchTest(torch_case.ServerCase):
             scaler.update()
             pre.close()  # its report has to be answered before the next one replaces the session
         everything = torch.optim.SGD(model.parameters(), 0.1)
-        pre = self.preconditioner(model, optimizer=everything, replace=True)
+        pre = self.preconditioner(model, optimizer=everything, client=precondor.ClientOptions(replace=True))
         scaler = make_scaler(64.0)
         model.zero_grad(set_to_none=True)
         scaler.scale(model["two"](model["one"](model["words"](torch.tensor([1, 2])))).square().mean()).backward()

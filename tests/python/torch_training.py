@@ -15,17 +15,21 @@ import precondor.torch
 from torch_reference import CASES, FACTOR_DECAY, GAMMA, INV_FREQ, KFAC_DAMPING, KL_CLIP, LAMBDA, WARMUP, loss_of
 
 
+def statistics(kind, **more):
+    """What torch_reference.py's statistics are, of another kind."""
+    return precondor.Statistics(kind, inv_freq=INV_FREQ, warmup_steps=WARMUP, dtype="f32", **more)
+
+
 def options(case):
     """Of a Preconditioner that computes what torch_reference.py does."""
     if case.method == "kfac":
         method = precondor.Method("kfac", {"form": "INVERSE", "damping": str(KFAC_DAMPING), "factor_decay": str(FACTOR_DECAY),
                                            "inv_update_steps": "1", "scaling_clip": str(KL_CLIP)})
-        statistics = "COVARIANCE"
+        kind = "COVARIANCE"
     else:
         method = precondor.Method("mkor", {"representation": "DENSE", "gamma": GAMMA, "damping": LAMBDA})
-        statistics = "PER_WORKER_MEAN"
-    return {"method": method, "statistics": statistics, "statistics_dtype": "f32", "inv_freq": INV_FREQ,
-            "warmup_steps": WARMUP}
+        kind = "PER_WORKER_MEAN"
+    return {"method": method, "statistics": statistics(kind)}
 
 
 class Scaler:
@@ -128,7 +132,7 @@ def train_with_checkpoints(address, session, folder, steps=12, exchange="DIRECT"
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     path = pathlib.Path(folder) / f"checkpoint-{rank}.pt"
     pre = precondor.torch.Preconditioner(model, address, session=session, optimizer=optimizer, exchange=exchange, seed=5,
-                                         inv_freq=2, warmup_steps=3, **{"method": "mkor", **changes})
+                                         **{"method": "mkor", "statistics": precondor.Statistics(inv_freq=2, warmup_steps=3), **changes})
     results = []
     try:
         first = 0

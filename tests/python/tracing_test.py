@@ -108,7 +108,7 @@ class Server:
 
 def run_rank(address, name, rank):
     traceparent = f"00-{APPLICATION[0]}-{APPLICATION[1]}-01" if rank == 0 else ""
-    with precondor.Client(address, traceparent=traceparent) as client, client.join(name, rank) as worker:
+    with precondor.Client(address, precondor.ClientOptions(traceparent=traceparent)) as client, client.join(name, rank) as worker:
         for step in range(STEPS):
             for layer, shape in enumerate(LAYERS):
                 if worker.needs_statistics(step, layer):

@@ -5,19 +5,20 @@ gradients.
 Begin with Client. docs/use/python.md is the manual.
 """
 
-from ._client import (Client, Future, Preconditioned, Security, Session, StepDirective, Worker, compute_statistics,
-                      cuda_device_id, kl_clip_scale)
+from ._client import (Client, Future, Preconditioned, Session, StepDirective, Worker, compute_statistics, cuda_device_id,
+                      kl_clip_scale)
 from ._errors import (AbortedError, CancelledError, DataLossError, DeadlineExceededError, FailedPreconditionError,
                       ForkError, InternalError, InvalidArgumentError, NotFoundError, PermissionDeniedError,
                       PrecondorError, ResourceExhaustedError, UnauthenticatedError, UnavailableError, UnimplementedError)
-from ._session import METHODS, Layer, LayerMethod, Method, SessionSpec
+from ._options import ClientOptions, Security, Selection, Statistics
+from ._session import METHODS, Fallback, Layer, LayerMethod, Method, SessionSpec
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AbortedError", "CancelledError", "Client", "DataLossError", "DeadlineExceededError", "FailedPreconditionError",
-    "ForkError", "Future", "InternalError", "InvalidArgumentError", "Layer", "LayerMethod", "METHODS", "Method", "NotFoundError",
-    "PermissionDeniedError", "Preconditioned", "PrecondorError", "ResourceExhaustedError", "Security", "Session",
-    "SessionSpec", "StepDirective", "UnauthenticatedError", "UnavailableError", "UnimplementedError", "Worker", "compute_statistics",
-    "cuda_device_id", "kl_clip_scale"
+    "AbortedError", "CancelledError", "Client", "ClientOptions", "DataLossError", "DeadlineExceededError", "FailedPreconditionError",
+    "Fallback", "ForkError", "Future", "InternalError", "InvalidArgumentError", "Layer", "LayerMethod", "METHODS", "Method",
+    "NotFoundError", "PermissionDeniedError", "Preconditioned", "PrecondorError", "ResourceExhaustedError", "Security", "Selection",
+    "Session", "SessionSpec", "Statistics", "StepDirective", "UnauthenticatedError", "UnavailableError", "UnimplementedError",
+    "Worker", "compute_statistics", "cuda_device_id", "kl_clip_scale"
 ]

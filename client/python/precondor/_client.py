@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import os
 import warnings
 import weakref
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, TypeVar, Union
@@ -19,7 +18,8 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Type
 import numpy as np
 
 from . import _core, _session
-from ._errors import check_number, check_text, check_whole, invalid
+from ._errors import check_number, check_text, check_whole, expect_instance, invalid
+from ._options import ClientOptions, Security
 from ._session import SessionSpec
 
 # Objects with threads. They are closed before the interpreter ends, because their threads must not outlive the
@@ -105,44 +105,6 @@ class StepDirective:
     next_mode: str
     snapshot_at: int
     snapshot_id: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Security:
-    """Files with which a client verifies servers and identifies itself. Each is read again when it changes.
-
-    docs/operate/security.md says how to make them. They apply to host:port addresses; a unix: address needs none.
-
-    Attributes:
-        tls_ca: Certificates (PEM) of the authorities that sign the servers' certificates. Empty means connections in
-            plaintext.
-        tls_cert: This client's certificate, for servers that require one.
-        tls_key: The key of tls_cert.
-        token_file: File with one line, the bearer token that the client sends with every call.
-
-    Each is a str or a path object.
-    """
-
-    tls_ca: Union[str, "os.PathLike[str]"] = ""
-    tls_cert: Union[str, "os.PathLike[str]"] = ""
-    tls_key: Union[str, "os.PathLike[str]"] = ""
-    token_file: Union[str, "os.PathLike[str]"] = ""
-
-    def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            path = os.fspath(value) if isinstance(value, os.PathLike) else value
-            if not isinstance(path, str):
-                raise invalid(f"Security: {name}", "a path, \"\" for none", value)
-            object.__setattr__(self, name, path)
-
-
-def security_of(given: Optional[Security]) -> Security:
-    """Returns `given`, for None a Security without files. Raises InvalidArgumentError for anything else."""
-    if given is None:
-        return Security()
-    if not isinstance(given, Security):
-        raise invalid("security", "a precondor.Security", given, "Security(tls_ca=...) has the file of the authorities")
-    return given
 
 
 class Future:
@@ -473,14 +435,7 @@ class Client:
 
     Args:
         address: The coordinator's: host:port, or unix:/path/to/socket.
-        connect_timeout: Seconds until a server's first answer.
-        rpc_timeout: Seconds for one control call.
-        result_timeout: Seconds from a gradient's submission to its answer.
-        join_timeout: Seconds until all ranks have joined.
-        lease_timeout: Seconds that a step waits for the coordinator at the end of the lease.
-        security: Files for all connections, also those to shards. None: no files.
-        traceparent: W3C Trace Context that the client sends (docs/operate/monitoring.md). Empty: the client begins its own
-            trace.
+        options: Time-outs, security and the trace. `replace` and `local_memory` have to be the defaults.
         rank_devices: The CUDA device of each rank's gradients (precondor.cuda_device_id; b"": none), or nothing. In
             DELEGATE a rank on the device of a layer's shard then sends the layer, in sessions that this client creates.
 
@@ -489,23 +444,22 @@ class Client:
         FailedPreconditionError: The server is a shard and not a coordinator, or is of an incompatible release.
         UnimplementedError: The process at the address is no Precondor server, or one of another version.
         UnauthenticatedError, PermissionDeniedError: The server does not know this client, or gives it another role.
-        InvalidArgumentError: An argument has another type, or a time is negative or no number.
-        NotFoundError: A file of `security` cannot be read.
+        InvalidArgumentError: An argument has another type.
+        NotFoundError: A file of `options.security` cannot be read.
     """
 
-    def __init__(self, address: str, *, connect_timeout: float = 10.0, rpc_timeout: float = 30.0,
-                 result_timeout: float = 120.0, join_timeout: float = 120.0, lease_timeout: float = 600.0,
-                 security: Optional[Security] = None, traceparent: str = "", rank_devices: Sequence[bytes] = ()) -> None:
+    def __init__(self, address: str, options: ClientOptions = ClientOptions(), *, rank_devices: Sequence[bytes] = ()) -> None:
         from . import server  # pylint: disable=import-outside-toplevel  # `python -m precondor.server` expects it not imported
         check_text("address", address)
+        options = expect_instance("options", options, ClientOptions)
+        if options != options.for_calls():
+            raise invalid("options", "replace and local_memory with their defaults: they are for Preconditioner", options)
         if isinstance(rank_devices, bytes) or not all(isinstance(one, bytes) for one in rank_devices):
             raise invalid("rank_devices", "bytes for each rank", rank_devices)
-        timeouts = {"connect_timeout": connect_timeout, "rpc_timeout": rpc_timeout, "result_timeout": result_timeout,
-                    "join_timeout": join_timeout, "lease_timeout": lease_timeout}
-        files = security_of(security)
-        self._core = _core.Client(address, *(check_number(what, seconds, 0.0) for what, seconds in timeouts.items()),
-                                  files.tls_ca, files.tls_cert, files.tls_key, files.token_file,
-                                  check_text("traceparent", traceparent), list(rank_devices), server.watch_of(address))
+        files = options.security or Security()
+        self._core = _core.Client(address, options.connect_timeout, options.rpc_timeout, options.result_timeout,
+                                  options.join_timeout, options.lease_timeout, files.tls_ca, files.tls_cert, files.tls_key,
+                                  files.token_file, options.traceparent, list(rank_devices), server.watch_of(address))
         _open.add(self)
         try:
             self._core.wait_for_server()

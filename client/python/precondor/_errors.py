@@ -6,10 +6,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any, Optional, Type, TypeVar
 
 _MOST_SHOWN = 120  # characters of a value in a message
 _MOST_WHOLE = (1 << 64) - 1
+
+_Kind = TypeVar("_Kind")
 
 
 class PrecondorError(Exception):
@@ -35,7 +37,7 @@ class InvalidArgumentError(PrecondorError, ValueError):
 
 
 class NotFoundError(PrecondorError, LookupError):
-    """No such session, layer or rank; or a file of `security` that cannot be read."""
+    """No such session, layer or rank; or a file of Security that cannot be read."""
 
 
 class FailedPreconditionError(PrecondorError):
@@ -118,7 +120,7 @@ _ADVICE_OF_REASON = {
 
 _ADVICE_OF_CODE = {
     "UNAVAILABLE": "Check the address (the coordinator's, host:port or unix:/path) and that precondor-server runs there; "
-                   "connect_timeout is how long a client waits for it",
+                   "ClientOptions(connect_timeout=...) is how long a client waits for it",
     "UNIMPLEMENTED": "What answers is no Precondor server, or one of another version: use the same version on both "
                      "sides",
     "UNAUTHENTICATED": "Check security (precondor.Security) and that the server's access file lists this client's token or "
@@ -195,4 +197,11 @@ def check_whole(what: str, value: Any, least: int = 0, most: int = _MOST_WHOLE) 
 def check_text(what: str, value: Any) -> str:
     if not isinstance(value, str):
         raise invalid(what, "a str", value)
+    return value
+
+
+def expect_instance(what: str, value: Any, kind: Type[_Kind]) -> _Kind:
+    """Returns `value`. Raises InvalidArgumentError unless it is an instance of `kind`, a class of precondor; a dict is none."""
+    if not isinstance(value, kind):
+        raise invalid(what, f"a precondor.{kind.__name__}", value, f"Write {what}=precondor.{kind.__name__}(...)")
     return value

@@ -11,23 +11,23 @@ import threading
 import uuid
 import warnings
 from collections.abc import Sequence
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import jax
 import numpy as np
 
 from . import server
-from ._client import Client, Future, Security, Worker, security_of
-from ._errors import AbortedError, FailedPreconditionError, InvalidArgumentError, PrecondorError, check_text, invalid
+from ._client import Client, Future, Worker
+from ._errors import AbortedError, FailedPreconditionError, InvalidArgumentError, PrecondorError, check_text, expect_instance, invalid
 from ._jax_group import Group
+from ._options import ClientOptions
 from ._session import Layer, SessionSpec
 
 
 class Connection:
     """Opened by the first `update`. Thread-safe: callbacks run on threads of JAX, one a rank."""
 
-    def __init__(self, address: str, session: str, group: Group, factors: Sequence[np.ndarray], security: Optional[Security],
-                 timeouts: Mapping[str, float]) -> None:
+    def __init__(self, address: str, session: str, group: Group, factors: Sequence[np.ndarray], options: ClientOptions) -> None:
         check_text("address", address)
         self.name = check_text("session", session)
         if isinstance(factors, (str, bytes)) or not isinstance(factors, (Sequence, np.ndarray)):
@@ -36,9 +36,9 @@ class Connection:
         self.spec: Optional[SessionSpec] = None
         self._is_new_name = not session
         self._factors = factors
-        self._address, self._security, self._timeouts = address, security_of(security), dict(timeouts)
+        self._address, self._options = address, expect_instance("client", options, ClientOptions)
         # Equal for connections of equal arguments. Factors are large: the same object counts.
-        self.arguments = (address, session, group.mesh, id(factors), self._security, self._timeouts)
+        self.arguments = (address, session, group.mesh, id(factors), self._options)
         self._lock = threading.Lock()
         self._client: Optional[Client] = None
         self._server: Optional[server.LocalServer] = None  # ends when nothing has it
@@ -102,7 +102,7 @@ class Connection:
             raise InvalidArgumentError(f'address: expected processes on one host with "local", got {host} and {socket.gethostname()}',
                                        "INVALID_ARGUMENT", advice="Start precondor-server on one of them, and give its host:port")
         self._server_address = address
-        self._client = Client(address, security=self._security, **self._timeouts)
+        self._client = Client(address, self._options)
         return ""
 
     def _open_session(self, spec: SessionSpec) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Dict, Union
+from typing import Any, Dict, Optional, Union
 
 import numpy as np
 
 from . import _core
-from ._errors import InvalidArgumentError, check_mapping, check_text, invalid
+from ._errors import InvalidArgumentError, check_number, check_text, check_whole, expect_instance, invalid
 
 # Methods by name, in the order of the C++ library.
 METHODS: Dict[str, _core.MethodTraits] = {traits.name: traits for traits in _core.known_methods()}
@@ -56,6 +56,40 @@ class LayerMethod:
 
 
 @dataclasses.dataclass(frozen=True)
+class Fallback:
+    """When the job falls back to first order, in which gradients are averaged alone. docs/use/methods/mkor_h.md explains it.
+
+    Attributes:
+        policy: "NEVER"; "LOSS_RATE": when the loss decreases slowly; "AT_STEP": at a step.
+        at_step: AT_STEP: the first step in first order.
+        beta: LOSS_RATE: "slow" means below this share of the phase's mean decrease per step, in [0, 1].
+        rate_decay: Weight of the past in the smoothed decrease per step, in [0, 1).
+        min_steps: Steps of a phase before the first decision, at least 1.
+        patience_steps: Consecutive slow steps before a decision, at least 1.
+        lr_jump: Relative change of the learning rate in one step that begins a new phase, positive.
+
+    Raises:
+        InvalidArgumentError: A field has another type. From open_session and Preconditioner: an unknown policy, a number
+            outside its range, or AT_STEP without at_step.
+    """
+
+    policy: str = "NEVER"
+    at_step: Optional[int] = None
+    beta: float = 0.1
+    rate_decay: float = 0.99
+    min_steps: int = 200
+    patience_steps: int = 50
+    lr_jump: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_text("fallback.policy", self.policy)
+        for name in ("beta", "rate_decay", "lr_jump"):
+            check_number(f"fallback.{name}", getattr(self, name))
+        for name in ("min_steps", "patience_steps", *(("at_step",) if self.at_step is not None else ())):
+            check_whole(f"fallback.{name}", getattr(self, name))
+
+
+@dataclasses.dataclass(frozen=True)
 class SessionSpec:
     """A session's description. All ranks open the session with equal descriptions.
 
@@ -74,7 +108,7 @@ class SessionSpec:
         inv_freq, warmup_steps: Statistics are sent at steps below warmup_steps and at multiples of inv_freq.
         staleness_steps: 0: a step's gradient uses the step's own statistics. 1: it uses those of earlier steps.
         statistics_dtype, gradient_dtype: Types on the wire: "f32", "f16" or "bf16".
-        fallback: Options of the fallback to first order, e.g. {"policy": "LOSS_RATE"}; docs/use/methods/mkor_h.md.
+        fallback: When the job falls back to first order.
         on_shard_loss: "WAIT" (for the shard) or "DEGRADE" (its layers move to other shards).
         layer_methods: Layers with another method or other statistics.
         delegates: DELEGATE: the rank that sends each layer's gradient. Empty: rank layer % world_size, unless the servers
@@ -94,7 +128,7 @@ class SessionSpec:
     staleness_steps: int = 0
     statistics_dtype: str = "f16"
     gradient_dtype: str = "f32"
-    fallback: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fallback: Fallback = Fallback()
     on_shard_loss: str = "WAIT"
     layer_methods: Sequence[LayerMethod] = ()
     delegates: Sequence[int] = ()
@@ -152,7 +186,7 @@ def to_dict(spec: SessionSpec) -> Dict[str, Any]:
     fields["layers"] = [{**dataclasses.asdict(layer), "shape": list(layer.shape)} for layer in _items("layers", spec.layers, Layer)]
     fields["method"] = _method_dict(spec.method)
     fields["delegates"] = list(spec.delegates)
-    fields["fallback"] = dict(check_mapping("fallback", spec.fallback))
+    fields["fallback"] = dataclasses.asdict(expect_instance("fallback", spec.fallback, Fallback))
     fields["layer_methods"] = [
         {"method": _method_dict(one.method, f"layer_methods[{place}].method"), "statistics": one.statistics, "layers": list(one.layers)}
         for place, one in enumerate(_items("layer_methods", spec.layer_methods, LayerMethod))
@@ -165,5 +199,6 @@ def from_dict(fields: Mapping[str, Any]) -> SessionSpec:
     exceptions = tuple(LayerMethod(Method(**one["method"]), tuple(one["layers"]), one["statistics"])
                        for one in fields["layer_methods"])
     layers = tuple(Layer(**{**layer, "shape": tuple(layer["shape"])}) for layer in fields["layers"])
+    fallback = Fallback(**{field.name: fields["fallback"][field.name] for field in dataclasses.fields(Fallback)})
     return SessionSpec(**{**fields, "layers": layers, "method": Method(**fields["method"]), "layer_methods": exceptions,
-                          "delegates": tuple(fields["delegates"])})
+                          "delegates": tuple(fields["delegates"]), "fallback": fallback})

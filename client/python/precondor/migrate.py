@@ -18,6 +18,7 @@ import re
 from typing import TYPE_CHECKING, AbstractSet, Any, Dict, List, Mapping, NoReturn, Sequence
 
 from ._errors import InvalidArgumentError
+from ._options import Statistics
 from ._session import Method
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ def kaisa(model: "nn.Module", *, rows: int, **arguments: Any) -> Dict[str, Any]:
         have.refuse("assignment_strategy", "COMPUTE", "The coordinator places layers by what they cost to compute")
     if not have["colocate_factors"]:
         have.refuse("colocate_factors", "True", "Both factors of a layer are on one shard")
-    return {"method": Method("kfac", options), "statistics": "COVARIANCE", "statistics_dtype": "f32", "mean_positions": True,
-            "inv_freq": every, "warmup_steps": 0, **_exchange_of(have),
+    return {"method": Method("kfac", options), **_exchange_of(have),
+            "statistics": Statistics("COVARIANCE", mean_positions=True, inv_freq=every, warmup_steps=0, dtype="f32"),
             "skip": _skipped_by_search(have, "skip_layers", model) + _not_known(model, subclasses=True)}
 
 
@@ -102,8 +103,8 @@ def mkor(model: "nn.Module", **arguments: Any) -> Dict[str, Any]:
     return {"method": Method("mkor", {
         "rule": "REFERENCE", "representation": "DENSE", "storage": "F16" if have["half_precision"] else "F32",
         "gamma": 0.95, "clip": have.number("clipping_value")}),
-        "statistics": "MEAN", "statistics_dtype": "f16" if have["half_precision"] else "f32",
-        "inv_freq": have.count("inv_freq"), "warmup_steps": have.count("warmup_steps", least=0),
+        "statistics": Statistics("MEAN", inv_freq=have.count("inv_freq"), warmup_steps=have.count("warmup_steps", least=0),
+                                 dtype="f16" if have["half_precision"] else "f32"),
         "skip": _names_of(have, "sgd_layers", model) + _not_known(model, subclasses=False)}
 
 

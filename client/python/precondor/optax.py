@@ -16,12 +16,12 @@ import optax
 from jax.sharding import Mesh
 
 from . import migrate
-from ._client import Security
 from ._jax_connection import Connection
 from ._jax_layers import Split
 from ._jax_group import Group
 from ._errors import check_mapping
 from ._layer_methods import by_pattern, expect_whole_updates
+from ._options import ClientOptions
 from ._session import Method, SessionSpec, as_method
 
 __all__ = ["PrecondorState", "Transformation", "kron", "scale_by_precondor"]
@@ -95,7 +95,7 @@ class Transformation(optax.GradientTransformationExtraArgs):
 def scale_by_precondor(address: str = "local", *, session: str = "", method: Union[Method, str] = _SOAP,
                        layer_methods: Optional[Mapping[str, Union[Method, str]]] = None, scanned_layers: Any = None,
                        mesh: Optional[Mesh] = None, b1: float = 0.95, b2: float = 0.95, seed: int = 0, on_shard_loss: str = "WAIT",
-                       factors: Sequence[np.ndarray] = (), security: Optional[Security] = None, **timeouts: float) -> Transformation:
+                       factors: Sequence[np.ndarray] = (), client: ClientOptions = ClientOptions()) -> Transformation:
     """Turns gradients into updates: by the servers for arrays with two or more dimensions, by Adam for all others.
 
     Chain it with weight decay and the learning rate, and with nothing that normalizes again::
@@ -121,8 +121,7 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
         seed, on_shard_loss: See precondor.SessionSpec.
         factors: Transformation.read_factors() of the step that the state is of. The first `update` begins the session again
             with them, on any servers and any mesh. Process 0's count.
-        security: See precondor.Client.
-        **timeouts: Time-outs of precondor.Client.
+        client: Time-outs, security and the trace, as precondor.Client takes them.
 
     Raises:
         InvalidArgumentError: A method takes statistics, or the mesh lacks a process. From `update`, when called or traced: no
@@ -134,7 +133,7 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
     layer_methods = check_mapping("layer_methods", layer_methods)
     for what, one in (("method", method), *((f"layer_methods: {pattern!r}", one) for pattern, one in layer_methods.items())):
         expect_whole_updates(what, as_method(one, what))
-    connection = Connection(address, session, Group(mesh), factors, security, timeouts)
+    connection = Connection(address, session, Group(mesh), factors, client)
     adam = optax.scale_by_adam(b1, b2)
 
     def init(params: Any) -> PrecondorState:
@@ -171,20 +170,20 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
 
 
 def kron(learning_rate: Union[float, Callable[[Any], Any]] = 0.0003, *, address: str = "local", session: str = "",
-         mesh: Optional[Mesh] = None, factors: Sequence[np.ndarray] = (), security: Optional[Security] = None, weight_decay: float = 0.0,
+         mesh: Optional[Mesh] = None, factors: Sequence[np.ndarray] = (), client: ClientOptions = ClientOptions(), weight_decay: float = 0.0,
          weight_decay_mask: Any = None, **arguments: Any) -> Transformation:
     """Makes PSGD Kron as distributed_kron's `kron` does, of whose arguments the servers take over.
 
     Args:
         learning_rate, weight_decay, weight_decay_mask: distributed_kron's.
-        address, session, mesh, factors, security: See scale_by_precondor.
+        address, session, mesh, factors, client: See scale_by_precondor.
         **arguments: All other arguments of distributed_kron's `kron`, by name. precondor.migrate.distributed_kron says what
             becomes of them.
 
     Raises:
         InvalidArgumentError: An argument cannot be converted, or that function does not know its name.
     """
-    scale = scale_by_precondor(address, session=session, mesh=mesh, factors=factors, security=security,
+    scale = scale_by_precondor(address, session=session, mesh=mesh, factors=factors, client=client,
                                **migrate.distributed_kron(**arguments))
     decay = [optax.add_decayed_weights(weight_decay, weight_decay_mask)] if isinstance(weight_decay, jax.Array) or weight_decay > 0.0 else []
     return _transformation(optax.chain(scale, *decay, optax.scale_by_learning_rate(learning_rate)), scale.connection)

@@ -15,7 +15,7 @@ import statistics
 import time
 
 import torch
-from precondor.torch import Preconditioner
+from precondor.torch import Preconditioner, Selection
 
 import peers
 import tasks
@@ -91,9 +91,9 @@ METHODS = {
     "SOAP": (soap, 2),
     "PSGD Kron": (kron, 0.25),
     "mkor": (lambda model, rate, task: Ours(model, rate, method="mkor"), 1),
-    "soap": (lambda model, rate, task: Ours(model, rate, method="soap", embeddings="soap"), 2),
+    "soap": (lambda model, rate, task: Ours(model, rate, method="soap", selection=Selection(embeddings="soap")), 2),
     "default": (lambda model, rate, task: Ours(model, rate), 2),
-    "default, fold_bias=False": (lambda model, rate, task: Ours(model, rate, fold_bias=False), 2),
+    "default, fold_bias=False": (lambda model, rate, task: Ours(model, rate, selection=Selection(fold_bias=False)), 2),
 }
 
 

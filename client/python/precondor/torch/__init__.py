@@ -5,10 +5,11 @@ manual.
 This package imports torch, 1.13 or later; `import precondor` does not.
 """
 
+from .._options import Selection
 from ._layers import register_layer
 from ._optimizer import BaseOptimizer
 from ._preconditioner import Preconditioner
 from ._result import StepResult
 from .lamb import Lamb
 
-__all__ = ["BaseOptimizer", "Lamb", "Preconditioner", "StepResult", "register_layer"]
+__all__ = ["BaseOptimizer", "Lamb", "Preconditioner", "Selection", "StepResult", "register_layer"]

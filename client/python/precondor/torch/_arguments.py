@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from typing import Any, Optional, Union
+from typing import Any, Optional, Tuple, Union
 
 import torch
 from torch import nn
 
-from .._errors import InvalidArgumentError, UnimplementedError, check_mapping, check_number, check_text, invalid
+from .._errors import InvalidArgumentError, UnimplementedError, check_mapping, check_text, expect_instance, invalid
 from .._session import SessionSpec, traits_of
 from ._exchange import clip_of, methods_of
 from ._optimizer import check_optimizer
@@ -19,13 +19,14 @@ from ._optimizer import check_optimizer
 _MAX_SAMPLES = 1 << 40  # the servers' limit
 
 
-def check_types(model: Any, optimizer: Any, texts: Mapping[str, Any], numbers: Mapping[str, Any],
-                mappings: Mapping[str, Any]) -> None:
-    """Raises InvalidArgumentError, which names it, for an argument of another type. SessionSpec and Client check others.
+def check_types(model: Any, optimizer: Any, texts: Mapping[str, Any], mappings: Mapping[str, Any],
+                groups: Mapping[str, Tuple[Any, type]]) -> None:
+    """Raises InvalidArgumentError, which names it, for an argument of another type. SessionSpec checks others.
 
     Args:
         model, optimizer: The arguments of Preconditioner.
-        texts, numbers, mappings: Arguments by name that have to be of type str or None, numbers from 0, or dicts or None.
+        texts, mappings: Arguments by name that have to be of type str or None, or dicts or None.
+        groups: Arguments by name, with the class of each.
     """
     if not isinstance(model, nn.Module):
         raise invalid("model", "a torch.nn.Module", model)
@@ -34,10 +35,10 @@ def check_types(model: Any, optimizer: Any, texts: Mapping[str, Any], numbers: M
     for what, value in texts.items():
         if value is not None:
             check_text(what, value)
-    for what, value in numbers.items():
-        check_number(what, value, 0.0)
     for what, value in mappings.items():
         check_mapping(what, value)
+    for what, (value, kind) in groups.items():
+        expect_instance(what, value, kind)
 
 
 def number_of(loss: Union[float, torch.Tensor, None]) -> float:
@@ -100,7 +101,7 @@ def check_options(spec: SessionSpec, *, sharded: bool, overlap: bool, several: b
             f"overlap: expected exchange DIRECT with several ranks or DistributedDataParallel, got {spec.exchange}",
             "INVALID_ARGUMENT", "UNSPECIFIED", "The gradients that leave have to be there before the job has averaged them")
     whole = [layer.name for layer, method in zip(spec.layers, methods_of(spec)) if traits_of(method).whole_updates]
-    if spec.fallback.get("policy", "NEVER") != "NEVER" and whole:
+    if spec.fallback.policy != "NEVER" and whole:
         raise InvalidArgumentError(
             f"fallback: {len(whole)} layers, the first of them {whole[0]}, have methods whose answers are whole updates: first order "
             "would train them by plain gradient descent at that rate", "INVALID_ARGUMENT", "UNSPECIFIED",

@@ -11,9 +11,10 @@ from typing import Any, Dict, Optional, Sequence, Union
 
 import torch
 
-from .._client import Client, Security, Worker
+from .._client import Client, Worker
 from .. import _programs
 from .._errors import FailedPreconditionError, InvalidArgumentError, UnavailableError, invalid
+from .._options import Security
 from .._session import SessionSpec
 from ._exchange import methods_of
 from ._group import Group
@@ -103,7 +104,7 @@ def _to_tensor(data: bytes) -> torch.Tensor:
 
 
 def restore_snapshot(state: Mapping[str, Any], paths: Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]],
-                     address: str, security: Security, precondorctl: str, world_size: int) -> None:
+                     address: str, security: Optional[Security], precondorctl: str, world_size: int) -> None:
     """Makes the servers restore the state's snapshot from copies of its files, for a job of `world_size` ranks. Servers
     with an access file require the role of an operator. A precondorctl of "" is the package's, or that of the PATH.
 
@@ -121,7 +122,7 @@ def restore_snapshot(state: Mapping[str, Any], paths: Union[str, "os.PathLike[st
             precondorctl = _programs.path_of("precondorctl")
         except UnavailableError:
             precondorctl = "precondorctl"
-    files = [f"--{field.replace('_', '-')}={path}" for field, path in dataclasses.asdict(security).items() if path]
+    files = [f"--{field.replace('_', '-')}={path}" for field, path in dataclasses.asdict(security or Security()).items() if path]
     command = [str(precondorctl), f"--server={address}", *files, "snapshot", "restore", state["session"], "--replace",
                f"--snapshot={state['snapshot_id']}", f"--world-size={world_size}", *(f"--snapshot-path={path}" for path in paths)]
     try:

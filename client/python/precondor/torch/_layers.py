@@ -10,8 +10,9 @@ from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, 
 import torch
 from torch import nn
 
-from .._errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError, invalid
+from .._errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError
 from .._layer_methods import by_pattern, compile_pattern, expect_whole_updates
+from .._options import Selection
 from .._session import Layer, LayerMethod, Method, as_method
 
 # (rows of the input without the 1 of a bias, rows of the output's gradient), both [n, d], of one group.
@@ -266,9 +267,7 @@ class Choice:
 
     Attributes:
         skip: Regular expressions of whole module names.
-        skip_types: A class or several.
-        min_dim, max_dim: Range of a layer's longer side.
-        fold_bias: Make biases columns of their weights.
+        selection: The classes, sizes and biases. `embeddings` and `experts` here are methods of the recipe.
         parameter_methods: Methods by regular expressions of whole names of parameters that are no layers.
         embeddings: Method of weights that only embeddings have; None: they are no layers.
         tied: Method of weights that embeddings share with another module; None: they are no layers.
@@ -277,10 +276,7 @@ class Choice:
     """
 
     skip: Sequence[str]
-    skip_types: Union[Type[nn.Module], Sequence[Type[nn.Module]]]
-    min_dim: int
-    max_dim: int
-    fold_bias: bool
+    selection: Selection
     parameter_methods: Mapping[str, Union[Method, str]] = dataclasses.field(default_factory=dict)
     embeddings: Optional[Method] = None
     tied: Optional[Method] = None
@@ -293,21 +289,15 @@ class Choice:
                                        "INVALID_ARGUMENT", "UNSPECIFIED", f"Write [{self.skip!r}]")
         for pattern in self.skip:
             compile_pattern("skip", pattern)
-        for kind in self.skip_types if isinstance(self.skip_types, (list, tuple, set, frozenset)) else (self.skip_types,):
-            if not isinstance(kind, type):
-                raise invalid("skip_types", "classes of modules", kind)
         for pattern, method in self.parameter_methods.items():
             compile_pattern("parameter_methods", pattern)
             expect_whole_updates(f"parameter_methods: {pattern!r}", as_method(method, f"parameter_methods: {pattern!r}"))
-        for what in ("embeddings", "experts"):
-            if getattr(self, what) is not None:
-                expect_whole_updates(what, getattr(self, what))
 
     def of_module(self, name: str, module: nn.Module, weight: Optional[nn.Parameter]) -> str:
         """Returns why a weight is left to the optimizer, "" if its module gives no reason."""
         if any(re.fullmatch(pattern, name) for pattern in self.skip):
             return "skip"
-        if isinstance(module, self.skip_types if isinstance(self.skip_types, type) else tuple(self.skip_types)):
+        if isinstance(module, self.selection.skip_types):
             return "skip_types"
         if weight is None:
             return "its weight is made from other parameters"
@@ -320,8 +310,9 @@ class Choice:
         sides = sorted((matrix.d_out, matrix.d_in))
         if sides[0] < 2:
             return "a side of 1"
-        if not self.min_dim <= sides[1] <= self.max_dim:
-            return f"its longer side of {sides[1]} is not in [{self.min_dim}, {self.max_dim}]"
+        least, most = self.selection.min_dim, self.selection.max_dim
+        if not least <= sides[1] <= most:
+            return f"its longer side of {sides[1]} is not in [{least}, {most}]"
         return ""
 
 
@@ -457,7 +448,7 @@ def _matrix_of(choice: Choice, name: str, module: nn.Module, weight: nn.Paramete
     """Returns the matrix, or None and the reason why there is none."""
     if uses[id(weight)] > 1:
         return None, "tied: several modules have it"
-    foldable = choice.fold_bias and bias is not None and bias.requires_grad and uses[id(bias)] == 1
+    foldable = choice.selection.fold_bias and bias is not None and bias.requires_grad and uses[id(bias)] == 1
     folded = bias if foldable else None
     if isinstance(module, _CONVOLUTIONS):
         matrix: Matrix = Convolution(name, module, folded)

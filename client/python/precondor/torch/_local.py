@@ -49,10 +49,10 @@ class JobServer:
         self.on_gpus = self.are_own and all(devices)  # own servers are always asked
         self.delegate = self.on_gpus and group.size > 1
         if memory is not None and not self.are_own:
-            raise invalid("local_memory", 'None with an address other than "local"', memory)
+            raise invalid("client.local_memory", 'None with an address other than "local"', memory)
         self._share = None if isinstance(memory, str) or not self.on_gpus else _checked_share(memory)
         if memory is not None and self._share is None and not isinstance(memory, str):
-            raise invalid("local_memory", 'bytes, such as "16GiB", for a server on the CPU', memory)
+            raise invalid("client.local_memory", 'bytes, such as "16GiB", for a server on the CPU', memory)
         self._group, self._slots, self._address, self._memory = group, slots, address, memory
         self._limits = ""
 
@@ -94,8 +94,8 @@ class JobServer:
             share = "" if self._share is None else f" ({self._share:g} of what was free)"
             raise ResourceExhaustedError(
                 error.message, error.code, error.reason,
-                f"The job's own servers may take {self._limits}{share}: give them more with local_memory=, or choose a smaller rank or "
-                "low-rank factors") from None
+                f"The job's own servers may take {self._limits}{share}: give them more with client=ClientOptions(local_memory=...), "
+                "or choose a smaller rank or low-rank factors") from None
 
     def _gpus(self) -> Dict[str, Union[int, str]]:
         """Returns --memory-limit by GPU, as CUDA_VISIBLE_DEVICES names it: ranks may number GPUs differently. Collective."""
@@ -116,7 +116,7 @@ def _checked_share(memory: Optional[float]) -> float:
     if memory is None:
         return _SHARE
     if isinstance(memory, bool) or not isinstance(memory, (int, float)) or not 0 < memory <= 1:
-        raise invalid("local_memory", 'a share of a GPU\'s free memory, above 0 and at most 1, or bytes, such as "16GiB"', memory)
+        raise invalid("client.local_memory", 'a share of a GPU\'s free memory, above 0 and at most 1, or bytes, such as "16GiB"', memory)
     return float(memory)
 
 

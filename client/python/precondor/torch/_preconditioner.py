@@ -9,17 +9,18 @@ import math
 import os
 import time
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
 
 from .. import server
-from .._client import Client, Security, Session, Worker, security_of
+from .._client import Client, Session, Worker
 from .._errors import (FailedPreconditionError, InvalidArgumentError, PrecondorError, UnavailableError,
                        UnimplementedError, check_number, from_status)
 from .._layer_methods import statistics_of
-from .._session import Layer, Method, SessionSpec, traits_of
+from .._options import ClientOptions, Selection, Statistics
+from .._session import Fallback, Layer, Method, SessionSpec, traits_of
 from . import _group, _layers, _local, _optimizer, _recipe, _sharded
 from ._amp import skip_text, trained_by, unscale
 from ._arguments import check_options, check_types, count_of, number_of, rate_of
@@ -67,70 +68,49 @@ class Preconditioner:
         address: str,
         *,
         session: str = "",
-        local_memory: Union[float, str, None] = None,
         method: Union[Method, str, None] = None,
         optimizer: Optional[torch.optim.Optimizer] = None,
-        exchange: str = "",
-        process_group: Any = None,
-        fold_bias: bool = True,
         skip: Sequence[str] = (),
-        skip_types: Union[Type[nn.Module], Sequence[Type[nn.Module]]] = (),
-        min_dim: int = 2,
-        max_dim: int = 1 << 20,
         layer_methods: Optional[Mapping[str, Union[Method, str]]] = None,
         parameter_methods: Optional[Mapping[str, Union[Method, str]]] = None,
-        embeddings: Union[Method, str, None] = None,
-        experts: Union[Method, str, None] = None,
-        replace: bool = False,
-        overlap: bool = False,
-        seed: int = 0,
-        statistics: str = "", mean_positions: bool = False,
-        sketches: int = 0,
-        inv_freq: int = 10,
-        warmup_steps: int = 10,
-        staleness_steps: int = 0,
-        statistics_dtype: str = "f16",
+        selection: Selection = Selection(),
+        statistics: Statistics = Statistics(),
+        exchange: str = "",
         gradient_dtype: str = "f32",
-        fallback: Optional[Mapping[str, Any]] = None,
+        overlap: bool = False,
+        process_group: Any = None,
+        fallback: Fallback = Fallback(),
         on_shard_loss: str = "WAIT",
-        connect_timeout: float = 10.0,
-        rpc_timeout: float = 30.0,
-        result_timeout: float = 120.0,
-        join_timeout: float = 120.0,
-        lease_timeout: float = 600.0,
-        security: Optional[Security] = None,
-        traceparent: str = "",
+        seed: int = 0,
+        client: ClientOptions = ClientOptions(),
     ) -> None:
-        """Connects, opens the session and puts hooks into the model. Arguments that are not described here are those of
-        SessionSpec and Client.
+        """Connects, opens the session and puts hooks into the model.
 
         Args:
             model: A plain module, one under fully_shard or tensor parallelism, or DistributedDataParallel itself; may be compiled.
             address: The coordinator's: host:port, or unix:/path/to/socket; or "local": the first rank starts a server on
                 this host, or one for each of the model's GPUs, which end with that process (precondor.server).
-            local_memory: "local": bytes that a shard may take, such as "24GiB", or a share of what its GPU has free; None: 0.5.
             session: Unique name of the training run; not needed with "local".
             method: For layers. None: muon for hidden linear layers and soap for others, which need make_optimizer(); or
                 mkor with another `optimizer`, exchange REPLAY or PULL_FACTORS, or `fallback`.
             optimizer: Its learning rate is reported and used for KL_CLIP. AMP needs it, or make_optimizer().
+            skip: Regular expressions; modules whose whole name matches one are left to the optimizer.
+            layer_methods: Methods by regular expressions of whole layer names; the first match counts.
+            parameter_methods: Methods, whose answers are whole updates, by regular expressions of whole parameter
+                names: makes layers of further matrices (docs/use/pytorch.md).
+            selection: Which other modules and parameters are layers.
+            statistics: What is sent of the layers' inputs and output gradients, and when.
             exchange: "DIRECT" (the server averages what every rank sends; default of a plain model), "DELEGATE" (the
                 job averages, one rank sends each layer and passes the answer on; default of DistributedDataParallel,
                 fully_shard and "local" on GPUs), "SHARDED" (every rank sends the parts that fully_shard or tensor
                 parallelism gives it), "REPLAY" or "PULL_FACTORS" (the job averages, every rank computes its answer).
-            process_group: Of torch.distributed; None: DDP's, or the default one.
-            fold_bias: Make a bias the last column of its weight; False: leave it to the optimizer.
-            skip: Regular expressions; modules whose whole name matches one are left to the optimizer.
-            skip_types, min_dim, max_dim: So are modules of these classes, and longer sides outside the range.
-            layer_methods: Methods by regular expressions of whole layer names; the first match counts.
-            parameter_methods: Methods, whose answers are whole updates, by regular expressions of whole parameter
-                names: makes layers of further matrices (docs/use/pytorch.md).
-            embeddings: Such a method for embeddings and tied weights; "": the optimizer; None: the optimizer, but
-                without `method` soap for tied weights.
-            experts: Likewise for weights [experts, d_out, d_in]; None: `method`, if its answers are whole updates.
-            replace: End an existing session of this name, and begin again.
+            gradient_dtype: Type of gradients on the wire: "f32", "f16" or "bf16".
             overlap: Send gradients during the backward pass: one backward pass a step outside no_sync(), no change of
                 gradients before step(), and DIRECT. DDP averages the other parameters by its only communication hook.
-            statistics: "": the method's default. mean_positions: rows of convolutions count 1/positions, as in kfac-pytorch.
+            process_group: Of torch.distributed; None: DDP's, or the default one.
+            fallback: When the job falls back to first order.
+            on_shard_loss, seed: Those of precondor.SessionSpec.
+            client: Time-outs, security, and what happens at the start.
 
         Raises:
             UnavailableError: No server answers at the address.
@@ -138,10 +118,10 @@ class Preconditioner:
             UnimplementedError: The model is divided in a way that is not supported (FSDP1, DataParallel).
             InvalidArgumentError: An option is invalid, a pattern matches nothing, or the model has no layer.
         """
-        check_types(model, optimizer, {"address": address, "session": session, "exchange": exchange, "statistics": statistics},
-                    {"min_dim": min_dim, "max_dim": max_dim},
-                    {"layer_methods": layer_methods, "parameter_methods": parameter_methods, "fallback": fallback})
-        security = security_of(security)
+        check_types(model, optimizer, {"address": address, "session": session, "exchange": exchange},
+                    {"layer_methods": layer_methods, "parameter_methods": parameter_methods},
+                    {"selection": (selection, Selection), "statistics": (statistics, Statistics), "fallback": (fallback, Fallback),
+                     "client": (client, ClientOptions)})
         if is_compiled(model) and not SUPPORTED:
             raise UnimplementedError(f"model: is compiled: needs torch 2.4 or later, got {torch.__version__}", "UNIMPLEMENTED")
         _layers.refuse_unknown(model)
@@ -149,8 +129,8 @@ class Preconditioner:
         self._model, self._group, self._ddp = _group.of(model, process_group)
         sharded = _sharded.refuse_unknown(self._model, self._group.size)
         self._optimizer, self._overlap = None if optimizer is None else _optimizer.unwrapped(optimizer), overlap
-        choice = _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias, parameter_methods or {})
-        self._recipe, chosen = _recipe.choose(self._model, choice, method, embeddings, experts, exchange, fallback, self._optimizer)
+        choice = _layers.Choice(skip, selection, parameter_methods or {})
+        self._recipe, chosen = _recipe.choose(self._model, choice, method, exchange, fallback, self._optimizer)
         method = self._recipe.method
         self._left, self._tables = chosen.left, chosen.tables
         self._slots = slots_of([matrix for _, matrix in chosen.matrices])
@@ -158,15 +138,15 @@ class Preconditioner:
             raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._left}",
                                        "INVALID_ARGUMENT")
         _sharded.refuse_whole(self._model, [matrix for _, matrix in chosen.matrices])
-        servers = _local.JobServer(self._group, self._slots, address, session, local_memory)
+        servers = _local.JobServer(self._group, self._slots, address, session, client.local_memory)
         self._spec = SessionSpec(
             name=servers.session, layers=tuple(slot.layer for slot in self._slots), method=method, world_size=self._group.size,
             seed=seed, exchange=exchange or ("DELEGATE" if self._ddp or sharded or (servers.delegate and not overlap) else "DIRECT"),
-            statistics=statistics_of(method, statistics), sketches=sketches, inv_freq=inv_freq,
-            warmup_steps=warmup_steps, staleness_steps=staleness_steps, statistics_dtype=statistics_dtype,
-            gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
+            statistics=statistics_of(method, statistics.kind), sketches=statistics.sketches, inv_freq=statistics.inv_freq,
+            warmup_steps=statistics.warmup_steps, statistics_dtype=statistics.dtype, gradient_dtype=gradient_dtype, fallback=fallback,
+            on_shard_loss=on_shard_loss,
             layer_methods=_layers.exceptions([slot.layer for slot in self._slots], self._recipe.layer_methods(layer_methods, chosen),
-                                             statistics, chosen.by_gradient))
+                                             statistics.kind, chosen.by_gradient))
         check_options(self._spec, sharded=sharded, overlap=overlap, several=self._ddp or self._group.size > 1)
         self._rest = rest_of(model) if overlap and self._ddp else None
         self._kinds, self._methods = kinds_of(self._spec), methods_of(self._spec)
@@ -177,8 +157,8 @@ class Preconditioner:
         self._worker: Optional[Worker] = None
         self._exchange: Optional[Exchange] = None
         self._reporter: Optional[Reporter] = None
-        self._security = security
-        self._step, self._mean_positions = 0, mean_positions
+        self._options = client
+        self._step, self._mean_positions = 0, statistics.mean_positions
         self._pairs: Dict[int, Pair] = {}
         self._wanted: FrozenSet[int] = frozenset()  # layers of which this step takes statistics
         self._holding = 0  # number of active no_sync() contexts
@@ -200,8 +180,7 @@ class Preconditioner:
         self._closed = False
         self._session: Optional[Session] = None
         try:
-            self._open(servers, replace, chosen, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout, security=security,
-                       traceparent=traceparent, result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout)
+            self._open(servers, chosen)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -426,7 +405,7 @@ class Preconditioner:
         step = state["step"]
         if snapshot_paths:
             self._group.check(lambda: self._group.rank == 0 and restore_snapshot(
-                state, snapshot_paths, self._address, self._security, precondorctl, self._group.size))
+                state, snapshot_paths, self._address, self._options.security, precondorctl, self._group.size))
         elif exact and has_factors(state, self._group):
             restore_factors(state, self._group, self._client, self._spec)
         elif self._is_new and step > 0 and exact:
@@ -469,11 +448,12 @@ class Preconditioner:
 
     # --- implementation -----------------------------------------------------------------------------------------------
 
-    def _open(self, servers: _local.JobServer, replace: bool, chosen: _layers.Chosen, **options: Any) -> None:
-        held, name = self._held, self._spec.name
+    def _open(self, servers: _local.JobServer, chosen: _layers.Chosen) -> None:
+        held, name, options = self._held, self._spec.name, self._options
         self._address = address = servers.start(held)
-        self._client: Client = self._group.check(lambda: held.enter_context(Client(address, rank_devices=servers.devices, **options)))
-        if replace:
+        self._client: Client = self._group.check(lambda: held.enter_context(
+            Client(address, options.for_calls(), rank_devices=servers.devices)))
+        if options.replace:
             self._group.check(lambda: self._group.rank == 0 and self._client.close_session(name))
         with servers.opening():
             self._group.check(lambda: setattr(self, "_session", self._client.open_session(self._spec)))
@@ -514,7 +494,7 @@ class Preconditioner:
                 "FAILED_PRECONDITION", "UNSPECIFIED",
                 f"session {self._spec.name} is there already, with factors of another run. Make the Preconditioner again, and load "
                 f"that run's checkpoint before the first forward pass (load_state_dict), choose another name, or begin anew with "
-                f"replace=True")
+                f"client=ClientOptions(replace=True)")
         self._worker = self._session.join(self._group.rank, first_step)
         # DDP writes its buckets to the gradients at the end of the backward pass, when answers may have arrived.
         self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, shards=self._shards)

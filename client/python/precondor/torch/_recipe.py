@@ -12,7 +12,8 @@ from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Se
 import torch
 from torch import nn
 
-from .._session import Method, as_method, traits_of
+from .._options import Selection
+from .._session import Fallback, Method, as_method, traits_of
 from ._layers import EMBEDDINGS, Choice, Chosen, choose as choose_layers, plain_name, recurrent_matrices
 from ._optimizer import BaseOptimizer
 
@@ -107,8 +108,7 @@ def _normalizes(optimizer: torch.optim.Optimizer, whole: AbstractSet[nn.Paramete
                for parameter in group["params"])
 
 
-def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], embeddings: Union[Method, str, None],
-           experts: Union[Method, str, None], exchange: str, fallback: Any,
+def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], exchange: str, fallback: Fallback,
            optimizer: Optional[torch.optim.Optimizer]) -> Tuple[Recipe, Chosen]:
     """Returns the methods and the layers: of the user's method if there is one, otherwise of the default.
 
@@ -122,12 +122,12 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     Args:
         model: The model.
         choice: The user's choice of layers, without methods of the recipe.
-        method, embeddings, experts, exchange, fallback, optimizer: The arguments of Preconditioner.
+        method, exchange, fallback, optimizer: The arguments of Preconditioner.
     """
     takes_updates = optimizer is None or (
         isinstance(optimizer, BaseOptimizer) and any(group["plain"] for group in optimizer.param_groups))
-    by_default = method is None and takes_updates and exchange not in ("REPLAY", "PULL_FACTORS") and not fallback
-    recipe = _recipe_of("mkor" if method is None and not by_default else method, embeddings, experts)
+    by_default = method is None and takes_updates and exchange not in ("REPLAY", "PULL_FACTORS") and fallback.policy == "NEVER"
+    recipe = _recipe_of("mkor" if method is None and not by_default else method, choice.selection)
     chosen = _layers_of(model, choice, recipe)
     recurrent = recurrent_matrices(model)
     if recipe.is_default and any(id(matrix.weight) in recurrent for _, matrix in chosen.matrices):
@@ -137,7 +137,7 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
         return recipe, chosen
     becomes = ""
     if recipe.is_default:
-        other = dataclasses.replace(_recipe_of("mkor", embeddings, experts), ends=_AVERAGE)
+        other = dataclasses.replace(_recipe_of("mkor", choice.selection), ends=_AVERAGE)
         layers = _layers_of(model, choice, other)
         if layers.matrices:
             recipe, chosen, becomes = other, layers, "method is therefore mkor, and make_optimizer() makes AdamW. "
@@ -146,13 +146,14 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     return recipe, chosen
 
 
-def _recipe_of(method: Union[Method, str, None], embeddings: Union[Method, str, None], experts: Union[Method, str, None]) -> Recipe:
+def _recipe_of(method: Union[Method, str, None], selection: Selection) -> Recipe:
     """Returns the recipe of a method; of None: the default."""
-    of_embeddings = as_method(embeddings, "embeddings") if embeddings else None
+    embeddings, experts = selection.embeddings, selection.experts
+    of_embeddings = as_method(embeddings, "selection.embeddings") if embeddings else None
     tied = _SOAP if method is None and embeddings is None else of_embeddings
     chosen = as_method("muon" if method is None else method)
     whole = chosen if traits_of(chosen).whole_updates else None
-    of_experts = as_method(experts, "experts") if experts else whole if experts is None else None
+    of_experts = as_method(experts, "selection.experts") if experts else whole if experts is None else None
     return Recipe(chosen, of_embeddings, tied, of_experts, whole, _SOAP if method is None else None, method is None)
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from precondor import ClientOptions
 from precondor.torch import Preconditioner
 
 
@@ -20,7 +21,7 @@ def main():
     x = torch.randn(256, 16, generator=torch.Generator().manual_seed(1 + rank))  # data of its own
     y = torch.sin(x[:, :4])
     # replace: a job that is started again begins anew. With checkpoints leave it out (docs/use/pytorch.md).
-    with Preconditioner(model, server, session=session, optimizer=optimizer, replace=True) as pre:
+    with Preconditioner(model, server, session=session, optimizer=optimizer, client=ClientOptions(replace=True)) as pre:
         for step in range(100):
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(x), y)
