@@ -12,17 +12,9 @@
 namespace precondor {
 namespace {
 
-// Checks --preset, --layers and --scale. The workloads bert-large and jobs have fixed layers.
-absl::Status CheckShapes(PerfOptions& options) {
+// Checks --preset, --layers and --scale.
+absl::Status CheckShapes(const PerfOptions& options) {
   const bool given = !options.preset.empty() || !options.layers.empty();
-  if (options.workload == "bert-large" || options.workload == "jobs") {
-    if (given) {
-      return absl::InvalidArgumentError(
-          "--preset and --layers: for the workloads statistics, training, gradients and plan only");
-    }
-    if (options.workload == "bert-large") options.preset = "bert-large";
-    return absl::OkStatus();
-  }
   if (!options.preset.empty() && !options.layers.empty()) {
     return absl::InvalidArgumentError("expected one of --preset and --layers");
   }
@@ -63,7 +55,7 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
       {"exchange", of_training("--exchange", Choice(options.exchange, ExchangeMode::kReplay, ExchangeModeName)),
        "DIRECT, DELEGATE, REPLAY or PULL_FACTORS"},
       {"steps", Count(options.steps), kCount},
-      {"seconds", Count(options.seconds), kCount},
+      {"seconds", of_training("--seconds", Count(options.seconds)), kCount},
       {"warmup", Count(options.warmup), kCount},
       {"rank", Count(options.rank), kCount},
       {"threads", Count(options.threads), kCount},
@@ -86,11 +78,9 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
     return options;
   }
   const bool training = options.workload == "training";
-  const bool steps = training || options.workload == "bert-large" || options.workload == "statistics";
-  if (!steps && options.workload != "gradients" && options.workload != "jobs" && options.workload != "plan") {
+  if (!training && options.workload != "gradients" && options.workload != "plan") {
     return absl::InvalidArgumentError(
-        absl::StrCat("--workload: expected bert-large, statistics, training, gradients, jobs or plan, got \"",
-                     options.workload, "\""));
+        absl::StrCat("--workload: expected training, gradients or plan, got \"", options.workload, "\""));
   }
   if (options.server.empty() == options.server_binary.empty()) {
     return absl::InvalidArgumentError("expected one of --server-binary and --server");
@@ -98,16 +88,12 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
   if (!options.data_dir.empty() && options.server_binary.empty()) {
     return absl::InvalidArgumentError("--data-dir: for a server that is started, needs --server-binary");
   }
-  if (!options.sweep.empty() && !steps) {
-    return absl::InvalidArgumentError(
-        "--workers: several numbers are for the workloads bert-large, statistics and training only");
+  if (!options.sweep.empty() && !training) {
+    return absl::InvalidArgumentError("--workers: several numbers are for the workload training only");
   }
   if (training && options.sweep.empty()) options.sweep = {options.workers};
   if (!training && !for_training.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(for_training, ": for the workload training only"));
-  }
-  if (options.seconds > 0 && options.sweep.empty()) {
-    return absl::InvalidArgumentError("--seconds: for the workload training, and for several numbers of --workers");
   }
   if (!options.security.tls_ca.empty() && options.workload != "gradients") {
     return absl::InvalidArgumentError("--tls-ca: for the workload gradients only");
@@ -127,26 +113,19 @@ absl::string_view PerfHelp() {
   return R"(Usage: precondor-perf --workload=NAME (--server-binary=FILE | --server=HOST:PORT) [FLAGS]
 
 Workloads
-  bert-large  statistic steps of BERT-Large's 144 linear layers: workers send one f16 vector a side and layer, the server
-              seals and applies them. Reports a whole step's p50 and p99, the part that is not kernels (less the time in
-              updates by the server's own counters, over its threads; the same with factors of rank 1; and transport
-              alone, with the method identity), and the server's memory against the computed.
-  statistics  these measurements with the layers of --preset or --layers, without targets.
   training    steps as a job makes them, with the layers of --preset or --layers: statistics at every tenth step, a vector a
               side and worker, and a gradient of each layer and its answer. A row as of a sweep, below, for each number of --workers; windows have whole
               tens of steps. This program holds a gradient and an answer of each layer that a rank sends: see --scale.
   gradients   gradients there and back, method identity, one worker: GB/s by size against plain TCP on loopback in the
               same run, and the latency of small tensors. With --preset or --layers the sizes are those of the layers, at
               most the 8 that most layers have.
-  jobs        a small job (4 layers of 64 x 64, method muon) alone and beside a large one (16 of 384 x 384) on the same
-              server, in turns: p50 and p99 of its steps, at most twice as long beside as alone.
   plan        the seconds that precondorctl plan computes for steps with the layers of --preset or --layers (mkor, DELEGATE,
               statistics at every tenth step, one shard) against those that they take here: measures the rates of network
               and arithmetic with every second layer, plans all layers with these, and runs them. Fails where a step is not
               within 20% of the plan.
 
 Flags
-  --server-binary=FILE  a precondor-server to start on loopback and stop; its memory is read
+  --server-binary=FILE  a precondor-server to start on loopback and stop
   --server=HOST:PORT    one that is there, or unix:/path/to/socket
   --workers=8  --steps=60  --warmup=40  --rank=128
   --workers=1,2,4,8     a sweep: for each number a row of a whole step's p50 and p99, steps a second and payload. Measures
@@ -168,8 +147,8 @@ Flags
 Exit code: 0 measured, every target met; 1 failed or a target missed; 2 wrong usage.
 
 Examples
-  precondor-perf --workload=statistics --preset=gpt2-xl --scale=8 --server-binary=precondor-server --csv=rows.csv
-  precondor-perf --workload=bert-large --workers=1,2,4,8 --server-binary=precondor-server
+  precondor-perf --workload=training --preset=gpt2-xl --scale=8 --server-binary=precondor-server --csv=rows.csv
+  precondor-perf --workload=training --preset=bert-large --workers=1,2,4,8 --server-binary=precondor-server
   precondor-perf --workload=training --preset=resnet50 --method=soap --seconds=30 --server=unix:/run/precondor.sock
   precondor-perf --workload=plan --preset=bert-large --scale=4 --workers=1 --server-binary=precondor-server
   precondor-perf --workload=gradients --layers=model.json --server=gpu0:7070
