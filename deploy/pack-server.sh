@@ -10,7 +10,7 @@ Usage: deploy/pack-server.sh [--binaries DIR] [--tree DIR] [--help]
   --tree DIR      The script writes this folder for container images (deploy/docker), and no archive. The folder has bin,
                   lib, share, the licences of the libraries, and components.json for deploy/sbom.py
   --help          this text
-Writes build/server.tar.xz: precondor-server, precondor-digits, libprecondor-cuda.so where it was built, and in lib all
+Writes build/server.tar.xz: precondor-server, the program that deploy/quickstart.sh trains with, libprecondor-cuda.so where it was built, and in lib all
 libraries they need but glibc, the C++ runtime and CUDA's own. Built on Debian 12, it wants glibc 2.34 and g++ 12's
 libstdc++.
 
@@ -44,8 +44,12 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 mkdir "$stage/lib"
 objects=()
-programs=(server/precondor-server client/cpp/examples/precondor-digits)
-if [[ -n "$tree" ]]; then programs+=(client/cpp/tools/precondorctl client/cpp/tools/precondor-perf); fi
+programs=(server/precondor-server)
+if [[ -n "$tree" ]]; then
+  programs+=(client/cpp/tools/precondorctl client/cpp/tools/precondor-perf)
+else
+  programs+=(tests/e2e/trainer/digits_trainer)
+fi
 for program in "${programs[@]}"; do
   [[ -x "$binaries/$program" ]] || { echo "deploy/pack-server.sh: no program $binaries/$program" >&2; exit 1; }
   if [[ -n "$tree" ]]; then
@@ -75,7 +79,6 @@ if [[ -n "$tree" ]]; then
   deploy/sbom.py bundle --licences "$stage/licences" --components "$stage/components.json" \
     --static libhwy-dev --static libabsl-dev --static nlohmann-json3-dev "${objects[@]}"
   cp LICENSE "$stage/licences/precondor"
-  install -D -m 644 -t "$stage/share" client/cpp/examples/data/{digits.csv,ATTRIBUTION.md}
   chmod -R u=rwX,go=rX "$stage"
   mkdir -p "$(dirname "$tree")"
   rm -rf "$tree"

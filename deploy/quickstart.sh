@@ -32,7 +32,7 @@ json="$out/runs.json"
 install=yes
 binaries=""
 flags=()
-targets=(precondor-server precondor-digits)
+targets=(precondor-server digits_trainer)
 while (( $# )); do
   case "$1" in
     --full)
@@ -62,7 +62,7 @@ if [[ -z "$binaries" ]]; then
   cmake --build --preset dev --target "${targets[@]}"
 fi
 server="$binaries/server/precondor-server"
-for program in "$server" "$binaries/client/cpp/examples/precondor-digits"; do
+for program in "$server" "$binaries/tests/e2e/trainer/digits_trainer"; do
   [[ -x "$program" ]] || fail "no program $program"
 done
 

@@ -105,7 +105,7 @@ def number(text):
 
 
 def read_run(path, text):
-    """A run, from what precondor-digits wrote with --csv and what it printed."""
+    """A run, from what digits_trainer wrote with --csv and what it printed."""
     with open(path, encoding="ascii") as file:
         lines = list(csv.DictReader(file))
     by_step = {}
@@ -355,8 +355,8 @@ def main():
     parser.add_argument("--grid", type=lambda text: [float(rate) for rate in text.split(",")], default=GRID)
     parser.add_argument("--rate-seeds", type=int, default=3, help="runs of each rate in the search (3)")
     parser.add_argument("--write-rates", metavar="FILE", type=pathlib.Path, help="write what the search chose")
-    parser.add_argument("--exchange", default="direct", help="of precondor-digits (direct)")
-    parser.add_argument("--fallback", help="of precondor-digits, for all rows but none (each row's own)")
+    parser.add_argument("--exchange", default="direct", help="of digits_trainer (direct)")
+    parser.add_argument("--fallback", help="of digits_trainer, for all rows but none (each row's own)")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, help="instead of the task's own")
     parser.add_argument("--json", metavar="FILE", type=pathlib.Path, help="write the rows there")
@@ -365,7 +365,7 @@ def main():
 
     candidates = candidates_of(arguments)
     rates, origin = rates_of(candidates, arguments)
-    program = arguments.binaries / "client/cpp/examples/precondor-digits"
+    program = arguments.binaries / "tests/e2e/trainer/digits_trainer"
     rows = []
     for place, candidate in enumerate(candidates, 1):
         rate = rates[candidate.rate_key()]

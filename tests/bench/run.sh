@@ -107,15 +107,17 @@ esac
 case "$filter" in
   . | *gemm*) run gemm "$build/tests/bench/gemm_bench" --json="$out/gemm.json" "${quick_flags[@]}" ;;
 esac
-for workload in bert-large gradients jobs; do
-  case "$workload:$filter" in
-    *:. | bert-large:*statistics* | bert-large:*memory* | gradients:*gradients* | jobs:*jobs*)
-      run "$workload" "$build/client/cpp/tools/precondor-perf" --workload="$workload" \
-        --server-binary="$build/server/precondor-server" --json="$out/$workload.json" "${load_flags[@]}" ;;
+for rows in statistics jobs; do
+  case "$rows:$filter" in
+    *:. | statistics:*statistics* | statistics:*memory* | jobs:*jobs*)
+      run "$rows" "$build/tests/bench/service_bench" --rows="$rows" --server-binary="$build/server/precondor-server" \
+        --json="$out/$rows.json" "${load_flags[@]}" ;;
   esac
 done
 case "$filter" in
   . | *gradients*)
+    run gradients "$build/client/cpp/tools/precondor-perf" --workload=gradients \
+      --server-binary="$build/server/precondor-server" --json="$out/gradients.json" "${load_flags[@]}"
     deploy/certificates.sh "$out/certificates" server,127.0.0.1
     run gradients_tls "$build/client/cpp/tools/precondor-perf" --workload=gradients --tls-ca="$out/certificates/ca.pem" \
       --tls-cert="$out/certificates/server.pem" --tls-key="$out/certificates/server.key" \

@@ -26,7 +26,8 @@ SERVER_IMAGE = "localhost/precondor:server"
 # As docs/operate/docker.md says to run them.
 HARDENED = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--user=10001:10001", "--pids-limit=4096",
             "--memory=512m"]
-DATA = "/opt/precondor/share/digits.csv"
+TRAINER = "/trainer/digits_trainer"
+DATA = "/data/digits.csv"
 FOLDERS = "precondor-containers-"  # how the names of the stores' folders begin
 
 
@@ -153,6 +154,7 @@ class Engine:
     def build_server(self, binaries):
         """SERVER_IMAGE and its bases, with the programs of a build tree."""
         self.build_bases()
+        self.binaries = pathlib.Path(binaries).resolve()
         run(ROOT / "deploy/pack-server.sh", "--binaries", binaries, "--tree", self.folder / "tree")
         self.build_files("localhost/programs", self.folder / "tree", "/opt/precondor/")
         self.build_target("server", SERVER_IMAGE, BUILD_IMAGE="localhost/programs")
@@ -165,7 +167,7 @@ class Engine:
         self.await_ready(name)
 
     def train(self, options, coordinator, steps, disturb=None):
-        """Trains digits with two workers, in the container `client` with `options`; what the run gave.
+        """Trains digits with two workers, in the container `client` with `options` and the libraries of the image; what the run gave.
 
         `disturb` runs once a tenth is done.
         """
@@ -173,7 +175,9 @@ class Engine:
         results.mkdir(exist_ok=True)
         results.chmod(0o777)
         command = ["podman", "run", "--rm", "--pull=never", "--no-healthcheck", "--name=client", *HARDENED, *options,
-                   f"--volume={results}:/results", "--entrypoint=precondor-digits", SERVER_IMAGE, f"--coordinator={coordinator}",
+                   f"--volume={results}:/results", f"--volume={self.binaries}/tests/e2e/trainer:/trainer:ro",
+                   f"--volume={ROOT}/client/python/examples/data:/data:ro", f"--entrypoint={TRAINER}", SERVER_IMAGE,
+                   f"--coordinator={coordinator}",
                    f"--data={DATA}", "--task=classifier", "--option=rank=16", "--workers=2", f"--steps={steps}",
                    "--csv=/results/run.csv"]
         lines = []
@@ -187,7 +191,7 @@ class Engine:
                         raise AssertionError(f"the run ended while it was disturbed: {''.join(lines)}")
                     disturb = None
         if training.returncode != 0 or disturb:
-            raise AssertionError(f"precondor-digits: status {training.returncode}\n{''.join(lines)}")
+            raise AssertionError(f"digits_trainer: status {training.returncode}\n{''.join(lines)}")
         return digits.read_run(results / "run.csv", "".join(lines))
 
     def await_ready(self, name):

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// precondor-digits without a service: takes its flags and prints the held-out loss at the end. For the search of
+// digits_trainer without a service: takes its flags and prints the held-out loss at the end. For the search of
 // learning rates (tests/bench/digits.py), which needs hundreds of runs.
 #include <iostream>
 
 #include "absl/strings/str_format.h"
 
-#include "client/cpp/examples/options.h"
 #include "kernels/base/blas_core.h"
 #include "kernels/base/status_macros.h"
 #include "tests/e2e/in_process.h"
+#include "tests/e2e/trainer/options.h"
 
 namespace precondor::e2e {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One worker of precondor-digits as a process that can be killed at any instant: another one goes on from its
+// One worker of digits_trainer as a process that can be killed at any instant: another one goes on from its
 // checkpoint, bitwise. It can write its history (history/recorder.cc).
 //
-// Usage: digits_rank RANK SESSION CHECKPOINT FLAGS...     the flags are those of precondor-digits
+// Usage: digits_rank RANK SESSION CHECKPOINT FLAGS...     the flags are those of digits_trainer
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -16,12 +16,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-#include "client/cpp/examples/options.h"
-#include "client/cpp/examples/service_exchange.h"
-#include "client/cpp/examples/trainer.h"
 #include "kernels/base/blas_core.h"
 #include "kernels/base/byte_codec.h"
 #include "kernels/base/status_macros.h"
+#include "tests/e2e/trainer/options.h"
+#include "tests/e2e/trainer/service_exchange.h"
+#include "tests/e2e/trainer/trainer.h"
 
 namespace precondor::e2e {
 namespace {

@@ -7,12 +7,12 @@
 
 #include "absl/types/span.h"
 
-#include "client/cpp/examples/host_matrix.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/methods/method_set.h"
 #include "precondor/statistics.h"
+#include "tests/e2e/trainer/host_matrix.h"
 
 namespace precondor::e2e {
 namespace {

@@ -11,13 +11,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "client/cpp/examples/digits_data.h"
-#include "client/cpp/examples/mlp.h"
-#include "client/cpp/examples/options.h"
-#include "client/cpp/examples/trainer.h"
 #include "kernels/backend.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method.h"
+#include "tests/e2e/trainer/digits_data.h"
+#include "tests/e2e/trainer/mlp.h"
+#include "tests/e2e/trainer/options.h"
+#include "tests/e2e/trainer/trainer.h"
 
 namespace precondor::e2e {
 

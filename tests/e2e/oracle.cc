@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <utility>
 
-#include "client/cpp/examples/host_matrix.h"
-#include "client/cpp/examples/mlp.h"
-#include "client/cpp/examples/trainer.h"
 #include "kernels/base/session_spec.h"
 #include "precondor/statistics.h"
+#include "tests/e2e/trainer/host_matrix.h"
+#include "tests/e2e/trainer/mlp.h"
+#include "tests/e2e/trainer/trainer.h"
 #include "tests/reference/naive_linear_algebra.h"
 
 namespace precondor::e2e {

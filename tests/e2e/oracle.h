@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "client/cpp/examples/digits_data.h"
-#include "client/cpp/examples/options.h"
+#include "tests/e2e/trainer/digits_data.h"
+#include "tests/e2e/trainer/options.h"
 
 namespace precondor::e2e {
 

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "client/cpp/examples/digits_data.h"
-#include "client/cpp/examples/host_matrix.h"
-#include "client/cpp/examples/options.h"
 #include "tests/e2e/in_process.h"
 #include "tests/e2e/service_training.h"
+#include "tests/e2e/trainer/digits_data.h"
+#include "tests/e2e/trainer/host_matrix.h"
+#include "tests/e2e/trainer/options.h"
 
 namespace precondor::e2e {
 namespace {

@@ -8,12 +8,12 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "client/cpp/examples/digits_data.h"
-#include "client/cpp/examples/options.h"
-#include "client/cpp/examples/trainer.h"
 #include "tests/e2e/in_process.h"
 #include "tests/e2e/local_service.h"
 #include "tests/e2e/service_training.h"
+#include "tests/e2e/trainer/digits_data.h"
+#include "tests/e2e/trainer/options.h"
+#include "tests/e2e/trainer/trainer.h"
 
 namespace precondor::e2e {
 namespace {

@@ -10,13 +10,13 @@
 
 #include "absl/status/status.h"
 
-#include "client/cpp/examples/options.h"
-#include "client/cpp/examples/rank_reducer.h"
-#include "client/cpp/examples/service_exchange.h"
-#include "client/cpp/examples/trainer.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/client.h"
+#include "tests/e2e/trainer/options.h"
+#include "tests/e2e/trainer/rank_reducer.h"
+#include "tests/e2e/trainer/service_exchange.h"
+#include "tests/e2e/trainer/trainer.h"
 
 namespace precondor::e2e {
 namespace {

@@ -9,10 +9,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-#include "client/cpp/examples/digits_data.h"
-#include "client/cpp/examples/host_matrix.h"
-#include "client/cpp/examples/options.h"
 #include "kernels/base/session_spec.h"
+#include "tests/e2e/trainer/digits_data.h"
+#include "tests/e2e/trainer/host_matrix.h"
+#include "tests/e2e/trainer/options.h"
 
 namespace precondor::e2e {
 

@@ -69,8 +69,7 @@ MAY_NAME_METHODS = {
     "client/python/precondor/optax.py": None,         # what a tree of JAX gets
     "client/python/precondor/migrate.py": None,       # each library has one of them
     "client/python/precondor/torch/_preconditioner.py": None,  # likewise
-    "client/cpp/examples/": None,  # they choose
-    "client/python/examples/": None,
+    "client/python/examples/": None,  # they choose
     "client/cpp/tools/perf_": None,  # they measure what they name
     "client/cpp/tools/ctl_render.cc": "identity",  # a decision
     "server/status_pages.cc": "identity",
@@ -185,7 +184,7 @@ CASES = [
          ["a.cc:2: 'grpc::CreateCustomChannel"]),
     Case("list of methods", {"kernels/methods/soap.h": _ONCE + 'constexpr MethodTraits kSoapTraits = {\n    .name = "soap",\n};\n',
                              "client/a.py": f"# {SPDX}\n\"\"\"x = 'soap'\"\"\"\nWHOLE = ('soap', 'muon')\n",
-                             "client/cpp/examples/b.cc": _OK + 'Run("soap");\n',
+                             "client/cpp/tools/perf_b.cc": _OK + 'Run("soap");\n',
                              "server/c.cc": _OK + 'if (name == "soap" || name == "soaps") Do();\n'},
          ["a.py:3: 'soap'", 'c.cc:2: "soap"']),
     Case("longest pages", {"README.md": "x" * (PAGE_BYTES - 1) + "\n", "docs/develop/a.md": "x" * PAGE_BYTES + "\n"}, []),

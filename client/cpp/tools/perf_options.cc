@@ -12,17 +12,9 @@
 namespace precondor {
 namespace {
 
-// Checks --preset, --layers and --scale. The workloads bert-large and jobs have fixed layers.
-absl::Status CheckShapes(PerfOptions& options) {
+// Checks --preset, --layers and --scale.
+absl::Status CheckShapes(const PerfOptions& options) {
   const bool given = !options.preset.empty() || !options.layers.empty();
-  if (options.workload == "bert-large" || options.workload == "jobs") {
-    if (given) {
-      return absl::InvalidArgumentError(
-          "--preset and --layers: for the workloads statistics, training, gradients and plan only");
-    }
-    if (options.workload == "bert-large") options.preset = "bert-large";
-    return absl::OkStatus();
-  }
   if (!options.preset.empty() && !options.layers.empty()) {
     return absl::InvalidArgumentError("expected one of --preset and --layers");
   }
@@ -63,7 +55,7 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
       {"exchange", of_training("--exchange", Choice(options.exchange, ExchangeMode::kReplay, ExchangeModeName)),
        "DIRECT, DELEGATE, REPLAY or PULL_FACTORS"},
       {"steps", Count(options.steps), kCount},
-      {"seconds", Count(options.seconds), kCount},
+      {"seconds", of_training("--seconds", Count(options.seconds)), kCount},
       {"warmup", Count(options.warmup), kCount},
       {"rank", Count(options.rank), kCount},
       {"threads", Count(options.threads), kCount},
@@ -86,11 +78,9 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
     return options;
   }
   const bool training = options.workload == "training";
-  const bool steps = training || options.workload == "bert-large" || options.workload == "statistics";
-  if (!steps && options.workload != "gradients" && options.workload != "jobs" && options.workload != "plan") {
+  if (!training && options.workload != "gradients" && options.workload != "plan") {
     return absl::InvalidArgumentError(
-        absl::StrCat("--workload: expected bert-large, statistics, training, gradients, jobs or plan, got \"",
-                     options.workload, "\""));
+        absl::StrCat("--workload: expected training, gradients or plan, got \"", options.workload, "\""));
   }
   if (options.server.empty() == options.server_binary.empty()) {
     return absl::InvalidArgumentError("expected one of --server-binary and --server");
@@ -98,16 +88,12 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
   if (!options.data_dir.empty() && options.server_binary.empty()) {
     return absl::InvalidArgumentError("--data-dir: for a server that is started, needs --server-binary");
   }
-  if (!options.sweep.empty() && !steps) {
-    return absl::InvalidArgumentError(
-        "--workers: several numbers are for the workloads bert-large, statistics and training only");
+  if (!options.sweep.empty() && !training) {
+    return absl::InvalidArgumentError("--workers: several numbers are for the workload training only");
   }
   if (training && options.sweep.empty()) options.sweep = {options.workers};
   if (!training && !for_training.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(for_training, ": for the workload training only"));
-  }
-  if (options.seconds > 0 && options.sweep.empty()) {
-    return absl::InvalidArgumentError("--seconds: for the workload training, and for several numbers of --workers");
   }
   if (!options.security.tls_ca.empty() && options.workload != "gradients") {
     return absl::InvalidArgumentError("--tls-ca: for the workload gradients only");
@@ -138,14 +124,6 @@ Workloads
   plan
       The program compares the seconds of precondorctl plan with those of real steps (mkor, DELEGATE, one shard). It measures
       the rates of network and arithmetic with every second layer. It fails if a step differs by more than 20 % of the plan.
-  bert-large
-      Workers send statistics of BERT-Large's 144 linear layers. The program reports p50 and p99 of a step, the part
-      outside the kernels, and the server's memory beside the computed memory.
-  statistics
-      The program makes the measurements of bert-large with the layers of --preset or --layers, without targets.
-  jobs
-      A small job runs alone and beside a large job on one server. The program reports p50 and p99 of its steps. They may
-      be twice as long beside the large job.
 
 Server
   --server-binary=FILE  default none

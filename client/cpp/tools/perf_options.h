@@ -15,11 +15,11 @@
 namespace precondor {
 
 struct PerfOptions {
-  std::string workload;       // "bert-large", "statistics", "training", "gradients", "jobs", "plan", "help"
+  std::string workload;       // "training", "gradients", "plan", "help"
   std::string server_binary;  // started on loopback for the run
   std::string server;         // or the address of a running one: host:port or unix:/path
   int64_t workers = 8;
-  std::vector<int64_t> sweep;  // numbers of workers, a run for each; empty: one run with `workers`
+  std::vector<int64_t> sweep;  // of the workload training: numbers of workers, a run for each
   int64_t steps = 60;          // measured steps of each run
   int64_t seconds = 0;         // measured seconds of each run of a sweep; 0 means `steps` instead
   int64_t warmup = 40;         // steps before them, which fill the windows of low-rank factors

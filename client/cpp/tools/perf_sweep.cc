@@ -10,18 +10,11 @@
 
 #include "client/cpp/tools/ctl_render.h"
 #include "client/cpp/tools/perf_rows.h"
-#include "client/cpp/tools/perf_statistics.h"
 #include "client/cpp/tools/perf_training.h"
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
 namespace {
-
-absl::StatusOr<std::unique_ptr<PerfSteps>> OpenSteps(const PerfOptions& options, const std::vector<LayerSpec>& layers,
-                                                     const PerfServer& server) {
-  if (options.workload != "training") return OpenStatisticSteps(options, layers, server);
-  return TrainingSteps::Open(TrainingSpec(options, layers, options.method, options.exchange), server);
-}
 
 // Returns whether a window ends. It ends with a whole cycle, after a third of the requested seconds or steps.
 bool WindowEnds(const PerfOptions& options, int64_t cycle, int64_t steps, double seconds) {
@@ -45,7 +38,8 @@ absl::StatusOr<std::vector<SweepRow>> MeasureSweep(const PerfOptions& options, c
   for (const int64_t workers : options.sweep) {
     PerfOptions one = options;
     one.workers = workers;
-    PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<PerfSteps> run, OpenSteps(one, layers, server));
+    const SessionSpec spec = TrainingSpec(one, layers, one.method, one.exchange);
+    PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingSteps> run, TrainingSteps::Open(spec, server));
     for (int64_t i = 0; i < options.warmup || i % run->cycle() != 0; ++i) {
       PRECONDOR_RETURN_IF_ERROR(run->Step().status());
     }

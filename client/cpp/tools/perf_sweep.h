@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the workloads bert-large, statistics and training with several numbers of workers. Each number gives a row,
-// which is measured until it is steady.
+// Runs the workload training with several numbers of workers. Each number gives a row, which is measured until it is
+// steady.
 #pragma once
 
 #include <cstdint>

@@ -25,17 +25,20 @@ SessionSpec TrainingSpec(const PerfOptions& options, const std::vector<LayerSpec
                          ExchangeMode exchange);
 
 // Runs training steps of a session. Not thread-safe.
-class TrainingSteps final : public PerfSteps {
+class TrainingSteps {
  public:
   // Opens the session and joins all ranks.
   static absl::StatusOr<std::unique_ptr<TrainingSteps>> Open(const SessionSpec& spec, const PerfServer& server);
 
   // Runs the next `steps` steps. Ranks wait for each other only where the session makes them.
   absl::Status Run(uint64_t steps);
-  absl::StatusOr<double> Step() override;
-  int64_t cycle() const override { return spec_.inv_freq; }
-  int64_t sent_bytes() const override;
-  absl::Status Close() override;
+  // Runs the next step and returns its seconds.
+  absl::StatusOr<double> Step();
+  // Returns the number of steps after which they repeat. Measurements that are compared have whole cycles.
+  int64_t cycle() const { return spec_.inv_freq; }
+  // Returns the payload bytes that all workers together have sent.
+  int64_t sent_bytes() const;
+  absl::Status Close();
 
  private:
   // One rank's tensors.

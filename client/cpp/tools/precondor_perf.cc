@@ -10,12 +10,10 @@
 #include "absl/status/statusor.h"
 
 #include "client/cpp/tools/perf_gradients.h"
-#include "client/cpp/tools/perf_jobs.h"
 #include "client/cpp/tools/perf_options.h"
 #include "client/cpp/tools/perf_plan.h"
 #include "client/cpp/tools/perf_rows.h"
 #include "client/cpp/tools/perf_server.h"
-#include "client/cpp/tools/perf_statistics.h"
 #include "client/cpp/tools/perf_sweep.h"
 
 namespace {
@@ -29,15 +27,12 @@ struct Report {
 absl::StatusOr<Report> Measure(const precondor::PerfOptions& options) {
   const auto server = precondor::PerfServer::Start(options);
   if (!server.ok()) return server.status();
-  if (!options.sweep.empty()) {
+  if (options.workload == "training") {
     const auto rows = precondor::MeasureSweep(options, **server);
     if (!rows.ok()) return rows.status();
     return Report{precondor::SweepTable(*rows), precondor::SweepJson(*rows), precondor::SweepCsv(*rows)};
   }
-  const auto measure = options.workload == "gradients" ? precondor::MeasureGradients
-                       : options.workload == "jobs"    ? precondor::MeasureJobs
-                       : options.workload == "plan"    ? precondor::MeasurePlan
-                                                       : precondor::MeasureStatistics;
+  const auto measure = options.workload == "plan" ? precondor::MeasurePlan : precondor::MeasureGradients;
   const auto rows = measure(options, **server);
   if (!rows.ok()) return rows.status();
   const bool pass = std::all_of(rows->begin(), rows->end(), [](const precondor::PerfRow& row) { return row.pass; });

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The UCI handwritten digits that the C++ example has (client/cpp/examples/data), as tensors."""
+"""The UCI handwritten digits (data/ATTRIBUTION.md) as tensors."""
 
 import torch
 
 from program import ROOT, ExampleError
 
-FILE = ROOT / "client" / "cpp" / "examples" / "data" / "digits.csv"
+FILE = ROOT / "client" / "python" / "examples" / "data" / "digits.csv"
 PIXELS = 64
 CLASSES = 10
 FULL_PIXEL = 16

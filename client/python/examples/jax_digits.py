@@ -24,7 +24,7 @@ import precondor
 import program
 from optax_precondor import gradients_and_rows, mlp, scale_by_precondor
 
-FILE = program.ROOT / "client" / "cpp" / "examples" / "data" / "digits.csv"
+FILE = program.ROOT / "client" / "python" / "examples" / "data" / "digits.csv"
 WIDTHS = (64, 48, 24, 8, 24, 48, 64)
 BATCH = 128
 RATES = {"server": 0.032, "none": 0.016}

@@ -4,7 +4,7 @@
 
 Usage: chaos_test.py --binaries DIR [--kills N] [--seed N] [--method NAME] [-k PATTERN]
 
-  --binaries DIR  a build tree with precondor-server and precondor-digits
+  --binaries DIR  a build tree with precondor-server and digits_trainer
   --kills N       faults of each kind in one run (4; the promise is for 50)
   --seed N        of the instants and the victims; printed, so that a failure can be repeated
   --method NAME   signed-lowrank (of mkor), muon or soap, for all tests; without it the seed chooses one for each

@@ -337,7 +337,7 @@ class Cluster:
 
 
 class Training:
-    """precondor-digits on a cluster: real data, four workers. Its result has the hash of the final weights.
+    """digits_trainer on a cluster: real data, four workers. Its result has the hash of the final weights.
 
     `arguments` come after the usual ones and prevail over them. `prefix` is a command that ends by executing what follows.
     With `ranks` each worker is a process of its own, digits_rank, which writes checkpoints and can be started again.
@@ -345,12 +345,13 @@ class Training:
     """
 
     WORKERS = 4
+    PROGRAM = "tests/e2e/trainer/digits_trainer"
 
     def __init__(self, binaries, cluster, folder, arguments=(), prefix=(), ranks=False, record=False,
                  world_size=WORKERS, row="signed-lowrank"):
         self.folder = pathlib.Path(folder)
         self.world_size = world_size
-        threads = "tests/e2e/digits_recorded" if record else "client/cpp/examples/precondor-digits"
+        threads = "tests/e2e/digits_recorded" if record else self.PROGRAM
         self.program = [*prefix, pathlib.Path(binaries) / ("tests/e2e/digits_rank" if ranks else threads)]
         self.record = record
         self.flags = [f"--coordinator={cluster.coordinator.address}", f"--workers={world_size}", "--task=classifier",

@@ -4,7 +4,7 @@
 
 Usage: network_test.py --binaries DIR [--kills N] [--blackout-s S] [--seed N] [-k PATTERN]
 
-  --binaries DIR  a build tree with precondor-server and precondor-digits
+  --binaries DIR  a build tree with precondor-server and digits_trainer
   --kills N       faults of each kind in one run (4)
   --blackout-s S  shortest blackout; all last until the workers have given up their connections (0)
   --seed N        of the instants, the victims and the lost packets; printed, so that a failure can be repeated

@@ -5,7 +5,7 @@
 Usage: restart_table_test.py --binaries DIR [--all] [--seed N] [-k PATTERN]     tries the cells and prints what came
        restart_table_test.py --check PAGE | --write PAGE                        holds a page's table against PROMISES
 
-  --binaries DIR  a build tree with precondor-server, precondor-digits and digits_rank
+  --binaries DIR  a build tree with precondor-server, digits_trainer and digits_rank
   --all           all methods, and the rolling restart; without it muon and soap, which the default recipe has
   --seed N        of the instants and the victims; printed, so that a failure can be repeated
   -k PATTERN      only cells with that in their name, such as soap_2_direct

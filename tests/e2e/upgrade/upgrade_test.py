@@ -24,6 +24,8 @@ from faults import FaultTest, argument_parser, run
 class PreviousTraining(Training):
     """precondor-digits as it was: it writes its results as JSON."""
 
+    PROGRAM = "client/cpp/examples/precondor-digits"
+
     def _results_flag(self):
         return f"--json={self.folder / 'results.json'}"
 

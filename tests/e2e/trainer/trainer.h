@@ -9,10 +9,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "client/cpp/examples/digits_data.h"
-#include "client/cpp/examples/mlp.h"
-#include "client/cpp/examples/options.h"
-#include "precondor/optimizer.h"
+#include "tests/e2e/trainer/digits_data.h"
+#include "tests/e2e/trainer/mlp.h"
+#include "tests/e2e/trainer/optimizer.h"
+#include "tests/e2e/trainer/options.h"
 
 namespace precondor::digits {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/examples/options.h"
+#include "tests/e2e/trainer/options.h"
 
 #include <utility>
 
@@ -123,16 +123,16 @@ std::string HelpText() {
   for (const Flag& flag : Flags(defaults)) {
     absl::StrAppend(&flags, "  --", flag.name, " ", flag.expected, "\n      ", flag.help, "\n");
   }
-  return absl::StrCat(R"(Usage: precondor-digits --coordinator HOST:PORT [options]
+  return absl::StrCat(R"(Usage: digits_trainer --coordinator HOST:PORT [options]
 
 Trains a small network on the UCI handwritten digits with gradients that Precondor preconditions.
 
 )",
                       flags, R"(
 Examples:
-  precondor-digits --coordinator localhost:7070 --method identity
-  precondor-digits --coordinator localhost:7070 --option rank=16 --learning-rate 0.032 --csv run.csv
-  precondor-digits --coordinator localhost:7070 --method soap --optimizer plain --learning-rate 0.032
+  digits_trainer --coordinator localhost:7070 --method identity
+  digits_trainer --coordinator localhost:7070 --option rank=16 --learning-rate 0.032 --csv run.csv
+  digits_trainer --coordinator localhost:7070 --method soap --optimizer plain --learning-rate 0.032
 )");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/examples/options.h"
+#include "tests/e2e/trainer/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/tools/perf_statistics.h"
+#include "tests/bench/service_statistics.h"
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "absl/time/time.h"
 
 #include "client/cpp/src/control.h"
+#include "client/cpp/tools/perf_steps.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/client.h"
@@ -79,7 +79,7 @@ absl::StatusOr<Counters> ReadCounters(ControlClient& control, const std::string&
 }
 
 // A session whose workers step together.
-class Run final : public PerfSteps {
+class Run {
  public:
   Run(const PerfOptions& options, const std::vector<LayerSpec>& layers, const std::string& method, int64_t factor_rank,
       const PerfServer& server)
@@ -105,14 +105,14 @@ class Run final : public PerfSteps {
     });
   }
 
-  absl::Status Close() override {
+  absl::Status Close() {
     workers_.clear();
     return client_->CloseSession(spec_.name).status();
   }
 
   // Runs a step and returns its seconds: the statistics of every worker are sent, sealed and applied. The shard answers
   // a layer's abstaining gradient only after it has applied the statistics of the step, so the answers mark the end.
-  absl::StatusOr<double> Step() override {
+  absl::StatusOr<double> Step() {
     const absl::Time start = MonotonicNow();
     PRECONDOR_RETURN_IF_ERROR(ForEachRank(workers_.size(), [this](uint32_t rank) -> absl::Status {
       PRECONDOR_RETURN_IF_ERROR(Send(rank));
@@ -129,9 +129,7 @@ class Run final : public PerfSteps {
   absl::StatusOr<Counters> ReadCounters() { return precondor::ReadCounters(control_, spec_.name); }
 
   // Precondition: the session is open. All workers send the same number of bytes.
-  int64_t sent_bytes() const override {
-    return static_cast<int64_t>(workers_.size()) * workers_[0]->traffic().statistics_bytes;
-  }
+  int64_t sent_bytes() const { return static_cast<int64_t>(workers_.size()) * workers_[0]->traffic().statistics_bytes; }
 
  private:
   absl::Status Send(uint32_t rank) {
@@ -205,14 +203,6 @@ absl::StatusOr<Measured> Measure(const PerfOptions& options, const std::vector<L
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PerfSteps>> OpenStatisticSteps(const PerfOptions& options,
-                                                              const std::vector<LayerSpec>& layers,
-                                                              const PerfServer& server) {
-  auto run = std::make_unique<Run>(options, layers, "mkor", options.rank, server);
-  PRECONDOR_RETURN_IF_ERROR(run->OpenSession());
-  return run;
-}
-
 absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& options, const PerfServer& server) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<LayerSpec> layers, PerfLayers(options));
   const int64_t idle_bytes = server.resident_bytes();
@@ -227,15 +217,13 @@ absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& option
   const double least_other = Percentile(least.other_seconds, 0.5) * kMilli;
   const double transport_step = Percentile(transport.seconds, 0.5) * kMilli;
   constexpr double kTargetMs = 20;
-  const bool has_targets = options.workload == "bert-large";  // other workloads have none
   std::vector<PerfRow> rows = {
       {"statistics/step_p50", step, "ms"},
       {"statistics/step_p99", Percentile(mkor.seconds, 0.99) * kMilli, "ms"},
       {"statistics/kernels_over_threads_p50", kernels, "ms", step, kernels / step},
-      {"statistics/not_kernels_p50", other, "ms", step, other / step,
-       has_targets ? std::optional<double>(kTargetMs) : std::nullopt,
+      {"statistics/not_kernels_p50", other, "ms", step, other / step, kTargetMs,
        // A negative value means that other work on the machine delayed the threads, so the measurement is invalid.
-       other >= 0 && (!has_targets || other < kTargetMs)},
+       other >= 0 && other < kTargetMs},
       {"statistics/transport_acknowledged", transport_step, "ms", step, transport_step / step},
       {"statistics/rank1_step_p50", least_step, "ms", step, least_step / step},
       {"statistics/rank1_not_kernels_p50", least_other, "ms", step, least_other / step},
@@ -252,8 +240,7 @@ absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& option
     constexpr double kTargetRatio = 1.1;
     const auto against = [&](const char* name, double computed) {
       const double target = kTargetRatio * computed;
-      rows.push_back({name, resident, "MB", computed, resident / computed,
-                      has_targets ? std::optional<double>(target) : std::nullopt, !has_targets || resident <= target});
+      rows.push_back({name, resident, "MB", computed, resident / computed, target, resident <= target});
     };
     against("memory/resident_to_vectors_and_staging", vectors + staging);
     against("memory/resident_to_state_and_staging", state + staging);

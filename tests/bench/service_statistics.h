@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The workloads bert-large and statistics of precondor-perf.
+// The rows statistics/ and memory/ of service_bench.
 #pragma once
 
-#include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -11,7 +9,6 @@
 #include "client/cpp/tools/perf_options.h"
 #include "client/cpp/tools/perf_rows.h"
 #include "client/cpp/tools/perf_server.h"
-#include "client/cpp/tools/perf_steps.h"
 
 namespace precondor {
 
@@ -19,11 +16,5 @@ namespace precondor {
 // applied all statistics. Memory is compared with the factors' vectors and with the state that the server reports, each
 // plus two copies of a step's statistics.
 absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& options, const PerfServer& server);
-
-// Opens a session with method mkor, options.workers workers and factors of rank options.rank. Returns its steps, which
-// are those of MeasureStatistics.
-absl::StatusOr<std::unique_ptr<PerfSteps>> OpenStatisticSteps(const PerfOptions& options,
-                                                              const std::vector<LayerSpec>& layers,
-                                                              const PerfServer& server);
 
 }  // namespace precondor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// precondor-digits: trains on real data through the service. Read from here: TrainJob opens a session, TrainRank is one
+// digits_trainer: trains on real data through the service. Read from here: TrainJob opens a session, TrainRank is one
 // worker's whole life, ServiceExchange is what a worker does at each step.
 #include <cstdlib>
 #include <fstream>
@@ -16,14 +16,14 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 
-#include "client/cpp/examples/digits_data.h"
-#include "client/cpp/examples/options.h"
-#include "client/cpp/examples/rank_reducer.h"
-#include "client/cpp/examples/service_exchange.h"
 #include "kernels/base/blas_core.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/client.h"
+#include "tests/e2e/trainer/digits_data.h"
+#include "tests/e2e/trainer/options.h"
+#include "tests/e2e/trainer/rank_reducer.h"
+#include "tests/e2e/trainer/service_exchange.h"
 
 namespace precondor::digits {
 namespace {
@@ -94,7 +94,7 @@ std::vector<RankResult> TrainRanks(const Run& run, const DigitsData& data, Clien
     workers.emplace_back([&, rank] {
       auto result = TrainRank(run, data, client, reducer, static_cast<uint32_t>(rank));
       if (!result.ok()) {
-        std::cerr << absl::StrCat("precondor-digits: worker ", rank, ": ", result.status().ToString(), "\n");
+        std::cerr << absl::StrCat("digits_trainer: worker ", rank, ": ", result.status().ToString(), "\n");
         std::_Exit(1);
       }
       results[rank] = *std::move(result);
@@ -139,7 +139,7 @@ int Main(const std::vector<std::string>& arguments) {
     options = absl::InvalidArgumentError("expected --coordinator HOST:PORT");
   }
   if (!options.ok()) {
-    std::cerr << "precondor-digits: " << options.status().message() << "; see --help\n";
+    std::cerr << "digits_trainer: " << options.status().message() << "; see --help\n";
     return 2;
   }
   if (options->help) {
@@ -148,7 +148,7 @@ int Main(const std::vector<std::string>& arguments) {
   }
   const absl::Status status = TrainJob(*options);
   if (status.ok()) return 0;
-  std::cerr << "precondor-digits: " << status.ToString() << "\n";
+  std::cerr << "digits_trainer: " << status.ToString() << "\n";
   return 1;
 }
 

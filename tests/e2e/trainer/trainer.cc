@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/examples/trainer.h"
+#include "tests/e2e/trainer/trainer.h"
 
 #include <cstring>
 #include <utility>

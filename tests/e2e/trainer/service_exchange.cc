@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/examples/service_exchange.h"
+#include "tests/e2e/trainer/service_exchange.h"
 
 #include <iostream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
-#include "client/cpp/examples/host_matrix.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/statistics.h"
+#include "tests/e2e/trainer/host_matrix.h"
 
 namespace precondor::digits {
 

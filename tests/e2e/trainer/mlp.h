@@ -10,9 +10,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "client/cpp/examples/digits_data.h"
-#include "client/cpp/examples/host_matrix.h"
 #include "kernels/base/session_spec.h"
+#include "tests/e2e/trainer/digits_data.h"
+#include "tests/e2e/trainer/host_matrix.h"
 
 namespace precondor::digits {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/tools/perf_jobs.h"
+#include "tests/bench/service_jobs.h"
 
 #include <atomic>
 #include <memory>

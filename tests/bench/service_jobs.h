@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The workload jobs of precondor-perf.
+// The rows jobs/ of service_bench.
 #pragma once
 
 #include <vector>

@@ -8,9 +8,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "client/cpp/examples/rank_reducer.h"
-#include "client/cpp/examples/trainer.h"
 #include "precondor/client.h"
+#include "tests/e2e/trainer/rank_reducer.h"
+#include "tests/e2e/trainer/trainer.h"
 
 namespace precondor::digits {
 

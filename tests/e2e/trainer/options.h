@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One training run, and the command line of precondor-digits that describes it.
+// One training run, and the command line of digits_trainer that describes it.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-#include "client/cpp/examples/mlp.h"
 #include "kernels/base/session_spec.h"
-#include "precondor/optimizer.h"
+#include "tests/e2e/trainer/mlp.h"
+#include "tests/e2e/trainer/optimizer.h"
 
 namespace precondor::digits {
 

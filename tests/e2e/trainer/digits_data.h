@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
-#include "client/cpp/examples/host_matrix.h"
+#include "tests/e2e/trainer/host_matrix.h"
 
 namespace precondor::digits {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/examples/mlp.h"
+#include "tests/e2e/trainer/mlp.h"
 
 #include <algorithm>
 #include <cblas.h>

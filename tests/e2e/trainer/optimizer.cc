@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "precondor/optimizer.h"
+#include "tests/e2e/trainer/optimizer.h"
 
 #include <algorithm>
 #include <cmath>

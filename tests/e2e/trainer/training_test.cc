@@ -4,9 +4,9 @@
 #include <thread>
 #include <vector>
 
-#include "client/cpp/examples/rank_reducer.h"
-#include "client/cpp/examples/trainer.h"
 #include "kernels/base/random.h"
+#include "tests/e2e/trainer/rank_reducer.h"
+#include "tests/e2e/trainer/trainer.h"
 
 namespace precondor::digits {
 namespace {

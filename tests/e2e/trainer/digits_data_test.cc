@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/examples/digits_data.h"
+#include "tests/e2e/trainer/digits_data.h"
 
 #include <algorithm>
 #include <gmock/gmock.h>
