@@ -7,8 +7,6 @@ Flags: on a line that names one of our programs, each --flag must be in that pro
 of any of them. The help texts come from --program NAME=PATH (scripts are found by themselves); without programs that part says that
 it was left out. The help is the reference of the flags: in that of the programs of REFERENCE each flag has a topic, a value with its default,
 and sentences; their words and those of the scripts pass check_sentences.py.
-
---write replaces the rows of metrics in docs/operate/monitoring.md by those that the catalog makes.
 """
 
 import argparse
@@ -20,7 +18,7 @@ import sys
 from check_sentences import prose_findings
 from lint_support import ROOT, Case, Tree, line_of, self_test
 
-SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "deploy/pack-server.sh", "deploy/build-wheel.sh",
+SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "deploy/torch2.sh", "deploy/helm/render.sh", "deploy/pack-server.sh", "deploy/build-wheel.sh",
            "tests/run.sh", "tests/gpu.sh", "tests/bench/run.sh", "tests/lint/tidy.sh",
            "tests/e2e/quickstart_test.py", "tests/bench/digits.py", "tests/bench/training/run.sh", "tests/bench/gpu_targets.py", "tests/lint/check_kernel_loads.py"]
 # Programs whose help may need packages that are not there: their flags are read in the sources of their folder.
@@ -40,8 +38,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 LOG_LINE = re.compile(r"\b(?:log|log line|log says|lines?|a warning,) `[a-z][^`]*`(?: or `[^`]*`)*")
 CATALOG = "server/metrics/catalog.h"
 OPERATIONS = "docs/operate/operations.md"
-MONITORING = "docs/operate/monitoring.md"
-ENTRY = re.compile(r'\{"(precondor_\w+)", MetricType::k(\w+), "([^"]*)",\s*((?:"[^"]*"\s*)+)[,}]')  # of the catalog
+PAGES = (OPERATIONS, *(f"docs/operate/{page}.md" for page in ("failures", "kubernetes", "monitoring", "runbooks")))
 
 
 def _opening(path, text):
@@ -73,30 +70,18 @@ def _flags(path, text, helps):
 
 
 def _metrics(tree, metrics):
-    """Each metric has the row that its entry in the catalog makes, and other documents name no other metric."""
-    for path in (OPERATIONS, MONITORING, "docs/operate/runbooks.md"):
+    """A page for operators names no metric that the catalog does not have."""
+    for path in PAGES:
         text = tree.read(path) if tree.has(path) else ""
         for match in METRIC.finditer(text):
             if metrics and SAMPLES.sub("", match.group(0)) not in metrics and not match.group(0).endswith("_"):
                 yield f"{path}:{line_of(text, match.start())}: {match.group(0)} is not in {CATALOG}"
-    if not metrics or not tree.has(MONITORING):
-        return
-    rows = set(tree.read(MONITORING).split("\n"))
-    for _, row in _rows(tree):
-        if row not in rows:
-            yield f"{MONITORING}: expected the row: {row}"
-
-
-def _rows(tree):
-    for name, kind, labels, texts in ENTRY.findall(tree.read(CATALOG)):
-        text = "".join(re.findall(r'"([^"]*)"', texts))
-        yield name, f"| `{name}` | {kind.lower()} | {labels.replace(',', ', ')} | {text} |"
 
 
 def _log_lines(tree):
     """A log line that a page for operators quotes is one that the server writes."""
     sources = [tree.read(p) for p in tree.paths(".cc", ".h") if p.startswith("server/")]
-    for path in (OPERATIONS, "docs/operate/runbooks.md", "docs/operate/kubernetes.md"):
+    for path in PAGES:
         text = tree.read(path) if tree.has(path) else ""
         for match in LOG_LINE.finditer(text):
             for line in re.findall("`([^`]*)`", match.group(0)):
@@ -145,15 +130,6 @@ def _help_texts(texts):
             yield from (finding for _, finding in prose_findings(f"the help of {name}", block))
 
 
-def _write_rows(tree):
-    """Replaces the row of each metric by that of the catalog."""
-    made = dict(_rows(tree))
-    lines = tree.read(MONITORING).split("\n")
-    known = [made.get(match.group(1), line) if (match := re.match(r"\| `(precondor_\w+)` \|", line)) and line.count("|") == 5 else line
-             for line in lines]
-    (ROOT / MONITORING).write_text("\n".join(known), encoding="utf-8")
-
-
 def check(tree, texts):
     helps = {name: _flags_of(text) for name, text in texts.items()}
     findings = [*_help_texts(texts)]
@@ -185,10 +161,6 @@ CASES = [
          ["operations.md:4: .* `job waits`", "operations.md:5: .* `session lost`"]),
     Case("unknown metric", {OPERATIONS: _TOP + "--role precondor_y_seconds precondor_y_seconds_sum precondor_x_total\n",
                             CATALOG: '"precondor_y_seconds"'}, ["precondor_x_total is not in"]),
-    Case("undocumented metric", {MONITORING: _TOP, CATALOG: '{"precondor_y_total", MetricType::kCounter, "a,b", "What" " it is"},'},
-         ["expected the row: | `precondor_y_total` | counter | a, b | What it is |"]),
-    Case("documented metric", {MONITORING: _TOP + "| `precondor_y_total` | counter |  | What |\n",
-                               CATALOG: '{"precondor_y_total", MetricType::kCounter, "", "What"},'}, []),
 ]
 
 
@@ -216,10 +188,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--self-test", action="store_true")
     parser.add_argument("--program", action="append", default=[], metavar="NAME=PATH")
-    parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    if arguments.write:
-        _write_rows(Tree())
     if arguments.self_test:
         findings = self_test(lambda tree: check(tree, _HELPS), CASES)
         findings += self_test(lambda helps: [*_help_texts({name: helps.read(name) for name in helps.paths()})], HELP_CASES)
