@@ -41,6 +41,7 @@ FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"``[^`].*?``|`[^`\n]*`")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 END = re.compile(r"(?<=[.!?:])[\")]*\s+|(?<=[.!?:])$")
+WORD = re.compile(r"[A-Za-z][\w'/-]+")  # a letter alone and a sign are of a formula
 MARK = re.compile(r"^\s*(?:[-*#>]+|\d+\.)\s+")  # of a list item, a heading or a quotation
 
 
@@ -62,7 +63,7 @@ def _sentences(text):
 def prose_findings(where, text):
     """What is wrong with a text of plain sentences. `where` has a line or a name."""
     for place, sentence in _sentences(text):
-        if (words := len(sentence.split())) > MOST_WORDS:
+        if (words := len(WORD.findall(sentence))) > MOST_WORDS:
             yield place, f"{where}: a sentence of {words} words, at most {MOST_WORDS}: {' '.join(sentence.split()[:8])} ..."
     for place, finding in (*_found(HIDING, text), *_found(HIDING_IN_PROSE, text)):
         yield place, f"{where}: {finding}"
@@ -75,6 +76,7 @@ def _blank(match):
 def _page(path, text):
     text = QUOTED.sub(_blank, FENCE.sub(lambda m: "\n" * m.group(0).count("\n"), text))
     text = re.sub(r"<!--.*?-->", _blank, text, flags=re.DOTALL)
+    text = re.sub(r"^#+ .*$", lambda m: m.group(0) + ".", text, flags=re.MULTILINE)
     rows = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.startswith("|")]
     for number, row in rows:
         for cell in row.strip("|").split("|"):
@@ -109,7 +111,7 @@ def check_all(tree):
 LONG = "The server " + "really " * 28 + "waits"
 METRIC = '{"precondor_a_total", MetricType::kCounter, "train_job",\n "%s"},'
 CASES = [
-    Case("clean", {"docs/use/a.md": f"# A\n\nThe shard waits. [It]({'a' * 300}) {'sees ' * 20}.\n\n- {'one ' * 20}\n- {'two ' * 20}\n\n| {'x' * 200} |\n",
+    Case("clean", {"docs/use/a.md": f"# A\n\nThe shard waits. [It]({'a' * 300}) {'sees ' * 20}.\n\n- {'one ' * 20}\n## Formula\n{'x + ' * 40}{'two ' * 28}\n- {'two ' * 20}\n\n| {'x' * 200} |\n",
                    "docs/develop/a.md": LONG + ".\n", CATALOG: METRIC % "Bytes of answers"}, []),
     Case("long", {"docs/use/a.md": f"# A\n\n{LONG}.\n\n```\n{LONG}.\n```\n- {LONG}\n", "README.md": f"| `{'x' * 201}` |\n| {LONG} |\n"},
          ["README.md:1: a cell of 203", "README.md:2: a cell of 212", "README.md:2: a sentence of 31", "a.md:3: a sentence of 31 words", "a.md:8: a sentence of 31"]),
