@@ -277,6 +277,14 @@ int64_t VectorsPerWorker(const SessionSpec& spec, int64_t layer) {
   return kind == StatisticsKind::kSigned ? SketchesPerWorker(spec) : 1;
 }
 
+int64_t StatisticsElements(const SessionSpec& spec, int64_t layer) {
+  const LayerSpec& shape = spec.layers[static_cast<size_t>(layer)];
+  if (StatisticsOf(spec, layer) == StatisticsKind::kCovariance) {
+    return PackedElements(shape.d_in) + PackedElements(shape.d_out);
+  }
+  return VectorsPerWorker(spec, layer) * (shape.d_in + shape.d_out);
+}
+
 int64_t VectorsPerStep(const SessionSpec& spec, int64_t layer) {
   const StatisticsKind kind = StatisticsOf(spec, layer);
   if (kind == StatisticsKind::kMean) return 1;

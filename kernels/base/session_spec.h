@@ -131,6 +131,10 @@ int64_t VectorsPerStep(const SessionSpec& spec, int64_t layer);
 inline int64_t PackedElements(int64_t d) { return d * (d + 1) / 2; }
 inline int64_t MaxRows(int64_t d) { return (PackedElements(d) - 1) / d; }
 
+// Returns the number of elements of one worker's statistics of a layer at a statistic step: VectorsPerWorker (d_in +
+// d_out), or the maximum for COVARIANCE, of which few samples are sent as rows.
+int64_t StatisticsElements(const SessionSpec& spec, int64_t layer);
+
 // Returns the rank that sends the gradient of layer `layer` in DELEGATE: its entry in `delegates`, or layer %
 // world_size if there are none. A session keeps its delegates, also when its layers move to other shards.
 int32_t DelegateRank(const SessionSpec& spec, int64_t layer);
