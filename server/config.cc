@@ -95,13 +95,12 @@ Option NumberOption(std::string name, int64_t ServerConfig::*field, int64_t low,
 }
 
 // The printed text has enough digits to give the number back.
-Option FractionOption(std::string name, double ServerConfig::*field, std::string help, bool zero = false) {
+Option FractionOption(std::string name, double ServerConfig::*field, std::string help) {
   return {std::move(name), std::move(help),
-          [field, zero](ServerConfig& config, absl::string_view text) {
+          [field](ServerConfig& config, absl::string_view text) {
             double number = 0;
-            if (!absl::SimpleAtod(text, &number) || !(number > 0 || (zero && number == 0)) || number > 1) {
-              return Expected(zero ? "a number in 0 ... 1" : "a number above 0 and at most 1");
-            }
+            if (!absl::SimpleAtod(text, &number) || !(number >= 0 && number <= 1))
+              return Expected("a number in 0 ... 1");
             config.*field = number;
             return absl::OkStatus();
           },
@@ -204,10 +203,6 @@ const std::vector<Option>& Options() {
       NumberOption("memory_limit", &C::memory_limit_bytes, 1 << 20, kAnyBytes,
                    "bytes that sessions may reserve on each of a shard's devices, or on a coordinator", true),
       NumberOption("window_steps", &C::window_steps, 2, 64, "steps of a layer that may be open at once"),
-      NumberOption("statistics_deadline_ms", &C::statistics_deadline_ms, 0, kHour,
-                   "wait for statistics once a step's gradients are in, then skip the layer's update; 0: no end"),
-      FractionOption("quorum", &C::quorum,
-                     "fraction of the workers whose statistics suffice for the update at that deadline"),
       NumberOption("slow_worker_ms", &C::slow_worker_ms, 0, kHour,
                    "name the workers that a step has been waiting for so long; 0: never"),
       TextOption("data_dir", &C::data_dir,
@@ -248,7 +243,7 @@ const std::vector<Option>& Options() {
       TextOption(
           "trace_endpoint", &C::trace_endpoint,
           "collector that takes spans as OTLP/HTTP in JSON, such as http://localhost:4318; empty: none are made"),
-      FractionOption("trace_ratio", &C::trace_ratio, "fraction of the training steps that have spans", /*zero=*/true),
+      FractionOption("trace_ratio", &C::trace_ratio, "fraction of the training steps that have spans"),
       NumberOption("drain_deadline_ms", &C::drain_deadline_ms, 0, kHour, "longest wait for work in flight at SIGTERM"),
       NumberOption("exit_with_pid", &C::exit_with_pid, 0, kMostPid,
                    "end when this process does, however it does: for a server of one job's own; 0: none"),

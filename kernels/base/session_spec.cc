@@ -159,7 +159,6 @@ absl::Status CheckDelegates(const SessionSpec& spec) {
 // Checks the restrictions of a session whose workers keep factors.
 absl::Status CheckLocalFactors(const SessionSpec& spec) {
   const std::string with = absl::StrCat(" with exchange ", ExchangeModeName(spec.exchange));
-  if (spec.staleness_steps != 0) return Invalid("staleness_steps", absl::StrCat("0", with), spec.staleness_steps);
   if (spec.on_shard_loss != ShardLossPolicy::kWait) {
     return Invalid("on_shard_loss", absl::StrCat("WAIT", with), ShardLossPolicyName(spec.on_shard_loss));
   }
@@ -189,7 +188,6 @@ absl::Status ValidateSessionSpec(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(CheckRange("sketches", spec.sketches, 0, kMaxSketches));
   PRECONDOR_RETURN_IF_ERROR(CheckRange("inv_freq", spec.inv_freq, 1, 1 << 30));
   PRECONDOR_RETURN_IF_ERROR(CheckRange("warmup_steps", spec.warmup_steps, 0, 1 << 30));
-  PRECONDOR_RETURN_IF_ERROR(CheckRange("staleness_steps", spec.staleness_steps, 0, 1));
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("statistics_dtype", spec.statistics_dtype, DType::kBF16));
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("gradient_dtype", spec.gradient_dtype, DType::kBF16));
   PRECONDOR_RETURN_IF_ERROR(ValidateFallbackConfig(spec.fallback));
@@ -220,7 +218,6 @@ std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want)
   compare("sketches", have.sketches, want.sketches, plain);
   compare("inv_freq", have.inv_freq, want.inv_freq, plain);
   compare("warmup_steps", have.warmup_steps, want.warmup_steps, plain);
-  compare("staleness_steps", have.staleness_steps, want.staleness_steps, plain);
   compare("statistics_dtype", have.statistics_dtype, want.statistics_dtype, DTypeName);
   compare("gradient_dtype", have.gradient_dtype, want.gradient_dtype, DTypeName);
   compare("method", have.method, want.method, MethodText);

@@ -70,7 +70,6 @@ struct SessionSpec {
   int32_t sketches = 0;   // q per worker, 1 ... 16; 0 means ceil(16 / world_size). SIGNED only
   int32_t inv_freq = 10;  // statistic steps: step % inv_freq == 0 or step < warmup_steps
   int32_t warmup_steps = 10;
-  int32_t staleness_steps = 0;  // 0: a step uses its own statistics; 1: those of earlier steps
   DType statistics_dtype = DType::kF16;
   DType gradient_dtype = DType::kF32;
   MethodConfig method;

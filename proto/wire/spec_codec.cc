@@ -343,7 +343,6 @@ absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
   out.set_sketches(spec.sketches);
   out.set_inv_freq(spec.inv_freq);
   out.set_warmup_steps(spec.warmup_steps);
-  out.set_staleness_steps(spec.staleness_steps);
   out.set_statistics_data_type(EncodeDType(spec.statistics_dtype));
   out.set_gradient_data_type(EncodeDType(spec.gradient_dtype));
   *out.mutable_method() = std::move(method);
@@ -379,7 +378,6 @@ absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec) {
   out.sketches = spec.sketches();
   if (spec.has_inv_freq()) out.inv_freq = spec.inv_freq();
   if (spec.has_warmup_steps()) out.warmup_steps = spec.warmup_steps();
-  out.staleness_steps = spec.staleness_steps();
   out.layers.reserve(spec.layers_size());
   for (const v1::Layer& layer : spec.layers()) out.layers.push_back(DecodeLayer(layer));
   for (const v1::LayerMethod& entry : spec.layer_methods()) {

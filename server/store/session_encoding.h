@@ -54,6 +54,15 @@ struct internal::Code<RetiredDataPlane> {
   }
 };
 
+// The number of a record that was a session's staleness in steps: written as 0, and read without effect.
+struct RetiredStaleness {};
+
+template <>
+struct internal::Code<RetiredStaleness> {
+  static void Put(std::string& out, const RetiredStaleness&) { PutFixed(out, 0, 4); }
+  static void Take(Decoder& decoder, const RetiredStaleness&) { decoder.Fixed(4); }
+};
+
 }  // namespace precondor::store
 
 namespace precondor {
@@ -95,10 +104,11 @@ auto Fields(store::Is<LayerMethod> auto& value) {
 // on_shard_loss, layer_methods, the layers' shapes and delegates are encoded at the end of the record, because earlier
 // versions of it do not have them.
 auto Fields(store::Is<SessionSpec> auto& value) {
-  auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
-         statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers, layer_methods, delegates] = value;
-  return std::tie(name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
-                  statistics_dtype, gradient_dtype, method, fallback, layers);
+  auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, statistics_dtype,
+         gradient_dtype, method, fallback, on_shard_loss, layers, layer_methods, delegates] = value;
+  return std::tuple_cat(std::tie(name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps),
+                        std::make_tuple(store::RetiredStaleness()),
+                        std::tie(statistics_dtype, gradient_dtype, method, fallback, layers));
 }
 
 auto Fields(store::Is<ModeInterval> auto& value) {

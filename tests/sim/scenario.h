@@ -51,7 +51,6 @@ struct Scenario {
   uint64_t snapshot_interval_steps = 0;
   int window_steps = 2;
   recovery::GradientLogOptions gradient_journal;
-  absl::Duration statistics_deadline = absl::InfiniteDuration();
   std::vector<PlannedFault> faults;  // by time
   int64_t horizon_us = 0;            // the last fault is over by then
   PlantedBug bug = PlantedBug::kNone;

@@ -321,7 +321,6 @@ void SimLink::OnResult(uint64_t epoch, const ContributionId& id, const absl::Sta
 
 void SimLink::OnRefused(const ContributionId& id, const absl::Status& status) {
   const Recovery recovery = outbox_.RecoveryOf(status, Now());
-  const ErrorReason reason = GetErrorReason(status);
   if (outbox_.Find(id) == nullptr) return;
   Outbox::Item item;
   bool counted = false;
@@ -341,10 +340,6 @@ void SimLink::OnRefused(const ContributionId& id, const absl::Status& status) {
     item->result->Fail(status);
     return hooks_.handed();
   }
-  // Sealed without this rank: its trainer is told.
-  const bool late =
-      reason == ErrorReason::kStaleStep && world_.scenario().statistics_deadline < absl::InfiniteDuration();
-  if (item->result == nullptr && late) return;
   hooks_.failed(status);
 }
 

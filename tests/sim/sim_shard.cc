@@ -79,7 +79,7 @@ bool SimShard::Had(const std::string& layer, const MethodState& state) const {
 
 void SimShard::MakeWitnesses(const SessionInstall& install) {
   // A rank may begin after a step whose statistics were lost with the shard.
-  const bool patient = world_.scenario().statistics_deadline == absl::InfiniteDuration() && !world_.scenario().meets;
+  const bool patient = !world_.scenario().meets;
   for (const uint32_t layer : install.layers) {
     if (owned_.contains(layer)) continue;
     witnesses_[layer] =
@@ -198,7 +198,6 @@ void SimShard::LoseFences() {
 
 void SimShard::Tick() {
   process_.After(kShardTickMicros, [this] {
-    shard_->upkeep().SealOverdue();
     shard_->upkeep().FreeReleasedFactors();
     shard_->upkeep().CompleteQuarantine();
     Tick();

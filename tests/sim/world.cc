@@ -55,8 +55,6 @@ World::~World() {
 void World::MakeShards() {
   ShardOptions options;
   options.window_steps = scenario_.window_steps;
-  options.statistics_deadline = scenario_.statistics_deadline;
-  options.quorum = 0.5;
   options.snapshot_interval_steps = scenario_.snapshot_interval_steps;
   uint32_t id = 0;
   for (int s = 0; s < scenario_.shards; ++s) {

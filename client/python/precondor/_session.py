@@ -72,7 +72,6 @@ class SessionSpec:
         statistics: "SIGNED" (sketches), "MEAN", "PER_WORKER_MEAN" or "COVARIANCE".
         sketches: Number of SIGNED vectors of a rank; 0 means ceil(16 / world_size).
         inv_freq, warmup_steps: Statistics are sent at steps below warmup_steps and at multiples of inv_freq.
-        staleness_steps: 0: a step's gradient uses the step's own statistics. 1: it uses those of earlier steps.
         statistics_dtype, gradient_dtype: Types on the wire: "f32", "f16" or "bf16".
         fallback: Options of the fallback to first order, e.g. {"policy": "LOSS_RATE"}; docs/use/methods/mkor_h.md.
         on_shard_loss: "WAIT" (for the shard) or "DEGRADE" (its layers move to other shards).
@@ -91,7 +90,6 @@ class SessionSpec:
     sketches: int = 0
     inv_freq: int = 10
     warmup_steps: int = 10
-    staleness_steps: int = 0
     statistics_dtype: str = "f16"
     gradient_dtype: str = "f32"
     fallback: Mapping[str, Any] = dataclasses.field(default_factory=dict)

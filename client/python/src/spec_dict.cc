@@ -86,7 +86,6 @@ void VisitSpec(Spec& spec, F&& f) {
   f("sketches", spec.sketches);
   f("inv_freq", spec.inv_freq);
   f("warmup_steps", spec.warmup_steps);
-  f("staleness_steps", spec.staleness_steps);
   f("statistics_dtype", spec.statistics_dtype);
   f("gradient_dtype", spec.gradient_dtype);
   f("method", spec.method);

@@ -88,7 +88,6 @@ class Preconditioner:
         sketches: int = 0,
         inv_freq: int = 10,
         warmup_steps: int = 10,
-        staleness_steps: int = 0,
         statistics_dtype: str = "f16",
         gradient_dtype: str = "f32",
         fallback: Optional[Mapping[str, Any]] = None,
@@ -163,7 +162,7 @@ class Preconditioner:
             name=servers.session, layers=tuple(slot.layer for slot in self._slots), method=method, world_size=self._group.size,
             seed=seed, exchange=exchange or ("DELEGATE" if self._ddp or sharded or (servers.delegate and not overlap) else "DIRECT"),
             statistics=statistics_of(method, statistics), sketches=sketches, inv_freq=inv_freq,
-            warmup_steps=warmup_steps, staleness_steps=staleness_steps, statistics_dtype=statistics_dtype,
+            warmup_steps=warmup_steps, statistics_dtype=statistics_dtype,
             gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
             layer_methods=_layers.exceptions([slot.layer for slot in self._slots], self._recipe.layer_methods(layer_methods, chosen),
                                              statistics, chosen.by_gradient))

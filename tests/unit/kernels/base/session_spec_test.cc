@@ -41,7 +41,6 @@ TEST(SessionSpecTest, NamesTheFieldWhatWasExpectedAndWhatCame) {
       {[](SessionSpec& s) { s.sketches = 17; }, {"sketches", "0 ... 16", "17"}},
       {[](SessionSpec& s) { s.inv_freq = 0; }, {"inv_freq", "got 0"}},
       {[](SessionSpec& s) { s.warmup_steps = -1; }, {"warmup_steps", "-1"}},
-      {[](SessionSpec& s) { s.staleness_steps = 2; }, {"staleness_steps", "0 ... 1", "2"}},
       {[](SessionSpec& s) { s.layers.clear(); }, {"layers", "got 0"}},
       {[](SessionSpec& s) { s.layers[1].d_out = 0; }, {"layers[1]", "dec", "d_out", "got 0"}},
       {[](SessionSpec& s) { s.layers[0].d_in = kMaxDimension + 1; }, {"layers[0]", "d_in", "1048577"}},
@@ -116,7 +115,6 @@ TEST(SessionSpecTest, AcceptsWhatIsExactlyAtTheLimits) {
   spec.sketches = kMaxSketches;
   spec.warmup_steps = 0;
   spec.inv_freq = 1;
-  spec.staleness_steps = 1;
   spec.layers = {{std::string(512, 'x'), 1, 1, false}, {"big", kMaxDimension, kMaxDimension, true}};
   EXPECT_TRUE(ValidateSessionSpec(spec).ok()) << ValidateSessionSpec(spec);
 }
@@ -126,7 +124,6 @@ TEST(SessionSpecTest, TellsWhatWorkersWithFactorsMayHave) {
     std::function<void(SessionSpec&)> change;
     std::string problem;
   } cases[] = {
-      {[](SessionSpec& s) { s.staleness_steps = 1; }, "staleness_steps: expected 0 with exchange "},
       {[](SessionSpec& s) { s.on_shard_loss = ShardLossPolicy::kDegrade; },
        "on_shard_loss: expected WAIT with exchange "},
   };

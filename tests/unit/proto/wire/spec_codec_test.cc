@@ -24,7 +24,6 @@ SessionSpec FullSpec() {
   spec.sketches = 5;
   spec.inv_freq = 1;
   spec.warmup_steps = 0;
-  spec.staleness_steps = 1;
   spec.statistics_dtype = DType::kBF16;
   spec.gradient_dtype = DType::kF16;
   spec.method.name = "mkor";
@@ -105,7 +104,6 @@ TEST(SpecCodecTest, AbsentFieldsHaveTheDefaultsThatTheProtoGives) {
   EXPECT_EQ(spec->sketches, 6);  // ceil(16 / 3)
   EXPECT_EQ(spec->inv_freq, 10);
   EXPECT_EQ(spec->warmup_steps, 10);
-  EXPECT_EQ(spec->staleness_steps, 0);
   EXPECT_EQ(spec->statistics_dtype, DType::kF16);
   EXPECT_EQ(spec->gradient_dtype, DType::kF32);
   EXPECT_EQ(spec->on_shard_loss, ShardLossPolicy::kWait);

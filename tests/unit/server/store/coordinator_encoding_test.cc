@@ -68,7 +68,7 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
   const std::string layers =
       u64(2) + text("first") + u64(5) + u64(6) + u8(1) + text("second") + u64(1 << 20) + u64(1) + u8(0);
   const std::string spec = text("job") + u64(0xFEDCBA9876543210) + u32(3) + u8(2) + u8(2) + u32(2) + u32(20) + u32(30) +
-                           u32(1) + u8(3) + u8(2) + text("mkor") + options + config + layers;
+                           u32(0) + u8(3) + u8(2) + text("mkor") + options + config + layers;
   const std::string placement =
       u64(2) + text("shard0") + text("host-one:1") + u64(1) + u32(0) + text("shard1") + text("") + u64(1) + u32(1);
 
@@ -91,6 +91,14 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
                   .code(),
               absl::StatusCode::kDataLoss);
   }
+
+  std::string stale = spec;  // of a session that had a staleness
+  stale[stale.find(u32(30) + u32(0)) + 4] = 1;
+  const auto decoded =
+      DecodeCoordinatorRecord(kSessionRecord, u8(7) + u64(7) + stale + placement + membership + lease + u8(2) +
+                                                  layer_methods + shapes + u8(1) + access + delegates);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_TRUE(Same(*decoded, SampleSession(7)));
 
   SessionRecord alike = SampleSession(7);
   alike.spec.delegates.clear();

@@ -51,7 +51,6 @@ inline SessionSpec SampleSpec(const std::string& name = "job") {
   spec.sketches = 2;
   spec.inv_freq = 20;
   spec.warmup_steps = 30;
-  spec.staleness_steps = 1;
   spec.statistics_dtype = DType::kBF16;
   spec.gradient_dtype = DType::kF16;
   spec.method = {.name = "mkor", .options = {{"beta", 0.99}, {"exact", true}, {"form", std::string("a\0b", 3)}}};

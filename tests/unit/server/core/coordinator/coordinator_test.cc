@@ -91,7 +91,7 @@ TEST_F(CoordinatorTest, ChecksEverythingBeforeAskingShards) {
   EXPECT_EQ(coordinator->OpenSession(bad).status().code(), absl::StatusCode::kNotFound);
   bad = spec;
   bad.exchange = ExchangeMode::kReplay;
-  bad.staleness_steps = 1;
+  bad.on_shard_loss = ShardLossPolicy::kDegrade;
   EXPECT_EQ(coordinator->OpenSession(bad).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(shards[0]->installs + shards[1]->installs, 0);
   EXPECT_TRUE(coordinator->ListSessions().empty());
