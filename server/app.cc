@@ -394,7 +394,6 @@ class ServerApp final : public App {
     options.tenant_limits = {.sessions = config_.tenant_max_sessions, .bytes = config_.tenant_max_bytes};
     // With role `all` the shard's reservation has them.
     if (shard_ == nullptr) options.table_bytes = TableBytes(config_);
-    options.shard_loss_timeout = absl::Milliseconds(config_.shard_loss_ms);
     options.probe_interval = absl::Milliseconds(config_.reconcile_interval_ms);
     options.snapshot_interval_steps = static_cast<uint64_t>(config_.session_snapshot_steps);
     options.standby = !config_.etcd_endpoints.empty();

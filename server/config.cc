@@ -233,9 +233,6 @@ const std::vector<Option>& Options() {
                    "calls that one tenant of the access file may begin in a second; 0: any number"),
       NumberOption("reconcile_interval_ms", &C::reconcile_interval_ms, 10, kHour,
                    "pause of a coordinator between looks at what its shards hold"),
-      NumberOption(
-          "shard_loss_ms", &C::shard_loss_ms, 100, kHour,
-          "a shard silent for so long is lost to sessions that degrade; at least 5 times reconcile_interval_ms"),
       TextOption("metrics_listen", &C::metrics_listen, "address of the Prometheus port, host:port; empty: none"),
       TextOption("metrics_port_file", &C::metrics_port_file, "file to write the Prometheus port to"),
       ChoiceOption("log_format", &C::log_format, {"text", "json"}, "form of a log line"),
@@ -565,12 +562,6 @@ absl::Status CheckWhole(const ServerConfig& config) {
   if (config.role != ServerRole::kCoordinator && !config.shards.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "shards"), ": expected none with role ",
                                                    ServerRoleName(config.role), ", got ", config.shards.size()));
-  }
-  // A shard's lease lasts half of shard_loss_ms, and must last from one probe to the one after the next.
-  if (config.role != ServerRole::kShard && config.shard_loss_ms < 5 * config.reconcile_interval_ms) {
-    return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "shard_loss_ms"),
-                                                   ": expected at least 5 times reconcile_interval_ms, ",
-                                                   5 * config.reconcile_interval_ms, ", got ", config.shard_loss_ms));
   }
   const std::string& first = config.listen.front();
   const bool wildcard = absl::StartsWith(first, "0.0.0.0:") || absl::StartsWith(first, "[::]:");

@@ -50,7 +50,6 @@ struct ServerConfig {
   int64_t tenant_max_bytes = 0;     // 0 means no limit
   int64_t tenant_max_calls = 0;     // a second; 0 means no limit
   int64_t reconcile_interval_ms = 1000;
-  int64_t shard_loss_ms = 10000;
   std::string metrics_listen;
   std::string metrics_port_file;
   std::string log_format = "text";

@@ -136,9 +136,10 @@ class SilentShard final : public v1::ShardService::Service {
   void Release() { release_.set_value(); }
 
  private:
-  grpc::Status DescribeShard(grpc::ServerContext*, const v1::DescribeShardRequest* request,
+  grpc::Status DescribeShard(grpc::ServerContext* context, const v1::DescribeShardRequest*,
                              v1::DescribeShardResponse*) override {
-    ++(request->lease_ms() > 0 ? probes_ : calls_);
+    // A probe has a short deadline, other calls that of shard_timeout_ms.
+    ++(context->deadline() - std::chrono::system_clock::now() < std::chrono::minutes(1) ? probes_ : calls_);
     released_.wait_for(std::chrono::minutes(2));
     return {grpc::StatusCode::FAILED_PRECONDITION, "released"};
   }

@@ -74,18 +74,18 @@ void DrawFaults(Random& random, size_t kinds, Scenario& scenario) {
   }
 }
 
-// Shards that are lost permanently. No rank is lost, and no other shard forgets anything.
-void DrawShardLoss(Random& random, Scenario& scenario) {
+// Shards that come back with empty disks. No rank is lost, and no other shard forgets anything.
+void DrawForgetting(Random& random, Scenario& scenario) {
   using Loses = FaultKind::Loses;
   std::vector<PlannedFault>& faults = scenario.faults;
   const bool may = scenario.spec.exchange == ExchangeMode::kDelegate && scenario.shards > 1 && scenario.horizon_us > 0;
   const bool ranks = std::any_of(faults.begin(), faults.end(),
                                  [](const PlannedFault& fault) { return fault.kind->loses == Loses::kRank; });
   if (!may || ranks || !random.Chance(0.7)) return;
-  scenario.spec.on_shard_loss = ShardLossPolicy::kDegrade;
+  scenario.forgets = scenario.repeatable = true;
   std::erase_if(faults, [](const PlannedFault& fault) { return fault.kind->loses == Loses::kShard; });
   for (int64_t i = random.Between(1, 3); i > 0; --i) {
-    faults.push_back({.at_us = random.Between(0, scenario.horizon_us), .kind = &LosesAShard()});
+    faults.push_back({.at_us = random.Between(0, scenario.horizon_us), .kind = &ForgetsAShard()});
   }
 }
 
@@ -96,7 +96,7 @@ void DrawRendezvous(Random& random, Scenario& scenario) {
   std::vector<PlannedFault>& faults = scenario.faults;
   const auto goes_back = [](const FaultKind& kind) { return std::string(kind.name) == "roll_back_rank"; };
   const bool may =
-      scenario.spec.on_shard_loss == ShardLossPolicy::kWait && !faults.empty() &&
+      !scenario.forgets && !faults.empty() &&
       std::none_of(faults.begin(), faults.end(), [&](const auto& fault) { return goes_back(*fault.kind); });
   if (!may || !random.Chance(0.3)) return;
   std::vector<const FaultKind*> losing;
@@ -111,7 +111,7 @@ void DrawRendezvous(Random& random, Scenario& scenario) {
 
 // Workers that have the factors themselves: they can neither lag behind nor do without a shard.
 void DrawWorkersWithFactors(Random& random, Scenario& scenario) {
-  if (scenario.spec.on_shard_loss == ShardLossPolicy::kDegrade || !random.Chance(0.4)) return;
+  if (scenario.forgets || !random.Chance(0.4)) return;
   scenario.spec.exchange = random.Chance(0.5) ? ExchangeMode::kReplay : ExchangeMode::kPullFactors;
 }
 
@@ -143,8 +143,7 @@ void DrawEnds(Random& random, Scenario& scenario) {
   std::vector<PlannedFault>& faults = scenario.faults;
   const bool ranks = std::any_of(faults.begin(), faults.end(),
                                  [](const PlannedFault& fault) { return fault.kind->loses == Loses::kRank; });
-  const bool degrades = scenario.spec.on_shard_loss == ShardLossPolicy::kDegrade;
-  if (scenario.horizon_us == 0 || (ranks && !scenario.meets) || degrades) return;
+  if (scenario.horizon_us == 0 || (ranks && !scenario.meets) || scenario.forgets) return;
   for (const FaultKind* kind : {&DrainsAShard(), &KillsAShardThatWrites()}) {
     if (!random.Chance(0.3)) continue;
     for (int64_t i = random.Between(1, 3); i > 0; --i) {
@@ -175,7 +174,7 @@ Scenario MakeScenario(uint64_t seed, PlantedBug bug, size_t kinds) {
   if (!random.Chance(0.125)) DrawFaults(random, kinds, scenario);
   // Down to where payloads wait for each other's acknowledgements.
   scenario.credit_bytes = random.Chance(0.5) ? 1 << 20 : static_cast<uint64_t>(random.Between(1, 100));
-  if (kinds > FaultKinds().size()) DrawShardLoss(random, scenario);
+  if (kinds > FaultKinds().size()) DrawForgetting(random, scenario);
   if (kinds > FaultKinds().size() + 1) DrawRendezvous(random, scenario);
   if (kinds > FaultKinds().size() + 2) DrawWorkersWithFactors(random, scenario);
   if (kinds > FaultKinds().size() + 3) DrawParts(random, scenario);

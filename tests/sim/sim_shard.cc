@@ -88,14 +88,11 @@ void SimShard::MakeWitnesses(const SessionInstall& install) {
   }
 }
 
-void SimShard::Vanish() {
-  world_.trace().Note([&] { return process_.name() + " vanishes"; });
-  process_.Kill();
-  End();
-  disk_.Lose(Loss::kProcess);
+void SimShard::Forget(int64_t down_us) {
+  if (!process_.up()) return;
+  Die(Loss::kProcess, /*losing=*/true, down_us);
   disk_.Replace();
-  owned_.clear();
-  witnesses_.clear();
+  fences_may_be_lost_ = true;
 }
 
 void SimShard::End() {

@@ -263,14 +263,11 @@ absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec,
   return plan;
 }
 
-absl::Status Coordinator::InstallOnShards(const std::vector<SessionInstall>& installs,
-                                          std::optional<size_t>* failed) const {
+absl::Status Coordinator::InstallOnShards(const std::vector<SessionInstall>& installs) const {
   for (size_t s = 0; s < installs.size(); ++s) {
     if (installs[s].layers.empty()) continue;
-    PRECONDOR_RETURN_IF_ERROR(CheckAnswers(installs[s].spec, s));
     const absl::Status status = shards_[s].control->Install(installs[s]).status();
     if (!status.ok()) {
-      if (failed != nullptr) *failed = s;
       return AddContext(status, absl::StrCat("session \"", installs[s].spec.name, "\", shard ", shards_[s].address));
     }
   }
@@ -322,10 +319,8 @@ absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name, const Ses
   absl::Status first;
   for (size_t s = 0; s < shards_.size(); ++s) {
     const bool has_layers = !ends->placement().shards()[s].layers.empty();
-    // Skips a silent shard that has no layers of the session any longer, or is lost: Reconcile tells it when it
-    // answers.
-    const bool degrades = ends->spec().on_shard_loss == ShardLossPolicy::kDegrade;
-    if (watch_.IsSilent(s) && (!has_layers || (degrades && watch_.IsLost(s, clock_.Now())))) continue;
+    // Skips a silent shard that has no layers of the session: Reconcile tells it when it answers.
+    if (watch_.IsSilent(s) && !has_layers) continue;
     // All other shards are asked, so that one that fails does not keep the memory of the others reserved.
     absl::Status removed = RemoveEnding(ends->id(), s);
     if (first.ok() && has_layers) first = std::move(removed);

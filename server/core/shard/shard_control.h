@@ -47,15 +47,6 @@ struct ShardDescription {
   std::vector<DeviceUse> devices;  // empty: a single device with the bytes above
   std::vector<MeasuredCost> costs;
   std::vector<HeldSession> sessions;
-  absl::Time shard_time = absl::InfinitePast();  // on the shard's monotonic clock; see ShardLease
-};
-
-// Permits a shard to answer sessions with on_shard_loss DEGRADE for `duration` after `from`. `from` is the shard's own
-// time in an earlier answer, which the coordinator has received. So a probe that is read late, for example because the
-// process was suspended, never permits answers after the coordinator may move the shard's layers to others.
-struct ShardLease {
-  absl::Time from = absl::InfinitePast();
-  absl::Duration duration = absl::ZeroDuration();
 };
 
 struct Member {
@@ -130,8 +121,8 @@ class ShardControl {
   // Describe asks. It may differ from the one before a restart.
   virtual std::string own_address() const { return ""; }
   virtual absl::StatusOr<ShardDescription> Describe() = 0;
-  // Like Describe, for checking whether the shard is alive: has a short deadline, and grants the lease.
-  virtual absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) { return Describe(); }
+  // Like Describe, for checking whether the shard is alive: has a short deadline.
+  virtual absl::StatusOr<ShardDescription> Probe() { return Describe(); }
   // Installs the session: reserves memory for its layers and accepts frames of the epoch. Returns the bytes reserved.
   // An install with the current epoch adds members and changes nothing else. A greater epoch replaces the membership
   // and may change the set of layers; layers that stay keep their factors. A session in quarantine is restored first.
