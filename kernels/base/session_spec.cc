@@ -156,15 +156,6 @@ absl::Status CheckDelegates(const SessionSpec& spec) {
   return absl::OkStatus();
 }
 
-// Checks the restrictions of a session whose workers keep factors.
-absl::Status CheckLocalFactors(const SessionSpec& spec) {
-  const std::string with = absl::StrCat(" with exchange ", ExchangeModeName(spec.exchange));
-  if (spec.on_shard_loss != ShardLossPolicy::kWait) {
-    return Invalid("on_shard_loss", absl::StrCat("WAIT", with), ShardLossPolicyName(spec.on_shard_loss));
-  }
-  return absl::OkStatus();
-}
-
 std::string LayerMethodsDifference(const SessionSpec& have, const SessionSpec& want) {
   for (size_t layer = 0; layer < have.layers.size(); ++layer) {
     const auto text = [layer](const SessionSpec& spec) {
@@ -191,11 +182,9 @@ absl::Status ValidateSessionSpec(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("statistics_dtype", spec.statistics_dtype, DType::kBF16));
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("gradient_dtype", spec.gradient_dtype, DType::kBF16));
   PRECONDOR_RETURN_IF_ERROR(ValidateFallbackConfig(spec.fallback));
-  PRECONDOR_RETURN_IF_ERROR(CheckEnum("on_shard_loss", spec.on_shard_loss, ShardLossPolicy::kDegrade));
   PRECONDOR_RETURN_IF_ERROR(CheckLayers(spec.layers));
   PRECONDOR_RETURN_IF_ERROR(CheckLayerMethods(spec));
-  PRECONDOR_RETURN_IF_ERROR(CheckDelegates(spec));
-  return WorkersPrecondition(spec) ? CheckLocalFactors(spec) : absl::OkStatus();
+  return CheckDelegates(spec);
 }
 
 std::vector<int64_t> TensorDims(const LayerSpec& layer) {
@@ -224,7 +213,6 @@ std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want)
   if (difference.empty() && !(have.fallback == want.fallback)) {
     difference = absl::StrCat("fallback.", DescribeDifference(have.fallback, want.fallback));
   }
-  compare("on_shard_loss", have.on_shard_loss, want.on_shard_loss, ShardLossPolicyName);
   if (difference.empty()) difference = LayersDifference(have.layers, want.layers);
   if (difference.empty()) difference = LayerMethodsDifference(have, want);
   compare("delegates", have.delegates, want.delegates,
@@ -315,16 +303,6 @@ absl::string_view StatisticsKindName(StatisticsKind kind) {
       return "SIGNED";
     case StatisticsKind::kCovariance:
       return "COVARIANCE";
-  }
-  return "UNKNOWN";
-}
-
-absl::string_view ShardLossPolicyName(ShardLossPolicy policy) {
-  switch (policy) {
-    case ShardLossPolicy::kWait:
-      return "WAIT";
-    case ShardLossPolicy::kDegrade:
-      return "DEGRADE";
   }
   return "UNKNOWN";
 }

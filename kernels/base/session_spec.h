@@ -24,10 +24,6 @@ enum class ExchangeMode : uint8_t { kDirect = 1, kDelegate = 2, kPullFactors = 3
 // What workers send as statistics. kCovariance: each side is the mean of x x' over the worker's rows or, if that is
 // smaller, the rows themselves; only for methods with StatisticsForm::kCovariances (kernels/base/method_traits.h).
 enum class StatisticsKind : uint8_t { kMean = 1, kPerWorkerMean = 2, kSigned = 3, kCovariance = 4 };
-// What happens to a session when a shard is lost. kWait: the job waits until the shard is back and then continues with
-// its factors. kDegrade: the job waits until the loss is detected; then the shard's layers start on other shards with
-// fresh factors.
-enum class ShardLossPolicy : uint8_t { kWait = 1, kDegrade = 2 };
 // The decision of a sealed plan for one (epoch, step, layer). kSkip: a contributor had no usable gradient (AMP skip or
 // non-finite), so no worker gets one and every replica skips the step.
 enum class Decision : uint8_t { kPreconditioned = 1, kIdentity = 2, kSkip = 3 };
@@ -74,7 +70,6 @@ struct SessionSpec {
   DType gradient_dtype = DType::kF32;
   MethodConfig method;
   FallbackConfig fallback;
-  ShardLossPolicy on_shard_loss = ShardLossPolicy::kWait;
   std::vector<LayerSpec> layers;
   std::vector<LayerMethod> layer_methods = {};  // exceptions to `method` and `statistics`; each layer in at most one
   std::vector<uint32_t> delegates = {};         // see DelegateRank
@@ -138,7 +133,6 @@ int32_t DelegateRank(const SessionSpec& spec, int64_t layer);
 absl::string_view ModeName(Mode mode);
 absl::string_view ExchangeModeName(ExchangeMode exchange);
 absl::string_view StatisticsKindName(StatisticsKind kind);
-absl::string_view ShardLossPolicyName(ShardLossPolicy policy);
 absl::string_view DecisionName(Decision decision);
 
 }  // namespace precondor

@@ -73,8 +73,9 @@ class Outbox {
   Item Finish(const ContributionId& id, Item kept, uint64_t factor_version);
   // Returns a copy that owns its bytes and completes no caller's future.
   static Item CopyToKeep(const Contribution& item);
-  // Whether answered gradients are kept: the shard restarts with its memory. A shard that loses its factors cannot repeat an answer, so its gradients are not worth their memory. True before the first
-  // stream, when this is unknown. Statistics are always kept.
+  // Whether answered gradients are kept: the shard restarts with its memory. A shard that loses its factors cannot
+  // repeat an answer, so its gradients are not worth their memory. True before the first stream, when this is unknown.
+  // Statistics are always kept.
   bool keeps_gradients() const { return shard_generation_ != 0 || !started_before_; }
   Item Remove(const ContributionId& id);
   // True if the outbox holds this contribution, and not a later one with its id.

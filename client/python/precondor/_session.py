@@ -74,7 +74,6 @@ class SessionSpec:
         inv_freq, warmup_steps: Statistics are sent at steps below warmup_steps and at multiples of inv_freq.
         statistics_dtype, gradient_dtype: Types on the wire: "f32", "f16" or "bf16".
         fallback: Options of the fallback to first order, e.g. {"policy": "LOSS_RATE"}; docs/use/methods/mkor_h.md.
-        on_shard_loss: "WAIT" (for the shard) or "DEGRADE" (its layers move to other shards).
         layer_methods: Layers with another method or other statistics.
         delegates: DELEGATE: the rank that sends each layer's gradient. Empty: rank layer % world_size, unless the servers
             choose by Client.rank_devices; Worker.spec then has them.
@@ -93,7 +92,6 @@ class SessionSpec:
     statistics_dtype: str = "f16"
     gradient_dtype: str = "f32"
     fallback: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    on_shard_loss: str = "WAIT"
     layer_methods: Sequence[LayerMethod] = ()
     delegates: Sequence[int] = ()
 

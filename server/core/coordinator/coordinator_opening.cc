@@ -44,19 +44,6 @@ std::vector<std::pair<const Method*, std::string>> Warnings(const SessionSpec& s
   return warnings;
 }
 
-absl::Status CheckServed(const SessionSpec& spec) {
-  // If a shard is lost when only some ranks have its answer to a step, the shard that takes over would give the others
-  // a different one. In DELEGATE a single rank asks for each layer.
-  if (spec.on_shard_loss == ShardLossPolicy::kDegrade && GradientContributors(spec) > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("session \"", spec.name, "\": on_shard_loss DEGRADE with exchange ",
-                     ExchangeModeName(spec.exchange), " and world_size ", spec.world_size,
-                     ": ranks could get different answers to the step in which a shard is lost; ",
-                     "expected exchange DELEGATE, or on_shard_loss WAIT"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckRankDevices(const SessionSpec& spec, absl::Span<const std::string> rank_devices) {
   constexpr size_t kMostBytes = 64;
   if (!rank_devices.empty() && rank_devices.size() != static_cast<size_t>(spec.world_size)) {
@@ -82,7 +69,6 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, con
   PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec));
   PRECONDOR_RETURN_IF_ERROR(CheckRankDevices(spec, rank_devices));
-  PRECONDOR_RETURN_IF_ERROR(CheckServed(spec));
   PRECONDOR_RETURN_IF_ERROR(MethodSet::Make(spec, options_.make_method).status());
   if (spec.fallback.policy != FallbackPolicy::kNever) {
     const std::string why = WhyNoFirstOrder(spec);

@@ -94,8 +94,7 @@ void Coordinator::CloseRemoved() {
 absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {
   const absl::Time sent = clock_.Now();
   absl::StatusOr<ShardDescription> description = shards_[shard].control->Probe();
-  const bool changed = description.ok() ? watch_.NoteAnswer(shard, clock_.Now())
-                                        : watch_.NoteSilence(shard, sent);
+  const bool changed = description.ok() ? watch_.NoteAnswer(shard, clock_.Now()) : watch_.NoteSilence(shard, sent);
   if (changed) ReportReachability(shard, description.status());
   return description;
 }

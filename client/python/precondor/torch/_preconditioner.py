@@ -91,7 +91,6 @@ class Preconditioner:
         statistics_dtype: str = "f16",
         gradient_dtype: str = "f32",
         fallback: Optional[Mapping[str, Any]] = None,
-        on_shard_loss: str = "WAIT",
         connect_timeout: float = 10.0,
         rpc_timeout: float = 30.0,
         result_timeout: float = 120.0,
@@ -163,7 +162,7 @@ class Preconditioner:
             seed=seed, exchange=exchange or ("DELEGATE" if self._ddp or sharded or (servers.delegate and not overlap) else "DIRECT"),
             statistics=statistics_of(method, statistics), sketches=sketches, inv_freq=inv_freq,
             warmup_steps=warmup_steps, statistics_dtype=statistics_dtype,
-            gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
+            gradient_dtype=gradient_dtype, fallback=dict(fallback or {}),
             layer_methods=_layers.exceptions([slot.layer for slot in self._slots], self._recipe.layer_methods(layer_methods, chosen),
                                              statistics, chosen.by_gradient))
         check_options(self._spec, sharded=sharded, overlap=overlap, several=self._ddp or self._group.size > 1)
