@@ -53,15 +53,11 @@ void ShardDataPlane::Reject(const ContributionHeader& header, const absl::Status
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardDataPlane::FindFor(const AdmittedContribution& contribution) const {
   const ContributionKey& key = contribution.header().key;
   PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, sessions_.Find(key.session_id));
-  const SessionSpec& spec = session->spec();
   if (!contribution.IsFor(session->shared_context())) {
     return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
-                          absl::StrCat(DescribeKey(spec, key), ": the session has been installed again"));
+                          absl::StrCat(DescribeKey(session->spec(), key), ": the session has been installed again"));
   }
-  if (session->layer(key.layer) != nullptr) return session;
-  return ReasonedStatus(
-      absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
-      absl::StrCat(DescribeKey(spec, key), ": expected epoch ", session->holders().epoch(), ", got ", key.epoch));
+  return session;
 }
 
 void ShardDataPlane::Submit(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result) {
