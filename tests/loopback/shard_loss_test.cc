@@ -110,7 +110,7 @@ class Job {
     std::vector<PreconditionFuture> futures(kLayers);
     for (const size_t layer : layers) {
       const int64_t index = static_cast<int64_t>(layer);
-      if (worker.NeedsStatistics(step)) {
+      if (worker.NeedsStatistics(step, index)) {
         const std::vector<float> a(kCols, 0.5f + static_cast<float>(rank)), g(kRows, 1.0f);
         PRECONDOR_RETURN_IF_ERROR(worker.SendStatistics(step, index, ConstMatrixView(a.data(), 1, kCols),
                                                         ConstMatrixView(g.data(), 1, kRows), 1));
@@ -118,7 +118,7 @@ class Job {
       if (!worker.SendsGradient(index)) continue;
       answers[layer] = ToSend(step, layer, rank);
       const MatrixView view(answers[layer].data(), kRows, kCols);
-      futures[layer] = worker.Precondition(step, index, view, view, 1);
+      futures[layer] = worker.Precondition(step, index, {view, view}, 1);
     }
     if (sent) sent();
     absl::Status status;
@@ -212,7 +212,7 @@ TEST_F(ShardLossTest, TheJobGoesOnWithFreshFactorsAndEqualWeights) {
   job.Kill(1);
   job.Run(7, 20);
   ExpectEqualWeights(job);
-  for (uint32_t rank = 0; rank < kWorkers; ++rank) EXPECT_EQ(job.workers[rank]->epoch(), 2u);
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) EXPECT_EQ(job.workers[rank]->status().epoch, 2u);
   for (size_t layer = 0; layer < kLayers; ++layer) {
     ASSERT_EQ(job.decisions[layer].size(), 20u);
     const bool lost = layer % 3 == 1;
@@ -242,7 +242,7 @@ TEST_F(ShardLossTest, WhatTheShardHadTakenInIsSentAgain) {
     job.RunStep(rank, 8, [&] { sent += rank == 0 ? 0 : 1; });
     ASSERT_TRUE(job.workers[rank]->ReportStep(8, 1.0, 1, true, 0.1).ok());
   });
-  for (uint32_t rank = 0; rank < kWorkers; ++rank) EXPECT_EQ(job.workers[rank]->epoch(), 2u);
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) EXPECT_EQ(job.workers[rank]->status().epoch, 2u);
   for (const size_t layer : {1, 4}) EXPECT_EQ(job.decisions[layer].back(), Decision::kPreconditioned);
   job.Run(9, 12);
   ExpectEqualWeights(job);

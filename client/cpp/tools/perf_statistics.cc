@@ -130,7 +130,7 @@ class Run final : public PerfSteps {
 
   // Precondition: the session is open. All workers send the same number of bytes.
   int64_t sent_bytes() const override {
-    return static_cast<int64_t>(workers_.size()) * workers_[0]->traffic().statistics_bytes;
+    return static_cast<int64_t>(workers_.size()) * workers_[0]->status().traffic.statistics_bytes;
   }
 
  private:

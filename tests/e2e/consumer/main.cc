@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
   if (!status.ok()) return Fail("statistics", status);
 
   const precondor::MatrixView view(gradient.data(), kOut, kIn);
-  const auto result = (*worker)->Precondition(0, 0, view, view, 2).Wait();
+  const auto result = (*worker)->Precondition(0, 0, {view, view}, 2).Wait();
   if (!result.ok()) return Fail("precondition", result.status());
   if (result->decision != precondor::Decision::kPreconditioned) return Fail("not preconditioned", absl::OkStatus());
   const auto optimizer = precondor::MakeOptimizer({.name = "sgd"});
