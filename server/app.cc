@@ -242,10 +242,6 @@ class ServerApp final : public App {
     options.advertise_address = config_.advertise;
     options.capacity_bytes = SessionCapacity(config_, backends_, logger_);
     options.window_steps = static_cast<int>(config_.window_steps);
-    if (config_.statistics_deadline_ms > 0) {
-      options.statistics_deadline = absl::Milliseconds(config_.statistics_deadline_ms);
-    }
-    options.quorum = config_.quorum;
     if (!config_.data_dir.empty()) {
       shard_store_ = std::make_unique<recovery::ShardStore>(
           disk_, config_.data_dir, recovery::ShardLogOptions(), clock_, logger_, metrics_,
@@ -398,7 +394,6 @@ class ServerApp final : public App {
     options.tenant_limits = {.sessions = config_.tenant_max_sessions, .bytes = config_.tenant_max_bytes};
     // With role `all` the shard's reservation has them.
     if (shard_ == nullptr) options.table_bytes = TableBytes(config_);
-    options.shard_loss_timeout = absl::Milliseconds(config_.shard_loss_ms);
     options.probe_interval = absl::Milliseconds(config_.reconcile_interval_ms);
     options.snapshot_interval_steps = static_cast<uint64_t>(config_.session_snapshot_steps);
     options.standby = !config_.etcd_endpoints.empty();
@@ -507,11 +502,6 @@ class ServerApp final : public App {
   }
 
   void StartPeriodicWork() {
-    if (shard_ != nullptr && config_.statistics_deadline_ms > 0) {
-      // A seal is late by at most a quarter of the deadline.
-      const int64_t pause = std::max<int64_t>(1, config_.statistics_deadline_ms / 4);
-      timers_.Start("seal-overdue", absl::Milliseconds(pause), [this] { shard_->upkeep().SealOverdue(); });
-    }
     if (shard_store_ != nullptr) {
       timers_.Start("flush-factors", absl::Milliseconds(500), [this] {
         shard_->upkeep().FreeReleasedFactors();

@@ -338,12 +338,6 @@ absl::Status CheckWhole(const ServerConfig& config) {
     return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "shards"), ": expected none with role ",
                                                    ServerRoleName(config.role), ", got ", config.shards.size()));
   }
-  // A shard's lease lasts half of shard_loss_ms, and must last from one probe to the one after the next.
-  if (config.role != ServerRole::kShard && config.shard_loss_ms < 5 * config.reconcile_interval_ms) {
-    return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "shard_loss_ms"),
-                                                   ": expected at least 5 times reconcile_interval_ms, ",
-                                                   5 * config.reconcile_interval_ms, ", got ", config.shard_loss_ms));
-  }
   const std::string& first = config.listen.front();
   const bool wildcard = absl::StartsWith(first, "0.0.0.0:") || absl::StartsWith(first, "[::]:");
   if (config.role == ServerRole::kAll && wildcard && config.advertise.empty()) {

@@ -36,8 +36,6 @@ struct ServerConfig {
   std::string token_file;
   int64_t memory_limit_bytes = int64_t{8} << 30;
   int64_t window_steps = 2;
-  int64_t statistics_deadline_ms = 0;
-  double quorum = 1.0;
   int64_t slow_worker_ms = 30000;
   std::string data_dir;
   int64_t snapshot_interval_steps = 1000;
@@ -52,7 +50,6 @@ struct ServerConfig {
   int64_t tenant_max_bytes = 0;     // 0 means no limit
   int64_t tenant_max_calls = 0;     // a second; 0 means no limit
   int64_t reconcile_interval_ms = 1000;
-  int64_t shard_loss_ms = 10000;
   std::string metrics_listen;
   std::string metrics_port_file;
   std::string log_format = "text";

@@ -78,13 +78,12 @@ Option NumberOption(std::string name, int64_t ServerConfig::*field, int64_t low,
 }
 
 // The printed text has enough digits to give the number back.
-Option FractionOption(std::string name, double ServerConfig::*field, std::string help, bool zero = false) {
+Option FractionOption(std::string name, double ServerConfig::*field, std::string help) {
   return {std::move(name), "FRACTION", std::move(help),
-          [field, zero](ServerConfig& config, absl::string_view text) {
+          [field](ServerConfig& config, absl::string_view text) {
             double number = 0;
-            if (!absl::SimpleAtod(text, &number) || !(number > 0 || (zero && number == 0)) || number > 1) {
-              return Expected(zero ? "a number in 0 ... 1" : "a number above 0 and at most 1");
-            }
+            if (!absl::SimpleAtod(text, &number) || !(number >= 0 && number <= 1))
+              return Expected("a number in 0 ... 1");
             config.*field = number;
             return absl::OkStatus();
           },
@@ -239,11 +238,6 @@ std::vector<Option> StepOptions() {
                   "A coordinator lets workers begin this many steps beyond the last reported step."),
       TimeOption("slow_worker_ms", &C::slow_worker_ms, 0,
                  "Log and metrics name the workers that a step has waited for this long. 0 means never."),
-      TimeOption("statistics_deadline_ms", &C::statistics_deadline_ms, 0,
-                 "A step waits this long for statistics after its gradients are complete, then skips the update. 0 "
-                 "means no limit."),
-      FractionOption("quorum", &C::quorum,
-                     "The update needs statistics of this fraction of the workers at --statistics-deadline-ms."),
   };
 }
 
@@ -278,10 +272,6 @@ std::vector<Option> ShardCallOptions() {
       TimeOption("reconcile_interval_ms", &C::reconcile_interval_ms, 10,
                  "A coordinator checks what its shards hold after each such pause."),
       TimeOption("shard_timeout_ms", &C::shard_timeout_ms, 1, "A coordinator's call to a shard fails after this time."),
-      TimeOption(
-          "shard_loss_ms", &C::shard_loss_ms, 100,
-          "A session with on_shard_loss DEGRADE treats a shard as lost after this much silence, at least 5 times "
-          "--reconcile-interval-ms."),
   };
 }
 
@@ -311,8 +301,7 @@ std::vector<Option> ObservationOptions() {
                  "The collector at this address, such as http://localhost:4318, gets spans as OTLP/HTTP in JSON. "
                  "Without it, the server makes no spans."),
       FractionOption("trace_ratio", &C::trace_ratio,
-                     "This fraction of the training steps has spans. All servers of a deployment need one value.",
-                     /*zero=*/true),
+                     "This fraction of the training steps has spans. All servers of a deployment need one value."),
       TimeOption("drain_deadline_ms", &C::drain_deadline_ms, 0,
                  "The server waits this long for work in flight after SIGTERM."),
   };

@@ -37,9 +37,6 @@ class LocalShard final : public ShardControl {
   absl::StatusOr<ShardDescription> Describe() override {
     return Addressed(Call([&] { return shard_.Describe(); }));
   }
-  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override {
-    return Addressed(Call([&] { return shard_.Probe(lease); }));
-  }
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
     return Call([&] { return shard_.Install(install); });
   }

@@ -145,7 +145,6 @@ TRAINING_JOB = dashboard("precondor-training-job", "Precondor: training job", [T
         panel("Ranks that lag", "none", (f"precondor_lagging_workers{{{JOB_SHARD}}}", "{{instance}} ranks"),
               (f"precondor_lagging_rank_number{{{JOB_SHARD}}}", "{{instance}} lowest rank, -1: none"), width=12)]),
     ("Recovery", [panel("Recovery", "none", (f"sum(precondor_updates_lost_total{{{JOB_SHARD}}})", "updates lost"),
-                        (f"sum(precondor_moved_layers_total{{{JOB}}})", "layers moved"),
                         (f"sum(precondor_mode_changes_total{{{JOB}}})", "changes of mode"), width=24)]),
     ("Snapshots", [
         panel("Age of the last snapshot", "s", (

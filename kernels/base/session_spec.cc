@@ -156,16 +156,6 @@ absl::Status CheckDelegates(const SessionSpec& spec) {
   return absl::OkStatus();
 }
 
-// Checks the restrictions of a session whose workers keep factors.
-absl::Status CheckLocalFactors(const SessionSpec& spec) {
-  const std::string with = absl::StrCat(" with exchange ", ExchangeModeName(spec.exchange));
-  if (spec.staleness_steps != 0) return Invalid("staleness_steps", absl::StrCat("0", with), spec.staleness_steps);
-  if (spec.on_shard_loss != ShardLossPolicy::kWait) {
-    return Invalid("on_shard_loss", absl::StrCat("WAIT", with), ShardLossPolicyName(spec.on_shard_loss));
-  }
-  return absl::OkStatus();
-}
-
 std::string LayerMethodsDifference(const SessionSpec& have, const SessionSpec& want) {
   for (size_t layer = 0; layer < have.layers.size(); ++layer) {
     const auto text = [layer](const SessionSpec& spec) {
@@ -189,15 +179,12 @@ absl::Status ValidateSessionSpec(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(CheckRange("sketches", spec.sketches, 0, kMaxSketches));
   PRECONDOR_RETURN_IF_ERROR(CheckRange("inv_freq", spec.inv_freq, 1, 1 << 30));
   PRECONDOR_RETURN_IF_ERROR(CheckRange("warmup_steps", spec.warmup_steps, 0, 1 << 30));
-  PRECONDOR_RETURN_IF_ERROR(CheckRange("staleness_steps", spec.staleness_steps, 0, 1));
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("statistics_dtype", spec.statistics_dtype, DType::kBF16));
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("gradient_dtype", spec.gradient_dtype, DType::kBF16));
   PRECONDOR_RETURN_IF_ERROR(ValidateFallbackConfig(spec.fallback));
-  PRECONDOR_RETURN_IF_ERROR(CheckEnum("on_shard_loss", spec.on_shard_loss, ShardLossPolicy::kDegrade));
   PRECONDOR_RETURN_IF_ERROR(CheckLayers(spec.layers));
   PRECONDOR_RETURN_IF_ERROR(CheckLayerMethods(spec));
-  PRECONDOR_RETURN_IF_ERROR(CheckDelegates(spec));
-  return WorkersPrecondition(spec) ? CheckLocalFactors(spec) : absl::OkStatus();
+  return CheckDelegates(spec);
 }
 
 std::vector<int64_t> TensorDims(const LayerSpec& layer) {
@@ -220,14 +207,12 @@ std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want)
   compare("sketches", have.sketches, want.sketches, plain);
   compare("inv_freq", have.inv_freq, want.inv_freq, plain);
   compare("warmup_steps", have.warmup_steps, want.warmup_steps, plain);
-  compare("staleness_steps", have.staleness_steps, want.staleness_steps, plain);
   compare("statistics_dtype", have.statistics_dtype, want.statistics_dtype, DTypeName);
   compare("gradient_dtype", have.gradient_dtype, want.gradient_dtype, DTypeName);
   compare("method", have.method, want.method, MethodText);
   if (difference.empty() && !(have.fallback == want.fallback)) {
     difference = absl::StrCat("fallback.", DescribeDifference(have.fallback, want.fallback));
   }
-  compare("on_shard_loss", have.on_shard_loss, want.on_shard_loss, ShardLossPolicyName);
   if (difference.empty()) difference = LayersDifference(have.layers, want.layers);
   if (difference.empty()) difference = LayerMethodsDifference(have, want);
   compare("delegates", have.delegates, want.delegates,
@@ -277,6 +262,14 @@ int64_t VectorsPerWorker(const SessionSpec& spec, int64_t layer) {
   return kind == StatisticsKind::kSigned ? SketchesPerWorker(spec) : 1;
 }
 
+int64_t StatisticsElements(const SessionSpec& spec, int64_t layer) {
+  const LayerSpec& shape = spec.layers[static_cast<size_t>(layer)];
+  if (StatisticsOf(spec, layer) == StatisticsKind::kCovariance) {
+    return PackedElements(shape.d_in) + PackedElements(shape.d_out);
+  }
+  return VectorsPerWorker(spec, layer) * (shape.d_in + shape.d_out);
+}
+
 int64_t VectorsPerStep(const SessionSpec& spec, int64_t layer) {
   const StatisticsKind kind = StatisticsOf(spec, layer);
   if (kind == StatisticsKind::kMean) return 1;
@@ -318,16 +311,6 @@ absl::string_view StatisticsKindName(StatisticsKind kind) {
       return "SIGNED";
     case StatisticsKind::kCovariance:
       return "COVARIANCE";
-  }
-  return "UNKNOWN";
-}
-
-absl::string_view ShardLossPolicyName(ShardLossPolicy policy) {
-  switch (policy) {
-    case ShardLossPolicy::kWait:
-      return "WAIT";
-    case ShardLossPolicy::kDegrade:
-      return "DEGRADE";
   }
   return "UNKNOWN";
 }

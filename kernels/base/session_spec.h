@@ -24,10 +24,6 @@ enum class ExchangeMode : uint8_t { kDirect = 1, kDelegate = 2, kPullFactors = 3
 // What workers send as statistics. kCovariance: each side is the mean of x x' over the worker's rows or, if that is
 // smaller, the rows themselves; only for methods with StatisticsForm::kCovariances (kernels/base/method_traits.h).
 enum class StatisticsKind : uint8_t { kMean = 1, kPerWorkerMean = 2, kSigned = 3, kCovariance = 4 };
-// What happens to a session when a shard is lost. kWait: the job waits until the shard is back and then continues with
-// its factors. kDegrade: the job waits until the loss is detected; then the shard's layers start on other shards with
-// fresh factors.
-enum class ShardLossPolicy : uint8_t { kWait = 1, kDegrade = 2 };
 // The decision of a sealed plan for one (epoch, step, layer). kSkip: a contributor had no usable gradient (AMP skip or
 // non-finite), so no worker gets one and every replica skips the step.
 enum class Decision : uint8_t { kPreconditioned = 1, kIdentity = 2, kSkip = 3 };
@@ -70,12 +66,10 @@ struct SessionSpec {
   int32_t sketches = 0;   // q per worker, 1 ... 16; 0 means ceil(16 / world_size). SIGNED only
   int32_t inv_freq = 10;  // statistic steps: step % inv_freq == 0 or step < warmup_steps
   int32_t warmup_steps = 10;
-  int32_t staleness_steps = 0;  // 0: a step uses its own statistics; 1: those of earlier steps
   DType statistics_dtype = DType::kF16;
   DType gradient_dtype = DType::kF32;
   MethodConfig method;
   FallbackConfig fallback;
-  ShardLossPolicy on_shard_loss = ShardLossPolicy::kWait;
   std::vector<LayerSpec> layers;
   std::vector<LayerMethod> layer_methods = {};  // exceptions to `method` and `statistics`; each layer in at most one
   std::vector<uint32_t> delegates = {};         // see DelegateRank
@@ -131,6 +125,10 @@ int64_t VectorsPerStep(const SessionSpec& spec, int64_t layer);
 inline int64_t PackedElements(int64_t d) { return d * (d + 1) / 2; }
 inline int64_t MaxRows(int64_t d) { return (PackedElements(d) - 1) / d; }
 
+// Returns the number of elements of one worker's statistics of a layer at a statistic step: VectorsPerWorker (d_in +
+// d_out), or the maximum for COVARIANCE, of which few samples are sent as rows.
+int64_t StatisticsElements(const SessionSpec& spec, int64_t layer);
+
 // Returns the rank that sends the gradient of layer `layer` in DELEGATE: its entry in `delegates`, or layer %
 // world_size if there are none. A session keeps its delegates, also when its layers move to other shards.
 int32_t DelegateRank(const SessionSpec& spec, int64_t layer);
@@ -139,7 +137,6 @@ int32_t DelegateRank(const SessionSpec& spec, int64_t layer);
 absl::string_view ModeName(Mode mode);
 absl::string_view ExchangeModeName(ExchangeMode exchange);
 absl::string_view StatisticsKindName(StatisticsKind kind);
-absl::string_view ShardLossPolicyName(ShardLossPolicy policy);
 absl::string_view DecisionName(Decision decision);
 
 }  // namespace precondor

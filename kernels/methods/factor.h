@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -64,13 +63,5 @@ class Factor {
 inline double PublishedWeight(double gamma, double x) {
   return (1.0 - gamma) / (gamma * gamma * (1.0 + gamma * (1.0 - gamma) * (x > 0 ? x : 0.0)));
 }
-
-// Makes a factor of dimension d in the representation that the configuration chooses, initially J = I. Factors of
-// different `phase` do their occasional heavy work (recompression) at different steps, so that no step does it for all.
-absl::StatusOr<std::unique_ptr<Factor>> MakeFactor(const MkorConfig& config, int64_t d, uint64_t phase,
-                                                   Backend& backend);
-// Device bytes of a factor's state, and of the largest scratch of one Prepare with k vectors or one Inverse.
-int64_t FactorStateBytes(const MkorConfig& config, int64_t d);
-int64_t FactorScratchBytes(const MkorConfig& config, int64_t d, int64_t k);
 
 }  // namespace precondor

@@ -10,13 +10,6 @@
 
 namespace precondor {
 
-inline constexpr MethodTraits kKfacTraits = {
-    .name = "kfac",
-    .statistics = StatisticsForm::kCovariances,
-    .default_scaling = Scaling::kKlClip,
-    .worker_factors = WorkerFactors::kPulled,
-};
-
 // Errors: those of MakeMethod.
 absl::StatusOr<std::unique_ptr<Method>> MakeKfac(const MethodConfig& config);
 

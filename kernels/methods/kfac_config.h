@@ -9,11 +9,18 @@
 
 #include "kernels/base/schedule.h"
 #include "kernels/base/session_spec.h"
-#include "kernels/methods/kfac.h"
+#include "kernels/methods/method.h"
 #include "kernels/methods/options.h"
 #include "kernels/methods/scaling.h"
 
 namespace precondor {
+
+inline constexpr MethodTraits kKfacTraits = {
+    .name = "kfac",
+    .statistics = StatisticsForm::kCovariances,
+    .default_scaling = Scaling::kKlClip,
+    .worker_factors = WorkerFactors::kPulled,
+};
 
 enum class KfacForm : uint8_t { kEigen, kInverse };
 

@@ -12,8 +12,8 @@
 
 #include "kernels/base/random.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/factor.h"
 #include "kernels/methods/gradient.h"
+#include "kernels/methods/make_factor.h"
 #include "kernels/methods/mkor_config.h"
 #include "kernels/methods/scaling.h"
 #include "kernels/methods/state_codec.h"

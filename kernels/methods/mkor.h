@@ -10,13 +10,6 @@
 
 namespace precondor {
 
-inline constexpr MethodTraits kMkorTraits = {
-    .name = "mkor",
-    .statistics = StatisticsForm::kVectors,
-    .default_scaling = Scaling::kNormRescale,
-    .worker_factors = WorkerFactors::kReplayed,
-};
-
 // Errors: those of MakeMethod.
 absl::StatusOr<std::unique_ptr<Method>> MakeMkor(const MethodConfig& config);
 

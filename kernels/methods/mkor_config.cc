@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/mkor.h"
 
 namespace precondor {
 

@@ -8,10 +8,18 @@
 
 #include "kernels/base/session_spec.h"
 #include "kernels/base/symmetric_tiles.h"
+#include "kernels/methods/method.h"
 #include "kernels/methods/options.h"
 #include "kernels/methods/scaling.h"
 
 namespace precondor {
+
+inline constexpr MethodTraits kMkorTraits = {
+    .name = "mkor",
+    .statistics = StatisticsForm::kVectors,
+    .default_scaling = Scaling::kNormRescale,
+    .worker_factors = WorkerFactors::kReplayed,
+};
 
 enum class UpdateRule : uint8_t { kExactDamped, kReference, kBlend, kPublished };
 enum class Representation : uint8_t { kAuto, kDense, kLowRank };

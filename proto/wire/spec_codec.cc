@@ -44,8 +44,6 @@ PRECONDOR_SAME_VALUE(StatisticsKind::kMean, STATISTICS_KIND_MEAN);
 PRECONDOR_SAME_VALUE(StatisticsKind::kPerWorkerMean, STATISTICS_KIND_PER_WORKER_MEAN);
 PRECONDOR_SAME_VALUE(StatisticsKind::kSigned, STATISTICS_KIND_SIGNED);
 PRECONDOR_SAME_VALUE(StatisticsKind::kCovariance, STATISTICS_KIND_COVARIANCE);
-PRECONDOR_SAME_VALUE(ShardLossPolicy::kWait, SHARD_LOSS_POLICY_WAIT);
-PRECONDOR_SAME_VALUE(ShardLossPolicy::kDegrade, SHARD_LOSS_POLICY_DEGRADE);
 PRECONDOR_SAME_VALUE(Decision::kPreconditioned, DECISION_PRECONDITIONED);
 PRECONDOR_SAME_VALUE(Decision::kIdentity, DECISION_IDENTITY);
 PRECONDOR_SAME_VALUE(Decision::kSkip, DECISION_SKIP);
@@ -57,8 +55,7 @@ PRECONDOR_SAME_VALUE(FallbackPolicy::kAtStep, FALLBACK_POLICY_AT_STEP);
 static_assert(v1::DataType_MAX == v1::DATA_TYPE_BF16 && v1::Mode_MAX == v1::MODE_FIRST_ORDER &&
                   v1::ExchangeMode_MAX == v1::EXCHANGE_MODE_SHARDED &&
                   v1::StatisticsKind_MAX == v1::STATISTICS_KIND_COVARIANCE && v1::Decision_MAX == v1::DECISION_SKIP &&
-                  v1::FallbackPolicy_MAX == v1::FALLBACK_POLICY_AT_STEP &&
-                  v1::ShardLossPolicy_MAX == v1::SHARD_LOSS_POLICY_DEGRADE,
+                  v1::FallbackPolicy_MAX == v1::FALLBACK_POLICY_AT_STEP,
               "a value was added: add its line above");
 
 // All these enumerations use 0 for "not set" and number their values from 1 without gaps.
@@ -188,13 +185,6 @@ v1::StatisticsKind EncodeStatisticsKind(StatisticsKind kind) {
   return EncodeEnum<StatisticsKind, v1::StatisticsKind>(kind);
 }
 v1::Decision EncodeDecision(Decision decision) { return EncodeEnum<Decision, v1::Decision>(decision); }
-v1::ShardLossPolicy EncodeShardLossPolicy(ShardLossPolicy policy) {
-  return EncodeEnum<ShardLossPolicy, v1::ShardLossPolicy>(policy);
-}
-v1::FallbackPolicy EncodeFallbackPolicy(FallbackPolicy policy) {
-  return EncodeEnum<FallbackPolicy, v1::FallbackPolicy>(policy);
-}
-
 absl::StatusOr<DType> DecodeDType(v1::DataType value, absl::string_view field) {
   return DecodeEnum<DType>(value, v1::DataType_MAX, "DataType", field);
 }
@@ -210,13 +200,6 @@ absl::StatusOr<StatisticsKind> DecodeStatisticsKind(v1::StatisticsKind value, ab
 absl::StatusOr<Decision> DecodeDecision(v1::Decision value, absl::string_view field) {
   return DecodeEnum<Decision>(value, v1::Decision_MAX, "Decision", field);
 }
-absl::StatusOr<ShardLossPolicy> DecodeShardLossPolicy(v1::ShardLossPolicy value, absl::string_view field) {
-  return DecodeEnum<ShardLossPolicy>(value, v1::ShardLossPolicy_MAX, "ShardLossPolicy", field);
-}
-absl::StatusOr<FallbackPolicy> DecodeFallbackPolicy(v1::FallbackPolicy value, absl::string_view field) {
-  return DecodeEnum<FallbackPolicy>(value, v1::FallbackPolicy_MAX, "FallbackPolicy", field);
-}
-
 v1::Layer EncodeLayer(const LayerSpec& layer) {
   v1::Layer out;
   out.set_name(layer.name);
@@ -343,14 +326,10 @@ absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
   out.set_sketches(spec.sketches);
   out.set_inv_freq(spec.inv_freq);
   out.set_warmup_steps(spec.warmup_steps);
-  out.set_staleness_steps(spec.staleness_steps);
   out.set_statistics_data_type(EncodeDType(spec.statistics_dtype));
   out.set_gradient_data_type(EncodeDType(spec.gradient_dtype));
   *out.mutable_method() = std::move(method);
   if (!(spec.fallback == FallbackConfig{})) *out.mutable_fallback() = EncodeFallbackConfig(spec.fallback);
-  if (spec.on_shard_loss != ShardLossPolicy::kWait) {
-    out.set_on_shard_loss(EncodeShardLossPolicy(spec.on_shard_loss));
-  }
   for (const LayerSpec& layer : spec.layers) *out.add_layers() = EncodeLayer(layer);
   for (const LayerMethod& entry : spec.layer_methods) {
     v1::LayerMethod& encoded = *out.add_layer_methods();
@@ -372,14 +351,12 @@ absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec) {
   status.Update(
       DecodeOrDefault(spec.statistics_data_type(), &DecodeDType, "statistics_data_type", out.statistics_dtype));
   status.Update(DecodeOrDefault(spec.gradient_data_type(), &DecodeDType, "gradient_data_type", out.gradient_dtype));
-  status.Update(DecodeOrDefault(spec.on_shard_loss(), &DecodeShardLossPolicy, "on_shard_loss", out.on_shard_loss));
   PRECONDOR_RETURN_IF_ERROR(status);
   PRECONDOR_ASSIGN_OR_RETURN(out.method, DecodeMethodConfig(spec.method()));
   PRECONDOR_ASSIGN_OR_RETURN(out.fallback, DecodeFallbackConfig(spec.fallback()));
   out.sketches = spec.sketches();
   if (spec.has_inv_freq()) out.inv_freq = spec.inv_freq();
   if (spec.has_warmup_steps()) out.warmup_steps = spec.warmup_steps();
-  out.staleness_steps = spec.staleness_steps();
   out.layers.reserve(spec.layers_size());
   for (const v1::Layer& layer : spec.layers()) out.layers.push_back(DecodeLayer(layer));
   for (const v1::LayerMethod& entry : spec.layer_methods()) {

@@ -18,7 +18,6 @@ v1::DataType EncodeDType(DType dtype);
 v1::Mode EncodeMode(Mode mode);
 v1::ExchangeMode EncodeExchangeMode(ExchangeMode exchange);
 v1::StatisticsKind EncodeStatisticsKind(StatisticsKind kind);
-v1::ShardLossPolicy EncodeShardLossPolicy(ShardLossPolicy policy);
 v1::Decision EncodeDecision(Decision decision);
 v1::FallbackPolicy EncodeFallbackPolicy(FallbackPolicy policy);
 
@@ -27,7 +26,6 @@ absl::StatusOr<DType> DecodeDType(v1::DataType value, absl::string_view field);
 absl::StatusOr<Mode> DecodeMode(v1::Mode value, absl::string_view field);
 absl::StatusOr<ExchangeMode> DecodeExchangeMode(v1::ExchangeMode value, absl::string_view field);
 absl::StatusOr<StatisticsKind> DecodeStatisticsKind(v1::StatisticsKind value, absl::string_view field);
-absl::StatusOr<ShardLossPolicy> DecodeShardLossPolicy(v1::ShardLossPolicy value, absl::string_view field);
 absl::StatusOr<Decision> DecodeDecision(v1::Decision value, absl::string_view field);
 absl::StatusOr<FallbackPolicy> DecodeFallbackPolicy(v1::FallbackPolicy value, absl::string_view field);
 

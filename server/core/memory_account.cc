@@ -35,12 +35,6 @@ DeviceBytes& DeviceBytes::operator-=(const DeviceBytes& less) {
 DeviceBytes operator+(DeviceBytes x, const DeviceBytes& y) { return x += y; }
 DeviceBytes operator-(DeviceBytes x, const DeviceBytes& y) { return x -= y; }
 
-DeviceBytes Excess(const DeviceBytes& x, const DeviceBytes& y) {
-  DeviceBytes excess = x - y;
-  for (int64_t& bytes : excess.of) bytes = std::max<int64_t>(bytes, 0);
-  return excess;
-}
-
 MemoryAccount::MemoryAccount(std::vector<std::string> devices, int64_t capacity_bytes, ShardObserver& observer)
     : devices_(std::move(devices)), capacity_(capacity_bytes), observer_(observer), reserved_(none()) {
   MutexLock lock(mu_);

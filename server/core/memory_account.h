@@ -25,8 +25,6 @@ struct DeviceBytes {
 };
 DeviceBytes operator+(DeviceBytes x, const DeviceBytes& y);
 DeviceBytes operator-(DeviceBytes x, const DeviceBytes& y);
-// Returns by how much `x` exceeds `y` on each device; 0 if it does not.
-DeviceBytes Excess(const DeviceBytes& x, const DeviceBytes& y);
 
 // Keeps the sum of the reservations on each device. Thread-safe. The observer is told of every change, in order.
 class MemoryAccount {

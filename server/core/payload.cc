@@ -14,7 +14,6 @@
 #include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/reduction.h"
-#include "server/core/reservation.h"
 
 namespace precondor {
 namespace {
@@ -52,14 +51,6 @@ std::string DescribeKey(const SessionSpec& spec, const ContributionKey& key) {
   if (key.layer < spec.layers.size()) name = spec.layers[key.layer].name;
   return absl::StrCat("session \"", spec.name, "\" step ", key.step, " layer ", key.layer, " \"", name.substr(0, 64),
                       "\" rank ", key.rank);
-}
-
-int64_t StatisticsElements(const SessionSpec& spec, uint32_t layer) {
-  const LayerSpec& shape = spec.layers[layer];
-  if (StatisticsOf(spec, layer) == StatisticsKind::kCovariance) {
-    return PackedElements(shape.d_in) + PackedElements(shape.d_out);
-  }
-  return VectorsPerWorker(spec, layer) * (shape.d_in + shape.d_out);
 }
 
 absl::StatusOr<GradientResult> OnHost(GradientResult result) {

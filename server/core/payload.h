@@ -17,9 +17,6 @@ namespace precondor {
 // Describes a key for messages: "session \"bert\" step 5 layer 2 \"enc.0\" rank 1".
 std::string DescribeKey(const SessionSpec& spec, const ContributionKey& key);
 
-// Returns the number of floats in one worker's statistics of a layer: q (d_in + d_out), or the maximum for COVARIANCE.
-int64_t StatisticsElements(const SessionSpec& spec, uint32_t layer);
-
 // Returns 64 bits that depend on everything that must be equal in a repetition. Not stable between processes. With
 // `device_plane`, an f32 gradient has equal digests as bytes and in device memory; this takes a few times as long.
 uint64_t Digest(const ContributionHeader& header, const Payload& payload, bool device_plane);

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "kernels/base/session_memory.h"
-#include "server/core/payload.h"
 
 namespace precondor {
 namespace {

@@ -12,7 +12,6 @@
 #include "kernels/methods/method.h"
 #include "kernels/methods/method_set.h"
 #include "server/core/contribution.h"
-#include "server/core/layer/contributions.h"
 
 namespace precondor {
 
@@ -83,7 +82,9 @@ int64_t LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer
 
 // Returns the number of ranks that send a layer's gradient, or its pull: world_size, or 1 in DELEGATE.
 int64_t GradientContributors(const SessionSpec& spec);
-// Bytes that a shard keeps of one rank's contribution, besides its payload.
-inline constexpr int64_t kBytesPerContribution = Contributions::kBytesPerContributor + sizeof(StagedContribution);
+// Bytes that a shard keeps of one rank's contribution, besides its payload: the slot that tells what has arrived, and
+// what describes the payload.
+inline constexpr int64_t kBytesPerSlot = 16;
+inline constexpr int64_t kBytesPerContribution = kBytesPerSlot + sizeof(StagedContribution);
 
 }  // namespace precondor

@@ -132,8 +132,6 @@ inline constexpr MetricInfo kCatalog[] = {
      MetricOwner::kCoordinatorJob},
     {"precondor_mode_changes_total", MetricType::kCounter, "train_job", "Changes of mode",
      MetricOwner::kCoordinatorJob},
-    {"precondor_moved_layers_total", MetricType::kCounter, "train_job",
-     "Layers that began anew on other shards because theirs was lost", MetricOwner::kCoordinatorJob},
     {"precondor_epoch_number", MetricType::kGauge, "train_job", "Current epoch of the session",
      MetricOwner::kCoordinatorJob},
     {"precondor_joined_workers", MetricType::kGauge, "train_job", "Ranks that have joined",

@@ -572,11 +572,6 @@ void MetricsObserver::OnDecision(absl::string_view train_job, const FallbackDeci
     job.first_order_seconds->Set(decision.inputs.first_order_seconds);
   });
 }
-void MetricsObserver::OnLayersMoved(absl::string_view train_job, int64_t layers) {
-  impl_->WithCoordinatorJob(train_job, [layers](Impl::CoordinatorJob& job) {
-    job.counter(Metric("precondor_moved_layers_total")).Increment(static_cast<double>(layers));
-  });
-}
 void MetricsObserver::OnSessionSnapshot(absl::string_view train_job, bool complete) {
   impl_->WithCoordinatorJob(train_job, [complete](Impl::CoordinatorJob& job) {
     (complete ? job.snapshots_complete : job.snapshots_failed)->Increment();

@@ -93,7 +93,6 @@ class MetricsObserver final : public Observer {
   void OnSessionClosed(absl::string_view train_job) override;
   void OnCoordinatorSessions(int64_t sessions) override;
   void OnUnreachableShards(int64_t shards) override;
-  void OnLayersMoved(absl::string_view train_job, int64_t layers) override;
   void OnSessionSnapshot(absl::string_view train_job, bool complete) override;
   void OnLastSessionSnapshot(absl::string_view train_job, uint64_t step) override;
   void OnJournal(bool ok) override;

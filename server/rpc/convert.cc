@@ -243,18 +243,6 @@ absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& re
   return install;
 }
 
-v1::DescribeShardRequest EncodeLease(const ShardLease& lease) {
-  v1::DescribeShardRequest out;
-  out.set_lease_ms(static_cast<uint64_t>(std::max<int64_t>(absl::ToInt64Milliseconds(lease.duration), 0)));
-  if (lease.from != absl::InfinitePast()) out.set_lease_from_ns(absl::ToUnixNanos(lease.from));
-  return out;
-}
-
-ShardLease DecodeLease(const v1::DescribeShardRequest& request) {
-  return {.from = request.lease_from_ns() == 0 ? absl::InfinitePast() : absl::FromUnixNanos(request.lease_from_ns()),
-          .duration = absl::Milliseconds(Bytes(request.lease_ms()))};
-}
-
 void EncodeDevice(const DeviceUse& device, v1::DeviceMemory& out) {
   out.set_name(wire::SafeText(device.name));
   out.set_capacity_bytes(static_cast<uint64_t>(device.capacity_bytes));
@@ -269,7 +257,6 @@ v1::DescribeShardResponse EncodeDescription(const ShardDescription& description)
   out.set_capacity_bytes(description.capacity_bytes);
   out.set_reserved_bytes(description.reserved_bytes);
   for (const DeviceUse& device : description.devices) EncodeDevice(device, *out.add_devices());
-  if (description.shard_time != absl::InfinitePast()) out.set_clock_ns(absl::ToUnixNanos(description.shard_time));
   for (const MeasuredCost& cost : description.costs) {
     v1::MeasuredCost* measured = out.add_costs();
     measured->set_method(wire::SafeText(cost.method));
@@ -299,7 +286,6 @@ ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
     out.devices.push_back({device.name(), Bytes(device.capacity_bytes()), Bytes(device.reserved_bytes()),
                            device.fault(), device.ring_device()});
   }
-  if (response.clock_ns() != 0) out.shard_time = absl::FromUnixNanos(response.clock_ns());
   for (const v1::MeasuredCost& cost : response.costs()) {
     if (!std::isfinite(cost.seconds_per_step())) continue;
     out.costs.push_back({cost.method(), cost.d_out(), cost.d_in(), cost.seconds_per_step()});

@@ -44,8 +44,6 @@ absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& re
 v1::FenceSessionRequest EncodeFence(const EpochFence& fence);
 // Returns INVALID_ARGUMENT (MALFORMED) if a rank occurs twice.
 absl::StatusOr<EpochFence> DecodeFence(const v1::FenceSessionRequest& request);
-v1::DescribeShardRequest EncodeLease(const ShardLease& lease);
-ShardLease DecodeLease(const v1::DescribeShardRequest& request);
 void EncodeDevice(const DeviceUse& device, v1::DeviceMemory& out);
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description);
 // Omits costs that are not finite.

@@ -56,9 +56,9 @@ class ShardClient final : public ShardControl {
   }
 
   // Fails at once if no server listens.
-  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override {
+  absl::StatusOr<ShardDescription> Probe() override {
     v1::DescribeShardResponse response;
-    PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::DescribeShard, EncodeLease(lease), response,
+    PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::DescribeShard, v1::DescribeShardRequest(), response,
                                    std::min(timeout_, kProbeTimeout), /*wait_for_ready=*/false));
     return DecodeDescription(response);
   }

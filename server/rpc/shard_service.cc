@@ -26,8 +26,8 @@ grpc::ServerUnaryReactor* ShardService::RunAdmitted(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* ShardService::DescribeShard(grpc::CallbackServerContext* context,
                                                       const v1::DescribeShardRequest* request,
                                                       v1::DescribeShardResponse* response) {
-  return RunAdmitted(context, "ShardService/DescribeShard", *request, [this, request, response]() -> absl::Status {
-    PRECONDOR_ASSIGN_OR_RETURN(const ShardDescription description, shard_.Probe(DecodeLease(*request)));
+  return RunAdmitted(context, "ShardService/DescribeShard", *request, [this, response]() -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const ShardDescription description, shard_.Describe());
     *response = EncodeDescription(description);
     return absl::OkStatus();
   });

@@ -38,8 +38,9 @@ auto Fields(store::Is<SessionAccess> auto& value) {
 auto Fields(store::Is<SessionRecord> auto& value) {
   auto& [session_id, spec, placement, membership, lease, access] = value;
   return std::tuple_cat(
-      std::tie(session_id, spec, placement, membership, lease, spec.on_shard_loss, spec.layer_methods),
-      std::make_tuple(store::LayerShapes<decltype((spec.layers))>{spec.layers}, store::RetiredDataPlane()),
+      std::tie(session_id, spec, placement, membership, lease), std::make_tuple(store::RetiredValue()),
+      std::tie(spec.layer_methods),
+      std::make_tuple(store::LayerShapes<decltype((spec.layers))>{spec.layers}, store::RetiredValue()),
       std::tie(access, spec.delegates));
 }
 
@@ -93,17 +94,17 @@ namespace {
 constexpr uint8_t kVersion = 7;
 constexpr uint8_t kVersionWithoutDelegates = 6;
 
-// Converts a record of an earlier version. Sessions of version 1 have on_shard_loss WAIT. Before version 3 all layers
+// Converts a record of an earlier version. Version 1 has no on_shard_loss. Before version 3 all layers
 // have one method, before version 4 no shapes, before version 5 no data plane, before version 6 no secret, and before
 // version 7 no delegates.
 template <typename Record>
 std::string FromVersion(uint8_t version, absl::string_view bytes) {
   std::string next(bytes);
   if constexpr (std::is_same_v<Record, SessionRecord>) {
-    if (version < 2) Put(next, ShardLossPolicy::kWait);
+    if (version < 2) Put(next, RetiredValue());
     if (version < 3) Put(next, std::vector<LayerMethod>());
     if (version < 4) Put(next, std::map<uint32_t, std::vector<int64_t>>());
-    if (version < 5) Put(next, RetiredDataPlane());
+    if (version < 5) Put(next, RetiredValue());
     if (version < 6) Put(next, SessionAccess());
     if (version < 7) Put(next, std::vector<uint32_t>());
   }

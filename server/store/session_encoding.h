@@ -42,16 +42,26 @@ struct internal::Code<LayerShapes<Layers>> {
   }
 };
 
-// The byte of a record that was a session's data plane: written as 1, and read without effect.
-struct RetiredDataPlane {};
+// A byte of a record that was a choice of two, a session's on_shard_loss or data plane: written as 1, and read without
+// effect.
+struct RetiredValue {};
 
 template <>
-struct internal::Code<RetiredDataPlane> {
-  static void Put(std::string& out, const RetiredDataPlane&) { PutFixed(out, 1, 1); }
-  static void Take(Decoder& decoder, const RetiredDataPlane&) {
+struct internal::Code<RetiredValue> {
+  static void Put(std::string& out, const RetiredValue&) { PutFixed(out, 1, 1); }
+  static void Take(Decoder& decoder, const RetiredValue&) {
     const uint8_t byte = decoder.U8();
     if (byte < 1 || byte > 2) decoder.Fail();
   }
+};
+
+// The number of a record that was a session's staleness in steps: written as 0, and read without effect.
+struct RetiredStaleness {};
+
+template <>
+struct internal::Code<RetiredStaleness> {
+  static void Put(std::string& out, const RetiredStaleness&) { PutFixed(out, 0, 4); }
+  static void Take(Decoder& decoder, const RetiredStaleness&) { decoder.Fixed(4); }
 };
 
 }  // namespace precondor::store
@@ -61,7 +71,6 @@ namespace precondor {
 constexpr Mode LastEnumerator(Mode) { return Mode::kFirstOrder; }
 constexpr ExchangeMode LastEnumerator(ExchangeMode) { return ExchangeMode::kSharded; }
 constexpr StatisticsKind LastEnumerator(StatisticsKind) { return StatisticsKind::kCovariance; }
-constexpr ShardLossPolicy LastEnumerator(ShardLossPolicy) { return ShardLossPolicy::kDegrade; }
 constexpr Decision LastEnumerator(Decision) { return Decision::kSkip; }
 constexpr DType LastEnumerator(DType) { return DType::kBF16; }
 constexpr FallbackPolicy LastEnumerator(FallbackPolicy) { return FallbackPolicy::kAtStep; }
@@ -92,13 +101,14 @@ auto Fields(store::Is<LayerMethod> auto& value) {
   return std::tie(method, statistics, layers);
 }
 
-// on_shard_loss, layer_methods, the layers' shapes and delegates are encoded at the end of the record, because earlier
-// versions of it do not have them.
+// layer_methods, the layers' shapes and delegates are encoded at the end of the record, because earlier versions of it
+// do not have them.
 auto Fields(store::Is<SessionSpec> auto& value) {
-  auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
-         statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers, layer_methods, delegates] = value;
-  return std::tie(name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
-                  statistics_dtype, gradient_dtype, method, fallback, layers);
+  auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, statistics_dtype,
+         gradient_dtype, method, fallback, layers, layer_methods, delegates] = value;
+  return std::tuple_cat(std::tie(name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps),
+                        std::make_tuple(store::RetiredStaleness()),
+                        std::tie(statistics_dtype, gradient_dtype, method, fallback, layers));
 }
 
 auto Fields(store::Is<ModeInterval> auto& value) {

@@ -4,15 +4,26 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-#include "server/store/snapshot_store.h"
-
 namespace precondor::store {
+
+struct SnapshotFile {
+  uint64_t file_bytes = 0;  // including the file's header
+  uint32_t checksum = 0;    // CRC-32C of the whole file
+  bool operator==(const SnapshotFile&) const = default;
+};
+
+struct SnapshotManifest {
+  uint64_t id = 0;
+  std::string metadata;                       // defined by the caller
+  std::map<std::string, SnapshotFile> files;  // by key
+};
 
 // Returns the bytes that precede the caller's bytes in a file.
 std::string EncodeSnapshotFileHeader(uint64_t id, absl::string_view key);

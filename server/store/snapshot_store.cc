@@ -12,7 +12,6 @@
 
 #include "kernels/base/status_macros.h"
 #include "server/store/crc32c.h"
-#include "server/store/snapshot_format.h"
 
 namespace precondor::store {
 namespace {

@@ -17,20 +17,9 @@
 
 #include "kernels/base/mutex.h"
 #include "server/store/file_system.h"
+#include "server/store/snapshot_format.h"
 
 namespace precondor::store {
-
-struct SnapshotFile {
-  uint64_t file_bytes = 0;  // including the file's header
-  uint32_t checksum = 0;    // CRC-32C of the whole file
-  bool operator==(const SnapshotFile&) const = default;
-};
-
-struct SnapshotManifest {
-  uint64_t id = 0;
-  std::string metadata;                       // defined by the caller
-  std::map<std::string, SnapshotFile> files;  // by key
-};
 
 // Writes one snapshot under a temporary name that readers ignore. If destroyed before Commit, it removes what it wrote.
 // Threads: calls may overlap, so that layers can be written in parallel, but no call may overlap Commit.

@@ -15,7 +15,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/malloc_options.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/methods/factor.h"
+#include "kernels/methods/make_factor.h"
 #include "tests/bench/bench_layer.h"
 #include "tests/bench/bench_rows.h"
 #include "tests/bench/fma_limit.h"

@@ -39,7 +39,7 @@ VALUES = {
     "bare": {"networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}},
     "monitoring": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
                    "prometheusRule": {"enabled": True}, "dashboards": {"enabled": True}},
-    "options": {"config": {"log_level": "debug", "quorum": 0.5, "max_message_bytes": 268435456},
+    "options": {"config": {"log_level": "debug", "window_steps": 3, "max_message_bytes": 268435456},
                 "shard": {"config": {"snapshot_interval_steps": 1000000, "log_level": "warning"}, "drainSeconds": 60},
                 "coordinator": {"config": {"session_snapshot_steps": 500}, "cpu": 1}},
     "tracing": {"tracing": {"endpoint": "http://localhost:4318", "ratio": 0.5}},
@@ -168,7 +168,7 @@ class ChartTest(unittest.TestCase):
         self.assertEqual(gpu["resources"]["limits"], {"cpu": 8, "memory": "16384Mi", "nvidia.com/gpu": 2})
         self.assertEqual(gpu["image"], "precondor-server-cuda:0.1.0")
         options = manifests.environment_of(shard(template(VALUES["options"]))["containers"][0])
-        self.assertLessEqual({"PRECONDOR_QUORUM": "0.5", "PRECONDOR_SNAPSHOT_INTERVAL_STEPS": "1000000",
+        self.assertLessEqual({"PRECONDOR_WINDOW_STEPS": "3", "PRECONDOR_SNAPSHOT_INTERVAL_STEPS": "1000000",
                               "PRECONDOR_LOG_LEVEL": "warning", "PRECONDOR_DRAIN_DEADLINE_MS": "60000"}.items(), options.items())
 
     def test_spans_get_out_of_the_pods(self):

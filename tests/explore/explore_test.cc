@@ -42,51 +42,48 @@ std::vector<WorldLimits> Worlds(bool large) {
     // Several times as many states.
     limits.splits_requests = large || limits.exchange == kDelegate || limits.steps > 2 ||
                              (limits.exchange == kReplay && limits.shard_crashes > 0);
-    limits.name = absl::StrCat(
-        limits.learns ? "learns_" : "", kNames.at(static_cast<int>(limits.exchange)), "_", limits.ranks, "x",
-        limits.steps, limits.logs_gradients ? "" : "_unlogged", limits.staleness > 0 ? "_stale" : "",
-        limits.shard_crashes > 0 ? (limits.loses_log ? "_machine" : "_shard") : "", limits.shard_crashes > 1 ? "2" : "",
-        limits.rank_crashes > 0 ? "_rank" : "", limits.broken_streams > 0 ? "_stream" : "");
+    limits.name = absl::StrCat(limits.learns ? "learns_" : "", kNames.at(static_cast<int>(limits.exchange)), "_",
+                               limits.ranks, "x", limits.steps, limits.logs_gradients ? "" : "_unlogged",
+                               limits.shard_crashes > 0 ? (limits.loses_log ? "_machine" : "_shard") : "",
+                               limits.shard_crashes > 1 ? "2" : "", limits.rank_crashes > 0 ? "_rank" : "",
+                               limits.broken_streams > 0 ? "_stream" : "");
     worlds.push_back(limits);
   };
   for (const ExchangeMode exchange : {kDirect, kDelegate, kReplay, kSharded}) {
-    for (const int staleness : {0, 1}) {
-      if ((exchange == kReplay || exchange == kSharded) && staleness > 0) continue;
-      const WorldLimits of{.exchange = exchange, .staleness = staleness};
-      WorldLimits limits = of;
-      limits.steps = 3;
-      add(limits);
-      limits.broken_streams = 1;
-      add(limits);
-      limits = of;
-      limits.shard_crashes = 1;
-      add(limits);
-      limits.loses_log = true;
-      add(limits);
-      limits = of;
-      limits.rank_crashes = 1;
-      limits.broken_streams = 1;
-      add(limits);
-      if (large || exchange == kDelegate) {
-        limits.broken_streams = 0;
-        limits.shard_crashes = 1;
-        limits.loses_log = true;
-        add(limits);
-      }
-      if (!large) continue;
-      limits = of;
-      limits.shard_crashes = 1;
-      limits.loses_log = true;
-      limits.broken_streams = 1;
-      add(limits);
+    const WorldLimits of{.exchange = exchange};
+    WorldLimits limits = of;
+    limits.steps = 3;
+    add(limits);
+    limits.broken_streams = 1;
+    add(limits);
+    limits = of;
+    limits.shard_crashes = 1;
+    add(limits);
+    limits.loses_log = true;
+    add(limits);
+    limits = of;
+    limits.rank_crashes = 1;
+    limits.broken_streams = 1;
+    add(limits);
+    if (large || exchange == kDelegate) {
       limits.broken_streams = 0;
-      limits.steps = 3;
-      add(limits);
-      limits = of;
-      limits.ranks = 3;
-      limits.broken_streams = 1;
+      limits.shard_crashes = 1;
+      limits.loses_log = true;
       add(limits);
     }
+    if (!large) continue;
+    limits = of;
+    limits.shard_crashes = 1;
+    limits.loses_log = true;
+    limits.broken_streams = 1;
+    add(limits);
+    limits.broken_streams = 0;
+    limits.steps = 3;
+    add(limits);
+    limits = of;
+    limits.ranks = 3;
+    limits.broken_streams = 1;
+    add(limits);
   }
   for (const ExchangeMode exchange : {kDirect, kDelegate, kSharded}) {
     WorldLimits limits{.exchange = exchange, .steps = 3, .broken_streams = 1, .learns = true};

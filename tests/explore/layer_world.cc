@@ -54,7 +54,6 @@ LayerExplorer::LayerExplorer(const WorldLimits& limits, PlantedBug bug) : limits
   spec_.world_size = limits.ranks;
   spec_.exchange = limits.exchange;
   spec_.inv_freq = 1;
-  spec_.staleness_steps = limits.staleness;
   spec_.layers = {LayerSpec{.name = "layer", .d_out = 1, .d_in = 1}};
   rules_ = {.spec = &spec_, .layer = 0, .needs_statistics = !limits.learns, .window_steps = limits.window};
 }

@@ -23,7 +23,6 @@ struct WorldLimits {
   ExchangeMode exchange = ExchangeMode::kDirect;
   int32_t ranks = 2;
   uint64_t steps = 2;
-  int32_t staleness = 0;
   uint64_t window = 2;
   int shard_crashes = 0;         // the shard's process is killed, and comes back from its journal
   bool loses_log = false;        // its machine crashes as well: any end of each of its logs may be lost

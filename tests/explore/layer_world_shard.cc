@@ -247,9 +247,8 @@ void LayerExplorer::CrashShard(LayerWorld& world, size_t records, size_t gradien
   roll_back_to(world.rollback_epoch);
   bool answered = false;
   for (auto later = steps.rbegin(); later != steps.rend(); ++later) {
-    const bool behind = answered;
     answered = answered || later->second.restored.plan.has_value();
-    if (limits_.staleness == 0 ? answered : behind) later->second.restored.updated = true;
+    if (answered) later->second.restored.updated = true;
   }
   ReplayFinished finished{
       .rollback_epoch = rollback_epoch, .steps = {}, .held = true, .factor_version = world.factors.size()};

@@ -61,7 +61,6 @@ void Install(absl::string_view bytes) {
 void ShardMessages(absl::string_view bytes) {
   rpc::DecodeFence(Parsed<v1::FenceSessionRequest>(bytes)).IgnoreError();
   rpc::DecodeOrder(Parsed<v1::TakeSnapshotRequest>(bytes));
-  rpc::DecodeLease(Parsed<v1::DescribeShardRequest>(bytes));
   const ShardDescription description = rpc::DecodeDescription(Parsed<v1::DescribeShardResponse>(bytes));
   rpc::EncodeDescription(description);
   rpc::DecodeQuarantined(Parsed<v1::QuarantinedPart>(bytes)).IgnoreError();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job loses one of three shards, or the shard its memory, and goes on: real servers and clients over TCP.
+// One of three shards loses its memory, and the job goes on: real servers and clients over TCP.
 #include <algorithm>
 #include <atomic>
 #include <barrier>
@@ -37,12 +37,10 @@ using Weights = std::vector<std::vector<float>>;  // by layer
 // Weights that follow what the service answers, on every rank.
 class Job {
  public:
-  explicit Job(ExchangeMode exchange, ShardLossPolicy policy = ShardLossPolicy::kDegrade, bool keeps_logs = true)
-      : logs(keeps_logs) {
+  explicit Job(ExchangeMode exchange, bool keeps_logs = true) : logs(keeps_logs) {
     ServerConfig coordinator;
     coordinator.role = ServerRole::kCoordinator;
     coordinator.reconcile_interval_ms = 20;
-    coordinator.shard_loss_ms = 400;
     coordinator.shard_timeout_ms = 500;
     for (int s = 0; s < 3; ++s) {
       shards.push_back(std::make_unique<RawServer>(ShardConfig()));
@@ -56,7 +54,6 @@ class Job {
     spec.inv_freq = 4;
     spec.warmup_steps = 0;
     spec.method.options["rank"] = 4.0;
-    spec.on_shard_loss = policy;
     for (size_t i = 0; i < kLayers; ++i) spec.layers.push_back({absl::StrCat("layer", i), kRows, kCols, false});
     weights.assign(kWorkers, Weights(kLayers, std::vector<float>(kElements, 1.0f)));
     decisions.assign(kLayers, {});
@@ -195,81 +192,12 @@ class Job {
   std::barrier<> together{kWorkers};
 };
 
-class ShardLossTest : public ::testing::Test {
+// A shard comes back with nothing, and gets the session again.
+class ForgottenTest : public ::testing::Test {
  protected:
   static void ExpectEqualWeights(const Job& job) {
     for (uint32_t rank = 1; rank < kWorkers; ++rank) EXPECT_EQ(job.weights[rank], job.weights[0]) << "rank " << rank;
   }
-};
-
-// Equal layers: shard 1 has layers 1 and 4.
-TEST_F(ShardLossTest, TheJobGoesOnWithFreshFactorsAndEqualWeights) {
-  Job job(ExchangeMode::kDelegate);
-  job.Join();
-  job.Run(0, 7);
-  ExpectEqualWeights(job);
-  // All ranks have the answers to step 6. A rank learns of the loss only from what it sends next.
-  job.Kill(1);
-  job.Run(7, 20);
-  ExpectEqualWeights(job);
-  for (uint32_t rank = 0; rank < kWorkers; ++rank) EXPECT_EQ(job.workers[rank]->epoch(), 2u);
-  for (size_t layer = 0; layer < kLayers; ++layer) {
-    ASSERT_EQ(job.decisions[layer].size(), 20u);
-    const bool lost = layer % 3 == 1;
-    for (uint64_t step = 0; step < 20; ++step) {
-      // The first statistics after the loss come with step 8.
-      const Decision expected = lost && step == 7 ? Decision::kIdentity : Decision::kPreconditioned;
-      EXPECT_EQ(job.decisions[layer][step], expected) << "layer " << layer << " step " << step;
-    }
-  }
-}
-
-// Contributions to the step that the shard takes with it are sent again to those that come after it.
-TEST_F(ShardLossTest, WhatTheShardHadTakenInIsSentAgain) {
-  Job job(ExchangeMode::kDelegate);
-  job.Join();
-  job.Run(0, 8);
-  // Rank 0 keeps its statistics of step 8 back until the shard is gone: no rank has an answer to it.
-  std::atomic<int> sent = 0;
-  job.ForEachRank([&](uint32_t rank) {
-    if (rank == 0) {
-      const absl::Time deadline = absl::Now() + absl::Seconds(60);
-      while (sent < kWorkers - 1 && absl::Now() < deadline) std::this_thread::yield();
-      ASSERT_EQ(sent, kWorkers - 1);
-      for (uint32_t other = 1; other < kWorkers; ++other) ASSERT_TRUE(job.workers[other]->Flush().ok());
-      job.Kill(1);
-    }
-    job.RunStep(rank, 8, [&] { sent += rank == 0 ? 0 : 1; });
-    ASSERT_TRUE(job.workers[rank]->ReportStep(8, 1.0, 1, true, 0.1).ok());
-  });
-  for (uint32_t rank = 0; rank < kWorkers; ++rank) EXPECT_EQ(job.workers[rank]->epoch(), 2u);
-  for (const size_t layer : {1, 4}) EXPECT_EQ(job.decisions[layer].back(), Decision::kPreconditioned);
-  job.Run(9, 12);
-  ExpectEqualWeights(job);
-}
-
-// The ranks have one answer of the lost shard and miss another: what they send again of the first holds nothing up.
-TEST_F(ShardLossTest, AStepThatIsHalfAnsweredGoesOn) {
-  Job job(ExchangeMode::kDelegate);
-  job.Join();
-  job.Run(0, 8);
-  job.ForEachRank([&](uint32_t rank) {
-    EXPECT_TRUE(job.Work(rank, 8, {0, 1, 2, 3, 5}).ok());
-    job.together.arrive_and_wait();
-    if (rank == 0) job.Kill(1);
-    job.together.arrive_and_wait();
-    const absl::Status rest = job.Work(rank, 8, {4});
-    EXPECT_TRUE(rest.ok()) << rest;
-    job.ApplyBroadcast(rank);
-    EXPECT_TRUE(job.workers[rank]->ReportStep(8, 1.0, 1, true, 0.1).ok());
-  });
-  job.Run(9, 14);
-  ExpectEqualWeights(job);
-}
-
-// A shard comes back with nothing, and gets the session again.
-class ForgottenTest : public ShardLossTest {
- protected:
   // Has shard 1 forget everything, every few steps of rank 0 until it has done `steps`.
   static int KeepForgetting(Job& job, uint64_t steps) {
     int forgot = 0;
@@ -289,7 +217,7 @@ class ForgottenTest : public ShardLossTest {
 // and what they send again of steps that are done holds nothing up.
 TEST_F(ForgottenTest, WhereOneRankGetsEachAnswerTheJobGoesOn) {
   for (const bool keeps_logs : {true, false}) {
-    Job job(ExchangeMode::kDelegate, ShardLossPolicy::kWait, keeps_logs);
+    Job job(ExchangeMode::kDelegate, keeps_logs);
     job.Join();
     std::thread training([&] { job.Run(0, 300); });
     EXPECT_GE(KeepForgetting(job, 260), 5);
@@ -302,7 +230,7 @@ TEST_F(ForgottenTest, WhereOneRankGetsEachAnswerTheJobGoesOn) {
 // No rank takes an answer that another has had otherwise: all go on with one state, or all are told to begin again, and
 // can. Which of the two depends on where in a step the ranks are.
 TEST_F(ForgottenTest, WhereAllRanksGetEachAnswerNoneGetsAnother) {
-  Job job(ExchangeMode::kDirect, ShardLossPolicy::kWait);
+  Job job(ExchangeMode::kDirect);
   job.Join();
   std::vector<std::map<uint64_t, Weights>> before(kWorkers);  // by step: the rank's weights as it begins
   std::vector<absl::Status> ends(kWorkers);

@@ -425,7 +425,7 @@ class InteropTest(unittest.TestCase):
             name="interop-defaults", world_size=3, layers=[c.Layer(name="w", d_out=2, d_in=3)])), timeout=TIMEOUT_S)
         got = reply.spec
         self.assertEqual((got.exchange, got.statistics, got.sketches), (c.EXCHANGE_MODE_DIRECT, c.STATISTICS_KIND_SIGNED, 6))
-        self.assertEqual((got.inv_freq, got.warmup_steps, got.staleness_steps), (10, 10, 0))
+        self.assertEqual((got.inv_freq, got.warmup_steps), (10, 10))
         self.assertEqual((got.statistics_data_type, got.gradient_data_type), (c.DATA_TYPE_F16, c.DATA_TYPE_F32))
         self.assertEqual(got.method.WhichOneof("method"), "mkor")
         self.close("interop-defaults")

@@ -75,7 +75,7 @@ def run(program, *launcher):
                               stderr=subprocess.PIPE, text=True, start_new_session=True,
                               env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": path, "TMPDIR": folder}) as process:
             try:
-                out, errors = process.communicate(timeout=TIMEOUT_S)
+                out, errors = process.communicate(timeout=2 * TIMEOUT_S)  # a hang alone takes so long
             finally:
                 try:
                     os.killpg(process.pid, signal.SIGKILL)
@@ -99,7 +99,10 @@ def recipes():
             program = program[:made] + OPTIMIZER + program[made:]
         if "for batch" not in block and "train(" not in block:
             program += "train(pre, optimizer, batches)\n"
-        yield part.split("\n")[0], BEFORE + program + AFTER
+        name = part.split("\n")[0]
+        yield name, BEFORE + program + AFTER
+        if "checkpoint.pt" in block:
+            yield f"{name}, resumed", BEFORE + program + AFTER
 
 
 class ReadmeTest(unittest.TestCase):

@@ -46,7 +46,7 @@ def _train(rank, address, session, devices, model, layers, before_step=lambda st
 
 
 def train_over_a_loss(rank, pid, command, **arguments):
-    """Kills the process `pid` in a step, and runs `command` in its place if there is one."""
+    """Kills the process `pid` in a step, and runs `command` in its place."""
     started = []
 
     def before_step(step):
@@ -58,8 +58,7 @@ def train_over_a_loss(rank, pid, command, **arguments):
             os.kill(pid, signal.SIGKILL)
             select.select([ended], [], [])  # its data directory is free then
             os.close(ended)
-            if command is not None:
-                started.append(subprocess.Popen(command[0], env={**os.environ, **command[1]}))
+            started.append(subprocess.Popen(command[0], env={**os.environ, **command[1]}))
 
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 6, bias=False), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))

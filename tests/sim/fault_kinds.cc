@@ -71,7 +71,8 @@ void KillShardThatWrites(World& world) {
   SomeShard(world).KillAfterWrites(writes, SomeTime(world));
 }
 
-void LoseShard(World& world) { world.LoseShard(SomeShard(world)); }
+// A shard comes back with an empty disk.
+void ForgetShard(World& world) { SomeShard(world).Forget(SomeTime(world)); }
 
 // Its machine dies: what was not synced is gone, or torn.
 void CrashShardMachine(World& world) { SomeShard(world).Kill(Loss::kMachine, SomeTime(world)); }
@@ -192,9 +193,9 @@ constexpr FaultKind kFaultKinds[] = {
 
 absl::Span<const FaultKind> FaultKinds() { return kFaultKinds; }
 
-const FaultKind& LosesAShard() {
-  static constexpr FaultKind kLoseShard = {"lose_shard", LoseShard, Loses::kShard};
-  return kLoseShard;
+const FaultKind& ForgetsAShard() {
+  static constexpr FaultKind kForgetShard = {"forget_shard", ForgetShard, Loses::kShard};
+  return kForgetShard;
 }
 
 const FaultKind& DrainsAShard() {

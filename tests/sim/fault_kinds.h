@@ -20,8 +20,8 @@ struct FaultKind {
 };
 
 absl::Span<const FaultKind> FaultKinds();
-// A shard of a session that degrades is lost permanently; not in the table.
-const FaultKind& LosesAShard();
+// A shard comes back with an empty disk; not in the table.
+const FaultKind& ForgetsAShard();
 // A shard is told to end, and started again; and one dies between two writes. Not in the table.
 const FaultKind& DrainsAShard();
 const FaultKind& KillsAShardThatWrites();

@@ -20,7 +20,6 @@ constexpr FoundSeed kFoundSeeds[] = {
     {21790, 17, "fresh factors were taken for those that a restored update still belongs to"},
     {126, 17, "a rank whose gradient was not finite ran ahead of one that had not had its answer"},
     {6027, 17, "statistics that were refused for their values were missing at a shard that came back"},
-    {1320, 17, "statistics that were missing past their deadline held the layer up when staleness_steps is 1"},
     {17782, 17, "a replaced rank was told to wait for itself"},
     {725, 18, "statistics of a step that a lost memory had answered were refused, with an error for who sent them"},
     {5488, 18, "a step whose gradient no rank sends again stayed in the window permanently"},

@@ -183,7 +183,7 @@ std::string LayerWitness::CheckVersion(uint64_t step, uint64_t version) const {
     const bool own = version > 0 && applied_[version - 1].step == StepKey{generation_, step};
     return own ? "" : Text("I2: factors of another step", step);
   }
-  const StepKey end{generation_, spec_.staleness_steps > 0 ? step : step + 1};
+  const StepKey end{generation_, step + 1};
   if (version > 0 && applied_[version - 1].step >= end) return Text("I2: factors of a later step", step);
   if (version < applied_.size() && applied_[version].step < end) return Text("I2: factors of an earlier step", step);
   return "";

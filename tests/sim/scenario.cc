@@ -17,7 +17,7 @@ SessionSpec MakeSpec(Random& random) {
   spec.sketches = static_cast<int32_t>(random.Between(1, 2));
   spec.inv_freq = static_cast<int32_t>(random.Between(1, 4));
   spec.warmup_steps = static_cast<int32_t>(random.Between(0, 3));
-  spec.staleness_steps = static_cast<int32_t>(random.Between(0, 1));
+  random.Between(0, 1);  // unused, like another draw below: kFoundSeeds rely on the draws after it
   spec.statistics_dtype = DType::kF32;
   const int64_t layers = random.Between(1, 3);
   for (int64_t i = 0; i < layers; ++i) {
@@ -74,30 +74,29 @@ void DrawFaults(Random& random, size_t kinds, Scenario& scenario) {
   }
 }
 
-// Shards that are lost permanently. No rank is lost, and no other shard forgets anything.
-void DrawShardLoss(Random& random, Scenario& scenario) {
+// Shards that come back with empty disks. No rank is lost, and no other shard forgets anything.
+void DrawForgetting(Random& random, Scenario& scenario) {
   using Loses = FaultKind::Loses;
   std::vector<PlannedFault>& faults = scenario.faults;
   const bool may = scenario.spec.exchange == ExchangeMode::kDelegate && scenario.shards > 1 && scenario.horizon_us > 0;
   const bool ranks = std::any_of(faults.begin(), faults.end(),
                                  [](const PlannedFault& fault) { return fault.kind->loses == Loses::kRank; });
   if (!may || ranks || !random.Chance(0.7)) return;
-  scenario.spec.on_shard_loss = ShardLossPolicy::kDegrade;
+  scenario.forgets = scenario.repeatable = true;
   std::erase_if(faults, [](const PlannedFault& fault) { return fault.kind->loses == Loses::kShard; });
   for (int64_t i = random.Between(1, 3); i > 0; --i) {
-    faults.push_back({.at_us = random.Between(0, scenario.horizon_us), .kind = &LosesAShard()});
+    faults.push_back({.at_us = random.Between(0, scenario.horizon_us), .kind = &ForgetsAShard()});
   }
 }
 
 // Both, then: what a shard had gathered, and the rank that would send it again. Not a trainer that goes back as well:
-// how far the job was is among what the shard may lose. Nor staleness: there an answer does not show that its step's
-// statistics are in the log.
+// how far the job was is among what the shard may lose.
 void DrawRendezvous(Random& random, Scenario& scenario) {
   using Loses = FaultKind::Loses;
   std::vector<PlannedFault>& faults = scenario.faults;
   const auto goes_back = [](const FaultKind& kind) { return std::string(kind.name) == "roll_back_rank"; };
   const bool may =
-      scenario.spec.on_shard_loss == ShardLossPolicy::kWait && scenario.spec.staleness_steps == 0 && !faults.empty() &&
+      !scenario.forgets && !faults.empty() &&
       std::none_of(faults.begin(), faults.end(), [&](const auto& fault) { return goes_back(*fault.kind); });
   if (!may || !random.Chance(0.3)) return;
   std::vector<const FaultKind*> losing;
@@ -112,9 +111,8 @@ void DrawRendezvous(Random& random, Scenario& scenario) {
 
 // Workers that have the factors themselves: they can neither lag behind nor do without a shard.
 void DrawWorkersWithFactors(Random& random, Scenario& scenario) {
-  if (scenario.spec.on_shard_loss == ShardLossPolicy::kDegrade || !random.Chance(0.4)) return;
+  if (scenario.forgets || !random.Chance(0.4)) return;
   scenario.spec.exchange = random.Chance(0.5) ? ExchangeMode::kReplay : ExchangeMode::kPullFactors;
-  scenario.spec.staleness_steps = 0;
 }
 
 // Gradients of which each rank has a part.
@@ -145,8 +143,7 @@ void DrawEnds(Random& random, Scenario& scenario) {
   std::vector<PlannedFault>& faults = scenario.faults;
   const bool ranks = std::any_of(faults.begin(), faults.end(),
                                  [](const PlannedFault& fault) { return fault.kind->loses == Loses::kRank; });
-  const bool degrades = scenario.spec.on_shard_loss == ShardLossPolicy::kDegrade;
-  if (scenario.horizon_us == 0 || (ranks && !scenario.meets) || degrades) return;
+  if (scenario.horizon_us == 0 || (ranks && !scenario.meets) || scenario.forgets) return;
   for (const FaultKind* kind : {&DrainsAShard(), &KillsAShardThatWrites()}) {
     if (!random.Chance(0.3)) continue;
     for (int64_t i = random.Between(1, 3); i > 0; --i) {
@@ -173,11 +170,11 @@ Scenario MakeScenario(uint64_t seed, PlantedBug bug, size_t kinds) {
   scenario.impatience = random.Chance(0.5) ? 0.5 : 0;
   scenario.window_steps = static_cast<int>(random.Between(2, 3));
   scenario.snapshot_interval_steps = random.Below(5);
-  if (random.Chance(0.2)) scenario.statistics_deadline = absl::Milliseconds(random.Between(5, 50));
+  if (random.Chance(0.2)) random.Between(5, 50);
   if (!random.Chance(0.125)) DrawFaults(random, kinds, scenario);
   // Down to where payloads wait for each other's acknowledgements.
   scenario.credit_bytes = random.Chance(0.5) ? 1 << 20 : static_cast<uint64_t>(random.Between(1, 100));
-  if (kinds > FaultKinds().size()) DrawShardLoss(random, scenario);
+  if (kinds > FaultKinds().size()) DrawForgetting(random, scenario);
   if (kinds > FaultKinds().size() + 1) DrawRendezvous(random, scenario);
   if (kinds > FaultKinds().size() + 2) DrawWorkersWithFactors(random, scenario);
   if (kinds > FaultKinds().size() + 3) DrawParts(random, scenario);
@@ -196,8 +193,7 @@ std::string Describe(const Scenario& scenario) {
       "seed " + std::to_string(scenario.seed) + ": " + std::string(ExchangeModeName(scenario.spec.exchange)) + ", " +
       std::to_string(scenario.spec.world_size) + " workers, " + std::to_string(scenario.shards) + " shards, " +
       std::to_string(scenario.spec.layers.size()) + " layers, " + std::to_string(scenario.steps) + " steps, " +
-      (scenario.learns ? learns : "statistics") + ", staleness " + std::to_string(scenario.spec.staleness_steps) +
-      ", lease " + std::to_string(scenario.lease_steps) + "; faults:";
+      (scenario.learns ? learns : "statistics") + ", lease " + std::to_string(scenario.lease_steps) + "; faults:";
   for (const PlannedFault& fault : scenario.faults) {
     text += " " + std::string(fault.kind->name) + "@" + std::to_string(fault.at_us);
   }

@@ -47,11 +47,11 @@ struct Scenario {
   uint64_t credit_bytes = 0;  // of a worker's stream to a shard
   bool repeatable = false;    // see Oracle
   bool learns = false;        // the method learns from gradients
+  bool forgets = false;       // shards come back with empty disks
   bool meets = false;         // shards and ranks are lost: perhaps no process can complete a step
   uint64_t snapshot_interval_steps = 0;
   int window_steps = 2;
   recovery::GradientLogOptions gradient_journal;
-  absl::Duration statistics_deadline = absl::InfiniteDuration();
   std::vector<PlannedFault> faults;  // by time
   int64_t horizon_us = 0;            // the last fault is over by then
   PlantedBug bug = PlantedBug::kNone;

@@ -42,10 +42,6 @@ absl::StatusOr<ShardDescription> SimControl::Describe() {
   return Call<absl::StatusOr<ShardDescription>>([](SimShard& to) { return to.Describe(); });
 }
 
-absl::StatusOr<ShardDescription> SimControl::Probe(const ShardLease& lease) {
-  return Call<absl::StatusOr<ShardDescription>>([lease](SimShard& to) { return to.Probe(lease); });
-}
-
 absl::StatusOr<int64_t> SimControl::Install(const SessionInstall& install) {
   return Call<absl::StatusOr<int64_t>>([install](SimShard& to) { return to.Install(install); });
 }

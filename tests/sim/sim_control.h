@@ -20,7 +20,6 @@ class SimControl final : public ShardControl {
   SimControl(World& world, SimCoordinator& from, SimShard& to) : world_(world), from_(from), to_(to) {}
   void BecomeLeader(uint64_t token) override { token_ = token; }
   absl::StatusOr<ShardDescription> Describe() override;
-  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override;
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override;
   absl::Status HoldFactors(const FactorHold& hold) override;

@@ -10,7 +10,6 @@ namespace precondor::sim {
 namespace {
 
 constexpr int64_t kReconcileMicros = 20'000;
-constexpr int64_t kProbeMicros = 5'000;
 constexpr int64_t kRestartMicros = 5'000;
 
 }  // namespace
@@ -59,8 +58,6 @@ void SimCoordinator::Start() {
   if (const absl::Status restored = core_->Restore(*records); !restored.ok()) return DoNotStart(restored);
   core_->Reconcile();
   Tick();
-  // A coordinator that may take layers from a shard must answer the shard.
-  if (world_.spec().on_shard_loss == ShardLossPolicy::kDegrade) Probe();
 }
 
 void SimCoordinator::DoNotStart(const absl::Status& why) {
@@ -77,13 +74,6 @@ void SimCoordinator::Tick() {
   process_.After(kReconcileMicros, [this] {
     core_->Reconcile();
     Tick();
-  });
-}
-
-void SimCoordinator::Probe() {
-  process_.After(kProbeMicros, [this] {
-    for (size_t s = 0; s < world_.shards().size(); ++s) core_->ProbeShard(s);
-    Probe();
   });
 }
 

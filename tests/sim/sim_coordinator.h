@@ -39,7 +39,6 @@ class SimCoordinator {
   class Disk;  // the journal as this life sees it
   void DoNotStart(const absl::Status& why);
   void Tick();
-  void Probe();
 
   World& world_;
   Process process_;

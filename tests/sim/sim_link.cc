@@ -133,8 +133,7 @@ SimLink::SimLink(World& world, Process& process, SimShard& shard, Options option
       shard_(shard),
       options_(options),
       hooks_(std::move(hooks)),
-      epoch_(options.epoch),
-      outbox_(options.may_lose_shard) {
+      epoch_(options.epoch) {
   if (epoch_ > 1) outbox_.RetryRefusalsUntil(Now() + absl::Microseconds(kRecoveryMicros));
   Connect();
 }
@@ -190,19 +189,6 @@ void SimLink::ChangeEpoch(uint64_t epoch) {
 
 void SimLink::BeginAt(uint32_t layer, uint64_t step) {
   outbox_.BeginAt(layer, step);
-  Pump();
-}
-
-Outbox::Moved SimLink::TakeLayers(const std::set<uint32_t>& layers) {
-  Disconnect();
-  Outbox::Moved moved = outbox_.TakeLayers(layers);
-  Connect();
-  return moved;
-}
-
-void SimLink::Adopt(Outbox::Moved moved) {
-  outbox_.Adopt(std::move(moved));
-  outbox_.RetryRefusalsUntil(Now() + absl::Microseconds(kRecoveryMicros));
   Pump();
 }
 
@@ -321,7 +307,6 @@ void SimLink::OnResult(uint64_t epoch, const ContributionId& id, const absl::Sta
 
 void SimLink::OnRefused(const ContributionId& id, const absl::Status& status) {
   const Recovery recovery = outbox_.RecoveryOf(status, Now());
-  const ErrorReason reason = GetErrorReason(status);
   if (outbox_.Find(id) == nullptr) return;
   Outbox::Item item;
   bool counted = false;
@@ -341,10 +326,6 @@ void SimLink::OnRefused(const ContributionId& id, const absl::Status& status) {
     item->result->Fail(status);
     return hooks_.handed();
   }
-  // Sealed without this rank: its trainer is told.
-  const bool late =
-      reason == ErrorReason::kStaleStep && world_.scenario().statistics_deadline < absl::InfiniteDuration();
-  if (item->result == nullptr && late) return;
   hooks_.failed(status);
 }
 

@@ -7,7 +7,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "client/cpp/src/outbox.h"
@@ -26,8 +25,7 @@ class SimLink {
     uint64_t epoch = 0;
     uint32_t rank = 0;
     uint64_t incarnation = 0;
-    bool keep_gradients = false;  // these two: see ShardLink::Options
-    bool may_lose_shard = false;
+    bool keep_gradients = false;  // see ShardLink::Options
   };
   struct Hooks {
     std::function<void(uint32_t layer, const GradientResult& result)> answered;  // a gradient
@@ -46,8 +44,6 @@ class SimLink {
   void Tick();
   void ChangeEpoch(uint64_t epoch);
   void BeginAt(uint32_t layer, uint64_t step);
-  Outbox::Moved TakeLayers(const std::set<uint32_t>& layers);
-  void Adopt(Outbox::Moved moved);
   std::optional<uint64_t> answered_through() const { return outbox_.answered_through(); }
   size_t unacknowledged() const { return outbox_.unacknowledged(); }
   std::string Describe() const;  // for messages

@@ -79,7 +79,7 @@ bool SimShard::Had(const std::string& layer, const MethodState& state) const {
 
 void SimShard::MakeWitnesses(const SessionInstall& install) {
   // A rank may begin after a step whose statistics were lost with the shard.
-  const bool patient = world_.scenario().statistics_deadline == absl::InfiniteDuration() && !world_.scenario().meets;
+  const bool patient = !world_.scenario().meets;
   for (const uint32_t layer : install.layers) {
     if (owned_.contains(layer)) continue;
     witnesses_[layer] =
@@ -88,14 +88,11 @@ void SimShard::MakeWitnesses(const SessionInstall& install) {
   }
 }
 
-void SimShard::Vanish() {
-  world_.trace().Note([&] { return process_.name() + " vanishes"; });
-  process_.Kill();
-  End();
-  disk_.Lose(Loss::kProcess);
+void SimShard::Forget(int64_t down_us) {
+  if (!process_.up()) return;
+  Die(Loss::kProcess, /*losing=*/true, down_us);
   disk_.Replace();
-  owned_.clear();
-  witnesses_.clear();
+  fences_may_be_lost_ = true;
 }
 
 void SimShard::End() {
@@ -198,7 +195,6 @@ void SimShard::LoseFences() {
 
 void SimShard::Tick() {
   process_.After(kShardTickMicros, [this] {
-    shard_->upkeep().SealOverdue();
     shard_->upkeep().FreeReleasedFactors();
     shard_->upkeep().CompleteQuarantine();
     Tick();

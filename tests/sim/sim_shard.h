@@ -35,8 +35,8 @@ class SimShard {
   SimClock& clock() { return clock_; }
   SimShardDisk& disk() { return disk_; }
   void Start();
-  // Dies permanently: a later start gives it an empty disk.
-  void Vanish();
+  // Dies, and starts again after a while with an empty disk.
+  void Forget(int64_t down_us);
   // Dies, and starts again after a while.
   void Kill(Loss loss, int64_t down_us);
   // The same in the middle of something: after its `writes`th write.
@@ -60,7 +60,6 @@ class SimShard {
   // As a call of the coordinator's arrives; each has to be admitted.
   absl::StatusOr<FencingGate::Pass> Admit(uint64_t token) { return shard_->Admit(token); }
   absl::StatusOr<ShardDescription> Describe() { return shard_->Describe(); }
-  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) { return shard_->Probe(lease); }
   absl::StatusOr<int64_t> Install(const SessionInstall& install);
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence);
   absl::Status HoldFactors(const FactorHold& hold);

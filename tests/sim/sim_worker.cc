@@ -133,24 +133,15 @@ void SimWorker::GoBack(const WorkerDirective& directive) {
 
 void SimWorker::ChangeEpoch(const std::vector<ShardAssignment>& shard_map) {
   for (const auto& [address, link] : links_) link->ChangeEpoch(epoch_);
-  const std::vector<SimLink*> before = std::exchange(of_layer_, std::vector<SimLink*>(world_.spec().layers.size()));
-  std::map<std::string, std::unique_ptr<SimLink>> links;
+  if (!links_.empty()) return;
+  of_layer_.resize(world_.spec().layers.size());
   for (const ShardAssignment& assignment : shard_map) {
     if (assignment.layers.empty()) continue;
-    std::unique_ptr<SimLink>& link = links[assignment.address];
-    link = std::move(links_[assignment.address]);
-    if (link == nullptr) link = MakeLink(world_.ShardAt(assignment.address));
-    std::map<uint32_t, std::set<uint32_t>> moves;  // layers of one link each, by the first of them
-    for (const uint32_t layer : assignment.layers) {
-      of_layer_[layer] = link.get();
-      if (before.empty() || before[layer] == link.get()) continue;
-      const auto first = std::find(before.begin(), before.end(), before[layer]) - before.begin();
-      moves[static_cast<uint32_t>(first)].insert(layer);
-    }
-    for (const auto& [first, layers] : moves) link->Adopt(before[first]->TakeLayers(layers));
+    std::unique_ptr<SimLink>& link = links_[assignment.address];
+    link = MakeLink(world_.ShardAt(assignment.address));
+    for (const uint32_t layer : assignment.layers) of_layer_[layer] = link.get();
   }
-  links_ = std::move(links);
-  if (!before.empty() || step_ == 0 || WorkersPrecondition(world_.spec())) return;
+  if (step_ == 0 || WorkersPrecondition(world_.spec())) return;
   for (uint32_t layer = 0; layer < of_layer_.size(); ++layer) of_layer_[layer]->BeginAt(layer, step_);
 }
 
@@ -158,7 +149,6 @@ std::unique_ptr<SimLink> SimWorker::MakeLink(SimShard& shard) {
   const SessionSpec& spec = world_.spec();
   SimLink::Options options{.session_id = session_, .epoch = epoch_, .rank = rank_, .incarnation = incarnation_};
   options.keep_gradients = spec.exchange != ExchangeMode::kDelegate && spec.world_size > 1;
-  options.may_lose_shard = spec.on_shard_loss == ShardLossPolicy::kDegrade;
   SimLink::Hooks hooks;
   hooks.answered = [this](uint32_t layer, const GradientResult& result) { OnAnswer(layer, result); };
   hooks.handed = [this] { WorkOnFactors(); };

@@ -16,9 +16,6 @@ constexpr int64_t kStepLimitMicros = 400'000;
 constexpr int64_t kCloseLimitMicros = 2'000'000;
 constexpr int64_t kQuietMicros = 500'000;  // longer than any message takes
 constexpr int64_t kOpenLimitMicros = 60'000'000;
-constexpr int64_t kShardLossMicros = 60'000;
-constexpr int64_t kProbeMicros = 5'000;    // SimCoordinator's
-constexpr int64_t kReturnMicros = 15'000;  // between two looks whether a lost shard's layers are elsewhere
 constexpr uint64_t kMaxEvents = 3'000'000;
 
 }  // namespace
@@ -55,8 +52,6 @@ World::~World() {
 void World::MakeShards() {
   ShardOptions options;
   options.window_steps = scenario_.window_steps;
-  options.statistics_deadline = scenario_.statistics_deadline;
-  options.quorum = 0.5;
   options.snapshot_interval_steps = scenario_.snapshot_interval_steps;
   uint32_t id = 0;
   for (int s = 0; s < scenario_.shards; ++s) {
@@ -64,8 +59,6 @@ void World::MakeShards() {
   }
   CoordinatorOptions coordinator_options;
   coordinator_options.lease_steps = scenario_.lease_steps;
-  coordinator_options.shard_loss_timeout = absl::Microseconds(kShardLossMicros);
-  coordinator_options.probe_interval = absl::Microseconds(kProbeMicros);
   coordinator_options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
     return std::make_unique<SimMethod>(no_events_, scenario_.learns);
   };
@@ -78,8 +71,7 @@ void World::MakeShards() {
 }
 
 void World::OnRemoved(const SimShard& shard) {
-  // One that was held for lost has no layers left when it comes back.
-  if (closing_ || spec().on_shard_loss == ShardLossPolicy::kDegrade) return;
+  if (closing_) return;
   Fail("I5: " + shard.process().name() + " removed a session that no call has closed");
 }
 
@@ -229,28 +221,6 @@ void World::RestartCoordinator() {
   coordinator_->Start();
 }
 
-void World::LoseShard(SimShard& shard) {
-  const auto there = [this](const auto& other) { return !lost_.contains(other.get()); };
-  if (lost_.contains(&shard) || std::count_if(shards_.begin(), shards_.end(), there) < 2) return;
-  lost_.insert(&shard);
-  shard.Vanish();
-  ReturnWhenReplaced(shard);
-}
-
-void World::ReturnWhenReplaced(SimShard& shard) {
-  queue_.After(kReturnMicros, [this, &shard] {
-    const auto session = coordinator_->process().up() ? coordinator_->core().GetSession(spec().name)
-                                                      : absl::UnavailableError("the coordinator is down");
-    const bool replaced = session.ok() && std::none_of(session->shard_map.begin(), session->shard_map.end(),
-                                                       [&](const ShardAssignment& assignment) {
-                                                         return assignment.address == shard.process().name();
-                                                       });
-    if (!replaced) return ReturnWhenReplaced(shard);
-    lost_.erase(&shard);
-    shard.Start();
-  });
-}
-
 void World::AskForMode(std::optional<Mode> mode) {
   coordinator_->process().After(0, [this, mode] {
     trace_.Note([&] { return "mode asked for: " + (mode.has_value() ? std::string(ModeName(*mode)) : "any"); });
@@ -269,7 +239,7 @@ void World::Heal() {
   for (Process* process : Processes()) process->Resume();
   for (const std::unique_ptr<SimShard>& shard : shards_) {
     shard->disk().Mend();
-    if (!shard->process().up() && !lost_.contains(shard.get())) shard->Start();
+    if (!shard->process().up()) shard->Start();
   }
   for (uint32_t rank = 0; rank < ranks(); ++rank) {
     if (!ranks_[rank].process->up()) StartRank(rank);

@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -83,8 +82,6 @@ class World {
   // It has happened: what former processes sent to later steps still counts, so that a step can be passed by one rank
   // and never be complete again (docs/develop/adr/0023, seed 308528).
   bool has_begun_again() const { return has_begun_again_; }
-  // It comes back, knowing nothing, once its layers have gone to others. Not the last one.
-  void LoseShard(SimShard& shard);
   void AskForMode(std::optional<Mode> mode);
 
  private:
@@ -95,7 +92,6 @@ class World {
     uint64_t incarnation = 0;
   };
 
-  void ReturnWhenReplaced(SimShard& shard);
   void MakeShards();
   void StartRank(uint32_t rank);
   void Open();
@@ -122,7 +118,6 @@ class World {
   std::unique_ptr<SimCoordinator> coordinator_;
   std::vector<Rank> ranks_;
   std::vector<std::unique_ptr<SimWorker>> dead_;  // events may still name them
-  std::set<const SimShard*> lost_;
   uint64_t session_id_ = 0;
   bool job_lost_ = false;
   bool has_begun_again_ = false;

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/backend.h"
-#include "kernels/methods/factor.h"
+#include "kernels/methods/make_factor.h"
 #include "kernels/methods/method.h"
 #include "tests/reference/mkor.h"
 #include "tests/support/test_backend.h"

@@ -52,7 +52,7 @@ class EffectText {
     return absl::StrCat("drop payloads of ", KindName(e.kind), Step(e.id));
   }
   std::string operator()(const ReportSealed& e) const {
-    return absl::StrCat("sealed ", KindName(e.kind), " step=", e.step, e.given_up.empty() ? "" : ": " + e.given_up);
+    return absl::StrCat("sealed ", KindName(e.kind), " step=", e.step);
   }
   std::string operator()(const ReportUpdatesLost& e) const {
     return absl::StrCat("report lost updates=", e.lost, " newly=", e.newly, " rank=", e.rank, " known=", e.known);

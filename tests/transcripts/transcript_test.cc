@@ -131,17 +131,13 @@ class Script {
     spec_.inv_freq = 1;
     spec_.layers = {LayerSpec{.name = "layer", .d_out = 1, .d_in = 1}};
     spec_.world_size = static_cast<int32_t>(line.Number("ranks", 2));
-    spec_.staleness_steps = static_cast<int32_t>(line.Number("staleness", 0));
     const std::string exchange = line.Text("exchange", "DIRECT");
     for (const auto mode : {ExchangeMode::kDelegate, ExchangeMode::kPullFactors, ExchangeMode::kReplay}) {
       if (exchange == ExchangeModeName(mode)) spec_.exchange = mode;
     }
     EXPECT_EQ(exchange, ExchangeModeName(spec_.exchange));
     learns_ = line.Has("learns");
-    rules_ = {.spec = &spec_,
-              .needs_statistics = !learns_,
-              .window_steps = line.Number("window", 2),
-              .statistics_deadline = line.Seconds("deadline", absl::InfiniteDuration())};
+    rules_ = {.spec = &spec_, .needs_statistics = !learns_, .window_steps = line.Number("window", 2)};
     epoch_ = 1;
     machine_ = std::make_unique<LayerMachine>(rules_, epoch_, /*rollback_epoch=*/0, line.Members("members"));
     (void)machine_->Step(FactorsReplaced{.held = true, .factor_version = 0});
@@ -190,7 +186,6 @@ class Script {
       const uint64_t step = line.Number("rollback", kNoStep);
       return EpochBegan{epoch_, step == kNoStep ? 0 : epoch_, step == kNoStep ? 0 : step, line.Members("replaced")};
     }
-    if (name == "deadline-passed") return DeadlinePassed{now_};
     if (name == "worker-ready") {
       EXPECT_TRUE(owed_.empty()) << "the worker does one thing at a time";
       return WorkerReady{};

@@ -10,10 +10,10 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 
 #include "client/cpp/src/channel.h"
-#include "client/cpp/src/missing_ranks.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/trace_context.h"
@@ -204,6 +204,11 @@ PRECONDOR_CONTROL_CALL(RestoreSession, snapshot)
 PRECONDOR_CONTROL_CALL(RestoreLayer, snapshot)
 #undef PRECONDOR_CONTROL_CALL
 #undef PRECONDOR_CONTROL_CALL_WITHIN
+
+std::string RanksText(absl::string_view begin, absl::Span<const uint32_t> ranks) {
+  if (ranks.empty()) return "";
+  return absl::StrCat(begin, ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+}
 
 absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, const v1::JoinSessionRequest& request,
                                                         absl::Duration timeout, Canceller& canceller) {

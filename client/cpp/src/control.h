@@ -12,7 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 #include "kernels/base/mutex.h"
 #include "precondor/v1/admin.pb.h"
@@ -114,6 +116,9 @@ class ControlClient {
   const std::string traceparent_;
   const std::unique_ptr<Stubs> stubs_;
 };
+
+// Returns `begin` and the ranks, or "" if there are none.
+std::string RanksText(absl::string_view begin, absl::Span<const uint32_t> ranks);
 
 // Repeats JoinSession until every rank has joined. Returns DEADLINE_EXCEEDED after `timeout`.
 absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, const v1::JoinSessionRequest& request,

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 
 #include "client/cpp/src/control.h"
 #include "kernels/base/clock.h"
@@ -16,11 +15,6 @@ constexpr absl::Duration kPatience = absl::Seconds(1);
 constexpr absl::Duration kSilence = absl::Seconds(5);
 
 }  // namespace
-
-std::string RanksText(absl::string_view begin, absl::Span<const uint32_t> ranks) {
-  if (ranks.empty()) return "";
-  return absl::StrCat(begin, ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
-}
 
 MissingRanks::MissingRanks(v1::FrameHeader sender, std::vector<std::string> layers,
                            std::shared_ptr<const wire::ChannelSecurity> security)

@@ -8,16 +8,12 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 
 #include "kernels/base/mutex.h"
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/channel_security.h"
 
 namespace precondor {
-
-// Returns `begin` and the ranks, or "" if there are none.
-std::string RanksText(absl::string_view begin, absl::Span<const uint32_t> ranks);
 
 // Asks a shard which ranks a step waits for. A worker and its futures share one, because a future may outlive its
 // worker. Thread-safe.

@@ -242,8 +242,6 @@ Recovery Outbox::RecoveryOf(const absl::Status& refusal, absl::Time now) const {
   switch (GetErrorReason(refusal)) {
     case ErrorReason::kUnknownSession:
       return Recovery::kRetryLater;
-    case ErrorReason::kNotOwner:
-      return may_lose_shard_ ? Recovery::kRetryLater : Recovery::kFatal;
     case ErrorReason::kStepTooFarAhead:
       return now < retry_refusals_until_ ? Recovery::kRetryLater : Recovery::kRefused;
     default:

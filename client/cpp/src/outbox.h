@@ -37,9 +37,6 @@ class Outbox {
  public:
   using Item = std::shared_ptr<const Contribution>;
 
-  // With `may_lose_shard` the outbox always keeps what another shard may need, also if this shard loses its memory.
-  explicit Outbox(bool may_lose_shard = false) : may_lose_shard_(may_lose_shard) {}
-
   // Adds a contribution at the end of the queue. Returns ALREADY_EXISTS if one with this id is not complete yet.
   absl::Status Add(Item item);
 
@@ -76,10 +73,10 @@ class Outbox {
   Item Finish(const ContributionId& id, Item kept, uint64_t factor_version);
   // Returns a copy that owns its bytes and completes no caller's future.
   static Item CopyToKeep(const Contribution& item);
-  // Whether answered gradients are kept: the shard restarts with its memory, or another shard may replace it. A shard
-  // that loses its factors cannot repeat an answer, so its gradients are not worth their memory. True before the first
-  // stream, when this is unknown. Statistics are always kept.
-  bool keeps_gradients() const { return shard_generation_ != 0 || may_lose_shard_ || !started_before_; }
+  // Whether answered gradients are kept: the shard restarts with its memory. A shard that loses its factors cannot
+  // repeat an answer, so its gradients are not worth their memory. True before the first stream, when this is unknown.
+  // Statistics are always kept.
+  bool keeps_gradients() const { return shard_generation_ != 0 || !started_before_; }
   Item Remove(const ContributionId& id);
   // True if the outbox holds this contribution, and not a later one with its id.
   bool Holds(const Item& item) const { return Find(item->id) == item; }
@@ -101,8 +98,8 @@ class Outbox {
   // Until `time` STEP_TOO_FAR_AHEAD is retried: the shard may have another memory, which does not know yet which steps
   // are over.
   void RetryRefusalsUntil(absl::Time time) { retry_refusals_until_ = time; }
-  // RecoveryFor with what is known about this shard: it may be about to get the session (UNKNOWN_SESSION), to hand the
-  // layer over (NOT_OWNER), or to hold an old step open that other ranks have repeated (STEP_TOO_FAR_AHEAD).
+  // RecoveryFor with what is known about this shard: it may be about to get the session (UNKNOWN_SESSION), or to
+  // hold an old step open that other ranks have repeated (STEP_TOO_FAR_AHEAD).
   Recovery RecoveryOf(const absl::Status& refusal, absl::Time now) const;
   // True if `refusal` of a repetition has no meaning because the first transmission counted: the contribution has been
   // answered, or these are statistics that were acknowledged, or whose step has been sealed since (a step is sealed
@@ -113,11 +110,10 @@ class Outbox {
   // been sealed count as unanswered again and are sent first. Takes effect with the next StartStream.
   void Reopen();
 
-  // Removes and returns all state of layers that move to another shard, in order. Call between streams.
+  // Removes and returns all state of layers whose shard has another address, in order. Call between streams.
   struct Moved;
   Moved TakeLayers(const std::set<uint32_t>& layers);
-  // Adds the state of layers that another outbox has given up, and sends it to this outbox's shard, which knows nothing
-  // of the layers.
+  // Adds the state of layers that another outbox has given up, and sends it to this outbox's shard.
   void Adopt(Moved&& moved);
   // The highest step of any layer whose gradient has been answered; nullopt if there is none.
   std::optional<uint64_t> answered_through() const;
@@ -168,7 +164,6 @@ class Outbox {
   // Sends a kept contribution again.
   void SendAgain(Sequence sequence, const Item& item);
 
-  const bool may_lose_shard_;
   Sequence next_sequence_ = 0;
   Sequence first_sequence_ = 0;  // lowest sequence in use; smaller ones are sent first
   std::map<Sequence, Entry> entries_;

@@ -55,7 +55,6 @@ ShardLink::ShardLink(Options options, Hooks hooks, TrafficCounters& traffic)
       traffic_(traffic),
       backoff_(kFirstBackoff),
       epoch_(options_.epoch),
-      outbox_(options_.may_lose_shard),
       path_({.address = options_.address, .connect_timeout = options_.connect_timeout}, [this] {
         MutexLock lock(mu_);
         Pump();

@@ -52,7 +52,6 @@ class ShardLink {
     absl::Duration connect_timeout;  // until the first frame of a new stream
     absl::Duration result_timeout;   // timeout from which deadlines were computed, for messages
     bool keep_gradients = false;     // other ranks may need this rank's again if the shard is lost
-    bool may_lose_shard = false;     // the link's layers may move to other shards
   };
   struct Hooks {
     std::function<void()> wake;                        // there is work for Tick

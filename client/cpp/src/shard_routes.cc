@@ -78,7 +78,7 @@ absl::Status ShardRoutes::Change(const v1::ShardMap& map, uint64_t epoch) {
     table_ = next;
     failed = failed_;
   }
-  // A gradient in device memory that waits for the ring of a shard that is lost goes to the layer's new shard.
+  // A gradient in device memory that waits for the ring at the old address goes to the new one.
   for (const auto& [address, link] : before->links) {
     if (!next->links.contains(address)) link->path().StopWaiting();
   }
@@ -107,7 +107,7 @@ std::optional<uint64_t> ShardRoutes::answered_through() const {
 }
 
 ShardRoutes::Link ShardRoutes::WaitAcknowledged(absl::Time deadline) const {
-  // If layers move meanwhile, waits for their new links too.
+  // If addresses change meanwhile, waits for the new links too.
   for (std::shared_ptr<const Table> seen; seen != table();) {
     seen = table();
     for (const auto& [address, link] : seen->links) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Knows which link carries which layer, and moves layers to other shards when the epoch changes.
+// Knows which link carries which layer, and moves layers to a new link when the address of their shard changes.
 #pragma once
 
 #include <cstdint>

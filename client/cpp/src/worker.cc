@@ -117,7 +117,6 @@ std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint
   link.connect_timeout = options_.connect_timeout;
   link.result_timeout = options_.result_timeout;
   link.keep_gradients = spec_.exchange != ExchangeMode::kDelegate && spec_.world_size > 1;
-  link.may_lose_shard = MayLoseShards();
   ShardLink::Hooks hooks;
   hooks.wake = [this] { Wake(); };
   hooks.stale_epoch = [this](uint64_t stale) { OnStaleEpoch(stale); };
@@ -262,10 +261,6 @@ absl::StatusOr<WorkerDirective> WorkerImpl::SendReport(const OwnReport& report) 
       continue;
     }
     CountControl(request, *response);
-    {
-      MutexLock lock(mu_);
-      epoch_known_at_ = MonotonicNow();
-    }
     if (response->directive().epoch() != used) OnStaleEpoch(used);
     return WorkerDirective::Decode(response->directive());
   }

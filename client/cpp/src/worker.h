@@ -126,8 +126,6 @@ class WorkerImpl final : public Worker {
   std::shared_ptr<const void> Borrow(const std::shared_ptr<PreconditionFuture::State>& state);
   void CountControl(const google::protobuf::MessageLite& request, const google::protobuf::MessageLite& response);
 
-  bool MayLoseShards() const { return spec_.on_shard_loss == ShardLossPolicy::kDegrade; }
-
   // Hooks of the links.
   void Wake();
   // Makes the refresher ask the coordinator whether the session and the epoch have changed.
@@ -143,9 +141,7 @@ class WorkerImpl final : public Worker {
   absl::Status Refresh();
   // Joins again, and waits for an unreachable coordinator at most for lease_timeout.
   absl::StatusOr<v1::JoinSessionResponse> JoinAgain();
-  // Asks the coordinator whether the session has a new epoch, when no report has been answered for a while and shards
-  // may be lost. Other workers may need this worker's contributions at another shard although this worker waits for no
-  // answer.
+  // Asks the coordinator whether the session still exists and has a new epoch.
   void AskForEpoch();
   v1::JoinSessionRequest JoinRequest() const;
   // Waits until the epoch differs from `stale`. Returns false after rpc_timeout or a failure.
@@ -176,8 +172,7 @@ class WorkerImpl final : public Worker {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool wake_ ABSL_GUARDED_BY(mu_) = false;
   bool refresh_ ABSL_GUARDED_BY(mu_) = false;
-  bool ask_ ABSL_GUARDED_BY(mu_) = false;                                  // ask for a new epoch
-  absl::Time epoch_known_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // the coordinator last named the epoch
+  bool ask_ ABSL_GUARDED_BY(mu_) = false;  // ask for a new epoch
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   absl::Status first_refusal_ ABSL_GUARDED_BY(mu_);

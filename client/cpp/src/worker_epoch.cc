@@ -16,24 +16,16 @@ namespace {
 
 // Longest delay until a passed deadline is noticed.
 constexpr absl::Duration kTick = absl::Milliseconds(200);
-// Interval of asking whether layers have moved to other shards, while no report is answered.
-constexpr absl::Duration kAskInterval = absl::Seconds(1);
 
 }  // namespace
 
 void WorkerImpl::TimerLoop() {
   NameThisThread("precondor-timer");
-  absl::Time ask_at = absl::InfinitePast();
   while (true) {
     const absl::Time now = MonotonicNow();
     absl::Time next = std::min(now + kTick, send_queue_.Tick(now));
     for (const ShardRoutes::Link& link : routes_.links()) next = std::min(next, link->Tick(now));
     MutexLock lock(mu_);
-    if (MayLoseShards() && epoch_known_at_ + kAskInterval <= now && ask_at <= now) {
-      ask_ = true;
-      ask_at = now + kAskInterval;
-      changed_.notify_all();
-    }
     changed_.wait_until(mu_, SteadyTime(next),
                         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || wake_; });
     if (stopping_) return;
@@ -90,10 +82,6 @@ absl::StatusOr<v1::JoinSessionResponse> WorkerImpl::JoinAgain() {
 void WorkerImpl::AskForEpoch() {
   const uint64_t have = epoch();
   const absl::StatusOr<v1::JoinSessionResponse> joined = control_->JoinSession(JoinRequest(), canceller_);
-  if (joined.ok()) {
-    MutexLock lock(mu_);
-    epoch_known_at_ = MonotonicNow();
-  }
   if (joined.ok() && joined->session_id() != session_id_) {
     Fail(
         ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownSession,

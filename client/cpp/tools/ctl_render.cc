@@ -165,7 +165,6 @@ json SessionsJson(const v1::ListSessionsResponse& response) {
                     {"method", MethodName(spec)},
                     {"exchange", ShortName(v1::ExchangeMode_Name(spec.exchange()), "EXCHANGE_MODE_")},
                     {"statistics", ShortName(v1::StatisticsKind_Name(spec.statistics()), "STATISTICS_KIND_")},
-                    {"on_shard_loss", spec.on_shard_loss() == v1::SHARD_LOSS_POLICY_DEGRADE ? "DEGRADE" : "WAIT"},
                     {"layers", spec.layers_size()},
                     {"world_size", spec.world_size()},
                     {"joined", session.joined()},

@@ -5,8 +5,8 @@
 
 #include "absl/status/statusor.h"
 
-#include "client/cpp/tools/ctl_commands.h"
 #include "client/cpp/tools/ctl_options.h"
+#include "client/cpp/tools/ctl_output.h"
 
 namespace precondor {
 

@@ -36,16 +36,6 @@ struct LayerCost {
 
 int64_t SumOfSides(const LayerSpec& layer) { return layer.d_in + layer.d_out; }
 
-// Returns the number of elements that one worker sends. For COVARIANCE this is the maximum: few samples are sent as
-// rows, which have fewer elements.
-int64_t StatisticsElements(const SessionSpec& spec, int64_t index) {
-  const LayerSpec& layer = spec.layers[static_cast<size_t>(index)];
-  if (StatisticsOf(spec, index) == StatisticsKind::kCovariance) {
-    return PackedElements(layer.d_in) + PackedElements(layer.d_out);
-  }
-  return VectorsPerWorker(spec, index) * SumOfSides(layer);
-}
-
 // Returns the number of elements of all workers' statistics, merged. For COVARIANCE it includes what merging takes for
 // the wider side: a contribution as sent, the contribution unpacked, and the sum.
 int64_t MergedElements(const SessionSpec& spec, int64_t index) {

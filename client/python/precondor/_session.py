@@ -106,10 +106,8 @@ class SessionSpec:
         statistics: "SIGNED" (sketches), "MEAN", "PER_WORKER_MEAN" or "COVARIANCE".
         sketches: Number of SIGNED vectors of a rank; 0 means ceil(16 / world_size).
         inv_freq, warmup_steps: Statistics are sent at steps below warmup_steps and at multiples of inv_freq.
-        staleness_steps: 0: a step's gradient uses the step's own statistics. 1: it uses those of earlier steps.
         statistics_dtype, gradient_dtype: Types on the wire: "f32", "f16" or "bf16".
         fallback: When the job falls back to first order.
-        on_shard_loss: "WAIT" (for the shard) or "DEGRADE" (its layers move to other shards).
         layer_methods: Layers with another method or other statistics.
         delegates: DELEGATE: the rank that sends each layer's gradient. Empty: rank layer % world_size, unless the servers
             choose by Client.rank_devices; Worker.spec then has them.
@@ -125,11 +123,9 @@ class SessionSpec:
     sketches: int = 0
     inv_freq: int = 10
     warmup_steps: int = 10
-    staleness_steps: int = 0
     statistics_dtype: str = "f16"
     gradient_dtype: str = "f32"
     fallback: Fallback = Fallback()
-    on_shard_loss: str = "WAIT"
     layer_methods: Sequence[LayerMethod] = ()
     delegates: Sequence[int] = ()
 

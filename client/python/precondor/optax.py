@@ -94,7 +94,7 @@ class Transformation(optax.GradientTransformationExtraArgs):
 
 def scale_by_precondor(address: str = "local", *, session: str = "", method: Union[Method, str] = _SOAP,
                        layer_methods: Optional[Mapping[str, Union[Method, str]]] = None, scanned_layers: Any = None,
-                       mesh: Optional[Mesh] = None, b1: float = 0.95, b2: float = 0.95, seed: int = 0, on_shard_loss: str = "WAIT",
+                       mesh: Optional[Mesh] = None, b1: float = 0.95, b2: float = 0.95, seed: int = 0,
                        factors: Sequence[np.ndarray] = (), client: ClientOptions = ClientOptions()) -> Transformation:
     """Turns gradients into updates: by the servers for arrays with two or more dimensions, by Adam for all others.
 
@@ -118,7 +118,7 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
         mesh: The devices of the run, if its arrays are sharded over several or if jax.distributed has several processes. Each
             device sends and receives its share of every gradient's rows. None: the process's first device sends all.
         b1, b2: Adam's, for leaves that are no layers: vectors, scalars, and matrices with a side of 1.
-        seed, on_shard_loss: See precondor.SessionSpec.
+        seed: See precondor.SessionSpec.
         factors: Transformation.read_factors() of the step that the state is of. The first `update` begins the session again
             with them, on any servers and any mesh. Process 0's count.
         client: Time-outs, security and the trace, as precondor.Client takes them.
@@ -149,7 +149,7 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
         run = before if before and before.arguments == connection.arguments and not before.is_closed else connection
         group = run.group
         run.raise_failure(state.step)
-        run.open(SessionSpec("", layers, as_method(method), world_size=group.size, seed=seed, on_shard_loss=on_shard_loss,
+        run.open(SessionSpec("", layers, as_method(method), world_size=group.size, seed=seed,
                              exchange="SHARDED" if group.size > 1 else "DIRECT", layer_methods=by_pattern(layers, layer_methods, "")))
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in split.leaves]))
         # The state orders the calls: each one's step is the result of the call before it.

@@ -23,12 +23,10 @@ namespace py = pybind11;
 // The stable names of every enumeration of a session; values count from 1.
 absl::string_view NameOf(ExchangeMode value) { return ExchangeModeName(value); }
 absl::string_view NameOf(StatisticsKind value) { return StatisticsKindName(value); }
-absl::string_view NameOf(ShardLossPolicy value) { return ShardLossPolicyName(value); }
 absl::string_view NameOf(FallbackPolicy value) { return FallbackPolicyName(value); }
 absl::string_view NameOf(DType value) { return DTypeName(value); }
 constexpr int CountOf(ExchangeMode) { return 5; }
 constexpr int CountOf(StatisticsKind) { return 4; }
-constexpr int CountOf(ShardLossPolicy) { return 2; }
 constexpr int CountOf(FallbackPolicy) { return 4; }
 constexpr int CountOf(DType) { return 3; }
 
@@ -86,12 +84,10 @@ void VisitSpec(Spec& spec, F&& f) {
   f("sketches", spec.sketches);
   f("inv_freq", spec.inv_freq);
   f("warmup_steps", spec.warmup_steps);
-  f("staleness_steps", spec.staleness_steps);
   f("statistics_dtype", spec.statistics_dtype);
   f("gradient_dtype", spec.gradient_dtype);
   f("method", spec.method);
   f("fallback", spec.fallback);
-  f("on_shard_loss", spec.on_shard_loss);
   f("layers", spec.layers);
   f("layer_methods", spec.layer_methods);
   f("delegates", spec.delegates);

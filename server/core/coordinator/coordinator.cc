@@ -22,7 +22,7 @@ Coordinator::Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> 
       clock_(clock),
       logger_(logger),
       observer_(observer),
-      watch_(shards_.size(), options_.shard_loss_timeout, options_.probe_interval, clock.Now()),
+      watch_(shards_.size(), options_.probe_interval, clock.Now()),
       journal_(
           journal, [this](std::vector<CoordinatorRecord>& records) { AddRecords(records); }, logger, observer),
       ending_(shards_.size()),

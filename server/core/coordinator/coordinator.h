@@ -52,11 +52,6 @@ struct CoordinatorOptions {
   uint64_t lease_steps = 64;  // steps that a directive grants beyond the reported one
   bool standby = false;       // calls are UNAVAILABLE until Restore, because another coordinator may lead
   MethodFactory make_method = MakeMethod;
-  // A shard that has not answered for this long is lost to sessions with on_shard_loss DEGRADE: their layers move to
-  // other shards and begin with fresh factors. The lease of such sessions on a shard (ShardLease) is half as long. A
-  // shard is also not lost before it has left unanswered as many probes as fit into this time, and at least 3. So a
-  // coordinator that was suspended, and sent no probes, moves no layers.
-  absl::Duration shard_loss_timeout = absl::Seconds(10);
   absl::Duration probe_interval = absl::Seconds(1);  // time between probes of a shard
   TenantLimits tenant_limits;                        // for new sessions, not for restored ones
   int64_t table_bytes = 0;                           // most SessionTableBytes of all sessions; 0: no limit
@@ -82,11 +77,11 @@ class Coordinator {
   // token cannot be written.
   absl::Status Restore(absl::Span<const CoordinatorRecord> records);
   // Compares what every shard holds with what the coordinator knows. Installs missing sessions, puts unknown sessions
-  // in quarantine, removes ended ones, moves layers away from lost shards, and advances snapshots. A server calls it
-  // right after Restore and then periodically, several times within shard_loss_timeout. One caller at a time.
+  // in quarantine, removes ended ones, and advances snapshots. A server calls it right after Restore and then
+  // periodically. One caller at a time.
   void Reconcile();
-  // Checks whether a shard is alive, and extends its lease. A server does this for each shard on a thread of its own,
-  // as often as Reconcile, so that a shard that hangs does not delay the probes of the others.
+  // Checks whether a shard is alive. A server does this for each shard on a thread of its own, as often as Reconcile,
+  // so that a shard that hangs does not delay the probes of the others.
   void ProbeShard(size_t shard);
 
   // The next five calls return PERMISSION_DENIED if the session's access does not admit the caller; the calls that take
@@ -168,29 +163,11 @@ class Coordinator {
   // `description` is out of date then.
   bool ClearOrphans(const ShardEndpoint& shard, const ShardDescription& description);
   absl::StatusOr<QuarantineSummary> FindQuarantined(absl::string_view name, uint64_t session_id) const;
-  // Removes from the shard the sessions that no longer have layers there.
-  void RemoveLeftovers(size_t shard, const ShardDescription& description);
-  // Returns the shard's description, extends its lease, and records whether it answered.
+  // Returns the shard's description, and records whether it answered.
   absl::StatusOr<ShardDescription> Probe(size_t shard);
   // Logs that a shard has stopped or resumed answering, and reports the number of unreachable shards.
   void ReportReachability(size_t shard, const absl::Status& probe);
-  // Returns UNAVAILABLE if the session has on_shard_loss DEGRADE and the shard did not answer the last probe. So an
-  // operation does not hold the session's lock while it waits for that shard.
-  absl::Status CheckAnswers(const SessionSpec& spec, size_t shard) const;
-  // Moves layers of sessions with on_shard_loss DEGRADE away from lost shards.
-  void ReplaceLostShards(const std::vector<std::optional<ShardDescription>>& shards);
-  void MoveLayers(const std::string& name, const std::vector<bool>& lost,
-                  const std::vector<std::optional<ShardDescription>>& shards);
-  // Places `layers` on the shards that have a description. Returns RESOURCE_EXHAUSTED (CAPACITY), with the numbers, if
-  // none has room.
-  absl::StatusOr<std::vector<PlacedLayers>> MakeMove(const CoordinatorSession& session,
-                                                     const std::vector<uint32_t>& layers,
-                                                     const std::vector<std::optional<ShardDescription>>& shards) const;
-  // Writes and adopts a placement for the next epoch. Returns that epoch.
-  absl::StatusOr<uint64_t> WriteMove(CoordinatorSession& session, const std::vector<PlacedLayers>& placement);
-  // Sets `*failed`, if not null, to the shard that an error comes from.
-  absl::Status InstallOnShards(const std::vector<SessionInstall>& installs,
-                               std::optional<size_t>* failed = nullptr) const;
+  absl::Status InstallOnShards(const std::vector<SessionInstall>& installs) const;
   absl::Status RemoveFromShards(uint64_t session_id, const std::vector<PlacedLayers>& placement) const;
   // Removes an ending session from one shard, unless the shard has already confirmed that.
   absl::Status RemoveEnding(uint64_t session_id, size_t shard);
@@ -222,9 +199,8 @@ class Coordinator {
   void FailRestore(CoordinatorSession& session, const absl::Status& reason);
   // Reports the last complete snapshot to the observer.
   void ShowLastSnapshot(absl::string_view name, const std::vector<SnapshotEntry>& snapshots);
-  // Tells the session's shards the membership. Precondition: the caller holds the session's lock. `failed`: see
-  // InstallOnShards.
-  absl::Status TellShards(CoordinatorSession& session, std::optional<size_t>* failed = nullptr);
+  // Tells the session's shards the membership. Precondition: the caller holds the session's lock.
+  absl::Status TellShards(CoordinatorSession& session);
   // Ends earlier epochs on the shards. If a shard no longer keeps a step that a new member needs, rolls the job back to
   // it.
   absl::Status FenceEpoch(CoordinatorSession& session);

@@ -173,7 +173,7 @@ absl::Status Coordinator::WriteChange(CoordinatorSession& session, absl::Functio
 }
 
 absl::Status Coordinator::WriteMembership(CoordinatorSession& session, const Membership& next) {
-  return WriteChange(session, [&] { return session.PlanMembership(next); });
+  return WriteChange(session, [&] { return MembershipRecord{.session_id = session.id(), .membership = next}; });
 }
 
 void Coordinator::AddRecords(std::vector<CoordinatorRecord>& records) const {

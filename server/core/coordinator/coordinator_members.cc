@@ -56,7 +56,7 @@ absl::StatusOr<JoinResult> Coordinator::JoinSession(absl::string_view name, uint
                     .secret = session.access().secret};
 }
 
-absl::Status Coordinator::TellShards(CoordinatorSession& session, std::optional<size_t>* failed) {
+absl::Status Coordinator::TellShards(CoordinatorSession& session) {
   {
     MutexLock lock(mu_);
     if (session.members().shards_told()) return absl::OkStatus();
@@ -77,7 +77,7 @@ absl::Status Coordinator::TellShards(CoordinatorSession& session, std::optional<
   // Before a rank can fetch factors: a rank that is told that there are none would continue with other factors than one
   // that asks later.
   if (factors_first) PRECONDOR_RETURN_IF_ERROR(HoldFactors(session));
-  PRECONDOR_RETURN_IF_ERROR(InstallOnShards(installs, failed));
+  PRECONDOR_RETURN_IF_ERROR(InstallOnShards(installs));
   observer_.OnEpoch(session.spec().name, told.epoch, joined, session.spec().world_size);
   bool factors_again = false;
   {
@@ -100,7 +100,6 @@ absl::Status Coordinator::FenceEpoch(CoordinatorSession& session) {
   std::optional<uint64_t> back_to;
   for (size_t s = 0; s < shards_.size(); ++s) {
     if (session.placement().shards()[s].layers.empty()) continue;
-    PRECONDOR_RETURN_IF_ERROR(CheckAnswers(session.spec(), s));
     const absl::StatusOr<std::optional<uint64_t>> gone = shards_[s].control->Fence(fence);
     if (GetErrorReason(gone.status()) == ErrorReason::kUnknownSession) continue;  // it has lost the session
     if (!gone.ok()) {

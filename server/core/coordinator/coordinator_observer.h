@@ -21,8 +21,6 @@ class CoordinatorObserver {
   virtual void OnCoordinatorSessions(int64_t sessions) {}
   // Number of shards that left the last three probes unanswered; reported when it may have changed.
   virtual void OnUnreachableShards(int64_t shards) {}
-  // Layers of a session moved to other shards with fresh factors, because their shard was lost.
-  virtual void OnLayersMoved(absl::string_view train_job, int64_t layers) {}
   // A snapshot of a whole session became durable on all its shards, or failed.
   virtual void OnSessionSnapshot(absl::string_view train_job, bool complete) {}
   // Greatest step of the session's complete snapshots; also reported when the session is restored from the journal.

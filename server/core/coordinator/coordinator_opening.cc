@@ -44,19 +44,6 @@ std::vector<std::pair<const Method*, std::string>> Warnings(const SessionSpec& s
   return warnings;
 }
 
-absl::Status CheckServed(const SessionSpec& spec) {
-  // If a shard is lost when only some ranks have its answer to a step, the shard that takes over would give the others
-  // a different one. In DELEGATE a single rank asks for each layer.
-  if (spec.on_shard_loss == ShardLossPolicy::kDegrade && GradientContributors(spec) > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("session \"", spec.name, "\": on_shard_loss DEGRADE with exchange ",
-                     ExchangeModeName(spec.exchange), " and world_size ", spec.world_size,
-                     ": ranks could get different answers to the step in which a shard is lost; ",
-                     "expected exchange DELEGATE, or on_shard_loss WAIT"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckRankDevices(const SessionSpec& spec, absl::Span<const std::string> rank_devices) {
   constexpr size_t kMostBytes = 64;
   if (!rank_devices.empty() && rank_devices.size() != static_cast<size_t>(spec.world_size)) {
@@ -82,7 +69,6 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, con
   PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec));
   PRECONDOR_RETURN_IF_ERROR(CheckRankDevices(spec, rank_devices));
-  PRECONDOR_RETURN_IF_ERROR(CheckServed(spec));
   PRECONDOR_RETURN_IF_ERROR(MethodSet::Make(spec, options_.make_method).status());
   if (spec.fallback.policy != FallbackPolicy::kNever) {
     const std::string why = WhyNoFirstOrder(spec);
@@ -263,14 +249,11 @@ absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec,
   return plan;
 }
 
-absl::Status Coordinator::InstallOnShards(const std::vector<SessionInstall>& installs,
-                                          std::optional<size_t>* failed) const {
+absl::Status Coordinator::InstallOnShards(const std::vector<SessionInstall>& installs) const {
   for (size_t s = 0; s < installs.size(); ++s) {
     if (installs[s].layers.empty()) continue;
-    PRECONDOR_RETURN_IF_ERROR(CheckAnswers(installs[s].spec, s));
     const absl::Status status = shards_[s].control->Install(installs[s]).status();
     if (!status.ok()) {
-      if (failed != nullptr) *failed = s;
       return AddContext(status, absl::StrCat("session \"", installs[s].spec.name, "\", shard ", shards_[s].address));
     }
   }
@@ -322,10 +305,8 @@ absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name, const Ses
   absl::Status first;
   for (size_t s = 0; s < shards_.size(); ++s) {
     const bool has_layers = !ends->placement().shards()[s].layers.empty();
-    // Skips a silent shard that has no layers of the session any longer, or is lost: Reconcile tells it when it
-    // answers.
-    const bool degrades = ends->spec().on_shard_loss == ShardLossPolicy::kDegrade;
-    if (watch_.IsSilent(s) && (!has_layers || (degrades && watch_.IsLost(s, clock_.Now())))) continue;
+    // Skips a silent shard that has no layers of the session: Reconcile tells it when it answers.
+    if (watch_.IsSilent(s) && !has_layers) continue;
     // All other shards are asked, so that one that fails does not keep the memory of the others reserved.
     absl::Status removed = RemoveEnding(ends->id(), s);
     if (first.ok() && has_layers) first = std::move(removed);

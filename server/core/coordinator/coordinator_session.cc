@@ -36,8 +36,8 @@ CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_step
       access_(std::move(record.access)),
       lease_steps_(lease_steps),
       bytes_(bytes),
-      members_(spec_.name, std::move(record.membership)),
       placement_(std::move(record.placement)),
+      members_(spec_.name, std::move(record.membership)),
       leases_(record.lease, lease_steps, GrantedThrough(record, members_, lease_steps)),
       // Reports are not written down: the ranks of a session from the journal may have made any number.
       progress_(spec_.world_size, lease_steps, OpenFrom(record.lease.fallback), members_.ever_active()),
@@ -74,20 +74,6 @@ absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t 
   return next;
 }
 
-SessionRecord CoordinatorSession::PlanMove(std::vector<PlacedLayers> placement) const {
-  SessionRecord moved = record();
-  moved.placement = std::move(placement);
-  ++moved.membership.epoch;
-  return moved;
-}
-
-CoordinatorRecord CoordinatorSession::PlanMembership(Membership next) const {
-  if (!placement_.in_doubt()) return MembershipRecord{.session_id = id_, .membership = std::move(next)};
-  SessionRecord whole = record();
-  whole.membership = std::move(next);
-  return whole;
-}
-
 absl::StatusOr<SnapshotEntry> CoordinatorSession::PlanSnapshot() {
   const uint64_t step = leases_.first_open_step();
   PRECONDOR_ASSIGN_OR_RETURN(SnapshotEntry planned, snapshots_.Plan(step, members_.epoch(), placement_));
@@ -107,10 +93,7 @@ void CoordinatorSession::StayInFirstOrder() {
 }
 
 void CoordinatorSession::Adopt(CoordinatorRecord written) {
-  if (auto* whole = std::get_if<SessionRecord>(&written)) {
-    placement_.Adopt(std::move(whole->placement));
-    AdoptMembership(std::move(whole->membership));
-  } else if (auto* membership = std::get_if<MembershipRecord>(&written)) {
+  if (auto* membership = std::get_if<MembershipRecord>(&written)) {
     AdoptMembership(std::move(membership->membership));
   } else if (auto* lease = std::get_if<LeaseRecord>(&written)) {
     leases_.Adopt(std::move(lease->lease));
@@ -120,7 +103,6 @@ void CoordinatorSession::Adopt(CoordinatorRecord written) {
 }
 
 void CoordinatorSession::NoteInDoubt(const CoordinatorRecord& record) {
-  if (std::holds_alternative<SessionRecord>(record)) placement_.NoteInDoubt();
   if (std::holds_alternative<LeaseRecord>(record)) leases_.NoteInDoubt();
 }
 

@@ -25,8 +25,7 @@
 
 namespace precondor {
 
-// Not thread-safe. The Coordinator's mu_ guards it, except id and spec, which are constant, and the placement: that
-// changes under both the SessionLock and mu_, so either of them suffices for reading it.
+// Not thread-safe. The Coordinator's mu_ guards it, except id, spec and placement, which are constant.
 //
 // State that others rely on does not change before the change is durable: a change is planned (Plan... of this class or
 // of a part, BeginLeaseWrite), its record is written without the lock, and Adopt applies the record. NoteInDoubt
@@ -54,10 +53,6 @@ class CoordinatorSession {
   // Calls SessionMembers::PlanJoin. If a new epoch begins and the joining worker lacks factors that the shards have
   // released, the plan also rolls the job back to `first_step`.
   absl::StatusOr<std::optional<Membership>> PlanJoin(uint32_t rank, uint64_t incarnation, uint64_t first_step) const;
-  // Plans a placement on other shards from the next epoch on.
-  SessionRecord PlanMove(std::vector<PlacedLayers> placement) const;
-  // Returns the record of a membership: a MembershipRecord, or a SessionRecord while the placement is in doubt.
-  CoordinatorRecord PlanMembership(Membership next) const;
   // Plans a snapshot as of the first step that has not been granted to any rank. No lease reaches that step before
   // EndSnapshotPlan. Returns the errors of SessionSnapshots::Plan.
   absl::StatusOr<SnapshotEntry> PlanSnapshot();
@@ -69,7 +64,7 @@ class CoordinatorSession {
   // Abandons that lease because the shards cannot hold the factors. The return to second order is tried again a lease
   // later.
   void StayInFirstOrder();
-  // Applies a SessionRecord, MembershipRecord, LeaseRecord or SnapshotsRecord of this session that has become durable.
+  // Applies a MembershipRecord, LeaseRecord or SnapshotsRecord of this session that has become durable.
   void Adopt(CoordinatorRecord written);
   void NoteInDoubt(const CoordinatorRecord& record);
 
@@ -108,9 +103,9 @@ class CoordinatorSession {
   const SessionAccess access_;
   const uint64_t lease_steps_;
   const int64_t bytes_;
+  const SessionPlacement placement_;
 
   SessionMembers members_;
-  SessionPlacement placement_;
   StepLeases leases_;
   StepProgress progress_;
   ModePolicy mode_policy_;

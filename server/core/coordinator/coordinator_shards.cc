@@ -41,24 +41,6 @@ bool Coordinator::ClearOrphans(const ShardEndpoint& shard, const ShardDescriptio
   return any;
 }
 
-void Coordinator::RemoveLeftovers(size_t shard, const ShardDescription& description) {
-  for (const HeldSession& held : description.sessions) {
-    const std::shared_ptr<CoordinatorSession> session = Find(held.session_id);
-    if (session == nullptr) continue;
-    // The session's lock keeps layers from moving to the shard meanwhile.
-    SessionLock locked(*this, session->spec().name, /*create=*/false);
-    if (locked.state() != session || !session->placement().shards()[shard].layers.empty()) continue;
-    const absl::Status removed = shards_[shard].control->Remove(held.session_id).status();
-    logger_.Log(removed.ok() ? Severity::kInfo : Severity::kWarning,
-                removed.ok() ? "moved session removed" : "moved session stays",
-                {{"session", held.name},
-                 {"session_id", held.session_id},
-                 {"shard", shards_[shard].address},
-                 {"reserved_bytes", held.reserved_bytes},
-                 {"reason", removed.ok() ? "its layers are on other shards" : absl::string_view(removed.message())}});
-  }
-}
-
 absl::Status Coordinator::RemoveEnding(uint64_t session_id, size_t shard) {
   {
     MutexLock lock(mu_);
@@ -112,9 +94,8 @@ void Coordinator::CloseRemoved() {
 
 absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {
   const absl::Time sent = clock_.Now();
-  absl::StatusOr<ShardDescription> description = shards_[shard].control->Probe(watch_.MakeLease(shard));
-  const bool changed = description.ok() ? watch_.NoteAnswer(shard, description->shard_time, clock_.Now())
-                                        : watch_.NoteSilence(shard, sent);
+  absl::StatusOr<ShardDescription> description = shards_[shard].control->Probe();
+  const bool changed = description.ok() ? watch_.NoteAnswer(shard, clock_.Now()) : watch_.NoteSilence(shard, sent);
   if (changed) ReportReachability(shard, description.status());
   return description;
 }
@@ -134,21 +115,13 @@ void Coordinator::ProbeShard(size_t shard) {
   if (CheckLeads().ok()) Probe(shard).IgnoreError();  // Probe has recorded an error
 }
 
-absl::Status Coordinator::CheckAnswers(const SessionSpec& spec, size_t shard) const {
-  if (spec.on_shard_loss != ShardLossPolicy::kDegrade || !watch_.IsSilent(shard)) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("session \"", spec.name, "\", shard ", shards_[shard].address, ": it does not answer"));
-}
-
 void Coordinator::Reconcile() {
   if (!CheckLeads().ok()) return;
-  std::vector<std::optional<ShardDescription>> descriptions(shards_.size());
   for (size_t s = 0; s < shards_.size(); ++s) {
     absl::StatusOr<ShardDescription> description = Probe(s);
     if (!description.ok()) continue;  // the next Reconcile asks the shard again
     RemoveEnding(s, *description);
     ClearOrphans(shards_[s], *description);
-    RemoveLeftovers(s, *description);
     ReconcileFactors(s, *description);
     std::vector<std::string> lacking;
     {
@@ -166,10 +139,8 @@ void Coordinator::Reconcile() {
       }
     }
     for (const std::string& name : lacking) Reinstall(name, s);
-    descriptions[s] = *std::move(description);
   }
   CloseRemoved();
-  ReplaceLostShards(descriptions);
   CompleteSnapshots();
 }
 

@@ -69,7 +69,7 @@ void Coordinator::FailRestore(CoordinatorSession& session, const absl::Status& r
   {
     MutexLock lock(mu_);
     // The first report can have come since the shard was asked.
-    if (!session.progress().begun()) restored = session.snapshots().HeldRestored(session.placement());
+    if (!session.progress().begun()) restored = session.snapshots().HeldRestored();
   }
   if (!restored.has_value()) return;
   logger_.Log(Severity::kError, "restored factors are lost",
@@ -95,7 +95,7 @@ SnapshotEntry Coordinator::AskForParts(const CoordinatorSession& session, Snapsh
     MutexLock lock(mu_);
     order = session.snapshots().MakeOrder(session.id(), snapshot, repeated);
     passed = session.progress().HasPassed(snapshot.step);
-    failure = SessionSnapshots::WhyNotWhole(snapshot, session.members().membership(), session.placement());
+    failure = SessionSnapshots::WhyNotWhole(snapshot, session.members().membership());
   }
   bool whole = true;
   for (SnapshotPart& part : snapshot.parts) {

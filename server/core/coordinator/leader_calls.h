@@ -30,8 +30,8 @@ class LeaderCalls final : public ShardControl {
   absl::StatusOr<ShardDescription> Describe() override {
     return Call([&] { return shard_->Describe(); });
   }
-  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override {
-    return Call([&] { return shard_->Probe(lease); });
+  absl::StatusOr<ShardDescription> Probe() override {
+    return Call([&] { return shard_->Probe(); });
   }
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
     return Call([&] { return shard_->Install(install); });

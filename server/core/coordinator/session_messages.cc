@@ -15,8 +15,7 @@ EpochFence MakeFence(const CoordinatorSession& session) {
 std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session) {
   const Membership& membership = session.members().membership();
   // Once a rank has had an answer, its RESUME tells the shard what is lost.
-  const bool must_be_held =
-      !session.progress().begun() && session.snapshots().HeldRestored(session.placement()).has_value();
+  const bool must_be_held = !session.progress().begun() && session.snapshots().HeldRestored().has_value();
   std::vector<SessionInstall> installs;
   for (const PlacedLayers& placed : session.placement().shards()) {
     installs.push_back({.session_id = session.id(),

@@ -54,10 +54,9 @@ absl::Status SessionSnapshots::CheckRestored() const {
   return absl::OkStatus();
 }
 
-std::optional<SnapshotEntry> SessionSnapshots::HeldRestored(const SessionPlacement& placement) const {
-  const auto held = absl::c_find_if(list_, [&](const SnapshotEntry& snapshot) {
-    return snapshot.restores && snapshot.state == SnapshotState::kComplete &&
-           !placement.WhyNotHeld(snapshot.parts).has_value();
+std::optional<SnapshotEntry> SessionSnapshots::HeldRestored() const {
+  const auto held = absl::c_find_if(list_, [](const SnapshotEntry& snapshot) {
+    return snapshot.restores && snapshot.state == SnapshotState::kComplete;
   });
   return held == list_.end() ? std::nullopt : std::optional(*held);
 }
@@ -75,12 +74,11 @@ SnapshotOrder SessionSnapshots::MakeOrder(uint64_t session_id, const SnapshotEnt
   return order;
 }
 
-std::optional<std::string> SessionSnapshots::WhyNotWhole(const SnapshotEntry& snapshot, const Membership& membership,
-                                                         const SessionPlacement& placement) {
+std::optional<std::string> SessionSnapshots::WhyNotWhole(const SnapshotEntry& snapshot, const Membership& membership) {
   if (membership.rollback_epoch > snapshot.epoch) {
     return absl::StrCat("the job rolled back to step ", membership.resume_step);
   }
-  return placement.WhyNotHeld(snapshot.parts);
+  return std::nullopt;
 }
 
 bool SessionSnapshots::IsDue(uint64_t interval_steps, uint64_t step) const {

@@ -40,14 +40,13 @@ class SessionSnapshots {
   absl::Status CheckRestored() const;
   // Returns whether the session cannot have the factors that it was to begin with.
   bool RestoreFailed() const { return absl::IsDataLoss(CheckRestored()); }
-  // Returns the restore with whose factors the session began, on the shards that still have its layers.
-  std::optional<SnapshotEntry> HeldRestored(const SessionPlacement& placement) const;
+  // Returns the restore with whose factors the session began.
+  std::optional<SnapshotEntry> HeldRestored() const;
 
   // Returns the order for a shard. `repeated`: all shards have received the order before.
   SnapshotOrder MakeOrder(uint64_t session_id, const SnapshotEntry& snapshot, bool repeated) const;
   // Returns why a snapshot under way can no longer complete, or nullopt if it can.
-  static std::optional<std::string> WhyNotWhole(const SnapshotEntry& snapshot, const Membership& membership,
-                                                const SessionPlacement& placement);
+  static std::optional<std::string> WhyNotWhole(const SnapshotEntry& snapshot, const Membership& membership);
   // Returns whether no snapshot is under way and `step` is at least `interval_steps` after the last one. Returns false
   // if `interval_steps` is 0.
   bool IsDue(uint64_t interval_steps, uint64_t step) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tracks when each shard last answered a probe, and which shards are silent or lost.
+// Tracks when each shard last answered a probe, and which shards are silent or unreachable.
 #pragma once
 
 #include <cstddef>
@@ -9,33 +9,27 @@
 #include "absl/time/time.h"
 
 #include "kernels/base/mutex.h"
-#include "server/core/shard/shard_control.h"
 
 namespace precondor {
 
-// Times are monotonic. Unanswered probes count, not only time, so that a coordinator that was suspended treats no shard
-// as lost. Thread-safe.
+// Times are monotonic. Unanswered probes count, not time, so that a coordinator that was suspended treats no shard as
+// unreachable. Thread-safe.
 class ShardWatch {
  public:
-  // A shard is unreachable after this many unanswered probes in a row, and is never lost before.
+  // A shard is unreachable after this many unanswered probes in a row.
   static constexpr int64_t kLeastProbes = 3;
 
-  // `loss_timeout` and `probe_interval`: see CoordinatorOptions. All shards count as having answered at `now`.
-  ShardWatch(size_t shards, absl::Duration loss_timeout, absl::Duration probe_interval, absl::Time now);
+  // `probe_interval`: see CoordinatorOptions. All shards count as having answered at `now`.
+  ShardWatch(size_t shards, absl::Duration probe_interval, absl::Time now);
 
-  // Returns the lease that the next probe grants to the shard.
-  ShardLease MakeLease(size_t shard) const;
-  // Notes that the shard has answered a probe with `shard_time` (see ShardLease). Returns whether it was unreachable
-  // before.
-  bool NoteAnswer(size_t shard, absl::Time shard_time, absl::Time now);
+  // Notes that the shard has answered a probe. Returns whether it was unreachable before.
+  bool NoteAnswer(size_t shard, absl::Time now);
   // Notes that the shard has not answered a probe sent at `sent`. Returns whether it becomes unreachable with this one.
   bool NoteSilence(size_t shard, absl::Time sent);
   // Makes all shards count as having answered at `now`. Called when a standby begins to lead: it has sent no probes
   // before.
   void Restart(absl::Time now);
 
-  // Returns whether the shard has answered nothing for loss_timeout, and none of as many probes as fit into that time.
-  bool IsLost(size_t shard, absl::Time now) const;
   // Returns whether the shard did not answer the last probe.
   bool IsSilent(size_t shard) const;
   // Returns the number of unreachable shards.
@@ -45,7 +39,6 @@ class ShardWatch {
   // State of the probes of one shard.
   struct Seen {
     absl::Time answered;  // by this process's clock; initially, when the watch began
-    absl::Time shard_time = absl::InfinitePast();
     bool silent = false;  // the last probe was not answered
     // Number of unanswered probes since `answered`, counted at most once every probe_interval.
     int64_t unanswered = 0;
@@ -53,7 +46,6 @@ class ShardWatch {
     absl::Time counted = absl::InfinitePast();
   };
 
-  const absl::Duration loss_timeout_;
   const absl::Duration probe_interval_;
 
   mutable Mutex mu_;

@@ -5,9 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "server/core/reservation.h"
+
 namespace precondor {
 
 PutOutcome Contributions::Put(uint32_t rank, ContributionStatus status, uint64_t digest) {
+  static_assert(sizeof(Slot) <= kBytesPerSlot, "the reservation counts slots");
   Slot& slot = slots_[rank - first_rank_];
   if (slot.status == ContributionStatus::kMissing) {
     slot.status = status;

@@ -31,8 +31,6 @@ class Contributions {
   };
 
  public:
-  static constexpr int64_t kBytesPerContributor = sizeof(Slot);
-
   Contributions(uint32_t first_rank, uint32_t count) : first_rank_(first_rank), slots_(count) {}
 
   // Fills the rank's slot and returns kTaken if the slot is empty. Otherwise returns kDuplicate if `digest` equals the

@@ -18,9 +18,7 @@ LayerRules RulesOf(const SessionContext& session, uint32_t layer) {
   return {.spec = &session.spec,
           .layer = layer,
           .needs_statistics = session.methods.of(layer).needs_statistics(),
-          .window_steps = static_cast<uint64_t>(options.window_steps),
-          .quorum = options.quorum,
-          .statistics_deadline = options.statistics_deadline};
+          .window_steps = static_cast<uint64_t>(options.window_steps)};
 }
 
 template <typename... Functions>
@@ -152,13 +150,7 @@ void LayerDriver::Perform(Tasks tasks) {
     Task& task = tasks[i];
     std::visit(
         Overload{
-            [&](const ReportSealed& effect) {
-              shard.layer_observer.OnSealed(job, effect.kind, effect.open_for);
-              if (effect.given_up.empty()) return;
-              shard.logger.Log(
-                  Severity::kWarning, "statistics sealed without all ranks",
-                  {{"session", job}, {"step", effect.step}, {"layer", layer}, {"reason", effect.given_up}});
-            },
+            [&](const ReportSealed& effect) { shard.layer_observer.OnSealed(job, effect.kind, effect.open_for); },
             [&](const ReportUpdatesLost& effect) {
               session_->updates_lost.fetch_add(effect.newly, std::memory_order_relaxed);
               shard.layer_observer.OnUpdatesLost(job, static_cast<int64_t>(effect.newly));
@@ -221,9 +213,7 @@ void LayerDriver::GiveFinalImage(uint64_t step, std::function<void()> done) {
   });
 }
 
-// --- deadlines and counters ------------------------------------------------------------------------------------------
-
-void LayerDriver::SealOverdue(absl::Time now) { Perform(FeedLocked(DeadlinePassed{now})); }
+// --- stragglers and counters -----------------------------------------------------------------------------------------
 
 void LayerDriver::AddStragglers(absl::Time since, Stragglers& stragglers) const {
   MutexLock lock(mu_);

@@ -85,8 +85,6 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // Gives the journal the layer's image for a snapshot as of `step`, which the session has not begun, after the work
   // that is queued. Calls `done` afterwards, on the strand.
   void GiveFinalImage(uint64_t step, std::function<void()> done);
-  // Seals the statistics whose deadline has passed at `now`, without the contributions that are missing.
-  void SealOverdue(absl::Time now);
   // See LayerMachine::AddStragglers.
   void AddStragglers(absl::Time since, Stragglers& stragglers) const;
   // See LayerMachine::MissingRanks.

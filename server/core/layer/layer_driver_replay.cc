@@ -25,7 +25,7 @@ std::optional<std::string> LayerDriver::FinishReplay() {
   std::optional<std::string> released;
   {
     MutexLock lock(mu_);
-    LayerReplay::Outcome outcome = replay().Finish(machine_.rollback_epoch(), session_->spec.staleness_steps);
+    LayerReplay::Outcome outcome = replay().Finish(machine_.rollback_epoch());
     replay_.reset();
     const LayerWorker::StateView view = worker_.view();
     ReplayFinished event{.rollback_epoch = outcome.rollback_epoch,

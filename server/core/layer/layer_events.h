@@ -60,9 +60,6 @@ struct EpochBegan {
 struct Closed {
   absl::Status why;
 };
-struct DeadlinePassed {
-  absl::Time now = {};
-};
 // The worker can do the next piece of work. The effects are those of that piece. If there are none, the worker sleeps
 // until WakeWorker.
 struct WorkerReady {};
@@ -117,8 +114,8 @@ struct ReplayFinished {
   absl::Time now = {};
 };
 using LayerEvent = std::variant<ContributionArrived, AnswerRequested, RankResumed, FactorsRequested, EpochEnded,
-                                EpochBegan, Closed, DeadlinePassed, WorkerReady, FactorsNeeded, UpdateDone, AnswerDone,
-                                AnswerVisible, AnswerDelivered, FactorsReplaced, ReplayFinished>;
+                                EpochBegan, Closed, WorkerReady, FactorsNeeded, UpdateDone, AnswerDone, AnswerVisible,
+                                AnswerDelivered, FactorsReplaced, ReplayFinished>;
 
 // --- effects --------------------------------------------------------------------------------------------------------
 
@@ -155,12 +152,11 @@ struct DropPayloads {
   StepId id = 0;
   ContributionKind kind = ContributionKind::kStatistics;
 };
-// Report that the step and kind are sealed. If contributions are missing, `given_up` says why; otherwise it is empty.
+// Report that the step and kind are sealed.
 struct ReportSealed {
   uint64_t step = 0;
   ContributionKind kind = ContributionKind::kStatistics;
   absl::Duration open_for;
-  std::string given_up;
 };
 // Report that the shard lacks `lost` updates: the rank was last answered with factors of version `answered_with`, and
 // the shard knows version `known`. No rank has been told of `newly` of these before.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contributions, requests, deadlines and epochs. layer_machine_ranks.cc handles ranks that are replaced or resume,
+// Contributions, requests and epochs. layer_machine_ranks.cc handles ranks that are replaced or resume,
 // layer_machine_work.cc the worker's side.
 #include "server/core/layer/layer_machine.h"
 
@@ -13,7 +13,6 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/payload.h"
-#include "server/policy/sealing.h"
 
 namespace precondor {
 
@@ -134,7 +133,7 @@ absl::StatusOr<bool> LayerMachine::Admit(const ContributionArrived& event, bool&
   if (is_gradient && IsPassed(of)) return Passed(of);
   if (phase.state != PhaseState::kOpen && !phase.contributions.has(key.rank)) {
     return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
-                          absl::StrCat(DescribeKey(*rules_.spec, key), ": sealed without this rank at its deadline"));
+                          absl::StrCat(DescribeKey(*rules_.spec, key), ": retired without this rank"));
   }
   if (event.elements > 0 && !phase.contributions.has(key.rank)) PRECONDOR_RETURN_IF_ERROR(CheckParts(event, phase));
   switch (phase.contributions.Put(key.rank, event.status, event.digest)) {
@@ -181,35 +180,11 @@ void LayerMachine::SealIfDue(WindowStep& of, ContributionKind kind, absl::Time n
   const bool is_gradient = kind != ContributionKind::kStatistics;
   Phase& phase = of.phase(kind);
   phase.opened_at = std::min(phase.opened_at, now);
-  SealingInput input{.members = phase.contributions.count(),
-                     .present = phase.contributions.present(),
-                     .abstained = phase.contributions.abstained(),
-                     .quorum = rules_.quorum};
-  if (!is_gradient) {
-    input.deadline = rules_.statistics_deadline;
-    input.waited = now - window_.CouldBeAnsweredAt(of);
-  }
-  SealingDecision decision = DecideSealing(input);
-  if (decision.verdict == SealingVerdict::kWait) return;
-  phase.skip = decision.verdict == SealingVerdict::kSkip || (!is_gradient && of.incomplete);
-  phase.sealed_at = now;
+  if (phase.contributions.arrived() < phase.contributions.count()) return;
+  phase.skip = phase.contributions.present() == 0 || (!is_gradient && of.incomplete);
   phase.Advance(PhaseEvent::kSeal);
   if (!is_gradient) ++of.in_flight;
-  ReportSealed report{.step = of.step, .kind = kind, .open_for = now - phase.opened_at, .given_up = {}};
-  if (phase.contributions.arrived() < phase.contributions.count()) report.given_up = std::move(decision.reason);
-  effects.push_back(std::move(report));
-}
-
-void LayerMachine::On(const DeadlinePassed& event, Effects& effects) {
-  bool sealed = false;
-  for (auto& [step, of] : window_.steps()) {
-    if (!rules_.ExpectsStatistics(step, of.mode) || of.statistics.state != PhaseState::kOpen) continue;
-    // With staleness_steps 1 the step itself may have been answered. Its open statistics then block the next step's
-    // answer.
-    SealIfDue(of, ContributionKind::kStatistics, event.now, effects);
-    sealed = sealed || of.statistics.state == PhaseState::kSealed;
-  }
-  if (sealed) Wake(effects);
+  effects.push_back(ReportSealed{.step = of.step, .kind = kind, .open_for = now - phase.opened_at});
 }
 
 void LayerMachine::On(const AnswerRequested& event, Effects& effects) {

@@ -29,8 +29,8 @@ struct Stragglers {
 };
 
 // The state machine of one layer. A value type: copies are independent. Not thread-safe. Invariants:
-// - Work is done in one order: by step, and in a step statistics before gradient (staleness 0) or gradient before
-//   statistics (staleness 1). So the factor version that a step sees is a function of the step alone.
+// - Work is done in one order: by step, and in a step statistics before gradient. So the factor version that a step
+//   sees is a function of the step alone.
 // - The contributors of a sealed phase never change. Its answer is made once and kept until the step is retired.
 // - A step's first contribution fixes the step's mode. In first order there are no statistics and the answer is the
 //   average, IDENTITY.
@@ -77,7 +77,6 @@ class LayerMachine {
   void On(const EpochEnded& event, Effects& effects);
   void On(const EpochBegan& event, Effects& effects);
   void On(const Closed& event, Effects& effects);
-  void On(const DeadlinePassed& event, Effects& effects);
   void On(const WorkerReady& event, Effects& effects);
   void On(const FactorsNeeded& event, Effects& effects);
   void On(const UpdateDone& event, Effects& effects);

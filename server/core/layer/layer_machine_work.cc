@@ -18,9 +18,8 @@ void LayerMachine::On(const WorkerReady&, Effects& effects) {
     return;
   }
   if (OfferAccumulation(effects)) return;
-  const bool gradient_first = rules_.spec->staleness_steps > 0;
   for (auto& [step, of] : window_.steps()) {
-    for (const bool gradient : {gradient_first, !gradient_first}) {
+    for (const bool gradient : {false, true}) {
       const Offer offer = gradient ? OfferAnswer(of, effects) : OfferUpdate(of, effects);
       if (offer == Offer::kWork) return;
       if (offer == Offer::kBlocked) {

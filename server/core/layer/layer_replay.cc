@@ -182,13 +182,12 @@ absl::Status LayerReplay::LoadReleased(uint64_t eviction_id) {
       absl::StrCat("factors of eviction ", eviction_id, ", which were loaded: ", status.message()));
 }
 
-void LayerReplay::GiveUpUnlogged(int32_t staleness_steps) {
+void LayerReplay::GiveUpUnlogged() {
   bool answered = false;  // this step or a later one
   for (auto later = steps_.rbegin(); later != steps_.rend(); ++later) {
-    const bool behind = answered;
     StepOutcome& step = later->second.outcome;
     answered = answered || step.plan.has_value();
-    if (staleness_steps == 0 ? answered : behind) step.updated = true;
+    if (answered) step.updated = true;
   }
 }
 
@@ -202,8 +201,8 @@ void LayerReplay::CheckPlans() {
   SetHeld(true).IgnoreError();
 }
 
-LayerReplay::Outcome LayerReplay::Finish(uint64_t rollback_epoch, int32_t staleness_steps) {
-  if (covariances_of_.has_value() && staleness_steps == 0) {
+LayerReplay::Outcome LayerReplay::Finish(uint64_t rollback_epoch) {
+  if (covariances_of_.has_value()) {
     // The answer of the step shows whether the last update failed.
     const auto step = steps_.find(covariances_of_->step);
     const bool planned = step != steps_.end() && step->second.outcome.plan.has_value() && step->second.contributions;
@@ -218,7 +217,7 @@ LayerReplay::Outcome LayerReplay::Finish(uint64_t rollback_epoch, int32_t stalen
   }
   CheckPlans();
   BeginAt(rollback_epoch);
-  GiveUpUnlogged(staleness_steps);
+  GiveUpUnlogged();
   return {.rollback_epoch = rollback_epoch_,
           .updates = applied_,
           .eviction_id = eviction_id_,

@@ -63,7 +63,7 @@ class LayerReplay {
     std::optional<std::string> released;
     std::map<uint64_t, ReplayedStep> steps;
   };
-  Outcome Finish(uint64_t rollback_epoch, int32_t staleness_steps);
+  Outcome Finish(uint64_t rollback_epoch);
 
  private:
   // Returns DataLoss if an update that the record follows is missing. `at.updates` may be smaller than received_: a
@@ -85,7 +85,7 @@ class LayerReplay {
   void CheckPlans();
   // Marks steps as updated whose updates have no record (see LayerJournal) but were made, as a later answer shows. They
   // are given up, so that no step waits for statistics that ranks may have dropped.
-  void GiveUpUnlogged(int32_t staleness_steps);
+  void GiveUpUnlogged();
 
   LayerWorker& worker_;
   const uint64_t window_;

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "absl/time/time.h"
 
 #include "kernels/base/session_spec.h"
 #include "server/core/layer/contributions.h"
@@ -17,9 +16,7 @@ struct LayerRules {
   const SessionSpec* spec = nullptr;
   uint32_t layer = 0;
   bool needs_statistics = true;  // Method::needs_statistics
-  uint64_t window_steps = 2;     // see ShardOptions for this and the next two
-  double quorum = 1.0;
-  absl::Duration statistics_deadline = absl::InfiniteDuration();
+  uint64_t window_steps = 2;     // see ShardOptions
 
   Contributions statistics_contributors() const;
   Contributions gradient_contributors() const;

@@ -91,14 +91,6 @@ bool StepWindow::IsOvertaken(const WindowStep& of) const {
                      [](const auto& later) { return later.second.gradient.state != PhaseState::kOpen; });
 }
 
-absl::Time StepWindow::CouldBeAnsweredAt(const WindowStep& of) const {
-  for (auto it = steps_.find(of.step); it != steps_.end(); ++it) {
-    const Phase& gradient = it->second.gradient;
-    if (gradient.state == PhaseState::kSealed || gradient.state == PhaseState::kApplied) return gradient.sealed_at;
-  }
-  return absl::InfiniteFuture();
-}
-
 int64_t StepWindow::in_flight() const {
   int64_t sum = 0;
   for (const auto& [step, of] : steps_) sum += of.in_flight;

@@ -21,8 +21,8 @@
 
 namespace precondor {
 
-// State of one phase of a step. OPEN takes contributions. SEALED has all contributions, or has given up on the missing
-// ones, and waits for its turn with the worker. APPLIED is in the factors, or answered, and is kept for repetitions.
+// State of one phase of a step. OPEN takes contributions. SEALED has all contributions and waits for its turn with the
+// worker. APPLIED is in the factors, or answered, and is kept for repetitions.
 // RETIRED has no further part in the protocol.
 enum class PhaseState : uint8_t { kOpen, kSealed, kApplied, kRetired };
 enum class PhaseEvent : uint8_t { kSeal, kApply, kRetire };
@@ -35,10 +35,9 @@ struct Phase {
   explicit Phase(Contributions of) : contributions(std::move(of)) {}
   Contributions contributions;
   PhaseState state = PhaseState::kOpen;
-  bool skip = false;     // sealed without a usable quorum
+  bool skip = false;     // sealed, but nothing is to be applied
   int64_t elements = 0;  // SHARDED: of the parts that have come
   absl::Time opened_at = absl::InfiniteFuture();
-  absl::Time sealed_at = absl::InfiniteFuture();
 
   template <typename H>
   friend H AbslHashValue(H h, const Phase& phase) {
@@ -115,10 +114,6 @@ class StepWindow {
   // Returns true if the gradient phase of a later step is not open. Each rank that contributed to that step has this
   // step's answer, or has sent its gradient of this step again before.
   bool IsOvertaken(const WindowStep& of) const;
-
-  // Returns when the step could have been answered but for its statistics: when its gradients were sealed, or those of
-  // a later step if its own are no longer sent. InfiniteFuture means not yet.
-  absl::Time CouldBeAnsweredAt(const WindowStep& of) const;
 
   // Opens the step and retires the steps that leave the window. Precondition: the step is not in the window and has
   // passed Check.

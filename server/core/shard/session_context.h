@@ -98,9 +98,6 @@ struct SessionContext {
   DeviceOfLayer device_of_layer;
   RestoredLayers restored_layers;
   std::atomic<bool> fetching = false;  // an answer to a FETCH is in memory, where workers keep no factors
-  // When the coordinator last installed the session, on the monotonic clock in ns; 0 if it has not since the process
-  // began.
-  std::atomic<int64_t> installed_ns = 0;
   BegunSteps begun_steps = {};
   std::atomic<uint64_t> updates_lost = 0;  // of all layers, as ranks have reported
   // Step of the last snapshot that an operator or the coordinator requested, besides those at regular intervals; 0:

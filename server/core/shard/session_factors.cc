@@ -15,35 +15,12 @@
 namespace precondor {
 
 SessionFactors::SessionFactors(std::shared_ptr<SessionContext> context,
-                               std::vector<std::shared_ptr<LayerDriver>> layers, const Sizes& sizes,
-                               const FactorState& state)
+                               std::vector<std::shared_ptr<LayerDriver>> layers, const Sizes& sizes, bool held)
     : context_(std::move(context)),
       layers_(std::move(layers)),
       sizes_(sizes),
-      held_(state.held),
-      reserved_(state.held || state.writing != 0 ? sizes.held : sizes.released),
-      version_(state.version),
-      eviction_id_(state.eviction_id),
-      writing_(state.writing) {}
-
-absl::StatusOr<SessionFactors::FactorState> SessionFactors::state() const {
-  MutexLock lock(mu_);
-  if (!holding_ && !evicting_ && !closed_) {
-    return FactorState{
-        .held = held_, .reserved = reserved_, .version = version_, .eviction_id = eviction_id_, .writing = writing_};
-  }
-  return absl::UnavailableError(absl::StrCat("session \"", context_->spec.name, "\": its factors are being changed"));
-}
-
-bool SessionFactors::HandOver(const FactorState& expected) {
-  MutexLock lock(mu_);
-  const FactorState now{
-      .held = held_, .reserved = reserved_, .version = version_, .eviction_id = eviction_id_, .writing = writing_};
-  if (closed_ || holding_ || evicting_ || now != expected) return false;
-  closed_ = true;
-  reserved_ = NoBytes();
-  return true;
-}
+      held_(held),
+      reserved_(held ? sizes.held : sizes.released) {}
 
 bool SessionFactors::held() const {
   MutexLock lock(mu_);

@@ -37,20 +37,10 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
     DeviceBytes held;
     DeviceBytes released;
   };
-  // State that SessionFactors for another set of layers of the session continues from.
-  struct FactorState {
-    bool held = false;
-    DeviceBytes reserved = {};
-    HoldVersion version = {};
-    uint64_t eviction_id = 0;  // of the last eviction
-    uint64_t writing = 0;      // eviction that is not durable yet, or 0; its memory still counts as held
-    bool operator==(const FactorState&) const = default;
-  };
-  // `layers` are all of the session's layers on this shard. Precondition: they have factors if and only if
-  // `state.held`, and the caller has reserved `sizes.held` if `state.held` or `state.writing`, else `sizes.released`.
-  // Ignores `state.reserved`.
+  // `layers` are all of the session's layers on this shard. Precondition: they have factors if and only if `held`, and
+  // the caller has reserved `sizes.held` if `held`, else `sizes.released`.
   SessionFactors(std::shared_ptr<SessionContext> context, std::vector<std::shared_ptr<LayerDriver>> layers,
-                 const Sizes& sizes, const FactorState& state);
+                 const Sizes& sizes, bool held);
 
   // Hold reserves the memory of the factors and gives them back to the layers. Release takes the factors away. Both do
   // nothing unless `version` is greater than that of every earlier call. Hold returns RESOURCE_EXHAUSTED (CAPACITY),
@@ -66,12 +56,6 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   // only some layers had released or regained their factors, gives factors to all layers. If that fails for lack of
   // memory, evicts the factors of all layers; the journal keeps them.
   void FinishReplay(std::map<uint32_t, std::string> released);
-
-  // Returns UNAVAILABLE if a Hold is in progress, layers still have to save evicted factors, or the session has ended.
-  absl::StatusOr<FactorState> state() const;
-  // Ends this object because another one takes over its layers and its reservation. Returns false and changes nothing
-  // if the state is not `expected`.
-  bool HandOver(const FactorState& expected);
 
   bool held() const;
   int64_t reserved_bytes() const;  // sum over all devices
@@ -120,12 +104,13 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   bool held_ ABSL_GUARDED_BY(mu_);
   DeviceBytes reserved_ ABSL_GUARDED_BY(mu_);  // includes factors that are being released
   HoldVersion version_ ABSL_GUARDED_BY(mu_);
-  uint64_t eviction_id_ ABSL_GUARDED_BY(mu_);
+  uint64_t eviction_id_ ABSL_GUARDED_BY(mu_) = 0;  // of the last eviction
   // True while Hold makes factors.
   bool holding_ ABSL_GUARDED_BY(mu_) = false;
   // True while layers still have to save evicted factors for the journal.
   bool evicting_ ABSL_GUARDED_BY(mu_) = false;
-  uint64_t writing_ ABSL_GUARDED_BY(mu_);  // see FactorState
+  // Eviction that is not durable yet, or 0; its memory still counts as held.
+  uint64_t writing_ ABSL_GUARDED_BY(mu_) = 0;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -96,8 +96,4 @@ absl::StatusOr<std::optional<std::vector<Member>>> SessionHolders::Fence(const E
   return Replaced(holders_->incarnations, fence.members);
 }
 
-std::vector<Member> SessionHolders::ReplacedBy(const std::vector<Member>& members) const {
-  return Replaced(current()->incarnations, members);
-}
-
 }  // namespace precondor

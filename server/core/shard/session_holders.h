@@ -39,8 +39,6 @@ class SessionHolders {
   // FAILED_PRECONDITION (STALE_EPOCH) if the epoch is earlier than the current one, INVALID_ARGUMENT (UNKNOWN_RANK) if
   // a member's rank does not exist.
   absl::StatusOr<std::optional<std::vector<Member>>> Fence(const EpochFence& fence);
-  // Returns those of `members` whose ranks have another holder, or none.
-  std::vector<Member> ReplacedBy(const std::vector<Member>& members) const;
 
  private:
   absl::Status StaleEpoch(uint64_t got) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

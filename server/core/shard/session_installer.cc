@@ -39,8 +39,6 @@ absl::Status CheckInstall(const SessionInstall& install) {
 absl::StatusOr<int64_t> SessionInstaller::Install(const SessionInstall& install, Source source) {
   PRECONDOR_RETURN_IF_ERROR(CheckInstall(install));
   if (absl::StatusOr<std::shared_ptr<ShardSession>> session = sessions_.FindAny(install.session_id); session.ok()) {
-    PRECONDOR_ASSIGN_OR_RETURN(const bool other_layers, (*session)->ChangesLayers(install));
-    if (other_layers) return ChangeLayers(*session, install, source);
     // Recorded before the layers' records of the new epoch. If Reinstall refuses the install, a replay refuses the
     // record too. An install without news is not recorded: earlier records say more.
     if ((*session)->holders().IsNews(install)) Record(install, source);
@@ -67,8 +65,7 @@ absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& insta
   // A replay replaces no session: the journal has a record of its own for each removed session.
   if (source == Source::kCoordinator) PRECONDOR_RETURN_IF_ERROR(quarantine_.ReplaceSameNameSession(install));
   PRECONDOR_RETURN_IF_ERROR(serving_.CheckNotDraining(install.spec.name));
-  PRECONDOR_ASSIGN_OR_RETURN(const LayerReservation room, MakeRoom(*shard_, sessions_, install, methods, nullptr,
-                                                                   !install.factors_released, shard_->memory.none()));
+  PRECONDOR_ASSIGN_OR_RETURN(const LayerReservation room, MakeRoom(*shard_, sessions_, install, methods));
   std::shared_ptr<SessionContext> session_context(
       new SessionContext{.shard = shard_,
                          .session_id = install.session_id,
@@ -95,34 +92,6 @@ absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& insta
     return Install(install, source);
   }
   Report(install, room, "session installed");
-  return room.bytes.total();
-}
-
-absl::StatusOr<int64_t> SessionInstaller::ChangeLayers(const std::shared_ptr<ShardSession>& session,
-                                                       const SessionInstall& install, Source source) {
-  SessionContext& context = session->context();
-  PRECONDOR_ASSIGN_OR_RETURN(const SessionFactors::FactorState state, session->factors().state());
-  // Layers that leave are freed only when the new ones exist: until then both count.
-  PRECONDOR_ASSIGN_OR_RETURN(const LayerReservation room,
-                             MakeRoom(*shard_, sessions_, install, context.methods, &context,
-                                      state.held || state.writing != 0, state.reserved));
-  const absl::Status busy = absl::UnavailableError(
-      absl::StrCat("session \"", install.spec.name, "\": it is being changed already; try again"));
-  absl::StatusOr<std::shared_ptr<ShardSession>> next = busy;
-  if (GiveDevices(context, room.layers)) next = session->WithLayers(install, state, room.sizes);
-  if (!next.ok()) {
-    shard_->memory.Release(room.more);
-    return next.status();
-  }
-  // Recorded before the layers' records of the new epoch. If Replace fails, the repeated install is recorded again.
-  Record(install, source);
-  if (!sessions_.Replace(*session, *next, state)) {
-    shard_->memory.Release(room.more);
-    return busy;
-  }
-  (*next)->TakeOverFrom(*session, install);
-  shard_->memory.Release(state.reserved + room.more - room.bytes);
-  Report(install, room, "session goes on with other layers");
   return room.bytes.total();
 }
 

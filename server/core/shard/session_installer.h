@@ -33,10 +33,6 @@ class SessionInstaller {
  private:
   // Installs a session that is not on the shard: makes room for it, makes its factors and adds it to the table.
   absl::StatusOr<int64_t> InstallNew(const SessionInstall& install, Source source);
-  // Gives the session another set of layers in a later epoch. Layers that stay keep their factors; new layers begin
-  // with fresh factors.
-  absl::StatusOr<int64_t> ChangeLayers(const std::shared_ptr<ShardSession>& session, const SessionInstall& install,
-                                       Source source);
   void Record(const SessionInstall& install, Source source);
   // Reports to the observer and the log what the session has reserved.
   void Report(const SessionInstall& install, const LayerReservation& room, absl::string_view event);

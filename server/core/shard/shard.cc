@@ -71,13 +71,6 @@ absl::StatusOr<ShardDescription> Shard::Describe() {
   return description;
 }
 
-absl::StatusOr<ShardDescription> Shard::Probe(const ShardLease& lease) {
-  PRECONDOR_ASSIGN_OR_RETURN(ShardDescription description, Describe());
-  description.shard_time = context_->clock.Now();
-  context_->lease.Grant(lease, description.shard_time);
-  return description;
-}
-
 absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
   PRECONDOR_RETURN_IF_ERROR(serving_.Check());
   PRECONDOR_ASSIGN_OR_RETURN(const bool returned, quarantine_.BringBack(install.session_id, replay_));
@@ -87,9 +80,6 @@ absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
   // The coordinator relies on the session being here even after a power failure: later records are useless without this
   // one.
   if (context_->options.journal != nullptr) context_->options.journal->Sync();
-  if (const auto session = sessions_.Find(install.session_id); session.ok()) {
-    (*session)->context().installed_ns = absl::ToUnixNanos(context_->clock.Now());
-  }
   return *bytes;
 }
 

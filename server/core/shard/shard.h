@@ -51,7 +51,6 @@ class Shard final : public ShardControl {
 
   // --- ShardControl: the coordinator's calls; semantics and errors are in shard_control.h -------------------------
   absl::StatusOr<ShardDescription> Describe() override;
-  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override;
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override;
   absl::Status HoldFactors(const FactorHold& hold) override;

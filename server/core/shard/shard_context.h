@@ -13,7 +13,6 @@
 #include "server/core/memory_account.h"
 #include "server/core/observer.h"
 #include "server/core/shard/shard_control.h"
-#include "server/core/shard/shard_lease.h"
 #include "server/core/shard/shard_options.h"
 
 namespace precondor {
@@ -28,7 +27,6 @@ struct ShardContext {
   ShardObserver& observer;
   CostTable costs;
   MemoryAccount memory;
-  ShardLeaseHolder lease = {};
   std::atomic<int64_t> in_flight = 0;  // unanswered gradients and unfinished updates
 };
 

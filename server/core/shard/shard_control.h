@@ -47,15 +47,6 @@ struct ShardDescription {
   std::vector<DeviceUse> devices;  // empty: a single device with the bytes above
   std::vector<MeasuredCost> costs;
   std::vector<HeldSession> sessions;
-  absl::Time shard_time = absl::InfinitePast();  // on the shard's monotonic clock; see ShardLease
-};
-
-// Permits a shard to answer sessions with on_shard_loss DEGRADE for `duration` after `from`. `from` is the shard's own
-// time in an earlier answer, which the coordinator has received. So a probe that is read late, for example because the
-// process was suspended, never permits answers after the coordinator may move the shard's layers to others.
-struct ShardLease {
-  absl::Time from = absl::InfinitePast();
-  absl::Duration duration = absl::ZeroDuration();
 };
 
 struct Member {
@@ -130,16 +121,17 @@ class ShardControl {
   // Describe asks. It may differ from the one before a restart.
   virtual std::string own_address() const { return ""; }
   virtual absl::StatusOr<ShardDescription> Describe() = 0;
-  // Like Describe, for checking whether the shard is alive: has a short deadline, and grants the lease.
-  virtual absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) { return Describe(); }
+  // Like Describe, for checking whether the shard is alive: has a short deadline.
+  virtual absl::StatusOr<ShardDescription> Probe() { return Describe(); }
   // Installs the session: reserves memory for its layers and accepts frames of the epoch. Returns the bytes reserved.
-  // An install with the current epoch adds members and changes nothing else. A greater epoch replaces the membership
-  // and may change the set of layers; layers that stay keep their factors. A session in quarantine is restored first.
+  // An install with the current epoch adds members and changes nothing else. A greater epoch replaces the
+  // membership. A session in quarantine is restored first.
   // Returns INVALID_ARGUMENT if the install is malformed. Returns FAILED_PRECONDITION: STALE_EPOCH for an epoch that is
-  // earlier than the current one, SPEC_MISMATCH for another spec, STALE_INCARNATION if a rank has another holder in the
-  // same epoch. Returns RESOURCE_EXHAUSTED (CAPACITY) with the bytes needed, reserved and available. Returns
-  // UNAVAILABLE (DRAINING) for a new session on a draining shard, UNAVAILABLE (NOT_ACTIVE) if the session is moving to
-  // or from quarantine, and DATA_LOSS if it cannot be restored from quarantine, where it then stays.
+  // earlier than the current one, SPEC_MISMATCH for another spec or other layers, STALE_INCARNATION if a rank has
+  // another holder in the same epoch. Returns RESOURCE_EXHAUSTED (CAPACITY) with the bytes needed, reserved and
+  // available. Returns UNAVAILABLE (DRAINING) for a new session on a draining shard, UNAVAILABLE (NOT_ACTIVE) if the
+  // session is moving to or from quarantine, and DATA_LOSS if it cannot be restored from quarantine, where it then
+  // stays.
   virtual absl::StatusOr<int64_t> Install(const SessionInstall& install) = 0;
   // Stops accepting frames of earlier epochs, and accepts none of the new epoch before it is installed. Returns the
   // lowest first_step of a new member that this shard no longer keeps. Returns nullopt if it keeps all of them, or if

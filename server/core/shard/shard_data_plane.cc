@@ -14,23 +14,6 @@
 #include "server/core/shard/shard_session.h"
 
 namespace precondor {
-namespace {
-
-// Returns UNAVAILABLE (NOT_ACTIVE) if the session's layers may belong to another shard by now.
-absl::Status CheckLease(const SessionContext& session) {
-  if (session.spec.on_shard_loss != ShardLossPolicy::kDegrade) return absl::OkStatus();
-  const ShardContext& shard = *session.shard;
-  const int64_t installed = session.installed_ns;
-  const absl::Time since = installed == 0 ? absl::InfinitePast() : absl::FromUnixNanos(installed);
-  if (shard.lease.Holds(since, shard.clock.Now())) return absl::OkStatus();
-  return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
-                        absl::StrCat("session \"", session.spec.name,
-                                     "\": the coordinator has not been heard of for so long that its layers here may "
-                                     "have gone to other shards"));
-}
-
-}  // namespace
-
 absl::Status ShardDataPlane::CheckGeneration(uint64_t session_id, uint64_t generation) const {
   if (state_generation() == generation) return absl::OkStatus();
   const absl::StatusOr<std::shared_ptr<ShardSession>> session = sessions_.Find(session_id);
@@ -48,7 +31,6 @@ absl::StatusOr<AdmittedContribution> ShardDataPlane::AdmitContribution(Contribut
   const auto admit = [&]() -> absl::StatusOr<AdmittedContribution> {
     PRECONDOR_RETURN_IF_ERROR(serving_.Check());
     PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, header.key.session_id));
-    PRECONDOR_RETURN_IF_ERROR(CheckLease(session->context()));
     return SessionAdmission(*session).Admit(header, payload_bytes);
   };
   absl::StatusOr<AdmittedContribution> admitted = admit();
@@ -71,16 +53,11 @@ void ShardDataPlane::Reject(const ContributionHeader& header, const absl::Status
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardDataPlane::FindFor(const AdmittedContribution& contribution) const {
   const ContributionKey& key = contribution.header().key;
   PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, sessions_.Find(key.session_id));
-  const SessionSpec& spec = session->spec();
   if (!contribution.IsFor(session->shared_context())) {
     return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
-                          absl::StrCat(DescribeKey(spec, key), ": the session has been installed again"));
+                          absl::StrCat(DescribeKey(session->spec(), key), ": the session has been installed again"));
   }
-  PRECONDOR_RETURN_IF_ERROR(CheckLease(session->context()));
-  if (session->layer(key.layer) != nullptr) return session;
-  return ReasonedStatus(
-      absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
-      absl::StrCat(DescribeKey(spec, key), ": expected epoch ", session->holders().epoch(), ", got ", key.epoch));
+  return session;
 }
 
 void ShardDataPlane::Submit(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result) {
@@ -91,15 +68,6 @@ void ShardDataPlane::Submit(AdmittedContribution contribution, Payload payload, 
   LayerDriver& layer = *(*session)->layer(header.key.layer);
   if (header.kind == ContributionKind::kStatistics) {
     return layer.SubmitStatistics(std::move(contribution), std::move(payload), ack);
-  }
-  if ((*session)->spec().on_shard_loss == ShardLossPolicy::kDegrade) {
-    // Another shard may have answered the step while this one was suspended.
-    result = [context = (*session)->shared_context(),
-              answer = std::move(result)](absl::StatusOr<GradientResult> computed) {
-      absl::Status lease = computed.ok() ? CheckLease(*context) : absl::OkStatus();
-      if (!lease.ok()) return answer(std::move(lease));
-      answer(std::move(computed));
-    };
   }
   layer.SubmitGradient(std::move(contribution), std::move(payload), ack, std::move(result));
 }
@@ -125,7 +93,6 @@ absl::StatusOr<uint64_t> ShardDataPlane::Resume(const RankResume& resume, const 
   const ContributionKey& key = resume.key;
   PRECONDOR_RETURN_IF_ERROR(serving_.Check());
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, key.session_id));
-  PRECONDOR_RETURN_IF_ERROR(CheckLease(session->context()));
   PRECONDOR_RETURN_IF_ERROR(SessionAdmission(*session).CheckKey(key));
   return session->layer(key.layer)->Resume(resume);
 }
@@ -134,7 +101,7 @@ void ShardDataPlane::Fetch(const ContributionKey& key, ResultFn result, const Se
   absl::Status status = serving_.Check();
   if (!status.ok()) return result(std::move(status));
   const absl::StatusOr<std::shared_ptr<ShardSession>> session = FindFor(caller, key.session_id);
-  status = session.ok() ? CheckLease((*session)->context()) : session.status();
+  status = session.status();
   if (status.ok()) status = SessionAdmission(**session).CheckKey(key);
   if (!status.ok()) return result(std::move(status));
   if (WorkersPrecondition((*session)->spec())) return (*session)->layer(key.layer)->Fetch(key, std::move(result));

@@ -49,8 +49,8 @@ class ShardDataPlane {
   // contribution is in device memory. `ack` gets false if the contribution was taken in, true if it is a repetition, or
   // an error if it is refused. A refusal changes nothing, except that a non-finite or over-norm contribution counts as
   // its rank's abstention, so that the step can seal. A contribution is also refused for changes since its admission:
-  // NOT_FOUND if the session has been removed, UNAVAILABLE if it is in quarantine, was installed again or has no lease,
-  // FAILED_PRECONDITION if the layer has moved, and the layer's errors if the epoch or the step has ended.
+  // NOT_FOUND if the session has been removed, UNAVAILABLE if it is in quarantine or was installed again, and the
+  // layer's errors if the epoch or the step has ended.
   // For gradients and pulls, `result` follows an OK `ack` once the step is sealed and applied; a repetition gets
   // identical bytes. If the session ends or a new epoch drops the step, `result` gets the status instead.
   void Submit(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result);

@@ -45,7 +45,7 @@ void AddLoad(const ShardSession& session, absl::Span<const MeasuredCost> costs,
 
 // `taken` has the bytes that other sessions have reserved, by device.
 LayersOfDevices Assign(const ShardContext& shard, const ShardSessions& sessions, const SessionInstall& install,
-                       const MethodSet& methods, const SessionContext* known, const DeviceBytes& taken) {
+                       const MethodSet& methods, const DeviceBytes& taken) {
   const std::vector<MeasuredCost> costs = shard.costs.Snapshot();
   std::vector<AssignmentDevice> devices;
   for (size_t i = 0; i < taken.of.size(); ++i) {
@@ -57,10 +57,7 @@ LayersOfDevices Assign(const ShardContext& shard, const ShardSessions& sessions,
       if (session->id() != install.session_id) AddLoad(*session, costs, devices);
     }
   }
-  std::vector<int> fixed(install.spec.layers.size(), -1);
-  for (uint32_t layer = 0; known != nullptr && layer < fixed.size(); ++layer) {
-    fixed[layer] = known->device_of_layer.Of(layer);
-  }
+  const std::vector<int> fixed(install.spec.layers.size(), -1);
   return AssignDevices(install.spec, methods, install.layers, fixed, costs, shard.options.window_steps, devices);
 }
 
@@ -97,16 +94,14 @@ bool GiveDevices(SessionContext& session, const LayersOfDevices& layers) {
 }
 
 absl::StatusOr<LayerReservation> MakeRoom(ShardContext& shard, const ShardSessions& sessions,
-                                          const SessionInstall& install, const MethodSet& methods,
-                                          const SessionContext* known, bool held, const DeviceBytes& reserved) {
+                                          const SessionInstall& install, const MethodSet& methods) {
   for (;;) {
     const DeviceBytes before = shard.memory.reserved();
     LayerReservation room;
-    room.layers = Assign(shard, sessions, install, methods, known, before - reserved);
+    room.layers = Assign(shard, sessions, install, methods, before);
     room.sizes = FactorSizes(shard, install.spec, methods, room.layers);
-    room.bytes = held ? room.sizes.held : room.sizes.released;
-    room.more = Excess(room.bytes, reserved);
-    const absl::Status status = shard.memory.Reserve(install.spec.name, room.more);
+    room.bytes = install.factors_released ? room.sizes.released : room.sizes.held;
+    const absl::Status status = shard.memory.Reserve(install.spec.name, room.bytes);
     if (status.ok()) return room;
     // Another session may have reserved this room meanwhile; other devices may still have some.
     if (shard.devices.size() == 1 || shard.memory.reserved() == before) return status;

@@ -23,15 +23,12 @@ struct LayerReservation {
   LayersOfDevices layers;
   SessionFactors::Sizes sizes;
   DeviceBytes bytes;  // the one of `sizes` that applies
-  DeviceBytes more;   // the part of `bytes` that MakeRoom has reserved
 };
 
-// Assigns devices to the layers of the install and reserves the memory that the session lacks. `known` is the session's
-// context, or null if the session is new here. `held` says whether it has factors, and `reserved` what it has reserved
-// already. Returns the errors of MemoryAccount::Reserve.
+// Assigns devices to the layers of the install, of a session that is new here, and reserves their memory. Returns the
+// errors of MemoryAccount::Reserve.
 absl::StatusOr<LayerReservation> MakeRoom(ShardContext& shard, const ShardSessions& sessions,
-                                          const SessionInstall& install, const MethodSet& methods,
-                                          const SessionContext* known, bool held, const DeviceBytes& reserved);
+                                          const SessionInstall& install, const MethodSet& methods);
 
 std::vector<std::unique_ptr<SessionDevice>> MakeSessionDevices(const ShardContext& shard);
 

@@ -23,11 +23,6 @@ struct ShardOptions {
   int window_steps = 2;                    // steps of a layer that may be open or kept for repetitions
   double max_norm_per_sqrt_element = 1e4;  // statistic vectors with |v| > this * sqrt(d) are OVER_NORM
   MethodFactory make_method = MakeMethod;
-  // How long a step waits for statistics after its gradient is complete. Then ShardUpkeep::SealOverdue seals it: the
-  // update uses the statistics that have arrived, or is skipped if fewer than the fraction `quorum` of the ranks have
-  // sent theirs. The default waits without limit.
-  absl::Duration statistics_deadline = absl::InfiniteDuration();
-  double quorum = 1.0;
   // The shard's journal, or null for none. Borrowed; must outlive the executor's last task.
   ShardJournal* journal = nullptr;
   uint64_t snapshot_interval_steps = 0;  // between two snapshots; 0: only those requested

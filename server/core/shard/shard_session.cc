@@ -29,8 +29,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_p
     PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context, layer, install, !install.factors_released));
     owned.push_back(layers[layer]);
   }
-  auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes,
-                                                  SessionFactors::FactorState{.held = !install.factors_released});
+  auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes, !install.factors_released);
   return std::shared_ptr<ShardSession>(
       new ShardSession(std::move(context), install.layers, std::move(layers), std::move(factors), install));
 }
@@ -45,7 +44,10 @@ ShardSession::ShardSession(std::shared_ptr<SessionContext> context, std::vector<
       holders_(context_->spec, install) {}
 
 absl::Status ShardSession::CheckSpec(const SessionInstall& install) const {
-  const std::string difference = DescribeDifference(spec(), install.spec);
+  std::string difference = DescribeDifference(spec(), install.spec);
+  if (difference.empty() && install.layers != owned_) {
+    difference = absl::StrCat("owns ", owned_.size(), " layers, got another set of ", install.layers.size());
+  }
   if (difference.empty()) return absl::OkStatus();
   return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch,
                         absl::StrCat("session \"", spec().name, "\": ", difference));
@@ -56,13 +58,10 @@ absl::Status ShardSession::Reinstall(const SessionInstall& install) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::optional<std::vector<Member>> replaced, holders_.Install(install));
   // Frames of the new epoch that arrive before their layer has begun it are told to retry.
   if (!replaced.has_value()) return absl::OkStatus();
-  NoteRollback(install);
+  // Before any layer begins the epoch: its contributions count from then on.
+  context_->begun_steps.RollBack(install.rollback_epoch, install.rollback_step);
   for (const uint32_t layer : owned_) BeginEpoch(layer, install, *replaced);
   return absl::OkStatus();
-}
-
-void ShardSession::NoteRollback(const SessionInstall& install) const {
-  context_->begun_steps.RollBack(install.rollback_epoch, install.rollback_step);
 }
 
 void ShardSession::BeginEpoch(uint32_t layer, const SessionInstall& install,
@@ -72,46 +71,6 @@ void ShardSession::BeginEpoch(uint32_t layer, const SessionInstall& install,
                               .rollback_epoch = install.rollback_epoch,
                               .rollback_step = install.rollback_step,
                               .replaced = replaced});
-}
-
-absl::StatusOr<bool> ShardSession::ChangesLayers(const SessionInstall& install) const {
-  if (install.layers == owned_) return false;
-  PRECONDOR_RETURN_IF_ERROR(CheckSpec(install));
-  const std::shared_ptr<const RankHolders> members = holders_.current();
-  if (install.epoch > members->epoch || (install.epoch == members->epoch && members->fenced)) return true;
-  return ReasonedStatus(
-      StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
-      absl::StrCat("session \"", spec().name, "\": owns ", owned_.size(), " layers, which may not change in epoch ",
-                   members->epoch, "; got another set of ", install.layers.size(), " in epoch ", install.epoch));
-}
-
-absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const SessionInstall& install,
-                                                                       const SessionFactors::FactorState& state,
-                                                                       const SessionFactors::Sizes& sizes) const {
-  std::vector<std::shared_ptr<LayerDriver>> layers(layers_.size());
-  std::vector<std::shared_ptr<LayerDriver>> owned;
-  for (uint32_t layer : install.layers) {
-    layers[layer] = layers_[layer];
-    if (layers[layer] == nullptr) {
-      PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context_, layer, install, state.held));
-    }
-    owned.push_back(layers[layer]);
-  }
-  auto factors = std::make_shared<SessionFactors>(context_, std::move(owned), sizes, state);
-  return std::shared_ptr<ShardSession>(
-      new ShardSession(context_, install.layers, std::move(layers), std::move(factors), install));
-}
-
-void ShardSession::TakeOverFrom(const ShardSession& previous, const SessionInstall& install) {
-  const std::vector<Member> replaced = previous.holders_.ReplacedBy(install.members);
-  NoteRollback(install);
-  for (const uint32_t layer : previous.owned_) {
-    if (layers_[layer] == nullptr) {
-      previous.layers_[layer]->Close(EpochHasBegun(install.epoch));
-    } else {
-      BeginEpoch(layer, install, replaced);
-    }
-  }
 }
 
 absl::Status ShardSession::EpochHasBegun(uint64_t epoch) const {

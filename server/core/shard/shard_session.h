@@ -30,21 +30,9 @@ class ShardSession {
                                                               const SessionInstall& install,
                                                               const SessionFactors::Sizes& sizes);
 
-  // Handles a later Install of the session that does not change its layers (see ShardControl). Returns
-  // FAILED_PRECONDITION: SPEC_MISMATCH, STALE_EPOCH, or STALE_INCARNATION if a rank has another holder in the same
-  // epoch.
+  // Handles a later Install of the session (see ShardControl). Returns FAILED_PRECONDITION: SPEC_MISMATCH for another
+  // spec or other layers, STALE_EPOCH, or STALE_INCARNATION if a rank has another holder in the same epoch.
   absl::Status Reinstall(const SessionInstall& install);
-  // Returns whether `install` changes the session's layers here. Returns FAILED_PRECONDITION: SPEC_MISMATCH, or
-  // STALE_EPOCH if it changes them without a later epoch.
-  absl::StatusOr<bool> ChangesLayers(const SessionInstall& install) const;
-  // Makes a session with the layers of `install`. It shares the layers that it keeps; these do not change before
-  // TakeOverFrom. `state` is the factor state of this session, `sizes` those of the new one. Returns the errors of
-  // Method::MakeState.
-  absl::StatusOr<std::shared_ptr<ShardSession>> WithLayers(const SessionInstall& install,
-                                                           const SessionFactors::FactorState& state,
-                                                           const SessionFactors::Sizes& sizes) const;
-  // Takes the place of `previous`, which made this session: kept layers begin the epoch, the others end.
-  void TakeOverFrom(const ShardSession& previous, const SessionInstall& install);
   // See ShardControl.
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence);
 
@@ -74,8 +62,6 @@ class ShardSession {
                const SessionInstall& install);
   absl::Status CheckSpec(const SessionInstall& install) const;
   absl::Status EpochHasBegun(uint64_t epoch) const;
-  // Before any layer begins the epoch: its contributions count from then on.
-  void NoteRollback(const SessionInstall& install) const;
   // Ends the earlier epochs of a layer and begins that of `install`. `replaced`: see LayerDriver::BeginEpoch.
   void BeginEpoch(uint32_t layer, const SessionInstall& install, const std::vector<Member>& replaced) const;
 

@@ -83,16 +83,6 @@ bool ShardSessions::Insert(const std::shared_ptr<ShardSession>& session) {
   return inserted;
 }
 
-bool ShardSessions::Replace(const ShardSession& previous, std::shared_ptr<ShardSession> next,
-                            const SessionFactors::FactorState& state) {
-  MutexLock lock(mu_);
-  const auto found = sessions_.find(previous.id());
-  if (found == sessions_.end() || found->second.get() != &previous) return false;
-  if (!previous.factors().HandOver(state)) return false;
-  found->second = std::move(next);
-  return true;
-}
-
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSessions::TakeOut(uint64_t session_id, Removal how) {
   std::shared_ptr<ShardSession> session;
   uint64_t last_step = 0;

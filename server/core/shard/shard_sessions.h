@@ -59,10 +59,6 @@ class ShardSessions {
   // Adds a session. Returns false and changes nothing if the table has it, or if it is in quarantine and not being
   // restored.
   bool Insert(const std::shared_ptr<ShardSession>& session);
-  // Replaces `previous` with `next`, which takes over its factors. Returns false and changes nothing if `previous` is
-  // not in the table, or if its factor state is not `state`.
-  bool Replace(const ShardSession& previous, std::shared_ptr<ShardSession> next,
-               const SessionFactors::FactorState& state);
   // Removes the session from the table, closes it, records that and releases its memory. Returns null if the table does
   // not have it. Returns UNAVAILABLE (NOT_ACTIVE) if it is being restored from quarantine and `how` is not kReplayed.
   absl::StatusOr<std::shared_ptr<ShardSession>> TakeOut(uint64_t session_id, Removal how);

@@ -20,14 +20,6 @@ bool LearnsFromGradients(ShardSession& session) {
 
 }  // namespace
 
-void ShardUpkeep::SealOverdue() {
-  if (shard_.options.statistics_deadline == absl::InfiniteDuration()) return;
-  const absl::Time now = shard_.clock.Now();
-  for (const std::shared_ptr<ShardSession>& session : sessions_.All()) {
-    for (const uint32_t layer : session->owned()) session->layer(layer)->SealOverdue(now);
-  }
-}
-
 void ShardUpkeep::FreeReleasedFactors() {
   for (const std::shared_ptr<ShardSession>& session : sessions_.All()) session->factors().FreeReleased();
 }

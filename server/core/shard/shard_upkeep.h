@@ -24,8 +24,6 @@ class ShardUpkeep {
   ShardUpkeep(ShardContext& shard, const ShardSessions& sessions, ShardQuarantine& quarantine)
       : shard_(shard), sessions_(sessions), quarantine_(quarantine) {}
 
-  // Seals the steps whose statistics are overdue (ShardOptions::statistics_deadline).
-  void SealOverdue();
   // Frees the reservations of released factors that have become durable.
   void FreeReleasedFactors();
   // For the end of a drain: writes a snapshot of the layers, as they are, of each session whose methods learn from

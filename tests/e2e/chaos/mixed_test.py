@@ -231,24 +231,6 @@ class MixedTest(FaultTest):
                 row = self.train(cluster, disturb, f"--coordinator={switch.address}", steps)
         self.expect_undisturbed_weights(row, steps)
 
-    def test_lost_shards(self):
-        """A shard that hangs for long enough loses its layers to the others, and each time only then."""
-        steps = STEPS_A_FAULT * (self.kills + 2)
-        with self.cluster(durable=False, shards=3, coordinator_arguments=["--shard-loss-ms=5000", "--lease-steps=4"]) as cluster:
-            with self.training(cluster, [f"--steps={steps}", "--exchange=delegate", "--on-shard-loss=degrade"]) as training:
-                for fault in range(self.kills):
-                    self.await_step(cluster, training, STEPS_A_FAULT * (fault + 1))
-                    owners = [shard for shard in cluster.shards if shard.metric("precondor_shard_sessions")]
-                    if len(owners) < 2:
-                        break  # layers do not move back
-                    shard = self.random.choice(owners)
-                    before = self.step(cluster)
-                    with self.unhealthy(shard.address), self.stopped(shard.process.pid):
-                        self.await_progress(cluster, before + 4)
-                    wait_for("the shard to be rid of the session", lambda shard=shard: shard.metric("precondor_shard_sessions") == 0)
-                training.finish()  # fails when the workers' weights differ
-                self.expect_valid_history(cluster, training)
-
 
 def main():
     parser = argument_parser(__doc__)

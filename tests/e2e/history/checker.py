@@ -187,9 +187,7 @@ def replaced_processes_are_refused(history):
 
 
 def epochs_have_a_cause(history):
-    """Another process has taken a rank. Where layers move, epochs can come and go without a rank that knows them."""
-    if history.spec()["on_shard_loss"].endswith("DEGRADE"):
-        return
+    """Another process has taken a rank."""
     takers = collections.defaultdict(set)
     for call in history.calls:
         if call.method == "JoinSession":
@@ -334,32 +332,22 @@ def owners_by_epoch(history):
     return owners
 
 
-def layers_stay_on_healthy_shards(history, faults):
+def layers_stay(history):
     owners = owners_by_epoch(history)
-    told = {}  # by epoch: when the first process knew it
-    for call in history.calls:
-        if active(call):
-            epoch = int(call.answer["epoch"])
-            told[epoch] = min(told.get(epoch, call.ended), call.ended)
     epochs = sorted(owners)
     for before, after in zip(epochs, epochs[1:]):
         for layer, shard in owners[before].items():
-            if owners[after].get(layer) == shard:
-                continue
-            if not any(one.server == shard and one.began < told[after] and one.ended > told[before] for one in faults):
-                yield f"layer {layer} has left {shard} in epoch {after}, which was healthy"
-            if not history.spec()["on_shard_loss"].endswith("DEGRADE"):
-                yield f"layer {layer} has left {shard} in epoch {after}, although its session waits for lost shards"
+            if owners[after].get(layer) != shard:
+                yield f"layer {layer} has left {shard} in epoch {after}"
 
 
 def findings(history, faults=(), lease_steps=1):
     """What breaks a rule; empty if nothing does."""
     for rule in (one_session, epochs_grow, leases_grow, ranks_have_one_holder, replaced_processes_are_refused,
                  epochs_have_a_cause, modes_never_change, steps_begin_within_the_lease, steps_have_one_answer,
-                 answers_wait_for_all, factor_versions_grow, ranks_are_lost_together):
+                 answers_wait_for_all, factor_versions_grow, ranks_are_lost_together, layers_stay):
         yield from rule(history)
     yield from reports_extend_the_lease(history, faults, lease_steps)
-    yield from layers_stay_on_healthy_shards(history, faults)
 
 
 def main():

@@ -76,9 +76,6 @@ std::vector<Flag> Flags(Options& o) {
        "direct: the shards average the gradients; delegate: the workers do; replay and pull_factors: the workers do, "
        "and\n"
        "      precondition themselves (methods of mkor and eva) (direct)"},
-      {"on-shard-loss", Choice(session.on_shard_loss, ShardLossPolicy::kDegrade, ShardLossPolicyName),
-       "wait or degrade",
-       "until the shard is back; or its layers begin anew on the others; with --exchange=delegate (wait)"},
       {"workers", Integer(session.world_size, 1, kBatchSize), "1 ... 128", "threads of this process (4)"},
       {"seed", Integer(session.seed, 0, 1 << 30), "0 ... 2^30", "of weights, batches and sketches (1)"},
       {"data", Text(o.data_path), "FILE", "digits.csv, when not where it was at build time"},

@@ -27,7 +27,7 @@ TEST(OptionsTest, TakesValuesInBothForms) {
   const auto options = Parse({"--steps=9", "--task=classifier", "--workers", "7", "--exchange", "delegate",
                               "--method=kfac", "--option=pi_split=true", "--option", "damping=piecewise(0, 1: 2)",
                               "--option=gamma=0.5", "--option=rank=16", "--statistics=covariance", "--optimizer=lamb",
-                              "--learning-rate=0.01", "--on-shard-loss=degrade", "--fallback=at-step:12"});
+                              "--learning-rate=0.01", "--fallback=at-step:12"});
   ASSERT_TRUE(options.ok()) << options.status();
   const SessionSpec& spec = options->run.session;
   EXPECT_EQ(options->run.steps, 9);
@@ -35,7 +35,6 @@ TEST(OptionsTest, TakesValuesInBothForms) {
   EXPECT_EQ(spec.layers.size(), 3u);
   EXPECT_EQ(spec.world_size, 7);
   EXPECT_EQ(spec.exchange, ExchangeMode::kDelegate);
-  EXPECT_EQ(spec.on_shard_loss, ShardLossPolicy::kDegrade);
   EXPECT_EQ(spec.statistics, StatisticsKind::kCovariance);
   EXPECT_EQ(spec.fallback.at_step, 12u);
   EXPECT_EQ(spec.method.name, "kfac");
@@ -55,7 +54,6 @@ TEST(OptionsTest, SaysWhatIsWrong) {
       {{"--option=rank"}, "--option: expected NAME=VALUE, got \"rank\""},
       {{"--optimizer=magic"}, "--optimizer: expected adamw, lamb, sgd, nesterov or plain, got \"magic\""},
       {{"--exchange=ring"}, "expected direct, delegate, replay or pull_factors, got \"ring\""},
-      {{"--on-shard-loss=pray"}, "--on-shard-loss: expected wait or degrade, got \"pray\""},
       {{"--learning-rate=nan"}, "--learning-rate: expected RATE, got \"nan\""},
       {{"--fallback=at-step:-1"}, "at-step:N, got \"at-step:-1\""},
       {{"extra"}, "unknown flag extra"},

@@ -463,10 +463,8 @@ TEST_F(OutboxTest, ANewMemoryHasTimeToSettle) {
 }
 
 TEST_F(OutboxTest, ASessionThatTheShardDoesNotKnowMayComeAgain) {
-  const Outbox degrades(/*may_lose_shard=*/true);
   EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kUnknownSession), kNow), Recovery::kRetryLater);
   EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kNotOwner), kNow), Recovery::kFatal);
-  EXPECT_EQ(degrades.RecoveryOf(Refusal(ErrorReason::kNotOwner), kNow), Recovery::kRetryLater);
   EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kStateLost), kNow), Recovery::kFatal);
   EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kNotActive), kNow), Recovery::kRetryLater);
 }
@@ -565,10 +563,10 @@ TEST(RecoveryTest, SortsRefusals) {
   EXPECT_EQ(RecoveryFor(absl::InternalError("bug")), Recovery::kRefused);
 }
 
-// --- a shard that is lost: its layers go elsewhere ---
+// --- a shard whose address changes: its layers go to another link ---
 
 TEST_F(OutboxTest, ALayerTakesAlongWhatIsOutstandingAndWhatOthersMayNeed) {
-  Outbox from(/*may_lose_shard=*/true);
+  Outbox from;
   from.StartStream(kCredit, 1);
   for (const uint32_t layer : {0u, 1u}) {
     ASSERT_TRUE(AddTo(from, Statistics(5, layer), 10).ok());
@@ -583,7 +581,7 @@ TEST_F(OutboxTest, ALayerTakesAlongWhatIsOutstandingAndWhatOthersMayNeed) {
   WriteAllOf(from);
   from.StopStream();
 
-  Outbox to(/*may_lose_shard=*/true);
+  Outbox to;
   to.StartStream(kCredit);
   ASSERT_TRUE(AddTo(to, Gradient(6, 2), 40).ok());
   to.Adopt(from.TakeLayers({1}));
@@ -600,14 +598,14 @@ TEST_F(OutboxTest, ALayerTakesAlongWhatIsOutstandingAndWhatOthersMayNeed) {
   // Should the second shard be lost as well, the third gets the same.
   to.Acknowledge(Statistics(5, 1));
   to.StopStream();
-  Outbox third(/*may_lose_shard=*/true);
+  Outbox third;
   third.StartStream(kCredit);
   third.Adopt(to.TakeLayers({1}));
   EXPECT_EQ(WriteAllOf(third), "R5.1v50 S5.1[0+10] G5.1[0+20] G6.1[0+30]");
   // The answer to step 6 shows that every rank has that of step 5.
   FinishIn(third, Gradient(6, 1));
   third.StopStream();
-  Outbox fourth(/*may_lose_shard=*/true);
+  Outbox fourth;
   fourth.StartStream(kCredit);
   fourth.Adopt(third.TakeLayers({1}));
   EXPECT_EQ(WriteAllOf(fourth), "R6.1v60 R5.1v50 S5.1[0+10] G5.1[0+20] G6.1[0+30]")

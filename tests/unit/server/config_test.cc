@@ -55,8 +55,6 @@ std::vector<OptionCase> Cases() {
       Case("threads", &C::threads, I{0}, "3", I{3}),
       Case("memory_limit", &C::memory_limit_bytes, I{8589934592}, "512MiB", I{536870912}),
       Case("window_steps", &C::window_steps, I{2}, "5", I{5}),
-      Case("statistics_deadline_ms", &C::statistics_deadline_ms, I{0}, "1500", I{1500}),
-      Case("quorum", &C::quorum, 1.0, "0.75", 0.75),
       Case("data_dir", &C::data_dir, S(""), "/data", S("/data")),
       Case("snapshot_interval_steps", &C::snapshot_interval_steps, I{1000}, "5", I{5}),
       Case("gradient_journal_bytes", &C::gradient_journal_bytes, I{256} << 20, "0", I{0}),
@@ -69,7 +67,6 @@ std::vector<OptionCase> Cases() {
       Case("reconcile_interval_ms", &C::reconcile_interval_ms, I{1000}, "250", I{250}),
       Case("etcd_prefix", &C::etcd_prefix, S("/precondor/coordinator"), "/jobs/a", S("/jobs/a")),
       Case("etcd_lease_ms", &C::etcd_lease_ms, I{10000}, "5000", I{5000}),
-      Case("shard_loss_ms", &C::shard_loss_ms, I{10000}, "60000", I{60000}),
       Case("metrics_listen", &C::metrics_listen, S(), "[::1]:0", S("[::1]:0")),
       Case("metrics_port_file", &C::metrics_port_file, S(), "m", S("m")),
       Case("log_format", &C::log_format, S("text"), "json", S("json")),
@@ -206,8 +203,7 @@ TEST_F(ConfigTest, BadValuesNameOptionExpectationAndWhatCame) {
       {"backend", {"", "cuda9"}},
       {"threads", {"", "many", "-1", "1025", "1.5", "0x10"}},
       {"window_steps", {"1", "65"}},
-      {"statistics_deadline_ms", {"-1", "3600001", "5s"}},
-      {"quorum", {"", "0", "-0.5", "1.0001", "nan", "inf", "half", "50%"}},
+      {"trace_ratio", {"", "-0.5", "1.0001", "nan", "inf", "half", "50%"}},
       {"slow_worker_ms", {"-1", "3600001"}},
       {"snapshot_interval_steps", {"-1", "1073741825"}},
       {"gradient_journal_bytes", {"-1"}},
@@ -220,7 +216,6 @@ TEST_F(ConfigTest, BadValuesNameOptionExpectationAndWhatCame) {
       {"etcd_lease_ms", {"999", "3600001"}},
       {"etcd_prefix", {"", "precondor"}},
       {"reconcile_interval_ms", {"9", "3600001"}},
-      {"shard_loss_ms", {"99", "3600001"}},
       {"log_format", {"", "xml"}},
       {"log_level", {"", "INFO"}},
       {"drain_deadline_ms", {"-1", "3600001"}},
@@ -286,7 +281,6 @@ TEST_F(ConfigTest, WorkersDialWhatIsAdvertisedOrTheFirst) {
 
 TEST_F(ConfigTest, OptionsMustFitTogether) {
   EXPECT_THAT(Refusal({"--role=coordinator"}), HasSubstr("shards: expected at least one address"));
-  EXPECT_THAT(Refusal({"--shard-loss-ms=4999"}), HasSubstr("5 times reconcile_interval_ms, 5000, got 4999"));
   EXPECT_THAT(Refusal({"--role=shard", "--shards=a:1,b:2"}), HasSubstr("expected none with role shard, got 2"));
   EXPECT_THAT(Refusal({"--shards=a:1"}), HasSubstr("expected none with role all, got 1"));
   EXPECT_THAT(Refusal({"--role=coordinator", "--shards=a:1,b:2,a:1"}),
@@ -408,25 +402,25 @@ TEST_F(ConfigTest, WhatIsPrintedReadsBackTheSame) {
   for (const OptionCase& option : Cases()) arguments.push_back(Flag(option.name, option.text));
   arguments.push_back("--role=coordinator");
   arguments.push_back("--shards=a:1,b:2");
-  arguments.push_back("--quorum=0.66666666666666663");
+  arguments.push_back("--trace-ratio=0.66666666666666663");
   arguments.push_back("--port-file=a \"b\" #c: \\d\té\n");
   const ServerConfig config = Parse(arguments);
   const std::string printed = PrintServerConfig(config);
   const ServerConfig again = Parse({"--config=" + File(printed)});
   for (const OptionCase& option : Cases()) {
-    if (option.name == "role" || option.name == "quorum" || option.name == "port_file") continue;
+    if (option.name == "role" || option.name == "trace_ratio" || option.name == "port_file") continue;
     EXPECT_TRUE(option.has_text(again)) << option.name;
   }
   EXPECT_EQ(again.role, ServerRole::kCoordinator);
   EXPECT_THAT(again.shards, ElementsAre("a:1", "b:2"));
-  EXPECT_EQ(again.quorum, 2.0 / 3);
+  EXPECT_EQ(again.trace_ratio, 2.0 / 3);
   EXPECT_EQ(again.port_file, "a \"b\" #c: \\d\té\n");
   EXPECT_THAT(printed, AllOf(HasSubstr("threads: \"3\"  # flag --threads\n"), HasSubstr("credit_bytes: \"1048576\"")));
   // A second round tells the file as the origin; a path with a line break must not end the comment.
   const std::filesystem::path odd = folder_ / "two\nlines: 1.yaml";
   std::ofstream(odd) << printed;
   const std::string second = PrintServerConfig(Parse({"--config=" + odd.string()}));
-  EXPECT_EQ(Parse({"--config=" + File(second)}).quorum, 2.0 / 3);
+  EXPECT_EQ(Parse({"--config=" + File(second)}).trace_ratio, 2.0 / 3);
 }
 
 TEST_F(ConfigTest, ActionsStillCheckTheConfigurationButHelpAndVersionDoNot) {

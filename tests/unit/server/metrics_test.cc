@@ -150,7 +150,6 @@ void Drive(MetricsObserver& metrics) {
   decision.inputs.second_order_seconds = 1.5;
   metrics.OnDecision("job", decision);
   metrics.OnModeChange("job", Mode::kFirstOrder);
-  metrics.OnLayersMoved("job", 3);
   metrics.OnStragglers("job", {3, 5});
   metrics.OnJournal(true);
   metrics.OnLogAppend(77, true);
@@ -306,7 +305,6 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_loss_rate{train_job="job"})", 0.125},
       {R"(precondor_fallback_threshold_rate{train_job="job"})", 0.25},
       {R"(precondor_mode_changes_total{train_job="job"})", 1},
-      {R"(precondor_moved_layers_total{train_job="job"})", 3},
       {R"(precondor_lagging_workers{train_job="job"})", 2},
       {R"(precondor_lagging_rank_number{train_job="job"})", 3},
       {R"(precondor_log_stale_status{train_job="job"})", 1},
@@ -413,7 +411,6 @@ TEST(MetricsTest, AJobHasTheSeriesOfItsSideAtZeroFromTheStart) {
                                          "precondor_lease_step_number",
                                          "precondor_mode_step_seconds",
                                          "precondor_loss_rate",
-                                         "precondor_moved_layers_total",
                                          "precondor_mode_changes_total",
                                          "precondor_fallback_threshold_rate",
                                          "precondor_epoch_number",

@@ -80,7 +80,6 @@ class Preconditioner:
         overlap: bool = False,
         process_group: Any = None,
         fallback: Fallback = Fallback(),
-        on_shard_loss: str = "WAIT",
         seed: int = 0,
         client: ClientOptions = ClientOptions(),
     ) -> None:
@@ -109,7 +108,7 @@ class Preconditioner:
                 gradients before step(), and DIRECT. DDP averages the other parameters by its only communication hook.
             process_group: Of torch.distributed; None: DDP's, or the default one.
             fallback: When the job falls back to first order.
-            on_shard_loss, seed: Those of precondor.SessionSpec.
+            seed: That of precondor.SessionSpec.
             client: Time-outs, security, and what happens at the start.
 
         Raises:
@@ -144,7 +143,6 @@ class Preconditioner:
             seed=seed, exchange=exchange or ("DELEGATE" if self._ddp or sharded or (servers.delegate and not overlap) else "DIRECT"),
             statistics=statistics_of(method, statistics.kind), sketches=statistics.sketches, inv_freq=statistics.inv_freq,
             warmup_steps=statistics.warmup_steps, statistics_dtype=statistics.dtype, gradient_dtype=gradient_dtype, fallback=fallback,
-            on_shard_loss=on_shard_loss,
             layer_methods=_layers.exceptions([slot.layer for slot in self._slots], self._recipe.layer_methods(layer_methods, chosen),
                                              statistics.kind, chosen.by_gradient))
         check_options(self._spec, sharded=sharded, overlap=overlap, several=self._ddp or self._group.size > 1)

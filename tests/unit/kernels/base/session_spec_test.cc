@@ -41,7 +41,6 @@ TEST(SessionSpecTest, NamesTheFieldWhatWasExpectedAndWhatCame) {
       {[](SessionSpec& s) { s.sketches = 17; }, {"sketches", "0 ... 16", "17"}},
       {[](SessionSpec& s) { s.inv_freq = 0; }, {"inv_freq", "got 0"}},
       {[](SessionSpec& s) { s.warmup_steps = -1; }, {"warmup_steps", "-1"}},
-      {[](SessionSpec& s) { s.staleness_steps = 2; }, {"staleness_steps", "0 ... 1", "2"}},
       {[](SessionSpec& s) { s.layers.clear(); }, {"layers", "got 0"}},
       {[](SessionSpec& s) { s.layers[1].d_out = 0; }, {"layers[1]", "dec", "d_out", "got 0"}},
       {[](SessionSpec& s) { s.layers[0].d_in = kMaxDimension + 1; }, {"layers[0]", "d_in", "1048577"}},
@@ -77,7 +76,6 @@ TEST(SessionSpecTest, NamesTheFieldWhatWasExpectedAndWhatCame) {
       {[](SessionSpec& s) { s.statistics = StatisticsKind(0); }, {"statistics", "got 0"}},
       {[](SessionSpec& s) { s.statistics_dtype = DType(4); }, {"statistics_dtype", "4"}},
       {[](SessionSpec& s) { s.gradient_dtype = DType(0); }, {"gradient_dtype", "got 0"}},
-      {[](SessionSpec& s) { s.on_shard_loss = ShardLossPolicy(3); }, {"on_shard_loss", "1 ... 2", "got 3"}},
       {[](SessionSpec& s) { s.fallback.beta = 2; }, {"fallback.beta", "[0, 1]", "got 2"}},
       {[](SessionSpec& s) { s.layer_methods = {{}}; }, {"layer_methods[0].layers", "at least one", "none"}},
       {[](SessionSpec& s) { s.layer_methods.resize(kMaxLayerMethods + 1); }, {"layer_methods: count", "256", "257"}},
@@ -116,36 +114,8 @@ TEST(SessionSpecTest, AcceptsWhatIsExactlyAtTheLimits) {
   spec.sketches = kMaxSketches;
   spec.warmup_steps = 0;
   spec.inv_freq = 1;
-  spec.staleness_steps = 1;
   spec.layers = {{std::string(512, 'x'), 1, 1, false}, {"big", kMaxDimension, kMaxDimension, true}};
   EXPECT_TRUE(ValidateSessionSpec(spec).ok()) << ValidateSessionSpec(spec);
-}
-
-TEST(SessionSpecTest, TellsWhatWorkersWithFactorsMayHave) {
-  const struct {
-    std::function<void(SessionSpec&)> change;
-    std::string problem;
-  } cases[] = {
-      {[](SessionSpec& s) { s.staleness_steps = 1; }, "staleness_steps: expected 0 with exchange "},
-      {[](SessionSpec& s) { s.on_shard_loss = ShardLossPolicy::kDegrade; },
-       "on_shard_loss: expected WAIT with exchange "},
-  };
-  for (ExchangeMode mode : {ExchangeMode::kPullFactors, ExchangeMode::kReplay}) {
-    SessionSpec spec = GoodSpec();
-    spec.exchange = mode;
-    EXPECT_TRUE(WorkersPrecondition(spec));
-    EXPECT_TRUE(ValidateSessionSpec(spec).ok()) << ValidateSessionSpec(spec);
-    for (const auto& test : cases) {
-      SessionSpec bad = spec;
-      test.change(bad);
-      const absl::Status status = ValidateSessionSpec(bad);
-      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-      EXPECT_THAT(std::string(status.message()),
-                  HasSubstr(absl::StrCat(test.problem, ExchangeModeName(mode), ", got ")));
-      bad.exchange = ExchangeMode::kDelegate;
-      EXPECT_TRUE(ValidateSessionSpec(bad).ok()) << ValidateSessionSpec(bad);
-    }
-  }
 }
 
 TEST(SessionSpecTest, TakesShapesOfAsManyElements) {
@@ -167,7 +137,6 @@ TEST(SessionSpecTest, DescribesTheFirstDifference) {
       {[](SessionSpec& s) { s.gradient_dtype = DType::kBF16; }, "gradient_dtype: have f32, got bf16"},
       {[](SessionSpec& s) { s.method.options["rank"] = 8.0; }, "method: have mkor{}, got mkor{rank=8}"},
       {[](SessionSpec& s) { s.fallback.beta = 0.5; }, "fallback.beta: have 0.1, got 0.5"},
-      {[](SessionSpec& s) { s.on_shard_loss = ShardLossPolicy::kDegrade; }, "on_shard_loss: have WAIT, got DEGRADE"},
       {[](SessionSpec& s) { s.layers.pop_back(); }, "layers: have 2, got 1"},
       {[](SessionSpec& s) {
          s.layers[1].shape = {8, 8, 49};

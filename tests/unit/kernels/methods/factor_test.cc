@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // One factor in both representations against the f64 recursions of tests/reference.
-#include "kernels/methods/factor.h"
-
 #include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
@@ -9,6 +7,7 @@
 #include <string>
 #include <tuple>
 
+#include "kernels/methods/make_factor.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/method_driver.h"
 

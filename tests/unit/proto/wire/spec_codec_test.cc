@@ -24,7 +24,6 @@ SessionSpec FullSpec() {
   spec.sketches = 5;
   spec.inv_freq = 1;
   spec.warmup_steps = 0;
-  spec.staleness_steps = 1;
   spec.statistics_dtype = DType::kBF16;
   spec.gradient_dtype = DType::kF16;
   spec.method.name = "mkor";
@@ -48,7 +47,6 @@ SessionSpec FullSpec() {
                    .reentry_beta = 0.75,
                    .reentry_min_steps = 17,
                    .reentry_min_decrease = 0};
-  spec.on_shard_loss = ShardLossPolicy::kDegrade;
   spec.layers = {{"encoder.0", 48, 65, true}, {"ünïcode", 1, 1 << 20, false, {64, 128, 128}}};
   spec.layer_methods = {
       {.method = {.name = "identity", .options = {}}, .statistics = StatisticsKind::kCovariance, .layers = {1}}};
@@ -105,10 +103,8 @@ TEST(SpecCodecTest, AbsentFieldsHaveTheDefaultsThatTheProtoGives) {
   EXPECT_EQ(spec->sketches, 6);  // ceil(16 / 3)
   EXPECT_EQ(spec->inv_freq, 10);
   EXPECT_EQ(spec->warmup_steps, 10);
-  EXPECT_EQ(spec->staleness_steps, 0);
   EXPECT_EQ(spec->statistics_dtype, DType::kF16);
   EXPECT_EQ(spec->gradient_dtype, DType::kF32);
-  EXPECT_EQ(spec->on_shard_loss, ShardLossPolicy::kWait);
   EXPECT_EQ(spec->method.name, "mkor");
   EXPECT_TRUE(spec->method.options.empty());
 }
@@ -198,9 +194,6 @@ TEST(SpecCodecTest, UnknownEnumeratorsAreRefusedByField) {
   message.Clear();
   message.set_statistics_data_type(static_cast<v1::DataType>(4));
   ExpectMalformed(DecodeSessionSpec(message).status(), "statistics_data_type: ");
-  message.Clear();
-  message.set_on_shard_loss(static_cast<v1::ShardLossPolicy>(3));
-  ExpectMalformed(DecodeSessionSpec(message).status(), "on_shard_loss: expected a ShardLossPolicy of 1 ... 2, got 3");
   message.Clear();
   message.set_gradient_data_type(static_cast<v1::DataType>(77));
   ExpectMalformed(DecodeSessionSpec(message).status(), "gradient_data_type: expected a DataType of 1 ... 3, got 77");

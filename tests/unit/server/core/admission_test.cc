@@ -303,11 +303,6 @@ TEST_F(AdmissionTest, WhatHasChangedSinceTheAdmissionRefusesTheContribution) {
     StatusCode code;
     ErrorReason reason;
   };
-  const auto moved = [this] {
-    SessionInstall install = MakeInstall(2);
-    install.layers = {1};
-    ASSERT_TRUE(shard->Install(install).ok());
-  };
   const std::vector<Change> changes = {
       {"removed", [this] { ASSERT_TRUE(*shard->Remove(kSession)); }, StatusCode::kNotFound,
        ErrorReason::kUnknownSession},
@@ -319,7 +314,6 @@ TEST_F(AdmissionTest, WhatHasChangedSinceTheAdmissionRefusesTheContribution) {
        StatusCode::kUnavailable, ErrorReason::kNotActive},
       {"the next epoch", [this] { ASSERT_TRUE(shard->Install(MakeInstall(2)).ok()); }, StatusCode::kFailedPrecondition,
        ErrorReason::kStaleEpoch},
-      {"its layer has moved", moved, StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch},
   };
   for (const Change& change : changes) {
     Start();

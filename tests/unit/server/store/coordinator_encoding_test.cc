@@ -68,7 +68,7 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
   const std::string layers =
       u64(2) + text("first") + u64(5) + u64(6) + u8(1) + text("second") + u64(1 << 20) + u64(1) + u8(0);
   const std::string spec = text("job") + u64(0xFEDCBA9876543210) + u32(3) + u8(2) + u8(2) + u32(2) + u32(20) + u32(30) +
-                           u32(1) + u8(3) + u8(2) + text("mkor") + options + config + layers;
+                           u32(0) + u8(3) + u8(2) + text("mkor") + options + config + layers;
   const std::string placement =
       u64(2) + text("shard0") + text("host-one:1") + u64(1) + u32(0) + text("shard1") + text("") + u64(1) + u32(1);
 
@@ -83,7 +83,7 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
   const std::string access = text("0123456789abcdef") + u64(1) + text("tenant a");
   const std::string delegates = u64(2) + u32(2) + u32(1);
   EXPECT_EQ(EncodeCoordinatorRecord(SampleSession(7)),
-            u8(7) + session + u8(2) + layer_methods + shapes + u8(1) + access + delegates);
+            u8(7) + session + u8(1) + layer_methods + shapes + u8(1) + access + delegates);
   for (const std::string& bad : {u64(1) + u32(2) + u64(1) + u64(1), u64(1) + u32(0) + u64(0)}) {
     EXPECT_EQ(DecodeCoordinatorRecord(kSessionRecord,
                                       u8(7) + session + u8(2) + layer_methods + bad + u8(2) + access + delegates)
@@ -92,6 +92,14 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
               absl::StatusCode::kDataLoss);
   }
 
+  std::string stale = spec;  // of a session that had a staleness
+  stale[stale.find(u32(30) + u32(0)) + 4] = 1;
+  const auto decoded =
+      DecodeCoordinatorRecord(kSessionRecord, u8(7) + u64(7) + stale + placement + membership + lease + u8(2) +
+                                                  layer_methods + shapes + u8(1) + access + delegates);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_TRUE(Same(*decoded, SampleSession(7)));
+
   SessionRecord alike = SampleSession(7);
   alike.spec.delegates.clear();
   const auto of_version_6 =
@@ -99,7 +107,7 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
   ASSERT_TRUE(of_version_6.ok()) << of_version_6.status();
   EXPECT_TRUE(Same(*of_version_6, alike));
   // So an earlier program can take over: it reads all records of sessions without delegates.
-  EXPECT_EQ(EncodeCoordinatorRecord(alike), u8(6) + session + u8(2) + layer_methods + shapes + u8(1) + access);
+  EXPECT_EQ(EncodeCoordinatorRecord(alike), u8(6) + session + u8(1) + layer_methods + shapes + u8(1) + access);
   alike.access = {};
   const auto of_version_5 =
       DecodeCoordinatorRecord(kSessionRecord, u8(5) + session + u8(2) + layer_methods + shapes + u8(2));
@@ -116,11 +124,9 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
   const auto of_version_2 = DecodeCoordinatorRecord(kSessionRecord, u8(2) + session + u8(2));
   ASSERT_TRUE(of_version_2.ok()) << of_version_2.status();
   EXPECT_TRUE(Same(*of_version_2, alike));
-  SessionRecord waits = alike;
-  waits.spec.on_shard_loss = ShardLossPolicy::kWait;
   const auto of_version_1 = DecodeCoordinatorRecord(kSessionRecord, u8(1) + session);
   ASSERT_TRUE(of_version_1.ok()) << of_version_1.status();
-  EXPECT_TRUE(Same(*of_version_1, waits));
+  EXPECT_TRUE(Same(*of_version_1, alike));
   for (const std::string& bad : {session.substr(0, session.size() - 1), session + u8(1), std::string()}) {
     EXPECT_EQ(DecodeCoordinatorRecord(kSessionRecord, u8(1) + bad).status().code(), absl::StatusCode::kDataLoss);
   }

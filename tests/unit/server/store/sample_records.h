@@ -51,7 +51,6 @@ inline SessionSpec SampleSpec(const std::string& name = "job") {
   spec.sketches = 2;
   spec.inv_freq = 20;
   spec.warmup_steps = 30;
-  spec.staleness_steps = 1;
   spec.statistics_dtype = DType::kBF16;
   spec.gradient_dtype = DType::kF16;
   spec.method = {.name = "mkor", .options = {{"beta", 0.99}, {"exact", true}, {"form", std::string("a\0b", 3)}}};
@@ -72,7 +71,6 @@ inline SessionSpec SampleSpec(const std::string& name = "job") {
                    .reentry_beta = 0.4,
                    .reentry_min_steps = 7,
                    .reentry_min_decrease = 0.3};
-  spec.on_shard_loss = ShardLossPolicy::kDegrade;
   spec.layers = {{.name = "first", .d_out = 5, .d_in = 6, .has_bias = true},
                  {.name = "second", .d_out = int64_t{1} << 20, .d_in = 1, .has_bias = false, .shape = {64, 128, 128}}};
   spec.layer_methods = {

@@ -55,18 +55,11 @@ class FakeShard final : public ShardControl {
     }
     return description;
   }
-  absl::StatusOr<ShardDescription> Probe(const ShardLease& granted) override {
-    absl::StatusOr<ShardDescription> description = Describe();
-    if (!description.ok()) return description;
-    if (granted.duration > absl::ZeroDuration()) lease = granted;
-    if (clock != nullptr) description->shard_time = clock->Now();
-    return description;
-  }
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
     // A coordinator that asks under its lock would never get here.
     last_install = install.session_id;
     if (during_install) during_install();
-    if (refuse_installs || install.layers.size() > most_layers) return absl::ResourceExhaustedError("full");
+    if (refuse_installs) return absl::ResourceExhaustedError("full");
     if (down) return absl::UnavailableError("down");
     quarantined.erase(install.session_id);
     installed[install.session_id] = install;
@@ -120,14 +113,12 @@ class FakeShard final : public ShardControl {
   uint64_t leader = 0;  // the greatest token
   int calls = 0;
   const Clock* clock = nullptr;
-  ShardLease lease;  // the last one
   std::string advertise;
   std::string own;  // ShardControl::own_address
   std::string ring_device;
   int64_t capacity = int64_t{1} << 40;
   bool down = false;
   bool refuse_installs = false;
-  size_t most_layers = std::numeric_limits<size_t>::max();
   std::function<void()> during_install;
   std::optional<uint64_t> gone;  // what Fence says
   std::vector<uint64_t> fences;  // epochs
@@ -154,10 +145,6 @@ class ShardHandle final : public ShardControl {
   absl::StatusOr<ShardDescription> Describe() override {
     PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
     return shard_->Describe();
-  }
-  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override {
-    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
-    return shard_->Probe(lease);
   }
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
     PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
@@ -277,14 +264,12 @@ class CoordinatorFixture : public ::testing::Test {
     void OnEpoch(absl::string_view name, uint64_t epoch, int64_t joined, int64_t world_size) override {
       events.push_back(absl::StrCat(name, " epoch ", epoch, ": ", joined, " of ", world_size));
     }
-    void OnLayersMoved(absl::string_view, int64_t layers) override { moved += layers; }
     void OnSessionSnapshot(absl::string_view, bool complete) override {
       ++(complete ? complete_snapshots : failed_snapshots);
     }
     void OnLastSessionSnapshot(absl::string_view, uint64_t step) override { last_snapshot = step; }
     int64_t complete_snapshots = 0, failed_snapshots = 0;
     std::optional<uint64_t> last_snapshot;
-    int64_t moved = 0;
     std::vector<std::string> events;
     std::vector<std::pair<uint64_t, double>> losses;
     int64_t sessions = -1;

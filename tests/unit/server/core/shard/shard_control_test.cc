@@ -331,9 +331,11 @@ TEST_F(ShardControlTest, AnotherSpecOrLayerSetIsRefused) {
   absl::Status status = shard->Install(install).status();
   EXPECT_EQ(GetErrorReason(status), ErrorReason::kSpecMismatch);
   EXPECT_THAT(std::string(status.message()), HasSubstr("seed"));
-  install = MakeInstall(1);
+  install = MakeInstall(2);
   install.layers = {0};
-  EXPECT_EQ(GetErrorReason(shard->Install(install).status()), ErrorReason::kStaleEpoch);
+  status = shard->Install(install).status();
+  EXPECT_EQ(GetErrorReason(status), ErrorReason::kSpecMismatch);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("owns 2 layers, got another set of 1"));
 }
 
 TEST_F(ShardControlTest, RemoveAbortsWaitersAndFreesEverything) {

@@ -158,7 +158,6 @@ TEST_F(ShardDeviceTest, AGradientThatChangesBehindTheShardsBackSpoilsNothing) {
   options.make_method = MakeMethod;
   for (const std::string method : {"mkor", "kron"}) {
     spec.method = {.name = method, .options = {}};
-    spec.staleness_steps = 0;
     Start();
     SendStatistics(0);
     ASSERT_TRUE(SendOnDevice(GradientHeader(0), gradient_)->result.has_value());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of contributions: order, staleness, decisions, repetitions, the window.
+// What becomes of contributions: order, decisions, repetitions, the window.
 #include "tests/support/faulty_backend.h"
 #include "tests/unit/server/core/shard/shard_fixture.h"
 
@@ -82,20 +82,6 @@ TEST_F(ShardPipelineTest, GradientWaitsForItsStepsStatistics) {
   Statistics(0, 1, 1);
   ASSERT_TRUE(reply->result.has_value());
   EXPECT_EQ((*reply->result)->factor_version, 1u);
-}
-
-TEST_F(ShardPipelineTest, StalenessOneUsesTheFactorsFromBeforeTheStep) {
-  spec.staleness_steps = 1;
-  Start();
-  for (uint64_t step = 0; step < 3; ++step) {
-    Statistics(step, 0, 1);
-    Statistics(step, 1, 1);
-    Gradient(step, 0, 1);
-    const auto reply = Gradient(step, 1, 1);
-    ASSERT_TRUE(reply->result.has_value());
-    EXPECT_EQ((*reply->result)->factor_version, step);
-    EXPECT_EQ(reply->decision(), step == 0 ? Decision::kIdentity : Decision::kPreconditioned);
-  }
 }
 
 TEST_F(ShardPipelineTest, NextStepsUpdateWaitsForThisStepsGradient) {
@@ -363,16 +349,6 @@ TEST_F(ShardPipelineTest, StatisticsAloneAdvanceWithoutGradients) {
   EXPECT_EQ(log->updates().size(), 9u);
 }
 
-TEST_F(ShardPipelineTest, StatisticsAloneAdvanceUnderStalenessOne) {
-  spec.staleness_steps = 1;
-  Start();
-  for (uint64_t step = 0; step < 10; ++step) {
-    EXPECT_TRUE(Statistics(step, 0, 1)->accepted()) << step;
-    EXPECT_TRUE(Statistics(step, 1, 1)->accepted()) << step;
-  }
-  EXPECT_EQ(log->updates().size(), 8u);
-}
-
 TEST_F(ShardPipelineTest, DelegateAloneSendsTheGradient) {
   spec.exchange = ExchangeMode::kDelegate;
   Start();
@@ -421,58 +397,6 @@ TEST_F(ShardPipelineTest, MethodsWithoutStatisticsIgnoreThem) {
   ASSERT_TRUE(reply->result.has_value());
   EXPECT_EQ(reply->decision(), Decision::kPreconditioned);
   EXPECT_TRUE(log->updates().empty());
-}
-
-TEST_F(ShardPipelineTest, OverdueStatisticsAreGivenUpAfterTheDeadline) {
-  options.statistics_deadline = absl::Seconds(5);
-  Start();
-  Statistics(0, 0, 1);
-  Gradient(0, 0, 1);
-  const auto reply = Gradient(0, 1, 1);
-  clock.SetWall(absl::Hours(1000));  // has no part in it
-  clock.Advance(absl::Seconds(4));
-  shard->upkeep().SealOverdue();
-  EXPECT_FALSE(reply->result.has_value());
-  clock.Advance(absl::Seconds(1));
-  shard->upkeep().SealOverdue();
-  ASSERT_TRUE(reply->result.has_value());
-  EXPECT_EQ(reply->decision(), Decision::kIdentity);
-  EXPECT_TRUE(log->updates().empty()) << "half of the ranks are no quorum of all";
-  EXPECT_EQ(Statistics(0, 1, 1)->reason(), ErrorReason::kStaleStep);
-}
-
-TEST_F(ShardPipelineTest, OverdueStatisticsAreGivenUpAlsoAfterTheirStepIsAnswered) {
-  options.statistics_deadline = absl::Seconds(5);
-  options.quorum = 0.5;
-  spec.staleness_steps = 1;
-  Start();
-  Statistics(0, 0, 1);
-  Gradient(0, 0, 1);
-  ASSERT_TRUE(Gradient(0, 1, 1)->result.has_value());
-  Gradient(1, 0, 1);
-  const auto reply = Gradient(1, 1, 1);
-  clock.Advance(absl::Seconds(4));
-  shard->upkeep().SealOverdue();
-  EXPECT_FALSE(reply->result.has_value()) << "its factors are those of step 0";
-  clock.Advance(absl::Seconds(1));
-  shard->upkeep().SealOverdue();
-  ASSERT_TRUE(reply->result.has_value());
-  EXPECT_EQ((*reply->result)->factor_version, 1u);
-}
-
-TEST_F(ShardPipelineTest, QuorumSealsAtTheDeadline) {
-  options.statistics_deadline = absl::Seconds(5);
-  options.quorum = 0.5;
-  Start();
-  Statistics(0, 0, 1);
-  Gradient(0, 0, 1);
-  const auto reply = Gradient(0, 1, 1);
-  clock.Advance(absl::Seconds(5));
-  shard->upkeep().SealOverdue();
-  ASSERT_TRUE(reply->result.has_value());
-  EXPECT_EQ(reply->decision(), Decision::kPreconditioned);
-  ASSERT_EQ(log->updates().size(), 1u);
-  EXPECT_EQ(log->updates()[0].k, 1);
 }
 
 }  // namespace

@@ -140,11 +140,6 @@ class ShardRecoveryTest : public ShardFixture {
 
 TEST_F(ShardRecoveryTest, GivesTheAnswersOfAShardThatWasNeverLost) { ExpectExact(); }
 
-TEST_F(ShardRecoveryTest, GivesThemWithStaleFactors) {
-  spec.staleness_steps = 1;
-  ExpectExact();
-}
-
 TEST_F(ShardRecoveryTest, GivesThemFromSnapshots) {
   options.snapshot_interval_steps = 3;
   ExpectExact();
@@ -371,48 +366,33 @@ TEST_F(ShardJournalTest, StatisticsThatWereCountedAreNotCountedAgain) {
 }
 
 TEST_F(ShardJournalTest, WhatAShardThatCameBackGathersIsWrittenDownToo) {
-  spec.staleness_steps = 1;
   Start();
-  Gradient(0, 0, 1);
+  Statistics(0, 0, 1);
   ReplaceShard();
   Gradient(0, 0, 1);
-  EXPECT_FALSE(Statistics(0, 0, 1)->duplicate());
-  EXPECT_EQ(StatsOf(0).factor_version, 1u);
+  EXPECT_FALSE(Statistics(1, 0, 1)->duplicate());
+  EXPECT_EQ(StatsOf(0).factor_version, 2u);
   ReplaceShard();
   Gradient(0, 0, 1);
-  EXPECT_TRUE(Statistics(0, 0, 1)->duplicate());
-  EXPECT_EQ(StatsOf(0).factor_version, 1u);
-  EXPECT_EQ(log->updates().size(), 2u) << "one in each life";
-}
-
-TEST_F(ShardJournalTest, NobodyGetsAnAnswerOfOtherFactorsThanBefore) {
-  spec.staleness_steps = 1;
-  options.snapshot_interval_steps = 1;
-  spec.layers.resize(1);
-  Start();
-  for (uint64_t step = 0; step < 3; ++step) {
-    Gradient(step, 0, 1);
-    Statistics(step, 0, 1);
-  }
-  // The image is of the time after step 1, whose answer had the factors before it.
-  ReplaceShard();
-  EXPECT_EQ(Gradient(1, 0, 1)->reason(), ErrorReason::kStaleStep);
+  EXPECT_TRUE(Statistics(1, 0, 1)->duplicate());
+  EXPECT_EQ(StatsOf(0).factor_version, 2u);
+  EXPECT_EQ(log->updates().size(), 5u) << "one in the first life, two in each of the others";
 }
 
 TEST_F(ShardJournalTest, ARestoredUpdateIsOfTheFactorsOfItsTime) {
-  spec.staleness_steps = 1;
   Start();
-  Gradient(0, 0, 1);
   Statistics(0, 0, 1);
-  EXPECT_EQ(StatsOf(0).factor_version, 1u);
+  Gradient(0, 0, 1);
+  Statistics(1, 0, 1);
+  EXPECT_EQ(StatsOf(0).factor_version, 2u);
   ReplaceShard();
   // The update waits for its turn after step 0's gradient; the factors that it belongs to go before.
   ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 1, .hold = false}).ok());
   ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 2, .hold = true}).ok());
   Gradient(0, 0, 1);
   Gradient(1, 0, 1);
-  EXPECT_EQ(StatsOf(0).factor_version, 1u) << "they return with it, and it is not applied again";
-  EXPECT_TRUE(Statistics(0, 0, 1)->duplicate());
+  EXPECT_EQ(StatsOf(0).factor_version, 2u) << "they return with it, and it is not applied again";
+  EXPECT_TRUE(Statistics(1, 0, 1)->duplicate());
 }
 
 TEST_F(ShardJournalTest, AStepThatIsAskedForAgainMeetsTheFactorsOfItsTime) {

@@ -87,7 +87,6 @@ TEST_F(ShardResumeTest, StatisticsThatAllHaveSentAgainCount) {
 }
 
 TEST_F(ShardResumeTest, AStepWhoseStatisticsAloneCountLeavesTheWindow) {
-  spec.staleness_steps = 1;
   StartDelegate();
   for (uint32_t rank : {0u, 1u}) EXPECT_TRUE(Statistics(4, rank, 1)->accepted());
   EXPECT_TRUE(Resume(5, 0, 7).ok());
@@ -185,12 +184,13 @@ TEST_F(ShardResumeTest, AProcessThatBeginsLaterPassesOverWhatItCannotRepeat) {
 }
 
 TEST_F(ShardResumeTest, StatisticsThatAProcessDidNotGetThroughAreGivenUp) {
-  spec.staleness_steps = 1;
   StartDelegate();
   EXPECT_TRUE(Statistics(5, 0, 1)->accepted());
-  EXPECT_TRUE(Gradient(5, 0, 1)->result.has_value());
   ASSERT_TRUE(Replace({1}, 6).ok());
+  const std::shared_ptr<Reply> waiting = Gradient(5, 0, 1);
+  EXPECT_FALSE(waiting->result.has_value());
   EXPECT_TRUE(Statistics(6, 1, 1)->accepted());
+  EXPECT_TRUE(waiting->result.has_value());
   Statistics(6, 0, 1);
   const std::shared_ptr<Reply> answered = Gradient(6, 0, 1);
   ASSERT_TRUE(answered->result.has_value());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/methods/factor.h"
+#include "kernels/methods/make_factor.h"
 
 #include "kernels/methods/deferred_factor.h"
 #include "kernels/methods/dense_factor.h"

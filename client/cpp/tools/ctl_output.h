@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a command of precondorctl prints.
+#pragma once
+
+#include <string>
+
+namespace precondor {
+
+struct CtlOutput {
+  std::string text;  // for standard output
+  // False if the answer reports a problem: a service that is not serving, a shard that does not answer, a damaged
+  // snapshot, a plan that does not fit.
+  bool ok = true;
+};
+
+}  // namespace precondor
