@@ -20,7 +20,7 @@ Usage: tests/gpu.sh --phase LIST [--out DIR] [--filter REGEX] [--limit SECONDS] 
   --imitation     runs everything over the host's imitation of CUDA (tests/support/cuda_host)
   --programs DIR  programs of this folder, a build folder or an unpacked pack, in place of the pack's
   --results DIR   report: the results of another call as well, those of --out last
-  --docs FILE     report: writes the table between the marks of this page (docs/operate/performance.md)
+  --docs FILE     report: writes the table between the marks of this page (docs/develop/lab/kernels.md)
   --pack          on Debian 12 with what deploy/install.sh installs: builds, writes build/gpu-pack/, and weighs
   --weigh         the weight of what travels, the files that git does not ignore and build/gpu-pack/; fails above 64 MiB
   --python PYTHON --pack: an interpreter of the machine's version, with its headers, for which the packages of phases
@@ -40,7 +40,7 @@ Examples:
   tests/gpu.sh --phase train --out training                # another of 300 s
   tests/gpu.sh --phase steps --filter /low_ --out again    # one phase, and of it the steps in low rank alone
   tests/gpu.sh --phase conformance,sanitize --out suites   # another command of 480 s
-  tests/gpu.sh --phase report --results results --results again --out report --docs docs/operate/performance.md
+  tests/gpu.sh --phase report --results results --results again --out report --docs docs/develop/lab/kernels.md
 
 Exit status: 0 when nothing failed and all checks came to an end, also without a GPU, where the last line says that
 nothing ran on a device; 1 otherwise. A missed target is reported and is no failure.

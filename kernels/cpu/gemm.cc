@@ -27,7 +27,7 @@ ShapeClass Classify(int64_t m, int64_t n, int64_t inner) {
   return inner <= kThin ? kShortInner : kBulk;
 }
 
-// Whether oneDNN 2.6 was faster than OpenBLAS 0.3.21 (medians of `gemm_bench`; docs/operate/performance.md), by
+// Whether oneDNN 2.6 was faster than OpenBLAS 0.3.21 (medians of `gemm_bench`; docs/develop/lab/kernels.md), by
 // ShapeClass and by transposed operands: neither, b, a, both.
 constexpr bool kOneDnnIsFaster[2][7][4] = {
     {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrix products on one thread, each by the library that a measured table gives as the faster one for its shape on
-// this processor: OpenBLAS, or oneDNN if the build has it. docs/operate/performance.md says how the table was measured.
+// this processor: OpenBLAS, or oneDNN if the build has it. docs/develop/lab/kernels.md says how the table was measured.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 """What a GPU allows the rows of cuda_bench, and the target of each, computed from shapes and published figures.
 
 ROWS has one entry for each claim. The limits here are for planning: a run compares with what it measures itself, a copy
-and products by cuBLAS. docs/operate/performance.md shows the table that --markdown prints; --check compares the two.
+and products by cuBLAS. docs/develop/lab/kernels.md shows the table that --markdown prints; --check compares the two.
 
 Limits of a row: every pipe of the device takes FLOP / (FLOP a second), memory takes bytes / (bytes a second), launches
 take their time one after the other, and the longest of these times is the limit. It assumes that they overlap without
@@ -124,7 +124,7 @@ def pair(values):
 def markdown(measured=None):
     """The table; measured: values by name, of one device."""
     measured = measured or {}
-    head = ("claim", "row", "unit", "bound by", "limit, H100; H200", "target", "measured")
+    head = ("row", "unit", "bound by", "limit, H100; H200", "target", "measured")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in ROWS:
         pipes = [row["pipe"][device] for device in DEVICES] if row["pipe"] else []
@@ -132,7 +132,7 @@ def markdown(measured=None):
         target = ("at most " if row["at_most"] else "at least ") + pair(row["target"])
         value = number(measured[row["name"]]) if row["name"] in measured else "not measured"
         limit = pair(row["limit"]) if row["limit"] else "-"
-        cells = (row["claim"], f"`{row['name']}`", row["unit"] or "-", bound, limit, target, value)
+        cells = (f"`{row['name']}`", row["unit"] or "-", bound, limit, target, value)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

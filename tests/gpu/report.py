@@ -139,7 +139,7 @@ def rows_table(summary):
 
 
 def _targets():
-    """tests/bench/gpu_targets.py, the claims of docs/operate/performance.md; None in a tree without it."""
+    """tests/bench/gpu_targets.py, the claims of docs/develop/lab/kernels.md; None in a tree without it."""
     try:
         return importlib.import_module("gpu_targets")
     except ModuleNotFoundError as error:

@@ -3,7 +3,7 @@
 """How many bytes of global memory every kernel has in flight on an H100, from its SASS, and whether that is enough.
 
     check_kernel_loads.py --nvcc NVCC               the lint: kernels below their bound
-    check_kernel_loads.py --nvcc NVCC --table       docs/operate/cuda.md's table
+    check_kernel_loads.py --nvcc NVCC --table       a table of all kernels
     check_kernel_loads.py --nvcc NVCC --json        the same as JSON
 
 In flight in a multiprocessor = what a thread has in flight (kernel_sass.py) x threads of the blocks that fit there.

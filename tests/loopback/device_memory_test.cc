@@ -19,7 +19,7 @@ using ::testing::AnyOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-constexpr int64_t kGiB = int64_t{1} << 30, kReserveBytes = kGiB;  // docs/operate/operations.md
+constexpr int64_t kGiB = int64_t{1} << 30, kReserveBytes = kGiB;  // docs/operate/cuda.md
 
 class DeviceMemoryTest : public testing::Test {
  protected:
