@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares methods on the digits example: trains every row of the table through a service, and shows what came out.
 
-deploy/quickstart.sh starts a service and this script; docs/use/digits.md says what is compared and describes the JSON.
+deploy/quickstart.sh starts a service and this script; docs/develop/lab/digits.md says what is compared and describes the JSON.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The README's C++ client: the build compiles it as it stands there, and a test runs it against a server.
+"""The C++ client of docs/use/cpp.md: the build compiles it as it stands there, and a test runs it against a server.
 
-readme_client.py extract README OUT     write the block to a source file
+readme_client.py extract PAGE OUT       write the block to a source file
 readme_client.py run SERVER CLIENT      start SERVER on a free port, run CLIENT, stop SERVER
 """
 
@@ -14,10 +14,10 @@ import tempfile
 import time
 
 
-def extract(readme, out):
-    blocks = re.findall(r"^```cpp\n(.*?)^```$", pathlib.Path(readme).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def extract(page, out):
+    blocks = re.findall(r"^```cpp\n(.*?)^```$", pathlib.Path(page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     if len(blocks) != 1 or "int main" not in blocks[0]:
-        sys.exit(f"{readme}: expected one C++ block with a main, found {len(blocks)} block(s)")
+        sys.exit(f"{page}: expected one C++ block with a main, found {len(blocks)} block(s)")
     pathlib.Path(out).write_text(blocks[0], encoding="utf-8")
 
 

@@ -530,6 +530,15 @@ class ClientTest(unittest.TestCase):
         self.assertEqual([line.split()[-1] for line in done.stdout.splitlines()], ["PyInit__core"])
         self.assertNotIn("torch", subprocess.run(["ldd", _core.__file__], capture_output=True, text=True, check=True).stdout)
 
+    def test_a_client_connects_to_a_server_that_starts_after_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            address = f"unix:{folder}/socket"
+            with subprocess.Popen([self.server_program, f"--listen={address}", "--log-level=error"]) as server:
+                try:
+                    precondor.Client(address, connect_timeout=3.0).close()  # as long as one attempt to connect may take
+                finally:
+                    server.kill()
+
     # --- documentation --------------------------------------------------------------------------------------------------
 
     def test_the_manuals_example_runs(self):

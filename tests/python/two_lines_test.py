@@ -113,7 +113,7 @@ class TwoLinesTest(unittest.TestCase):
         self.expect_learning("plain_loop.py")
 
     def test_the_lines_of_the_readme_as_they_stand(self):
-        lines, = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        lines, _ = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
         made, step = lines.split("...\n")
         with tempfile.NamedTemporaryFile("w", suffix=".py", encoding="utf-8") as program:
             program.write(BEFORE + made + LOOP + step)

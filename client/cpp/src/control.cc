@@ -2,6 +2,7 @@
 #include "client/cpp/src/control.h"
 
 #include <algorithm>
+#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/support/status.h>
 #include <utility>
@@ -30,6 +31,7 @@ namespace {
 constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
 constexpr absl::Duration kLastPause = absl::Seconds(1);
 constexpr absl::Duration kLastJoinPause = absl::Milliseconds(200);
+constexpr absl::Duration kPoll = absl::Milliseconds(20);
 // A rank that does not leave costs the others nothing, and its process wants to end.
 constexpr absl::Duration kLongestLeave = absl::Seconds(5);
 
@@ -46,6 +48,20 @@ std::string TraceFor(const v1::ReportStepRequest& request, const std::string&) {
 template <typename Request>
 const std::string& TraceFor(const Request&, const std::string& traceparent) {
   return traceparent;
+}
+
+// Sleeps like Canceller::Pause, or until the channel connects. gRPC reads what a new connection brings only while a
+// call or this wait polls the channel, and calls on a channel that has failed end at once.
+bool PauseOrConnect(grpc::Channel& channel, absl::Duration duration, Canceller& canceller) {
+  if (channel.GetState(false) == GRPC_CHANNEL_READY) return canceller.Pause(duration);
+  const absl::Time end = MonotonicNow() + duration;
+  while (!canceller.cancelled()) {
+    const absl::Duration left = end - MonotonicNow();
+    const grpc_connectivity_state state = channel.GetState(false);
+    if (state == GRPC_CHANNEL_READY || left <= absl::ZeroDuration()) return true;
+    channel.WaitForStateChange(state, wire::GrpcDeadline(std::min(left, kPoll)));
+  }
+  return false;
 }
 
 }  // namespace
@@ -133,7 +149,9 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, con
     if (status.code() != absl::StatusCode::kUnavailable || answered) return WithContext(status, what);
     last = status;
     if (MonotonicNow() + pause >= deadline) return WithContext(last, what);
-    if (!canceller.Pause(pause)) return absl::CancelledError(absl::StrCat(what, ": cancelled"));
+    if (!PauseOrConnect(*stubs_->channel, pause, canceller)) {
+      return absl::CancelledError(absl::StrCat(what, ": cancelled"));
+    }
     pause = std::min(pause * 2, kLastPause);
   }
 }
