@@ -239,8 +239,8 @@ function plot(job, title, series, shown, {logarithmic, fromZero = false} = {}) {
   const has = x => Number.isFinite(x) && (!logarithmic || x > 0);
   values = values.filter(has);
   const bottom = HEIGHT - BOTTOM, right = WIDTH - RIGHT;
+  drawn(svg, "line", {class: "grid", x1: LEFT, x2: right, y1: bottom, y2: bottom});
   if (!values.length) {
-    drawn(svg, "line", {class: "grid", x1: LEFT, x2: right, y1: bottom, y2: bottom});
     drawn(svg, "text", {class: "middle", x: (LEFT + right) / 2, y: HEIGHT / 2}, "no value yet");
     return figure;
   }
