@@ -6,16 +6,14 @@ set -euo pipefail
 usage() {
   cat <<'HELP'
 Usage: deploy/build-wheel.sh [--python PYTHON] [--output DIR] [--build-dir DIR] [--help]
-  --python PYTHON  the interpreter that the wheel is for, with its headers; default python3
-  --output DIR     where the wheel goes; default build/wheels
-  --build-dir DIR  what is kept for the next time: the objects, and for each Python an environment with the tools; default
-                   build/wheel, as far from the root as the presets' folders, so that ccache finds what those have compiled.
-                   For another Python the extension is compiled, and ccache has the rest
+  --python PYTHON  The wheel is for this interpreter, whose headers are installed; default python3
+  --output DIR     The wheel goes to this folder; default build/wheels
+  --build-dir DIR  The objects and the tools stay here for the next build; default build/wheel
   --help           this text
-The wheel holds client and server, with the CUDA backend where nvcc of CUDA 13 is found, and with gRPC, protobuf, Abseil, OpenSSL, OpenBLAS and oneDNN as private copies, and in
-its .dist-info/licenses the licences of all that Debian has packaged of it. Built on Debian 12 it installs
-wherever glibc is 2.35 or later with g++ 12's libstdc++ (Ubuntu 22.04, say), and meets no other library's protobuf or gRPC in a
-process. The last line printed is the wheel's path. What building needs: deploy/install.sh, and a package index for pip.
+The wheel holds client and server, with the CUDA backend if nvcc of CUDA 13 is found. It has private copies of gRPC,
+protobuf, Abseil, OpenSSL, OpenBLAS and oneDNN, and their licences in .dist-info/licenses. A wheel from Debian 12 installs
+on systems with glibc 2.35 and the libstdc++ of g++ 12, such as Ubuntu 22.04. The last line printed is the wheel's path.
+The build needs the packages of deploy/install.sh, and a package index for pip.
 
 Example: deploy/build-wheel.sh && pip install build/wheels/precondor-*.whl
          deploy/build-wheel.sh --python python3.13

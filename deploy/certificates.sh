@@ -6,9 +6,9 @@ set -euo pipefail
 usage() {
   cat <<'HELP'
 Usage: deploy/certificates.sh [--days=N] FOLDER NAME[,NAME...] ...
-Makes FOLDER/ca.pem and FOLDER/ca.key unless both are there, and for each argument FIRST.pem and FIRST.key: a certificate
-of the first NAME that all its NAMEs stand in. A NAME is a host's name, an IP address, or any other word for a client.
-  --days=N  how long the certificates are valid (90); the authority is for ten years
+The script makes FOLDER/ca.pem and FOLDER/ca.key unless both exist. For each argument it makes a certificate FIRST.pem with
+all NAMEs and its key FIRST.key. A NAME is a host's name, an IP address, or any other word for a client.
+  --days=N  The certificates are valid for this many days; default 90. The authority is valid for ten years
   --help    this text
 Example: deploy/certificates.sh certificates coordinator.example,127.0.0.1 gpu0.example gpu1.example job-a operator
 HELP

@@ -6,10 +6,9 @@ set -euo pipefail
 usage() {
   cat <<'HELP'
 Usage: deploy/pack-server.sh [--binaries DIR] [--tree DIR] [--help]
-  --binaries DIR  the build tree that holds the programs; default build/dev
-  --tree DIR      for container images (deploy/docker): instead of the archive, writes the folder DIR with bin (these
-                  programs, precondorctl and precondor-perf), lib, share (data of the example), licences of the
-                  libraries and components.json, which lists them for deploy/sbom.py
+  --binaries DIR  The programs come from this build tree; default build/dev
+  --tree DIR      The script writes this folder for container images (deploy/docker), and no archive. The folder has bin,
+                  lib, share, the licences of the libraries, and components.json for deploy/sbom.py
   --help          this text
 Writes build/server.tar.xz: precondor-server, precondor-digits, libprecondor-cuda.so where it was built, and in lib all
 libraries they need but glibc, the C++ runtime and CUDA's own. Built on Debian 12, it wants glibc 2.34 and g++ 12's

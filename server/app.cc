@@ -484,7 +484,7 @@ class ServerApp final : public App {
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) return absl::InternalError("gRPC does not start a server");
     if (const std::string open = OpenAddress(config_); !open.empty()) {
-      logger_.Log(Severity::kWarning, "plaintext: all who reach the port read and change everything",
+      logger_.Log(Severity::kWarning, "plaintext: every client that reaches the port can read and change everything",
                   {{"address", open}});
     }
     ChangeHealth([](Health&) {});

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <arpa/inet.h>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <optional>
 #include <set>
 #include <unistd.h>
@@ -17,7 +17,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
@@ -26,246 +25,14 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
+#include "server/config_options.h"
 
 namespace precondor {
 namespace {
 
 constexpr absl::string_view kVariablePrefix = "PRECONDOR_";
-constexpr int kMostDevice = 1023;
 constexpr size_t kSlip = 2;  // an unknown variable within this edit distance of an option's is reported
 
-struct Option {
-  std::string name;  // as in YAML; flags use '-' for '_', environment variables upper case
-  std::string help;
-  std::function<absl::Status(ServerConfig&, absl::string_view)> set;  // its error says what was expected
-  std::function<std::string(const ServerConfig&)> get;
-  bool list = false;  // whether the file may contain a list
-};
-
-absl::Status Expected(absl::string_view what) { return absl::InvalidArgumentError(what); }
-
-Option TextOption(std::string name, std::string ServerConfig::*field, std::string help) {
-  return {std::move(name), std::move(help),
-          [field](ServerConfig& config, absl::string_view text) {
-            config.*field = std::string(text);
-            return absl::OkStatus();
-          },
-          [field](const ServerConfig& config) { return config.*field; }};
-}
-
-Option ChoiceOption(std::string name, std::string ServerConfig::*field, std::vector<std::string> choices,
-                    std::string help) {
-  Option option = TextOption(std::move(name), field, absl::StrCat(help, " (", absl::StrJoin(choices, "|"), ")"));
-  option.set = [field, choices](ServerConfig& config, absl::string_view text) {
-    if (std::find(choices.begin(), choices.end(), text) == choices.end()) return Expected(absl::StrJoin(choices, ", "));
-    config.*field = std::string(text);
-    return absl::OkStatus();
-  };
-  return option;
-}
-
-// Parses "8GiB", "512MiB" or "4096". Returns -1 if the text has another form.
-int64_t ParseBytes(absl::string_view text) {
-  int64_t unit = 1;
-  for (const auto& [suffix, shift] : std::map<std::string, int>{{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}}) {
-    if (absl::EndsWith(text, suffix)) {
-      unit = int64_t{1} << shift;
-      text.remove_suffix(suffix.size());
-      break;
-    }
-  }
-  int64_t number = 0;
-  return absl::SimpleAtoi(text, &number) && number >= 0 && number <= (int64_t{1} << 62) / unit ? number * unit : -1;
-}
-
-Option NumberOption(std::string name, int64_t ServerConfig::*field, int64_t low, int64_t high, std::string help,
-                    bool bytes = false) {
-  return {std::move(name), std::move(help),
-          [=](ServerConfig& config, absl::string_view text) {
-            int64_t number = 0;
-            const bool parsed = bytes ? (number = ParseBytes(text)) >= 0 : absl::SimpleAtoi(text, &number);
-            if (!parsed || number < low || number > high) {
-              return Expected(absl::StrCat(bytes ? "bytes such as 4096, 512MiB or 8GiB" : "a whole number", " in ", low,
-                                           " ... ", high));
-            }
-            config.*field = number;
-            return absl::OkStatus();
-          },
-          [field](const ServerConfig& config) { return absl::StrCat(config.*field); }};
-}
-
-// The printed text has enough digits to give the number back.
-Option FractionOption(std::string name, double ServerConfig::*field, std::string help, bool zero = false) {
-  return {std::move(name), std::move(help),
-          [field, zero](ServerConfig& config, absl::string_view text) {
-            double number = 0;
-            if (!absl::SimpleAtod(text, &number) || !(number > 0 || (zero && number == 0)) || number > 1) {
-              return Expected(zero ? "a number in 0 ... 1" : "a number above 0 and at most 1");
-            }
-            config.*field = number;
-            return absl::OkStatus();
-          },
-          [field](const ServerConfig& config) { return absl::StrFormat("%.17g", config.*field); }};
-}
-
-Option RoleOption() {
-  return {"role", "all: coordinator and one shard in one process; shard; coordinator (all|shard|coordinator)",
-          [](ServerConfig& config, absl::string_view text) {
-            for (ServerRole role : {ServerRole::kAll, ServerRole::kShard, ServerRole::kCoordinator}) {
-              if (text != ServerRoleName(role)) continue;
-              config.role = role;
-              return absl::OkStatus();
-            }
-            return Expected("all, shard or coordinator");
-          },
-          [](const ServerConfig& config) { return std::string(ServerRoleName(config.role)); }};
-}
-
-Option ListOption(const char* name, std::vector<std::string> ServerConfig::*field, const char* help) {
-  return {name, help,
-          [field](ServerConfig& config, absl::string_view text) {
-            (config.*field).clear();
-            for (absl::string_view part : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
-              (config.*field).emplace_back(absl::StripAsciiWhitespace(part));
-            }
-            return absl::OkStatus();
-          },
-          [field](const ServerConfig& config) { return absl::StrJoin(config.*field, ","); }, true};
-}
-
-Option CudaDevicesOption() {
-  Option option = ListOption("cuda_devices", &ServerConfig::cuda_devices,
-                             "cuda: several of them that the shard spreads its layers over, numbers separated by "
-                             "commas, or all; empty: cuda_device alone");
-  option.set = [set = option.set](ServerConfig& config, absl::string_view text) {
-    ServerConfig parsed;
-    PRECONDOR_RETURN_IF_ERROR(set(parsed, text));
-    std::set<int> seen;
-    bool numbers = true;
-    for (const std::string& device : parsed.cuda_devices) {
-      int number = -1;
-      numbers = numbers && absl::SimpleAtoi(device, &number) && number >= 0 && number <= kMostDevice &&
-                absl::StrCat(number) == device && seen.insert(number).second;
-    }
-    if (!numbers && parsed.cuda_devices != std::vector<std::string>{"all"}) {
-      return Expected(absl::StrCat("all, or numbers in 0 ... ", kMostDevice, " separated by commas, each once"));
-    }
-    config.cuda_devices = std::move(parsed.cuda_devices);
-    return absl::OkStatus();
-  };
-  return option;
-}
-
-const std::vector<Option>& Options() {
-  constexpr int64_t kAnyBytes = int64_t{1} << 50, kHour = 3600 * 1000, kMostPid = 1 << 22;
-  using C = ServerConfig;
-  static const std::vector<Option>& options = *new std::vector<Option>{
-      RoleOption(),
-      ListOption(
-          "listen", &C::listen,
-          "where to take calls, separated by commas: host:port, port 0 takes a free one; or unix:/path/to/socket, "
-          "for this user's processes on this host"),
-      TextOption("port_file", &C::port_file,
-                 "file to write the first gRPC port to, or without one the address, once it accepts calls"),
-      TextOption("advertise", &C::advertise,
-                 "address that workers dial, host:port or unix:/path/to/socket; default: the coordinator's name for "
-                 "the shard, or the first of `listen`"),
-      ListOption("shards", &C::shards,
-                 "coordinator: its shards, host:port or unix:/path/to/socket, separated by commas"),
-      TextOption("tls_cert", &C::tls_cert,
-                 "file of this server's certificate in PEM form, with those between it and its authority: every "
-                 "host:port of `listen` takes TLS alone; read again when it changes, as are the files below"),
-      TextOption("tls_key", &C::tls_key, "file of that certificate's private key"),
-      TextOption("tls_client_ca", &C::tls_client_ca,
-                 "file of the authorities that sign clients' certificates: every client needs one; empty: none does"),
-      TextOption("access_file", &C::access_file,
-                 "file that says which tokens and certificates' names may call what; empty: who may connect may call "
-                 "everything"),
-      TextOption("tls_ca", &C::tls_ca,
-                 "coordinator: file of the authorities that sign its shards' certificates; empty: it dials in "
-                 "plaintext"),
-      TextOption("token_file", &C::token_file, "coordinator: file of the token that it shows to its shards"),
-      ChoiceOption("plaintext", &C::plaintext, {"loopback", "any"},
-                   "without tls_cert: where host:port of `listen` may be; any: all who reach it read and change "
-                   "everything"),
-      ChoiceOption("backend", &C::backend, {"auto", "cpu", "cuda"},
-                   "device of a shard; auto: cuda where there is one, else cpu"),
-      NumberOption("cuda_device", &C::cuda_device, 0, kMostDevice, "cuda: which of the host's devices, as CUDA counts"),
-      CudaDevicesOption(),
-      NumberOption(
-          "device_plane_bytes", &C::device_plane_bytes, 0, kAnyBytes,
-          "cuda: most bytes of the ring in the device's memory that a stream of a worker on this host, which dials "
-          "a unix: address, may have, out of memory_limit; 0: none",
-          true),
-      NumberOption(
-          "threads", &C::threads, 0, 1024,
-          "threads for the arithmetic of each of a shard's devices, and with cuda the most layers that are under way "
-          "at once on each; 0: the devices' share of the cores, with cuda at least 4 and 512 layers"),
-      NumberOption("memory_limit", &C::memory_limit_bytes, 1 << 20, kAnyBytes,
-                   "bytes that sessions may reserve on each of a shard's devices, or on a coordinator", true),
-      NumberOption("window_steps", &C::window_steps, 2, 64, "steps of a layer that may be open at once"),
-      NumberOption("statistics_deadline_ms", &C::statistics_deadline_ms, 0, kHour,
-                   "wait for statistics once a step's gradients are in, then skip the layer's update; 0: no end"),
-      FractionOption("quorum", &C::quorum,
-                     "fraction of the workers whose statistics suffice for the update at that deadline"),
-      NumberOption("slow_worker_ms", &C::slow_worker_ms, 0, kHour,
-                   "name the workers that a step has been waiting for so long; 0: never"),
-      TextOption("data_dir", &C::data_dir,
-                 "directory to come back from after a crash; one server's alone; empty: nothing is kept"),
-      NumberOption("snapshot_interval_steps", &C::snapshot_interval_steps, 0, 1 << 30,
-                   "steps between two snapshots of a session in the data directory; 0: none"),
-      NumberOption("gradient_journal_bytes", &C::gradient_journal_bytes, 0, kAnyBytes,
-                   "gradients of a session in the data directory after which a snapshot is due; 0: gradients are not "
-                   "written, and only a drain brings methods that learn from them back exactly",
-                   true),
-      NumberOption(
-          "quarantine_days", &C::quarantine_days, 0, 36500,
-          "days that a running shard keeps sessions which no coordinator knows, on disk alone; 0: without limit"),
-      NumberOption("session_snapshot_steps", &C::session_snapshot_steps, 0, 1 << 30,
-                   "coordinator: steps between two snapshots of a whole session, all shards as of one step; 0: none"),
-      ListOption("etcd_endpoints", &C::etcd_endpoints,
-                 "coordinator: members of an etcd that keeps its journal, host:port, separated by commas"),
-      TextOption("etcd_prefix", &C::etcd_prefix, "what all keys of one deployment begin with there"),
-      NumberOption("etcd_lease_ms", &C::etcd_lease_ms, 1000, kHour,
-                   "silence after which another coordinator takes over; whole seconds"),
-      NumberOption("lease_steps", &C::lease_steps, 1, 1 << 20, "steps granted beyond the one reported"),
-      NumberOption("tenant_max_sessions", &C::tenant_max_sessions, 0, 1 << 20,
-                   "sessions that one tenant of the access file may have open; 0: any number"),
-      NumberOption("tenant_max_bytes", &C::tenant_max_bytes, 0, kAnyBytes,
-                   "bytes that one tenant's sessions may reserve for factors and staging on all shards; 0: any number",
-                   true),
-      NumberOption("tenant_max_calls", &C::tenant_max_calls, 0, 1 << 30,
-                   "calls that one tenant of the access file may begin in a second; 0: any number"),
-      NumberOption("reconcile_interval_ms", &C::reconcile_interval_ms, 10, kHour,
-                   "pause of a coordinator between looks at what its shards hold"),
-      NumberOption(
-          "shard_loss_ms", &C::shard_loss_ms, 100, kHour,
-          "a shard silent for so long is lost to sessions that degrade; at least 5 times reconcile_interval_ms"),
-      TextOption("metrics_listen", &C::metrics_listen, "address of the Prometheus port, host:port; empty: none"),
-      TextOption("metrics_port_file", &C::metrics_port_file, "file to write the Prometheus port to"),
-      ChoiceOption("log_format", &C::log_format, {"text", "json"}, "form of a log line"),
-      ChoiceOption("log_level", &C::log_level, {"debug", "info", "warning", "error"}, "least severity logged"),
-      TextOption(
-          "trace_endpoint", &C::trace_endpoint,
-          "collector that takes spans as OTLP/HTTP in JSON, such as http://localhost:4318; empty: none are made"),
-      FractionOption("trace_ratio", &C::trace_ratio, "fraction of the training steps that have spans", /*zero=*/true),
-      NumberOption("drain_deadline_ms", &C::drain_deadline_ms, 0, kHour, "longest wait for work in flight at SIGTERM"),
-      NumberOption("exit_with_pid", &C::exit_with_pid, 0, kMostPid,
-                   "end when this process does, however it does: for a server of one job's own; 0: none"),
-      NumberOption("shard_timeout_ms", &C::shard_timeout_ms, 1, kHour, "deadline of a coordinator's call to a shard"),
-      NumberOption("max_message_bytes", &C::max_message_bytes, 4 << 20, (int64_t{1} << 31) - 1,
-                   "largest gRPC message accepted", true),
-      NumberOption(
-          "transport_memory", &C::transport_memory, 8 << 20, kAnyBytes,
-          "bytes of messages that gRPC may hold, of all connections: in parts as they come, and unread as they go",
-          true),
-      NumberOption("credit_bytes", &C::credit_bytes, 1 << 20, kAnyBytes,
-                   "payload that a stream may have unacknowledged", true),
-  };
-  return options;
-}
-
-std::string FlagName(absl::string_view name) { return absl::StrCat("--", absl::StrReplaceAll(name, {{"_", "-"}})); }
 std::string VariableName(absl::string_view name) { return absl::StrCat(kVariablePrefix, absl::AsciiStrToUpper(name)); }
 
 size_t EditDistance(absl::string_view a, absl::string_view b) {
@@ -586,6 +353,33 @@ absl::Status CheckWhole(const ServerConfig& config) {
   return absl::OkStatus();
 }
 
+// Returns the default of an option as a person reads it: "8 GiB", "10 s", "none".
+std::string DefaultText(const Option& option, const ServerConfig& defaults) {
+  const std::string text = option.get(defaults);
+  int64_t number = 0;
+  if (text.empty()) return "none";
+  if (!absl::SimpleAtoi(text, &number) || number == 0) {
+    double fraction = 0;  // of which the option gives more digits than a person needs
+    return absl::SimpleAtod(text, &fraction) ? absl::StrCat(fraction) : text;
+  }
+  if (option.value == "MILLISECONDS") return number % 1000 == 0 ? absl::StrCat(number / 1000, " s") : text + " ms";
+  if (option.value != "BYTES") return text;
+  size_t unit = 0;
+  for (; number % 1024 == 0 && unit < 4; ++unit) number /= 1024;
+  return absl::StrCat(number, std::array{" bytes", " KiB", " MiB", " GiB", " TiB"}[unit]);
+}
+
+// Returns the words in indented lines of at most 100 characters.
+std::string Wrapped(absl::string_view words) {
+  constexpr size_t kWidth = 100;
+  std::string text, line = "     ";
+  for (absl::string_view word : absl::StrSplit(words, ' ')) {
+    if (line.size() + 1 + word.size() > kWidth) absl::StrAppend(&text, std::exchange(line, "     "), "\n");
+    absl::StrAppend(&line, " ", word);
+  }
+  return absl::StrCat(text, line, "\n");
+}
+
 }  // namespace
 
 std::string DialAddress(const ServerConfig& config) {
@@ -655,20 +449,30 @@ std::string ServerHelp() {
   std::string text =
       "precondor-server: a parameter server for preconditioning.\n\n"
       "Usage: precondor-server [--name=value ...]\n\n"
-      "Every option may also stand in the environment (PRECONDOR_ROLE=shard) or in a YAML file (role: shard);\n"
-      "flags win over the environment, the environment over the file.\n\nOptions:\n"
-      "  --config=FILE               YAML file with options\n"
-      "  --check-config              check the configuration and exit: 0 good, 2 bad\n"
-      "  --print-config              print the configuration and where each value came from, and exit\n"
-      "  --version                   print the version and exit\n"
-      "  --help                      print this and exit\n";
+      "Each flag is also an environment variable (PRECONDOR_ROLE=shard) and a key of a YAML file (role: shard).\n"
+      "Flags win over the environment, and the environment over the file. Addresses are host:port or\n"
+      "unix:/path/to/socket. BYTES take the units KiB, MiB, GiB and TiB: 8GiB. MILLISECONDS are a number:\n"
+      "30000 for 30 s.\n\n"
+      "Configuration\n"
+      "  --config=FILE  default none\n"
+      "      The server reads options from this YAML file. PRECONDOR_CONFIG names one too.\n"
+      "  --check-config\n"
+      "      The program checks the configuration, but no file that it names, and exits with 0 (good) or 2 (bad).\n"
+      "  --print-config\n"
+      "      The program prints the configuration as YAML, with the source of each value, and exits.\n"
+      "  --version\n"
+      "      The program prints its version and exits.\n"
+      "  --help\n"
+      "      The program prints this text and exits.\n";
   const ServerConfig defaults;
+  absl::string_view topic;
   for (const Option& option : Options()) {
-    const std::string value = option.get(defaults);
-    absl::StrAppendFormat(&text, "  %-27s %s [%s]\n", FlagName(option.name), option.help, value);
+    if (option.topic != topic) absl::StrAppend(&text, "\n", topic = option.topic, "\n");
+    absl::StrAppend(&text, "  ", FlagName(option.name), "=", option.value, "  default ", DefaultText(option, defaults),
+                    "\n", Wrapped(option.help));
   }
   text +=
-      "\nExamples:\n"
+      "\nExamples\n"
       "  precondor-server                                        everything in one process on 127.0.0.1:7070\n"
       "  precondor-server --listen=unix:/run/precondor.sock      only for processes of this host\n"
       "  precondor-server --role=shard --listen=0.0.0.0:7071 --plaintext=any --memory-limit=64GiB\n"

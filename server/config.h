@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The configuration of a server process. Flags override PRECONDOR_* environment variables, these override a YAML file,
-// and that overrides the defaults. The table in config.cc lists all options; docs/operate/operations.md describes them.
+// and that overrides the defaults. The table in config_options.cc describes all options, and --help prints it.
 #pragma once
 
 #include <cstdint>
@@ -103,7 +103,7 @@ Environment ProcessEnvironment();  // variables of this process that begin with 
 absl::StatusOr<ParsedConfig> ParseServerConfig(const std::vector<std::string>& arguments,
                                                const Environment& environment);
 
-// Returns the text of --help: every option with its default, and examples.
+// Returns the text of --help: every option by topic, with its default and what it does, and examples.
 std::string ServerHelp();
 
 // Returns the configuration as YAML that --config can read. Each line has the source of its value.

@@ -13,7 +13,7 @@ Usage: tests/gpu.sh --phase LIST [--out DIR] [--filter REGEX] [--limit SECONDS] 
   --phase LIST    of smoke, steps, server, profile, train, conformance, sanitize, with commas; lease: the first four, which
                   take 450 s at most with the start, so that one command of 480 s runs them. A phase that outruns its limit
                   is ended, and the next one runs. report: only the report, and the table of a page
-  --out DIR       where results.jsonl, log.txt and report.md go, as they come; default $OUT, then build/gpu-results
+  --out DIR       where results.jsonl, log.txt and report.md go after each check; default $OUT, then build/gpu-results
   --filter REGEX  only checks PHASE/NAME in which it is found, as steps/step/cuda/low or sanitize/memcheck
   --limit SECONDS of each phase, in place of its own
   --short         the benchmark in short: its figures mean little then
@@ -23,8 +23,8 @@ Usage: tests/gpu.sh --phase LIST [--out DIR] [--filter REGEX] [--limit SECONDS] 
   --docs FILE     report: writes the table between the marks of this page (docs/develop/lab/kernels.md)
   --pack          on Debian 12 with what deploy/install.sh installs: builds, writes build/gpu-pack/, and weighs
   --weigh         the weight of what travels, the files that git does not ignore and build/gpu-pack/; fails above 64 MiB
-  --python PYTHON --pack: an interpreter of the machine's version, with its headers, for which the packages of phases
-                  server and train are built; default python3.12 where there is one; without one they stay behind
+  --python PYTHON --pack: The packages of the phases server and train are built for this interpreter, whose headers are
+                  installed; default python3.12. Without an interpreter these packages are left out
   --arch LIST     GPU architectures, as CMAKE_CUDA_ARCHITECTURES takes them; default 90-real (H100, H200)
   --help          this text
 
@@ -102,7 +102,7 @@ run() {
   "$@"
 }
 
-# Whether a machine takes what travels. The names of deleted files, and a pack that there is not, weigh nothing.
+# Whether a machine takes what travels. Deleted files and a missing pack weigh nothing.
 weigh() {
   local tree carried
   tree=$({ git ls-files -coz --exclude-standard | du -cb --files0-from=- 2>/dev/null || true; } | awk 'END {print $1 + 0}')

@@ -8,9 +8,9 @@ usage() {
 Usage: tests/run.sh [--preset NAME] [--label NAME] [--no-install] [--help]
   --preset NAME   a preset of CMakePresets.json: dev (default), clang, asan, tsan, cuda; builds in build/NAME
   --label NAME    only the tests with this CTest label: unit, conformance, sim, loopback, golden, python, e2e, lint,
-                  fuzz (preset asan), deploy, deploy-full, upgrade, restarts, bench, gpu, soak. Default: all that the preset
-                  selects (dev: all but the last six). The tools of deploy are installed only for a label that begins so, and a
-                  test that is skipped then fails the run, with its reason; in a run of all it is only skipped
+                  fuzz (preset asan), deploy, deploy-full, upgrade, restarts, bench, gpu, soak. Default: the tests of the
+                  preset (dev: all but the last six). Only a label that begins with deploy installs the tools of deploy.
+                  Such a run fails if a test is skipped
   --no-install    do not look for missing packages
   --help          this text
 The last lines are CTest's summary; the exit status is 0 when every test passed.

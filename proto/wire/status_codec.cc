@@ -124,7 +124,7 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (code < 0 || code > kLastCode) code = static_cast<int>(absl::StatusCode::kUnknown);
   v1::ErrorDetail detail;
   const bool ours = detail.ParseFromString(status.error_details()) && detail.code() == code;
-  // How gRPC 1.51 shows a call that a server has ended for want of memory for messages (transport_memory).
+  // How gRPC 1.51 shows a call that a server has ended because messages had no memory (transport_memory).
   const bool transport_full = absl::StrContains(status.error_message(), "RST_STREAM with error code 11") ||
                               absl::StrContains(status.error_message(), "Buffers full");
   if (!ours && status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED && transport_full) {

@@ -103,12 +103,12 @@ absl::Status ShardSnapshots::Load(uint64_t session_id, const Restore& restore) {
   const absl::StatusOr<store::FoundSnapshot> found = store->LatestValid();
   if (!found.ok() && !absl::IsNotFound(found.status())) return found.status();
   if (!found.ok()) {
-    logger_.Log(Severity::kWarning, "no whole snapshot",
+    logger_.Log(Severity::kWarning, "no undamaged snapshot",
                 {{"session_id", session_id}, {"reason", absl::string_view(found.status().message())}});
     return absl::OkStatus();
   }
   for (const absl::Status& skipped : found->skipped) {
-    logger_.Log(Severity::kError, "snapshot is damaged; an older one serves",
+    logger_.Log(Severity::kError, "snapshot is damaged; the shard uses an older one",
                 {{"session_id", session_id}, {"reason", absl::string_view(skipped.message())}});
   }
   std::map<uint32_t, LayerImage> images;

@@ -95,7 +95,7 @@ void Tracer::SendBatch() {
     (sent.ok() ? counts_.sent : counts_.dropped) += spans;
   }
   if (sent.ok()) return;
-  logger_.Log(Severity::kWarning, "spans are dropped: the collector does not take them",
+  logger_.Log(Severity::kWarning, "spans are dropped: the collector does not accept them",
               {{"spans", spans}, {"reason", absl::string_view(sent.message())}});
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU allows the rows of cuda_bench, and the target of each, computed from shapes and published figures.
+"""Limits of a GPU for the rows of cuda_bench, and the target of each row, computed from shapes and published figures.
 
 ROWS has one entry for each claim. The limits here are for planning: a run compares with what it measures itself, a copy
 and products by cuBLAS. docs/develop/lab/kernels.md shows the table that --markdown prints; --check compares the two.

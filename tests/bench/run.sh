@@ -6,12 +6,14 @@ set -euo pipefail
 usage() {
   cat <<'HELP'
 Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR] [--help]
-  --filter RE      only rows whose name matches. Families: update/ (tiles among them), precondition/, gemm/ and
-                   baseline/ (kernels), with the machine's limits; statistics/ and memory/ (BERT-Large
-                   through a server), gradients/ (transport), jobs/ (a small job beside a large one on one server),
-                   store/ (log and snapshots on the disk of TMPDIR), recovery/ (a shard of BERT-Large's layers that
-                   keeps them, and comes back), step/ (a step over BERT-Large's layers, beside torch; 10 GB and some
-                   minutes), which are left out by a filter that names none of these seven
+  --filter RE      only rows whose name matches. A filter that names none of the last seven families leaves them out.
+                   Kernels: update/, precondition/, gemm/ and baseline/, with the machine's limits.
+                   BERT-Large through a server: statistics/ and memory/.
+                   Transport: gradients/.
+                   A small job beside a large one on one server: jobs/.
+                   Log and snapshots on the disk of TMPDIR: store/.
+                   A restart of a shard with BERT-Large's layers: recovery/.
+                   A step over BERT-Large's layers beside torch, with 10 GB and some minutes: step/.
   --json FILE      write the rows there as well
   --short          one quick repetition: shows that everything runs and is right; the figures mean little, and a
                    missed target is no failure

@@ -179,7 +179,7 @@ TEST_F(DeviceCopiesTest, ThePoolServesMoreThanTheDeviceHasOneAfterTheOther) {
   const int64_t before = backend_->allocated_bytes();
   const int64_t cols = 1 << 16, rows = static_cast<int64_t>(total_bytes / 64) / 4 / cols;
   const std::vector<float> sent = Numbered(cols, 1);
-  // 64 are all that there is.
+  // The ring has 64.
   for (int round = 0; round < 80; ++round) {
     absl::StatusOr<DeviceMatrix> x = backend_->AllocateScratch(rows, cols);
     ASSERT_TRUE(x.ok()) << "round " << round << ": " << x.status();

@@ -612,7 +612,7 @@ TEST(MethodsInCompany, CallsDoNotGrowWithTheLayers) {
   const int of_one = calls(4, 1, true);
   EXPECT_GT(of_one, 5 + 3);
   EXPECT_EQ(calls(4, 9, true), of_one);
-  // Others recompress at other steps, or have all the columns that there are.
+  // Other methods recompress at other steps, or have all columns.
   EXPECT_LE(calls(4, 9, false), 3 * of_one);
 }
 

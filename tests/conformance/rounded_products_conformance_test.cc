@@ -179,7 +179,7 @@ INSTANTIATE_TEST_SUITE_P(All, RoundedProductsConformanceTest,
                                          Rounding{"Tf32", ProductPrecision::kTf32, 4.1 / 1024, 0.003}),
                          [](const testing::TestParamInfo<Rounding>& info) { return info.param.name; });
 
-// Tall, wide and tiny matrices, of rows that begin anywhere; the direction that is there, and two kinds of momentum.
+// Tall, wide and tiny matrices, of rows that begin anywhere; the existing direction, and two kinds of momentum.
 TEST(RoundedProducts, NewtonSchulzIsOffByItsRoundingAlone) {
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   for (const auto& [precision, bound] :

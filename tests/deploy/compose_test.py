@@ -4,7 +4,7 @@
 
 Usage: compose_test.py --server PROGRAM [-k PATTERN]
 
-It does not run here, for want of Docker. images_test.py --full runs its coordinator and shards with podman, and Debian's
+It does not run here, because Docker is missing. images_test.py --full runs its coordinator and shards with podman, and Debian's
 Prometheus and Alertmanager with its files.
 """
 

@@ -2,16 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The status page of the metrics port in headless Chromium, beside a job that trains.
 
-Usage: status_page_test.py BINARIES [--screenshots=DIR]   (keeps the pictures that it takes)
+Usage: status_page_test.py BINARIES [--screenshots=DIR]     keeps the pictures that it takes
+       status_page_test.py BINARIES --pictures=DIR          makes the two of docs/images: 7 minutes of a job of four ranks
 """
 
 import base64
+import contextlib
 import itertools
 import json
 import pathlib
 import struct
+import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import urllib.error
 import urllib.request
@@ -27,6 +31,27 @@ deploy_tools.require("chromium", "chromedriver")
 BINARIES = None
 SCREENSHOTS = None
 TAB, ENTER, SPACE = "\ue004", "\ue007", " "  # as WebDriver has them
+
+
+# For StatusPage.fed.
+FEED = """
+fetch = () => new Promise(() => {});
+past.clear();
+let clock = Date.now();
+Date.now = () => clock;
+function feed(change, shown) {
+  clock += 2000;
+  const sessions = [], samples = {};
+  const job = (name, {last_step, loss = 1, mode = "SECOND_ORDER"}) => sessions.push({
+    train_job: name, epoch: 1, joined: 1, world_size: 1, mode,
+    coordinator: {last_step, shard_steps: [], loss, smoothed_loss: loss, loss_rate: null, reason: "", last_snapshot_step: null},
+    shard: {last_step, lagging_ranks: [], lagging_workers: 0, reserved_bytes: 0, lacks_gradients_for_s: null, updates_lost: 0}});
+  change(job, (name, labels, value) => (samples[name] ||= []).push({labels: {...labels, train_job: "a"}, value}));
+  const status = {...before.status, role: "all", sessions};
+  if (shown) show(status, samples);
+  else for (const session of sessions) remember(session, samples, clock / 1000);
+}
+"""
 
 
 class Browser:
@@ -123,7 +148,8 @@ class StatusPage(unittest.TestCase):
     def test_the_coordinator_shows_mode_loss_step_and_plots(self):
         browser = self.browser("coordinator")
         browser.open(self.page(self.cluster.coordinator))
-        wait_for("a plot of the loss", lambda: browser.run("return document.querySelectorAll('polyline').length") >= 2)
+        wait_for("plots of loss and steps", lambda: browser.run("return past.size > 0 && [...past.values()][0].size > 2"))
+        self.assertEqual(self.plots(browser), ["Loss", "Steps"])
         text = browser.text()
         for expected in ("serving", "coordinator", "second order", "Ranks joined", "4 of 4", "Loss", "Steps left in the lease",
                          self.cluster.shards[0].address):
@@ -137,6 +163,8 @@ class StatusPage(unittest.TestCase):
         browser = self.browser("shard")
         browser.open(self.page(self.cluster.shards[0]))
         wait_for("the slowest stage", lambda: "a layer" in browser.text())
+        wait_for("plots", lambda: browser.run("return [...past.values()][0].size > 2"))
+        self.assertEqual(self.plots(browser), ["Steps", "Mean time of a layer in a stage", "Payload"])
         text = browser.text()
         for expected in ("Reserved", "Device cpu", "usable", "Slowest ranks", "none lags", "ago"):
             self.assertIn(expected, text)
@@ -151,6 +179,79 @@ class StatusPage(unittest.TestCase):
                                f"status.sessions[0].shard.lagging_workers = {count}; show(status, before.samples);"
                                "return document.body.innerText")
             self.assertIn(f"Slowest ranks\n{expected}", text)
+
+    def plots(self, browser):
+        """The titles of the plots, each of which has a line and the labels of its axes."""
+        for texts in browser.run("return [...document.querySelectorAll('svg')].map(s => [...s.querySelectorAll('text')].map(t => t.textContent))"):
+            self.assertIn("time", texts)
+            self.assertIn("step", texts)
+            self.assertGreaterEqual(len(texts), 5, texts)
+        self.assertEqual(browser.run("return [...document.querySelectorAll('figure')].filter(f => !f.querySelector('polyline')).length"), 0)
+        return browser.run("return [...document.querySelectorAll('figcaption')].map(c => c.firstChild.textContent)")
+
+    def fed(self, name, script):
+        """What `script` returns on a page that reads nothing more. feed(change) shows a reading 2 s after the last one, of which
+        change(job, samples) makes another: job(name) has a session of that name; count(metric, labels, value) a sample."""
+        browser = self.browser(name)
+        browser.open(self.page(self.cluster.shards[0]))
+        wait_for("readings", lambda: browser.run("return before !== null"))
+        got = browser.run(FEED + script)
+        self.assertEqual(browser.errors(), [])
+        return got
+
+    def test_histories_are_bounded_and_cover_the_whole_time(self):
+        sizes, values, first, last, every = self.fed("long", """
+            const sizes = new Set();
+            for (let i = 0; i < 5000; ++i) {
+              feed(job => job("a", {last_step: 10 * i}), i === 4999);
+              const {size} = past.get("a");
+              if (i >= 600) sizes.add(size);
+            }
+            const a = past.get("a");
+            return [[Math.min(...sizes), Math.max(...sizes)], a.values.byteLength, a.get(0, "step"), a.last("step"), a.every];""")
+        self.assertEqual(sizes, [601, 1200])
+        self.assertEqual(values, 124800)
+        self.assertEqual((first, every), (0, 8))
+        self.assertGreater(last, 49900)
+
+    def test_missing_values_are_gaps_and_first_order_is_marked(self):
+        lines, phases, text, rates = self.fed("gaps", """
+            for (let i = 0; i < 60; ++i) {
+              const mode = i > 40 && i < 50 ? "FIRST_ORDER" : "SECOND_ORDER";
+              feed((job, count) => {
+                job("a", {last_step: 10 * i, loss: i % 20 === 10 ? null : 1 / (i + 1), mode});
+                count("precondor_contribution_bytes_total", {kind: "gradient"}, i < 30 ? 1e6 * i : 1e6 * (i - 30));  // begins again
+                count("precondor_job_stages_total", {stage: "update"}, mode === "FIRST_ORDER" ? 0 : i);
+                count("precondor_job_stage_seconds_total", {stage: "update"}, i * .004);
+                count("precondor_stage_seconds_count", {stage: "reply"}, i);
+                count("precondor_stage_seconds_sum", {stage: "reply"}, 0);  // no logarithm
+              }, i === 59);
+            }
+            const figures = [...document.querySelectorAll("figure")];
+            return [figures.map(f => f.querySelectorAll("polyline.c0").length), figures.map(f => f.querySelectorAll("rect").length),
+                    document.body.innerText, past.get("a").last("received")];""")
+        self.assertEqual(lines, [4, 1, 0, 2], "loss, steps, receive, received")
+        self.assertEqual(phases, [1, 1, 1, 1])
+        self.assertEqual(rates, 5e5)
+        for expected in ("first order", "received 500 kB/s", "update 4 ms", "reply 0 µs", "steps 5/s", "loss 0.01667"):
+            self.assertIn(expected, text.replace("all ranks", "steps"))
+        for wrong in ("NaN", "undefined", "Infinity"):
+            self.assertNotIn(wrong, text)
+
+    def test_no_job_one_and_many(self):
+        none, many, open_cards, again, kept = self.fed("many", """
+            const names = n => [...Array(n).keys()].map(i => `job ${i}`);
+            const cards = () => document.querySelectorAll("section").length;
+            document.getElementById("main").replaceChildren();
+            feed(() => {}, true);
+            const none = [cards(), document.body.innerText.includes("No session is open."), past.size];
+            document.getElementById("no-session").remove();
+            for (let i = 0; i < 3; ++i) feed(job => names(40).forEach(name => job(name, {last_step: i})), true);
+            const many = [cards(), past.size], open = [...document.querySelectorAll("details")].filter(d => d.open).length;
+            feed(job => job("job 3", {last_step: 0, loss: null}), true);  // and it has gone back
+            return [none, many, open, [cards(), past.size], [past.get("job 3").size, document.querySelectorAll("svg").length]];""")
+        self.assertEqual((none, many, open_cards, again), ([2, True, 0], [41, 40], 8, [2, 1]), "the server's is one of 8")
+        self.assertEqual(kept, [4, 4])
 
     def look(self, browser, name):
         """Light and dark, narrow and wide: the background follows, and the page fits."""
@@ -242,10 +343,43 @@ class StatusPage(unittest.TestCase):
             wait_for("the end", lambda: "does not answer" in browser.text())
 
 
+def pictures(folder):
+    """Two pages of a job that is in first order for a minute."""
+    with contextlib.ExitStack() as stack:
+        scratch = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="precondor-page-")))
+        cluster = stack.enter_context(Cluster(BINARIES, scratch, shards=1))
+        StatusPage.driver = f"http://127.0.0.1:{(port := free_port())}"
+        stack.enter_context(Program(scratch, ["chromedriver", f"--port={port}", "--allowed-ips=127.0.0.1"]))
+        wait_for("chromedriver", StatusPage.driver_ready)
+        views = []
+        for server, width, scheme in ((cluster.coordinator, 1200, "light"), (cluster.shards[0], 1200, "dark")):
+            browser = stack.enter_context(Browser(StatusPage.driver, scratch / scheme))
+            browser.prefer(scheme)
+            browser.resize(width, 900)
+            browser.open(f"http://127.0.0.1:{server.metrics_port}/")
+            views.append((browser, width, "coordinator" if server is cluster.coordinator else "shard"))
+        training = stack.enter_context(Training(BINARIES, cluster, scratch, ["--steps=1000000", "--task=autoencoder", "--learning-rate=0.002"]))
+        control = [BINARIES / "client/cpp/tools/precondorctl", f"--server={cluster.coordinator.address}", "mode", f"digits-{training.processes[0].pid}"]
+        for mode, seconds in (("auto", 240), ("first-order", 60), ("auto", 120)):
+            if mode != "auto" or seconds < 240:
+                subprocess.run([*control, mode], check=True, capture_output=True)
+            time.sleep(seconds)
+        for browser, width, name in views:
+            browser.resize(width, browser.run("return document.documentElement.scrollHeight + outerHeight - innerHeight"))
+            time.sleep(3)
+            (folder / f"status-{name}.png").write_bytes(base64.b64decode(browser.ask("GET", "/screenshot")))
+
+
 if __name__ == "__main__":
+    made = None
     for argument in sys.argv[1:]:
         if argument.startswith("--screenshots="):
             SCREENSHOTS = pathlib.Path(argument.partition("=")[2])
+        elif argument.startswith("--pictures="):
+            made = pathlib.Path(argument.partition("=")[2])
         elif not argument.startswith("-"):
             BINARIES = pathlib.Path(argument)
-    unittest.main(argv=[sys.argv[0], "-v"])
+    if made is not None:
+        pictures(made)
+    else:
+        unittest.main(argv=[sys.argv[0], "-v"])

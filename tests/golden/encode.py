@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Adds the bytes of each message of a table that has none yet; README.md. Bytes that are there stay as they are."""
+"""Adds the bytes of each message of a table that has none yet; README.md. Existing bytes stay unchanged."""
 
 import pathlib
 import subprocess

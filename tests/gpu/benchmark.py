@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows: those of cuda_bench, case by case, and those of Python programs.
 
-All cases run in one process, which reports as it goes. Where a case ends the process (a wrong answer in a step, a fault
-of the device) or does not end in its time, that case has failed and a new process goes on with the next.
+All cases run in one process, which reports each case at its end. If a case ends the process (a wrong answer in a step, a fault
+of the device) or does not end in its time, the case has failed and a new process goes on with the next.
 """
 
 import json

@@ -102,7 +102,7 @@ OWN_SHARE, TERM_SHARE = 0.95, 0.97
 
 def choose(text, limit=None):
     """The phases of a list such as "smoke,steps", or of "lease", with the seconds of each: `limit`, or its own. Raises ValueError,
-    which says what was expected, for a name that there is not, and for more than a call can take."""
+    which says what was expected, for an unknown name, and for more than a call can take."""
     names = [name for word in text.split(",") for name in (LEASE if word == "lease" else (word,))]
     unknown = [name for name in names if name not in PHASES]
     if unknown:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of a check: run with a time limit, their output read line by line as it comes."""
+"""Programs of a check: run with a time limit, their output read line by line."""
 
 import collections
 import os
@@ -55,7 +55,7 @@ class Program:
                 pass
 
     def lines(self, deadline):
-        """Each line as it comes. `deadline()` is the moment (time.monotonic) until which the next has to come."""
+        """Yields each line at once. `deadline()` is the moment (time.monotonic) by which the next line must come."""
         while True:
             left = deadline() - time.monotonic()
             try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as they come: one JSON object a line in results.jsonl, on the disk before the next check begins, so that what
-a killed run has found is not lost. And one log of everything that programs print.
+"""Results of checks: one JSON object a line in results.jsonl. A result is on the disk before the next check begins, so that a
+killed run loses none. And one log of everything that programs print.
 
 Records, by their key `record`:
   start   a phase begins: phase, seconds (its limit), checks (names), imitation, filter, machine; first without checks

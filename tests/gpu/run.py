@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a phase of tests/gpu.sh (phases.py) with programs that are built already, writes each result as it comes
+"""Runs a phase of tests/gpu.sh (phases.py) with programs that are built already, writes each result at once
 (results.py) and a report of what there is so far after each of them (report.py)."""
 
 import argparse

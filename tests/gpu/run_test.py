@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Phases over shell scripts that stand for the programs: limits, results as they come, and what a killed run leaves."""
+"""Phases over shell scripts that stand for the programs: limits, results of each check, and the files of a killed run."""
 
 import json
 import os

@@ -4,7 +4,7 @@
 turns: by AdamW, by torch.optim.Muon with AdamW for the rest, and by Preconditioner(model, "local").
 
 bf16 autocast and torch.compile; a rate for each that suits it, risen for a tenth of the steps and then lowered along a
-line. Tokens are the text's most frequent words, and single characters for the rest. Prints a line as it goes, and writes
+line. Tokens are the text's most frequent words, and single characters for the rest. It prints a line for each row, and writes
 rows of tests/bench/rows.py: held-out loss, milliseconds a step, device memory of the trainer and of the server, and the
 trainer's time on the device by kernel. One line "no ..." says what is missing.
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents name is there: flags in the programs' --help, metrics in the catalog, log lines in the server's sources,
+"""What the documents name exists: flags in the programs' --help, metrics in the catalog, log lines in the server's sources,
 files behind links.
 
 Flags: on a line that names one of our programs, each --flag must be in that program's help; on other lines in the help
-of any of them. Every flag of precondor-server must be in docs/operate/operations.md, with its default. The help texts come from
---program NAME=PATH (scripts are found by themselves); without programs that part says that it was left out.
+of any of them. The help texts come from --program NAME=PATH (scripts are found by themselves); without programs that part says that
+it was left out. The help is the reference of the flags: in that of the programs of REFERENCE each flag has a topic, a value with its default,
+and sentences; their words and those of the scripts pass check_sentences.py.
 """
 
 import argparse
@@ -14,9 +15,10 @@ import re
 import subprocess
 import sys
 
+from check_sentences import prose_findings
 from lint_support import ROOT, Case, Tree, line_of, self_test
 
-SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "deploy/pack-server.sh", "deploy/build-wheel.sh",
+SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "deploy/torch2.sh", "deploy/helm/render.sh", "deploy/pack-server.sh", "deploy/build-wheel.sh",
            "tests/run.sh", "tests/gpu.sh", "tests/bench/run.sh", "tests/lint/tidy.sh",
            "tests/e2e/quickstart_test.py", "tests/bench/digits.py", "tests/bench/training/run.sh", "tests/bench/gpu_targets.py", "tests/lint/check_kernel_loads.py"]
 # Programs whose help may need packages that are not there: their flags are read in the sources of their folder.
@@ -88,26 +90,49 @@ def _log_lines(tree):
                     yield f"{path}:{line_of(text, match.start())}: no source of server/ has the log line `{line}`"
 
 
-def _default_in(cell):
-    """The default that the second cell of a flag's row begins with, as the program's help has it."""
-    if cell in ("", "none"):
-        return ""
-    if size := re.match(r"(\d+) ([KMG])iB", cell):
-        return str(int(size.group(1)) << 10 * " KMG".index(size.group(2)))
-    quoted = re.match("`([^`]*)`", cell)
-    return quoted.group(1) if quoted else cell
+HEAD = re.compile(r"  (--[a-z][a-z-]*)(=\S+)?(?:  default (.+))?")  # of a flag in a help
+REFERENCE = ("precondor-server", "precondorctl", "precondor-perf")
 
 
-def _defaults(operations, defaults):
-    for number, line in enumerate(operations.split("\n"), 1):
-        row = re.match(r"\| (`--[^|]*) \| ([^|]*) \|", line)
-        for flag in FLAG.findall(row.group(1)) if row else []:
-            if flag in defaults and _default_in(row.group(2)) != defaults[flag]:
-                yield f"{OPERATIONS}:{number}: the default of {flag} is [{defaults[flag]}], got {row.group(2)}"
+def _reference(name, text):
+    """In the help of `name` a flag has a topic, a default if it has a value, and sentences below."""
+    topic, lines = "", text.split("\n")
+    for line, below in zip(lines, lines[1:]):
+        topic = line if re.match(r"[A-Z]", line) else topic if line else ""
+        if not (flag := HEAD.match(line)):
+            continue
+        if HEAD.fullmatch(line) is None or bool(flag[2]) != bool(flag[3]):
+            yield f"the help of {name}: expected '  {flag[1]}=VALUE  default DEFAULT', or the flag alone, got '{line}'"
+        if not topic or topic.endswith("."):
+            yield f"the help of {name}: {flag[1]} has no topic above it"
+        if not re.match(r"      [A-Za-z0-9]", below):
+            yield f"the help of {name}: {flag[1]} has no sentence below it"
+        if re.fullmatch(r"\d{5,}", flag[3] or ""):
+            yield f"the help of {name}: the default of {flag[1]} needs a unit, got {flag[3]}"
 
 
-def check(tree, helps, defaults=None):
-    findings = []
+def _prose(text):
+    """The sentences of a help: lines that are indented alike and follow each other are one text."""
+    text = text.partition("\nExample")[0]
+    for block in re.findall(r"(?:^ {6}\w.*\n)+", text, re.MULTILINE):
+        yield block
+
+
+def _help_texts(texts):
+    for name, text in texts.items():
+        if name in REFERENCE:
+            yield from _reference(name, text)
+            blocks = _prose(text)
+        else:  # two columns: a flag, a topic and a blank line begin a sentence, and the usage is none
+            text = re.sub(r"^(?:usage:.*\n(?: .*\n)*|.*\.\.\.\]?$)", "", text, flags=re.IGNORECASE | re.MULTILINE).partition("\nExample")[0]
+            blocks = re.split(r"\n(?=  -|\n|\S)", text) if name != EXAMPLES else []
+        for block in blocks:
+            yield from (finding for _, finding in prose_findings(f"the help of {name}", block))
+
+
+def check(tree, texts):
+    helps = {name: _flags_of(text) for name, text in texts.items()}
+    findings = [*_help_texts(texts)]
     documents = [p for p in tree.paths(".md") if p.startswith("docs/") or "/" not in p]
     metrics = set(re.findall(r'"(precondor_[a-z0-9_]+)"', tree.read(CATALOG))) if tree.has(CATALOG) else set()
     for path in documents:
@@ -116,16 +141,11 @@ def check(tree, helps, defaults=None):
         if helps and path != "docs/develop/gotchas.md":
             findings += _flags(path, text, helps)
     findings += [*_metrics(tree, metrics), *_log_lines(tree)]
-    if tree.has(OPERATIONS):
-        operations = tree.read(OPERATIONS)
-        findings += _defaults(operations, defaults or {})
-        findings += [f"{OPERATIONS}: flag {flag} of precondor-server is not described"
-                     for flag in sorted(helps.get("precondor-server", set()) - {"--help"}) if flag not in operations]
     return findings
 
 
-_HELPS = {"precondor-server": {"--role", "--help"}, "precondorctl": {"--json"}, "precondor-perf": {"--limit", "--file", "--print"}}
-_DEFAULTS = {"--role": "all", "--limit": "8589934592", "--file": ""}
+_HELPS = {"precondor-server": "Role\n  --role=ROLE  default all\n      The process has this role.\n  --help\n      The program ends.\n",
+          "precondorctl": "Output\n  --json\n      The command prints JSON.\n", "run.sh": "  --list  what to do\n"}
 _TOP = "# A\n\nAfter this page you can do a.\n"
 CASES = [
     Case("clean", {"README.md": "[a](docs/operate/operations.md) `precondorctl --json`, [d](docs)\n",
@@ -139,12 +159,18 @@ CASES = [
     Case("flag of another program", {"README.md": "precondor-server --json\n"}, ["--json is not in the help of precondor-s"]),
     Case("a log line", {OPERATIONS: _TOP + "--role: log `job\nends` or `job waits`, the log line `session lost`\n", "server/a.cc": 'Log("job ends"'},
          ["operations.md:4: .* `job waits`", "operations.md:5: .* `session lost`"]),
-    Case("defaults", {OPERATIONS: _TOP + "| `--role` | `all` | |\n| `--limit` | 8 GiB, or less | |\n| `--file` | none | |\n| `--print` | | |\n"}, []),
-    Case("other defaults", {OPERATIONS: _TOP + "| `--role` | `shard` | |\n| `--limit`, `--file` | 8 MiB | |\n"},
-         ["operations.md:4: the default of --role is .all., got `shard`", "of --limit is .8589934592., got 8 MiB", "of --file is .., got 8 MiB"]),
-    Case("undocumented flag", {OPERATIONS: _TOP}, ["flag --role of precondor-server is not described"]),
     Case("unknown metric", {OPERATIONS: _TOP + "--role precondor_y_seconds precondor_y_seconds_sum precondor_x_total\n",
                             CATALOG: '"precondor_y_seconds"'}, ["precondor_x_total is not in"]),
+]
+
+
+# Helps, and what must be found in them.
+HELP_CASES = [
+    Case("reference", {"precondor-server": "A b\n  --a=X  default 8 GiB\n      A is a\n      of b.\n  --c\n      C is 3.\n\nExamples\n  precondor-server --d\n"}, []),
+    Case("no topic, no default", {"precondor-server": "  --a=X  default 1\n      A is a.\nB\n  --b=X\n      B is b.\n"}, ["--a has no topic", "expected '  --b=VALUE"]),
+    Case("no sentence, no unit", {"precondorctl": "B\n  --a=X  default 8589934592\n  --b\n      B is b.\n"}, ["--a has no sentence", "--a needs a unit"]),
+    Case("two columns", {"run.sh": "  --a X   one\n          two, and unread as they go\n  --b  c\n"}, ["run.sh: ', and unread as", "as they go"]),
+    Case("long", {"precondor-perf": "B\n  --a\n" + "      one two three four five six\n" * 6}, ["the help of precondor-perf: a sentence of 36 words"]),
 ]
 
 
@@ -164,24 +190,20 @@ def main():
     parser.add_argument("--program", action="append", default=[], metavar="NAME=PATH")
     arguments = parser.parse_args()
     if arguments.self_test:
-        findings = self_test(lambda tree: check(tree, _HELPS, _DEFAULTS), CASES)
+        findings = self_test(lambda tree: check(tree, _HELPS), CASES)
+        findings += self_test(lambda helps: [*_help_texts({name: helps.read(name) for name in helps.paths()})], HELP_CASES)
     else:
-        helps, defaults = {}, {}
+        texts = {}
         for program in arguments.program:
             name, path = program.split("=", 1)
-            text = _help_of([path])
-            helps[name] = _flags_of(text)
-            if name == "precondor-server":
-                defaults = dict(re.findall(r"^  (--[a-z-]+) .* \[([^\]]*)\]$", text, re.MULTILINE))
-                if not defaults:
-                    sys.exit("check_docs.py: the help of precondor-server has no [defaults]")
-        if helps:
-            helps.update({s: _flags_of(_help_of([str(ROOT / s)])) for s in SCRIPTS if (ROOT / s).is_file()})
-            helps[EXAMPLES] = {flag for path in (ROOT / EXAMPLES).glob("*.py")
-                               for flag in ADDED_FLAG.findall(path.read_text(encoding="utf-8"))}
+            texts[name] = _help_of([path])
+        if texts:
+            texts.update({s: _help_of([str(ROOT / s)]) for s in SCRIPTS if (ROOT / s).is_file()})
+            texts[EXAMPLES] = " ".join(flag for path in (ROOT / EXAMPLES).glob("*.py")
+                                       for flag in ADDED_FLAG.findall(path.read_text(encoding="utf-8")))
         else:
             print("flags were not compared: no --program given")
-        findings = check(Tree(), helps, defaults)
+        findings = check(Tree(), texts)
     for finding in findings:
         print(finding)
     print(f"check_docs.py: {len(findings)} finding(s)")

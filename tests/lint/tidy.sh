@@ -9,7 +9,7 @@ usage() {
 Usage: tests/lint/tidy.sh [--changed BASE] [--for SECONDS] PATH... | --all
   PATH...          sources, or folders of them
   --changed BASE   of these only sources that differ from this commit or branch, or whose header of the same name does
-  --for SECONDS    begin no source after so long, and say how many were not tried; with --changed the largest changes come first
+  --for SECONDS    The script begins no source after this time, and counts the rest. With --changed, large changes come first
   --all            every source of the project
 It configures the preset tidy in build/tidy, generates headers there, and compiles nothing else.
 HELP

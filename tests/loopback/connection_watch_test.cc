@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Peers that take connections, streams and time without measure, byte by byte on a server that only answers health
+// Peers that take too many connections and streams and too much time, byte by byte on a server that only answers health
 // checks.
 #include "server/connection_watch.h"
 

@@ -130,7 +130,7 @@ class Job {
       if (!worker.SendsGradient(index)) continue;
       answers[layer].values =
           spec.exchange == ExchangeMode::kDirect ? Gradient(step, index, rank) : Average(step, index);
-      // Who has the job's average already need not ask in first order.
+      // A rank that has the job's average need not ask in first order.
       if (rank == 0 && answers[layer].mode == Mode::kFirstOrder && WorkersPrecondition(spec)) {
         answers[layer].decision = Decision::kIdentity;
         continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who gets a path in the file system, and who loses it.
+// Which listener gets a path in the file system, and which one loses it.
 #include "server/unix_listener.h"
 
 #include <algorithm>

@@ -137,7 +137,7 @@ std::string LayerWitness::Counted(const ContributionHeader& header, bool refused
   Contributors& counted = steps_[{generation_, key.step}].counted[header.kind];
   if (released_) steps_[{generation_, key.step}].optional = true;
   const bool fresh = counted.try_emplace(key.rank, key.incarnation).second;
-  // Nonsense is refused as often as it comes, and stands for its rank the first time.
+  // Nonsense is refused each time, and stands for its rank the first time.
   // Without factors there is nothing that it could count for.
   const bool idle = released_ && header.kind == ContributionKind::kStatistics;
   if (fresh || refused || idle || inexact_) return "";

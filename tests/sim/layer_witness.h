@@ -49,7 +49,7 @@ class LayerWitness {
   // The state that it loads, and those that updates make until it is where it was, have been there before (I5). On a
   // return to second order it is the one that it let go of, whatever happened to its process meanwhile.
   std::string Loaded(const MethodState& state);
-  // It has read all that there is. A method that learns from gradients then is where it was (I5).
+  // The layer has read its whole log. A method that learns from gradients then has its state again (I5).
   std::string Restored();
 
   // The shard took a contribution in (I1: each rank of a step once).

@@ -59,7 +59,7 @@ void SimCoordinator::Start() {
   if (const absl::Status restored = core_->Restore(*records); !restored.ok()) return DoNotStart(restored);
   core_->Reconcile();
   Tick();
-  // Who may take a shard's layers away has to let it know that it is heard.
+  // A coordinator that may take layers from a shard must answer the shard.
   if (world_.spec().on_shard_loss == ShardLossPolicy::kDegrade) Probe();
 }
 

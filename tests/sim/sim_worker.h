@@ -69,7 +69,7 @@ class SimWorker {
   void SubmitStatistics(uint32_t layer);
   void SendRequest(v1::FrameKind kind, uint64_t step, uint32_t layer, std::shared_ptr<AnswerSink> sink);
   void OnAnswer(uint32_t layer, const GradientResult& result);
-  // Where workers have factors: a process's first, and all that there is to do about them.
+  // If workers have factors: makes the first factors of the process, and does all work on them.
   void MakeFactors();
   std::shared_ptr<Local> Precondition(uint32_t layer);
   void WorkOnFactors();

@@ -61,7 +61,7 @@ class FakePlane final : public DevicePlane {
   bool refuses = false;
   bool maps = false;                // missing memory, as memory of its own
   std::atomic<bool> hangs = false;  // no mark is reached
-  int rings = 0;                    // that there are
+  int rings = 0;                    // number of rings
   // The sizes of the calls of Copy and of Inspect: each is one wait.
   std::vector<size_t> copied, inspected;
 

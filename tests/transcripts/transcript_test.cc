@@ -100,7 +100,7 @@ class Line {
 // The machine of one layer, and what stands for the driver: it has the number of updates in the place of factors.
 class Script {
  public:
-  // `text` with the effects that there are, in the place of those that it says.
+  // Returns `text` with the actual effects in the place of the expected ones.
   std::string Run(const std::string& text) {
     for (const std::string& line : std::vector<std::string>(absl::StrSplit(text, '\n'))) {
       if (absl::StartsWith(line, "  ")) continue;  // an effect

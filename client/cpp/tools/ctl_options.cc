@@ -238,50 +238,78 @@ absl::StatusOr<CtlOptions> ParseCtlOptions(const std::vector<std::string>& argum
 }
 
 absl::string_view CtlHelp() {
-  return R"(Usage: precondorctl [FLAGS] COMMAND
+  return R"(precondorctl: asks and steers running servers.
+
+Usage: precondorctl [FLAGS] COMMAND
 
 Commands
-  status            version, role, memory and sessions of a server; of a coordinator's shards too
-  sessions          sessions that a server knows
+  status
+      The command shows version, role, memory and sessions of a server, and of a coordinator's shards.
+  sessions
+      The command lists the sessions of a server.
   session close SESSION
-                    ends a session: its factors are gone, and its workers fail; for jobs that did not end it themselves
+      The coordinator ends a session. Its factors are deleted, and its workers fail.
   session quarantined
-                    sessions on the shards' disks that the coordinator does not know, since it lost its journal
+      The command lists sessions on the shards' disks that the coordinator does not know.
   session adopt SESSION
-                    has the coordinator go on with such a session; ranks then join it, and its factors are as they were
+      The coordinator continues a quarantined session with its factors. Ranks can then join it.
   session delete-quarantined SESSION
-                    deletes such a session with its factors from all shards
-  layers SESSION    counters and factor state of a session's layers; through a coordinator, of all its shards
+      All shards delete a quarantined session with its factors.
+  layers SESSION
+      The command shows counters and factor state of each layer. A coordinator asks all its shards.
   mode SESSION [second-order|first-order|auto]
-                    shows in which mode the steps are and why; or sets it, auto gives it back to the policy
+      The command shows the mode of the steps and its reason, or sets it. auto returns the choice to the policy.
   snapshot create SESSION
-                    has all its shards take one as of a step that the coordinator chooses, a little ahead of the job
-  snapshot list [SESSION], snapshot verify [SESSION]
-                    those of whole sessions, and what each shard has; verify reads every byte of that
+      All shards write a snapshot at one step, which the coordinator chooses shortly ahead of the job.
+  snapshot list [SESSION]
+      The command lists the snapshots of whole sessions and those of each shard.
+  snapshot verify [SESSION]
+      The command lists the snapshots after a shard has read every byte of them.
   snapshot restore SESSION
-                    opens the session with the factors of a snapshot, on the shards that the coordinator has now;
-                    the job then begins with the snapshot's step
-  health [SERVICE]  asks grpc.health.v1; fails unless SERVING
-  drain             stops taking new sessions, finishes what is under way, then ends the process
-  plan              what a session will take, and how many shards: memory, bytes and seconds a step; flags below
+      The coordinator opens a session with the factors of a snapshot, on its present shards. The job then begins
+      with the step of the snapshot.
+  health [SERVICE]
+      The command asks grpc.health.v1. It fails unless the answer is SERVING.
+  drain
+      The server takes no new sessions, finishes the work in flight, and ends.
+  plan
+      The command computes memory, bytes and seconds a step of a session, and the number of shards that it needs.
 
-Flags
-  --server=HOST:PORT   the server to ask (127.0.0.1:7070), or unix:/path/to/socket
-  --tls-ca=FILE        certificates of the authorities that sign servers' certificates; without it, plaintext
-  --tls-cert=FILE, --tls-key=FILE
-                       a certificate and its key to show to servers that ask for one
-  --token-file=FILE    the bearer token that goes with every call; needs --tls-ca
-  --timeout=DURATION   for each answer (10s)
-  --deadline=DURATION  drain: time for work in flight; without it, the server's own setting
-  --snapshot-path=DIR  snapshot restore: the data directory of one of the shards that took it, or a copy; once for each
-  --snapshot=ID        snapshot restore: which one, by the number that snapshot list shows; without it, the newest
-  --id=ID              session adopt, session delete-quarantined: which one, of several of that name
-  --world-size=N       snapshot restore: ranks that the job has from now on; without it, as many as before
-  --replace            snapshot restore: close the session first if there is one; its factors are lost
-  --json               one JSON document instead of a table
-  --help               this text
+Connection
+  --server=ADDRESS  default 127.0.0.1:7070
+      The command asks the server at host:port or unix:/path/to/socket.
+  --tls-ca=FILE  default none
+      The server's certificate needs the signature of an authority in this file. Without it, the connection is plaintext.
+  --tls-cert=FILE  default none
+      The command shows this certificate to a server that asks for one.
+  --tls-key=FILE  default none
+      This file has the private key of --tls-cert.
+  --token-file=FILE  default none
+      Every call carries the bearer token in this file. The flag needs --tls-ca.
+  --timeout=DURATION  default 10 s
+      A call fails after this time, such as 500ms or 10s.
 
-Exit code: 0 done, 1 the server did not answer, refused or is not healthy, 2 wrong usage.
+Commands' own flags
+  --deadline=DURATION  default the server's --drain-deadline-ms
+      A drain waits this long for work in flight.
+  --snapshot-path=DIR  default none
+      A restore reads this data directory of a shard, or a copy of it. Give the flag once for each shard.
+  --snapshot=ID  default the newest
+      A restore reads the snapshot with this number, which snapshot list shows.
+  --id=ID  default none
+      session adopt and session delete-quarantined take the session with this id, if several have the name.
+  --world-size=N  default that of the snapshot
+      The restored job has this many ranks.
+  --replace
+      A restore first closes a session of this name. The factors of that session are deleted.
+
+Output
+  --json
+      The command prints one JSON document, and no table.
+  --help
+      The command prints this text.
+
+Exit status: 0 done; 1 no answer, a refusal or an unhealthy server; 2 wrong usage.
 
 Examples
   precondorctl --server=coordinator:7070 status

@@ -124,53 +124,81 @@ absl::StatusOr<std::vector<LayerSpec>> PerfLayers(const PerfOptions& options) {
 }
 
 absl::string_view PerfHelp() {
-  return R"(Usage: precondor-perf --workload=NAME (--server-binary=FILE | --server=HOST:PORT) [FLAGS]
+  return R"(precondor-perf: measures a server under load.
+
+Usage: precondor-perf --workload=NAME (--server-binary=FILE | --server=ADDRESS) [FLAGS]
 
 Workloads
-  bert-large  statistic steps of BERT-Large's 144 linear layers: workers send one f16 vector a side and layer, the server
-              seals and applies them. Reports a whole step's p50 and p99, the part that is not kernels (less the time in
-              updates by the server's own counters, over its threads; the same with factors of rank 1; and transport
-              alone, with the method identity), and the server's memory against the computed.
-  statistics  these measurements with the layers of --preset or --layers, without targets.
-  training    steps as a job makes them, with the layers of --preset or --layers: statistics at every tenth step, a vector a
-              side and worker, and a gradient of each layer and its answer. A row as of a sweep, below, for each number of --workers; windows have whole
-              tens of steps. This program holds a gradient and an answer of each layer that a rank sends: see --scale.
-  gradients   gradients there and back, method identity, one worker: GB/s by size against plain TCP on loopback in the
-              same run, and the latency of small tensors. With --preset or --layers the sizes are those of the layers, at
-              most the 8 that most layers have.
-  jobs        a small job (4 layers of 64 x 64, method muon) alone and beside a large one (16 of 384 x 384) on the same
-              server, in turns: p50 and p99 of its steps, at most twice as long beside as alone.
-  plan        the seconds that precondorctl plan computes for steps with the layers of --preset or --layers (mkor, DELEGATE,
-              statistics at every tenth step, one shard) against those that they take here: measures the rates of network
-              and arithmetic with every second layer, plans all layers with these, and runs them. Fails where a step is not
-              within 20% of the plan.
+  training
+      Ranks make steps as a job does, with the layers of --preset or --layers. Every tenth step has statistics. The program
+      reports p50 and p99 of a step, steps a second and payload for each number of --workers.
+  gradients
+      One worker sends gradients and reads answers with the method identity. The program reports GB/s by size beside plain
+      TCP on loopback, and the latency of small tensors. Sizes are those of at most 8 layers of --preset or --layers.
+  plan
+      The program compares the seconds of precondorctl plan with those of real steps (mkor, DELEGATE, one shard). It measures
+      the rates of network and arithmetic with every second layer. It fails if a step differs by more than 20 % of the plan.
+  bert-large
+      Workers send statistics of BERT-Large's 144 linear layers. The program reports p50 and p99 of a step, the part
+      outside the kernels, and the server's memory beside the computed memory.
+  statistics
+      The program makes the measurements of bert-large with the layers of --preset or --layers, without targets.
+  jobs
+      A small job runs alone and beside a large job on one server. The program reports p50 and p99 of its steps. They may
+      be twice as long beside the large job.
 
-Flags
-  --server-binary=FILE  a precondor-server to start on loopback and stop; its memory is read
-  --server=HOST:PORT    one that is there, or unix:/path/to/socket
-  --workers=8  --steps=60  --warmup=40  --rank=128
-  --workers=1,2,4,8     a sweep: for each number a row of a whole step's p50 and p99, steps a second and payload. Measures
-                        windows of a third of --steps until the last three are within 10% of each other, at most 9, and
-                        says when they are not. Its --json and --csv have these columns
-  --seconds=N           windows of a third of so many seconds, in place of --steps
-  --method=mkor  --exchange=DIRECT
-                        of the workload training; DIRECT, DELEGATE, REPLAY or PULL_FACTORS
-  --threads=2           of the server that is started
-  --tls-ca=FILE --tls-cert=FILE --tls-key=FILE
-                        gradients over TLS, by rows of their own; a server that is started has the certificate
-  --data-dir=DIR        of the server that is started: what its log costs is the difference to a run without
-  --preset=NAME         layers of resnet50, bert-large, gpt2-xl or llama2-7b, without biases
-  --layers=FILE         or of a file: [{"name": "fc*", "d_out": 4096, "d_in": 1024, "count": 24}]
-  --scale=1             divides the dimensions of these, for a small machine
-  --json=FILE           the rows {name, value, unit, limit, ratio, target, pass}
-  --csv=FILE            the rows, a line each
+Server
+  --server-binary=FILE  default none
+      The program starts this precondor-server on loopback, reads its memory, and stops it.
+  --server=ADDRESS  default none
+      The program uses the running server at host:port or unix:/path/to/socket.
+  --threads=N  default 2
+      The started server has this many threads.
+  --data-dir=DIR  default none
+      The started server keeps its log in this directory.
+  --tls-ca=FILE  default none
+      The workload gradients runs over TLS too. The server's certificate needs the signature of an authority in this file.
+  --tls-cert=FILE  default none
+      The client, and a started server, show this certificate.
+  --tls-key=FILE  default none
+      This file has the private key of --tls-cert.
 
-Exit code: 0 measured, every target met; 1 failed or a target missed; 2 wrong usage.
+Load
+  --preset=NAME  default none
+      The layers are those of resnet50, bert-large, gpt2-xl or llama2-7b, without biases.
+  --layers=FILE  default none
+      The layers are those of a JSON file: [{"name": "fc*", "d_out": 4096, "d_in": 1024, "count": 24}]
+  --scale=N  default 1
+      The dimensions of the layers are divided by this number.
+  --workers=N,...  default 8
+      The job has this many ranks. Several numbers make a run for each. A run ends when its last three windows are within
+      10 % of each other, or after 9 windows.
+  --steps=N  default 60
+      The program measures this many steps, in a run with several windows a third of them for each window.
+  --seconds=N  default none
+      The program measures this many seconds, in place of --steps.
+  --warmup=N  default 40
+      This many steps precede the measured ones.
+  --rank=N  default 128
+      Low-rank factors have this rank.
+  --method=NAME  default mkor
+      The workload training has this method.
+  --exchange=DIRECT|DELEGATE|REPLAY|PULL_FACTORS  default DIRECT
+      The workload training has this exchange.
+
+Output
+  --json=FILE  default none
+      The program writes its rows to this file: {name, value, unit, limit, ratio, target, pass}.
+  --csv=FILE  default none
+      The program writes its rows to this file, one line each.
+  --help
+      The program prints this text.
+
+Exit status: 0 measured, and every target met; 1 failed, or a target missed; 2 wrong usage.
 
 Examples
-  precondor-perf --workload=statistics --preset=gpt2-xl --scale=8 --server-binary=precondor-server --csv=rows.csv
-  precondor-perf --workload=bert-large --workers=1,2,4,8 --server-binary=precondor-server
   precondor-perf --workload=training --preset=resnet50 --method=soap --seconds=30 --server=unix:/run/precondor.sock
+  precondor-perf --workload=training --preset=bert-large --workers=1,2,4,8 --server-binary=precondor-server
   precondor-perf --workload=plan --preset=bert-large --scale=4 --workers=1 --server-binary=precondor-server
   precondor-perf --workload=gradients --layers=model.json --server=gpu0:7070
 )";

@@ -189,26 +189,53 @@ absl::StatusOr<ModelShapes> PlanShapes(const PlanOptions& options) {
 
 absl::string_view PlanHelp() {
   return R"(
-Flags of plan (it asks no server; docs/operate/operations.md, "How many shards do I need?")
-  --preset=NAME           layers of resnet50, bert-large, gpt2-xl or llama2-7b
-  --layers=FILE           or those of a file: [{"name": "fc*", "d_out": 4096, "d_in": 1024, "bias": true, "count": 24}]
-  --scale=N               divides all dimensions (1)
-  --workers=N             (8)
-  --method=NAME           (mkor), with --rank=R, --representation=AUTO|DENSE|LOW_RANK, --option=NAME=VALUE
-  --exchange=MODE         DIRECT, DELEGATE, SHARDED, REPLAY or PULL_FACTORS (DIRECT)
-  --statistics=KIND       MEAN, PER_WORKER_MEAN, SIGNED or COVARIANCE (SIGNED), with --sketches=N
-  --inv-freq=N            every how many steps statistics are sent (10)
-  --statistics-dtype=f16  --gradient-dtype=f32
-                          types on the wire: f32, f16 or bf16
-  --network-gbps=X        of each machine and direction (10)
-  --shard-memory-gib=Y    --memory-limit of each shard (8)
-  --shards=N              plan for so many; without it, as few as memory allows
-  --threads=N             layers that a shard works on at once, its own --threads (512, as on CUDA)
-  --device-tflops=X       1e12 operations a second that a shard reaches; without it no seconds of arithmetic
+Plan: the model
+  --preset=NAME  default none
+      The layers are those of resnet50, bert-large, gpt2-xl or llama2-7b.
+  --layers=FILE  default none
+      The layers are those of a JSON file: [{"name": "fc*", "d_out": 4096, "d_in": 1024, "bias": true, "count": 24}]
+  --scale=N  default 1
+      All dimensions are divided by this number.
 
-Exit code of plan: 0 the session fits, 1 it does not, or the file cannot be read, 2 wrong usage.
+Plan: the session
+  --workers=N  default 8
+      The job has this many ranks.
+  --method=NAME  default mkor
+      The session has this method.
+  --rank=N  default the method's
+      The factors have this rank.
+  --representation=AUTO|DENSE|LOW_RANK  default AUTO
+      The factors have this form.
+  --option=NAME=VALUE  default none
+      The method has this option. Give the flag once for each option.
+  --exchange=DIRECT|DELEGATE|SHARDED|REPLAY|PULL_FACTORS  default DIRECT
+      Gradients and factors take this way.
+  --statistics=MEAN|PER_WORKER_MEAN|SIGNED|COVARIANCE  default SIGNED
+      Workers send statistics of this kind.
+  --sketches=N  default 0
+      Workers send this many sketches of a covariance.
+  --inv-freq=N  default 10
+      Workers send statistics every so many steps.
+  --statistics-dtype=f32|f16|bf16  default f16
+      Statistics have this type on the wire.
+  --gradient-dtype=f32|f16|bf16  default f32
+      Gradients and answers have this type on the wire.
 
-Examples of plan
+Plan: the machines
+  --network-gbps=X  default 10
+      Each machine sends and receives this many gigabits a second.
+  --shard-memory-gib=X  default 8
+      Each shard has this --memory-limit in GiB.
+  --shards=N  default as few as memory allows
+      The plan has this many shards.
+  --threads=N  default 512
+      A shard works on this many layers at once.
+  --device-tflops=X  default none
+      A shard computes this many 1e12 operations a second. Without it, the plan has no seconds of arithmetic.
+
+Exit status of plan: 0 the session fits; 1 it does not, or a file cannot be read; 2 wrong usage.
+
+Examples of plan, which asks no server
   precondorctl plan --preset=bert-large --workers=64 --exchange=DELEGATE --network-gbps=25 --shard-memory-gib=64
   precondorctl plan --preset=llama2-7b --rank=128 --representation=LOW_RANK --exchange=REPLAY --device-tflops=30
   precondorctl plan --layers=model.json --shards=4 --json | jq .shards_by_memory

@@ -54,8 +54,8 @@ class Group:
         """Calls `callback(rank, *scalars, shares)` for each rank of this process, whenever the computation runs.
 
         Args:
-            callback: See Callback. Its shares are the rank's parts [layers, share, d_in] of the stacks, with zeros for rows
-                that there are not, and so are the answers.
+            callback: See Callback. Its shares are the rank's parts [layers, share, d_in] of the stacks, with zeros for missing
+                rows. The answers have this form too.
             scalars: Values that are equal on all devices.
             stacks: f32 [layers, d_out, d_in].
 

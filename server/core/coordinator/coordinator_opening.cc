@@ -163,7 +163,7 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(
       ids_.Abandon(id);
     }
     if (absl::Status removed = RemoveFromShards(id, session->placement().shards()); !removed.ok()) {
-      logger_.Log(Severity::kError, "could not take a failed session back",
+      logger_.Log(Severity::kError, "cannot remove a session that failed to open",
                   {{"session", spec.name}, {"session_id", id}, {"reason", absl::string_view(removed.message())}});
     }
     return status;

@@ -27,7 +27,7 @@ bool Coordinator::ClearOrphans(const ShardEndpoint& shard, const ShardDescriptio
         abandoned ? shard.control->Remove(id).status() : shard.control->Quarantine(id).status();
     any = any || cleared.ok();
     logger_.Log(Severity::kWarning,
-                !cleared.ok() ? "orphaned session stays"
+                !cleared.ok() ? "cannot remove an orphaned session yet"
                 : abandoned   ? "session that is not open removed"
                               : "orphaned session quarantined",
                 {{"session", held.name},
@@ -87,7 +87,8 @@ void Coordinator::RemoveEnding(size_t shard, const ShardDescription& description
   for (const uint64_t id : ids) {
     const absl::Status removed = RemoveEnding(id, shard);
     if (removed.ok()) continue;
-    logger_.Log(Severity::kWarning, "session that ends stays", {{"reason", absl::string_view(removed.message())}});
+    logger_.Log(Severity::kWarning, "cannot remove an ended session yet",
+                {{"reason", absl::string_view(removed.message())}});
   }
 }
 

@@ -82,7 +82,7 @@ void LayerDriver::Update(const ApplyUpdate& effect, Task& task) {
   }
   if (outcome.decomposition_failed) {
     shard.logger.Log(Severity::kWarning,
-                     outcome.reset ? "factors were not decomposed, again, and begin anew"
+                     outcome.reset ? "factors failed to decompose again and are reset"
                                    : "factors were not decomposed; the last good decomposition stays",
                      {{"session", job}, {"step", effect.step}, {"layer", layer}});
   }

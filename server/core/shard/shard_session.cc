@@ -156,7 +156,7 @@ void ShardSession::ReportStragglers(absl::Time since) {
   }
   context_->shard->observer.OnStragglers(spec().name, {now.ranks.begin(), now.ranks.end()});
   if (now.ranks.empty()) {
-    context_->shard->logger.Log(Severity::kInfo, "no worker holds the others up any more", {{"session", spec().name}});
+    context_->shard->logger.Log(Severity::kInfo, "no straggler is left", {{"session", spec().name}});
     return;
   }
   context_->shard->logger.Log(Severity::kWarning, "workers hold all others up",

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains small models on real data with several optimizers, and compares their held-out losses. run.sh has the environment.
 
-Each row of the JSON file is one training run, or one measurement of time. Rows that are there are not made again. One rule tunes every
+Each row of the JSON file is one training run, or one measurement of time. Existing rows are kept. One rule tunes every
 method: seed 1 tries a middle rate, half and twice of it, and goes on in the direction of the best while that is at the edge, five
 rates at most. The best rate then trains the other seeds. Rates rise for a tenth of the steps and then fall to 0 along a line.
 Matrices have weight decay .01.
@@ -249,7 +249,7 @@ def table(rows, task):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=pathlib.Path, required=True, help="rows that are there, and where new ones go")
+    parser.add_argument("--json", type=pathlib.Path, required=True, help="file of existing rows, to which new rows are added")
     parser.add_argument("--task", nargs="+", choices=tasks.TASKS, default=list(tasks.TASKS))
     parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=3, help="of the best rate (%(default)s)")

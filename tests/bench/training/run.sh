@@ -6,7 +6,7 @@ set -euo pipefail
 usage() {
   cat <<'HELP'
 Usage: tests/bench/training/run.sh [--json FILE] [--build-dir DIR] [ARGUMENTS OF bench.py...]
-  --json FILE      the rows: those that are there are not made again; default build/training.json
+  --json FILE      The rows are added to this file, and existing rows are kept; default build/training.json
   --build-dir DIR  where precondor-server and the Python client were built; default build/dev
   --help           this text; arguments of bench.py are --task, --method, --seeds, --times and --table
 The packages are those of deploy/install.sh --bench. Everything runs on one thread but the server. A whole run takes some hours on two

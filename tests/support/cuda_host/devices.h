@@ -11,7 +11,7 @@ namespace precondor::cuda_host {
 int CurrentDevice();
 bool SetCurrentDevice(int device);
 
-// Devices that there are; -1: no driver.
+// The number of devices; -1: no driver.
 int DeviceCount();
 
 // 16 bytes, equal in every process.

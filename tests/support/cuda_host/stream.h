@@ -38,7 +38,7 @@ void FailCall(int64_t calls, cudaError_t error);
 void Recover();
 // Before the call after `calls` more `what` runs, on its thread: what another thread may do at that moment.
 void RunBefore(int64_t calls, std::function<void()> what);
-// Devices that there are; -1: no driver. Not while memory is held.
+// Sets the number of devices; -1: no driver. Not while memory is held.
 void SetDeviceCount(int count);
 // Memory, streams, events, pools and handles that have been made and not yet freed.
 int64_t LiveObjects();

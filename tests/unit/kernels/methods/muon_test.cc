@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method muon against its f64 form, and by what orthogonalized matrices have in common.
+// Method muon against its f64 form, and against properties of orthogonalized matrices.
 #include "kernels/methods/muon.h"
 
 #include <algorithm>

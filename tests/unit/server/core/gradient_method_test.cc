@@ -144,7 +144,7 @@ TEST_P(GradientMethodTest, GoesOnFromTheSnapshotWithoutTheGradientsSince) {
     kept.push_back(step);
     ExpectAnswer(*SendGradient(step), kept);
   }
-  // And from the next snapshot after that, whose steps are numbered by what came of them here.
+  // And from the next snapshot after that, whose steps have numbers by their outcome here.
   Crash();
   ASSERT_TRUE(Resume(12, 0, StatsOf(0).factor_version + 4).ok());
   kept = {0, 1, 2, 3, 6, 7, 12};

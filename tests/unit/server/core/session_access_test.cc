@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is given a session's secret, and what is refused without it.
+// Which callers get a session's secret, and which calls are refused without it.
 #include "server/core/session_access.h"
 
 #include "tests/unit/server/core/coordinator/coordinator_fixture.h"

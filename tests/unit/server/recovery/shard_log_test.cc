@@ -31,7 +31,7 @@ class ShardLogTest : public ::testing::Test {
   }
   ~ShardLogTest() override { log.reset(); }
 
-  // The records that are there, the session's installs aside.
+  // Returns the records of the log without the session's installs.
   std::vector<uint64_t> Open() {
     log.reset();
     log = std::make_unique<ShardLog>(fs, dir.path() + "/log", options, clock, logger, observer);

@@ -236,7 +236,7 @@ class CoordinatorFixture : public ::testing::Test {
       spec.layers.push_back({.name = "l" + std::to_string(i), .d_out = 4, .d_in = 4, .has_bias = false});
     }
   }
-  // A process that has seen nothing yet, with the shards and the journal that are there.
+  // Makes a new process with the existing shards and the existing journal.
   void MakeCoordinator() {
     std::vector<ShardEndpoint> endpoints;
     for (size_t s = 0; s < shards.size(); ++s) {
