@@ -49,7 +49,6 @@ PRECONDOR_SAME_VALUE(Decision::kIdentity, DECISION_IDENTITY);
 PRECONDOR_SAME_VALUE(Decision::kSkip, DECISION_SKIP);
 PRECONDOR_SAME_VALUE(FallbackPolicy::kNever, FALLBACK_POLICY_NEVER);
 PRECONDOR_SAME_VALUE(FallbackPolicy::kLossRate, FALLBACK_POLICY_LOSS_RATE);
-PRECONDOR_SAME_VALUE(FallbackPolicy::kCostAware, FALLBACK_POLICY_COST_AWARE);
 PRECONDOR_SAME_VALUE(FallbackPolicy::kAtStep, FALLBACK_POLICY_AT_STEP);
 #undef PRECONDOR_SAME_VALUE
 static_assert(v1::DataType_MAX == v1::DATA_TYPE_BF16 && v1::Mode_MAX == v1::MODE_FIRST_ORDER &&
@@ -58,7 +57,7 @@ static_assert(v1::DataType_MAX == v1::DATA_TYPE_BF16 && v1::Mode_MAX == v1::MODE
                   v1::FallbackPolicy_MAX == v1::FALLBACK_POLICY_AT_STEP,
               "a value was added: add its line above");
 
-// All these enumerations use 0 for "not set" and number their values from 1 without gaps.
+// All these enumerations use 0 for "not set" and number their values from 1, without gaps but in FallbackPolicy.
 template <typename Ours, typename Wire>
 absl::StatusOr<Ours> DecodeEnum(Wire value, int last, absl::string_view type, absl::string_view field) {
   const int number = static_cast<int>(value);
@@ -200,6 +199,13 @@ absl::StatusOr<StatisticsKind> DecodeStatisticsKind(v1::StatisticsKind value, ab
 absl::StatusOr<Decision> DecodeDecision(v1::Decision value, absl::string_view field) {
   return DecodeEnum<Decision>(value, v1::Decision_MAX, "Decision", field);
 }
+absl::StatusOr<FallbackPolicy> DecodeFallbackPolicy(v1::FallbackPolicy value, absl::string_view field) {
+  if (static_cast<int>(value) != 3) {  // the number of a policy that is gone
+    return DecodeEnum<FallbackPolicy>(value, v1::FallbackPolicy_MAX, "FallbackPolicy", field);
+  }
+  return MalformedError(absl::StrCat(field, ": policy COST_AWARE is no longer supported"));
+}
+
 v1::Layer EncodeLayer(const LayerSpec& layer) {
   v1::Layer out;
   out.set_name(layer.name);
@@ -259,21 +265,11 @@ v1::FallbackConfig EncodeFallbackConfig(const FallbackConfig& config) {
   v1::FallbackConfig out;
   out.set_policy(EncodeFallbackPolicy(config.policy));
   if (config.at_step) out.set_at_step(*config.at_step);
-  out.set_loss_decay(config.loss_decay);
   out.set_rate_decay(config.rate_decay);
   out.set_lr_jump(config.lr_jump);
   out.set_min_steps(config.min_steps);
   out.set_beta(config.beta);
   out.set_patience_steps(config.patience_steps);
-  out.set_probe_interval_steps(config.probe_interval_steps);
-  out.set_probe_settle_steps(config.probe_settle_steps);
-  out.set_probe_steps(config.probe_steps);
-  out.set_probe_margin(config.probe_margin);
-  out.set_probe_wins(config.probe_wins);
-  out.set_reentry(config.reentry);
-  out.set_reentry_beta(config.reentry_beta);
-  out.set_reentry_min_steps(config.reentry_min_steps);
-  out.set_reentry_min_decrease(config.reentry_min_decrease);
   return out;
 }
 
@@ -284,21 +280,11 @@ absl::StatusOr<FallbackConfig> DecodeFallbackConfig(const v1::FallbackConfig& co
   FallbackConfig out;
   PRECONDOR_RETURN_IF_ERROR(DecodeOrDefault(config.policy(), &DecodeFallbackPolicy, "fallback.policy", out.policy));
   if (config.has_at_step()) out.at_step = config.at_step();
-  if (config.has_loss_decay()) out.loss_decay = config.loss_decay();
   if (config.has_rate_decay()) out.rate_decay = config.rate_decay();
   if (config.has_lr_jump()) out.lr_jump = config.lr_jump();
   if (config.has_min_steps()) out.min_steps = config.min_steps();
   if (config.has_beta()) out.beta = config.beta();
   if (config.has_patience_steps()) out.patience_steps = config.patience_steps();
-  if (config.has_probe_interval_steps()) out.probe_interval_steps = config.probe_interval_steps();
-  if (config.has_probe_settle_steps()) out.probe_settle_steps = config.probe_settle_steps();
-  if (config.has_probe_steps()) out.probe_steps = config.probe_steps();
-  if (config.has_probe_margin()) out.probe_margin = config.probe_margin();
-  if (config.has_probe_wins()) out.probe_wins = config.probe_wins();
-  out.reentry = config.reentry();
-  if (config.has_reentry_beta()) out.reentry_beta = config.reentry_beta();
-  if (config.has_reentry_min_steps()) out.reentry_min_steps = config.reentry_min_steps();
-  if (config.has_reentry_min_decrease()) out.reentry_min_decrease = config.reentry_min_decrease();
   return out;
 }
 

@@ -1,55 +1,116 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/policy/fallback.h"
 
+#include <algorithm>
 #include <cmath>
 
-#include "server/policy/fallback_rules.h"
+#include "absl/strings/str_cat.h"
 
 namespace precondor {
 namespace {
 
-using fallback_rules::HasMinSteps;
-using fallback_rules::HasRule;
-using fallback_rules::IndicatesChange;
-using fallback_rules::PolicyMode;
+// Returns the rate that the smoothed rate is compared with.
+double ThresholdRate(const FallbackConfig& config, const FallbackState& state) {
+  return config.beta * PhaseMeanRate(state.trend);
+}
+
+bool HasMinSteps(const FallbackConfig& config, const FallbackState& state) {
+  return state.trend.started && state.trend.phase_steps >= static_cast<uint64_t>(config.min_steps);
+}
+
+bool IsSlow(const FallbackConfig& config, const FallbackState& state) {
+  return state.mode == Mode::kSecondOrder && HasMinSteps(config, state) &&
+         state.trend.rate < ThresholdRate(config, state);
+}
+
+// Returns the mode that the policy selects, ignoring a forced mode. While a mode is forced, no step counts towards a
+// change, so this mode does not change.
+Mode PolicyMode(const FallbackConfig& config, const FallbackState& state) {
+  const bool falls_back = config.policy == FallbackPolicy::kLossRate && state.streak_steps >= config.patience_steps;
+  return falls_back ? Mode::kFirstOrder : state.mode;
+}
 
 void MoveTo(Mode mode, FallbackState& state) {
   state.mode = mode;
   state.switch_step = state.last_step;
   state.streak_steps = 0;
-  state.probe = RestartProbe(state.probe);
   if (mode == Mode::kSecondOrder) state.trend = BeginPhase(state.trend, state.last_step);
 }
 
 // Applies the decision that Decide returns for `state`.
 FallbackState Settled(const FallbackConfig& config, FallbackState state) {
   const Mode mode = PolicyMode(config, state);
-  if (mode == state.mode) return state;
-  if (mode == Mode::kSecondOrder) ++state.reentries;
-  MoveTo(mode, state);
+  if (mode != state.mode) MoveTo(mode, state);
   return state;
 }
 
-double Smoothed(const FallbackConfig& config, double before, double now) {
-  return before == 0 ? now : config.loss_decay * before + (1 - config.loss_decay) * now;
-}
-
-void TakeSeconds(const FallbackConfig& config, const StepObservation& observation, FallbackState& state) {
+void TakeSeconds(const StepObservation& observation, FallbackState& state) {
   if (!std::isfinite(observation.seconds) || observation.seconds <= 0) return;
   double& seconds = observation.mode == Mode::kSecondOrder ? state.second_order_seconds : state.first_order_seconds;
-  seconds = Smoothed(config, seconds, observation.seconds);
+  seconds = seconds == 0 ? observation.seconds : kLossDecay * seconds + (1 - kLossDecay) * observation.seconds;
 }
 
-void TakeProbeStep(const FallbackConfig& config, const StepObservation& observation, FallbackState& state) {
-  if (state.trend.phase_steps == 0) {  // windows of different phases are not comparable
-    state.probe = RestartProbe(state.probe);
-    return;
+FallbackInputs Inputs(const FallbackConfig& config, const FallbackState& state) {
+  return {.step = state.last_step,
+          .uncounted_steps = state.uncounted_steps,
+          .loss = state.trend.loss,
+          .rate = state.trend.rate,
+          .phase_step = state.trend.phase_step,
+          .phase_steps = state.trend.phase_steps,
+          .phase_loss = state.trend.phase_loss,
+          .phase_decrease = PhaseDecrease(state.trend),
+          .phase_mean_rate = PhaseMeanRate(state.trend),
+          .threshold_rate = ThresholdRate(config, state),
+          .learning_rate = state.trend.learning_rate,
+          .streak_steps = state.streak_steps,
+          .second_order_seconds = state.second_order_seconds,
+          .first_order_seconds = state.first_order_seconds,
+          .policy_mode = state.mode,
+          .switch_step = state.switch_step};
+}
+
+FallbackReason Reason(const FallbackConfig& config, const FallbackState& state, Mode mode) {
+  if (state.forced) return FallbackReason::kForced;
+  if (config.policy == FallbackPolicy::kNever) return FallbackReason::kNever;
+  if (config.policy == FallbackPolicy::kAtStep) return FallbackReason::kAtStep;
+  if (state.mode == Mode::kFirstOrder) return FallbackReason::kStaysFirstOrder;
+  if (mode == Mode::kFirstOrder) return FallbackReason::kLossRate;
+  if (!HasMinSteps(config, state)) return FallbackReason::kTooEarly;
+  return state.streak_steps > 0 ? FallbackReason::kSlow : FallbackReason::kStillFalling;
+}
+
+std::string Trend(const FallbackInputs& in) {
+  return absl::StrCat("at step ", in.step, " the smoothed loss ", in.loss, " falls by ", in.rate, " a step, ");
+}
+
+std::string Against(const FallbackInputs& in) {
+  return absl::StrCat(in.threshold_rate, " (the mean since step ", in.phase_step, " is ", in.phase_mean_rate, ")");
+}
+
+std::string Sentence(const FallbackConfig& config, const FallbackState& state, FallbackReason reason,
+                     const FallbackInputs& in) {
+  switch (reason) {
+    case FallbackReason::kNever:
+      return "second order: the policy is NEVER";
+    case FallbackReason::kAtStep:
+      return absl::StrCat("first order from step ", *config.at_step, " on: the policy is AT_STEP");
+    case FallbackReason::kForced:
+      return absl::StrCat(ModeName(*state.forced), " is forced by an operator");
+    case FallbackReason::kTooEarly:
+      return absl::StrCat("second order: ", in.phase_steps, " of ", config.min_steps, " steps counted since step ",
+                          in.phase_step);
+    case FallbackReason::kStillFalling:
+      return absl::StrCat("second order: ", Trend(in), "not less than ", Against(in));
+    case FallbackReason::kSlow:
+      return absl::StrCat("second order: ", Trend(in), "less than ", Against(in), ", for ", in.streak_steps, " of ",
+                          config.patience_steps, " steps");
+    case FallbackReason::kLossRate:
+      return absl::StrCat("falls back to first order: ", Trend(in), "less than ", Against(in), ", for ",
+                          in.streak_steps, " steps");
+    case FallbackReason::kStaysFirstOrder:
+      return absl::StrCat("first order since step ", in.switch_step);
   }
-  state.probe = AdvanceProbe(config, state.probe,
-                             {.loss = observation.loss,
-                              .seconds = observation.seconds,
-                              .mode = observation.mode,
-                              .may_begin = HasMinSteps(config, state)});
+  return "";
 }
 
 }  // namespace
@@ -68,15 +129,10 @@ FallbackState Advance(const FallbackConfig& config, const FallbackState& state, 
     return next;
   }
   next.trend = *trend;
-  TakeSeconds(config, observation, next);
-  if (next.forced || !HasRule(config)) return next;
+  TakeSeconds(observation, next);
+  if (next.forced || config.policy != FallbackPolicy::kLossRate) return next;
   // Steps granted before a change of mode still run in the old mode and say nothing about the new one.
-  if (observation.mode == next.mode) {
-    next.streak_steps = IndicatesChange(config, next) ? next.streak_steps + 1 : 0;
-  }
-  if (config.policy == FallbackPolicy::kCostAware && next.mode == Mode::kSecondOrder) {
-    TakeProbeStep(config, observation, next);
-  }
+  if (observation.mode == next.mode) next.streak_steps = IsSlow(config, next) ? next.streak_steps + 1 : 0;
   return next;
 }
 
@@ -84,10 +140,62 @@ FallbackState Force(const FallbackConfig& config, const FallbackState& state, st
   if (mode == state.forced) return state;
   FallbackState next = Settled(config, state);
   next.streak_steps = 0;
-  next.probe = RestartProbe(next.probe);
   if (!mode) MoveTo(*state.forced, next);
   next.forced = mode;
   return next;
+}
+
+FallbackDecision Decide(const FallbackConfig& config, const FallbackState& state) {
+  FallbackDecision decision;
+  decision.inputs = Inputs(config, state);
+  const Mode policy_mode = PolicyMode(config, state);
+  decision.reason = Reason(config, state, policy_mode);
+  decision.mode = policy_mode;
+  if (decision.reason == FallbackReason::kForced) decision.mode = *state.forced;
+  if (decision.reason == FallbackReason::kNever) decision.mode = Mode::kSecondOrder;
+  if (decision.reason == FallbackReason::kAtStep) {
+    decision.mode = Mode::kFirstOrder;
+    decision.from_step = *config.at_step;
+  }
+  decision.sentence = Sentence(config, state, decision.reason, decision.inputs);
+  return decision;
+}
+
+std::vector<ModeInterval> ApplyDecision(const FallbackDecision& decision, absl::Span<const ModeInterval> schedule,
+                                        uint64_t first_open_step) {
+  std::vector<ModeInterval> carried;
+  const auto append = [&carried](uint64_t step, Mode mode) {
+    if (carried.empty() || carried.back().mode != mode) carried.push_back({step, mode});
+  };
+  if (schedule.empty() && first_open_step > 0) append(0, Mode::kSecondOrder);
+  for (const ModeInterval& interval : schedule) {
+    if (interval.first_step < first_open_step) append(interval.first_step, interval.mode);
+  }
+  if (decision.from_step > first_open_step) append(first_open_step, Mode::kSecondOrder);
+  append(std::max(decision.from_step, first_open_step), decision.mode);
+  return carried;
+}
+
+absl::string_view FallbackReasonName(FallbackReason reason) {
+  switch (reason) {
+    case FallbackReason::kNever:
+      return "NEVER";
+    case FallbackReason::kAtStep:
+      return "AT_STEP";
+    case FallbackReason::kForced:
+      return "FORCED";
+    case FallbackReason::kTooEarly:
+      return "TOO_EARLY";
+    case FallbackReason::kStillFalling:
+      return "STILL_FALLING";
+    case FallbackReason::kSlow:
+      return "SLOW";
+    case FallbackReason::kLossRate:
+      return "LOSS_RATE";
+    case FallbackReason::kStaysFirstOrder:
+      return "STAYS_FIRST_ORDER";
+  }
+  return "UNKNOWN";
 }
 
 }  // namespace precondor

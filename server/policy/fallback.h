@@ -15,7 +15,6 @@
 
 #include "kernels/base/fallback_config.h"
 #include "kernels/base/session_spec.h"
-#include "server/policy/cost_probe.h"
 #include "server/policy/lease.h"
 #include "server/policy/loss_trend.h"
 
@@ -37,19 +36,17 @@ struct FallbackState {
   uint64_t last_step = 0;  // greatest step observed
   uint64_t uncounted_steps = 0;
   LossTrend trend;
-  CostProbe probe;
-  double second_order_seconds = 0;  // smoothed seconds per step in each mode (loss_decay); 0 means none yet
+  double second_order_seconds = 0;  // smoothed seconds per step in each mode (kLossDecay); 0 means none yet
   double first_order_seconds = 0;
-  int32_t streak_steps = 0;  // consecutive counted steps, up to the last one, that indicated leaving `mode`
-  // The policy's current mode. A decision to leave it enters the state with the next step.
+  int32_t streak_steps = 0;  // consecutive counted steps, up to the last one, that were slow
+  // The policy's current mode. A decision to fall back enters the state with the next step.
   Mode mode = Mode::kSecondOrder;
-  uint64_t switch_step = 0;  // last_step when `mode` last changed
-  uint32_t reentries = 0;
+  uint64_t switch_step = 0;                   // last_step when `mode` last changed
   std::optional<Mode> forced = std::nullopt;  // mode that an operator has forced
   bool operator==(const FallbackState&) const = default;
 };
 
-// Stable numbers for logs.
+// Stable numbers for logs. Numbers that are missing were those of earlier policies.
 enum class FallbackReason : uint8_t {
   kNever = 1,             // policy NEVER
   kAtStep = 2,            // policy AT_STEP
@@ -58,12 +55,7 @@ enum class FallbackReason : uint8_t {
   kStillFalling = 5,      // LOSS_RATE: stays in second order, the loss decreases fast enough
   kSlow = 6,              // LOSS_RATE: stays in second order, slow for fewer than patience_steps
   kLossRate = 7,          // LOSS_RATE: falls back
-  kBetweenRounds = 8,     // COST_AWARE: second order, between two rounds
-  kMeasuring = 9,         // COST_AWARE: second order, during a round
-  kProbing = 10,          // COST_AWARE: first order, for a probe
-  kFirstOrderPays = 11,   // COST_AWARE: falls back
   kStaysFirstOrder = 12,  // after a fallback
-  kReentry = 13,          // returns to second order
 };
 
 // The numbers behind a decision, for the audit log and metrics. Units are those of FallbackState and LossTrend.
@@ -77,19 +69,13 @@ struct FallbackInputs {
   double phase_loss = 0;
   double phase_decrease = 0;
   double phase_mean_rate = 0;
-  double threshold_rate = 0;  // `rate` is compared with it: beta (in first order reentry_beta) times the mean
+  double threshold_rate = 0;  // `rate` is compared with it: beta times the mean
   double learning_rate = 0;
   int32_t streak_steps = 0;
   double second_order_seconds = 0;
   double first_order_seconds = 0;
-  ProbePhase probe_phase = ProbePhase::kWaiting;
-  int64_t probe_rounds = 0;
-  int64_t probe_wins = 0;
-  double second_order_per_second = 0;  // decrease of the loss per second in the last round
-  double first_order_per_second = 0;
   Mode policy_mode = Mode::kSecondOrder;  // mode before this decision
   uint64_t switch_step = 0;
-  uint32_t reentries = 0;
   bool operator==(const FallbackInputs&) const = default;
 };
 
@@ -97,7 +83,6 @@ struct FallbackDecision {
   Mode mode = Mode::kSecondOrder;
   // First step of `mode`, or the first step not granted yet if that is later. Steps before it are in second order.
   uint64_t from_step = 0;
-  bool probe = false;  // first order only for a probe: the factors must be kept
   FallbackReason reason = FallbackReason::kNever;
   std::string sentence;  // explanation with the numbers
   FallbackInputs inputs;
@@ -110,8 +95,8 @@ FallbackState Advance(const FallbackConfig& config, const FallbackState& state, 
 
 FallbackDecision Decide(const FallbackConfig& config, const FallbackState& state);
 
-// Forces a mode, which overrides every policy. nullopt ends this. Then LOSS_RATE and COST_AWARE continue from the
-// forced mode, AT_STEP and NEVER from their own. While a mode is forced, the state still takes in steps, but none
+// Forces a mode, which overrides every policy. nullopt ends this. Then LOSS_RATE continues from the forced mode,
+// AT_STEP and NEVER from their own. While a mode is forced, the state still takes in steps, but none
 // indicates a change.
 FallbackState Force(const FallbackConfig& config, const FallbackState& state, std::optional<Mode> mode);
 

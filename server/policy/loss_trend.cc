@@ -22,7 +22,7 @@ std::optional<LossTrend> AdvanceTrend(const FallbackConfig& config, const LossTr
                                       double learning_rate) {
   LossTrend next = trend;
   if (trend.started) {
-    next.loss = config.loss_decay * trend.loss + (1 - config.loss_decay) * loss;
+    next.loss = kLossDecay * trend.loss + (1 - kLossDecay) * loss;
     next.rate = config.rate_decay * trend.rate + (1 - config.rate_decay) * (trend.loss - next.loss);
     ++next.phase_steps;
   } else {

@@ -10,6 +10,8 @@
 
 namespace precondor {
 
+inline constexpr double kLossDecay = 0.95;  // weight of the past in smoothed losses
+
 // A phase begins with the first step, at each step at which the learning rate rises, and where it changes abruptly.
 // Units: loss, and loss per step.
 struct LossTrend {

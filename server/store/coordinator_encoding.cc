@@ -38,9 +38,9 @@ auto Fields(store::Is<SessionAccess> auto& value) {
 auto Fields(store::Is<SessionRecord> auto& value) {
   auto& [session_id, spec, placement, membership, lease, access] = value;
   return std::tuple_cat(
-      std::tie(session_id, spec, placement, membership, lease), std::make_tuple(store::RetiredValue()),
+      std::tie(session_id, spec, placement, membership, lease), std::make_tuple(store::Retired<uint8_t>{1}),
       std::tie(spec.layer_methods),
-      std::make_tuple(store::LayerShapes<decltype((spec.layers))>{spec.layers}, store::RetiredValue()),
+      std::make_tuple(store::LayerShapes<decltype((spec.layers))>{spec.layers}, store::Retired<uint8_t>{1}),
       std::tie(access, spec.delegates));
 }
 
@@ -101,10 +101,10 @@ template <typename Record>
 std::string FromVersion(uint8_t version, absl::string_view bytes) {
   std::string next(bytes);
   if constexpr (std::is_same_v<Record, SessionRecord>) {
-    if (version < 2) Put(next, RetiredValue());
+    if (version < 2) Put(next, Retired<uint8_t>{1});
     if (version < 3) Put(next, std::vector<LayerMethod>());
     if (version < 4) Put(next, std::map<uint32_t, std::vector<int64_t>>());
-    if (version < 5) Put(next, RetiredValue());
+    if (version < 5) Put(next, Retired<uint8_t>{1});
     if (version < 6) Put(next, SessionAccess());
     if (version < 7) Put(next, std::vector<uint32_t>());
   }

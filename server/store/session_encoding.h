@@ -42,26 +42,41 @@ struct internal::Code<LayerShapes<Layers>> {
   }
 };
 
-// A byte of a record that was a choice of two, a session's on_shard_loss or data plane: written as 1, and read without
+// A field of a record that is no longer used: written as `written`, which earlier versions accept, and read without
 // effect.
-struct RetiredValue {};
+template <typename T>
+struct Retired {
+  T written{};
+};
 
-template <>
-struct internal::Code<RetiredValue> {
-  static void Put(std::string& out, const RetiredValue&) { PutFixed(out, 1, 1); }
-  static void Take(Decoder& decoder, const RetiredValue&) {
-    const uint8_t byte = decoder.U8();
-    if (byte < 1 || byte > 2) decoder.Fail();
+template <typename T>
+struct internal::Code<Retired<T>> {
+  static void Put(std::string& out, const Retired<T>& value) { store::Put(out, value.written); }
+  static void Take(Decoder& decoder, const Retired<T>&) {
+    T unused{};
+    store::Take(decoder, unused);
   }
 };
 
-// The number of a record that was a session's staleness in steps: written as 0, and read without effect.
-struct RetiredStaleness {};
+// Retired fields that are written as zeros.
+template <size_t kBytes>
+struct RetiredBytes {};
 
+template <size_t kBytes>
+struct internal::Code<RetiredBytes<kBytes>> {
+  static void Put(std::string& out, const RetiredBytes<kBytes>&) { out.append(kBytes, '\0'); }
+  static void Take(Decoder& decoder, const RetiredBytes<kBytes>&) { decoder.Take(kBytes); }
+};
+
+// Number 3 was a policy COST_AWARE. Sessions that had it go on with LOSS_RATE.
 template <>
-struct internal::Code<RetiredStaleness> {
-  static void Put(std::string& out, const RetiredStaleness&) { PutFixed(out, 0, 4); }
-  static void Take(Decoder& decoder, const RetiredStaleness&) { decoder.Fixed(4); }
+struct internal::Code<FallbackPolicy> {
+  static void Put(std::string& out, FallbackPolicy value) { PutFixed(out, static_cast<uint64_t>(value), 1); }
+  static void Take(Decoder& decoder, FallbackPolicy& value) {
+    const uint8_t byte = decoder.U8();
+    if (byte < 1 || byte > 4) decoder.Fail();
+    value = byte == 3 ? FallbackPolicy::kLossRate : static_cast<FallbackPolicy>(byte);
+  }
 };
 
 }  // namespace precondor::store
@@ -73,8 +88,6 @@ constexpr ExchangeMode LastEnumerator(ExchangeMode) { return ExchangeMode::kShar
 constexpr StatisticsKind LastEnumerator(StatisticsKind) { return StatisticsKind::kCovariance; }
 constexpr Decision LastEnumerator(Decision) { return Decision::kSkip; }
 constexpr DType LastEnumerator(DType) { return DType::kBF16; }
-constexpr FallbackPolicy LastEnumerator(FallbackPolicy) { return FallbackPolicy::kAtStep; }
-constexpr ProbePhase LastEnumerator(ProbePhase) { return ProbePhase::kAfter; }
 
 // The shape of a layer is not encoded here but at the end of the record: see LayerShapes.
 auto Fields(store::Is<LayerSpec> auto& value) {
@@ -88,12 +101,15 @@ auto Fields(store::Is<MethodConfig> auto& value) {
 }
 
 auto Fields(store::Is<FallbackConfig> auto& value) {
-  auto& [policy, at_step, loss_decay, rate_decay, lr_jump, min_steps, beta, patience_steps, probe_interval_steps,
-         probe_settle_steps, probe_steps, probe_margin, probe_wins, reentry, reentry_beta, reentry_min_steps,
-         reentry_min_decrease] = value;
-  return std::tie(policy, at_step, loss_decay, rate_decay, lr_jump, min_steps, beta, patience_steps,
-                  probe_interval_steps, probe_settle_steps, probe_steps, probe_margin, probe_wins, reentry,
-                  reentry_beta, reentry_min_steps, reentry_min_decrease);
+  using store::Retired;
+  auto& [policy, at_step, rate_decay, lr_jump, min_steps, beta, patience_steps] = value;
+  // The retired fields are the weight of the past in the smoothed loss, five options of probes, and four of returns to
+  // second order.
+  return std::tuple_cat(std::tie(policy, at_step), std::make_tuple(Retired<double>{kLossDecay}),
+                        std::tie(rate_decay, lr_jump, min_steps, beta, patience_steps),
+                        std::make_tuple(Retired<int32_t>{1000}, Retired<int32_t>{20}, Retired<int32_t>{100},
+                                        Retired<double>{0.1}, Retired<int32_t>{3}, Retired<bool>{false},
+                                        Retired<double>{0.5}, Retired<int32_t>{1000}, Retired<double>{0.05}));
 }
 
 auto Fields(store::Is<LayerMethod> auto& value) {
@@ -106,8 +122,9 @@ auto Fields(store::Is<LayerMethod> auto& value) {
 auto Fields(store::Is<SessionSpec> auto& value) {
   auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, statistics_dtype,
          gradient_dtype, method, fallback, layers, layer_methods, delegates] = value;
+  // The retired field is the staleness in steps.
   return std::tuple_cat(std::tie(name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps),
-                        std::make_tuple(store::RetiredStaleness()),
+                        std::make_tuple(store::Retired<int32_t>{0}),
                         std::tie(statistics_dtype, gradient_dtype, method, fallback, layers));
 }
 
@@ -121,21 +138,14 @@ auto Fields(store::Is<LossTrend> auto& value) {
   return std::tie(started, loss, rate, learning_rate, phase_step, phase_loss, phase_steps);
 }
 
-auto Fields(store::Is<LossWindow> auto& value) {
-  auto& [steps, first_loss, loss_sum, indexed_loss_sum, seconds] = value;
-  return std::tie(steps, first_loss, loss_sum, indexed_loss_sum, seconds);
-}
-
-auto Fields(store::Is<CostProbe> auto& value) {
-  auto& [phase, steps, before, probe, after, rounds, wins, second_order_per_second, first_order_per_second] = value;
-  return std::tie(phase, steps, before, probe, after, rounds, wins, second_order_per_second, first_order_per_second);
-}
-
 auto Fields(store::Is<FallbackState> auto& value) {
-  auto& [observed, last_step, uncounted_steps, trend, probe, second_order_seconds, first_order_seconds, streak_steps,
-         mode, switch_step, reentries, forced] = value;
-  return std::tie(observed, last_step, uncounted_steps, trend, probe, second_order_seconds, first_order_seconds,
-                  streak_steps, mode, switch_step, reentries, forced);
+  auto& [observed, last_step, uncounted_steps, trend, second_order_seconds, first_order_seconds, streak_steps, mode,
+         switch_step, forced] = value;
+  // The retired fields are the phase and the numbers of a probe, and the count of returns to second order.
+  return std::tuple_cat(std::tie(observed, last_step, uncounted_steps, trend),
+                        std::make_tuple(store::Retired<uint8_t>{1}, store::RetiredBytes<160>{}),
+                        std::tie(second_order_seconds, first_order_seconds, streak_steps, mode, switch_step),
+                        std::make_tuple(store::Retired<uint32_t>{0}), std::tie(forced));
 }
 
 }  // namespace precondor

@@ -16,7 +16,6 @@ import unittest
 sys.path.append(str(pathlib.Path(__file__).resolve().parent / "chaos"))
 # pylint: disable=wrong-import-position
 from cluster import Cluster, Training, digits
-from link import Fault, Link, enter_own_network, server_address, why_no_link
 
 # The final losses of always-second-order runs differ by about this share of their median from seed to seed: a smaller
 # difference says nothing of the method.
@@ -26,7 +25,6 @@ SEEDS = 3
 
 class MkorH(unittest.TestCase):
     binaries = None
-    no_link = None
 
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()  # pylint: disable=consider-using-with
@@ -97,36 +95,12 @@ class MkorH(unittest.TestCase):
             self.assertEqual(after["bytes_per_step"]["gradients"], before["bytes_per_step"]["gradients"])
         self.expect_as_good(fallen_back, always)
 
-    def test_cost_aware_falls_back_where_a_second_order_step_is_dear(self):
-        """It is a journey to the shards and back; a step in first order has no need of them."""
-        if self.no_link:
-            self.skipTest(self.no_link)
-        link = self.enterContext(Link(seed=1, servers=3))
-        self.serve("--lease-steps=8", coordinator_host=server_address(0), shard_host=lambda i: server_address(1 + i))
-        far = Fault(delay_s=0.010, servers=(server_address(1), server_address(2)))
-        link.set(to_servers=far, to_workers=far)
-        row = self.train("autoencoder", "--exchange=delegate", "--learning-rate=0.032", "--fallback=cost-aware",
-                         seeds=2, prefix=link.prefix)
-        for modes in row["modes"]:
-            self.assertEqual(modes[-1]["mode"], "FIRST_ORDER")
-            # A round waits 60 steps, measures 3 times 20, and changes modes twice, which takes 8 leased steps and 5 to
-            # settle. Two have to be won.
-            self.assertGreaterEqual(modes[-1]["first_step"], 2 * (60 + 3 * 20 + 2 * (8 + 5)))
-            self.assertLess(modes[-1]["first_step"], 600)
-            for stretch in modes:
-                if stretch["mode"] == "SECOND_ORDER":
-                    self.assertGreaterEqual(stretch["seconds"], stretch["steps"] * 2 * far.delay_s)
-        decided = [change for change in self.mode_changes() if change["rule"] == "FIRST_ORDER_PAYS"]
-        self.assertEqual([change["from_step"] for change in decided],
-                         [modes[-1]["first_step"] for modes in row["modes"]])
-
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binaries", type=pathlib.Path, required=True)
     args, rest = parser.parse_known_args()
     MkorH.binaries = args.binaries.resolve()
-    MkorH.no_link = enter_own_network(sys.argv) or why_no_link()
     unittest.main(argv=[sys.argv[0], *rest])
 
 

@@ -208,23 +208,13 @@ TEST(GoldenTest, AnOptionOfAMethodThatIsGoneIsRefused) {
 TEST(GoldenTest, TheFallbackDecodesToTheSameValues) {
   const absl::StatusOr<SessionSpec> spec = SpecOf("v0.1.0/open_session_request_fallback");
   ASSERT_TRUE(spec.ok()) << spec.status();
-  const FallbackConfig expected = {.policy = FallbackPolicy::kCostAware,
+  const FallbackConfig expected = {.policy = FallbackPolicy::kAtStep,
                                    .at_step = 5000,
-                                   .loss_decay = 0.9,
                                    .rate_decay = 0.98,
                                    .lr_jump = 0.2,
                                    .min_steps = 300,
                                    .beta = 0.15,
-                                   .patience_steps = 40,
-                                   .probe_interval_steps = 2000,
-                                   .probe_settle_steps = 0,
-                                   .probe_steps = 80,
-                                   .probe_margin = 0.05,
-                                   .probe_wins = 2,
-                                   .reentry = true,
-                                   .reentry_beta = 0.6,
-                                   .reentry_min_steps = 1500,
-                                   .reentry_min_decrease = 0.02};
+                                   .patience_steps = 40};
   EXPECT_EQ(spec->fallback, expected);
 }
 

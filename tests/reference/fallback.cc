@@ -44,19 +44,4 @@ std::optional<uint64_t> LossRateSwitch(const Vector& losses, const LossRateRule&
   return std::nullopt;
 }
 
-double LeastSquaresDecreasePerSecond(const Vector& losses, double seconds) {
-  const double n = static_cast<double>(losses.size());
-  double mean_i = 0, mean_y = 0;
-  for (size_t i = 0; i < losses.size(); ++i) {
-    mean_i += static_cast<double>(i) / n;
-    mean_y += losses[i] / n;
-  }
-  double up = 0, down = 0;
-  for (size_t i = 0; i < losses.size(); ++i) {
-    up += (static_cast<double>(i) - mean_i) * (losses[i] - mean_y);
-    down += (static_cast<double>(i) - mean_i) * (static_cast<double>(i) - mean_i);
-  }
-  return -(up / down) / (seconds / n);
-}
-
 }  // namespace precondor::reference

@@ -27,7 +27,4 @@ struct LossRateRule {
 // r(t') < beta (l(t0) - l(t')) / (t' - t0). One phase: t0 = 0.
 std::optional<uint64_t> LossRateSwitch(const Vector& losses, const LossRateRule& rule);
 
-// Decrease per second by the least-squares line through (i, losses[i]), `seconds` being those of all steps.
-double LeastSquaresDecreasePerSecond(const Vector& losses, double seconds);
-
 }  // namespace precondor::reference

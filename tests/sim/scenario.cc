@@ -38,15 +38,10 @@ FallbackConfig MakeFallback(Random& random) {
       return config;
     case 1:
       config.policy = FallbackPolicy::kLossRate;
-      config.loss_decay = 0.5;
       config.rate_decay = 0.5;
       config.min_steps = 2;
       config.beta = 0.5;
       config.patience_steps = 1;
-      config.reentry = random.Chance(0.5);
-      config.reentry_beta = 0.75;
-      config.reentry_min_steps = 2;
-      config.reentry_min_decrease = 0.01;
       return config;
     default:
       return config;

@@ -35,21 +35,11 @@ template <typename Config, typename F>
 void VisitFallback(Config& c, F&& f) {
   f("policy", c.policy);
   f("at_step", c.at_step);
-  f("loss_decay", c.loss_decay);
   f("rate_decay", c.rate_decay);
   f("lr_jump", c.lr_jump);
   f("min_steps", c.min_steps);
   f("beta", c.beta);
   f("patience_steps", c.patience_steps);
-  f("probe_interval_steps", c.probe_interval_steps);
-  f("probe_settle_steps", c.probe_settle_steps);
-  f("probe_steps", c.probe_steps);
-  f("probe_margin", c.probe_margin);
-  f("probe_wins", c.probe_wins);
-  f("reentry", c.reentry);
-  f("reentry_beta", c.reentry_beta);
-  f("reentry_min_steps", c.reentry_min_steps);
-  f("reentry_min_decrease", c.reentry_min_decrease);
 }
 
 template <typename Layer, typename F>
@@ -187,7 +177,9 @@ absl::Status Read(const std::string& where, py::handle value, T& out) {
   } else if constexpr (std::is_enum_v<T>) {
     std::vector<absl::string_view> names;
     for (int i = 1; i <= CountOf(T()); ++i) {
-      names.push_back(NameOf(static_cast<T>(i)));
+      const absl::string_view name = NameOf(static_cast<T>(i));
+      if (name == "UNKNOWN") continue;  // a number that is no longer used
+      names.push_back(name);
       if (py::isinstance<py::str>(value) && value.cast<std::string>() == std::string(names.back())) {
         out = static_cast<T>(i);
         return absl::OkStatus();

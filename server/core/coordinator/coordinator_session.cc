@@ -155,7 +155,6 @@ void CoordinatorSession::WantFirstSteps() {
 // --- factors --------------------------------------------------------------------------------------------------------
 
 bool CoordinatorSession::NeedsFactors() const {
-  if (mode_policy_.decision().probe) return true;
   const std::vector<ModeInterval> to_come =
       ModesBetween(leases_.planned_schedule(), progress_.open_from(), std::numeric_limits<uint64_t>::max());
   return std::any_of(to_come.begin(), to_come.end(),

@@ -85,7 +85,7 @@ class CoordinatorSession {
   }
 
   // --- factors ----------------------------------------------------------------------------------------------------
-  // Returns whether a step from progress().open_from() on is in second order, or a probe of first order is under way.
+  // Returns whether a step from progress().open_from() on is in second order.
   bool NeedsFactors() const;
   // Returns a request with the result of NeedsFactors. Its version is greater than those of all earlier requests of
   // this process.

@@ -19,20 +19,12 @@ bool SetRate(absl::string_view text, double& out) { return absl::SimpleAtod(text
 
 // Settings for runs of a few hundred steps (docs/develop/lab/digits.md).
 bool SetFallback(absl::string_view name, FallbackConfig& config) {
-  config = {.rate_decay = 0.98,
-            .min_steps = 60,
-            .beta = 0.04,
-            .patience_steps = 20,
-            .probe_interval_steps = 60,
-            .probe_settle_steps = 5,
-            .probe_steps = 20,
-            .probe_wins = 2};
+  config = {.rate_decay = 0.98, .min_steps = 60, .beta = 0.04, .patience_steps = 20};
   if (absl::ConsumePrefix(&name, "at-step:")) {
     config.policy = FallbackPolicy::kAtStep;
     return absl::SimpleAtoi(name, &config.at_step.emplace());
   }
   if (name == "loss-rate") config.policy = FallbackPolicy::kLossRate;
-  if (name == "cost-aware") config.policy = FallbackPolicy::kCostAware;
   return name == "never" || config.policy != FallbackPolicy::kNever;
 }
 
@@ -70,7 +62,7 @@ std::vector<Flag> Flags(Options& o) {
        "signed, mean, per_worker_mean or covariance", "for a method that takes statistics (signed)"},
       {"optimizer", set_optimizer, "adamw, lamb, sgd, nesterov or plain", "plain is SGD without momentum (adamw)"},
       {"learning-rate", set_rate, "RATE", "at the first step, above 0; it falls linearly to zero (0.016)"},
-      {"fallback", set_fallback, "never, loss-rate, cost-aware or at-step:N", "to first order (never)"},
+      {"fallback", set_fallback, "never, loss-rate or at-step:N", "to first order (never)"},
       {"exchange", Choice(session.exchange, ExchangeMode::kReplay, ExchangeModeName),
        "direct, delegate, replay or pull_factors",
        "direct: the shards average the gradients; delegate: the workers do; replay and pull_factors: the workers do, "

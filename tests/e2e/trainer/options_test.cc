@@ -67,7 +67,7 @@ TEST(OptionsTest, SaysWhatIsWrong) {
 }
 
 TEST(OptionsTest, AllFallbackPoliciesAreValid) {
-  for (const char* name : {"never", "loss-rate", "cost-aware", "at-step:0"}) {
+  for (const char* name : {"never", "loss-rate", "at-step:0"}) {
     const auto options = Parse({"--fallback", name});
     ASSERT_TRUE(options.ok()) << options.status();
     EXPECT_TRUE(ValidateFallbackConfig(options->run.session.fallback).ok()) << name;

@@ -30,23 +30,13 @@ SessionSpec FullSpec() {
   spec.method.options = {
       {"rule", std::string("BLEND")}, {"rank", 16.0}, {"gamma", 0.9}, {"scaling", std::string("NONE")}};
   // Every field differs from its default.
-  spec.fallback = {.policy = FallbackPolicy::kCostAware,
+  spec.fallback = {.policy = FallbackPolicy::kAtStep,
                    .at_step = 0,
-                   .loss_decay = 0.5,
                    .rate_decay = 0,
                    .lr_jump = 0.25,
                    .min_steps = 7,
                    .beta = 0.2,
-                   .patience_steps = 3,
-                   .probe_interval_steps = 11,
-                   .probe_settle_steps = 0,
-                   .probe_steps = 13,
-                   .probe_margin = 0,
-                   .probe_wins = 1,
-                   .reentry = true,
-                   .reentry_beta = 0.75,
-                   .reentry_min_steps = 17,
-                   .reentry_min_decrease = 0};
+                   .patience_steps = 3};
   spec.layers = {{"encoder.0", 48, 65, true}, {"ünïcode", 1, 1 << 20, false, {64, 128, 128}}};
   spec.layer_methods = {
       {.method = {.name = "identity", .options = {}}, .statistics = StatisticsKind::kCovariance, .layers = {1}}};
@@ -117,21 +107,11 @@ TEST(SpecCodecTest, AbsentFallbackFieldsHaveTheDefaultsThatTheProtoGives) {
   const FallbackConfig& fallback = spec->fallback;
   EXPECT_EQ(fallback.policy, FallbackPolicy::kNever);
   EXPECT_EQ(fallback.at_step, std::nullopt);
-  EXPECT_EQ(fallback.loss_decay, 0.95);
   EXPECT_EQ(fallback.rate_decay, 0.99);
   EXPECT_EQ(fallback.lr_jump, 0.1);
   EXPECT_EQ(fallback.min_steps, 200);
   EXPECT_EQ(fallback.beta, 0.1);
   EXPECT_EQ(fallback.patience_steps, 50);
-  EXPECT_EQ(fallback.probe_interval_steps, 1000);
-  EXPECT_EQ(fallback.probe_settle_steps, 20);
-  EXPECT_EQ(fallback.probe_steps, 100);
-  EXPECT_EQ(fallback.probe_margin, 0.1);
-  EXPECT_EQ(fallback.probe_wins, 3);
-  EXPECT_FALSE(fallback.reentry);
-  EXPECT_EQ(fallback.reentry_beta, 0.5);
-  EXPECT_EQ(fallback.reentry_min_steps, 1000);
-  EXPECT_EQ(fallback.reentry_min_decrease, 0.05);
 }
 
 TEST(SpecCodecTest, ADefaultFallbackIsLeftOutAndMeansTheSame) {
@@ -144,10 +124,19 @@ TEST(SpecCodecTest, ADefaultFallbackIsLeftOutAndMeansTheSame) {
 }
 
 TEST(SpecCodecTest, EveryFallbackPolicySurvives) {
-  for (const FallbackPolicy policy :
-       {FallbackPolicy::kNever, FallbackPolicy::kLossRate, FallbackPolicy::kCostAware, FallbackPolicy::kAtStep}) {
+  for (const FallbackPolicy policy : {FallbackPolicy::kNever, FallbackPolicy::kLossRate, FallbackPolicy::kAtStep}) {
     EXPECT_EQ(*DecodeFallbackPolicy(EncodeFallbackPolicy(policy), "p"), policy);
   }
+}
+
+TEST(SpecCodecTest, FallbackOptionsThatAreGoneAreRefused) {
+  v1::SessionSpec message;
+  v1::FallbackConfig* fallback = message.mutable_fallback();
+  fallback->set_policy(static_cast<v1::FallbackPolicy>(3));
+  ExpectMalformed(DecodeSessionSpec(message).status(), "fallback.policy: policy COST_AWARE is no longer supported");
+  fallback->Clear();
+  fallback->GetReflection()->MutableUnknownFields(fallback)->AddVarint(14, 1);  // reentry
+  ExpectMalformed(DecodeSessionSpec(message).status(), "fallback: unknown option, field 14");
 }
 
 TEST(SpecCodecTest, FallbackOptionsOfALaterReleaseAreRefused) {

@@ -64,20 +64,16 @@ TEST(FallbackCurvesTest, ASteadyDecreaseNeverSwitches) {
 }
 
 TEST(FallbackCurvesTest, NoiseOfATenthMovesTheSwitchAndDoesNotFlap) {
-  for (const bool reentry : {false, true}) {
-    for (uint64_t seed = 0; seed < 10; ++seed) {
-      FallbackConfig config = LossRate();
-      config.reentry = reentry;
-      SimulatedJob job{.config = config, .loss = Decay(500, 0.1, seed)};
-      job.Run(8000);
-      EXPECT_EQ(job.schedule.size(), 2u) << "seed " << seed;
-      const uint64_t step = job.First(FallbackReason::kLossRate);
-      ASSERT_LT(step, 500u * 7) << "seed " << seed;
-      std::vector<double> losses = Losses(job);
-      losses.resize(step + 1);
-      EXPECT_EQ(step, reference::LossRateSwitch(losses, {}));
-      EXPECT_GT(step, 500u * 2) << "seed " << seed;  // e^-2: 87 % of the way
-    }
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    SimulatedJob job{.config = LossRate(), .loss = Decay(500, 0.1, seed)};
+    job.Run(8000);
+    EXPECT_EQ(job.schedule.size(), 2u) << "seed " << seed;
+    const uint64_t step = job.First(FallbackReason::kLossRate);
+    ASSERT_LT(step, 500u * 7) << "seed " << seed;
+    std::vector<double> losses = Losses(job);
+    losses.resize(step + 1);
+    EXPECT_EQ(step, reference::LossRateSwitch(losses, {}));
+    EXPECT_GT(step, 500u * 2) << "seed " << seed;  // e^-2: 87 % of the way
   }
 }
 
@@ -147,129 +143,17 @@ TEST(FallbackCurvesTest, ADivergedJobStaysWhereItWas) {
   EXPECT_EQ(job.state.uncounted_steps, 2700u);
 }
 
-TEST(FallbackCurvesTest, ReentryNeedsProgressAndAStayThatDoubles) {
-  // Decays of 400 steps' time constant, each brought about by a drop of the learning rate: at 0, 4000, 8000 and 12000.
-  const auto loss = [](uint64_t, uint64_t, uint64_t step) {
-    double loss = 0.1;
-    for (const double begin : {0.0, 4000.0, 8000.0, 12000.0}) {
-      const double t = static_cast<double>(step) - begin;
-      loss += t < 0 ? 1 : std::exp(-t / 600);
-    }
-    return loss;
-  };
-  SimulatedJob job{.config = LossRate(), .loss = loss};
-  job.learning_rate = [](uint64_t step) { return std::pow(0.1, static_cast<double>(step / 4000)); };
-  SimulatedJob without = job;
-  job.config.reentry = true;
-  without.Run(16000);
-  EXPECT_EQ(without.schedule.size(), 2u) << "re-entry is off by default";
-  job.Run(16000);
-  ASSERT_GE(job.schedule.size(), 3u);
-  EXPECT_EQ(job.schedule[1].first_step, without.schedule[1].first_step);
-  const uint64_t back = job.First(FallbackReason::kReentry);
-  EXPECT_GE(back, 4000 + 200 + 50 - 1u) << "min_steps of the new phase, then patience";
-  EXPECT_LT(back, 4600u);
-  // Each stay in first order lasts at least 1000, 2000, ... steps.
-  uint64_t stay = 1000;
-  for (size_t i = 1; i + 1 < job.schedule.size(); i += 2) {
-    EXPECT_EQ(job.schedule[i].mode, Mode::kFirstOrder);
-    EXPECT_GE(job.schedule[i + 1].first_step - job.schedule[i].first_step, stay);
-    stay *= 2;
-  }
-  EXPECT_EQ(job.state.reentries, static_cast<uint64_t>((job.schedule.size() - 1) / 2));
-}
-
-TEST(FallbackCurvesTest, BetweenTheTwoThresholdsNothingChanges) {
-  // After a fast start, a slope of 0.3 of the mean: above beta and below reentry_beta.
-  for (const Mode start : {Mode::kSecondOrder, Mode::kFirstOrder}) {
-    FallbackConfig config = LossRate();
-    config.reentry = true;
-    config.reentry_min_steps = 1;
-    config.min_steps = 1000;  // many times what the smoothing lags by
-    SimulatedJob job{.config = config};
-    // With l = c - t^0.3 the rate is 0.3 of the mean at every t.
-    job.loss = [](uint64_t, uint64_t, uint64_t step) { return 100 - std::pow(static_cast<double>(step), 0.3); };
-    if (start == Mode::kFirstOrder) {
-      job.state = Force(config, Force(config, job.state, start), std::nullopt);
-      job.schedule = {{0, start}};
-    }
-    job.Run(5000);
-    EXPECT_EQ(job.schedule, (std::vector<ModeInterval>{{0, start}}));
-  }
-}
-
-// Loss that falls by a step's own mode: second order by 2e-3, first order by 1e-3 a step.
-double TwiceAsGood(uint64_t second, uint64_t first, uint64_t) {
-  return 100 - 2e-3 * static_cast<double>(second) - 1e-3 * static_cast<double>(first);
-}
-
-TEST(FallbackCurvesTest, CostAwareKeepsSecondOrderWhileItPaysForItself) {
-  SimulatedJob job{.config = {.policy = FallbackPolicy::kCostAware}, .loss = TwiceAsGood};
-  job.second_order_seconds = 1.5;  // costs half as much again, earns twice as much
-  job.Run(10000);
-  EXPECT_GE(job.state.probe.rounds, 6);
-  EXPECT_EQ(job.state.probe.wins, 0);
-  EXPECT_EQ(job.Count(FallbackReason::kFirstOrderPays), 0);
-  EXPECT_NEAR(job.state.probe.second_order_per_second, 2e-3 / 1.5, 1e-12);
-  EXPECT_NEAR(job.state.probe.first_order_per_second, 1e-3, 1e-12);
-  EXPECT_EQ(job.state.mode, Mode::kSecondOrder);
-  EXPECT_NEAR(job.state.second_order_seconds, 1.5, 1e-12);
-  EXPECT_NEAR(job.state.first_order_seconds, 1, 1e-12);
-  for (const FallbackDecision& decision : job.decisions) {
-    EXPECT_EQ(decision.probe, decision.mode == Mode::kFirstOrder) << "first order is for probes alone";
-  }
-}
-
-TEST(FallbackCurvesTest, CostAwareFallsBackWhenFirstOrderEarnsMoreASecond) {
-  SimulatedJob job{.config = {.policy = FallbackPolicy::kCostAware}, .loss = TwiceAsGood};
-  job.second_order_seconds = 3;
-  job.Run(10000);
-  EXPECT_EQ(job.Count(FallbackReason::kFirstOrderPays), 1);
-  const uint64_t step = job.First(FallbackReason::kFirstOrderPays);
-  EXPECT_EQ(job.decisions[step].inputs.probe_wins, 3);
-  EXPECT_FALSE(job.decisions[step].probe);
-  // Three rounds of 1000 steps between, 3 windows of 100 and 2 settlings of 20 with the lease's 16 steps before each.
-  EXPECT_EQ(step + 1, 1 + 3 * (1000u + 3 * 100 + 2 * (20 + 16)));
-  EXPECT_EQ(job.decisions.back().reason, FallbackReason::kStaysFirstOrder);
-  EXPECT_EQ(job.schedule.back().mode, Mode::kFirstOrder);
-}
-
-TEST(FallbackCurvesTest, CostAwareIsSureInSpiteOfNoise) {
-  for (uint64_t seed = 0; seed < 5; ++seed) {
-    SimulatedJob job{.config = {.policy = FallbackPolicy::kCostAware}};
-    // The slope's standard error over 100 steps is sigma sqrt(12 / 100^3) = 3.5e-4 at 0.1; the rates differ by 2e-3.
-    job.loss = [seed](uint64_t second, uint64_t first, uint64_t step) {
-      return 100 - 4e-3 * static_cast<double>(second) - 2e-3 * static_cast<double>(first) + 0.1 * Noise(seed, step);
-    };
-    job.Run(20000);
-    EXPECT_EQ(job.state.mode, Mode::kSecondOrder) << "seed " << seed;
-    EXPECT_GE(job.state.probe.rounds, 12);
-  }
-}
-
-TEST(FallbackCurvesTest, ALearningRateDropEndsAProbe) {
-  SimulatedJob job{.config = {.policy = FallbackPolicy::kCostAware}, .loss = TwiceAsGood};
-  job.learning_rate = [](uint64_t step) { return step < 1180 ? 1.0 : 0.1; };
-  job.Run(1180);
-  ASSERT_TRUE(job.decisions.back().probe);
-  job.Run(1);
-  EXPECT_FALSE(job.decisions.back().probe);
-  EXPECT_EQ(job.decisions.back().mode, Mode::kSecondOrder);
-  EXPECT_EQ(job.decisions.back().reason, FallbackReason::kTooEarly);
-}
-
 TEST(FallbackCurvesTest, AReplayGivesTheSameBits) {
-  for (const FallbackPolicy policy : {FallbackPolicy::kLossRate, FallbackPolicy::kCostAware}) {
-    SimulatedJob job{.config = {.policy = policy, .reentry = true}, .loss = Decay(300, 0.1, 7)};
-    job.second_order_seconds = 1.1;
-    job.Run(6000);
-    FallbackState state;
-    for (size_t i = 0; i < job.observations.size(); ++i) {
-      state = Advance(job.config, state, job.observations[i]);
-      ASSERT_EQ(Decide(job.config, state), job.decisions[i]) << i;
-    }
-    EXPECT_EQ(state, job.state);
+  SimulatedJob job{.config = LossRate(), .loss = Decay(300, 0.1, 7)};
+  job.second_order_seconds = 1.1;
+  job.Run(6000);
+  EXPECT_EQ(job.state.mode, Mode::kFirstOrder);
+  FallbackState state;
+  for (size_t i = 0; i < job.observations.size(); ++i) {
+    state = Advance(job.config, state, job.observations[i]);
+    ASSERT_EQ(Decide(job.config, state), job.decisions[i]) << i;
   }
+  EXPECT_EQ(state, job.state);
 }
 
 }  // namespace

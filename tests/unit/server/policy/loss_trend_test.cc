@@ -14,31 +14,40 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kMax = std::numeric_limits<double>::max();
+constexpr double kLargest = std::numeric_limits<double>::max();
 
-// Exact in binary, so that expected values can be written down.
-FallbackConfig Halves() { return {.loss_decay = 0.5, .rate_decay = 0.75}; }
+constexpr double kTrendRounding = 1e-13;
 
-LossTrend After(const FallbackConfig& config, const std::vector<double>& losses,
-                const std::vector<double>& rates = {}) {
+FallbackConfig Quarter() { return {.rate_decay = 0.75}; }
+
+// Returns the trend after steps whose smoothed losses are `smoothed`, to within rounding.
+LossTrend TrendAfter(const FallbackConfig& config, const std::vector<double>& smoothed,
+                     const std::vector<double>& rates = {}) {
   LossTrend trend;
-  for (size_t step = 0; step < losses.size(); ++step) {
+  for (size_t step = 0; step < smoothed.size(); ++step) {
     const double learning_rate = rates.empty() ? 0 : rates[step];
-    trend = AdvanceTrend(config, trend, step, losses[step], learning_rate).value_or(trend);
+    const double loss = step == 0 ? smoothed[0] : trend.loss + (smoothed[step] - trend.loss) / (1 - kLossDecay);
+    trend = AdvanceTrend(config, trend, step, loss, learning_rate).value_or(trend);
   }
   return trend;
 }
 
 TEST(LossTrendTest, FollowsTheFormulasByHand) {
-  // l: 8, 6 (half of 8 and 4), 3 (half of 6 and 0). r: 0, .25 * 2 = .5, .75 * .5 + .25 * 3 = 1.125.
-  const LossTrend trend = After(Halves(), {8, 4, 0});
-  EXPECT_EQ(trend.loss, 3);
-  EXPECT_EQ(trend.rate, 1.125);
+  LossTrend trend = *AdvanceTrend(Quarter(), LossTrend(), 0, 8, 0);
+  EXPECT_EQ(trend.loss, 8);
+  EXPECT_EQ(trend.rate, 0);
+  // l: .95 * 8 + .05 * 4 = 7.8, .95 * 7.8 + .05 * 0 = 7.41. r: .25 * .2 = .05, .75 * .05 + .25 * .39 = .135.
+  trend = *AdvanceTrend(Quarter(), trend, 1, 4, 0);
+  EXPECT_NEAR(trend.loss, 7.8, kTrendRounding);
+  EXPECT_NEAR(trend.rate, 0.05, kTrendRounding);
+  trend = *AdvanceTrend(Quarter(), trend, 2, 0, 0);
+  EXPECT_NEAR(trend.loss, 7.41, kTrendRounding);
+  EXPECT_NEAR(trend.rate, 0.135, kTrendRounding);
   EXPECT_EQ(trend.phase_step, 0u);
   EXPECT_EQ(trend.phase_steps, 2u);
   EXPECT_EQ(trend.phase_loss, 8);
-  EXPECT_EQ(PhaseDecrease(trend), 5);
-  EXPECT_EQ(PhaseMeanRate(trend), 2.5);
+  EXPECT_NEAR(PhaseDecrease(trend), 0.59, kTrendRounding);
+  EXPECT_NEAR(PhaseMeanRate(trend), 0.295, kTrendRounding);
 }
 
 TEST(LossTrendTest, AgreesWithTheSumsWrittenOut) {
@@ -57,7 +66,7 @@ TEST(LossTrendTest, AgreesWithTheSumsWrittenOut) {
 }
 
 TEST(LossTrendTest, OneStepHasNoMean) {
-  const LossTrend trend = After(Halves(), {8});
+  const LossTrend trend = TrendAfter(Quarter(), {8});
   EXPECT_TRUE(trend.started);
   EXPECT_EQ(trend.rate, 0);
   EXPECT_EQ(PhaseMeanRate(trend), 0);
@@ -65,18 +74,15 @@ TEST(LossTrendTest, OneStepHasNoMean) {
 }
 
 TEST(LossTrendTest, RefusesWhatIsNotFinite) {
-  const LossTrend trend = After(Halves(), {8, 4, 0});
+  const LossTrend trend = TrendAfter(Quarter(), {8, 6, 3});
   for (const double loss : {kNaN, kInf, -kInf}) {
-    EXPECT_FALSE(AdvanceTrend(Halves(), trend, 3, loss, 0).has_value());
-    EXPECT_FALSE(AdvanceTrend(Halves(), LossTrend(), 0, loss, 0).has_value());
+    EXPECT_FALSE(AdvanceTrend(Quarter(), trend, 3, loss, 0).has_value());
+    EXPECT_FALSE(AdvanceTrend(Quarter(), LossTrend(), 0, loss, 0).has_value());
   }
-  // Finite, but l(t0) - l would not be.
-  // l: max, 0, -max / 2; r is a small share of it.
-  const double half = kMax / 2;
-  EXPECT_FALSE(AdvanceTrend(Halves(), After(Halves(), {kMax, -kMax}), 2, -kMax, 0).has_value());
-  EXPECT_TRUE(AdvanceTrend(Halves(), After(Halves(), {half, -half}), 2, -half, 0).has_value());
-  const FallbackConfig last_only = {.loss_decay = 0, .rate_decay = 0};
-  EXPECT_FALSE(AdvanceTrend(last_only, After(last_only, {kMax}), 1, -kMax, 0).has_value());
+  // Finite, but l(t0) - l would not be: l = (2 .95^t - 1) max, which is negative from t = 14 on.
+  LossTrend falling = *AdvanceTrend(Quarter(), LossTrend(), 0, kLargest, 0);
+  for (uint64_t step = 1; step < 14; ++step) falling = AdvanceTrend(Quarter(), falling, step, -kLargest, 0).value();
+  EXPECT_FALSE(AdvanceTrend(Quarter(), falling, 14, -kLargest, 0).has_value());
 }
 
 TEST(LossTrendTest, APhaseBeginsWhereTheLearningRateChangesAtOnce) {
@@ -101,23 +107,23 @@ TEST(LossTrendTest, APhaseBeginsWhereTheLearningRateChangesAtOnce) {
       {"rounding", {0.1, std::nextafter(0.1, 1), 0.1, std::nextafter(0.1, 1)}, 0},
   };
   for (const auto& c : cases) {
-    FallbackConfig config = Halves();
+    FallbackConfig config = Quarter();
     if (c.rates[1] == 0.75) config.lr_jump = 0.25;
-    const LossTrend trend = After(config, {8, 4, 0, 0}, c.rates);
+    const LossTrend trend = TrendAfter(config, {8, 6, 3, 1.5}, c.rates);
     EXPECT_EQ(trend.phase_step, c.phase_step) << c.what;
     EXPECT_EQ(trend.phase_steps, 3 - c.phase_step) << c.what;
     const double l[] = {8, 6, 3, 1.5};
-    EXPECT_EQ(trend.phase_loss, l[c.phase_step]) << c.what;
-    EXPECT_EQ(trend.loss, 1.5) << c.what << ": a phase does not touch the smoothing";
+    EXPECT_NEAR(trend.phase_loss, l[c.phase_step], kTrendRounding) << c.what;
+    EXPECT_NEAR(trend.loss, 1.5, kTrendRounding) << c.what << ": a phase does not touch the smoothing";
   }
 }
 
 TEST(LossTrendTest, BeginPhaseForgetsNothingElse) {
-  const LossTrend before = After(Halves(), {8, 4, 0});
+  const LossTrend before = TrendAfter(Quarter(), {8, 6, 3});
   LossTrend expected = before;
   expected.phase_step = 9;
   expected.phase_steps = 0;
-  expected.phase_loss = 3;
+  expected.phase_loss = before.loss;
   EXPECT_EQ(BeginPhase(before, 9), expected);
 }
 

@@ -53,18 +53,17 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
 
   const std::string membership = u64(4) + u64(3) + u64(12) + u64(3) + u64(7) + u64(0) + u64(9) + u64(3) + u64(1) +
                                  u64(2) + u64(3) + u64(3) + u64(7) + u64(8) + u64(9);
-  const std::string windows = u64(3) + f64(1.5) + f64(-0.25) + f64(2.5) + f64(9) +  //
-                              u64(4) + f64(1.5) + f64(-0.25) + f64(2.5) + f64(9) +  //
-                              u64(3) + f64(1.5) + f64(-0.25) + f64(2.5) + f64(1e-300);
-  const std::string fallback = u8(1) + u64(41) + u64(2) +                                                       //
-                               u8(1) + f64(0.1) + f64(-0.0) + f64(3e-4) + u64(17) + f64(2.25) + u64(20) +       //
-                               u8(4) + u64(static_cast<uint64_t>(-5)) + windows + u64(6) + u64(7) + f64(0.7) +  //
-                               f64(0.8) + f64(0.5) + f64(0.25) + u32(11) + u8(2) + u64(30) + u32(1) + u8(1) + u8(1);
+  const auto fallback_of = [&](const std::string& probe, uint32_t returns) {
+    return u8(1) + u64(41) + u64(2) + u8(1) + f64(0.1) + f64(-0.0) + f64(3e-4) + u64(17) + f64(2.25) + u64(20) + probe +
+           f64(0.5) + f64(0.25) + u32(11) + u8(2) + u64(30) + u32(returns) + u8(1) + u8(1);
+  };
+  const std::string fallback = fallback_of(u8(1) + std::string(160, '\0'), 0);
   const std::string lease = u64(104) + u64(2) + u64(0) + u8(1) + u64(64) + u8(2) + fallback;
   const std::string options = u64(3) + text("beta") + u8(1) + f64(0.99) + text("exact") + u8(0) + u8(1) + text("form") +
                               u8(2) + text(std::string("a\0b", 3));
-  const std::string config = u8(4) + u8(1) + u64(500) + f64(0.9) + f64(0.8) + f64(0.7) + u32(1) + f64(0.6) + u32(2) +
-                             u32(3) + u32(4) + u32(5) + f64(0.5) + u32(6) + u8(1) + f64(0.4) + u32(7) + f64(0.3);
+  const std::string config = u8(4) + u8(1) + u64(500) + f64(0.95) + f64(0.8) + f64(0.7) + u32(1) + f64(0.6) + u32(2) +
+                             u32(1000) + u32(20) + u32(100) + f64(0.1) + u32(3) + u8(0) + f64(0.5) + u32(1000) +
+                             f64(0.05);
   const std::string layers =
       u64(2) + text("first") + u64(5) + u64(6) + u8(1) + text("second") + u64(1 << 20) + u64(1) + u8(0);
   const std::string spec = text("job") + u64(0xFEDCBA9876543210) + u32(3) + u8(2) + u8(2) + u32(2) + u32(20) + u32(30) +
@@ -77,6 +76,15 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
   EXPECT_EQ(EncodeCoordinatorRecord(LeaderRecord{259}), u8(6) + u64(259));
   EXPECT_EQ(EncodeCoordinatorRecord(MembershipRecord{8, SampleMembership()}), u8(6) + u64(8) + membership);
   EXPECT_EQ(EncodeCoordinatorRecord(LeaseRecord{9, SampleLease()}), u8(6) + u64(9) + lease);
+  // Earlier versions of this program wrote probes and returns to second order.
+  const std::string windows = u64(3) + f64(1.5) + f64(-0.25) + f64(2.5) + f64(9) +  //
+                              u64(4) + f64(1.5) + f64(-0.25) + f64(2.5) + f64(9) +  //
+                              u64(3) + f64(1.5) + f64(-0.25) + f64(2.5) + f64(1e-300);
+  const std::string probe = u8(4) + u64(static_cast<uint64_t>(-5)) + windows + u64(6) + u64(7) + f64(0.7) + f64(0.8);
+  const auto probed = DecodeCoordinatorRecord(
+      kLeaseRecord, u8(7) + u64(9) + u64(104) + u64(2) + u64(0) + u8(1) + u64(64) + u8(2) + fallback_of(probe, 1));
+  ASSERT_TRUE(probed.ok()) << probed.status();
+  EXPECT_TRUE(Same(*probed, LeaseRecord{9, SampleLease()}));
   const std::string session = u64(7) + spec + placement + membership + lease;
   const std::string layer_methods = u64(1) + text("identity") + u64(0) + u8(4) + u64(1) + u32(1);
   const std::string shapes = u64(1) + u32(1) + u64(3) + u64(64) + u64(128) + u64(128);

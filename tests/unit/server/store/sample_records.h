@@ -9,10 +9,6 @@
 namespace precondor {
 
 inline FallbackState SampleFallbackState() {
-  const LossWindow before = {.steps = 3, .first_loss = 1.5, .loss_sum = -0.25, .indexed_loss_sum = 2.5, .seconds = 9};
-  LossWindow probe = before, after = before;
-  probe.steps = 4;
-  after.seconds = 1e-300;
   return {.observed = true,
           .last_step = 41,
           .uncounted_steps = 2,
@@ -23,21 +19,11 @@ inline FallbackState SampleFallbackState() {
                     .phase_step = 17,
                     .phase_loss = 2.25,
                     .phase_steps = 20},
-          .probe = {.phase = ProbePhase::kProbe,
-                    .steps = -5,
-                    .before = before,
-                    .probe = probe,
-                    .after = after,
-                    .rounds = 6,
-                    .wins = 7,
-                    .second_order_per_second = 0.7,
-                    .first_order_per_second = 0.8},
           .second_order_seconds = 0.5,
           .first_order_seconds = 0.25,
           .streak_steps = 11,
           .mode = Mode::kFirstOrder,
           .switch_step = 30,
-          .reentries = 1,
           .forced = Mode::kSecondOrder};
 }
 
@@ -56,21 +42,11 @@ inline SessionSpec SampleSpec(const std::string& name = "job") {
   spec.method = {.name = "mkor", .options = {{"beta", 0.99}, {"exact", true}, {"form", std::string("a\0b", 3)}}};
   spec.fallback = {.policy = FallbackPolicy::kAtStep,
                    .at_step = 500,
-                   .loss_decay = 0.9,
                    .rate_decay = 0.8,
                    .lr_jump = 0.7,
                    .min_steps = 1,
                    .beta = 0.6,
-                   .patience_steps = 2,
-                   .probe_interval_steps = 3,
-                   .probe_settle_steps = 4,
-                   .probe_steps = 5,
-                   .probe_margin = 0.5,
-                   .probe_wins = 6,
-                   .reentry = true,
-                   .reentry_beta = 0.4,
-                   .reentry_min_steps = 7,
-                   .reentry_min_decrease = 0.3};
+                   .patience_steps = 2};
   spec.layers = {{.name = "first", .d_out = 5, .d_in = 6, .has_bias = true},
                  {.name = "second", .d_out = int64_t{1} << 20, .d_in = 1, .has_bias = false, .shape = {64, 128, 128}}};
   spec.layer_methods = {

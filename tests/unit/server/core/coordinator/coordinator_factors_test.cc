@@ -157,39 +157,6 @@ TEST_F(CoordinatorFactorsTest, LeasesGoOnWhileThereIsNoRoom) {
   EXPECT_EQ(Modes().back().mode, Mode::kFirstOrder);
 }
 
-TEST_F(CoordinatorFactorsTest, AreKeptDuringAProbeAndReleasedAfterTheLast) {
-  spec.fallback = {.policy = FallbackPolicy::kCostAware,
-                   .min_steps = 2,
-                   .probe_interval_steps = 2,
-                   .probe_settle_steps = 0,
-                   .probe_steps = 4,
-                   .probe_wins = 1};
-  Begin();
-  bool probed = false;
-  uint64_t step = 0;
-  double loss = 100;
-  const auto report = [&] {
-    const Mode mode = ModeAt(Modes(), step);
-    probed = probed || mode == Mode::kFirstOrder;
-    loss -= mode == Mode::kFirstOrder ? 1.0 : 0.1;  // first order pays
-    clock.Advance(absl::Seconds(1));
-    for (uint32_t rank = 0; rank < 2; ++rank) {
-      ASSERT_TRUE(coordinator->ReportStep(Report(id, 1, rank, step, loss)).ok());
-    }
-    ++step;
-  };
-  while (coordinator->GetSession("job")->decision.reason != FallbackReason::kStaysFirstOrder && step < 300) {
-    report();
-    coordinator->Reconcile();
-    EXPECT_FALSE(Released(0)) << "step " << step;
-  }
-  EXPECT_TRUE(probed);
-  ASSERT_LT(step, 300u) << "never fell back";
-  for (int i = 0; i < 15; ++i) report();
-  coordinator->Reconcile();
-  EXPECT_TRUE(Released(0));
-}
-
 TEST_F(CoordinatorFactorsTest, AreHeldAgainWhenTheJobGoesBackToStepsInSecondOrder) {
   FallBackAt(12);
   Begin();
