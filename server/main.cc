@@ -18,9 +18,9 @@
 #include "kernels/base/blas_core.h"
 #include "kernels/base/malloc_options.h"
 #include "kernels/base/thread_name.h"
-#include "server/app.h"
-#include "server/config.h"
-#include "server/server_logger.h"
+#include "server/app/app.h"
+#include "server/app/config.h"
+#include "server/app/server_logger.h"
 
 namespace {
 

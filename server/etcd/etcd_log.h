@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
-#include "server/core/coordinator/coordinator_journal.h"
+#include "server/core/api/coordinator_journal.h"
 #include "server/etcd/etcd_client.h"
 #include "server/etcd/etcd_election.h"
 

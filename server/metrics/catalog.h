@@ -2,8 +2,8 @@
 // Lists every metric of a server with name, type and help. Rules: names are precondor_<noun>_<unit>[_total] in base
 // units. The label train_job is the job's name. A rank, step, layer, peer or session id is never a label.
 // docs/operate/monitoring.md describes what to watch.
-// A job has at most 59 series on a server of role all (tests/unit/server/metrics_test.cc). Therefore histograms and
-// reasons are per server, and jobs have sums only.
+// A job has at most 59 series on a server of role all (tests/unit/server/metrics/metrics_test.cc). Therefore histograms
+// and reasons are per server, and jobs have sums only.
 #pragma once
 
 #include <array>

@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-#include "server/core/observer.h"
-#include "server/metrics/http_server.h"
+#include "server/core/api/observer.h"
+#include "server/http/http_server.h"
 
 namespace precondor::metrics {
 

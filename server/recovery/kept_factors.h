@@ -17,8 +17,8 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
-#include "server/core/shard/shard_journal.h"
-#include "server/core/shard/store_observer.h"
+#include "server/core/api/shard_journal.h"
+#include "server/core/api/store_observer.h"
 #include "server/store/snapshot_store.h"
 
 namespace precondor::recovery {

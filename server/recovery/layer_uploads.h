@@ -14,7 +14,7 @@
 
 #include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
-#include "server/core/shard/shard_journal.h"
+#include "server/core/api/shard_journal.h"
 
 namespace precondor::recovery {
 

@@ -17,7 +17,7 @@
 
 #include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
-#include "server/core/shard/shard_control.h"
+#include "server/core/api/shard_control.h"
 #include "server/store/log_reader.h"
 
 namespace precondor::recovery {

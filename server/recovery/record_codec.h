@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-#include "server/core/shard/shard_journal.h"
+#include "server/core/api/shard_journal.h"
 
 namespace precondor::recovery {
 

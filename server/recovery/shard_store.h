@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "server/core/api/shard_journal.h"
 #include "server/core/shard/shard.h"
-#include "server/core/shard/shard_journal.h"
 #include "server/recovery/gradient_log.h"
 #include "server/recovery/kept_factors.h"
 #include "server/recovery/quarantine.h"

@@ -11,7 +11,7 @@
 #include "precondor/v1/session.pb.h"
 #include "precondor/v1/shard.pb.h"
 #include "precondor/v1/snapshot.pb.h"
-#include "server/core/contribution.h"
+#include "server/core/api/contribution.h"
 #include "server/core/coordinator/coordinator.h"
 #include "server/core/shard/shard.h"
 

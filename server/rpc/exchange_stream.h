@@ -16,8 +16,8 @@
 
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/chunk_assembler.h"
+#include "server/core/api/transfer_observer.h"
 #include "server/core/shard/shard_data_plane.h"
-#include "server/core/transfer_observer.h"
 #include "server/rpc/frame_queue.h"
 #include "server/rpc/open_payloads.h"
 #include "server/rpc/payload_path.h"

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/mutex.h"
-#include "server/core/contribution.h"
+#include "server/core/api/contribution.h"
 
 namespace precondor::rpc {
 

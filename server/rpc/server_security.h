@@ -16,12 +16,12 @@
 #include "absl/strings/string_view.h"
 
 #include "kernels/base/log.h"
-#include "server/core/session_access.h"
+#include "server/core/api/session_access.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {
 
-// Paths of files; see the options in server/config.cc.
+// Paths of files; see the options in server/app/config.cc.
 struct ServerSecurityFiles {
   std::string cert;  // empty means plaintext; then the other paths are empty too
   std::string key;

@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 
 #include "proto/wire/channel_security.h"
-#include "server/core/shard/shard_control.h"
+#include "server/core/api/shard_control.h"
 
 namespace precondor::rpc {
 

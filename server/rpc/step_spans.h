@@ -13,7 +13,7 @@
 
 #include "kernels/base/mutex.h"
 #include "precondor/v1/precondition.pb.h"
-#include "server/core/contribution.h"
+#include "server/core/api/contribution.h"
 #include "server/trace/tracer.h"
 
 namespace precondor::rpc {

@@ -19,7 +19,7 @@
 #include "kernels/base/mutex.h"
 #include "kernels/base/trace_context.h"
 #include "proto/wire/status_codec.h"
-#include "server/core/executor.h"
+#include "server/core/api/executor.h"
 #include "server/rpc/request_budget.h"
 #include "server/trace/operation.h"
 #include "server/trace/tracer.h"

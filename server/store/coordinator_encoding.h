@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-#include "server/core/coordinator/coordinator_journal.h"
+#include "server/core/api/coordinator_journal.h"
 
 namespace precondor::store {
 

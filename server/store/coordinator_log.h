@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
-#include "server/core/coordinator/coordinator_journal.h"
+#include "server/core/api/coordinator_journal.h"
 #include "server/store/file_system.h"
 #include "server/store/record_log.h"
 

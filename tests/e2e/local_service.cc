@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/config.h"
+#include "server/app/config.h"
 
 namespace precondor::e2e {
 

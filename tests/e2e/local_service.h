@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/log.h"
-#include "server/app.h"
+#include "server/app/app.h"
 
 namespace precondor::e2e {
 

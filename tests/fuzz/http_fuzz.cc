@@ -17,8 +17,8 @@
 #include "absl/strings/str_split.h"
 
 #include "kernels/base/check.h"
-#include "server/metrics/http_server.h"
-#include "server/tcp_listener.h"
+#include "server/http/http_server.h"
+#include "server/net/tcp_listener.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace precondor::fuzz {

@@ -10,7 +10,7 @@
 #include "proto/wire/decoded_size.h"
 #include "proto/wire/region_codec.h"
 #include "proto/wire/spec_codec.h"
-#include "server/core/inline_executor.h"
+#include "server/core/executors/inline_executor.h"
 #include "server/core/shard/shard.h"
 #include "server/rpc/convert.h"
 #include "tests/fuzz/fuzz.h"

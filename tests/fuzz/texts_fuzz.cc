@@ -9,7 +9,7 @@
 #include "client/cpp/tools/model_shapes.h"
 #include "kernels/base/check.h"
 #include "kernels/base/schedule.h"
-#include "server/config.h"
+#include "server/app/config.h"
 #include "server/rpc/access_list.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -42,9 +42,9 @@ MAY_ASK_FOR_WALL_CLOCK = {
     "server/metrics/metrics_observer.cc",  # Unix times, which Prometheus compares with its own
     "server/rpc/server_security.cc",  # what a certificate's validity is compared with
     "server/trace/tracer.cc",  # spans have Unix times
-    "server/app.cc",  # number of a process' memory
+    "server/app/app.cc",  # number of a process' memory
     "server/core/coordinator/coordinator_opening.cc",  # session ids, beyond those of a journal that is lost
-    "server/core/fencing_gate.cc",  # bound of fencing tokens, which may be times
+    "server/core/shard/fencing_gate.cc",  # bound of fencing tokens, which may be times
     "server/core/shard/session_factors.cc",  # numbers of releases, beyond those of a log that is lost
     "server/core/coordinator/coordinator_leader.cc",  # fencing tokens, beyond those of a journal that is lost
     "server/recovery/shard_store.cc",  # since when a session is in quarantine, for people
@@ -72,7 +72,7 @@ MAY_NAME_METHODS = {
     "client/python/examples/": None,  # they choose
     "client/cpp/tools/perf_": None,  # they measure what they name
     "client/cpp/tools/ctl_render.cc": "identity",  # a decision
-    "server/status_pages.cc": "identity",
+    "server/http/status_pages.cc": "identity",
 }
 EXEMPT = ("LICENSE", "tests/lint/check_files.py")
 

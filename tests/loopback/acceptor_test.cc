@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Connections over TCP, and what happens when no descriptor is free.
-#include "server/acceptor.h"
+#include "server/net/acceptor.h"
 
 #include <arpa/inet.h>
 #include <atomic>
@@ -17,7 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "server/tcp_listener.h"
+#include "server/net/tcp_listener.h"
 #include "tests/support/wait_until.h"
 
 namespace precondor {

@@ -18,7 +18,7 @@
 #include "client/cpp/tools/ctl_commands.h"
 #include "kernels/base/error_reason.h"
 #include "precondor/client.h"
-#include "server/app.h"
+#include "server/app/app.h"
 #include "tests/loopback/relay.h"
 #include "tests/support/normal_floats.h"
 #include "tests/support/temp_dir.h"

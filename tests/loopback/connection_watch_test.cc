@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Peers that take too many connections and streams and too much time, byte by byte on a server that only answers health
 // checks.
-#include "server/connection_watch.h"
+#include "server/net/connection_watch.h"
 
 #include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
@@ -22,7 +22,7 @@
 
 #include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
-#include "server/listeners.h"
+#include "server/net/listeners.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/support/wait_until.h"
 

@@ -21,7 +21,7 @@
 #include "precondor/v1/admin.grpc.pb.h"
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "precondor/v1/session.grpc.pb.h"
-#include "server/app.h"
+#include "server/app/app.h"
 
 namespace precondor {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which listener gets a path in the file system, and which one loses it.
-#include "server/unix_listener.h"
+#include "server/net/unix_listener.h"
 
 #include <algorithm>
 #include <atomic>

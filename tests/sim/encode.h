@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "server/core/contribution.h"
+#include "server/core/api/contribution.h"
 
 namespace precondor::sim {
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "kernels/base/session_spec.h"
-#include "server/core/contribution.h"
+#include "server/core/api/contribution.h"
 #include "tests/sim/encode.h"
 #include "tests/sim/sim_random.h"
 

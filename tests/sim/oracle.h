@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/core/contribution.h"
+#include "server/core/api/contribution.h"
 #include "tests/sim/sim_method.h"
 
 namespace precondor::sim {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "server/core/shard/shard_control.h"
+#include "server/core/api/shard_control.h"
 #include "tests/sim/sim_shard.h"
 
 namespace precondor::sim {

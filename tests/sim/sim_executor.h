@@ -7,7 +7,7 @@
 #include <map>
 #include <utility>
 
-#include "server/core/executor.h"
+#include "server/core/api/executor.h"
 #include "tests/sim/process.h"
 #include "tests/sim/sim_random.h"
 

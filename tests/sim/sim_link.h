@@ -10,7 +10,7 @@
 #include <string>
 
 #include "client/cpp/src/outbox.h"
-#include "server/core/contribution.h"
+#include "server/core/api/contribution.h"
 #include "tests/sim/process.h"
 #include "tests/sim/sim_shard.h"
 

@@ -12,7 +12,7 @@
 #include "client/cpp/src/contribution.h"
 #include "client/cpp/src/local_factors.h"
 #include "client/cpp/src/step_ledger.h"
-#include "server/core/contribution.h"
+#include "server/core/api/contribution.h"
 #include "server/core/coordinator/coordinator.h"
 #include "tests/sim/checkpoints.h"
 #include "tests/sim/process.h"

@@ -14,7 +14,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/base/log.h"
-#include "server/core/observer.h"
+#include "server/core/api/observer.h"
 #include "tests/sim/checkpoints.h"
 #include "tests/sim/event_queue.h"
 #include "tests/sim/job.h"

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kernels/base/mutex.h"
+#include "server/core/api/shard_journal.h"
 #include "server/core/shard/shard.h"
-#include "server/core/shard/shard_journal.h"
 
 namespace precondor {
 

@@ -16,8 +16,8 @@
 #include "server/core/coordinator/coordinator_session.h"
 #include "server/core/coordinator/session_lock.h"
 #include "server/core/coordinator/session_messages.h"
-#include "server/core/placement_input.h"
-#include "server/core/reservation.h"
+#include "server/core/resources/placement_input.h"
+#include "server/core/resources/reservation.h"
 #include "server/policy/placement.h"
 
 namespace precondor {

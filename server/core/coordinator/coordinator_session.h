@@ -13,15 +13,15 @@
 #include "absl/time/time.h"
 
 #include "kernels/base/session_spec.h"
-#include "server/core/coordinator/coordinator_journal.h"
-#include "server/core/coordinator/coordinator_types.h"
+#include "server/core/api/coordinator_journal.h"
+#include "server/core/api/coordinator_types.h"
+#include "server/core/api/shard_control.h"
 #include "server/core/coordinator/mode_policy.h"
 #include "server/core/coordinator/session_members.h"
 #include "server/core/coordinator/session_placement.h"
 #include "server/core/coordinator/session_snapshots.h"
 #include "server/core/coordinator/step_leases.h"
 #include "server/core/coordinator/step_progress.h"
-#include "server/core/shard/shard_control.h"
 
 namespace precondor {
 

@@ -10,7 +10,7 @@
 
 #include "absl/strings/string_view.h"
 
-#include "server/core/coordinator/coordinator_journal.h"
+#include "server/core/api/coordinator_journal.h"
 
 namespace precondor {
 

@@ -13,8 +13,8 @@
 
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
-#include "server/core/coordinator/coordinator_journal.h"
-#include "server/core/observer.h"
+#include "server/core/api/coordinator_journal.h"
+#include "server/core/api/observer.h"
 
 namespace precondor {
 

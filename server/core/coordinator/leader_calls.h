@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/error_reason.h"
-#include "server/core/shard/shard_control.h"
+#include "server/core/api/shard_control.h"
 
 namespace precondor {
 

@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/session_spec.h"
-#include "server/core/coordinator/coordinator_journal.h"
-#include "server/core/shard/shard_control.h"
+#include "server/core/api/coordinator_journal.h"
+#include "server/core/api/shard_control.h"
 
 namespace precondor {
 

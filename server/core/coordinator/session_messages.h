@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "kernels/base/session_spec.h"
-#include "server/core/coordinator/coordinator_types.h"
-#include "server/core/shard/shard_control.h"
+#include "server/core/api/coordinator_types.h"
+#include "server/core/api/shard_control.h"
 
 namespace precondor {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/core/coordinator/coordinator_journal.h"
+#include "server/core/api/coordinator_journal.h"
 
 namespace precondor {
 

@@ -11,10 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "server/core/coordinator/coordinator_journal.h"
+#include "server/core/api/coordinator_journal.h"
+#include "server/core/api/shard_control.h"
 #include "server/core/coordinator/session_members.h"
 #include "server/core/coordinator/session_placement.h"
-#include "server/core/shard/shard_control.h"
 
 namespace precondor {
 

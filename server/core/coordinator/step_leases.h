@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/base/session_spec.h"
-#include "server/core/coordinator/coordinator_journal.h"
+#include "server/core/api/coordinator_journal.h"
 #include "server/core/coordinator/step_sum.h"
 #include "server/policy/fallback.h"
 #include "server/policy/lease.h"

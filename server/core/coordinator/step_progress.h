@@ -9,7 +9,7 @@
 
 #include "absl/time/time.h"
 
-#include "server/core/coordinator/coordinator_types.h"
+#include "server/core/api/coordinator_types.h"
 #include "server/core/coordinator/loss_table.h"
 
 namespace precondor {

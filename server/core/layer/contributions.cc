@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "server/core/reservation.h"
+#include "server/core/resources/reservation.h"
 
 namespace precondor {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "server/core/api/shard_summary.h"
 #include "server/core/layer/layer_worker.h"
-#include "server/core/shard/shard_summary.h"
 
 namespace precondor {
 

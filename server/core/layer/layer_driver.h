@@ -18,8 +18,9 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/mutex.h"
-#include "server/core/admission.h"
-#include "server/core/contribution.h"
+#include "server/core/api/contribution.h"
+#include "server/core/api/shard_control.h"
+#include "server/core/layer/admission.h"
 #include "server/core/layer/layer_counters.h"
 #include "server/core/layer/layer_events.h"
 #include "server/core/layer/layer_factors.h"
@@ -28,8 +29,7 @@
 #include "server/core/layer/layer_replay.h"
 #include "server/core/layer/layer_worker.h"
 #include "server/core/layer/step_data.h"
-#include "server/core/shard/session_context.h"
-#include "server/core/shard/shard_control.h"
+#include "server/core/resources/session_context.h"
 
 namespace precondor {
 

@@ -12,10 +12,10 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
-#include "server/core/contribution.h"
+#include "server/core/api/contribution.h"
+#include "server/core/api/shard_control.h"
+#include "server/core/api/shard_journal.h"
 #include "server/core/layer/contributions.h"
-#include "server/core/shard/shard_control.h"
-#include "server/core/shard/shard_journal.h"
 
 namespace precondor {
 

@@ -6,9 +6,9 @@
 #include <deque>
 #include <vector>
 
+#include "server/core/api/shard_journal.h"
 #include "server/core/layer/layer_worker.h"
-#include "server/core/shard/session_context.h"
-#include "server/core/shard/shard_journal.h"
+#include "server/core/resources/session_context.h"
 
 namespace precondor {
 

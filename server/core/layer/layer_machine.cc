@@ -12,7 +12,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
-#include "server/core/payload.h"
+#include "server/core/layer/payload.h"
 
 namespace precondor {
 

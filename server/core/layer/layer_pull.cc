@@ -12,8 +12,8 @@
 
 #include "kernels/base/error_reason.h"
 #include "server/core/layer/layer_driver.h"
-#include "server/core/payload.h"
-#include "server/core/reservation.h"
+#include "server/core/layer/payload.h"
+#include "server/core/resources/reservation.h"
 
 namespace precondor {
 

@@ -5,7 +5,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "server/core/layer/layer_driver.h"
-#include "server/core/payload.h"
+#include "server/core/layer/payload.h"
 
 namespace precondor {
 

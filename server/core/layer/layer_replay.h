@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "server/core/api/shard_journal.h"
 #include "server/core/layer/layer_worker.h"
-#include "server/core/shard/shard_journal.h"
 
 namespace precondor {
 

@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
-#include "server/core/reservation.h"
+#include "server/core/resources/reservation.h"
 
 namespace precondor {
 

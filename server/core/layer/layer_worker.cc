@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/core/reservation.h"
-#include "server/core/statistics_merge.h"
+#include "server/core/layer/statistics_merge.h"
+#include "server/core/resources/reservation.h"
 
 namespace precondor {
 

@@ -15,7 +15,7 @@
 #include "absl/types/span.h"
 
 #include "server/core/layer/step_data.h"
-#include "server/core/shard/session_context.h"
+#include "server/core/resources/session_context.h"
 
 namespace precondor {
 

@@ -8,11 +8,11 @@
 
 #include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
-#include "server/core/gradient_parts.h"
-#include "server/core/host_buffer.h"
+#include "server/core/layer/gradient_parts.h"
 #include "server/core/layer/layer_worker.h"
-#include "server/core/reduction.h"
-#include "server/core/reservation.h"
+#include "server/core/layer/reduction.h"
+#include "server/core/resources/host_buffer.h"
+#include "server/core/resources/reservation.h"
 
 namespace precondor {
 namespace {

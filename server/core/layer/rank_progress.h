@@ -10,7 +10,7 @@
 
 #include "absl/types/span.h"
 
-#include "server/core/shard/shard_control.h"
+#include "server/core/api/shard_control.h"
 
 namespace precondor {
 

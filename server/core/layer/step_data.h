@@ -15,11 +15,11 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/session_spec.h"
-#include "server/core/contribution.h"
-#include "server/core/gradient_parts.h"
-#include "server/core/host_buffer.h"
-#include "server/core/reduction.h"
-#include "server/core/shard/shard_journal.h"
+#include "server/core/api/contribution.h"
+#include "server/core/api/shard_journal.h"
+#include "server/core/layer/gradient_parts.h"
+#include "server/core/layer/reduction.h"
+#include "server/core/resources/host_buffer.h"
 
 namespace precondor {
 

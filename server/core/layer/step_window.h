@@ -13,11 +13,11 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/session_spec.h"
+#include "server/core/api/shard_control.h"
+#include "server/core/api/shard_journal.h"
 #include "server/core/layer/contributions.h"
 #include "server/core/layer/layer_events.h"
 #include "server/core/layer/layer_rules.h"
-#include "server/core/shard/shard_control.h"
-#include "server/core/shard/shard_journal.h"
 
 namespace precondor {
 

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "server/core/admission.h"
+#include "server/core/layer/admission.h"
 #include "server/core/shard/shard_session.h"
 
 namespace precondor {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/core/shard/shard_journal.h"
+#include "server/core/api/shard_journal.h"
 
 namespace precondor {
 

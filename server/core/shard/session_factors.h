@@ -17,7 +17,7 @@
 
 #include "kernels/base/mutex.h"
 #include "server/core/layer/layer_driver.h"
-#include "server/core/shard/session_context.h"
+#include "server/core/resources/session_context.h"
 
 namespace precondor {
 

@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/mutex.h"
-#include "server/core/admission.h"
-#include "server/core/shard/shard_control.h"
+#include "server/core/api/shard_control.h"
+#include "server/core/layer/admission.h"
 
 namespace precondor {
 

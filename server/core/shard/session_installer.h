@@ -8,8 +8,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "server/core/api/shard_control.h"
 #include "server/core/shard/serving_state.h"
-#include "server/core/shard/shard_control.h"
 #include "server/core/shard/shard_layers.h"
 #include "server/core/shard/shard_quarantine.h"
 #include "server/core/shard/shard_sessions.h"

@@ -8,9 +8,9 @@
 #include "kernels/base/check.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
-#include "server/core/payload.h"
+#include "server/core/layer/payload.h"
+#include "server/core/resources/session_context.h"
 #include "server/core/shard/session_admission.h"
-#include "server/core/shard/session_context.h"
 #include "server/core/shard/shard_session.h"
 
 namespace precondor {

@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/session_spec.h"
-#include "server/core/admission.h"
-#include "server/core/contribution.h"
+#include "server/core/api/contribution.h"
+#include "server/core/layer/admission.h"
 #include "server/core/shard/serving_state.h"
 #include "server/core/shard/shard_sessions.h"
 

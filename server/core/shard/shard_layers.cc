@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/core/placement_input.h"
-#include "server/core/reservation.h"
+#include "server/core/resources/placement_input.h"
+#include "server/core/resources/reservation.h"
 #include "server/core/shard/shard_session.h"
 
 namespace precondor {

@@ -9,11 +9,11 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/methods/method_set.h"
-#include "server/core/device_assignment.h"
-#include "server/core/memory_account.h"
-#include "server/core/shard/session_context.h"
+#include "server/core/api/shard_control.h"
+#include "server/core/resources/device_assignment.h"
+#include "server/core/resources/memory_account.h"
+#include "server/core/resources/session_context.h"
 #include "server/core/shard/session_factors.h"
-#include "server/core/shard/shard_control.h"
 #include "server/core/shard/shard_sessions.h"
 
 namespace precondor {

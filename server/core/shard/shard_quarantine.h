@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "server/core/api/shard_control.h"
 #include "server/core/shard/serving_state.h"
-#include "server/core/shard/shard_control.h"
 #include "server/core/shard/shard_sessions.h"
 
 namespace precondor {

@@ -12,12 +12,12 @@
 #include "absl/time/time.h"
 
 #include "kernels/base/mutex.h"
+#include "server/core/api/shard_control.h"
+#include "server/core/api/shard_summary.h"
 #include "server/core/layer/layer_driver.h"
-#include "server/core/shard/session_context.h"
+#include "server/core/resources/session_context.h"
 #include "server/core/shard/session_factors.h"
 #include "server/core/shard/session_holders.h"
-#include "server/core/shard/shard_control.h"
-#include "server/core/shard/shard_summary.h"
 
 namespace precondor {
 

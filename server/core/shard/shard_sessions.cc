@@ -7,7 +7,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
-#include "server/core/shard/shard_journal.h"
+#include "server/core/api/shard_journal.h"
 #include "server/core/shard/shard_session.h"
 
 namespace precondor {

@@ -15,8 +15,8 @@
 #include "absl/strings/string_view.h"
 
 #include "kernels/base/mutex.h"
+#include "server/core/resources/shard_context.h"
 #include "server/core/shard/session_factors.h"
-#include "server/core/shard/shard_context.h"
 
 namespace precondor {
 

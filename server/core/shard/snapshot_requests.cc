@@ -10,7 +10,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
-#include "server/core/shard/session_context.h"
+#include "server/core/resources/session_context.h"
 #include "server/core/shard/shard_session.h"
 
 namespace precondor {

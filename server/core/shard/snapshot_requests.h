@@ -9,10 +9,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-#include "server/core/session_access.h"
+#include "server/core/api/session_access.h"
+#include "server/core/api/shard_control.h"
+#include "server/core/api/shard_journal.h"
 #include "server/core/shard/serving_state.h"
-#include "server/core/shard/shard_control.h"
-#include "server/core/shard/shard_journal.h"
 #include "server/core/shard/shard_sessions.h"
 
 namespace precondor {

@@ -7,7 +7,7 @@ import statistics
 BLOCKS = 48  # a long series is reduced to the medians of so many runs of neighbours: the slopes of all pairs are compared
 
 # Figures that must not be above the baseline by more than this once all clients of a round have ended. Threads: an
-# executor makes up to 16 helpers when it first needs them (server/core/thread_pool.cc), and gRPC adds some to its pools;
+# executor makes up to 16 helpers when it first needs them (server/core/executors/thread_pool.cc), and gRPC adds some to its pools;
 # both keep them.
 RETURNING = {"descriptors": 0, "threads": 20, "reserved_bytes": 0, "shard_sessions": 0, "coordinator_sessions": 0,
              "job_series": 0}

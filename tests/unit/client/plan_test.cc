@@ -15,8 +15,8 @@
 #include "client/cpp/tools/plan_options.h"
 #include "client/cpp/tools/plan_report.h"
 #include "kernels/methods/method_set.h"
-#include "server/core/placement_input.h"
-#include "server/core/reservation.h"
+#include "server/core/resources/placement_input.h"
+#include "server/core/resources/reservation.h"
 
 namespace precondor {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "gtest/gtest.h"
 
-#include "server/core/shard/store_observer.h"
+#include "server/core/api/store_observer.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_file_system.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/core/shard/shard_journal.h"
+#include "server/core/api/shard_journal.h"
 
 namespace precondor::recovery {
 

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <sys/resource.h>
 
-#include "server/core/reservation.h"
+#include "server/core/resources/reservation.h"
 #include "server/recovery/layer_uploads.h"
 #include "server/recovery/stored_session.h"
 #include "server/store/crc32c.h"

@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 
 #include "kernels/base/error_reason.h"
-#include "server/core/observer.h"
+#include "server/core/api/observer.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_plane.h"
 

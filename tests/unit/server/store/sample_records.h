@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "server/core/coordinator/coordinator_journal.h"
+#include "server/core/api/coordinator_journal.h"
 
 namespace precondor {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a coordinator asks of a shard: installing, epochs, capacity, removal.
-#include "server/core/reservation.h"
+#include "server/core/resources/reservation.h"
 #include "tests/unit/server/core/shard/shard_fixture.h"
 
 namespace precondor {

@@ -11,7 +11,7 @@
 #include "kernels/cuda/launch_count.h"
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
-#include "server/core/thread_pool.h"
+#include "server/core/executors/thread_pool.h"
 #include "tests/support/cuda_host/stream.h"
 #include "tests/support/memory_journal.h"
 #include "tests/unit/server/core/shard/shard_fixture.h"

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "kernels/methods/registry.h"
-#include "server/core/device_assignment.h"
-#include "server/core/reservation.h"
-#include "server/core/thread_pool.h"
+#include "server/core/executors/thread_pool.h"
+#include "server/core/resources/device_assignment.h"
+#include "server/core/resources/reservation.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/unit/server/core/shard/shard_fixture.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "server/core/placement_input.h"
+#include "server/core/resources/placement_input.h"
 #include "tests/support/memory_journal.h"
 #include "tests/unit/server/core/shard/shard_devices_fixture.h"
 

@@ -7,8 +7,8 @@
 
 #include "kernels/base/sanitizers.h"
 #include "kernels/methods/registry.h"
-#include "server/core/reservation.h"
-#include "server/core/thread_pool.h"
+#include "server/core/executors/thread_pool.h"
+#include "server/core/resources/reservation.h"
 #include "tests/support/memory_journal.h"
 #include "tests/unit/server/core/shard/shard_fixture.h"
 

@@ -19,7 +19,7 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/session_memory.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "server/core/inline_executor.h"
+#include "server/core/executors/inline_executor.h"
 #include "server/core/shard/shard.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_method.h"

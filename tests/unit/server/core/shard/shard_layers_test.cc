@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layers without statistics, and the scratch of a session's layers.
 #include "kernels/methods/registry.h"
-#include "server/core/reservation.h"
+#include "server/core/resources/reservation.h"
 #include "tests/unit/server/core/shard/shard_fixture.h"
 
 namespace precondor {

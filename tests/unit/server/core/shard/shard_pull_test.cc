@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 
 #include "kernels/base/error_reason.h"
-#include "server/core/reservation.h"
+#include "server/core/resources/reservation.h"
 #include "tests/support/memory_journal.h"
 #include "tests/unit/server/core/shard/shard_fixture.h"
 

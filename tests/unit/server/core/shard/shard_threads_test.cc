@@ -4,7 +4,7 @@
 #include <atomic>
 #include <thread>
 
-#include "server/core/thread_pool.h"
+#include "server/core/executors/thread_pool.h"
 #include "tests/unit/server/core/shard/shard_fixture.h"
 
 namespace precondor {

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/executors/thread_pool.h"
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "kernels/base/thread_name.h"
+
+namespace precondor {
+namespace {
+
+// Maximum number of helper threads. So many sessions more than threads can have work without waiting for each other's.
+constexpr size_t kMostHelpers = 16;
+
+}  // namespace
+
+ThreadPoolExecutor::ThreadPoolExecutor(int threads, int tasks_on_fibers, const char* name)
+    : strands_(tasks_on_fibers > 0 ? tasks_on_fibers : std::max(1, threads)),
+      name_(name),
+      on_fibers_(tasks_on_fibers > 0),
+      tasks_at_once_(on_fibers_ ? tasks_on_fibers : std::max(1, threads)),
+      background_(std::max(1, threads)) {
+  const int count = std::max(1, threads);
+  threads_.reserve(count);
+  for (int i = 0; i < count; ++i) threads_.emplace_back([this] { Work(); });
+}
+
+ThreadPoolExecutor::~ThreadPoolExecutor() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+  }
+  ready_changed_.notify_all();
+  help_wanted_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  std::vector<std::thread> helpers;
+  {
+    MutexLock lock(mu_);
+    helpers.swap(helpers_);
+  }
+  for (std::thread& helper : helpers) helper.join();
+  // No thread posts from here on.
+  background_.Stop();
+}
+
+uint64_t ThreadPoolExecutor::NewStrandOf(uint64_t session) {
+  MutexLock lock(mu_);
+  return strands_.NewStrand(session);
+}
+
+void ThreadPoolExecutor::Post(uint64_t strand, Task task) {
+  {
+    MutexLock lock(mu_);
+    if (!strands_.Push(strand, std::move(task))) return;
+    WakeHelper();
+  }
+  ready_changed_.notify_one();
+}
+
+void ThreadPoolExecutor::WakeHelper() {
+  // A task on a fiber leaves its thread while it waits. A free thread takes the next task.
+  if (on_fibers_ || free_threads_ > 0 || !strands_.has_next_of_idle()) return;
+  if (free_helpers_ > 0) return help_wanted_.notify_one();
+  if (stopping_ || helpers_.size() >= kMostHelpers) return;
+  try {
+    helpers_.emplace_back([this] { HelperLoop(); });
+    ++free_helpers_;
+  } catch (const std::system_error&) {  // no memory for a thread: the session waits for its turn
+  }
+}
+
+void ThreadPoolExecutor::Drain() {
+  MutexLock lock(mu_);
+  while (!strands_.empty()) idle_.wait(mu_);
+}
+
+bool ThreadPoolExecutor::HasWork() const {
+  return !resumed_.empty() || (strands_.has_next() && (!on_fibers_ || strands_.running() < tasks_at_once_));
+}
+
+void ThreadPoolExecutor::Work() {
+  NameThisThread(name_);
+  MutexLock lock(mu_);
+  for (;;) {
+    ++free_threads_;
+    while (!HasWork() && !(stopping_ && strands_.empty())) ready_changed_.wait(mu_);
+    --free_threads_;
+    if (!HasWork()) return;
+    if (!resumed_.empty()) {  // before new tasks, so that the fibers soon free what they hold
+      Fiber& fiber = *resumed_.front();
+      resumed_.pop_front();
+      mu_.Unlock();
+      Continue(fiber);
+      mu_.Lock();
+      continue;
+    }
+    StrandQueue::Next next = strands_.Pop();
+    WakeHelper();
+    if (!on_fibers_) {
+      Run(std::move(next));
+      continue;
+    }
+    Fiber* const fiber = fibers_.Take(*this);
+    mu_.Unlock();
+    StartOnFiber(fiber, next.strand, std::move(next.task));
+    mu_.Lock();
+  }
+}
+
+void ThreadPoolExecutor::HelperLoop() {
+  NameThisThread(name_);
+  MutexLock lock(mu_);  // WakeHelper has counted this thread as free
+  for (;;) {
+    while (!strands_.has_next_of_idle() && !stopping_) help_wanted_.wait(mu_);
+    --free_helpers_;
+    if (!strands_.has_next_of_idle()) return;
+    StrandQueue::Next next = strands_.PopOfIdle();
+    WakeHelper();  // more sessions may have become ready while this thread woke up
+    Run(std::move(next));
+    ++free_helpers_;
+  }
+}
+
+void ThreadPoolExecutor::Run(StrandQueue::Next next) {
+  mu_.Unlock();
+  next.task();
+  next.task = nullptr;  // releases the objects that the task holds without the lock
+  mu_.Lock();
+  Finish(next.strand);
+}
+
+void ThreadPoolExecutor::Finish(uint64_t strand) {
+  const bool again = strands_.Finish(strand);
+  // Now the strand may run again, or another one of a session that had its maximum of tasks running.
+  if (again || (free_threads_ > 0 && strands_.has_next())) ready_changed_.notify_one();
+  if (again) return;
+  if (!strands_.empty()) return;
+  idle_.notify_all();
+  if (stopping_) ready_changed_.notify_all();
+}
+
+void ThreadPoolExecutor::StartOnFiber(Fiber* fiber, uint64_t strand, Task task) {
+  auto run = [this, strand, task = std::move(task)]() mutable {
+    task();
+    task = nullptr;
+    MutexLock lock(mu_);
+    Finish(strand);
+  };
+  if (fiber == nullptr) return run();  // no memory for a stack: runs on the thread's own
+  fiber->Set(std::move(run), strand);
+  Continue(*fiber);
+}
+
+void ThreadPoolExecutor::Continue(Fiber& fiber) {
+  if (fiber.Run() != Fiber::Outcome::kEnded) return;
+  MutexLock lock(mu_);
+  fibers_.Return(fiber);
+}
+
+void ThreadPoolExecutor::Resume(Fiber& fiber) {
+  // Notifies under the lock. Otherwise the fiber could end, and the executor with it, before this returns.
+  MutexLock lock(mu_);
+  resumed_.push_back(&fiber);
+  ready_changed_.notify_one();
+}
+
+}  // namespace precondor

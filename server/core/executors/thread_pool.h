@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// The executor of a server: a fixed number of threads that run strands, on their own stacks or on fibers.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/fiber.h"
+#include "kernels/base/mutex.h"
+#include "server/core/api/executor.h"
+#include "server/core/api/fiber_pool.h"
+#include "server/core/executors/background_threads.h"
+#include "server/core/executors/strand_queue.h"
+
+namespace precondor {
+
+// Runs strands on a fixed number of threads. Ready strands take turns (StrandQueue). At most as many tasks of one
+// session run at once as there are threads. If a session has work and no thread, because tasks of other sessions have
+// all of them, a helper thread serves it, so that the system shares the processors among the sessions. Tasks in the
+// background run on as many threads again, of a lower priority, which are created for the first of these tasks.
+// Thread-safe. The destructor runs all posted tasks and joins; while it runs, only the tasks themselves may post.
+//
+// With fibers (`tasks_on_fibers` > 0) that many tasks run at once, whatever the number of threads, and no helper thread
+// is needed: a task that waits for a device's driver (kernels/grouping/device_driver.h) leaves its thread to other
+// strands, and continues on any thread.
+class ThreadPoolExecutor final : public Executor, private FiberScheduler {
+ public:
+  // Starts max(1, threads) threads with this name, of up to 15 characters, which outlives the executor.
+  explicit ThreadPoolExecutor(int threads, int tasks_on_fibers = 0, const char* name = "compute");
+  ~ThreadPoolExecutor() override;
+  ThreadPoolExecutor(const ThreadPoolExecutor&) = delete;
+  ThreadPoolExecutor& operator=(const ThreadPoolExecutor&) = delete;
+
+  uint64_t NewStrand() override { return NewStrandOf(0); }
+  uint64_t NewStrandOf(uint64_t session) override;
+  void Post(uint64_t strand, Task task) override;
+  void PostBackground(Task task) override { background_.Post(std::move(task)); }
+  // Waits until no task of a strand is queued or running, which is more than the interface asks for. Not to be called
+  // from a task.
+  void Drain() override;
+  int parallelism() const override { return tasks_at_once_; }
+
+ private:
+  // Queues a fiber that has left a device's driver, so that a thread continues it.
+  void Resume(Fiber& fiber) override;
+  void Work();
+  // Main loop of a helper thread, which serves sessions that have no thread.
+  void HelperLoop();
+  // Wakes or starts a helper thread if a session has no thread and no thread is free.
+  void WakeHelper() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Runs a task on this thread's stack.
+  void Run(StrandQueue::Next next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Notes that a task of the strand has run.
+  void Finish(uint64_t strand) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void StartOnFiber(Fiber* fiber, uint64_t strand, Task task) ABSL_LOCKS_EXCLUDED(mu_);
+  void Continue(Fiber& fiber) ABSL_LOCKS_EXCLUDED(mu_);
+
+  Mutex mu_;
+  CondVar ready_changed_;
+  CondVar idle_;
+  CondVar help_wanted_;
+  StrandQueue strands_ ABSL_GUARDED_BY(mu_);
+  int free_threads_ ABSL_GUARDED_BY(mu_) = 0;  // those of threads_ that wait for work
+  int free_helpers_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<std::thread> helpers_ ABSL_GUARDED_BY(mu_);  // started when they are first needed
+  std::deque<Fiber*> resumed_ ABSL_GUARDED_BY(mu_);
+  FiberPool fibers_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+
+  // Const after construction.
+  const char* const name_;
+  const bool on_fibers_;
+  const int tasks_at_once_;
+  BackgroundThreads background_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace precondor

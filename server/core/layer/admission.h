@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks what workers send. A header is decoded and checked once, and becomes a value of a type that only
+// SessionAdmission can make. Layers take no other type.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "kernels/base/check.h"
+#include "kernels/base/session_spec.h"
+#include "kernels/methods/method.h"
+#include "server/core/api/contribution.h"
+
+namespace precondor {
+
+struct SessionContext;
+
+// A contribution whose session, epoch, rank, incarnation, layer, mode, step window, samples, tensors and byte count
+// have passed their checks. Its payload may not have arrived yet. What can change afterwards (the session or epoch
+// ends, the step leaves the window) is decided when the contribution is filed: see LayerMachine.
+class AdmittedContribution {
+ public:
+  AdmittedContribution(AdmittedContribution&&) = default;
+  AdmittedContribution& operator=(AdmittedContribution&&) = default;
+
+  const ContributionHeader& header() const { return header_; }
+  // Size in bytes of the payload that must be submitted with it.
+  uint64_t payload_bytes() const { return payload_bytes_; }
+  // Returns true if it was admitted to this session. Another session with an equal id may belong to another job.
+  bool IsFor(const std::shared_ptr<const SessionContext>& session) const { return session_.lock() == session; }
+  // Sets the payload. Precondition: the header was admitted with `on_device`, and `payload` has payload_bytes() bytes.
+  void PlaceOnDevice(std::shared_ptr<const DevicePayload> payload) {
+    PRECONDOR_CHECK(header_.on_device != nullptr && static_cast<uint64_t>(payload->bytes()) == payload_bytes_);
+    header_.on_device = std::move(payload);
+  }
+
+ private:
+  friend class SessionAdmission;
+  AdmittedContribution(ContributionHeader header, uint64_t payload_bytes, std::weak_ptr<const SessionContext> session)
+      : header_(std::move(header)), payload_bytes_(payload_bytes), session_(std::move(session)) {}
+
+  ContributionHeader header_;
+  uint64_t payload_bytes_;
+  std::weak_ptr<const SessionContext> session_;  // weak: the session may be freed before the payload arrives
+};
+
+// The processes that may send to a session: the members of its epoch, as a shard knows them.
+struct RankHolders {
+  uint64_t epoch = 0;
+  uint32_t joined = 0;
+  bool fenced = false;                 // `epoch` is the next epoch, which is not installed here yet
+  std::vector<uint64_t> incarnations;  // by rank; 0 if not joined; while fenced, the last epoch's
+};
+
+// Pure functions; every status has an ErrorReason and names session, step, layer and rank.
+
+// Checks step, epoch, rank and incarnation. Returns
+// - INVALID_ARGUMENT (MALFORMED) if the step is greater than kMaxStep;
+// - FAILED_PRECONDITION (STALE_EPOCH) for an earlier epoch, UNAVAILABLE (FUTURE_EPOCH) for a later one;
+// - UNAVAILABLE (NOT_ACTIVE) while ranks are missing or the epoch is fenced;
+// - NOT_FOUND (UNKNOWN_RANK) if the session has no such rank or the incarnation has not joined;
+// - FAILED_PRECONDITION (STALE_INCARNATION) if a later incarnation holds the rank.
+absl::Status CheckSender(const SessionSpec& spec, const RankHolders& holders, const ContributionKey& key);
+
+// Checks whether the layer takes a contribution of this kind, at this step, from this rank. Returns
+// - INVALID_ARGUMENT (MALFORMED) for a PULL or GRADIENT that the exchange mode does not have, or a PULL that abstains;
+// - FAILED_PRECONDITION (NOT_STATISTIC_STEP) for statistics or a PULL outside a statistic step in second order, and for
+//   a PULL to a layer that takes no statistics;
+// - FAILED_PRECONDITION (NOT_DELEGATE) for a gradient that another rank has to send.
+// Preconditions: the layer exists, and `method` is the layer's.
+absl::Status CheckRole(const SessionSpec& spec, const Method& method, const ContributionHeader& header);
+
+// Checks samples, number and types of the tensors, their shapes and scales, and the byte count against the layer table.
+// Returns INVALID_ARGUMENT (MALFORMED, DTYPE_MISMATCH, SHAPE_MISMATCH or SIZE_MISMATCH) with the expected and the
+// actual value. Precondition: the layer exists.
+absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& header, uint64_t payload_bytes);
+
+}  // namespace precondor

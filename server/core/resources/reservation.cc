@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/resources/reservation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/base/session_memory.h"
+
+namespace precondor {
+namespace {
+
+constexpr int64_t kSaturated = int64_t{1} << 62;
+
+// Returns x * y for numbers that are not negative; saturates, since the largest layer table would need 2^79 bytes.
+int64_t Mul(int64_t x, int64_t y) { return y != 0 && x > kSaturated / y ? kSaturated : x * y; }
+
+// Returns the bytes of one layer's statistics of a step from all workers, as they are sent.
+int64_t StatisticsBytes(const SessionSpec& spec, uint32_t layer) {
+  return Mul(Mul(spec.world_size, StatisticsElements(spec, layer)),
+             static_cast<int64_t>(ByteSize(spec.statistics_dtype)));
+}
+
+// Returns the bytes of one step's gradients of a layer and of their accumulator.
+int64_t GradientBytes(const SessionSpec& spec, const LayerSpec& layer) {
+  if (WorkersPrecondition(spec)) return 0;
+  const int64_t elements = layer.d_out * layer.d_in;
+  // The parts that come, the gradient that becomes the answer, and its parts that go: AnswerParts has the limit.
+  if (spec.exchange == ExchangeMode::kSharded) {
+    return Mul(4, Mul(elements, static_cast<int64_t>(ByteSize(spec.gradient_dtype))));
+  }
+  const int64_t contributors = GradientContributors(spec);
+  const int64_t gradients = Mul(Mul(contributors, elements), static_cast<int64_t>(ByteSize(spec.gradient_dtype)));
+  return contributors > 1 ? AddBytes(gradients, Mul(elements, 8)) : gradients;
+}
+
+int64_t StagingBytes(const SessionSpec& spec, const LayerSpec& layer, int64_t statistics, int window_steps) {
+  const int64_t slots = Mul(spec.world_size + GradientContributors(spec), kBytesPerContribution);
+  const int64_t payloads =
+      AddBytes(Mul(window_steps + 1, AddBytes(statistics, slots)), Mul(window_steps, GradientBytes(spec, layer)));
+  return AddBytes(payloads, LayerTableBytes(spec, layer, GradientContributors(spec)));
+}
+
+// Returns the bytes of the answers to workers that have factors.
+int64_t PulledAnswerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
+  if (!WorkersPrecondition(spec) || !method.needs_statistics()) return 0;
+  const int64_t state = method.SavedBytes(spec.layers[layer]);
+  const bool replayed = spec.exchange == ExchangeMode::kReplay;
+  return AddBytes(Mul(window_steps, replayed ? Mul(StatisticsScratchElements(spec, layer), 4) : state), Mul(2, state));
+}
+
+int64_t StagingBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
+  return AddBytes(StagingBytes(spec, spec.layers[layer], method.needs_statistics() ? StatisticsBytes(spec, layer) : 0,
+                               window_steps),
+                  PulledAnswerBytes(spec, method, layer, window_steps));
+}
+
+}  // namespace
+
+int64_t AddBytes(int64_t x, int64_t y) { return x > kSaturated - y ? kSaturated : x + y; }
+
+int64_t Reservation::total() const { return AddBytes(AddBytes(states, scratch), staging); }
+
+int64_t GradientContributors(const SessionSpec& spec) {
+  return spec.exchange == ExchangeMode::kDelegate ? 1 : spec.world_size;
+}
+
+int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer) {
+  const LayerSpec& shape = spec.layers[layer];
+  if (StatisticsOf(spec, layer) != StatisticsKind::kCovariance) {
+    return Mul(VectorsPerStep(spec, layer), shape.d_in + shape.d_out);
+  }
+  // Both merged sides; and for the wider side a contribution as it was sent, unpacked, and the sum.
+  const int64_t widest = std::max(shape.d_in, shape.d_out);
+  return AddBytes(StatisticsElements(spec, layer), AddBytes(PackedElements(widest), Mul(2, Mul(widest, widest))));
+}
+
+int64_t GradientScratchElements(const SessionSpec& spec, uint32_t layer) {
+  return 2 * spec.layers[layer].d_out * spec.layers[layer].d_in;
+}
+
+int64_t LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
+  return AddBytes(method.StateBytes(spec.layers[layer]), StagingBytes(spec, method, layer, window_steps));
+}
+
+ReservationSums::ReservationSums(const SessionSpec& spec, const MethodSet& methods, int window_steps,
+                                 std::vector<int> parallelism)
+    : spec_(&spec), methods_(&methods), window_steps_(window_steps), sums_(parallelism.size()) {
+  for (size_t device = 0; device < sums_.size(); ++device) sums_[device].parallelism = parallelism[device];
+}
+
+int64_t ReservationSums::ScratchOfOne(int64_t statistics, int64_t gradient, int64_t method) const {
+  // D and U on the device, and D on the host if the wire's type is not f32.
+  const int64_t copies = spec_->gradient_dtype == DType::kF32 ? 2 : 3;
+  return AddBytes(AddBytes(statistics, Mul(copies, gradient)), method);
+}
+
+void ReservationSums::Include(size_t device, uint32_t index) {
+  Sum& sum = sums_[device];
+  const LayerSpec& layer = spec_->layers[index];
+  const Method& method = methods_->of(index);
+  const int64_t scratch = method.ScratchBytes(layer, VectorsPerStep(*spec_, index));
+  ++sum.layers;
+  sum.states = AddBytes(sum.states, method.StateBytes(layer));
+  sum.staging = AddBytes(sum.staging, StagingBytes(*spec_, method, index, window_steps_));
+  int64_t statistics = 0, gradient = 0;
+  if (method.needs_statistics()) {
+    // The scratch on the device; and on the host one worker's decoded statistics, for vectors all workers', and for
+    // MEAN the sums in f64 and the means.
+    const StatisticsKind kind = StatisticsOf(*spec_, index);
+    const int64_t both = layer.d_in + layer.d_out;
+    const int64_t host = kind == StatisticsKind::kMean         ? 3 * both
+                         : kind == StatisticsKind::kCovariance ? StatisticsElements(*spec_, index)
+                                                               : Mul(VectorsPerStep(*spec_, index), both);
+    statistics = Mul(AddBytes(StatisticsScratchElements(*spec_, index), host), 4);
+  }
+  if (!WorkersPrecondition(*spec_)) gradient = Mul(layer.d_out * layer.d_in, 4);
+  const int64_t deferred = method.DeferredScratchBytes(layer);
+  sum.statistics = std::max(sum.statistics, statistics);
+  sum.gradient = std::max(sum.gradient, gradient);
+  sum.method_scratch = std::max(sum.method_scratch, scratch);
+  sum.deferred_scratch = std::max(sum.deferred_scratch, deferred);
+  sum.all_scratch = AddBytes(sum.all_scratch, ScratchOfOne(statistics, gradient, AddBytes(scratch, deferred)));
+}
+
+Reservation ReservationSums::reservation(size_t device) const {
+  const Sum& sum = sums_[device];
+  const int64_t of_widest =
+      ScratchOfOne(sum.statistics, sum.gradient, AddBytes(sum.method_scratch, sum.deferred_scratch));
+  // A layer is the work of one strand. If not all layers run at once, each that runs may need blocks of the widest
+  // layer.
+  const int64_t scratch = sum.layers <= sum.parallelism ? sum.all_scratch : Mul(sum.parallelism, of_widest);
+  Reservation reservation{.states = sum.states, .scratch = scratch, .staging = sum.staging};
+  if (sum.layers > 0) reservation.staging = AddBytes(reservation.staging, SessionTableBytes(*spec_));
+  return reservation;
+}
+
+Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
+                               int window_steps, int parallelism) {
+  ReservationSums sum(spec, methods, window_steps, {parallelism});
+  for (const uint32_t layer : layers) sum.Include(0, layer);
+  return sum.reservation(0);
+}
+
+Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,
+                                         int parallelism) {
+  Reservation reservation;
+  if (!layers.empty()) reservation.staging = SessionTableBytes(spec);
+  int64_t widest = 0, all = 0;
+  for (uint32_t index : layers) {
+    const LayerSpec& layer = spec.layers[index];
+    reservation.staging = AddBytes(reservation.staging, StagingBytes(spec, layer, /*statistics=*/0, window_steps));
+    if (WorkersPrecondition(spec)) continue;
+    const int64_t gradient = Mul(layer.d_out * layer.d_in, 4);
+    widest = std::max(widest, gradient);
+    all = AddBytes(all, gradient);
+  }
+  // D on the host if the wire's type is not f32.
+  if (spec.gradient_dtype != DType::kF32) reservation.scratch = std::min(Mul(parallelism, widest), all);
+  return reservation;
+}
+
+}  // namespace precondor

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// State that the layers of one session share. It is held by shared_ptr because work on an executor can outlive the
+// session.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/backend.h"
+#include "kernels/base/check.h"
+#include "kernels/base/session_spec.h"
+#include "kernels/methods/method_set.h"
+#include "server/core/api/executor.h"
+#include "server/core/api/session_access.h"
+#include "server/core/resources/begun_steps.h"
+#include "server/core/resources/reservation.h"
+#include "server/core/resources/scratch_pool.h"
+#include "server/core/resources/shard_context.h"
+
+namespace precondor {
+
+// One of the shard's devices, with the scratch memory that the session's layers on it share.
+struct SessionDevice {
+  size_t place = 0;  // index among the shard's devices
+  Backend& backend;
+  Executor& executor;
+  ScratchPool statistics_scratch;  // see StatisticsScratchElements
+  ScratchPool gradient_scratch;    // see GradientScratchElements: D, then U
+};
+
+// Maps each layer of a session to its device. Thread-safe.
+class DeviceOfLayer {
+ public:
+  explicit DeviceOfLayer(size_t layers) : places_(layers) {}
+  // Puts the layer on the device. Returns false and changes nothing if the layer is already on another device.
+  bool Set(uint32_t layer, size_t device) {
+    uint32_t none = 0;
+    const auto place = static_cast<uint32_t>(device) + 1;
+    return places_[layer].compare_exchange_strong(none, place) || none == place;
+  }
+  // Returns the layer's device, or -1 if it has none yet.
+  int Of(uint32_t layer) const { return static_cast<int>(places_[layer].load()) - 1; }
+
+ private:
+  std::vector<std::atomic<uint32_t>> places_;  // by layer: index of the device plus one; 0 means none
+};
+
+// Which layers of a session a client has restored, and whether the coordinator has ordered that. Thread-safe.
+class RestoredLayers {
+ public:
+  explicit RestoredLayers(size_t layers) : restored_(layers) {}
+  // Returns false if the layer is claimed already. A layer is restored once.
+  bool Claim(uint32_t layer) { return !restored_[layer].exchange(true); }
+  void Release(uint32_t layer) { restored_[layer] = false; }
+  bool Has(uint32_t layer) const { return restored_[layer]; }
+
+  std::atomic<bool> ordered = false;  // since this process has the session
+
+ private:
+  std::vector<std::atomic<bool>> restored_;
+};
+
+// One per session. Constant after construction, except the pools and begun_steps, which are thread-safe, and the
+// atomics.
+struct SessionContext {
+  // Frees the scratch memory and the memory that the backends cache: sessions with other shapes cannot reuse it.
+  ~SessionContext() {
+    std::vector<Backend*> backends;
+    for (const std::unique_ptr<SessionDevice>& device : devices) backends.push_back(&device->backend);
+    devices.clear();
+    for (Backend* const backend : backends) backend->Trim();
+  }
+
+  // Precondition: the layer has a device.
+  SessionDevice& DeviceOf(uint32_t layer) const {
+    const int place = device_of_layer.Of(layer);
+    PRECONDOR_CHECK(place >= 0);
+    return *devices[static_cast<size_t>(place)];
+  }
+  // Returns fresh factors on the layer's device, or the errors of Method::MakeState.
+  absl::StatusOr<std::unique_ptr<LayerState>> MakeState(uint32_t layer) const {
+    return methods.of(layer).MakeState(spec.layers[layer], DeviceOf(layer).backend);
+  }
+
+  std::shared_ptr<ShardContext> shard;
+  uint64_t session_id = 0;
+  // From ShardSessions::NextGeneration; 0 unless the session had been on the shard before and was removed.
+  uint64_t state_generation = 0;
+  SessionSpec spec;
+  MethodSet methods;
+  SessionAccess access;
+  std::vector<std::unique_ptr<SessionDevice>> devices;  // in the order of the shard's devices
+  DeviceOfLayer device_of_layer;
+  RestoredLayers restored_layers;
+  std::atomic<bool> fetching = false;  // an answer to a FETCH is in memory, where workers keep no factors
+  BegunSteps begun_steps = {};
+  std::atomic<uint64_t> updates_lost = 0;  // of all layers, as ranks have reported
+  // Step of the last snapshot that an operator or the coordinator requested, besides those at regular intervals; 0:
+  // none.
+  std::atomic<uint64_t> snapshot_at = 0;
+};
+
+}  // namespace precondor

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/http/status_pages.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// With a negative `indent` on one line. In ASCII, since a terminal may show it.
+std::string Dump(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+}
+
+// JSON has no NaN and no infinity.
+Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+// Returns null for nullopt.
+Json SecondsSince(std::optional<absl::Time> since, absl::Time now) {
+  return since.has_value() ? Json(absl::ToInt64Seconds(now - *since)) : Json(nullptr);
+}
+
+Json LayerObject(const LayerStats& stats) {
+  return {
+      {"layer", stats.layer},
+      {"name", stats.name},
+      {"device", stats.device},
+      {"factor_version", stats.factor_version},
+      {"last_sealed_step", stats.last_sealed_step},
+      {"input",
+       {{"representation", stats.input_representation},
+        {"rank", stats.input_rank},
+        {"damping", Number(stats.input_damping)}}},
+      {"output",
+       {{"representation", stats.output_representation},
+        {"rank", stats.output_rank},
+        {"damping", Number(stats.output_damping)}}},
+      {"failed_decompositions", stats.failed_decompositions},
+      {"factor_resets", stats.factor_resets},
+      {"state_bytes", stats.state_bytes},
+      {"contributions", {{"accepted", stats.accepted}, {"duplicate", stats.duplicates}, {"rejected", stats.rejected}}},
+      {"results", {{"preconditioned", stats.preconditioned}, {"identity", stats.identity}, {"skip", stats.skipped}}},
+      {"mean_update_seconds", Number(stats.update_seconds)},
+      {"mean_precondition_seconds", Number(stats.precondition_seconds)}};
+}
+
+Json SessionObject(const SessionSpec& spec, uint64_t epoch, uint32_t joined, Mode mode) {
+  return {{"train_job", spec.name},
+          {"epoch", epoch},
+          {"joined", joined},
+          {"world_size", spec.world_size},
+          {"mode", std::string(ModeName(mode))}};
+}
+
+// At most 16: a job can have thousands of ranks.
+Json FirstRanks(const std::vector<uint32_t>& ranks) {
+  constexpr size_t kShown = 16;
+  return std::vector<uint32_t>(ranks.begin(), ranks.begin() + std::min(ranks.size(), kShown));
+}
+
+Json CoordinatorObject(const CoordinatorSessionSummary& session) {
+  Json last_snapshot = nullptr;
+  for (const SnapshotEntry& snapshot : session.snapshots) {
+    if (snapshot.state == SnapshotState::kComplete) last_snapshot = snapshot.step;
+  }
+  const FallbackInputs& inputs = session.decision.inputs;
+  Json shard_steps = Json::array();
+  for (const auto& [address, step] : session.shard_steps) {
+    shard_steps.push_back({{"shard", address}, {"last_step", step}});
+  }
+  return {{"last_step", session.last_step},      {"shard_steps", std::move(shard_steps)},
+          {"loss", Number(session.loss)},        {"smoothed_loss", Number(inputs.loss)},
+          {"loss_rate", Number(inputs.rate)},    {"rule", std::string(FallbackReasonName(session.decision.reason))},
+          {"reason", session.decision.sentence}, {"last_snapshot_step", std::move(last_snapshot)}};
+}
+
+}  // namespace
+
+std::string StatusPage(const StatusSubject& subject) {
+  std::map<std::string, Json> sessions;
+  Json shards = Json::array();
+  if (subject.shard != nullptr) {
+    for (const ShardSessionSummary& session : subject.shard->ListSessions()) {
+      Json& object = sessions[session.spec.name];
+      object = SessionObject(session.spec, session.epoch, session.joined, session.mode);
+      object["shard"] = {{"last_step", session.last_step},
+                         {"reserved_bytes", session.reserved_bytes},
+                         {"updates_lost", session.updates_lost},
+                         {"lacks_gradients_for_s", SecondsSince(session.lacks_gradients_since, subject.now)},
+                         {"lagging_workers", session.lagging_ranks.size()},
+                         {"lagging_ranks", FirstRanks(session.lagging_ranks)}};
+    }
+  }
+  if (subject.coordinator != nullptr) {
+    for (const CoordinatorSessionSummary& session : subject.coordinator->ListSessions()) {
+      Json& object = sessions[session.spec.name];
+      Json seen = SessionObject(session.spec, session.epoch, session.joined, session.mode);
+      if (object.contains("shard")) seen["shard"] = object["shard"];
+      seen["coordinator"] = CoordinatorObject(session);
+      object = std::move(seen);
+    }
+    for (const std::string& address : subject.coordinator->ShardAddresses()) shards.push_back(address);
+  }
+  Json objects = Json::array();
+  for (auto& [name, object] : sessions) objects.push_back(std::move(object));
+  return Dump({{"version", std::string(subject.version)},
+               {"role", std::string(subject.role)},
+               {"draining", subject.draining},
+               {"shards", std::move(shards)},
+               {"sessions", std::move(objects)}},
+              1) +
+         "\n";
+}
+
+absl::StatusOr<std::string> LayersPage(const Shard* shard, absl::string_view session) {
+  // Layer by layer: as one object, the layers of a large model would take ten times the page's memory.
+  std::string page = "{\"sessions\": [";
+  size_t sessions = 0;
+  if (shard != nullptr) {
+    for (const ShardSessionSummary& summary : shard->ListSessions()) {
+      if (!session.empty() && summary.spec.name != session) continue;
+      const absl::StatusOr<std::vector<LayerStats>> layers = shard->GetLayerStats(summary.spec.name);
+      if (!layers.ok()) continue;  // removed meanwhile
+      absl::StrAppend(&page, sessions++ == 0 ? "" : ",", "\n{\"train_job\": ", Dump(summary.spec.name),
+                      ", \"epoch\": ", summary.epoch, ", \"layers\": [");
+      const char* separator = "\n";
+      for (const LayerStats& stats : *layers) {
+        absl::StrAppend(&page, std::exchange(separator, ",\n"), Dump(LayerObject(stats)));
+      }
+      page += "]}";
+    }
+  }
+  if (!session.empty() && sessions == 0) {
+    return absl::NotFoundError(absl::StrCat("session \"", session.substr(0, 128), "\" is not on this server"));
+  }
+  page += "]}\n";
+  return page;
+}
+
+}  // namespace precondor
