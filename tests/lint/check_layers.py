@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one-way rule (docs/develop/architecture.md): who may include, link and call what."""
 
+import posixpath
 import re
 
 from lint_support import Case, line_of, main, without_comments
@@ -33,8 +34,16 @@ OURS = [
     ("kernels/cuda/", KERNEL_SEAM),
     ("proto/wire/", ["kernels/base/", "precondor/v1/"]),
     ("server/policy/", ["kernels/base/"]),
-    ("server/core/", CORE),
-    ("server/metrics/", CORE + ["server/core/"]),
+    ("server/core/api/", CORE),
+    ("server/core/resources/", CORE + ["server/core/api/"]),
+    ("server/core/executors/", ["kernels/base/", "server/core/api/"]),
+    ("server/core/layer/", CORE + ["server/core/api/", "server/core/resources/"]),
+    ("server/core/shard/", CORE + ["server/core/api/", "server/core/resources/", "server/core/layer/"]),
+    ("server/core/coordinator/", CORE + ["server/core/api/", "server/core/resources/"]),
+    ("server/core/", []),  # its folders are above
+    ("server/net/", ["kernels/base/", "proto/wire/"]),
+    ("server/http/", CORE + ["server/core/"]),
+    ("server/metrics/", CORE + ["server/core/", "server/http/"]),
     # It stores what the layers above it hand down, and knows no more of them than those records.
     ("server/store/", ["kernels/base/", "server/policy/", "server/core/api/coordinator_journal.h"]),
     ("server/etcd/", ["kernels/base/", "server/policy/", "server/core/api/coordinator_journal.h", "server/store/",
@@ -84,10 +93,10 @@ THIRD_PARTY = [
      ["kernels/cuda/", "tests/conformance/device_",
       "tests/bench/cuda_timer", "tests/support/cuda_host/"],
      "only kernels/cuda knows CUDA"),
-    (r"^(prometheus/|microhttpd|curl/)", ["server/metrics/", "tests/unit/server/metrics/"],
-     "only server/metrics knows prometheus-cpp, libmicrohttpd and libcurl"),
+    (r"^prometheus/", ["server/metrics/", "tests/unit/server/metrics/"], "only server/metrics knows prometheus-cpp"),
+    (r"^(microhttpd|curl/)", ["server/http/"], "only server/http knows libmicrohttpd and libcurl"),
     (r"^(grpc|grpcpp)/",
-     ["proto/wire/", "server/rpc/", "server/etcd/", "server/app/app", "server/net/connection_watch", "server/net/listeners", "server/main", "client/cpp/src/", "client/cpp/tools/",
+     ["proto/wire/", "server/rpc/", "server/etcd/", "server/app/app", "server/net/", "server/main", "client/cpp/src/", "client/cpp/tools/",
       "tests/unit/proto/", "tests/unit/server/rpc/", "tests/unit/client/", "tests/loopback/", "tests/golden/",
       "tests/support/", "tests/e2e/", "tests/fuzz/", "tests/bench/"],
      "gRPC lives in proto/wire, server/rpc, server/etcd and the client's sources"),
@@ -138,7 +147,9 @@ LINKS = {
     "store": ["absl::*", "precondor::base", "precondor::policy", "ISAL::isal"],
     "etcd": ["absl::*", "gRPC::*", "protobuf::*", "precondor::base", "precondor::store", "precondor::etcd_proto",
              "precondor::wire"],
-    "metrics": ["absl::*", "CURL::*", "PkgConfig::MICROHTTPD", "prometheus-cpp::*", "precondor::core"] + CORE_TARGETS,
+    "http": ["absl::*", "CURL::*", "PkgConfig::MICROHTTPD", "nlohmann_json::*", "precondor::core"] + CORE_TARGETS,
+    "metrics": ["absl::*", "prometheus-cpp::*", "precondor::core", "precondor::http"] + CORE_TARGETS,
+    "net": ["absl::*", "gRPC::*", "precondor::base", "precondor::wire"],
     "wire": ["absl::*", "precondor::base", "precondor::proto", "gRPC::*", "OpenSSL::Crypto", "protobuf::*"],
     "convert": ["absl::*", "precondor::core", "precondor::wire"] + CORE_TARGETS,
     "rpc": ["absl::*", "gRPC::*", "OpenSSL::Crypto", "protobuf::*", "precondor::convert", "precondor::core",
@@ -212,10 +223,35 @@ def _check_links(path, text):
                 yield f"{path}: precondor_library({name}) must not link {target}"
 
 
+def _cycles(includes):
+    """Folders that include each other, directly or through others. `includes`: (folder, folder) -> the first file and
+    line that does it, and the header."""
+    further = {}
+    for a, b in includes:
+        further.setdefault(a, set()).add(b)
+
+    def reach(folder, seen):
+        for other in further.get(folder, set()) - seen:
+            seen.add(other)
+            reach(other, seen)
+        return seen
+
+    for (a, b), (path, line, header) in sorted(includes.items()):
+        if a in reach(b, set()):
+            yield f"{path}:{line}: includes {header}: {b} includes {a}, itself or through others; folders must have no circle"
+
+
 def check(tree):
     findings = []
+    includes = {}
     for path in tree.paths(".h", ".cc", ".cu", ".cuh"):
         findings += _check_source(path, tree.read(path))
+        folder = posixpath.dirname(path)
+        for match in INCLUDE.finditer(tree.read(path)) if not path.startswith("tests/") else ():
+            other = posixpath.dirname(match.group(2))
+            if match.group(2).startswith(("kernels/", "server/", "client/", "proto/")) and other != folder:
+                includes.setdefault((folder, other), (path, line_of(tree.read(path), match.start()), match.group(2)))
+    findings += _cycles(includes)
     for path in tree.paths("CMakeLists.txt"):
         findings += _check_links(path, tree.read(path))
     return findings
@@ -230,9 +266,9 @@ CASES = [
         "kernels/base/mutex.h": "std::mutex mu_;  // not absl::Mutex\n",
         "server/core/CMakeLists.txt": "precondor_library(core SRCS a.cc DEPS precondor::policy absl::status)\n",
     }, []),
-    Case("core includes gRPC", {"server/core/a.cc": "#include <grpcpp/grpcpp.h>\n"}, ["a.cc:1: .*gRPC lives in"]),
+    Case("core includes gRPC", {"server/core/api/a.cc": "#include <grpcpp/grpcpp.h>\n"}, ["a.cc:1: .*gRPC lives in"]),
     Case("core includes protobuf", {"server/core/a.h": "\n#include <google/protobuf/message.h>\n"}, ["a.h:2: .*protobuf"]),
-    Case("core includes rpc", {"server/core/a.h": '#include "server/rpc/handler.h"\n'}, ["server/core/ may include only"]),
+    Case("core includes rpc", {"server/core/shard/a.h": '#include "server/rpc/handler.h"\n'}, ["server/core/shard/ may include only"]),
     Case("policy includes core", {"server/policy/a.h": '#include "server/core/shard/shard.h"\n'}, ["may include only"]),
     Case("store includes core", {"server/store/a.h": '#include "server/core/shard/shard.h"\n'}, ["server/store/ may include only"]),
     Case("store includes etcd", {"server/store/a.h": '#include "server/etcd/etcd_client.h"\n'}, ["server/store/ may include only"]),
@@ -252,6 +288,14 @@ CASES = [
     Case("reference uses the code under test", {"tests/reference/a.cc": '#include "kernels/cpu/gemm.h"\n'},
          ["may include only kernels/base/"]),
     Case("getenv in core", {"server/core/a.cc": "auto v = getenv(name);\n"}, ["getenv only"]),
+    Case("resources include a layer", {"server/core/resources/a.h": '#include "server/core/layer/b.h"\n'}, ["server/core/resources/ may include only"]),
+    Case("a circle of folders", {
+        "server/app/a.h": '#include "server/net/b.h"\n',
+        "server/app/d.h": '#include "server/rpc/c.h"\n',
+        "server/rpc/c.h": '#include "server/core/shard/d.h"\n',
+        "kernels/cpu/a.h": '#include "kernels/backend.h"\n',
+        "kernels/backend.h": '\n#include "kernels/cpu/a.h"\n'},
+         ["kernels/backend.h:2: includes kernels/cpu/a.h: kernels/backend may", "kernels/backend.h:2: .*kernels/cpu includes kernels,", "kernels/cpu/a.h:1: .*kernels includes kernels/cpu,"]),
     Case("words in comments and strings are fine", {"server/core/a.cc": '// throw getenv(x)\nauto s = "throw";\n'}, []),
     Case("throw", {"kernels/cpu/a.cc": "void F() { throw 1; }\n"}, ["we throw nothing"]),
     Case("an operator new throws bad_alloc", {"tests/unit/a_test.cc": "throw std::bad_alloc();\n"}, []),
