@@ -130,6 +130,9 @@ function seconds(x) {
   return x < 1e-3 ? number(x * 1e6, 3) + " µs" : x < 1 ? number(x * 1000, 3) + " ms" : number(x, 3) + " s";
 }
 
+function stageName(stage, jobs) {
+  return stage.replace("seal_wait", "wait") + (jobs > 1 && (stage === "receive" || stage === "reply") ? " (all jobs)" : "");
+}
 function slowest(samples, job) {
   let worst = null;
   for (const {labels, value: total} of samples.precondor_job_stage_seconds_total || []) {
@@ -155,9 +158,9 @@ function counters(session, samples) {
                 sent: total(samples, "precondor_result_bytes_total", job)};
   const fetched = total(samples, "precondor_fetched_bytes_total", job);
   if (made.sent !== null) made.sent += fetched || 0;
-  for (const stage of STAGES) {
-    made[stage] = value(samples, "precondor_job_stage_seconds_total", labels(stage));
-    made[stage + "_count"] = value(samples, "precondor_job_stages_total", labels(stage));
+  for (const stage of STAGES) {  // a job has no counters of receive and reply, the server has
+    made[stage] = value(samples, "precondor_job_stage_seconds_total", labels(stage)) ?? value(samples, "precondor_stage_seconds_sum", {stage});
+    made[stage + "_count"] = value(samples, "precondor_job_stages_total", labels(stage)) ?? value(samples, "precondor_stage_seconds_count", {stage});
   }
   return made;
 }
@@ -195,9 +198,12 @@ function scale(values, logarithmic, fromZero) {
   for (const x of values) { low = Math.min(low, x); high = Math.max(high, x); }
   const ticks = [];
   if (logarithmic) {
-    const first = Math.floor(Math.log10(low) + 1e-9), end = Math.max(first + 1, Math.ceil(Math.log10(high) - 1e-9));
-    for (let power = first; power <= end; power += Math.ceil((end - first) / 5)) ticks.push(10 ** power);
-    return {ticks, place: x => (Math.log10(x) - first) / (end - first)};
+    const marks = [];  // 1, 2 and 5 times the powers of ten
+    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); ++power) marks.push(...[1, 2, 5].map(m => m * 10 ** power));
+    const first = marks.findLastIndex(m => m <= low * (1 + 1e-9)), end = Math.max(first + 1, marks.findIndex(m => m >= high * (1 - 1e-9)));
+    const few = end - first < 7, span = Math.log10(marks[end] / marks[first]), every = Math.ceil(span / 6);
+    for (let i = first; i <= end; ++i) if (few || (i % 3 === 0 && i / 3 % every === 0)) ticks.push(marks[i]);
+    return {ticks, place: x => Math.log10(x / marks[first]) / span};
   }
   if (low === high) { low -= Math.abs(low) / 10 || 0; high += Math.abs(high) / 10 || 1; }
   const rough = (high - low) / 4, unit = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 5, 10].find(s => s * unit >= rough) * unit;
@@ -229,12 +235,12 @@ function plot(job, title, series, shown, {logarithmic, fromZero = false} = {}) {
   for (let i = 0; i < history.size; ++i) for (const [field] of series) values.push(history.get(i, field));
   values = values.filter(Number.isFinite);
   const least = values.reduce((a, b) => Math.min(a, b), Infinity), most = values.reduce((a, b) => Math.max(a, b), -Infinity);
-  if (logarithmic === undefined) logarithmic = least > 0 && most > 100 * least;
+  if (logarithmic === undefined) logarithmic = least > 0 && most > 8 * least;
   const has = x => Number.isFinite(x) && (!logarithmic || x > 0);
   values = values.filter(has);
   const bottom = HEIGHT - BOTTOM, right = WIDTH - RIGHT;
+  drawn(svg, "line", {class: "grid", x1: LEFT, x2: right, y1: bottom, y2: bottom});
   if (!values.length) {
-    drawn(svg, "line", {class: "grid", x1: LEFT, x2: right, y1: bottom, y2: bottom});
     drawn(svg, "text", {class: "middle", x: (LEFT + right) / 2, y: HEIGHT / 2}, "no value yet");
     return figure;
   }
@@ -358,7 +364,7 @@ function show(status, samples) {
       if (session.coordinator) plots.append(plot(job, "Loss", [["loss", "loss"], ["smoothed", "smoothed"]], number));
       plots.append(plot(job, "Steps", [["steps", "all ranks"]], x => number(x) + "/s", {logarithmic: false, fromZero: true}));
       if (session.shard) {
-        plots.append(plot(job, "Mean time of a layer in a stage", STAGES.map(stage => [stage, stage.replace("seal_wait", "wait")]), seconds, {logarithmic: true}),
+        plots.append(plot(job, "Mean time of a layer in a stage", STAGES.map(stage => [stage, stageName(stage, status.sessions.length)]), seconds, {logarithmic: true}),
                      plot(job, "Payload", [["received", "received"], ["sent", "sent"]], rate, {logarithmic: false, fromZero: true}));
       }
     }

@@ -58,9 +58,7 @@ inline constexpr MetricInfo kCatalog[] = {
     {"precondor_fetched_bytes_total", MetricType::kCounter, "train_job", "Payload bytes of fetched factors",
      MetricOwner::kShardJob},
     {"precondor_job_reserved_bytes", MetricType::kGauge, "train_job,part",
-     "Memory that the job has reserved on this shard: gradients is what first order needs too, factors the rest, 0 "
-     "while they "
-     "are released",
+     "Memory that the job has reserved on this shard. The part gradients is for both modes, factors for second order",
      MetricOwner::kShardJob},
     {"precondor_shard_step_number", MetricType::kGauge, "train_job",
      "Greatest step of the job that this shard has sealed", MetricOwner::kShardJob},

@@ -223,8 +223,8 @@ class StatusPage(unittest.TestCase):
                 count("precondor_contribution_bytes_total", {kind: "gradient"}, i < 30 ? 1e6 * i : 1e6 * (i - 30));  // begins again
                 count("precondor_job_stages_total", {stage: "update"}, mode === "FIRST_ORDER" ? 0 : i);
                 count("precondor_job_stage_seconds_total", {stage: "update"}, i * .004);
-                count("precondor_job_stages_total", {stage: "reply"}, i);
-                count("precondor_job_stage_seconds_total", {stage: "reply"}, 0);  // no logarithm
+                count("precondor_stage_seconds_count", {stage: "reply"}, i);
+                count("precondor_stage_seconds_sum", {stage: "reply"}, 0);  // no logarithm
               }, i === 59);
             }
             const figures = [...document.querySelectorAll("figure")];

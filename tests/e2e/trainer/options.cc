@@ -17,7 +17,7 @@ namespace {
 
 bool SetRate(absl::string_view text, double& out) { return absl::SimpleAtod(text, &out) && out > 0 && out <= 1e6; }
 
-// Settings for runs of a few hundred steps (docs/use/digits.md).
+// Settings for runs of a few hundred steps (docs/develop/lab/digits.md).
 bool SetFallback(absl::string_view name, FallbackConfig& config) {
   config = {.rate_decay = 0.98,
             .min_steps = 60,
@@ -79,7 +79,7 @@ std::vector<Flag> Flags(Options& o) {
       {"workers", Integer(session.world_size, 1, kBatchSize), "1 ... 128", "threads of this process (4)"},
       {"seed", Integer(session.seed, 0, 1 << 30), "0 ... 2^30", "of weights, batches and sketches (1)"},
       {"data", Text(o.data_path), "FILE", "digits.csv, when not where it was at build time"},
-      {"csv", Text(o.csv_path), "FILE", "write a line for each worker and step (docs/use/digits.md has the columns)"},
+      {"csv", Text(o.csv_path), "FILE", "write a line for each worker and step"},
   };
 }
 
