@@ -53,9 +53,10 @@ class Job {
     const absl::Time start = MonotonicNow();
     std::vector<PreconditionFuture> futures;
     for (size_t layer = 0; layer < gradients_.size(); ++layer) {
-      futures.push_back(worker_->Precondition(step_, static_cast<int64_t>(layer),
-                                              ConstMatrixView(gradients_[layer].data(), side_, side_),
-                                              MatrixView(answers_[layer].data(), side_, side_), 1));
+      futures.push_back(worker_->Precondition(
+          step_, static_cast<int64_t>(layer),
+          {ConstMatrixView(gradients_[layer].data(), side_, side_), MatrixView(answers_[layer].data(), side_, side_)},
+          1));
     }
     for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
     const double milliseconds = absl::ToDoubleMilliseconds(MonotonicNow() - start);
@@ -64,7 +65,7 @@ class Job {
   }
 
   absl::Status End() {
-    const std::string name = worker_->spec().name;
+    const std::string name = worker_->session().spec.name;
     worker_.reset();
     return client_->CloseSession(name).status();
   }

@@ -129,7 +129,9 @@ class Run {
   absl::StatusOr<Counters> ReadCounters() { return precondor::ReadCounters(control_, spec_.name); }
 
   // Precondition: the session is open. All workers send the same number of bytes.
-  int64_t sent_bytes() const { return static_cast<int64_t>(workers_.size()) * workers_[0]->traffic().statistics_bytes; }
+  int64_t sent_bytes() const {
+    return static_cast<int64_t>(workers_.size()) * workers_[0]->status().traffic.statistics_bytes;
+  }
 
  private:
   absl::Status Send(uint32_t rank) {

@@ -70,7 +70,7 @@ absl::Status Step(Worker& worker, uint64_t step, Weights& weights) {
   std::vector<PreconditionFuture> futures;
   for (size_t layer = 0; layer < kLayers; ++layer) {
     const auto index = static_cast<int64_t>(layer);
-    if (worker.NeedsStatistics(step)) {
+    if (worker.NeedsStatistics(step, index)) {
       const std::vector<float> a(kCols, weights[layer][0] + 0.1f * static_cast<float>(step % 7));
       const std::vector<float> g(kRows, weights[layer][1] + 0.2f * static_cast<float>(layer));
       PRECONDOR_RETURN_IF_ERROR(worker.SendStatistics(step, index, ConstMatrixView(a.data(), 1, kCols),
@@ -80,7 +80,7 @@ absl::Status Step(Worker& worker, uint64_t step, Weights& weights) {
       answers[layer][i] = weights[layer][i] * std::sin(static_cast<float>(step * 7 + layer * 3 + i + 1));
     }
     const MatrixView view(answers[layer].data(), kRows, kCols);
-    futures.push_back(worker.Precondition(step, index, view, view, 1));
+    futures.push_back(worker.Precondition(step, index, {view, view}, 1));
   }
   for (size_t layer = 0; layer < kLayers; ++layer) {
     PRECONDOR_RETURN_IF_ERROR(futures[layer].Wait().status());

@@ -93,8 +93,8 @@ void RunStep(Worker& worker, uint64_t step, bool in_place) {
   for (size_t layer = 0; layer < kShapes.size(); ++layer) {
     const int64_t index = static_cast<int64_t>(layer);
     ASSERT_TRUE(SendStatistics(worker, step, index).ok());
-    futures.push_back(worker.Precondition(step, index, gradients[layer].view(),
-                                          in_place ? gradients[layer].view() : outs[layer].view(), kSamples));
+    futures.push_back(worker.Precondition(
+        step, index, {gradients[layer].view(), in_place ? gradients[layer].view() : outs[layer].view()}, kSamples));
   }
   for (size_t layer = 0; layer < kShapes.size(); ++layer) {
     const auto result = futures[layer].Wait();
@@ -121,7 +121,7 @@ TEST_P(ClientDTypeTest, CarriesTensorsOfEveryTypeInOneOrManyChunks) {
     EXPECT_EQ(contribution.header.incarnation(), 7u);
     EXPECT_EQ(contribution.header.samples(), kSamples);
   }
-  const Traffic traffic = worker->traffic();
+  const Traffic traffic = worker->status().traffic;
   int64_t elements = 0, vectors = 0;
   for (const auto& [d_out, d_in] : kShapes) {
     elements += d_out * d_in;
@@ -149,7 +149,7 @@ TEST_P(ClientReplayTest, ABrokenStreamChangesNoAnswerAndNoByte) {
     ASSERT_TRUE(worker->Flush().ok());
     for (const auto& [key, contribution] : server.stored()) EXPECT_FALSE(contribution.conflict) << key;
     EXPECT_EQ(server.stored().size(), 4 * kShapes.size());
-    EXPECT_EQ(worker->traffic().reconnects, 2);
+    EXPECT_EQ(worker->status().traffic.reconnects, 2);
     EXPECT_EQ(server.streams(), 3);
   }
 }
@@ -165,7 +165,7 @@ TEST(ClientLinkTest, SurvivesAServerThatGoesAndComesBack) {
   RunStep(*worker, 1, true);
   restart.join();
   EXPECT_TRUE(worker->Flush().ok());
-  EXPECT_GE(worker->traffic().reconnects, 1);
+  EXPECT_GE(worker->status().traffic.reconnects, 1);
 }
 
 TEST(ClientLinkTest, KeepsWithinASmallCredit) {
@@ -198,11 +198,11 @@ TEST(ClientLinkTest, JoinsAgainWhenTheEpochHasChanged) {
   ScriptedServer server(Spec());
   const auto worker = Join(Options(server));
   RunStep(*worker, 0, false);
-  EXPECT_EQ(worker->epoch(), 1u);
+  EXPECT_EQ(worker->status().epoch, 1u);
   ASSERT_TRUE(worker->ReportStep(0, 0.5, kSamples, true, 0.1).ok());
   server.BumpEpoch();
   RunStep(*worker, 1, true);
-  EXPECT_EQ(worker->epoch(), 2u);
+  EXPECT_EQ(worker->status().epoch, 2u);
   EXPECT_EQ(server.joins(), 2);
   EXPECT_EQ(server.last_first_step(), 1u) << "the lowest unfinished step";
   for (const auto& [key, contribution] : server.stored()) {
@@ -211,7 +211,7 @@ TEST(ClientLinkTest, JoinsAgainWhenTheEpochHasChanged) {
   server.BumpEpoch();
   const auto directive = worker->ReportStep(1, 0.5, kSamples, true, 0.1);
   ASSERT_TRUE(directive.ok()) << directive.status();
-  EXPECT_EQ(worker->epoch(), 3u);
+  EXPECT_EQ(worker->status().epoch, 3u);
   EXPECT_TRUE(worker->Flush().ok());
 }
 
@@ -226,10 +226,10 @@ TEST(ClientLinkTest, AFencedIncarnationFailsEverythingFromThenOn) {
   const auto worker = Join(Options(server));
   Tensor gradient = Tensor::Ramp(2);
   const Tensor original = gradient;
-  const PreconditionFuture first = worker->Precondition(0, 2, gradient.view(), gradient.view(), kSamples);
+  const PreconditionFuture first = worker->Precondition(0, 2, {gradient.view(), gradient.view()}, kSamples);
   EXPECT_EQ(GetErrorReason(first.Wait().status()), ErrorReason::kStaleIncarnation);
   EXPECT_TRUE(gradient == original);
-  const PreconditionFuture second = worker->Precondition(1, 2, gradient.view(), gradient.view(), kSamples);
+  const PreconditionFuture second = worker->Precondition(1, 2, {gradient.view(), gradient.view()}, kSamples);
   EXPECT_EQ(GetErrorReason(second.Wait().status()), ErrorReason::kStaleIncarnation);
   EXPECT_EQ(GetErrorReason(SendStatistics(*worker, 0, 0)), ErrorReason::kStaleIncarnation);
   EXPECT_EQ(GetErrorReason(worker->Flush()), ErrorReason::kStaleIncarnation);
@@ -264,9 +264,9 @@ TEST(ClientLinkTest, ARefusedGradientFailsItsFutureAndANonFiniteOneSkips) {
   });
   const auto worker = Join(Options(server));
   Tensor gradient = Tensor::Ramp(0), other = Tensor::Ramp(1);
-  const auto refused = worker->Precondition(0, 0, gradient.view(), gradient.view(), kSamples).Wait();
+  const auto refused = worker->Precondition(0, 0, {gradient.view(), gradient.view()}, kSamples).Wait();
   EXPECT_EQ(GetErrorReason(refused.status()), ErrorReason::kConflict);
-  const auto skipped = worker->Precondition(0, 1, other.view(), other.view(), kSamples).Wait();
+  const auto skipped = worker->Precondition(0, 1, {other.view(), other.view()}, kSamples).Wait();
   ASSERT_TRUE(skipped.ok());
   EXPECT_EQ(skipped->decision, Decision::kSkip);
   EXPECT_EQ(skipped->reason, "by the script") << "the answer to the abstention that it counts as";
@@ -278,7 +278,7 @@ TEST(ClientLinkTest, SkipsLeaveTheOutputAlone) {
   const auto worker = Join(Options(server));
   Tensor gradient = Tensor::Ramp(2), out(2, 4.0f);
   const Tensor untouched = out;
-  const auto result = worker->Precondition(0, 2, gradient.view(), out.view(), kSamples).Wait();
+  const auto result = worker->Precondition(0, 2, {gradient.view(), out.view()}, kSamples).Wait();
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->decision, Decision::kSkip);
   EXPECT_EQ(result->reason, "by the script");
@@ -309,7 +309,7 @@ TEST(ClientLinkTest, GivesUpAtTheDeadlineAndNamesWhatWasLate) {
   const auto worker = Join(options);
   Tensor gradient = Tensor::Ramp(2);
   const Tensor original = gradient;
-  const PreconditionFuture future = worker->Precondition(4, 2, gradient.view(), gradient.view(), kSamples);
+  const PreconditionFuture future = worker->Precondition(4, 2, {gradient.view(), gradient.view()}, kSamples);
   ASSERT_TRUE(SendStatistics(*worker, 4, 1).ok());
   const auto result = future.Wait();
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded);
@@ -326,8 +326,8 @@ TEST(ClientLinkTest, DestructionSettlesWhatIsOutstanding) {
   {
     auto gradient = std::make_unique<Tensor>(Tensor::Ramp(2));
     auto worker = Join(Options(server));
-    future = worker->Precondition(0, 2, gradient->view(), gradient->view(), kSamples);
-    worker->Precondition(0, 0, gradient->view(), gradient->view(), kSamples);  // refused for its shape; dropped
+    future = worker->Precondition(0, 2, {gradient->view(), gradient->view()}, kSamples);
+    worker->Precondition(0, 0, {gradient->view(), gradient->view()}, kSamples);  // refused for its shape; dropped
     ASSERT_TRUE(SendStatistics(*worker, 0, 1).ok());
     ASSERT_TRUE(server.Await([](const auto& stored) { return stored.size() == 2; }));
     worker.reset();
@@ -342,7 +342,7 @@ TEST(ClientLinkTest, DestructionDoesNotHangWhenTheServerIsGone) {
   server->Change([](Script& script) { script.silent = true; });
   auto worker = Join(Options(*server));
   Tensor gradient = Tensor::Ramp(2);
-  const PreconditionFuture future = worker->Precondition(0, 2, gradient.view(), gradient.view(), kSamples);
+  const PreconditionFuture future = worker->Precondition(0, 2, {gradient.view(), gradient.view()}, kSamples);
   server.reset();
   worker.reset();
   EXPECT_FALSE(future.Wait().ok());
@@ -354,7 +354,7 @@ TEST(ClientLinkTest, CancelEndsWhatWaitsAndAllThatComes) {
   const auto worker = Join(Options(server));
   Tensor gradient = Tensor::Ramp(2);
   const Tensor original = gradient;
-  const PreconditionFuture future = worker->Precondition(0, 2, gradient.view(), gradient.view(), kSamples);
+  const PreconditionFuture future = worker->Precondition(0, 2, {gradient.view(), gradient.view()}, kSamples);
   ASSERT_TRUE(SendStatistics(*worker, 0, 1).ok());
   EXPECT_FALSE(future.WaitFor(absl::ZeroDuration()));
   absl::Status flushed;
@@ -377,8 +377,8 @@ TEST(ClientLinkTest, CancelGivesBackAGradientThatTheShardDoesNotRead) {
   const absl::Cleanup go_on = [&server] { server.Change([](Script& script) { script.stalled = false; }); };
   const auto worker = Join(Options(server));
   Tensor gradient = Tensor::Ramp(2);
-  const PreconditionFuture future = worker->Precondition(0, 2, gradient.view(), gradient.view(), kSamples);
-  ASSERT_TRUE(WaitUntil([&] { return worker->traffic().gradient_bytes > 0; }));
+  const PreconditionFuture future = worker->Precondition(0, 2, {gradient.view(), gradient.view()}, kSamples);
+  ASSERT_TRUE(WaitUntil([&] { return worker->status().traffic.gradient_bytes > 0; }));
   worker->Cancel();
   ASSERT_TRUE(future.WaitFor(absl::Seconds(30)));
   EXPECT_EQ(future.Wait().status().code(), absl::StatusCode::kCancelled);
@@ -390,7 +390,7 @@ TEST(ClientLinkTest, DroppedFuturesAreStillAnswered) {
   for (int64_t step = 0; step < 20; ++step) gradients.push_back(Tensor::Ramp(1));
   const auto worker = Join(Options(server));
   for (uint64_t step = 0; step < 20; ++step) {
-    worker->Precondition(step, 1, gradients[step].view(), gradients[step].view(), kSamples);
+    worker->Precondition(step, 1, {gradients[step].view(), gradients[step].view()}, kSamples);
   }
   EXPECT_TRUE(worker->Flush().ok());
   EXPECT_EQ(server.stored().size(), 20u);
@@ -407,12 +407,13 @@ TEST(ClientLinkTest, ChecksWhatItCanBeforeSending) {
   Tensor right = Tensor::Ramp(0), wrong = Tensor::Ramp(1);
   const auto reason = [](const absl::Status& status) { return GetErrorReason(status); };
   const auto precondition = [&](uint64_t step, int64_t layer, MatrixView gradient, MatrixView out) {
-    return worker->Precondition(step, layer, gradient, out, kSamples).Wait().status();
+    return worker->Precondition(step, layer, {gradient, out}, kSamples).Wait().status();
   };
   EXPECT_EQ(reason(SendStatistics(*worker, 3, 0)), ErrorReason::kNotStatisticStep);
   EXPECT_EQ(reason(worker->AbstainStatistics(3, 0)), ErrorReason::kNotStatisticStep);
   EXPECT_EQ(reason(worker->SendStatistics(10, 0, right.view(), right.view(), 1)), ErrorReason::kShapeMismatch);
-  EXPECT_EQ(reason(worker->Precondition(0, 0, right.view(), right.view(), 0).Wait().status()), ErrorReason::kMalformed);
+  EXPECT_EQ(reason(worker->Precondition(0, 0, {right.view(), right.view()}, 0).Wait().status()),
+            ErrorReason::kMalformed);
   EXPECT_EQ(reason(precondition(0, 3, right.view(), right.view())), ErrorReason::kUnknownLayer);
   EXPECT_EQ(reason(precondition(0, -1, right.view(), right.view())), ErrorReason::kUnknownLayer);
   EXPECT_EQ(reason(precondition(0, 0, wrong.view(), right.view())), ErrorReason::kShapeMismatch);
@@ -449,8 +450,8 @@ TEST(ClientLinkTest, StampsTheModeOfTheDirectiveAndGrowsItsLease) {
   ASSERT_TRUE(SendStatistics(*worker, 49, 0).ok());
   EXPECT_EQ(worker->ModeOf(49), Mode::kSecondOrder);
   EXPECT_EQ(worker->ModeOf(50), Mode::kFirstOrder);
-  EXPECT_TRUE(worker->NeedsStatistics(49));
-  EXPECT_FALSE(worker->NeedsStatistics(50));
+  EXPECT_TRUE(worker->NeedsStatistics(49, 0));
+  EXPECT_FALSE(worker->NeedsStatistics(50, 0));
   EXPECT_EQ(GetErrorReason(SendStatistics(*worker, 50, 0)), ErrorReason::kNotStatisticStep);
   EXPECT_EQ(GetErrorReason(worker->AbstainStatistics(50, 0)), ErrorReason::kNotStatisticStep);
   EXPECT_EQ(GetErrorReason(worker->AbstainGradient(61, 0).Wait().status()), ErrorReason::kStepTooFarAhead);

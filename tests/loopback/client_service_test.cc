@@ -93,17 +93,17 @@ Results RunRank(Worker& worker, uint64_t steps) {
       const int64_t index = static_cast<int64_t>(layer);
       // Nothing waits for statistics of a method that needs none: ranks that are apart would find the step retired.
       if (worker.NeedsStatistics(step, index)) {
-        const std::vector<float> a = Normal(d_in, SeedOf(step, layer, worker.rank()) + 50);
-        const std::vector<float> g = Normal(d_out, SeedOf(step, layer, worker.rank()) + 60);
+        const std::vector<float> a = Normal(d_in, SeedOf(step, layer, worker.session().rank) + 50);
+        const std::vector<float> g = Normal(d_out, SeedOf(step, layer, worker.session().rank) + 60);
         EXPECT_TRUE(worker
                         .SendStatistics(step, index, ConstMatrixView(a.data(), 1, d_in),
-                                        ConstMatrixView(g.data(), 1, d_out), 10 + worker.rank())
+                                        ConstMatrixView(g.data(), 1, d_out), 10 + worker.session().rank)
                         .ok());
       }
       if (!worker.SendsGradient(index)) continue;
-      results[step][layer] = Gradient(step, layer, worker.rank());
+      results[step][layer] = Gradient(step, layer, worker.session().rank);
       const MatrixView view(results[step][layer].data(), d_out, d_in);
-      futures[layer] = worker.Precondition(step, index, view, view, 10 + worker.rank());
+      futures[layer] = worker.Precondition(step, index, {view, view}, 10 + worker.session().rank);
     }
     for (size_t layer = 0; layer < kShapes.size(); ++layer) {
       if (!worker.SendsGradient(static_cast<int64_t>(layer))) continue;
@@ -254,10 +254,10 @@ TEST(ClientServiceFaultTest, ANewProcessOfARankFencesTheOld) {
   ASSERT_TRUE(second.ok()) << second.status();
   std::vector<float> gradient = Gradient(1, 0, 0);
   const MatrixView view(gradient.data(), kShapes[0].first, kShapes[0].second);
-  const auto fenced = (*first)->Precondition(1, 0, view, view, 1).Wait();
+  const auto fenced = (*first)->Precondition(1, 0, {view, view}, 1).Wait();
   EXPECT_EQ(GetErrorReason(fenced.status()), ErrorReason::kStaleIncarnation) << fenced.status();
   EXPECT_EQ(GetErrorReason((*first)->ReportStep(1, 1, 1, true, 0.1).status()), ErrorReason::kStaleIncarnation);
-  const auto held = (*second)->Precondition(1, 0, view, view, 1).Wait();
+  const auto held = (*second)->Precondition(1, 0, {view, view}, 1).Wait();
   EXPECT_TRUE(held.ok()) << held.status();
   EXPECT_EQ(client->Join("test", {0, 1}).status().code(), absl::StatusCode::kFailedPrecondition);
 }
@@ -292,7 +292,7 @@ TEST(ClientServiceFaultTest, ANonFiniteVectorSurfacesInFlushAndANonFiniteGradien
   std::vector<float> gradient = Gradient(0, 0, 0);
   gradient[3] = std::numeric_limits<float>::infinity();
   const MatrixView view(gradient.data(), d_out, d_in);
-  const auto skipped = (*worker)->Precondition(0, 0, view, view, 1).Wait();
+  const auto skipped = (*worker)->Precondition(0, 0, {view, view}, 1).Wait();
   ASSERT_TRUE(skipped.ok()) << skipped.status();
   EXPECT_EQ(skipped->decision, Decision::kSkip);
 }
@@ -325,7 +325,7 @@ TEST(ClientServiceFaultTest, AServerThatEndsFailsWhatIsOutstandingAtItsDeadline)
   server.reset();
   std::vector<float> gradient = Gradient(0, 1, 0);
   const MatrixView view(gradient.data(), kShapes[1].first, kShapes[1].second);
-  const absl::Status late = (*worker)->Precondition(0, 1, view, view, 1).Wait().status();
+  const absl::Status late = (*worker)->Precondition(0, 1, {view, view}, 1).Wait().status();
   EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(late.message()), HasSubstr("which the shard announces (--advertise), ended: "));
   // The report waits for a coordinator; the lease does not end with it.

@@ -192,13 +192,13 @@ TEST(ClientStepTest, ANewEpochWaitsForACoordinatorThatIsGone) {
   server.BumpEpoch();
   std::vector<float> gradient(6, 1.0f);
   const MatrixView view(gradient.data(), 2, 3);
-  const PreconditionFuture future = worker->Precondition(20, 0, view, view, 1);
+  const PreconditionFuture future = worker->Precondition(20, 0, {view, view}, 1);
   // More than the calls that one of 50 ms makes.
   EXPECT_TRUE(server.AwaitJoins(20));
   EXPECT_FALSE(future.ready());
   server.Change([](Script& script) { script.refuse_joins = absl::OkStatus(); });
   EXPECT_TRUE(future.Wait().ok()) << future.Wait().status();
-  EXPECT_EQ(worker->epoch(), 2u);
+  EXPECT_EQ(worker->status().epoch, 2u);
 }
 
 // The scripted server's steps are in first order from 50 on.
@@ -209,7 +209,7 @@ TEST(ClientStepTest, DelegateAnswersFirstOrderItselfAndSendsNothing) {
   std::vector<float> out(8, 9.0f);
   MatrixView strided(out.data(), 2, 3);
   strided.stride = 4;
-  const auto answered = worker->Precondition(50, 0, MatrixView(gradient.data(), 2, 3), strided, 1);
+  const auto answered = worker->Precondition(50, 0, {MatrixView(gradient.data(), 2, 3), strided}, 1);
   EXPECT_TRUE(answered.ready());
   const auto outcome = answered.Wait();
   ASSERT_TRUE(outcome.ok()) << outcome.status();
@@ -217,17 +217,17 @@ TEST(ClientStepTest, DelegateAnswersFirstOrderItselfAndSendsNothing) {
   EXPECT_EQ(outcome->reason, "first order");
   EXPECT_THAT(out, ElementsAre(1, -2, 3, 9, 4, -5, 6, 9));
   const MatrixView in_place(gradient.data(), 2, 3);
-  EXPECT_TRUE(worker->Precondition(50, 0, in_place, in_place, 1).Wait().ok());
+  EXPECT_TRUE(worker->Precondition(50, 0, {in_place, in_place}, 1).Wait().ok());
   EXPECT_THAT(gradient, ElementsAre(1, -2, 3, 4, -5, 6));
 
   gradient[4] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(worker->Precondition(51, 0, in_place, in_place, 1).Wait()->decision, Decision::kSkip);
+  EXPECT_EQ(worker->Precondition(51, 0, {in_place, in_place}, 1).Wait()->decision, Decision::kSkip);
   const auto skipped = worker->AbstainGradient(52, 0).Wait();
   EXPECT_EQ(skipped->decision, Decision::kSkip);
   EXPECT_EQ(skipped->reason, "rank 0 abstained");
   ASSERT_TRUE(worker->Flush().ok());
   EXPECT_TRUE(server.stored().empty());
-  const Traffic traffic = worker->traffic();
+  const Traffic traffic = worker->status().traffic;
   EXPECT_EQ(traffic.gradient_bytes + traffic.result_bytes + traffic.statistics_bytes, 0);
 }
 
@@ -236,9 +236,9 @@ TEST(ClientStepTest, DirectSendsItsGradientInFirstOrderToo) {
   const auto worker = Join(Options(server));
   std::vector<float> gradient(6, 1.0f);
   const MatrixView view(gradient.data(), 2, 3);
-  ASSERT_TRUE(worker->Precondition(50, 0, view, view, 1).Wait().ok());
+  ASSERT_TRUE(worker->Precondition(50, 0, {view, view}, 1).Wait().ok());
   EXPECT_EQ(server.stored().at("G50.0").header.mode(), v1::MODE_FIRST_ORDER);
-  EXPECT_EQ(worker->traffic().gradient_bytes, 24);
+  EXPECT_EQ(worker->status().traffic.gradient_bytes, 24);
 }
 
 }  // namespace

@@ -102,8 +102,8 @@ class DevicePlaneTest : public ::testing::Test {
         const int64_t index = static_cast<int64_t>(layer);
         const DeviceTensor tensor{.data = data, .rows = d_out, .cols = d_in, .stride = d_in};
         const MatrixView view(data, d_out, d_in);
-        futures.push_back(on_device ? worker.Precondition(step, index, tensor, tensor, 10)
-                                    : worker.Precondition(step, index, view, view, 10));
+        futures.push_back(on_device ? worker.Precondition(step, index, {tensor, tensor}, 10)
+                                    : worker.Precondition(step, index, {view, view}, 10));
       }
       for (const PreconditionFuture& future : futures) {
         const auto result = future.Wait();
@@ -136,14 +136,14 @@ TEST_F(DevicePlaneTest, GradientsStayInTheDevicesMemory) {
   EXPECT_TRUE(on_device->DevicePlaneStatus(0, 0).ok()) << on_device->DevicePlaneStatus(0, 0);
   EXPECT_EQ(on_device->DevicePlaneStatus(0, 99).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(on_device->DevicePlaneStatus(3, 0).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(on_device->device_plane().in_ring, static_cast<int64_t>(kSteps * kShapes.size()));
-  EXPECT_EQ(on_device->device_plane().over_socket, 0) << on_device->device_plane().reason;
-  EXPECT_EQ(on_device->traffic().gradient_bytes, 0);
-  EXPECT_EQ(on_device->traffic().result_bytes, 0);
+  EXPECT_EQ(on_device->status().device_plane.in_ring, static_cast<int64_t>(kSteps * kShapes.size()));
+  EXPECT_EQ(on_device->status().device_plane.over_socket, 0) << on_device->status().device_plane.reason;
+  EXPECT_EQ(on_device->status().traffic.gradient_bytes, 0);
+  EXPECT_EQ(on_device->status().traffic.result_bytes, 0);
   // The same to the bit as by way of the host.
   const auto on_host = Join(Spec("host"));
   EXPECT_EQ(results, Run(*on_host, 0, kSteps, false));
-  EXPECT_GT(on_host->traffic().gradient_bytes, 0);
+  EXPECT_GT(on_host->status().traffic.gradient_bytes, 0);
 }
 
 // The count of a program that has loaded the host's CUDA with CUDA_HOST_WAITS=`path`.
@@ -171,7 +171,7 @@ TEST_F(DevicePlaneTest, AStepOfManyLayersWaitsAFewTimes) {
     std::vector<PreconditionFuture> futures;
     for (int64_t i = 0; i < kLayers; ++i) {
       const DeviceTensor tensor{.data = values[static_cast<size_t>(i)].data(), .rows = 12, .cols = 16, .stride = 16};
-      futures.push_back(worker->Precondition(step, i, tensor, tensor, 10));
+      futures.push_back(worker->Precondition(step, i, {tensor, tensor}, 10));
     }
     for (const PreconditionFuture& future : futures) {
       const auto result = future.Wait();
@@ -186,16 +186,16 @@ TEST_F(DevicePlaneTest, AStepOfManyLayersWaitsAFewTimes) {
     EXPECT_GT(by_server, 0);
     EXPECT_GT(by_worker, 0);
   }
-  EXPECT_EQ(worker->device_plane().in_ring, 3 * kLayers) << worker->device_plane().reason;
+  EXPECT_EQ(worker->status().device_plane.in_ring, 3 * kLayers) << worker->status().device_plane.reason;
 }
 
 TEST_F(DevicePlaneTest, WithoutARingTheyGoThroughTheHostAndTheWorkerKnowsWhy) {
   const auto server = StartServer({});
   const auto on_device = Join(Spec("device"));
   const auto results = Run(*on_device, 0, 2, true);
-  EXPECT_EQ(on_device->device_plane().in_ring, 0);
-  EXPECT_EQ(on_device->device_plane().over_socket, static_cast<int64_t>(2 * kShapes.size()));
-  EXPECT_THAT(on_device->device_plane().reason, HasSubstr("offers no ring"));
+  EXPECT_EQ(on_device->status().device_plane.in_ring, 0);
+  EXPECT_EQ(on_device->status().device_plane.over_socket, static_cast<int64_t>(2 * kShapes.size()));
+  EXPECT_THAT(on_device->status().device_plane.reason, HasSubstr("offers no ring"));
   EXPECT_THAT(std::string(on_device->DevicePlaneStatus(0, 0).message()), HasSubstr("offers no ring"));
   const auto on_host = Join(Spec("host"));
   EXPECT_EQ(results, Run(*on_host, 0, 2, false));
@@ -207,9 +207,9 @@ TEST_F(DevicePlaneTest, WhatARingCannotTakeGoesThroughTheHost) {
   narrow.gradient_dtype = DType::kBF16;
   const auto in_bf16 = Join(narrow);
   Run(*in_bf16, 0, 1, true);
-  EXPECT_EQ(in_bf16->device_plane().in_ring, 0);
-  EXPECT_THAT(in_bf16->device_plane().reason, HasSubstr("gradient_dtype: expected F32"));
-  EXPECT_EQ(in_bf16->DevicePlaneStatus(0, 0).message(), in_bf16->device_plane().reason);
+  EXPECT_EQ(in_bf16->status().device_plane.in_ring, 0);
+  EXPECT_THAT(in_bf16->status().device_plane.reason, HasSubstr("gradient_dtype: expected F32"));
+  EXPECT_EQ(in_bf16->DevicePlaneStatus(0, 0).message(), in_bf16->status().device_plane.reason);
 }
 
 TEST_F(DevicePlaneTest, AtOtherAddressesItIsKnownBeforehand) {
@@ -230,14 +230,14 @@ TEST_F(DevicePlaneTest, ARingThatIsTooSmallTakesWhatFits) {
     const std::vector<float> sent = values;
     const DeviceTensor tensor{.data = values.data(), .rows = layer.d_out, .cols = layer.d_in, .stride = layer.d_in};
     const int64_t index = layer.name == "small" ? 0 : 1;
-    const auto result = worker->Precondition(0, index, tensor, tensor, 1).Wait();
+    const auto result = worker->Precondition(0, index, {tensor, tensor}, 1).Wait();
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(values, sent);
   }
   ASSERT_TRUE(worker->Flush().ok());
-  EXPECT_EQ(worker->device_plane().in_ring, 1);
-  EXPECT_EQ(worker->device_plane().over_socket, 1);
-  EXPECT_THAT(worker->device_plane().reason, HasSubstr("no room for layer 1"));
+  EXPECT_EQ(worker->status().device_plane.in_ring, 1);
+  EXPECT_EQ(worker->status().device_plane.over_socket, 1);
+  EXPECT_THAT(worker->status().device_plane.reason, HasSubstr("no room for layer 1"));
 }
 
 TEST_F(DevicePlaneTest, AGradientThatIsNotFiniteSkipsTheStep) {
@@ -249,7 +249,7 @@ TEST_F(DevicePlaneTest, AGradientThatIsNotFiniteSkipsTheStep) {
   const DeviceTensor gradient{.data = values.data(), .rows = 5, .cols = 7, .stride = 7};
   DeviceTensor answer = gradient;
   answer.data = out.data();
-  const auto result = worker->Precondition(0, 0, gradient, answer, 1).Wait();
+  const auto result = worker->Precondition(0, 0, {gradient, answer}, 1).Wait();
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->decision, Decision::kSkip);
   EXPECT_EQ(out, std::vector<float>(values.size(), 7)) << "nothing is written";
@@ -265,7 +265,7 @@ TEST_F(DevicePlaneTest, RowsMayLieApart) {
   for (int64_t i = 0; i < 5; ++i) std::copy_n(dense.begin() + i * 7, 7, wide.begin() + i * 10);
   const DeviceTensor gradient{.data = wide.data(), .rows = 5, .cols = 7, .stride = 10};
   const DeviceTensor answer{.data = out.data(), .rows = 5, .cols = 7, .stride = 8};
-  const auto result = worker->Precondition(0, 0, gradient, answer, 1).Wait();
+  const auto result = worker->Precondition(0, 0, {gradient, answer}, 1).Wait();
   ASSERT_TRUE(result.ok()) << result.status();
   for (int64_t i = 0; i < 5; ++i) {
     for (int64_t j = 0; j < 7; ++j) EXPECT_EQ(out[i * 8 + j], dense[i * 7 + j]);
@@ -281,9 +281,9 @@ TEST_F(DevicePlaneTest, AServerThatIsKilledAndComesBackGetsWhatWasNotAnswered) {
   // Sent, and not answered before the step's statistics are in.
   std::vector<float> open = Gradient(2, 1);
   const DeviceTensor tensor{.data = open.data(), .rows = 300, .cols = 200, .stride = 200};
-  const PreconditionFuture waiting = worker->Precondition(2, 1, tensor, tensor, 10);
+  const PreconditionFuture waiting = worker->Precondition(2, 1, {tensor, tensor}, 10);
   ASSERT_TRUE(worker->Flush().ok());
-  EXPECT_EQ(worker->device_plane().in_ring, 7);
+  EXPECT_EQ(worker->status().device_plane.in_ring, 7);
   EXPECT_FALSE(waiting.ready());
   server->Signal(SIGKILL);
   server = nullptr;
@@ -298,7 +298,7 @@ TEST_F(DevicePlaneTest, AServerThatIsKilledAndComesBackGetsWhatWasNotAnswered) {
   SendStatistics(*undisturbed, 2);
   std::vector<float> expected = Gradient(2, 1);
   const MatrixView view(expected.data(), 300, 200);
-  ASSERT_TRUE(undisturbed->Precondition(2, 1, view, view, 10).Wait().ok());
+  ASSERT_TRUE(undisturbed->Precondition(2, 1, {view, view}, 10).Wait().ok());
   EXPECT_EQ(open, expected);
 }
 
@@ -319,14 +319,14 @@ TEST_F(DevicePlaneTest, WhatAKilledWorkerHasHandedOverCountsForTheNext) {
   SendStatistics(*worker, 0);
   std::vector<float> values(static_cast<size_t>(rows * cols), 0.25f);
   const DeviceTensor tensor{.data = values.data(), .rows = rows, .cols = cols, .stride = cols};
-  const auto result = worker->Precondition(0, 1, tensor, tensor, 10).Wait();
+  const auto result = worker->Precondition(0, 1, {tensor, tensor}, 10).Wait();
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->decision, Decision::kPreconditioned);
   const auto undisturbed = Join(Spec("host"));
   SendStatistics(*undisturbed, 0);
   std::vector<float> expected(values.size(), 0.5f);
   const MatrixView view(expected.data(), rows, cols);
-  ASSERT_TRUE(undisturbed->Precondition(0, 1, view, view, 10).Wait().ok());
+  ASSERT_TRUE(undisturbed->Precondition(0, 1, {view, view}, 10).Wait().ok());
   EXPECT_EQ(values, expected);
 }
 
@@ -340,21 +340,21 @@ TEST_F(DevicePlaneTest, TheSlotOfAGradientThatIsAnsweredTooLateIsUsedAgain) {
   const std::vector<float> sent = values;
   const DeviceTensor tensor{.data = values.data(), .rows = rows, .cols = cols, .stride = cols};
   // Not answered before the step's statistics are in, which come after the wait has ended.
-  const absl::Status late = worker->Precondition(0, 0, tensor, tensor, 10).Wait().status();
+  const absl::Status late = worker->Precondition(0, 0, {tensor, tensor}, 10).Wait().status();
   EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded) << late;
-  EXPECT_EQ(worker->device_plane().in_ring, 1);
+  EXPECT_EQ(worker->status().device_plane.in_ring, 1);
   SendStatistics(*worker, 0);
-  const auto again = worker->Precondition(0, 0, tensor, tensor, 10).Wait();
+  const auto again = worker->Precondition(0, 0, {tensor, tensor}, 10).Wait();
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_NE(values, sent);
   // The answers of both have come, in their order.
   ASSERT_TRUE(worker->ReportStep(0, 1.0, 10, true, 0.1).ok());
-  const int64_t before = worker->device_plane().in_ring;
+  const int64_t before = worker->status().device_plane.in_ring;
   SendStatistics(*worker, 1);
   const std::vector<float> next = Gradient(1, 0);  // where the tensor looks
   std::copy(next.begin(), next.end(), values.begin());
-  ASSERT_TRUE(worker->Precondition(1, 0, tensor, tensor, 10).Wait().ok());
-  EXPECT_EQ(worker->device_plane().in_ring, before + 1) << worker->device_plane().reason;
+  ASSERT_TRUE(worker->Precondition(1, 0, {tensor, tensor}, 10).Wait().ok());
+  EXPECT_EQ(worker->status().device_plane.in_ring, before + 1) << worker->status().device_plane.reason;
 }
 
 TEST_F(DevicePlaneTest, WorkersFollowEachOtherInLittleMemory) {
@@ -367,7 +367,7 @@ TEST_F(DevicePlaneTest, WorkersFollowEachOtherInLittleMemory) {
     const auto worker = Join(spec);
     std::vector<float> values = Normal(16, process);
     const DeviceTensor tensor{.data = values.data(), .rows = 4, .cols = 4, .stride = 4};
-    const auto result = worker->Precondition(0, 0, tensor, tensor, 1).Wait();
+    const auto result = worker->Precondition(0, 0, {tensor, tensor}, 1).Wait();
     ASSERT_TRUE(result.ok()) << result.status();
   }
 }
@@ -379,13 +379,13 @@ TEST_F(DevicePlaneTest, ASessionWhoseWorkersHaveFactorsRefusesThem) {
   const auto worker = Join(spec);
   float value = 0;
   const DeviceTensor tensor{.data = &value, .rows = 5, .cols = 7, .stride = 7};
-  const absl::Status refused = worker->Precondition(0, 0, tensor, tensor, 1).Wait().status();
+  const absl::Status refused = worker->Precondition(0, 0, {tensor, tensor}, 1).Wait().status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("REPLAY"));
   EXPECT_THAT(std::string(worker->DevicePlaneStatus(0, 0).message()), HasSubstr("REPLAY"));
   DeviceTensor elsewhere = tensor;
   elsewhere.device = 1;
-  EXPECT_EQ(worker->Precondition(0, 0, tensor, elsewhere, 1).Wait().status().code(),
+  EXPECT_EQ(worker->Precondition(0, 0, {tensor, elsewhere}, 1).Wait().status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 

@@ -20,8 +20,9 @@ int main(int argc, char** argv) {
   const int64_t rows = std::atoll(argv[4]), cols = std::atoll(argv[5]);
   std::vector<float> gradient(static_cast<size_t>(rows * cols), 0.5f);
   const precondor::DeviceTensor tensor{.data = gradient.data(), .rows = rows, .cols = cols, .stride = cols};
-  const auto answer = (*worker)->Precondition(0, std::atoll(argv[3]), tensor, tensor, 10);
+  const auto answer = (*worker)->Precondition(0, std::atoll(argv[3]), {tensor, tensor}, 10);
   if (!(*worker)->Flush().ok()) return 1;
-  std::cout << ((*worker)->device_plane().in_ring == 1 ? "in ring" : (*worker)->device_plane().reason) << std::endl;
+  std::cout << ((*worker)->status().device_plane.in_ring == 1 ? "in ring" : (*worker)->status().device_plane.reason)
+            << std::endl;
   return answer.Wait().ok() ? 0 : 1;
 }

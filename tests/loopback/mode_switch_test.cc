@@ -121,7 +121,7 @@ class Job {
     for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
       const int64_t index = static_cast<int64_t>(layer);
       answers[layer].mode = worker.ModeOf(step);
-      if (worker.NeedsStatistics(step)) {
+      if (worker.NeedsStatistics(step, index)) {
         const std::vector<float> a(kIn, 0.5f + static_cast<float>(rank)), g(kOut, 1.0f);
         EXPECT_TRUE(
             worker.SendStatistics(step, index, ConstMatrixView(a.data(), 1, kIn), ConstMatrixView(g.data(), 1, kOut), 1)
@@ -136,7 +136,7 @@ class Job {
         continue;
       }
       const MatrixView view(answers[layer].values.data(), kOut, kIn);
-      futures[layer] = worker.Precondition(step, index, view, view, 1);
+      futures[layer] = worker.Precondition(step, index, {view, view}, 1);
     }
     for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
       if (answers[layer].decision == Decision::kIdentity || !worker.SendsGradient(static_cast<int64_t>(layer)))
@@ -168,7 +168,7 @@ class Job {
   Traffic TotalTraffic() const {
     Traffic total;
     for (const auto& worker : workers) {
-      const Traffic traffic = worker->traffic();
+      const Traffic traffic = worker->status().traffic;
       total.statistics_bytes += traffic.statistics_bytes;
       total.gradient_bytes += traffic.gradient_bytes;
       total.result_bytes += traffic.result_bytes;

@@ -35,14 +35,14 @@ SessionSpec Spec(ExchangeMode exchange) {
 }
 
 absl::Status RunStep(Worker& worker, uint64_t step) {
-  const SessionSpec& spec = worker.spec();
+  const SessionSpec& spec = worker.session().spec;
   std::vector<std::vector<float>> gradients(spec.layers.size());
   std::vector<PreconditionFuture> futures;
   for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
     const auto index = static_cast<int64_t>(layer);
     const auto& [d_out, d_in] = std::pair(spec.layers[layer].d_out, spec.layers[layer].d_in);
     const int64_t k = VectorsPerWorker(spec, index);
-    const uint64_t seed = step * 100 + layer * 10 + worker.rank();
+    const uint64_t seed = step * 100 + layer * 10 + worker.session().rank;
     if (worker.NeedsStatistics(step, index)) {
       const std::vector<float> a = Normal(k * d_in, seed), g = Normal(k * d_out, seed + 1);
       PRECONDOR_RETURN_IF_ERROR(worker.SendStatistics(step, index, ConstMatrixView(a.data(), k, d_in),
@@ -51,7 +51,7 @@ absl::Status RunStep(Worker& worker, uint64_t step) {
     if (!worker.SendsGradient(index)) continue;
     gradients[layer] = Normal(d_out * d_in, step * 10 + layer);
     const MatrixView view(gradients[layer].data(), d_out, d_in);
-    futures.push_back(worker.Precondition(step, index, view, view, 1));
+    futures.push_back(worker.Precondition(step, index, {view, view}, 1));
   }
   for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
   return worker.ReportStep(step, 1.0, 1, true, 0.1).status();
@@ -87,7 +87,7 @@ Measured Measure(const SessionSpec& spec) {
       if (!done.ok()) step_end.arrive_and_drop();
       ASSERT_TRUE(done.ok()) << "rank " << rank << ": " << done;
       ASSERT_TRUE((*worker)->Flush().ok());
-      counted[rank] = (*worker)->traffic();
+      counted[rank] = (*worker)->status().traffic;
     });
   }
   for (std::thread& thread : threads) thread.join();

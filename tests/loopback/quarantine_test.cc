@@ -120,7 +120,7 @@ class QuarantineLoopbackTest : public ::testing::Test {
       float* const out = answers.data() + layer * kElements;
       for (size_t i = 0; i < kElements; ++i) out[i] = std::sin(static_cast<float>(step * 7 + layer * 3 + i + 1));
       const MatrixView view(out, kRows, kCols);
-      futures.push_back(worker.Precondition(step, index, view, view, 1));
+      futures.push_back(worker.Precondition(step, index, {view, view}, 1));
     }
     for (PreconditionFuture& future : futures) {
       const auto outcome = future.Wait();

@@ -56,7 +56,7 @@ void ExpectStep(Worker& worker, uint64_t step) {
   std::vector<float> gradient = {1, 2, 3, 4, 5, static_cast<float>(step)};
   const std::vector<float> want = gradient;
   const MatrixView view(gradient.data(), 2, 3);
-  const auto answer = worker.Precondition(step, 0, view, view, 1).Wait();
+  const auto answer = worker.Precondition(step, 0, {view, view}, 1).Wait();
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(gradient, want);
   const auto reported = worker.ReportStep(step, 1.0, 1, true, 0.1);
@@ -423,7 +423,7 @@ TEST_F(SecurityTest, ATokenChangesWhileAClientGoesOn) {
   Write("token", "second-token-0123456789");
   EXPECT_TRUE(Connect(*app, files).ok());
   ExpectStep(**worker, 1);
-  EXPECT_EQ((*worker)->traffic().reconnects, 0);
+  EXPECT_EQ((*worker)->status().traffic.reconnects, 0);
 }
 
 TEST_F(SecurityTest, ACertificateChangesWhileAStreamTrains) {
@@ -441,7 +441,7 @@ TEST_F(SecurityTest, ACertificateChangesWhileAStreamTrains) {
     return now > 0 && now != serial;
   }));
   ExpectStep(**worker, 1);
-  EXPECT_EQ((*worker)->traffic().reconnects, 0);
+  EXPECT_EQ((*worker)->status().traffic.reconnects, 0);
   // New connections are made with the new certificate, which this client trusts once its own file says so.
   ClientOptions options;
   options.coordinator = app->addresses().front();

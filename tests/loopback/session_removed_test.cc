@@ -88,7 +88,7 @@ class SessionRemovedTest : public ::testing::TestWithParam<bool> {
         worker.SendStatistics(step, 0, ConstMatrixView(a.data(), 1, kCols), ConstMatrixView(g.data(), 1, kRows), 1);
     if (!sent.ok()) return sent;
     const MatrixView view(d.data(), kRows, kCols);
-    const absl::StatusOr<Preconditioned> answer = worker.Precondition(step, 0, view, view, 1).Wait();
+    const absl::StatusOr<Preconditioned> answer = worker.Precondition(step, 0, {view, view}, 1).Wait();
     if (!answer.ok()) return answer.status();
     return worker.ReportStep(step, 1.0, 1, true, 0.1).status();
   }
@@ -114,7 +114,7 @@ class SessionRemovedTest : public ::testing::TestWithParam<bool> {
           }
           ends[rank].status = Step(*worker, step);
         }
-        ends[rank].lost = worker->TakeLostUpdates();
+        ends[rank].lost = worker->status().lost_updates;
       });
     }
     for (std::thread& rank : ranks) rank.join();

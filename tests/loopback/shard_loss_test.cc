@@ -107,7 +107,7 @@ class Job {
     std::vector<PreconditionFuture> futures(kLayers);
     for (const size_t layer : layers) {
       const int64_t index = static_cast<int64_t>(layer);
-      if (worker.NeedsStatistics(step)) {
+      if (worker.NeedsStatistics(step, index)) {
         const std::vector<float> a(kCols, 0.5f + static_cast<float>(rank)), g(kRows, 1.0f);
         PRECONDOR_RETURN_IF_ERROR(worker.SendStatistics(step, index, ConstMatrixView(a.data(), 1, kCols),
                                                         ConstMatrixView(g.data(), 1, kRows), 1));
@@ -115,7 +115,7 @@ class Job {
       if (!worker.SendsGradient(index)) continue;
       answers[layer] = ToSend(step, layer, rank);
       const MatrixView view(answers[layer].data(), kRows, kCols);
-      futures[layer] = worker.Precondition(step, index, view, view, 1);
+      futures[layer] = worker.Precondition(step, index, {view, view}, 1);
     }
     if (sent) sent();
     absl::Status status;

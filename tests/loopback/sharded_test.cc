@@ -118,7 +118,8 @@ class ShardedTest : public ::testing::Test {
   void SendStatistics(uint64_t step) {
     for (const auto& worker : workers_) {
       if (!worker->NeedsStatistics(step, 0)) continue;
-      const std::vector<float> a = Normal(2 * kCols, step * 10 + worker->rank()), g = Normal(2 * kRows, step + 50);
+      const std::vector<float> a = Normal(2 * kCols, step * 10 + worker->session().rank),
+                               g = Normal(2 * kRows, step + 50);
       ASSERT_TRUE(
           worker->SendStatistics(step, 0, ConstMatrixView(a.data(), 2, kCols), ConstMatrixView(g.data(), 2, kRows), 1)
               .ok());
@@ -128,9 +129,11 @@ class ShardedTest : public ::testing::Test {
                           const std::vector<float>& whole) {
     sent_[rank] = Cut(whole, parts, true);
     got_[rank].assign(static_cast<size_t>(ReceivedElements(parts)), 7.0f);
-    return workers_[rank]->PreconditionParts(
-        step, 0, parts, ConstMatrixView(sent_[rank].data(), 1, static_cast<int64_t>(sent_[rank].size())),
-        MatrixView(got_[rank].data(), 1, static_cast<int64_t>(got_[rank].size())));
+    return workers_[rank]->Precondition(
+        step, 0,
+        {parts, ConstMatrixView(sent_[rank].data(), 1, static_cast<int64_t>(sent_[rank].size())),
+         MatrixView(got_[rank].data(), 1, static_cast<int64_t>(got_[rank].size()))},
+        1);
   }
   Answer Take(uint32_t rank, const PreconditionFuture& future) {
     const absl::StatusOr<Preconditioned> outcome = future.Wait();
@@ -160,7 +163,7 @@ class ShardedTest : public ::testing::Test {
       SendStatistics(step);
       std::vector<float> values = GradientOf(step);
       const MatrixView view(values.data(), kRows, kCols);
-      const auto outcome = workers_[0]->Precondition(step, 0, view, view, 1).Wait();
+      const auto outcome = workers_[0]->Precondition(step, 0, {view, view}, 1).Wait();
       EXPECT_TRUE(outcome.ok()) << outcome.status();
       answers.push_back({outcome->decision, outcome->factor_version, values, outcome->reason});
       Report(step);
@@ -300,12 +303,12 @@ TEST_F(ShardedTest, InFirstOrderNothingIsSent) {
   Start(spec_);
   uint64_t step = 0;
   for (; workers_[0]->ModeOf(step) == Mode::kSecondOrder; ++step) Step(step, ByRows, GradientOf(step));
-  const int64_t before = workers_[0]->traffic().gradient_bytes;
+  const int64_t before = workers_[0]->status().traffic.gradient_bytes;
   for (const Answer& answer : Step(step, ByRows, GradientOf(step))) {
     EXPECT_EQ(answer.decision, Decision::kIdentity);
     EXPECT_THAT(answer.values, ::testing::Each(7.0f)) << "the rank has its averages already";
   }
-  EXPECT_EQ(workers_[0]->traffic().gradient_bytes, before);
+  EXPECT_EQ(workers_[0]->status().traffic.gradient_bytes, before);
 }
 
 TEST_F(ShardedTest, CallsOfAnotherExchangeAreRefused) {
@@ -313,11 +316,11 @@ TEST_F(ShardedTest, CallsOfAnotherExchangeAreRefused) {
   std::vector<float> whole = GradientOf(0);
   const MatrixView view(whole.data(), kRows, kCols);
   const auto refused = [](const PreconditionFuture& future) { return std::string(future.Wait().status().message()); };
-  EXPECT_THAT(refused(workers_[0]->Precondition(0, 0, view, view, 1)), HasSubstr("SHARDED takes parts of gradients"));
+  EXPECT_THAT(refused(workers_[0]->Precondition(0, 0, {view, view}, 1)), HasSubstr("SHARDED takes parts of gradients"));
   const std::vector<GradientPart> outside = {{.row = 5, .rows = 2, .cols = 1}};
-  EXPECT_THAT(refused(workers_[0]->PreconditionParts(0, 0, outside, view.Corner(1, 2), view.Corner(1, 2))),
+  EXPECT_THAT(refused(workers_[0]->Precondition(0, 0, {outside, view.Corner(1, 2), view.Corner(1, 2)}, 1)),
               HasSubstr("parts: expected at most 64 of [6, 9]"));
-  EXPECT_THAT(refused(workers_[0]->PreconditionParts(0, 0, ByRows(0), view, view)),
+  EXPECT_THAT(refused(workers_[0]->Precondition(0, 0, {ByRows(0), view, view}, 1)),
               HasSubstr("gradient: expected [1, 18]"));
   spec_.exchange = ExchangeMode::kDelegate;
   Start(spec_);

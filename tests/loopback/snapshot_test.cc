@@ -104,7 +104,7 @@ class Trainer {
     std::vector<PreconditionFuture> futures;
     for (size_t layer = 0; layer < kLayers; ++layer) {
       const auto index = static_cast<int64_t>(layer);
-      if (worker_->NeedsStatistics(next)) {
+      if (worker_->NeedsStatistics(next, index)) {
         const std::vector<float> a(kCols, weights[layer][0] + 0.1f * static_cast<float>(next % 7));
         const std::vector<float> g(kRows, weights[layer][1] + 0.2f * static_cast<float>(layer));
         const absl::Status sent = worker_->SendStatistics(next, index, ConstMatrixView(a.data(), 1, kCols),
@@ -115,7 +115,7 @@ class Trainer {
         answers[layer][i] = weights[layer][i] * std::sin(static_cast<float>(next * 7 + layer * 3 + i + 1));
       }
       const MatrixView view(answers[layer].data(), kRows, kCols);
-      futures.push_back(worker_->Precondition(next, index, view, view, 1));
+      futures.push_back(worker_->Precondition(next, index, {view, view}, 1));
     }
     for (size_t layer = 0; layer < kLayers; ++layer) {
       const auto outcome = futures[layer].Wait();

@@ -118,19 +118,19 @@ void PrintTo(const Answer& answer, std::ostream* out) {
 }
 
 absl::Status SendStatistics(Worker& worker, uint64_t step, size_t layer) {
-  const SessionSpec& spec = worker.spec();
+  const SessionSpec& spec = worker.session().spec;
   const int64_t index = static_cast<int64_t>(layer);
   const int64_t k = VectorsPerWorker(spec, index);
   const LayerSpec& shape = spec.layers[layer];
-  const uint64_t seed = step * 1000 + layer * 100 + worker.rank();
+  const uint64_t seed = step * 1000 + layer * 100 + worker.session().rank;
   const std::vector<float> a = Normal(k * shape.d_in, seed), g = Normal(k * shape.d_out, seed + 50);
   return worker.SendStatistics(step, index, ConstMatrixView(a.data(), k, shape.d_in),
-                               ConstMatrixView(g.data(), k, shape.d_out), 10 + worker.rank());
+                               ConstMatrixView(g.data(), k, shape.d_out), 10 + worker.session().rank);
 }
 
 // One step of a rank: the same gradients, the job's average, on every rank.
 absl::StatusOr<Step> RunStep(Worker& worker, uint64_t step) {
-  const std::vector<LayerSpec>& layers = worker.spec().layers;
+  const std::vector<LayerSpec>& layers = worker.session().spec.layers;
   Step answers(layers.size());
   std::vector<PreconditionFuture> futures(layers.size());
   for (size_t layer = 0; layer < layers.size(); ++layer) {
@@ -139,7 +139,7 @@ absl::StatusOr<Step> RunStep(Worker& worker, uint64_t step) {
     if (!worker.SendsGradient(index)) continue;
     answers[layer].values = Normal(layers[layer].d_out * layers[layer].d_in, step * 10 + layer);
     const MatrixView view(answers[layer].values.data(), layers[layer].d_out, layers[layer].d_in);
-    futures[layer] = worker.Precondition(step, index, view, view, 1);
+    futures[layer] = worker.Precondition(step, index, {view, view}, 1);
   }
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     if (!worker.SendsGradient(static_cast<int64_t>(layer))) continue;
@@ -181,7 +181,7 @@ std::vector<std::vector<Step>> Train(Cluster& cluster, const SessionSpec& spec, 
         together.arrive_and_wait();
       }
       EXPECT_TRUE(worker->Flush().ok());
-      EXPECT_EQ(worker->traffic().gradient_bytes > 0, !WorkersPrecondition(spec));
+      EXPECT_EQ(worker->status().traffic.gradient_bytes > 0, !WorkersPrecondition(spec));
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -217,7 +217,7 @@ void ExpectAll(const std::vector<std::vector<Step>>& answers, const std::vector<
 
 // The worker's process ends, and another one has its rank from that step on.
 void BeginAgain(Cluster& cluster, const SessionSpec& spec, uint64_t step, std::unique_ptr<Worker>& worker) {
-  const WorkerOptions as{.rank = worker->rank(), .incarnation = step + 2, .first_step = step};
+  const WorkerOptions as{.rank = worker->session().rank, .incarnation = step + 2, .first_step = step};
   worker = nullptr;
   auto again = cluster.client().Join(spec.name, as);
   ASSERT_TRUE(again.ok()) << again.status();
@@ -298,7 +298,7 @@ TEST_P(WorkerFactorsTest, AWorkerThatBeginsAgainGoesOnWithTheFactorsOfTheOthers)
   Cluster cluster(2);
   ExpectAll(Train(cluster, spec, kSteps,
                   [&](uint64_t step, std::unique_ptr<Worker>& worker) {
-                    if (worker->rank() != step % 3 || step < 2) return;
+                    if (worker->session().rank != step % 3 || step < 2) return;
                     EXPECT_TRUE(worker->Flush().ok());
                     BeginAgain(cluster, spec, step, worker);
                   }),
@@ -312,9 +312,9 @@ TEST_P(WorkerFactorsTest, AWorkerThatWasKilledWithinAStepRepeatsIt) {
   Cluster cluster(2);
   ExpectAll(Train(cluster, spec, kSteps,
                   [&](uint64_t step, std::unique_ptr<Worker>& worker) {
-                    if (worker->rank() != 1 || step % 2 == 1) return;
+                    if (worker->session().rank != 1 || step % 2 == 1) return;
                     for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
-                      if (worker->NeedsStatistics(step)) {
+                      if (worker->NeedsStatistics(step, static_cast<int64_t>(layer))) {
                         EXPECT_TRUE(SendStatistics(*worker, step, layer).ok());
                       }
                     }
@@ -381,7 +381,7 @@ TEST_P(WorkerFactorsTest, AbstentionsAreFollowed) {
   const auto version = [&](uint32_t rank, uint64_t step) {
     std::vector<float> gradient = Normal(5 * 7, step);
     const MatrixView view(gradient.data(), 5, 7);
-    const auto outcome = workers[rank]->Precondition(step, 0, view, view, 1).Wait();
+    const auto outcome = workers[rank]->Precondition(step, 0, {view, view}, 1).Wait();
     EXPECT_TRUE(outcome.ok()) << outcome.status();
     return outcome.ok() ? outcome->factor_version : 99;
   };
@@ -403,14 +403,14 @@ TEST_P(WorkerFactorsTest, CallsOutOfOrderAreRefused) {
   const std::unique_ptr<Worker> worker = *cluster.client().Join(spec.name, {.rank = 0});
   std::vector<float> gradient = Normal(5 * 7, 1);
   const MatrixView view(gradient.data(), 5, 7);
-  const auto early = worker->Precondition(0, 0, view, view, 1).Wait();
+  const auto early = worker->Precondition(0, 0, {view, view}, 1).Wait();
   EXPECT_EQ(early.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(early.status().message()), HasSubstr("layer 0: expected the statistics of step 0"));
   ASSERT_TRUE(SendStatistics(*worker, 0, 0).ok());
   ASSERT_TRUE(SendStatistics(*worker, 1, 0).ok());
-  const auto late = worker->Precondition(0, 0, view, view, 1).Wait();
+  const auto late = worker->Precondition(0, 0, {view, view}, 1).Wait();
   EXPECT_THAT(std::string(late.status().message()), HasSubstr("before the statistics of step 1"));
-  EXPECT_TRUE(worker->Precondition(1, 0, view, view, 1).Wait().ok());
+  EXPECT_TRUE(worker->Precondition(1, 0, {view, view}, 1).Wait().ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Exchange, WorkerFactorsTest,
@@ -430,9 +430,9 @@ StepBytes BytesOfAStep(ExchangeMode exchange, int64_t d, int32_t workers) {
   Cluster cluster(1);
   std::vector<int64_t> sent, received;
   Train(cluster, spec, 12, [&](uint64_t step, std::unique_ptr<Worker>& worker) {
-    if (worker->rank() != 0) return;
-    sent.push_back(worker->traffic().statistics_bytes);
-    received.push_back(worker->traffic().result_bytes);
+    if (worker->session().rank != 0) return;
+    sent.push_back(worker->status().traffic.statistics_bytes);
+    received.push_back(worker->status().traffic.result_bytes);
   });
   // Factors are fetched once, before the first step's answer.
   for (size_t step = 2; step < sent.size(); ++step) {
@@ -469,7 +469,7 @@ std::vector<Step> RunSteps(Worker& worker, uint64_t first, uint64_t last) {
 std::vector<std::string> ReadAll(Worker& worker) {
   EXPECT_TRUE(worker.Flush().ok());
   std::vector<std::string> factors;
-  for (size_t layer = 0; layer < worker.spec().layers.size(); ++layer) {
+  for (size_t layer = 0; layer < worker.session().spec.layers.size(); ++layer) {
     absl::StatusOr<std::string> read = worker.ReadFactors(static_cast<int64_t>(layer));
     EXPECT_TRUE(read.ok()) << read.status();
     factors.push_back(read.value_or(""));

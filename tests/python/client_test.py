@@ -157,16 +157,18 @@ class ClientTest(unittest.TestCase):
         self.assertEqual(worker.spec.layers, (precondor.Layer("fc", 2, 3),))
         self.assertEqual([worker.needs_statistics(step, 0) for step in range(6)], [True, False, False, False, True, False])
         self.assertEqual((worker.rank, worker.mode(0), worker.sends_gradient(0)), (0, "SECOND_ORDER", True))
-        before = worker.metrics()["gradient_bytes"]
+        before = worker.status().traffic["gradient_bytes"]
         for step in range(7):
             if worker.needs_statistics(step, 0):
                 worker.abstain_statistics(step, 0)
             self.assertTrue(worker.precondition(step, 0, np.ones((2, 3)), 1).wait())
             directive = worker.report_step(step, 1.0, 1, 0.1)
-        self.assertGreaterEqual(worker.metrics()["gradient_bytes"] - before, 7 * 6 * 4)
+        self.assertGreaterEqual(worker.status().traffic["gradient_bytes"] - before, 7 * 6 * 4)
         self.assertEqual(directive.next_mode, "FIRST_ORDER")
         worker.flush()
-        worker.leave()
+        self.assertEqual(worker.status().lost_updates, {})
+        worker.close(leave=True)
+        self.expect(precondor.FailedPreconditionError, "has been closed", worker.flush)
 
     def test_certificates_are_not_made_of_names_that_are_wrong(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -258,15 +260,15 @@ class ClientTest(unittest.TestCase):
         np.testing.assert_array_equal(worker.compute_statistics(4, 0, "output", rows[:, :2]),
                                       precondor.compute_statistics(worker.spec, rows[:, :2], step=4, layer=0, side="output"))
         worker = self.enterContext(self.client.open_session(spec(f"{self.name}-q", sketches=3)).join())
-        signs = np.hstack([worker.sketch_signs(2, 0, "input", *part) for part in ((0, 31), (31, 19))])
+        signs = np.hstack([worker.sketch(2, 0, "input").signs(*part) for part in ((0, 31), (31, 19))])
         np.testing.assert_allclose(signs @ rows / np.sqrt(50), worker.compute_statistics(2, 0, "input", rows), atol=1e-6)
-        self.expect(precondor.InvalidArgumentError, "at least one row", worker.sketch_signs, 2, 0, "input", 0, 0)
+        self.expect(precondor.InvalidArgumentError, "at least one row", worker.sketch(2, 0, "input").signs, 0, 0)
         for first, last in ((0, 31), (31, 50)):
-            sums = worker.sketch_sums(2, 0, "input", first, rows[first:last], ones=True)
+            sums = worker.sketch(2, 0, "input").sums(first, rows[first:last], ones=True)
             wanted = signs[:, first:last] @ np.hstack([rows[first:last], np.ones((last - first, 1))])
             np.testing.assert_allclose(sums, wanted, atol=1e-5)
-        self.assertEqual(worker.sketch_sums(2, 0, "input", 0, rows).shape, (3, 3))
-        self.expect(precondor.InvalidArgumentError, "at least one row", worker.sketch_sums, 2, 0, "input", 0, rows[:0])
+        self.assertEqual(worker.sketch(2, 0, "input").sums(0, rows).shape, (3, 3))
+        self.expect(precondor.InvalidArgumentError, "at least one row", worker.sketch(2, 0, "input").sums, 0, rows[:0])
         self.assertAlmostEqual(precondor.kl_clip_scale(np.array([3.0, 1.0]), 0.1, 0.01), 0.5)
 
     # --- errors ---------------------------------------------------------------------------------------------------------
@@ -373,6 +375,7 @@ class ClientTest(unittest.TestCase):
                 (lambda: worker.precondition(-1, 0, ones, 1), "step: .*-1"), (lambda: worker.precondition(0, "0", ones, 1), "layer: .*'0'"),
                 (lambda: worker.send_statistics(0, 0, ones, ones, samples=-1), "samples: .*got -1$"),
                 (lambda: worker.precondition(0, 0, ones, samples=ones), r"samples: .*got ndarray of float32, of shape \[2, 3\]$"),
+                (lambda: worker.sketch(0, "0", "input"), "layer: .*'0'"), (lambda: worker.sketch(0, 0, "input").signs(-1, 3), "first_row: .*-1"),
                 (lambda: worker.report_step(0, None, 1, 0.1), "loss: expected a number, got None"),
                 (opened(method=None), "method: expected a name or a precondor.Method, got None"), (opened(method={"name": "mkor"}), "method: "),
                 (opened(method=precondor.Method("mkor", None)), "method.options: expected a dict, got None"),

@@ -61,21 +61,21 @@ struct Sent {
 };
 
 absl::StatusOr<Sent> Send(Worker& worker, int step, int layer) {
-  const int rank = static_cast<int>(worker.rank());
-  const LayerSpec& shape = worker.spec().layers[layer];
-  const int64_t q = VectorsPerWorker(worker.spec(), 0);
+  const int rank = static_cast<int>(worker.session().rank);
+  const LayerSpec& shape = worker.session().spec.layers[layer];
+  const int64_t q = VectorsPerWorker(worker.session().spec, 0);
   const std::vector<float> a = Pattern(q * shape.d_in, Salt(step, layer, rank, 0));
   const std::vector<float> g = Pattern(q * shape.d_out, Salt(step, layer, rank, 1));
   PRECONDOR_RETURN_IF_ERROR(worker.SendStatistics(step, layer, ConstMatrixView(a.data(), q, shape.d_in),
                                                   ConstMatrixView(g.data(), q, shape.d_out), kSamples[rank]));
   Sent sent{Pattern(shape.d_out * shape.d_in, Salt(step, layer, rank, 2)), {}};
   const MatrixView matrix(sent.gradient.data(), shape.d_out, shape.d_in);
-  sent.answer = worker.Precondition(step, layer, matrix, matrix, kSamples[rank]);
+  sent.answer = worker.Precondition(step, layer, {matrix, matrix}, kSamples[rank]);
   return sent;
 }
 
 absl::Status RunStep(std::vector<std::unique_ptr<Worker>>& workers, int step, std::ofstream& out) {
-  const int layers = static_cast<int>(workers[0]->spec().layers.size());
+  const int layers = static_cast<int>(workers[0]->session().spec.layers.size());
   std::vector<Sent> sent;
   for (const std::unique_ptr<Worker>& worker : workers) {
     for (int layer = 0; layer < layers; ++layer) {
@@ -91,7 +91,7 @@ absl::Status RunStep(std::vector<std::unique_ptr<Worker>>& workers, int step, st
               static_cast<std::streamsize>(sent[i].gradient.size() * sizeof(float)));
   }
   for (const std::unique_ptr<Worker>& worker : workers) {
-    PRECONDOR_RETURN_IF_ERROR(worker->ReportStep(step, 1.0, kSamples[worker->rank()], true, 0.0).status());
+    PRECONDOR_RETURN_IF_ERROR(worker->ReportStep(step, 1.0, kSamples[worker->session().rank], true, 0.0).status());
   }
   return absl::OkStatus();
 }

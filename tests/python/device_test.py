@@ -56,12 +56,12 @@ class DeviceTest(unittest.TestCase):
             wide = np.arange(18, dtype=np.float32).reshape(3, 6)
             before = wide.copy()
             matrix = OnDevice(wide[:, :4])
-            result = worker.precondition_on_device(0, 0, matrix, 1).result()
+            result = worker.precondition(0, 0, matrix, 1).result()
             self.assertEqual(result.decision, "IDENTITY", result.reason)
             self.assertIs(result.gradient, matrix)
             np.testing.assert_array_equal(wide, before)  # no statistics, no change
             worker.flush()
-            self.assertEqual(worker.device_plane(), {"backends": ["cuda"], "in_ring": 1, "over_socket": 0, "reason": ""})
+            self.assertEqual(worker.status().device_plane, {"backends": ["cuda"], "in_ring": 1, "over_socket": 0, "reason": ""})
             self.assertEqual(worker.device_plane_status(0), "")
             self.assertNotEqual(worker.device_plane_status(0, device=5), "")
             with self.assertRaises(precondor.NotFoundError):
@@ -73,10 +73,10 @@ class DeviceTest(unittest.TestCase):
 
         def body(worker):
             array = np.ones(SHAPE, np.float32)
-            self.assertEqual(worker.precondition_on_device(0, 0, OnDevice(array), 1).result().decision, "IDENTITY")
+            self.assertEqual(worker.precondition(0, 0, OnDevice(array), 1).result().decision, "IDENTITY")
             worker.flush()
-            self.assertEqual(worker.device_plane()["over_socket"], 1)
-            self.assertIn("offers no ring", worker.device_plane()["reason"])
+            self.assertEqual(worker.status().device_plane["over_socket"], 1)
+            self.assertIn("offers no ring", worker.status().device_plane["reason"])
             self.assertIn("offers no ring", worker.device_plane_status(0))
 
         self.run_with([], body)
@@ -85,12 +85,15 @@ class DeviceTest(unittest.TestCase):
 
         def body(worker):
             array = np.ones(SHAPE, np.float32)
-            for bad in (array, OnDevice(array.astype(np.float64)), OnDevice(array.reshape(12)),
+            for bad in (OnDevice(array.astype(np.float64)), OnDevice(array.reshape(12)),
                         OnDevice(np.asfortranarray(array)), OnDevice(array, data=(array.ctypes.data, True))):
                 with self.assertRaisesRegex(precondor.InvalidArgumentError, "__cuda_array_interface__"):
-                    worker.precondition_on_device(0, 0, bad, 1)
+                    worker.precondition(0, 0, bad, 1)
+            for options in ({"out": array}, {"parts": []}):
+                with self.assertRaisesRegex(precondor.InvalidArgumentError, "gradient: expected one in host memory, with out or parts"):
+                    worker.precondition(0, 0, OnDevice(array), 1, **options)
             with self.assertRaises(precondor.UnavailableError):
-                worker.precondition_on_device(0, 0, OnDevice(array), 1, device=5).result()
+                worker.precondition(0, 0, OnDevice(array), 1, device=5).result()
 
         self.run_with([], body)
 

@@ -54,7 +54,7 @@ class JaxTest(unittest.TestCase):
                 for _ in range(client_training.STEPS):
                     weights, state, loss = step(weights, state)
                     losses.append(float(loss))
-                traffic = worker.metrics()
+                traffic = worker.status().traffic
         expected_losses, expected = client_training.reference(1)
         # As in client_test.py: some ten of f32's 6e-8 a step, for 30 steps.
         np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=2e-5)

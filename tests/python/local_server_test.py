@@ -197,7 +197,7 @@ class LocalServerTest(unittest.TestCase):
             self.assertTrue(server.has_ended(one.address))
             for address in ("127.0.0.1:1", "unix:/nonexistent/socket", "unix:"):  # where a server may come back
                 self.assertFalse(server.has_ended(address))
-            for call in (answer.result, worker.flush, session.close, worker.leave, session.join, lambda: p.Client(one.address)):
+            for call in (answer.result, worker.flush, session.close, lambda: worker.close(leave=True), session.join, lambda: p.Client(one.address)):
                 with self.assertRaisesRegex(p.UnavailableError, "^the local server at unix:.* has ended by SIGKILL, and its sessions"):
                     call()
             told, _ = other.communicate(timeout=DEADLINE_S)

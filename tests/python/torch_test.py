@@ -119,9 +119,8 @@ class TorchTest(torch_case.ServerCase):
                                               statistics=kind, method="kfac")
                 for rows in (2, 40):  # few rows of COVARIANCE are sent as they are
                     for side, part, with_ones in (("input", x, True), ("output", g, False)):
-                        signs = (lambda first, n, side=side: worker.sketch_signs(6, 0, side, first, n)) \
-                            if kind == "SIGNED" else None
-                        in_host = (lambda first, rows, side=side, ones=with_ones: worker.sketch_sums(6, 0, side, first, rows, ones))
+                        signs = worker.sketch(6, 0, side).signs if kind == "SIGNED" else None
+                        in_host = (lambda first, rows, side=side, ones=with_ones: worker.sketch(6, 0, side).sums(first, rows, ones))
                         wanted = precondor.compute_statistics(other, ones[:rows] if with_ones else part[:rows].numpy(),
                                                               step=6, layer=0, side=side, row_scale=2.0)
                         for of_signs in (None, in_host) if kind == "SIGNED" else (None,):

@@ -51,7 +51,7 @@ absl::Status Train(const std::string& address) {
       if (!sent.ok()) return sent;
     }
     const precondor::MatrixView view(gradient.data(), kOut, kIn);  // the answer replaces the gradient
-    if (auto answer = worker.Precondition(step, 0, view, view, kRows).Wait(); !answer.ok()) return answer.status();
+    if (auto answer = worker.Precondition(step, 0, {view, view}, kRows).Wait(); !answer.ok()) return answer.status();
     for (size_t i = 0; i < weight.size(); ++i) weight[i] -= kLearningRate * gradient[i];
     if (step % 10 == 0) std::cout << "step " << step << ": loss " << loss << "\n";
     if (auto next = worker.ReportStep(step, loss, kRows, true, kLearningRate); !next.ok()) return next.status();

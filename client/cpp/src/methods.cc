@@ -9,7 +9,13 @@ namespace precondor {
 std::vector<MethodTraits> KnownMethods() { return AllMethodTraits(); }
 
 bool Worker::NeedsStatistics(uint64_t step, int64_t layer) const {
-  return NeedsStatistics(step) && TakesStatistics(spec(), layer);
+  const SessionSpec& spec = session().spec;
+  return ModeOf(step) == Mode::kSecondOrder && IsStatisticStep(spec, step) && TakesStatistics(spec, layer);
+}
+
+bool Worker::SendsGradient(int64_t layer) const {
+  const auto& [spec, rank, rollback_step] = session();
+  return spec.exchange != ExchangeMode::kDelegate || DelegateRank(spec, layer) == static_cast<int32_t>(rank);
 }
 
 }  // namespace precondor

@@ -68,7 +68,7 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
   // Only for a rollback in this epoch: after an earlier one the job may have finished many steps.
   PRECONDOR_RETURN_IF_ERROR(worker->CheckResume(directive, joined.epoch() - 1, as.first_step));
   PRECONDOR_RETURN_IF_ERROR(worker->routes_.Change(joined.shard_map(), joined.epoch()));
-  if (directive.rollback_epoch != 0) worker->rollback_step_ = directive.resume_step;
+  if (directive.rollback_epoch != 0) worker->joined_.rollback_step = directive.resume_step;
   worker->Start(as.first_step, std::move(directive));
   // In first order too, because a FETCH tells the shards that this rank has begun.
   if (worker->factors_ != nullptr) {
@@ -86,8 +86,7 @@ WorkerImpl::WorkerImpl(const ClientOptions& options, std::shared_ptr<ControlClie
     : options_(options),
       control_(std::move(control)),
       session_(std::move(session)),
-      spec_(std::move(spec)),
-      rank_(rank),
+      joined_{.spec = std::move(spec), .rank = rank, .rollback_step = std::nullopt},
       incarnation_(incarnation),
       session_id_(joined.session_id()),
       secret_(joined.secret()),
@@ -170,9 +169,21 @@ std::string WorkerImpl::Describe(uint64_t step, int64_t layer) const {
   return absl::StrCat("session ", session_, " step ", step, " layer ", layer);
 }
 
-std::map<int64_t, uint64_t> WorkerImpl::TakeLostUpdates() {
-  MutexLock lock(mu_);
-  return std::exchange(lost_updates_, {});
+WorkerStatus WorkerImpl::status() const {
+  WorkerStatus status;
+  status.traffic = traffic_.Read();
+  {
+    MutexLock lock(mu_);
+    status.epoch = epoch_;
+    status.device_plane = device_plane_;
+    status.lost_updates = lost_updates_;
+  }
+  for (const ShardRoutes::Link& link : routes_.links()) {
+    if (std::string backend = link->backend(); !backend.empty()) {
+      status.device_plane.backends.insert(std::move(backend));
+    }
+  }
+  return status;
 }
 
 absl::Status WorkerImpl::CheckResume(const WorkerDirective& directive, uint64_t epoch, uint64_t next_step) const {
@@ -204,7 +215,7 @@ absl::StatusOr<Mode> WorkerImpl::CheckStep(uint64_t step, int64_t layer) const {
 }
 
 absl::Status WorkerImpl::CheckStatistics(uint64_t step, int64_t layer) const {
-  if (NeedsStatistics(step)) return absl::OkStatus();
+  if (ModeOf(step) == Mode::kSecondOrder && IsStatisticStep(spec_, step)) return absl::OkStatus();
   return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep,
                         absl::StrCat(Describe(step, layer), ": not a statistic step with inv_freq ", spec_.inv_freq,
                                      ", warmup_steps ", spec_.warmup_steps, " and mode ", ModeName(ModeOf(step))));

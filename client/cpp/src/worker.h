@@ -52,30 +52,21 @@ class WorkerImpl final : public Worker {
                                                       const WorkerOptions& as, const v1::JoinSessionResponse& joined);
   ~WorkerImpl() override;
 
-  const SessionSpec& spec() const override { return spec_; }
-  uint32_t rank() const override { return rank_; }
-  uint64_t epoch() const override;
-  std::optional<uint64_t> rollback_step() const override { return rollback_step_; }
+  const WorkerSession& session() const override { return joined_; }
+  WorkerStatus status() const override;
   Mode ModeOf(uint64_t step) const override { return steps_->ModeOf(step); }
   absl::Status SendStatistics(uint64_t step, int64_t layer, ConstMatrixView a, ConstMatrixView g,
                               uint64_t samples) override;
   absl::Status AbstainStatistics(uint64_t step, int64_t layer) override;
-  PreconditionFuture Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
+  PreconditionFuture Precondition(uint64_t step, int64_t layer, const GradientBuffers& buffers,
                                   uint64_t samples) override;
-  PreconditionFuture PreconditionParts(uint64_t step, int64_t layer, absl::Span<const GradientPart> parts,
-                                       ConstMatrixView gradient, MatrixView out) override;
-  PreconditionFuture Precondition(uint64_t step, int64_t layer, const DeviceTensor& gradient, const DeviceTensor& out,
-                                  uint64_t samples) override;
-  DevicePlaneUse device_plane() const override;
-  absl::Status DevicePlaneStatus(int64_t layer, int device) override;
   PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) override;
+  absl::Status DevicePlaneStatus(int64_t layer, int device) override;
   absl::StatusOr<uint64_t> FactorsChecksum(int64_t layer) override;
   absl::StatusOr<std::string> ReadFactors(int64_t layer) override;
   absl::Status Flush() override;
   absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                            double learning_rate) override;
-  Traffic traffic() const override { return traffic_.Read(); }
-  std::map<int64_t, uint64_t> TakeLostUpdates() override;
   void Cancel() override;
   absl::Status Leave() override;
 
@@ -97,6 +88,12 @@ class WorkerImpl final : public Worker {
   absl::Status CheckLayer(int64_t layer) const;
   std::string Describe(uint64_t step, int64_t layer) const;
 
+  // Precondition, by the form of the gradient.
+  PreconditionFuture PreconditionMatrix(uint64_t step, int64_t layer, const GradientBuffers::Matrix& matrix,
+                                        uint64_t samples);
+  PreconditionFuture PreconditionParts(uint64_t step, int64_t layer, const GradientBuffers::Parts& buffers);
+  PreconditionFuture PreconditionOnDevice(uint64_t step, int64_t layer, const GradientBuffers::DeviceMatrix& matrix,
+                                          uint64_t samples);
   // Sends a gradient in host memory, encoded or from the caller's memory.
   PreconditionFuture SubmitGradient(std::shared_ptr<Contribution> contribution, const std::string& what,
                                     ConstMatrixView gradient, MatrixView out);
@@ -126,6 +123,8 @@ class WorkerImpl final : public Worker {
   std::shared_ptr<const void> Borrow(const std::shared_ptr<PreconditionFuture::State>& state);
   void CountControl(const google::protobuf::MessageLite& request, const google::protobuf::MessageLite& response);
 
+  uint64_t epoch() const;
+
   // Hooks of the links.
   void Wake();
   // Makes the refresher ask the coordinator whether the session and the epoch have changed.
@@ -150,13 +149,13 @@ class WorkerImpl final : public Worker {
   const ClientOptions options_;
   const std::shared_ptr<ControlClient> control_;
   const std::string session_;
-  const SessionSpec spec_;
-  const uint32_t rank_;
+  WorkerSession joined_;  // constant after Make
+  const SessionSpec& spec_ = joined_.spec;
+  const uint32_t& rank_ = joined_.rank;
   const uint64_t incarnation_;
   const uint64_t session_id_;
   const std::string secret_;  // secret of the session
   const std::shared_ptr<const MissingRanks> missing_ranks_;
-  std::optional<uint64_t> rollback_step_;  // constant after Make
   TrafficCounters traffic_;
   const std::shared_ptr<Borrowed> borrowed_ = std::make_shared<Borrowed>();
   Canceller canceller_;

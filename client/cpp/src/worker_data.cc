@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 
@@ -142,8 +143,20 @@ std::shared_ptr<const void> WorkerImpl::Borrow(const std::shared_ptr<Preconditio
   });
 }
 
-PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
+PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const GradientBuffers& buffers,
                                             uint64_t samples) {
+  if (const auto* matrix = std::get_if<GradientBuffers::Matrix>(&buffers.form())) {
+    return PreconditionMatrix(step, layer, *matrix, samples);
+  }
+  if (const auto* parts = std::get_if<GradientBuffers::Parts>(&buffers.form())) {
+    return PreconditionParts(step, layer, *parts);
+  }
+  return PreconditionOnDevice(step, layer, std::get<GradientBuffers::DeviceMatrix>(buffers.form()), samples);
+}
+
+PreconditionFuture WorkerImpl::PreconditionMatrix(uint64_t step, int64_t layer, const GradientBuffers::Matrix& matrix,
+                                                  uint64_t samples) {
+  const auto& [gradient, out] = matrix;
   const absl::StatusOr<Mode> mode = CheckStep(step, layer);
   if (!mode.ok()) return FailedFuture(mode.status());
   const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
@@ -170,8 +183,8 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstM
   return SubmitGradient(std::move(contribution), what, gradient, out);
 }
 
-PreconditionFuture WorkerImpl::PreconditionParts(uint64_t step, int64_t layer, absl::Span<const GradientPart> parts,
-                                                 ConstMatrixView gradient, MatrixView out) {
+PreconditionFuture WorkerImpl::PreconditionParts(uint64_t step, int64_t layer, const GradientBuffers::Parts& buffers) {
+  const auto& [parts, gradient, out] = buffers;
   const absl::StatusOr<Mode> mode = CheckStep(step, layer);
   if (!mode.ok()) return FailedFuture(mode.status());
   const std::string what = Describe(step, layer);

@@ -30,8 +30,9 @@ MatrixView ViewOf(const DeviceTensor& tensor) { return {tensor.data, tensor.rows
 
 }  // namespace
 
-PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const DeviceTensor& gradient,
-                                            const DeviceTensor& out, uint64_t samples) {
+PreconditionFuture WorkerImpl::PreconditionOnDevice(uint64_t step, int64_t layer,
+                                                    const GradientBuffers::DeviceMatrix& matrix, uint64_t samples) {
+  const auto& [gradient, out] = matrix;
   const absl::StatusOr<Mode> mode = CheckStep(step, layer);
   if (!mode.ok()) return FailedFuture(mode.status());
   const std::string what = Describe(step, layer);
@@ -73,18 +74,6 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const 
   sent->contribution.result = sent->answer;
   send_queue_.Post(std::move(sent));
   return PreconditionFuture(state);
-}
-
-DevicePlaneUse WorkerImpl::device_plane() const {
-  DevicePlaneUse use;
-  {
-    MutexLock lock(mu_);
-    use = device_plane_;
-  }
-  for (const ShardRoutes::Link& link : routes_.links()) {
-    if (std::string backend = link->backend(); !backend.empty()) use.backends.insert(std::move(backend));
-  }
-  return use;
 }
 
 absl::Status WorkerImpl::DevicePlaneStatus(int64_t layer, int device) {

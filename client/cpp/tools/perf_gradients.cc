@@ -151,9 +151,10 @@ absl::StatusOr<double> ServiceSeconds(Worker& worker, const Size& size, size_t s
   for (int64_t round = 0; round < rounds; ++round, ++step) {
     std::vector<PreconditionFuture> futures;
     for (size_t i = 0; i < kUnderWay; ++i) {
-      futures.push_back(worker.Precondition(step, static_cast<int64_t>(size_index * kUnderWay + i),
-                                            ConstMatrixView(tensors[i].data(), size.rows, size.cols),
-                                            MatrixView(outs[i].data(), size.rows, size.cols), 1));
+      futures.push_back(worker.Precondition(
+          step, static_cast<int64_t>(size_index * kUnderWay + i),
+          {ConstMatrixView(tensors[i].data(), size.rows, size.cols), MatrixView(outs[i].data(), size.rows, size.cols)},
+          1));
     }
     for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
     PRECONDOR_RETURN_IF_ERROR(Report(worker, step));
@@ -165,11 +166,11 @@ absl::Status MeasureLatency(Worker& worker, const std::string& family, uint64_t&
   constexpr int kRounds = 2000;
   std::vector<float> tensor(static_cast<size_t>(kSmall), 1.0f), out = tensor;
   std::vector<double> micros;
-  const int64_t layer = static_cast<int64_t>(worker.spec().layers.size()) - 1;
+  const int64_t layer = static_cast<int64_t>(worker.session().spec.layers.size()) - 1;
   for (int round = 0; round < kRounds; ++round, ++step) {
     const absl::Time start = MonotonicNow();
-    const auto future = worker.Precondition(step, layer, ConstMatrixView(tensor.data(), 1, kSmall),
-                                            MatrixView(out.data(), 1, kSmall), 1);
+    const auto future = worker.Precondition(
+        step, layer, {ConstMatrixView(tensor.data(), 1, kSmall), MatrixView(out.data(), 1, kSmall)}, 1);
     PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
     micros.push_back(absl::ToDoubleMicroseconds(MonotonicNow() - start));
     PRECONDOR_RETURN_IF_ERROR(Report(worker, step));

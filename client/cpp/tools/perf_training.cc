@@ -87,7 +87,7 @@ absl::StatusOr<double> TrainingSteps::Step() {
 int64_t TrainingSteps::sent_bytes() const {
   int64_t bytes = 0;
   for (const std::unique_ptr<Worker>& worker : workers_) {
-    const Traffic traffic = worker->traffic();
+    const Traffic traffic = worker->status().traffic;
     bytes += traffic.statistics_bytes + traffic.gradient_bytes;
   }
   return bytes;
@@ -113,8 +113,9 @@ absl::Status TrainingSteps::RunStep(uint32_t rank, uint64_t step) {
     }
     if (!worker.SendsGradient(index)) continue;
     futures.push_back(worker.Precondition(step, index,
-                                          ConstMatrixView(data.gradients[layer].data(), shape.d_out, shape.d_in),
-                                          MatrixView(data.answers[layer].data(), shape.d_out, shape.d_in), 1));
+                                          {ConstMatrixView(data.gradients[layer].data(), shape.d_out, shape.d_in),
+                                           MatrixView(data.answers[layer].data(), shape.d_out, shape.d_in)},
+                                          1));
   }
   for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
   return worker.ReportStep(step, 1.0, 1, true, 0.1).status();

@@ -5,8 +5,8 @@ gradients.
 Begin with Client. docs/use/python.md is the manual.
 """
 
-from ._client import (Client, Future, Preconditioned, Session, StepDirective, Worker, compute_statistics, cuda_device_id,
-                      kl_clip_scale)
+from ._client import (Client, Future, Preconditioned, Session, Sketch, StepDirective, Worker, WorkerStatus, compute_statistics,
+                      cuda_device_id, kl_clip_scale)
 from ._errors import (AbortedError, CancelledError, DataLossError, DeadlineExceededError, FailedPreconditionError,
                       ForkError, InternalError, InvalidArgumentError, NotFoundError, PermissionDeniedError,
                       PrecondorError, ResourceExhaustedError, UnauthenticatedError, UnavailableError, UnimplementedError)
@@ -19,6 +19,6 @@ __all__ = [
     "AbortedError", "CancelledError", "Client", "ClientOptions", "DataLossError", "DeadlineExceededError", "FailedPreconditionError",
     "Fallback", "ForkError", "Future", "InternalError", "InvalidArgumentError", "Layer", "LayerMethod", "METHODS", "Method",
     "NotFoundError", "PermissionDeniedError", "Preconditioned", "PrecondorError", "ResourceExhaustedError", "Security", "Selection",
-    "Session", "SessionSpec", "Statistics", "StepDirective", "UnauthenticatedError", "UnavailableError", "UnimplementedError",
-    "Worker", "compute_statistics", "cuda_device_id", "kl_clip_scale"
+    "Session", "SessionSpec", "Sketch", "Statistics", "StepDirective", "UnauthenticatedError", "UnavailableError",
+    "UnimplementedError", "Worker", "WorkerStatus", "compute_statistics", "cuda_device_id", "kl_clip_scale"
 ]

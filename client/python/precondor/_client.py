@@ -142,6 +142,52 @@ def warn_of_lost_updates(session: str, lost: Mapping[str, int]) -> None:
                       "loss. A server with --data-dir keeps its updates (docs/operate/operations.md)")
 
 
+def lost_since(before: Mapping[str, int], now: Mapping[str, int]) -> Dict[str, int]:
+    """Returns the updates that were lost between two WorkerStatus.lost_updates."""
+    return {name: updates - before.get(name, 0) for name, updates in now.items() if updates != before.get(name, 0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerStatus:
+    """What has happened since a worker joined.
+
+    Attributes:
+        epoch: Version of the session's membership.
+        traffic: Counters, in bytes: statistics_bytes and gradient_bytes (payload sent), result_bytes (payload received),
+            and overhead_bytes (headers, acknowledgements and control calls, both ways); and the number of reconnects.
+        device_plane: The "backends" of the shards that the worker has reached ("cpu", "cuda"), how many gradients in device
+            memory stayed there ("in_ring") or were copied to the host ("over_socket"), and the "reason" of the last copy.
+        lost_updates: Numbers of updates that servers have lost, by the layers' names: such a server has come back with
+            older factors, or none. Training goes on, but not as without the loss.
+    """
+
+    epoch: int
+    traffic: Mapping[str, int]
+    device_plane: Mapping[str, Any]
+    lost_updates: Mapping[str, int]
+
+
+class Sketch:
+    """The signs of SIGNED for one side of a layer at a step, made by Worker.sketch. For callers that compute the sketches
+    themselves, or from a part of the rows at a time; docs/develop/math/statistics.md has the formula."""
+
+    def __init__(self, core: _core.Worker, step: int, layer: int, side: str, rank: Optional[int]) -> None:
+        self._core = core
+        self._key = step, layer, side
+        self._rank = rank
+
+    @_names_arguments
+    def signs(self, first_row: int, rows: int) -> np.ndarray:
+        """Returns the signs, f32 [k, rows] of +1 and -1, for `rows` rows of the rank, from `first_row` on."""
+        return self._core.sketch_signs(*self._key, first_row, rows, self._rank)
+
+    @_names_arguments
+    def sums(self, first_row: int, rows: np.ndarray, ones: bool = False) -> np.ndarray:
+        """Returns the unscaled sums, f32 [k, d], for a part `rows` [n, d] of the rank's rows, which begins at row
+        `first_row`. With `ones` a 1 is appended to each row, and the result is [k, d + 1]."""
+        return self._core.sketch_sums(*self._key, first_row, rows, ones, self._rank)
+
+
 class Worker:
     """One rank of one session, made by Session.join. Thread-safe. Steps may overlap as far as the lease allows.
 
@@ -151,25 +197,22 @@ class Worker:
     Attributes:
         spec: The session's description, with all defaults filled in.
         rank: This worker's rank.
+        rollback_step: The step to which the job had rolled back when this worker joined; None if it never has. A rollback
+            leaves the factors as they are, with the updates of later steps.
     """
 
     def __init__(self, core: _core.Worker) -> None:
         self._core = core
         self.spec: SessionSpec = _session.from_dict(core.spec())
         self.rank: int = core.rank()
+        self.rollback_step: Optional[int] = core.rollback_step()
         _open.add(self)
 
-    @property
-    def epoch(self) -> int:
-        """Version of the session's membership. It grows when a process takes a rank or a layer moves to another
-        shard."""
-        return self._core.epoch()
-
-    @property
-    def rollback_step(self) -> Optional[int]:
-        """The step to which the job had rolled back when this worker joined; None if it never has. A rollback leaves
-        the factors as they are, with the updates of later steps."""
-        return self._core.rollback_step()
+    def status(self) -> WorkerStatus:
+        """Returns counters, and what has happened to the session, since the worker joined."""
+        fields = self._core.status()
+        lost = {self.spec.layers[place].name: updates for place, updates in fields["lost_updates"].items()}
+        return WorkerStatus(**{**fields, "lost_updates": lost})
 
     @_names_arguments
     def mode(self, step: int) -> str:
@@ -193,20 +236,11 @@ class Worker:
         """Computes one side's statistics of this rank's rows; see precondor.compute_statistics."""
         return self._core.statistics(step, layer, side, rows, row_scale)
 
-    @_names_arguments
-    def sketch_signs(self, step: int, layer: int, side: str, first_row: int, rows: int, rank: Optional[int] = None) -> np.ndarray:
-        """Returns the signs of SIGNED, f32 [k, rows] of +1 and -1, for `rows` rows of `rank`, by default this one, from
-        `first_row` on. For callers that compute the sketches themselves, or from a part of the rows at a time;
-        docs/develop/math/statistics.md has the formula."""
-        return self._core.sketch_signs(step, layer, side, first_row, rows, rank)
-
-    @_names_arguments
-    def sketch_sums(self, step: int, layer: int, side: str, first_row: int, rows: np.ndarray, ones: bool = False,
-                    rank: Optional[int] = None) -> np.ndarray:
-        """Returns the unscaled sums of SIGNED, f32 [k, d], for a part `rows` [n, d] of the rows of `rank`, by default
-        this one, which begins at row `first_row`. With `ones` a 1 is appended to each row, and the result is
-        [k, d + 1]."""
-        return self._core.sketch_sums(step, layer, side, first_row, rows, ones, rank)
+    def sketch(self, step: int, layer: int, side: str, rank: Optional[int] = None) -> Sketch:
+        """Returns the signs of SIGNED of a layer's side at a step, for the rows of `rank`, by default this one."""
+        for what, value in (("step", step), ("layer", layer), ("side", side), ("rank", rank)):
+            _CHECKS[what](what, value)
+        return Sketch(self._core, step, layer, side, rank)
 
     @_names_arguments
     def send_statistics(self, step: int, layer: int, a: np.ndarray, g: np.ndarray, samples: int) -> None:
@@ -233,8 +267,8 @@ class Worker:
         self._core.abstain_statistics(step, layer)
 
     @_names_arguments
-    def precondition(self, step: int, layer: int, gradient: np.ndarray, samples: int,
-                     out: Optional[np.ndarray] = None) -> Future:
+    def precondition(self, step: int, layer: int, gradient: Any, samples: int, out: Optional[np.ndarray] = None, *,
+                     parts: Optional[Sequence[Tuple[int, int, int, int, bool]]] = None, device: int = 0, stream: int = 0) -> Future:
         """Sends a gradient and returns the future of the preconditioned one.
 
         An f32 gradient whose rows have no gaps is sent from the array's own memory: do not write to it until the future
@@ -244,56 +278,29 @@ class Worker:
         Args:
             step: The step.
             layer: Index of the layer.
-            gradient: [d_out, d_in], real numbers.
+            gradient: [d_out, d_in], real numbers; or f32 [d_out, d_in] in the memory of a CUDA device, with
+                `__cuda_array_interface__` as torch's and CuPy's arrays have, which the answer replaces. The latter requires
+                libprecondor-cuda.so (docs/operate/cuda.md), and can stay on the device if the shard is there too.
             samples: Weight of the gradient in DIRECT.
             out: f32 [d_out, d_in] for the answer, which may be `gradient` itself. None: a new array.
-
-        Raises:
-            InvalidArgumentError: `gradient` is no matrix of real numbers, or `out` cannot be written in place.
-        """
-        return Future(self._core.precondition(step, layer, gradient, out, samples))
-
-    @_names_arguments
-    def precondition_parts(self, step: int, layer: int, parts: Sequence[Tuple[int, int, int, int, bool]], gradient: np.ndarray,
-                           out: np.ndarray) -> Future:
-        """Sends this rank's parts of the averaged gradient in exchange "SHARDED", and returns the future of their
-        answer. Every rank calls it for every layer. Otherwise as precondition.
-
-        Args:
-            step: The step.
-            layer: Index of the layer.
-            parts: Rectangles (first row, rows, first column, columns, sent) of [d_out, d_in]. Those that are sent, of all
-                ranks, contain each element once. The others are only received.
-            gradient: f32 [1, n], elements of the sent parts, each row by row.
-            out: f32 [1, m] for the elements of all these parts; the answer.
-        """
-        return Future(self._core.precondition_parts(step, layer, parts, gradient, out))
-
-    @_names_arguments
-    def precondition_on_device(self, step: int, layer: int, gradient: Any, samples: int, *, device: int = 0,
-                               stream: int = 0) -> Future:
-        """Does what precondition does for a matrix in the memory of a CUDA device, and replaces it by the answer.
-
-        Requires libprecondor-cuda.so (docs/operate/cuda.md). If the shard is on this host and device, the gradient can stay on
-        the device. The future raises all errors except those below.
-
-        Args:
-            step: The step.
-            layer: Index of the layer.
-            gradient: f32 [d_out, d_in] with `__cuda_array_interface__`, as torch's and CuPy's arrays have.
-            samples: Weight of the gradient in DIRECT.
+            parts: Exchange "SHARDED", in which every rank calls this for every layer: rectangles (first row, rows, first
+                column, columns, sent) of [d_out, d_in]. Those that are sent, of all ranks, contain each element once; the
+                others are only received. `gradient` is f32 [1, n], the elements of the sent parts, each row by row, and
+                `out` f32 [1, m], those of all these parts.
             device: Number of the CUDA device in this process.
             stream: The cudaStream_t whose work produces the gradient (`torch.cuda.current_stream().cuda_stream`).
 
         Raises:
-            InvalidArgumentError: `gradient` is no f32 matrix on a device.
+            InvalidArgumentError: `gradient` is no matrix of real numbers, on a device no f32 matrix, or `out` cannot be
+                written in place.
         """
-        return Future(self._core.precondition_on_device(step, layer, gradient, samples, device, stream))
-
-    def device_plane(self) -> Dict[str, Any]:
-        """Returns the "backends" of the shards that the worker has reached ("cpu", "cuda"), how many gradients in device
-        memory stayed there ("in_ring") or were copied to the host ("over_socket"), and the "reason" of the last copy."""
-        return self._core.device_plane()
+        if hasattr(gradient, "__cuda_array_interface__"):
+            if out is not None or parts is not None:
+                raise invalid("gradient", "one in host memory, with out or parts", gradient)
+            return Future(self._core.precondition_on_device(step, layer, gradient, samples, device, stream))
+        if parts is not None:
+            return Future(self._core.precondition_parts(step, layer, parts, gradient, out))
+        return Future(self._core.precondition(step, layer, gradient, out, samples))
 
     @_names_arguments
     def device_plane_status(self, layer: int, device: int = 0) -> str:
@@ -359,30 +366,22 @@ class Worker:
         """
         return StepDirective(*self._core.report_step(step, loss, samples, finite, learning_rate))
 
-    def metrics(self) -> Dict[str, int]:
-        """Returns counters since the worker joined, in bytes: statistics_bytes and gradient_bytes (payload sent),
-        result_bytes (payload received), and overhead_bytes (headers, acknowledgements and control calls, both ways);
-        and the number of reconnects."""
-        return self._core.traffic()
+    def close(self, *, leave: bool = False) -> None:
+        """Closes the connections. Waiting calls and unanswered futures end with CancelledError.
 
-    def take_lost_updates(self, *, warn: bool = True) -> Dict[str, int]:
-        """Returns, once, the layers whose server has come back with older factors, or none, since the last call, with the
-        number of updates that are lost. Training goes on, but not as without the loss. Warns if there are any, unless
-        the caller does."""
-        lost = {self.spec.layers[place].name: updates for place, updates in self._core.take_lost_updates().items()}
-        if warn:
-            warn_of_lost_updates(self.spec.name, lost)
-        return lost
+        Args:
+            leave: Give the rank back to the coordinator first; call flush() before. Otherwise the next process that joins
+                with the rank takes it over.
 
-    def leave(self) -> None:
-        """Gives the rank back to the coordinator. Call flush() before and close() after it. Raises UnavailableError if the
-        coordinator does not answer; at once if it was a LocalServer that has ended."""
-        self._core.leave()
-
-    def close(self) -> None:
-        """Closes the connections. Waiting calls and unanswered futures end with CancelledError. The rank is not given
-        back."""
-        self._core.close()
+        Raises:
+            UnavailableError: With `leave`, the coordinator does not answer; at once if it was a LocalServer that has ended.
+                The connections are closed.
+        """
+        try:
+            if leave:
+                self._core.leave()
+        finally:
+            self._core.close()
 
     def __enter__(self) -> "Worker":
         return self

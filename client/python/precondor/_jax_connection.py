@@ -11,13 +11,13 @@ import threading
 import uuid
 import warnings
 from collections.abc import Sequence
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import jax
 import numpy as np
 
 from . import server
-from ._client import Client, Future, Worker
+from ._client import Client, Future, Worker, lost_since, warn_of_lost_updates
 from ._errors import AbortedError, FailedPreconditionError, InvalidArgumentError, PrecondorError, check_text, expect_instance, invalid
 from ._jax_group import Group
 from ._options import ClientOptions
@@ -45,8 +45,9 @@ class Connection:
         self._server_address = ""
         self._created = False
         self._restored_step: Optional[int] = None
-        self._workers: Dict[int, Worker] = {}  # by rank, as the next two
+        self._workers: Dict[int, Worker] = {}  # by rank, as the next three
         self._next_steps: Dict[int, int] = {}
+        self._lost: Dict[int, Mapping[str, int]] = {}
         self._failures: Dict[int, Tuple[int, Exception]] = {}  # of the last call, with its step
         self._closed = False
 
@@ -151,7 +152,9 @@ class Connection:
                    for place, (layer, pair) in enumerate(zip(layers, pairs))]
         usable = all([future.result().decision != "SKIP" for future in futures])  # a list: waits for each
         worker.report_step(step, loss, 1, 0.0, finite=usable)
-        worker.take_lost_updates()  # warns
+        lost = worker.status().lost_updates
+        warn_of_lost_updates(self.name, lost_since(self._lost.get(rank, {}), lost))
+        self._lost[rank] = lost
         return answers, usable
 
     def _precondition(self, worker: Worker, step: int, place: int, layer: Layer, gradient: np.ndarray, answer: np.ndarray) -> Future:
@@ -161,7 +164,7 @@ class Connection:
         first = worker.rank * share
         rows = max(0, min(share, layer.d_out - first))
         parts = [(first, rows, 0, layer.d_in, True)] if rows > 0 else []
-        return worker.precondition_parts(step, place, parts, gradient[:rows].reshape(1, -1), answer[:rows].reshape(1, -1))
+        return worker.precondition(step, place, gradient[:rows].reshape(1, -1), 1, answer[:rows].reshape(1, -1), parts=parts)
 
     def read_factors(self) -> List[np.ndarray]:
         """Returns the next step's number and every layer's state, in the first process; nothing in the others. All call it."""
@@ -216,7 +219,7 @@ class Connection:
             else:
                 with contextlib.suppress(PrecondorError):  # if the servers have ended, there are no ranks to give back
                     for worker in self._workers.values():
-                        worker.leave()
+                        worker.close(leave=True)
         except PrecondorError:
             if end_session:
                 raise

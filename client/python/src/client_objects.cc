@@ -122,9 +122,9 @@ void WorkerObject::Run(Worker& worker, uint64_t step, const std::function<void()
   call();
 }
 
-void WorkerObject::CheckLayer(int64_t layer) const { RaiseUnlessOk(CheckLayerExists(Get()->spec(), layer)); }
+void WorkerObject::CheckLayer(int64_t layer) const { RaiseUnlessOk(CheckLayerExists(Get()->session().spec, layer)); }
 
-py::dict WorkerObject::Spec() const { return SpecToDict(Get()->spec()); }
+py::dict WorkerObject::Spec() const { return SpecToDict(Get()->session().spec); }
 
 std::string WorkerObject::ModeOf(uint64_t step) const { return std::string(ModeName(Get()->ModeOf(step))); }
 
@@ -138,32 +138,36 @@ bool WorkerObject::SendsGradient(int64_t layer) const {
   return Get()->SendsGradient(layer);
 }
 
-py::dict WorkerObject::GetTraffic() const {
-  const Traffic traffic = Get()->traffic();
-  py::dict dict;
-  dict["statistics_bytes"] = traffic.statistics_bytes;
-  dict["gradient_bytes"] = traffic.gradient_bytes;
-  dict["result_bytes"] = traffic.result_bytes;
-  dict["overhead_bytes"] = traffic.overhead_bytes;
-  dict["reconnects"] = traffic.reconnects;
-  return dict;
-}
-
-py::dict WorkerObject::TakeLostUpdates() const {
-  py::dict dict;
-  for (const auto& [layer, updates] : Get()->TakeLostUpdates()) dict[py::int_(layer)] = updates;
+py::dict WorkerObject::Status() const {
+  const WorkerStatus status = Get()->status();
+  py::dict traffic, plane, lost, dict;
+  traffic["statistics_bytes"] = status.traffic.statistics_bytes;
+  traffic["gradient_bytes"] = status.traffic.gradient_bytes;
+  traffic["result_bytes"] = status.traffic.result_bytes;
+  traffic["overhead_bytes"] = status.traffic.overhead_bytes;
+  traffic["reconnects"] = status.traffic.reconnects;
+  const DevicePlaneUse& use = status.device_plane;
+  plane["backends"] = std::vector<std::string>(use.backends.begin(), use.backends.end());
+  plane["in_ring"] = use.in_ring;
+  plane["over_socket"] = use.over_socket;
+  plane["reason"] = Text(use.reason);
+  for (const auto& [layer, updates] : status.lost_updates) lost[py::int_(layer)] = updates;
+  dict["epoch"] = status.epoch;
+  dict["traffic"] = traffic;
+  dict["device_plane"] = plane;
+  dict["lost_updates"] = lost;
   return dict;
 }
 
 py::array WorkerObject::Statistics(uint64_t step, int64_t layer, const std::string& side, const py::object& rows,
                                    double row_scale) const {
   const std::shared_ptr<Worker> worker = Get();
-  return StatisticsOf(worker->spec(), worker->rank(), step, layer, side, rows, row_scale);
+  return StatisticsOf(worker->session().spec, worker->session().rank, step, layer, side, rows, row_scale);
 }
 
 void WorkerObject::CheckSketches(int64_t layer, int64_t rows) const {
   CheckLayer(layer);
-  const SessionSpec& spec = Get()->spec();
+  const SessionSpec& spec = Get()->session().spec;
   if (StatisticsOf(spec, layer) == StatisticsKind::kSigned && rows >= 1) return;
   Raise(absl::InvalidArgumentError(absl::StrCat("session ", spec.name, " layer ", layer,
                                                 ": expected statistics SIGNED and at least one row, got ",
@@ -174,8 +178,9 @@ py::array WorkerObject::SketchSigns(uint64_t step, int64_t layer, const std::str
                                     int64_t rows, std::optional<uint32_t> rank) const {
   CheckSketches(layer, rows);
   const std::shared_ptr<Worker> worker = Get();
-  const SessionSpec& spec = worker->spec();
-  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side), rank.value_or(worker->rank())};
+  const SessionSpec& spec = worker->session().spec;
+  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side),
+                      rank.value_or(worker->session().rank)};
   py::array_t<float> out = NewMatrix(VectorsPerWorker(spec, layer), rows);
   precondor::SketchSigns(key, first_row, ViewOf(out));
   return out;
@@ -186,8 +191,9 @@ py::array WorkerObject::SketchSums(uint64_t step, int64_t layer, const std::stri
   const py::array readable = Readable("rows", rows);
   CheckSketches(layer, readable.shape(0));
   const std::shared_ptr<Worker> worker = Get();
-  const SessionSpec& spec = worker->spec();
-  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side), rank.value_or(worker->rank())};
+  const SessionSpec& spec = worker->session().spec;
+  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side),
+                      rank.value_or(worker->session().rank)};
   py::array_t<float> out = NewMatrix(VectorsPerWorker(spec, layer), readable.shape(1) + (ones ? 1 : 0));
   const ConstMatrixView rows_view = ViewOf(readable);
   const MatrixView out_view = ViewOf(out);
@@ -243,8 +249,9 @@ std::unique_ptr<FutureObject> WorkerObject::Precondition(uint64_t step, int64_t 
   if (out.is_none()) answer = NewMatrix(sent.shape(0), sent.shape(1));
   const MatrixView answer_view = Writable("out", answer);
   const ConstMatrixView gradient_view = ViewOf(sent);
-  return Send(step, sent, answer,
-              [&](Worker& worker) { return worker.Precondition(step, layer, gradient_view, answer_view, samples); });
+  return Send(step, sent, answer, [&](Worker& worker) {
+    return worker.Precondition(step, layer, {gradient_view, answer_view}, samples);
+  });
 }
 
 std::unique_ptr<FutureObject> WorkerObject::PreconditionParts(uint64_t step, int64_t layer,
@@ -256,7 +263,7 @@ std::unique_ptr<FutureObject> WorkerObject::PreconditionParts(uint64_t step, int
   const MatrixView answer_view = Writable("out", out);
   const ConstMatrixView gradient_view = ViewOf(sent);
   return Send(step, sent, out, [&](Worker& worker) {
-    return worker.PreconditionParts(step, layer, rectangles, gradient_view, answer_view);
+    return worker.Precondition(step, layer, {rectangles, gradient_view, answer_view}, /*samples=*/1);
   });
 }
 
@@ -264,18 +271,9 @@ std::unique_ptr<FutureObject> WorkerObject::PreconditionOnDevice(uint64_t step, 
                                                                  const py::object& gradient, uint64_t samples,
                                                                  int device, uintptr_t stream) {
   const DeviceTensor tensor = OnDevice("gradient", gradient, device, stream);
-  return Send(step, gradient, gradient,
-              [&](Worker& worker) { return worker.Precondition(step, layer, tensor, tensor, samples); });
-}
-
-py::dict WorkerObject::GetDevicePlane() const {
-  const DevicePlaneUse use = Get()->device_plane();
-  py::dict dict;
-  dict["backends"] = std::vector<std::string>(use.backends.begin(), use.backends.end());
-  dict["in_ring"] = use.in_ring;
-  dict["over_socket"] = use.over_socket;
-  dict["reason"] = Text(use.reason);
-  return dict;
+  return Send(step, gradient, gradient, [&](Worker& worker) {
+    return worker.Precondition(step, layer, {tensor, tensor}, samples);
+  });
 }
 
 py::str WorkerObject::DevicePlaneStatus(int64_t layer, int device) const {

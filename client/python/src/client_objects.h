@@ -49,14 +49,13 @@ class WorkerObject {
   ~WorkerObject();
 
   pybind11::dict Spec() const;
-  uint32_t Rank() const { return Get()->rank(); }
-  uint64_t Epoch() const { return Get()->epoch(); }
-  std::optional<uint64_t> RollbackStep() const { return Get()->rollback_step(); }
+  uint32_t Rank() const { return Get()->session().rank; }
+  std::optional<uint64_t> RollbackStep() const { return Get()->session().rollback_step; }
   std::string ModeOf(uint64_t step) const;
   bool NeedsStatistics(uint64_t step, int64_t layer) const;
   bool SendsGradient(int64_t layer) const;
-  pybind11::dict GetTraffic() const;
-  pybind11::dict TakeLostUpdates() const;  // layer -> number of updates
+  // {"epoch", "traffic", "device_plane", "lost_updates" by layer}
+  pybind11::dict Status() const;
 
   pybind11::array Statistics(uint64_t step, int64_t layer, const std::string& side, const pybind11::object& rows,
                              double row_scale) const;
@@ -78,7 +77,6 @@ class WorkerObject {
   // In place, of a matrix in device memory.
   std::unique_ptr<FutureObject> PreconditionOnDevice(uint64_t step, int64_t layer, const pybind11::object& gradient,
                                                      uint64_t samples, int device, uintptr_t stream);
-  pybind11::dict GetDevicePlane() const;
   // "", or why not.
   pybind11::str DevicePlaneStatus(int64_t layer, int device) const;
   std::unique_ptr<FutureObject> AbstainGradient(uint64_t step, int64_t layer);

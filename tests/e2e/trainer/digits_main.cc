@@ -59,7 +59,7 @@ absl::StatusOr<RankResult> TrainRank(const Run& run, const DigitsData& data, Cli
   ServiceExchange exchange(*worker, &reducer);
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer, Trainer::Make(run, data));
   RankResult result;
-  Traffic before = worker->traffic();
+  Traffic before = worker->status().traffic;
   while (!trainer->done()) {
     const int64_t step = trainer->step();
     const Mode mode = worker->ModeOf(static_cast<uint64_t>(step));
@@ -67,7 +67,7 @@ absl::StatusOr<RankResult> TrainRank(const Run& run, const DigitsData& data, Cli
     PRECONDOR_RETURN_IF_ERROR(trainer->Step(exchange));
     const double seconds = absl::ToDoubleSeconds(MonotonicNow() - begin);
     result.seconds += seconds;
-    const Traffic now = worker->traffic();
+    const Traffic now = worker->status().traffic;
     absl::StrAppendFormat(&result.csv, "%d,%d,%s,%.9f,%d,%d", rank, step, ModeName(mode), seconds,
                           now.statistics_bytes - before.statistics_bytes,
                           now.gradient_bytes + now.result_bytes - before.gradient_bytes - before.result_bytes);

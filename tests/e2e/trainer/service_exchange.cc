@@ -14,16 +14,16 @@
 namespace precondor::digits {
 
 RowRange ServiceExchange::Rows(int64_t batch_size) const {
-  return RowsOfRank(batch_size, worker_.spec().world_size, worker_.rank());
+  return RowsOfRank(batch_size, worker_.session().spec.world_size, worker_.session().rank);
 }
 
 absl::Status ServiceExchange::SendStatistics(uint64_t step, const LayerTap& tap) {
-  const SessionSpec& spec = worker_.spec();
+  const SessionSpec& spec = worker_.session().spec;
   // One side's statistics. The output gradients are those of a mean over the rows: row_scale undoes its division.
   const auto statistics = [&](Side side, ConstMatrixView rows, double row_scale) -> absl::StatusOr<HostMatrix> {
     const StatisticsShape shape = ShapeOfStatistics(spec, tap.layer, rows.cols, rows.rows);
     HostMatrix out(shape.rows, shape.cols);
-    const SketchKey key{spec.seed, step, static_cast<uint32_t>(tap.layer), side, worker_.rank()};
+    const SketchKey key{spec.seed, step, static_cast<uint32_t>(tap.layer), side, worker_.session().rank};
     PRECONDOR_RETURN_IF_ERROR(ComputeStatistics(spec, key, rows, row_scale, out.view()));
     return out;
   };
@@ -36,22 +36,22 @@ absl::Status ServiceExchange::SendStatistics(uint64_t step, const LayerTap& tap)
 absl::Status ServiceExchange::LayerReady(uint64_t step, const LayerTap& tap) {
   samples_ = static_cast<uint64_t>(tap.inputs.rows);
   if (worker_.NeedsStatistics(step, tap.layer)) PRECONDOR_RETURN_IF_ERROR(SendStatistics(step, tap));
-  if (worker_.spec().exchange != ExchangeMode::kDirect) {
-    reducer_->WeightedMean(static_cast<int32_t>(worker_.rank()), static_cast<double>(samples_), tap.gradient);
+  if (worker_.session().spec.exchange != ExchangeMode::kDirect) {
+    reducer_->WeightedMean(static_cast<int32_t>(worker_.session().rank), static_cast<double>(samples_), tap.gradient);
   }
   Pending pending{tap.layer, tap.gradient, PreconditionFuture()};
   // The answer is written to the gradient's own memory.
   if (worker_.SendsGradient(tap.layer)) {
-    pending.future = worker_.Precondition(step, tap.layer, tap.gradient, tap.gradient, samples_);
+    pending.future = worker_.Precondition(step, tap.layer, {tap.gradient, tap.gradient}, samples_);
   }
   pending_.push_back(std::move(pending));
   return absl::OkStatus();
 }
 
 bool ServiceExchange::ShareAnswers(bool apply) {
-  const auto rank = static_cast<int32_t>(worker_.rank());
+  const auto rank = static_cast<int32_t>(worker_.session().rank);
   for (const Pending& pending : pending_) {
-    reducer_->Broadcast(rank, DelegateRank(worker_.spec(), pending.layer), pending.gradient);
+    reducer_->Broadcast(rank, DelegateRank(worker_.session().spec, pending.layer), pending.gradient);
   }
   float skipped_share = apply ? 0.0f : 1.0f;
   reducer_->WeightedMean(rank, 1.0, MatrixView(&skipped_share, 1, 1));
@@ -65,12 +65,14 @@ absl::StatusOr<bool> ServiceExchange::Finish(uint64_t step, double loss, double 
     PRECONDOR_ASSIGN_OR_RETURN(const Preconditioned answer, pending.future.Wait());
     if (answer.decision == Decision::kSkip) apply = false;
   }
-  if (worker_.spec().exchange == ExchangeMode::kDelegate) apply = ShareAnswers(apply);
+  if (worker_.session().spec.exchange == ExchangeMode::kDelegate) apply = ShareAnswers(apply);
   pending_.clear();
   PRECONDOR_RETURN_IF_ERROR(worker_.ReportStep(step, loss, samples_, true, learning_rate).status());
-  for (const auto& [layer, updates] : worker_.TakeLostUpdates()) {
-    std::cerr << absl::StrCat("training: rank ", worker_.rank(), " step ", step, ": a shard has lost ", updates,
-                              " updates of layer ", layer, "; training goes on with older factors\n");
+  for (const auto& [layer, updates] : worker_.status().lost_updates) {
+    const uint64_t before = std::exchange(lost_updates_[layer], updates);
+    if (updates == before) continue;
+    std::cerr << absl::StrCat("training: rank ", worker_.session().rank, " step ", step, ": a shard has lost ",
+                              updates - before, " updates of layer ", layer, "; training goes on with older factors\n");
   }
   return apply;
 }

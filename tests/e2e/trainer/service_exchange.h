@@ -39,8 +39,9 @@ class ServiceExchange final : public GradientExchange {
 
   Worker& worker_;
   RankReducer* const reducer_;
-  std::vector<Pending> pending_;  // of the current step
-  uint64_t samples_ = 0;          // rows of the current step
+  std::vector<Pending> pending_;              // of the current step
+  uint64_t samples_ = 0;                      // rows of the current step
+  std::map<int64_t, uint64_t> lost_updates_;  // WorkerStatus::lost_updates of the last step
 };
 
 }  // namespace precondor::digits

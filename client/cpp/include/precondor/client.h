@@ -22,9 +22,9 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/client_security.h"
-#include "kernels/base/gradient_part.h"
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/session_spec.h"
+#include "precondor/gradient_buffers.h"
 
 namespace precondor {
 
@@ -44,7 +44,7 @@ struct ClientOptions {
   std::string traceparent = {};
   int factor_threads = 1;  // threads that compute with the worker's own factors (REPLAY, PULL_FACTORS)
   // CudaDeviceId of each rank's gradients, empty for a rank without one; or none. In DELEGATE a rank on the device of a
-  // layer's shard then sends the layer's gradient, in sessions that this client creates: see Worker::spec().delegates.
+  // layer's shard then sends the layer's gradient, in sessions that this client creates: see SessionSpec::delegates.
   std::vector<std::string> rank_devices = {};
 };
 
@@ -101,18 +101,6 @@ struct Preconditioned {
   std::string reason;
 };
 
-// An f32 matrix in the memory of a CUDA device, row-major.
-struct DeviceTensor {
-  // Number of the CUDA device in this process. It is the first field, so that {data, rows, cols} always means a matrix
-  // in host memory.
-  int device = 0;
-  float* data = nullptr;
-  int64_t rows = 0;
-  int64_t cols = 0;
-  int64_t stride = 0;      // elements from one row to the next, at least cols
-  void* stream = nullptr;  // cudaStream_t whose work produces or still uses the matrix; null: the default stream
-};
-
 // Says where the shards compute, and how gradients in device memory have travelled so far.
 struct DevicePlaneUse {
   std::set<std::string> backends;  // of the shards that the worker has reached: "cpu", "cuda"
@@ -159,29 +147,39 @@ struct Traffic {
   int64_t reconnects = 0;
 };
 
+// What a worker has joined. Constant while the worker lives.
+struct WorkerSession {
+  SessionSpec spec;
+  uint32_t rank = 0;
+  // The step to which the job had rolled back when this worker joined; nullopt if the job has never rolled back. A
+  // rollback leaves the factors as they are, with the updates of later steps.
+  std::optional<uint64_t> rollback_step;
+};
+
+// What has happened since a worker joined.
+struct WorkerStatus {
+  uint64_t epoch = 0;  // version of the session's membership
+  Traffic traffic;
+  DevicePlaneUse device_plane;
+  // Numbers of updates that are lost, by layer: the layer's shard has come back with older factors, or none. The job
+  // goes on; its results differ from those of a run without the loss.
+  std::map<int64_t, uint64_t> lost_updates;
+};
+
 // One rank of one session. Thread-safe. Steps may overlap as far as the lease and the server's window allow.
 class Worker {
  public:
   virtual ~Worker() = default;
 
-  virtual const SessionSpec& spec() const = 0;
-  virtual uint32_t rank() const = 0;
-  virtual uint64_t epoch() const = 0;
-  // The step to which the job had rolled back when this worker joined; nullopt if the job has never rolled back. A
-  // rollback leaves the factors as they are, with the updates of later steps.
-  virtual std::optional<uint64_t> rollback_step() const = 0;
-  // Returns the mode of a step up to the lease's end. A session may fall back to first order (spec().fallback): then no
+  virtual const WorkerSession& session() const = 0;
+  virtual WorkerStatus status() const = 0;
+  // Returns the mode of a step up to the lease's end. A session may fall back to first order (spec.fallback): then no
   // gradient is preconditioned, no statistics are sent, and except in DIRECT no gradients either.
   virtual Mode ModeOf(uint64_t step) const = 0;
-  bool NeedsStatistics(uint64_t step) const {
-    return ModeOf(step) == Mode::kSecondOrder && IsStatisticStep(spec(), step);
-  }
-  // Also requires that the layer's method takes statistics.
+  // Whether the step takes statistics of the layer: in second order, at a statistic step, for a method that takes any.
   bool NeedsStatistics(uint64_t step, int64_t layer) const;
   // Whether this rank calls Precondition for the layer. In DELEGATE one rank does, otherwise all ranks do.
-  bool SendsGradient(int64_t layer) const {
-    return spec().exchange != ExchangeMode::kDelegate || DelegateRank(spec(), layer) == static_cast<int32_t>(rank());
-  }
+  bool SendsGradient(int64_t layer) const;
 
   // Sends this rank's statistics of one layer at a statistic step: a [k, d_in] and g [k, d_out] with k =
   // VectorsPerWorker(spec, layer); for COVARIANCE, a and g have the shapes of ShapeOfStatistics (statistics.h) for any
@@ -191,47 +189,28 @@ class Worker {
   // Takes part in the statistic step without vectors (skipped AMP step, unused layer).
   virtual absl::Status AbstainStatistics(uint64_t step, int64_t layer) = 0;
 
-  // Sends gradient [d_out, d_in] and writes the preconditioned gradient to `out`, which may be the gradient's own
-  // memory. Both matrices must stay valid, `gradient` unchanged and `out` unread, until the future is ready or the
-  // worker is destroyed: the library sends an f32 gradient without gaps from the caller's memory. `samples` weighs the
-  // gradient in DIRECT. A gradient that is not finite is answered kSkip. In first order the answer is kIdentity with
-  // the averaged gradient: in DIRECT the shard returns it; in DELEGATE it is the gradient itself, available at once and
-  // without a byte sent.
+  // Sends a gradient and writes the preconditioned one to `out` of the buffers, which have to be valid, `gradient`
+  // unchanged and `out` unread, until the future is ready or the worker is destroyed: the library sends an f32 gradient
+  // without gaps from the caller's memory. Returns without waiting for the answer. `samples` weighs the gradient in
+  // DIRECT. A gradient that is not finite is answered kSkip. In first order the answer is kIdentity with the averaged
+  // gradient: in DIRECT the shard returns it; otherwise it is the gradient itself, available at once and without a byte
+  // sent.
   //
   // In REPLAY and PULL_FACTORS the worker itself preconditions the job's averaged gradient on the CPU, with its own
   // factors. The result is equal on every rank, bitwise if all ranks run one build of the library on one kind of
   // processor. The worker needs the shard only at statistic steps. Calls for a layer must come in order of steps, and
   // at a statistic step after the layer's statistics or abstention; otherwise the future fails with
   // FAILED_PRECONDITION.
-  virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
+  virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, const GradientBuffers& buffers,
                                           uint64_t samples) = 0;
-  // Precondition in exchange SHARDED, which every rank calls for every layer: sends this rank's parts of the averaged
-  // gradient, and receives the same parts of the answer. `gradient` is [1, SentElements(parts)], `out`
-  // [1, ReceivedElements(parts)], with the elements of the parts one after the other, each row by row; either may be
-  // empty (0 columns). If the ranks' parts have more elements than the gradient, the future of the last rank fails with
-  // INVALID_ARGUMENT, and the others wait for its parts; if they leave elements out, all answers are kSkip. In first
-  // order the answer is kIdentity, at once, and `out` stays as it is: each rank has the averages of its parts.
-  virtual PreconditionFuture PreconditionParts(uint64_t step, int64_t layer, absl::Span<const GradientPart> parts,
-                                               ConstMatrixView gradient, MatrixView out) = 0;
-  // Precondition for matrices in device memory, both on one device. Requires libprecondor-cuda.so
-  // (docs/operate/cuda.md). Returns without waiting: the work that the `stream` of each matrix has at the time of the
-  // call must produce the gradient and include the last use of `out`. Once the future is ready, at the latest after
-  // result_timeout, any stream may read `out`. The answer of a step must be ready before you send anything of a later
-  // step for the layer, because gradients wait in a queue for their streams and statistics do not. The gradient stays
-  // on the device if the shard is on this host and device, the worker dials it at a unix: address, and one rank sends
-  // the gradient in F32; otherwise it goes through the host. The future fails with FAILED_PRECONDITION in REPLAY,
-  // PULL_FACTORS and SHARDED, and with UNAVAILABLE without the library or the device.
-  virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, const DeviceTensor& gradient,
-                                          const DeviceTensor& out, uint64_t samples) = 0;
-  virtual DevicePlaneUse device_plane() const = 0;
-  // Returns OK if the layer's gradients in this device's memory may stay there, or if that is not known yet; otherwise
-  // the reason why they go through the host for as long as the shard's stream lasts. Does not wait for a server. The
-  // first call for a device loads the library.
-  virtual absl::Status DevicePlaneStatus(int64_t layer, int device) = 0;
   // Abstains from the step's gradient, so that every rank's answer is kSkip. Where nothing is sent (REPLAY and
   // PULL_FACTORS, and in first order every exchange but DIRECT) only this rank's answer is kSkip. The future fails with
   // ABORTED if an earlier process of the rank has sent the step's gradient.
   virtual PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) = 0;
+  // Returns OK if the layer's gradients in this device's memory may stay there, or if that is not known yet; otherwise
+  // the reason why they go through the host for as long as the shard's stream lasts. Does not wait for a server. The
+  // first call for a device loads the library.
+  virtual absl::Status DevicePlaneStatus(int64_t layer, int device) = 0;
 
   // Returns a checksum of the layer's factors in REPLAY and PULL_FACTORS, with the updates of every statistic step to
   // which this rank has contributed; 0 if the layer has no factors. Ranks get equal values if their factors are bitwise
@@ -260,10 +239,6 @@ class Worker {
   // names the step.
   virtual absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                                    double learning_rate) = 0;
-  virtual Traffic traffic() const = 0;
-  // Returns, once, the layers whose shard has come back with older factors, or none, since the last call, with the
-  // number of updates that are lost. The job goes on; its results differ from those of a run without the loss.
-  virtual std::map<int64_t, uint64_t> TakeLostUpdates() = 0;
   // Ends the waiting calls of all threads, all unanswered futures and all later calls with CANCELLED. Does not give the
   // rank back: the next process that joins with the rank takes it over.
   virtual void Cancel() = 0;

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import numpy as np
 import torch
 
-from .._client import Future, Worker, kl_clip_scale, warn_of_lost_updates
+from .._client import Future, Worker, kl_clip_scale, lost_since, warn_of_lost_updates
 from .._errors import AbortedError, PrecondorError
 from .._session import Layer, SessionSpec, delegate_of, traits_of
 from . import _device
@@ -65,8 +65,8 @@ class Pair:
                 return Covariance(ones)
             if kind != "SIGNED":
                 return Vectors(None, ones)
-            return Vectors(lambda first, rows: worker.sketch_signs(step, slot.place, name, first, rows, rank), ones,
-                           lambda first, rows: worker.sketch_sums(step, slot.place, name, first, rows, ones, rank))
+            sketch = worker.sketch(step, slot.place, name, rank)
+            return Vectors(sketch.signs, ones, lambda first, rows: sketch.sums(first, rows, ones))
 
         self._a = side("input", slot.layer.has_bias)
         self._g = side("output", False)
@@ -104,6 +104,7 @@ class Exchange:
         self._shards = shards
         self._delegates = worker.spec.exchange == "DELEGATE" and (group.size > 1 or shards is not None)
         self.updates_lost: Dict[str, int] = {}  # of the last step; see StepResult
+        self._lost_before: Mapping[str, int] = {}  # all that this rank knew of at the last step
         # DELEGATE: for each rank the decision, product and lost updates of its layers, then their values
         self._flat: List[torch.Tensor] = []
         self._told_backends = False
@@ -135,9 +136,9 @@ class Exchange:
         return self._worker.mode(step) == "SECOND_ORDER" or self._worker.spec.exchange == "DIRECT"
 
     def device_plane(self) -> Dict[str, Any]:
-        """Returns Worker.device_plane, with the reason if gradients are copied to the host here before they are
+        """Returns WorkerStatus.device_plane, with the reason if gradients are copied to the host here before they are
         sent."""
-        use = self._worker.device_plane()
+        use = self._worker.status().device_plane
         return {**use, "reason": self._why_host or use["reason"]}
 
     @torch.no_grad()
@@ -179,7 +180,7 @@ class Exchange:
         slot.value = self._load(slot, True)
         self._mark_untouched(slot)
         weight = slot.matrix.weight
-        self._futures[slot.place] = worker.precondition_on_device(
+        self._futures[slot.place] = worker.precondition(
             step, slot.place, _device.matrix(slot.value), samples, device=_device.ordinal(weight), stream=_device.stream(weight))
 
     def receive(self, step: int) -> Dict[int, Answer]:
@@ -199,7 +200,8 @@ class Exchange:
         self._sent = set()
         self._placed = False
         self._keep_untouched(answers)
-        lost = self._worker.take_lost_updates(warn=False)
+        status = self._worker.status()
+        lost, self._lost_before = lost_since(self._lost_before, status.lost_updates), status.lost_updates
         if self._delegates:
             self._unshared = {name: lost.get(name, 0) + self._unshared.get(name, 0) for name in {**lost, **self._unshared}}
             if self.takes_part(step):
@@ -215,7 +217,7 @@ class Exchange:
         warn_of_lost_updates(self._worker.spec.name, lost)
         if answers and not self._told_backends:
             self._told_backends = True
-            _device.tell_backends(self._worker.device_plane()["backends"], (slot.matrix.weight for slot in self._slots))
+            _device.tell_backends(status.device_plane["backends"], (slot.matrix.weight for slot in self._slots))
         return answers
 
     def _lost_by_others(self, answers: Mapping[int, Answer]) -> Dict[str, int]:

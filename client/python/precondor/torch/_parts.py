@@ -92,8 +92,8 @@ class Parts:
                 values.zero_()
             else:
                 part.in_its_shape(values).copy_(gradient)
-        return worker.precondition_parts(step, slot.place, [part.rectangle for part in parts], out.numpy(),
-                                         self._in[slot.place].numpy())
+        return worker.precondition(step, slot.place, out.numpy(), 1, self._in[slot.place].numpy(),
+                                   parts=[part.rectangle for part in parts])
 
     def store(self, place: int, scale: float) -> None:
         """Copies a slot's answer, times `scale`, to this rank's part of the gradient. Rows of lookups without a gradient

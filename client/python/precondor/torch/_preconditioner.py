@@ -219,14 +219,14 @@ class Preconditioner:
 
     def metrics(self) -> Dict[str, float]:
         """Returns numbers for a logger or a progress bar: step (finished steps), second_order (1 or 0, next step),
-        updates_lost (updates of layers that servers have lost), Worker.metrics(), and of the last step step_seconds and
+        updates_lost (updates of layers that servers have lost), WorkerStatus.traffic, and of the last step step_seconds and
         the numbers of layers preconditioned, identity and skipped."""
-        traffic = {} if self._worker is None else self._worker.metrics()
+        traffic = {} if self._worker is None else self._worker.status().traffic
         return {"step": self._step, "second_order": float(self.mode == "SECOND_ORDER"), "updates_lost": self._updates_lost,
                 **self._last, **traffic}
 
     def device_plane(self) -> Dict[str, Any]:
-        """Returns Worker.device_plane(): the servers' "backends", how many gradients stayed on their CUDA device ("in_ring") or
+        """Returns WorkerStatus.device_plane: the servers' "backends", how many gradients stayed on their CUDA device ("in_ring") or
         were copied from it by the client ("over_socket"), and the "reason" why the last of these was (docs/operate/cuda.md)."""
         return {"backends": [], "in_ring": 0, "over_socket": 0, "reason": ""} if self._exchange is None else self._exchange.device_plane()
 

@@ -57,11 +57,6 @@ class ShardDevicesFixture : public ShardFixture {
     shard = std::make_unique<Shard>(options, std::move(devices), clock, logger, seen);
     return *shard;
   }
-  SessionInstall Of(std::vector<uint32_t> layers, uint64_t at_epoch = 1) const {
-    SessionInstall install = MakeInstall(at_epoch);
-    install.layers = std::move(layers);
-    return install;
-  }
   // Layers by device, as the shard says.
   std::vector<std::vector<uint32_t>> Where() const {
     std::vector<std::vector<uint32_t>> where(devices_.size());

@@ -184,18 +184,6 @@ TEST_F(ShardDevicesTest, ComesBackOnAnotherNumberOfDevices) {
   EXPECT_EQ(Answers(8), expected);
 }
 
-TEST_F(ShardDevicesTest, LayersThatStayKeepTheirDevice) {
-  ASSERT_TRUE(Make(2).Install(Of({0, 1})).ok());
-  EXPECT_THAT(Where(), ElementsAre(ElementsAre(1), ElementsAre(0)));
-  ASSERT_TRUE(shard->Install(Of({0, 1, 2, 3, 4}, 2)).ok());
-  const auto where = Where();
-  EXPECT_THAT(Reserved(), ElementsAre(BytesOf(where[0]), BytesOf(where[1])));
-  EXPECT_NE(std::find(where[1].begin(), where[1].end(), 0u), where[1].end());
-  EXPECT_NE(std::find(where[0].begin(), where[0].end(), 1u), where[0].end());
-  ASSERT_TRUE(shard->Install(Of({1}, 3)).ok());
-  EXPECT_THAT(Reserved(), ElementsAre(BytesOf({1}), 0));
-}
-
 TEST_F(ShardDevicesTest, ReleasedFactorsGiveBackTheMemoryOfEveryDevice) {
   ASSERT_TRUE(Make(2).Install(MakeInstall()).ok());
   const auto where = Where();

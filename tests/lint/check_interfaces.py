@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The interfaces that users write against stay small: public methods of Worker in C++ and Python, arguments of Preconditioner.
+
+Overloads count one by one. Constructors, the destructor, names that begin with an underscore and attributes do not count.
+"""
+
+import ast
+import re
+
+from lint_support import Case, main, without_comments
+
+CPP = "client/cpp/include/precondor/client.h"
+CLIENT = "client/python/precondor/_client.py"
+PRECONDITIONER = "client/python/precondor/torch/_preconditioner.py"
+MOST_METHODS = 16
+MOST_ARGUMENTS = 18
+
+
+def _cpp_methods(text, name):
+    """Names of the public methods of a class of C++, whose end is a line `};`; None if there is no such class."""
+    found = re.search(rf"^class {name}\b[^;{{]*{{\n(.*?)^}};", without_comments(text), re.DOTALL | re.MULTILINE)
+    if found is None:
+        return None
+    public = "".join(part for access, part in re.findall(r"^ (public|private|protected):\n(.*?)(?=^ \w+:\n|\Z)", found.group(1),
+                                                         re.DOTALL | re.MULTILINE) if access == "public")
+    while "{" in public:  # bodies end a declaration as `;` does
+        shorter = re.sub(r"{[^{}]*}", ";", public)
+        if shorter == public:
+            break
+        public = shorter
+    names = [re.search(r"(~?\w+)\s*\(", one) for one in public.split(";")]
+    return [one.group(1) for one in names if one and one.group(1).lstrip("~") != name]
+
+
+def _python_class(text, name):
+    return next((one for one in ast.parse(text).body if isinstance(one, ast.ClassDef) and one.name == name), None)
+
+
+def _python_methods(text, name):
+    found = _python_class(text, name)
+    return found and [one.name for one in found.body if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")]
+
+
+def _python_arguments(text, name):
+    found = _python_class(text, name)
+    made = next((one for one in found.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None) if found else None
+    return made and [one.arg for one in (*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs)][1:]
+
+
+def check(tree):
+    findings = []
+    for path, name, what, most, names_of in ((CPP, "Worker", "public methods", MOST_METHODS, _cpp_methods),
+                                             (CLIENT, "Worker", "public methods", MOST_METHODS, _python_methods),
+                                             (PRECONDITIONER, "Preconditioner", "arguments", MOST_ARGUMENTS, _python_arguments)):
+        names = names_of(tree.read(path), name)
+        if names is None:
+            findings.append(f"{path}: has no class {name}")
+        elif len(names) > most:
+            findings.append(f"{path}: {name}: expected at most {most} {what}, got {len(names)}: {', '.join(names)}")
+    return findings
+
+
+_GOOD = {CPP: "class Worker {\n public:\n  virtual ~Worker() = default;\n  virtual int rank() const = 0;  // One(), two();\n"
+              "  bool Has(int a) const { return f(a) && (a > 0); }\n private:\n" + "  int F();\n" * 17 + "};\n",
+         CLIENT: "class Worker:\n    def close(self): pass\n" + "".join(f"    def _f{i}(self): pass\n" for i in range(17)),
+         PRECONDITIONER: "class Preconditioner:\n    def __init__(self, model, address, *, session=''): pass\n"}
+CASES = [
+    Case("small", _GOOD, []),
+    Case("a method too many in C++", {**_GOOD, CPP: "class Worker {\n public:\n" + "  int F(int a);\n" * 16 + "  int G() { return 1; }\n};\n"},
+         ["client.h: Worker: expected at most 16 public methods, got 17: F, .*G$"]),
+    Case("a method too many in Python", {**_GOOD, CLIENT: "class Worker:\n" + "".join(f"    def f{i}(self): pass\n" for i in range(17))},
+         ["_client.py: Worker: expected at most 16 public methods, got 17"]),
+    Case("an argument too many", {**_GOOD, PRECONDITIONER: "class Preconditioner:\n    def __init__(self, model, *, "
+                                  + ", ".join(f"a{i}=0" for i in range(18)) + "): pass\n"},
+         ["_preconditioner.py: Preconditioner: expected at most 18 arguments, got 19: model, a0"]),
+    Case("nothing to count", {**_GOOD, CPP: "struct Worker;\n"}, ["client.h: has no class Worker"]),
+]
+
+if __name__ == "__main__":
+    main(check, CASES)
