@@ -152,31 +152,33 @@ class Preconditioner:
         self._averages = not self._ddp and not sharded and self._group.size > 1
         self._shards = shards_of(self._spec, self._group, self._slots) if sharded else None
         self._spec = divide(self._spec, self._slots, self._methods, self._kinds, self._group, bool(_sharded.modules_of(self._model)))
+        # The session, and the rank in it once it has joined.
+        self._options = client
+        self._session: Optional[Session] = None
         self._worker: Optional[Worker] = None
         self._exchange: Optional[Exchange] = None
         self._reporter: Optional[Reporter] = None
-        self._options = client
+        # The step under way.
         self._step, self._mean_positions = 0, statistics.mean_positions
         self._pairs: Dict[int, Pair] = {}
         self._wanted: FrozenSet[int] = frozenset()  # layers of which this step takes statistics
-        self._holding = 0  # number of active no_sync() contexts
         self._arrived: Set[int] = set()  # overlap: ids of parameters that have their gradient
+        self._missed: Optional[PrecondorError] = None  # error of this step
+        self._functional = False  # whether this step had calls under torch.func, or with other weights
+        # All steps.
+        self._holding = self._unwatched = 0  # numbers of active no_sync() and unwatched() contexts
         self._switch = Switch()
         self._tapped = False  # whether compiled code has called a hook
-        self._missed: Optional[PrecondorError] = None  # error of this step
         self._made = False  # whether step() was called since the attached optimizer's last step
+        self._last: Dict[str, float] = {}
+        self._updates_lost = 0
         # All that it leaves on the model, in threads and on servers; given back in the reverse order.
+        self._closed = False
         self._held = contextlib.ExitStack()
         self._release = weakref.finalize(self, self._held.close)
         self._release.atexit = False  # _close_all
         self._warnings = _optimizer.StepWatch(self._parameters(), chosen.frozen, self._held)
         self._warnings.follow(optimizer)
-        self._functional = False  # whether this step had calls under torch.func, or with other weights
-        self._unwatched = 0  # number of active unwatched() contexts
-        self._last: Dict[str, float] = {}
-        self._updates_lost = 0
-        self._closed = False
-        self._session: Optional[Session] = None
         try:
             self._open(servers, chosen)
         except BaseException as error:
