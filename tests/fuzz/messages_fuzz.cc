@@ -64,7 +64,6 @@ void ShardMessages(absl::string_view bytes) {
   rpc::DecodeLease(Parsed<v1::DescribeShardRequest>(bytes));
   const ShardDescription description = rpc::DecodeDescription(Parsed<v1::DescribeShardResponse>(bytes));
   rpc::EncodeDescription(description);
-  rpc::DecodeQuarantined(Parsed<v1::QuarantinedPart>(bytes)).IgnoreError();
   wire::CheckRegion(Parsed<v1::Ring>(bytes), RegionKind::kCuda, "device").IgnoreError();
   ParseTraceparent(bytes);
 }

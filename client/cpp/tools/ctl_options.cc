@@ -34,7 +34,6 @@ constexpr std::array<CommandWords, 10> kCommands = {{{"status", 0, 0},
                                                      {"plan", 0, 0},
                                                      {"help", 0, 0}}};
 constexpr std::array<absl::string_view, 4> kSnapshotActions = {"create", "list", "verify", "restore"};
-constexpr std::array<absl::string_view, 4> kSessionActions = {"close", "quarantined", "adopt", "delete-quarantined"};
 constexpr std::array<absl::string_view, 3> kModes = {"second-order", "first-order", "auto"};
 
 std::string CommandNames() {
@@ -85,18 +84,13 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value, CtlOptions
     return absl::InvalidArgumentError(
         absl::StrCat("--world-size: expected a number of ranks, 1 ... ", kMaxWorldSize, ", got \"", value, "\""));
   }
-  if (name == "id") {
-    if (absl::SimpleAtoi(value, &options.session_id) && options.session_id > 0) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("--id: expected the id of a session as session quarantined shows it, got \"", value, "\""));
-  }
   PRECONDOR_ASSIGN_OR_RETURN(options.drain_deadline, ParseSeconds(name, value));
   return absl::OkStatus();
 }
 
 bool TakesValue(absl::string_view name) {
   return name == "server" || name == "tls-ca" || name == "tls-cert" || name == "tls-key" || name == "token-file" ||
-         name == "timeout" || name == "deadline" || name == "snapshot-path" || name == "snapshot" || name == "id" ||
+         name == "timeout" || name == "deadline" || name == "snapshot-path" || name == "snapshot" ||
          name == "world-size" || IsPlanFlag(name);
 }
 
@@ -121,19 +115,14 @@ absl::Status CheckSnapshot(const CtlOptions& options) {
 }
 
 absl::Status CheckSession(const CtlOptions& options) {
-  if (std::find(kSessionActions.begin(), kSessionActions.end(), options.action) == kSessionActions.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("session: expected ", absl::StrJoin(kSessionActions, ", "), ", got \"", options.action, "\""));
+  if (options.action != "close") {
+    return absl::InvalidArgumentError(absl::StrCat("session: expected close, got \"", options.action, "\""));
   }
-  if ((options.action == "quarantined") == options.argument.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("session ", options.action, ": expected ",
-                                                 options.argument.empty() ? "the name of a session" : "no argument"));
+  if (!options.argument.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError("session close: expected the name of a session");
 }
 
 absl::Status CheckRestoreFlags(const CtlOptions& options) {
-  if (options.session_id != 0 && options.action != "adopt" && options.action != "delete-quarantined") {
-    return absl::InvalidArgumentError("--id: for the commands session adopt and session delete-quarantined only");
-  }
   const bool restore_flags =
       !options.snapshot_paths.empty() || options.snapshot != 0 || options.replace || options.world_size != 0;
   if (!restore_flags || options.action == "restore") return absl::OkStatus();
@@ -245,12 +234,6 @@ Commands
   sessions          sessions that a server knows
   session close SESSION
                     ends a session: its factors are gone, and its workers fail; for jobs that did not end it themselves
-  session quarantined
-                    sessions on the shards' disks that the coordinator does not know, since it lost its journal
-  session adopt SESSION
-                    has the coordinator go on with such a session; ranks then join it, and its factors are as they were
-  session delete-quarantined SESSION
-                    deletes such a session with its factors from all shards
   layers SESSION    counters and factor state of a session's layers; through a coordinator, of all its shards
   mode SESSION [second-order|first-order|auto]
                     shows in which mode the steps are and why; or sets it, auto gives it back to the policy
@@ -275,7 +258,6 @@ Flags
   --deadline=DURATION  drain: time for work in flight; without it, the server's own setting
   --snapshot-path=DIR  snapshot restore: the data directory of one of the shards that took it, or a copy; once for each
   --snapshot=ID        snapshot restore: which one, by the number that snapshot list shows; without it, the newest
-  --id=ID              session adopt, session delete-quarantined: which one, of several of that name
   --world-size=N       snapshot restore: ranks that the job has from now on; without it, as many as before
   --replace            snapshot restore: close the session first if there is one; its factors are lost
   --json               one JSON document instead of a table
