@@ -55,9 +55,6 @@ class LocalShard final : public ShardControl {
   absl::StatusOr<bool> Quarantine(uint64_t session_id) override {
     return Call([&] { return shard_.Quarantine(session_id); });
   }
-  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override {
-    return Call([&] { return shard_.ListQuarantined(); });
-  }
 
  private:
   template <typename Make>

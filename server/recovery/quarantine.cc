@@ -89,7 +89,7 @@ absl::StatusOr<Quarantine::Entry> Quarantine::Read(uint64_t session_id) const {
   }
   Entry entry;
   entry.returned = in.U8() != 0;
-  entry.session.since = absl::FromUnixNanos(static_cast<int64_t>(in.U64()));
+  in.U64();  // was the wall-clock time of Put
   entry.age = entry.written_age = absl::Nanoseconds(static_cast<int64_t>(in.U64()));
   entry.session.last_step = in.U64();
   entry.part = in.U64();
@@ -106,7 +106,7 @@ absl::Status Quarantine::Write(Entry entry) {
   std::string out(kMagic);
   PutU32(out, kFormat);
   PutFixed(out, entry.returned ? 1 : 0, 1);
-  PutU64(out, static_cast<uint64_t>(absl::ToUnixNanos(entry.session.since)));
+  PutU64(out, 0);  // was the wall-clock time of Put
   PutU64(out, static_cast<uint64_t>(absl::ToInt64Nanoseconds(entry.age)));
   PutU64(out, entry.session.last_step);
   PutU64(out, entry.part);

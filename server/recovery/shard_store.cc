@@ -235,9 +235,9 @@ absl::Status ShardStore::Quarantine(uint64_t session_id, uint64_t last_step) {
     Append(RemoveRecord{session_id});
     return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": the log does not know it"));
   }
-  const absl::Status put = quarantine_.Put(
-      {.install = install->install, .last_step = last_step, .since = clock_.Wall()}, log_.NeededFrom(session_id),
-      [this](const store::LogReplay& replay) { return log_.Read(replay); });
+  const absl::Status put =
+      quarantine_.Put({.install = install->install, .last_step = last_step}, log_.NeededFrom(session_id),
+                      [this](const store::LogReplay& replay) { return log_.Read(replay); });
   if (absl::IsNotFound(put)) return absl::DataLossError(put.message());
   PRECONDOR_RETURN_IF_ERROR(put);
   snapshots_.Forget(session_id);

@@ -38,9 +38,6 @@ constexpr MethodRoles kMethods[] = {
     {"/precondor.v1.AdminService/GetLayerStats", kOperator},
     {"/precondor.v1.AdminService/GetMode", kOperator},
     {"/precondor.v1.AdminService/SetMode", kOperator},
-    {"/precondor.v1.AdminService/ListQuarantinedSessions", kOperator},
-    {"/precondor.v1.AdminService/AdoptSession", kOperator},
-    {"/precondor.v1.AdminService/DeleteQuarantinedSession", kOperator},
     {"/precondor.v1.AdminService/Drain", kOperator},
     {"/precondor.v1.SnapshotService/CreateSnapshot", kOperator},
     {"/precondor.v1.SnapshotService/ListSnapshots", kOperator},
@@ -54,7 +51,6 @@ constexpr MethodRoles kMethods[] = {
     {"/precondor.v1.ShardService/TakeSnapshot", kCoordinator},
     {"/precondor.v1.ShardService/RemoveSession", kCoordinator},
     {"/precondor.v1.ShardService/QuarantineSession", kCoordinator},
-    {"/precondor.v1.ShardService/ListQuarantined", kCoordinator},
     {"/grpc.health.v1.Health/Check", 0},  // probes have no credentials
     {"/grpc.health.v1.Health/Watch", 0},
     {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", kAnyRole},

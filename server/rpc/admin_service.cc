@@ -25,9 +25,6 @@ AdminService::AdminService(AdminSubject subject, ControlRunner& runner)
   bound("AdminService/GetLayerStats", &AdminService::GetLayerStats);
   bound("AdminService/GetMode", &AdminService::GetMode);
   bound("AdminService/SetMode", &AdminService::SetMode);
-  bound("AdminService/ListQuarantinedSessions", &AdminService::ListQuarantinedSessions);
-  bound("AdminService/AdoptSession", &AdminService::AdoptSession);
-  bound("AdminService/DeleteQuarantinedSession", &AdminService::DeleteQuarantinedSession);
   bound("AdminService/Drain", &AdminService::Drain);
 }
 
@@ -141,41 +138,6 @@ grpc::ServerUnaryReactor* AdminService::SetMode(grpc::CallbackServerContext* con
                                subject_.coordinator->SetMode(request->session(), mode));
     *response->mutable_status() = EncodeModeStatus(session);
     return absl::OkStatus();
-  });
-}
-
-grpc::ServerUnaryReactor* AdminService::ListQuarantinedSessions(grpc::CallbackServerContext* context,
-                                                                const v1::ListQuarantinedSessionsRequest*,
-                                                                v1::ListQuarantinedSessionsResponse* response) {
-  return runner_.Run(context, "AdminService/ListQuarantinedSessions", [this, response]() -> absl::Status {
-    PRECONDOR_RETURN_IF_ERROR(CheckCoordinator(""));
-    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<QuarantineSummary> listed, subject_.coordinator->ListQuarantined());
-    for (const QuarantineSummary& summary : listed) {
-      PRECONDOR_ASSIGN_OR_RETURN(*response->add_sessions(), EncodeQuarantined(summary));
-    }
-    return absl::OkStatus();
-  });
-}
-
-grpc::ServerUnaryReactor* AdminService::AdoptSession(grpc::CallbackServerContext* context,
-                                                     const v1::AdoptSessionRequest* request,
-                                                     v1::AdoptSessionResponse* response) {
-  return runner_.Run(context, "AdminService/AdoptSession", [this, request, response]() -> absl::Status {
-    PRECONDOR_RETURN_IF_ERROR(CheckCoordinator(request->session()));
-    PRECONDOR_ASSIGN_OR_RETURN(const CoordinatorSessionSummary session,
-                               subject_.coordinator->AdoptSession(request->session(), request->session_id()));
-    response->set_session_id(session.session_id);
-    response->set_epoch(session.epoch);
-    return absl::OkStatus();
-  });
-}
-
-grpc::ServerUnaryReactor* AdminService::DeleteQuarantinedSession(grpc::CallbackServerContext* context,
-                                                                 const v1::DeleteQuarantinedSessionRequest* request,
-                                                                 v1::DeleteQuarantinedSessionResponse*) {
-  return runner_.Run(context, "AdminService/DeleteQuarantinedSession", [this, request]() -> absl::Status {
-    PRECONDOR_RETURN_IF_ERROR(CheckCoordinator(request->session()));
-    return subject_.coordinator->DeleteQuarantined(request->session(), request->session_id());
   });
 }
 

@@ -39,14 +39,6 @@ class AdminService final : public v1::AdminService::CallbackService {
                                     v1::GetModeResponse* response) override;
   grpc::ServerUnaryReactor* SetMode(grpc::CallbackServerContext* context, const v1::SetModeRequest* request,
                                     v1::SetModeResponse* response) override;
-  grpc::ServerUnaryReactor* ListQuarantinedSessions(grpc::CallbackServerContext* context,
-                                                    const v1::ListQuarantinedSessionsRequest* request,
-                                                    v1::ListQuarantinedSessionsResponse* response) override;
-  grpc::ServerUnaryReactor* AdoptSession(grpc::CallbackServerContext* context, const v1::AdoptSessionRequest* request,
-                                         v1::AdoptSessionResponse* response) override;
-  grpc::ServerUnaryReactor* DeleteQuarantinedSession(grpc::CallbackServerContext* context,
-                                                     const v1::DeleteQuarantinedSessionRequest* request,
-                                                     v1::DeleteQuarantinedSessionResponse* response) override;
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context, const v1::DrainRequest* request,
                                   v1::DrainResponse* response) override;
 

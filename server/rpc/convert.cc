@@ -172,34 +172,6 @@ absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& in
   return request;
 }
 
-absl::StatusOr<v1::QuarantinedPart> EncodeQuarantined(const QuarantinedSession& session) {
-  v1::QuarantinedPart part;
-  PRECONDOR_ASSIGN_OR_RETURN(*part.mutable_install(), EncodeInstall(session.install));
-  part.set_last_step(session.last_step);
-  part.set_since_unix_ns(absl::ToUnixNanos(session.since));
-  return part;
-}
-
-absl::StatusOr<QuarantinedSession> DecodeQuarantined(const v1::QuarantinedPart& part) {
-  PRECONDOR_ASSIGN_OR_RETURN(SessionInstall install, DecodeInstall(part.install()));
-  return QuarantinedSession{
-      .install = std::move(install), .last_step = part.last_step(), .since = absl::FromUnixNanos(part.since_unix_ns())};
-}
-
-absl::StatusOr<v1::QuarantinedSession> EncodeQuarantined(const QuarantineSummary& summary) {
-  v1::QuarantinedSession out;
-  PRECONDOR_ASSIGN_OR_RETURN(*out.mutable_spec(), wire::EncodeSessionSpec(summary.install.spec));
-  out.set_session_id(summary.install.session_id);
-  out.set_epoch(summary.install.epoch);
-  out.set_last_step(summary.last_step);
-  out.set_since_unix_ns(absl::ToUnixNanos(summary.since));
-  out.set_layers(static_cast<uint32_t>(summary.install.layers.size()));
-  for (const PlacedLayers& placed : summary.placement) {
-    if (!placed.layers.empty()) out.add_shards(placed.shard);
-  }
-  return out;
-}
-
 v1::FenceSessionRequest EncodeFence(const EpochFence& fence) {
   v1::FenceSessionRequest request;
   request.set_session_id(fence.session_id);

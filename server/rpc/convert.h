@@ -48,9 +48,6 @@ void EncodeDevice(const DeviceUse& device, v1::DeviceMemory& out);
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description);
 // Omits costs that are not finite.
 ShardDescription DecodeDescription(const v1::DescribeShardResponse& response);
-absl::StatusOr<v1::QuarantinedPart> EncodeQuarantined(const QuarantinedSession& session);
-absl::StatusOr<QuarantinedSession> DecodeQuarantined(const v1::QuarantinedPart& part);
-absl::StatusOr<v1::QuarantinedSession> EncodeQuarantined(const QuarantineSummary& summary);
 v1::TakeSnapshotRequest EncodeOrder(const SnapshotOrder& order);
 SnapshotOrder DecodeOrder(const v1::TakeSnapshotRequest& request);
 v1::SessionSnapshot EncodeSnapshot(const CoordinatorSessionSummary& session, const SnapshotEntry& snapshot);

@@ -110,17 +110,6 @@ class ShardClient final : public ShardControl {
     return response.existed();
   }
 
-  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override {
-    v1::ListQuarantinedResponse response;
-    PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::ListQuarantined, v1::ListQuarantinedRequest(), response));
-    std::vector<QuarantinedSession> listed;
-    for (const v1::QuarantinedPart& part : response.sessions()) {
-      PRECONDOR_ASSIGN_OR_RETURN(QuarantinedSession session, DecodeQuarantined(part));
-      listed.push_back(std::move(session));
-    }
-    return listed;
-  }
-
   void CancelCalls() override {
     MutexLock lock(mu_);
     cancelled_ = true;

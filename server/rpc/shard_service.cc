@@ -96,16 +96,4 @@ grpc::ServerUnaryReactor* ShardService::QuarantineSession(grpc::CallbackServerCo
   });
 }
 
-grpc::ServerUnaryReactor* ShardService::ListQuarantined(grpc::CallbackServerContext* context,
-                                                        const v1::ListQuarantinedRequest* request,
-                                                        v1::ListQuarantinedResponse* response) {
-  return RunAdmitted(context, "ShardService/ListQuarantined", *request, [this, response]() -> absl::Status {
-    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<QuarantinedSession> listed, shard_.ListQuarantined());
-    for (const QuarantinedSession& session : listed) {
-      PRECONDOR_ASSIGN_OR_RETURN(*response->add_sessions(), EncodeQuarantined(session));
-    }
-    return absl::OkStatus();
-  });
-}
-
 }  // namespace precondor::rpc

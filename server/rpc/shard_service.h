@@ -25,7 +25,6 @@ class ShardService final : public v1::ShardService::CallbackService {
     bound("ShardService/TakeSnapshot", &ShardService::TakeSnapshot);
     bound("ShardService/RemoveSession", &ShardService::RemoveSession);
     bound("ShardService/QuarantineSession", &ShardService::QuarantineSession);
-    bound("ShardService/ListQuarantined", &ShardService::ListQuarantined);
   }
 
   grpc::ServerUnaryReactor* DescribeShard(grpc::CallbackServerContext* context, const v1::DescribeShardRequest* request,
@@ -44,9 +43,6 @@ class ShardService final : public v1::ShardService::CallbackService {
   grpc::ServerUnaryReactor* QuarantineSession(grpc::CallbackServerContext* context,
                                               const v1::QuarantineSessionRequest* request,
                                               v1::QuarantineSessionResponse* response) override;
-  grpc::ServerUnaryReactor* ListQuarantined(grpc::CallbackServerContext* context,
-                                            const v1::ListQuarantinedRequest* request,
-                                            v1::ListQuarantinedResponse* response) override;
 
  private:
   // Runs `work` if the shard's FencingGate admits the request's fencing token.

@@ -63,7 +63,6 @@ void ShardMessages(absl::string_view bytes) {
   rpc::DecodeOrder(Parsed<v1::TakeSnapshotRequest>(bytes));
   const ShardDescription description = rpc::DecodeDescription(Parsed<v1::DescribeShardResponse>(bytes));
   rpc::EncodeDescription(description);
-  rpc::DecodeQuarantined(Parsed<v1::QuarantinedPart>(bytes)).IgnoreError();
   wire::CheckRegion(Parsed<v1::Ring>(bytes), RegionKind::kCuda, "device").IgnoreError();
   ParseTraceparent(bytes);
 }

@@ -47,7 +47,6 @@ MAY_ASK_FOR_WALL_CLOCK = {
     "server/core/shard/fencing_gate.cc",  # bound of fencing tokens, which may be times
     "server/core/shard/session_factors.cc",  # numbers of releases, beyond those of a log that is lost
     "server/core/coordinator/coordinator_leader.cc",  # fencing tokens, beyond those of a journal that is lost
-    "server/recovery/shard_store.cc",  # since when a session is in quarantine, for people
     "client/cpp/src/client.cc",  # incarnations, beyond those of the processes before
     "client/python/examples/compare.py",  # names of sessions, which no other run has
     "client/python/examples/jax_digits.py",  # likewise

@@ -62,8 +62,4 @@ absl::StatusOr<bool> SimControl::Quarantine(uint64_t session_id) {
   return Call<absl::StatusOr<bool>>([session_id](SimShard& to) { return to.Quarantine(session_id); });
 }
 
-absl::StatusOr<std::vector<QuarantinedSession>> SimControl::ListQuarantined() {
-  return std::vector<QuarantinedSession>();  // no operator asks
-}
-
 }  // namespace precondor::sim

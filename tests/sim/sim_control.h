@@ -25,7 +25,6 @@ class SimControl final : public ShardControl {
   absl::Status HoldFactors(const FactorHold& hold) override;
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
   absl::StatusOr<bool> Quarantine(uint64_t session_id) override;
-  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override;
 
  private:
   // What `make` comes to on the shard, or why it does not get there or back. One that was only given up on may come

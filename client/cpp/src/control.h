@@ -86,11 +86,6 @@ class ControlClient {
                                                           Canceller& canceller);
   absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request, Canceller& canceller);
   absl::StatusOr<v1::GetModeResponse> GetMode(const v1::GetModeRequest& request, Canceller& canceller);
-  absl::StatusOr<v1::ListQuarantinedSessionsResponse> ListQuarantinedSessions(
-      const v1::ListQuarantinedSessionsRequest& request, Canceller& canceller);
-  absl::StatusOr<v1::AdoptSessionResponse> AdoptSession(const v1::AdoptSessionRequest& request, Canceller& canceller);
-  absl::StatusOr<v1::DeleteQuarantinedSessionResponse> DeleteQuarantinedSession(
-      const v1::DeleteQuarantinedSessionRequest& request, Canceller& canceller);
   absl::StatusOr<v1::SetModeResponse> SetMode(const v1::SetModeRequest& request, Canceller& canceller);
 
   absl::StatusOr<v1::CreateSnapshotResponse> CreateSnapshot(const v1::CreateSnapshotRequest& request,

@@ -67,39 +67,14 @@ absl::StatusOr<CtlOutput> RunSession(const CtlOptions& options) {
   ControlClient server(options.server, options.timeout, options.security);
   PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
   Canceller canceller;
-  if (options.action == "close") {
-    v1::CloseSessionRequest request;
-    request.set_name(options.argument);
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::CloseSessionResponse closed, server.CloseSession(request, canceller));
-    if (!closed.existed()) {
-      return absl::NotFoundError(
-          absl::StrCat("server ", options.server, ": no session ", options.argument, ", or no longer"));
-    }
-    return CtlOutput{options.json ? Dump({{"closed", options.argument}}) : absl::StrCat(options.argument, ": closed\n"),
-                     true};
+  v1::CloseSessionRequest request;
+  request.set_name(options.argument);
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::CloseSessionResponse closed, server.CloseSession(request, canceller));
+  if (!closed.existed()) {
+    return absl::NotFoundError(
+        absl::StrCat("server ", options.server, ": no session ", options.argument, ", or no longer"));
   }
-  if (options.action == "quarantined") {
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListQuarantinedSessionsResponse response,
-                               server.ListQuarantinedSessions({}, canceller));
-    return CtlOutput{options.json ? Dump(QuarantinedJson(response)) : QuarantinedTable(response), true};
-  }
-  if (options.action == "delete-quarantined") {
-    v1::DeleteQuarantinedSessionRequest request;
-    request.set_session(options.argument);
-    request.set_session_id(options.session_id);
-    PRECONDOR_RETURN_IF_ERROR(server.DeleteQuarantinedSession(request, canceller).status());
-    return CtlOutput{
-        options.json ? Dump({{"deleted", options.argument}}) : absl::StrCat(options.argument, ": deleted\n"), true};
-  }
-  v1::AdoptSessionRequest request;
-  request.set_session(options.argument);
-  request.set_session_id(options.session_id);
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::AdoptSessionResponse adopted, server.AdoptSession(request, canceller));
-  if (options.json) {
-    return CtlOutput{
-        Dump({{"adopted", options.argument}, {"session_id", adopted.session_id()}, {"epoch", adopted.epoch()}}), true};
-  }
-  return CtlOutput{absl::StrCat(options.argument, ": adopted, epoch ", adopted.epoch(), "; its ranks can join\n"),
+  return CtlOutput{options.json ? Dump({{"closed", options.argument}}) : absl::StrCat(options.argument, ": closed\n"),
                    true};
 }
 

@@ -34,7 +34,6 @@ constexpr std::array<CommandWords, 10> kCommands = {{{"status", 0, 0},
                                                      {"plan", 0, 0},
                                                      {"help", 0, 0}}};
 constexpr std::array<absl::string_view, 4> kSnapshotActions = {"create", "list", "verify", "restore"};
-constexpr std::array<absl::string_view, 4> kSessionActions = {"close", "quarantined", "adopt", "delete-quarantined"};
 constexpr std::array<absl::string_view, 3> kModes = {"second-order", "first-order", "auto"};
 
 std::string CommandNames() {
@@ -85,18 +84,13 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value, CtlOptions
     return absl::InvalidArgumentError(
         absl::StrCat("--world-size: expected a number of ranks, 1 ... ", kMaxWorldSize, ", got \"", value, "\""));
   }
-  if (name == "id") {
-    if (absl::SimpleAtoi(value, &options.session_id) && options.session_id > 0) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("--id: expected the id of a session as session quarantined shows it, got \"", value, "\""));
-  }
   PRECONDOR_ASSIGN_OR_RETURN(options.drain_deadline, ParseSeconds(name, value));
   return absl::OkStatus();
 }
 
 bool TakesValue(absl::string_view name) {
   return name == "server" || name == "tls-ca" || name == "tls-cert" || name == "tls-key" || name == "token-file" ||
-         name == "timeout" || name == "deadline" || name == "snapshot-path" || name == "snapshot" || name == "id" ||
+         name == "timeout" || name == "deadline" || name == "snapshot-path" || name == "snapshot" ||
          name == "world-size" || IsPlanFlag(name);
 }
 
@@ -121,19 +115,14 @@ absl::Status CheckSnapshot(const CtlOptions& options) {
 }
 
 absl::Status CheckSession(const CtlOptions& options) {
-  if (std::find(kSessionActions.begin(), kSessionActions.end(), options.action) == kSessionActions.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("session: expected ", absl::StrJoin(kSessionActions, ", "), ", got \"", options.action, "\""));
+  if (options.action != "close") {
+    return absl::InvalidArgumentError(absl::StrCat("session: expected close, got \"", options.action, "\""));
   }
-  if ((options.action == "quarantined") == options.argument.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("session ", options.action, ": expected ",
-                                                 options.argument.empty() ? "the name of a session" : "no argument"));
+  if (!options.argument.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError("session close: expected the name of a session");
 }
 
 absl::Status CheckRestoreFlags(const CtlOptions& options) {
-  if (options.session_id != 0 && options.action != "adopt" && options.action != "delete-quarantined") {
-    return absl::InvalidArgumentError("--id: for the commands session adopt and session delete-quarantined only");
-  }
   const bool restore_flags =
       !options.snapshot_paths.empty() || options.snapshot != 0 || options.replace || options.world_size != 0;
   if (!restore_flags || options.action == "restore") return absl::OkStatus();
@@ -249,12 +238,6 @@ Commands
       The command lists the sessions of a server.
   session close SESSION
       The coordinator ends a session. Its factors are deleted, and its workers fail.
-  session quarantined
-      The command lists sessions on the shards' disks that the coordinator does not know.
-  session adopt SESSION
-      The coordinator continues a quarantined session with its factors. Ranks can then join it.
-  session delete-quarantined SESSION
-      All shards delete a quarantined session with its factors.
   layers SESSION
       The command shows counters and factor state of each layer. A coordinator asks all its shards.
   mode SESSION [second-order|first-order|auto]
@@ -296,8 +279,6 @@ Commands' own flags
       A restore reads this data directory of a shard, or a copy of it. Give the flag once for each shard.
   --snapshot=ID  default the newest
       A restore reads the snapshot with this number, which snapshot list shows.
-  --id=ID  default none
-      session adopt and session delete-quarantined take the session with this id, if several have the name.
   --world-size=N  default that of the snapshot
       The restored job has this many ranks.
   --replace

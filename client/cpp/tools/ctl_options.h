@@ -21,7 +21,7 @@ struct CtlOptions {
   std::string argument;  // session, layers, mode, snapshot: the session; health: the service, may be empty
   // mode: "second-order", "first-order" or "auto"; empty shows the current mode
   std::string mode;
-  // snapshot: "create", "list", "verify", "restore"; session: "close", "quarantined", "adopt", "delete-quarantined"
+  // snapshot: "create", "list", "verify", "restore"; session: "close"
   std::string action;
   std::string server = "127.0.0.1:7070";
   ClientSecurity security;
@@ -31,7 +31,6 @@ struct CtlOptions {
   uint64_t snapshot = 0;                                 // snapshot restore: number of the snapshot; 0 means the newest
   bool replace = false;                                  // snapshot restore: first close a session of this name
   int64_t world_size = 0;                                // snapshot restore: new number of ranks; 0 keeps the old one
-  uint64_t session_id = 0;  // session adopt and delete-quarantined: which of this name; 0 means the only one
   PlanOptions plan;
   bool json = false;
 };

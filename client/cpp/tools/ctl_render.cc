@@ -42,10 +42,6 @@ std::string MethodName(const v1::SessionSpec& spec) {
   return v1::MethodConfig::descriptor()->FindFieldByNumber(method.method_case())->name();
 }
 
-std::string SinceText(const v1::QuarantinedSession& session) {
-  return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::FromUnixNanos(session.since_unix_ns()), absl::UTCTimeZone());
-}
-
 std::string Uptime(double seconds) { return absl::FormatDuration(absl::Seconds(static_cast<int64_t>(seconds))); }
 
 std::string Representation(const std::string& name, uint32_t rank) {
@@ -188,33 +184,6 @@ std::string SessionsTable(const v1::ListSessionsResponse& response) {
                     absl::StrFormat("%.6g", session.loss()),
                     session.reserved_bytes() == 0 ? "-" : FormatBytes(session.reserved_bytes()),  // shards know them
                     absl::StrCat(session.shard_map().assignments_size())});
-  }
-  return FormatTable(rows);
-}
-
-json QuarantinedJson(const v1::ListQuarantinedSessionsResponse& response) {
-  json list = json::array();
-  for (const v1::QuarantinedSession& session : response.sessions()) {
-    list.push_back({{"session_id", session.session_id()},
-                    {"name", session.spec().name()},
-                    {"method", MethodName(session.spec())},
-                    {"layers", session.spec().layers_size()},
-                    {"layers_found", session.layers()},
-                    {"world_size", session.spec().world_size()},
-                    {"epoch", session.epoch()},
-                    {"last_step", session.last_step()},
-                    {"since", SinceText(session)},
-                    {"shards", std::vector<std::string>(session.shards().begin(), session.shards().end())}});
-  }
-  return {{"quarantined", list}};
-}
-
-std::string QuarantinedTable(const v1::ListQuarantinedSessionsResponse& response) {
-  std::vector<std::vector<std::string>> rows = {{"NAME", "ID", "METHOD", "LAYERS", "EPOCH", "STEP", "SINCE", "SHARDS"}};
-  for (const v1::QuarantinedSession& session : response.sessions()) {
-    rows.push_back({session.spec().name(), absl::StrCat(session.session_id()), MethodName(session.spec()),
-                    absl::StrCat(session.layers(), "/", session.spec().layers_size()), absl::StrCat(session.epoch()),
-                    absl::StrCat(session.last_step()), SinceText(session), absl::StrJoin(session.shards(), ",")});
   }
   return FormatTable(rows);
 }

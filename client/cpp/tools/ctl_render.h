@@ -29,7 +29,6 @@ struct ShardSnapshot {
 
 nlohmann::json StatusJson(const std::vector<ServerStatus>& servers);
 nlohmann::json SessionsJson(const v1::ListSessionsResponse& response);
-nlohmann::json QuarantinedJson(const v1::ListQuarantinedSessionsResponse& response);
 nlohmann::json ModeJson(absl::string_view session, const v1::ModeStatus& status);
 nlohmann::json LayersJson(absl::string_view session, const std::vector<v1::LayerStats>& layers);
 // Renders the snapshots of whole sessions, which a coordinator lists, and the parts on the shards.
@@ -37,7 +36,6 @@ nlohmann::json SnapshotsJson(const std::vector<v1::SessionSnapshot>& sessions, c
 
 std::string StatusTable(const std::vector<ServerStatus>& servers);
 std::string SessionsTable(const v1::ListSessionsResponse& response);
-std::string QuarantinedTable(const v1::ListQuarantinedSessionsResponse& response);
 std::string ModeTable(absl::string_view session, const v1::ModeStatus& status);
 std::string LayersTable(const std::vector<v1::LayerStats>& layers);
 std::string SnapshotsTable(const std::vector<v1::SessionSnapshot>& sessions, const std::vector<ShardSnapshot>& parts);

@@ -84,13 +84,4 @@ struct RestoreResult {
   CoordinatorSessionSummary session;
 };
 
-// A session in quarantine, combined from the parts on all shards; see ShardControl::Quarantine.
-struct QuarantineSummary {
-  SessionInstall install;  // of the latest epoch; its layers are all that some shard has
-  uint64_t last_step = 0;  // greatest of the shards
-  absl::Time since;        // latest of the shards, by their wall clocks
-  // One entry for each shard of the coordinator. A layer on two shards belongs to the one with the later epoch.
-  std::vector<PlacedLayers> placement;
-};
-
 }  // namespace precondor

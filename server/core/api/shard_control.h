@@ -99,7 +99,6 @@ struct SnapshotProgress {
 struct QuarantinedSession {
   SessionInstall install;  // the last install
   uint64_t last_step = 0;  // greatest step that had begun
-  absl::Time since;        // wall-clock time, for people
 };
 
 // Announces a new epoch of an installed session, with its members.
@@ -158,7 +157,6 @@ class ShardControl {
   // Without a data directory this is Remove. Returns false if the shard does not have the session, FAILED_PRECONDITION
   // if its log lacks records of the session.
   virtual absl::StatusOr<bool> Quarantine(uint64_t session_id) = 0;
-  virtual absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() = 0;
   // Ends the calls in progress and all later calls with CANCELLED. Does nothing for calls within the process.
   virtual void CancelCalls() {}
 };

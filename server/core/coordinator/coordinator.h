@@ -110,18 +110,6 @@ class Coordinator {
   absl::StatusOr<RestoreResult> RestoreSession(const SessionSpec& spec, uint64_t step, const SessionCaller& caller = {},
                                                absl::Span<const std::string> rank_devices = {});
 
-  // --- sessions that the shards keep and this coordinator does not know; see ShardControl::Quarantine
-  // Returns UNAVAILABLE if a shard does not answer.
-  absl::StatusOr<std::vector<QuarantineSummary>> ListQuarantined() const;
-  // Installs a session from quarantine with the factors that the shards keep, in a new epoch without members, and
-  // writes it to the journal. `session_id` selects one of several sessions of that name; 0 means the only one. Returns
-  // NOT_FOUND, FAILED_PRECONDITION if several sessions match, a session of that name is open or the shards lack some of
-  // its layers, or the errors of ShardControl::Install.
-  absl::StatusOr<CoordinatorSessionSummary> AdoptSession(absl::string_view name, uint64_t session_id);
-  // Deletes a session from quarantine on all shards. Returns NOT_FOUND, FAILED_PRECONDITION if several sessions match
-  // or the session is open, or the errors of ShardControl::Remove.
-  absl::Status DeleteQuarantined(absl::string_view name, uint64_t session_id);
-
   std::vector<CoordinatorSessionSummary> ListSessions() const;
   absl::StatusOr<CoordinatorSessionSummary> GetSession(absl::string_view name) const;
   std::vector<std::string> ShardAddresses() const;
@@ -162,7 +150,6 @@ class Coordinator {
   // those that this process has abandoned (SessionIds), whose Install was late. Returns whether it cleared any;
   // `description` is out of date then.
   bool ClearOrphans(const ShardEndpoint& shard, const ShardDescription& description);
-  absl::StatusOr<QuarantineSummary> FindQuarantined(absl::string_view name, uint64_t session_id) const;
   // Returns the shard's description, and records whether it answered.
   absl::StatusOr<ShardDescription> Probe(size_t shard);
   // Logs that a shard has stopped or resumed answering, and reports the number of unreachable shards.

@@ -26,17 +26,19 @@ bool Coordinator::ClearOrphans(const ShardEndpoint& shard, const ShardDescriptio
     const absl::Status cleared =
         abandoned ? shard.control->Remove(id).status() : shard.control->Quarantine(id).status();
     any = any || cleared.ok();
-    logger_.Log(Severity::kWarning,
-                !cleared.ok() ? "cannot remove an orphaned session yet"
-                : abandoned   ? "session that is not open removed"
-                              : "orphaned session quarantined",
-                {{"session", held.name},
-                 {"session_id", id},
-                 {"shard", shard.address},
-                 {"reserved_bytes", held.reserved_bytes},
-                 {"reason", !cleared.ok() ? absl::string_view(cleared.message())
-                            : abandoned   ? "it was installed too late"
-                                        : "this coordinator does not know it; see precondorctl session quarantined"}});
+    logger_.Log(
+        Severity::kWarning,
+        !cleared.ok() ? "cannot remove an orphaned session yet"
+        : abandoned   ? "session that is not open removed"
+                      : "orphaned session quarantined",
+        {{"session", held.name},
+         {"session_id", id},
+         {"shard", shard.address},
+         {"reserved_bytes", held.reserved_bytes},
+         {"reason", !cleared.ok() ? absl::string_view(cleared.message())
+                    : abandoned
+                        ? "it was installed too late"
+                        : "this coordinator does not know it; the shard keeps its files (docs/operate/runbooks.md)"}});
   }
   return any;
 }

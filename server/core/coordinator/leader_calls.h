@@ -51,9 +51,6 @@ class LeaderCalls final : public ShardControl {
   absl::StatusOr<bool> Quarantine(uint64_t session_id) override {
     return Call([&] { return shard_->Quarantine(session_id); });
   }
-  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override {
-    return Call([&] { return shard_->ListQuarantined(); });
-  }
   void CancelCalls() override { shard_->CancelCalls(); }
 
  private:

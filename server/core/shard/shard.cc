@@ -116,8 +116,6 @@ absl::StatusOr<bool> Shard::Quarantine(uint64_t session_id) {
   return quarantine_.Put(session_id);
 }
 
-absl::StatusOr<std::vector<QuarantinedSession>> Shard::ListQuarantined() { return quarantine_.List(); }
-
 // --- inspection ------------------------------------------------------------------------------------------------------
 
 std::vector<ShardSessionSummary> Shard::ListSessions() const {

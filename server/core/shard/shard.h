@@ -57,7 +57,6 @@ class Shard final : public ShardControl {
   absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override;
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
   absl::StatusOr<bool> Quarantine(uint64_t session_id) override;
-  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override;
   // Admits one of the calls above, with the fencing token that it carries. The call runs while the pass is alive.
   // Returns UNAVAILABLE while the shard replays its journal, or the errors of FencingGate::Enter.
   absl::StatusOr<FencingGate::Pass> Admit(uint64_t token);

@@ -24,8 +24,7 @@ absl::StatusOr<bool> ShardQuarantine::Take(uint64_t session_id, bool even_with_g
   shard_.logger.Log(Severity::kWarning, "session goes to quarantine",
                     {{"session", session->spec().name},
                      {"session_id", session_id},
-                     {"reason", possible.ok() ? "the coordinator does not know it; precondorctl session adopt "
-                                                "brings it back"
+                     {"reason", possible.ok() ? "the coordinator does not know it; its files stay"
                                               : absl::string_view(possible.message())}});
   return true;
 }
@@ -71,12 +70,6 @@ void ShardQuarantine::Complete() {
         {{"session_id", id},
          {"reason", deleted.ok() ? "its time there is over" : absl::string_view(deleted.status().message())}});
   }
-}
-
-absl::StatusOr<std::vector<QuarantinedSession>> ShardQuarantine::List() const {
-  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
-  if (shard_.options.journal == nullptr) return std::vector<QuarantinedSession>();
-  return shard_.options.journal->ListQuarantined();
 }
 
 absl::StatusOr<bool> ShardQuarantine::Delete(uint64_t session_id) {

@@ -35,7 +35,6 @@ class ShardQuarantine {
   absl::StatusOr<bool> BringBack(uint64_t session_id, ShardReplay& replay);
   // Deletes a session from quarantine. Returns false if it is not in quarantine.
   absl::StatusOr<bool> Delete(uint64_t session_id);
-  absl::StatusOr<std::vector<QuarantinedSession>> List() const;
   // Writes sessions to quarantine once all work on them has ended, and deletes those whose time is over.
   void Complete();
 

@@ -74,7 +74,7 @@ class QuarantineTest : public ShardFixture {
     EXPECT_EQ(shard->memory()->reserved().total(), 0);
     EXPECT_TRUE(shard->ListSessions().empty());
     shard->upkeep().CompleteQuarantine();
-    ASSERT_EQ(shard->ListQuarantined()->size(), 1u);
+    ASSERT_EQ(store->ListQuarantined().size(), 1u);
   }
   // Another session, which takes as much memory.
   SessionInstall OtherInstall(uint64_t session_id, const std::string& name) const {
@@ -90,18 +90,17 @@ class QuarantineTest : public ShardFixture {
   }
   std::vector<uint64_t> Quarantined() const {
     std::vector<uint64_t> ids;
-    const auto listed = shard->ListQuarantined();
-    for (const QuarantinedSession& session : *listed) ids.push_back(session.install.session_id);
+    for (const QuarantinedSession& session : store->ListQuarantined()) ids.push_back(session.install.session_id);
     return ids;
   }
   std::string InShard(const std::string& name) const { return dir.path() + "/data/shard/" + name; }
   void FinishFiles() { store->snapshots().WaitIdle(); }
-  // As a coordinator does that has taken it into its journal.
-  void Adopt() {
+  // As a coordinator does that has its journal again.
+  void BringBack() {
     ++epoch;
     const auto installed = shard->Install(MakeInstall(epoch));
     ASSERT_TRUE(installed.ok()) << installed.status();
-    EXPECT_TRUE(shard->ListQuarantined()->empty());
+    EXPECT_TRUE(store->ListQuarantined().empty());
   }
 
   static constexpr uint64_t kSteps = 24;
@@ -121,12 +120,12 @@ TEST_F(QuarantineTest, GivesFactorsBackBitwiseAfterAnyStep) {
       Quarantine();
       if (restart) Reopen();
       EXPECT_TRUE(shard->ListSessions().empty()) << "it does not come back by itself";
-      ASSERT_EQ(shard->ListQuarantined()->size(), 1u);
-      const QuarantinedSession listed = shard->ListQuarantined()->front();
+      ASSERT_EQ(store->ListQuarantined().size(), 1u);
+      const QuarantinedSession listed = store->ListQuarantined().front();
       EXPECT_EQ(listed.install.spec.name, "job");
       EXPECT_EQ(listed.install.layers.size(), 2u);
       EXPECT_EQ(listed.last_step, stop - 1);
-      Adopt();
+      BringBack();
       if (restart) Reopen();
       for (uint64_t step = stop; step < kSteps; ++step) {
         EXPECT_EQ(Step(step), expected[step]) << "stopped before " << stop << ", step " << step;
@@ -145,7 +144,7 @@ TEST_F(QuarantineTest, TakesASessionASecondTime) {
     if (step % 3 != 1) continue;
     Quarantine();
     if (step % 2 == 1) Reopen();
-    Adopt();
+    BringBack();
   }
 }
 
@@ -153,7 +152,7 @@ TEST_F(QuarantineTest, KeepsItsRecordsNoLongerThanNeeded) {
   Begin();
   for (uint64_t step = 0; step < 6; ++step) Step(step);
   Quarantine();
-  Adopt();
+  BringBack();
   const std::string kept = dir.path() + "/data/shard/quarantine/7";
   EXPECT_TRUE(std::filesystem::exists(kept));
   // Those that the interval makes are at 8, 12, 16.
@@ -175,7 +174,7 @@ TEST_F(QuarantineTest, RefusesFramesAndIsDeletedByRemove) {
   ASSERT_TRUE(removed.ok() && *removed) << removed.status();
   store->snapshots().WaitIdle();
   Reopen();
-  EXPECT_TRUE(shard->ListQuarantined()->empty());
+  EXPECT_TRUE(store->ListQuarantined().empty());
   EXPECT_TRUE(shard->ListSessions().empty());
   for (const std::string part : {"quarantine", "snapshots", "factors"}) {
     EXPECT_TRUE(std::filesystem::is_empty(dir.path() + "/data/shard/" + part)) << part;
@@ -191,21 +190,21 @@ TEST_F(QuarantineTest, EndsAfterItsTimeOfARunningShardWhateverTheWallClockSays) 
   clock.SetWall(absl::Hours(24 * 365 * 50));
   Reopen();
   shard->upkeep().CompleteQuarantine();
-  EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
+  EXPECT_EQ(store->ListQuarantined().size(), 1u);
   for (int day = 0; day < 29; ++day) {
     clock.Advance(absl::Hours(24));
     shard->upkeep().CompleteQuarantine();
     if (day % 10 == 5) Reopen();
     shard->upkeep().CompleteQuarantine();
   }
-  EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
+  EXPECT_EQ(store->ListQuarantined().size(), 1u);
   clock.SetWall(-absl::Hours(24 * 365 * 60));
   clock.Advance(absl::Hours(25));
   shard->upkeep().CompleteQuarantine();
-  EXPECT_TRUE(shard->ListQuarantined()->empty());
+  EXPECT_TRUE(store->ListQuarantined().empty());
   store->snapshots().WaitIdle();
   Reopen();
-  EXPECT_TRUE(shard->ListQuarantined()->empty());
+  EXPECT_TRUE(store->ListQuarantined().empty());
   EXPECT_TRUE(shard->ListSessions().empty());
 }
 
@@ -217,7 +216,7 @@ TEST_F(QuarantineTest, StaysForEverWithoutATime) {
     clock.Advance(absl::Hours(24 * 365));
     shard->upkeep().CompleteQuarantine();
   }
-  EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
+  EXPECT_EQ(store->ListQuarantined().size(), 1u);
 }
 
 TEST_F(QuarantineTest, MakesRoomForASessionOfTheSameName) {
@@ -229,7 +228,7 @@ TEST_F(QuarantineTest, MakesRoomForASessionOfTheSameName) {
   ASSERT_EQ(shard->ListSessions().size(), 1u);
   EXPECT_EQ(shard->ListSessions().front().session_id, kSession + 1);
   shard->upkeep().CompleteQuarantine();
-  ASSERT_EQ(shard->ListQuarantined()->size(), 1u);
+  ASSERT_EQ(store->ListQuarantined().size(), 1u);
   // A crash before it is written down: the log has both.
   Begin();
   Step(0);
@@ -238,7 +237,7 @@ TEST_F(QuarantineTest, MakesRoomForASessionOfTheSameName) {
   shard->upkeep().CompleteQuarantine();
   ASSERT_EQ(shard->ListSessions().size(), 1u);
   EXPECT_EQ(shard->ListSessions().front().session_id, kSession + 1);
-  EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
+  EXPECT_EQ(store->ListQuarantined().size(), 1u);
 }
 
 TEST_F(QuarantineTest, StaysWhenItCannotComeBack) {
@@ -251,7 +250,7 @@ TEST_F(QuarantineTest, StaysWhenItCannotComeBack) {
   }
   const absl::Status refused = shard->Install(MakeInstall(2)).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
-  EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
+  EXPECT_EQ(store->ListQuarantined().size(), 1u);
   EXPECT_EQ(shard->memory()->reserved().total(), 0);
   EXPECT_TRUE(*shard->Remove(kSession));
 }
@@ -324,7 +323,7 @@ TEST_F(QuarantineTest, ARestartNeedsNoRoomForWhatHasGone) {
     if (end == End::kOnItsWay) {
       EXPECT_THAT(Quarantined(), ElementsAre(kSession));
       ASSERT_TRUE(*shard->Remove(kOther));
-      Adopt();
+      BringBack();
     } else {
       EXPECT_THAT(Quarantined(), IsEmpty());
       FinishFiles();
@@ -362,7 +361,7 @@ TEST_F(QuarantineTest, IsDeletedOnlyOnceTheLogSaysSo) {
   fs.set_full(false);
   ASSERT_TRUE(WaitUntil([&] { return store->log().writable(); }));
   EXPECT_THAT(Quarantined(), ElementsAre(kSession));
-  Adopt();
+  BringBack();
   for (uint64_t step = 6; step < kSteps; ++step) {
     EXPECT_EQ(Step(step), expected[step]) << step;
     if (step % 4 == 2) Reopen();
@@ -401,7 +400,7 @@ TEST_F(QuarantineTest, OneOnItsWayIsNeitherInstalledNorRemoved) {
   EXPECT_EQ(GetErrorReason(shard->Remove(kSession).status()), ErrorReason::kNotActive);
   EXPECT_FALSE(*shard->Quarantine(kSession));
   shard->upkeep().CompleteQuarantine();
-  Adopt();
+  BringBack();
   EXPECT_EQ(Step(6), expected[6]);
 }
 
@@ -424,7 +423,7 @@ TEST_F(QuarantineTest, AnAgeThatIsWrittenUndoesNothing) {
   ASSERT_TRUE(quarantine.Open().ok());
   const auto no_records = [](const store::LogReplay&) -> absl::StatusOr<uint64_t> { return 1; };
   for (int i = 0; i < 30; ++i) {
-    ASSERT_TRUE(quarantine.Put({.install = MakeInstall(), .last_step = 0, .since = clock.Wall()}, 1, no_records).ok());
+    ASSERT_TRUE(quarantine.Put({.install = MakeInstall(), .last_step = 0}, 1, no_records).ok());
     quarantine.Age(absl::InfiniteDuration());
     clock.Advance(absl::Hours(2));
     const bool removed = i % 2 == 0;
@@ -446,7 +445,7 @@ TEST_F(QuarantineTest, WithoutADataDirectoryThereIsNothingToKeep) {
   MakeShard();
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   EXPECT_TRUE(*shard->Quarantine(kSession));
-  EXPECT_TRUE(shard->ListQuarantined()->empty());
+  EXPECT_FALSE(*shard->Quarantine(kSession));
   EXPECT_EQ(shard->memory()->reserved().total(), 0);
 }
 

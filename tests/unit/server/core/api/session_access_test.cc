@@ -95,16 +95,6 @@ TEST_F(SessionSecretTest, ShardsAreToldItAndARestartKeepsIt) {
     journal.compact_above = 0;  // the next record is of a compaction
   }
   EXPECT_GT(journal.compactions, 0);
-  // A coordinator that has lost its journal takes it from the shards.
-  journal.records.clear();
-  clock.Advance(absl::Seconds(1));
-  MakeCoordinator();
-  ASSERT_TRUE(coordinator->Restore(journal.records).ok());
-  coordinator->Reconcile();
-  const absl::Status adopted = coordinator->AdoptSession("job", 0).status();
-  ASSERT_TRUE(adopted.ok()) << adopted;
-  EXPECT_EQ(coordinator->JoinSession("job", 0, 7, 0, Of("b")).status().code(), absl::StatusCode::kPermissionDenied);
-  EXPECT_EQ(coordinator->JoinSession("job", 0, 7, 0, Of("a"))->secret, opened->secret);
 }
 
 }  // namespace

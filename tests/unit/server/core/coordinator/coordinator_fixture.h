@@ -98,15 +98,9 @@ class FakeShard final : public ShardControl {
     if (down) return absl::UnavailableError("down");
     const auto found = installed.find(session_id);
     if (found == installed.end()) return false;
-    quarantined[session_id] = {.install = found->second, .last_step = 7, .since = absl::FromUnixSeconds(9)};
+    quarantined[session_id] = {.install = found->second, .last_step = 7};
     installed.erase(found);
     return true;
-  }
-  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override {
-    if (down) return absl::UnavailableError("down");
-    std::vector<QuarantinedSession> listed;
-    for (const auto& [id, session] : quarantined) listed.push_back(session);
-    return listed;
   }
 
   std::map<uint64_t, QuarantinedSession> quarantined;
@@ -169,10 +163,6 @@ class ShardHandle final : public ShardControl {
   absl::StatusOr<bool> Quarantine(uint64_t session_id) override {
     PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
     return shard_->Quarantine(session_id);
-  }
-  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override {
-    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
-    return shard_->ListQuarantined();
   }
 
  private:

@@ -21,7 +21,7 @@ class QuarantineJournal final : public ShardJournal {
   absl::Status CheckQuarantine(uint64_t) override { return absl::OkStatus(); }
   absl::Status Quarantine(uint64_t session_id, uint64_t last_step) override {
     if (!known.contains(session_id)) return absl::NotFoundError("");
-    there[session_id] = {.install = known.at(session_id), .last_step = last_step, .since = absl::UnixEpoch()};
+    there[session_id] = {.install = known.at(session_id), .last_step = last_step};
     return absl::OkStatus();
   }
   std::vector<QuarantinedSession> ListQuarantined() const override {
