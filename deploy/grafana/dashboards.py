@@ -153,10 +153,7 @@ TRAINING_JOB = dashboard("precondor-training-job", "Precondor: training job", [T
         panel("Snapshots", "none", (f"sum by (outcome) (precondor_snapshots_total{{{JOB_SHARD}}})", "of shards: {{outcome}}"),
               (f"sum by (outcome) (precondor_session_snapshots_total{{{JOB}}})", "of the session: {{outcome}}"),
               (f"max(precondor_last_session_snapshot_step_number{{{JOB}}})", "step of the last one, -1: none"),
-              (f"sum(precondor_log_stale_status{{{JOB_SHARD}}})", "logs that are stale")),
-        panel("Factors released in first order", "none", (
-            f"sum by (outcome) (precondor_factor_releases_total{{{JOB_SHARD}}})", "{{outcome}}"),
-            (f"sum by (factors) (precondor_returned_layers_total{{{JOB_SHARD}}})", "layers that returned: {{factors}}"))]),
+              (f"sum(precondor_log_stale_status{{{JOB_SHARD}}})", "logs that are stale"))]),
 ])
 
 SHARD_BOARD = dashboard("precondor-shard", "Precondor: shard", [TRAIN_JOB, SHARDS], [

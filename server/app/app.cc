@@ -503,10 +503,7 @@ class ServerApp final : public App {
 
   void StartPeriodicWork() {
     if (shard_store_ != nullptr) {
-      timers_.Start("flush-factors", absl::Milliseconds(500), [this] {
-        shard_->upkeep().FreeReleasedFactors();
-        shard_->upkeep().CompleteQuarantine();
-      });
+      timers_.Start("flush-factors", absl::Milliseconds(500), [this] { shard_->upkeep().CompleteQuarantine(); });
     }
     if (!config_.tls_cert.empty()) {
       timers_.Start("reload-tls", absl::Seconds(wire::kReloadSeconds), [this] { security_->Reload(); });

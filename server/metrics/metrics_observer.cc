@@ -94,7 +94,6 @@ class MetricsObserver::Impl {
     std::array<prometheus::Counter*, kStages.size()> stages, stage_seconds;  // null if not in kJobStageList
     std::array<prometheus::Counter*, kDecisions.size()> results;
     prometheus::Counter *snapshots_done, *snapshots_failed;
-    prometheus::Counter *factors_kept, *factors_not_kept, *layers_kept, *layers_fresh;
     prometheus::Gauge *gradient_bytes, *factor_bytes;
   };
   struct CoordinatorJob : Job {
@@ -316,14 +315,6 @@ class MetricsObserver::Impl {
         JobCounter(job, Metric("precondor_snapshots_total"), {{"train_job", name}, {"outcome", "durable"}});
     job.snapshots_failed =
         JobCounter(job, Metric("precondor_snapshots_total"), {{"train_job", name}, {"outcome", "given_up"}});
-    job.factors_kept =
-        JobCounter(job, Metric("precondor_factor_releases_total"), {{"train_job", name}, {"outcome", "durable"}});
-    job.factors_not_kept =
-        JobCounter(job, Metric("precondor_factor_releases_total"), {{"train_job", name}, {"outcome", "failed"}});
-    job.layers_kept =
-        JobCounter(job, Metric("precondor_returned_layers_total"), {{"train_job", name}, {"factors", "kept"}});
-    job.layers_fresh =
-        JobCounter(job, Metric("precondor_returned_layers_total"), {{"train_job", name}, {"factors", "fresh"}});
   }
 
   void FillCoordinatorJob(CoordinatorJob& job, const std::string& name) {
@@ -536,16 +527,6 @@ void MetricsObserver::OnGradientsMissing(absl::string_view train_job, bool missi
 void MetricsObserver::OnSnapshot(absl::string_view train_job, bool ok) {
   impl_->WithShardJob(train_job,
                       [&](Impl::ShardJob& job) { (ok ? job.snapshots_done : job.snapshots_failed)->Increment(); });
-}
-void MetricsObserver::OnFactorsKept(absl::string_view train_job, bool ok) {
-  impl_->WithShardJob(train_job,
-                      [&](Impl::ShardJob& job) { (ok ? job.factors_kept : job.factors_not_kept)->Increment(); });
-}
-void MetricsObserver::OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) {
-  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
-    job.layers_kept->Increment(static_cast<double>(kept_layers));
-    job.layers_fresh->Increment(static_cast<double>(fresh_layers));
-  });
 }
 void MetricsObserver::OnCoordinatorSessions(int64_t sessions) {
   impl_->gauge(Metric("precondor_coordinator_sessions")).Set(static_cast<double>(sessions));

@@ -73,7 +73,6 @@ class MetricsObserver final : public Observer {
   void OnSessionMemory(absl::string_view train_job, int64_t reserved) override;
   void OnSessionGradientMemory(absl::string_view train_job, int64_t reserved) override;
   void OnStragglers(absl::string_view train_job, const std::vector<uint32_t>& ranks) override;
-  void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) override;
   void OnShardSessions(int64_t sessions) override;
   void OnQuarantinedSessions(int64_t sessions) override;
   void OnAdmission(bool admitted) override;
@@ -87,7 +86,6 @@ class MetricsObserver final : public Observer {
   void OnLogSync(absl::Duration took, int64_t log_bytes) override;
   void OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes) override;
   void OnSnapshot(absl::string_view train_job, bool ok) override;
-  void OnFactorsKept(absl::string_view train_job, bool ok) override;
   // CoordinatorObserver.
   void OnSessionOpened(absl::string_view train_job) override;
   void OnSessionClosed(absl::string_view train_job) override;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -115,11 +114,9 @@ struct Encoder {
     return out;
   }
   absl::StatusOr<EncodedRecord> operator()(const FactorsRecord& record) const {
-    const bool kept = record.eviction_id != 0;
-    EncodedRecord out{.type = kept ? RecordType::kKeptFactors : RecordType::kFactors, .own = {}, .contributions = {}};
+    EncodedRecord out{.type = RecordType::kFactors, .own = {}, .contributions = {}};
     PutStep(out.own, record.at);
     out.own.push_back(record.held ? 1 : 0);
-    if (kept) PutU64(out.own, record.eviction_id);
     return out;
   }
 };
@@ -194,9 +191,13 @@ absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload
       FactorsRecord factors{.at = TakeStep(in)};
       factors.held = in.U8() != 0;
       if (static_cast<RecordType>(type) == RecordType::kKeptFactors) {
-        factors.eviction_id = in.U64();
-        // Development versions wrote the greatest uint64_t for a layer that waited for another shard's factors.
-        valid = factors.eviction_id != 0 && factors.eviction_id != std::numeric_limits<uint64_t>::max();
+        in.U64();
+        if (in.done() && factors.held) {
+          return absl::FailedPreconditionError(
+              absl::StrCat("record of type ", type, ", session ", factors.at.session_id,
+                           ": an earlier version returned it to second order with factors that it had kept on the "
+                           "disk, which this version does not read"));
+        }
       }
       record = factors;
       break;
@@ -268,7 +269,7 @@ std::string EncodeImageHead(const LayerImage& image) {
   PutStep(out, image.at);
   PutU64(out, image.factor_version);
   out.push_back(image.held ? 1 : 0);
-  PutU64(out, image.eviction_id);
+  PutU64(out, 0);  // earlier versions wrote the number of the factors that they kept on the disk
   PutU64(out, image.outcomes.size());
   for (const StepOutcome& outcome : image.outcomes) {
     PutU64(out, outcome.step);
@@ -290,7 +291,7 @@ absl::StatusOr<LayerImage> DecodeImage(absl::string_view bytes) {
   LayerImage image{.at = TakeStep(in), .outcomes = {}, .state = {}};
   image.factor_version = in.U64();
   image.held = in.U8() != 0;
-  image.eviction_id = in.U64();
+  in.U64();
   const uint64_t count = in.U64();
   bool valid = true;
   for (uint64_t i = 0; i < count && in.ok(); ++i) {

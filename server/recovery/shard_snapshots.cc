@@ -82,10 +82,9 @@ ShardSnapshots::~ShardSnapshots() {
   if (writer_.joinable()) writer_.join();
 }
 
-absl::Status ShardSnapshots::Open(const Restore& restore, Durable durable, Check check,
+absl::Status ShardSnapshots::Open(const Restore& restore, Durable durable,
                                   const std::function<bool(uint64_t session_id)>& skip) {
   durable_ = std::move(durable);
-  check_ = std::move(check);
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, dir_));
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.List(dir_));
   for (const std::string& name : names) {
@@ -254,11 +253,6 @@ void ShardSnapshots::Remove(uint64_t session_id) {
   PostLocked([this, session_id] { Erase(session_id); });
 }
 
-void ShardSnapshots::Post(std::function<void()> job) {
-  MutexLock lock(mu_);
-  PostLocked(std::move(job));
-}
-
 void ShardSnapshots::PostLocked(Job job) {
   jobs_.push_back(std::move(job));
   changed_.notify_all();
@@ -308,10 +302,8 @@ bool ShardSnapshots::WaitIdle(absl::Time deadline) {
 void ShardSnapshots::Write(const SnapshotImages& snapshot) {
   const uint64_t session_id = snapshot.install.install.session_id;
   const absl::StatusOr<store::SnapshotStore*> store = StoreOf(session_id);
-  absl::Status allowed = store.status();
-  if (store.ok() && check_ != nullptr) allowed = check_(snapshot);
   const absl::Time start = clock_.Now();
-  const absl::StatusOr<uint64_t> written = allowed.ok() ? WriteFiles(snapshot, **store) : allowed;
+  const absl::StatusOr<uint64_t> written = store.ok() ? WriteFiles(snapshot, **store) : store.status();
   uint64_t before = 0;
   {
     MutexLock lock(mu_);

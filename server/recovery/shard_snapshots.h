@@ -62,8 +62,6 @@ class ShardSnapshots {
   // Called on the writer when a snapshot is durable. `sequence` is that of the previous snapshot, or 0 if there is
   // none: the log stays necessary from there on, because the newest snapshot may turn out to be damaged.
   using Durable = std::function<void(const SnapshotImages& snapshot, uint64_t sequence)>;
-  // Called on the writer before it writes a snapshot. Returns OK, or why the snapshot must not be written.
-  using Check = std::function<absl::Status(const SnapshotImages& snapshot)>;
 
   // If `background` is false, there is no writer thread, and only Work writes. Lifetime: the references outlive this
   // object.
@@ -76,7 +74,7 @@ class ShardSnapshots {
   // `skip` returns true on the disk. Call it before all others. Returns the errors of SnapshotStore and of damaged
   // images.
   using Restore = std::function<void(const SnapshotImages&)>;
-  absl::Status Open(const Restore& restore, Durable durable, Check check = nullptr,
+  absl::Status Open(const Restore& restore, Durable durable,
                     const std::function<bool(uint64_t session_id)>& skip = nullptr);
   // Passes the session's newest undamaged snapshot to `restore`, if there is one.
   absl::Status Load(uint64_t session_id, const Restore& restore);
@@ -101,8 +99,6 @@ class ShardSnapshots {
   // snapshots here, or the errors of SnapshotStore::ReadManifest, SnapshotStore::Read and DecodeImage.
   absl::StatusOr<SnapshotSummary> Verify(uint64_t session_id, uint64_t id) const;
 
-  // Queues a job for the writer.
-  void Post(std::function<void()> job) ABSL_LOCKS_EXCLUDED(mu_);
   // Waits until all queued jobs are done, or until `deadline` on the monotonic clock. Returns false if it passed.
   bool WaitIdle(absl::Time deadline = absl::InfiniteFuture());
   // Runs one queued job. Returns false if there is none. Calls must not overlap.
@@ -151,7 +147,6 @@ class ShardSnapshots {
   StoreObserver& observer_;
   const bool background_;
   Durable durable_;
-  Check check_;
 
   mutable Mutex mu_;
   CondVar changed_;

@@ -2,7 +2,6 @@
 #include "server/recovery/shard_store.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <set>
 #include <utility>
@@ -29,14 +28,7 @@ ShardStore::ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOpti
       quarantine_(fs, store::JoinPath(dir_, "quarantine"), clock),
       log_(fs, store::JoinPath(dir_, "log"), options, clock, logger, observer),
       gradients_(fs, store::JoinPath(dir_, "gradients"), gradient_options, clock, logger, observer),
-      kept_(fs, store::JoinPath(dir_, "factors"), KeptOptions(options.reopen_interval), clock, logger, observer),
       snapshots_(fs, store::JoinPath(dir_, "snapshots"), clock, logger, observer, options.background) {}
-
-KeptFactors::Options ShardStore::KeptOptions(absl::Duration retry) {
-  return {.retry = retry,
-          .post = [this](std::function<void()> job) { snapshots_.Post(std::move(job)); },
-          .sync = [this] { log_.Sync(); }};
-}
 
 absl::Status ShardStore::RememberLeader(uint64_t token) {
   std::string bytes;
@@ -64,8 +56,7 @@ absl::Status ShardStore::Restore(Shard& shard) {
   PRECONDOR_ASSIGN_OR_RETURN(const uint64_t leader, ReadLeader());
   shard.replay().RestoreLeader(leader);
   PRECONDOR_RETURN_IF_ERROR(quarantine_.Open());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> kept, kept_.Open());
-  std::set<uint64_t> held(kept.begin(), kept.end());
+  std::set<uint64_t> held;
   // Replays only the sessions that exist at the end of the log: only they must fit into memory, and no session meets an
   // earlier one of its name.
   PRECONDOR_ASSIGN_OR_RETURN(Ends ends, FindEnds());
@@ -86,7 +77,6 @@ absl::Status ShardStore::Restore(Shard& shard) {
   };
   PRECONDOR_RETURN_IF_ERROR(snapshots_.Open(
       restore, [this](const SnapshotImages& snapshot, uint64_t sequence) { OnDurable(snapshot, sequence); },
-      [this](const SnapshotImages& snapshot) { return Check(snapshot); },
       [this](uint64_t session_id) { return quarantine_.Holds(session_id); }));
   const std::vector<uint64_t> returned = quarantine_.Returned();
   for (const uint64_t id : returned) PRECONDOR_RETURN_IF_ERROR(ReplayQuarantined(id, 1, replay));
@@ -112,7 +102,6 @@ absl::Status ShardStore::Restore(Shard& shard) {
     if (quarantine_.Holds(gone) || shard.replay().IsQuarantined(gone)) continue;
     if (quarantine_.Knows(gone)) PRECONDOR_RETURN_IF_ERROR(quarantine_.Remove(gone));
     snapshots_.Remove(gone);
-    kept_.Remove(gone);
   }
   shard.replay().Finish();
   return absl::OkStatus();
@@ -167,32 +156,13 @@ void ShardStore::Append(const ShardRecord& record) {
   if (const auto* removal = std::get_if<RemoveRecord>(&record)) {
     gradients_.Forget(removal->session_id);
     snapshots_.Remove(removal->session_id);
-    kept_.Remove(removal->session_id);
     const bool known = quarantine_.Knows(removal->session_id);
     const absl::Status removed = known ? quarantine_.Remove(removal->session_id) : absl::OkStatus();
     if (!removed.ok()) {
       logger_.Log(Severity::kWarning, "records of a closed session stay",
                   {{"session_id", removal->session_id}, {"reason", absl::string_view(removed.message())}});
     }
-  } else if (const auto* factors = std::get_if<FactorsRecord>(&record); factors != nullptr && factors->held) {
-    kept_.DropPending(factors->at.session_id, factors->eviction_id);
   }
-}
-
-void ShardStore::KeepFactors(ReleasedFactors factors) {
-  const std::optional<InstallRecord> install = log_.InstallOf(factors.session_id);
-  if (install.has_value()) kept_.Keep(install->install.spec.name, std::move(factors));
-}
-
-absl::Status ShardStore::Check(const SnapshotImages& snapshot) const {
-  std::set<uint64_t> needed;
-  for (const auto& [layer, image] : snapshot.images) {
-    if (!image.held && image.eviction_id != 0) needed.insert(image.eviction_id);
-  }
-  for (const uint64_t eviction_id : needed) {
-    PRECONDOR_RETURN_IF_ERROR(kept_.CheckDurable(snapshot.install.install.session_id, eviction_id));
-  }
-  return absl::OkStatus();
 }
 
 void ShardStore::Keep(LayerImage image) {
@@ -204,18 +174,13 @@ void ShardStore::Keep(LayerImage image) {
 
 void ShardStore::OnDurable(const SnapshotImages& snapshot, uint64_t sequence) {
   std::map<uint32_t, LayerStep> snapshot_steps;
-  uint64_t floor = std::numeric_limits<uint64_t>::max();
   uint64_t state_bytes = 0;
   for (const auto& [layer, image] : snapshot.images) {
     snapshot_steps[layer] = image.at;
     state_bytes += image.state.size();
-    // A recovery from this image needs the layer's last eviction only if the layer had no factors, and needs no earlier
-    // one. Records after the image produce later evictions again.
-    floor = std::min(floor, image.eviction_id + (image.held ? 1 : 0));
   }
   log_.OnSnapshot(snapshot.install.install.session_id, sequence, snapshot_steps);
   gradients_.OnSnapshot(snapshot.install.install.session_id, snapshot.gradients, state_bytes);
-  kept_.OnSnapshot(snapshot.install.install.session_id, floor);
   // If this fails, the next snapshot's call removes the directory.
   quarantine_.OnSnapshot(snapshot.install.install.session_id, sequence).IgnoreError();
 }
@@ -285,7 +250,6 @@ absl::StatusOr<bool> ShardStore::DeleteQuarantined(uint64_t session_id) {
   const absl::Status removed = quarantine_.Remove(session_id);
   if (quarantine_.Holds(session_id)) return removed;
   snapshots_.Remove(session_id);
-  kept_.Remove(session_id);
   return true;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shard's journal on a disk: a log of records, snapshots that bound the log, released factors, and the quarantine.
+// A shard's journal on a disk: a log of records, snapshots that bound the log, and the quarantine.
 #pragma once
 
 #include <map>
@@ -13,7 +13,6 @@
 #include "server/core/api/shard_journal.h"
 #include "server/core/shard/shard.h"
 #include "server/recovery/gradient_log.h"
-#include "server/recovery/kept_factors.h"
 #include "server/recovery/quarantine.h"
 #include "server/recovery/shard_log.h"
 #include "server/recovery/shard_snapshots.h"
@@ -59,14 +58,6 @@ class ShardStore final : public ShardJournal {
   absl::StatusOr<bool> DeleteQuarantined(uint64_t session_id) override;
   std::vector<uint64_t> AgeQuarantined(absl::Duration most) override { return quarantine_.Age(most); }
 
-  void KeepFactors(ReleasedFactors factors) override;
-  bool FactorsDurable(uint64_t session_id, uint64_t eviction_id) override {
-    return kept_.IsDurable(session_id, eviction_id);
-  }
-  absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t eviction_id, uint32_t layer) override {
-    return kept_.Read(session_id, eviction_id, layer);
-  }
-
   ShardLog& log() { return log_; }
   GradientLog& gradients() { return gradients_; }
   ShardSnapshots& snapshots() { return snapshots_; }
@@ -74,9 +65,6 @@ class ShardStore final : public ShardJournal {
  private:
   // Returns the greatest fencing token on the disk, or 0 if there is none. Returns DATA_LOSS if the file is damaged.
   absl::StatusOr<uint64_t> ReadLeader() const;
-  KeptFactors::Options KeptOptions(absl::Duration retry);
-  // Returns ABORTED if released factors that the snapshot depends on are not durable.
-  absl::Status Check(const SnapshotImages& snapshot) const;
   // Drops what a durable snapshot makes unnecessary. `sequence`: see ShardSnapshots::Durable.
   void OnDurable(const SnapshotImages& snapshot, uint64_t sequence);
   // Passes the session's records in the quarantine to `replay`. The session's records in the log are those from
@@ -106,7 +94,6 @@ class ShardStore final : public ShardJournal {
   recovery::Quarantine quarantine_;
   ShardLog log_;
   GradientLog gradients_;
-  KeptFactors kept_;
   ShardSnapshots snapshots_;  // last: its thread calls the others
 };
 

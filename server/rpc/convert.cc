@@ -2,7 +2,6 @@
 #include "server/rpc/convert.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <set>
 #include <utility>
@@ -229,13 +228,6 @@ v1::DescribeShardResponse EncodeDescription(const ShardDescription& description)
   out.set_capacity_bytes(description.capacity_bytes);
   out.set_reserved_bytes(description.reserved_bytes);
   for (const DeviceUse& device : description.devices) EncodeDevice(device, *out.add_devices());
-  for (const MeasuredCost& cost : description.costs) {
-    v1::MeasuredCost* measured = out.add_costs();
-    measured->set_method(wire::SafeText(cost.method));
-    measured->set_d_out(cost.d_out);
-    measured->set_d_in(cost.d_in);
-    measured->set_seconds_per_step(cost.seconds_per_step);
-  }
   for (const HeldSession& session : description.sessions) {
     v1::HeldSession* held = out.add_sessions();
     held->set_session_id(session.session_id);
@@ -257,10 +249,6 @@ ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
   for (const v1::DeviceMemory& device : response.devices()) {
     out.devices.push_back({device.name(), Bytes(device.capacity_bytes()), Bytes(device.reserved_bytes()),
                            device.fault(), device.ring_device()});
-  }
-  for (const v1::MeasuredCost& cost : response.costs()) {
-    if (!std::isfinite(cost.seconds_per_step())) continue;
-    out.costs.push_back({cost.method(), cost.d_out(), cost.d_in(), cost.seconds_per_step()});
   }
   for (const v1::HeldSession& session : response.sessions()) {
     out.sessions.push_back({session.session_id(), session.name(), session.epoch(), Bytes(session.reserved_bytes()),

@@ -46,7 +46,6 @@ v1::FenceSessionRequest EncodeFence(const EpochFence& fence);
 absl::StatusOr<EpochFence> DecodeFence(const v1::FenceSessionRequest& request);
 void EncodeDevice(const DeviceUse& device, v1::DeviceMemory& out);
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description);
-// Omits costs that are not finite.
 ShardDescription DecodeDescription(const v1::DescribeShardResponse& response);
 v1::TakeSnapshotRequest EncodeOrder(const SnapshotOrder& order);
 SnapshotOrder DecodeOrder(const v1::TakeSnapshotRequest& request);

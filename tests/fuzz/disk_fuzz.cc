@@ -128,9 +128,9 @@ std::vector<std::string> Seeds() {
   std::vector<std::string> seeds;
   StagedContribution contribution{.samples = 9, .bytes = Payload(12), .scales = {1.0f, 0.25f}};
   const LayerStep at{.session_id = 7, .layer = 0, .step = 10, .rollback_epoch = 1, .updates = 1};
-  const std::vector<ShardRecord> records = {
-      Install(), RemoveRecord{.session_id = 7}, UpdateRecord{.at = at, .contributions = {contribution}},
-      PlanRecord{.at = at}, FactorsRecord{.at = at, .held = false, .eviction_id = 3}};
+  const std::vector<ShardRecord> records = {Install(), RemoveRecord{.session_id = 7},
+                                            UpdateRecord{.at = at, .contributions = {contribution}},
+                                            PlanRecord{.at = at}, FactorsRecord{.at = at, .held = false}};
   for (const ShardRecord& record : records) {
     const auto encoded = recovery::EncodeRecord(record);
     seeds.push_back(Of(0, std::string(1, static_cast<char>(encoded->type)) + Joined(encoded->Pieces())));

@@ -77,7 +77,7 @@ RETIRED = {
     "SettlesBy": "RetryRefusalsUntil",
     "LetGoBefore": "DropUnansweredBefore",
     "SettledStep": "StepOutcome",
-    "SettleFactors": "FreeReleasedFactors (shard), ReconcileFactors (coordinator)",
+    "SettleFactors": "ReconcileFactors",
     "SettleQuarantine": "CompleteQuarantine",
     "SettleSnapshots": "CompleteSnapshots",
     "TakeLead": "BecomeLeader",

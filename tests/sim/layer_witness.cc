@@ -37,11 +37,21 @@ std::string LayerWitness::Made() {
   }
   for (auto& [key, step] : steps_) step.optional = true;
   const bool allowed = Last().version == 0 || released_ || restoring_;
+  if (released_) {
+    returned_ = began_anew_ = true;
+    applied_.clear();
+    state_ = {};
+  }
   return allowed ? "" : "I5: layer " + std::to_string(layer_) + " has lost its factors";
 }
 
 std::string LayerWitness::Restored() {
   restoring_ = false;
+  // Factors that were dropped do not come back.
+  if (!inexact_ && began_anew_ && Last().version == 0) {
+    replaying_ = false;
+    state_ = {};
+  }
   if (!learns_ || inexact_ || !replaying_) return "";
   return "I5: layer " + std::to_string(layer_) + " comes back without gradients that it had taken in";
 }
@@ -51,7 +61,7 @@ void LayerWitness::Lost(bool machine) {
   unchecked_ = inexact_ && !learns_;
   inexact_ = inexact_ || machine;
   restoring_ = true;
-  replaying_ = Last().version > 0 || inexact_;
+  replaying_ = Last().version > 0 || began_anew_ || inexact_;
   state_ = replaced_ = {};
   resumed_.clear();
   for (auto& [key, step] : steps_) {
@@ -71,12 +81,6 @@ void LayerWitness::Lost(bool machine) {
 
 std::string LayerWitness::Loaded(const MethodState& state) {
   state_ = state;
-  if (!restoring_ && !inexact_) {
-    returned_ = true;
-    if (state != Last()) {
-      return "I5: layer " + std::to_string(layer_) + " returns with other factors than it let go of";
-    }
-  }
   if (state.version == 0 || unchecked_) return "";
   if (!inexact_ && state == Last()) replaying_ = false;
   const auto found = states_.find(state.digest);

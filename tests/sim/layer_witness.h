@@ -39,15 +39,14 @@ class LayerWitness {
   void RolledBack(uint64_t generation);
   uint64_t generation() const { return generation_; }
 
-  // The shard was told that the factors are not needed; it may take them up again later.
+  // The shard was told that the factors are not needed; it may begin with fresh ones later.
   void Released() { released_ = true; }
   // The shard made factors, to load a state into or not (I5: it had none, or was told to let go of them).
   std::string Made();
   // The shard's process died. `machine`: with what its disk had not taken yet, so that what comes after may differ from
   // what was; that it comes back with a state that once was is still checked.
   void Lost(bool machine);
-  // The state that it loads, and those that updates make until it is where it was, have been there before (I5). On a
-  // return to second order it is the one that it let go of, whatever happened to its process meanwhile.
+  // The state that it loads, and those that updates make until it is where it was, have been there before (I5).
   std::string Loaded(const MethodState& state);
   // The layer has read its whole log. A method that learns from gradients then has its state again (I5).
   std::string Restored();
@@ -123,6 +122,7 @@ class LayerWitness {
   bool unchecked_ = false;
   bool released_ = false;       // and no update has come since the return
   bool returned_ = false;       // and the same
+  bool began_anew_ = false;     // fresh factors have replaced dropped ones
   std::set<uint32_t> resumed_;  // ranks that have said where they are since the shard came back
 };
 

@@ -195,7 +195,6 @@ void SimShard::LoseFences() {
 
 void SimShard::Tick() {
   process_.After(kShardTickMicros, [this] {
-    shard_->upkeep().FreeReleasedFactors();
     shard_->upkeep().CompleteQuarantine();
     Tick();
   });

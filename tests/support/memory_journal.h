@@ -47,48 +47,6 @@ class MemoryJournal final : public ShardJournal {
     ++snapshots_;
   }
 
-  void KeepFactors(ReleasedFactors factors) override {
-    MutexLock lock(kept_mu_);
-    const auto at = std::make_pair(factors.session_id, factors.eviction_id);
-    kept_.insert_or_assign(at, std::move(factors.states));
-  }
-  bool FactorsDurable(uint64_t, uint64_t) override {
-    MutexLock lock(kept_mu_);
-    return !slow_;
-  }
-  absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t eviction_id, uint32_t layer) override {
-    MutexLock lock(kept_mu_);
-    const auto found = kept_.find({session_id, eviction_id});
-    if (found == kept_.end()) return absl::NotFoundError("lost");
-    const auto state = found->second.find(layer);
-    if (state == found->second.end()) return absl::NotFoundError("lost");
-    return state->second;
-  }
-  // The greatest eviction that was kept.
-  uint64_t last_eviction_id() const {
-    MutexLock lock(kept_mu_);
-    return kept_.rbegin()->first.second;
-  }
-  // Kept factors are not durable while it is.
-  void set_slow(bool slow) {
-    MutexLock lock(kept_mu_);
-    slow_ = slow;
-  }
-  // By layer.
-  std::map<uint32_t, std::string> KeptOf(uint64_t session_id, uint64_t eviction_id) const {
-    MutexLock lock(kept_mu_);
-    const auto found = kept_.find({session_id, eviction_id});
-    return found == kept_.end() ? std::map<uint32_t, std::string>() : found->second;
-  }
-  void LoseKept() {
-    MutexLock lock(kept_mu_);
-    kept_.clear();
-  }
-  void LoseKept(uint32_t layer, std::string damaged) {
-    MutexLock lock(kept_mu_);
-    for (auto& [at, states] : kept_) states[layer] = damaged;
-  }
-
   void Restore(Shard& shard) const {
     MutexLock lock(mu_);
     if (snapshot_install_.has_value()) shard.replay().Add(*snapshot_install_);
@@ -146,11 +104,6 @@ class MemoryJournal final : public ShardJournal {
   std::optional<InstallRecord> snapshot_install_ ABSL_GUARDED_BY(mu_);
   std::map<uint32_t, LayerImage> snapshot_ ABSL_GUARDED_BY(mu_);
   int64_t snapshots_ ABSL_GUARDED_BY(mu_) = 0;
-
-  mutable Mutex kept_mu_;  // apart from mu_, which Restore holds
-  // By session and eviction; by layer.
-  std::map<std::pair<uint64_t, uint64_t>, std::map<uint32_t, std::string>> kept_ ABSL_GUARDED_BY(kept_mu_);
-  bool slow_ ABSL_GUARDED_BY(kept_mu_) = false;
 };
 
 }  // namespace precondor

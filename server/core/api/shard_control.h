@@ -15,13 +15,6 @@
 
 namespace precondor {
 
-struct MeasuredCost {
-  std::string method;  // name and options as canonical text
-  int64_t d_out = 0;
-  int64_t d_in = 0;
-  double seconds_per_step = 0;
-};
-
 struct HeldSession {
   uint64_t session_id = 0;
   std::string name;
@@ -45,7 +38,6 @@ struct ShardDescription {
   int64_t capacity_bytes = 0;     // sum over all devices, as is reserved_bytes
   int64_t reserved_bytes = 0;
   std::vector<DeviceUse> devices;  // empty: a single device with the bytes above
-  std::vector<MeasuredCost> costs;
   std::vector<HeldSession> sessions;
 };
 
@@ -136,11 +128,10 @@ class ShardControl {
   // lowest first_step of a new member that this shard no longer keeps. Returns nullopt if it keeps all of them, or if
   // the epoch is already installed. Returns NOT_FOUND (UNKNOWN_SESSION) or FAILED_PRECONDITION (STALE_EPOCH).
   virtual absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) = 0;
-  // If not `hold`: frees the session's factors once the queued work that uses them has ended and, with a data
-  // directory, they are durable. Statistics are then not applied. If `hold`: reserves their memory again and continues
-  // with the factors that were kept, or else with fresh ones. Returns RESOURCE_EXHAUSTED (CAPACITY) if there is no
-  // memory for them, or UNAVAILABLE if layers still have to save evicted factors; they stay released then. Returns
-  // NOT_FOUND (UNKNOWN_SESSION).
+  // If not `hold`: drops the session's factors, and frees their memory once the queued work that uses them has ended.
+  // Statistics are then not applied. If `hold`: reserves their memory again and begins with fresh factors. Returns
+  // RESOURCE_EXHAUSTED (CAPACITY) if there is no memory for them, or UNAVAILABLE if layers still have to drop the
+  // earlier ones; there are no factors then. Returns NOT_FOUND (UNKNOWN_SESSION).
   virtual absl::Status HoldFactors(const FactorHold& hold) = 0;
   // Orders the shard's part of a snapshot and returns its progress. Returns INVALID_ARGUMENT if the step has already
   // begun and no such part exists, FAILED_PRECONDITION if the shard has no data directory (a restored part

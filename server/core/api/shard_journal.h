@@ -72,13 +72,10 @@ struct GradientRecord {
   // In rank order, as in UpdateRecord. If it is not empty, the record is of covariances, and `average` is unused.
   std::vector<StagedContribution> covariances = {};
 };
-// The layer has lost its factors, or has factors again; see ShardControl::HoldFactors.
+// The layer has dropped its factors, or has fresh ones; see ShardControl::HoldFactors.
 struct FactorsRecord {
   LayerStep at;
   bool held = false;
-  // The eviction that took the factors away, or from which they were restored unchanged. 0: they are not kept, or are
-  // fresh.
-  uint64_t eviction_id = 0;
 };
 // The session has left memory for quarantine, or has been restored from it. Records of its last work can still follow.
 struct QuarantineRecord {
@@ -103,15 +100,7 @@ struct LayerImage {
   uint64_t factor_version = 0;
   std::vector<StepOutcome> outcomes;  // of the steps in the window, ascending
   bool held = true;                   // false: the layer has no factors and `state` is empty
-  uint64_t eviction_id = 0;           // the layer's last eviction, even if its factors are back; 0: none was kept
   std::string state;                  // LayerState::Save
-};
-
-// The factors of a session's layers at the time of an eviction.
-struct ReleasedFactors {
-  uint64_t session_id = 0;
-  uint64_t eviction_id = 0;                // ascending, never used again
-  std::map<uint32_t, std::string> states;  // results of LayerState::Save, by layer
 };
 
 // Thread-safe. Calls for one layer come in its order of work. No call is made under a lock of core.
@@ -139,17 +128,6 @@ class ShardJournal {
   virtual bool FinishSnapshots(absl::Time deadline) { return true; }
   // Returns true if a restart brings the session back as it is now.
   virtual bool HoldsAllOf(uint64_t session_id) const { return true; }
-  // Takes released factors, which ReadFactors returns later. Does not wait for a disk. Precondition: the records of the
-  // eviction have been appended.
-  virtual void KeepFactors(ReleasedFactors factors) = 0;
-  // Returns false while these factors are not durable; they are in memory until then. Failed writes are retried
-  // periodically.
-  virtual bool FactorsDurable(uint64_t session_id, uint64_t eviction_id) { return true; }
-  // Returns a layer's released factors. Returns NOT_FOUND if they are not kept, DATA_LOSS if they are damaged, or an
-  // I/O error.
-  virtual absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t eviction_id, uint32_t layer) {
-    return absl::NotFoundError("factors are not kept here");
-  }
   // --- sessions in quarantine (ShardControl::Quarantine): a restart does not restore them into memory
   // Checks whether the session can be put in quarantine. Returns UNIMPLEMENTED if the journal has no quarantine,
   // FAILED_PRECONDITION if the disk lacks records of the session.

@@ -24,7 +24,6 @@ class ShardObserver {
   // Ranks that the other ranks have been waiting for longer than is normal; empty when there are none any longer.
   virtual void OnStragglers(absl::string_view train_job, const std::vector<uint32_t>& ranks) {}
   // A session's factors are held again: number of layers with restored factors, and with fresh factors.
-  virtual void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) {}
   virtual void OnShardSessions(int64_t sessions) {}
   virtual void OnQuarantinedSessions(int64_t sessions) {}
   // Memory for a session, or for a part of it, was reserved, or refused for lack of room.

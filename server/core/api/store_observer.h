@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events that a shard's journal on disk (server/recovery) reports about its log, snapshots and released factors.
+// Events that a shard's journal on disk (server/recovery) reports about its log and snapshots.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,6 @@ class StoreObserver {
   virtual void OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes) {}
   // A session's snapshot became durable, or was given up.
   virtual void OnSnapshot(absl::string_view train_job, bool ok) {}
-  // Released factors of a session became durable, or an attempt failed and will be repeated.
-  virtual void OnFactorsKept(absl::string_view train_job, bool ok) {}
 };
 
 }  // namespace precondor

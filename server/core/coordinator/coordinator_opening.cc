@@ -215,7 +215,6 @@ absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec,
   }
   std::vector<PlacementShard> rooms;
   Plan plan{.placement = {}, .delegates = spec.delegates};
-  std::vector<MeasuredCost> costs;
   for (const ShardEndpoint& shard : shards_) {
     absl::StatusOr<ShardDescription> description = shard.control->Describe();
     if (!description.ok()) {
@@ -232,9 +231,8 @@ absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec,
         {.shard = shard.address,
          .address = description->advertise_address.empty() ? shard.address : description->advertise_address,
          .layers = {}});
-    costs.insert(costs.end(), description->costs.begin(), description->costs.end());
   }
-  const Placement placement = PlaceLayers(EstimateLayers(spec, methods, costs), rooms);
+  const Placement placement = PlaceLayers(EstimateLayers(spec, methods), rooms);
   if (!placement.feasible) {
     return ReasonedStatus(StatusCode::kResourceExhausted, ErrorReason::kCapacity,
                           absl::StrCat("session \"", spec.name, "\": ", placement.reason));

@@ -94,8 +94,8 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // Precondition: the layer has had no contribution or request; epochs may have ended and begun.
   LayerReplay& replay();
   // Ends the replay and opens the restored steps of the window: sealed statistics wait for their turn, gradients for
-  // their contributors. Returns factors that a FactorsRecord released and that the journal may not hold, or nullopt.
-  std::optional<std::string> FinishReplay();
+  // their contributors.
+  void FinishReplay();
 
   // Tells the observer and `ack` the outcome of a contribution that carried `bytes` payload bytes. `taken` is true for
   // a repetition, and an error if the contribution was refused.

@@ -10,19 +10,13 @@ namespace precondor {
 
 LayerReplay& LayerDriver::replay() {
   if (replay_ == nullptr) {
-    const auto read = [this](uint64_t eviction_id) -> absl::StatusOr<std::string> {
-      ShardJournal* const journal = session_->shard->options.journal;
-      if (journal == nullptr) return absl::NotFoundError("there is no journal");
-      return journal->ReadFactors(session_->session_id, eviction_id, layer_);
-    };
-    replay_ = std::make_unique<LayerReplay>(worker_, session_->shard->options.window_steps, read);
+    replay_ = std::make_unique<LayerReplay>(worker_, session_->shard->options.window_steps);
   }
   return *replay_;
 }
 
-std::optional<std::string> LayerDriver::FinishReplay() {
+void LayerDriver::FinishReplay() {
   Tasks tasks;
-  std::optional<std::string> released;
   {
     MutexLock lock(mu_);
     LayerReplay::Outcome outcome = replay().Finish(machine_.rollback_epoch());
@@ -56,8 +50,7 @@ std::optional<std::string> LayerDriver::FinishReplay() {
       counters_.CountSealed(step);
       session_->begun_steps.Begin(outcome.rollback_epoch, step, replayed.outcome.mode);
     }
-    journal_.Resume(outcome.rollback_epoch, outcome.updates, outcome.eviction_id, std::move(outcomes));
-    released = std::move(outcome.released);
+    journal_.Resume(outcome.rollback_epoch, outcome.updates, std::move(outcomes));
     counters_.Show(view);
     tasks = Feed(event);
     for (const auto& [step, of] : machine_.window().steps()) {
@@ -70,7 +63,6 @@ std::optional<std::string> LayerDriver::FinishReplay() {
     }
   }
   Perform(std::move(tasks));
-  return released;
 }
 
 }  // namespace precondor

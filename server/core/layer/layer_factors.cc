@@ -7,30 +7,26 @@
 
 namespace precondor {
 
-void LayerFactors::Set(std::unique_ptr<LayerState> state, uint64_t eviction_id) {
+void LayerFactors::Set(std::unique_ptr<LayerState> state) {
   // Tasks have to be copyable.
   auto next = std::make_shared<std::unique_ptr<LayerState>>(std::move(state));
-  layer_.executor_.Post(layer_.strand_, [layer = layer_.shared_from_this(), next, eviction_id] {
+  layer_.executor_.Post(layer_.strand_, [layer = layer_.shared_from_this(), next] {
     layer->ApplyPendingUpdates();
-    Replace(*layer, std::move(*next), eviction_id);
+    Replace(*layer, std::move(*next));
   });
 }
 
-void LayerFactors::Release(uint64_t eviction_id, ReleasedFn done) {
-  layer_.executor_.Post(layer_.strand_, [layer = layer_.shared_from_this(), eviction_id, done = std::move(done)] {
+void LayerFactors::Release(std::function<void()> done) {
+  layer_.executor_.Post(layer_.strand_, [layer = layer_.shared_from_this(), done = std::move(done)] {
     layer->ApplyPendingUpdates();
-    if (!layer->worker_.has_factors()) return done(absl::NotFoundError("the layer has no factors"));
-    const bool kept = layer->session_->shard->options.journal != nullptr;
-    absl::StatusOr<std::string> state =
-        kept ? layer->worker_.Save() : absl::NotFoundError("there is no data directory");
-    Replace(*layer, nullptr, kept ? eviction_id : 0);
-    done(std::move(state));
+    if (layer->worker_.has_factors()) Replace(*layer, nullptr);
+    done();
   });
 }
 
-void LayerFactors::Replace(LayerDriver& layer, std::unique_ptr<LayerState> state, uint64_t eviction_id) {
+void LayerFactors::Replace(LayerDriver& layer, std::unique_ptr<LayerState> state) {
   layer.worker_.SetState(std::move(state));
-  layer.journal_.FactorsChanged(layer.worker_.has_factors(), eviction_id);
+  layer.journal_.FactorsChanged(layer.worker_.has_factors());
   layer.ShowFactors();
 }
 
@@ -44,7 +40,5 @@ void LayerFactors::Restore(std::unique_ptr<LayerState> state, uint64_t step) {
 }
 
 bool LayerFactors::held() const { return layer_.worker_.has_factors(); }
-
-uint64_t LayerFactors::eviction_id() const { return layer_.journal_.eviction_id(); }
 
 }  // namespace precondor

@@ -5,9 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
-
-#include "absl/status/statusor.h"
 
 #include "kernels/methods/method.h"
 
@@ -21,24 +18,19 @@ class LayerFactors {
  public:
   explicit LayerFactors(LayerDriver& layer) : layer_(layer) {}
 
-  // Gives factors to a layer that has none: those of `eviction_id`, or fresh ones if it is 0.
-  void Set(std::unique_ptr<LayerState> state, uint64_t eviction_id);
-  // Takes the layer's factors away, then calls `done` on the strand with the result of LayerState::Save. `done` gets
-  // NotFound if the layer has no factors, or if there is no journal that could keep them.
-  using ReleasedFn = std::function<void(absl::StatusOr<std::string> state)>;
-  void Release(uint64_t eviction_id, ReleasedFn done);
+  // Gives factors to a layer that has none.
+  void Set(std::unique_ptr<LayerState> state);
+  // Drops the layer's factors, then calls `done` on the strand.
+  void Release(std::function<void()> done);
   // Gives a layer that has had no contribution the factors of a snapshot as of `step`, and its image to the journal.
   void Restore(std::unique_ptr<LayerState> state, uint64_t step);
 
-  // Precondition of held() and eviction_id(): no Set or Release is under way.
+  // Precondition: no Set or Release is under way.
   bool held() const;
-  // Returns the eviction that last took the layer's factors, also if they have been given back. 0 means that no factors
-  // were kept.
-  uint64_t eviction_id() const;
 
  private:
   // Runs on the strand.
-  static void Replace(LayerDriver& layer, std::unique_ptr<LayerState> state, uint64_t eviction_id);
+  static void Replace(LayerDriver& layer, std::unique_ptr<LayerState> state);
 
   LayerDriver& layer_;
 };

@@ -65,7 +65,6 @@ void LayerJournal::GiveImage(uint64_t snapshot_step, const LayerWorker& worker) 
                   .factor_version = worker.view().version,
                   .outcomes = std::vector<StepOutcome>(outcomes_.begin(), outcomes_.end()),
                   .held = held,
-                  .eviction_id = eviction_id_,
                   .state = *std::move(state)});
 }
 
@@ -128,19 +127,16 @@ void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const Plan& plan) {
   journal_->Append(PlanRecord{.at = At(step), .mode = mode, .plan = plan});
 }
 
-void LayerJournal::FactorsChanged(bool held, uint64_t eviction_id) {
+void LayerJournal::FactorsChanged(bool held) {
   if (journal_ == nullptr) return;
   ++updates_;
-  if (!held) eviction_id_ = eviction_id;
   const LayerStep at = At(outcomes_.empty() ? 0 : outcomes_.back().step);
-  journal_->Append(FactorsRecord{.at = at, .held = held, .eviction_id = eviction_id});
+  journal_->Append(FactorsRecord{.at = at, .held = held});
 }
 
-void LayerJournal::Resume(uint64_t rollback_epoch, uint64_t updates, uint64_t eviction_id,
-                          std::vector<StepOutcome> outcomes) {
+void LayerJournal::Resume(uint64_t rollback_epoch, uint64_t updates, std::vector<StepOutcome> outcomes) {
   rollback_epoch_ = rollback_epoch;
   updates_ = updates;
-  eviction_id_ = eviction_id;
   outcomes_.assign(std::make_move_iterator(outcomes.begin()), std::make_move_iterator(outcomes.end()));
   // The snapshot as of this step already has the layer's image, or never gets it.
   if (outcomes_.empty()) return;

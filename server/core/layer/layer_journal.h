@@ -40,14 +40,11 @@ class LayerJournal {
     if (journal_ != nullptr) GiveImage(step, worker);
   }
 
-  // Writes a FactorsRecord: the layer has lost its factors, or has factors again (those of `eviction_id`, or fresh ones
-  // if it is 0).
-  void FactorsChanged(bool held, uint64_t eviction_id);
-  // Returns the last eviction whose factors were to be kept; 0 means none. See LayerImage::eviction_id.
-  uint64_t eviction_id() const { return eviction_id_; }
+  // Writes a FactorsRecord: the layer has dropped its factors, or has fresh ones.
+  void FactorsChanged(bool held);
 
   // Sets the state from which a restored layer continues.
-  void Resume(uint64_t rollback_epoch, uint64_t updates, uint64_t eviction_id, std::vector<StepOutcome> outcomes);
+  void Resume(uint64_t rollback_epoch, uint64_t updates, std::vector<StepOutcome> outcomes);
 
  private:
   void GiveImage(uint64_t snapshot_step, const LayerWorker& worker);
@@ -64,7 +61,6 @@ class LayerJournal {
   const bool covariances_;  // statistics are as large as the layer, and are journalled like gradients
   uint64_t rollback_epoch_;
   uint64_t updates_ = 0;
-  uint64_t eviction_id_ = 0;
   uint64_t last_snapshot_step_ = 0;
   uint64_t last_step_ = 0;            // last step that was worked on
   std::deque<StepOutcome> outcomes_;  // of the window's steps, ascending

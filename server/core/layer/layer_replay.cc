@@ -14,7 +14,6 @@ absl::Status LayerReplay::Load(const LayerImage& image) {
   if (image.held != worker_.has_factors()) PRECONDOR_RETURN_IF_ERROR(SetHeld(image.held));
   if (image.held) PRECONDOR_RETURN_IF_ERROR(worker_.Load(image.state));
   rollback_epoch_ = image.at.rollback_epoch;
-  eviction_id_ = image.eviction_id;
   image_updates_ = received_ = applied_ = image.at.updates;
   for (const StepOutcome& outcome : image.outcomes) {
     steps_[outcome.step] = {.outcome = outcome, .contributions = {}, .in_image = outcome.updated};
@@ -159,27 +158,7 @@ absl::Status LayerReplay::Add(const FactorsRecord& record) {
     Apply(std::exchange(step, {.outcome = step.outcome, .contributions = {}, .failed = step.failed}));
   }
   ++applied_;
-  if (record.held) return record.eviction_id != 0 ? LoadReleased(record.eviction_id) : SetHeld(true);
-  eviction_id_ = record.eviction_id;
-  absl::StatusOr<std::string> state = absl::NotFoundError("");
-  if (eviction_id_ != 0 && worker_.has_factors()) state = worker_.Save();
-  if (state.ok()) released_ = *std::move(state);
-  return SetHeld(false);
-}
-
-absl::Status LayerReplay::LoadReleased(uint64_t eviction_id) {
-  absl::StatusOr<std::string> state = absl::NotFoundError("");
-  if (eviction_id == eviction_id_ && released_.has_value()) {
-    state = *std::exchange(released_, std::nullopt);
-  } else {
-    state = read_(eviction_id);
-  }
-  absl::Status status = state.status();
-  if (status.ok()) status = SetHeld(true);
-  if (status.ok()) status = worker_.Load(*state);
-  if (status.ok()) return status;
-  return absl::DataLossError(
-      absl::StrCat("factors of eviction ", eviction_id, ", which were loaded: ", status.message()));
+  return SetHeld(record.held);
 }
 
 void LayerReplay::GiveUpUnlogged() {
@@ -218,11 +197,7 @@ LayerReplay::Outcome LayerReplay::Finish(uint64_t rollback_epoch) {
   CheckPlans();
   BeginAt(rollback_epoch);
   GiveUpUnlogged();
-  return {.rollback_epoch = rollback_epoch_,
-          .updates = applied_,
-          .eviction_id = eviction_id_,
-          .released = std::move(released_),
-          .steps = std::move(steps_)};
+  return {.rollback_epoch = rollback_epoch_, .updates = applied_, .steps = std::move(steps_)};
 }
 
 }  // namespace precondor

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -31,12 +30,8 @@ struct ReplayedStep {
 // Restores one layer. For one use, by one thread.
 class LayerReplay {
  public:
-  // Returns the layer's factors as an eviction released them; see ShardJournal::ReadFactors.
-  using ReadFactors = std::function<absl::StatusOr<std::string>(uint64_t eviction_id)>;
-
   // `worker` must be new and must outlive this object.
-  LayerReplay(LayerWorker& worker, uint64_t window_steps, ReadFactors read)
-      : worker_(worker), window_(window_steps), read_(std::move(read)) {}
+  LayerReplay(LayerWorker& worker, uint64_t window_steps) : worker_(worker), window_(window_steps) {}
 
   // Loads the image. Precondition: no record has been added. Returns the errors of LayerState::Load and
   // Method::MakeState.
@@ -46,8 +41,8 @@ class LayerReplay {
   absl::Status Add(UpdateRecord record);
   absl::Status Add(const FailedUpdateRecord& record);
   absl::Status Add(const PlanRecord& record);
-  // Adds the next record. Returns DataLoss if records before this one are missing or if the factors of the record's
-  // eviction cannot be loaded, and the errors of Method::MakeState.
+  // Adds the next record. Returns DataLoss if records before this one are missing, and the errors of
+  // Method::MakeState.
   absl::Status Add(const FactorsRecord& record);
   // Adds the next gradient or covariances. Precondition: all records of the other kinds have been added. Ignores a
   // record that the factors include, that factors before them included, or that does not follow: then the journal lacks
@@ -57,10 +52,7 @@ class LayerReplay {
   // Ends the replay. `rollback_epoch` is the epoch of the job's last rollback, which may be later than the last record.
   struct Outcome {
     uint64_t rollback_epoch = 0;
-    uint64_t updates = 0;      // LayerStep::updates without the updates in `steps`
-    uint64_t eviction_id = 0;  // see LayerImage
-    // Factors of `eviction_id` if replay has saved them itself, so that they may not be durable. nullopt otherwise.
-    std::optional<std::string> released;
+    uint64_t updates = 0;  // LayerStep::updates without the updates in `steps`
     std::map<uint64_t, ReplayedStep> steps;
   };
   Outcome Finish(uint64_t rollback_epoch);
@@ -71,7 +63,6 @@ class LayerReplay {
   absl::Status CheckFollows(const LayerStep& at) const;
   void BeginAt(uint64_t rollback_epoch);
   absl::Status SetHeld(bool held);
-  absl::Status LoadReleased(uint64_t eviction_id);
   // Counts a record that changes factors. Returns DataLoss if it is not the next one.
   absl::Status Receive(const LayerStep& at);
   ReplayedStep* Find(const LayerStep& at, Mode mode);
@@ -89,13 +80,10 @@ class LayerReplay {
 
   LayerWorker& worker_;
   const uint64_t window_;
-  const ReadFactors read_;
   uint64_t rollback_epoch_ = 0;
   uint64_t image_updates_ = 0;
   uint64_t received_ = 0;  // LayerStep::updates of the last record, or of the image
   uint64_t applied_ = 0;
-  uint64_t eviction_id_ = 0;
-  std::optional<std::string> released_;
   std::map<uint64_t, ReplayedStep> steps_;
   // The last gradient. Whether the method took it in is known from what follows.
   std::optional<GradientRecord> gradient_;

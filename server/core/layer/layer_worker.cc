@@ -20,7 +20,6 @@ LayerWorker::LayerWorker(SessionContext& session, uint32_t layer, std::unique_pt
       single_(GradientContributors(session.spec) == 1),
       layer_(layer),
       method_(session.methods.of(layer)),
-      cost_entry_(session.shard->costs.Register(MethodText(MethodOf(session.spec, layer)), spec_.d_out, spec_.d_in)),
       state_(std::move(state)) {}
 
 absl::Status LayerWorker::MakeFresh() {
@@ -41,16 +40,10 @@ absl::Status LayerWorker::Load(absl::string_view bytes) {
   return status;
 }
 
-bool LayerWorker::TimesAreOwn() const { return !device_.backend.runs_tasks_together(); }
-
 void LayerWorker::PostDeferredWork() {
   std::function<void()> work = state_->TakeDeferredWork();
   if (!work) return;
-  device_.executor.PostBackground([work = std::move(work), shard = session_.shard, entry = cost_entry_] {
-    const absl::Time start = shard->clock.Now();
-    work();
-    shard->costs.RecordDeferred(*entry, absl::ToDoubleSeconds(shard->clock.Now() - start));
-  });
+  device_.executor.PostBackground(std::move(work));
 }
 
 LayerWorker::StateView LayerWorker::view() const {
@@ -68,9 +61,6 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<StagedContribution> c
     const LayerState::Summary after = state_->summary();
     outcome.decomposition_failed = after.failed_decompositions > before.failed_decompositions;
     outcome.reset = after.resets > before.resets;
-    if (outcome.status.ok() && TimesAreOwn()) {
-      session_.shard->costs.RecordUpdate(*cost_entry_, absl::ToDoubleSeconds(outcome.took));
-    }
     PostDeferredWork();
   }
   outcome.state = view();

@@ -99,8 +99,6 @@ class LayerWorker {
   absl::Status ApplyStatistics(std::vector<StagedContribution>& contributions, UpdateOutcome& outcome);
   absl::StatusOr<PublishedUpdate> Seal(const LayerStatistics& merged) const;
   std::string NoFactors() const;
-  // Returns true if the elapsed time of work is the layer's own, so that placement can use it.
-  bool TimesAreOwn() const;
   // Posts the deferred work of the factors to the executor's background threads.
   void PostDeferredWork();
   // Returns true if the factors include the step's gradient and their last answer is that of the step. Only a method
@@ -134,7 +132,6 @@ class LayerWorker {
   const bool single_;  // one rank sends the gradient, so there is nothing to add up
   const uint32_t layer_;
   const Method& method_;
-  const std::shared_ptr<CostTable::Entry> cost_entry_;
   std::unique_ptr<LayerState> state_;                // null while the layer has no factors
   std::shared_ptr<Backend::ExpectedTask> expected_;  // null unless a task of the layer is expected
   // Result of state_->Save(), shared by all requests of one factor version; null if it has not been saved.

@@ -239,7 +239,6 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
 }
 
 void LayerWorker::NotePreconditioned(Answer& answer) const {
-  if (TimesAreOwn()) session_.shard->costs.RecordPrecondition(*cost_entry_, absl::ToDoubleSeconds(answer.took));
   answer.preconditioned = true;
   answer.result.decision = Decision::kPreconditioned;
 }

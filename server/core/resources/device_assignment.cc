@@ -71,10 +71,10 @@ class Assigner {
 }  // namespace
 
 LayersOfDevices AssignDevices(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
-                              absl::Span<const int> fixed, absl::Span<const MeasuredCost> costs, int window_steps,
+                              absl::Span<const int> fixed, int window_steps,
                               absl::Span<const AssignmentDevice> devices) {
   if (devices.size() == 1) return {std::vector<uint32_t>(layers.begin(), layers.end())};
-  const std::vector<PlacementLayer> estimates = EstimateLayers(spec, methods, costs);
+  const std::vector<PlacementLayer> estimates = EstimateLayers(spec, methods);
   Assigner with_fixed(spec, methods, window_steps, devices);
   std::vector<uint32_t> open;
   for (const uint32_t layer : layers) {

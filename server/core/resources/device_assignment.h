@@ -30,7 +30,7 @@ using LayersOfDevices = std::vector<std::vector<uint32_t>>;
 // more room, then to the lower layer and device: equal inputs give equal assignments.
 // `fixed` has, by layer, the device of a layer that already has one, and -1 for others.
 LayersOfDevices AssignDevices(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
-                              absl::Span<const int> fixed, absl::Span<const MeasuredCost> costs, int window_steps,
+                              absl::Span<const int> fixed, int window_steps,
                               absl::Span<const AssignmentDevice> devices);
 
 }  // namespace precondor

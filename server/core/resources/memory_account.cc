@@ -62,6 +62,12 @@ absl::Status MemoryAccount::Reserve(absl::string_view session, const DeviceBytes
   return absl::OkStatus();
 }
 
+void MemoryAccount::ReserveUsed(const DeviceBytes& bytes) {
+  MutexLock lock(mu_);
+  reserved_ += bytes;
+  Report();
+}
+
 void MemoryAccount::Release(const DeviceBytes& bytes) {
   MutexLock lock(mu_);
   reserved_ -= bytes;

@@ -35,6 +35,8 @@ class MemoryAccount {
   // Reserves `bytes` on all devices, or on none if it returns an error. Returns RESOURCE_EXHAUSTED (CAPACITY), with
   // needed, reserved and capacity bytes of each device, if one has too little.
   absl::Status Reserve(absl::string_view session, const DeviceBytes& bytes);
+  // Reserves bytes that are in use already, also beyond the capacity.
+  void ReserveUsed(const DeviceBytes& bytes);
   void Release(const DeviceBytes& bytes);
   DeviceBytes reserved() const;
   DeviceBytes none() const { return {std::vector<int64_t>(devices_.size())}; }

@@ -21,7 +21,6 @@ std::shared_ptr<ShardContext> MakeShardContext(const ShardOptions& options, std:
                        .logger = logger,
                        .layer_observer = observer,
                        .observer = observer,
-                       .costs = {},
                        .memory = MemoryAccount(std::move(names), options.capacity_bytes, observer)});
 }
 

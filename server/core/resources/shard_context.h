@@ -11,7 +11,6 @@
 #include "kernels/base/log.h"
 #include "server/core/api/observer.h"
 #include "server/core/api/shard_control.h"
-#include "server/core/resources/cost_table.h"
 #include "server/core/resources/memory_account.h"
 #include "server/core/resources/shard_options.h"
 
@@ -25,7 +24,6 @@ struct ShardContext {
   Logger& logger;
   LayerObserver& layer_observer;
   ShardObserver& observer;
-  CostTable costs;
   MemoryAccount memory;
   std::atomic<int64_t> in_flight = 0;  // unanswered gradients and unfinished updates
 };

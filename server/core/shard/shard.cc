@@ -53,7 +53,6 @@ absl::StatusOr<ShardDescription> Shard::Describe() {
                                .capacity_bytes = 0,
                                .reserved_bytes = 0,
                                .devices = devices(),
-                               .costs = context_->costs.Snapshot(),
                                .sessions = {}};
   for (const DeviceUse& device : description.devices) {
     description.capacity_bytes += device.capacity_bytes;

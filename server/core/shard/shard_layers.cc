@@ -33,10 +33,9 @@ SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionSpec& 
 }
 
 // Adds the cost of the session's layers to their devices' loads.
-void AddLoad(const ShardSession& session, absl::Span<const MeasuredCost> costs,
-             std::vector<AssignmentDevice>& devices) {
+void AddLoad(const ShardSession& session, std::vector<AssignmentDevice>& devices) {
   const SessionContext& context = session.context();
-  const std::vector<PlacementLayer> estimates = EstimateLayers(context.spec, context.methods, costs);
+  const std::vector<PlacementLayer> estimates = EstimateLayers(context.spec, context.methods);
   for (uint32_t layer = 0; layer < estimates.size(); ++layer) {
     if (session.layer(layer) == nullptr) continue;
     devices[context.DeviceOf(layer).place].load += estimates[layer].cost;
@@ -46,7 +45,6 @@ void AddLoad(const ShardSession& session, absl::Span<const MeasuredCost> costs,
 // `taken` has the bytes that other sessions have reserved, by device.
 LayersOfDevices Assign(const ShardContext& shard, const ShardSessions& sessions, const SessionInstall& install,
                        const MethodSet& methods, const DeviceBytes& taken) {
-  const std::vector<MeasuredCost> costs = shard.costs.Snapshot();
   std::vector<AssignmentDevice> devices;
   for (size_t i = 0; i < taken.of.size(); ++i) {
     devices.push_back(
@@ -54,11 +52,11 @@ LayersOfDevices Assign(const ShardContext& shard, const ShardSessions& sessions,
   }
   if (devices.size() > 1) {
     for (const std::shared_ptr<ShardSession>& session : sessions.All()) {
-      if (session->id() != install.session_id) AddLoad(*session, costs, devices);
+      if (session->id() != install.session_id) AddLoad(*session, devices);
     }
   }
   const std::vector<int> fixed(install.spec.layers.size(), -1);
-  return AssignDevices(install.spec, methods, install.layers, fixed, costs, shard.options.window_steps, devices);
+  return AssignDevices(install.spec, methods, install.layers, fixed, shard.options.window_steps, devices);
 }
 
 }  // namespace

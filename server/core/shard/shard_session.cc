@@ -97,12 +97,8 @@ void ShardSession::Close(const absl::Status& why) {
 }
 
 void ShardSession::FinishReplay() {
-  std::map<uint32_t, std::string> released;
-  for (const uint32_t layer : owned_) {
-    std::optional<std::string> state = layers_[layer]->FinishReplay();
-    if (state.has_value()) released.emplace(layer, *std::move(state));
-  }
-  factors_->FinishReplay(std::move(released));
+  for (const uint32_t layer : owned_) layers_[layer]->FinishReplay();
+  factors_->FinishReplay();
 }
 
 void ShardSession::ReportStragglers(absl::Time since) {

@@ -20,10 +20,6 @@ bool LearnsFromGradients(ShardSession& session) {
 
 }  // namespace
 
-void ShardUpkeep::FreeReleasedFactors() {
-  for (const std::shared_ptr<ShardSession>& session : sessions_.All()) session->factors().FreeReleased();
-}
-
 void ShardUpkeep::ReportStragglers() {
   if (shard_.options.slow_worker == absl::InfiniteDuration()) return;
   const absl::Time since = shard_.clock.Now() - shard_.options.slow_worker;

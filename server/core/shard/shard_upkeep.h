@@ -24,8 +24,6 @@ class ShardUpkeep {
   ShardUpkeep(ShardContext& shard, const ShardSessions& sessions, ShardQuarantine& quarantine)
       : shard_(shard), sessions_(sessions), quarantine_(quarantine) {}
 
-  // Frees the reservations of released factors that have become durable.
-  void FreeReleasedFactors();
   // For the end of a drain: writes a snapshot of the layers, as they are, of each session whose methods learn from
   // gradients or whose journal lacks something, and waits until it is durable, or until `deadline` on the monotonic
   // clock. Returns the names of the sessions that a restart cannot bring back as they are. Precondition: no work is in

@@ -171,7 +171,7 @@ TEST(PlanTest, ReservesAndPlacesAsServersDo) {
     ASSERT_TRUE(methods.ok()) << methods.status();
     const std::vector<PlacementShard> rooms = {{.free_bytes = 4 * kGib, .load = 0, .shard = 0},
                                                {.free_bytes = 4 * kGib, .load = 0, .shard = 1}};
-    const Placement placement = PlaceLayers(EstimateLayers(spec, *methods, {}), rooms);
+    const Placement placement = PlaceLayers(EstimateLayers(spec, *methods), rooms);
     ASSERT_TRUE(placement.feasible) << placement.reason;
     for (uint32_t shard = 0; shard < 2; ++shard) {
       std::vector<uint32_t> layers;

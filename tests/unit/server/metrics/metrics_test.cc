@@ -160,11 +160,6 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnSnapshot("job", false);
   for (const bool complete : {true, true, true, false}) metrics.OnSessionSnapshot("job", complete);
   metrics.OnLastSessionSnapshot("job", 40);
-  metrics.OnFactorsKept("job", true);
-  metrics.OnFactorsKept("job", false);
-  metrics.OnFactorsKept("job", false);
-  metrics.OnFactorsReturned("job", 5, 0);
-  metrics.OnFactorsReturned("job", 3, 2);
   metrics.OnJournal(false);
   metrics.OnEpoch("job", 9, 1, 2);
   metrics.OnRpc("OpenSession", absl::StatusCode::kOk, absl::Milliseconds(1));
@@ -310,10 +305,6 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_log_stale_status{train_job="job"})", 1},
       {R"(precondor_snapshots_total{outcome="durable",train_job="job"})", 2},
       {R"(precondor_snapshots_total{outcome="given_up",train_job="job"})", 1},
-      {R"(precondor_factor_releases_total{outcome="durable",train_job="job"})", 1},
-      {R"(precondor_factor_releases_total{outcome="failed",train_job="job"})", 2},
-      {R"(precondor_returned_layers_total{factors="kept",train_job="job"})", 8},
-      {R"(precondor_returned_layers_total{factors="fresh",train_job="job"})", 2},
       {R"(precondor_session_snapshots_total{outcome="complete",train_job="job"})", 3},
       {R"(precondor_session_snapshots_total{outcome="failed",train_job="job"})", 1},
       {R"(precondor_last_session_snapshot_step_number{train_job="job"})", 40},
@@ -453,8 +444,6 @@ void Late(MetricsObserver& metrics) {
   metrics.OnStragglers("job", {1});
   metrics.OnSessionSnapshot("job", true);
   metrics.OnLastSessionSnapshot("job", 9);
-  metrics.OnFactorsKept("job", true);
-  metrics.OnFactorsReturned("job", 1, 1);
   metrics.OnEpoch("job", 3, 1, 1);
   metrics.OnSessionRemoved("job");
   metrics.OnSessionClosed("job");

@@ -176,7 +176,7 @@ TEST_F(QuarantineTest, RefusesFramesAndIsDeletedByRemove) {
   Reopen();
   EXPECT_TRUE(store->ListQuarantined().empty());
   EXPECT_TRUE(shard->ListSessions().empty());
-  for (const std::string part : {"quarantine", "snapshots", "factors"}) {
+  for (const std::string part : {"quarantine", "snapshots"}) {
     EXPECT_TRUE(std::filesystem::is_empty(dir.path() + "/data/shard/" + part)) << part;
   }
   EXPECT_FALSE(*shard->Remove(kSession));

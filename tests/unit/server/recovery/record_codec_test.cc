@@ -3,8 +3,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "kernels/base/byte_codec.h"
 #include "tests/unit/server/recovery/recovery_testing.h"
 
 namespace precondor::recovery {
@@ -66,20 +68,23 @@ TEST(RecordCodec, KeepsUpdatesBitForBit) {
   }
   EXPECT_TRUE(RoundTrip(FactorsRecord{.at = record.at, .held = true}).held);
   EXPECT_FALSE(RoundTrip(FactorsRecord{.at = record.at, .held = false}).held);
-  EXPECT_EQ(RoundTrip(FactorsRecord{.at = record.at, .held = true}).eviction_id, 0u);
-  for (const bool held : {false, true}) {
-    const FactorsRecord kept = RoundTrip(FactorsRecord{.at = record.at, .held = held, .eviction_id = 1ull << 60});
-    ExpectEqual(kept.at, record.at);
-    EXPECT_EQ(kept.held, held);
-    EXPECT_EQ(kept.eviction_id, 1ull << 60);
-  }
 }
 
-TEST(RecordCodec, FactorsWithoutAReleaseAreWrittenAsBefore) {
-  const ShardRecord record = FactorsRecord{.at = MakeUpdate(7, 1, 4).at, .held = true};
-  const EncodedRecord encoded = EncodeRecord(record).value();
-  EXPECT_EQ(encoded.type, RecordType::kFactors);
-  EXPECT_EQ(PayloadOf(encoded).size(), 8u + 4 + 8 + 8 + 8 + 1) << "docs/operate/storage.md";
+TEST(RecordCodec, ReadsThatAnEarlierVersionDroppedFactorsAndRefusesThatItRestoredThem) {
+  const LayerStep at = MakeUpdate(7, 1, 4).at;
+  const auto bytes = [&at](bool held) {
+    std::string eviction;
+    PutU64(eviction, 1ull << 60);
+    const ShardRecord record = FactorsRecord{.at = at, .held = held};
+    return PayloadOf(EncodeRecord(record).value()) + eviction;
+  };
+  const ShardRecord dropped = DecodeRecord(7, bytes(false)).value();
+  ExpectEqual(std::get<FactorsRecord>(dropped).at, at);
+  EXPECT_FALSE(std::get<FactorsRecord>(dropped).held);
+  const absl::Status refused = DecodeRecord(7, bytes(true)).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("record of type 7, session 7"));
+  EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(7, bytes(true) + "x").status()));
 }
 
 TEST(RecordCodec, KeepsPlans) {
@@ -99,7 +104,6 @@ TEST(RecordCodec, KeepsImages) {
                    .factor_version = 2,
                    .outcomes = {},
                    .held = false,
-                   .eviction_id = 77,
                    .state = std::string("\0s\xff", 3)};
   image.outcomes.push_back({.step = 29, .mode = Mode::kFirstOrder, .updated = false, .plan = {}});
   image.outcomes.push_back({.step = 30,
@@ -116,7 +120,6 @@ TEST(RecordCodec, KeepsImages) {
   EXPECT_FALSE(got.outcomes[0].updated || got.outcomes[0].plan.has_value());
   EXPECT_TRUE(got.outcomes[1].updated);
   EXPECT_EQ(got.outcomes[1].plan->reason, "x");
-  EXPECT_EQ(got.eviction_id, 77u);
 }
 
 TEST(RecordCodec, RefusesOtherVersions) {
@@ -143,8 +146,6 @@ TEST(RecordCodec, RefusesWhatItDidNotWrite) {
   }
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(3, update + "x").status()));
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(1, "no message").status()));
-  const ShardRecord awaiting = FactorsRecord{.at = {}, .eviction_id = ~uint64_t{0}};
-  EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(7, PayloadOf(EncodeRecord(awaiting).value())).status()));
   const ShardRecord planned = PlanRecord{.at = {}, .plan = {}};
   std::string plan = EncodeRecord(planned).value().own;
   plan[36] = 9;  // the mode follows five numbers of 8, 4, 8, 8 and 8 bytes

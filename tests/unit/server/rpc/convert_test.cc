@@ -261,7 +261,6 @@ TEST(ConvertTest, ADescriptionComesBackTheSame) {
       .reserved_bytes = 12345,
       .devices = {{"cuda:0", int64_t{40} << 30, 12345},
                   {"cuda:3", int64_t{40} << 30, 0, "a fault", std::string("a\0ring", 6)}},
-      .costs = {{"mkor{}", 2, 3, 1e-6}, {"kfac{a=1}", 4, 5, 0}},
       .sessions = {{.session_id = 3, .name = "job", .epoch = 2, .reserved_bytes = 9, .joined = 4}}};
   v1::DescribeShardResponse parsed;
   ASSERT_TRUE(parsed.ParseFromString(EncodeDescription(description).SerializeAsString()));
@@ -277,12 +276,6 @@ TEST(ConvertTest, ADescriptionComesBackTheSame) {
   EXPECT_EQ(decoded.devices[0].ring_device, "");
   EXPECT_EQ(decoded.devices[1].ring_device, std::string("a\0ring", 6));
   EXPECT_EQ(decoded.devices[1].capacity_bytes, int64_t{40} << 30);
-  ASSERT_EQ(decoded.costs.size(), 2u);
-  EXPECT_EQ(decoded.costs[0].method, "mkor{}");
-  EXPECT_EQ(decoded.costs[0].d_out, 2);
-  EXPECT_EQ(decoded.costs[0].d_in, 3);
-  EXPECT_EQ(decoded.costs[0].seconds_per_step, 1e-6);
-  EXPECT_EQ(decoded.costs[1].method, "kfac{a=1}");
   ASSERT_EQ(decoded.sessions.size(), 1u);
   EXPECT_EQ(decoded.sessions[0].session_id, 3u);
   EXPECT_EQ(decoded.sessions[0].name, "job");
@@ -294,14 +287,8 @@ TEST(ConvertTest, ADescriptionComesBackTheSame) {
 TEST(ConvertTest, NumbersOfADescriptionThatCoreCannotCountDoNotTurnNegative) {
   v1::DescribeShardResponse response;
   response.set_capacity_bytes(std::numeric_limits<uint64_t>::max());
-  for (const double seconds :
-       {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), 1.0}) {
-    response.add_costs()->set_seconds_per_step(seconds);
-  }
   const ShardDescription decoded = DecodeDescription(response);
   EXPECT_EQ(decoded.capacity_bytes, std::numeric_limits<int64_t>::max());
-  ASSERT_EQ(decoded.costs.size(), 1u);
-  EXPECT_EQ(decoded.costs[0].seconds_per_step, 1.0);
 }
 
 TEST(ConvertTest, LayerStatsAreEncodedFieldByField) {

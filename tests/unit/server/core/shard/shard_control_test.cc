@@ -415,20 +415,6 @@ TEST_F(ShardControlTest, TellsEachInstallationAndItsRemovalOnce) {
   shard.reset();
 }
 
-TEST_F(ShardControlTest, DescribesMeasuredCosts) {
-  Start();
-  EXPECT_TRUE(shard->Describe()->costs.empty());
-  Statistics(0, 0, 1);
-  Statistics(0, 1, 1);
-  Gradient(0, 0, 1);
-  Gradient(0, 1, 1);
-  const std::vector<MeasuredCost> costs = shard->Describe()->costs;
-  ASSERT_EQ(costs.size(), 1u);
-  EXPECT_EQ(costs[0].method, "fake{}");
-  EXPECT_EQ(costs[0].d_out, 2);
-  EXPECT_EQ(costs[0].d_in, 3);
-}
-
 TEST_F(ShardControlTest, ListsSessionsAndLayers) {
   Start();
   Gradient(4, 0, 1);

@@ -20,10 +20,9 @@ using ::testing::IsEmpty;
 using ShardDevicesTest = ShardDevicesFixture;
 
 TEST_F(ShardDevicesTest, LayersGoToTheLeastLoadedDevice) {
-  // By FLOP, nothing being measured: e > d > c > b > a, and a device bears what it has.
+  // By FLOP: e > d > c > b > a, and a device bears what it has.
   ASSERT_TRUE(Make(2).Install(MakeInstall()).ok());
-  const std::vector<PlacementLayer> costs =
-      EstimateLayers(spec, MethodSet::Make(spec, options.make_method).value(), {});
+  const std::vector<PlacementLayer> costs = EstimateLayers(spec, MethodSet::Make(spec, options.make_method).value());
   double load[2] = {0, 0};
   std::vector<std::vector<uint32_t>> expected(2);
   for (const uint32_t layer : {4u, 3u, 2u, 1u, 0u}) {
@@ -101,15 +100,15 @@ TEST_F(ShardDevicesTest, RoomComesBeforeBalance) {
   const std::vector<uint32_t> all = {0, 1, 2, 3, 4};
   const std::vector<int> none(5, -1);
   std::vector<AssignmentDevice> devices = {{.free_bytes = BytesOf({0, 1, 2, 3})}, {.free_bytes = BytesOf({4})}};
-  const LayersOfDevices found = AssignDevices(spec, methods, all, none, {}, options.window_steps, devices);
+  const LayersOfDevices found = AssignDevices(spec, methods, all, none, options.window_steps, devices);
   EXPECT_THAT(found, ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4)));
   // Fixed layers stay, whatever they cost.
-  const LayersOfDevices fixed = AssignDevices(spec, methods, all, {1, 1, 1, 1, -1}, {}, options.window_steps,
+  const LayersOfDevices fixed = AssignDevices(spec, methods, all, {1, 1, 1, 1, -1}, options.window_steps,
                                               std::vector<AssignmentDevice>(2, {.free_bytes = 1 << 30}));
   EXPECT_THAT(fixed, ElementsAre(ElementsAre(4), ElementsAre(0, 1, 2, 3)));
   // A device with much to do gets nothing that another can take.
   devices = {{.free_bytes = 1 << 30, .load = 1e18}, {.free_bytes = 1 << 30}, {.free_bytes = 1 << 30}};
-  EXPECT_THAT(AssignDevices(spec, methods, all, none, {}, options.window_steps, devices)[0], IsEmpty());
+  EXPECT_THAT(AssignDevices(spec, methods, all, none, options.window_steps, devices)[0], IsEmpty());
 }
 
 TEST_F(ShardDevicesTest, AnswersAreThoseOfOneDevice) {

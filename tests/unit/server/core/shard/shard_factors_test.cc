@@ -146,7 +146,7 @@ TEST_F(ShardFactorsTest, ReturningIsRefusedWhenTheMemoryIsTakenAndNothingChanges
 }
 
 // Whatever of it the last snapshot knew.
-TEST_F(ShardFactorsTest, AShardThatComesBackHasTheFactorsThatItHad) {
+TEST_F(ShardFactorsTest, AShardThatComesBackHasTheFactorsThatItHadOrNone) {
   for (const uint64_t interval : {0, 1, 2, 3}) {
     SCOPED_TRACE(interval);
     MemoryJournal journal;
@@ -181,14 +181,32 @@ TEST_F(ShardFactorsTest, AShardThatComesBackHasTheFactorsThatItHad) {
     ASSERT_TRUE(Hold(2, true).ok());
     come_back();
     EXPECT_EQ(shard->memory()->reserved().total(), held);
-    EXPECT_THAT(both_layers(4)->values(), Each(FloatEq(4))) << "two updates before, one since";
+    EXPECT_THAT(both_layers(4)->values(), Each(FloatEq(2))) << "fresh factors, and one update";
     come_back();
     const auto reply = both_layers(5);
-    EXPECT_EQ((*reply->result)->factor_version, 4u);
-    EXPECT_THAT(reply->values(), Each(FloatEq(5)));
+    EXPECT_EQ((*reply->result)->factor_version, 2u);
+    EXPECT_THAT(reply->values(), Each(FloatEq(3)));
     come_back();
     EXPECT_EQ(shard->memory()->reserved().total(), held);
   }
+}
+
+TEST_F(ShardFactorsTest, FactorsComeBackWithLessMemoryThanTheyNeed) {
+  MemoryJournal journal;
+  options.journal = &journal;
+  MakeShard();
+  SessionInstall install = MakeInstall();
+  install.factors_released = true;
+  ASSERT_TRUE(shard->Install(install).ok());
+  ASSERT_TRUE(Hold(1, true).ok());
+  Step(0);
+  const int64_t held = shard->memory()->reserved().total();
+  options.capacity_bytes = held - 1;
+  MakeShard();
+  journal.Restore(*shard);
+  EXPECT_TRUE(shard->replay().Finish().empty());
+  EXPECT_EQ(shard->memory()->reserved().total(), held);
+  EXPECT_EQ((*Step(1)->result)->factor_version, 2u);
 }
 
 // No rank was told yet that they are gone.
@@ -199,33 +217,14 @@ TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeWereReleas
   Step(0);
   const int64_t held = shard->memory()->reserved().total();
   const LayerStep first{.session_id = kSession, .layer = 0, .updates = 2};
-  journal.Append(FactorsRecord{.at = first, .held = false, .eviction_id = 5});
+  journal.Append(FactorsRecord{.at = first, .held = false});
   MakeShard();
   journal.Restore(*shard);
   EXPECT_TRUE(shard->replay().Finish().empty());
   EXPECT_EQ(shard->memory()->reserved().total(), held);
-  EXPECT_EQ((*Step(1)->result)->factor_version, 2u);
+  EXPECT_EQ((*Step(1)->result)->factor_version, 1u) << "fresh factors";
   ASSERT_TRUE(Hold(1, false).ok());
   EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
-}
-
-TEST_F(ShardFactorsTest, NoReleaseHasTheNumberOfAnother) {
-  MemoryJournal journal;
-  options.journal = &journal;
-  Start();
-  Step(0);
-  ASSERT_TRUE(Hold(1, false).ok());
-  const uint64_t first = journal.last_eviction_id();
-  ASSERT_TRUE(Hold(2, true).ok());
-  clock.SetWall(-absl::Seconds(100));
-  ASSERT_TRUE(Hold(3, false).ok());
-  EXPECT_GT(journal.last_eviction_id(), first);
-  ASSERT_TRUE(Hold(4, true).ok());
-  MakeShard();  // with a log that has lost all
-  clock.SetWall(absl::Seconds(101));
-  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
-  ASSERT_TRUE(Hold(1, false).ok());
-  EXPECT_GT(journal.last_eviction_id(), first + 1);
 }
 
 TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeHadReturned) {
@@ -236,83 +235,12 @@ TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeHadReturne
   const int64_t held = shard->memory()->reserved().total();
   ASSERT_TRUE(Hold(5, false).ok());
   const LayerStep second{.session_id = kSession, .layer = 1, .updates = 2};
-  journal.Append(FactorsRecord{.at = second, .held = true, .eviction_id = journal.last_eviction_id()});
+  journal.Append(FactorsRecord{.at = second, .held = true});
   MakeShard();
   journal.Restore(*shard);
   EXPECT_TRUE(shard->replay().Finish().empty());
   EXPECT_EQ(shard->memory()->reserved().total(), held);
-  EXPECT_EQ((*Step(1)->result)->factor_version, 2u);
-}
-
-struct FactorsObserver final : Observer {
-  void OnFactorsReturned(absl::string_view, int64_t kept, int64_t fresh) override {
-    kept_layers += kept;
-    fresh_layers += fresh;
-  }
-  int64_t kept_layers = 0, fresh_layers = 0;
-};
-
-TEST_F(ShardFactorsTest, WithAJournalTheyReturnAsTheyWereOrAnewWhereTheyAreLost) {
-  MemoryJournal journal;
-  options.journal = &journal;
-  FactorsObserver counter;
-  shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, counter);
-  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
-  Step(0);
-  Step(1);
-  ASSERT_TRUE(Hold(1, false).ok());
-  ASSERT_TRUE(Hold(2, true).ok());
-  EXPECT_EQ(counter.kept_layers, 2);
-  EXPECT_EQ(counter.fresh_layers, 0);
-  const auto reply = Step(2, 3);
-  EXPECT_EQ((*reply->result)->factor_version, 3u) << "two updates before, one since: U = 4 D";
-  EXPECT_THAT(reply->values(), Each(FloatEq(12)));
-
-  ASSERT_TRUE(Hold(3, false).ok());
-  journal.LoseKept(0, "not what LayerState::Save gave");
-  ASSERT_TRUE(Hold(4, true).ok());
-  EXPECT_EQ(counter.kept_layers, 3);
-  EXPECT_EQ(counter.fresh_layers, 1);
-  EXPECT_EQ((*Step(3)->result)->factor_version, 1u);
-
-  ASSERT_TRUE(Hold(5, false).ok());
-  journal.LoseKept();
-  ASSERT_TRUE(Hold(6, true).ok());
-  EXPECT_EQ(counter.kept_layers, 3);
-  EXPECT_EQ(counter.fresh_layers, 3);
-  EXPECT_EQ((*Step(4)->result)->factor_version, 1u);
-}
-
-TEST_F(ShardFactorsTest, MemoryIsGivenBackOnlyOnceTheFactorsAreDurable) {
-  MemoryJournal journal;
-  options.journal = &journal;
-  Start();
-  Step(0);
-  const int64_t held = shard->memory()->reserved().total();
-  journal.set_slow(true);
-  ASSERT_TRUE(Hold(1, false).ok());
-  EXPECT_TRUE(shard->Describe()->sessions[0].factors_released);
-  shard->upkeep().FreeReleasedFactors();
-  EXPECT_EQ(shard->memory()->reserved().total(), held);
-  // No other session has taken the memory meanwhile: a return needs no more.
-  ASSERT_TRUE(Hold(2, true).ok());
-  EXPECT_EQ(shard->memory()->reserved().total(), held);
-  EXPECT_EQ((*Step(1)->result)->factor_version, 2u);
-  ASSERT_TRUE(Hold(3, false).ok());
-  EXPECT_EQ(shard->memory()->reserved().total(), held);
-  journal.set_slow(false);
-  shard->upkeep().FreeReleasedFactors();
-  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
-  shard->upkeep().FreeReleasedFactors();
-  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder) << "once";
-  ASSERT_TRUE(Hold(4, true).ok());
-  EXPECT_EQ(shard->memory()->reserved().total(), held);
-  EXPECT_EQ((*Step(2)->result)->factor_version, 3u);
-  // A session that goes while it waits gives everything back.
-  journal.set_slow(true);
-  ASSERT_TRUE(Hold(5, false).ok());
-  EXPECT_TRUE(*shard->Remove(kSession));
-  EXPECT_EQ(shard->memory()->reserved().total(), 0);
+  EXPECT_EQ((*Step(1)->result)->factor_version, 1u) << "fresh factors";
 }
 
 // Two dense factors of d = 1500 are 18 MB in f32: the backend and the process get them back.
@@ -359,8 +287,6 @@ TEST_F(ShardFactorsTest, HoldingAndReleasingFromManyThreadsEndsWithTheGreatestVe
     pool.Drain();
     ASSERT_TRUE(crowded.HoldFactors({.session_id = kSession, .version = 1000, .hold = round % 2 == 0}).ok());
     pool.Drain();
-    // A release that became durable while another call was under way is given back at the server's next look.
-    crowded.upkeep().FreeReleasedFactors();
     EXPECT_EQ(crowded.memory()->reserved().total(), round % 2 == 0 ? held : kFirstOrder);
     // What is under way when a session goes is not given back twice.
     (void)crowded.HoldFactors({.session_id = kSession, .version = 1001, .hold = round % 2 != 0});

@@ -17,7 +17,6 @@ class QuarantineJournal final : public ShardJournal {
     if (std::holds_alternative<QuarantineRecord>(record)) Run(on_record);
   }
   void Keep(LayerImage) override {}
-  void KeepFactors(ReleasedFactors) override {}
   absl::Status CheckQuarantine(uint64_t) override { return absl::OkStatus(); }
   absl::Status Quarantine(uint64_t session_id, uint64_t last_step) override {
     if (!known.contains(session_id)) return absl::NotFoundError("");

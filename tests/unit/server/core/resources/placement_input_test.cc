@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Costs and memory of layers, and the room of shards.
+#include "server/core/resources/placement_input.h"
+
+#include <memory>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "tests/support/fake_method.h"
+
+namespace precondor {
+namespace {
+
+TEST(PlacementInputTest, ALayersCostIsItsFlops) {
+  SessionSpec spec;
+  spec.method.name = "fake";
+  spec.layers = {{.name = "small", .d_out = 10, .d_in = 10, .has_bias = false},
+                 {.name = "large", .d_out = 10, .d_in = 20, .has_bias = false}};
+  const auto methods = MethodSet::Make(spec, [](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+    return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
+  });
+  ASSERT_TRUE(methods.ok()) << methods.status();
+  const std::vector<PlacementLayer> layers = EstimateLayers(spec, *methods);
+  EXPECT_EQ(layers[0].cost, 100);
+  EXPECT_EQ(layers[1].cost, 200);
+  EXPECT_GT(layers[1].bytes, layers[0].bytes);
+}
+
+TEST(DeviceRoomsTest, AreThoseOfTheDevicesOrOfTheWholeShard) {
+  ShardDescription shard;
+  shard.capacity_bytes = 100;
+  shard.reserved_bytes = 30;
+  std::vector<PlacementShard> rooms = DeviceRooms(shard, 6.0, 3);
+  ASSERT_EQ(rooms.size(), 1u);
+  EXPECT_EQ(rooms[0].free_bytes, 70);
+  EXPECT_EQ(rooms[0].load, 6.0);
+  shard.devices = {{.name = "a", .capacity_bytes = 50, .reserved_bytes = 30},
+                   {.name = "b", .capacity_bytes = 50, .reserved_bytes = 0}};
+  EXPECT_EQ(rooms[0].shard, 3u);
+  rooms = DeviceRooms(shard, 6.0, 3);
+  ASSERT_EQ(rooms.size(), 2u);
+  EXPECT_EQ(rooms[0].free_bytes, 20);
+  EXPECT_EQ(rooms[1].free_bytes, 50);
+  EXPECT_EQ(rooms[0].load + rooms[1].load, 6.0);
+  // Neither takes what only both together have room for.
+  EXPECT_FALSE(PlaceLayers({{.cost = 1, .bytes = 60}}, rooms).feasible);
+}
+
+}  // namespace
+}  // namespace precondor
