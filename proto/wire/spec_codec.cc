@@ -184,6 +184,10 @@ v1::StatisticsKind EncodeStatisticsKind(StatisticsKind kind) {
   return EncodeEnum<StatisticsKind, v1::StatisticsKind>(kind);
 }
 v1::Decision EncodeDecision(Decision decision) { return EncodeEnum<Decision, v1::Decision>(decision); }
+v1::FallbackPolicy EncodeFallbackPolicy(FallbackPolicy policy) {
+  return EncodeEnum<FallbackPolicy, v1::FallbackPolicy>(policy);
+}
+
 absl::StatusOr<DType> DecodeDType(v1::DataType value, absl::string_view field) {
   return DecodeEnum<DType>(value, v1::DataType_MAX, "DataType", field);
 }

@@ -642,7 +642,7 @@ TEST(ServerBadInputTest, EveryCallRefusesARequestThatGrowsWhenItIsDecoded) {
       ++refused;
     }
   }
-  EXPECT_EQ(refused, 29);
+  EXPECT_EQ(refused, 25);
 }
 
 TEST(ServerBadInputTest, WhatRequestsTakeIsGivenBack) {

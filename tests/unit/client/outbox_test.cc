@@ -599,7 +599,7 @@ TEST_F(OutboxTest, ALayerTakesAlongWhatIsOutstandingAndWhatOthersMayNeed) {
   to.Acknowledge(Statistics(5, 1));
   to.StopStream();
   Outbox third;
-  third.StartStream(kCredit);
+  third.StartStream(kCredit, 1);
   third.Adopt(to.TakeLayers({1}));
   EXPECT_EQ(WriteAllOf(third), "R5.1v50 S5.1[0+10] G5.1[0+20] G6.1[0+30]");
   // The answer to step 6 shows that every rank has that of step 5.
