@@ -157,6 +157,20 @@ absl::StatusOr<OptionValue> GetOption(const Message& message, const FieldDescrip
   }
 }
 
+// The number of FallbackPolicy that was COST_AWARE.
+constexpr int kRemovedPolicy = 3;
+
+// Returns the value of an unknown field with a varint, or 0 if there is none.
+uint64_t UnknownVarint(const Message& message, int number) {
+  const google::protobuf::UnknownFieldSet& unknown = message.GetReflection()->GetUnknownFields(message);
+  uint64_t value = 0;
+  for (int i = 0; i < unknown.field_count(); ++i) {
+    const google::protobuf::UnknownField& field = unknown.field(i);
+    if (field.number() == number && field.type() == google::protobuf::UnknownField::TYPE_VARINT) value = field.varint();
+  }
+  return value;
+}
+
 // Returns 0 if there is none.
 int FirstUnknownField(const Message& message) {
   const google::protobuf::UnknownFieldSet& unknown = message.GetReflection()->GetUnknownFields(message);
@@ -204,10 +218,8 @@ absl::StatusOr<Decision> DecodeDecision(v1::Decision value, absl::string_view fi
   return DecodeEnum<Decision>(value, v1::Decision_MAX, "Decision", field);
 }
 absl::StatusOr<FallbackPolicy> DecodeFallbackPolicy(v1::FallbackPolicy value, absl::string_view field) {
-  if (static_cast<int>(value) != 3) {  // the number of a policy that is gone
-    return DecodeEnum<FallbackPolicy>(value, v1::FallbackPolicy_MAX, "FallbackPolicy", field);
-  }
-  return MalformedError(absl::StrCat(field, ": policy COST_AWARE is no longer supported"));
+  if (static_cast<int>(value) == kRemovedPolicy) return FallbackPolicy::kLossRate;
+  return DecodeEnum<FallbackPolicy>(value, v1::FallbackPolicy_MAX, "FallbackPolicy", field);
 }
 
 v1::Layer EncodeLayer(const LayerSpec& layer) {
@@ -278,8 +290,12 @@ v1::FallbackConfig EncodeFallbackConfig(const FallbackConfig& config) {
 }
 
 absl::StatusOr<FallbackConfig> DecodeFallbackConfig(const v1::FallbackConfig& config) {
-  if (const int number = FirstUnknownField(config); number != 0) {
-    return MalformedError(absl::StrCat("fallback: unknown option, field ", number));
+  const google::protobuf::UnknownFieldSet& unknown = config.GetReflection()->GetUnknownFields(config);
+  for (int i = 0; i < unknown.field_count(); ++i) {
+    const int number = unknown.field(i).number();
+    if (!v1::FallbackConfig::descriptor()->IsReservedNumber(number)) {
+      return MalformedError(absl::StrCat("fallback: unknown option, field ", number));
+    }
   }
   FallbackConfig out;
   PRECONDOR_RETURN_IF_ERROR(DecodeOrDefault(config.policy(), &DecodeFallbackPolicy, "fallback.policy", out.policy));
@@ -329,6 +345,17 @@ absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
   }
   out.mutable_delegates()->Add(spec.delegates.begin(), spec.delegates.end());
   return out;
+}
+
+absl::Status CheckNoRemovedOption(const v1::SessionSpec& spec) {
+  const auto removed = [](absl::string_view what) {
+    return MalformedError(absl::StrCat(what, " is no longer supported: leave it out"));
+  };
+  if (UnknownVarint(spec, 9) != 0) return removed("staleness_steps");
+  if (UnknownVarint(spec, 15) == 2) return removed("on_shard_loss DEGRADE");
+  if (static_cast<int>(spec.fallback().policy()) == kRemovedPolicy) return removed("fallback.policy COST_AWARE");
+  if (UnknownVarint(spec.fallback(), 14) != 0) return removed("fallback.reentry");
+  return absl::OkStatus();
 }
 
 absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec) {

@@ -526,7 +526,7 @@ class ServerApp final : public App {
       const trace::Operation operation = TimerOperation("reconcile");
       coordinator_->Reconcile();
     });
-    // One timer for each shard, so that a shard that hangs does not delay the leases of the others.
+    // One timer for each shard, so that a shard that hangs does not delay the probes of the others.
     for (size_t shard = 0; shard < coordinator_->ShardAddresses().size(); ++shard) {
       timers_.Start("probe-shard", pause, [this, shard] {
         const trace::Operation operation = TimerOperation("probe shard");
@@ -535,7 +535,7 @@ class ServerApp final : public App {
     }
   }
 
-  // Keeps the span only if the operation changes something on a shard, for example moves layers to it.
+  // Keeps the span only if the operation changes something on a shard, for example installs a session there.
   trace::Operation TimerOperation(absl::string_view name) {
     return {tracer_.get(), std::string(name), trace::SpanKind::kInternal, clock_.Now(), std::nullopt, /*keep=*/false};
   }

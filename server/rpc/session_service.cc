@@ -58,6 +58,7 @@ grpc::ServerUnaryReactor* SessionService::OpenSession(grpc::CallbackServerContex
       context, "SessionService/OpenSession", SessionKey(request->spec().name()),
       [this, context, request, response]() -> absl::Status {
         trace::Operation::Annotate("precondor.session", request->spec().name());
+        PRECONDOR_RETURN_IF_ERROR(wire::CheckNoRemovedOption(request->spec()));
         PRECONDOR_ASSIGN_OR_RETURN(const SessionSpec spec, wire::DecodeSessionSpec(request->spec()));
         PRECONDOR_ASSIGN_OR_RETURN(const OpenResult opened,
                                    coordinator_.OpenSession(spec, caller_(*context),

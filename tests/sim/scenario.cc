@@ -42,6 +42,7 @@ FallbackConfig MakeFallback(Random& random) {
       config.min_steps = 2;
       config.beta = 0.5;
       config.patience_steps = 1;
+      random.Chance(0.5);  // a draw of an option that is gone: what seeds have found stays found
       return config;
     default:
       return config;

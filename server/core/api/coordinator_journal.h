@@ -70,7 +70,7 @@ struct SnapshotEntry {
   bool operator==(const SnapshotEntry&) const = default;
 };
 
-// The whole state of a session: it was opened, adopted or moved, or the journal was compacted.
+// The whole state of a session: it was opened, or the journal was compacted.
 struct SessionRecord {
   uint64_t session_id = 0;
   SessionSpec spec;

@@ -158,12 +158,9 @@ void SessionFactors::FinishReplay() {
   if (holds && !reserved) context_->shard->memory.ReserveUsed(factor_bytes());
   if (!holds && reserved) context_->shard->memory.Release(factor_bytes());
   if (!holds || without.empty()) return;
-  const absl::Status given = GiveFresh(without);
-  context_->shard->logger.Log(Severity::kWarning, "the shard ended while factors were dropped or made; some begin anew",
-                              {{"session", context_->spec.name},
-                               {"layers", static_cast<uint64_t>(without.size())},
-                               {"reason", absl::string_view(given.message())}});
-  if (given.ok()) return;
+  context_->shard->logger.Log(Severity::kWarning,
+                              "the shard ended while factors were dropped or made: all layers drop theirs",
+                              {{"session", context_->spec.name}, {"layers", static_cast<uint64_t>(layers_.size())}});
   {
     MutexLock lock(mu_);
     held_ = false;

@@ -46,8 +46,8 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   void Release(HoldVersion version);
 
   // Precondition: the layers have been replayed and serve no rank yet. Corrects the reservation. If the shard ended
-  // when only some layers had dropped or been given factors, gives fresh factors to the others. If that fails for lack
-  // of memory, drops the factors of all layers.
+  // when only some layers had dropped or been given factors, all drop theirs: the coordinator, which has no answer to
+  // its call, repeats it.
   void FinishReplay();
 
   bool held() const;

@@ -209,8 +209,7 @@ TEST_F(ShardFactorsTest, FactorsComeBackWithLessMemoryThanTheyNeed) {
   EXPECT_EQ((*Step(1)->result)->factor_version, 2u);
 }
 
-// No rank was told yet that they are gone.
-TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeWereReleased) {
+TEST_F(ShardFactorsTest, AllAreDroppedWhenTheShardWasLostWhileSomeWereReleased) {
   MemoryJournal journal;
   options.journal = &journal;
   Start();
@@ -221,13 +220,15 @@ TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeWereReleas
   MakeShard();
   journal.Restore(*shard);
   EXPECT_TRUE(shard->replay().Finish().empty());
+  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+  ASSERT_TRUE(Hold(1, false).ok()) << "the coordinator repeats it";
+  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+  ASSERT_TRUE(Hold(2, true).ok());
   EXPECT_EQ(shard->memory()->reserved().total(), held);
   EXPECT_EQ((*Step(1)->result)->factor_version, 1u) << "fresh factors";
-  ASSERT_TRUE(Hold(1, false).ok());
-  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
 }
 
-TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeHadReturned) {
+TEST_F(ShardFactorsTest, AllBeginAnewWhenTheShardWasLostWhileSomeHadReturned) {
   MemoryJournal journal;
   options.journal = &journal;
   Start();
@@ -239,6 +240,8 @@ TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeHadReturne
   MakeShard();
   journal.Restore(*shard);
   EXPECT_TRUE(shard->replay().Finish().empty());
+  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+  ASSERT_TRUE(Hold(6, true).ok()) << "the coordinator repeats it";
   EXPECT_EQ(shard->memory()->reserved().total(), held);
   EXPECT_EQ((*Step(1)->result)->factor_version, 1u) << "fresh factors";
 }
