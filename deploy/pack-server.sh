@@ -8,11 +8,11 @@ usage() {
 Usage: deploy/pack-server.sh [--binaries DIR] [--tree DIR] [--help]
   --binaries DIR  The programs come from this build tree; default build/dev
   --tree DIR      The script writes this folder for container images (deploy/docker), and no archive. The folder has bin,
-                  lib, share, the licences of the libraries, and components.json for deploy/sbom.py
+                  lib, the licences of the libraries, and components.json for deploy/sbom.py
   --help          this text
-Writes build/server.tar.xz: precondor-server, the program that deploy/quickstart.sh trains with, libprecondor-cuda.so where it was built, and in lib all
-libraries they need but glibc, the C++ runtime and CUDA's own. Built on Debian 12, it wants glibc 2.34 and g++ 12's
-libstdc++.
+Writes build/server.tar.xz: precondor-server, the program that deploy/quickstart.sh trains with, libprecondor-cuda.so where
+it was built, and in lib all libraries they need but glibc, the C++ runtime and CUDA's own. Built on Debian 12, it wants
+glibc 2.34 and g++ 12's libstdc++.
 
 There, in a copy of this repository, with CUDA's libraries where the loader finds them:
   mkdir -p build/server && tar -C build/server -xJf build/server.tar.xz

@@ -25,4 +25,4 @@ trap 'rm -f "$made"' EXIT
 # Without what is true of a Helm release alone.
 helm template precondor "$deploy/helm/precondor" --skip-tests |
   sed -e '/helm\.sh\/chart:/d' -e '/app\.kubernetes\.io\/managed-by:/d' >"$made"
-cp "$made" "$deploy/kustomize/base/precondor.yaml"
+cat "$made" >"$deploy/kustomize/base/precondor.yaml"  # cp would copy the mode 0600 of mktemp

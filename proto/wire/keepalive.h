@@ -2,7 +2,7 @@
 // Keepalive settings by which each end of a connection notices that the other is lost without having closed it: its
 // machine has lost power, or the network between them fails. TCP alone notices after a quarter of an hour. A connection
 // that survives the failure continues only with TCP's next retransmission, up to the failure's duration later.
-// docs/operate/operations.md has the resulting times.
+// docs/operate/failures.md has the resulting times.
 #pragma once
 
 #include "absl/time/time.h"

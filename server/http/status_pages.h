@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // JSON pages of the metrics port in addition to /metrics. They are made on request, so that data by layer need not be
-// labels of metrics. docs/operate/monitoring.md describes the fields.
+// labels of metrics. docs/operate/monitoring.md says how to ask for them.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the ring in which earlier versions kept the last bytes of a log. docs/operate/storage.md describes the format.
-// RecordLog moves its records to a segment when it opens the directory, and removes it.
+// Reads the ring in which earlier versions kept the last bytes of a log. RecordLog moves its records to a segment when
+// it opens the directory, and removes it.
 #pragma once
 
 #include <cstddef>

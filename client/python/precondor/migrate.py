@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts arguments of other libraries' preconditioners to those of Precondor. docs/use/pytorch.md lists the remaining
+"""Converts arguments of other libraries' preconditioners to those of Precondor. docs/use/migrate.md lists the remaining
 differences.
 
 Each function takes the arguments of the library's constructor by their names and returns keyword arguments::

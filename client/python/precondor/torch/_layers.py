@@ -340,8 +340,8 @@ def refuse_unknown(model: nn.Module) -> None:
             if base.__name__ in ("FullyShardedDataParallel", "DataParallel"):
                 raise UnimplementedError(
                     f"model{'.' + name if name else ''} is a {base.__name__}", "UNIMPLEMENTED", "UNSPECIFIED",
-                    "Preconditioner takes a plain model, DistributedDataParallel or one under fully_shard; docs/use/pytorch.md says "
-                    "what works with what")
+                    "Preconditioner takes a plain model, DistributedDataParallel or one under fully_shard "
+                    "(docs/use/limits.md#parallel-training)")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise InvalidArgumentError(f"parameter {name} has no shape yet: run the model once before",
