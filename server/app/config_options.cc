@@ -277,14 +277,16 @@ std::vector<Option> ShardCallOptions() {
 
 std::vector<Option> TenantOptions() {
   return {
-      NumberOption("tenant_max_sessions", &C::tenant_max_sessions, 0, 1 << 20, "SESSIONS",
-                   "A tenant of the access file may have this many open sessions. 0 means any number."),
+      NumberOption(
+          "tenant_max_sessions", &C::tenant_max_sessions, 0, 1 << 20, "SESSIONS",
+          "On a coordinator, each tenant may have this many open sessions. Without --access-file, all clients are one "
+          "tenant. 0 means any number."),
       BytesOption("tenant_max_bytes", &C::tenant_max_bytes, 0, kAnyBytes,
-                  "A tenant's sessions may reserve this much for factors and staging on all shards together. 0 means "
-                  "any amount."),
-      NumberOption("tenant_max_calls", &C::tenant_max_calls, 0, 1 << 30, "CALLS",
-                   "A tenant of the access file may begin this many calls a second on this server. 0 means any "
-                   "number."),
+                  "On a coordinator, the sessions of each tenant may reserve this much for factors and staging on all "
+                  "shards together. Without --access-file, all clients are one tenant. 0 means any amount."),
+      NumberOption(
+          "tenant_max_calls", &C::tenant_max_calls, 0, 1 << 30, "CALLS",
+          "Each tenant of --access-file may begin this many calls a second on this server. 0 means any number."),
   };
 }
 
@@ -325,7 +327,7 @@ const std::vector<Option>& Options() {
     add("Steps", StepOptions());
     add("Storage and recovery", StorageOptions());
     add("A coordinator and its shards", ShardCallOptions());
-    add("Tenants, on a coordinator", TenantOptions());
+    add("Tenants", TenantOptions());
     add("Metrics, logs, traces and the end", ObservationOptions());
     return all;
   }();

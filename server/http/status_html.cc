@@ -58,7 +58,8 @@ const past = new Map();       // PointBuffer of each job
 let before = null;            // the reading before this one
 
 // What the plots of a job show. A full buffer drops every second point, and then adds one point in place of
-// two. So it covers the time since the page was opened, with 600 points or more once it has had them.
+// two. So it covers the time since the page was opened, with 600 points or more once it has had them. A point
+// whose values are NaN is a gap. A gap that is dropped makes the point before it one.
 class PointBuffer {
   constructor() {
     this.values = new Float64Array(KEPT * FIELDS.length);
@@ -73,7 +74,11 @@ class PointBuffer {
   add(point) {
     if (this.size === KEPT) {
       const width = FIELDS.length;
-      for (let i = 1; i < KEPT / 2; ++i) this.values.copyWithin(i * width, 2 * i * width, (2 * i + 1) * width);
+      for (let i = 0; i < KEPT / 2; ++i) {
+        const gap = Number.isNaN(this.get(2 * i + 1, "second_order"));
+        this.values.copyWithin(i * width, 2 * i * width, (2 * i + 1) * width);
+        if (gap) this.values.fill(NaN, i * width + FIELDS.indexOf("step") + 1, (i + 1) * width);
+      }
       this.size = KEPT / 2;
       this.every *= 2;
     }
@@ -205,10 +210,10 @@ function scale(values, logarithmic, fromZero) {
     for (let i = first; i <= end; ++i) if (few || (i % 3 === 0 && i / 3 % every === 0)) ticks.push(marks[i]);
     return {ticks, place: x => Math.log10(x / marks[first]) / span};
   }
-  if (low === high) { low -= Math.abs(low) / 10 || 0; high += Math.abs(high) / 10 || 1; }
+  if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) { low -= Math.abs(low) / 10 || 0; high += Math.abs(high) / 10 || 1; }
   const rough = (high - low) / 4, unit = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 5, 10].find(s => s * unit >= rough) * unit;
   const first = Math.floor(low / step + 1e-9), end = Math.ceil(high / step - 1e-9);
-  for (let i = first; i <= end; ++i) ticks.push(i * step);
+  for (let i = 0; i <= Math.min(end - first, 6); ++i) ticks.push((first + i) * step);
   return {ticks, place: x => (x / step - first) / (end - first)};
 }
 const SPANS = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
@@ -378,15 +383,25 @@ function show(status, samples) {
   for (const section of document.querySelectorAll("section")) if (!kept.has(section.id)) section.remove();
   before = {status, samples, now};
 }
+function showFailure(text) {
+  const state = document.getElementById("state");
+  state.textContent = text;
+  state.className = "bad";
+}
 async function read() {
+  let answers = null;
   try {
     const [status, metrics] = await Promise.all([fetch("/status"), fetch("/metrics")]);
-    show(await status.json(), parse(await metrics.text()));
+    answers = [await status.json(), await metrics.text()];
   } catch (error) {
-    const state = document.getElementById("state");
-    state.textContent = "does not answer";
-    state.className = "bad";
+    showFailure("does not answer");
     for (const history of past.values()) history.broken = true;
+  }
+  try {
+    if (answers) show(answers[0], parse(answers[1]));
+  } catch (error) {
+    showFailure(`this page has failed: ${error.message}`);
+    console.error(error);
   }
   setTimeout(read, 2000);
 }

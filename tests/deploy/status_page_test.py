@@ -42,9 +42,9 @@ Date.now = () => clock;
 function feed(change, shown) {
   clock += 2000;
   const sessions = [], samples = {};
-  const job = (name, {last_step, loss = 1, mode = "SECOND_ORDER"}) => sessions.push({
+  const job = (name, {last_step, loss = 1, smoothed = loss && .9 * loss, mode = "SECOND_ORDER"}) => sessions.push({
     train_job: name, epoch: 1, joined: 1, world_size: 1, mode,
-    coordinator: {last_step, shard_steps: [], loss, smoothed_loss: loss, loss_rate: null, reason: "", last_snapshot_step: null},
+    coordinator: {last_step, shard_steps: [], loss, smoothed_loss: smoothed, loss_rate: null, reason: "", last_snapshot_step: null},
     shard: {last_step, lagging_ranks: [], lagging_workers: 0, reserved_bytes: 0, lacks_gradients_for_s: null, updates_lost: 0}});
   change(job, (name, labels, value) => (samples[name] ||= []).push({labels: {...labels, train_job: "a"}, value}));
   const status = {...before.status, role: "all", sessions};
@@ -213,6 +213,42 @@ class StatusPage(unittest.TestCase):
         self.assertEqual(values, 124800)
         self.assertEqual((first, every), (0, 8))
         self.assertGreater(last, 49900)
+
+    def test_gaps_outlast_the_dropping_of_points(self):
+        lines, size, every, first = self.fed("outages", """
+            for (let i = 0; i < 3000; ++i) {
+              if ([101, 202, 303, 404, 505].includes(i)) past.get("a").broken = true;
+              feed(job => job("a", {last_step: i}), i === 2999);
+            }
+            const a = past.get("a");
+            return [document.querySelectorAll("figure")[0].querySelectorAll("polyline.c0").length, a.size, a.every, a.get(0, "step")];""")
+        self.assertEqual((lines, every, first), (6, 4, 0))
+        self.assertTrue(600 < size <= 1200, size)
+
+    def test_values_that_hardly_differ_are_drawn(self):
+        pairs = [[0.7, 0.7 + 2 ** -53], [1 + 2 ** -52, 1], [-3, -3 - 2 ** -51], [1e-300, 0], [0, 0], [1e300, 1e300], [7, 7.000001]]
+        drawn = self.fed("close", f"""
+            return {pairs}.map(([loss, smoothed]) => {{
+              past.clear();
+              feed(job => job("a", {{last_step: 1, loss, smoothed}}), true);
+              const figure = document.querySelector("figure");
+              return [[...figure.querySelectorAll("text.end")].map(t => t.textContent),
+                      [...figure.querySelectorAll("polyline")].map(p => p.getAttribute("points"))];
+            }});""")
+        for pair, (labels, lines) in zip(pairs, drawn):
+            with self.subTest(pair=pair):
+                self.assertTrue(4 <= len(labels) <= 9, labels)  # two are the names of the axis below
+                self.assertEqual(len(lines), 2)
+                self.assertNotRegex(" ".join(lines), "NaN|Infinity")
+
+    def test_a_failure_of_the_page_is_not_one_of_the_server(self):
+        browser = self.browser("failure")
+        browser.open(self.page(self.cluster.coordinator))
+        wait_for("readings", lambda: "serving" in browser.text())
+        browser.run("show = () => { throw new Error('no plot'); }")
+        wait_for("the failure", lambda: "this page has failed: no plot" in browser.text())
+        self.assertFalse(browser.run("return [...past.values()].some(history => history.broken)"))
+        self.assertIn("no plot", str(browser.errors()))
 
     def test_missing_values_are_gaps_and_first_order_is_marked(self):
         lines, phases, text, rates = self.fed("gaps", """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What the documents name exists: flags in the programs' --help, metrics in the catalog, log lines in the server's sources,
-files behind links.
+files behind links and headings behind anchors.
 
 Flags: on a line that names one of our programs, each --flag must be in that program's help; on other lines in the help
 of any of them. The help texts come from --program NAME=PATH (scripts are found by themselves); without programs that part says that
@@ -34,11 +34,13 @@ METRIC = re.compile(r"\bprecondor_[a-z0-9_]+")
 SAMPLES = re.compile(r"_(bucket|sum|count)$")  # of a histogram
 OTHERS |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--previous"}  # helm's and kubectl's
 OPENING = re.compile(r"# [^\n]+\n\nAfter this page you can ")
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#{1,6} +(.*?)[ #]*$", re.MULTILINE)
+CODE_BLOCK = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 LOG_LINE = re.compile(r"\b(?:log|log line|log says|lines?|a warning,) `[a-z][^`]*`(?: or `[^`]*`)*")
 CATALOG = "server/metrics/catalog.h"
 OPERATIONS = "docs/operate/operations.md"
-PAGES = (OPERATIONS, *(f"docs/operate/{page}.md" for page in ("failures", "kubernetes", "monitoring", "runbooks", "security")))
+PAGES = "docs/operate/"
 
 
 def _opening(path, text):
@@ -48,14 +50,31 @@ def _opening(path, text):
         yield f"{path}:3: the first paragraph must begin with 'After this page you can'"
 
 
+def _anchors(text):
+    """The anchors that GitHub gives the headings of a page: "## A `b`, c" has a-b-c, and the next one a-b-c-1."""
+    anchors = set()
+    for heading in HEADING.findall(CODE_BLOCK.sub("", text)):
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = one = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        number = 0
+        while one in anchors:
+            number += 1
+            one = f"{name}-{number}"
+        anchors.add(one)
+    return anchors
+
+
 def _links(tree, path, text):
     for match in LINK.finditer(text):
-        target = match.group(1)
+        target, anchor = match.groups()
         if "://" in target:
             continue
-        file = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        file = posixpath.normpath(posixpath.join(posixpath.dirname(path), target)) if target else path
+        where = f"{path}:{line_of(text, match.start())}: link to {target}"
         if not tree.has(file) and not any(p.startswith(file + "/") for p in tree.paths()):
-            yield f"{path}:{line_of(text, match.start())}: link to {target}: no such file"
+            yield f"{where}: no such file"
+        elif anchor is not None and file.endswith(".md") and anchor not in _anchors(tree.read(file)):
+            yield f"{where}#{anchor}: no heading of {file} has this anchor"
 
 
 def _flags(path, text, helps):
@@ -71,8 +90,8 @@ def _flags(path, text, helps):
 
 def _metrics(tree, metrics):
     """A page for operators names no metric that the catalog does not have."""
-    for path in PAGES:
-        text = tree.read(path) if tree.has(path) else ""
+    for path in (p for p in tree.paths(".md") if p.startswith(PAGES)):
+        text = tree.read(path)
         for match in METRIC.finditer(text):
             if metrics and SAMPLES.sub("", match.group(0)) not in metrics and not match.group(0).endswith("_"):
                 yield f"{path}:{line_of(text, match.start())}: {match.group(0)} is not in {CATALOG}"
@@ -81,8 +100,8 @@ def _metrics(tree, metrics):
 def _log_lines(tree):
     """A log line that a page for operators quotes is one that the server writes."""
     sources = [tree.read(p) for p in tree.paths(".cc", ".h") if p.startswith("server/")]
-    for path in PAGES:
-        text = tree.read(path) if tree.has(path) else ""
+    for path in (p for p in tree.paths(".md") if p.startswith(PAGES)):
+        text = tree.read(path)
         for match in LOG_LINE.finditer(text):
             for line in re.findall("`([^`]*)`", match.group(0)):
                 line = " ".join(line.split())  # a page may wrap it
@@ -154,11 +173,16 @@ CASES = [
                    OPERATIONS: _TOP + "`precondor-server --role`: precondor_updates_total\n"}, []),
     Case("broken link", {"README.md": "\n[a](docs/none.md)\n"}, ["README.md:2: link to docs/none.md"]),
     Case("link beside the file", {"docs/a.md": _TOP + "[b](b.md)\n", "docs/b.md": _TOP}, []),
+    Case("anchors", {"docs/a.md": _TOP + "## The `b`: c-d, e_f\n## [G](b.md) h\n## G h\n[c](#the-b-c-d-e_f), [g](b.md#b), [h](#g-h-1)\n", "docs/b.md": _TOP + "### B\n"}, []),
+    Case("no such anchor", {"docs/a.md": _TOP + "[b](b.md#c)\n[a](#b)\n```\n# b\n```\n[x](x.cc#L3)\n", "docs/b.md": _TOP + "## D\n", "docs/x.cc": ""},
+         ["docs/a.md:4: link to b.md#c: no heading of docs/b.md", "docs/a.md:5: link to #b: no heading of docs/a.md"]),
     Case("opening", {"docs/a/b.md": "# B\n\nHistory.\n\nAfter this page you can do b.\n"}, ["docs/a/b.md:3: the first paragraph"]),
     Case("unknown flag", {"README.md": "--nonsense\n"}, ["--nonsense is not in any"]),
     Case("flag of another program", {"README.md": "precondor-server --json\n"}, ["--json is not in the help of precondor-s"]),
     Case("a log line", {OPERATIONS: _TOP + "--role: log `job\nends` or `job waits`, the log line `session lost`\n", "server/a.cc": 'Log("job ends"'},
          ["operations.md:4: .* `job waits`", "operations.md:5: .* `session lost`"]),
+    Case("any page for operators", {"docs/operate/z.md": _TOP + "precondor_x_total, the log line `session lost`\n", CATALOG: '"precondor_y_seconds"'},
+         ["z.md:4: precondor_x_total is not in", "z.md:4: .* `session lost`"]),
     Case("unknown metric", {OPERATIONS: _TOP + "--role precondor_y_seconds precondor_y_seconds_sum precondor_x_total\n",
                             CATALOG: '"precondor_y_seconds"'}, ["precondor_x_total is not in"]),
 ]

@@ -358,6 +358,7 @@ class ClientTest(unittest.TestCase):
                 (lambda: client(address, {"rpc_timeout": 3}), "options: expected a precondor.ClientOptions, got "),
                 (lambda: client(address, options(replace=True)), "options: expected replace and local_memory with their defaults"),
                 (lambda: client(address, options(local_memory="1GiB")), "options: expected replace and local_memory"),
+                (lambda: precondor.Statistics("SIGNED", 16), "statistics.mean_positions: expected a bool, got 16"),
                 (lambda: precondor.Statistics(inv_freq=0), r"statistics.inv_freq: expected a whole number of 1 \.\.\. 2147483647, got 0"),
                 (lambda: precondor.Statistics(sketches="4"), "statistics.sketches: .*'4'"),
                 (lambda: precondor.Statistics(warmup_steps=-1), "statistics.warmup_steps: .*-1"),
@@ -368,6 +369,7 @@ class ClientTest(unittest.TestCase):
                 (lambda: precondor.Fallback(min_steps=1.5), "fallback.min_steps: .*1.5"),
                 (lambda: precondor.Selection(skip_types=["Linear"]), "selection.skip_types: expected classes of modules, got 'Linear'"),
                 (lambda: precondor.Selection(skip_types=3), "selection.skip_types: .* 3"), (lambda: precondor.Selection(min_dim="x"), "selection.min_dim: .*'x'"),
+                (lambda: precondor.Selection(fold_bias="no"), "selection.fold_bias: expected a bool, got 'no'"),
                 (lambda: precondor.Selection(experts="foo"), "selection.experts: expected one of kron, soap, muon, .* got foo"),
                 (lambda: precondor.Selection(embeddings=3), "selection.embeddings: .* got 3"),
                 (lambda: security(tls_ca=3), "Security: tls_ca: expected a path"), (lambda: self.client.open_session("x"), "spec: .*'x'"),
@@ -554,7 +556,8 @@ class ClientTest(unittest.TestCase):
             address = f"unix:{folder}/socket"
             with subprocess.Popen([self.server_program, f"--listen={address}", "--log-level=error"]) as server:
                 try:
-                    precondor.Client(address, connect_timeout=3.0).close()  # as long as one attempt to connect may take
+                    # As long as one attempt to connect may take.
+                    precondor.Client(address, precondor.ClientOptions(connect_timeout=3.0)).close()
                 finally:
                     server.kill()
 

@@ -9,7 +9,6 @@ import argparse
 import collections
 import contextlib
 import importlib
-import importlib.util
 import io
 import json
 import os
@@ -286,8 +285,8 @@ class ProgramsTest(unittest.TestCase):
         with self.assertRaises(ProcessLookupError):
             os.kill(int(pid_file.read_text()), 0)
 
-    @unittest.skipUnless(importlib.util.find_spec("matplotlib"), "no matplotlib; deploy/install.sh --test has it")
     def test_the_notebook_draws_both_losses(self):
+        import matplotlib  # pylint: disable=import-outside-toplevel,unused-import  # deploy/install.sh --test has it
         cells = (EXAMPLES / "losses_notebook.py").read_text(encoding="utf-8")
         self.assertIn("STEPS = 600\n", cells)
         self.assertGreaterEqual(cells.count("\n# %%"), 8)

@@ -420,7 +420,9 @@ class OptaxTest(unittest.TestCase):
         for options, pattern in (({"method": "moun"}, "method: expected one of kron, soap, muon, which .* got moun"),
                                  ({"method": None}, "method: expected a name"), ({"layer_methods": ["x"]}, "layer_methods: expected a dict"),
                                  ({"mesh": 3}, "mesh: expected a jax.sharding.Mesh, got 3"), ({"factors": 3}, "factors: .*got 3"),
-                                 ({"client": "x"}, "client: expected a precondor.ClientOptions, got 'x'"), ({"session": 3}, "session: .*3"), ({"address": None}, "address: .*None")):
+                                 ({"client": "x"}, "client: expected a precondor.ClientOptions, got 'x'"),
+                                 ({"client": precondor.ClientOptions(replace=True)}, "client: expected replace and local_memory with their defaults"),
+                                 ({"client": precondor.ClientOptions(local_memory=0.5)}, "client: expected replace and local_memory"), ({"session": 3}, "session: .*3"), ({"address": None}, "address: .*None")):
             with self.subTest(options=options), self.assertRaisesRegex(refused, f"^{pattern}"):
                 precondor.optax.scale_by_precondor(**options)
         with self.assertRaisesRegex(refused, "method: expected one of kron, soap, muon, .* got mkor"):

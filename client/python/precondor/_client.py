@@ -18,8 +18,8 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Type
 import numpy as np
 
 from . import _core, _session
-from ._errors import check_number, check_text, check_whole, expect_instance, invalid
-from ._options import ClientOptions, Security
+from ._errors import check_number, check_text, check_whole, invalid
+from ._options import ClientOptions, Security, check_for_calls
 from ._session import SessionSpec
 
 # Objects with threads. They are closed before the interpreter ends, because their threads must not outlive the
@@ -281,12 +281,12 @@ class Worker:
             gradient: [d_out, d_in], real numbers; or f32 [d_out, d_in] in the memory of a CUDA device, with
                 `__cuda_array_interface__` as torch's and CuPy's arrays have, which the answer replaces. The latter requires
                 libprecondor-cuda.so (docs/operate/cuda.md), and can stay on the device if the shard is there too.
-            samples: Weight of the gradient in DIRECT.
-            out: f32 [d_out, d_in] for the answer, which may be `gradient` itself. None: a new array.
+            samples: Weight of the gradient in DIRECT. With `parts` it is ignored.
+            out: f32 [d_out, d_in] for the answer, which may be `gradient` itself. None: a new array; not with `parts`.
             parts: Exchange "SHARDED", in which every rank calls this for every layer: rectangles (first row, rows, first
                 column, columns, sent) of [d_out, d_in]. Those that are sent, of all ranks, contain each element once; the
-                others are only received. `gradient` is f32 [1, n], the elements of the sent parts, each row by row, and
-                `out` f32 [1, m], those of all these parts.
+                others are only received. `gradient` is f32 [1, n], the elements of the sent parts, each row by row. `out`
+                is required, f32 [1, m], for those of all these parts.
             device: Number of the CUDA device in this process.
             stream: The cudaStream_t whose work produces the gradient (`torch.cuda.current_stream().cuda_stream`).
 
@@ -450,9 +450,7 @@ class Client:
     def __init__(self, address: str, options: ClientOptions = ClientOptions(), *, rank_devices: Sequence[bytes] = ()) -> None:
         from . import server  # pylint: disable=import-outside-toplevel  # `python -m precondor.server` expects it not imported
         check_text("address", address)
-        options = expect_instance("options", options, ClientOptions)
-        if options != options.for_calls():
-            raise invalid("options", "replace and local_memory with their defaults: they are for Preconditioner", options)
+        check_for_calls("options", options)
         if isinstance(rank_devices, bytes) or not all(isinstance(one, bytes) for one in rank_devices):
             raise invalid("rank_devices", "bytes for each rank", rank_devices)
         files = options.security or Security()

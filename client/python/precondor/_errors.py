@@ -194,6 +194,12 @@ def check_whole(what: str, value: Any, least: int = 0, most: int = _MOST_WHOLE) 
     return number
 
 
+def check_bool(what: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise invalid(what, "a bool", value)
+    return value
+
+
 def check_text(what: str, value: Any) -> str:
     if not isinstance(value, str):
         raise invalid(what, "a str", value)

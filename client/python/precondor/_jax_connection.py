@@ -18,9 +18,9 @@ import numpy as np
 
 from . import server
 from ._client import Client, Future, Worker, lost_since, warn_of_lost_updates
-from ._errors import AbortedError, FailedPreconditionError, InvalidArgumentError, PrecondorError, check_text, expect_instance, invalid
+from ._errors import AbortedError, FailedPreconditionError, InvalidArgumentError, PrecondorError, check_text, invalid
 from ._jax_group import Group
-from ._options import ClientOptions
+from ._options import ClientOptions, check_for_calls
 from ._session import Layer, SessionSpec
 
 
@@ -36,7 +36,7 @@ class Connection:
         self.spec: Optional[SessionSpec] = None
         self._is_new_name = not session
         self._factors = factors
-        self._address, self._options = address, expect_instance("client", options, ClientOptions)
+        self._address, self._options = address, check_for_calls("client", options)
         # Equal for connections of equal arguments. Factors are large: the same object counts.
         self.arguments = (address, session, group.mesh, id(factors), self._options)
         self._lock = threading.Lock()

@@ -11,7 +11,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Optional, Sequence, Type, Union
 
-from ._errors import check_number, check_text, check_whole, invalid
+from ._errors import check_bool, check_number, check_text, check_whole, expect_instance, invalid
 from ._layer_methods import expect_whole_updates
 from ._session import Fallback, Method, as_method
 
@@ -38,8 +38,8 @@ class Selection:
             None: Preconditioner's `method`, if its answers are whole updates.
 
     Raises:
-        InvalidArgumentError: skip_types has something else than classes, a length is no number of at least 0, or a method
-            is unknown or has answers that are no whole updates.
+        InvalidArgumentError: skip_types has something else than classes, a length is no number of at least 0, fold_bias is no
+            bool, or a method is unknown or has answers that are no whole updates.
     """
 
     skip_types: Union[Type["nn.Module"], Sequence[Type["nn.Module"]]] = ()
@@ -57,6 +57,7 @@ class Selection:
         object.__setattr__(self, "skip_types", tuple(kinds))
         for name in ("min_dim", "max_dim"):
             check_number(f"selection.{name}", getattr(self, name), 0.0)
+        check_bool("selection.fold_bias", self.fold_bias)
         for name in ("embeddings", "experts"):
             method, what = getattr(self, name), f"selection.{name}"
             if method not in (None, ""):
@@ -89,6 +90,7 @@ class Statistics:
     def __post_init__(self) -> None:
         for name in ("kind", "dtype"):
             check_text(f"statistics.{name}", getattr(self, name))
+        check_bool("statistics.mean_positions", self.mean_positions)
         for name, least in (("sketches", 0), ("inv_freq", 1), ("warmup_steps", 0)):
             check_whole(f"statistics.{name}", getattr(self, name), least, _MOST_COUNT)
 
@@ -159,9 +161,15 @@ class ClientOptions:
         if self.security is not None and not isinstance(self.security, Security):
             raise invalid("client.security", "a precondor.Security", self.security, "Security(tls_ca=...) has the file of the authorities")
         check_text("client.traceparent", self.traceparent)
-        if not isinstance(self.replace, bool):
-            raise invalid("client.replace", "a bool", self.replace)
+        check_bool("client.replace", self.replace)
 
     def for_calls(self) -> ClientOptions:
         """Returns these options without those that concern Preconditioner alone."""
         return dataclasses.replace(self, replace=False, local_memory=None)
+
+
+def check_for_calls(what: str, options: ClientOptions) -> ClientOptions:
+    """Returns `options`. Raises InvalidArgumentError if they are no ClientOptions, or set what concerns Preconditioner alone."""
+    if expect_instance(what, options, ClientOptions) != options.for_calls():
+        raise invalid(what, "replace and local_memory with their defaults: they are for Preconditioner", options)
+    return options

@@ -121,10 +121,11 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
         seed: See precondor.SessionSpec.
         factors: Transformation.read_factors() of the step that the state is of. The first `update` begins the session again
             with them, on any servers and any mesh. Process 0's count.
-        client: Time-outs, security and the trace, as precondor.Client takes them.
+        client: Time-outs, security and the trace, as precondor.Client takes them. `replace` and `local_memory` are for
+            Preconditioner, and have to be the defaults.
 
     Raises:
-        InvalidArgumentError: A method takes statistics, or the mesh lacks a process. From `update`, when called or traced: no
+        InvalidArgumentError: A method takes statistics, the mesh lacks a process, or `client` sets what is for Preconditioner. From `update`, when called or traced: no
             leaf is a matrix, a pattern matches no leaf, or the tree differs from the first call's.
 
     `update` also raises the errors of precondor.Client and open_session. A failure in a running step raises JAX's own
