@@ -16,7 +16,7 @@ class DeviceCapacities {
   explicit DeviceCapacities(absl::Span<const PlacementShard> shards) {
     for (const PlacementShard& shard : shards) {
       free_bytes_.push_back(shard.free_bytes);
-      load_.push_back(shard.load);
+      load_.push_back(0);
     }
   }
 

@@ -19,7 +19,6 @@ struct PlacementLayer {
 // A shard, or one device of a shard.
 struct PlacementShard {
   int64_t free_bytes = 0;
-  double load = 0;               // cost of the layers that it already has
   size_t shard = 0;              // index of the shard; the devices of a shard are consecutive
   std::string ring_device = {};  // identifies the device to workers that share its memory; empty: none do
 };
@@ -27,7 +26,7 @@ struct PlacementShard {
 struct Placement {
   bool feasible = false;
   std::vector<int32_t> shard_of_layer;  // if feasible, one entry per layer
-  std::vector<double> load;             // cost per shard, including the layers that it had before
+  std::vector<double> load;             // cost per shard
   std::string reason;                   // the balance, or the layer that does not fit, with the numbers
 };
 

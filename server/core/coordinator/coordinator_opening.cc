@@ -226,7 +226,7 @@ absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec,
         return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
       }
     }
-    absl::c_copy(DeviceRooms(*description, /*load=*/0, plan.placement.size()), std::back_inserter(rooms));
+    absl::c_copy(DeviceRooms(*description, plan.placement.size()), std::back_inserter(rooms));
     plan.placement.push_back(
         {.shard = shard.address,
          .address = description->advertise_address.empty() ? shard.address : description->advertise_address,

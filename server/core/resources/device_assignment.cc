@@ -71,22 +71,12 @@ class Assigner {
 }  // namespace
 
 LayersOfDevices AssignDevices(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
-                              absl::Span<const int> fixed, int window_steps,
-                              absl::Span<const AssignmentDevice> devices) {
+                              int window_steps, absl::Span<const AssignmentDevice> devices) {
   if (devices.size() == 1) return {std::vector<uint32_t>(layers.begin(), layers.end())};
   const std::vector<PlacementLayer> estimates = EstimateLayers(spec, methods);
-  Assigner with_fixed(spec, methods, window_steps, devices);
-  std::vector<uint32_t> open;
-  for (const uint32_t layer : layers) {
-    if (fixed[layer] < 0) {
-      open.push_back(layer);
-    } else {
-      with_fixed.Put(static_cast<size_t>(fixed[layer]), layer, estimates[layer].cost);
-    }
-  }
   for (const Order order : {Order::kByCost, Order::kBySize, Order::kUnbounded}) {
-    Assigner assigner = with_fixed;
-    std::vector<uint32_t> sorted = open;
+    Assigner assigner(spec, methods, window_steps, devices);
+    std::vector<uint32_t> sorted(layers.begin(), layers.end());
     std::stable_sort(sorted.begin(), sorted.end(), [&](uint32_t x, uint32_t y) {
       return order == Order::kBySize ? estimates[x].bytes > estimates[y].bytes : estimates[x].cost > estimates[y].cost;
     });

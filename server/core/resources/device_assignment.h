@@ -28,9 +28,7 @@ using LayersOfDevices = std::vector<std::vector<uint32_t>>;
 // starts again with layers by descending size, each of which goes to the device that it fills best. If that fails too,
 // ignores the bounds, and MemoryAccount refuses the assignment with each device's numbers. Ties go to the device with
 // more room, then to the lower layer and device: equal inputs give equal assignments.
-// `fixed` has, by layer, the device of a layer that already has one, and -1 for others.
 LayersOfDevices AssignDevices(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
-                              absl::Span<const int> fixed, int window_steps,
-                              absl::Span<const AssignmentDevice> devices);
+                              int window_steps, absl::Span<const AssignmentDevice> devices);
 
 }  // namespace precondor

@@ -15,14 +15,13 @@ std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const Method
   return layers;
 }
 
-std::vector<PlacementShard> DeviceRooms(const ShardDescription& shard, double load, size_t place) {
+std::vector<PlacementShard> DeviceRooms(const ShardDescription& shard, size_t place) {
   if (shard.devices.empty()) {
-    return {{.free_bytes = shard.capacity_bytes - shard.reserved_bytes, .load = load, .shard = place}};
+    return {{.free_bytes = shard.capacity_bytes - shard.reserved_bytes, .shard = place}};
   }
   std::vector<PlacementShard> rooms;
   for (const DeviceUse& device : shard.devices) {
     rooms.push_back({.free_bytes = device.capacity_bytes - device.reserved_bytes,
-                     .load = load / static_cast<double>(shard.devices.size()),
                      .shard = place,
                      .ring_device = device.ring_device});
   }

@@ -15,8 +15,7 @@ namespace precondor {
 // Returns cost and memory of every layer. The cost is the FLOPs of one step: update and preconditioning.
 std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const MethodSet& methods);
 
-// Returns the devices of the shard with index `place`, which has `load` so far, spread evenly over its devices.
-// Placement fills devices, because a layer is on one of them.
-std::vector<PlacementShard> DeviceRooms(const ShardDescription& shard, double load, size_t place);
+// Returns the devices of the shard with index `place`. Placement fills devices, because a layer is on one of them.
+std::vector<PlacementShard> DeviceRooms(const ShardDescription& shard, size_t place);
 
 }  // namespace precondor

@@ -33,23 +33,6 @@ struct SessionDevice {
   ScratchPool gradient_scratch;    // see GradientScratchElements: D, then U
 };
 
-// Maps each layer of a session to its device. Thread-safe.
-class DeviceOfLayer {
- public:
-  explicit DeviceOfLayer(size_t layers) : places_(layers) {}
-  // Puts the layer on the device. Returns false and changes nothing if the layer is already on another device.
-  bool Set(uint32_t layer, size_t device) {
-    uint32_t none = 0;
-    const auto place = static_cast<uint32_t>(device) + 1;
-    return places_[layer].compare_exchange_strong(none, place) || none == place;
-  }
-  // Returns the layer's device, or -1 if it has none yet.
-  int Of(uint32_t layer) const { return static_cast<int>(places_[layer].load()) - 1; }
-
- private:
-  std::vector<std::atomic<uint32_t>> places_;  // by layer: index of the device plus one; 0 means none
-};
-
 // Which layers of a session a client has restored, and whether the coordinator has ordered that. Thread-safe.
 class RestoredLayers {
  public:
@@ -78,7 +61,7 @@ struct SessionContext {
 
   // Precondition: the layer has a device.
   SessionDevice& DeviceOf(uint32_t layer) const {
-    const int place = device_of_layer.Of(layer);
+    const int place = device_of_layer[layer];
     PRECONDOR_CHECK(place >= 0);
     return *devices[static_cast<size_t>(place)];
   }
@@ -95,7 +78,7 @@ struct SessionContext {
   MethodSet methods;
   SessionAccess access;
   std::vector<std::unique_ptr<SessionDevice>> devices;  // in the order of the shard's devices
-  DeviceOfLayer device_of_layer;
+  std::vector<int> device_of_layer;  // indices of `devices`, or -1 for layers of other shards; see GiveDevices
   RestoredLayers restored_layers;
   std::atomic<bool> fetching = false;  // an answer to a FETCH is in memory, where workers keep no factors
   BegunSteps begun_steps = {};

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/api/shard_journal.h"
 #include "server/core/shard/shard_session.h"
@@ -74,9 +73,9 @@ absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& insta
                          .methods = std::move(methods),
                          .access = install.access,
                          .devices = MakeSessionDevices(*shard_),
-                         .device_of_layer = DeviceOfLayer(install.spec.layers.size()),
+                         .device_of_layer = std::vector<int>(install.spec.layers.size(), -1),
                          .restored_layers = RestoredLayers(install.spec.layers.size())});
-  PRECONDOR_CHECK(GiveDevices(*session_context, room.layers));
+  GiveDevices(*session_context, room.layers);
   absl::StatusOr<std::shared_ptr<ShardSession>> session =
       ShardSession::Create(std::move(session_context), install, room.sizes);
   if (!session.ok()) {

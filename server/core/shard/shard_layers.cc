@@ -52,11 +52,10 @@ LayersOfDevices Assign(const ShardContext& shard, const ShardSessions& sessions,
   }
   if (devices.size() > 1) {
     for (const std::shared_ptr<ShardSession>& session : sessions.All()) {
-      if (session->id() != install.session_id) AddLoad(*session, devices);
+      AddLoad(*session, devices);
     }
   }
-  const std::vector<int> fixed(install.spec.layers.size(), -1);
-  return AssignDevices(install.spec, methods, install.layers, fixed, shard.options.window_steps, devices);
+  return AssignDevices(install.spec, methods, install.layers, shard.options.window_steps, devices);
 }
 
 }  // namespace
@@ -73,12 +72,11 @@ std::vector<std::unique_ptr<SessionDevice>> MakeSessionDevices(const ShardContex
   return devices;
 }
 
-bool GiveDevices(SessionContext& session, const LayersOfDevices& layers) {
-  bool given = true;
+void GiveDevices(SessionContext& session, const LayersOfDevices& layers) {
   for (size_t device = 0; device < layers.size(); ++device) {
     int64_t statistics = 0, gradient = 0;
     for (const uint32_t layer : layers[device]) {
-      given = session.device_of_layer.Set(layer, device) && given;
+      session.device_of_layer[layer] = static_cast<int>(device);
       statistics = std::max(statistics, StatisticsScratchElements(session.spec, layer));
       gradient = std::max(gradient, GradientScratchElements(session.spec, layer));
     }
@@ -88,7 +86,6 @@ bool GiveDevices(SessionContext& session, const LayersOfDevices& layers) {
     has.statistics_scratch.SetBlockElements(all_at_once ? 0 : statistics);
     has.gradient_scratch.SetBlockElements(all_at_once ? 0 : gradient);
   }
-  return given;
 }
 
 absl::StatusOr<LayerReservation> MakeRoom(ShardContext& shard, const ShardSessions& sessions,

@@ -32,8 +32,8 @@ absl::StatusOr<LayerReservation> MakeRoom(ShardContext& shard, const ShardSessio
 
 std::vector<std::unique_ptr<SessionDevice>> MakeSessionDevices(const ShardContext& shard);
 
-// Puts the session's layers on the devices of `layers` and sets the size of their scratch blocks. Returns false if some
-// layers stay on other devices.
-bool GiveDevices(SessionContext& session, const LayersOfDevices& layers);
+// Puts the layers of a session that is being made on the devices of `layers`, and sets the size of their scratch
+// blocks.
+void GiveDevices(SessionContext& session, const LayersOfDevices& layers);
 
 }  // namespace precondor

@@ -169,8 +169,8 @@ TEST(PlanTest, ReservesAndPlacesAsServersDo) {
     const Plan plan = MustPlan(input);
     const auto methods = MethodSet::Make(spec);
     ASSERT_TRUE(methods.ok()) << methods.status();
-    const std::vector<PlacementShard> rooms = {{.free_bytes = 4 * kGib, .load = 0, .shard = 0},
-                                               {.free_bytes = 4 * kGib, .load = 0, .shard = 1}};
+    const std::vector<PlacementShard> rooms = {{.free_bytes = 4 * kGib, .shard = 0},
+                                               {.free_bytes = 4 * kGib, .shard = 1}};
     const Placement placement = PlaceLayers(EstimateLayers(spec, *methods), rooms);
     ASSERT_TRUE(placement.feasible) << placement.reason;
     for (uint32_t shard = 0; shard < 2; ++shard) {

@@ -25,14 +25,6 @@ TEST(PlacementTest, LongestGoesFirstToTheLeastLoaded) {
   EXPECT_THAT(placement.load, ElementsAre(10.0, 9.0));
 }
 
-TEST(PlacementTest, CountsWhatShardsHaveAlready) {
-  // By hand: 2 -> shard 1 (0 < 3), 2 -> 1 (2 < 3), 1 -> 0 (3 < 4).
-  const Placement placement = PlaceLayers({{2, 1}, {1, 1}, {2, 1}}, {{.free_bytes = kPlenty, .load = 3}, {kPlenty}});
-  ASSERT_TRUE(placement.feasible);
-  EXPECT_THAT(placement.shard_of_layer, ElementsAre(1, 0, 1));
-  EXPECT_THAT(placement.load, ElementsAre(4.0, 4.0));
-}
-
 TEST(PlacementTest, TiesGoToTheLowerNumbers) {
   const Placement placement =
       PlaceLayers({{1, 1}, {1, 1}, {1, 1}, {1, 1}}, {{.free_bytes = kPlenty}, {.free_bytes = kPlenty}});

@@ -31,18 +31,16 @@ TEST(DeviceRoomsTest, AreThoseOfTheDevicesOrOfTheWholeShard) {
   ShardDescription shard;
   shard.capacity_bytes = 100;
   shard.reserved_bytes = 30;
-  std::vector<PlacementShard> rooms = DeviceRooms(shard, 6.0, 3);
+  std::vector<PlacementShard> rooms = DeviceRooms(shard, 3);
   ASSERT_EQ(rooms.size(), 1u);
   EXPECT_EQ(rooms[0].free_bytes, 70);
-  EXPECT_EQ(rooms[0].load, 6.0);
   shard.devices = {{.name = "a", .capacity_bytes = 50, .reserved_bytes = 30},
                    {.name = "b", .capacity_bytes = 50, .reserved_bytes = 0}};
   EXPECT_EQ(rooms[0].shard, 3u);
-  rooms = DeviceRooms(shard, 6.0, 3);
+  rooms = DeviceRooms(shard, 3);
   ASSERT_EQ(rooms.size(), 2u);
   EXPECT_EQ(rooms[0].free_bytes, 20);
   EXPECT_EQ(rooms[1].free_bytes, 50);
-  EXPECT_EQ(rooms[0].load + rooms[1].load, 6.0);
   // Neither takes what only both together have room for.
   EXPECT_FALSE(PlaceLayers({{.cost = 1, .bytes = 60}}, rooms).feasible);
 }

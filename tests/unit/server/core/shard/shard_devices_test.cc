@@ -98,17 +98,12 @@ TEST_F(ShardDevicesTest, RoomComesBeforeBalance) {
   const MethodSet methods = MethodSet::Make(spec, options.make_method).value();
   // By cost the most expensive one would go where there is most room, and the others would lack it.
   const std::vector<uint32_t> all = {0, 1, 2, 3, 4};
-  const std::vector<int> none(5, -1);
   std::vector<AssignmentDevice> devices = {{.free_bytes = BytesOf({0, 1, 2, 3})}, {.free_bytes = BytesOf({4})}};
-  const LayersOfDevices found = AssignDevices(spec, methods, all, none, options.window_steps, devices);
+  const LayersOfDevices found = AssignDevices(spec, methods, all, options.window_steps, devices);
   EXPECT_THAT(found, ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4)));
-  // Fixed layers stay, whatever they cost.
-  const LayersOfDevices fixed = AssignDevices(spec, methods, all, {1, 1, 1, 1, -1}, options.window_steps,
-                                              std::vector<AssignmentDevice>(2, {.free_bytes = 1 << 30}));
-  EXPECT_THAT(fixed, ElementsAre(ElementsAre(4), ElementsAre(0, 1, 2, 3)));
   // A device with much to do gets nothing that another can take.
   devices = {{.free_bytes = 1 << 30, .load = 1e18}, {.free_bytes = 1 << 30}, {.free_bytes = 1 << 30}};
-  EXPECT_THAT(AssignDevices(spec, methods, all, none, options.window_steps, devices)[0], IsEmpty());
+  EXPECT_THAT(AssignDevices(spec, methods, all, options.window_steps, devices)[0], IsEmpty());
 }
 
 TEST_F(ShardDevicesTest, AnswersAreThoseOfOneDevice) {
