@@ -41,7 +41,7 @@ absl::Status Train(const std::string& address) {
         for (int64_t i = 0; i < kIn; ++i) gradient[o * kIn + i] += e / kRows * x[row * kIn + i];
       }
     }
-    if (worker.NeedsStatistics(step)) {
+    if (worker.NeedsStatistics(step, 0)) {
       precondor::SketchKey key{.seed = spec.seed, .step = step};
       absl::Status sent = precondor::ComputeStatistics(spec, key, {x.data(), kRows, kIn}, 1, {a.data(), vectors, kIn});
       key.side = precondor::Side::kOutput;
