@@ -23,7 +23,6 @@ ShardStore::ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOpti
                        Logger& logger, StoreObserver& observer, const GradientLogOptions& gradient_options)
     : fs_(fs),
       dir_(store::JoinPath(data_dir, "shard")),
-      clock_(clock),
       logger_(logger),
       quarantine_(fs, store::JoinPath(dir_, "quarantine"), clock),
       log_(fs, store::JoinPath(dir_, "log"), options, clock, logger, observer),

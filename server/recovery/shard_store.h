@@ -88,7 +88,6 @@ class ShardStore final : public ShardJournal {
 
   store::FileSystem& fs_;
   const std::string dir_;
-  const Clock& clock_;
   Logger& logger_;
   std::unique_ptr<store::FileLock> lock_;
   recovery::Quarantine quarantine_;
