@@ -456,7 +456,7 @@ class TorchTest(torch_case.ServerCase):
 
         sharded = nn.Sequential(FullyShardedDataParallel())
         for kind, pattern, model, options in [
-                (precondor.UnimplementedError, r"model\.0 is a FullyShardedDataParallel.*docs/use/pytorch", sharded, {}),
+                (precondor.UnimplementedError, r"model\.0 is a FullyShardedDataParallel.*docs/use/limits", sharded, {}),
                 (precondor.UnimplementedError, "model is a DataParallel", nn.DataParallel(linear), {}),
                 (bad, "has no shape yet", nn.LazyLinear(3), {}), (bad, "no layer to precondition", nn.LayerNorm(4), {}),
                 (bad, r"skip: expected a regular expression, got '\('", linear, {"skip": ["("]}),

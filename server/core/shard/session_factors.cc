@@ -70,7 +70,7 @@ absl::Status SessionFactors::Hold(HoldVersion version) {
   });
   MemoryAccount& memory = context_->shard->memory;
   PRECONDOR_RETURN_IF_ERROR(memory.Reserve(context_->spec.name, factor_bytes()));
-  if (const absl::Status given = GiveFresh(layers_); !given.ok()) {
+  if (absl::Status given = GiveFresh(layers_); !given.ok()) {
     memory.Release(factor_bytes());
     return given;
   }
