@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a command of precondorctl prints.
+// The output of a command of precondorctl.
 #pragma once
 
 #include <string>

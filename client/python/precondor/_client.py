@@ -149,7 +149,7 @@ def lost_since(before: Mapping[str, int], now: Mapping[str, int]) -> Dict[str, i
 
 @dataclasses.dataclass(frozen=True)
 class WorkerStatus:
-    """What has happened since a worker joined.
+    """Counts and states since a worker joined.
 
     Attributes:
         epoch: Version of the session's membership.

@@ -66,7 +66,7 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """What is sent of the layers' inputs and output gradients, and at which steps.
+    """Statistics of the layers' inputs and output gradients: their kind, and the steps at which they are sent.
 
     Attributes:
         kind: "SIGNED" (sketches), "MEAN", "PER_WORKER_MEAN" or "COVARIANCE". "": the method's default.

@@ -147,7 +147,7 @@ struct Traffic {
   int64_t reconnects = 0;
 };
 
-// What a worker has joined. Constant while the worker lives.
+// The session that a worker has joined. It is constant while the worker lives.
 struct WorkerSession {
   SessionSpec spec;
   uint32_t rank = 0;
@@ -156,7 +156,7 @@ struct WorkerSession {
   std::optional<uint64_t> rollback_step;
 };
 
-// What has happened since a worker joined.
+// Counts and states since a worker joined.
 struct WorkerStatus {
   uint64_t epoch = 0;  // version of the session's membership
   Traffic traffic;

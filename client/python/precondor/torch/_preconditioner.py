@@ -98,7 +98,7 @@ class Preconditioner:
             parameter_methods: Methods, whose answers are whole updates, by regular expressions of whole parameter
                 names: makes layers of further matrices (docs/use/pytorch.md).
             selection: Which other modules and parameters are layers.
-            statistics: What is sent of the layers' inputs and output gradients, and when.
+            statistics: Kind and steps of the statistics of inputs and output gradients.
             exchange: "DIRECT" (the server averages what every rank sends; default of a plain model), "DELEGATE" (the
                 job averages, one rank sends each layer and passes the answer on; default of DistributedDataParallel,
                 fully_shard and "local" on GPUs), "SHARDED" (every rank sends the parts that fully_shard or tensor
