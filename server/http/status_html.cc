@@ -57,7 +57,7 @@ const MOST_OPEN = 8;          // cards that are open at first
 const past = new Map();       // PointBuffer of each job
 let before = null;            // the reading before this one
 
-// What the plots of a job show. A full buffer drops every second point, and then adds one point in place of
+// The points of a job's plots. A full buffer drops every second point, and then adds one point in place of
 // two. So it covers the time since the page was opened, with 600 points or more once it has had them. A point
 // whose values are NaN is a gap. A gap that is dropped makes the point before it one.
 class PointBuffer {

@@ -73,7 +73,7 @@ def available_bytes():
 
 
 def state_bytes(kind, blocks):
-    """What docs/use/methods/mkor.md says all factors take."""
+    """Bytes of all factors by docs/use/methods/mkor.md."""
     total = 0
     for side in (d for layer in BLOCK for d in layer):
         if kind == DENSE:

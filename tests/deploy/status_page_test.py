@@ -190,7 +190,7 @@ class StatusPage(unittest.TestCase):
         return browser.run("return [...document.querySelectorAll('figcaption')].map(c => c.firstChild.textContent)")
 
     def fed(self, name, script):
-        """What `script` returns on a page that reads nothing more. feed(change) shows a reading 2 s after the last one, of which
+        """Returns the result of `script` on a page that reads nothing more. feed(change) shows a reading 2 s after the last one, of which
         change(job, samples) makes another: job(name) has a session of that name; count(metric, labels, value) a sample."""
         browser = self.browser(name)
         browser.open(self.page(self.cluster.shards[0]))
@@ -399,10 +399,11 @@ def pictures(folder):
         for mode, seconds in (("auto", 240), ("first-order", 60), ("auto", 120)):
             if mode != "auto" or seconds < 240:
                 subprocess.run([*control, mode], check=True, capture_output=True)
-            time.sleep(seconds)
+            time.sleep(seconds)  # the length of what is pictured; no test comes here
         for browser, width, name in views:
             browser.resize(width, browser.run("return document.documentElement.scrollHeight + outerHeight - innerHeight"))
-            time.sleep(3)
+            resized = browser.run("return Date.now() / 1000")
+            wait_for("a reading after the resize", lambda browser=browser, resized=resized: browser.run(f"return before.now > {resized}"))
             (folder / f"status-{name}.png").write_bytes(base64.b64decode(browser.ask("GET", "/screenshot")))
 
 

@@ -106,7 +106,7 @@ class Preconditioner:
             gradient_dtype: Type of gradients on the wire: "f32", "f16" or "bf16".
             overlap: Send gradients during the backward pass: one backward pass a step outside no_sync(), no change of
                 gradients before step(), and DIRECT. DDP averages the other parameters by its only communication hook.
-            process_group: Of torch.distributed; None: DDP's, or the default one.
+            process_group: A group of torch.distributed; None: DDP's, or the default one.
             fallback: When the job falls back to first order.
             seed: That of precondor.SessionSpec.
             client: Time-outs, security, and what happens at the start.
