@@ -436,13 +436,13 @@ class ClientTest(unittest.TestCase):
         session = self.open(world_size=3, method="muon", layers=[precondor.Layer("fc", 2, 3), precondor.Layer("head", 2, 3)])
         self.expect(precondor.DeadlineExceededError, r"rank 1 has joined, but .*; not joined: ranks 0, 2",
                     self.enterContext(precondor.Client(self.server.address, precondor.ClientOptions(join_timeout=0.05))).join, self.name, 1)
-        client = self.enterContext(precondor.Client(self.server.address, precondor.ClientOptions(result_timeout=0.2)))
+        client = self.enterContext(precondor.Client(self.server.address, precondor.ClientOptions(result_timeout=2)))
         with concurrent.futures.ThreadPoolExecutor() as pool:
             workers = list(pool.map(lambda rank: client.join(self.name, rank), range(3)))
         gradient = np.ones((2, 3), np.float32)
         futures = [workers[0].precondition(0, 1, gradient, 1), workers[2].precondition(0, 0, gradient, 1)]
         for future, layer, missing in zip(futures, ("head", "fc"), ("ranks 1, 2", "ranks 0, 1")):
-            errors = {str(self.expect(precondor.DeadlineExceededError, f"step 0 .* not answered within 200ms; layer {layer} waits for {missing}$",
+            errors = {str(self.expect(precondor.DeadlineExceededError, f"step 0 .* not answered within 2s; layer {layer} waits for {missing}$",
                                       future.result)) for _ in range(2)}
             self.assertEqual(len(errors), 1)
         for worker in workers:
