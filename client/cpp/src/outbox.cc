@@ -64,6 +64,7 @@ std::optional<Outbox::Sequence> Outbox::Head(absl::Time now) const {
   if (queue_.empty()) return std::nullopt;
   const Entry& head = entries_.at(*queue_.begin());
   if (head.not_before > now) return std::nullopt;
+  if (resumes_sent_ > 0 && head.item->id.kind != v1::FRAME_KIND_RESUME) return std::nullopt;
   if (credit_used_ > 0 && credit_used_ + head.item->payload.size() > credit_bytes_) return std::nullopt;
   return *queue_.begin();
 }
@@ -93,6 +94,9 @@ void Outbox::Move(Sequence sequence, Entry& entry, State to) {
   if (to == State::kSending) sending_ = sequence;
   const uint64_t bytes = entry.item->payload.size();
   credit_used_ += (UsesCredit(to) ? bytes : 0) - (UsesCredit(from) ? bytes : 0);
+  if (entry.item->id.kind == v1::FRAME_KIND_RESUME) {
+    resumes_sent_ += (UsesCredit(to) ? 1 : 0) - (UsesCredit(from) ? 1 : 0);
+  }
   unacknowledged_ += (Unacknowledged(to) ? 1 : 0) - (Unacknowledged(from) ? 1 : 0);
   entry.state = to;
 }

@@ -47,6 +47,8 @@ class Outbox {
   };
   // Returns the next frame and counts it as written. Returns nullopt if the queue is empty, its head has to wait, or
   // the credit does not suffice. A payload larger than the whole credit is sent when no other payload uses credit.
+  // Everything waits for the acknowledgement of a RESUME. A shard that refuses the RESUME because it does not have the
+  // session yet could otherwise take what follows it, and answer a step anew that this rank has had the answer of.
   std::optional<Frame> Next(absl::Time now);
   // Starts a new stream with this credit, on which all unanswered contributions are sent again, in order. Nothing is
   // sent without a stream. `shard_generation` is that of the CREDIT frame. If it is 0 or differs from the previous
@@ -177,6 +179,7 @@ class Outbox {
   uint64_t working_on_ = 0;  // the step of the last Add
   uint64_t credit_bytes_ = 0;
   uint64_t credit_used_ = 0;  // payload bytes of entries being sent or sent
+  size_t resumes_sent_ = 0;   // RESUMEs that the shard has not acknowledged
   size_t unacknowledged_ = 0;
   // Last acknowledged statistics by layer, until a result shows that their step was sealed.
   std::map<uint32_t, Item> retained_;

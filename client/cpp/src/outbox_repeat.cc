@@ -100,12 +100,16 @@ void Outbox::Retain(const Item& item) {
 }
 
 void Outbox::Reopen() {
-  for (auto& [layer, item] : retained_) {
-    if (!AddAt(first_sequence_ - 1, item).ok()) continue;  // the caller has submitted it again
-    --first_sequence_;
-    FindEntry(item->id)->acknowledged_before = true;
-  }
-  retained_.clear();
+  std::erase_if(retained_, [this](const auto& of) {
+    const Item& item = of.second;
+    if (AddAt(first_sequence_ - 1, item).ok()) {
+      --first_sequence_;
+      FindEntry(item->id)->acknowledged_before = true;
+      return true;
+    }
+    // The caller has submitted it again, or it is being repeated for the other ranks, which does not retain it.
+    return !FindEntry(item->id)->already_answered;
+  });
 }
 
 Outbox::Moved Outbox::TakeLayers(const std::set<uint32_t>& layers) {

@@ -58,27 +58,34 @@ class OutboxTest : public ::testing::Test {
     item->deadline = deadline;
     return outbox.Add(std::move(item));
   }
-  // Everything that may be written now, e.g. "R0.1v3 S0.1[0+10] G0.1[0+20]": kind, step, layer, and factor version or
-  // chunk. B: RESUME of a process that begins.
+  // Everything that may be written now, e.g. "R0.1v3 | S0.1[0+10] G0.1[0+20]": kind, step, layer, and factor version or
+  // chunk. B: RESUME of a process that begins. | : nothing was written until the RESUMEs before it were acknowledged.
   std::string WriteAll(absl::Time now = kNow) { return WriteAllOf(outbox_, now); }
   static std::string WriteAllOf(Outbox& outbox, absl::Time now = kNow) {
     std::string text;
-    while (const auto frame = outbox.Next(now)) {
+    std::vector<ContributionId> resumes;
+    for (;;) {
+      const auto frame = outbox.Next(now);
+      if (!frame.has_value()) {
+        Outbox acknowledged = outbox;
+        for (const ContributionId& id : resumes) acknowledged.Acknowledge(id);
+        if (!acknowledged.Next(now).has_value()) return text;
+        for (const ContributionId& id : resumes) outbox.Acknowledge(id);
+        resumes.clear();
+        text += " |";
+        continue;
+      }
       const ContributionId& id = frame->item->id;
       if (!text.empty()) text += ' ';
-      if (id.kind == v1::FRAME_KIND_RESUME && frame->item->abstain) {
-        text += 'B' + std::to_string(id.step) + '.' + std::to_string(id.layer);
-        continue;
-      }
+      const std::string key = std::to_string(id.step) + '.' + std::to_string(id.layer);
       if (id.kind == v1::FRAME_KIND_RESUME) {
-        text += 'R' + std::to_string(id.step) + '.' + std::to_string(id.layer) + 'v' +
-                std::to_string(frame->item->factor_version);
-        continue;
+        resumes.push_back(id);
+        text += frame->item->abstain ? 'B' + key : 'R' + key + 'v' + std::to_string(frame->item->factor_version);
+      } else {
+        text += Letter(id.kind) + key + '[' + std::to_string(frame->chunk.offset) + '+' +
+                std::to_string(frame->chunk.size) + ']';
       }
-      text += Letter(id.kind) + std::to_string(id.step) + '.' + std::to_string(id.layer) + '[' +
-              std::to_string(frame->chunk.offset) + '+' + std::to_string(frame->chunk.size) + ']';
     }
-    return text;
   }
 
   // Its result has come, made with factors of ten updates a step; the gradient is kept.
@@ -153,7 +160,7 @@ TEST_F(OutboxTest, APullIsKeptAndTheLastOneIsToldToAnotherMemory) {
   ASSERT_TRUE(Add(Fetch(20, 0), 0).ok());
   WriteAll();
   outbox_.StartStream(kCredit, 8);
-  EXPECT_EQ(WriteAll(), "R20.0v200 P20.0[0+0] F20.0[0+0]");
+  EXPECT_EQ(WriteAll(), "R20.0v200 | P20.0[0+0] F20.0[0+0]");
   outbox_.DropUnansweredBefore(20);
   outbox_.StartStream(kCredit, 9);
   EXPECT_THAT(WriteAll(), StartsWith("R20.0v200"));
@@ -328,20 +335,35 @@ TEST_F(OutboxTest, StatisticsOfAStepThatIsOverAreRepeatedInALaterEpoch) {
   EXPECT_EQ(WriteAll(), "S5.0[0+10]");
 }
 
+TEST_F(OutboxTest, StatisticsThatAreBeingRepeatedAreRepeatedInTheNextEpochToo) {
+  outbox_.StartStream(kCredit, 1);
+  ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
+  WriteAll();
+  outbox_.Acknowledge(Statistics(5, 0));
+  outbox_.StartStream(kCredit, 2);  // another memory
+  EXPECT_EQ(WriteAll(), "S5.0[0+10]");
+  for (int epoch = 2; epoch < 5; ++epoch) {
+    outbox_.Reopen();
+    outbox_.StartStream(kCredit, 2);
+    EXPECT_EQ(WriteAll(), "S5.0[0+10]") << epoch;
+    outbox_.Acknowledge(Statistics(5, 0));
+  }
+}
+
 TEST_F(OutboxTest, AProcessThatTookItsRankOverSaysWhereItBegins) {
   outbox_.BeginAt(0, 5);
   ASSERT_TRUE(Add(Gradient(5, 0), 10).ok());
   outbox_.StartStream(kCredit, 1);
-  EXPECT_EQ(WriteAll(), "B5.0 G5.0[0+10]");
+  EXPECT_EQ(WriteAll(), "B5.0 | G5.0[0+10]");
   outbox_.Acknowledge({v1::FRAME_KIND_RESUME, 5, 0});
   outbox_.StartStream(kCredit, 1);
   EXPECT_EQ(WriteAll(), "G5.0[0+10]") << "that memory knows";
   outbox_.StartStream(kCredit, 2);
-  EXPECT_EQ(WriteAll(), "B5.0 G5.0[0+10]");
+  EXPECT_EQ(WriteAll(), "B5.0 | G5.0[0+10]");
   // The acknowledgement is lost, and the answer says more.
   outbox_.Finish(Gradient(5, 0), Outbox::CopyToKeep(*outbox_.Find(Gradient(5, 0))), 3);
   outbox_.StartStream(kCredit, 3);
-  EXPECT_EQ(WriteAll(), "R5.0v3 G5.0[0+10]");
+  EXPECT_EQ(WriteAll(), "R5.0v3 | G5.0[0+10]");
 }
 
 // --- a shard that was lost and came back: another memory ---
@@ -360,17 +382,34 @@ TEST_F(OutboxTest, AShardThatCameBackGetsWhatOtherRanksMayNeedAgain) {
   outbox_.StartStream(kCredit, 1);  // the same memory: nothing that was answered
   EXPECT_EQ(WriteAll(), "G5.1[0+12] G6.0[0+13]");
   outbox_.StartStream(kCredit, 2);
-  EXPECT_EQ(WriteAll(), "R5.0v50 S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
+  EXPECT_EQ(WriteAll(), "R5.0v50 | S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
   // No call waits for their answers: an acknowledgement, or any refusal, ends them.
   EXPECT_TRUE(outbox_.WasCounted(Gradient(5, 0), Refusal(ErrorReason::kStaleStep, absl::StatusCode::kAborted)));
   EXPECT_EQ(outbox_.Find(Gradient(5, 0))->result, nullptr);
   outbox_.Acknowledge(Gradient(5, 0));
   outbox_.Acknowledge(Statistics(5, 0));
   EXPECT_EQ(outbox_.Find(Gradient(5, 0)), nullptr);
-  EXPECT_EQ(outbox_.unacknowledged(), 3u);
+  EXPECT_EQ(outbox_.unacknowledged(), 2u);
   // Lost once more before anything else is answered.
   outbox_.StartStream(kCredit, 3);
-  EXPECT_EQ(WriteAll(), "R5.0v50 S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
+  EXPECT_EQ(WriteAll(), "R5.0v50 | S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
+}
+
+TEST_F(OutboxTest, NothingGoesAheadOfAResumeThatIsRefused) {
+  outbox_.StartStream(kCredit, 1);
+  ASSERT_TRUE(Add(Gradient(5, 0), 11).ok());
+  WriteAll();
+  Finish(Gradient(5, 0));
+  ASSERT_TRUE(Add(Gradient(6, 0), 12).ok());
+  outbox_.StartStream(kCredit, 2);
+  const auto resume = outbox_.Next(kNow);
+  ASSERT_EQ(resume->item->id.kind, v1::FRAME_KIND_RESUME);
+  EXPECT_FALSE(outbox_.Next(kNow).has_value());
+  // The shard does not have the session yet, and gets it before the RESUME comes again.
+  const absl::Duration pause = absl::Milliseconds(20);
+  outbox_.RetryAfter(resume->item->id, kNow, pause);
+  EXPECT_FALSE(outbox_.Next(kNow).has_value());
+  EXPECT_EQ(WriteAll(kNow + pause), "R5.0v50 | G5.0[0+11] G6.0[0+12]");
 }
 
 TEST_F(OutboxTest, AnAnswerToALaterSubmissionEndsTheKeeping) {
@@ -385,14 +424,14 @@ TEST_F(OutboxTest, AnAnswerToALaterSubmissionEndsTheKeeping) {
   ASSERT_TRUE(Add(Gradient(7, 0), 13).ok());
   WriteAll();
   outbox_.StartStream(kCredit, 2);
-  EXPECT_EQ(WriteAll(), "R5.0v60 S5.0[0+10] G5.0[0+11] G6.0[0+12] G7.0[0+13]");
+  EXPECT_EQ(WriteAll(), "R5.0v60 | S5.0[0+10] G5.0[0+11] G6.0[0+12] G7.0[0+13]");
   Finish(Gradient(7, 0));  // submitted after the answers of both
   outbox_.Acknowledge(Statistics(5, 0));
   outbox_.Acknowledge(Gradient(5, 0));
   outbox_.Acknowledge(Gradient(6, 0));
   outbox_.Acknowledge({v1::FRAME_KIND_RESUME, 5, 0});
   outbox_.StartStream(kCredit, 3);
-  EXPECT_EQ(WriteAll(), "R7.0v70 G7.0[0+13]");
+  EXPECT_EQ(WriteAll(), "R7.0v70 | G7.0[0+13]");
 }
 
 TEST_F(OutboxTest, StatisticsOfALayerWhoseGradientAnotherRankSendsAreKeptForAFewSteps) {
@@ -430,7 +469,7 @@ TEST_F(OutboxTest, GradientsAreNotKeptForAShardThatRemembersNothing) {
   outbox_.Acknowledge(Statistics(5, 0));
   Finish(Gradient(5, 0));
   outbox_.StartStream(kCredit, 2);
-  EXPECT_EQ(WriteAll(), "R6.0v50 S5.0[0+10]");
+  EXPECT_EQ(WriteAll(), "R6.0v50 | S5.0[0+10]");
 }
 
 TEST_F(OutboxTest, AMemoryThatMayBeAnotherIsToldWhatHasBeenAnswered) {
@@ -450,7 +489,7 @@ TEST_F(OutboxTest, AMemoryThatMayBeAnotherIsToldWhatHasBeenAnswered) {
   // The job goes back: step 5 will be answered anew.
   ASSERT_TRUE(Add(Statistics(4, 0), 10).ok());
   outbox_.StartStream(kCredit, 0);
-  EXPECT_EQ(WriteAll(), "R6.1v0 S4.0[0+10]");
+  EXPECT_EQ(WriteAll(), "R6.1v0 | S4.0[0+10]");
 }
 
 TEST_F(OutboxTest, ANewMemoryHasTimeToSettle) {
@@ -585,7 +624,7 @@ TEST_F(OutboxTest, ALayerTakesAlongWhatIsOutstandingAndWhatOthersMayNeed) {
   to.StartStream(kCredit);
   ASSERT_TRUE(AddTo(to, Gradient(6, 2), 40).ok());
   to.Adopt(from.TakeLayers({1}));
-  EXPECT_EQ(WriteAllOf(to), "R5.1v50 G6.2[0+40] S5.1[0+10] G5.1[0+20] G6.1[0+30]");
+  EXPECT_EQ(WriteAllOf(to), "R5.1v50 | G6.2[0+40] S5.1[0+10] G5.1[0+20] G6.1[0+30]");
   // Step 5 has been answered: no call waits for it, and a refusal means nothing.
   EXPECT_TRUE(to.WasCounted(Gradient(5, 1), Refusal(ErrorReason::kStaleStep)));
   ASSERT_NE(to.Acknowledge(Gradient(5, 1)), nullptr);
@@ -601,15 +640,15 @@ TEST_F(OutboxTest, ALayerTakesAlongWhatIsOutstandingAndWhatOthersMayNeed) {
   Outbox third;
   third.StartStream(kCredit, 1);
   third.Adopt(to.TakeLayers({1}));
-  EXPECT_EQ(WriteAllOf(third), "R5.1v50 S5.1[0+10] G5.1[0+20] G6.1[0+30]");
+  EXPECT_EQ(WriteAllOf(third), "R5.1v50 | S5.1[0+10] G5.1[0+20] G6.1[0+30]");
   // The answer to step 6 shows that every rank has that of step 5.
   FinishIn(third, Gradient(6, 1));
   third.StopStream();
   Outbox fourth;
   fourth.StartStream(kCredit);
   fourth.Adopt(third.TakeLayers({1}));
-  EXPECT_EQ(WriteAllOf(fourth), "R6.1v60 R5.1v50 S5.1[0+10] G5.1[0+20] G6.1[0+30]")
-      << "5 is under way, 6 may be needed";
+  EXPECT_EQ(WriteAllOf(fourth), "R6.1v60 | S5.1[0+10] G5.1[0+20] G6.1[0+30]")
+      << "5 is under way, and its RESUME is acknowledged; 6 may be needed";
 }
 
 TEST_F(OutboxTest, WhatIsRefusedForItsValuesGoesAgainAsAnAbstentionAndIsKept) {
@@ -634,7 +673,7 @@ TEST_F(OutboxTest, WhatIsRefusedForItsValuesGoesAgainAsAnAbstentionAndIsKept) {
   EXPECT_TRUE(outbox_.empty());
   // The shard that counted them has lost its memory.
   outbox_.StartStream(kCredit, 8);
-  EXPECT_EQ(WriteAll(), "R0.0v0 S0.0[0+0] G0.0[0+0]");
+  EXPECT_EQ(WriteAll(), "R0.0v0 | S0.0[0+0] G0.0[0+0]");
   EXPECT_TRUE(outbox_.Find(Gradient(0, 0))->abstain);
 }
 
