@@ -51,6 +51,7 @@ constexpr FoundSeed kFoundSeeds[] = {
     {3004663, 17, "a shard took a gradient ahead of the RESUME before it, which it had refused without the session"},
     {4001055, 17, "as with 3004663"},
     {5003339, 17, "statistics that were being repeated when an epoch ended were missing in the epoch after the next"},
+    {5070276, 17, "no fault: factors made after a release and a restart were taken for ones that come back"},
 };
 
 }  // namespace precondor::sim

@@ -31,10 +31,13 @@ std::string LayerWitness::Text(const std::string& what, uint64_t step) const {
 void LayerWitness::RolledBack(uint64_t generation) { generation_ = generation; }
 
 std::string LayerWitness::Made() {
-  if (replaying_ || inexact_) {
+  // After a release only a restore brings back factors that were there before.
+  const bool fresh = released_ && !restoring_;
+  if ((replaying_ && !fresh) || inexact_) {
     replaced_ = std::exchange(state_, {});
     return "";
   }
+  replaying_ = false;
   for (auto& [key, step] : steps_) step.optional = true;
   const bool allowed = Last().version == 0 || released_ || restoring_;
   if (released_) {
