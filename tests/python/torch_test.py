@@ -160,7 +160,7 @@ class TorchTest(torch_case.ServerCase):
                           "skipped.bias": "skip", "up.bias": "a bias that is not folded in",
                           "typed.weight": "skip_types", "no_bias.bias": "frozen",
                           "complex.weight": "of torch.complex64",
-                          "norm.bias": "a parameter of LayerNorm", "words.weight": "a parameter of Embedding"})
+                          "norm.bias": "a parameter of LayerNorm", "words.weight": "embedding of words"})
         self.assertRegex(left["conv.weight_g"], "made from other parameters")
         self.assertEqual([(one.method.name, tuple(one.layers)) for one in pre.spec.layer_methods],
                          [("kfac", (0,)), ("mkor", (1, 2))])

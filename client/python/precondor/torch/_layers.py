@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import nn
@@ -17,6 +17,14 @@ from .._session import Layer, LayerMethod, Method, as_method
 
 # (rows of the input without the 1 of a bias, rows of the output's gradient), both [n, d], of one group.
 Rows = Tuple[torch.Tensor, torch.Tensor]
+
+# Kinds of weights, by which _recipe.TABLE chooses how they are trained.
+HIDDEN, END, CONVOLUTION = "hidden linear layer", "linear layer at an end", "convolution"
+# These are layers by their gradients alone, or the optimizer trains them.
+EXPERT, GATE, TIED = "stack of experts", "gates of a recurrent module", "embedding that another module shares"
+WORDS, TABLE = "embedding of words", "embedding"
+# Of parameters that parameter_methods makes layers.
+NAMED = "parameter_methods"
 
 
 def has_gradient(parameter: nn.Parameter) -> bool:
@@ -33,9 +41,13 @@ class Matrix:
         d_out, d_in: Sides of one layer.
         seen: Columns of the inputs and of the outputs in this rank's calls of a linear layer, if they are not all.
         has_lookups: The rows are those of an embedding or an expert: a step changes only rows that have a gradient.
+        kind: One of the kinds above.
+        method: Of a layer by its gradients alone; None: its module's calls are observed.
     """
 
     has_lookups = False
+    kind = HIDDEN
+    method: Optional[Method] = None
     seen: Optional[Tuple[int, int]] = None
 
     def __init__(self, name: str, weight: nn.Parameter, bias: Optional[nn.Parameter], groups: int = 1) -> None:
@@ -243,21 +255,14 @@ class Chosen:
             projection and for a layer by its gradients alone.
         attentions: Attentions with the matrices that they use.
         left: Reasons why the other parameters are left to the optimizer, by name.
-        by_gradient: Methods of layers by their gradients alone, by layer name.
-        convolutions: Names of layers that are convolutions.
-        ends: Names of linear layers that are not hidden: with an output for each row of an embedding, or first or last
-            of a model without embeddings.
-        tables: Weights of embeddings, if no other module has one of them; for a higher rate.
-        frozen: Matrices that are no layers because they are frozen, by name.
+        kinds: Kinds of embeddings, experts and matrices of recurrent modules, layers or not, by parameter.
+        frozen: Matrices that are no layers only because they are frozen, by name.
     """
 
     matrices: List[Tuple[Optional[nn.Module], Matrix]]
     attentions: Dict[nn.MultiheadAttention, List[Matrix]]
     left: Dict[str, str]
-    by_gradient: Dict[str, Method] = dataclasses.field(default_factory=dict)
-    convolutions: List[str] = dataclasses.field(default_factory=list)
-    ends: List[str] = dataclasses.field(default_factory=list)
-    tables: Set[nn.Parameter] = dataclasses.field(default_factory=set)
+    kinds: Dict[nn.Parameter, str] = dataclasses.field(default_factory=dict)
     frozen: Dict[str, nn.Parameter] = dataclasses.field(default_factory=dict)
 
 
@@ -267,21 +272,15 @@ class Choice:
 
     Attributes:
         skip: Regular expressions of whole module names.
-        selection: The classes, sizes and biases. `embeddings` and `experts` here are methods of the recipe.
+        selection: The classes, sizes and biases.
         parameter_methods: Methods by regular expressions of whole names of parameters that are no layers.
-        embeddings: Method of weights that only embeddings have; None: they are no layers.
-        tied: Method of weights that embeddings share with another module; None: they are no layers.
-        experts: Method of stacks of experts; None: they are no layers.
-        recurrent: Method of the matrices of recurrent modules (LSTM, GRU, RNN, and their cells); None: they are no layers.
+        by_kind: The recipe's methods by kind of weight. Of kinds without one only those of modules that are called are layers.
     """
 
     skip: Sequence[str]
     selection: Selection
     parameter_methods: Mapping[str, Union[Method, str]] = dataclasses.field(default_factory=dict)
-    embeddings: Optional[Method] = None
-    tied: Optional[Method] = None
-    experts: Optional[Method] = None
-    recurrent: Optional[Method] = None
+    by_kind: Mapping[str, Optional[Method]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.skip, str):
@@ -361,6 +360,8 @@ def check_present(model: nn.Module, matrices: Iterable[Matrix]) -> None:
 
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+# In the names of embeddings of something else than words.
+_NO_WORDS = re.compile(r"(^|[._])(pos(itions?|itional|emb)?|wpe|relative|token_type|segments?)(?![a-z])", re.IGNORECASE)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -408,29 +409,31 @@ def _weights_of(module: nn.Module) -> Sequence[Tuple[str, str, str]]:
     return [(f".{one}_proj", f"{one}_proj_weight", "") for one in "qkv"]
 
 
-def only_of_embeddings(model: nn.Module) -> Set[nn.Parameter]:
-    """Returns the weights of embeddings that no module of another kind has."""
-    modules = list(model.modules())
-    others = {parameter for module in modules if not isinstance(module, EMBEDDINGS) for parameter in module._parameters.values()}
-    return {module._parameters["weight"] for module in modules if isinstance(module, EMBEDDINGS) and "weight" in module._parameters} - others
+def _kinds_of(model: nn.Module) -> Dict[nn.Parameter, Tuple[str, str, nn.Module]]:
+    """Returns the weights of embeddings, stacks of experts and recurrent modules, each with its kind, its module's name and the module.
 
-
-def _stacks_of_experts(model: nn.Module) -> Dict[int, Tuple[str, nn.Module]]:
-    """Returns weights [experts, d_out, d_in], by id, with their module and its name. The name or the class of the
-    module, or the name of the weight, must contain "expert". Weights of layers of another kind are left out."""
-    return {id(parameter): (plain_name(name), module) for name, module in model.named_modules()
-            if not (_weights_of(module) or isinstance(module, nn.Bilinear) or type(module).__module__.startswith("torch.nn.utils."))
-            for own, parameter in module._parameters.items()
-            if parameter is not None and parameter.dim() == 3 and parameter.shape[0] > 1
-            and "expert" in f"{name}.{own} {type(module).__name__}".lower()}
-
-
-def recurrent_matrices(model: nn.Module) -> Dict[int, Tuple[str, nn.Module, int]]:
-    """Returns the matrices of recurrent modules, by id, with their module's name, the module, and the number of gates, each of
-    which has as many rows."""
-    return {id(parameter): (plain_name(name), module, max(1, parameter.shape[0] // module.hidden_size))
-            for name, module in model.named_modules() if isinstance(module, (nn.RNNBase, nn.RNNCellBase))
-            for own, parameter in module._parameters.items() if parameter is not None and own.startswith("weight_")}
+    A stack is a weight [experts, d_out, d_in]. The name or the class of its module, or its own name, must contain "expert". Weights of
+    layers of another kind are left out. An embedding is one of words if its name says nothing else, or if it has the width of one, to
+    which it is added. Beside tied words there are none.
+    """
+    named = [(plain_name(name), module) for name, module in model.named_modules()]
+    others = {parameter for _, module in named if not isinstance(module, EMBEDDINGS) for parameter in module._parameters.values()}
+    tables = [(name, module) for name, module in named if isinstance(module, EMBEDDINGS) and module._parameters.get("weight") is not None]
+    tied = any(module.weight in others for _, module in tables)
+    widths = {module.weight.shape[1] for name, module in tables if not tied and not _NO_WORDS.search(name)}
+    found: Dict[nn.Parameter, Tuple[str, str, nn.Module]] = {}
+    for name, module in named:
+        is_other = _weights_of(module) or isinstance(module, nn.Bilinear) or type(module).__module__.startswith("torch.nn.utils.")
+        for own, parameter in module._parameters.items():
+            if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and own.startswith("weight_"):
+                found[parameter] = GATE, name, module
+            elif parameter is not None and parameter.dim() == 3 and parameter.shape[0] > 1 and not is_other and \
+                    "expert" in f"{name}.{own} {type(module).__name__}".lower():
+                found[parameter] = EXPERT, name, module
+    for name, module in tables:
+        kind = TIED if module.weight in others else WORDS if module.weight.shape[1] in widths else TABLE
+        found[module.weight] = kind, name, module
+    return found
 
 
 def _uses(model: nn.Module) -> Dict[int, int]:
@@ -491,89 +494,77 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
             if user is not None:
                 chosen.attentions.setdefault(user, []).append(matrix)
         chosen.left.update({names[id(one)]: reasons[id(one)] for one in own if id(one) in reasons})
-    _add_not_hidden(model, chosen)
+    _set_kinds(model, chosen)
     _add_by_gradient(model, choice, chosen)
     chosen.frozen = {name: parameter for name, parameter in ((plain_name(name), parameter) for name, parameter in model.named_parameters())
-                     if chosen.left.get(name) == "frozen" and parameter.dim() > 1}
+                     if chosen.left.get(name) == "frozen" and parameter.dim() > 1
+                     and chosen.kinds.get(parameter) in {None, *choice.by_kind}}
     return chosen
 
 
 def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
-    """Adds matrices for which `choice` has a method to the layers: by the first match of parameter_methods, or as
-    embeddings, experts or matrices of recurrent modules."""
-    embeddings = {id(module.weight): (plain_name(name), module) for name, module in model.named_modules()
-                  if isinstance(module, EMBEDDINGS)}
-    experts, recurrent = _stacks_of_experts(model), recurrent_matrices(model)
-    alone = only_of_embeddings(model)
+    """Sets `kinds`. Adds matrices for which `choice` has a method to the layers: by the first match of parameter_methods, or by kind."""
+    found = _kinds_of(model)
+    chosen.kinds = {parameter: kind for parameter, (kind, _, _) in found.items()}
     parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     unused = set(choice.parameter_methods)
     for name in list(chosen.left):
         parameter = parameters[name]
         pattern = next((one for one in choice.parameter_methods if re.fullmatch(one, name)), None)
-        of_embedding, of_experts, of_recurrent = (found.get(id(parameter)) for found in (embeddings, experts, recurrent))
-        method = None
-        if of_embedding is not None:
-            method = choice.embeddings if parameter in alone else choice.tied
-        elif of_experts is not None:
-            method = choice.experts
-        elif of_recurrent is not None:
-            method = choice.recurrent
-        if pattern is not None:
-            method = as_method(choice.parameter_methods[pattern])
+        kind, of, module = found.get(parameter, ("", "", None))
+        method = choice.by_kind.get(kind) if pattern is None else as_method(choice.parameter_methods[pattern])
+        if method is None and kind:
+            chosen.left[name] = kind if parameter.requires_grad else "frozen"
         if method is None or parameter.dim() < 2 or not parameter.is_floating_point():
             continue
-        gates = 1 if of_recurrent is None else of_recurrent[2]
-        matrix = Matrix(name, parameter, None, gates) if of_experts is None else Experts(name, parameter)
+        gates = max(1, parameter.shape[0] // module.hidden_size) if kind == GATE else 1  # each of as many rows
+        matrix = Experts(name, parameter) if kind == EXPERT else Matrix(name, parameter, None, gates)
         reason = choice.of_size(matrix) if parameter.requires_grad else "frozen"
         if pattern is None:
-            reason = choice.of_module(*(of_embedding or of_experts or of_recurrent)[:2], parameter) or reason
-        if of_embedding is not None:
+            reason = choice.of_module(of, module, parameter) or reason
+        if isinstance(module, EMBEDDINGS):
             matrix.has_lookups = True
-            if of_embedding[1].sparse:
+            if module.sparse:
                 reason = "its gradients are sparse"
         if reason:
             chosen.left[name] = reason
             continue
         unused -= {pattern}
         del chosen.left[name]
+        matrix.kind, matrix.method = kind if pattern is None else NAMED, method
         chosen.matrices.append((None, matrix))
-        chosen.by_gradient.update({layer.name: method for layer in matrix.layers()})
     if unused:
         raise InvalidArgumentError(f"parameter_methods: no matrix that is left to the optimizer has a name that {min(unused)!r} "
                                    f"matches; left are {chosen.left}", "INVALID_ARGUMENT")
 
 
-def _add_not_hidden(model: nn.Module, chosen: Chosen) -> None:
-    """Sets `convolutions`, `ends` and `tables`."""
-    embeddings = [module for module in model.modules() if isinstance(module, EMBEDDINGS)]
-    rows = {module.weight.shape[0] for module in embeddings}
+def _set_kinds(model: nn.Module, chosen: Chosen) -> None:
+    """Sets the kinds of convolutions, and of linear layers that are not hidden: with an output for each row of an embedding of words, or
+    first or last of a model without one."""
+    rows = {module.weight.shape[0] for name, module in model.named_modules()
+            if isinstance(module, EMBEDDINGS) and not _NO_WORDS.search(plain_name(name))}
     weights = [id(parameter) for parameter in model.parameters() if parameter.dim() > 1]
     outer = weights[-1:] if rows else weights[:1] + weights[-1:]
     linear = [matrix for _, matrix in chosen.matrices if not isinstance(matrix, (Convolution, TransposedConvolution))]
     widths = {matrix.d_in - (matrix.bias is not None) for matrix in linear}
     for _, matrix in chosen.matrices:
-        names = [layer.name for layer in matrix.layers()]
         is_outer, columns = id(matrix.weight) in outer, matrix.d_in - (matrix.bias is not None)
         if matrix not in linear:
-            chosen.convolutions.extend(names)
-        # A table of positions often has as many rows as hidden layers have outputs.
+            matrix.kind = CONVOLUTION
+        # Words are often as many as hidden layers have outputs.
         elif matrix.d_out in rows and (matrix.d_out not in widths or is_outer and matrix.d_out != columns) if rows else is_outer:
-            chosen.ends.extend(names)
-    alone = only_of_embeddings(model)
-    # A layer trains a table that it shares: the tables that are added to it, such as that of positions, keep its rate.
-    if all(module._parameters.get("weight") in {None, *alone} for module in embeddings):
-        chosen.tables = alone
+            matrix.kind = END
 
 
-def exceptions(layers: Sequence[Layer], methods: Mapping[str, Union[Method, str]], statistics: str,
-               by_gradient: Mapping[str, Method]) -> Tuple[LayerMethod, ...]:
-    """Returns SessionSpec.layer_methods: the methods of by_gradient, by layer name, and of the first pattern of
+def exceptions(matrices: Iterable[Matrix], methods: Mapping[str, Union[Method, str]], statistics: str) -> Tuple[LayerMethod, ...]:
+    """Returns SessionSpec.layer_methods: the methods of layers by their gradients alone, and for others that of the first pattern of
     `methods` that matches a layer's whole name."""
-    found_by_gradient: Dict[str, LayerMethod] = {}
-    for place, layer in enumerate(layers):
-        if layer.name in by_gradient:
-            method = by_gradient[layer.name]
-            before = found_by_gradient.get(repr(method))
-            found_by_gradient[repr(method)] = LayerMethod(method, (*(before.layers if before else ()), place))
-    return tuple(found_by_gradient.values()) + by_pattern(
-        [None if layer.name in by_gradient else layer for layer in layers], methods, statistics)
+    by_gradient: Dict[str, LayerMethod] = {}
+    others: List[Optional[Layer]] = []
+    for matrix in matrices:
+        for layer in matrix.layers():
+            if matrix.method is not None:
+                before = by_gradient.get(repr(matrix.method))
+                by_gradient[repr(matrix.method)] = LayerMethod(matrix.method, (*(before.layers if before else ()), len(others)))
+            others.append(None if matrix.method is not None else layer)
+    return tuple(by_gradient.values()) + by_pattern(others, methods, statistics)

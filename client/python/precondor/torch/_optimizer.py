@@ -163,22 +163,21 @@ def _warn_of_order(what: str) -> None:
     warnings.warn(f"{what}. The order of a step is loss.backward(), Preconditioner.step(loss), optimizer.step()")
 
 
-def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: float, tables: Set[nn.Parameter],
-              table_scale: float) -> List[Dict[str, Any]]:
+def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: float,
+              scales: Mapping[nn.Parameter, float]) -> List[Dict[str, Any]]:
     """Returns groups of the trainable parameters. Matrices have weight decay; biases and other vectors have none.
 
     Args:
         model: The model.
         whole_updates: Parameters of layers whose answers are whole updates.
         weight_decay: For matrices.
-        tables: Weights of embeddings with a rate of their own.
-        table_scale: lr_scale of those of `tables` that are not in `whole_updates`.
+        scales: lr_scale of parameters that are not in `whole_updates`, if it is not 1.
     """
     groups: Dict[Tuple[bool, bool, float], Dict[str, Any]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
             plain, decays = parameter in whole_updates, parameter.dim() > 1
-            scale = table_scale if parameter in tables and not plain else 1.0
+            scale = 1.0 if plain else scales.get(parameter, 1.0)
             group = groups.setdefault((plain, decays, scale), {"params": [], "weight_decay": decays * weight_decay, "plain": plain,
                                                                "lr_scale": scale})
             group["params"].append(parameter)

@@ -131,20 +131,20 @@ class Preconditioner:
         choice = _layers.Choice(skip, selection, parameter_methods or {})
         self._recipe, chosen = _recipe.choose(self._model, choice, method, exchange, fallback, self._optimizer)
         method = self._recipe.method
-        self._left, self._tables = chosen.left, chosen.tables
-        self._slots = slots_of([matrix for _, matrix in chosen.matrices])
+        self._left, self._scales = chosen.left, self._recipe.scales(chosen)
+        matrices = [matrix for _, matrix in chosen.matrices]
+        self._slots = slots_of(matrices)
         if not self._slots:
             raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._left}",
                                        "INVALID_ARGUMENT")
-        _sharded.refuse_whole(self._model, [matrix for _, matrix in chosen.matrices])
+        _sharded.refuse_whole(self._model, matrices)
         servers = _local.JobServer(self._group, self._slots, address, session, client.local_memory)
         self._spec = SessionSpec(
             name=servers.session, layers=tuple(slot.layer for slot in self._slots), method=method, world_size=self._group.size,
             seed=seed, exchange=exchange or ("DELEGATE" if self._ddp or sharded or (servers.delegate and not overlap) else "DIRECT"),
             statistics=statistics_of(method, statistics.kind), sketches=statistics.sketches, inv_freq=statistics.inv_freq,
             warmup_steps=statistics.warmup_steps, statistics_dtype=statistics.dtype, gradient_dtype=gradient_dtype, fallback=fallback,
-            layer_methods=_layers.exceptions([slot.layer for slot in self._slots], self._recipe.layer_methods(layer_methods, chosen),
-                                             statistics.kind, chosen.by_gradient))
+            layer_methods=_layers.exceptions(matrices, self._recipe.layer_methods(layer_methods, matrices), statistics.kind))
         check_options(self._spec, sharded=sharded, overlap=overlap, several=self._ddp or self._group.size > 1)
         self._rest = rest_of(model) if overlap and self._ddp else None
         self._kinds, self._methods = kinds_of(self._spec), methods_of(self._spec)
@@ -186,6 +186,11 @@ class Preconditioner:
             raise
         self._guarded = guard_hooks()
         _open.add(self)
+
+    def __str__(self) -> str:
+        """A table of layers and other parameters, of how each is trained, and why."""
+        layers = ((slot.layer.name, self._methods[slot.place], slot.matrix.kind) for slot in self._slots)
+        return f"Preconditioner of session {self._spec.name}\n{self._recipe.describe(layers, self._left)}"
 
     # --- properties ---------------------------------------------------------------------------------------------------
 
@@ -298,7 +303,7 @@ class Preconditioner:
         have their own groups. Matrices have weight decay; biases and other vectors have none."""
         check_number("weight_decay", weight_decay, 0.0, math.inf)
         self._recipe.needs_optimizer = False
-        return _optimizer.groups_of(self._model, self._whole_updates(), weight_decay, self._tables, self._recipe.embedding_scale)
+        return _optimizer.groups_of(self._model, self._whole_updates(), weight_decay, self._scales)
 
     def make_optimizer(self, lr: float, *, weight_decay: float = 0.01, **options: Any) -> _optimizer.BaseOptimizer:
         """Returns a BaseOptimizer of param_groups(), whose rate step() then uses. Options: betas, eps."""

@@ -7,27 +7,42 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
 
-from .._options import Selection
 from .._session import Fallback, Method, as_method, traits_of
-from ._layers import EMBEDDINGS, Choice, Chosen, choose as choose_layers, plain_name, recurrent_matrices
+from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, NAMED, TABLE, TIED, WORDS, Choice, Chosen, Matrix,
+                      choose as choose_layers, plain_name)
 from ._optimizer import BaseOptimizer
 
-# For vectors, which the optimizer trains. torch's default for the second beta suits longer runs.
-_BETAS = (0.95, 0.95)
-# For Chosen.tables, which the optimizer trains: multiple of the learning rate of all other parameters.
-_EMBEDDING_SCALE = 4.0
-# For linear layers at a model's ends, and for weights that a layer shares with an embedding. Longer sides, usually a
-# vocabulary, get no factor, because its decomposition costs d^3.
+_MUON, _MKOR = Method("muon"), Method("mkor")
+# Sides longer than max_factor_dim, usually a vocabulary, get no factor, because its decomposition costs d^3.
 _SOAP = Method("soap", {"max_factor_dim": 2048})
-# For convolutions, whose eigenbases change faster than a refresh each 10 steps can follow.
+# Eigenbases of convolutions change faster than a refresh each 10 steps can follow.
 _SOAP_OF_CONVOLUTIONS = Method("soap", {"max_factor_dim": 2048, "refresh_interval": 5})
-# For linear layers at the ends of a model with recurrent layers, or one whose other weights AdamW trains: AdamW trains them too.
+# The optimizer trains the layer, and layer_methods can still name it.
 _AVERAGE = Method("identity")
+
+# The recipe: how the weights of each kind are trained, in most models, in models with recurrent modules, and in those most of whose
+# matrices are of no kind. A number: by the optimizer, with this multiple of its learning rate. The optimizer trains all else.
+RECIPE: Dict[str, Tuple[Union[Method, float], ...]] = {
+    HIDDEN:      (_MUON,                  _MUON,                  _MKOR),
+    EXPERT:      (_MUON,                  _MUON,                  1.0),
+    GATE:        (_MUON,                  _MUON,                  1.0),
+    CONVOLUTION: (_SOAP_OF_CONVOLUTIONS,  _SOAP_OF_CONVOLUTIONS,  _MKOR),
+    END:         (_SOAP,                  _AVERAGE,               _AVERAGE),
+    TIED:        (_SOAP,                  _SOAP,                  1.0),
+    WORDS:       (4.0,                    1.0,                    1.0),
+    TABLE:       (1.0,                    1.0,                    1.0),
+}
+# Of the optimizer that make_optimizer makes, in these models; None: AdamW's own, .9 and .999.
+BETAS = ((0.95, 0.95), (0.95, 0.95), None)
+MOST, RECURRENT, UNKNOWN = range(3)
+
+# Places in a sequence, in names of layers.
+_NUMBERS = re.compile(r"(?<![^.])(expert|group)?\d+(?![^.])")
 # In the names of classes of optimizers that normalize each update. Others, such as SGD, apply it as it is, or are unknown.
 _NORMALIZING = re.compile("ada(m|n|grad|delta|factor)|ademamix|came|kron|lamb|lars|lion|muon|novograd|prodigy|r(ms)?prop|shampoo|"
                           "sign(sgd|um)|soap|sophia", re.IGNORECASE)
@@ -38,42 +53,61 @@ class Recipe:
     """The methods of a model's weights.
 
     Attributes:
-        method: For layers.
-        embeddings: For weights that only embeddings have; None: the optimizer trains them.
-        tied: For weights that embeddings share with another module; None: the optimizer trains them.
-        experts: For stacks of experts; None: the optimizer trains them.
-        recurrent: For matrices of recurrent modules; None: the optimizer trains them.
-        ends: For linear layers at the model's ends; None: method.
-        is_default: method is muon, for hidden linear layers; convolutions have soap.
+        method: For layers without another.
+        by_kind: As in a column of RECIPE.
+        betas: As in BETAS.
+        is_default: method is muon, for hidden linear layers.
         needs_optimizer: Neither an optimizer nor its groups have been made, and check_optimizer has not been called.
+        given: The user's patterns of layers' names.
     """
 
     method: Method
-    embeddings: Optional[Method]
-    tied: Optional[Method]
-    experts: Optional[Method]
-    recurrent: Optional[Method]
-    ends: Optional[Method]
-    is_default: bool
+    by_kind: Mapping[str, Union[Method, float]]
+    betas: Optional[Tuple[float, float]] = None
+    is_default: bool = False
     needs_optimizer: bool = True
+    given: Mapping[str, Union[Method, str]] = dataclasses.field(default_factory=dict)
 
-    def layer_methods(self, given: Optional[Mapping[str, Union[Method, str]]], chosen: Chosen) -> Dict[str, Union[Method, str]]:
+    def layer_methods(self, given: Optional[Mapping[str, Union[Method, str]]], matrices: Iterable[Matrix]) -> Dict[str, Union[Method, str]]:
         """Returns the user's patterns, which come first, and those of the recipe."""
-        methods = dict(given or {})
-        for names, method in ((chosen.convolutions, _SOAP_OF_CONVOLUTIONS if self.is_default else None), (chosen.ends, self.ends)):
-            if method and names:
+        self.given = given or {}
+        methods = dict(self.given)
+        for kind in (CONVOLUTION, END):
+            names = [layer.name for matrix in matrices if matrix.kind == kind for layer in matrix.layers()]
+            if names and self.by_kind[kind] != self.method:
                 # A group, so that the key differs from a user's pattern, which it would replace.
-                methods[f"(?:{'|'.join(map(re.escape, names))})"] = method
+                methods[f"(?:{'|'.join(map(re.escape, names))})"] = self.by_kind[kind]
         return methods
 
-    @property
-    def embedding_scale(self) -> float:
-        """lr_scale of Chosen.tables."""
-        return _EMBEDDING_SCALE if self.is_default else 1.0
+    def scales(self, chosen: Chosen) -> Dict[nn.Parameter, float]:
+        """Returns multiples of the optimizer's learning rate."""
+        rates = {kind: value for kind, value in self.by_kind.items() if isinstance(value, float)}
+        return {parameter: rates[kind] for parameter, kind in chosen.kinds.items() if kind in rates}
 
     def optimizer_options(self, options: Mapping[str, Any]) -> Dict[str, Any]:
         """Returns the options of BaseOptimizer except groups and learning rate."""
-        return {"betas": _BETAS, **options} if self.is_default else dict(options)
+        return {**({"betas": self.betas} if self.betas else {}), **options}
+
+    def describe(self, layers: Iterable[Tuple[str, str, str]], left: Mapping[str, str]) -> str:
+        """Returns a table of layers and other parameters, of how each is trained, and why. Rows that differ only in numbers that
+        are a part of their names are one.
+
+        Args:
+            layers: Name, method and kind of each.
+            left: Reasons, or kinds, of the other parameters, by name.
+        """
+        rows = [(name, method, "layer_methods" if kind != NAMED and any(re.fullmatch(one, name) for one in self.given) else kind)
+                for name, method, kind in layers]
+        for name, reason in left.items():
+            scale = self.by_kind.get(reason, 1.0)
+            rows.append((name, "nothing" if reason == "frozen" else "optimizer" if scale == 1.0 else f"optimizer, {scale:g} x rate", reason))
+        alike: Dict[Tuple[str, str, str], List[str]] = {}
+        for name, method, why in rows:
+            alike.setdefault((_NUMBERS.sub("*", name), method, why), []).append(name)
+        shown = [("layer or parameter", "trained by", "why")]
+        shown += [(f"{names[0]} (x {len(names)})" if len(names) > 1 else names[0], *row[1:]) for row, names in alike.items()]
+        widths = [max(len(row[column]) for row in shown) for column in (0, 1)]
+        return "\n".join(f"{name:{widths[0]}}  {method:{widths[1]}}  {why}" for name, method, why in shown)
 
     def check_optimizer(self, optimizer: Optional[torch.optim.Optimizer], methods: Sequence[str],
                         whole_updates: Callable[[], AbstractSet[nn.Parameter]]) -> None:
@@ -112,12 +146,9 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
            optimizer: Optional[torch.optim.Optimizer]) -> Tuple[Recipe, Chosen]:
     """Returns the methods and the layers: of the user's method if there is one, otherwise of the default.
 
-    The default is muon for hidden linear layers, experts and recurrent modules, soap for other layers and for weights that
-    a layer shares with an embedding, and the optimizer for weights that only embeddings have and, beside recurrent layers, for
-    the ends. It is mkor if these methods
-    do not suit: with an optimizer that does not apply whole updates unchanged, in the exchanges REPLAY and PULL_FACTORS, with
-    a fallback, after which only the optimizer acts, and for a model most of whose matrices are no layers. Warns of such a
-    model.
+    The default is a column of RECIPE. It is mkor if whole updates do not suit: with an optimizer that does not apply them unchanged,
+    in the exchanges REPLAY and PULL_FACTORS, and with a fallback, after which only the optimizer acts. Warns of a model most of whose
+    matrices are no layers.
 
     Args:
         model: The model.
@@ -127,18 +158,16 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     takes_updates = optimizer is None or (
         isinstance(optimizer, BaseOptimizer) and any(group["plain"] for group in optimizer.param_groups))
     by_default = method is None and takes_updates and exchange not in ("REPLAY", "PULL_FACTORS") and fallback.policy == "NEVER"
-    recipe = _recipe_of("mkor" if method is None and not by_default else method, choice.selection)
-    chosen = _layers_of(model, choice, recipe)
-    recurrent = recurrent_matrices(model)
-    if recipe.is_default and any(id(matrix.weight) in recurrent for _, matrix in chosen.matrices):
-        recipe.ends, chosen.tables = _AVERAGE, set()
-    left = _most_left(model, chosen, recipe.is_default)
+    recipe = _of_model(MOST) if by_default else _of_method(as_method("mkor" if method is None else method))
+    recipe, chosen = _layers_of(model, choice, recipe)
+    if by_default and any(chosen.kinds.get(matrix.weight) == GATE for _, matrix in chosen.matrices):
+        recipe, chosen = _layers_of(model, choice, _of_model(RECURRENT))
+    left = _most_left(model, chosen, by_default)
     if not left:
         return recipe, chosen
     becomes = ""
-    if recipe.is_default:
-        other = dataclasses.replace(_recipe_of("mkor", choice.selection), ends=_AVERAGE)
-        layers = _layers_of(model, choice, other)
+    if by_default:
+        other, layers = _layers_of(model, choice, _of_model(UNKNOWN))
         if layers.matrices:
             recipe, chosen, becomes = other, layers, "method is therefore mkor, and make_optimizer() makes AdamW. "
     warnings.warn(f"Preconditioner: most of the model's weights are no layers, and are left to the optimizer: {left}. {becomes}"
@@ -146,20 +175,27 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     return recipe, chosen
 
 
-def _recipe_of(method: Union[Method, str, None], selection: Selection) -> Recipe:
-    """Returns the recipe of a method; of None: the default."""
-    embeddings, experts = selection.embeddings, selection.experts
-    of_embeddings = as_method(embeddings, "selection.embeddings") if embeddings else None
-    tied = _SOAP if method is None and embeddings is None else of_embeddings
-    chosen = as_method("muon" if method is None else method)
-    whole = chosen if traits_of(chosen).whole_updates else None
-    of_experts = as_method(experts, "selection.experts") if experts else whole if experts is None else None
-    return Recipe(chosen, of_embeddings, tied, of_experts, whole, _SOAP if method is None else None, method is None)
+def _of_model(column: int) -> Recipe:
+    """Returns the default of a kind of model."""
+    by_kind = {kind: row[column] for kind, row in RECIPE.items()}
+    return Recipe(by_kind[HIDDEN], by_kind, BETAS[column], is_default=by_kind[HIDDEN] is _MUON)
 
 
-def _layers_of(model: nn.Module, choice: Choice, recipe: Recipe) -> Chosen:
-    return choose_layers(model, dataclasses.replace(choice, embeddings=recipe.embeddings, tied=recipe.tied, experts=recipe.experts,
-                                                    recurrent=recipe.recurrent))
+def _of_method(method: Method) -> Recipe:
+    """Returns the recipe of a user's method."""
+    whole = method if traits_of(method).whole_updates else 1.0
+    return Recipe(method, {HIDDEN: method, CONVOLUTION: method, END: method, EXPERT: whole, GATE: whole, TIED: 1.0, WORDS: 1.0, TABLE: 1.0})
+
+
+def _layers_of(model: nn.Module, choice: Choice, recipe: Recipe) -> Tuple[Recipe, Chosen]:
+    """Returns the recipe with the user's selection, and the layers."""
+    by_kind = dict(recipe.by_kind)
+    for option, kinds in (("embeddings", (TIED, WORDS, TABLE)), ("experts", (EXPERT,))):
+        given = getattr(choice.selection, option)
+        for kind in kinds if given is not None else ():
+            by_kind[kind] = as_method(given, f"selection.{option}") if given else by_kind[kind] if kind == WORDS else 1.0
+    return dataclasses.replace(recipe, by_kind=by_kind), choose_layers(model, dataclasses.replace(choice, by_kind={
+        kind: value for kind, value in by_kind.items() if isinstance(value, Method)}))
 
 
 def _most_left(model: nn.Module, chosen: Chosen, counts_skipped: bool) -> str:

@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What print(Preconditioner) says of widespread models: how each weight is trained, and why. Needs no server.
+
+Skips with 77, and says so, where torch is not installed.
+"""
+
+import re
+import sys
+import unittest
+import warnings
+from unittest import mock
+
+try:
+    from torch import nn
+except ImportError as error:
+    print(f"skipped: {error}; deploy/install.sh --test installs torch")
+    sys.exit(77)
+
+from precondor.torch import Preconditioner, Selection
+import torch_models as models
+from torch_models import SIZES, of_transformers
+
+
+def printed(model, **options):
+    """Returns the rows of print(pre) without those of vectors that modules have of their own, and the warnings."""
+    with mock.patch.object(Preconditioner, "_open"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pre = Preconditioner(model, "localhost:1", session="recipe", **options)
+    text = str(pre)
+    pre.close()
+    vectors = {re.escape(name) for name, parameter in model.named_parameters() if parameter.dim() < 2}
+    rows = [" | ".join(re.split("  +", row)) for row in text.splitlines()]
+    assert rows[:2] == ["Preconditioner of session recipe", "layer or parameter | trained by | why"]
+    return [row for row in rows[2:] if not re.match(f"({'|'.join(vectors)})( |$)", row)], [str(one.message) for one in caught]
+
+
+
+# Of blocks with queries, keys and values apart.
+ATTENTION = """
+    {0}.q{1} | muon | hidden linear layer
+    {0}.k{1} | muon | hidden linear layer
+    {0}.v{1} | muon | hidden linear layer
+    {0}.{2} | muon | hidden linear layer"""
+LLAMA = ATTENTION.format("model.layers.0.self_attn", "_proj (x 2)", "o_proj (x 2)") + """
+    model.layers.0.mlp.gate_proj (x 2) | muon | hidden linear layer
+    model.layers.0.mlp.up_proj (x 2) | muon | hidden linear layer
+    model.layers.0.mlp.down_proj (x 2) | muon | hidden linear layer"""
+BERT = """
+    bert.encoder.layer.0.attention.self.query (x 2) | muon | hidden linear layer
+    bert.encoder.layer.0.attention.self.key (x 2) | muon | hidden linear layer
+    bert.encoder.layer.0.attention.self.value (x 2) | muon | hidden linear layer
+    bert.encoder.layer.0.attention.output.dense (x 2) | muon | hidden linear layer
+    bert.encoder.layer.0.intermediate.dense (x 2) | muon | hidden linear layer
+    bert.encoder.layer.0.output.dense (x 2) | muon | hidden linear layer"""
+T5 = {"vocab_size": 90, "d_model": 16, "d_ff": 24, "d_kv": 8, "num_layers": 1, "num_heads": 2}
+VISION = {**SIZES, "image_size": 8, "patch_size": 4}
+del VISION["vocab_size"]
+
+# Name -> how it is made, and its rows.
+MODELS = {
+    "LSTM": (lambda: models.Reader(nn.LSTM), """
+    head | identity | linear layer at an end
+    rnn.weight_ih_l0.group0 (x 4) | muon | gates of a recurrent module
+    rnn.weight_hh_l0.group0 (x 4) | muon | gates of a recurrent module
+    rnn.weight_ih_l1.group0 (x 4) | muon | gates of a recurrent module
+    rnn.weight_hh_l1.group0 (x 4) | muon | gates of a recurrent module
+    words.weight | optimizer | embedding of words"""),
+    "GRU": (lambda: models.Reader(nn.GRU), """
+    head | identity | linear layer at an end
+    rnn.weight_ih_l0.group0 (x 3) | muon | gates of a recurrent module
+    rnn.weight_hh_l0.group0 (x 3) | muon | gates of a recurrent module
+    rnn.weight_ih_l1.group0 (x 3) | muon | gates of a recurrent module
+    rnn.weight_hh_l1.group0 (x 3) | muon | gates of a recurrent module
+    words.weight | optimizer | embedding of words"""),
+    "U-Net": (models.UNet, """
+    time.0 | soap | linear layer at an end
+    time.2 | muon | hidden linear layer
+    down.0 (x 2) | soap | convolution
+    middle | soap | convolution
+    up | soap | convolution
+    out | soap | convolution"""),
+    "Mamba": (lambda: models.Blocks(lambda: models.Mixer(16, 3)), """
+    layers.0.in_proj (x 2) | muon | hidden linear layer
+    layers.0.x_proj (x 2) | muon | hidden linear layer
+    layers.0.dt_proj (x 2) | muon | hidden linear layer
+    layers.0.out_proj (x 2) | muon | hidden linear layer
+    head | soap | linear layer at an end
+    words.weight | optimizer, 4 x rate | embedding of words
+    layers.0.A_log (x 2) | optimizer | a parameter of Mixer
+    layers.0.conv1d.weight (x 2) | optimizer | a side of 1"""),
+    "MoE": (lambda: models.Blocks(lambda: models.Mixture(16)), """
+    layers.0.router (x 2) | muon | hidden linear layer
+    head | soap | linear layer at an end
+    layers.0.experts.gate_up_proj.expert0 (x 8) | muon | stack of experts
+    layers.0.experts.down_proj.expert0 (x 8) | muon | stack of experts
+    words.weight | optimizer, 4 x rate | embedding of words"""),
+    "LoRA": (models.Adapted, """
+    query.lora_A.default | muon | hidden linear layer
+    query.lora_B.default | muon | hidden linear layer
+    value.lora_A.default | muon | hidden linear layer
+    value.lora_B.default | muon | hidden linear layer
+    words.weight | nothing | frozen
+    query.base_layer.weight | nothing | frozen
+    value.base_layer.weight | nothing | frozen
+    head.weight | nothing | frozen"""),
+    "GNN": (models.Graph, """
+    conv1.lin | muon | hidden linear layer
+    conv2.lin | muon | hidden linear layer
+    atoms.weight | optimizer, 4 x rate | embedding of words
+    out.weight | optimizer | a side of 1"""),
+}
+OF_TRANSFORMERS = {
+    "GPT-2": (("GPT2LMHeadModel", "GPT2Config", {"vocab_size": 90, "n_positions": 8, "n_embd": 12, "n_layer": 2, "n_head": 2}), """
+    transformer.h.0.attn.c_attn (x 2) | muon | hidden linear layer
+    transformer.h.0.attn.c_proj (x 2) | muon | hidden linear layer
+    transformer.h.0.mlp.c_fc (x 2) | muon | hidden linear layer
+    transformer.h.0.mlp.c_proj (x 2) | muon | hidden linear layer
+    transformer.wte.weight | soap | embedding that another module shares
+    transformer.wpe.weight | optimizer | embedding"""),
+    "Llama": (("LlamaForCausalLM", "LlamaConfig", SIZES), LLAMA + """
+    lm_head | soap | linear layer at an end
+    model.embed_tokens.weight | optimizer, 4 x rate | embedding of words"""),
+    "Llama with tied words": (("LlamaForCausalLM", "LlamaConfig", {**SIZES, "tie_word_embeddings": True}), LLAMA + """
+    model.embed_tokens.weight | soap | embedding that another module shares"""),
+    "BERT for masked words": (("BertForMaskedLM", "BertConfig", SIZES), BERT + """
+    cls.predictions.transform.dense | muon | hidden linear layer
+    bert.embeddings.word_embeddings.weight | soap | embedding that another module shares
+    bert.embeddings.position_embeddings.weight | optimizer | embedding
+    bert.embeddings.token_type_embeddings.weight | optimizer | embedding"""),
+    # Its two classes are as many as rows of token_type_embeddings.
+    "BERT for classes": (("BertForSequenceClassification", "BertConfig", SIZES), BERT + """
+    bert.pooler.dense | muon | hidden linear layer
+    classifier | muon | hidden linear layer
+    bert.embeddings.word_embeddings.weight | optimizer, 4 x rate | embedding of words
+    bert.embeddings.position_embeddings.weight | optimizer, 4 x rate | embedding of words
+    bert.embeddings.token_type_embeddings.weight | optimizer, 4 x rate | embedding of words"""),
+    "T5": (("T5ForConditionalGeneration", "T5Config", T5), ATTENTION.format("encoder.block.0.layer.0.SelfAttention", "", "o") + """
+    encoder.block.0.layer.1.DenseReluDense.wi | muon | hidden linear layer
+    encoder.block.0.layer.1.DenseReluDense.wo | muon | hidden linear layer""" +
+           ATTENTION.format("decoder.block.0.layer.0.SelfAttention", "", "o") + ATTENTION.format("decoder.block.0.layer.1.EncDecAttention", "", "o") + """
+    decoder.block.0.layer.2.DenseReluDense.wi | muon | hidden linear layer
+    decoder.block.0.layer.2.DenseReluDense.wo | muon | hidden linear layer
+    shared.weight | soap | embedding that another module shares
+    encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight | optimizer | embedding
+    decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight | optimizer | embedding"""),
+    "T5 encoder": (("T5EncoderModel", "T5Config", T5), ATTENTION.format("encoder.block.0.layer.0.SelfAttention", "", "o") + """
+    encoder.block.0.layer.1.DenseReluDense.wi | muon | hidden linear layer
+    encoder.block.0.layer.1.DenseReluDense.wo | muon | hidden linear layer
+    shared.weight | optimizer, 4 x rate | embedding of words
+    encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight | optimizer | embedding"""),
+    "ViT": (("ViTForImageClassification", "ViTConfig", VISION), """
+    vit.embeddings.patch_embeddings.projection | soap | convolution""" + ATTENTION.format("vit.layers.0.attention", "_proj (x 2)", "o_proj (x 2)") + """
+    vit.layers.0.mlp.fc1 (x 2) | muon | hidden linear layer
+    vit.layers.0.mlp.fc2 (x 2) | muon | hidden linear layer
+    classifier | soap | linear layer at an end
+    vit.embeddings.cls_token | optimizer | a parameter of ViTEmbeddings
+    vit.embeddings.position_embeddings | optimizer | a parameter of ViTEmbeddings"""),
+    # Its only embedding is one of positions.
+    "CLIP's images": (("CLIPVisionModelWithProjection", "CLIPVisionConfig", {**VISION, "projection_dim": 8}), """
+    vision_model.embeddings.patch_embedding | soap | convolution""" +
+                      ATTENTION.format("vision_model.encoder.layers.0.self_attn", "_proj (x 2)", "out_proj (x 2)") + """
+    vision_model.encoder.layers.0.mlp.fc1 (x 2) | muon | hidden linear layer
+    vision_model.encoder.layers.0.mlp.fc2 (x 2) | muon | hidden linear layer
+    visual_projection | soap | linear layer at an end
+    vision_model.embeddings.position_embedding.weight | optimizer | embedding"""),
+    "ResNet": (("ResNetForImageClassification", "ResNetConfig", {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}), """
+    resnet.embedder.embedder.convolution | soap | convolution
+    resnet.encoder.stages.0.layers.0.layer.0.convolution (x 6) | soap | convolution
+    resnet.encoder.stages.1.layers.0.shortcut.convolution | soap | convolution
+    classifier.1 | soap | linear layer at an end"""),
+}
+
+
+class RecipeTest(unittest.TestCase):
+    maxDiff = None
+
+    def check(self, model, rows, **options):
+        found, warned = printed(model, **options)
+        self.assertEqual(sorted(found), sorted(row.strip() for row in rows.strip().splitlines()))
+        self.assertEqual(warned, [])
+
+    def test_widespread_models(self):
+        for name, (make, rows) in MODELS.items():
+            with self.subTest(name):
+                self.check(make(), rows)
+
+    @unittest.skipIf(models.transformers is None, "transformers is not installed")
+    def test_models_of_transformers(self):
+        for name, ((model, config, options), rows) in OF_TRANSFORMERS.items():
+            with self.subTest(name):
+                self.check(of_transformers(model, config, **options), rows)
+
+    def test_an_unknown_model_is_left_to_adamw_with_one_warning(self):
+        rows, warned = printed(models.Unknown())
+        self.assertEqual(rows, ["dense | mkor | hidden linear layer", "head | identity | linear layer at an end",
+                                "words.weight | optimizer | embedding of words", "layers.0.mix.kernel (x 2) | optimizer | a parameter of Projection",
+                                "layers.0.wide.kernel (x 2) | optimizer | a parameter of Projection"])
+        self.assertEqual(len(warned), 1)
+        self.assertRegex(warned[0], r"most of the model's weights are no layers.*: layers\.0\.wide\.kernel, .*AdamW")
+
+    def test_a_users_choice_is_named(self):
+        model = models.Blocks(lambda: models.Mixture(16))
+        self.check(model, """
+            layers.0.router | mkor | hidden linear layer
+            layers.1.router | kfac | layer_methods
+            head.weight | optimizer | skip
+            layers.0.experts.gate_up_proj.expert0 (x 8) | kron | parameter_methods
+            layers.0.experts.down_proj (x 2) | optimizer | stack of experts
+            words.weight | soap | embedding of words""", method="mkor", layer_methods={r".*1\.router": "kfac"}, skip=["head"],
+                   parameter_methods={".*up_proj": "kron"}, selection=Selection(embeddings="soap"))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
