@@ -148,8 +148,11 @@ class DefaultTest(torch_case.ServerCase):
                 self.assertEqual(len(caught), 1 if warning else 0)
                 self.assertRegex("".join(str(one.message) for one in caught), warning or "^$")
                 self.assertEqual(pre.spec.method.name, method)
+                scale = {"mkor": 0.5, "muon": 4.0, "eva": 1.0}[method]  # mkor is the default's, and lr about twice AdamW's own
                 betas = (0.95, 0.95) if method == "muon" else (0.9, 0.999)
-                self.assertEqual({group["betas"] for group in pre.make_optimizer(0.1).param_groups}, {betas})
+                groups = [group for group in pre.make_optimizer(0.1).param_groups if not group["plain"]]
+                self.assertEqual({group["betas"] for group in groups}, {betas})
+                self.assertEqual({group["lr_scale"] for group in groups} - {1.0 if method == "muon" else None}, {scale})
 
     def test_convolutions(self):
         model = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.ConvTranspose2d(4, 2, 2), nn.Flatten(), nn.Linear(8, 3))

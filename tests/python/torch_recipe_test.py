@@ -193,11 +193,12 @@ class RecipeTest(unittest.TestCase):
 
     def test_an_unknown_model_is_left_to_adamw_with_one_warning(self):
         rows, warned = printed(models.Unknown())
-        self.assertEqual(rows, ["dense | mkor | hidden linear layer", "head | identity | linear layer at an end",
-                                "words.weight | optimizer | embedding of words", "layers.0.mix.kernel (x 2) | optimizer | a parameter of Projection",
-                                "layers.0.wide.kernel (x 2) | optimizer | a parameter of Projection"])
+        self.assertEqual(rows, ["dense | mkor, 0.5 x rate | hidden linear layer", "head | identity, 0.5 x rate | linear layer at an end",
+                                "words.weight | optimizer, 0.5 x rate | embedding of words",
+                                "layers.0.mix.kernel (x 2) | optimizer, 0.5 x rate | a parameter of Projection",
+                                "layers.0.wide.kernel (x 2) | optimizer, 0.5 x rate | a parameter of Projection"])
         self.assertEqual(len(warned), 1)
-        self.assertRegex(warned[0], r"most of the model's weights are no layers.*: layers\.0\.wide\.kernel, .*AdamW")
+        self.assertRegex(warned[0], r"most of the model's weights are no layers.*: layers\.0\.wide\.kernel, .*AdamW at half of lr")
 
     def test_a_users_choice_is_named(self):
         model = models.Blocks(lambda: models.Mixture(16))

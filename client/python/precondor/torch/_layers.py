@@ -23,8 +23,8 @@ HIDDEN, END, CONVOLUTION = "hidden linear layer", "linear layer at an end", "con
 # These are layers by their gradients alone, or the optimizer trains them.
 EXPERT, GATE, TIED = "stack of experts", "gates of a recurrent module", "embedding that another module shares"
 WORDS, TABLE = "embedding of words", "embedding"
-# Of parameters that parameter_methods makes layers.
-NAMED = "parameter_methods"
+# Of parameters that parameter_methods makes layers, and of those of no kind.
+NAMED, OTHER = "parameter_methods", "other"
 
 
 def has_gradient(parameter: nn.Parameter) -> bool:

@@ -131,7 +131,7 @@ class Preconditioner:
         choice = _layers.Choice(skip, selection, parameter_methods or {})
         self._recipe, chosen = _recipe.choose(self._model, choice, method, exchange, fallback, self._optimizer)
         method = self._recipe.method
-        self._left, self._scales = chosen.left, self._recipe.scales(chosen)
+        self._left, self._scales = chosen.left, self._recipe.scales(self._model, chosen)
         matrices = [matrix for _, matrix in chosen.matrices]
         self._slots = slots_of(matrices)
         if not self._slots:

@@ -12,8 +12,8 @@ from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Mapping, Op
 import torch
 from torch import nn
 
-from .._session import Fallback, Method, as_method, traits_of
-from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, NAMED, TABLE, TIED, WORDS, Choice, Chosen, Matrix,
+from .._session import METHODS, Fallback, Method, as_method, traits_of
+from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, NAMED, OTHER, TABLE, TIED, WORDS, Choice, Chosen, Matrix,
                       choose as choose_layers, plain_name)
 from ._optimizer import BaseOptimizer
 
@@ -26,16 +26,17 @@ _SOAP_OF_CONVOLUTIONS = Method("soap", {"max_factor_dim": 2048, "refresh_interva
 _AVERAGE = Method("identity")
 
 # The recipe: how the weights of each kind are trained, in most models, in models with recurrent modules, and in those most of whose
-# matrices are of no kind. A number: by the optimizer, with this multiple of its learning rate. The optimizer trains all else.
+# matrices are of no kind. A number: by the optimizer, with this multiple of its learning rate, which is meant to be twice AdamW's own.
 RECIPE: Dict[str, Tuple[Union[Method, float], ...]] = {
     HIDDEN:      (_MUON,                  _MUON,                  _MKOR),
-    EXPERT:      (_MUON,                  _MUON,                  1.0),
-    GATE:        (_MUON,                  _MUON,                  1.0),
+    EXPERT:      (_MUON,                  _MUON,                  .5),
+    GATE:        (_MUON,                  _MUON,                  .5),
     CONVOLUTION: (_SOAP_OF_CONVOLUTIONS,  _SOAP_OF_CONVOLUTIONS,  _MKOR),
     END:         (_SOAP,                  _AVERAGE,               _AVERAGE),
-    TIED:        (_SOAP,                  _SOAP,                  1.0),
-    WORDS:       (4.0,                    1.0,                    1.0),
-    TABLE:       (1.0,                    1.0,                    1.0),
+    TIED:        (_SOAP,                  _SOAP,                  .5),
+    WORDS:       (4.0,                    1.0,                    .5),
+    TABLE:       (1.0,                    1.0,                    .5),
+    OTHER:       (1.0,                    1.0,                    .5),  # and behind methods whose answers are no whole updates
 }
 # Of the optimizer that make_optimizer makes, in these models; None: AdamW's own, .9 and .999.
 BETAS = ((0.95, 0.95), (0.95, 0.95), None)
@@ -79,10 +80,14 @@ class Recipe:
                 methods[f"(?:{'|'.join(map(re.escape, names))})"] = self.by_kind[kind]
         return methods
 
-    def scales(self, chosen: Chosen) -> Dict[nn.Parameter, float]:
+    def scale(self, kind: str) -> float:
+        """Returns the multiple of the optimizer's learning rate for a kind, or another reason why a parameter is left to it."""
+        value = self.by_kind.get(kind)
+        return value if isinstance(value, float) else self.by_kind[OTHER]
+
+    def scales(self, model: nn.Module, chosen: Chosen) -> Dict[nn.Parameter, float]:
         """Returns multiples of the optimizer's learning rate."""
-        rates = {kind: value for kind, value in self.by_kind.items() if isinstance(value, float)}
-        return {parameter: rates[kind] for parameter, kind in chosen.kinds.items() if kind in rates}
+        return {parameter: self.scale(chosen.kinds.get(parameter, OTHER)) for parameter in model.parameters()}
 
     def optimizer_options(self, options: Mapping[str, Any]) -> Dict[str, Any]:
         """Returns the options of BaseOptimizer except groups and learning rate."""
@@ -99,10 +104,11 @@ class Recipe:
         rows = [(name, method, "layer_methods" if kind != NAMED and any(re.fullmatch(one, name) for one in self.given) else kind)
                 for name, method, kind in layers]
         for name, reason in left.items():
-            scale = self.by_kind.get(reason, 1.0)
-            rows.append((name, "nothing" if reason == "frozen" else "optimizer" if scale == 1.0 else f"optimizer, {scale:g} x rate", reason))
+            rows.append((name, "nothing" if reason == "frozen" else "optimizer", reason))
         alike: Dict[Tuple[str, str, str], List[str]] = {}
         for name, method, why in rows:
+            scale = 1.0 if method == "nothing" or method in METHODS and METHODS[method].whole_updates else self.scale(why)
+            method += f", {scale:g} x rate" if scale != 1.0 else ""
             alike.setdefault((_NUMBERS.sub("*", name), method, why), []).append(name)
         shown = [("layer or parameter", "trained by", "why")]
         shown += [(f"{names[0]} (x {len(names)})" if len(names) > 1 else names[0], *row[1:]) for row, names in alike.items()]
@@ -169,7 +175,8 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     if by_default:
         other, layers = _layers_of(model, choice, _of_model(UNKNOWN))
         if layers.matrices:
-            recipe, chosen, becomes = other, layers, "method is therefore mkor, and make_optimizer() makes AdamW. "
+            recipe, chosen, becomes = other, layers, ("method is therefore mkor, and make_optimizer() makes AdamW at half of lr, as the "
+                                                      "default's is about twice AdamW's. ")
     warnings.warn(f"Preconditioner: most of the model's weights are no layers, and are left to the optimizer: {left}. {becomes}"
                   "register_layer() makes layers of modules, and parameter_methods= of other matrices")
     return recipe, chosen
@@ -184,7 +191,8 @@ def _of_model(column: int) -> Recipe:
 def _of_method(method: Method) -> Recipe:
     """Returns the recipe of a user's method."""
     whole = method if traits_of(method).whole_updates else 1.0
-    return Recipe(method, {HIDDEN: method, CONVOLUTION: method, END: method, EXPERT: whole, GATE: whole, TIED: 1.0, WORDS: 1.0, TABLE: 1.0})
+    return Recipe(method, {HIDDEN: method, CONVOLUTION: method, END: method, EXPERT: whole, GATE: whole,
+                           TIED: 1.0, WORDS: 1.0, TABLE: 1.0, OTHER: 1.0})
 
 
 def _layers_of(model: nn.Module, choice: Choice, recipe: Recipe) -> Tuple[Recipe, Chosen]:
@@ -193,7 +201,7 @@ def _layers_of(model: nn.Module, choice: Choice, recipe: Recipe) -> Tuple[Recipe
     for option, kinds in (("embeddings", (TIED, WORDS, TABLE)), ("experts", (EXPERT,))):
         given = getattr(choice.selection, option)
         for kind in kinds if given is not None else ():
-            by_kind[kind] = as_method(given, f"selection.{option}") if given else by_kind[kind] if kind == WORDS else 1.0
+            by_kind[kind] = as_method(given, f"selection.{option}") if given else by_kind[WORDS if kind == WORDS else OTHER]
     return dataclasses.replace(recipe, by_kind=by_kind), choose_layers(model, dataclasses.replace(choice, by_kind={
         kind: value for kind, value in by_kind.items() if isinstance(value, Method)}))
 
