@@ -87,12 +87,21 @@ class Adapted(nn.Module):
         self.head.requires_grad_(False)
 
 
-class GraphConvolution(nn.Module):
-    """With a linear layer, as PyTorch Geometric's."""
+class Linear(nn.Module):
+    """As PyTorch Geometric's, which is no subclass of torch's."""
 
     def __init__(self, d_in, d_out):
         super().__init__()
-        self.lin, self.bias = nn.Linear(d_in, d_out, bias=False), nn.Parameter(torch.zeros(d_out))
+        self.weight, self.bias = nn.Parameter(torch.zeros(d_out, d_in)), None
+
+
+Linear.__module__ = "torch_geometric.nn.dense.linear"
+
+
+class GraphConvolution(nn.Module):
+    def __init__(self, d_in, d_out):
+        super().__init__()
+        self.lin, self.bias = Linear(d_in, d_out), nn.Parameter(torch.zeros(d_out))
 
 
 class Graph(nn.Module):

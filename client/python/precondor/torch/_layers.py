@@ -365,6 +365,9 @@ _NO_WORDS = re.compile(r"(^|[._])(pos(itions?|itional|emb)?|wpe|relative|token_t
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
+# Classes of linear layers, by name and module; the values are those of _registered.
+_LINEAR = {("Linear", "torch.nn.modules.linear"): False, ("Linear", "torch_geometric.nn.dense.linear"): False,
+           ("Conv1D", "transformers.pytorch_utils"): True}
 # Classes that users have registered; the value is True for x weight and False for x weight'.
 _registered: Dict[Type[nn.Module], bool] = {}
 
@@ -372,7 +375,7 @@ _registered: Dict[Type[nn.Module], bool] = {}
 def register_layer(module_type: Type[nn.Module], *, transposed: bool = False) -> None:
     """Makes layers of modules of a class, and of its subclasses. Call it before you make a Preconditioner.
 
-    nn.Linear, torch's convolutions and transformers' Conv1D are layers without it.
+    nn.Linear, torch's convolutions, transformers' Conv1D and PyTorch Geometric's Linear are layers without it.
 
     Args:
         module_type: A class whose modules compute x weight' + bias, with `weight` [d_out, d_in]. x, [..., d_in], is
@@ -391,10 +394,9 @@ def _product_of(module: nn.Module) -> Optional[bool]:
     """Returns True if a module computes x weight, False if it computes x weight', and None if it computes something
     else."""
     for base in type(module).__mro__:
-        if base in _registered:
-            return _registered[base]
-        if base is nn.Linear or (base.__name__, base.__module__) == ("Conv1D", "transformers.pytorch_utils"):
-            return base is not nn.Linear
+        known = _registered.get(base, _LINEAR.get((base.__name__, base.__module__)))
+        if known is not None:
+            return known
     return None
 
 
