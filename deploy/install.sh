@@ -9,7 +9,7 @@ build_packages=(
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
   prometheus-cpp-dev libmicrohttpd-dev libcurl4-openssl-dev libssl-dev zlib1g-dev
   libopenblas-pthread-dev libdnnl-dev ocl-icd-opencl-dev libisal-dev libhwy-dev
-  libyaml-cpp-dev nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev
+  libyaml-cpp-dev nlohmann-json3-dev libgtest-dev libgmock-dev
   python3 python3-dev python3-venv pybind11-dev
 )
 test_packages=(

@@ -7,46 +7,38 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-
 #include "kernels/backend.h"
 #include "kernels/methods/method.h"
 
 namespace precondor {
 
-// Method mkor, EXACT_DAMPED. One thread.
+// Method mkor, EXACT_DAMPED, NORM_RESCALE. One thread. It aborts where the backend refuses.
 class BenchLayer {
  public:
   static constexpr int64_t kVectors = 16;  // of a statistic step: 4 workers x 4 sketches
 
-  // `representation`, `scaling` and `products` as in docs/use/methods/mkor.md; rank 0: the method's default.
-  static absl::StatusOr<std::unique_ptr<BenchLayer>> Make(int64_t d_out, int64_t d_in,
-                                                          const std::string& representation, int64_t rank,
-                                                          const std::string& scaling = "NONE",
-                                                          const std::string& products = "F32");
+  // `representation` and `products` as in docs/use/methods/mkor.md; rank 0: the method's default.
+  BenchLayer(int64_t d_out, int64_t d_in, const std::string& representation, int64_t rank,
+             const std::string& products = "F32");
 
-  absl::Status Feed(uint32_t seed);                                         // Gaussian vectors, then Update
-  absl::Status Update() { return state_->Update({a_.view(), g_.view()}); }  // with the vectors fed last
-  absl::Status Precondition() { return state_->Precondition(d_.view(), u_.view()); }
+  void Feed(uint64_t seed);  // Gaussian vectors
+  void Precondition();
 
   // Columns in use of both factors together: what a precondition really multiplies with.
   int64_t ranks() const { return state_->summary().input_rank + state_->summary().output_rank; }
 
   // U, rows one behind the other.
-  absl::StatusOr<std::vector<float>> Answer();
+  std::vector<float> Answer();
 
   // |A U B w - D w| / |D w| in double, with U = A^-1 D B^-1 as computed, w random, and A and B the damped averages of
-  // all that was fed, written from the definition. With NORM_RESCALE both are scaled to length 1, and |U| is compared
-  // with |D| too. Valid while the rank suffices for all vectors fed, and before Update
-  // is called alone.
-  absl::StatusOr<double> RelativeError();
+  // all that was fed, written from the definition. Both are scaled to length 1, and |U| is compared with |D| too. Valid
+  // while the rank suffices for all vectors fed.
+  double RelativeError();
 
  private:
   std::vector<double> Times(const std::vector<float>& matrix, const std::vector<double>& x) const;
 
   int64_t d_out_ = 0, d_in_ = 0;
-  bool rescaled_ = false;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<LayerState> state_;
   DeviceMatrix d_, u_, a_, g_;

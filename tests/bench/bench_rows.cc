@@ -2,6 +2,7 @@
 #include "tests/bench/bench_rows.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <ctime>
 #include <filesystem>
@@ -95,6 +96,12 @@ double Timed(const std::function<void()>& work) {
   const double begin = ThreadSeconds();
   work();
   return ThreadSeconds() - begin;
+}
+
+double ClockSeconds(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 double Median(std::vector<double> values) {

@@ -49,6 +49,8 @@ int BenchMain(int argc, char** argv, const std::function<std::vector<BenchRow>(b
 double ThreadSeconds();
 // That of `work`.
 double Timed(const std::function<void()>& work);
+// By the clock.
+double ClockSeconds(const std::function<void()>& work);
 
 double Median(std::vector<double> values);
 

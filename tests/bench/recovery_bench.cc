@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it costs a shard of BERT-Large's layers, and of a small GPT's with muon, to be able to come back, and how fast
 // it does: two shards in this process take the same steps in turns, one with a journal on a disk, one without.
-// Usage: recovery_bench --dir=DIR --json=FILE [--steps=N] [--rank=N] [--short] [--gradients]
+// Usage: recovery_bench --dir=DIR --json=FILE [--steps=N] [--short] [--gradients]
 // --gradients measures muon alone.
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
-#include <fstream>
+#include <functional>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -34,6 +32,7 @@
 #include "server/core/shard/shard.h"
 #include "server/recovery/shard_store.h"
 #include "server/store/posix_file_system.h"
+#include "tests/bench/bench_rows.h"
 #include "tests/support/submit.h"
 
 namespace precondor::recovery {
@@ -44,9 +43,8 @@ constexpr int64_t kHidden = 1024, kInner = 4096;
 constexpr int kThreads = 2;
 
 struct Options {
-  std::string dir, json;
+  std::string dir;
   int64_t steps = 40;  // of which the log holds the records in the replay
-  int64_t rank = 128;
   bool is_short = false;
   bool only_gradients = false;
 };
@@ -61,7 +59,7 @@ SessionSpec Spec(const Options& options) {
   spec.warmup_steps = 0;
   spec.method.name = "mkor";
   spec.method.options["representation"] = std::string("LOW_RANK");
-  spec.method.options["rank"] = static_cast<double>(options.rank);
+  spec.method.options["rank"] = 128.0;
   for (int block = 0; block < (options.is_short ? 1 : 24); ++block) {
     for (const auto& [d_out, d_in] :
          {std::pair(kHidden, kHidden), std::pair(kHidden, kHidden), std::pair(kHidden, kHidden),
@@ -88,16 +86,6 @@ SessionSpec GradientSpec(const Options& options) {
     }
   }
   return spec;
-}
-
-double Since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-double Median(std::vector<double> values) {
-  PRECONDOR_CHECK(!values.empty());
-  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
 }
 
 class SnapshotCounter final : public Observer {
@@ -142,42 +130,13 @@ class Server {
 
   // Seconds of one step: every worker's statistics taken in, sealed, written down and applied.
   double Step(const Payload& noise) {
-    const auto begin = std::chrono::steady_clock::now();
-    for (uint32_t layer = 0; layer < spec_.layers.size(); ++layer) {
-      for (uint32_t rank = 0; rank < 8; ++rank) SendStatistics(layer, rank, noise);
-    }
-    // The answer to a step from which all ranks abstained ends the step.
-    for (uint32_t layer = 0; layer < spec_.layers.size(); ++layer) {
-      ContributionHeader header = Header(layer, static_cast<uint32_t>(DelegateRank(spec_, layer)));
-      header.kind = ContributionKind::kGradient;
-      header.abstain = true;
-      SubmitTo(*shard_, header, {}, &Expect,
-               [](const absl::StatusOr<GradientResult>& result) { PRECONDOR_CHECK(result.ok()); });
-    }
-    executor_.Drain();
-    ++step_;
-    return Since(begin);
+    return ClockSeconds([&] { MakeStep(noise); });
   }
 
   // Seconds of one step of a method that learns from gradients: every layer's gradient taken in, written down,
   // answered.
   double GradientStep(const Payload& noise) {
-    const auto begin = std::chrono::steady_clock::now();
-    for (uint32_t layer = 0; layer < spec_.layers.size(); ++layer) {
-      const LayerSpec& shape = spec_.layers[layer];
-      ContributionHeader header = Header(layer, 0);
-      header.kind = ContributionKind::kGradient;
-      header.tensors = {{.dtype = DType::kF32, .dims = {shape.d_out, shape.d_in}, .scale = 1.0f}};
-      const auto bytes = static_cast<int64_t>(sizeof(float)) * shape.d_out * shape.d_in;
-      const auto first = noise.begin() + static_cast<int64_t>(sizeof(float) * ((step_ * 31 + layer) % 4096));
-      SubmitTo(*shard_, header, Payload(first, first + bytes), &Expect,
-               [](const absl::StatusOr<GradientResult>& result) {
-                 PRECONDOR_CHECK(result.ok() && result->decision == Decision::kPreconditioned);
-               });
-    }
-    executor_.Drain();
-    ++step_;
-    return Since(begin);
+    return ClockSeconds([&] { MakeGradientStep(noise); });
   }
 
   // Seconds that all updates took so far, summed over the threads.
@@ -194,6 +153,39 @@ class Server {
   uint64_t factor_version() const { return shard_->GetLayerStats(spec_.name)->front().factor_version; }
 
  private:
+  void MakeStep(const Payload& noise) {
+    for (uint32_t layer = 0; layer < spec_.layers.size(); ++layer) {
+      for (uint32_t rank = 0; rank < 8; ++rank) SendStatistics(layer, rank, noise);
+    }
+    // The answer to a step from which all ranks abstained ends the step.
+    for (uint32_t layer = 0; layer < spec_.layers.size(); ++layer) {
+      ContributionHeader header = Header(layer, static_cast<uint32_t>(DelegateRank(spec_, layer)));
+      header.kind = ContributionKind::kGradient;
+      header.abstain = true;
+      SubmitTo(*shard_, header, {}, &Expect,
+               [](const absl::StatusOr<GradientResult>& result) { PRECONDOR_CHECK(result.ok()); });
+    }
+    executor_.Drain();
+    ++step_;
+  }
+
+  void MakeGradientStep(const Payload& noise) {
+    for (uint32_t layer = 0; layer < spec_.layers.size(); ++layer) {
+      const LayerSpec& shape = spec_.layers[layer];
+      ContributionHeader header = Header(layer, 0);
+      header.kind = ContributionKind::kGradient;
+      header.tensors = {{.dtype = DType::kF32, .dims = {shape.d_out, shape.d_in}, .scale = 1.0f}};
+      const auto bytes = static_cast<int64_t>(sizeof(float)) * shape.d_out * shape.d_in;
+      const auto first = noise.begin() + static_cast<int64_t>(sizeof(float) * ((step_ * 31 + layer) % 4096));
+      SubmitTo(*shard_, header, Payload(first, first + bytes), &Expect,
+               [](const absl::StatusOr<GradientResult>& result) {
+                 PRECONDOR_CHECK(result.ok() && result->decision == Decision::kPreconditioned);
+               });
+    }
+    executor_.Drain();
+    ++step_;
+  }
+
   static void Expect(const absl::StatusOr<bool>& duplicate) {
     if (!duplicate.ok()) std::cerr << duplicate.status() << "\n";
     PRECONDOR_CHECK(duplicate.ok() && !*duplicate);
@@ -229,13 +221,6 @@ class Server {
   uint64_t step_ = 0;
 };
 
-struct Row {
-  std::string name, unit;
-  double value = 0, limit = 0, ratio = 0;
-  double target = 0;
-  bool at_most = false;  // the ratio may be the target at most, otherwise at least
-};
-
 class Bench {
  public:
   explicit Bench(const Options& options) : options_(options), spec_(Spec(options)) {
@@ -266,47 +251,47 @@ class Bench {
     Gradients();
   }
 
-  bool WriteRows() const {
-    std::ofstream out(options_.json);
-    out << "{\"rows\": [";
-    for (const Row& row : rows_) {
-      const bool pass = row.target == 0 || (row.at_most ? row.ratio <= row.target : row.ratio >= row.target);
-      out << (&row == rows_.data() ? "\n" : ",\n") << "{\"name\": \"recovery/" << row.name
-          << "\", \"value\": " << row.value << ", \"unit\": \"" << row.unit << "\", \"limit\": " << row.limit
-          << ", \"ratio\": " << row.ratio << ", \"target\": " << (row.target == 0 ? "null" : absl::StrCat(row.target))
-          << ", \"pass\": " << (pass ? "true" : "false") << "}";
-    }
-    out << "\n]}\n";
-    return out.good();
-  }
+  const std::vector<BenchRow>& rows() const { return rows_; }
 
  private:
   std::string Data() const { return store::JoinPath(options_.dir, "data"); }
 
+  // Seconds of `steps` steps without the journal and with it, in turns.
+  struct Turns {
+    std::vector<double> without, with;
+  };
+  static void AddTurns(int64_t steps, const std::function<double(Server&)>& step, Server& plain, Server& logged,
+                       Turns& turns) {
+    for (int64_t i = 0; i < steps; ++i) {
+      for (const bool with : {i % 2 != 0, i % 2 == 0}) {  // who begins changes
+        (with ? turns.with : turns.without).push_back(step(with ? logged : plain));
+      }
+    }
+  }
+  void AddStepRows(const std::string& name, const Turns& turns, double target) {
+    rows_.push_back({absl::StrCat("recovery/", name), Median(turns.with) * 1e3, "ms"});
+    rows_.push_back(
+        {absl::StrCat("recovery/", name, "_to_plain"), MedianRatio(turns.with, turns.without), "x", 0, target, true});
+  }
+
   // Steps in turns, and every now and then a snapshot beside them.
   void Live(Server& plain, Server& logged) {
-    std::vector<double> without, with, ratios, beside, cuts;
+    Turns turns;
+    std::vector<double> beside, cuts;
     const int rounds = options_.is_short ? 1 : 12, quiet = options_.is_short ? 2 : 10;
     for (int round = 0; round < rounds; ++round) {
-      for (int i = 0; i < quiet; ++i) {
-        const bool first = i % 2 == 0;  // who begins changes
-        const double one = (first ? plain : logged).Step(noise_);
-        const double other = (first ? logged : plain).Step(noise_);
-        without.push_back(first ? one : other);
-        with.push_back(first ? other : one);
-        ratios.push_back(with.back() / without.back());
-      }
+      AddTurns(
+          quiet, [&](Server& server) { return server.Step(noise_); }, plain, logged, turns);
       const int64_t before = logged.snapshots();
       logged.RequestSnapshot();
       cuts.push_back(logged.Step(noise_));
       while (logged.snapshots() == before) beside.push_back(logged.Step(noise_));
     }
-    constexpr double kMilli = 1e3;
-    rows_.push_back({"log_step", "ms", Median(with) * kMilli, Median(without) * kMilli, Median(ratios), 1.05, true});
-    rows_.push_back({"snapshot_step", "ms", Median(cuts) * kMilli, Median(with) * kMilli, Median(cuts) / Median(with)});
+    AddStepRows("log_step", turns, 1.05);
+    const double step = Median(turns.with);
+    rows_.push_back({"recovery/snapshot_step_to_step", Median(cuts) / step, "x"});
     if (beside.empty()) return;  // written within one step
-    rows_.push_back({"snapshot_beside_step", "ms", Median(beside) * kMilli, Median(with) * kMilli,
-                     Median(beside) / Median(with), 1.10, true});
+    rows_.push_back({"recovery/snapshot_beside_step_to_step", Median(beside) / step, "x", 0, 1.10, true});
   }
 
   // Snapshot and log, against the same number of steps' updates on one thread.
@@ -325,14 +310,12 @@ class Bench {
       const double begin = plain.KernelSeconds();
       for (int64_t step = 0; step < steps; ++step) plain.Step(noise_);
       updates.push_back(plain.KernelSeconds() - begin);
-      const auto start = std::chrono::steady_clock::now();
-      const Server back(spec_, Data());
-      restored.push_back(Since(start));
+      std::unique_ptr<Server> back;
+      restored.push_back(ClockSeconds([&] { back = std::make_unique<Server>(spec_, Data()); }));
       // The last step's update waits until the step before it has been asked for again, or passed over.
-      PRECONDOR_CHECK(back.factor_version() + 1 == version);
+      PRECONDOR_CHECK(back->factor_version() + 1 == version);
     }
-    rows_.push_back({absl::StrCat("replay_", steps, "_steps"), "s", Median(restored), Median(updates),
-                     Median(updates) / Median(restored), 0.5, false});
+    rows_.push_back({absl::StrCat("recovery/replay_", steps, "_steps"), Median(restored), "s", Median(updates), 0.5});
   }
 
   // Steps of muon in turns, and a replay of so many steps against the time that they took.
@@ -354,28 +337,21 @@ class Bench {
     auto logged = std::make_unique<Server>(spec, Data());
     plain->Install();
     logged->Install();
-    std::vector<double> without, with, ratios;
+    Turns turns;
     const int64_t steps = options_.is_short ? 4 : options_.steps;
-    for (int64_t i = 0; i < steps; ++i) {
-      const bool first = i % 2 == 0;  // who begins changes
-      const double one = (first ? plain : logged)->GradientStep(noise);
-      const double other = (first ? logged : plain)->GradientStep(noise);
-      without.push_back(first ? one : other);
-      with.push_back(first ? other : one);
-      ratios.push_back(with.back() / without.back());
-    }
+    AddTurns(
+        steps, [&](Server& server) { return server.GradientStep(noise); }, *plain, *logged, turns);
     PRECONDOR_CHECK(!logged->store().LacksGradientsSince(kSession).has_value());
     const uint64_t version = logged->factor_version();
     logged.reset();
-    const auto start = std::chrono::steady_clock::now();
-    const Server back(spec, Data());
-    const double restored = Since(start);
-    PRECONDOR_CHECK(back.factor_version() == version);
-    const double live = Median(without) * static_cast<double>(steps);
-    rows_.push_back({"gradient_step", "ms", Median(with) * 1e3, Median(without) * 1e3, Median(ratios), 1.10, true});
-    rows_.push_back({"gradient_step_bytes", "MB", static_cast<double>(elements) * sizeof(float) / 1e6});
-    rows_.push_back(
-        {absl::StrCat("gradient_replay_", steps, "_steps"), "s", restored, live, live / restored, 0.3, false});
+    std::unique_ptr<Server> back;
+    const double restored = ClockSeconds([&] { back = std::make_unique<Server>(spec, Data()); });
+    PRECONDOR_CHECK(back->factor_version() == version);
+    back.reset();
+    AddStepRows("gradient_step", turns, 1.10);
+    rows_.push_back({"recovery/gradient_step_bytes", static_cast<double>(elements) * sizeof(float) / 1e6, "MB"});
+    rows_.push_back({absl::StrCat("recovery/gradient_replay_", steps, "_steps"), restored, "s",
+                     Median(turns.without) * static_cast<double>(steps), 0.3});
     std::filesystem::remove_all(Data());
   }
 
@@ -397,8 +373,8 @@ class Bench {
     }
     const double plain = std::min(Median(cached), Median(direct));
     const double megabytes = static_cast<double>(layers * layer_bytes) / 1e6;
-    rows_.push_back(
-        {"snapshot_1_gb", "MB/s", megabytes / Median(ours), megabytes / plain, plain / Median(ours), 0.5, false});
+    rows_.push_back({"recovery/snapshot_1_gb", megabytes / Median(ours), "MB/s"});
+    rows_.push_back({"recovery/snapshot_1_gb_of_plain", plain / Median(ours), "of plain", 0, 0.5});
   }
   double WriteSnapshot(const InstallRecord& install, const std::string& state, uint64_t step) {
     store::PosixFileSystem fs;
@@ -411,14 +387,12 @@ class Bench {
       ShardSnapshots snapshots(fs, dir, clock, logger, observer);
       PRECONDOR_CHECK(snapshots.Open([](const SnapshotImages&) {}, [](const SnapshotImages&, uint64_t) {}).ok());
       for (const uint32_t layer : install.install.layers) {
-        const auto start = std::chrono::steady_clock::now();
         LayerImage image{.at = {.session_id = kSession, .layer = layer, .step = step}, .outcomes = {}, .state = state};
         // The last one begins the writing.
-        const bool last = layer + 1 == install.install.layers.size();
-        snapshots.Keep(std::move(image), install, 1);
-        if (!last) continue;
-        snapshots.WaitIdle();
-        seconds = Since(start);
+        seconds = ClockSeconds([&] {
+          snapshots.Keep(std::move(image), install, 1);
+          if (layer + 1 == install.install.layers.size()) snapshots.WaitIdle();
+        });
       }
     }
     PRECONDOR_CHECK(observer.snapshots == 1);
@@ -433,17 +407,19 @@ class Bench {
     const std::unique_ptr<char, decltype(&std::free)> part(static_cast<char*>(std::aligned_alloc(kBlock, kPart)),
                                                            &std::free);
     std::memset(part.get(), 'x', kPart);
-    const auto start = std::chrono::steady_clock::now();
-    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | flags, 0644);
     double seconds = std::numeric_limits<double>::infinity();  // a file system without O_DIRECT
-    if (fd >= 0) {
+    const auto write_all = [&] {
+      const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | flags, 0644);
+      if (fd < 0) return false;
       for (size_t done = 0; done < bytes; done += kPart) {
         PRECONDOR_CHECK(write(fd, part.get(), kPart) == static_cast<ssize_t>(kPart));
       }
-      PRECONDOR_CHECK(fdatasync(fd) == 0);
-      seconds = Since(start);
-      close(fd);
-    }
+      PRECONDOR_CHECK(fdatasync(fd) == 0 && close(fd) == 0);
+      return true;
+    };
+    bool written = false;
+    const double taken = ClockSeconds([&] { written = write_all(); });
+    if (written) seconds = taken;
     std::filesystem::remove_all(path);
     sync();
     return seconds;
@@ -452,49 +428,31 @@ class Bench {
   const Options options_;
   const SessionSpec spec_;
   Payload noise_;
-  std::vector<Row> rows_;
+  std::vector<BenchRow> rows_;
 };
-
-int Main(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    absl::string_view argument = argv[i];
-    bool good = true;
-    if (absl::ConsumePrefix(&argument, "--dir=")) {
-      options.dir = std::string(argument);
-    } else if (absl::ConsumePrefix(&argument, "--json=")) {
-      options.json = std::string(argument);
-    } else if (absl::ConsumePrefix(&argument, "--steps=")) {
-      good = absl::SimpleAtoi(argument, &options.steps) && options.steps > 0;
-    } else if (absl::ConsumePrefix(&argument, "--rank=")) {
-      good = absl::SimpleAtoi(argument, &options.rank) && options.rank > 0;
-    } else if (argument == "--gradients") {
-      options.only_gradients = true;
-    } else {
-      good = argument == "--short";
-      options.is_short = true;
-    }
-    if (!good) {
-      std::cerr << "recovery_bench: bad argument " << argv[i] << "\n";
-      return 2;
-    }
-  }
-  if (options.dir.empty() || options.json.empty()) {
-    std::cerr << "recovery_bench: needs --dir=DIR and --json=FILE\n";
-    return 2;
-  }
-  std::filesystem::create_directories(options.dir);
-  Bench bench(options);
-  bench.Run();
-  const bool written = bench.WriteRows();
-  std::filesystem::remove_all(options.dir);
-  return written ? 0 : 1;
-}
 
 }  // namespace
 }  // namespace precondor::recovery
 
 int main(int argc, char** argv) {
   precondor::KeepLargeBlocks();  // as the server does
-  return precondor::recovery::Main(argc, argv);
+  precondor::recovery::Options options;
+  return precondor::BenchMain(
+      argc, argv,
+      [&](bool is_short) {
+        PRECONDOR_CHECK(!options.dir.empty());
+        options.is_short = is_short;
+        std::filesystem::create_directories(options.dir);
+        precondor::recovery::Bench bench(options);
+        bench.Run();
+        std::filesystem::remove_all(options.dir);
+        return bench.rows();
+      },
+      [&](absl::string_view argument) {
+        if (absl::ConsumePrefix(&argument, "--steps=")) return absl::SimpleAtoi(argument, &options.steps);
+        if (argument == "--gradients") return options.only_gradients = true;
+        if (!absl::ConsumePrefix(&argument, "--dir=")) return false;
+        options.dir = std::string(argument);
+        return true;
+      });
 }

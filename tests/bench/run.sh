@@ -6,8 +6,8 @@ set -euo pipefail
 usage() {
   cat <<'HELP'
 Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR] [--help]
-  --filter RE      only rows whose name matches. A filter that names none of the last seven families leaves them out.
-                   Kernels: update/, precondition/, gemm/ and baseline/, with the machine's limits.
+  --filter RE      only rows whose name matches; a family that it does not name is left out.
+                   Kernels: update/, precondition/ and gemm/, with the machine's limits.
                    BERT-Large through a server: statistics/ and memory/.
                    Transport: gradients/.
                    A small job beside a large one on one server: jobs/.
@@ -61,12 +61,6 @@ results=()
 
 # One thread: what a shard's strand has, and what the limits are measured with.
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
-repetitions=5
-min_time=0.2
-if [[ "$short" == yes ]]; then
-  repetitions=1
-  min_time=0.01
-fi
 lenient=()
 load_flags=()
 quick_flags=()
@@ -90,11 +84,6 @@ run() {
   results+=("$out/$name.json")
 }
 
-if "$build/tests/bench/kernels_bench" --benchmark_list_tests --benchmark_filter="$filter" 2>/dev/null | grep -q /; then
-  run kernels "$build/tests/bench/kernels_bench" --benchmark_filter="^limit/|($filter)" \
-    --benchmark_min_time="$min_time" --benchmark_repetitions="$repetitions" \
-    --benchmark_enable_random_interleaving=true --benchmark_out="$out/kernels.json" --benchmark_out_format=json
-fi
 if [[ -x "$build/tests/bench/tiles_bench" ]]; then
   case "$filter" in
     . | *update* | *tiles* | *growth*) run tiles "$build/tests/bench/tiles_bench" --json="$out/tiles.json" "${quick_flags[@]}" ;;

@@ -1,27 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The log and the snapshots against the same bytes written by hand, in turns, on the same disk. Writes rows of bytes a
-// second; `ratio` is the fraction of what the plain calls reached.
+// The log and the snapshots against the same bytes written by hand, in turns, on the same disk. Rows are of bytes a
+// second, and of the fraction of what the plain calls reached.
 // Usage: store_bench --dir=DIR --json=FILE [--short]
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <fcntl.h>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iostream>
 #include <string>
 #include <unistd.h>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "absl/strings/string_view.h"
 
 #include "kernels/base/check.h"
 #include "kernels/base/random.h"
 #include "server/store/posix_file_system.h"
 #include "server/store/record_log.h"
 #include "server/store/snapshot_store.h"
+#include "tests/bench/bench_rows.h"
 
 namespace precondor::store {
 namespace {
@@ -56,12 +53,6 @@ class PlainFile {
   const int fd_;
 };
 
-struct Row {
-  std::string name;
-  double value = 0;
-  double limit = 0;
-};
-
 class Bench {
  public:
   Bench(std::string dir, bool is_short) : dir_(std::move(dir)), short_(is_short) {}
@@ -76,7 +67,7 @@ class Bench {
         [&](const std::string& path) {
           auto log = RecordLog::Open(fs_, path, {}, nullptr);
           PRECONDOR_CHECK(log.ok());
-          return Timed([&] {
+          return ClockSeconds([&] {
             for (int g = 0; g < groups; ++g) {
               for (int i = 0; i < records; ++i) PRECONDOR_CHECK((*log)->Append(1, payload).ok());
               PRECONDOR_CHECK((*log)->Sync().ok());
@@ -85,7 +76,7 @@ class Bench {
         },
         [&](const std::string& path) {
           PlainFile file(path);
-          return Timed([&] {
+          return ClockSeconds([&] {
             for (int g = 0; g < groups; ++g) {
               for (int i = 0; i < records; ++i) file.Write(payload);
               file.Sync();
@@ -105,7 +96,7 @@ class Bench {
     Compare(
         absl::StrCat("store/open_log_", record_bytes), static_cast<double>(count * record_bytes),
         [&](const std::string&) {
-          return Timed([&] {
+          return ClockSeconds([&] {
             uint64_t seen = 0;
             const auto opened = RecordLog::Open(fs_, path, {}, [&seen](const Record& record) {
               seen += record.payload.size();
@@ -115,7 +106,7 @@ class Bench {
           });
         },
         [&](const std::string&) {
-          return Timed([&] {
+          return ClockSeconds([&] {
             const auto names = fs_.List(path);
             PRECONDOR_CHECK(names.ok());
             for (const std::string& name : *names) PRECONDOR_CHECK(fs_.ReadFile(JoinPath(path, name)).ok());
@@ -131,7 +122,7 @@ class Bench {
         [&](const std::string& path) {
           auto store = SnapshotStore::Open(fs_, path);
           PRECONDOR_CHECK(store.ok());
-          return Timed([&] {
+          return ClockSeconds([&] {
             auto writer = (*store)->Begin(1);
             PRECONDOR_CHECK(writer.ok());
             for (int i = 0; i < files; ++i) PRECONDOR_CHECK((*writer)->Add(absl::StrCat("layer-", i), bytes).ok());
@@ -140,33 +131,18 @@ class Bench {
         },
         [&](const std::string& path) {
           PlainFile file(path);
-          return Timed([&] {
+          return ClockSeconds([&] {
             for (int i = 0; i < files; ++i) file.Write(bytes);
             file.Sync();
           });
         });
   }
 
-  void WriteRows(const std::string& path) const {
-    std::ofstream out(path);
-    out << "{\"rows\": [";
-    for (const Row& row : rows_) {
-      out << (&row == rows_.data() ? "\n" : ",\n") << "{\"name\": \"" << row.name
-          << "\", \"value\": " << row.value / 1e6 << ", \"unit\": \"MB/s\", \"limit\": " << row.limit / 1e6
-          << ", \"ratio\": " << row.value / row.limit << ", \"target\": null, \"pass\": true}";
-    }
-    out << "\n]}\n";
-    PRECONDOR_CHECK(out.good());
-  }
+  const std::vector<BenchRow>& rows() const { return rows_; }
 
  private:
   using Run = std::function<double(const std::string& path)>;  // seconds
 
-  static double Timed(const std::function<void()>& work) {
-    const auto begin = std::chrono::steady_clock::now();
-    work();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  }
   // Medians of runs in turns, each in a place of its own; one of each before that, uncounted.
   void Compare(const std::string& name, double bytes, const Run& ours, const Run& plain) {
     std::vector<double> our_seconds, plain_seconds;
@@ -180,39 +156,18 @@ class Bench {
         sync();  // the next run's disk is idle
       }
     }
-    rows_.push_back({name, bytes / Median(our_seconds), bytes / Median(plain_seconds)});
+    const double ours_mb = bytes / Median(our_seconds) / 1e6, plain_mb = bytes / Median(plain_seconds) / 1e6;
+    rows_.push_back({name, ours_mb, "MB/s"});
+    rows_.push_back({absl::StrCat(name, "_of_plain"), ours_mb / plain_mb, "of plain"});
   }
-  static double Median(std::vector<double> values) {
-    std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
-    return values[values.size() / 2];
-  }
-
   const std::string dir_;
   const bool short_;
   PosixFileSystem fs_;
-  std::vector<Row> rows_;
+  std::vector<BenchRow> rows_;
 };
 
-int Main(int argc, char** argv) {
-  std::string dir, json;
-  bool is_short = false;
-  for (int i = 1; i < argc; ++i) {
-    absl::string_view argument = argv[i];
-    if (absl::ConsumePrefix(&argument, "--dir=")) {
-      dir = std::string(argument);
-    } else if (absl::ConsumePrefix(&argument, "--json=")) {
-      json = std::string(argument);
-    } else if (argument == "--short") {
-      is_short = true;
-    } else {
-      std::cerr << "store_bench: unknown argument " << argument << "\n";
-      return 2;
-    }
-  }
-  if (dir.empty() || json.empty()) {
-    std::cerr << "store_bench: needs --dir=DIR and --json=FILE\n";
-    return 2;
-  }
+std::vector<BenchRow> Measure(const std::string& dir, bool is_short) {
+  PRECONDOR_CHECK(!dir.empty());
   std::filesystem::create_directories(dir);
   Bench bench(dir, is_short);
   bench.AppendAndSync(256, 1, 200);        // a coordinator's record
@@ -221,12 +176,19 @@ int Main(int argc, char** argv) {
   bench.Replay(64 << 10);
   bench.Snapshot(16, 16 * kMiB);       // 256 MiB
   bench.Snapshot(144, 16 * kMiB / 9);  // the same in as many files as BERT-Large has layers
-  bench.WriteRows(json);
   std::filesystem::remove_all(dir);
-  return 0;
+  return bench.rows();
 }
 
 }  // namespace
 }  // namespace precondor::store
 
-int main(int argc, char** argv) { return precondor::store::Main(argc, argv); }
+int main(int argc, char** argv) {
+  std::string dir;
+  return precondor::BenchMain(
+      argc, argv, [&](bool is_short) { return precondor::store::Measure(dir, is_short); },
+      [&](absl::string_view argument) {
+        dir = std::string(argument.substr(argument.find('=') + 1));
+        return absl::StartsWith(argument, "--dir=");
+      });
+}
