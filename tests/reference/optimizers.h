@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Base optimizers in f64, one scalar formula after the other, for one tensor at a time.
-// Sources: torch.optim.SGD and AdamW (documentation of PyTorch 2), apex FusedLAMB (csrc/multi_tensor_lamb.cu, decoupled
-// decay, gradient averaging, bias correction).
+// Sources: torch.optim.SGD and AdamW (documentation of PyTorch 2), apex FusedLAMB (csrc/multi_tensor_lamb.cu, gradient
+// averaging, bias correction, use_nvlamb). Without weight decay.
 #pragma once
 
 #include <cmath>
@@ -22,15 +22,12 @@ struct SgdState {
   Vec buffer;
 };
 
-inline void SgdStep(double lr, double momentum, bool nesterov, double decay, const Vec& g, Vec& w, SgdState& state) {
-  Vec d(g.size());
-  for (size_t i = 0; i < g.size(); ++i) d[i] = g[i] + decay * w[i];
-  if (state.buffer.empty()) {
-    state.buffer = d;
-  } else {
-    for (size_t i = 0; i < g.size(); ++i) state.buffer[i] = momentum * state.buffer[i] + d[i];
+inline void SgdStep(double lr, double momentum, const Vec& g, Vec& w, SgdState& state) {
+  if (state.buffer.empty()) state.buffer = Vec(g.size(), 0.0);
+  for (size_t i = 0; i < g.size(); ++i) {
+    state.buffer[i] = momentum * state.buffer[i] + g[i];
+    w[i] -= lr * state.buffer[i];
   }
-  for (size_t i = 0; i < g.size(); ++i) w[i] -= lr * (nesterov ? d[i] + momentum * state.buffer[i] : state.buffer[i]);
 }
 
 struct AdamState {
@@ -53,23 +50,20 @@ inline Vec AdamDirection(double beta1, double beta2, double epsilon, const Vec& 
   return u;
 }
 
-inline void AdamWStep(double lr, double beta1, double beta2, double epsilon, double decay, const Vec& g, Vec& w,
-                      AdamState& state) {
-  for (double& value : w) value *= 1 - lr * decay;
+inline void AdamWStep(double lr, double beta1, double beta2, double epsilon, const Vec& g, Vec& w, AdamState& state) {
   const Vec u = AdamDirection(beta1, beta2, epsilon, g, state);
   for (size_t i = 0; i < w.size(); ++i) w[i] -= lr * u[i];
 }
 
-// `global_norm` is that of all tensors' gradients together; max_norm 0 switches the clip off.
-inline void LambStep(double lr, double beta1, double beta2, double epsilon, double decay, bool nvlamb, double max_norm,
-                     double global_norm, const Vec& g, Vec& w, AdamState& state) {
-  const double divisor = max_norm > 0 && global_norm > max_norm ? global_norm / max_norm : 1.0;
+// `global_norm` is that of all tensors' gradients together.
+inline void LambStep(double lr, double beta1, double beta2, double epsilon, double max_norm, double global_norm,
+                     const Vec& g, Vec& w, AdamState& state) {
+  const double divisor = global_norm > max_norm ? global_norm / max_norm : 1.0;
   Vec scaled(g.size());
   for (size_t i = 0; i < g.size(); ++i) scaled[i] = g[i] / divisor;
-  Vec u = AdamDirection(beta1, beta2, epsilon, scaled, state);
-  for (size_t i = 0; i < w.size(); ++i) u[i] += decay * w[i];
+  const Vec u = AdamDirection(beta1, beta2, epsilon, scaled, state);
   double ratio = lr;
-  if ((nvlamb || decay != 0) && Norm(w) != 0 && Norm(u) != 0) ratio = lr * Norm(w) / Norm(u);
+  if (Norm(w) != 0 && Norm(u) != 0) ratio = lr * Norm(w) / Norm(u);
   for (size_t i = 0; i < w.size(); ++i) w[i] -= ratio * u[i];
 }
 

@@ -5,11 +5,9 @@
 #include <cmath>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <limits>
 #include <tuple>
 
 #include "tests/reference/eva.h"
-#include "tests/support/faulty_backend.h"
 #include "tests/support/method_driver.h"
 
 namespace precondor {
@@ -135,45 +133,11 @@ TEST(EvaTest, VectorsWithoutLengthLeaveTheGradient) {
   EXPECT_EQ(driver.Precondition({1, 2, 3, 4}).value(), (reference::Vector{2, 4, 6, 8}));
 }
 
-TEST(EvaTest, AFailureOfAnyOperationLeavesTheState) {
-  const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  FaultyBackend backend(*cpu);
-  const std::unique_ptr<Method> method = Make();
-  const LayerSpec layer{"layer", 6, 9, false};
-  LayerDriver driver(*method, layer, backend);
-  VectorStream a(Stream::kCorrelated, 9, 1), g(Stream::kCorrelated, 6, 2);
-  for (int step = 0; step < 3; ++step) ASSERT_TRUE(driver.Update(a.Next(1), g.Next(1)).ok());
-  const std::string before = driver.state().Save().value();
-  const DeviceMatrix va = ToDevice(*cpu, a.Next(2)), vg = ToDevice(*cpu, g.Next(2));
-  for (int64_t fault = 0;; ++fault) {
-    backend.FailAt(fault);
-    const absl::Status status = driver.state().Update({.a = va.view(), .g = vg.view()});
-    const bool failed = backend.failed();
-    backend.NeverFail();
-    ASSERT_EQ(status.ok(), !failed);
-    EXPECT_EQ(backend.allocated_bytes(), method->StateBytes(layer));
-    if (!failed) break;
-    EXPECT_EQ(driver.state().Save().value(), before) << "fault " << fault;
-  }
-  EXPECT_NE(driver.state().Save().value(), before);
-}
-
 TEST(EvaTest, ReadsItsOptions) {
   EXPECT_TRUE(MakeEva({"eva", {}}).value()->needs_global_scale());
   EXPECT_FALSE(Make()->needs_global_scale());
   EXPECT_THAT(Make()->Warnings(1), IsEmpty());
   EXPECT_THAT(Make()->Warnings(4), ElementsAre(HasSubstr("MEAN")));
-  const struct {
-    std::string name;
-    OptionValue value;
-  } refused[] = {{"mu", 0.0},     {"mu", -1.0},       {"weight", 0.0},
-                 {"weight", 1.5}, {"row_scale", 0.0}, {"scaling", std::string("SOME")},
-                 {"mo", 1.0}};
-  for (const auto& [name, value] : refused) {
-    const absl::Status status = MakeEva({"eva", {{name, value}}}).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << name;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("method eva: option " + name));
-  }
 }
 
 }  // namespace

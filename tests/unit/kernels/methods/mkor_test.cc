@@ -108,68 +108,6 @@ TEST(MkorTest, ReportsItsForms) {
   EXPECT_EQ(driver.state().version(), 1u);
 }
 
-TEST(MkorTest, RefusesShapesAndNonFiniteStatistics) {
-  const std::unique_ptr<Backend> backend = MakeTestBackend();
-  const std::unique_ptr<Method> method = MakeMkor(MethodConfig()).value();
-  LayerDriver driver(*method, {"fc1", 3, 4, false}, *backend);
-  const reference::Vectors a = {{1, 2, 3, 4}}, g = {{1, 2, 3}};
-  ASSERT_TRUE(driver.Update(a, g).ok());
-  const absl::Status shape = driver.Update({{1, 2, 3}}, g);
-  EXPECT_EQ(shape.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(shape.message()), HasSubstr("fc1: statistics a: expected vectors of 4 elements, got 3"));
-  const absl::Status nan = driver.Update(a, {{1, std::nan(""), 3}});
-  EXPECT_EQ(nan.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(nan.message()), HasSubstr("fc1: statistics g"));
-  EXPECT_EQ(driver.state().version(), 1u);
-}
-
-// A zero gradient, one of 1e-30 and one of 1e30: the length comes back, and no NaN.
-TEST(MkorTest, KeepsTheGradientsLength) {
-  const std::unique_ptr<Backend> backend = MakeTestBackend();
-  for (const char* representation : {"DENSE", "LOW_RANK"}) {
-    const std::unique_ptr<Method> method = MakeMkor(Config("EXACT_DAMPED", representation)).value();
-    LayerDriver driver(*method, {"layer", 6, 9, false}, *backend);
-    VectorStream a(Stream::kCorrelated, 9, 1, 1e18), g(Stream::kCorrelated, 6, 2, 1e-18);
-    for (int step = 0; step < 20; ++step) ASSERT_TRUE(driver.Update(a.Next(2), g.Next(2)).ok());
-    for (double scale : {0.0, 1e-30, 1.0, 1e30}) {
-      reference::Vector d = a.Gaussian(54);
-      for (double& element : d) element *= scale;
-      const absl::StatusOr<reference::Vector> u = driver.Precondition(d);
-      ASSERT_TRUE(u.ok()) << u.status();
-      EXPECT_NEAR(Norm(*u), Norm(d), 1e-5 * Norm(d));
-    }
-  }
-}
-
-// Both sides change or neither: the output side fails after the input side is prepared.
-TEST(MkorTest, AFailureOfOneSideLeavesBoth) {
-  for (const char* representation : {"DENSE", "LOW_RANK"}) {
-    const std::unique_ptr<Backend> cpu = MakeTestBackend();
-    FaultyBackend backend(*cpu);
-    MethodConfig config = Config("EXACT_DAMPED", representation);
-    config.options["rank"] = 3.0;
-    const std::unique_ptr<Method> method = MakeMkor(config).value();
-    const LayerSpec layer{"layer", 6, 9, false};
-    LayerDriver driver(*method, layer, backend);
-    VectorStream a(Stream::kCorrelated, 9, 1), g(Stream::kCorrelated, 6, 2);
-    for (int step = 0; step < 5; ++step) ASSERT_TRUE(driver.Update(a.Next(2), g.Next(2)).ok());
-    const reference::Vector d = a.Gaussian(54), before = driver.Precondition(d).value();
-    const DeviceMatrix va = ToDevice(*cpu, a.Next(2)), vg = ToDevice(*cpu, g.Next(2));
-    for (int64_t fault = 0;; ++fault) {
-      backend.FailAt(fault);
-      const absl::Status status = driver.state().Update({va.view(), vg.view()});
-      const bool failed = backend.failed();
-      backend.NeverFail();
-      ASSERT_EQ(status.ok(), !failed);
-      EXPECT_EQ(backend.allocated_bytes(), method->StateBytes(layer));
-      if (!failed) break;
-      EXPECT_EQ(driver.Precondition(d).value(), before) << "fault " << fault;
-      EXPECT_EQ(driver.state().version(), 5u);
-    }
-    EXPECT_NE(driver.Precondition(d).value(), before);
-  }
-}
-
 // Three digits, and not F32's answer by another name; a backend without such products refuses to begin.
 TEST(MkorTest, ProductsOfBf16AreAChoiceThatAMachineMayNotHave) {
   const LayerSpec layer{"layer", 80, 70, false};

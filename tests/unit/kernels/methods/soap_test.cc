@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <map>
 #include <string>
@@ -22,7 +21,6 @@ namespace precondor {
 namespace {
 
 using reference::Dense;
-using testing::HasSubstr;
 using Options = std::map<std::string, OptionValue>;
 
 struct Case {
@@ -237,24 +235,6 @@ class SoapRules : public testing::TestWithParam<std::string> {
   }
 };
 
-TEST_P(SoapRules, AShapeThatMergesToTheMatrixChangesNothing) {
-  const std::unique_ptr<Backend> backend = MakeTestBackend();
-  const std::unique_ptr<Method> method = Make({{"target_merged_dim_size", 10.0}, {"refresh_interval", 3.0}});
-  LayerDriver plain(*method, {"layer", 8, 12}, *backend);
-  GradientStream gradients(8, 12, 1);
-  LayerDriver merged(*method, {"layer", 8, 12, false, {8, 3, 2, 2}}, *backend),
-      stated(*method, {"layer", 8, 12, false, {8, 12}}, *backend);
-  for (int step = 0; step < 10; ++step) {
-    const Dense d = gradients.Next();
-    const reference::Vector u = plain.Precondition(d.data).value();
-    EXPECT_EQ(merged.Precondition(d.data).value(), u);
-    EXPECT_EQ(stated.Precondition(d.data).value(), u);
-  }
-  const std::string saved = plain.state().Save().value();
-  EXPECT_EQ(merged.state().Save().value(), saved);
-  EXPECT_EQ(stated.state().Save().value(), saved);
-}
-
 // What lies on disks: of a matrix no sides are named, and rows come before columns.
 TEST_P(SoapRules, TheStateOfAMatrixIsAsItHasBeen) {
   const bool soap = GetParam() == "SOAP";
@@ -281,40 +261,6 @@ TEST_P(SoapRules, TheStateOfAMatrixIsAsItHasBeen) {
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(driver.state().version(), 5u);
   EXPECT_EQ(driver.state().Save().value(), bytes);
-}
-
-// Gradients and answers may have any stride, whatever the tensor.
-TEST_P(SoapRules, TakesAndGivesMatricesOfAnyStride) {
-  const LayerSpec layer{"layer", 6, 20, false, {3, 2, 4, 5}};
-  const std::unique_ptr<Backend> backend = MakeTestBackend();
-  const std::unique_ptr<Method> method = Make({{"merge_small_dims", false}});
-  LayerDriver driver(*method, layer, *backend), strided(*method, layer, *backend);
-  DeviceMatrix wide_d = backend->Allocate(6, 32).value(), wide_u = backend->Allocate(6, 27).value();
-  const MatrixView d = wide_d.view().Corner(6, 20), u = wide_u.view().Corner(6, 20);
-  GradientStream gradients(6, 20, 1);
-  for (int step = 0; step < 12; ++step) {
-    const Dense gradient = gradients.Next();
-    const std::vector<float> values = ToFloats(gradient.data);
-    ASSERT_TRUE(backend->Upload(ConstMatrixView(values.data(), 6, 20), d).ok());
-    ASSERT_TRUE(strided.state().Precondition(d, u).ok());
-    reference::Vector got;
-    for (const reference::Vector& row : ToHost(*backend, u)) got.insert(got.end(), row.begin(), row.end());
-    EXPECT_EQ(got, driver.Precondition(gradient.data).value());
-  }
-}
-
-// The CPU has one way of computing, so that its answers keep their bits; but a state says what was asked for.
-TEST_P(SoapRules, PrecisionChangesNothingOnTheCpu) {
-  const std::unique_ptr<Backend> backend = MakeTestBackend();
-  const std::unique_ptr<Method> plain = Make(), rounded = Make({{"precision", std::string("TF32")}});
-  LayerDriver one(*plain, {"layer", 7, 20}, *backend), other(*rounded, {"layer", 7, 20}, *backend);
-  GradientStream gradients(7, 20, 2);
-  for (int step = 0; step < 12; ++step) {
-    const Dense d = gradients.Next();
-    EXPECT_EQ(other.Precondition(d.data).value(), one.Precondition(d.data).value());
-  }
-  const absl::Status status = one.state().Load(other.state().Save().value());
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SoapRules, testing::Values("SOAP", "SHAMPOO"));
@@ -360,26 +306,6 @@ TEST(SoapConfigTest, SidesFollowTheShape) {
   EXPECT_EQ(sides({}, {5, 4, 3}), "60") << "three dimensions before they were merged";
   EXPECT_EQ(sides({}, {60}), "60 without factor");
   EXPECT_EQ(sides({{"precondition_1d", true}}, {60}), "60");
-}
-
-TEST(SoapConfigTest, RefusesOptionsByName) {
-  const std::vector<std::pair<std::string, OptionValue>> cases = {{"rule", std::string("ADAM")},
-                                                                  {"momentum", 1.0},
-                                                                  {"second_moment_decay", -0.1},
-                                                                  {"covariance_decay", 1.0},
-                                                                  {"epsilon", 0.0},
-                                                                  {"refresh_interval", 0.0},
-                                                                  {"max_factor_dim", 0.5},
-                                                                  {"lr", 0.5},
-                                                                  {"precondition_1d", 1.0},
-                                                                  {"merge_small_dims", 1.0},
-                                                                  {"precision", std::string("BF16")},
-                                                                  {"target_merged_dim_size", 0.0}};
-  for (const auto& [name, value] : cases) {
-    const absl::Status status = ParseSoapConfig({"soap", {{name, value}}}).status();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << name;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("option " + name)) << status;
-  }
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include "kernels/methods/state_codec.h"
 
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
