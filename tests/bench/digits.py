@@ -67,7 +67,7 @@ ROWS = {
     "kfac-covariance": Row("kfac, covariances", "kfac", "covariance", KFAC),
     "mkor-h": Row("mkor-h, rank 16", "mkor", "signed", LOW_RANK, fallback="loss-rate", rate_of="signed-lowrank"),
 }
-NAMES = {"adamw": "AdamW", "lamb": "LAMB", "sgd": "SGD", "nesterov": "Nesterov", "plain": "SGD"}
+NAMES = {"adamw": "AdamW", "lamb": "LAMB", "sgd": "SGD", "plain": "SGD"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,67 +2,50 @@
 #include "tests/e2e/trainer/digits_data.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <numeric>
-#include <sstream>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 
+#include "kernels/base/check.h"
 #include "kernels/base/random.h"
 
 namespace precondor::digits {
 namespace {
 
-constexpr int32_t kFullPixel = 16;
+constexpr float kFullPixel = 16;
 constexpr uint64_t kSplitSeed = 1998, kSplitPurpose = 1, kBatchPurpose = 2;
 constexpr int64_t kHeldOutShare = 5;
 
-// False when the line is not 64 pixels and a label.
-bool ParseLine(absl::string_view line, float* pixels, int32_t& label) {
-  const std::vector<absl::string_view> fields = absl::StrSplit(line, ',');
-  if (fields.size() != kPixels + 1) return false;
-  for (size_t i = 0; i < kPixels; ++i) {
-    int32_t value = 0;
-    if (!absl::SimpleAtoi(fields[i], &value) || value < 0 || value > kFullPixel) return false;
-    pixels[i] = static_cast<float>(value) / static_cast<float>(kFullPixel);
-  }
-  return absl::SimpleAtoi(fields.back(), &label) && label >= 0 && label < kClasses;
-}
-
 }  // namespace
-
-absl::StatusOr<Examples> ParseDigits(absl::string_view text) {
-  absl::ConsumeSuffix(&text, "\n");
-  const std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
-  Examples examples{HostMatrix(static_cast<int64_t>(lines.size()), kPixels), std::vector<int32_t>(lines.size())};
-  for (size_t i = 0; i < lines.size(); ++i) {
-    if (ParseLine(lines[i], examples.pixels.view().row(static_cast<int64_t>(i)), examples.labels[i])) continue;
-    return absl::InvalidArgumentError(absl::StrCat("line ", i + 1, ": expected ", kPixels, " pixels 0 ... ", kFullPixel,
-                                                   " and a label 0 ... ", kClasses - 1, ", got \"", lines[i], "\""));
-  }
-  return examples;
-}
 
 absl::StatusOr<DigitsData> LoadDigits(const std::string& path) {
   std::ifstream file(path);
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
-  std::stringstream text;
-  text << file.rdbuf();
-  const absl::StatusOr<Examples> all = ParseDigits(text.str());
-  if (!all.ok()) return absl::Status(all.status().code(), absl::StrCat(path, ": ", all.status().message()));
-  std::vector<int32_t> order = Permutation({kSplitSeed, kSplitPurpose, 0}, all->size());
-  const auto held_out = static_cast<size_t>(all->size() / kHeldOutShare);
-  std::sort(order.begin(), order.begin() + all->size() / kHeldOutShare);  // both parts keep the file's order
-  std::sort(order.begin() + all->size() / kHeldOutShare, order.end());
+  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path));
+  std::vector<int32_t> labels;
+  std::vector<float> pixels;
+  for (std::string line; std::getline(file, line);) {
+    for (const absl::string_view field : absl::StrSplit(line, ',')) {
+      int32_t value = 0;
+      PRECONDOR_CHECK(absl::SimpleAtoi(field, &value));
+      pixels.push_back(static_cast<float>(value) / kFullPixel);
+    }
+    PRECONDOR_CHECK(pixels.size() == (labels.size() + 1) * kPixels + 1);
+    labels.push_back(static_cast<int32_t>(pixels.back() * kFullPixel));
+    pixels.pop_back();
+  }
+  Examples all{HostMatrix(static_cast<int64_t>(labels.size()), kPixels), labels};
+  all.pixels.data() = std::move(pixels);
+  std::vector<int32_t> order = Permutation({kSplitSeed, kSplitPurpose, 0}, all.size());
+  const auto held_out = static_cast<size_t>(all.size() / kHeldOutShare);
+  std::sort(order.begin(), order.begin() + all.size() / kHeldOutShare);  // both parts keep the file's order
+  std::sort(order.begin() + all.size() / kHeldOutShare, order.end());
   const absl::Span<const int32_t> rows = order;
-  return DigitsData{Select(*all, rows.subspan(held_out)), Select(*all, rows.first(held_out))};
+  return DigitsData{Select(all, rows.subspan(held_out)), Select(all, rows.first(held_out))};
 }
 
 Examples Select(const Examples& from, absl::Span<const int32_t> rows) {

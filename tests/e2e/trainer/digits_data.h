@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 #include "tests/e2e/trainer/host_matrix.h"
@@ -28,10 +27,8 @@ struct DigitsData {
   Examples held_out;
 };
 
-// Reads lines of 64 pixels and a label, comma-separated. `text` may end with a newline. InvalidArgument names the line.
-absl::StatusOr<Examples> ParseDigits(absl::string_view text);
-
-// Reads `path` and holds a fifth of the examples out, the same fifth in every run. NotFound names the path.
+// Reads lines of 64 pixels 0 ... 16 and a label, comma-separated, and holds a fifth of the examples out, the same fifth
+// in every run.
 absl::StatusOr<DigitsData> LoadDigits(const std::string& path);
 
 // The given rows, in the given order.

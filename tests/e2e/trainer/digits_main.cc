@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // digits_trainer: trains on real data through the service. Read from here: TrainJob opens a session, TrainRank is one
 // worker's whole life, ServiceExchange is what a worker does at each step.
-#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -135,16 +134,12 @@ absl::Status TrainJob(const Options& options) {
 
 int Main(const std::vector<std::string>& arguments) {
   absl::StatusOr<Options> options = ParseOptions(arguments, PRECONDOR_DIGITS_DATA);
-  if (options.ok() && !options->help && options->coordinator.empty()) {
+  if (options.ok() && options->coordinator.empty()) {
     options = absl::InvalidArgumentError("expected --coordinator HOST:PORT");
   }
   if (!options.ok()) {
-    std::cerr << "digits_trainer: " << options.status().message() << "; see --help\n";
+    std::cerr << "digits_trainer: " << options.status().message() << "\n";
     return 2;
-  }
-  if (options->help) {
-    std::cout << HelpText();
-    return 0;
   }
   const absl::Status status = TrainJob(*options);
   if (status.ok()) return 0;

@@ -49,29 +49,29 @@ std::vector<Flag> Flags(Options& o) {
   SessionSpec& session = run.session;
   const auto set_task = [&run](absl::string_view v) { return SetTask(v, run); };
   const auto add_option = [&session](absl::string_view v) { return AddMethodOption(v, session.method); };
-  const auto set_optimizer = [&run](absl::string_view v) { return FindOptimizer(run.optimizer = std::string(v)).ok(); };
+  const auto set_optimizer = [&run](absl::string_view v) {
+    return Optimizer::Make(run.optimizer = std::string(v)).ok();
+  };
   const auto set_rate = [&run](absl::string_view v) { return SetRate(v, run.learning_rate); };
   const auto set_fallback = [&session](absl::string_view v) { return SetFallback(v, session.fallback); };
   return {
-      {"coordinator", Text(o.coordinator), "HOST:PORT", "the service; deploy/quickstart.sh starts one"},
-      {"task", set_task, "autoencoder or classifier", "(autoencoder)"},
-      {"steps", Integer(o.steps, 1, 1000000), "1 ... 1000000", "instead of the task's own, 600 and 300"},
-      {"method", Text(session.method.name), "NAME", "of docs/use/methods; identity is the optimizer alone (mkor)"},
-      {"option", add_option, "NAME=VALUE", "of the method, e.g. rank=16; may be repeated"},
+      {"coordinator", Text(o.coordinator), "HOST:PORT"},
+      {"task", set_task, "autoencoder or classifier"},
+      {"steps", Integer(o.steps, 1, 1000000), "1 ... 1000000"},
+      {"method", Text(session.method.name), "NAME"},  // identity is the optimizer alone
+      {"option", add_option, "NAME=VALUE"},           // of the method; may be repeated
       {"statistics", Choice(session.statistics, StatisticsKind::kCovariance, StatisticsKindName),
-       "signed, mean, per_worker_mean or covariance", "for a method that takes statistics (signed)"},
-      {"optimizer", set_optimizer, "adamw, lamb, sgd, nesterov or plain", "plain is SGD without momentum (adamw)"},
-      {"learning-rate", set_rate, "RATE", "at the first step, above 0; it falls linearly to zero (0.016)"},
-      {"fallback", set_fallback, "never, loss-rate or at-step:N", "to first order (never)"},
+       "signed, mean, per_worker_mean or covariance"},
+      {"optimizer", set_optimizer, "adamw, lamb, sgd or plain"},
+      {"learning-rate", set_rate, "RATE"},  // at the first step; it falls linearly to zero
+      {"fallback", set_fallback, "never, loss-rate or at-step:N"},
+      // DIRECT: the shards average the gradients, otherwise the workers do.
       {"exchange", Choice(session.exchange, ExchangeMode::kReplay, ExchangeModeName),
-       "direct, delegate, replay or pull_factors",
-       "direct: the shards average the gradients; delegate: the workers do; replay and pull_factors: the workers do, "
-       "and\n"
-       "      precondition themselves (methods of mkor and eva) (direct)"},
-      {"workers", Integer(session.world_size, 1, kBatchSize), "1 ... 128", "threads of this process (4)"},
-      {"seed", Integer(session.seed, 0, 1 << 30), "0 ... 2^30", "of weights, batches and sketches (1)"},
-      {"data", Text(o.data_path), "FILE", "digits.csv, when not where it was at build time"},
-      {"csv", Text(o.csv_path), "FILE", "write a line for each worker and step"},
+       "direct, delegate, replay or pull_factors"},
+      {"workers", Integer(session.world_size, 1, kBatchSize), "1 ... 128"},  // threads of this process
+      {"seed", Integer(session.seed, 0, 1 << 30), "0 ... 2^30"},             // of weights, batches and sketches
+      {"data", Text(o.data_path), "FILE"},
+      {"csv", Text(o.csv_path), "FILE"},  // a line for each worker and step
   };
 }
 
@@ -86,43 +86,14 @@ bool SetTask(absl::string_view name, Run& run) {
   return name == "classifier" || name == "autoencoder";
 }
 
-absl::StatusOr<OptimizerConfig> FindOptimizer(absl::string_view name) {
-  OptimizerConfig config;
-  config.name = name == "adamw" || name == "lamb" ? std::string(name) : "sgd";
-  config.nesterov = name == "nesterov";
-  config.nvlamb = name == "lamb";  // a trust ratio for every layer: without weight decay LAMB has none otherwise
-  if (name == "plain") config.momentum = 0;
-  if (config.name == name || config.nesterov || config.momentum == 0) return config;
-  return absl::NotFoundError(absl::StrCat("no optimizer ", name));
-}
-
 absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments, absl::string_view default_data_path) {
   Options options;
   options.data_path = std::string(default_data_path);
   SetTask("autoencoder", options.run);
   PRECONDOR_ASSIGN_OR_RETURN(const bool trains, ParseFlags(arguments, Flags(options)));
-  options.help = !trains;
+  if (!trains) return absl::InvalidArgumentError("tests/e2e/trainer/options.cc has the flags");
   if (options.steps > 0) options.run.steps = options.steps;
   return options;
-}
-
-std::string HelpText() {
-  Options defaults;
-  std::string flags;
-  for (const Flag& flag : Flags(defaults)) {
-    absl::StrAppend(&flags, "  --", flag.name, " ", flag.expected, "\n      ", flag.help, "\n");
-  }
-  return absl::StrCat(R"(Usage: digits_trainer --coordinator HOST:PORT [options]
-
-Trains a small network on the UCI handwritten digits with gradients that Precondor preconditions.
-
-)",
-                      flags, R"(
-Examples:
-  digits_trainer --coordinator localhost:7070 --method identity
-  digits_trainer --coordinator localhost:7070 --option rank=16 --learning-rate 0.032 --csv run.csv
-  digits_trainer --coordinator localhost:7070 --method soap --optimizer plain --learning-rate 0.032
-)");
 }
 
 }  // namespace precondor::digits

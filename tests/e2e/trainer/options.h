@@ -31,7 +31,6 @@ struct Run {
 };
 
 struct Options {
-  bool help = false;
   Run run;
   int64_t steps = 0;        // 0: the task's own; ParseOptions has put them into `run`
   std::string coordinator;  // host:port
@@ -42,12 +41,8 @@ struct Options {
 // Makes `run` one of the task "classifier" or "autoencoder", whose model is the session's layers. False for other
 // names.
 bool SetTask(absl::string_view name, Run& run);
-// "sgd", "nesterov", "plain" (SGD without momentum), "adamw" or "lamb", each with the settings of the example.
-absl::StatusOr<OptimizerConfig> FindOptimizer(absl::string_view name);
 
 // Flags are --name=value or --name value. InvalidArgument names the flag, what was expected and what came.
 absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments, absl::string_view default_data_path);
-// What --help prints.
-std::string HelpText();
 
 }  // namespace precondor::digits

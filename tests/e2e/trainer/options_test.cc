@@ -52,7 +52,7 @@ TEST(OptionsTest, SaysWhatIsWrong) {
       {{"--workers"}, "--workers needs a value"},
       {{"--task=chess"}, "--task: expected autoencoder or classifier, got \"chess\""},
       {{"--option=rank"}, "--option: expected NAME=VALUE, got \"rank\""},
-      {{"--optimizer=magic"}, "--optimizer: expected adamw, lamb, sgd, nesterov or plain, got \"magic\""},
+      {{"--optimizer=magic"}, "--optimizer: expected adamw, lamb, sgd or plain, got \"magic\""},
       {{"--exchange=ring"}, "expected direct, delegate, replay or pull_factors, got \"ring\""},
       {{"--learning-rate=nan"}, "--learning-rate: expected RATE, got \"nan\""},
       {{"--fallback=at-step:-1"}, "at-step:N, got \"at-step:-1\""},

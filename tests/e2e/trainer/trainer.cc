@@ -11,12 +11,11 @@
 namespace precondor::digits {
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(const Run& run, const DigitsData& data) {
-  PRECONDOR_ASSIGN_OR_RETURN(const OptimizerConfig config, FindOptimizer(run.optimizer));
-  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Optimizer> optimizer, MakeOptimizer(config));
+  PRECONDOR_ASSIGN_OR_RETURN(Optimizer optimizer, Optimizer::Make(run.optimizer));
   return std::unique_ptr<Trainer>(new Trainer(run, data, std::move(optimizer)));
 }
 
-Trainer::Trainer(const Run& run, const DigitsData& data, std::unique_ptr<Optimizer> optimizer)
+Trainer::Trainer(const Run& run, const DigitsData& data, Optimizer optimizer)
     : run_(run), data_(data), optimizer_(std::move(optimizer)), model_(run.model, run.session.seed) {}
 
 absl::Status Trainer::Step(GradientExchange& exchange) {
@@ -33,9 +32,9 @@ absl::Status Trainer::Step(GradientExchange& exchange) {
   if (apply) {
     std::vector<Parameter> parameters;
     for (int64_t l = 0; l < model_.num_layers(); ++l) {
-      parameters.push_back(Parameter{model_.weights()[static_cast<size_t>(l)].view(), model_.gradient(l), true});
+      parameters.push_back(Parameter{model_.weights()[static_cast<size_t>(l)].view(), model_.gradient(l)});
     }
-    PRECONDOR_RETURN_IF_ERROR(optimizer_->Step(parameters, learning_rate));
+    optimizer_.Step(parameters, learning_rate);
   } else {
     ++skipped_steps_;
   }

@@ -59,16 +59,16 @@ class Trainer {
   absl::Status Step(GradientExchange& exchange);
 
   Mlp& model() { return model_; }
-  Optimizer& optimizer() { return *optimizer_; }
+  Optimizer& optimizer() { return optimizer_; }
   // Goes on with `step`. The caller has put back the model's weights and the optimizer's state of that step.
   void GoOnFrom(int64_t step) { step_ = step; }
 
  private:
-  Trainer(const Run& run, const DigitsData& data, std::unique_ptr<Optimizer> optimizer);
+  Trainer(const Run& run, const DigitsData& data, Optimizer optimizer);
 
   const Run& run_;
   const DigitsData& data_;
-  const std::unique_ptr<Optimizer> optimizer_;
+  Optimizer optimizer_;
   Mlp model_;
   int64_t step_ = 0;
   int64_t skipped_steps_ = 0;
