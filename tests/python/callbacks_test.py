@@ -5,7 +5,6 @@
 CTest runs it in deploy/torch2.sh's environment, which has both.
 """
 
-import argparse
 import sys
 import tempfile
 import unittest
@@ -14,7 +13,7 @@ import warnings
 
 import numpy as np
 
-from interop_test import Server
+import test_program
 
 import torch
 from torch import nn
@@ -202,18 +201,9 @@ class CallbacksTest(unittest.TestCase):
                 Two(), torch.utils.data.DataLoader(rows(), batch_size=BATCH))
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--server", required=True)
-    arguments, rest = parser.parse_known_args()
-    global server
-    with tempfile.TemporaryDirectory() as folder:
-        server = Server(arguments.server, folder)
-        try:
-            unittest.main(argv=[sys.argv[0], "-v", *rest], exit=False).result.wasSuccessful() or sys.exit(1)
-        finally:
-            server.stop()
-
-
 if __name__ == "__main__":
-    main()
+    def begin(own):
+        global server
+        server = own
+
+    test_program.run_with_server(test_program.parse("--server").server, begin)

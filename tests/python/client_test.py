@@ -5,7 +5,6 @@
 Programs that a test wants a process for are in client_programs.py.
 """
 
-import argparse
 import concurrent.futures
 import ctypes
 import multiprocessing
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import unittest
 from unittest import mock
 
@@ -27,6 +25,7 @@ import precondor
 from precondor import _programs
 from interop_test import ROOT, Server, TIMEOUT_S, write_stubs
 from client_training import EXCHANGES, reference, train
+import test_program
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -585,27 +584,14 @@ class ClientTest(unittest.TestCase):
         self.assertTrue((pathlib.Path(precondor.__file__).parent / "py.typed").exists())
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--protoc", required=True)
-    parser.add_argument("--grpc-plugin", required=True)
-    arguments = parser.parse_args()
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
-    with tempfile.TemporaryDirectory() as folder:
-        ClientTest.stubs = folder
-        write_stubs(arguments.protoc, arguments.grpc_plugin, folder)
-        precondor.__path__.append(f"{folder}/precondor")  # generated code imports its modules from precondor.v1
-        ClientTest.server_program = arguments.server
-        ClientTest.server = Server(arguments.server, folder)
-        try:
-            result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
-        finally:
-            status = ClientTest.server.stop()
-    if status != 0:
-        sys.exit(f"the server ended with {status}")
-    sys.exit(not result.wasSuccessful())
-
-
 if __name__ == "__main__":
-    main()
+    options = test_program.parse("--server", "--protoc", "--grpc-plugin")
+    ClientTest.server_program = options.server
+
+    def begin(server):
+        ClientTest.server = server
+
+    with tempfile.TemporaryDirectory() as ClientTest.stubs:
+        write_stubs(options.protoc, options.grpc_plugin, ClientTest.stubs)
+        precondor.__path__.append(f"{ClientTest.stubs}/precondor")  # generated code imports its modules from precondor.v1
+        test_program.run_with_server(options.server, begin)

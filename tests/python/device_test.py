@@ -3,15 +3,14 @@
 """Gradients in device memory from Python, with a server whose CUDA backend runs on the host: NumPy's memory is the
 device's there."""
 
-import argparse
 import subprocess
-import sys
 import tempfile
 import unittest
 
 import numpy as np
 
 import precondor
+import test_program
 
 SERVER = ""
 SHAPE = (3, 4)
@@ -99,8 +98,5 @@ class DeviceTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--server", required=True)
-    arguments, rest = parser.parse_known_args()
-    SERVER = arguments.server
-    unittest.main(argv=[sys.argv[0], *rest])
+    SERVER = test_program.parse("--server").server
+    test_program.run()

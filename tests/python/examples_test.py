@@ -5,7 +5,6 @@
 Exits with 77 where torch is missing, and says so; without Debian's bible-kjv the GPT reads a text of the test's own.
 """
 
-import argparse
 import collections
 import contextlib
 import importlib
@@ -24,12 +23,9 @@ import tempfile
 import unittest
 import unittest.mock
 
-try:
-    import torch
-except ImportError as missing:
-    print(f"examples_test.py: skipped: {missing}; deploy/install.sh --test has torch")
-    sys.exit(77)
-
+import test_program
+test_program.import_torch()
+import torch
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -318,14 +314,6 @@ class ProgramsTest(unittest.TestCase):
         self.assertGreater(report["ways"]["server"]["processor_ms"]["high"], 0)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--server", required=True)
-    arguments, rest = parser.parse_known_args()
-    global server_program
-    server_program = arguments.server
-    unittest.main(argv=[sys.argv[0], "-v", *rest])
-
-
 if __name__ == "__main__":
-    main()
+    server_program = test_program.parse("--server").server
+    test_program.run()

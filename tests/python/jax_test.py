@@ -5,13 +5,14 @@
 JAX and optax are those of deploy/torch2.sh's environment, in which CTest runs it.
 """
 
-import argparse
 import json
 import pathlib
 import subprocess
 import sys
 import tempfile
 import unittest
+
+import test_program
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "client" / "python" / "examples"
 TIMEOUT_S = 120
@@ -101,15 +102,7 @@ class JaxTest(unittest.TestCase):
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", required=True)
-    arguments = parser.parse_args()
-    global server_program
-    server_program = arguments.server
-    sys.path.insert(0, str(EXAMPLES))
-    unittest.main(argv=[sys.argv[0], "-v"])
-
-
 if __name__ == "__main__":
-    main()
+    server_program = test_program.parse("--server").server
+    sys.path.insert(0, str(EXAMPLES))
+    test_program.run()

@@ -9,14 +9,11 @@ its length; each of the 40 steps may add that much.
 import copy
 import io
 import math
-import sys
 import unittest
 
-try:
-    import torch
-except ImportError as missing:
-    print(f"lamb_test.py: skipped: {missing}; deploy/install.sh --bench has torch")
-    sys.exit(77)
+import test_program
+test_program.import_torch()
+import torch
 
 from precondor.torch import Lamb
 
@@ -216,4 +213,4 @@ class LambTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], "-v"])
+    test_program.run()

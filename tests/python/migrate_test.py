@@ -229,4 +229,4 @@ class MigrateTest(torch_case.ServerCase):
 
 
 if __name__ == "__main__":
-    torch_case.main(__doc__)
+    torch_case.main()

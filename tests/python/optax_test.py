@@ -5,12 +5,10 @@
 JAX and optax are those of deploy/torch2.sh's environment, in which CTest runs it.
 """
 
-import argparse
 import copy
 import functools
 import os
 import pickle
-import sys
 import tempfile
 import unittest
 from unittest import mock
@@ -25,6 +23,7 @@ import optax
 import precondor
 import precondor.optax
 from interop_test import Server
+import test_program
 
 STEPS = 12
 # As flax names them: a kernel is [in, out], of a convolution [h, w, in, out].
@@ -453,21 +452,9 @@ class OptaxTest(unittest.TestCase):
             self.run_steps(self.transformation(address="unix:/nonexistent/socket", client=precondor.ClientOptions(connect_timeout=0.2)))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", required=True)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        OptaxTest.program = arguments.server
-        OptaxTest.server = Server(arguments.server, folder)
-        try:
-            result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
-        finally:
-            status = OptaxTest.server.stop()
-    if status != 0:
-        sys.exit(f"the server ended with {status}")
-    sys.exit(not result.wasSuccessful())
-
-
 if __name__ == "__main__":
-    main()
+    def begin(server):
+        OptaxTest.server = server
+
+    OptaxTest.program = test_program.parse("--server").server
+    test_program.run_with_server(OptaxTest.program, begin)

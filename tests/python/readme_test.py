@@ -5,7 +5,6 @@
 Exits with 77 where torch is missing; on torch 1.13 the recipes are skipped.
 """
 
-import argparse
 import os
 import pathlib
 import re
@@ -17,6 +16,7 @@ import unittest
 
 from examples_test import ROOT, TIMEOUT_S
 from two_lines_test import launch
+import test_program
 
 import torch
 
@@ -127,7 +127,5 @@ class ReadmeTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", required=True)
-    server_program = parser.parse_args().server
-    unittest.main(argv=[sys.argv[0], "-v"])
+    server_program = test_program.parse("--server").server
+    test_program.run()

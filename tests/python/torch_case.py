@@ -4,21 +4,13 @@
 Importing it skips with 77, and says so, where torch is not installed.
 """
 
-import argparse
-import os
-import sys
-import tempfile
 import unittest
 import warnings
 
-try:
-    import torch
-except ImportError as error:
-    print(f"skipped: {error}; deploy/install.sh --test installs torch")
-    sys.exit(77)
-
+import test_program
+test_program.import_torch()
 import precondor.torch
-from interop_test import Server
+import torch
 
 torch.set_num_threads(1)
 
@@ -52,19 +44,11 @@ class ServerCase(unittest.TestCase):
         return caught.exception
 
 
-def main(description):
+def main():
     """Runs the tests of the program with a server of their own."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--server", required=True)
-    arguments = parser.parse_args()
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
     warnings.simplefilter("error", category=UserWarning)
-    with tempfile.TemporaryDirectory() as folder:
-        ServerCase.server = Server(arguments.server, folder)
-        try:
-            result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
-        finally:
-            status = ServerCase.server.stop()
-    if status != 0:
-        sys.exit(f"the server ended with {status}")
-    sys.exit(not result.wasSuccessful())
+
+    def begin(server):
+        ServerCase.server = server
+
+    test_program.run_with_server(test_program.parse("--server").server, begin)

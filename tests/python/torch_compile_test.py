@@ -272,4 +272,4 @@ class CompileTest(torch_case.ServerCase):
 
 
 if __name__ == "__main__":
-    torch_case.main(__doc__)
+    torch_case.main()

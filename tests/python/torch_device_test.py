@@ -7,20 +7,16 @@ for the device's.
 installed.
 """
 
-import argparse
 import pathlib
 import subprocess
-import sys
 import tempfile
 import unittest
 import warnings
 
-try:
-    import torch
-except ImportError as error:
-    print(f"skipped: {error}; deploy/install.sh --test installs torch")
-    sys.exit(77)
+import test_program
+test_program.import_torch()
 import numpy as np
+import torch
 from torch import nn
 
 import precondor
@@ -230,8 +226,5 @@ class TorchDeviceTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--server", required=True)
-    arguments, rest = parser.parse_known_args()
-    PROGRAM = arguments.server
-    unittest.main(argv=[sys.argv[0], *rest])
+    PROGRAM = test_program.parse("--server").server
+    test_program.run()

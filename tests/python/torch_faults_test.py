@@ -5,7 +5,6 @@
 "Bitwise" is compared with a run that nothing happens to. Skips with 77, and says so, where torch is not installed.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -16,12 +15,10 @@ import tempfile
 import threading
 import unittest
 
-try:
-    import torch
-except ImportError as error:
-    print(f"skipped: {error}; deploy/install.sh --test installs torch")
-    sys.exit(77)
+import test_program
+test_program.import_torch()
 import numpy as np
+import torch
 
 import precondor
 from torch_training import train_with_checkpoints
@@ -254,14 +251,8 @@ def use_the_servers_arithmetic():
         os.execve(sys.executable, [sys.executable, "-B", *sys.argv], environment)
 
 
-def main():
-    use_the_servers_arithmetic()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--binaries", required=True, help="the build folder")
-    FaultsTest.binaries = parser.parse_args().binaries
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
-    sys.exit(not unittest.main(argv=[sys.argv[0], "-v"], exit=False).result.wasSuccessful())
-
-
 if __name__ == "__main__":
-    main()
+    use_the_servers_arithmetic()
+    FaultsTest.binaries = test_program.parse("--binaries").binaries
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    test_program.run()

@@ -5,9 +5,8 @@
 Needs torch 2.6 or later: CTest runs it in deploy/torch2.sh's environment.
 """
 
-import argparse
 import concurrent.futures
-import os
+import contextlib
 import pathlib
 import sys
 import tempfile
@@ -17,7 +16,7 @@ import numpy as np
 
 import precondor
 import torch_sharded
-from interop_test import Server
+import test_program
 from torch_rank import running
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "e2e/chaos"))
@@ -199,24 +198,18 @@ class FsdpTest(unittest.TestCase):
                     self.assertRegex(str(answer), pattern)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", required=True)
-    arguments = parser.parse_args()
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
-    with tempfile.TemporaryDirectory() as two, tempfile.TemporaryDirectory() as four:
-        FsdpTest.server = Server(arguments.server, two)
-        FsdpTest.binaries = pathlib.Path(arguments.server).resolve().parents[1]
-        try:
-            with running(two, [{}] * 2, torch_sharded.FUNCTIONS) as pair, running(four, [{}] * 4, torch_sharded.FUNCTIONS) as quad:
-                FsdpTest.ranks = {2: pair, 4: quad}
-                result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
-        finally:
-            status = FsdpTest.server.stop()
-    if status != 0:
-        sys.exit(f"the server ended with {status}")
-    sys.exit(not result.wasSuccessful())
-
-
 if __name__ == "__main__":
-    main()
+    program = test_program.parse("--server").server
+    FsdpTest.binaries = pathlib.Path(program).resolve().parents[1]
+
+    def begin(server):
+        FsdpTest.server = server
+
+    @contextlib.contextmanager
+    def around(two):
+        with tempfile.TemporaryDirectory() as four, running(two, [{}] * 2, torch_sharded.FUNCTIONS) as pair, \
+                running(four, [{}] * 4, torch_sharded.FUNCTIONS) as quad:
+            FsdpTest.ranks = {2: pair, 4: quad}
+            yield
+
+    test_program.run_with_server(program, begin, around)

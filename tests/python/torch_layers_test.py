@@ -285,4 +285,4 @@ class LayersTest(torch_case.ServerCase):
 
 
 if __name__ == "__main__":
-    torch_case.main(__doc__)
+    torch_case.main()

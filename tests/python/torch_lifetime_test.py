@@ -276,4 +276,4 @@ class local_folder:
 
 
 if __name__ == "__main__":
-    torch_case.main(__doc__)
+    torch_case.main()

@@ -6,21 +6,17 @@
 says so, where torch is not installed.
 """
 
-import argparse
 import os
 import pathlib
 import signal
 import subprocess
-import sys
 import tempfile
 import unittest
 
-try:
-    import torch
-except ImportError as error:
-    print(f"skipped: {error}; deploy/install.sh --test installs torch")
-    sys.exit(77)
+import test_program
+test_program.import_torch()
 import numpy as np
+import torch
 from torch import nn
 
 import precondor
@@ -209,9 +205,6 @@ if torch_local.HAS_FULLY_SHARD:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--server", required=True)
-    arguments, rest = parser.parse_known_args()
-    PROGRAM = arguments.server
+    PROGRAM = test_program.parse("--server").server
     os.environ.update(MACHINE)
-    unittest.main(argv=[sys.argv[0], *rest])
+    test_program.run()

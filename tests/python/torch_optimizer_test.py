@@ -325,4 +325,4 @@ class OptimizerTest(torch_case.ServerCase):
 
 
 if __name__ == "__main__":
-    torch_case.main(__doc__)
+    torch_case.main()

@@ -5,19 +5,15 @@
 Skips with 77, and says so, where torch or its gloo is not installed.
 """
 
-import argparse
-import os
+import contextlib
 import pathlib
-import sys
 import tempfile
 import unittest
 
-try:
-    import torch
-except ImportError as error:
-    print(f"skipped: {error}; deploy/install.sh --test installs torch")
-    sys.exit(77)
+import test_program
+test_program.import_torch()
 import numpy as np
+import torch
 
 import precondor
 import torch_reference
@@ -324,26 +320,17 @@ class RanksTest(unittest.TestCase):
                 self.assertRegex(str(answer), "overlap: expected exchange DIRECT.*got (DELEGATE|REPLAY)")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", required=True)
-    arguments = parser.parse_args()
-    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
-        print("skipped: this torch has no gloo")
-        sys.exit(77)
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
-    with tempfile.TemporaryDirectory() as folder:
-        RanksTest.program = arguments.server
-        RanksTest.server = Server(arguments.server, folder)
-        try:
-            with running(folder, [{}, {}]) as RanksTest.ranks:
-                result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
-        finally:
-            status = RanksTest.server.stop()
-    if status != 0:
-        sys.exit(f"the server ended with {status}")
-    sys.exit(not result.wasSuccessful())
-
-
 if __name__ == "__main__":
-    main()
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        test_program.skip("this torch has no gloo")
+    RanksTest.program = test_program.parse("--server").server
+
+    def begin(server):
+        RanksTest.server = server
+
+    @contextlib.contextmanager
+    def around(folder):
+        with running(folder, [{}, {}]) as RanksTest.ranks:
+            yield
+
+    test_program.run_with_server(RanksTest.program, begin, around)

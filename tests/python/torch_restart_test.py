@@ -16,11 +16,9 @@ import sys
 import tempfile
 import unittest
 
-try:
-    import torch
-except ImportError as error:
-    print(f"skipped: {error}; deploy/torch2.sh installs torch")
-    sys.exit(77)
+import test_program
+test_program.import_torch()
+import torch
 import torch.distributed as dist
 
 import precondor

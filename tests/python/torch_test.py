@@ -540,4 +540,4 @@ class TorchTest(torch_case.ServerCase):
 
 
 if __name__ == "__main__":
-    torch_case.main(__doc__)
+    torch_case.main()

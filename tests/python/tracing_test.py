@@ -3,14 +3,12 @@
 """Spans of a coordinator and two shards under two ranks, as a collector gets them over OTLP/HTTP: callers' contexts,
 what is not sampled, failures. tests/deploy/tracing_test.py has the spans of steps, in a real collector."""
 
-import argparse
 import concurrent.futures
 import http.server
 import json
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,6 +17,7 @@ import urllib.request
 
 import numpy as np
 import precondor
+import test_program
 
 TIMEOUT_S = 60
 STEPS = 4
@@ -210,8 +209,5 @@ class TracingTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--server", required=True)
-    options, rest = parser.parse_known_args()
-    Server.program = options.server
-    unittest.main(argv=[sys.argv[0], *rest])
+    Server.program = test_program.parse("--server").server
+    test_program.run()
