@@ -138,7 +138,7 @@ build_programs() {
 # The development packages' files under their paths in /usr, with the libraries that their links lead to. CMake's files
 # of all but OpenBLAS find the others relative to themselves. OpenBLAS's Fortran runtime comes along.
 pack_packages() {
-  local names=(libabsl-dev libgtest-dev libgmock-dev libbenchmark-dev libhwy-dev libisal-dev libopenblas-pthread-dev)
+  local names=(libabsl-dev libgtest-dev libgmock-dev libhwy-dev libisal-dev libopenblas-pthread-dev)
   local multiarch=x86_64-linux-gnu
   local blas=lib/$multiarch/openblas-pthread path library stage=$1
   dpkg-query -L "${names[@]}" | grep -E '^/usr/(include|lib)/' |

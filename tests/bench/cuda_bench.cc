@@ -13,13 +13,11 @@
 // Exit status: 0; 1 when a case failed; 2 for bad arguments; 3 when a fault has ended the device's use, in which case
 // the cases that have not begun are left out; 77 without a device.
 #include <algorithm>
-#include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <iostream>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <utility>
 
 #include "kernels/base/random.h"
 #include "kernels/base/status_macros.h"

@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 
 #include "kernels/base/check.h"
 #include "kernels/base/malloc_options.h"

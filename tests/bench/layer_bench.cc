@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 
 #include "kernels/base/check.h"
 #include "kernels/base/malloc_options.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of a server under load: the families statistics/ and memory/, or jobs/, of tests/bench/run.sh.
 #include <fstream>
-#include <functional>
 #include <iostream>
 #include <malloc.h>
 #include <string>

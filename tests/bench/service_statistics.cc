@@ -2,11 +2,9 @@
 #include "tests/bench/service_statistics.h"
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <random>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

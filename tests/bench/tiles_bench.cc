@@ -8,7 +8,6 @@
 #include <cmath>
 #include <functional>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 

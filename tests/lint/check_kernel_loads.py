@@ -25,12 +25,12 @@ import sys
 import tempfile
 
 import kernel_sass
-from lint_support import ROOT, Case, Tree, self_test
+from lint_support import ROOT, Case, Tree, compile_cuda, self_test
 
 PACKAGES = ["nvidia-cuda-cuobjdump==13.5.37", "nvidia-cuda-nvdisasm==13.5.37"]
 SKIPPED = 77
 ARCHITECTURE = "sm_90"
-FLAGS = ["-std=c++20", "--extended-lambda", "--expt-relaxed-constexpr", "-O3", "-cubin", f"-arch={ARCHITECTURE}", "-Xptxas", "-v"]
+FLAGS = ["-O3", f"-arch={ARCHITECTURE}"]
 REGISTERS, THREADS, BLOCKS, SHARED, SHARED_OF_BLOCK = 65536, 2048, 32, 228 << 10, 1 << 10  # of a multiprocessor
 
 
@@ -81,7 +81,10 @@ class Kernel:
 
 
 def _run(command, environment=None):
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return _finished(subprocess.run(command, capture_output=True, text=True, check=False, env=environment))
+
+
+def _finished(done):
     if done.returncode != 0:
         raise RuntimeError((done.stderr.strip() or done.stdout.strip()).splitlines()[0])
     return done
@@ -99,12 +102,12 @@ class Tools:
             path = os.pathsep.join([str(cuobjdump.parent), path])
         self.nvcc, self.cuobjdump, self.environment = str(nvcc), str(cuobjdump), {**os.environ, "PATH": path}
 
-    def compile(self, source, cubin):
+    def compile(self, source, binary):
         """What ptxas reports."""
-        return _run([self.nvcc, *FLAGS, f"-I{ROOT}", "-o", str(cubin), str(source)]).stderr
+        return _finished(compile_cuda(self.nvcc, FLAGS, source, binary)).stderr
 
-    def dump(self, what, cubin):
-        return _run([self.cuobjdump, what, str(cubin)], self.environment).stdout
+    def dump(self, what, binary):
+        return _run([self.cuobjdump, what, str(binary)], self.environment).stdout
 
 
 def _installed(venv):
@@ -150,13 +153,13 @@ def _threads(info):
 
 
 def kernels_of(tools, source, folder):
-    cubin = folder / "kernels.cubin"
-    report = tools.compile(source, cubin)
+    binary = folder / "kernels.o"
+    report = tools.compile(source, binary)
     of_ptxas = re.split(r"Compiling entry function '([^']+)'", report)
     reports = dict(zip(of_ptxas[1::2], of_ptxas[2::2]))
-    infos = re.split(r"\.nv\.info\.(\S+)\n", tools.dump("-elf", cubin))
+    infos = re.split(r"\.nv\.info\.(\S+)\n", tools.dump("-elf", binary))
     threads = {name: _threads(info) for name, info in zip(infos[1::2], infos[2::2])}
-    for mangled, code in kernel_sass.kernels(tools.dump("-sass", cubin)):
+    for mangled, code in kernel_sass.kernels(tools.dump("-sass", binary)):
         name, of_kernel = short_name(mangled), reports[mangled]
         expected = EXPECTED.get(name, OTHERS)
         has_table = "ManyJobs" in mangled or re.search(r"PK\w*Job", mangled) is not None

@@ -6,14 +6,13 @@ what the compiler leaves of code that it takes for undefined."""
 import argparse
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 
-from lint_support import ROOT, Case, Tree, self_test
+from lint_support import ROOT, Case, Tree, compile_cuda, self_test
 
 TARGETS = ["sm_80", "sm_90", "sm_100"]
-FLAGS = ["-std=c++20", "--extended-lambda", "--expt-relaxed-constexpr", "-ptx", "-arch=compute_80"]
+FLAGS = ["-no-compress", f"-gencode=arch=compute_80,code=[compute_80,{','.join(TARGETS)}]"]  # PTX in the object, as text
 # 80 registers and 24 KiB let three blocks of 256 threads share a multiprocessor, 64 registers four. A stack frame is
 # where slow paths of sin and cos reduce large angles.
 LIMITS = {"registers": 64, "bytes smem": 24 << 10, "bytes stack frame": 40, "bytes spill stores": 0}
@@ -22,15 +21,10 @@ REGISTERS = {"ExpandKernel": 80, "LowRankAppendKernel": 80, "UpdateMultiplyKerne
 SPILLS = {"ProductKernel": 12}
 
 
-def _compile(command, source):
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done, [] if done.returncode == 0 else [f"{source}: {done.stderr.strip().splitlines()[:1]}"]
-
-
 def _kernels_of(report):
-    """(kernel, its part of ptxas' report) for each."""
-    parts = re.split(r"Compiling entry function '([^']+)'", report)
-    return zip(parts[1::2], parts[2::2])
+    """(kernel, target, its part of ptxas' report) for each."""
+    parts = re.split(r"Compiling entry function '([^']+)' for '([^']+)'", report)
+    return zip(parts[1::3], parts[2::3], parts[3::3])
 
 
 def _name(mangled):
@@ -45,25 +39,23 @@ def _limits(kernel):
     return limits
 
 
-def _check_source(nvcc, path, text, folder):
-    source, ptx = folder / pathlib.Path(path).name, folder / "kernels.ptx"
-    source.write_text(text, encoding="utf-8")
-    _, failed = _compile([nvcc, *FLAGS, f"-I{ROOT}", "-o", str(ptx), str(source)], path)
-    if failed:
-        return failed
+def _check_source(nvcc, tree, path, folder):
+    source, binary = ROOT / path, folder / "kernels.o"
+    if not tree.on_disk:
+        source = folder / path
+        source.write_text(tree.read(path), encoding="utf-8")
+    done = compile_cuda(nvcc, FLAGS, source, binary)
+    if done.returncode != 0:
+        return [f"{path}: {done.stderr.strip().splitlines()[:1]}"]
     findings = []
-    for entry in ptx.read_text(encoding="utf-8").split(".entry ")[1:]:
-        if re.search(r"^\s*trap;", entry, re.MULTILINE):
+    for entry in binary.read_text(encoding="latin-1").split(".entry ")[1:]:
+        if re.search(r"^\s*trap;", entry.partition("\0")[0], re.MULTILINE):
             findings.append(f"{path}: {_name(entry.split('(')[0])}: a trap: the compiler found undefined behaviour")
-    for target in TARGETS:
-        ptxas = str(pathlib.Path(nvcc).parent / "ptxas")
-        done, failed = _compile([ptxas, f"-arch={target}", "-v", "-o", str(folder / "cubin"), str(ptx)], path)
-        findings += failed
-        for kernel, report in _kernels_of(done.stderr):
-            for what, limit in _limits(_name(kernel)).items():
-                found = re.search(rf"(\d+) {what}", report)
-                if found and int(found.group(1)) > limit:
-                    findings.append(f"{path}: {_name(kernel)}: {target}: at most {limit} {what}, got {found.group(1)}")
+    for kernel, target, report in _kernels_of(done.stderr):
+        for what, limit in _limits(_name(kernel)).items():
+            found = re.search(rf"(\d+) {what}", report)
+            if found and int(found.group(1)) > limit:
+                findings.append(f"{path}: {_name(kernel)}: {target}: at most {limit} {what}, got {found.group(1)}")
     return findings
 
 
@@ -72,7 +64,7 @@ def check_with(nvcc):
         findings = []
         with tempfile.TemporaryDirectory() as folder:
             for path in tree.paths(".cu"):
-                findings += _check_source(nvcc, path, tree.read(path), pathlib.Path(folder))
+                findings += _check_source(nvcc, tree, path, pathlib.Path(folder))
         return findings
 
     return check
@@ -100,7 +92,7 @@ CASES = [
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--nvcc", required=True, help="the compiler; ptxas lies beside it")
+    parser.add_argument("--nvcc", required=True, help="the compiler")
     parser.add_argument("--self-test", action="store_true", help="check the lint itself")
     arguments = parser.parse_args()
     check = check_with(arguments.nvcc)

@@ -102,12 +102,9 @@ QUOTED = re.compile(r"``[^`].*?``|`[^`\n]*`")
 GAP = r"(?:[ \t]+|[ \t]*\n[ \t]*(?://+|#+|\*|>)?[ \t]*)"
 
 
-def _pattern():
-    phrases = [GAP.join(phrase.split(" ")) for phrase, _ in BANNED]
-    return re.compile("|".join(rf"(?P<w{i}>\b{phrase}\b)" for i, phrase in enumerate(phrases)), re.IGNORECASE)
-
-
-PATTERN = _pattern()
+# Each phrase with the words that a text must have before it is searched: one pattern of all of them takes ten times as long.
+PATTERNS = [({word for word in phrase.split(" ") if word.isalpha()}, re.compile(rf"\b{GAP.join(phrase.split(' '))}\b", re.IGNORECASE), instead)
+            for phrase, instead in BANNED]
 RETIRED_PATTERN = re.compile("|".join(RETIRED))
 
 
@@ -118,10 +115,11 @@ def _blank(match):
 def findings_in(path, text):
     if path.endswith(".md"):
         text = QUOTED.sub(_blank, FENCE.sub(_blank, text))
-    for match in PATTERN.finditer(text):
-        word = re.sub(GAP, " ", match.group(0))
-        instead = BANNED[int(match.lastgroup[1:])][1]
-        yield f"{path}:{line_of(text, match.start())}: '{word}': write {instead}"
+    words = set(re.findall("[a-z]+", text.lower()))
+    found = [(match.start(), match.group(0), instead) for needed, pattern, instead in PATTERNS if needed <= words
+             for match in pattern.finditer(text)]
+    for place, word, instead in sorted(found):
+        yield f"{path}:{line_of(text, place)}: '{re.sub(GAP, ' ', word)}': write {instead}"
 
 
 def retired_names_in(path, text):

@@ -7,8 +7,10 @@ them. A lint whose self-test cannot make it fail is worth nothing, so CTest runs
 
 import argparse
 import dataclasses
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -68,6 +70,15 @@ def without_comments(text):
 
 def line_of(text, position):
     return text.count("\n", 0, position) + 1
+
+
+def compile_cuda(nvcc, flags, source, object_file):
+    """The finished run of nvcc. ccache, where it is installed, keeps the object and what ptxas says."""
+    ccache = shutil.which("ccache")
+    environment = {**os.environ, "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"}
+    command = [*([ccache] if ccache else []), str(nvcc), "-std=c++20", "--extended-lambda", "--expt-relaxed-constexpr", "-c", f"-I{ROOT}",
+               "-Xptxas", "-v", *flags, "-o", str(object_file), str(source)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def self_test(check, cases):

@@ -11,7 +11,8 @@ Usage: tests/lint/tidy.sh [--changed BASE] [--for SECONDS] PATH... | --all
   --changed BASE   of these only sources that differ from this commit or branch, or whose header of the same name does
   --for SECONDS    The script begins no source after this time, and counts the rest. With --changed, large changes come first
   --all            every source of the project
-It configures the preset tidy in build/tidy, generates headers there, and compiles nothing else.
+It configures the preset tidy in build/tidy, generates headers there, and compiles nothing else. A source that was clean with
+the text of all its headers and of .clang-tidy is not checked again: ~/.cache/precondor/tidy has the sums of such texts.
 HELP
 }
 
@@ -40,15 +41,17 @@ cmake --build build/tidy --target generated >/dev/null
 database=build/tidy/compile_commands.json
 
 mapfile -t files < <(python3 - "$database" "${paths[@]}" <<'PY'
-import json, os, sys
+import json, os, re, sys
 wanted = [p.rstrip("/") for p in sys.argv[2:]]
 with open(sys.argv[1], encoding="utf-8") as file:
-    compiled = {os.path.relpath(entry["file"]) for entry in json.load(file)}
+    # What prints the text: with comments, which can turn a check off, and with macros.
+    texts = {os.path.relpath(entry["file"]): f"cd {entry['directory']} && " + re.sub(r" -o \S+ -c ", " -E -C -dD -P ", entry["command"])
+             for entry in json.load(file)}
 for w in wanted:
-    for path in sorted(compiled):
+    for path in sorted(texts):
         # nvcc's options are none of clang's.
         if not path.endswith(".cu") and (path == w or path.startswith(w + "/")):
-            print(path)
+            print(path, texts[path], sep="\n")
 PY
 )
 if (( ${#files[@]} == 0 )) && [[ -n "$changed" ]]; then
@@ -59,19 +62,25 @@ if (( ${#files[@]} == 0 )); then
   echo "tidy.sh: the build compiles none of: ${paths[*]}" >&2
   exit 1
 fi
-echo "tidy.sh: ${#files[@]} sources"
+echo "tidy.sh: $(( ${#files[@]} / 2 )) sources"
 skipped=$(mktemp)
 trap 'rm -f "$skipped"' EXIT
 began=$(date +%s)
-export skipped began seconds=${seconds:-0}
+clean=${XDG_CACHE_HOME:-$HOME/.cache}/precondor/tidy
+mkdir -p "$clean"
+find "$clean" -type f -mtime +30 -delete
+export skipped began clean seconds=${seconds:-0}
 # shellcheck disable=SC2317  # xargs calls it
 check() {
   if (( seconds > 0 && $(date +%s) - began >= seconds )); then echo "$1" >>"$skipped"; return; fi
-  clang-tidy-14 -p build/tidy --quiet "$1"
+  local sum
+  sum=$({ cat .clang-tidy; clang-tidy-14 --version; echo "${2//$PWD/}"; (eval "$2"); } | sha256sum | cut -d ' ' -f 1)
+  if [[ -e "$clean/$sum" ]]; then touch "$clean/$sum"; return; fi
+  clang-tidy-14 -p build/tidy --quiet "$1" && touch "$clean/$sum"
 }
 export -f check
 status=0
 # shellcheck disable=SC2016  # the inner shell expands it
-printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P 2 bash -c 'check "$1"' _ 2> >(grep -vE '^[0-9]+ warnings? generated|^$' >&2) || status=1
+printf '%s\0' "${files[@]}" | xargs -0 -n 2 -P 2 bash -c 'check "$1" "$2"' _ 2> >(grep -vE '^[0-9]+ warnings? generated|^$' >&2) || status=1
 if [[ -s "$skipped" ]]; then echo "tidy.sh: $(wc -l <"$skipped") sources not tried in $seconds s"; fi
 exit "$status"
