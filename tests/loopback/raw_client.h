@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <grpcpp/grpcpp.h>
 #include <memory>
 #include <string>
@@ -174,6 +175,53 @@ inline v1::FrameHeader RawHeader(const v1::JoinSessionResponse& joined, v1::Fram
   }
   return header;
 }
+
+// A stream of frames. It has read the server's credit.
+class RawStream {
+ public:
+  explicit RawStream(RawServer& server) {
+    SetDeadline(context_);
+    call_ = server.data->Exchange(&context_);
+    EXPECT_TRUE(call_->Read(&answer));
+    EXPECT_EQ(answer.header().kind(), v1::FRAME_KIND_CREDIT);
+    credit = answer.credit_bytes();
+  }
+
+  void Send(const v1::ExchangeRequest& frame) { EXPECT_TRUE(call_->Write(frame)); }
+  void Send(const v1::FrameHeader& header, const std::string& payload = "") {
+    v1::ExchangeRequest frame;
+    *frame.mutable_header() = header;
+    frame.set_payload(payload);
+    Send(frame);
+  }
+  // Reads into `answer`.
+  v1::FrameKind Read() {
+    EXPECT_TRUE(call_->Read(&answer));
+    return answer.header().kind();
+  }
+  v1::FrameKind Ask(const v1::FrameHeader& header, const std::string& payload = "") {
+    Send(header, payload);
+    return Read();
+  }
+  void Cancel() { context_.TryCancel(); }
+  // The status of the whole stream. `take` gets all answers that were left.
+  grpc::Status Finish(const std::function<void(const v1::ExchangeResponse& answer)>& take = nullptr) {
+    call_->WritesDone();
+    while (call_->Read(&answer)) {
+      if (take == nullptr) continue;
+      if (answer.bundle_size() == 0) take(answer);
+      for (const v1::ExchangeResponse& one : answer.bundle()) take(one);
+    }
+    return call_->Finish();
+  }
+
+  v1::ExchangeResponse answer;
+  uint64_t credit = 0;
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::ExchangeRequest, v1::ExchangeResponse>> call_;
+};
 
 // A correct request of one worker: statistics and gradient of one layer.
 inline v1::PreconditionRequest RawRequest(const v1::JoinSessionResponse& joined, uint64_t step, int layer) {

@@ -3,7 +3,6 @@
 
 #include <arpa/inet.h>
 #include <chrono>
-#include <condition_variable>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>

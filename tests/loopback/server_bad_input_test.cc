@@ -138,32 +138,17 @@ TEST_P(ServerBadInputTest, UnaryIsRefusedAndChangesNothing) {
 TEST_P(ServerBadInputTest, FrameIsRefusedAndTheStreamGoesOn) {
   v1::PreconditionRequest spoiled = RawRequest(job_, 1, 0);
   GetParam().spoil(spoiled);
-  grpc::ClientContext context;
-  SetDeadline(context);
-  auto stream = server_.data->Exchange(&context);
-  v1::ExchangeResponse answer;
-  ASSERT_TRUE(stream->Read(&answer));
-  EXPECT_EQ(answer.header().kind(), v1::FRAME_KIND_CREDIT);
-  EXPECT_GT(answer.credit_bytes(), 0u);
-  v1::ExchangeRequest frame;
-  *frame.mutable_header() = spoiled.gradient();
-  frame.set_payload(spoiled.payload());
-  ASSERT_TRUE(stream->Write(frame));
-  ASSERT_TRUE(stream->Read(&answer));
-  EXPECT_EQ(answer.header().kind(), v1::FRAME_KIND_ERROR);
-  EXPECT_EQ(answer.error().reason(), GetParam().reason) << answer.error().message();
-  EXPECT_THAT(answer.error().message(), HasSubstr(GetParam().message));
+  RawStream stream(server_);
+  EXPECT_GT(stream.credit, 0u);
+  EXPECT_EQ(stream.Ask(spoiled.gradient(), spoiled.payload()), v1::FRAME_KIND_ERROR);
+  EXPECT_EQ(stream.answer.error().reason(), GetParam().reason) << stream.answer.error().message();
+  EXPECT_THAT(stream.answer.error().message(), HasSubstr(GetParam().message));
   // The same stream takes a good contribution afterwards: the statistics that the next step has anyway.
   const v1::PreconditionRequest good = RawRequest(job_, 1, 0);
-  *frame.mutable_header() = good.statistics();
-  frame.set_payload(good.statistics_payload());
-  ASSERT_TRUE(stream->Write(frame));
-  ASSERT_TRUE(stream->Read(&answer));
-  EXPECT_EQ(answer.header().kind(), v1::FRAME_KIND_ACK) << answer.error().message();
-  EXPECT_FALSE(answer.duplicate());
-  ASSERT_TRUE(stream->WritesDone());
-  EXPECT_FALSE(stream->Read(&answer));
-  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(stream.Ask(good.statistics(), good.statistics_payload()), v1::FRAME_KIND_ACK)
+      << stream.answer.error().message();
+  EXPECT_FALSE(stream.answer.duplicate());
+  EXPECT_TRUE(stream.Finish([](const v1::ExchangeResponse& answer) { ADD_FAILURE() << answer.DebugString(); }).ok());
   ExpectEqualSteps(1);
 }
 
@@ -197,17 +182,12 @@ INSTANTIATE_TEST_SUITE_P(Values, ServerNonFiniteTest,
 TEST(ServerStreamTest, GarbageEndsTheStreamAlone) {
   RawServer server;
   const v1::JoinSessionResponse job = server.OpenAndJoin("job");
-  grpc::ClientContext context;
-  SetDeadline(context);
-  auto stream = server.data->Exchange(&context);
+  RawStream stream(server);
   v1::ExchangeRequest frame;
   // An unknown field of a message is passed over by protobuf; 256 KiB of other fields are not a frame.
   frame.GetReflection()->MutableUnknownFields(&frame)->AddLengthDelimited(9)->assign(400'000, 'x');
-  ASSERT_TRUE(stream->Write(frame));
-  v1::ExchangeResponse answer;
-  while (stream->Read(&answer)) {
-  }
-  const grpc::Status status = stream->Finish();
+  stream.Send(frame);
+  const grpc::Status status = stream.Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_MALFORMED);
   v1::PreconditionResponse response;
@@ -232,29 +212,21 @@ TEST(ServerStreamTest, BundledFramesAreTakenAndAnsweredAsIfAlone) {
   };
   // The answers to the frames, sorted, without what tells the sessions apart.
   const auto answers = [&server](const std::vector<v1::ExchangeRequest>& messages) {
-    grpc::ClientContext context;
-    SetDeadline(context);
-    auto stream = server.data->Exchange(&context);
-    for (const v1::ExchangeRequest& message : messages) EXPECT_TRUE(stream->Write(message));
-    stream->WritesDone();
+    RawStream stream(server);
+    for (const v1::ExchangeRequest& message : messages) stream.Send(message);
     std::vector<std::string> got;
     const auto add = [&got](v1::ExchangeResponse answer) {
       answer.mutable_header()->clear_session_id();
       answer.mutable_header()->clear_epoch();
       got.push_back(answer.DebugString());
     };
-    v1::ExchangeResponse message;
-    while (stream->Read(&message)) {
-      if (message.bundle_size() == 0) add(message);
-      for (const v1::ExchangeResponse& answer : message.bundle()) add(answer);
-    }
-    EXPECT_TRUE(stream->Finish().ok());
+    EXPECT_TRUE(stream.Finish(add).ok());
     std::sort(got.begin(), got.end());
     return got;
   };
   const v1::ExchangeRequest parts = frames(one);
   const std::vector<std::string> alone = answers({parts.bundle().begin(), parts.bundle().end()});
-  EXPECT_EQ(alone.size(), 1u + 4 + 2 + 1) << "credit, acknowledgements, results, refusal";
+  EXPECT_EQ(alone.size(), 4u + 2 + 1) << "acknowledgements, results, refusal";
   EXPECT_EQ(answers({frames(bundled)}), alone);
 }
 
@@ -267,14 +239,9 @@ TEST(ServerStreamTest, BundlesBesideOrInsideOthersOrTooLargeOnesEndTheStream) {
   *beside.mutable_header() = RawHeader(job, v1::FRAME_KIND_GRADIENT, 0, 0);
   for (int i = 0; i <= wire::kMaxBundleFrames; ++i) many.add_bundle();
   for (const v1::ExchangeRequest& bad : {nested, beside, many}) {
-    grpc::ClientContext context;
-    SetDeadline(context);
-    auto stream = server.data->Exchange(&context);
-    ASSERT_TRUE(stream->Write(bad));
-    v1::ExchangeResponse answer;
-    while (stream->Read(&answer)) {
-    }
-    EXPECT_EQ(DetailOf(stream->Finish()).reason(), v1::ERROR_REASON_MALFORMED);
+    RawStream stream(server);
+    stream.Send(bad);
+    EXPECT_EQ(DetailOf(stream.Finish()).reason(), v1::ERROR_REASON_MALFORMED);
   }
   EXPECT_EQ(server.Stats("job")[0].accepted(), 0u);
 }
@@ -282,17 +249,12 @@ TEST(ServerStreamTest, BundlesBesideOrInsideOthersOrTooLargeOnesEndTheStream) {
 TEST(ServerStreamTest, ResumeIsAcknowledgedOrRefusedByItsKey) {
   RawServer server;
   const v1::JoinSessionResponse job = server.OpenAndJoin("job");
-  grpc::ClientContext context;
-  SetDeadline(context);
-  auto stream = server.data->Exchange(&context);
-  v1::ExchangeResponse answer;
-  ASSERT_TRUE(stream->Read(&answer));
+  RawStream stream(server);
+  const v1::ExchangeResponse& answer = stream.answer;
   const auto resume = [&](int layer, uint64_t step) {
-    v1::ExchangeRequest frame;
-    *frame.mutable_header() = RawHeader(job, v1::FRAME_KIND_RESUME, step, 0);
-    frame.mutable_header()->set_layer(layer);
-    EXPECT_TRUE(stream->Write(frame));
-    EXPECT_TRUE(stream->Read(&answer));
+    v1::FrameHeader header = RawHeader(job, v1::FRAME_KIND_RESUME, step, 0);
+    header.set_layer(layer);
+    stream.Ask(header);
     EXPECT_EQ(answer.contribution(), v1::FRAME_KIND_RESUME);
     EXPECT_EQ(answer.header().step(), step);
   };
@@ -327,14 +289,8 @@ TEST(ServerStreamTest, FetchesAreAnsweredAsFarAsTheStreamMayHaveWaiting) {
     header.clear_tensors();
     header.clear_payload_bytes();
   }
-  grpc::ClientContext context;
-  SetDeadline(context);
-  auto stream = server.data->Exchange(&context);
-  v1::ExchangeResponse message;
-  ASSERT_TRUE(stream->Read(&message));
-  const uint64_t credit = message.credit_bytes();
-  ASSERT_TRUE(stream->Write(bundle));
-  stream->WritesDone();
+  RawStream stream(server);
+  stream.Send(bundle);
   uint64_t bytes = 0, state = 0;
   int results = 0, refused = 0;
   const auto count = [&](const v1::ExchangeResponse& answer) {
@@ -346,32 +302,21 @@ TEST(ServerStreamTest, FetchesAreAnsweredAsFarAsTheStreamMayHaveWaiting) {
     ++refused;
     EXPECT_EQ(answer.error().reason(), v1::ERROR_REASON_CAPACITY);
   };
-  while (stream->Read(&message)) {
-    if (message.bundle_size() == 0) count(message);
-    for (const v1::ExchangeResponse& answer : message.bundle()) count(answer);
-  }
-  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(stream.Finish(count).ok());
   EXPECT_EQ(results + refused, kFetches);
   EXPECT_GE(results, 1);
   EXPECT_EQ(bytes, static_cast<uint64_t>(results) * state);
-  EXPECT_LT(bytes, credit + 2 * state);
+  EXPECT_LT(bytes, stream.credit + 2 * state);
 }
 
 TEST(ServerStreamTest, DisconnectInTheMiddleOfAContributionLeavesNothing) {
   RawServer server;
   const v1::JoinSessionResponse job = server.OpenAndJoin("job");
   {
-    grpc::ClientContext context;
-    SetDeadline(context);
-    auto stream = server.data->Exchange(&context);
-    v1::ExchangeResponse answer;
-    ASSERT_TRUE(stream->Read(&answer));
-    v1::ExchangeRequest frame;
-    *frame.mutable_header() = RawHeader(job, v1::FRAME_KIND_GRADIENT, 0, 0);
-    frame.set_payload(RawFloats(3, 1));  // a quarter of it
-    ASSERT_TRUE(stream->Write(frame));
-    context.TryCancel();
-    EXPECT_FALSE(stream->Finish().ok());
+    RawStream stream(server);
+    stream.Send(RawHeader(job, v1::FRAME_KIND_GRADIENT, 0, 0), RawFloats(3, 1));  // a quarter of it
+    stream.Cancel();
+    EXPECT_FALSE(stream.Finish().ok());
   }
   EXPECT_EQ(server.Stats("job")[0].accepted(), 0u);
   v1::PreconditionResponse response;
@@ -399,49 +344,39 @@ TEST(ServerStreamTest, MoreStreamsOfARankHoldNoMore) {
   v1::ExchangeRequest marker;  // is answered when what came before it has been handled
   marker.mutable_header()->set_kind(v1::FRAME_KIND_ACK);
 
-  struct Stream {
-    explicit Stream(RawServer& server) {
-      SetDeadline(context);
-      call = server.data->Exchange(&context);
-      v1::ExchangeResponse credit;
-      EXPECT_TRUE(call->Read(&credit));
-    }
-    grpc::ClientContext context;
-    std::unique_ptr<grpc::ClientReaderWriter<v1::ExchangeRequest, v1::ExchangeResponse>> call;
-  };
   // Whether a stream may begin the contribution.
-  const auto begins = [&](Stream& stream) {
-    EXPECT_TRUE(stream.call->Write(begun) && stream.call->Write(marker));
-    v1::ExchangeResponse answer;
-    EXPECT_TRUE(stream.call->Read(&answer));
-    if (answer.error().reason() == v1::ERROR_REASON_MALFORMED) return true;  // the marker's
-    EXPECT_EQ(answer.error().reason(), v1::ERROR_REASON_CAPACITY) << answer.error().DebugString();
-    EXPECT_THAT(answer.error().message(), HasSubstr("2097152"));
-    EXPECT_TRUE(stream.call->Read(&answer));
+  const auto begins = [&](RawStream& stream) {
+    stream.Send(begun);
+    stream.Send(marker);
+    stream.Read();
+    if (stream.answer.error().reason() == v1::ERROR_REASON_MALFORMED) return true;  // the marker's
+    EXPECT_EQ(stream.answer.error().reason(), v1::ERROR_REASON_CAPACITY) << stream.answer.error().DebugString();
+    EXPECT_THAT(stream.answer.error().message(), HasSubstr("2097152"));
+    stream.Read();
     return false;
   };
-  Stream one(server), two(server), three(server);
+  RawStream one(server), two(server), three(server);
   EXPECT_TRUE(begins(one));
   EXPECT_TRUE(begins(two));
   EXPECT_FALSE(begins(three));
-  one.context.TryCancel();
+  one.Cancel();
   const absl::Time deadline = absl::Now() + absl::Seconds(60);  // the server hears of it
   bool begun_at_last = false;
   while (!begun_at_last && absl::Now() < deadline) begun_at_last = begins(three);
   EXPECT_TRUE(begun_at_last);
-  // What has come whole, and what is refused later on, makes room too.
-  Stream four(server), five(server);
+  // A contribution that is complete makes room too, and so does one that is refused later on.
+  RawStream four(server), five(server);
   EXPECT_FALSE(begins(four));
   v1::ExchangeRequest later = begun;
   later.mutable_header()->set_chunk_offset(4);
   later.set_payload(RawFloats(kRows * kCols - 1, 1));
-  v1::ExchangeResponse answer;
-  EXPECT_TRUE(two.call->Write(later) && two.call->Read(&answer));
-  EXPECT_EQ(answer.header().kind(), v1::FRAME_KIND_ACK) << answer.error().DebugString();
+  two.Send(later);
+  EXPECT_EQ(two.Read(), v1::FRAME_KIND_ACK) << two.answer.error().DebugString();
   EXPECT_TRUE(begins(four));
   later.mutable_header()->set_chunk_offset(8);
-  EXPECT_TRUE(three.call->Write(later) && three.call->Read(&answer));
-  EXPECT_EQ(answer.error().reason(), v1::ERROR_REASON_SIZE_MISMATCH) << answer.error().DebugString();
+  three.Send(later);
+  three.Read();
+  EXPECT_EQ(three.answer.error().reason(), v1::ERROR_REASON_SIZE_MISMATCH) << three.answer.error().DebugString();
   EXPECT_TRUE(begins(five));
 }
 
@@ -487,22 +422,20 @@ TEST(ServerSessionTest, WithoutTheSecretNoNumberIsOfUse) {
     const grpc::Status unary = server.Precondition(RawRequest(seen, 0, 0), &response);
     EXPECT_EQ(unary.error_code(), grpc::StatusCode::PERMISSION_DENIED);
     EXPECT_THAT(unary.error_message(), Not(HasSubstr("job\"")));
-    grpc::ClientContext context;
-    SetDeadline(context);
-    auto stream = server.data->Exchange(&context);
-    v1::ExchangeResponse message;
-    ASSERT_TRUE(stream->Read(&message));
+    RawStream stream(server);
     for (const v1::FrameKind kind :
          {v1::FRAME_KIND_GRADIENT, v1::FRAME_KIND_RESUME, v1::FRAME_KIND_FETCH, v1::FRAME_KIND_PULL}) {
-      v1::ExchangeRequest frame;
-      *frame.mutable_header() = RawHeader(seen, kind, 0, 0);
-      if (kind == v1::FRAME_KIND_GRADIENT) frame.set_payload(RawFloats(kRawRows[0] * kRawCols[0], 1));
-      if (kind != v1::FRAME_KIND_GRADIENT) frame.mutable_header()->clear_tensors();
-      if (kind != v1::FRAME_KIND_GRADIENT) frame.mutable_header()->clear_payload_bytes();
-      ASSERT_TRUE(stream->Write(frame));
-      ASSERT_TRUE(stream->Read(&message));
-      EXPECT_EQ(message.header().kind(), v1::FRAME_KIND_ERROR);
-      EXPECT_EQ(message.error().code(), static_cast<int>(grpc::StatusCode::PERMISSION_DENIED)) << message.DebugString();
+      v1::FrameHeader header = RawHeader(seen, kind, 0, 0);
+      std::string payload;
+      if (kind == v1::FRAME_KIND_GRADIENT) {
+        payload = RawFloats(kRawRows[0] * kRawCols[0], 1);
+      } else {
+        header.clear_tensors();
+        header.clear_payload_bytes();
+      }
+      EXPECT_EQ(stream.Ask(header, payload), v1::FRAME_KIND_ERROR);
+      EXPECT_EQ(stream.answer.error().code(), static_cast<int>(grpc::StatusCode::PERMISSION_DENIED))
+          << stream.answer.DebugString();
     }
     v1::ReportStepRequest report;
     report.set_session_id(seen.session_id());
@@ -530,24 +463,18 @@ TEST(ServerSessionTest, WithoutTheSecretNoNumberIsOfUse) {
 TEST(ServerSessionTest, AFrameShowsTheSecretOnceForItsStream) {
   RawServer server;
   const v1::JoinSessionResponse job = server.OpenAndJoin("job");
-  grpc::ClientContext context;
-  SetDeadline(context);
-  auto stream = server.data->Exchange(&context);
-  v1::ExchangeResponse message;
-  ASSERT_TRUE(stream->Read(&message));
+  RawStream stream(server);
   for (const bool refused : {true, false, false}) {  // the refused one shows the secret
-    v1::ExchangeRequest frame;
-    *frame.mutable_header() = RawHeader(job, v1::FRAME_KIND_STATISTICS, 0, 0);
-    frame.set_payload(RawFloats(kRawRows[0] + kRawCols[0], 1));
+    v1::FrameHeader header = RawHeader(job, v1::FRAME_KIND_STATISTICS, 0, 0);
     if (refused) {
-      frame.mutable_header()->set_payload_bytes(1);
+      header.set_payload_bytes(1);
     } else {
-      frame.mutable_header()->clear_secret();
+      header.clear_secret();
     }
-    ASSERT_TRUE(stream->Write(frame));
-    ASSERT_TRUE(stream->Read(&message));
-    EXPECT_EQ(message.header().kind(), refused ? v1::FRAME_KIND_ERROR : v1::FRAME_KIND_ACK) << message.DebugString();
-    EXPECT_TRUE(message.header().secret().empty());
+    EXPECT_EQ(stream.Ask(header, RawFloats(kRawRows[0] + kRawCols[0], 1)),
+              refused ? v1::FRAME_KIND_ERROR : v1::FRAME_KIND_ACK)
+        << stream.answer.DebugString();
+    EXPECT_TRUE(stream.answer.header().secret().empty());
   }
 }
 
