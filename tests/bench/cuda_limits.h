@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a device allows, which steps are compared with: a copy in its memory, and products by cuBLAS, by its own clock
+// The limits of a device, which steps are compared with: a copy in its memory, and products by cuBLAS, by its own clock
 // (cuda_timer.h).
 #pragma once
 

@@ -234,7 +234,7 @@ double FreeMiB() {
   return static_cast<double>(free_bytes) / (1 << 20);
 }
 
-// What a step has to take: its bytes, or its FLOP. 0 where the device's limits are not known.
+// The least seconds of a step, by its bytes or its FLOP. 0 where the device's limits are not known.
 double LimitSeconds(const std::vector<LayerSpec>& layers, const Kind& kind, const DeviceLimits& limits) {
   // Tensor cores do products of TF32 at half the speed of bf16's.
   const double flops_per_second = kind.products == "F32"    ? limits.f32_flops
@@ -321,7 +321,7 @@ std::vector<BenchRow> MeasureCudaStep(const std::string& name, BenchMode mode, c
   const size_t refreshes = kind->interval() == 0 ? 0 : costs.size() / static_cast<size_t>(kind->interval());
   add(name, 0, costs.size() - refreshes, LimitSeconds(layers, *kind, limits) * 1e3);
   if (refreshes > 0) add(name + "/refresh", costs.size() - refreshes, costs.size(), 0);
-  // What steady steps take of the device beyond what its pool has; less than any piece that a pool grows by.
+  // Steady steps may take this much of the device beyond its pool; it is less than any piece that a pool grows by.
   rows.push_back(
       {.name = name + "/growth", .value = free_before - FreeMiB(), .unit = "MiB", .target = 1, .at_most = true});
   return rows;

@@ -11,7 +11,7 @@
 
 namespace precondor {
 
-// What the device does in a second, as this process has measured it; 0: not measured.
+// The device's rates a second, as this process has measured them; 0: not measured.
 struct DeviceLimits {
   double bytes = 0;       // of a copy, read and written
   double f32_flops = 0;   // of products in f32

@@ -92,7 +92,7 @@ class Candidate:
 
 
 def said(command):
-    """What a program prints."""
+    """Returns the output of a program."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"digits.py: {' '.join(map(str, command))} ended with {done.returncode}:\n{done.stderr}")
@@ -124,7 +124,7 @@ def read_run(path, text):
 
 
 def train(program, flags):
-    """What one run gave, and the line that the program said of it."""
+    """Returns the results of one run, and the line that the program printed."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "run.csv"
         text = said([program, *flags, f"--csv={path}"])
@@ -262,7 +262,7 @@ def aligned(lines):
 
 
 def short_table(task, rows):
-    """What a newcomer reads: one seed."""
+    """The table of one seed, which a newcomer reads."""
     lines = [("method", "held-out loss", f"steps to AdamW's final {CRITERIA[task][0]}", "speed-up")]
     for row in rows:
         steps = row["steps_to_adamw_final"][0] if row["steps_to_adamw_final"] else None

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one core multiplies and adds in f32 when it does nothing else.
+// The rate at which one core multiplies and adds in f32 when it does nothing else.
 #pragma once
 
 namespace precondor {

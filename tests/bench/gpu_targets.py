@@ -141,7 +141,7 @@ BEGIN, END = "<!-- begin of tests/bench/gpu_targets.py --markdown -->\n", "<!-- 
 
 
 def findings(text):
-    """What is wrong with a page that should show the table; measured values may stand in their column."""
+    """Returns the findings in a page that should show the table; measured values may stand in their column."""
     if text.count(BEGIN) != 1 or END not in text.split(BEGIN)[1]:
         return [f"expected one line {BEGIN.strip()} and a line {END} after it"]
     shown = text.split(BEGIN)[1].split(END)[0].splitlines()

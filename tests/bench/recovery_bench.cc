@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it costs a shard of BERT-Large's layers, and of a small GPT's with muon, to be able to come back, and how fast
+// The cost of recovery for a shard of BERT-Large's layers, and of a small GPT's with muon, and how fast
 // it does: two shards in this process take the same steps in turns, one with a journal on a disk, one without.
 // Usage: recovery_bench --dir=DIR --json=FILE [--steps=N] [--short] [--gradients]
 // --gradients measures muon alone.
@@ -305,7 +305,7 @@ class Bench {
     const uint64_t version = logged->factor_version();
     logged.reset();
     std::vector<double> restored, updates;
-    // What takes minutes needs no median.
+    // A replay of minutes needs no median.
     for (int i = 0; i < (options_.is_short || steps >= 500 ? 1 : 3); ++i) {
       const double begin = plain.KernelSeconds();
       for (int64_t step = 0; step < steps; ++step) plain.Step(noise_);

@@ -14,7 +14,7 @@ import rows
 
 class RowsTest(unittest.TestCase):
     def run_rows(self, *arguments):
-        """What rows.py ends with and prints for a passing row, one that misses its target, and a limit of the machine."""
+        """Returns the exit status and the output of rows.py for a passing row, one that misses its target, and a limit of the machine."""
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
             path = pathlib.Path(folder, "rows.json")
             missed = {**rows.row("update/slow", 2, "us"), "target": 1, "pass": False}

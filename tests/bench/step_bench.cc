@@ -82,7 +82,7 @@ int64_t ResidentBytes() {
   return pages * sysconf(_SC_PAGESIZE);
 }
 
-// What all models are fed: layer l takes vector (step + 7 l) for its inputs, 3 further on for its outputs.
+// The inputs of all models: layer l takes vector (step + 7 l) for its inputs, 3 further on for its outputs.
 struct Inputs {
   std::vector<LayerSpec> layers;
   DeviceMatrix vectors;                 // [kVectors, kInner]; shorter sides take the first elements

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one core reads, and reads and writes in place, when it does nothing else. `count` is a multiple of 64.
+// The rates at which one core reads, and reads and writes in place, when it does nothing else. `count` is a multiple
+// of 64.
 #pragma once
 
 #include <cstdint>

@@ -158,9 +158,9 @@ class Bench {
     }
   }
 
-  // What memory needs for the bytes of one update, on the average of kUpdates, when reading the tiles of an f32 factor
-  // takes `read` and reading and writing them `read_write`: the tiles, written once; the terms that wait, half of them
-  // on average, and the new one; and the diagonal in f64, which is made anew beside the old one.
+  // The seconds that memory needs for the bytes of one update, on the average of kUpdates, when reading the tiles of an
+  // f32 factor takes `read` and reading and writing them `read_write`: the tiles, written once; the terms that wait,
+  // half of them on average, and the new one; and the diagonal in f64, which is made anew beside the old one.
   static double LimitSeconds(int64_t d, SymmetricStorage storage, double read, double read_write) {
     const double tiles = static_cast<double>(TileBytes(d, storage)), side = static_cast<double>(d);
     const double updates = static_cast<double>(kUpdates);

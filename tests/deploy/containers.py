@@ -209,7 +209,7 @@ class Engine:
         return self.inspect(name)["State"]["ExitCode"]
 
     def process_findings(self, name):
-        """What is wrong with a running container's first process, as the kernel shows it."""
+        """Returns the faults of a running container's first process, as the kernel shows it."""
         process = pathlib.Path(f"/proc/{self.inspect(name)['State']['Pid']}")
         status = dict(re.findall(r"^(\w+):\s+(.*)$", (process / "status").read_text(encoding="utf-8"), re.M))
         if {*status["Uid"].split(), *status["Gid"].split()} != {"10001"}:

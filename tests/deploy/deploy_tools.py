@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test of this folder begins with: the tools of deploy/install.sh --deploy, without which it is skipped."""
+"""The tools of deploy/install.sh --deploy, with which every test of this folder begins. Without them it is skipped."""
 
 import os
 import pathlib

@@ -58,7 +58,7 @@ def setUpModule():
 
 
 def metadata_findings(image, kind):
-    """What is wrong with an image's configuration."""
+    """Returns the faults of an image's configuration."""
     config = image["Config"]
     uid = config.get("User", "").split(":")[0]
     if not uid.isdigit() or int(uid) < 10000:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with Kubernetes objects: their fields, and what they say of each other and of the programs that they run.
+"""Checks of Kubernetes objects: their fields, and what they say of each other and of the programs that they run.
 
 Each check is a generator of findings, texts that begin with Kind/name.
 """

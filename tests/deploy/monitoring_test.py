@@ -65,7 +65,7 @@ def sections(runbooks):
 
 
 def findings(rules, dashboards, runbooks, metrics, tests):
-    """What is wrong with names and references, a line each."""
+    """Returns the faults of names and references, a line each."""
     wrong = []
     written = [(f"rule {rule.get('alert', rule.get('record'))}", rule["expr"])
                for group in rules["groups"] for rule in group["rules"]]
@@ -143,7 +143,7 @@ class Prometheus(Program):
 
 
 def values(prometheus, variable):
-    """What a dashboard's variable offers."""
+    """Returns the values that a dashboard's variable offers."""
     metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]).groups()
     return prometheus.ask(f"label/{label}/values", **{"match[]": metric})
 
@@ -161,7 +161,7 @@ def train(cluster, folder):
 
 
 class Files(unittest.TestCase):
-    """What needs no server."""
+    """The tests that need no server."""
 
     def test_the_tools_accept_rules_configurations_and_unit_tests(self):
         folder = ROOT / "deploy/prometheus"

@@ -107,7 +107,7 @@ class Browser:
         return struct.unpack(">I", png[16:20])[0], zlib.decompressobj().decompress(data, 4)[1:]
 
     def errors(self):
-        """What the console shows, warnings and errors alike."""
+        """Returns the lines of the console, warnings and errors alike."""
         return self.ask("POST", "/se/log", {"type": "browser"})
 
     def __enter__(self):

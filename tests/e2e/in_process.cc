@@ -21,7 +21,7 @@ using digits::HostMatrix;
 using digits::LayerTap;
 using digits::RowRange;
 
-// What a vector block is after the wire: encoded in `dtype` with one scale, and decoded.
+// Makes a vector block what it is after the wire: encoded in `dtype` with one scale, and decoded.
 void RoundTo(DType dtype, HostMatrix& block) {
   const absl::Span<float> values = absl::MakeSpan(block.data());
   const float scale = dtype == DType::kF16 ? F16Scale(values) : 1.0f;

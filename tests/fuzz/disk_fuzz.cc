@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a server reads from its disk and from etcd: records, logs, snapshots. Checksums are put right, since no change
+// A server reads these from its disk and from etcd: records, logs, snapshots. Checksums are put right, since no change
 // that libFuzzer makes would pass them.
 #include <fuzzer/FuzzedDataProvider.h>
 #include <utility>

@@ -43,7 +43,7 @@ void TakeIn(wire::ChunkAssembler& assembler, const v1::ExchangeRequest& frame, c
   PRECONDOR_CHECK(bytes.ok() && *bytes == result->payload.size());
 }
 
-// What was decoded is encoded as something that decodes to the same.
+// A decoded message is encoded as bytes that decode to an equal one.
 template <typename Message, typename Decode>
 void RoundTrip(const wire::Received<Message>& frame, const Decode& decode) {
   std::string payload(frame.payload.size(), 0);

@@ -14,7 +14,7 @@ namespace precondor::fuzz {
 // Inputs that a target's decoders accept, from which libFuzzer begins. They are written into its corpus.
 std::vector<std::string> Seeds();
 
-// What one input is used for. It must end, and must not fail for any bytes.
+// Uses one input. It must end, and must not fail for any bytes.
 void Run(absl::string_view input);
 
 // The input's first byte chooses among `count` decoders, and is taken off.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What libFuzzer calls: the seeds go into the first folder of the command line, then the target gets its inputs.
+// The functions that libFuzzer calls: the seeds go into the first folder of the command line, then the target gets its
+// inputs.
 #include <fstream>
 #include <google/protobuf/stubs/logging.h>
 

@@ -26,7 +26,7 @@ Message Parsed(absl::string_view bytes) {
   return message;
 }
 
-// What was decoded is encoded as something that decodes to the same.
+// A decoded message is encoded as bytes that decode to an equal one.
 void Spec(absl::string_view bytes) {
   const auto spec = wire::DecodeSessionSpec(Parsed<v1::SessionSpec>(bytes));
   if (!spec.ok() || !ValidateSessionSpec(*spec).ok()) return;
@@ -67,7 +67,7 @@ void ShardMessages(absl::string_view bytes) {
   ParseTraceparent(bytes);
 }
 
-// What a server counts for a request, before it decodes it, is at least what protobuf then uses.
+// The bytes that a server counts for a request before it decodes it are at least those that protobuf then uses.
 template <typename Message>
 void HoldSize(absl::string_view bytes) {
   Message message;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What people write: options, the configuration file, the access file, layer tables, schedules.
+// Texts that people write: options, the configuration file, the access file, layer tables, schedules.
 #include <fstream>
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ void Arguments(absl::string_view text) {
   ParseServerConfig({}, {{"PRECONDOR_" + variable.first, variable.second}}).IgnoreError();
 }
 
-// What a configuration is printed as reads back as it.
+// A printed configuration reads back as itself.
 void ConfigurationFile(absl::string_view text) {
   static const std::string& path = *new std::string(absl::StrCat("/tmp/precondor-fuzz-", getpid(), ".yaml"));
   const auto parse = [](absl::string_view contents) {

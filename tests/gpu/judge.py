@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program's exit status and words say of a check."""
+"""The verdict on a check, from a program's exit status and words."""
 
 import re
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine has: the device, its driver, CUDA's libraries and tools, and the commit that is tested."""
+"""The facts of this machine: the device, its driver, CUDA's libraries and tools, and the commit that is tested."""
 
 import glob
 import os
@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Where CUDA's libraries are found that the loader does not know: the toolkit's folders, then the wheels of this Python
+# CUDA's libraries that the loader does not know are in these folders: the toolkit's folders, then the wheels of this Python
 # and of environments at common places.
 LIBRARY_FOLDERS = ["/usr/local/cuda/lib64", "/usr/local/cuda-*/lib64", "/usr/local/cuda/targets/x86_64-linux/lib",
                    "/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu/nvidia/current"]
@@ -25,7 +25,7 @@ TOOL_FOLDERS = ["/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsi
 
 
 def output_of(command, seconds=30):
-    """What `command` prints, or None where it cannot run, fails or does not end."""
+    """Returns the output of `command`, or None where it cannot run, fails or does not end."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -60,7 +60,7 @@ SMOKE = Phase("smoke", 60, (
     _suite("scaled_precondition_conformance_test", 60),
     _suite("grouped_conformance_test", 60, tests="Kinds/*:MethodsInCompany.*"),
 ), jobs=5)
-# What a step of ours is compared with, by the words that the names of our steps begin with.
+# The peers of our steps, by the words that the names of our steps begin with.
 PEERS = {"muon": "muon", "soap": "soap", "low_rank": "mkor", "dense": "mkor"}
 STEPS = Phase("steps", 150, cases=True, scripts=tuple(
     Script(f"step/torch/{kind}", "bench/step_peers.py", 60, (kind,)) for kind in dict.fromkeys(PEERS.values())))
@@ -118,7 +118,7 @@ def choose(text, limit=None):
 # Seconds that a case of cuda_bench can take, by the beginning of its name; the longest beginning counts.
 BENCH_SECONDS = {"": 40, "step/": 60}
 BENCH_START_SECONDS = 30  # before the first case begins: the libraries' start, and the limits
-# What a profiler runs, one process each; together they have the kernels that a step's time goes to.
+# A profiler runs these, one process each; together they have the kernels that a step's time goes to.
 PROFILED = ("step/cuda/muon", "step/cuda/soap", "step/cuda/low_rank_128_tf32")
 PROFILE_SECONDS = 30
 HEAVIEST = 5  # kernels that the report shows

@@ -16,7 +16,7 @@ NOT_MEASURED = "not measured"
 
 @dataclasses.dataclass
 class PhaseState:
-    """What is known of one phase; a phase without a start has not begun."""
+    """The state of one phase; a phase without a start has not begun."""
     name: str
     seconds: float | None = None  # its limit
     checks: list = dataclasses.field(default_factory=list)  # names, of all its starts
@@ -101,7 +101,7 @@ def _phase_table(summary):
 
 
 def _check_list(summary):
-    """What failed, what was skipped and what did not run, with the reasons; checks of a phase that have one reason are one
+    """Returns the checks that failed, were skipped or did not run, with the reasons; checks of a phase that have one reason are one
     line."""
     lines = {}
     for phase in summary.phases.values():
@@ -149,7 +149,7 @@ def _targets():
 
 
 def _of_device(values, device):
-    """What a claim has for this device, where it has something for each: by the first word of the device's name there,
+    """Returns the value of a claim for this device, where it has one for each: by the first word of the device's name there,
     as H100 of "H100 SXM"."""
     if not isinstance(values, dict):
         return values

@@ -21,7 +21,7 @@ from gpu.results import FAILED, NOT_RUN, PASSED, SKIPPED
 
 
 class Programs:
-    """Where programs lie: a pack's folder bin, or a build folder."""
+    """The folder of programs: a pack's folder bin, or a build folder."""
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder).resolve()

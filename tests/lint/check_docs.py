@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents name exists: flags in the programs' --help, metrics in the catalog, log lines in the server's sources,
+"""Names in the documents exist: flags in the programs' --help, metrics in the catalog, log lines in the server's sources,
 files behind links and headings behind anchors.
 
 Flags: on a line that names one of our programs, each --flag must be in that program's help; on other lines in the help

@@ -65,7 +65,7 @@ EXPECTED = {
 
 @dataclasses.dataclass
 class Kernel:
-    """What is known of one; of several with a name, the worst of each."""
+    """The figures of one; of several with a name, the worst of each."""
 
     name: str
     registers: int
@@ -103,7 +103,7 @@ class Tools:
         self.nvcc, self.cuobjdump, self.environment = str(nvcc), str(cuobjdump), {**os.environ, "PATH": path}
 
     def compile(self, source, binary):
-        """What ptxas reports."""
+        """Returns the report of ptxas."""
         return _finished(compile_cuda(self.nvcc, FLAGS, source, binary)).stderr
 
     def dump(self, what, binary):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What ptxas makes of every kernel: registers, shared memory, stack and spills within limits, and no trap, which is
+"""The report of ptxas on every kernel: registers, shared memory, stack and spills within limits, and no trap, which is
 what the compiler leaves of code that it takes for undefined."""
 
 import argparse
@@ -17,7 +17,7 @@ FLAGS = ["-no-compress", f"-gencode=arch=compute_80,code=[compute_80,{','.join(T
 # where slow paths of sin and cos reduce large angles.
 LIMITS = {"registers": 64, "bytes smem": 24 << 10, "bytes stack frame": 40, "bytes spill stores": 0}
 REGISTERS = {"ExpandKernel": 80, "LowRankAppendKernel": 80, "UpdateMultiplyKernel": 80, "SpdInversesKernel": 128}
-# What is spilled is read between two blocks of work, not in a main loop.
+# Spilled registers are read between two blocks of work, not in a main loop.
 SPILLS = {"ProductKernel": 12}
 
 

@@ -54,7 +54,7 @@ OURS = [
     ("server/app/config", ["kernels/base/", "server/policy/"]),
     ("server/", CORE + ["server/", "kernels/cpu/", "kernels/cuda/", "kernels/grouping/", "proto/wire/", "precondor/v1/"]),
     ("client/cpp/include/", ["kernels/base/", "precondor/"]),
-    # What a user of the library sees, and no more.
+    # A user of the library sees these, and no more.
     ("client/python/", ["kernels/base/", "precondor/", "client/python/"]),
     # It reads what shards left on their disks.
     ("client/cpp/tools/ctl_restore", ["kernels/base/", "proto/wire/", "precondor/", "client/cpp/", "server/recovery/",

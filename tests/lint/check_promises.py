@@ -152,7 +152,7 @@ def _registered(tree):
 
 
 def _unknown(name, registered, cases, functions):
-    """What of a name in backquotes does not exist."""
+    """Returns the parts of a name in backquotes that do not exist."""
     if re.fullmatch(r"\w+", name):
         if name not in registered:
             yield f"no test {name} in CTest"

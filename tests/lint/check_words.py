@@ -88,7 +88,7 @@ RETIRED = {
 PARTS = "tests/lint/identifier_parts.txt"
 PRODUCT = ("server/", "client/", "kernels/", "proto/")
 PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]+")
-# What defines a type, by the end of its file's name.
+# Patterns of a type's definition, by the end of its file's name.
 TYPE = {
     (".h", ".cc", ".cu", ".cuh"): re.compile(
         r"\b(?:class|struct|union|enum(?: class)?)\s+(?:[A-Z_]+(?:\([^)]*\))?\s+|alignas\([^)]*\)\s*)*([A-Z][\w:]*)"

@@ -65,7 +65,7 @@ class Instruction:
 
 @dataclasses.dataclass
 class InFlight:
-    """What a thread has in flight at most."""
+    """Returns the most that a thread has in flight."""
 
     loads: int = 0
     bytes: int = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every lint shares: the tree it looks at, and a command line with a self-test.
+"""The frame of every lint: the tree it looks at, and a command line with a self-test.
 
 A lint is a function check(tree) -> list of findings, and a list of Case: small trees with what must be found in
 them. A lint whose self-test cannot make it fail is worth nothing, so CTest runs both.

@@ -44,7 +44,7 @@ mapfile -t files < <(python3 - "$database" "${paths[@]}" <<'PY'
 import json, os, re, sys
 wanted = [p.rstrip("/") for p in sys.argv[2:]]
 with open(sys.argv[1], encoding="utf-8") as file:
-    # What prints the text: with comments, which can turn a check off, and with macros.
+    # Commands that print the text: with comments, which can turn a check off, and with macros.
     texts = {os.path.relpath(entry["file"]): f"cd {entry['directory']} && " + re.sub(r" -o \S+ -c ", " -E -C -dD -P ", entry["command"])
              for entry in json.load(file)}
 for w in wanted:

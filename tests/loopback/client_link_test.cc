@@ -370,7 +370,7 @@ TEST(ClientLinkTest, CancelEndsWhatWaitsAndAllThatComes) {
   EXPECT_EQ(worker->Leave().code(), absl::StatusCode::kCancelled);
 }
 
-// What the transport cannot send stays in the stream: the caller's memory with it.
+// Bytes that the transport cannot send stay in the stream, and the caller's memory with them.
 TEST(ClientLinkTest, CancelGivesBackAGradientThatTheShardDoesNotRead) {
   ScriptedServer server(Spec());
   server.Change([](Script& script) { script.stalled = true; });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a server says of CUDA devices that are lost, with the CUDA backend as the host runs it.
+// A server's reports on CUDA devices that are lost, with the CUDA backend as the host runs it.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>

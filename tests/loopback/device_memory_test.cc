@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a server does where a CUDA device has little memory, or none left in the middle of a session, with the CUDA
+// A server's behaviour where a CUDA device has little memory, or none left in the middle of a session, with the CUDA
 // backend as the host runs it.
 #include <cstdlib>
 #include <filesystem>

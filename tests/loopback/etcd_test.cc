@@ -104,7 +104,7 @@ class EtcdTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status;
     return election;
   }
-  // What a candidate that does not get to lead waits for; it is stopped then.
+  // A candidate that does not get to lead waits for this; it is stopped then.
   static absl::Status WaitsFor(EtcdClient& client, ElectionOptions options) {
     std::promise<absl::Status> told;
     options.on_waiting = [&, first = true](const absl::Status& why) mutable {

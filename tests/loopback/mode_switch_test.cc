@@ -43,7 +43,7 @@ std::vector<float> Gradient(uint64_t step, int64_t layer, uint32_t rank) {
   return out;
 }
 
-// What the job averages: every worker has one sample.
+// The weights of the job's average: every worker has one sample.
 std::vector<float> Average(uint64_t step, int64_t layer) {
   std::vector<double> sum(kElements);
   for (uint32_t rank = 0; rank < kWorkers; ++rank) {
@@ -377,7 +377,7 @@ TEST_P(ModeConflictTest, AFrameInAnotherModeThanItsStepIsRefusedAndCounted) {
     for (int64_t layer = 0; layer < 4; ++layer) EXPECT_TRUE(job.workers[rank]->AbstainStatistics(0, layer).ok());
     EXPECT_TRUE(job.workers[rank]->Flush().ok());
   });
-  // What the library never says: rank 0 believes step 0 to be in first order.
+  // The library never says this: rank 0 believes step 0 to be in first order.
   v1::JoinSessionResponse joined;
   ASSERT_TRUE(job.server->Join("job", 0, 1, &joined).ok());
   const v1::ShardAssignment& owner = joined.shard_map().assignments(0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What precondorctl plan predicts, against what workers count and what a shard reserves.
+// The predictions of precondorctl plan, against the counts of workers and the reservations of a shard.
 #include <barrier>
 #include <memory>
 #include <string>

@@ -30,7 +30,7 @@ class ScriptedServer {
     std::string version = PRECONDOR_VERSION;
     // Streams end after that many frames of an answer, counted over all streams; each place is used once.
     std::vector<int> break_after_frames;
-    // What to say instead of ACK; OK: nothing special. Called per contribution, under the server's lock.
+    // The answer in place of ACK; OK: nothing special. Called per contribution, under the server's lock.
     std::function<absl::Status(const v1::FrameHeader& header)> refuse = [](const v1::FrameHeader&) {
       return absl::OkStatus();
     };
@@ -46,9 +46,9 @@ class ScriptedServer {
     uint64_t resume_step = 0;
     uint64_t snapshot_at = 0;
     uint64_t snapshot_id = 0;
-    // What to say instead of taking a rank in; OK: nothing special.
+    // The answer in place of taking a rank in; OK: nothing special.
     absl::Status refuse_joins;
-    // What to say instead of a directive.
+    // The answer in place of a directive.
     std::function<absl::Status(const v1::ReportStepRequest& report)> refuse_report = [](const v1::ReportStepRequest&) {
       return absl::OkStatus();
     };
@@ -72,7 +72,7 @@ class ScriptedServer {
     int times = 0;  // repetitions included
     bool conflict = false;
   };
-  // What was taken in, by (kind, step, layer).
+  // The accepted contributions, by (kind, step, layer).
   std::map<std::string, Stored> stored() const;
   int joins() const;
   // first_step of the last JoinSession.

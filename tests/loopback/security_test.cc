@@ -311,7 +311,7 @@ TEST_F(SecurityTest, RolesOfCertificatesSayWhatACallerMayDo) {
   EXPECT_THAT(std::string(stranger.message()), HasSubstr("a certificate of stranger.test, which is not listed"));
 }
 
-// What one job sees of another in lists and errors is of no use to it.
+// A job can do nothing with the numbers of another that it sees in lists and errors.
 TEST_F(SecurityTest, AJobCannotTakePartInAnothersSession) {
   ServerConfig config = Config();
   config.access_file = Path("access");
@@ -484,7 +484,7 @@ TEST_F(SecurityTest, WarnsOfACertificateThatExpiresAndOfFilesThatOthersUse) {
   ServerConfig config = Config();
   config.access_file = Path("access");
   Write("access", "worker token 0123456789abcdef\n");
-  // What a server warns of, whose certificate is valid for as long and whose secrets have this mode.
+  // Returns the warnings of a server whose certificate is valid for as long and whose secrets have this mode.
   const auto warnings = [&](absl::Duration left, mode_t mode) {
     Write("server", authority_.Issue({.common_name = "server", .names = kHost, .valid_until = left}));
     for (const std::string& path : {config.tls_key, config.access_file}) EXPECT_EQ(chmod(path.c_str(), mode), 0);

@@ -45,7 +45,7 @@ class SessionRemovedTest : public ::testing::TestWithParam<bool> {
     spec_.layers.push_back({"layer", kRows, kCols, false});
   }
 
-  // What the coordinator asks of the shard when a session is over, with the coordinator's own token.
+  // The coordinator's call to the shard when a session is over, with the coordinator's own token.
   void RemoveFromShard() {
     const std::unique_ptr<v1::ShardService::Stub> stub = v1::ShardService::NewStub(shard_->channel());
     const uint64_t token = CurrentToken(*stub);

@@ -80,7 +80,7 @@ class Job {
     for (std::thread& thread : threads) thread.join();
   }
 
-  // What a rank's data give at these weights.
+  // The gradient of a rank's data at these weights.
   std::vector<float> Gradient(const std::vector<float>& at, uint64_t step, size_t layer, uint32_t rank) const {
     std::vector<float> out(kElements);
     for (size_t i = 0; i < kElements; ++i) {

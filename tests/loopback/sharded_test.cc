@@ -269,7 +269,7 @@ TEST_F(ShardedTest, RanksThatBeginAgainMayDivideTheGradientInAnotherWay) {
   Send(0, 0, WithReplicas(0), GradientOf(0));
   EXPECT_TRUE(workers_[0]->Flush().ok());
   Join(2);
-  // What the process before has sent stands, and is more than rank 0 has now.
+  // The contribution of the process before counts, and has more samples than rank 0 has now.
   for (const Answer& answer : Step(0, ByRows, GradientOf(0))) EXPECT_EQ(answer.decision, Decision::kSkip);
   for (const Answer& answer : Step(1, ByRows, GradientOf(1))) EXPECT_EQ(answer.decision, Decision::kPreconditioned);
 }

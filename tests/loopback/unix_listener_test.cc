@@ -47,7 +47,7 @@ class Peer {
 
 class UnixListenerTest : public ::testing::Test {
  protected:
-  // What a process that was killed leaves.
+  // A process that was killed leaves this socket.
   void LeaveSocket() { EXPECT_EQ(Peer(bind, path_).error(), 0); }
   int Dial() { return Peer(connect, path_).error(); }
   bool there() const { return std::filesystem::exists(std::filesystem::symlink_status(path_)); }

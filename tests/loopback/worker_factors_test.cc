@@ -152,7 +152,7 @@ absl::StatusOr<Step> RunStep(Worker& worker, uint64_t step) {
   return answers;
 }
 
-// What a test does at the beginning of a rank's step; it may exchange the worker for another one.
+// An action of a test at the beginning of a rank's step; it may exchange the worker for another one.
 using Hook = std::function<void(uint64_t step, std::unique_ptr<Worker>& worker)>;
 
 // Answers by rank and step. Ranks that have factors have the same, bit for bit, after each step.
@@ -477,7 +477,7 @@ std::vector<std::string> ReadAll(Worker& worker) {
   return factors;
 }
 
-// What the checkpoint of a job of one rank has after its first four steps.
+// Returns the checkpoint of a job of one rank after its first four steps.
 std::vector<std::string> FactorsOfFourSteps(Cluster& cluster, const SessionSpec& spec) {
   EXPECT_TRUE(cluster.client().OpenSession(spec).ok());
   const std::unique_ptr<Worker> worker = *cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1});

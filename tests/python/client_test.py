@@ -78,7 +78,7 @@ class ClientTest(unittest.TestCase):
         for exchange in EXCHANGES:
             with self.subTest(exchange=exchange), context.Pool(2) as pool:
                 name = f"{self.name[:60]}-{exchange}"
-                # What an allreduce would do in a job: the two ranks' ends of a pipe.
+                # The place of an allreduce in a job: the two ranks' ends of a pipe.
                 ends = context.Pipe()
                 runs = [pool.apply_async(train, (self.server.address, name, rank, 2, exchange, ends[rank]))
                         for rank in range(2)]

@@ -17,7 +17,7 @@ SHAPE = (3, 4)
 
 
 class OnDevice:
-    """What torch and CuPy show of a matrix."""
+    """The interface by which torch and CuPy show a matrix."""
 
     def __init__(self, array, **changes):
         self.array = array

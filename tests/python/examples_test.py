@@ -175,7 +175,7 @@ class ProgramsTest(unittest.TestCase):
         return json.loads(file.read_text())
 
     def text(self):
-        """What the GPT reads: nothing where it has the King James text."""
+        """Returns the arguments with the GPT's text: nothing where it has the King James text."""
         if shutil.which("bible"):
             return ()
         file = self.folder / "text.txt"

@@ -200,7 +200,7 @@ class Stream:
 
 
 def payload_first(request):
-    """What no generated code writes and every reader has to take: the payload before the header, and a field of a
+    """Returns bytes that no generated code writes and every reader has to take: the payload before the header, and a field of a
     later release (number 1000, varint) at the end."""
     kind = type(request)
     return (kind(payload=request.payload).SerializeToString() + kind(header=request.header).SerializeToString()

@@ -266,7 +266,7 @@ class LocalServerTest(unittest.TestCase):
             holder.stdout.close()
             self.assertTrue(ends(pid), f"the server outlives a process that {kill=}")
             self.assertFalse(os.path.exists(address.removeprefix("unix:")))
-        # What a killed process has left goes with the next server's start.
+        # The files of a killed process go with the next server's start.
         self.assertEqual(len(os.listdir(self._folder.name)), 1)
         with server.LocalServer():
             self.assertEqual(len(os.listdir(self._folder.name)), 1)

@@ -48,7 +48,7 @@ def load_package():
 
 
 def package_answers(case):
-    """What distributed-kron answers to the case's gradients."""
+    """Returns distributed-kron's answers to the case's gradients."""
     import jax
     import jax.numpy as jnp
     import numpy as np

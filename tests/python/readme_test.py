@@ -21,7 +21,7 @@ import test_program
 import torch
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# What the recipes take from the reader's program.
+# The recipes take these from the reader's program.
 BEFORE = """
 import os
 import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of precondor.torch in one process have in common: a server, and preconditioners that end after a test.
+"""The frame of tests of precondor.torch in one process: a server, and preconditioners that end after a test.
 
 Importing it skips with 77, and says so, where torch is not installed.
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What Preconditioner does where no method is named, and with embeddings.
+"""Preconditioner where no method is named, and with embeddings.
 
 Skips with 77, and says so, where torch is not installed.
 """

@@ -31,7 +31,7 @@ class FsdpTest(unittest.TestCase):
     ranks = {}
 
     def ask(self, size, name, session, **arguments):
-        """What the function gives on each rank; a raised exception as it was."""
+        """Returns the function's result on each rank; a raised exception as it was."""
         ranks = self.ranks[size]
         for rank in ranks:
             rank.send((name, {"address": self.server.address, "session": session, **arguments}))
@@ -42,7 +42,7 @@ class FsdpTest(unittest.TestCase):
         return answers
 
     def run_all(self, size, name, **arguments):
-        """What the function gives on each rank."""
+        """Returns the function's result on each rank."""
         answers = self.ask(size, name, f"{self.id().rsplit('.', 1)[-1][:60]}-{size}", **arguments)
         for answer in answers:
             if isinstance(answer, Exception):

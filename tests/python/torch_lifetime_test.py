@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a Preconditioner that fails, is dropped or is replaced leaves behind: nothing.
+"""A Preconditioner that fails, is dropped or is replaced leaves nothing behind.
 
 Skips with 77, and says so, where torch is not installed.
 """
@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 def left_on(model):
-    """What a Preconditioner could leave on a model: hooks and attributes."""
+    """Returns the traces that a Preconditioner could leave on a model: hooks and attributes."""
     hooks = [(name, kind, len(getattr(module, kind))) for name, module in model.named_modules()
              for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_always_called")
              if hasattr(module, kind)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch_local_test.py trains in each rank. devices: of each rank, which its memory stands for; None: the host."""
+"""The training of torch_local_test.py in each rank. devices: of each rank, which its memory stands for; None: the host."""
 
 import os
 import select
@@ -20,7 +20,7 @@ LOST = 2  # the step in which a shard is lost
 
 
 def use_of(pre):
-    """Where the gradients went, and who sent them."""
+    """Returns the ways that the gradients went, and their senders."""
     return {**pre.device_plane(), **pre.metrics(), "delegates": pre._worker.spec.delegates}
 
 

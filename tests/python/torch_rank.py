@@ -54,7 +54,7 @@ def resume(rank, folder, stops, end=True, **arguments):
 
 
 def distributed_checkpoint(rank, address, session, folder):
-    """What torch.distributed.checkpoint saves and loads of a state with factors, and the step that it resumes at."""
+    """Returns a state with factors as torch.distributed.checkpoint saves and loads it, and the step that it resumes at."""
     import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
     case = torch_training.CASES["mlp"]
     model = case.model()

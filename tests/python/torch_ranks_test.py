@@ -36,7 +36,7 @@ class RanksTest(unittest.TestCase):
         self.name = self.id().rsplit(".", 1)[-1][:80]
 
     def run_both(self, name, **arguments):
-        """What the function gives on each rank; a raised exception as it was."""
+        """Returns the function's result on each rank; a raised exception as it was."""
         for rank in self.ranks:
             rank.send((name, {"address": self.server.address, "session": self.name, **arguments}))
         answers = []
@@ -119,7 +119,7 @@ class RanksTest(unittest.TestCase):
         for exchange in EXCHANGES:
             for ddp in (False, True):
                 with self.subTest(exchange=exchange, ddp=ddp):
-                    # What DDP has averaged is infinite on both; with a plain model the ranks have to tell each other.
+                    # DDP's average is infinite on both; with a plain model the ranks have to tell each other.
                     overflow = ((0, 4), (1, 4)) if ddp else ((1, 4),)
                     answers = self.train("mlp", exchange=exchange, ddp=ddp, scaler=64.0, overflow=overflow)
                     self.expect_reference("mlp", answers, skipped=[4])

@@ -105,7 +105,7 @@ class RestartTest(unittest.TestCase):
             self.assertEqual((lost, metrics["updates_lost"], texts), ({}, 0, []))
 
     def lost_updates(self, server):
-        """What its metric and its page have; both are gone with the session."""
+        """Returns its metric and its entry of the page; both are gone with the session."""
         shown = sum(session["shard"]["updates_lost"] for session in server.status()["sessions"])
         self.assertEqual(server.metric("precondor_updates_lost_total") or 0, shown)
         return shown

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch_fsdp_test.py trains in each rank: small nets, under DistributedDataParallel, fully_shard or tensor
+"""The training of torch_fsdp_test.py in each rank: small nets, under DistributedDataParallel, fully_shard or tensor
 parallelism."""
 
 import contextlib
@@ -164,7 +164,7 @@ def spoiled(rank, address, session, exchange):
 
 
 class Residual(nn.Module):
-    """What tensor parallelism divides: `up` by its outputs, `down` by its inputs."""
+    """A model that tensor parallelism divides: `up` by its outputs, `down` by its inputs."""
 
     def __init__(self, hidden):
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch_test.py trains with precondor.torch, in its own process or as a rank of several."""
+"""The training of torch_test.py with precondor.torch, in its own process or as a rank of several."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from torch_reference import CASES, FACTOR_DECAY, GAMMA, INV_FREQ, KFAC_DAMPING, 
 
 
 def statistics(kind, **more):
-    """What torch_reference.py's statistics are, of another kind."""
+    """The statistics of torch_reference.py, of another kind."""
     return precondor.Statistics(kind, inv_freq=INV_FREQ, warmup_steps=WARMUP, dtype="f32", **more)
 
 
@@ -33,7 +33,7 @@ def options(case):
 
 
 class Scaler:
-    """What Preconditioner uses of torch's GradScaler, where that is for CUDA alone: before torch 2.3."""
+    """The part of torch's GradScaler that Preconditioner uses, where that is for CUDA alone: before torch 2.3."""
 
     def __init__(self, loss_scale=1.0):
         self._scale = loss_scale

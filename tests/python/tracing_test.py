@@ -23,7 +23,7 @@ TIMEOUT_S = 60
 STEPS = 4
 RANKS = 2
 LAYERS = [precondor.Layer("a", 8, 16), precondor.Layer("b", 16, 8)]
-# What an application works on, and keeps.
+# The buffers of an application, which it keeps.
 APPLICATION = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 CALL = "precondor.v1."
 

@@ -21,7 +21,7 @@ from examples_test import EXAMPLES, ROOT, TIMEOUT_S, TORCHRUN, free_port
 
 import torch
 
-# What the README's lines leave out: a model and a batch, and at the dots a loop.
+# The README's lines leave these out: a model and a batch, and at the dots a loop.
 BEFORE = """
 import torch
 torch.manual_seed(1)

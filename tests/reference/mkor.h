@@ -34,7 +34,7 @@ class MkorFactor {
   MkorFactor(const MkorOptions& options, int64_t d);
   void Update(const Vectors& v);
   Dense Inverse() const;  // [d, d]
-  // What EXACT_DAMPED adds to the eigenvalues of the bias-corrected L; first block.
+  // EXACT_DAMPED adds this to the eigenvalues of the bias-corrected L; first block.
   double Damping() const;
 
  private:

@@ -20,7 +20,7 @@ class Muon {
   Muon(MuonOptions options, int64_t d_out, int64_t d_in) : options_(options), momentum_(d_out, d_in) {}
   // The answer to the next gradient.
   Dense Step(const Dense& gradient);
-  // What the last answer is the orthogonalized form of.
+  // The last answer is the orthogonalized form of this.
   const Dense& direction() const { return direction_; }
 
  private:

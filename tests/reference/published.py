@@ -35,7 +35,7 @@ class KfacLayer:
 
 
 def kl_scale(pairs, rate, clip):
-    """What all answers of a step are multiplied with; pairs of D and U."""
+    """Returns the factor of all answers of a step; pairs of D and U."""
     total = abs(sum(np.vdot(d, u) for d, u in pairs)) * rate**2
     return 1.0 if total == 0 else min(1.0, (clip / total)**0.5)
 

@@ -14,7 +14,7 @@ struct Pem {
   std::string key;
 };
 
-// What a certificate says. `names` as OpenSSL writes alternative names: "DNS:a.test,IP:127.0.0.1,URI:b:c"; may be
+// The content of a certificate. `names` as OpenSSL writes alternative names: "DNS:a.test,IP:127.0.0.1,URI:b:c"; may be
 // empty.
 struct CertificateWish {
   std::string common_name;

@@ -117,7 +117,7 @@ class ChaosTest(FaultTest):
         if shutil.which("etcd") is None:
             self.skipTest("no etcd on this machine: deploy/install.sh --test installs it")
         with Etcd(self.folder.name) as etcd:
-            # What is promised ahead must not carry the run to its end.
+            # A lease must not carry the run to its end.
             with self.cluster(coordinator_arguments=["--lease-steps=2", f"--etcd-endpoints={etcd.address}",
                                                      "--etcd-lease-ms=2000"]) as cluster:
                 def disturb(training):

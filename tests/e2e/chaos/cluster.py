@@ -134,7 +134,7 @@ class Server:
         return sum(float(sample) for sample in samples) if samples else None
 
     def status(self):
-        """What its page /status has."""
+        """Returns the content of its page /status."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/status", timeout=10) as answer:
             return json.load(answer)
 
@@ -206,7 +206,7 @@ class Switch:
 
     @contextlib.contextmanager
     def cut(self, directions=DIRECTIONS):
-        """What is sent in these directions arrives when the context ends."""
+        """Bytes that are sent in these directions arrive when the context ends."""
         self._cut = directions
         try:
             yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of faults have in common: a run that is disturbed, and the weights that it must end with all the same.
+"""The frame of tests of faults: a run that is disturbed, and the weights that it must end with all the same.
 
 Also what the service has told the workers must be valid at each moment: ../history/checker.py has the rules.
 """

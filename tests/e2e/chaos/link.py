@@ -43,7 +43,7 @@ def server_address(i):
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to the packets of one direction."""
+    """The treatment of the packets of one direction."""
 
     loss: float = 0.0      # probability that one is lost
     delay_s: float = 0.0
@@ -132,7 +132,7 @@ def enter_own_network(arguments):
 
 
 def why_no_link():
-    """What forbids a Link here, None when nothing does."""
+    """Returns the reason why a Link is impossible here, or None."""
     try:
         os.close(_open_tun("probe0"))
     except OSError as error:
@@ -205,7 +205,7 @@ class Forwarder:
             heapq.heappush(self.held, (due, self.serial, now, direction, packet))
 
     def deliver(self):
-        """What is due; seconds until more is, None when nothing is held."""
+        """Returns the packets that are due, and the seconds until more are; None when nothing is held."""
         while self.held:
             now = time.monotonic()
             due, serial, came, direction, packet = self.held[0]

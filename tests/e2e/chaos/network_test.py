@@ -124,7 +124,7 @@ class NetworkTest(FaultTest):
         self.train_over_link(disturb)
 
     def test_one_way_loss(self):
-        """What is sent arrives and the answers do not, and the other way round."""
+        """Requests arrive and the answers do not, and the other way round."""
         def disturb(link, cluster, _):
             for direction in self.random.sample(DIRECTIONS, 2):
                 step, dropped = cluster.step(), link.counters()[direction].dropped

@@ -342,7 +342,7 @@ def layers_stay(history):
 
 
 def findings(history, faults=(), lease_steps=1):
-    """What breaks a rule; empty if nothing does."""
+    """Returns the violations of the rules; empty if there are none."""
     for rule in (one_session, epochs_grow, leases_grow, ranks_have_one_holder, replaced_processes_are_refused,
                  epochs_have_a_cause, modes_never_change, steps_begin_within_the_lease, steps_have_one_answer,
                  answers_wait_for_all, factor_versions_grow, ranks_are_lost_together, layers_stay):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients of a service do, well or badly: calls, jobs, connections, streams and bytes that break off.
+"""The clients of a service, good and bad: calls, jobs, connections, streams and bytes that break off.
 
 Each method of Churn does one round of one kind, ends all that it began and counts it in `counts`.
 """

@@ -58,6 +58,6 @@ def growth(operations, values):
 
 
 def not_returned(baseline, now):
-    """What is above the baseline, in words; empty when everything has returned."""
+    """Returns the figures above the baseline, in words; empty when everything has returned."""
     return [f"{name}: expected at most {baseline[name] + spare:g}, got {now[name]:g}"
             for name, spare in RETURNING.items() if now[name] > baseline[name] + spare]

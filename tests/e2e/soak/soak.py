@@ -38,7 +38,7 @@ from cluster import Failure, say  # pylint: disable=wrong-import-position
 THREADS = 5
 PROBES = 40  # of each fixed operation in a round
 RETURN_S = 60  # for what clients held to be free again
-# What is allowed per thousand operations, and by how much the level of a server without a leak wanders in a run of any length: of
+# The growth that is allowed per thousand operations, and by how much the level of a server without a leak wanders in a run of any length: of
 # anonymous memory as glibc's arenas and gRPC's slices fragment, of what the allocator has given out as threads keep blocks
 # that are free. A short run cannot see a leak below that.
 BOUND_BYTES = 16 << 10
@@ -66,7 +66,7 @@ class Subject:
         self.rounds = []
 
     def figures(self):
-        """What the server and the kernel say it holds."""
+        """Returns the resources of the server, as it and the kernel show them."""
         if self.server.process.poll() is not None:
             raise Failure(f"{self.server.name} ended with {self.server.process.returncode}: {self.server.log_tail()}")
         proc = pathlib.Path("/proc") / str(self.server.process.pid)

@@ -23,8 +23,8 @@ struct Run {
   std::string task;
   MlpSpec model;
   int64_t steps = 0;
-  // What the service is told: method, statistics, exchange mode, layers, number of workers. Its seed is that of weights
-  // and batches too. Method "identity" averages the gradients and leaves the rest to the base optimizer.
+  // The session of the service: method, statistics, exchange mode, layers, number of workers. Its seed is that of
+  // weights and batches too. Method "identity" averages the gradients and leaves the rest to the base optimizer.
   SessionSpec session;
   std::string optimizer = "adamw";
   double learning_rate = 0.016;  // at the first step; falls linearly to zero

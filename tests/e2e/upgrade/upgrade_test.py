@@ -92,7 +92,7 @@ class UpgradeTest(FaultTest):
         self.change(self.previous, self.previous, self.binaries, self.stop, coordinator_first=True)
 
     def test_upgrade_of_killed_servers(self):
-        """What the previous release has left on the disk at any instant is enough."""
+        """The files of the previous release are enough at any instant."""
         self.change(self.previous, self.previous, self.binaries, lambda server: server.kill(), coordinator_first=False)
 
     def test_the_way_back(self):

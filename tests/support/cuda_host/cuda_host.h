@@ -2,7 +2,7 @@
 // CUDA on the host: the sources of kernels/cuda compiled as C++ and run on the CPU, so that their logic is tested where
 // there is no GPU. This header is included before all else in such a build (-include); it gives the language's words.
 //
-// What it keeps of a device: threads of a block run apart from one barrier to the next, in changing orders; a barrier
+// It keeps this of a device: threads of a block run apart from one barrier to the next, in changing orders; a barrier
 // or shuffle that not all threads reach ends the test; shared memory holds what the last block left there; what is put
 // on a stream runs later, when a thread waits for it; memory comes filled with NaN. What it does not show: speed,
 // races within a warp's step, what nvcc makes of the text, cuBLAS' and cuSOLVER's own rounding (OpenBLAS answers here).

@@ -67,7 +67,7 @@ struct Memory {
   int device = 0;
 };
 
-// What follows is guarded by it, and it is held while a device works: the handler runs on the thread that holds it.
+// It guards everything below, and it is held while a device works: the handler runs on the thread that holds it.
 Mutex work_mu;
 thread_local int holds = 0;  // of this thread
 

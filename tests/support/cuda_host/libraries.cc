@@ -194,8 +194,8 @@ void Multiply(const Product& p, cudaDataType type, cublasComputeType_t compute, 
   }
 }
 
-// What cuBLAS has in batches: bf16 or f32 for bf16 and f32 for f32, summed in f32, and f32 rounded to TF32 besides.
-// What it would only refuse is an error of ours.
+// Types that cuBLAS has in batches: bf16 or f32 for bf16 and f32 for f32, summed in f32, and f32 rounded to TF32
+// besides. A combination that it would only refuse is an error of ours.
 void ExpectInBatches(cudaDataType a, cudaDataType b, cudaDataType c, cublasComputeType_t compute) {
   const bool plain = compute == CUBLAS_COMPUTE_32F && (a == CUDA_R_32F || a == CUDA_R_16BF);
   const bool tf32 = compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a == CUDA_R_32F;
@@ -207,7 +207,7 @@ void ExpectInBatches(cudaDataType a, cudaDataType b, cudaDataType c, cublasCompu
   std::abort();
 }
 
-// What cuBLAS asks of matrices in batches where they have 16 bits, or where f32 is rounded.
+// The alignment that cuBLAS asks of matrices in batches where they have 16 bits, or where f32 is rounded.
 void ExpectAligned(const void* data) {
   if (reinterpret_cast<uintptr_t>(data) % 16 == 0) return;
   std::fprintf(stderr, "batched products: expected a matrix at a multiple of 16 bytes, got %p\n", data);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cuBLAS and cuSOLVER may do, and their imitation does when a test asks for it.
+// Behaviour that cuBLAS and cuSOLVER may have, and that their imitation has when a test asks for it.
 #pragma once
 
 #include <atomic>

@@ -35,7 +35,7 @@ int64_t Total() {
 
 int64_t FreeLocked(int device) { return std::max<int64_t>(Total() - Taken()[device], 0); }
 
-// What a pool takes from its device at once.
+// The bytes that a pool takes from its device at once.
 constexpr int64_t kPieceBytes = int64_t{2} << 20;
 int64_t InPieces(int64_t bytes) { return (bytes + kPieceBytes - 1) / kPieceBytes * kPieceBytes; }
 

@@ -8,7 +8,8 @@
 
 namespace precondor::cuda_host {
 
-// What the imitation takes from a device for them. A real device's figures differ; the order of magnitude is theirs.
+// The bytes that the imitation takes from a device for them. A real device's figures differ; the order of magnitude is
+// theirs.
 constexpr int64_t kHandleBytes = int64_t{32} << 20;          // of cuBLAS or cuSOLVER, until it is destroyed
 constexpr int64_t kLibraryModuleBytes = int64_t{192} << 20;  // of cuBLAS or cuSOLVER, at its first routine
 constexpr int64_t kKernelModuleBytes = int64_t{1} << 20;     // of a kernel, at its first launch

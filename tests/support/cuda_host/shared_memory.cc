@@ -17,7 +17,7 @@
 namespace precondor::cuda_host {
 namespace {
 
-// What a cudaIpcMemHandle_t holds. The inode tells a descriptor that has become another file's.
+// The content of a cudaIpcMemHandle_t. The inode tells a descriptor that has become another file's.
 struct Handle {
   pid_t pid = 0;
   int fd = -1;

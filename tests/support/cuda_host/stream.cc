@@ -91,7 +91,7 @@ std::map<void*, PoolAllocation>& PoolAllocations() {
   return allocations;
 }
 
-// What calls mean that name no stream: one of the current device.
+// The stream of calls that name none: one of the current device.
 cudaStream_t Named(cudaStream_t stream) {
   static auto& defaults = *new std::map<int, std::unique_ptr<CUstream_st>>;
   if (stream != nullptr) return stream;

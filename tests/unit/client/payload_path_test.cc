@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -52,7 +53,7 @@ class PayloadPathTest : public ::testing::Test {
     offer->set_bytes(2 * kSlot);  // the most
     path_.OnStreamOpen(credit);
   }
-  // What a link and its shard do when there is something to write.
+  // Does the work of a link and its shard when there is something to write.
   void Write() {
     const std::optional<v1::Ring> request = path_.TakeRequest();
     ASSERT_TRUE(request.has_value());

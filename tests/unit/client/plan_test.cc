@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/tools/plan.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 

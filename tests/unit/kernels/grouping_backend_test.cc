@@ -11,6 +11,7 @@
 #include <random>
 #include <set>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "gmock/gmock.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/region_copy_queue.h"
 
+#include <condition_variable>
 #include <vector>
 
 #include "gmock/gmock.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/base/log.h"
 
+#include <cmath>
 #include <string>
 #include <thread>
 #include <vector>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA backend makes of a device that is missing, full or failing, on the host's imitation of one.
+// The CUDA backend on a device that is missing, full or failing, on the host's imitation of one.
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -107,7 +108,7 @@ TEST_F(CudaDeviceTest, KeepsSmallPiecesThatAreFree) {
   EXPECT_EQ(take(kMiB), first);
 }
 
-// What CUDA loads at the first launch of a kernel or a library's routine finds room when all else is handed out.
+// Code that CUDA loads at the first launch of a kernel or a library's routine finds room when all else is in use.
 TEST_F(CudaDeviceTest, KeepsAReserveBesideItsLimit) {
   constexpr int64_t kWork = int64_t{8} << 20;
   cuda_host::UnloadModules();

@@ -143,7 +143,7 @@ TEST_F(CudaDevicesTest, BackendsBesideEachOtherMixNothing) {
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(*result, expected);
   }
-  // What one device holds may end on a thread whose current device is another one.
+  // Memory of one device may be freed on a thread whose current device is another one.
   DeviceMatrix held = backends[1]->Allocate(3, 3).value();
   ASSERT_TRUE(Work(*backends[2], 0.5f).ok());
   held = DeviceMatrix();

@@ -24,7 +24,7 @@ struct Cost {
   int64_t launches, waits;
 };
 
-// What each step of mkor takes, of so many layers at once, of so many shapes, and so many vectors a side.
+// The launches of each step of mkor, of so many layers at once, of so many shapes, and so many vectors a side.
 std::vector<Cost> CostOfSteps(const MethodConfig& config, int layers, int steps, int vectors, int shapes) {
   const std::unique_ptr<Backend> backend = MakeGroupingBackend(MakeCudaBackend({}).value(), {});
   TaskGroup tasks(*backend);
@@ -115,7 +115,7 @@ TEST(CudaLaunchesTest, DenseStepsTakeAsManyWhateverTheLayersOfAShape) {
   }
 }
 
-// What each step of a method that learns from gradients takes.
+// The launches of each step of a method that learns from gradients.
 std::vector<Cost> CostsByGradients(const MethodConfig& config, int layers, int shapes, int steps) {
   const std::unique_ptr<Backend> backend = MakeGroupingBackend(MakeCudaBackend({}).value(), {});
   TaskGroup tasks(*backend);

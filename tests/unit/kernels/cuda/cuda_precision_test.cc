@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What mkor's option `products` and muon's and soap's `precision` cost their answers, on the host's imitation of a
-// device: against F32's, and against naive f64. The numbers that docs/use/methods gives are these.
+// The errors that mkor's option `products` and muon's and soap's `precision` cause in answers, on the host's imitation
+// of a device: against F32's, and against naive f64. The numbers that docs/use/methods gives are these.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -91,7 +91,7 @@ TEST(CudaPrecisionTest, LowRankAnswersAreAsFarOffAsTheDocsSay) {
   EXPECT_LE(tf32, 5e-4);
   EXPECT_GE(tf32, 1e-4) << "it is another product";
   EXPECT_LE(Worst("TF32", "LOW_RANK", .01), 5e-4);
-  // What the factors damp most is less than TF32's error of the whole gradient. So F32 is the default.
+  // The part that the factors damp most is less than TF32's error of the whole gradient. So F32 is the default.
   EXPECT_GE(Worst("TF32", "LOW_RANK", 1, Direction::kOfStatistics), .5);
 }
 

@@ -165,8 +165,8 @@ TEST(FactorTest, TakesMoreVectorsThanColumns) {
   }
 }
 
-// What truncation may cost: the dropped part T of L is replaced by tr(T)/d I, so that |J - J'| <= |J| |J'| |T| <=
-// tr(T) / mu^2 in J's units, and tr(T) shows in the damping. J' stays positive definite and at most 1/mu.
+// The bound of truncation's error: the dropped part T of L is replaced by tr(T)/d I, so that |J - J'| <= |J| |J'| |T|
+// <= tr(T) / mu^2 in J's units, and tr(T) shows in the damping. J' stays positive definite and at most 1/mu.
 TEST(FactorTest, TruncationErrorIsBoundedByTheDroppedTrace) {
   const int64_t d = 40;
   for (int64_t rank : {2, 8, 16}) {

@@ -480,7 +480,7 @@ TEST(KfacTest, AFailedDeferredDecompositionKeepsTheLastGoodOne) {
   EXPECT_EQ(driver.Precondition(d).value(), fresh.Precondition(d).value());
 }
 
-// What had been accumulated when the factors were given up is given up with them.
+// An accumulation is given up with the factors.
 TEST(KfacTest, AResetBeginsAnewAmidAnAccumulation) {
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
   FaultyBackend backend(*cpu);
@@ -541,7 +541,7 @@ TEST(KfacTest, ReadsItsOptions) {
   EXPECT_EQ(defaults.damping.At(0), 0.001);
   EXPECT_EQ(defaults.factor_decay.At(0), 0.95);
   EXPECT_EQ(defaults.scaling_clip.At(0), 0.001);
-  // What is said and what is left unsaid is the same configuration of a state.
+  // An option at its default and one that is left out are the same configuration of a state.
   EXPECT_EQ(
       ParseKfacConfig({"kfac", {{"damping", std::string("0.001")}, {"scaling", std::string("NONE")}}})->state_text,
       defaults.state_text);

@@ -157,7 +157,7 @@ TEST(MkorTest, ProductsInTf32NeedNothingOfAMachine) {
   }
 }
 
-// What admission counts on, with the backend's own kernels and not a backend that counts: with not a byte more they do.
+// Admission counts on this, with the backend's own kernels and not a backend that counts: not a byte more is needed.
 TEST(MkorTest, StateAndScratchAreAllThatALayerTakes) {
   const bool bf16 = MakeTestBackend()->SupportsPrecision(ProductPrecision::kBf16);
   struct Case {

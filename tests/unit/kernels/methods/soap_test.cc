@@ -235,7 +235,7 @@ class SoapRules : public testing::TestWithParam<std::string> {
   }
 };
 
-// What lies on disks: of a matrix no sides are named, and rows come before columns.
+// The form on disks: of a matrix no sides are named, and rows come before columns.
 TEST_P(SoapRules, TheStateOfAMatrixIsAsItHasBeen) {
   const bool soap = GetParam() == "SOAP";
   const std::unique_ptr<Backend> backend = MakeTestBackend();

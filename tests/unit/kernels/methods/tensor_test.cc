@@ -21,7 +21,7 @@ struct MergeCase {
   Dims merged;
 };
 
-// What distributed_kron 2.0.0 answers.
+// The answers of distributed_kron 2.0.0.
 TEST(MergeSmallDimsTest, MergesAsPublished) {
   const std::vector<MergeCase> cases = {
       {{256, 128, 3, 3}, 256, {256, 1152}},

@@ -25,7 +25,7 @@ uint64_t SizeOf(const std::string& bytes) {
   return DecodedSize(*Message::descriptor(), Buffer(bytes));
 }
 
-// What protobuf says of a decoded message.
+// Returns protobuf's own size of a decoded message.
 template <typename Message>
 uint64_t Used(const std::string& bytes) {
   Message message;

@@ -310,7 +310,7 @@ std::string Mutated(std::string bytes, std::mt19937& random) {
   return bytes;
 }
 
-// What is refused here and not by protobuf.
+// These are refused here and not by protobuf.
 bool RefusedOnPurpose(absl::string_view message) {
   for (absl::string_view text : {"second payload", "wire type 3", "payload with wire type", "broken varint",
                                  "broken field tag", "broken length", "expected a field number"}) {

@@ -50,7 +50,8 @@ FieldDescriptor::CppType WireType(OptionType type) {
   return types.at(type);
 }
 
-// What DecodeSessionSpec gives for the bytes that EncodeSessionSpec writes, as a server gets them from a client.
+// Returns what DecodeSessionSpec gives for the bytes that EncodeSessionSpec writes, as a server gets them from a
+// client.
 SessionSpec Sent(const SessionSpec& spec) {
   const absl::StatusOr<v1::SessionSpec> encoded = EncodeSessionSpec(spec);
   EXPECT_TRUE(encoded.ok()) << encoded.status();

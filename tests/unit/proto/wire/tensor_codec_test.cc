@@ -2,6 +2,7 @@
 #include "proto/wire/tensor_codec.h"
 
 #include <cmath>
+#include <cstring>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <limits>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of proto/wire share: buffers cut at will, and the bytes of a buffer.
+// Shared by the tests of proto/wire: buffers cut at will, and the bytes of a buffer.
 #pragma once
 
 #include <grpcpp/impl/grpc_library.h>
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 #include "proto/wire/frame_codec.h"
