@@ -207,7 +207,7 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
     if (payload.size() < first.payload_bytes()) {
       absl::StatusOr<OpenPayloads::Hold> begun = open_payloads_.Begin(admitted.header().key, first.payload_bytes());
       if (!begun.ok()) {
-        shard_.CountRefusal(admitted, begun.status());
+        shard_.CountRefusal(admitted.header(), begun.status());
         return begun.status();
       }
       hold = *std::move(begun);
@@ -230,7 +230,9 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
   if (whole.has_value()) whole->hold.reset();  // before the answer: after it the client can send more
   if (!result.ok()) return PushError(*queue_, header, result.status());
   if (result->progress != wire::ChunkAssembler::Progress::kComplete) return;
-  Submit(std::move(whole->admitted), *std::move(result), whole->began);
+  const bool gradient = whole->admitted.header().kind != ContributionKind::kStatistics;
+  Submit(std::move(whole->admitted), result->header, std::move(result->payload), whole->began,
+         gradient ? path_.AnswerInline(result->header) : ResultFn());
 }
 
 const SessionCaller& ExchangeStream::CallerOf(const v1::FrameHeader& header) {
@@ -294,7 +296,7 @@ absl::StatusOr<ExchangeStream::SlotContribution> ExchangeStream::TakeFromRing(co
     return SlotContribution{&header, std::move(admitted), *std::move(gradient)};
   }
   const absl::Status status = gradient.status();
-  shard_.CountRefusal(admitted, status);
+  shard_.CountRefusal(admitted.header(), status);
   return status;
 }
 
@@ -316,7 +318,7 @@ void ExchangeStream::SubmitInRing(absl::Span<const SlotFrame> frames) {
     if (inspected.ok()) {
       SubmitInspected(std::move(one), began);
     } else {
-      shard_.CountRefusal(one.admitted, inspected);
+      shard_.CountRefusal(one.admitted.header(), inspected);
       PushError(*queue_, *one.header, inspected);
     }
   }
@@ -325,40 +327,28 @@ void ExchangeStream::SubmitInRing(absl::Span<const SlotFrame> frames) {
 void ExchangeStream::SubmitInspected(SlotContribution taken, absl::Time began) {
   const v1::FrameHeader& header = *taken.header;
   taken.admitted.PlaceOnDevice(taken.gradient.payload);
-  queue_->AddPendingAnswer();
   observer_.OnReceived(TransferPath::kRing, TransferKind::kGradient, static_cast<int64_t>(header.payload_bytes()));
-  std::shared_ptr<StepSpan> span = SpanOf(header);
-  auto ack = [queue = queue_, region = taken.gradient.region, slot = taken.gradient.slot, &observer = observer_,
-              &clock = clock_, began, header, span](const absl::StatusOr<bool>& duplicate) {
-    observer.OnReceive(clock.Now() - began);
-    if (span != nullptr) span->OnAcknowledged(static_cast<int64_t>(header.payload_bytes()));
-    if (duplicate.ok()) return PushAck(*queue, header, *duplicate);
-    region->GiveBack(slot);
-    PushError(*queue, header, duplicate.status());
-    queue->MarkAnswered();
-  };
-  shard_.Submit(std::move(taken.admitted), {}, std::move(ack),
-                Traced(path_.AnswerInSlot(header, taken.gradient), std::move(span)));
+  Submit(std::move(taken.admitted), header, {}, began, path_.AnswerInSlot(header, taken.gradient), taken.gradient);
 }
 
-void ExchangeStream::Submit(AdmittedContribution admitted, wire::ChunkAssembler::Result contribution,
-                            absl::Time began) {
-  const bool gradient = admitted.header().kind != ContributionKind::kStatistics;
+void ExchangeStream::Submit(AdmittedContribution admitted, const v1::FrameHeader& header, Payload payload,
+                            absl::Time began, ResultFn answer, std::optional<StreamRegion::Gradient> slot) {
   queue_->AddPendingAnswer();
-  std::shared_ptr<StepSpan> span = SpanOf(contribution.header);
-  auto ack = [queue = queue_, &observer = observer_, &clock = clock_, began, header = contribution.header, gradient,
-              span](const absl::StatusOr<bool>& duplicate) {
+  std::shared_ptr<StepSpan> span = SpanOf(header);
+  auto ack = [queue = queue_, &observer = observer_, &clock = clock_, began, header, is_answered = answer != nullptr,
+              slot = std::move(slot), span](const absl::StatusOr<bool>& duplicate) {
     observer.OnReceive(clock.Now() - began);
     if (span != nullptr) span->OnAcknowledged(static_cast<int64_t>(header.payload_bytes()));
     if (duplicate.ok()) {
       PushAck(*queue, header, *duplicate);
     } else {
+      if (slot.has_value()) slot->region->GiveBack(slot->slot);
       PushError(*queue, header, duplicate.status());
     }
-    if (!gradient || !duplicate.ok()) queue->MarkAnswered();
+    if (!is_answered || !duplicate.ok()) queue->MarkAnswered();
   };
-  shard_.Submit(std::move(admitted), std::move(contribution.payload), std::move(ack),
-                gradient ? Traced(path_.AnswerInline(contribution.header), std::move(span)) : ResultFn());
+  shard_.Submit(std::move(admitted), std::move(payload), std::move(ack),
+                answer == nullptr ? ResultFn() : Traced(std::move(answer), std::move(span)));
 }
 
 }  // namespace precondor::rpc

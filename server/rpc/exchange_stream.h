@@ -72,7 +72,9 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void SubmitInspected(SlotContribution taken, absl::Time began);
   // Admits the contribution of a frame that refers to a slot, and takes the slot. Takes no slot if it fails.
   absl::StatusOr<SlotContribution> TakeFromRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
-  void Submit(AdmittedContribution admitted, wire::ChunkAssembler::Result contribution, absl::Time began);
+  // `answer` sends the answer; null for statistics. `slot` is the gradient's, if it is in the ring.
+  void Submit(AdmittedContribution admitted, const v1::FrameHeader& header, Payload payload, absl::Time began,
+              ResultFn answer, std::optional<StreamRegion::Gradient> slot = std::nullopt);
   std::shared_ptr<StepSpan> SpanOf(const v1::FrameHeader& header) {
     return spans_ == nullptr ? nullptr : spans_->Of(header);
   }

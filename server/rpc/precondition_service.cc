@@ -47,7 +47,7 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
     gradient_ = *std::move(gradient);
     absl::StatusOr<OpenPayloads::Hold> hold = open_payloads_.Begin(gradient_->header().key, request_.payload().size());
     if (!hold.ok()) {
-      shard_.CountRefusal(*gradient_, hold.status());
+      shard_.CountRefusal(gradient_->header(), hold.status());
       return Finish(hold.status());
     }
     hold_ = *std::move(hold);

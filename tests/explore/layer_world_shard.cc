@@ -20,12 +20,10 @@ void LayerExplorer::Feed(LayerWorld& world, const LayerEvent& event, uint32_t ra
   const Effects effects = world.machine.Step(event);
   if (std::holds_alternative<RankResumed>(event) && item->kind == Kind::kResume) CheckResume(world, *item, effects);
   for (const Effect& effect : effects) {
-    if (const auto* refuse = std::get_if<Refuse>(&effect)) {
-      refused = true;
-      if (item == nullptr) continue;
-      Reply_(world, static_cast<uint8_t>(rank), stream, {.item = *item, .refused = GetErrorReason(refuse->status)});
-    } else if (std::holds_alternative<Acknowledge>(effect)) {
-      Reply_(world, static_cast<uint8_t>(rank), stream, {.item = *item, .acknowledged = true});
+    if (const auto* reply = std::get_if<SenderReply>(&effect)) {
+      refused = !reply->status.ok();
+      Reply_(world, static_cast<uint8_t>(rank), stream,
+             {.item = *item, .acknowledged = !refused, .refused = GetErrorReason(reply->status)});
     } else if (std::holds_alternative<FetchFactors>(effect)) {
       ApplyPending(world);
       const bool has = !world.factors.empty();
@@ -54,8 +52,8 @@ void LayerExplorer::Ask(LayerWorld& world, uint8_t index) const {
   const Request request = world.requests[index];
   world.requests.erase(world.requests.begin() + index);
   for (const Effect& effect : world.machine.Step(AnswerRequested{request.key})) {
-    if (const auto* refuse = std::get_if<Refuse>(&effect)) {
-      Reply_(world, request.rank, request.stream, {.item = request.item, .refused = GetErrorReason(refuse->status)});
+    if (const auto* refusal = std::get_if<SenderReply>(&effect)) {
+      Reply_(world, request.rank, request.stream, {.item = request.item, .refused = GetErrorReason(refusal->status)});
     } else if (const auto* await = std::get_if<AwaitAnswer>(&effect)) {
       world.waiting[await->id].push_back({request.rank, request.stream, request.item});
     } else if (const auto* give = std::get_if<GiveAnswer>(&effect)) {
@@ -95,7 +93,7 @@ bool LayerExplorer::LearnsFrom(const LayerWorld& world, const ComputeAnswer& eff
 void LayerExplorer::CheckResume(LayerWorld& world, const Item& item, const Effects& effects) const {
   bool lost = false, told = false;
   for (const Effect& effect : effects) {
-    const auto* refuse = std::get_if<Refuse>(&effect);
+    const auto* refuse = std::get_if<SenderReply>(&effect);
     lost = lost || (refuse != nullptr && GetErrorReason(refuse->status) == ErrorReason::kStateLost);
     told = told || refuse != nullptr || std::holds_alternative<ReportUpdatesLost>(effect);
   }
@@ -150,19 +148,17 @@ void LayerExplorer::Carry(LayerWorld& world, const Effect& effect) const {
   } else if (const auto* append = std::get_if<AppendUpdate>(&effect)) {
     if (world.unwritten.has_value()) world.gradients.push_back(*std::exchange(world.unwritten, std::nullopt));
     if (!append->logged && bug_ != PlantedBug::kLosesUpdate) {
-      const auto* apply = std::get_if<ApplyUpdate>(&world.work.front());
-      world.journal.push_back({.step = append->step,
-                               .rollback_epoch = world.machine.rollback_epoch(),
-                               .empty = apply == nullptr || apply->ranks.empty()});
+      world.journal.push_back(
+          {.step = append->step, .rollback_epoch = world.machine.rollback_epoch(), .empty = append->ranks.empty()});
     }
   } else if (const auto* apply = std::get_if<ApplyUpdate>(&effect)) {
-    const bool any = apply->logged ? apply->restored : !apply->ranks.empty();
-    Tell(absl::StrCat("shard: updates the factors with step ", apply->step, any ? "" : ", of which nothing is left"));
-    if (any) world.factors.push_back(static_cast<uint8_t>(apply->step));
+    const absl::string_view left = apply->empty ? ", of which nothing is left" : "";
+    Tell(absl::StrCat("shard: updates the factors with step ", apply->step, left));
+    if (!apply->empty) world.factors.push_back(static_cast<uint8_t>(apply->step));
     then(world.machine.Step(UpdateDone{.id = apply->id,
                                        .step = apply->step,
                                        .logged = apply->logged,
-                                       .restored = apply->restored,
+                                       .restored = apply->logged && !apply->empty,
                                        .held = true,
                                        .factor_version = world.factors.size()}));
   } else if (const auto* compute = std::get_if<ComputeAnswer>(&effect)) {

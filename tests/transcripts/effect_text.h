@@ -37,8 +37,10 @@ class EffectText {
     return std::visit(EffectText(steps), effect);
   }
 
-  std::string operator()(const Acknowledge& e) const { return e.duplicate ? "acknowledge duplicate" : "acknowledge"; }
-  std::string operator()(const Refuse& e) const { return "refuse " + TextOf(e.status); }
+  std::string operator()(const SenderReply& e) const {
+    if (!e.status.ok()) return "refuse " + TextOf(e.status);
+    return e.duplicate ? "acknowledge duplicate" : "acknowledge";
+  }
   std::string operator()(const AwaitAnswer& e) const { return "await answer" + Step(e.id); }
   std::string operator()(const GiveAnswer& e) const { return "give answer" + Step(e.id); }
   std::string operator()(const FetchFactors&) const { return "fetch factors"; }
@@ -71,12 +73,11 @@ class EffectText {
     return absl::StrCat("accumulate gradient", Step(e.id), " rank=", e.rank);
   }
   std::string operator()(const AppendUpdate& e) const {
-    return absl::StrCat("append update step=", e.step, e.logged ? ", which the journal has" : "");
+    return absl::StrCat("append update step=", e.step, OfRanks(e.ranks), e.logged ? ", which the journal has" : "");
   }
   std::string operator()(const ApplyUpdate& e) const {
-    const bool empty = e.logged ? !e.restored : e.ranks.empty();
-    return absl::StrCat("apply update step=", e.step, e.logged ? " from the journal" : "", OfRanks(e.ranks),
-                        empty ? ", which is empty" : "");
+    return absl::StrCat("apply update step=", e.step, e.logged ? " from the journal" : "",
+                        e.empty ? ", which is empty" : "");
   }
   std::string operator()(const AppendFailedUpdate& e) const {
     return absl::StrCat("append failed update step=", e.step);

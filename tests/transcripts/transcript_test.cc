@@ -245,13 +245,13 @@ class Script {
     const Effect effect = owed_.front();
     owed_.pop_front();
     if (const auto* update = std::get_if<ApplyUpdate>(&effect)) {
-      const bool any = update->logged ? update->restored : !update->ranks.empty();
-      if (any && !failed) {
+      if (!update->empty && !failed) {
         ++factors_;
         updated_.insert(update->id);
       }
       Print(absl::StrCat("(update ", failed ? "failed" : "done", ": factors=", factors_, ")"));
-      Feed(UpdateDone{update->id, update->step, update->logged, update->restored, failed, /*held=*/true, factors_});
+      const bool restored = update->logged && !update->empty;
+      Feed(UpdateDone{update->id, update->step, update->logged, restored, failed, /*held=*/true, factors_});
     } else if (const auto* compute = std::get_if<ComputeAnswer>(&effect)) {
       const bool lacks = learns_ && compute->plan.has_value() && compute->plan->factor_version > factors_ + 1;
       const bool taken_in = compute->plan.has_value() && compute->plan->factor_version == factors_;

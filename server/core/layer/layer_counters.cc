@@ -6,16 +6,15 @@
 namespace precondor {
 
 void LayerCounters::CountUpdate(const LayerWorker::UpdateOutcome& outcome) {
-  Show(outcome.state);
   if (!outcome.attempted || !outcome.status.ok()) return;
   update_seconds_ += absl::ToDoubleSeconds(outcome.took);
   stats_.update_seconds = update_seconds_ / static_cast<double>(++updates_);
 }
 
-void LayerCounters::CountAnswer(const LayerWorker::Answer& answer) {
-  switch (answer.result.decision) {
+void LayerCounters::CountAnswer(const GradientResult& answer) {
+  switch (answer.decision) {
     case Decision::kPreconditioned:
-      precondition_seconds_ += absl::ToDoubleSeconds(answer.took);
+      precondition_seconds_ += absl::ToDoubleSeconds(answer.took.precondition);
       stats_.precondition_seconds = precondition_seconds_ / static_cast<double>(++stats_.preconditioned);
       break;
     case Decision::kIdentity:

@@ -27,7 +27,7 @@ class LayerCounters {
   void CountRejected() { ++stats_.rejected; }
   void CountSealed(uint64_t step) { stats_.last_sealed_step = std::max(stats_.last_sealed_step, step); }
   void CountUpdate(const LayerWorker::UpdateOutcome& outcome);
-  void CountAnswer(const LayerWorker::Answer& answer);
+  void CountAnswer(const GradientResult& answer);
   void Show(const LayerWorker::StateView& view);
 
   const LayerStats& stats() const { return stats_; }

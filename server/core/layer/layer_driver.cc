@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Feeds events to the layer's machine and carries out its effects; ranks and epochs. layer_push.cc handles statistics,
-// layer_pull.cc gradients and their answers, layer_factors.cc changes of the factors, layer_driver_replay.cc the
-// replay.
+// The events of a layer: contributions, ranks and epochs, the worker's results, factors and replay. layer_effects.cc
+// carries out what the machine decides on them.
 #include "server/core/layer/layer_driver.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "kernels/base/error_reason.h"
@@ -20,13 +20,6 @@ LayerRules RulesOf(const SessionContext& session, uint32_t layer) {
           .needs_statistics = session.methods.of(layer).needs_statistics(),
           .window_steps = static_cast<uint64_t>(options.window_steps)};
 }
-
-template <typename... Functions>
-struct Overload : Functions... {
-  using Functions::operator()...;
-};
-template <typename... Functions>
-Overload(Functions...) -> Overload<Functions...>;
 
 }  // namespace
 
@@ -49,8 +42,9 @@ LayerDriver::LayerDriver(std::shared_ptr<SessionContext> session, uint32_t layer
       worker_(*session_, layer, std::move(state)),
       journal_(*session_, layer, install.rollback_epoch),
       machine_(RulesOf(*session_, layer), install.epoch, install.rollback_epoch, install.members),
+      steps_(session_->spec, layer),
       counters_(layer, session_->spec.layers[layer].name, session_->DeviceOf(layer).place) {
-  ShowFactors();
+  NoteFactorsReplaced();
 }
 
 absl::Status LayerDriver::Check(const ContributionHeader& header) const {
@@ -58,157 +52,324 @@ absl::Status LayerDriver::Check(const ContributionHeader& header) const {
   return machine_.Check(header);
 }
 
-// --- events in, effects out -----------------------------------------------------------------------------------------
+// --- contributions --------------------------------------------------------------------------------------------------
 
-LayerDriver::Tasks LayerDriver::FeedLocked(const LayerEvent& event, StagedContribution* payload) {
+// A contribution is staged and filed in the machine's slot of its rank, and its sender gets an acknowledgement. When
+// all ranks have sent theirs, the layer's strand updates the factors with the step's statistics, or makes the answer to
+// its gradients, and gives it to all requests that wait.
+void LayerDriver::Submit(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result) {
+  const ContributionHeader& header = contribution.header();
+  Staged staged = Stage(header, std::move(payload));
+  const bool statistics = header.kind == ContributionKind::kStatistics;
+  Feed(ContributionArrived{.key = header.key,
+                           .kind = header.kind,
+                           .mode = header.mode,
+                           .status = staged.status,
+                           .digest = staged.digest,
+                           .elements = SentElements(staged.contribution.parts),
+                           .now = session_->shard->clock.Now()},
+       {.reply =
+            [&](const SenderReply& reply) {
+              // A refused gradient gets its error when it first arrives, and the step's answer when it is repeated.
+              const bool has_answer = reply.duplicate && !statistics;
+              const absl::Status& refusal = reply.status.ok() && !has_answer ? staged.refusal : reply.status;
+              LayerObserver& observer = session_->shard->layer_observer;
+              if (!refusal.ok()) {
+                CountRefusal(header.kind, refusal);
+                return ack(refusal);
+              }
+              if (reply.duplicate) {
+                observer.OnDuplicate(session_->spec.name, header.kind);
+              } else {
+                observer.OnContribution(session_->spec.name, header.kind,
+                                        static_cast<int64_t>(contribution.payload_bytes()));
+              }
+              ack(reply.duplicate);
+              if (statistics) return;
+              RequestAnswer({.key = header.key, .result = std::move(result), .parts = header.parts});
+            },
+        .payload = &staged.contribution});
+}
+
+LayerDriver::Staged LayerDriver::Stage(const ContributionHeader& header, Payload payload) const {
+  const ShardOptions& options = session_->shard->options;
+  Staged staged{.digest = Digest(header, payload, !options.ring_device.empty()),
+                .contribution = {.samples = header.samples}};
+  if (header.abstain) return staged;
+  StagedContribution& contribution = staged.contribution;
+  if (header.kind == ContributionKind::kStatistics) {
+    staged.refusal = CheckStatistics(session_->spec, header, payload, options.max_norm_per_sqrt_element);
+    contribution.scales = {header.tensors[0].scale, header.tensors[1].scale};
+    contribution.rows = RowsOf(session_->spec, header);
+  } else if (header.kind == ContributionKind::kGradient) {
+    staged.refusal =
+        CheckGradient(session_->spec, header, payload, session_->methods.of(layer_).traits().max_gradient_norm());
+    contribution.scales[0] = header.tensors.empty() ? 1.0f : header.tensors[0].scale;
+    std::copy_if(header.parts.begin(), header.parts.end(), std::back_inserter(contribution.parts),
+                 [](const GradientPart& part) { return part.sent; });
+    contribution.on_device = header.on_device;
+  }
+  contribution.bytes = std::move(payload);
+  staged.status = staged.refusal.ok() ? ContributionStatus::kPresent : ContributionStatus::kRefused;
+  return staged;
+}
+
+void LayerDriver::CountRefusal(ContributionKind kind, const absl::Status& why) {
+  session_->shard->layer_observer.OnRejected(session_->spec.name, kind, GetErrorReason(why));
   MutexLock lock(mu_);
-  return Feed(event, payload);
+  counters_.CountRejected();
 }
 
-LayerDriver::Tasks LayerDriver::Feed(const LayerEvent& event, StagedContribution* payload) {
-  Tasks tasks;
-  for (Effect& effect : machine_.Step(event)) {
-    Prepare(tasks.emplace_back(Task{.effect = std::move(effect)}), payload);
-  }
-  const int64_t in_flight = machine_.in_flight();
-  if (in_flight != in_flight_) {
-    session_->shard->in_flight.fetch_add(in_flight - std::exchange(in_flight_, in_flight), std::memory_order_relaxed);
-  }
-  return tasks;
+void LayerDriver::RequestAnswer(AnswerRequest request) {
+  Feed(AnswerRequested{request.key},
+       {.reply = [&](const SenderReply& refusal) { request.result(refusal.status); }, .request = &request});
 }
 
-const std::shared_ptr<StepData>& LayerDriver::DataOf(StepId id) {
-  std::shared_ptr<StepData>& data = steps_[id];
-  if (data == nullptr) {
-    const SessionSpec& spec = session_->spec;
-    const uint32_t world_size = static_cast<uint32_t>(spec.world_size);
-    const bool delegate = spec.exchange == ExchangeMode::kDelegate;
-    data = std::make_shared<StepData>(
-        StepPayloads(0, world_size),
-        StepPayloads(delegate ? static_cast<uint32_t>(DelegateRank(spec, layer_)) : 0, delegate ? 1 : world_size));
-  }
-  return data;
+void LayerDriver::Fetch(const ContributionKey& key, ResultFn result) {
+  AnswerRequest request{.key = key, .result = std::move(result)};
+  Feed(FactorsRequested{.key = key, .now = session_->shard->clock.Now()},
+       {.reply = [&](const SenderReply& refusal) { request.result(refusal.status); }, .request = &request});
 }
 
-void LayerDriver::Prepare(Task& task, StagedContribution* payload) {
-  const auto payloads_of = [](StepData& data, ContributionKind kind) -> StepPayloads& {
-    return kind == ContributionKind::kStatistics ? data.statistics : data.gradients;
-  };
-  if (const auto* duplicate = std::get_if<precondor::Acknowledge>(&task.effect)) {
-    if (duplicate->duplicate) counters_.CountDuplicate();
-  } else if (const auto* accepted = std::get_if<CountAccepted>(&task.effect)) {
-    counters_.CountAccepted(accepted->accepted);
-    session_->begun_steps.Begin(machine_.rollback_epoch(), accepted->step, accepted->mode);
-  } else if (const auto* sealed = std::get_if<ReportSealed>(&task.effect)) {
-    counters_.CountSealed(sealed->step);
-  } else if (const auto* keep = std::get_if<KeepPayload>(&task.effect)) {
-    payloads_of(*DataOf(keep->id), keep->kind).Put(keep->rank, std::move(*payload));
-  } else if (const auto* drop = std::get_if<DropPayloads>(&task.effect)) {
-    payloads_of(*DataOf(drop->id), drop->kind).Clear();
-  } else if (const auto* give = std::get_if<GiveAnswer>(&task.effect)) {
-    task.data = DataOf(give->id);
-    task.answer = task.data->answer;
-    task.requests = std::exchange(task.data->requests, {});
-  } else if (const auto* await = std::get_if<AwaitAnswer>(&task.effect)) {
-    task.data = DataOf(await->id);
-  } else if (const auto* end = std::get_if<EndRequests>(&task.effect)) {
-    const auto found = steps_.find(end->id);
-    if (found == steps_.end()) return;
-    task.requests = std::exchange(found->second->requests, {});
-    if (end->retired) task.answer = std::exchange(found->second->answer, std::nullopt);
-  } else if (const auto* dropped = std::get_if<DropStep>(&task.effect)) {
-    const auto found = steps_.find(dropped->id);
-    if (found == steps_.end()) return;
-    task.data = std::move(found->second);  // freed after the lock is released
-    steps_.erase(found);
-  } else if (const auto* accumulate = std::get_if<AccumulateGradient>(&task.effect)) {
-    task.data = DataOf(accumulate->id);
-    task.contributions = task.data->gradients.Take({accumulate->rank});
-  } else if (const auto* apply = std::get_if<ApplyUpdate>(&task.effect)) {
-    task.data = DataOf(apply->id);
-    task.contributions =
-        apply->logged ? *std::exchange(task.data->logged, std::nullopt) : task.data->statistics.Take(apply->ranks);
-  } else if (const auto* compute = std::get_if<ComputeAnswer>(&task.effect)) {
-    task.data = DataOf(compute->id);
-    task.contributions = task.data->gradients.Take(compute->ranks);
-  }
+void LayerDriver::PostFetch(ResultFn result) {
+  session_->shard->in_flight.fetch_add(1, std::memory_order_relaxed);
+  Post([answer = std::move(result)](LayerDriver& layer) {
+    const SessionSpec& spec = layer.session_->spec;
+    ShardContext& shard = *layer.session_->shard;
+    layer.Feed(FactorsNeeded{});
+    // The update of a step that was acknowledged a moment ago may not have been posted yet.
+    if (!WorkersPrecondition(spec)) layer.Run();
+    absl::StatusOr<GradientResult> fetched = layer.worker_.Fetch();
+    if (fetched.ok()) shard.layer_observer.OnFetch(spec.name, fetched->payload_bytes());
+    answer(std::move(fetched));
+    shard.in_flight.fetch_sub(1, std::memory_order_relaxed);
+  });
 }
 
-void LayerDriver::Run() {
-  for (;;) {
-    Tasks tasks = FeedLocked(WorkerReady{});
-    if (tasks.empty()) return;
-    Perform(std::move(tasks));
-  }
+// --- ranks and epochs -----------------------------------------------------------------------------------------------
+
+absl::StatusOr<uint64_t> LayerDriver::Resume(const RankResume& resume) {
+  absl::Status refusal;
+  uint64_t lost = 0;
+  Feed(RankResumed{resume, session_->shard->clock.Now()},
+       {.reply = [&](const SenderReply& reply) { refusal = reply.status; }, .updates_lost = &lost});
+  if (!refusal.ok()) return refusal;
+  return lost;
 }
 
-void LayerDriver::Perform(Tasks tasks) {
+uint64_t LayerDriver::EndEpoch(uint64_t epoch, const absl::Status& why) {
+  uint64_t first_kept = 0;
+  Sender no_sender;
+  Rest rest;
+  {
+    MutexLock lock(mu_);
+    first_kept = machine_.first_kept();
+    rest = Begin(EpochEnded{.epoch = epoch, .why = why}, no_sender);
+  }
+  Finish(rest);
+  return first_kept;
+}
+
+void LayerDriver::BeginEpoch(const EpochBegan& began) { Feed(began); }
+
+void LayerDriver::Close(const absl::Status& why) { Feed(Closed{why}); }
+
+// --- the worker -----------------------------------------------------------------------------------------------------
+
+void LayerDriver::Post(absl::AnyInvocable<void(LayerDriver&)> task) {
+  // Tasks have to be copyable.
+  auto shared = std::make_shared<absl::AnyInvocable<void(LayerDriver&)>>(std::move(task));
+  executor_.Post(strand_, [self = shared_from_this(), shared] { (*shared)(*self); });
+}
+
+void LayerDriver::Update(const ApplyUpdate& effect, StepData& data) {
   const std::string& job = session_->spec.name;
   const std::string& layer = session_->spec.layers[layer_].name;
   ShardContext& shard = *session_->shard;
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    Task& task = tasks[i];
-    std::visit(
-        Overload{
-            [&](const ReportSealed& effect) { shard.layer_observer.OnSealed(job, effect.kind, effect.open_for); },
-            [&](const ReportUpdatesLost& effect) {
-              session_->updates_lost.fetch_add(effect.newly, std::memory_order_relaxed);
-              shard.layer_observer.OnUpdatesLost(job, static_cast<int64_t>(effect.newly));
-              shard.logger.Log(Severity::kWarning, "factor updates are lost",
-                               {{"session", job},
-                                {"layer", layer},
-                                {"rank", effect.rank},
-                                {"updates", effect.lost},
-                                {"answered_with", effect.answered_with},
-                                {"has", effect.known}});
-            },
-            [&](const ReportContradiction& effect) {
-              shard.logger.Log(Severity::kError, "an answer cannot be repeated",
-                               {{"reason", absl::string_view(effect.why.message())}});
-            },
-            [&](const EndRequests& effect) {
-              for (AnswerRequest& request : task.requests) request.result(effect.status);
-            },
-            [&](const WakeWorker&) {
-              const bool sealed = std::any_of(tasks.begin(), tasks.end(), [](const Task& other) {
-                return std::holds_alternative<ReportSealed>(other.effect);
-              });
-              auto expected =
-                  sealed ? std::make_shared<Backend::ExpectedTask>(session_->DeviceOf(layer_).backend) : nullptr;
-              executor_.Post(strand_, [self = shared_from_this(), expected = std::move(expected)]() mutable {
-                self->worker_.Expect(std::move(expected));
-                self->Run();
-                self->worker_.Expect(nullptr);
-              });
-            },
-            [&](const BeginStep& effect) { journal_.BeginStep(effect.rollback_epoch, effect.step, worker_); },
-            [&](const AccumulateGradient&) { worker_.Accumulate(*task.data, std::move(task.contributions.front())); },
-            // tasks[i + 1] is the ApplyUpdate of this record.
-            [&](const AppendUpdate& effect) {
-              journal_.BeforeUpdate(effect.step, worker_, tasks[i + 1].contributions, effect.logged);
-            },
-            [&](const ApplyUpdate& effect) { Update(effect, task); },
-            [&](const AppendFailedUpdate& effect) { journal_.AfterFailedUpdate(effect.step); },
-            [&](const ComputeAnswer& effect) { Answer(effect, task); },
-            [&](const AppendPlan& effect) { journal_.BeforeAnswer(effect.step, effect.mode, effect.plan); },
-            [&](const DeliverAnswer& effect) { Deliver(effect.id); },
-            // Prepare, or the caller that fed the event, has carried out the others.
-            [](const auto&) {}},
-        task.effect);
+  LayerWorker::UpdateOutcome outcome = worker_.Update(std::move(data.due));
+  data.update = std::move(outcome.update);
+  if (outcome.attempted) data.update_took = outcome.took;
+  const bool failed = outcome.attempted && !outcome.status.ok();
+  if (outcome.attempted) shard.layer_observer.OnUpdate(job, outcome.took, outcome.status.ok());
+  if (failed) {
+    shard.logger.Log(Severity::kWarning, "factor update failed; the last good factors stay",
+                     {{"session", job},
+                      {"step", effect.step},
+                      {"layer", layer},
+                      {"reason", absl::string_view(outcome.status.message())}});
+  }
+  if (outcome.decomposition_failed) {
+    shard.logger.Log(Severity::kWarning,
+                     outcome.reset ? "factors failed to decompose again and are reset"
+                                   : "factors were not decomposed; the last good decomposition stays",
+                     {{"session", job}, {"step", effect.step}, {"layer", layer}});
+  }
+  {
+    MutexLock lock(mu_);
+    counters_.CountUpdate(outcome);
+  }
+  const LayerWorker::StateView view = ShowFactors();
+  Feed(UpdateDone{.id = effect.id,
+                  .step = effect.step,
+                  .logged = effect.logged,
+                  .restored = effect.logged && !effect.empty,
+                  .failed = failed,
+                  .held = view.held,
+                  .factor_version = view.version});
+}
+
+void LayerDriver::Answer(const ComputeAnswer& effect, StepData& data, std::vector<StagedContribution> contributions) {
+  data.mode = effect.mode;
+  data.plan = effect.plan;
+  const bool plan_holds = !data.plan.has_value() || !worker_.LacksGradientsOf(*data.plan);
+  if (!plan_holds) data.plan.reset();
+  const bool skipped = data.plan.has_value() && data.plan->decision == Decision::kSkip;
+  const std::string& skip_reason = skipped ? data.plan->reason : effect.skip_reason;
+  GradientResult answer;
+  if (WorkersPrecondition(session_->spec)) {
+    answer = worker_.PublishUpdate(data);
+  } else if (!skip_reason.empty()) {
+    answer = worker_.Skip(data, skipped ? AnswerCause::kRecovered : AnswerCause::kAbstained, skip_reason);
+  } else {
+    worker_.Average(data, std::move(contributions));
+    // The record must be in the journal before the factors change: ranks may learn of the answer right afterwards.
+    if (worker_.LearnsFrom(data)) journal_.BeforeGradient(effect.step, worker_, data);
+    answer = worker_.Precondition(data);
+    if (answer.decision == Decision::kPreconditioned) {
+      session_->shard->layer_observer.OnPrecondition(session_->spec.name, answer.took.precondition);
+    }
+  }
+  answer.took.update = data.update_took;
+  const LayerWorker::StateView view = ShowFactors();
+  AnswerDone done{.id = effect.id,
+                  .plan = PlanOf(answer),
+                  .plan_holds = plan_holds,
+                  .held = view.held,
+                  .factor_version = view.version};
+  {
+    MutexLock lock(mu_);
+    data.answer = std::move(answer);
+  }
+  Feed(done);
+}
+
+void LayerDriver::LogAnswer(uint64_t step, const GradientResult& answer) {
+  const bool skipped = answer.decision == Decision::kSkip;
+  if (!skipped && (answer.decision != Decision::kIdentity || answer.cause != AnswerCause::kFailed)) return;
+  // The others are in precondor_plans_total: a layer that no rank uses is skipped in each step.
+  const bool told = answer.cause == AnswerCause::kAbstained && told_of_skip_.exchange(true);
+  session_->shard->logger.Log(
+      told ? Severity::kInfo : Severity::kWarning, skipped ? "step skipped" : "gradient not preconditioned",
+      {{"session", session_->spec.name}, {"step", step}, {"layer", spec().name}, {"reason", answer.reason}});
+}
+
+void LayerDriver::Give(const GradientResult& answer, std::vector<AnswerRequest>& requests, StepData& data) {
+  const bool sharded = session_->spec.exchange == ExchangeMode::kSharded;
+  for (AnswerRequest& request : requests) {
+    absl::StatusOr<GradientResult> own = sharded ? data.answer_parts.Cut(spec(), request.parts, answer) : answer;
+    if (own.ok()) {
+      session_->shard->layer_observer.OnResult(session_->spec.name, own->decision, own->payload_bytes());
+    }
+    request.result(std::move(own));
   }
 }
 
-void LayerDriver::ShowFactors() {
+// --- factors and replay ---------------------------------------------------------------------------------------------
+
+void LayerDriver::ReplaceFactors(std::unique_ptr<LayerState> state, std::function<void()> done) {
+  Post([next = std::move(state), done = std::move(done)](LayerDriver& layer) mutable {
+    layer.Feed(FactorsNeeded{});
+    if (next != nullptr || layer.has_factors()) {
+      layer.worker_.SetState(std::move(next));
+      layer.journal_.FactorsChanged(layer.has_factors());
+      layer.NoteFactorsReplaced();
+    }
+    if (done) done();
+  });
+}
+
+void LayerDriver::RestoreFactors(std::unique_ptr<LayerState> state, uint64_t step) {
+  Post([next = std::move(state), step](LayerDriver& layer) mutable {
+    layer.worker_.SetState(std::move(next));
+    layer.journal_.GiveImage(step, layer.worker_);
+    layer.NoteFactorsReplaced();
+  });
+}
+
+LayerWorker::StateView LayerDriver::ShowFactors() {
   const LayerWorker::StateView view = worker_.view();
   MutexLock lock(mu_);
   counters_.Show(view);
+  return view;
+}
+
+void LayerDriver::NoteFactorsReplaced() {
+  const LayerWorker::StateView view = ShowFactors();
   Feed(FactorsReplaced{.held = view.held, .factor_version = view.version});
 }
 
+LayerReplay& LayerDriver::replay() {
+  if (replay_ == nullptr) {
+    replay_ = std::make_unique<LayerReplay>(worker_, session_->shard->options.window_steps);
+  }
+  return *replay_;
+}
+
+void LayerDriver::FinishReplay() {
+  Sender no_sender;
+  Rest rest;
+  {
+    MutexLock lock(mu_);
+    LayerReplay::Outcome outcome = replay().Finish(machine_.rollback_epoch());
+    replay_.reset();
+    const LayerWorker::StateView view = worker_.view();
+    ReplayFinished event{.rollback_epoch = outcome.rollback_epoch,
+                         .steps = {},
+                         .held = view.held,
+                         .factor_version = view.version,
+                         .now = session_->shard->clock.Now()};
+    std::vector<StepOutcome> outcomes;
+    uint64_t last_learned = 0;  // the step whose answer the factors can repeat; its plan is as old as they are
+    for (const auto& [step, replayed] : outcome.steps) {
+      if (replayed.answer.has_value()) last_learned = step;
+    }
+    for (auto& [step, replayed] : outcome.steps) {
+      const bool pending = replayed.contributions.has_value();
+      const bool answered = replayed.answer.has_value();
+      const std::optional<Plan>& plan = replayed.outcome.plan;
+      event.steps.push_back({.step = step,
+                             .mode = replayed.outcome.mode,
+                             .plan = plan,
+                             .updated = replayed.outcome.updated,
+                             .update_pending = pending,
+                             .update_is_empty = pending && (replayed.failed || replayed.contributions->empty()),
+                             .answered = answered,
+                             .passed = !answered && plan.has_value() && plan->decision == Decision::kPreconditioned &&
+                                       plan->factor_version < view.version + (step < last_learned ? 1 : 0)});
+      outcomes.push_back(replayed.outcome);
+      outcomes.back().updated = replayed.outcome.updated && !pending;
+      counters_.CountSealed(step);
+      session_->begun_steps.Begin(outcome.rollback_epoch, step, replayed.outcome.mode);
+    }
+    journal_.Resume(outcome.rollback_epoch, outcome.updates, std::move(outcomes));
+    counters_.Show(view);
+    rest = Begin(event, no_sender);
+    for (const auto& [step, of] : machine_.window().steps()) {
+      ReplayedStep& replayed = outcome.steps.at(step);
+      StepData& data = *steps_.Of(of.id);
+      data.answer = std::move(replayed.answer);
+      // A drain may end between a step's update and its answer.
+      data.restored_update = replayed.in_image && !of.plan.has_value();
+      if (of.pending_update.has_value() && !replayed.failed) data.due = *std::move(replayed.contributions);
+    }
+  }
+  Finish(rest);
+}
+
 void LayerDriver::GiveFinalImage(uint64_t step, std::function<void()> done) {
-  executor_.Post(strand_, [self = shared_from_this(), step, done = std::move(done)] {
-    self->ApplyPendingUpdates();
-    self->journal_.GiveFinalImage(step, self->worker_);
+  Post([step, done = std::move(done)](LayerDriver& layer) {
+    layer.Feed(FactorsNeeded{});
+    layer.journal_.GiveImage(step, layer.worker_);
     done();
   });
 }
@@ -229,36 +390,5 @@ LayerStats LayerDriver::stats() const {
   MutexLock lock(mu_);
   return counters_.stats();
 }
-
-// --- ranks and epochs -----------------------------------------------------------------------------------------------
-
-absl::StatusOr<uint64_t> LayerDriver::Resume(const RankResume& resume) {
-  Tasks tasks = FeedLocked(RankResumed{resume, session_->shard->clock.Now()});
-  absl::StatusOr<uint64_t> lost = 0;
-  for (const Task& task : tasks) {
-    if (const auto* refuse = std::get_if<Refuse>(&task.effect)) lost = refuse->status;
-    if (const auto* report = std::get_if<ReportUpdatesLost>(&task.effect); report != nullptr && lost.ok()) {
-      lost = report->lost;
-    }
-  }
-  Perform(std::move(tasks));
-  return lost;
-}
-
-uint64_t LayerDriver::EndEpoch(uint64_t epoch, const absl::Status& why) {
-  uint64_t first_kept = 0;
-  Tasks tasks;
-  {
-    MutexLock lock(mu_);
-    first_kept = machine_.first_kept();
-    tasks = Feed(EpochEnded{.epoch = epoch, .why = why});
-  }
-  Perform(std::move(tasks));
-  return first_kept;
-}
-
-void LayerDriver::BeginEpoch(const EpochBegan& began) { Perform(FeedLocked(began)); }
-
-void LayerDriver::Close(const absl::Status& why) { Perform(FeedLocked(Closed{why})); }
 
 }  // namespace precondor

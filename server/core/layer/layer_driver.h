@@ -5,17 +5,17 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 
 #include "kernels/base/mutex.h"
 #include "server/core/api/contribution.h"
@@ -23,7 +23,6 @@
 #include "server/core/layer/admission.h"
 #include "server/core/layer/layer_counters.h"
 #include "server/core/layer/layer_events.h"
-#include "server/core/layer/layer_factors.h"
 #include "server/core/layer/layer_journal.h"
 #include "server/core/layer/layer_machine.h"
 #include "server/core/layer/layer_replay.h"
@@ -34,11 +33,11 @@
 namespace precondor {
 
 // Runs one layer of a session. Owns the layer's lock, strand, payloads, factors and journal. A contribution goes
-// through Submit* -> LayerMachine (under the lock) -> Perform, which wakes the strand -> Run, until the machine has no
-// work left.
-// Thread-safe. Lock order: mu_ is taken before BegunSteps::mu_ and no other lock of core. An observer may be called
-// under it, but no other callback, post or arithmetic happens under it. The exception is FinishReplay, which may apply
-// updates under it: no worker or strand uses the layer at that time.
+// through Submit -> LayerMachine (under the lock) -> its effects, which wake the strand -> Run, until the machine has
+// no work left. layer_driver.cc has the events, layer_effects.cc how each effect is carried out. Thread-safe. Lock
+// order: mu_ is taken before BegunSteps::mu_ and no other lock of core. An observer may be called under it, but no
+// other callback, post or arithmetic happens under it. The exception is FinishReplay, which may apply updates under it:
+// no worker or strand uses the layer at that time.
 class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
  public:
   // Creates a layer that has fresh factors if `held`, and no factors otherwise. Returns the errors of
@@ -49,10 +48,8 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // See LayerMachine::Check.
   absl::Status Check(const ContributionHeader& header) const;
 
-  // Submit an admitted contribution. `ack` and `result` are as in ShardDataPlane::Submit. layer_push.cc and
-  // layer_pull.cc show what happens to the two kinds from submission to acknowledgement, update or answer.
-  void SubmitStatistics(AdmittedContribution contribution, Payload payload, const AckFn& ack);
-  void SubmitGradient(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result);
+  // Submits an admitted contribution. `ack` and `result` are as in ShardDataPlane::Submit.
+  void Submit(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result);
 
   // Handles a RESUME. The rank sends no gradient of a step before `key.step` again, so steps that cannot be completed
   // without one are dropped and not opened again. Returns the number of updates that the rank's last answer included
@@ -79,8 +76,17 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   void BeginEpoch(const EpochBegan& began);
   // Drops all steps, refuses later contributions and ends waiting requests with `why`.
   void Close(const absl::Status& why);
-  // Returns the interface that sets, releases and restores the factors. `*this` must outlive the returned object.
-  LayerFactors factors() { return LayerFactors(*this); }
+
+  // Changes of the factors besides updates. They happen on the strand, after the work that is queued there, and are
+  // recorded in the journal. ReplaceFactors gives the layer `state`; null drops its factors, if it has any. It calls
+  // `done`, if set, afterwards, on the strand.
+  void ReplaceFactors(std::unique_ptr<LayerState> state, std::function<void()> done = nullptr);
+  // Returns fresh factors for the layer, or the errors of Method::MakeState.
+  absl::StatusOr<std::unique_ptr<LayerState>> MakeFactors() const { return session_->MakeState(layer_); }
+  // Gives a layer that has had no contribution the factors of a snapshot as of `step`, and its image to the journal.
+  void RestoreFactors(std::unique_ptr<LayerState> state, uint64_t step);
+  // Precondition: no ReplaceFactors is under way.
+  bool has_factors() const { return worker_.has_factors(); }
 
   // Gives the journal the layer's image for a snapshot as of `step`, which the session has not begun, after the work
   // that is queued. Calls `done` afterwards, on the strand.
@@ -97,66 +103,63 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // their contributors.
   void FinishReplay();
 
-  // Tells the observer and `ack` the outcome of a contribution that carried `bytes` payload bytes. `taken` is true for
-  // a repetition, and an error if the contribution was refused.
-  void Acknowledge(ContributionKind kind, int64_t bytes, absl::StatusOr<bool> taken, const AckFn& ack);
+  // Counts a contribution that was refused, and reports it to the observer.
+  void CountRefusal(ContributionKind kind, const absl::Status& why);
   LayerStats stats() const;
-  uint32_t index() const { return layer_; }
   const LayerSpec& spec() const { return session_->spec.layers[layer_]; }
 
  private:
-  friend class LayerFactors;
-
-  // An effect and the parts of `steps_` that it needs. Prepare takes them out under the lock under which the machine
-  // decided on the effect.
-  struct Task {
-    Effect effect;
-    std::shared_ptr<StepData> data = {};
-    std::vector<AnswerRequest> requests = {};
-    std::vector<StagedContribution> contributions = {};
-    std::optional<GradientResult> answer = {};
-  };
-  using Tasks = absl::InlinedVector<Task, 4>;
+  class EffectVisitor;
 
   LayerDriver(std::shared_ptr<SessionContext> session, uint32_t layer, const SessionInstall& install,
               std::unique_ptr<LayerState> state);
 
-  // Passes the event to the machine and returns its effects. `payload` is that of the event's contribution; null if
-  // there is none. FeedLocked takes mu_.
-  Tasks Feed(const LayerEvent& event, StagedContribution* payload = nullptr) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Tasks FeedLocked(const LayerEvent& event, StagedContribution* payload = nullptr);
-  void Prepare(Task& task, StagedContribution* payload) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  const std::shared_ptr<StepData>& DataOf(StepId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Carries out the effects in order.
-  void Perform(Tasks tasks);
+  static void IgnoreReply(const SenderReply&) {}
+  // The parts of an event that its effects need, and where they reply to.
+  struct Sender {
+    absl::FunctionRef<void(const SenderReply&)> reply = IgnoreReply;
+    StagedContribution* payload = nullptr;  // of a contribution
+    AnswerRequest* request = nullptr;
+    uint64_t* updates_lost = nullptr;  // set if updates are lost to a rank that resumes
+    SenderReply outcome = {};          // of the machine, until `reply` has it
+  };
+  // The rest of an event's effects, in order, for the time when mu_ is released.
+  struct Rest {
+    bool any_effect = false;
+    absl::InlinedVector<absl::AnyInvocable<void()>, 4> calls = {};
+  };
+
+  // Passes the event to the machine and carries out its effects. Returns false if there are none.
+  bool Feed(const LayerEvent& event, Sender sender);
+  bool Feed(const LayerEvent& event) { return Feed(event, Sender()); }
+  // The two halves of Feed: the machine's decision, and what runs after it. `sender` must live until Finish.
+  Rest Begin(const LayerEvent& event, Sender& sender) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static bool Finish(Rest& rest);
 
   // A contribution as the machine (`status`, `digest`) and the step's data (`contribution`) take it.
   struct Staged {
     ContributionStatus status = ContributionStatus::kAbstained;
     absl::Status refusal = {};  // why the payload is refused; its rank then counts as abstained
     uint64_t digest = 0;
-    int64_t bytes = 0;
     StagedContribution contribution = {};
   };
-  // The machine's decision. `taken` is true for a repetition, and an error if the contribution is refused. `tasks` are
-  // to be performed after the acknowledgement.
-  struct Filed {
-    absl::StatusOr<bool> taken = false;
-    Tasks tasks = {};
-  };
-  Filed FileContribution(const AdmittedContribution& contribution, Staged& staged);
-  static absl::StatusOr<bool> OutcomeOf(const Effect& effect);
-  void RequestAnswer(const ContributionKey& key, AnswerRequest request);
-  // Returns what the rank gets of the answer, and reports it.
-  absl::StatusOr<GradientResult> AnswerFor(const AnswerRequest& request, const GradientResult& answer, StepData& data);
+  Staged Stage(const ContributionHeader& header, Payload payload) const;
+  void RequestAnswer(AnswerRequest request);
+  // Gives the requests the answer, or their parts of it, and reports that.
+  void Give(const GradientResult& answer, std::vector<AnswerRequest>& requests, StepData& data);
+  void LogAnswer(uint64_t step, const GradientResult& answer);
+  void PostFetch(ResultFn result);
+  void Post(absl::AnyInvocable<void(LayerDriver&)> task);
 
-  // The functions below run on the strand. ShowFactors also runs in the constructor.
-  void Run();
-  void ApplyPendingUpdates() { Perform(FeedLocked(FactorsNeeded{})); }
-  void Update(const ApplyUpdate& effect, Task& task);
-  void Answer(const ComputeAnswer& effect, Task& task);
-  void Deliver(StepId id);
-  void ShowFactors();
+  // The functions below run on the strand. NoteFactorsReplaced also runs in the constructor.
+  void Run() {
+    while (Feed(WorkerReady{})) {
+    }
+  }
+  void Update(const ApplyUpdate& effect, StepData& data);
+  void Answer(const ComputeAnswer& effect, StepData& data, std::vector<StagedContribution> contributions);
+  LayerWorker::StateView ShowFactors();
+  void NoteFactorsReplaced();
 
   // Const after construction.
   const std::shared_ptr<SessionContext> session_;
@@ -173,7 +176,7 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
 
   mutable Mutex mu_;
   LayerMachine machine_ ABSL_GUARDED_BY(mu_);
-  std::map<StepId, std::shared_ptr<StepData>> steps_ ABSL_GUARDED_BY(mu_);
+  StepTable steps_ ABSL_GUARDED_BY(mu_);
   int64_t in_flight_ ABSL_GUARDED_BY(mu_) = 0;  // machine_.in_flight() as last added to ShardContext::in_flight
   LayerCounters counters_ ABSL_GUARDED_BY(mu_);
 };

@@ -24,7 +24,7 @@ using StepId = uint64_t;
 
 // --- events ---------------------------------------------------------------------------------------------------------
 
-// A contribution has arrived. The first effect is Acknowledge or Refuse.
+// A contribution has arrived. The first effect is SenderReply.
 struct ContributionArrived {
   ContributionKey key;
   ContributionKind kind = ContributionKind::kStatistics;
@@ -34,15 +34,16 @@ struct ContributionArrived {
   int64_t elements = 0;  // of the parts that a gradient brings in SHARDED
   absl::Time now = {};
 };
-// The sender of an accepted gradient asks for the answer. The effect is Refuse, AwaitAnswer or GiveAnswer.
+// The sender of an accepted gradient asks for the answer. The effect is SenderReply (refused), AwaitAnswer or
+// GiveAnswer.
 struct AnswerRequested {
   ContributionKey key;
 };
-// A rank has sent a RESUME; see LayerDriver::Resume. The first effect is Refuse if the RESUME is refused.
+// A rank has sent a RESUME; see LayerDriver::Resume. The first effect is SenderReply if the RESUME is refused.
 struct RankResumed : RankResume {
   absl::Time now = {};
 };
-// A rank asks for the factors (FETCH). The last effect is Refuse or FetchFactors.
+// A rank asks for the factors (FETCH). The last effect is SenderReply (refused) or FetchFactors.
 struct FactorsRequested {
   ContributionKey key;
   absl::Time now = {};
@@ -70,7 +71,7 @@ struct UpdateDone {
   StepId id = 0;
   uint64_t step = 0;
   bool logged = false;    // as in ApplyUpdate
-  bool restored = false;  // as in ApplyUpdate
+  bool restored = false;  // logged and not empty
   bool failed = false;    // the update was tried and failed; the factors are unchanged
   bool held = false;      // the layer has factors
   uint64_t factor_version = 0;
@@ -119,21 +120,23 @@ using LayerEvent = std::variant<ContributionArrived, AnswerRequested, RankResume
 
 // --- effects --------------------------------------------------------------------------------------------------------
 
-// Each effect is a command to the driver. The first five reply to the sender of the event; after AnswerVisible,
-// GiveAnswer replies to all requests that wait.
-struct Acknowledge {
-  bool duplicate = false;
-};
-struct Refuse {
+// Each effect is a command to the driver, complete in itself (layer_effects.cc).
+
+// Reply to the sender of the event, with an error if the event is refused.
+struct SenderReply {
   absl::Status status;
+  bool duplicate = false;  // a repetition
 };
+// Keep the event's request until the step's answer is given.
 struct AwaitAnswer {
   StepId id = 0;
 };
+// Give the step's answer to the event's request, if it has one, and to all requests that wait.
 struct GiveAnswer {
   StepId id = 0;
   uint64_t step = 0;
 };
+// Give the factors to the event's request.
 struct FetchFactors {};
 // Add `accepted` contributions to the counters, and note that the step has begun in `mode`.
 struct CountAccepted {
@@ -158,8 +161,8 @@ struct ReportSealed {
   ContributionKind kind = ContributionKind::kStatistics;
   absl::Duration open_for;
 };
-// Report that the shard lacks `lost` updates: the rank was last answered with factors of version `answered_with`, and
-// the shard knows version `known`. No rank has been told of `newly` of these before.
+// Report, also to the sender, that the shard lacks `lost` updates: the rank was last answered with factors of version
+// `answered_with`, and the shard knows version `known`. No rank has been told of `newly` of these before.
 struct ReportUpdatesLost {
   uint32_t rank = 0;
   uint64_t lost = 0;
@@ -182,7 +185,9 @@ struct DropStep {
   StepId id = 0;
 };
 // Post the worker to the strand. It then feeds WorkerReady until it gets no effect.
-struct WakeWorker {};
+struct WakeWorker {
+  bool sealed = false;  // a phase has been sealed, so that work for the device is likely
+};
 
 // The effects below are work for the worker. The record of an Append* effect is in the journal before any later effect
 // is carried out. BeginStep tells the journal that work on the step begins.
@@ -194,18 +199,19 @@ struct AccumulateGradient {
   StepId id = 0;
   uint32_t rank = 0;
 };
+// The payloads of `ranks`, in this order, become the step's update.
 struct AppendUpdate {
   StepId id = 0;
   uint64_t step = 0;
-  bool logged = false;  // the contributions came from the journal, which has the record
+  std::vector<uint32_t> ranks = {};
+  bool logged = false;  // the update came from the journal, which has the record
 };
-// The driver feeds UpdateDone afterwards.
+// Apply the step's update. The driver feeds UpdateDone afterwards.
 struct ApplyUpdate {
   StepId id = 0;
   uint64_t step = 0;
-  std::vector<uint32_t> ranks;  // ranks whose payloads to apply, in this order
-  bool logged = false;          // apply the contributions of the journal's record instead
-  bool restored = false;        // logged and not empty
+  bool logged = false;  // the update came from the journal
+  bool empty = false;   // it has no contributions
 };
 struct AppendFailedUpdate {
   uint64_t step = 0;
@@ -229,7 +235,7 @@ struct DeliverAnswer {
   StepId id = 0;
 };
 
-using Effect = std::variant<Acknowledge, Refuse, AwaitAnswer, GiveAnswer, FetchFactors, CountAccepted, KeepPayload,
+using Effect = std::variant<SenderReply, AwaitAnswer, GiveAnswer, FetchFactors, CountAccepted, KeepPayload,
                             DropPayloads, ReportSealed, ReportUpdatesLost, ReportContradiction, EndRequests, DropStep,
                             WakeWorker, BeginStep, AccumulateGradient, AppendUpdate, ApplyUpdate, AppendFailedUpdate,
                             ComputeAnswer, AppendPlan, DeliverAnswer>;

@@ -45,11 +45,8 @@ void LayerJournal::BeginStep(uint64_t rollback_epoch, uint64_t step, const Layer
   if (snapshot_step > last_snapshot_step_) GiveImage(snapshot_step, worker);
 }
 
-void LayerJournal::BeginAt(uint64_t step, const LayerWorker& worker) {
-  if (journal_ != nullptr) GiveImage(step, worker);
-}
-
 void LayerJournal::GiveImage(uint64_t snapshot_step, const LayerWorker& worker) {
+  if (journal_ == nullptr) return;
   last_snapshot_step_ = snapshot_step;
   const bool held = worker.has_factors();
   absl::StatusOr<std::string> state = held ? worker.Save() : std::string();

@@ -22,8 +22,8 @@ class LayerJournal {
   // Notes that work on `step` begins. Gives the journal the layer's image if the step of a snapshot lies after the last
   // step worked on and not after `step`.
   void BeginStep(uint64_t rollback_epoch, uint64_t step, const LayerWorker& worker);
-  // Gives the journal the layer's image as of `step`, after the factors have been restored from a snapshot.
-  void BeginAt(uint64_t step, const LayerWorker& worker);
+  // Gives the journal the layer's image as it is now, as of `step`, which no layer of the session has begun.
+  void GiveImage(uint64_t step, const LayerWorker& worker);
   // Records the contributions that are about to be applied. `logged` means that the journal has the record already.
   void BeforeUpdate(uint64_t step, const LayerWorker& worker, std::vector<StagedContribution>& contributions,
                     bool logged);
@@ -34,12 +34,6 @@ class LayerJournal {
   // Records the plan of an answer that no rank has received yet.
   void BeforeAnswer(uint64_t step, Mode mode, const Plan& plan);
 
-  // Gives the journal the layer's image as it is after the work of all steps so far, as of `step`, which no layer of
-  // the session has begun.
-  void GiveFinalImage(uint64_t step, const LayerWorker& worker) {
-    if (journal_ != nullptr) GiveImage(step, worker);
-  }
-
   // Writes a FactorsRecord: the layer has dropped its factors, or has fresh ones.
   void FactorsChanged(bool held);
 
@@ -47,7 +41,6 @@ class LayerJournal {
   void Resume(uint64_t rollback_epoch, uint64_t updates, std::vector<StepOutcome> outcomes);
 
  private:
-  void GiveImage(uint64_t snapshot_step, const LayerWorker& worker);
   // Requests a snapshot as of a step that no layer has begun.
   void RequestSnapshot();
   LayerStep At(uint64_t step) const;

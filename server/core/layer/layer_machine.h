@@ -16,7 +16,6 @@
 #include "absl/types/span.h"
 
 #include "server/core/layer/layer_events.h"
-#include "server/core/layer/layer_rules.h"
 #include "server/core/layer/rank_progress.h"
 #include "server/core/layer/step_window.h"
 
@@ -44,10 +43,10 @@ class LayerMachine {
   // Takes an event and returns its effects. This is the only way to change the state.
   Effects Step(const LayerEvent& event);
 
-  // Returns OK if the contribution may be submitted. Otherwise returns the errors of StepWindow::Check except
-  // NOT_ACTIVE, which the contribution itself may end; DATA_LOSS (STATE_LOST) if the rank must begin again because the
-  // shard has lost factors; or UNAVAILABLE (FUTURE_EPOCH) or FAILED_PRECONDITION (STALE_EPOCH) for another epoch.
-  // Statistics of a step that is never opened again pass, because they are acknowledged as duplicates.
+  // Returns the refusal that the contribution would get now, before memory is reserved for its payload. The checks are
+  // those of ContributionArrived, on the same state; NOT_ACTIVE is left to it, because the contribution itself may end
+  // that. Errors: those of StepWindow::Check; DATA_LOSS (STATE_LOST) if the rank must begin again because the shard has
+  // lost factors; or UNAVAILABLE (FUTURE_EPOCH) or FAILED_PRECONDITION (STALE_EPOCH) for another epoch.
   absl::Status Check(const ContributionHeader& header) const;
   // See StepWindow::FirstKept.
   uint64_t first_kept() const;
@@ -86,6 +85,7 @@ class LayerMachine {
   void On(const FactorsReplaced& event, Effects& effects);
   void On(const ReplayFinished& event, Effects& effects);
 
+  const LayerRules& rules() const { return window_.rules(); }
   absl::Status CheckEpoch(const ContributionKey& key) const;
   // Returns DATA_LOSS (STATE_LOST) if the rank must begin again because the shard has lost factors, and UNAVAILABLE
   // (NOT_ACTIVE) if it has done so and another rank has not.
@@ -100,7 +100,8 @@ class LayerMachine {
   bool AsksForLostAnswer(ContributionKind kind, const ContributionKey& key) const;
   // Makes all ranks begin again, and refuses what waits.
   void LoseRanks(const ContributionKey& key, Effects& effects);
-  absl::Status CheckStep(const ContributionKey& key, Mode mode) const;
+  // Returns the errors of CheckNotLost and StepWindow::Check. Stale statistics pass.
+  absl::Status CheckStep(ContributionKind kind, const ContributionKey& key, Mode mode) const;
   // Returns DATA_LOSS (STATE_LOST), for ranks that ask for the answer to an incomplete step.
   absl::Status AnswerIsLost(const WindowStep& of) const;
   // Returns true if the step was restored with the shard and a rank has resumed past it without sending its gradient.
@@ -142,7 +143,6 @@ class LayerMachine {
   Offer OfferAnswer(WindowStep& of, Effects& effects);
   void OfferPendingUpdate(WindowStep& of, Effects& effects);
 
-  LayerRules rules_;
   StepWindow window_;
   RankProgress ranks_;
   uint64_t epoch_;

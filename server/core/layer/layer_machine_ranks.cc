@@ -16,14 +16,14 @@ namespace precondor {
 absl::Status LayerMachine::Passed(const WindowStep& of) const {
   return ReasonedStatus(
       absl::StatusCode::kAborted, ErrorReason::kStaleStep,
-      absl::StrCat("session \"", rules_.spec->name, "\" layer \"", rules_.spec->layers[rules_.layer].name, "\" step ",
-                   of.step,
+      absl::StrCat("session \"", rules().spec->name, "\" layer \"", rules().spec->layers[rules().layer].name,
+                   "\" step ", of.step,
                    ": a rank had its answer before the shard came back, and does not send its gradient again: ",
                    "a rank without the answer goes back to a checkpoint with all ranks"));
 }
 
 bool LayerMachine::IsPassed(const WindowStep& of) const {
-  if (rules_.workers_precondition() || rules_.one_answer()) return false;
+  if (rules().workers_precondition() || rules().one_answer()) return false;
   if (!of.restored || of.gradient.state != PhaseState::kOpen) return false;
   const std::vector<uint32_t> missing = of.gradient.contributions.missing();
   return std::any_of(missing.begin(), missing.end(), [&](uint32_t rank) { return ranks_.ResumedAfter(rank, of.step); });
@@ -32,7 +32,7 @@ bool LayerMachine::IsPassed(const WindowStep& of) const {
 uint64_t LayerMachine::first_kept() const {
   // After a loss the job goes back as a whole: also the ranks that have nothing to ask here, and away from what the
   // journal still has of the steps.
-  if (ranks_.AnyLost()) return std::numeric_limits<uint64_t>::max();
+  if (ranks_.first_lost().has_value()) return std::numeric_limits<uint64_t>::max();
   uint64_t first = window_.FirstKept();
   for (const auto& [step, of] : window_.steps()) {
     if (IsPassed(of)) first = std::max(first, step + 1);
@@ -41,7 +41,7 @@ uint64_t LayerMachine::first_kept() const {
 }
 
 bool LayerMachine::NoteBegun(const ContributionKey& key, absl::Time now, Effects& effects) {
-  if (!ranks_.Begin(key.rank) || rules_.workers_precondition()) return false;
+  if (!ranks_.Begin(key.rank) || rules().workers_precondition()) return false;
   bool work = window_.SkipStepsBefore(key.rank, key.step, /*resumes=*/false, effects);
   // Statistics that the rank's earlier process did not deliver, or that a shard has lost, are not sent again.
   for (auto& [step, of] : window_.steps()) {
@@ -61,10 +61,10 @@ bool LayerMachine::NoteCatchup(const ContributionKey& key, absl::Time now, Effec
 
 bool LayerMachine::AbstainFromStatistics(WindowStep& of, uint32_t rank, absl::Time now, Effects& effects) {
   Phase& phase = of.statistics;
-  if (!rules_.ExpectsStatistics(of.step, of.mode) || phase.state != PhaseState::kOpen) return false;
+  if (!rules().ExpectsStatistics(of.step, of.mode) || phase.state != PhaseState::kOpen) return false;
   if (phase.contributions.has(rank)) return false;
   phase.contributions.Put(rank, ContributionStatus::kAbstained, /*digest=*/0);
-  if (rules_.workers_precondition() && !std::exchange(of.incomplete, true)) {
+  if (rules().workers_precondition() && !std::exchange(of.incomplete, true)) {
     of.in_flight -= of.gradient.contributions.arrived();
     effects.push_back(EndRequests{.id = of.id, .status = AnswerIsLost(of)});
   }
@@ -74,7 +74,7 @@ bool LayerMachine::AbstainFromStatistics(WindowStep& of, uint32_t rank, absl::Ti
 
 bool LayerMachine::CountRanksThatBeganLater(WindowStep& of, absl::Time now, Effects& effects) {
   bool counted = false;
-  if (!rules_.workers_precondition()) {
+  if (!rules().workers_precondition()) {
     ranks_.ForEachThatBeganAfter(
         of.step, [&](uint32_t rank) { counted = AbstainFromStatistics(of, rank, now, effects) || counted; });
     return counted;
@@ -95,23 +95,23 @@ bool LayerMachine::CountRanksThatBeganLater(WindowStep& of, absl::Time now, Effe
 }
 
 void LayerMachine::NoteLoss(const RankResumed& event, uint64_t lost, Effects& effects) {
-  if (ranks_.AnyLost()) return;
+  if (ranks_.first_lost().has_value()) return;
   if (!event.begins) ranks_.Lack(event.key.rank, event.next_step);
   const bool first = lost > 0 && !goes_on_at_.has_value();
   if (first) goes_on_at_ = event.next_step;
   if (!goes_on_at_.has_value()) return;
   // Workers that hold factors cannot go on with others.
-  bool torn = rules_.workers_precondition() || ranks_.AnyLacksFromOther(*goes_on_at_) ||
+  bool torn = rules().workers_precondition() || ranks_.AnyLacksFromOther(*goes_on_at_) ||
               (event.begins && event.key.step != *goes_on_at_);
   for (const auto& [step, of] : window_.steps()) {
     if (!first || step >= *goes_on_at_ || of.gradient.state == PhaseState::kApplied) continue;
-    for (uint32_t rank = 0; rank < static_cast<uint32_t>(rules_.spec->world_size); ++rank) {
+    for (uint32_t rank = 0; rank < static_cast<uint32_t>(rules().spec->world_size); ++rank) {
       torn = torn || (of.gradient.contributions.has(rank) &&
                       AsksForLostAnswer(ContributionKind::kGradient, {.step = step, .rank = rank}));
     }
   }
   if (torn) return LoseRanks(event.key, effects);
-  if (first) window_.DropBefore(*goes_on_at_, rules_.Retired(), effects);
+  if (first) window_.DropBefore(*goes_on_at_, rules().Retired(), effects);
 }
 
 bool LayerMachine::AsksForLostAnswer(ContributionKind kind, const ContributionKey& key) const {
@@ -129,7 +129,7 @@ void LayerMachine::LoseRanks(const ContributionKey& key, Effects& effects) {
 void LayerMachine::On(const RankResumed& event, Effects& effects) {
   const ContributionKey& key = event.key;
   if (absl::Status status = CheckEpoch(key); !status.ok()) {
-    effects.push_back(Refuse{std::move(status)});
+    effects.push_back(SenderReply{std::move(status)});
     return;
   }
   const uint64_t known = factors_.version + factors_.restored_updates;
@@ -149,9 +149,9 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
     report();
     return;
   }
-  if (!rules_.one_answer()) NoteLoss(event, lost, effects);
+  if (!rules().one_answer()) NoteLoss(event, lost, effects);
   const absl::Status status = CheckNotLost(key);
-  if (!status.ok()) effects.insert(effects.begin(), Refuse{status});
+  if (!status.ok()) effects.insert(effects.begin(), SenderReply{status});
   if (event.begins) {
     if (status.ok() && NoteBegun(key, event.now, effects)) Wake(effects);
     return;
@@ -182,7 +182,7 @@ void LayerMachine::On(const FactorsRequested& event, Effects& effects) {
   if (status.ok()) {
     effects.push_back(FetchFactors{});
   } else {
-    effects.push_back(Refuse{std::move(status)});
+    effects.push_back(SenderReply{std::move(status)});
   }
 }
 

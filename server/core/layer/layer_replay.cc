@@ -89,15 +89,13 @@ absl::Status LayerReplay::Add(GradientRecord record) {
 }
 
 void LayerReplay::AddCovariances(GradientRecord record) {
-  if (!covariances_of_.has_value()) {
-    next_version_ = worker_.view().version;
-  } else if (record.factor_version + 1 == next_version_) {
-    if (const auto last = steps_.find(covariances_of_->step); last != steps_.end()) last->second.failed = true;
-    next_version_ = record.factor_version;
+  uint64_t next_version = last_covariances_.has_value() ? last_covariances_->next_version : worker_.view().version;
+  if (last_covariances_.has_value() && record.factor_version + 1 == next_version) {
+    if (const auto last = steps_.find(last_covariances_->step); last != steps_.end()) last->second.failed = true;
+    next_version = record.factor_version;
   }
-  if (record.factor_version != next_version_) return;
-  covariances_of_ = record.at;
-  ++next_version_;
+  if (record.factor_version != next_version) return;
+  last_covariances_ = {.step = record.at.step, .next_version = next_version + 1};
   ReplayedStep* const step = Find(record.at, Mode::kSecondOrder);
   if (step == nullptr) {
     Apply({.outcome = {.step = record.at.step, .plan = {}},
@@ -112,15 +110,13 @@ void LayerReplay::AddCovariances(GradientRecord record) {
 
 void LayerReplay::Relearn() {
   GradientRecord record = *std::exchange(gradient_, std::nullopt);
-  LayerWorker::Answer answer = worker_.Relearn(std::move(record.average));
-  if (!answer.preconditioned) return;
+  GradientResult answer = worker_.Relearn(std::move(record.average));
+  if (answer.decision != Decision::kPreconditioned) return;
   relearned_ = true;
   ReplayedStep* const step = Find(record.at, Mode::kSecondOrder);
   if (step == nullptr) return;
-  step->outcome.plan = Plan{.decision = answer.result.decision,
-                            .factor_version = answer.result.factor_version,
-                            .reason = answer.result.reason};
-  step->answer = std::move(answer.result);
+  step->outcome.plan = PlanOf(answer);
+  step->answer = std::move(answer);
 }
 
 absl::Status LayerReplay::CheckFollows(const LayerStep& at) const {
@@ -181,11 +177,12 @@ void LayerReplay::CheckPlans() {
 }
 
 LayerReplay::Outcome LayerReplay::Finish(uint64_t rollback_epoch) {
-  if (covariances_of_.has_value()) {
+  if (last_covariances_.has_value()) {
     // The answer of the step shows whether the last update failed.
-    const auto step = steps_.find(covariances_of_->step);
+    const auto step = steps_.find(last_covariances_->step);
     const bool planned = step != steps_.end() && step->second.outcome.plan.has_value() && step->second.contributions;
-    if (planned && step->second.outcome.plan->factor_version < next_version_) step->second.failed = true;
+    if (planned && step->second.outcome.plan->factor_version < last_covariances_->next_version)
+      step->second.failed = true;
   }
   if (gradient_.has_value()) {
     const auto step = steps_.find(gradient_->at.step);

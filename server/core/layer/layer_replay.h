@@ -88,8 +88,11 @@ class LayerReplay {
   // The last gradient. Whether the method took it in is known from what follows.
   std::optional<GradientRecord> gradient_;
   bool relearned_ = false;
-  std::optional<LayerStep> covariances_of_;  // the last covariances
-  uint64_t next_version_ = 0;                // of the factors before the next covariances
+  struct LastCovariance {
+    uint64_t step = 0;
+    uint64_t next_version = 0;  // of the factors before the next covariances
+  };
+  std::optional<LastCovariance> last_covariances_;
 };
 
 }  // namespace precondor

@@ -19,6 +19,10 @@
 
 namespace precondor {
 
+inline Plan PlanOf(const GradientResult& answer) {
+  return {.decision = answer.decision, .factor_version = answer.factor_version, .reason = answer.reason};
+}
+
 // Does the arithmetic of one layer. Used by one thread at a time, the layer's strand. A failure of the device or the
 // method never fails a step: an update that fails leaves the last good factors, and a precondition that fails answers
 // IDENTITY with the reason, or SKIP if the gradient is lost or the method's answers are whole updates.
@@ -39,16 +43,8 @@ class LayerWorker {
     bool decomposition_failed = false;  // the last good decomposition stays in use
     bool reset = false;                 // decompositions have failed repeatedly and the factors begin anew
     absl::Duration took;
-    StateView state;
     std::optional<PublishedUpdate> update;  // set if the update succeeded and workers have factors
   };
-  struct Answer {
-    GradientResult result;
-    bool preconditioned = false;
-    absl::Duration took;
-    StateView state;
-  };
-
   // Ends `expected` when the next task of the layer has begun, or at the next call.
   void Expect(std::shared_ptr<Backend::ExpectedTask> expected) { expected_ = std::move(expected); }
 
@@ -68,17 +64,17 @@ class LayerWorker {
   absl::StatusOr<StagedContribution> TakeAverage(StepData& data);
   void PutBack(StagedContribution average, StepData& data);
   // Answers with the average that Average has made.
-  Answer Precondition(StepData& data);
+  GradientResult Precondition(StepData& data);
   // Updates the factors again with an average of the journal, and returns the answer as it was.
-  Answer Relearn(StagedContribution average);
+  GradientResult Relearn(StagedContribution average);
   // Answers a sealed phase of pulls with the result of the step's update.
-  Answer PublishUpdate(const StepData& data);
+  GradientResult PublishUpdate(const StepData& data);
   // Returns the current factors, or IDENTITY and the reason if the layer has none. Returns Unavailable if the factors
   // cannot be read now.
   absl::StatusOr<GradientResult> Fetch();
 
   // Returns the answer SKIP for a step without a usable average; frees the gradients that have been added up.
-  Answer Skip(StepData& data, AnswerCause cause, std::string reason);
+  GradientResult Skip(StepData& data, AnswerCause cause, std::string reason);
 
   // Returns true if the plan's answer included gradients that these factors do not, so that it cannot be made again.
   // Only a method that learns from gradients can be in this state. No active rank holds that answer, as
@@ -109,11 +105,10 @@ class LayerWorker {
   AnswerCause CauseOfFailure() const;  // cause for an answer if the method has failed
   // Preconditions d into u, both on the device; repeats the last answer if `taken_in`. If `u_squared` is not null, it
   // gets |u|^2, and then u is complete.
-  absl::Status Compute(ConstMatrixView d, bool taken_in, MatrixView u, Answer& answer, double* u_squared);
+  absl::Status Compute(ConstMatrixView d, bool taken_in, MatrixView u, GradientResult& answer, double* u_squared);
   // Preconditions `gradient` in place. An error leaves `gradient` as it was. The answer is SKIP if `gradient` is lost.
-  absl::StatusOr<Answer> RunMethod(absl::Span<float> gradient, bool taken_in);
-  void NotePreconditioned(Answer& answer) const;
-  Answer PreconditionOnDevice(StepData& data);
+  absl::StatusOr<GradientResult> RunMethod(absl::Span<float> gradient, bool taken_in);
+  GradientResult PreconditionOnDevice(StepData& data);
   // Returns the host memory of the average in f32.
   absl::Span<float> Values(StepData& data) const;
   // Makes the average from `data.sum`, `data.parts` or `data.result_buffer` in `values`.
@@ -123,8 +118,8 @@ class LayerWorker {
   // Allocates `data.decoded` if the session's gradient type needs it.
   absl::Status MakeRoom(StepData& data) const;
   int64_t WireBytes() const;  // of a gradient in the session's gradient type
-  absl::StatusOr<Answer> RunMethodOnDevice(ConstMatrixView gradient, bool taken_in, MatrixView u);
-  Answer Encode(StepData& data, Answer answer, absl::Span<float> values);
+  absl::StatusOr<GradientResult> RunMethodOnDevice(ConstMatrixView gradient, bool taken_in, MatrixView u);
+  GradientResult Encode(StepData& data, GradientResult answer, absl::Span<float> values);
 
   SessionContext& session_;
   SessionDevice& device_;

@@ -26,7 +26,8 @@ void RankProgress::LoseAll() {
   lost_ = static_cast<int64_t>(ranks_.size());
 }
 
-uint32_t RankProgress::first_lost() const {
+std::optional<uint32_t> RankProgress::first_lost() const {
+  if (lost_ == 0) return std::nullopt;
   const auto found = std::find_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.lost; });
   return static_cast<uint32_t>(found - ranks_.begin());
 }

@@ -69,9 +69,9 @@ class RankProgress {
 
   // Marks all ranks as lost: they know factors that the shard has lost, and must join again before they can go on.
   void LoseAll();
-  bool AnyLost() const { return lost_ > 0; }
   bool IsLost(uint32_t rank) const { return ranks_[rank].lost; }
-  uint32_t first_lost() const;
+  // Returns the lowest lost rank, or nullopt if none is.
+  std::optional<uint32_t> first_lost() const;
 
   // Progress of a replaced rank that holds factors.
   struct Catchup {

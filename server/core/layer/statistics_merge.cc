@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "kernels/base/status_macros.h"
-#include "server/core/layer/payload.h"
+#include "server/core/layer/admission.h"
 #include "server/core/layer/reduction.h"
 #include "server/core/resources/host_buffer.h"
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -12,14 +13,15 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 
 #include "kernels/base/session_spec.h"
 #include "server/core/api/contribution.h"
 #include "server/core/api/shard_journal.h"
 #include "server/core/layer/gradient_parts.h"
+#include "server/core/layer/layer_events.h"
 #include "server/core/layer/reduction.h"
 #include "server/core/resources/host_buffer.h"
+#include "server/core/resources/reservation.h"
 
 namespace precondor {
 
@@ -38,12 +40,15 @@ class StepPayloads {
     if (of_.empty()) of_.resize(count_);
     of_[rank - first_rank_] = std::move(contribution);
   }
-  // Removes and returns the payloads of `ranks`, in that order. The entry of a rank without a payload (a pull) is
-  // empty.
-  std::vector<StagedContribution> Take(absl::Span<const uint32_t> ranks) {
-    std::vector<StagedContribution> taken(ranks.size());
-    if (of_.empty()) return taken;
-    for (size_t i = 0; i < ranks.size(); ++i) taken[i] = std::move(of_[ranks[i] - first_rank_]);
+  // Removes and returns the payload of `rank`, or those of `ranks`, in that order. The entry of a rank without a
+  // payload (a pull) is empty.
+  StagedContribution Take(uint32_t rank) {
+    return of_.empty() ? StagedContribution() : std::move(of_[rank - first_rank_]);
+  }
+  std::vector<StagedContribution> Take(const std::vector<uint32_t>& ranks) {
+    std::vector<StagedContribution> taken;
+    taken.reserve(ranks.size());
+    for (const uint32_t rank : ranks) taken.push_back(Take(rank));
     return taken;
   }
   void Clear() { of_.clear(); }
@@ -56,7 +61,7 @@ class StepPayloads {
 
 // A rank that waits for an answer.
 struct AnswerRequest {
-  uint32_t rank = 0;
+  ContributionKey key;
   ResultFn result;
   std::vector<GradientPart> parts = {};  // SHARDED: what the rank gets of the answer
 };
@@ -68,7 +73,7 @@ struct StepData {
   // Adds a request. `ranks` is the number of ranks that can wait. A rank that asks without end does not fill the
   // memory: if kMostRequests of it wait, the oldest is removed and returned, and the caller ends it.
   std::optional<AnswerRequest> AddRequest(AnswerRequest request, size_t ranks) {
-    const auto of_rank = [&](const AnswerRequest& other) { return other.rank == request.rank; };
+    const auto of_rank = [&](const AnswerRequest& other) { return other.key.rank == request.key.rank; };
     std::optional<AnswerRequest> oldest;
     // With fewer requests no rank has more than all ranks may.
     if (requests.size() >= ranks && std::count_if(requests.begin(), requests.end(), of_rank) >= kMostRequests) {
@@ -81,6 +86,10 @@ struct StepData {
   }
   static constexpr int kMostRequests = 4;  // a rank asks again when a stream has broken, before the server notices
 
+  StepPayloads& payloads(ContributionKind kind) {
+    return kind == ContributionKind::kStatistics ? statistics : gradients;
+  }
+
   // Guarded by the layer's lock.
   StepPayloads statistics;
   StepPayloads gradients;
@@ -90,8 +99,7 @@ struct StepData {
 
   // Used by the layer's worker alone.
   Mode mode = Mode::kSecondOrder;
-  // Contributions of a record of the journal whose update has yet to be applied.
-  std::optional<std::vector<StagedContribution>> logged;
+  std::vector<StagedContribution> due;    // contributions of the update that is next, or that replay has restored
   std::optional<Plan> plan;               // plan that a rank may have been answered with before the shard came back
   std::optional<PublishedUpdate> update;  // set once the update is made, if workers have factors
   bool restored_update = false;           // the update was made before the shard came back, and has not been published
@@ -105,6 +113,41 @@ struct StepData {
   HostBuffer<float> decoded;  // the average, if the gradient type is not f32; otherwise it is in `result_buffer`
   std::shared_ptr<const DevicePayload> on_device;  // the only gradient, if it is in device memory
   absl::Duration update_took;                      // zero if the factors were not updated
+};
+
+// The data of a layer's steps. Not thread-safe.
+class StepTable {
+ public:
+  StepTable(const SessionSpec& spec, uint32_t layer)
+      : ranks_(static_cast<uint32_t>(spec.world_size)),
+        gradient_ranks_(static_cast<uint32_t>(GradientContributors(spec))),
+        first_gradient_rank_(spec.exchange == ExchangeMode::kDelegate ? static_cast<uint32_t>(DelegateRank(spec, layer))
+                                                                      : 0) {}
+
+  // Returns the step's data, new if there is none.
+  const std::shared_ptr<StepData>& Of(StepId id) {
+    std::shared_ptr<StepData>& data = steps_[id];
+    if (data == nullptr) {
+      data = std::make_shared<StepData>(StepPayloads(0, ranks_), StepPayloads(first_gradient_rank_, gradient_ranks_));
+    }
+    return data;
+  }
+  // Returns null if there is none.
+  StepData* Find(StepId id) const {
+    const auto found = steps_.find(id);
+    return found == steps_.end() ? nullptr : found->second.get();
+  }
+  // Removes and returns the step's data; null if there is none.
+  std::shared_ptr<StepData> Remove(StepId id) {
+    const auto node = steps_.extract(id);
+    return node.empty() ? nullptr : node.mapped();
+  }
+
+ private:
+  const uint32_t ranks_;
+  const uint32_t gradient_ranks_;
+  const uint32_t first_gradient_rank_;
+  std::map<StepId, std::shared_ptr<StepData>> steps_;
 };
 
 }  // namespace precondor

@@ -17,9 +17,29 @@
 #include "server/core/api/shard_journal.h"
 #include "server/core/layer/contributions.h"
 #include "server/core/layer/layer_events.h"
-#include "server/core/layer/layer_rules.h"
 
 namespace precondor {
+
+// The constants of one layer of a session that its state machine needs. A value type. `spec` must outlive it.
+struct LayerRules {
+  const SessionSpec* spec = nullptr;
+  uint32_t layer = 0;
+  bool needs_statistics = true;  // Method::needs_statistics
+  uint64_t window_steps = 2;     // see ShardOptions
+
+  Contributions statistics_contributors() const;
+  Contributions gradient_contributors() const;
+  bool SendsGradient(uint32_t rank) const;
+  // Returns true if one rank sends the gradients and gets the answers.
+  bool one_answer() const;
+  // Returns true if workers hold the factors too (REPLAY, PULL_FACTORS). A pull then takes the gradient's place.
+  bool workers_precondition() const { return WorkersPrecondition(*spec); }
+  // Returns true if some steps have no gradient, so that the next step with one can be any number of steps ahead.
+  bool has_gaps() const;
+  bool ExpectsStatistics(uint64_t step, Mode mode) const;
+  // Returns ABORTED (STALE_STEP), for requests that wait for the answer to a step that has been retired.
+  absl::Status Retired() const;
+};
 
 // State of one phase of a step. OPEN takes contributions. SEALED has all contributions and waits for its turn with the
 // worker. APPLIED is in the factors, or answered, and is kept for repetitions.
@@ -87,6 +107,7 @@ struct WindowStep {
 class StepWindow {
  public:
   explicit StepWindow(const LayerRules& rules) : rules_(rules) {}
+  const LayerRules& rules() const { return rules_; }
 
   WindowStep* Find(uint64_t step);
   const WindowStep* Find(uint64_t step) const;
@@ -109,8 +130,6 @@ class StepWindow {
   // - FAILED_PRECONDITION (MODE_CONFLICT) if the step is open with another mode.
   // `begins` says that the rank was replaced and shows with this contribution where it begins.
   absl::Status Check(const ContributionKey& key, Mode mode, bool begins) const;
-  // Returns true if the step's gradients have been or will be answered, by this process or the one before it.
-  bool HasAnswered(uint64_t step) const;
   // Returns true if the gradient phase of a later step is not open. Each rank that contributed to that step has this
   // step's answer, or has sent its gradient of this step again before.
   bool IsOvertaken(const WindowStep& of) const;
@@ -125,8 +144,6 @@ class StepWindow {
   bool SkipStepsBefore(uint32_t rank, uint64_t step, bool resumes, Effects& effects);
   // Retires the gradient phase of a step and ends its requests with ABORTED (STALE_STEP).
   void RetireGradient(WindowStep& of, Effects& effects);
-  // Notes that the update of a sealed statistics phase has been applied.
-  void FinishUpdate(WindowStep& of);
   // Drops all steps and ends their requests with `why`. Pending updates of the journal move to owed_updates().
   void DropAll(const absl::Status& why, Effects& effects);
   // Drops the steps before `step`, like DropAll, and allows only steps from `step` on.
@@ -146,6 +163,8 @@ class StepWindow {
  private:
   // Drops the steps before `end`; see DropAll.
   void DropSteps(std::map<uint64_t, WindowStep>::iterator end, const absl::Status& why, Effects& effects);
+  // Returns true if the step's gradients have been or will be answered, by this process or the one before it.
+  bool HasAnswered(uint64_t step) const;
   absl::Status CheckWindow(const ContributionKey& key, bool begins) const;
   bool MayLeaveWindow(const WindowStep& of) const;
   // Returns true if `of`, a step before `step`, cannot be completed; see SkipStepsBefore.

@@ -13,11 +13,11 @@
 
 #include "kernels/backend.h"
 #include "kernels/base/check.h"
+#include "kernels/base/mutex.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method_set.h"
 #include "server/core/api/executor.h"
 #include "server/core/api/session_access.h"
-#include "server/core/resources/begun_steps.h"
 #include "server/core/resources/reservation.h"
 #include "server/core/resources/scratch_pool.h"
 #include "server/core/resources/shard_context.h"
@@ -31,6 +31,52 @@ struct SessionDevice {
   Executor& executor;
   ScratchPool statistics_scratch;  // see StatisticsScratchElements
   ScratchPool gradient_scratch;    // see GradientScratchElements: D, then U
+};
+
+// Tracks the greatest step that has begun in one session on a shard. A rollback of the job sets it back.
+// Thread-safe. Layers enter a new epoch one after the other, so a step that began before the last rollback can be
+// reported after it. Such reports are ignored.
+class BegunSteps {
+ public:
+  struct Last {
+    uint64_t step = 0;  // greatest step that has begun since the last rollback; 0 until one has
+    Mode mode = Mode::kSecondOrder;
+  };
+
+  // Notes that the job continues from `step` in epoch `rollback_epoch`. Does nothing unless that epoch is later than
+  // the one of every earlier rollback.
+  void RollBack(uint64_t rollback_epoch, uint64_t step) {
+    MutexLock lock(mu_);
+    if (rollback_epoch <= rollback_epoch_) return;
+    rollback_epoch_ = rollback_epoch;
+    rollback_step_ = step;
+    last_.step = step == 0 ? 0 : step - 1;
+  }
+
+  // Notes that `step` has begun in `mode`. `rollback_epoch` is the epoch of the last rollback before the step began, or
+  // 0 if there was none.
+  void Begin(uint64_t rollback_epoch, uint64_t step, Mode mode) {
+    MutexLock lock(mu_);
+    if (rollback_epoch < rollback_epoch_ || step < last_.step) return;
+    last_ = {.step = step, .mode = mode};
+  }
+
+  // Returns the step from which the job continued after the last rollback; 0 if there was none.
+  uint64_t rollback_step() const {
+    MutexLock lock(mu_);
+    return rollback_step_;
+  }
+
+  Last last() const {
+    MutexLock lock(mu_);
+    return last_;
+  }
+
+ private:
+  mutable Mutex mu_;
+  uint64_t rollback_epoch_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t rollback_step_ ABSL_GUARDED_BY(mu_) = 0;
+  Last last_ ABSL_GUARDED_BY(mu_);
 };
 
 // Which layers of a session a client has restored, and whether the coordinator has ordered that. Thread-safe.

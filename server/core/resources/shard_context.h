@@ -1,20 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
-// State that all sessions of a shard share. It is held by shared_ptr because work on an executor can outlive the shard.
+// Options and devices of a shard, and the state that its sessions share. It is held by shared_ptr because work on an
+// executor can outlive the shard.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/time/time.h"
+
+#include "kernels/backend.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
+#include "kernels/methods/method_set.h"
+#include "server/core/api/executor.h"
 #include "server/core/api/observer.h"
 #include "server/core/api/shard_control.h"
 #include "server/core/resources/memory_account.h"
-#include "server/core/resources/shard_options.h"
 
 namespace precondor {
+
+class ShardJournal;
+
+struct ShardOptions {
+  std::string advertise_address;
+  // Bytes that sessions may reserve on each device for states, scratch and staging.
+  int64_t capacity_bytes = int64_t{8} << 30;
+  int window_steps = 2;                    // steps of a layer that may be open or kept for repetitions
+  double max_norm_per_sqrt_element = 1e4;  // statistic vectors with |v| > this * sqrt(d) are OVER_NORM
+  MethodFactory make_method = MakeMethod;
+  // The shard's journal, or null for none. Borrowed; must outlive the executor's last task.
+  ShardJournal* journal = nullptr;
+  uint64_t snapshot_interval_steps = 0;  // between two snapshots; 0: only those requested
+  // Returns freed memory to the system. Called when a session's factors have been released. May be empty.
+  std::function<void()> trim_memory;
+  // How long a session stays in quarantine before the shard deletes it.
+  absl::Duration quarantine_time = absl::InfiniteDuration();
+  std::string ring_device;  // RegionMemory::device of the only device, in whose memory gradients may be; empty: none
+  // ShardUpkeep::ReportStragglers names the workers that a step has been waiting for longer than this.
+  absl::Duration slow_worker = absl::InfiniteDuration();
+};
+
+// A device that computes some of the shard's layers, with its own memory and threads. Memory of one device is used on
+// that device alone.
+struct ShardDevice {
+  std::string name;  // for people, such as "cuda:0"
+  Backend& backend;
+  Executor& executor;
+};
 
 // One per shard. The referenced objects must outlive the executors' last tasks.
 struct ShardContext {

@@ -41,12 +41,12 @@ void SessionFactors::ReportMemory(int64_t reserved_bytes) const {
   context_->shard->observer.OnSessionMemory(context_->spec.name, reserved_bytes);
 }
 
-absl::Status SessionFactors::GiveFresh(const Layers& layers) const {
+absl::Status SessionFactors::GiveFresh() const {
   std::vector<std::unique_ptr<LayerState>> states;
-  for (const std::shared_ptr<LayerDriver>& layer : layers) {
-    PRECONDOR_ASSIGN_OR_RETURN(states.emplace_back(), context_->MakeState(layer->index()));
+  for (const std::shared_ptr<LayerDriver>& layer : layers_) {
+    PRECONDOR_ASSIGN_OR_RETURN(states.emplace_back(), layer->MakeFactors());
   }
-  for (size_t i = 0; i < layers.size(); ++i) layers[i]->factors().Set(std::move(states[i]));
+  for (size_t i = 0; i < layers_.size(); ++i) layers_[i]->ReplaceFactors(std::move(states[i]));
   return absl::OkStatus();
 }
 
@@ -70,7 +70,7 @@ absl::Status SessionFactors::Hold(HoldVersion version) {
   });
   MemoryAccount& memory = context_->shard->memory;
   PRECONDOR_RETURN_IF_ERROR(memory.Reserve(context_->spec.name, factor_bytes()));
-  if (absl::Status given = GiveFresh(layers_); !given.ok()) {
+  if (absl::Status given = GiveFresh(); !given.ok()) {
     memory.Release(factor_bytes());
     return given;
   }
@@ -116,7 +116,7 @@ void SessionFactors::Release(HoldVersion version) {
 void SessionFactors::Drop() {
   const auto left = std::make_shared<std::atomic<size_t>>(layers_.size());
   for (const std::shared_ptr<LayerDriver>& layer : layers_) {
-    layer->factors().Release([self = shared_from_this(), left] {
+    layer->ReplaceFactors(nullptr, [self = shared_from_this(), left] {
       if (--*left == 0) self->FinishRelease();
     });
   }
@@ -147,7 +147,7 @@ void SessionFactors::FinishRelease() {
 
 void SessionFactors::FinishReplay() {
   Layers without;
-  absl::c_copy_if(layers_, std::back_inserter(without), [](const auto& layer) { return !layer->factors().held(); });
+  absl::c_copy_if(layers_, std::back_inserter(without), [](const auto& layer) { return !layer->has_factors(); });
   const bool holds = without.size() < layers_.size();
   bool reserved = false;
   {

@@ -59,7 +59,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   using Layers = std::vector<std::shared_ptr<LayerDriver>>;
 
   // Gives fresh factors to the layers, or to none if it returns an error.
-  absl::Status GiveFresh(const Layers& layers) const;
+  absl::Status GiveFresh() const;
   // Drops the factors of all layers, and then frees their memory.
   void Drop();
   void FinishRelease();

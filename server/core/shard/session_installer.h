@@ -9,12 +9,21 @@
 #include "absl/strings/string_view.h"
 
 #include "server/core/api/shard_control.h"
+#include "server/core/resources/device_assignment.h"
+#include "server/core/resources/memory_account.h"
 #include "server/core/shard/serving_state.h"
-#include "server/core/shard/shard_layers.h"
+#include "server/core/shard/session_factors.h"
 #include "server/core/shard/shard_quarantine.h"
 #include "server/core/shard/shard_sessions.h"
 
 namespace precondor {
+
+// A session's layers by device, and the memory for them.
+struct LayerReservation {
+  LayersOfDevices layers;
+  SessionFactors::Sizes sizes;
+  DeviceBytes bytes;  // the one of `sizes` that applies
+};
 
 // Thread-safe.
 class SessionInstaller {

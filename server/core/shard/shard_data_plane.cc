@@ -8,12 +8,12 @@
 #include "kernels/base/check.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
-#include "server/core/layer/payload.h"
+#include "server/core/layer/admission.h"
 #include "server/core/resources/session_context.h"
-#include "server/core/shard/session_admission.h"
 #include "server/core/shard/shard_session.h"
 
 namespace precondor {
+
 absl::Status ShardDataPlane::CheckGeneration(uint64_t session_id, uint64_t generation) const {
   if (state_generation() == generation) return absl::OkStatus();
   const absl::StatusOr<std::shared_ptr<ShardSession>> session = sessions_.Find(session_id);
@@ -29,25 +29,23 @@ absl::StatusOr<AdmittedContribution> ShardDataPlane::AdmitContribution(Contribut
                                                                        uint64_t payload_bytes,
                                                                        const SessionCaller& caller) {
   const auto admit = [&]() -> absl::StatusOr<AdmittedContribution> {
-    PRECONDOR_RETURN_IF_ERROR(serving_.Check());
-    PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, header.key.session_id));
-    return SessionAdmission(*session).Admit(header, payload_bytes);
+    PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, header.key));
+    const SessionSpec& spec = session->spec();
+    PRECONDOR_RETURN_IF_ERROR(CheckRole(spec, session->context().methods.of(header.key.layer), header));
+    PRECONDOR_RETURN_IF_ERROR(CheckTensors(spec, header, payload_bytes));
+    PRECONDOR_RETURN_IF_ERROR(session->layer(header.key.layer)->Check(header));
+    return AdmittedContribution(std::move(header), payload_bytes, session->shared_context());
   };
   absl::StatusOr<AdmittedContribution> admitted = admit();
-  if (!admitted.ok()) Reject(header, admitted.status(), [](const absl::StatusOr<bool>&) {});
+  if (!admitted.ok()) CountRefusal(header, admitted.status());
   return admitted;
 }
 
-void ShardDataPlane::CountRefusal(const AdmittedContribution& contribution, const absl::Status& why) {
-  Reject(contribution.header(), why, [](const absl::StatusOr<bool>&) {});
-}
-
-void ShardDataPlane::Reject(const ContributionHeader& header, const absl::Status& why, const AckFn& ack) {
+void ShardDataPlane::CountRefusal(const ContributionHeader& header, const absl::Status& why) {
   const absl::StatusOr<std::shared_ptr<ShardSession>> session = sessions_.Find(header.key.session_id);
   LayerDriver* const layer = session.ok() ? (*session)->layer(header.key.layer) : nullptr;
-  if (layer != nullptr) return layer->Acknowledge(header.kind, 0, why, ack);
+  if (layer != nullptr) return layer->CountRefusal(header.kind, why);
   shard_.layer_observer.OnRejected(session.ok() ? (*session)->spec().name : "", header.kind, GetErrorReason(why));
-  ack(why);
 }
 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardDataPlane::FindFor(const AdmittedContribution& contribution) const {
@@ -64,46 +62,47 @@ void ShardDataPlane::Submit(AdmittedContribution contribution, Payload payload, 
   const ContributionHeader& header = contribution.header();
   PRECONDOR_CHECK(payload.size() == (header.on_device == nullptr ? contribution.payload_bytes() : 0));
   const absl::StatusOr<std::shared_ptr<ShardSession>> session = FindFor(contribution);
-  if (!session.ok()) return Reject(header, session.status(), ack);
-  LayerDriver& layer = *(*session)->layer(header.key.layer);
-  if (header.kind == ContributionKind::kStatistics) {
-    return layer.SubmitStatistics(std::move(contribution), std::move(payload), ack);
+  if (!session.ok()) {
+    CountRefusal(header, session.status());
+    return ack(session.status());
   }
-  layer.SubmitGradient(std::move(contribution), std::move(payload), ack, std::move(result));
+  (*session)->layer(header.key.layer)->Submit(std::move(contribution), std::move(payload), ack, std::move(result));
 }
 
 // --- ranks -----------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardDataPlane::FindFor(const SessionCaller& caller,
-                                                                      uint64_t session_id) const {
-  PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, sessions_.Find(session_id));
-  if (!session->context().access.IsShownBy(caller)) return NotTheirs(session_id);
+                                                                      const ContributionKey& key) const {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, sessions_.Find(key.session_id));
+  if (!session->context().access.IsShownBy(caller)) return NotTheirs(key.session_id);
+  PRECONDOR_RETURN_IF_ERROR(session->holders().Check(key));
+  const SessionSpec& spec = session->spec();
+  if (key.layer >= spec.layers.size()) {
+    return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownLayer,
+                          absl::StrCat(DescribeKey(spec, key), ": expected a layer below ", spec.layers.size()));
+  }
+  if (session->layer(key.layer) == nullptr) {
+    return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotOwner,
+                          absl::StrCat(DescribeKey(spec, key), ": another shard owns the layer"));
+  }
   return session;
 }
 
 absl::StatusOr<std::set<uint32_t>> ShardDataPlane::MissingRanks(const ContributionKey& key,
                                                                 const SessionCaller& caller) const {
-  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, key.session_id));
-  PRECONDOR_RETURN_IF_ERROR(SessionAdmission(*session).CheckKey(key));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, key));
   return session->layer(key.layer)->MissingRanks(key.step);
 }
 
 absl::StatusOr<uint64_t> ShardDataPlane::Resume(const RankResume& resume, const SessionCaller& caller) {
-  const ContributionKey& key = resume.key;
-  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, key.session_id));
-  PRECONDOR_RETURN_IF_ERROR(SessionAdmission(*session).CheckKey(key));
-  return session->layer(key.layer)->Resume(resume);
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, resume.key));
+  return session->layer(resume.key.layer)->Resume(resume);
 }
 
 void ShardDataPlane::Fetch(const ContributionKey& key, ResultFn result, const SessionCaller& caller) {
-  absl::Status status = serving_.Check();
-  if (!status.ok()) return result(std::move(status));
-  const absl::StatusOr<std::shared_ptr<ShardSession>> session = FindFor(caller, key.session_id);
-  status = session.status();
-  if (status.ok()) status = SessionAdmission(**session).CheckKey(key);
-  if (!status.ok()) return result(std::move(status));
+  const absl::StatusOr<std::shared_ptr<ShardSession>> session = FindFor(caller, key);
+  if (!session.ok()) return result(session.status());
   if (WorkersPrecondition((*session)->spec())) return (*session)->layer(key.layer)->Fetch(key, std::move(result));
   const std::shared_ptr<SessionContext> context = (*session)->shared_context();
   if (context->fetching.exchange(true)) {

@@ -34,8 +34,8 @@ class ShardDataPlane {
   // other calls with a `caller` give PERMISSION_DENIED if the caller does not show the session's secret.
   absl::StatusOr<AdmittedContribution> AdmitContribution(ContributionHeader header, uint64_t payload_bytes,
                                                          const SessionCaller& caller = {});
-  // Counts the refusal of an admitted contribution that is not submitted because its payload could not be received.
-  void CountRefusal(const AdmittedContribution& contribution, const absl::Status& why);
+  // Counts the refusal of a contribution, also of an admitted one whose payload could not be received.
+  void CountRefusal(const ContributionHeader& header, const absl::Status& why);
 
   // Returns how often a removed session has been installed again since the process began, each time without its
   // factors. A client that knows an earlier value must learn of each later one that concerns its session: see
@@ -70,12 +70,13 @@ class ShardDataPlane {
   void Fetch(const ContributionKey& key, ResultFn result, const SessionCaller& caller = {});
 
  private:
-  // Reports a refusal to `ack`, the observer and the layer's counters.
-  void Reject(const ContributionHeader& header, const absl::Status& why, const AckFn& ack);
-  // Returns the current session for an admitted contribution. Errors: see Submit.
+  // Returns the current session for an admitted contribution, since its payload may have taken long. Errors: see
+  // Submit.
   absl::StatusOr<std::shared_ptr<ShardSession>> FindFor(const AdmittedContribution& contribution) const;
-  // Returns PERMISSION_DENIED or the errors of ShardSessions::Find.
-  absl::StatusOr<std::shared_ptr<ShardSession>> FindFor(const SessionCaller& caller, uint64_t session_id) const;
+  // Returns the session that the key names, with the layer on this shard. The one check of who asks, in this order:
+  // UNAVAILABLE during the replay, the errors of ShardSessions::Find, PERMISSION_DENIED, the errors of CheckSender,
+  // NOT_FOUND (UNKNOWN_LAYER), FAILED_PRECONDITION (NOT_OWNER) if another shard owns the layer.
+  absl::StatusOr<std::shared_ptr<ShardSession>> FindFor(const SessionCaller& caller, const ContributionKey& key) const;
 
   ShardContext& shard_;
   const ShardSessions& sessions_;

@@ -104,16 +104,16 @@ absl::Status SnapshotRequests::RestoreLayer(const LayerImage& image) {
   LayerDriver* const layer = session->layer(image.at.layer);
   RestoredLayers& restored = session->context().restored_layers;
   // A repeated request must not make a second state beside the first one.
-  if (!restored.Claim(layer->index())) return absl::OkStatus();
-  auto unclaim = absl::MakeCleanup([&] { restored.Release(layer->index()); });
-  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state, session->context().MakeState(layer->index()));
+  if (!restored.Claim(image.at.layer)) return absl::OkStatus();
+  auto unclaim = absl::MakeCleanup([&] { restored.Release(image.at.layer); });
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state, layer->MakeFactors());
   if (image.held) {
     if (const absl::Status loaded = state->Load(image.state); !loaded.ok()) {
       return absl::Status(loaded.code(), absl::StrCat("session \"", spec.name, "\" layer \"", layer->spec().name,
                                                       "\": ", loaded.message()));
     }
   }
-  layer->factors().Restore(std::move(state), image.at.step);
+  layer->RestoreFactors(std::move(state), image.at.step);
   std::move(unclaim).Cancel();
   return absl::OkStatus();
 }

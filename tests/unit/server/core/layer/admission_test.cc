@@ -17,8 +17,7 @@ using ::testing::HasSubstr;
 // A layer takes admitted contributions alone, each at most once, and no other code than the session admits any.
 template <typename Contribution>
 concept SubmittedToLayers = requires(LayerDriver& layer, Contribution contribution, const AckFn& ack, ResultFn result) {
-  layer.SubmitStatistics(std::move(contribution), Payload(), ack);
-  layer.SubmitGradient(std::move(contribution), Payload(), ack, result);
+  layer.Submit(std::move(contribution), Payload(), ack, result);
 };
 static_assert(SubmittedToLayers<AdmittedContribution> && !SubmittedToLayers<ContributionHeader>);
 static_assert(

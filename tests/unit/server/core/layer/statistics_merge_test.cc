@@ -10,7 +10,6 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "server/core/layer/admission.h"
-#include "server/core/layer/payload.h"
 #include "server/core/resources/reservation.h"
 
 namespace precondor {
