@@ -12,7 +12,6 @@
 #include "kernels/base/status_macros.h"
 #include "proto/wire/frame_codec.h"
 #include "proto/wire/status_codec.h"
-#include "server/rpc/answer_frames.h"
 #include "server/rpc/convert.h"
 
 namespace precondor::rpc {

@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 
 #include "kernels/base/mutex.h"
@@ -95,5 +96,10 @@ class FrameQueue {
   bool half_closed_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
+
+// Pushes an ERROR frame with `status` for the contribution.
+void PushError(FrameQueue& queue, const v1::FrameHeader& contribution, const absl::Status& status);
+// Pushes an ACK frame. `duplicate` says that the shard already had the contribution.
+void PushAck(FrameQueue& queue, const v1::FrameHeader& contribution, bool duplicate, uint64_t updates_lost = 0);
 
 }  // namespace precondor::rpc

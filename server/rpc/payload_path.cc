@@ -7,7 +7,6 @@
 #include "kernels/base/status_macros.h"
 #include "proto/wire/region_codec.h"
 #include "proto/wire/tensor_codec.h"
-#include "server/rpc/answer_frames.h"
 #include "server/rpc/convert.h"
 
 namespace precondor::rpc {
