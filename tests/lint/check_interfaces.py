@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The interfaces that users write against stay small: public methods of Worker in C++ and Python, arguments of Preconditioner.
+"""Interfaces stay small: public methods of Worker in C++ and Python and of each class of server/core, arguments of Preconditioner.
 
-Overloads count one by one. Constructors, the destructor, names that begin with an underscore and attributes do not count.
+Overloads count one by one. Constructors, the destructor, friends, names that begin with an underscore and attributes do not
+count.
 """
 
 import ast
@@ -14,23 +15,39 @@ CPP = "client/cpp/include/precondor/client.h"
 CLIENT = "client/python/precondor/_client.py"
 PRECONDITIONER = "client/python/precondor/torch/_preconditioner.py"
 MOST_METHODS = 16
+CORE = "server/core/"
+MOST_CORE_METHODS = 20
 MOST_ARGUMENTS = 18
 
 
-def _cpp_methods(text, name):
-    """Names of the public methods of a class of C++, whose end is a line `};`; None if there is no such class."""
-    found = re.search(rf"^class {name}\b[^;{{]*{{\n(.*?)^}};", without_comments(text), re.DOTALL | re.MULTILINE)
-    if found is None:
-        return None
-    public = "".join(part for access, part in re.findall(r"^ (public|private|protected):\n(.*?)(?=^ \w+:\n|\Z)", found.group(1),
+def _cpp_classes(text):
+    """Name and body of each class of C++ that begins and ends at the margin."""
+    return re.findall(r"^class (\w+)\b[^;{]*{\n(.*?)^};", without_comments(text), re.DOTALL | re.MULTILINE)
+
+
+def _public_methods(name, body):
+    public = "".join(part for access, part in re.findall(r"^ (public|private|protected):\n(.*?)(?=^ \w+:\n|\Z)", body,
                                                          re.DOTALL | re.MULTILINE) if access == "public")
     while "{" in public:  # bodies end a declaration as `;` does
         shorter = re.sub(r"{[^{}]*}", ";", public)
         if shorter == public:
             break
         public = shorter
-    names = [re.search(r"(~?\w+)\s*\(", one) for one in public.split(";")]
+    names = [re.search(r"(~?\w+)\s*\(", one) for one in public.split(";") if not re.search(r"\bfriend\b", one)]
     return [one.group(1) for one in names if one and one.group(1).lstrip("~") != name]
+
+
+def _cpp_methods(text, name):
+    """Names of the public methods of a class of C++; None if there is no such class."""
+    return next((_public_methods(name, body) for found, body in _cpp_classes(text) if found == name), None)
+
+
+def _check_core(tree):
+    for path in tree.paths(".h"):
+        for name, body in _cpp_classes(tree.read(path)) if path.startswith(CORE) else ():
+            names = _public_methods(name, body)
+            if len(names) > MOST_CORE_METHODS:
+                yield f"{path}: {name}: expected at most {MOST_CORE_METHODS} public methods, got {len(names)}: {', '.join(names)}"
 
 
 def _python_class(text, name):
@@ -58,7 +75,7 @@ def check(tree):
             findings.append(f"{path}: has no class {name}")
         elif len(names) > most:
             findings.append(f"{path}: {name}: expected at most {most} {what}, got {len(names)}: {', '.join(names)}")
-    return findings
+    return findings + [*_check_core(tree)]
 
 
 _GOOD = {CPP: "class Worker {\n public:\n  virtual ~Worker() = default;\n  virtual int rank() const = 0;  // One(), two();\n"
@@ -74,6 +91,11 @@ CASES = [
     Case("an argument too many", {**_GOOD, PRECONDITIONER: "class Preconditioner:\n    def __init__(self, model, *, "
                                   + ", ".join(f"a{i}=0" for i in range(18)) + "): pass\n"},
          ["_preconditioner.py: Preconditioner: expected at most 18 arguments, got 19: model, a0"]),
+    Case("a class of core", {**_GOOD, "server/core/a.h": "class One {\n public:\n" + "  int F(int a);\n" * 20
+                             + "  friend int H(One a) { return F(a); }\n private:\n  int G();\n};\n"}, []),
+    Case("a method too many in core", {**_GOOD, "server/core/layer/a.h": "class One {\n public:\n  One();\n};\n\nclass Two final : public One {\n"
+                                       " public:\n  explicit Two(int a);\n" + "  int F(int a);\n" * 20 + "  int G();\n};\n"},
+         ["a.h: Two: expected at most 20 public methods, got 21: F, .*G$"]),
     Case("nothing to count", {**_GOOD, CPP: "struct Worker;\n"}, ["client.h: has no class Worker"]),
 ]
 
