@@ -192,9 +192,72 @@ def passages():
                 lambda model: loss(model, data.held_out), ("words.weight", "places.weight", "head.weight"))
 
 
+class Bert(nn.Module):
+    """Logits of each character of a text in which some are hidden; the words' weight is the head's too."""
+
+    def __init__(self, vocabulary, length, dim, layers):
+        super().__init__()
+        self.words, self.places, self.types = nn.Embedding(vocabulary, dim), nn.Embedding(length, dim), nn.Embedding(2, dim)
+        self.blocks = nn.ModuleList(gpt.Block(dim, 4) for _ in range(layers))
+        self.first_norm, self.norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.dense, self.head = nn.Linear(dim, dim), nn.Linear(dim, vocabulary)
+        gpt.set_first_weights(self, layers)
+        self.head.weight = self.words.weight
+
+    def forward(self, words):
+        x = self.first_norm(self.words(words) + self.places.weight + self.types.weight[0])
+        for block in self.blocks:
+            x = block(x, 0.0)
+        return self.head(self.norm(functional.gelu(self.dense(x))))
+
+
+@functools.lru_cache(None)
+def masked():
+    data = Characters(king_james(), 16)
+    mask = len(data.vocabulary)
+
+    def hide(batch, seed):
+        characters = batch[0]
+        hidden = torch.rand(characters.shape, generator=torch.Generator().manual_seed(seed)) < 0.3
+        return characters.masked_fill(hidden, mask), characters.masked_fill(~hidden, -100)  # which cross_entropy leaves out
+
+    held_out = hide(data.held_out_batch(128), 0)
+    return Task(800, lambda: Bert(mask + 1, 16, 64, 2), lambda step, seed: hide(data.batch(step, 32, seed), seed * 1_000_003 + step),
+                gpt.loss_of, lambda model: gpt.loss_of(model, held_out), ("words.weight", "places.weight", "types.weight"))
+
+
+class OwnLinear(nn.Module):
+    """A linear layer that Preconditioner does not know."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.kernel, self.bias = nn.Parameter(linear.weight.detach().T.clone()), nn.Parameter(torch.zeros_like(linear.bias))
+
+    def forward(self, x):
+        return x @ self.kernel + self.bias
+
+
+@functools.lru_cache(None)
+def own_modules():
+    data = Characters(king_james(), 48)
+    held_out = data.held_out_batch(64)
+
+    def make_model():
+        model = gpt.Gpt(len(data.vocabulary), 48, 64, 3, 4)
+        for block in model.blocks:
+            for name, module in list(block.named_children()):
+                if isinstance(module, nn.Linear):
+                    setattr(block, name, OwnLinear(module))
+        return model
+
+    return Task(300, make_model, lambda step, seed: data.batch(step, 16, seed), gpt.loss_of, lambda model: gpt.loss_of(model, held_out),
+                ("characters.weight", "places.weight", "head.weight"))
+
+
 TASKS = {"gpt": lambda: char_gpt(300), "gpt-1000": lambda: char_gpt(1000), "gpt-6m": lambda: char_gpt(300, 256, 8),
          "lstm": lambda: char_lstm(300), "digits": autoencoder, "denoise": lambda: denoising(False),
-         "denoise-norm": lambda: denoising(True), "passages": passages}
+         "denoise-norm": lambda: denoising(True), "passages": passages,
+         "bert": masked, "own": own_modules}
 # Middles, before a method's multiple.
 RATES = {"gpt": 0.004, "gpt-1000": 0.004, "gpt-6m": 0.004, "lstm": 0.016, "digits": 0.016, "denoise": 0.004, "denoise-norm": 0.004,
-         "passages": 0.004}
+         "passages": 0.004, "bert": 0.008, "own": 0.008}
