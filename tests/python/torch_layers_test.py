@@ -7,6 +7,7 @@ Skips with 77, and says so, where torch is not installed.
 
 import copy
 import unittest
+import warnings
 
 import torch_case  # before torch: it skips where there is none
 import torch
@@ -200,6 +201,17 @@ class LayersTest(torch_case.ServerCase):
         self.assertEqual([layer.name for layer in pre.layers], ["2"])
         for state, pattern in ((None, "state: expected the result of state_dict.*None"), ({}, "state: .*format None")):
             self.expect(precondor.InvalidArgumentError, pattern, pre.load_state_dict, state)
+
+    def test_embeddings_that_are_unfrozen_later_are_as_before(self):
+        model = Tied()
+        model.places.weight.requires_grad_(False)
+        pre = self.preconditioner(model)
+        self.assertEqual(pre.left["places.weight"], "frozen")
+        model.places.weight.requires_grad_(True)
+        model(torch.arange(5)).sum().backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", category=UserWarning)
+            pre.step(1.0)
 
     @unittest.skipIf(Conv1D is None, "transformers is not installed")
     def test_gpt2(self):

@@ -280,7 +280,7 @@ class Choice:
     skip: Sequence[str]
     selection: Selection
     parameter_methods: Mapping[str, Union[Method, str]] = dataclasses.field(default_factory=dict)
-    by_kind: Mapping[str, Optional[Method]] = dataclasses.field(default_factory=dict)
+    by_kind: Mapping[str, Method] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.skip, str):
@@ -553,7 +553,7 @@ def _set_kinds(model: nn.Module, chosen: Chosen) -> None:
         is_outer, columns = id(matrix.weight) in outer, matrix.d_in - (matrix.bias is not None)
         if matrix not in linear:
             matrix.kind = CONVOLUTION
-        # Words are often as many as hidden layers have outputs.
+        # A hidden layer may have as many outputs as there are words.
         elif matrix.d_out in rows and (matrix.d_out not in widths or is_outer and matrix.d_out != columns) if rows else is_outer:
             matrix.kind = END
 
