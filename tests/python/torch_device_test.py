@@ -22,7 +22,7 @@ from torch import nn
 import precondor
 import precondor.torch
 from host_as_device import host_as_device
-from torch_rank import running
+from torch_rank import ask, results, running
 from torch_training import CASES, train
 
 torch.set_num_threads(1)
@@ -197,15 +197,7 @@ class TorchDeviceTest(unittest.TestCase):
         _, address = self.start(RING)
         with running(self.folder, [{}, {}]) as ranks:
             def train_both(**arguments):
-                for rank in ranks:
-                    rank.send(("train_on_device", {"address": address, "case": "mlp", **arguments}))
-                answers = []
-                for rank in ranks:
-                    self.assertTrue(rank.poll(TIMEOUT_S), "a rank does not answer")
-                    answers.append(rank.recv())
-                    if isinstance(answers[-1], Exception):
-                        raise answers[-1]
-                return answers
+                return results(ask(ranks, "train_on_device", address=address, case="mlp", **arguments))
 
             steps = CASES["mlp"].steps
             for ddp in (False, True):

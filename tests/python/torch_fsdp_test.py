@@ -17,7 +17,7 @@ import numpy as np
 import precondor
 import torch_sharded
 import test_program
-from torch_rank import running
+from torch_rank import ask, results, running
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "e2e/chaos"))
 from cluster import Cluster, wait_for  # noqa: E402  pylint: disable=wrong-import-position
@@ -32,22 +32,11 @@ class FsdpTest(unittest.TestCase):
 
     def ask(self, size, name, session, **arguments):
         """Returns the function's result on each rank; a raised exception as it was."""
-        ranks = self.ranks[size]
-        for rank in ranks:
-            rank.send((name, {"address": self.server.address, "session": session, **arguments}))
-        answers = []
-        for rank in ranks:
-            self.assertTrue(rank.poll(DEADLINE_S), f"{name}: a rank does not answer")
-            answers.append(rank.recv())
-        return answers
+        return ask(self.ranks[size], name, DEADLINE_S, address=self.server.address, session=session, **arguments)
 
     def run_all(self, size, name, **arguments):
         """Returns the function's result on each rank."""
-        answers = self.ask(size, name, f"{self.id().rsplit('.', 1)[-1][:60]}-{size}", **arguments)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
+        return results(self.ask(size, name, f"{self.id().rsplit('.', 1)[-1][:60]}-{size}", **arguments))
 
     def expect_ddp(self, sizes, tolerance, how, **options):
         """The weights of all ranks are DDP's within the tolerance; 0: to the bit."""

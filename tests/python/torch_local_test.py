@@ -24,7 +24,7 @@ import precondor.torch
 from host_as_device import host_as_device
 from precondor import server
 import torch_local
-from torch_rank import running
+from torch_rank import ask, results, running
 from torch_training import CASES
 
 torch.set_num_threads(1)
@@ -59,15 +59,7 @@ class LocalCase(unittest.TestCase):
 
     def ask(self, ranks, name, **arguments):
         """Answers of all ranks."""
-        for rank in ranks:
-            rank.send((name, arguments))
-        answers = []
-        for rank in ranks:
-            self.assertTrue(rank.poll(TIMEOUT_S), "a rank does not answer")
-            answers.append(rank.recv())
-            if isinstance(answers[-1], Exception):
-                raise answers[-1]
-        return answers
+        return results(ask(ranks, name, TIMEOUT_S, **arguments))
 
     def ranks(self, environments):
         folder = self.enterContext(tempfile.TemporaryDirectory())

@@ -291,6 +291,30 @@ def start(size, folder, environments, functions):
     return processes, [end[0] for end in ends]
 
 
+def ask(ranks, name, deadline_s=TIMEOUT_S, /, **arguments):
+    """Returns the function's result on each rank; a raised exception as it was."""
+    for rank in ranks:
+        rank.send((name, arguments))
+    return answers_of(ranks, deadline_s)
+
+
+def answers_of(ranks, deadline_s):
+    answers = []
+    for rank in ranks:
+        if not rank.poll(deadline_s):
+            raise TimeoutError("a rank does not answer")
+        answers.append(rank.recv())
+    return answers
+
+
+def results(answers):
+    """Raises what a rank has raised."""
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
 @contextlib.contextmanager
 def running(folder, environments, functions=FUNCTIONS):
     """The pipes to ranks of a group, with these additions to their environments."""

@@ -18,8 +18,8 @@ import torch
 import precondor
 import torch_reference
 import torch_training
-from interop_test import Server, TIMEOUT_S
-from torch_rank import running
+from interop_test import Server
+from torch_rank import ask, results, running
 from torch_test import TOLERANCE
 
 # With the nets whose method each can have.
@@ -37,20 +37,11 @@ class RanksTest(unittest.TestCase):
 
     def run_both(self, name, **arguments):
         """Returns the function's result on each rank; a raised exception as it was."""
-        for rank in self.ranks:
-            rank.send((name, {"address": self.server.address, "session": self.name, **arguments}))
-        answers = []
-        for rank in self.ranks:
-            self.assertTrue(rank.poll(TIMEOUT_S), f"{name}: a rank does not answer")
-            answers.append(rank.recv())
-        return answers
+        return ask(self.ranks, name, **{"address": self.server.address, "session": self.name, **arguments})
 
     def train(self, case, **options):
         """Both ranks' results, after a check that they have the same weights to the bit."""
-        answers = self.run_both("train", case=case, **options)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
+        answers = results(self.run_both("train", case=case, **options))
         for one, other in zip(answers[0][1], answers[1][1]):
             np.testing.assert_array_equal(one, other)
         return answers

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 import precondor
 from restart_training import train
-from torch_rank import running
+from torch_rank import answers_of, running
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "e2e/chaos"))
@@ -55,11 +55,7 @@ class RestartTest(unittest.TestCase):
 
     def answers(self):
         """Of both ranks; a raised exception as it was."""
-        answers = []
-        for rank in self.ranks:
-            self.assertTrue(rank.poll(DEADLINE_S), "a rank does not end")
-            answers.append(rank.recv())
-        return answers
+        return answers_of(self.ranks, DEADLINE_S)
 
     def await_step(self, cluster, step):
         """False if a rank ends before it."""
