@@ -444,7 +444,7 @@ class CallTest(unittest.TestCase):
         # its own limits counts.
         self.program("bin/device_memory_test_cuda", f"head -c 100000000 /dev/zero | tr '\\0' x; echo; echo '{PASSED}'")
         self.program("tools/nvidia-smi", f"if mkdir {self.folder}/held 2>/dev/null; then exec tail -f /dev/null; fi")
-        status, said = self.gpu_sh("--phase", "smoke,conformance", "--out", "out", "--limit", "20", "--filter",
+        status, said = self.gpu_sh("--phase", "smoke,conformance", "--out", "out", "--limit", "10", "--filter",
                                    "smoke/|conformance/(device|low_rank)")
         self.assertEqual(status, 1, said)
         out = self.folder / "out"
