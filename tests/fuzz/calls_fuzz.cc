@@ -120,16 +120,14 @@ std::string RequestOf(const Call& call, uint8_t right, absl::string_view bytes, 
 void EndJobs() {
   v1::ListSessionsResponse listed;
   {
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     PRECONDOR_CHECK(Service().admin->ListSessions(&context, {}, &listed).ok());
   }
   for (const v1::SessionSummary& session : listed.sessions()) {
     v1::CloseSessionRequest request;
     request.set_name(session.spec().name());
     v1::CloseSessionResponse response;
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     Service().sessions->CloseSession(&context, request, &response).error_code();
   }
 }
@@ -198,8 +196,7 @@ void Run(absl::string_view input) {
   v1::DescribeShardRequest describe;
   describe.set_fencing_token(kToken);
   v1::DescribeShardResponse description;
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   const grpc::Status described =
       v1::ShardService::NewStub(LoneShard().channel())->DescribeShard(&context, describe, &description);
   PRECONDOR_CHECK(described.error_code() != grpc::StatusCode::UNAVAILABLE &&

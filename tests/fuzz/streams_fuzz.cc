@@ -293,8 +293,7 @@ class Actor {
   template <typename Request, typename Response>
   grpc::Status Ask(grpc::Status (v1::SessionService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                    const Request& request, Response& response) const {
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     const grpc::Status status = (*TheServer().sessions.*method)(&context, request, &response);
     PRECONDOR_CHECK(status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED);
     PRECONDOR_CHECK(number_ != kIntruder || !status.ok());
@@ -360,8 +359,7 @@ void Close(const std::string& name, const v1::JoinSessionResponse& joined) {
   request.set_name(name);
   request.set_secret(joined.secret());
   v1::CloseSessionResponse response;
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   PRECONDOR_CHECK(TheServer().sessions->CloseSession(&context, request, &response).ok());
 }
 

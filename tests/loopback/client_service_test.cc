@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,6 +19,7 @@
 #include "precondor/client.h"
 #include "server/app/app.h"
 #include "tests/loopback/relay.h"
+#include "tests/loopback/service_client.h"
 #include "tests/support/normal_floats.h"
 #include "tests/support/temp_dir.h"
 
@@ -44,13 +44,7 @@ class Server {
   }
   int port() const { return app_->port(); }
   std::string address() const { return app_->addresses().front(); }
-  std::unique_ptr<Client> Connect() const {
-    ClientOptions options;
-    options.coordinator = address();
-    auto client = Client::Connect(options);
-    EXPECT_TRUE(client.ok()) << client.status();
-    return *std::move(client);
-  }
+  std::unique_ptr<Client> Connect() const { return ConnectTo(address()); }
 
  private:
   NullLogger logger_;
@@ -123,15 +117,11 @@ std::vector<Results> RunAll(const Server& server, const SessionSpec& spec, uint6
   const auto opened = client->OpenSession(spec);
   EXPECT_TRUE(opened.ok()) << opened.status();
   std::vector<Results> results(static_cast<size_t>(spec.world_size));
-  std::vector<std::thread> threads;
-  for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto worker = client->Join(spec.name, {rank, 1});
-      ASSERT_TRUE(worker.ok()) << worker.status();
-      results[rank] = RunRank(**worker, steps);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  ForEachRank(static_cast<uint32_t>(spec.world_size), [&](uint32_t rank) {
+    const auto worker = client->Join(spec.name, {rank, 1});
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    results[rank] = RunRank(**worker, steps);
+  });
   EXPECT_TRUE(*client->CloseSession(spec.name));
   return results;
 }

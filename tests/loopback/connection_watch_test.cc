@@ -227,8 +227,7 @@ TEST(CompressionTest, CompressedMessagesAreRefusedAndNotDecompressed) {
   RawServer server;
   v1::OpenSessionRequest request;
   request.mutable_spec()->set_name(std::string(64 << 20, 'x'));
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
   v1::OpenSessionResponse response;
   const grpc::Status status = server.sessions->OpenSession(&context, request, &response);

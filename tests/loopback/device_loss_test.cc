@@ -18,8 +18,7 @@ using ::testing::HasSubstr;
 
 v1::GetServerInfoResponse InfoOf(RawServer& server) {
   v1::GetServerInfoResponse info;
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   EXPECT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
   return info;
 }

@@ -36,8 +36,7 @@ class DeviceMemoryTest : public testing::Test {
   }
   static v1::DeviceMemory InfoOf(RawServer& server) {
     v1::GetServerInfoResponse info;
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     EXPECT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
     return info.devices(0);
   }

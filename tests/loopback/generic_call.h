@@ -17,7 +17,6 @@ class GenericCall {
  public:
   GenericCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method, const std::string& request)
       : stub_(channel) {
-    SetDeadline(context_);
     call_ = stub_.PrepareCall(&context_, method, &queue_);
     call_->StartCall(this);
     Next();
@@ -61,7 +60,7 @@ class GenericCall {
   }
 
   grpc::GenericStub stub_;
-  grpc::ClientContext context_;
+  TimedContext context_;
   grpc::CompletionQueue queue_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
   bool ended_ = false;

@@ -3,7 +3,6 @@
 #include <barrier>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "kernels/base/status_macros.h"
 #include "precondor/client.h"
 #include "tests/loopback/raw_client.h"
+#include "tests/loopback/service_client.h"
 #include "tests/support/normal_floats.h"
 
 namespace precondor {
@@ -64,33 +64,25 @@ struct Measured {
 
 Measured Measure(const SessionSpec& spec) {
   RawServer server;
-  ClientOptions options;
-  options.coordinator = absl::StrCat("127.0.0.1:", server.app().port());
-  auto client = Client::Connect(options);
-  EXPECT_TRUE(client.ok()) << client.status();
-  EXPECT_TRUE((*client)->OpenSession(spec).ok());
+  const std::unique_ptr<Client> client = ConnectTo(server.address());
+  EXPECT_TRUE(client->OpenSession(spec).ok());
   v1::GetServerInfoResponse info;
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   EXPECT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
   std::vector<Traffic> counted(kWorkers);
   std::barrier step_end(kWorkers);  // in DELEGATE a job's ranks wait for each other: they share the answers
-  std::vector<std::thread> threads;
-  for (uint32_t rank = 0; rank < kWorkers; ++rank) {
-    threads.emplace_back([&, rank] {
-      auto worker = (*client)->Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 0});
-      absl::Status done = worker.status();
-      for (uint64_t step = 0; step < kSteps && done.ok(); ++step) {
-        done = RunStep(**worker, step);
-        if (done.ok()) step_end.arrive_and_wait();
-      }
-      if (!done.ok()) step_end.arrive_and_drop();
-      ASSERT_TRUE(done.ok()) << "rank " << rank << ": " << done;
-      ASSERT_TRUE((*worker)->Flush().ok());
-      counted[rank] = (*worker)->status().traffic;
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  ForEachRank(kWorkers, [&](uint32_t rank) {
+    auto worker = client->Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 0});
+    absl::Status done = worker.status();
+    for (uint64_t step = 0; step < kSteps && done.ok(); ++step) {
+      done = RunStep(**worker, step);
+      if (done.ok()) step_end.arrive_and_wait();
+    }
+    if (!done.ok()) step_end.arrive_and_drop();
+    ASSERT_TRUE(done.ok()) << "rank " << rank << ": " << done;
+    ASSERT_TRUE((*worker)->Flush().ok());
+    counted[rank] = (*worker)->status().traffic;
+  });
   return {counted[0], static_cast<int64_t>(info.reserved_bytes())};
 }
 

@@ -15,6 +15,7 @@
 #include "client/cpp/tools/ctl_commands.h"
 #include "precondor/client.h"
 #include "tests/loopback/raw_client.h"
+#include "tests/loopback/service_client.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/wait_until.h"
 
@@ -51,7 +52,7 @@ class QuarantineLoopbackTest : public ::testing::Test {
     config.reconcile_interval_ms = 10;
     config.lease_steps = 4;
     config.data_dir = absl::StrCat(dir_.path(), "/coordinator", journal_);
-    for (const auto& shard : shards_) config.shards.push_back(absl::StrCat("127.0.0.1:", shard->app().port()));
+    for (const auto& shard : shards_) config.shards.push_back(shard->address());
     coordinator_ = std::make_unique<RawServer>(config);
   }
   // With the journal in another directory, or with one that is empty.
@@ -70,14 +71,9 @@ class QuarantineLoopbackTest : public ::testing::Test {
     }
     StartCoordinator();
   }
-  std::string address() const { return absl::StrCat("127.0.0.1:", coordinator_->app().port()); }
-  absl::StatusOr<std::string> Ctl(std::vector<std::string> arguments) const {
-    arguments.push_back("--server=" + address());
-    const auto options = ParseCtlOptions(arguments);
-    if (!options.ok()) return options.status();
-    const auto output = RunCtlCommand(*options);
-    if (!output.ok()) return output.status();
-    return output->text;
+  std::string address() const { return coordinator_->address(); }
+  absl::StatusOr<std::string> Ctl(const std::vector<std::string>& arguments) const {
+    return precondor::Ctl(address(), arguments);
   }
   // The sessions that a shard keeps in quarantine, or needs to go on from there.
   int64_t Kept(int shard) const {
@@ -93,9 +89,7 @@ class QuarantineLoopbackTest : public ::testing::Test {
   }
 
   std::unique_ptr<Worker> Join(uint64_t first_step) {
-    ClientOptions options;
-    options.coordinator = address();
-    client_ = Client::Connect(options).value();
+    client_ = ConnectTo(address());
     EXPECT_TRUE(client_->OpenSession(spec_).ok());
     auto joined = client_->Join(
         "job",

@@ -30,9 +30,10 @@ inline constexpr int kRawRows[] = {3, 2};
 inline constexpr int kRawCols[] = {4, 5};
 inline constexpr uint64_t kRawIncarnation = 7;
 
-inline void SetDeadline(grpc::ClientContext& context) {
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-}
+// The deadline of a call that nothing holds up.
+struct TimedContext : grpc::ClientContext {
+  TimedContext() { set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60)); }
+};
 
 inline v1::ErrorDetail DetailOf(const grpc::Status& status) {
   v1::ErrorDetail detail;
@@ -59,6 +60,7 @@ class RawServer {
   }
   App& app() { return *app_; }
   std::unique_ptr<App>& owned_app() { return app_; }
+  std::string address() const { return absl::StrCat("127.0.0.1:", app_->port()); }
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
 
   static v1::SessionSpec Spec(const std::string& name, int world_size = 1) {
@@ -84,8 +86,7 @@ class RawServer {
     v1::OpenSessionRequest request;
     *request.mutable_spec() = spec;
     v1::OpenSessionResponse ignored;
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     return sessions->OpenSession(&context, request, response == nullptr ? &ignored : response);
   }
 
@@ -94,8 +95,7 @@ class RawServer {
     request.set_name(name);
     request.set_rank(rank);
     request.set_incarnation(incarnation);
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     return sessions->JoinSession(&context, request, response);
   }
 
@@ -112,8 +112,7 @@ class RawServer {
   }
 
   grpc::Status Precondition(const v1::PreconditionRequest& request, v1::PreconditionResponse* response) {
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     return data->Precondition(&context, request, response);
   }
 
@@ -121,8 +120,7 @@ class RawServer {
     v1::GetLayerStatsRequest request;
     request.set_session(session);
     v1::GetLayerStatsResponse response;
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     const grpc::Status status = admin->GetLayerStats(&context, request, &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return {response.layers().begin(), response.layers().end()};
@@ -180,7 +178,6 @@ inline v1::FrameHeader RawHeader(const v1::JoinSessionResponse& joined, v1::Fram
 class RawStream {
  public:
   explicit RawStream(RawServer& server) {
-    SetDeadline(context_);
     call_ = server.data->Exchange(&context_);
     EXPECT_TRUE(call_->Read(&answer));
     EXPECT_EQ(answer.header().kind(), v1::FRAME_KIND_CREDIT);
@@ -219,7 +216,7 @@ class RawStream {
   uint64_t credit = 0;
 
  private:
-  grpc::ClientContext context_;
+  TimedContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::ExchangeRequest, v1::ExchangeResponse>> call_;
 };
 

@@ -34,7 +34,6 @@ ServerConfig Config(const TempDir& folder) {
 class Stream {
  public:
   explicit Stream(v1::PreconditionService::Stub& stub) {
-    SetDeadline(context_);
     stream_ = stub.Exchange(&context_);
     credit = Read();
     EXPECT_EQ(credit.header().kind(), v1::FRAME_KIND_CREDIT);
@@ -75,7 +74,7 @@ class Stream {
   v1::ExchangeResponse credit;
 
  private:
-  grpc::ClientContext context_;
+  TimedContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::ExchangeRequest, v1::ExchangeResponse>> stream_;
   bool ended_ = false;
 };

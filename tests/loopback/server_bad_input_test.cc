@@ -494,8 +494,7 @@ TEST(ServerSessionTest, BadLayerTablesAreRefused) {
     EXPECT_THAT(status.error_message(), HasSubstr(message));
   }
   v1::ListSessionsResponse sessions;
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   ASSERT_TRUE(server.admin->ListSessions(&context, {}, &sessions).ok());
   EXPECT_EQ(sessions.sessions_size(), 0);
 }

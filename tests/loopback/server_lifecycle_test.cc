@@ -42,8 +42,7 @@ TEST(ServerLifecycleTest, DrainTurnsReadinessAndNotLivenessAndRefusesSessions) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_DRAINING);
   v1::GetServerInfoResponse info;
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   ASSERT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
   EXPECT_TRUE(info.draining());
   EXPECT_EQ(info.role(), v1::ROLE_ALL);
@@ -54,7 +53,7 @@ TEST(ServerLifecycleTest, ListensOnASocketAndAPortAndWorkersDialTheFirst) {
   ServerConfig config;
   config.listen = {absl::StrCat("unix:", folder.path(), "/s"), "127.0.0.1:0"};
   RawServer server(config);
-  const std::string port = absl::StrCat("127.0.0.1:", server.app().port());
+  const std::string port = server.address();
   EXPECT_THAT(server.app().addresses(), ::testing::ElementsAre(config.listen.front(), port));
   EXPECT_EQ(CheckHealth(server.channel(), ""), 1);
   EXPECT_EQ(CheckHealth(grpc::CreateChannel(port, grpc::InsecureChannelCredentials()), ""), 1);
@@ -173,8 +172,7 @@ TEST(ServerLifecycleTest, SilentShardHoldsUpOnlyThoseWhoNeedIt) {
   EXPECT_TRUE(WaitUntil([&] { return shard.calls() == kThreads; }));
   for (int i = 0; i < kThreads; ++i) open(kThreads + i);
   v1::GetServerInfoResponse info;
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   EXPECT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
   EXPECT_EQ(ended, 0);
   server.app().RequestDrain(absl::Milliseconds(1));
@@ -262,8 +260,7 @@ TEST(ServerProcessTest, ServesAgainAfterItsDescriptorsWereUsedUp) {
   const auto channel = grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials());
   const auto admin = v1::AdminService::NewStub(channel);
   v1::GetServerInfoResponse info;
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   context.set_wait_for_ready(true);
   const grpc::Status status = admin->GetServerInfo(&context, {}, &info);
   EXPECT_TRUE(status.ok()) << status.error_message();
@@ -279,8 +276,7 @@ TEST(ServerProcessTest, EndsWithZeroOnSigtermWhileAStreamIsOpen) {
   std::ifstream(port_file) >> port;
   const auto channel = grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials());
   const auto stub = v1::PreconditionService::NewStub(channel);
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   auto stream = stub->Exchange(&context);
   v1::ExchangeResponse answer;
   ASSERT_TRUE(stream->Read(&answer));

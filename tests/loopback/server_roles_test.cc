@@ -46,8 +46,7 @@ std::unique_ptr<RawServer> StartCoordinator(std::vector<std::string> shards, int
 
 v1::GetServerInfoResponse InfoOf(RawServer& server) {
   v1::GetServerInfoResponse info;
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   const grpc::Status status = server.admin->GetServerInfo(&context, {}, &info);
   EXPECT_TRUE(status.ok()) << status.error_message();
   return info;
@@ -132,8 +131,7 @@ TEST_F(ServerRolesTest, ASessionLivesOnBothShardsAndLeavesNothingBehind) {
   v1::CloseSessionRequest request;
   request.set_name("job");
   v1::CloseSessionResponse response;
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   ASSERT_TRUE(coordinator_->sessions->CloseSession(&context, request, &response).ok());
   for (const auto& shard : shards_) {
     ExpectEmpty(*shard);
@@ -348,8 +346,7 @@ TEST_F(ServerRolesTest, ACoordinatorThatIsReplacedStopsAndIsNotReady) {
 TEST_F(ServerRolesTest, AShardLetsNoCallInWithoutAToken) {
   Start();
   const auto stub = v1::ShardService::NewStub(shards_[0]->channel());
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   v1::RemoveSessionRequest request;
   request.set_session_id(1);
   v1::RemoveSessionResponse response;

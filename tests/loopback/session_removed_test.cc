@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +14,7 @@
 #include "precondor/client.h"
 #include "precondor/v1/shard.grpc.pb.h"
 #include "tests/loopback/raw_client.h"
+#include "tests/loopback/service_client.h"
 #include "tests/support/temp_dir.h"
 
 namespace precondor {
@@ -33,11 +33,9 @@ class SessionRemovedTest : public ::testing::TestWithParam<bool> {
     ServerConfig coordinator;
     coordinator.role = ServerRole::kCoordinator;
     coordinator.reconcile_interval_ms = 20;
-    coordinator.shards = {absl::StrCat("127.0.0.1:", shard_->app().port())};
+    coordinator.shards = {shard_->address()};
     coordinator_ = std::make_unique<RawServer>(coordinator);
-    ClientOptions options;
-    options.coordinator = absl::StrCat("127.0.0.1:", coordinator_->app().port());
-    client_ = Client::Connect(options).value();
+    client_ = ConnectTo(coordinator_->address());
     spec_.name = "job";
     spec_.world_size = 2;
     spec_.statistics = StatisticsKind::kPerWorkerMean;
@@ -52,9 +50,7 @@ class SessionRemovedTest : public ::testing::TestWithParam<bool> {
     v1::DescribeShardRequest describe;
     describe.set_fencing_token(token);
     v1::DescribeShardResponse described;
-    grpc::ClientContext asking, removing;
-    SetDeadline(asking);
-    SetDeadline(removing);
+    TimedContext asking, removing;
     ASSERT_TRUE(stub->DescribeShard(&asking, describe, &described).ok());
     ASSERT_EQ(described.sessions_size(), 1);
     v1::RemoveSessionRequest request;
@@ -70,8 +66,7 @@ class SessionRemovedTest : public ::testing::TestWithParam<bool> {
     v1::DescribeShardRequest request;
     request.set_fencing_token(1);
     v1::DescribeShardResponse response;
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     const std::string refusal = stub.DescribeShard(&context, request, &response).error_message();
     const std::string before = "expected at least ";
     uint64_t token = 0;
@@ -102,22 +97,18 @@ class SessionRemovedTest : public ::testing::TestWithParam<bool> {
     EXPECT_TRUE(client_->OpenSession(spec_).ok());
     std::vector<End> ends(2);
     std::barrier<> together(2);
-    std::vector<std::thread> ranks;
-    for (uint32_t rank = 0; rank < 2; ++rank) {
-      ranks.emplace_back([&, rank] {
-        const std::unique_ptr<Worker> worker = client_->Join("job", {.rank = rank, .incarnation = 1}).value();
-        for (uint64_t step = 0; step < kSteps && ends[rank].status.ok(); ++step) {
-          if (step == kRemovedBefore) {
-            together.arrive_and_wait();
-            if (rank == 0) RemoveFromShard();
-            together.arrive_and_wait();
-          }
-          ends[rank].status = Step(*worker, step);
+    ForEachRank(2, [&](uint32_t rank) {
+      const std::unique_ptr<Worker> worker = client_->Join("job", {.rank = rank, .incarnation = 1}).value();
+      for (uint64_t step = 0; step < kSteps && ends[rank].status.ok(); ++step) {
+        if (step == kRemovedBefore) {
+          together.arrive_and_wait();
+          if (rank == 0) RemoveFromShard();
+          together.arrive_and_wait();
         }
-        ends[rank].lost = worker->status().lost_updates;
-      });
-    }
-    for (std::thread& rank : ranks) rank.join();
+        ends[rank].status = Step(*worker, step);
+      }
+      ends[rank].lost = worker->status().lost_updates;
+    });
     return ends;
   }
 

@@ -21,6 +21,7 @@
 #include "kernels/base/status_macros.h"
 #include "precondor/client.h"
 #include "tests/loopback/raw_client.h"
+#include "tests/loopback/service_client.h"
 #include "tests/support/temp_dir.h"
 
 namespace precondor {
@@ -44,7 +45,7 @@ class Job {
     coordinator.shard_timeout_ms = 500;
     for (int s = 0; s < 3; ++s) {
       shards.push_back(std::make_unique<RawServer>(ShardConfig()));
-      coordinator.shards.push_back(absl::StrCat("127.0.0.1:", shards.back()->app().port()));
+      coordinator.shards.push_back(shards.back()->address());
     }
     server = std::make_unique<RawServer>(coordinator);
     spec.name = "job";
@@ -61,23 +62,14 @@ class Job {
 
   void Join(uint64_t incarnation = 1, uint64_t first_step = 0) {
     workers.clear();
-    ClientOptions options;
-    options.coordinator = absl::StrCat("127.0.0.1:", server->app().port());
-    auto connected = Client::Connect(options);
-    ASSERT_TRUE(connected.ok()) << connected.status();
-    client = *std::move(connected);
+    client = ConnectTo(server->address());
     ASSERT_TRUE(client->OpenSession(spec).ok());
     workers.resize(kWorkers);
-    ForEachRank([&](uint32_t rank) {
+    ForEachRank(kWorkers, [&](uint32_t rank) {
       auto worker = client->Join(spec.name, {.rank = rank, .incarnation = incarnation, .first_step = first_step});
       ASSERT_TRUE(worker.ok()) << worker.status();
       workers[rank] = *std::move(worker);
     });
-  }
-  void ForEachRank(const std::function<void(uint32_t)>& work) {
-    std::vector<std::thread> threads;
-    for (uint32_t rank = 0; rank < kWorkers; ++rank) threads.emplace_back([&, rank] { work(rank); });
-    for (std::thread& thread : threads) thread.join();
   }
 
   // The gradient of a rank's data at these weights.
@@ -147,7 +139,7 @@ class Job {
     for (size_t i = 0; i < kElements; ++i) weights[rank][layer][i] -= kRate * answer[i];
   }
   void Run(uint64_t from, uint64_t to) {
-    ForEachRank([&](uint32_t rank) {
+    ForEachRank(kWorkers, [&](uint32_t rank) {
       for (uint64_t step = from; step < to; ++step) {
         RunStep(rank, step);
         const auto directive = workers[rank]->ReportStep(step, 1.0, 1, true, 0.1);
@@ -235,7 +227,7 @@ TEST_F(ForgottenTest, WhereAllRanksGetEachAnswerNoneGetsAnother) {
   std::vector<std::map<uint64_t, Weights>> before(kWorkers);  // by step: the rank's weights as it begins
   std::vector<absl::Status> ends(kWorkers);
   std::thread forgetting([&] { KeepForgetting(job, 20); });
-  job.ForEachRank([&](uint32_t rank) {
+  ForEachRank(kWorkers, [&](uint32_t rank) {
     for (uint64_t step = 0; step < 2000 && ends[rank].ok(); ++step) {
       before[rank][step] = job.weights[rank];
       ends[rank] = job.Work(rank, step, {0, 1, 2, 3, 4, 5});

@@ -17,6 +17,7 @@
 #include "kernels/base/error_reason.h"
 #include "precondor/client.h"
 #include "tests/loopback/raw_client.h"
+#include "tests/loopback/service_client.h"
 #include "tests/support/normal_floats.h"
 #include "tests/support/temp_dir.h"
 
@@ -88,13 +89,13 @@ class ShardedTest : public ::testing::Test {
     config_.data_dir = absl::StrCat(data_.path(), "/", ++shards_);
     config_.listen = {"127.0.0.1:0"};
     shard_ = std::make_unique<RawServer>(config_);
-    config_.listen = {absl::StrCat("127.0.0.1:", shard_->app().port())};
+    config_.listen = {shard_->address()};
     ServerConfig coordinator;
     coordinator.role = ServerRole::kCoordinator;
     coordinator.reconcile_interval_ms = 20;
     coordinator.shards = {config_.listen[0]};
     coordinator_ = std::make_unique<RawServer>(coordinator);
-    client_ = *Client::Connect({.coordinator = absl::StrCat("127.0.0.1:", coordinator_->app().port())});
+    client_ = ConnectTo(coordinator_->address());
     ASSERT_TRUE(client_->OpenSession(spec).ok());
     Join(1);
   }

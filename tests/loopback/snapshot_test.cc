@@ -16,6 +16,7 @@
 #include "client/cpp/tools/ctl_commands.h"
 #include "precondor/client.h"
 #include "tests/loopback/raw_client.h"
+#include "tests/loopback/service_client.h"
 #include "tests/support/temp_dir.h"
 
 namespace precondor {
@@ -44,19 +45,14 @@ class Cluster {
       shard.role = ServerRole::kShard;
       shard.data_dir = ShardDir(s);
       shards_.push_back(std::make_unique<RawServer>(shard));
-      coordinator.shards.push_back(absl::StrCat("127.0.0.1:", shards_.back()->app().port()));
+      coordinator.shards.push_back(shards_.back()->address());
     }
     server_ = std::make_unique<RawServer>(coordinator);
   }
   std::string ShardDir(int shard) const { return absl::StrCat(dir_, "/shard", shard); }
-  std::string address() const { return absl::StrCat("127.0.0.1:", server_->app().port()); }
-  absl::StatusOr<std::string> Ctl(std::vector<std::string> arguments) const {
-    arguments.push_back("--server=" + address());
-    const auto options = ParseCtlOptions(arguments);
-    if (!options.ok()) return options.status();
-    const auto output = RunCtlCommand(*options);
-    if (!output.ok()) return output.status();
-    return output->text;
+  std::string address() const { return server_->address(); }
+  absl::StatusOr<std::string> Ctl(const std::vector<std::string>& arguments) const {
+    return precondor::Ctl(address(), arguments);
   }
   nlohmann::json List() const {
     const auto text = Ctl({"snapshot", "list", "--json"});
@@ -84,11 +80,7 @@ SessionSpec MakeSpec() {
 class Trainer {
  public:
   Trainer(const Cluster& cluster, uint64_t first_step, Weights begin) : weights(std::move(begin)), next(first_step) {
-    ClientOptions options;
-    options.coordinator = cluster.address();
-    auto connected = Client::Connect(options);
-    EXPECT_TRUE(connected.ok()) << connected.status();
-    client_ = *std::move(connected);
+    client_ = ConnectTo(cluster.address());
     const auto opened = client_->OpenSession(MakeSpec());
     EXPECT_TRUE(opened.ok()) << opened.status();
     auto joined = client_->Join(
@@ -298,7 +290,7 @@ TEST(SnapshotTest, WithoutADataDirectoryItIsRefused) {
   config.role = ServerRole::kAll;
   RawServer server(config);
   ClientOptions options;
-  options.coordinator = absl::StrCat("127.0.0.1:", server.app().port());
+  options.coordinator = server.address();
   const auto client = Client::Connect(options);
   ASSERT_TRUE(client.ok()) << client.status();
   ASSERT_TRUE((*client)->OpenSession(MakeSpec()).ok());

@@ -25,6 +25,7 @@
 #include "precondor/v1/snapshot.grpc.pb.h"
 #include "proto/wire/spec_codec.h"
 #include "tests/loopback/raw_client.h"
+#include "tests/loopback/service_client.h"
 #include "tests/support/normal_floats.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/wait_until.h"
@@ -45,14 +46,10 @@ class Cluster {
     coordinator.reconcile_interval_ms = 20;
     for (int s = 0; s < shards; ++s) {
       shards_.push_back(std::make_unique<RawServer>(ShardConfig(s)));
-      coordinator.shards.push_back(absl::StrCat("127.0.0.1:", shards_.back()->app().port()));
+      coordinator.shards.push_back(shards_.back()->address());
     }
     coordinator_ = std::make_unique<RawServer>(coordinator);
-    ClientOptions options;
-    options.coordinator = absl::StrCat("127.0.0.1:", coordinator_->app().port());
-    auto connected = Client::Connect(options);
-    EXPECT_TRUE(connected.ok()) << connected.status();
-    client_ = *std::move(connected);
+    client_ = ConnectTo(coordinator_->address());
   }
   Client& client() { return *client_; }
   RawServer& coordinator() { return *coordinator_; }
@@ -60,7 +57,7 @@ class Cluster {
   // As SIGKILL and a new process over the same directory.
   void Restart(size_t shard) {
     ServerConfig config = ShardConfig(static_cast<int>(shard));
-    config.listen = {absl::StrCat("127.0.0.1:", shards_[shard]->app().port())};
+    config.listen = {shards_[shard]->address()};
     shards_[shard] = nullptr;
     shards_[shard] = std::make_unique<RawServer>(config);
   }
@@ -161,30 +158,26 @@ std::vector<std::vector<Step>> Train(Cluster& cluster, const SessionSpec& spec, 
   std::vector<std::vector<Step>> answers(static_cast<size_t>(spec.world_size));
   std::vector<std::vector<uint64_t>> checksums(answers.size());
   std::barrier<> together(spec.world_size);  // as the job's own average keeps its ranks
-  std::vector<std::thread> threads;
-  for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
-    threads.emplace_back([&, rank] {
-      auto joined = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 0});
-      ASSERT_TRUE(joined.ok()) << joined.status();
-      std::unique_ptr<Worker> worker = *std::move(joined);
-      for (uint64_t step = 0; step < steps; ++step) {
-        if (hook) hook(step, worker);
-        absl::StatusOr<Step> answered = RunStep(*worker, step);
-        EXPECT_TRUE(answered.ok()) << "rank " << rank << " step " << step << ": " << answered.status();
-        answers[rank].push_back(answered.ok() ? *std::move(answered) : Step(spec.layers.size()));
-        for (size_t layer = 0; layer < spec.layers.size() && WorkersPrecondition(spec); ++layer) {
-          const auto checksum = worker->FactorsChecksum(static_cast<int64_t>(layer));
-          EXPECT_TRUE(checksum.ok()) << checksum.status();
-          checksums[rank].push_back(checksum.value_or(0));
-          EXPECT_EQ(checksums[rank].back() != 0, TakesStatistics(spec, static_cast<int64_t>(layer)));
-        }
-        together.arrive_and_wait();
+  ForEachRank(static_cast<uint32_t>(spec.world_size), [&](uint32_t rank) {
+    auto joined = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 0});
+    ASSERT_TRUE(joined.ok()) << joined.status();
+    std::unique_ptr<Worker> worker = *std::move(joined);
+    for (uint64_t step = 0; step < steps; ++step) {
+      if (hook) hook(step, worker);
+      absl::StatusOr<Step> answered = RunStep(*worker, step);
+      EXPECT_TRUE(answered.ok()) << "rank " << rank << " step " << step << ": " << answered.status();
+      answers[rank].push_back(answered.ok() ? *std::move(answered) : Step(spec.layers.size()));
+      for (size_t layer = 0; layer < spec.layers.size() && WorkersPrecondition(spec); ++layer) {
+        const auto checksum = worker->FactorsChecksum(static_cast<int64_t>(layer));
+        EXPECT_TRUE(checksum.ok()) << checksum.status();
+        checksums[rank].push_back(checksum.value_or(0));
+        EXPECT_EQ(checksums[rank].back() != 0, TakesStatistics(spec, static_cast<int64_t>(layer)));
       }
-      EXPECT_TRUE(worker->Flush().ok());
-      EXPECT_EQ(worker->status().traffic.gradient_bytes > 0, !WorkersPrecondition(spec));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+      together.arrive_and_wait();
+    }
+    EXPECT_TRUE(worker->Flush().ok());
+    EXPECT_EQ(worker->status().traffic.gradient_bytes > 0, !WorkersPrecondition(spec));
+  });
   for (const std::vector<uint64_t>& one : checksums) EXPECT_EQ(one, checksums[0]);
   return answers;
 }
@@ -336,30 +329,26 @@ TEST_P(WorkerFactorsTest, FactorsThatAShardHasLostAreLostForAll) {
   std::barrier<> together(2);
   std::vector<absl::Status> ends(2);
   std::vector<Step> after(2);
-  std::vector<std::thread> ranks;
-  for (uint32_t rank : {0u, 1u}) {
-    ranks.emplace_back([&, rank] {
-      auto worker = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 0});
-      ASSERT_TRUE(worker.ok()) << worker.status();
-      for (uint64_t step = 0; ends[rank].ok(); ++step) {
-        ends[rank] = RunStep(**worker, step).status();
-        if (step != 2) continue;
-        together.arrive_and_wait();
-        if (rank == 0) cluster.Forget(0);
-        together.arrive_and_wait();
-      }
-      worker->reset();
-      together.arrive_and_wait();  // one that has the lost answers would tell the new ones that they are lost
-      auto again = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 2, .first_step = 3});
-      ASSERT_TRUE(again.ok()) << again.status();
-      for (uint64_t step = 3; step < 6; ++step) {
-        absl::StatusOr<Step> answered = RunStep(**again, step);
-        ASSERT_TRUE(answered.ok()) << answered.status();
-        after[rank] = *std::move(answered);
-      }
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
+  ForEachRank(2, [&](uint32_t rank) {
+    auto worker = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 0});
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    for (uint64_t step = 0; ends[rank].ok(); ++step) {
+      ends[rank] = RunStep(**worker, step).status();
+      if (step != 2) continue;
+      together.arrive_and_wait();
+      if (rank == 0) cluster.Forget(0);
+      together.arrive_and_wait();
+    }
+    worker->reset();
+    together.arrive_and_wait();  // one that has the lost answers would tell the new ones that they are lost
+    auto again = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 2, .first_step = 3});
+    ASSERT_TRUE(again.ok()) << again.status();
+    for (uint64_t step = 3; step < 6; ++step) {
+      absl::StatusOr<Step> answered = RunStep(**again, step);
+      ASSERT_TRUE(answered.ok()) << answered.status();
+      after[rank] = *std::move(answered);
+    }
+  });
   for (uint32_t rank : {0u, 1u}) {
     EXPECT_EQ(GetErrorReason(ends[rank]), ErrorReason::kStateLost) << ends[rank];
     EXPECT_EQ(after[rank], after[0]);
@@ -537,8 +526,7 @@ TEST(CheckpointTest, OnlyWhoShowsTheSecretRestoresALayer) {
   v1::RestoreSessionRequest request;
   *request.mutable_spec() = RawServer::Spec("job");
   v1::RestoreSessionResponse opened;
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   ASSERT_TRUE(coordinator->RestoreSession(&context, request, &opened).ok());
   const auto restore = [&](const std::string& secret) {
     v1::RestoreLayerRequest piece;
@@ -546,8 +534,7 @@ TEST(CheckpointTest, OnlyWhoShowsTheSecretRestoresALayer) {
     piece.set_fetched(true);
     piece.set_secret(secret);
     v1::RestoreLayerResponse response;
-    grpc::ClientContext of_call;
-    SetDeadline(of_call);
+    TimedContext of_call;
     return shard->RestoreLayer(&of_call, piece, &response).error_code();
   };
   EXPECT_EQ(restore(""), grpc::StatusCode::PERMISSION_DENIED);
@@ -563,8 +550,7 @@ TEST(CheckpointTest, AShardThatForgetsItsPartFailsTheRestore) {
   v1::RestoreSessionRequest request;
   *request.mutable_spec() = *wire::EncodeSessionSpec(spec);
   v1::RestoreSessionResponse opened;
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   ASSERT_TRUE(coordinator->RestoreSession(&context, request, &opened).ok());
   // Shard 0 has its part when it is restarted; shard 1 never gets its own.
   const auto shard = v1::SnapshotService::NewStub(cluster.shard(0).channel());
@@ -577,8 +563,7 @@ TEST(CheckpointTest, AShardThatForgetsItsPartFailsTheRestore) {
       piece.set_fetched(true);
       piece.set_secret(opened.secret());
       v1::RestoreLayerResponse response;
-      grpc::ClientContext of_call;
-      SetDeadline(of_call);
+      TimedContext of_call;
       ASSERT_TRUE(shard->RestoreLayer(&of_call, piece, &response).ok());
     }
   }
@@ -595,8 +580,7 @@ void Restore(Cluster& cluster, const SessionSpec& spec, const std::vector<std::s
   const auto coordinator = v1::SnapshotService::NewStub(cluster.coordinator().channel());
   ASSERT_TRUE(WaitUntil([&] {
     v1::ListSnapshotsResponse list;
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     return coordinator->ListSnapshots(&context, {}, &list).ok() && list.session_snapshots_size() == 1 &&
            list.session_snapshots(0).state() == v1::SNAPSHOT_STATE_COMPLETE;
   }));
@@ -650,19 +634,15 @@ TEST(CheckpointTest, AJobResumesWithAnotherNumberOfRanks) {
   spec.world_size = 2;
   const absl::Status restored = cluster.client().RestoreSession(spec, 4, factors);
   ASSERT_TRUE(restored.ok()) << restored;
-  std::vector<std::thread> threads;
   std::barrier<> together(2);
-  for (uint32_t rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto worker = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 4});
-      ASSERT_TRUE(worker.ok()) << worker.status();
-      for (int i = 0; i < 10; ++i) EXPECT_EQ(ReadAll(**worker), factors);
-      together.arrive_and_wait();
-      const std::vector<Step> answers = RunSteps(**worker, 4, 7);
-      for (const Answer& answer : answers.back()) EXPECT_EQ(answer.decision, Decision::kPreconditioned);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  ForEachRank(2, [&](uint32_t rank) {
+    const auto worker = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 4});
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    for (int i = 0; i < 10; ++i) EXPECT_EQ(ReadAll(**worker), factors);
+    together.arrive_and_wait();
+    const std::vector<Step> answers = RunSteps(**worker, 4, 7);
+    for (const Answer& answer : answers.back()) EXPECT_EQ(answer.decision, Decision::kPreconditioned);
+  });
 }
 
 }  // namespace
