@@ -19,7 +19,6 @@
 #include "server/core/api/transfer_observer.h"
 #include "server/core/shard/shard_data_plane.h"
 #include "server/rpc/frame_queue.h"
-#include "server/rpc/open_payloads.h"
 #include "server/rpc/payload_path.h"
 #include "server/rpc/shared_regions.h"
 #include "server/rpc/step_spans.h"

@@ -9,7 +9,7 @@
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "server/core/shard/shard_data_plane.h"
 #include "server/rpc/bounded_handler.h"
-#include "server/rpc/open_payloads.h"
+#include "server/rpc/payload_path.h"
 #include "server/rpc/shared_regions.h"
 #include "server/rpc/unary.h"
 
