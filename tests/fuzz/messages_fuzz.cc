@@ -10,11 +10,11 @@
 #include "proto/wire/decoded_size.h"
 #include "proto/wire/region_codec.h"
 #include "proto/wire/spec_codec.h"
-#include "server/core/executors/inline_executor.h"
 #include "server/core/shard/shard.h"
 #include "server/rpc/convert.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/fake_clock.h"
+#include "tests/support/inline_executor.h"
 
 namespace precondor::fuzz {
 namespace {

@@ -15,8 +15,8 @@
 
 #include "kernels/base/fiber.h"
 #include "kernels/base/mutex.h"
-#include "server/core/executors/inline_executor.h"
 #include "server/core/executors/strand_queue.h"
+#include "tests/support/inline_executor.h"
 
 namespace precondor {
 namespace {

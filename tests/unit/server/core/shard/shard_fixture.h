@@ -19,10 +19,10 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/session_memory.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "server/core/executors/inline_executor.h"
 #include "server/core/shard/shard.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_method.h"
+#include "tests/support/inline_executor.h"
 #include "tests/support/submit.h"
 
 namespace precondor {

@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "kernels/methods/registry.h"
-#include "server/core/executors/inline_executor.h"
+#include "tests/support/inline_executor.h"
 #include "tests/support/memory_journal.h"
 #include "tests/unit/server/core/shard/shard_fixture.h"
 

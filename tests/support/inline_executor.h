@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An executor without threads, for tests and single-threaded tools.
+// An executor without threads.
 #pragma once
 
 #include <cstdint>
