@@ -143,7 +143,7 @@ absl::string_view DTypeName(DType dtype) {
     case DType::kBF16:
       return "bf16";
   }
-  return "unknown";
+  return "UNKNOWN";
 }
 
 absl::StatusOr<DType> ParseDType(absl::string_view name) {

@@ -28,8 +28,6 @@ absl::Status CheckNumber(absl::string_view field, double value, bool ok, absl::s
   return ok ? absl::OkStatus() : Invalid(field, expected, value);
 }
 
-std::string StepText(const std::optional<uint64_t>& step) { return step ? absl::StrCat(*step) : "none"; }
-
 }  // namespace
 
 absl::Status ValidateFallbackConfig(const FallbackConfig& c) {
@@ -54,24 +52,6 @@ absl::string_view FallbackPolicyName(FallbackPolicy policy) {
       return "AT_STEP";
   }
   return "UNKNOWN";
-}
-
-std::string DescribeDifference(const FallbackConfig& have, const FallbackConfig& want) {
-  std::string difference;
-  const auto text = [&difference](absl::string_view field, const absl::AlphaNum& a, const absl::AlphaNum& b) {
-    if (difference.empty()) difference = absl::StrCat(field, ": have ", a, ", got ", b);
-  };
-  const auto compare = [&text](absl::string_view field, auto a, auto b) {
-    if (a != b) text(field, a, b);
-  };
-  compare("policy", FallbackPolicyName(have.policy), FallbackPolicyName(want.policy));
-  compare("at_step", absl::string_view(StepText(have.at_step)), absl::string_view(StepText(want.at_step)));
-  compare("rate_decay", have.rate_decay, want.rate_decay);
-  compare("lr_jump", have.lr_jump, want.lr_jump);
-  compare("min_steps", have.min_steps, want.min_steps);
-  compare("beta", have.beta, want.beta);
-  compare("patience_steps", have.patience_steps, want.patience_steps);
-  return difference;
 }
 
 }  // namespace precondor

@@ -5,10 +5,11 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+
+#include "kernels/base/fields.h"
 
 namespace precondor {
 
@@ -29,14 +30,12 @@ struct FallbackConfig {
 
   bool operator==(const FallbackConfig&) const = default;
 };
+PRECONDOR_FIELDS(FallbackConfig, policy, at_step, rate_decay, lr_jump, min_steps, beta, patience_steps)
 
 // Returns InvalidArgument with the field ("fallback.beta"), the expected values and the actual value.
 absl::Status ValidateFallbackConfig(const FallbackConfig& config);
 
 // "NEVER", "LOSS_RATE", "AT_STEP"; for messages, logs and metrics.
 absl::string_view FallbackPolicyName(FallbackPolicy policy);
-
-// Returns the first field in which the two differ, as "beta: have 0.1, got 0.2", or an empty string if they are equal.
-std::string DescribeDifference(const FallbackConfig& have, const FallbackConfig& want);
 
 }  // namespace precondor

@@ -2,6 +2,8 @@
 #include "kernels/base/session_spec.h"
 
 #include <algorithm>
+#include <optional>
+#include <type_traits>
 
 #include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_set.h"
@@ -84,7 +86,7 @@ absl::Status CheckEnum(absl::string_view field, Enum value, Enum last) {
   return CheckRange(field, static_cast<int64_t>(value), 1, static_cast<int64_t>(last));
 }
 
-std::string MethodText(const MethodConfig& method) {
+std::string Text(const MethodConfig& method) {
   return absl::StrCat(method.name, "{",
                       absl::StrJoin(method.options, ", ",
                                     [](std::string* out, const auto& option) {
@@ -95,19 +97,21 @@ std::string MethodText(const MethodConfig& method) {
                       "}");
 }
 
-std::string LayerText(const LayerSpec& layer) {
+std::string Text(const LayerSpec& layer) {
   return absl::StrCat("\"", layer.name, "\" [", layer.d_out, ", ", layer.d_in, "]", layer.has_bias ? " with bias" : "",
                       layer.shape.empty() ? "" : absl::StrCat(" of shape ", DimsText(layer.shape)));
 }
 
-std::string LayersDifference(const std::vector<LayerSpec>& have, const std::vector<LayerSpec>& want) {
-  if (have.size() != want.size()) return absl::StrCat("layers: have ", have.size(), ", got ", want.size());
-  for (size_t i = 0; i < have.size(); ++i) {
-    if (!(have[i] == want[i])) {
-      return absl::StrCat("layers[", i, "]: have ", LayerText(have[i]), ", got ", LayerText(want[i]));
-    }
+std::string Text(const std::vector<uint32_t>& ranks) { return absl::StrCat("[", absl::StrJoin(ranks, ", "), "]"); }
+std::string Text(const std::optional<uint64_t>& step) { return step ? absl::StrCat(*step) : "none"; }
+
+template <typename T>
+std::string Text(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return std::string(NameOf(value));
+  } else {
+    return absl::StrCat(value);
   }
-  return "";
 }
 
 absl::Status CheckLayerMethods(const SessionSpec& spec) {
@@ -156,17 +160,42 @@ absl::Status CheckDelegates(const SessionSpec& spec) {
   return absl::OkStatus();
 }
 
-std::string LayerMethodsDifference(const SessionSpec& have, const SessionSpec& want) {
-  for (size_t layer = 0; layer < have.layers.size(); ++layer) {
-    const auto text = [layer](const SessionSpec& spec) {
-      return absl::StrCat(MethodText(MethodOf(spec, layer)), " ", StatisticsKindName(StatisticsOf(spec, layer)));
-    };
-    if (MethodOf(have, layer) == MethodOf(want, layer) && StatisticsOf(have, layer) == StatisticsOf(want, layer))
-      continue;
-    return absl::StrCat("layers[", layer, "] \"", have.layers[layer].name, "\": have ", text(have), ", got ",
-                        text(want));
+// Each returns the first difference with both values, or an empty string.
+template <typename T>
+std::string Difference(const std::string& field, const T& have, const T& want) {
+  return have == want ? "" : absl::StrCat(field, ": have ", Text(have), ", got ", Text(want));
+}
+
+std::string Difference(const std::string& field, const std::vector<LayerSpec>& have,
+                       const std::vector<LayerSpec>& want) {
+  if (have.size() != want.size()) return absl::StrCat(field, ": have ", have.size(), ", got ", want.size());
+  for (size_t i = 0; i < have.size(); ++i) {
+    if (have[i] != want[i]) return Difference(absl::StrCat(field, "[", i, "]"), have[i], want[i]);
   }
   return "";
+}
+
+std::string Difference(const std::string& field, const FallbackConfig& have, const FallbackConfig& want) {
+  std::string difference;
+  ForEachField(
+      [&](absl::string_view name, const auto& a, const auto& b) {
+        if (difference.empty()) difference = Difference(absl::StrCat(field, ".", name), a, b);
+      },
+      have, want);
+  return difference;
+}
+
+// Compares what each layer has, because lists can say the same in several ways.
+std::string LayerMethodsDifference(const SessionSpec& have, const SessionSpec& want) {
+  std::string difference;
+  for (size_t layer = 0; layer < have.layers.size() && difference.empty(); ++layer) {
+    const auto text = [layer](const SessionSpec& spec) {
+      return absl::StrCat(Text(MethodOf(spec, layer)), " ", NameOf(StatisticsOf(spec, layer)));
+    };
+    difference =
+        Difference(absl::StrCat("layers[", layer, "] \"", have.layers[layer].name, "\""), text(have), text(want));
+  }
+  return difference;
 }
 
 }  // namespace
@@ -193,30 +222,16 @@ std::vector<int64_t> TensorDims(const LayerSpec& layer) {
 
 std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want) {
   std::string difference;
-  const auto compare = [&difference](absl::string_view field, const auto& a, const auto& b, const auto& text) {
-    if (difference.empty() && !(a == b)) {
-      difference = absl::StrCat(field, ": have ", text(a), ", got ", text(b));
-    }
-  };
-  const auto plain = [](const auto& value) { return absl::StrCat(value); };
-  compare("name", have.name, want.name, plain);
-  compare("seed", have.seed, want.seed, plain);
-  compare("world_size", have.world_size, want.world_size, plain);
-  compare("exchange", have.exchange, want.exchange, ExchangeModeName);
-  compare("statistics", have.statistics, want.statistics, StatisticsKindName);
-  compare("sketches", have.sketches, want.sketches, plain);
-  compare("inv_freq", have.inv_freq, want.inv_freq, plain);
-  compare("warmup_steps", have.warmup_steps, want.warmup_steps, plain);
-  compare("statistics_dtype", have.statistics_dtype, want.statistics_dtype, DTypeName);
-  compare("gradient_dtype", have.gradient_dtype, want.gradient_dtype, DTypeName);
-  compare("method", have.method, want.method, MethodText);
-  if (difference.empty() && !(have.fallback == want.fallback)) {
-    difference = absl::StrCat("fallback.", DescribeDifference(have.fallback, want.fallback));
-  }
-  if (difference.empty()) difference = LayersDifference(have.layers, want.layers);
-  if (difference.empty()) difference = LayerMethodsDifference(have, want);
-  compare("delegates", have.delegates, want.delegates,
-          [](const std::vector<uint32_t>& ranks) { return absl::StrCat("[", absl::StrJoin(ranks, ", "), "]"); });
+  ForEachField(
+      [&](absl::string_view name, const auto& a, const auto& b) {
+        if (!difference.empty()) return;
+        if constexpr (std::is_same_v<decltype(a), const std::vector<LayerMethod>&>) {
+          difference = LayerMethodsDifference(have, want);
+        } else {
+          difference = Difference(std::string(name), a, b);
+        }
+      },
+      have, want);
   return difference;
 }
 

@@ -14,6 +14,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/fallback_config.h"
+#include "kernels/base/fields.h"
 
 namespace precondor {
 
@@ -39,6 +40,7 @@ struct LayerSpec {
   std::vector<int64_t> shape = {};
   bool operator==(const LayerSpec&) const = default;
 };
+PRECONDOR_FIELDS(LayerSpec, name, d_out, d_in, has_bias, shape)
 
 // A method's name and options, as the registry (kernels/methods/registry.h) interprets them. An option that is left out
 // has the method's default. Option names are those of docs/use/methods/<name>.md.
@@ -48,6 +50,7 @@ struct MethodConfig {
   std::map<std::string, OptionValue> options;
   bool operator==(const MethodConfig&) const = default;
 };
+PRECONDOR_FIELDS(MethodConfig, name, options)
 
 // Layers with another method, or other statistics, than the rest of their session.
 struct LayerMethod {
@@ -56,7 +59,9 @@ struct LayerMethod {
   std::vector<uint32_t> layers;  // indices in the session's layer table, ascending; at least one
   bool operator==(const LayerMethod&) const = default;
 };
+PRECONDOR_FIELDS(LayerMethod, method, statistics, layers)
 
+// Messages, records and Python's dictionaries have fields of the same names.
 struct SessionSpec {
   std::string name;        // unique on a coordinator, [A-Za-z0-9._-]{1,128}
   uint64_t seed = 0;       // key of every random choice of the session
@@ -75,6 +80,8 @@ struct SessionSpec {
   std::vector<uint32_t> delegates = {};         // see DelegateRank
   bool operator==(const SessionSpec&) const = default;
 };
+PRECONDOR_FIELDS(SessionSpec, name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps,
+                 statistics_dtype, gradient_dtype, method, fallback, layers, layer_methods, delegates)
 
 // Limits of a spec, chosen so that sizes fit 64 bits with room to spare.
 inline constexpr int64_t kMaxDimension = int64_t{1} << 20;
@@ -138,5 +145,10 @@ absl::string_view ModeName(Mode mode);
 absl::string_view ExchangeModeName(ExchangeMode exchange);
 absl::string_view StatisticsKindName(StatisticsKind kind);
 absl::string_view DecisionName(Decision decision);
+// The same by type, for the fields of a session. "UNKNOWN" for a number that is not used.
+inline absl::string_view NameOf(ExchangeMode value) { return ExchangeModeName(value); }
+inline absl::string_view NameOf(StatisticsKind value) { return StatisticsKindName(value); }
+inline absl::string_view NameOf(FallbackPolicy value) { return FallbackPolicyName(value); }
+inline absl::string_view NameOf(DType value) { return DTypeName(value); }
 
 }  // namespace precondor

@@ -5,15 +5,19 @@
 #include <cmath>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
+#include <google/protobuf/reflection.h>
 #include <google/protobuf/unknown_field_set.h>
 #include <limits>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "kernels/base/check.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/schedule.h"
 #include "kernels/base/status_macros.h"
@@ -22,53 +26,24 @@ namespace precondor::wire {
 namespace {
 
 using google::protobuf::Descriptor;
+using google::protobuf::EnumDescriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::OneofDescriptor;
 using google::protobuf::Reflection;
 
-#define PRECONDOR_SAME_VALUE(ours, wire)                              \
-  static_assert(static_cast<int>(ours) == static_cast<int>(v1::wire), \
-                "common.proto and kernels/base number it differently")
-PRECONDOR_SAME_VALUE(DType::kF32, DATA_TYPE_F32);
-PRECONDOR_SAME_VALUE(DType::kF16, DATA_TYPE_F16);
-PRECONDOR_SAME_VALUE(DType::kBF16, DATA_TYPE_BF16);
-PRECONDOR_SAME_VALUE(Mode::kSecondOrder, MODE_SECOND_ORDER);
-PRECONDOR_SAME_VALUE(Mode::kFirstOrder, MODE_FIRST_ORDER);
-PRECONDOR_SAME_VALUE(ExchangeMode::kDirect, EXCHANGE_MODE_DIRECT);
-PRECONDOR_SAME_VALUE(ExchangeMode::kDelegate, EXCHANGE_MODE_DELEGATE);
-PRECONDOR_SAME_VALUE(ExchangeMode::kPullFactors, EXCHANGE_MODE_PULL_FACTORS);
-PRECONDOR_SAME_VALUE(ExchangeMode::kReplay, EXCHANGE_MODE_REPLAY);
-PRECONDOR_SAME_VALUE(ExchangeMode::kSharded, EXCHANGE_MODE_SHARDED);
-PRECONDOR_SAME_VALUE(StatisticsKind::kMean, STATISTICS_KIND_MEAN);
-PRECONDOR_SAME_VALUE(StatisticsKind::kPerWorkerMean, STATISTICS_KIND_PER_WORKER_MEAN);
-PRECONDOR_SAME_VALUE(StatisticsKind::kSigned, STATISTICS_KIND_SIGNED);
-PRECONDOR_SAME_VALUE(StatisticsKind::kCovariance, STATISTICS_KIND_COVARIANCE);
-PRECONDOR_SAME_VALUE(Decision::kPreconditioned, DECISION_PRECONDITIONED);
-PRECONDOR_SAME_VALUE(Decision::kIdentity, DECISION_IDENTITY);
-PRECONDOR_SAME_VALUE(Decision::kSkip, DECISION_SKIP);
-PRECONDOR_SAME_VALUE(FallbackPolicy::kNever, FALLBACK_POLICY_NEVER);
-PRECONDOR_SAME_VALUE(FallbackPolicy::kLossRate, FALLBACK_POLICY_LOSS_RATE);
-PRECONDOR_SAME_VALUE(FallbackPolicy::kAtStep, FALLBACK_POLICY_AT_STEP);
-#undef PRECONDOR_SAME_VALUE
-static_assert(v1::DataType_MAX == v1::DATA_TYPE_BF16 && v1::Mode_MAX == v1::MODE_FIRST_ORDER &&
-                  v1::ExchangeMode_MAX == v1::EXCHANGE_MODE_SHARDED &&
-                  v1::StatisticsKind_MAX == v1::STATISTICS_KIND_COVARIANCE && v1::Decision_MAX == v1::DECISION_SKIP &&
-                  v1::FallbackPolicy_MAX == v1::FALLBACK_POLICY_AT_STEP,
-              "a value was added: add its line above");
-
-// All these enumerations use 0 for "not set" and number their values from 1, without gaps but in FallbackPolicy.
-template <typename Ours, typename Wire>
-absl::StatusOr<Ours> DecodeEnum(Wire value, int last, absl::string_view type, absl::string_view field) {
-  const int number = static_cast<int>(value);
-  if (number >= 1 && number <= last) return static_cast<Ours>(number);
-  return MalformedError(absl::StrCat(field, ": expected a ", type, " of 1 ... ", last, ", got ", number,
+// The enumerations here and in kernels/base have equal numbers and names (spec_codec_test). 0 is "not set".
+template <typename Ours>
+absl::StatusOr<Ours> DecodeEnum(int number, const EnumDescriptor& type, absl::string_view field) {
+  if (number != 0 && type.FindValueByNumber(number) != nullptr) return static_cast<Ours>(number);
+  const int last = type.value(type.value_count() - 1)->number();
+  return MalformedError(absl::StrCat(field, ": expected a ", type.name(), " of 1 ... ", last, ", got ", number,
                                      number == 0 ? " (not set)" : ""));
 }
 
 template <typename Ours, typename Wire>
-Wire EncodeEnum(Ours value) {
-  return static_cast<Wire>(static_cast<int>(value));
+absl::StatusOr<Ours> DecodeEnum(Wire value, absl::string_view field) {
+  return DecodeEnum<Ours>(static_cast<int>(value), *google::protobuf::GetEnumDescriptor<Wire>(), field);
 }
 
 const OneofDescriptor& MethodOneof() { return *v1::MethodConfig::descriptor()->FindOneofByName("method"); }
@@ -177,67 +152,153 @@ int FirstUnknownField(const Message& message) {
   return unknown.empty() ? 0 : unknown.field(0).number();
 }
 
-// Decodes an enumeration field of a SessionSpec into `out`. A value of 0 keeps the default that `out` has.
-template <typename Ours, typename Wire>
-absl::Status DecodeOrDefault(Wire value, absl::StatusOr<Ours> (*decode)(Wire, absl::string_view),
-                             absl::string_view field, Ours& out) {
-  if (static_cast<int>(value) == 0) return absl::OkStatus();
-  absl::StatusOr<Ours> decoded = decode(value, field);
-  if (decoded.ok()) out = *decoded;
-  return decoded.status();
+// A stored option of an earlier release may be gone; one of a later release would switch at another step.
+absl::Status CheckNoLaterOption(const v1::FallbackConfig& config) {
+  const google::protobuf::UnknownFieldSet& unknown = config.GetReflection()->GetUnknownFields(config);
+  for (int i = 0; i < unknown.field_count(); ++i) {
+    const int number = unknown.field(i).number();
+    if (v1::FallbackConfig::descriptor()->IsReservedNumber(number)) continue;
+    return MalformedError(absl::StrCat("fallback: unknown option, field ", number));
+  }
+  return absl::OkStatus();
+}
+
+const FieldDescriptor& FieldNamed(absl::string_view name, const Message& message) {
+  const FieldDescriptor* const field = message.GetDescriptor()->FindFieldByName(std::string(name));
+  PRECONDOR_CHECK(field != nullptr);
+  return *field;
+}
+
+#define PRECONDOR_SCALAR(Type, Name)                                                                         \
+  void Set(const Reflection& reflection, Message* out, const FieldDescriptor* field, Is<Type> auto& value) { \
+    reflection.Set##Name(out, field, value);                                                                 \
+  }                                                                                                          \
+  void Get(const Reflection& reflection, const Message& in, const FieldDescriptor* field, Type& value) {     \
+    value = reflection.Get##Name(in, field);                                                                 \
+  }
+PRECONDOR_SCALAR(bool, Bool)
+PRECONDOR_SCALAR(int32_t, Int32)
+PRECONDOR_SCALAR(int64_t, Int64)
+PRECONDOR_SCALAR(uint64_t, UInt64)
+PRECONDOR_SCALAR(double, Double)
+PRECONDOR_SCALAR(std::string, String)
+#undef PRECONDOR_SCALAR
+
+template <typename T>
+constexpr bool kIsVector = false;
+template <typename T>
+constexpr bool kIsVector<std::vector<T>> = true;
+template <typename T>
+constexpr bool kIsOptional = false;
+template <typename T>
+constexpr bool kIsOptional<std::optional<T>> = true;
+
+// Copies the fields of a struct to the fields of a message with the same names.
+template <HasFields T>
+absl::Status Encode(const T& value, Message& out);
+absl::Status Encode(const MethodConfig& value, Message& out) {
+  PRECONDOR_ASSIGN_OR_RETURN(static_cast<v1::MethodConfig&>(out), EncodeMethodConfig(value));
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status EncodeField(const T& value, const FieldDescriptor* field, Message* out) {
+  const Reflection& reflection = *out->GetReflection();
+  if constexpr (std::is_enum_v<T>) {
+    reflection.SetEnumValue(out, field, static_cast<int>(value));
+  } else if constexpr (requires { Set(reflection, out, field, value); }) {
+    Set(reflection, out, field, value);
+  } else if constexpr (kIsOptional<T>) {
+    if (value.has_value()) return EncodeField(*value, field, out);
+  } else if constexpr (!kIsVector<T>) {
+    return Encode(value, *reflection.MutableMessage(out, field));
+  } else if constexpr (HasFields<typename T::value_type>) {
+    for (const auto& element : value) PRECONDOR_RETURN_IF_ERROR(Encode(element, *reflection.AddMessage(out, field)));
+  } else {
+    const auto elements = reflection.GetMutableRepeatedFieldRef<typename T::value_type>(out, field);
+    for (const auto element : value) elements.Add(element);
+  }
+  return absl::OkStatus();
+}
+
+template <HasFields T>
+absl::Status Encode(const T& value, Message& out) {
+  absl::Status status;
+  ForEachField(
+      [&](absl::string_view name, const auto& field) {
+        if constexpr (std::is_same_v<decltype(field), const FallbackConfig&>) {
+          if (field == FallbackConfig()) return;
+        }
+        status.Update(EncodeField(field, &FieldNamed(name, out), &out));
+      },
+      value);
+  return status;
+}
+
+// Copies the fields of a message to a struct. What the message lacks keeps its value, which is the default. `path` is
+// the message's own name and a dot, for errors.
+template <HasFields T>
+absl::Status Decode(const Message& in, const std::string& path, T& out);
+absl::Status Decode(const Message& in, const std::string&, MethodConfig& out) {
+  PRECONDOR_ASSIGN_OR_RETURN(out, DecodeMethodConfig(static_cast<const v1::MethodConfig&>(in)));
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status DecodeField(const Message& in, const FieldDescriptor* field, const std::string& path, T& out) {
+  const Reflection& reflection = *in.GetReflection();
+  if (field->has_presence() && !reflection.HasField(in, field)) return absl::OkStatus();
+  if constexpr (std::is_enum_v<T>) {
+    int number = reflection.GetEnumValue(in, field);
+    if (number == 0) return absl::OkStatus();
+    if (std::is_same_v<T, FallbackPolicy> && number == kRemovedPolicy)
+      number = static_cast<int>(FallbackPolicy::kLossRate);
+    PRECONDOR_ASSIGN_OR_RETURN(out, DecodeEnum<T>(number, *field->enum_type(), path));
+  } else if constexpr (requires { Get(reflection, in, field, out); }) {
+    Get(reflection, in, field, out);
+  } else if constexpr (kIsOptional<T>) {
+    return DecodeField(in, field, path, out.emplace());
+  } else if constexpr (!kIsVector<T>) {
+    return Decode(reflection.GetMessage(in, field), absl::StrCat(path, "."), out);
+  } else if constexpr (HasFields<typename T::value_type>) {
+    out.resize(static_cast<size_t>(reflection.FieldSize(in, field)));
+    for (size_t i = 0; i < out.size(); ++i) {
+      PRECONDOR_RETURN_IF_ERROR(Decode(reflection.GetRepeatedMessage(in, field, static_cast<int>(i)),
+                                       absl::StrCat(path, "[", i, "]."), out[i]));
+    }
+  } else {
+    const auto elements = reflection.GetRepeatedFieldRef<typename T::value_type>(in, field);
+    out.assign(elements.begin(), elements.end());
+  }
+  return absl::OkStatus();
+}
+
+template <HasFields T>
+absl::Status Decode(const Message& in, const std::string& path, T& out) {
+  if constexpr (std::is_same_v<T, FallbackConfig>) {
+    PRECONDOR_RETURN_IF_ERROR(CheckNoLaterOption(static_cast<const v1::FallbackConfig&>(in)));
+  }
+  absl::Status status;
+  ForEachField(
+      [&](absl::string_view name, auto& field) {
+        status.Update(DecodeField(in, &FieldNamed(name, in), absl::StrCat(path, name), field));
+      },
+      out);
+  return status;
 }
 
 }  // namespace
 
-v1::DataType EncodeDType(DType dtype) { return EncodeEnum<DType, v1::DataType>(dtype); }
-v1::Mode EncodeMode(Mode mode) { return EncodeEnum<Mode, v1::Mode>(mode); }
-v1::ExchangeMode EncodeExchangeMode(ExchangeMode exchange) {
-  return EncodeEnum<ExchangeMode, v1::ExchangeMode>(exchange);
-}
-v1::StatisticsKind EncodeStatisticsKind(StatisticsKind kind) {
-  return EncodeEnum<StatisticsKind, v1::StatisticsKind>(kind);
-}
-v1::Decision EncodeDecision(Decision decision) { return EncodeEnum<Decision, v1::Decision>(decision); }
-v1::FallbackPolicy EncodeFallbackPolicy(FallbackPolicy policy) {
-  return EncodeEnum<FallbackPolicy, v1::FallbackPolicy>(policy);
-}
+v1::DataType EncodeDType(DType dtype) { return static_cast<v1::DataType>(dtype); }
+v1::Mode EncodeMode(Mode mode) { return static_cast<v1::Mode>(mode); }
+v1::Decision EncodeDecision(Decision decision) { return static_cast<v1::Decision>(decision); }
 
 absl::StatusOr<DType> DecodeDType(v1::DataType value, absl::string_view field) {
-  return DecodeEnum<DType>(value, v1::DataType_MAX, "DataType", field);
+  return DecodeEnum<DType>(value, field);
 }
-absl::StatusOr<Mode> DecodeMode(v1::Mode value, absl::string_view field) {
-  return DecodeEnum<Mode>(value, v1::Mode_MAX, "Mode", field);
-}
-absl::StatusOr<ExchangeMode> DecodeExchangeMode(v1::ExchangeMode value, absl::string_view field) {
-  return DecodeEnum<ExchangeMode>(value, v1::ExchangeMode_MAX, "ExchangeMode", field);
-}
-absl::StatusOr<StatisticsKind> DecodeStatisticsKind(v1::StatisticsKind value, absl::string_view field) {
-  return DecodeEnum<StatisticsKind>(value, v1::StatisticsKind_MAX, "StatisticsKind", field);
-}
+absl::StatusOr<Mode> DecodeMode(v1::Mode value, absl::string_view field) { return DecodeEnum<Mode>(value, field); }
 absl::StatusOr<Decision> DecodeDecision(v1::Decision value, absl::string_view field) {
-  return DecodeEnum<Decision>(value, v1::Decision_MAX, "Decision", field);
-}
-absl::StatusOr<FallbackPolicy> DecodeFallbackPolicy(v1::FallbackPolicy value, absl::string_view field) {
-  if (static_cast<int>(value) == kRemovedPolicy) return FallbackPolicy::kLossRate;
-  return DecodeEnum<FallbackPolicy>(value, v1::FallbackPolicy_MAX, "FallbackPolicy", field);
-}
-
-v1::Layer EncodeLayer(const LayerSpec& layer) {
-  v1::Layer out;
-  out.set_name(layer.name);
-  out.set_d_out(layer.d_out);
-  out.set_d_in(layer.d_in);
-  out.set_has_bias(layer.has_bias);
-  out.mutable_shape()->Add(layer.shape.begin(), layer.shape.end());
-  return out;
-}
-
-LayerSpec DecodeLayer(const v1::Layer& layer) {
-  return LayerSpec{.name = layer.name(),
-                   .d_out = layer.d_out(),
-                   .d_in = layer.d_in(),
-                   .has_bias = layer.has_bias(),
-                   .shape = {layer.shape().begin(), layer.shape().end()}};
+  return DecodeEnum<Decision>(value, field);
 }
 
 absl::StatusOr<v1::MethodConfig> EncodeMethodConfig(const MethodConfig& config) {
@@ -277,73 +338,9 @@ absl::StatusOr<MethodConfig> DecodeMethodConfig(const v1::MethodConfig& config) 
   return out;
 }
 
-v1::FallbackConfig EncodeFallbackConfig(const FallbackConfig& config) {
-  v1::FallbackConfig out;
-  out.set_policy(EncodeFallbackPolicy(config.policy));
-  if (config.at_step) out.set_at_step(*config.at_step);
-  out.set_rate_decay(config.rate_decay);
-  out.set_lr_jump(config.lr_jump);
-  out.set_min_steps(config.min_steps);
-  out.set_beta(config.beta);
-  out.set_patience_steps(config.patience_steps);
-  return out;
-}
-
-absl::StatusOr<FallbackConfig> DecodeFallbackConfig(const v1::FallbackConfig& config) {
-  const google::protobuf::UnknownFieldSet& unknown = config.GetReflection()->GetUnknownFields(config);
-  for (int i = 0; i < unknown.field_count(); ++i) {
-    const int number = unknown.field(i).number();
-    if (!v1::FallbackConfig::descriptor()->IsReservedNumber(number)) {
-      return MalformedError(absl::StrCat("fallback: unknown option, field ", number));
-    }
-  }
-  FallbackConfig out;
-  PRECONDOR_RETURN_IF_ERROR(DecodeOrDefault(config.policy(), &DecodeFallbackPolicy, "fallback.policy", out.policy));
-  if (config.has_at_step()) out.at_step = config.at_step();
-  if (config.has_rate_decay()) out.rate_decay = config.rate_decay();
-  if (config.has_lr_jump()) out.lr_jump = config.lr_jump();
-  if (config.has_min_steps()) out.min_steps = config.min_steps();
-  if (config.has_beta()) out.beta = config.beta();
-  if (config.has_patience_steps()) out.patience_steps = config.patience_steps();
-  return out;
-}
-
-namespace {
-
-absl::StatusOr<LayerMethod> DecodeLayerMethod(const v1::LayerMethod& entry) {
-  LayerMethod out;
-  PRECONDOR_ASSIGN_OR_RETURN(out.method, DecodeMethodConfig(entry.method()));
-  PRECONDOR_RETURN_IF_ERROR(
-      DecodeOrDefault(entry.statistics(), &DecodeStatisticsKind, "layer_methods.statistics", out.statistics));
-  out.layers.assign(entry.layers().begin(), entry.layers().end());
-  return out;
-}
-
-}  // namespace
-
 absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
-  PRECONDOR_ASSIGN_OR_RETURN(v1::MethodConfig method, EncodeMethodConfig(spec.method));
   v1::SessionSpec out;
-  out.set_name(spec.name);
-  out.set_seed(spec.seed);
-  out.set_world_size(spec.world_size);
-  out.set_exchange(EncodeExchangeMode(spec.exchange));
-  out.set_statistics(EncodeStatisticsKind(spec.statistics));
-  out.set_sketches(spec.sketches);
-  out.set_inv_freq(spec.inv_freq);
-  out.set_warmup_steps(spec.warmup_steps);
-  out.set_statistics_data_type(EncodeDType(spec.statistics_dtype));
-  out.set_gradient_data_type(EncodeDType(spec.gradient_dtype));
-  *out.mutable_method() = std::move(method);
-  if (!(spec.fallback == FallbackConfig{})) *out.mutable_fallback() = EncodeFallbackConfig(spec.fallback);
-  for (const LayerSpec& layer : spec.layers) *out.add_layers() = EncodeLayer(layer);
-  for (const LayerMethod& entry : spec.layer_methods) {
-    v1::LayerMethod& encoded = *out.add_layer_methods();
-    PRECONDOR_ASSIGN_OR_RETURN(*encoded.mutable_method(), EncodeMethodConfig(entry.method));
-    encoded.set_statistics(EncodeStatisticsKind(entry.statistics));
-    encoded.mutable_layers()->Add(entry.layers.begin(), entry.layers.end());
-  }
-  out.mutable_delegates()->Add(spec.delegates.begin(), spec.delegates.end());
+  PRECONDOR_RETURN_IF_ERROR(Encode(spec, out));
   return out;
 }
 
@@ -360,26 +357,7 @@ absl::Status CheckNoRemovedOption(const v1::SessionSpec& spec) {
 
 absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec) {
   SessionSpec out;  // its initializers are the defaults of common.proto; spec_codec_test compares them
-  out.name = spec.name();
-  out.seed = spec.seed();
-  out.world_size = spec.world_size();
-  absl::Status status = DecodeOrDefault(spec.exchange(), &DecodeExchangeMode, "exchange", out.exchange);
-  status.Update(DecodeOrDefault(spec.statistics(), &DecodeStatisticsKind, "statistics", out.statistics));
-  status.Update(
-      DecodeOrDefault(spec.statistics_data_type(), &DecodeDType, "statistics_data_type", out.statistics_dtype));
-  status.Update(DecodeOrDefault(spec.gradient_data_type(), &DecodeDType, "gradient_data_type", out.gradient_dtype));
-  PRECONDOR_RETURN_IF_ERROR(status);
-  PRECONDOR_ASSIGN_OR_RETURN(out.method, DecodeMethodConfig(spec.method()));
-  PRECONDOR_ASSIGN_OR_RETURN(out.fallback, DecodeFallbackConfig(spec.fallback()));
-  out.sketches = spec.sketches();
-  if (spec.has_inv_freq()) out.inv_freq = spec.inv_freq();
-  if (spec.has_warmup_steps()) out.warmup_steps = spec.warmup_steps();
-  out.layers.reserve(spec.layers_size());
-  for (const v1::Layer& layer : spec.layers()) out.layers.push_back(DecodeLayer(layer));
-  for (const v1::LayerMethod& entry : spec.layer_methods()) {
-    PRECONDOR_ASSIGN_OR_RETURN(out.layer_methods.emplace_back(), DecodeLayerMethod(entry));
-  }
-  out.delegates.assign(spec.delegates().begin(), spec.delegates().end());
+  PRECONDOR_RETURN_IF_ERROR(Decode(spec, "", out));
   if (out.sketches == 0 && UsesSketches(out) && out.world_size > 0) out.sketches = SketchesPerWorker(out);
   return out;
 }

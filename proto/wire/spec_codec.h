@@ -16,21 +16,12 @@ namespace precondor::wire {
 
 v1::DataType EncodeDType(DType dtype);
 v1::Mode EncodeMode(Mode mode);
-v1::ExchangeMode EncodeExchangeMode(ExchangeMode exchange);
-v1::StatisticsKind EncodeStatisticsKind(StatisticsKind kind);
 v1::Decision EncodeDecision(Decision decision);
-v1::FallbackPolicy EncodeFallbackPolicy(FallbackPolicy policy);
 
 // `field` is the name for the error message. Unset and unknown values are errors.
 absl::StatusOr<DType> DecodeDType(v1::DataType value, absl::string_view field);
 absl::StatusOr<Mode> DecodeMode(v1::Mode value, absl::string_view field);
-absl::StatusOr<ExchangeMode> DecodeExchangeMode(v1::ExchangeMode value, absl::string_view field);
-absl::StatusOr<StatisticsKind> DecodeStatisticsKind(v1::StatisticsKind value, absl::string_view field);
 absl::StatusOr<Decision> DecodeDecision(v1::Decision value, absl::string_view field);
-absl::StatusOr<FallbackPolicy> DecodeFallbackPolicy(v1::FallbackPolicy value, absl::string_view field);
-
-v1::Layer EncodeLayer(const LayerSpec& layer);
-LayerSpec DecodeLayer(const v1::Layer& layer);
 
 // The names of the oneof's arms are the methods' names, and the names of the fields in their messages are the options'
 // names. So a new method needs only a message and an arm in common.proto. Encoding returns InvalidArgument for a method
@@ -39,12 +30,9 @@ LayerSpec DecodeLayer(const v1::Layer& layer);
 absl::StatusOr<v1::MethodConfig> EncodeMethodConfig(const MethodConfig& config);
 absl::StatusOr<MethodConfig> DecodeMethodConfig(const v1::MethodConfig& config);
 
-// Decoding also refuses unknown fields of a later release: if they were ignored, the job would switch at another step.
-// It ignores options that are gone, which stored sessions may have; a policy that is gone decodes as LOSS_RATE.
-v1::FallbackConfig EncodeFallbackConfig(const FallbackConfig& config);
-absl::StatusOr<FallbackConfig> DecodeFallbackConfig(const v1::FallbackConfig& config);
-
-// Encoding omits a fallback that has only defaults.
+// Fields go by the names that struct and message have in common. Encoding omits a fallback that has only defaults.
+// Decoding refuses unknown fields of a fallback: if they were ignored, the job would switch at another step. It ignores
+// options that are gone, which stored sessions may have; a policy that is gone decodes as LOSS_RATE.
 absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec);
 absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec);
 // Returns INVALID_ARGUMENT (MALFORMED), with the option's name, if the spec of an earlier release asks for what is gone

@@ -7,7 +7,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "server/etcd/etcd_log.h"
-#include "server/store/coordinator_log.h"
+#include "server/recovery/coordinator_log.h"
 
 namespace precondor {
 
@@ -39,8 +39,8 @@ absl::StatusOr<std::vector<CoordinatorRecord>> CoordinatorStorage::Recover() {
     return std::vector<CoordinatorRecord>();
   }
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, data_dir_));
-  PRECONDOR_ASSIGN_OR_RETURN(store::CoordinatorLog::Opened opened,
-                             store::CoordinatorLog::Open(fs_, absl::StrCat(data_dir_, "/coordinator")));
+  PRECONDOR_ASSIGN_OR_RETURN(recovery::CoordinatorLog::Opened opened,
+                             recovery::CoordinatorLog::Open(fs_, absl::StrCat(data_dir_, "/coordinator")));
   Open(std::move(opened.journal));
   return std::move(opened.records);
 }

@@ -11,7 +11,7 @@
 #include "absl/strings/str_split.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/store/coordinator_encoding.h"
+#include "server/recovery/coordinator_encoding.h"
 
 namespace precondor::etcd {
 namespace {
@@ -78,9 +78,9 @@ absl::StatusOr<EtcdLog::Opened> EtcdLog::Open(EtcdClient& client, EtcdElection& 
       return absl::DataLossError(absl::StrCat("etcd key ", entry.key(), ": ends in no kind of record"));
     }
     absl::StatusOr<CoordinatorRecord> record =
-        store::DecodeCoordinatorRecord(static_cast<uint8_t>(kind), entry.value());
-    if (record.ok() && !absl::StartsWith(entry.key(), journal->SessionPrefix(store::SessionIdOf(*record)))) {
-      record = absl::DataLossError(absl::StrCat("holds a record of session ", store::SessionIdOf(*record)));
+        recovery::DecodeCoordinatorRecord(static_cast<uint8_t>(kind), entry.value());
+    if (record.ok() && !absl::StartsWith(entry.key(), journal->SessionPrefix(recovery::SessionIdOf(*record)))) {
+      record = absl::DataLossError(absl::StrCat("holds a record of session ", recovery::SessionIdOf(*record)));
     }
     if (!record.ok()) {
       return absl::Status(record.status().code(),
@@ -121,28 +121,30 @@ absl::Status EtcdLog::Commit(const std::vector<etcdserverpb::RequestOp>& operati
       absl::StrCat("etcd: ", SequenceKey(), " was written by others in ", kAttempts, " attempts"));
 }
 
-std::vector<etcdserverpb::RequestOp> EtcdLog::Operations(const CoordinatorRecord& record) const {
-  const std::string session = SessionPrefix(store::SessionIdOf(record));
-  const uint8_t kind = store::KindOf(record);
+absl::StatusOr<std::vector<etcdserverpb::RequestOp>> EtcdLog::Operations(const CoordinatorRecord& record) const {
+  const std::string session = SessionPrefix(recovery::SessionIdOf(record));
+  const uint8_t kind = recovery::KindOf(record);
   std::vector<etcdserverpb::RequestOp> operations;
-  if (kind == store::kCloseRecord) {
-    operations.push_back(Delete(session + KindName(store::kSessionRecord)));
+  if (kind == recovery::kCloseRecord) {
+    operations.push_back(Delete(session + KindName(recovery::kSessionRecord)));
   } else {
-    operations.push_back(Put(session + KindName(kind), store::EncodeCoordinatorRecord(record)));
+    PRECONDOR_ASSIGN_OR_RETURN(const std::string bytes, recovery::EncodeCoordinatorRecord(record));
+    operations.push_back(Put(session + KindName(kind), bytes));
   }
-  if (kind == store::kCloseRecord) {
-    operations.push_back(Delete(session + KindName(store::kSnapshotsRecord)));
-    operations.push_back(Delete(session + KindName(store::kClosingRecord)));
+  if (kind == recovery::kCloseRecord) {
+    operations.push_back(Delete(session + KindName(recovery::kSnapshotsRecord)));
+    operations.push_back(Delete(session + KindName(recovery::kClosingRecord)));
   }
-  if (kind == store::kCloseRecord || kind == store::kSessionRecord) {
-    operations.push_back(Delete(session + KindName(store::kMembershipRecord)));
-    operations.push_back(Delete(session + KindName(store::kLeaseRecord)));
+  if (kind == recovery::kCloseRecord || kind == recovery::kSessionRecord) {
+    operations.push_back(Delete(session + KindName(recovery::kMembershipRecord)));
+    operations.push_back(Delete(session + KindName(recovery::kLeaseRecord)));
   }
   return operations;
 }
 
 absl::Status EtcdLog::Append(const CoordinatorRecord& record) {
-  const absl::Status status = Commit(Operations(record));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<etcdserverpb::RequestOp> operations, Operations(record));
+  const absl::Status status = Commit(operations);
   if (!status.ok()) doubtful_ = true;
   return status;
 }
@@ -150,8 +152,9 @@ absl::Status EtcdLog::Append(const CoordinatorRecord& record) {
 absl::Status EtcdLog::Compact(absl::Span<const CoordinatorRecord> records) {
   std::set<std::string> kept;
   for (const CoordinatorRecord& record : records) {
-    PRECONDOR_RETURN_IF_ERROR(Commit(Operations(record)));
-    kept.insert(SessionPrefix(store::SessionIdOf(record)) + KindName(store::KindOf(record)));
+    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<etcdserverpb::RequestOp> operations, Operations(record));
+    PRECONDOR_RETURN_IF_ERROR(Commit(operations));
+    kept.insert(SessionPrefix(recovery::SessionIdOf(record)) + KindName(recovery::KindOf(record)));
   }
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<etcdserverpb::KeyValue> entries, ReadSessions());
   std::vector<etcdserverpb::RequestOp> removals;

@@ -51,7 +51,7 @@ class EtcdLog final : public CoordinatorJournal {
   absl::StatusOr<std::vector<etcdserverpb::KeyValue>> ReadSessions();
   // Executes `operations` in one transaction (see the top of this file). Retries if only `sequence` is not as expected.
   absl::Status Commit(const std::vector<etcdserverpb::RequestOp>& operations);
-  std::vector<etcdserverpb::RequestOp> Operations(const CoordinatorRecord& record) const;
+  absl::StatusOr<std::vector<etcdserverpb::RequestOp>> Operations(const CoordinatorRecord& record) const;
   std::string SequenceKey() const { return election_.prefix() + "/sequence"; }
   std::string SessionPrefix(uint64_t session_id) const;
 

@@ -4,54 +4,46 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <iterator>
+#include <tuple>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 
 #include "kernels/base/byte_codec.h"
 #include "kernels/base/status_macros.h"
+#include "server/recovery/struct_encoding.h"
 #include "server/rpc/convert.h"
 
-namespace precondor::recovery {
+namespace precondor {
+
+PRECONDOR_FIELDS(LayerStep, session_id, layer, step, rollback_epoch, updates)
+PRECONDOR_FIELDS(Plan, decision, factor_version, reason)
+PRECONDOR_FIELDS(RemoveRecord, session_id)
+PRECONDOR_FIELDS(FailedUpdateRecord, at)
+PRECONDOR_FIELDS(PlanRecord, at, mode, plan)
+PRECONDOR_FIELDS(FactorsRecord, at, held)
+PRECONDOR_FIELDS(QuarantineRecord, session_id, back, last_step)
+PRECONDOR_FIELDS(StepOutcome, step, mode, updated, plan)
+// Without the state, which is apart.
+auto Fields(Is<LayerImage> auto& value) {
+  auto& [at, factor_version, outcomes, held, state] = value;
+  return std::tie(at, factor_version, outcomes, held);
+}
+constexpr Decision LastEnumerator(Decision) { return Decision::kSkip; }
+
+namespace recovery {
 namespace {
 
-constexpr uint32_t kImageFormat = 4;
-
-void PutStep(std::string& out, const LayerStep& at) {
-  PutU64(out, at.session_id);
-  PutU32(out, at.layer);
-  PutU64(out, at.step);
-  PutU64(out, at.rollback_epoch);
-  PutU64(out, at.updates);
-}
-
-LayerStep TakeStep(Decoder& in) {
-  LayerStep at;
-  at.session_id = in.U64();
-  at.layer = in.U32();
-  at.step = in.U64();
-  at.rollback_epoch = in.U64();
-  at.updates = in.U64();
-  return at;
-}
-
-void PutPlan(std::string& out, Mode mode, const Plan& plan) {
-  out.push_back(static_cast<char>(mode));
-  out.push_back(static_cast<char>(plan.decision));
-  PutU64(out, plan.factor_version);
-  PutBytes(out, plan.reason);
-}
-
-// Returns false if an enumerator is out of range.
-bool TakePlan(Decoder& in, Mode& mode, Plan& plan) {
-  mode = static_cast<Mode>(in.U8());
-  plan.decision = static_cast<Decision>(in.U8());
-  plan.factor_version = in.U64();
-  plan.reason = std::string(in.Bytes());
-  return (mode == Mode::kSecondOrder || mode == Mode::kFirstOrder) && plan.decision >= Decision::kPreconditioned &&
-         plan.decision <= Decision::kSkip;
-}
+constexpr uint32_t kImageFormat = 5;
+// By the index in ShardRecord.
+constexpr RecordType kTypes[] = {RecordType::kInstall,      RecordType::kRemove, RecordType::kUpdate,
+                                 RecordType::kFailedUpdate, RecordType::kPlan,   RecordType::kFactors,
+                                 RecordType::kQuarantine};
+static_assert(std::size(kTypes) == std::variant_size_v<ShardRecord>);
 
 void PutContributions(EncodedRecord& out, absl::Span<const StagedContribution> contributions) {
   PutU64(out.own, contributions.size());
@@ -79,48 +71,6 @@ std::vector<StagedContribution> TakeContributions(Decoder& in) {
   return contributions;
 }
 
-struct Encoder {
-  absl::StatusOr<EncodedRecord> operator()(const InstallRecord& record) const {
-    PRECONDOR_ASSIGN_OR_RETURN(std::string install, EncodeInstall(record));
-    return EncodedRecord{RecordType::kInstall, std::move(install), {}};
-  }
-  absl::StatusOr<EncodedRecord> operator()(const RemoveRecord& record) const {
-    EncodedRecord out{.type = RecordType::kRemove, .own = {}, .contributions = {}};
-    PutU64(out.own, record.session_id);
-    return out;
-  }
-  absl::StatusOr<EncodedRecord> operator()(const QuarantineRecord& record) const {
-    EncodedRecord out{.type = RecordType::kQuarantine, .own = {}, .contributions = {}};
-    PutU64(out.own, record.session_id);
-    PutFixed(out.own, record.back ? 1 : 0, 1);
-    PutU64(out.own, record.last_step);
-    return out;
-  }
-  absl::StatusOr<EncodedRecord> operator()(const UpdateRecord& record) const {
-    EncodedRecord out{.type = RecordType::kUpdate, .own = {}, .contributions = {}};
-    PutStep(out.own, record.at);
-    PutContributions(out, record.contributions);
-    return out;
-  }
-  absl::StatusOr<EncodedRecord> operator()(const FailedUpdateRecord& record) const {
-    EncodedRecord out{.type = RecordType::kFailedUpdate, .own = {}, .contributions = {}};
-    PutStep(out.own, record.at);
-    return out;
-  }
-  absl::StatusOr<EncodedRecord> operator()(const PlanRecord& record) const {
-    EncodedRecord out{.type = RecordType::kPlan, .own = {}, .contributions = {}};
-    PutStep(out.own, record.at);
-    PutPlan(out.own, record.mode, record.plan);
-    return out;
-  }
-  absl::StatusOr<EncodedRecord> operator()(const FactorsRecord& record) const {
-    EncodedRecord out{.type = RecordType::kFactors, .own = {}, .contributions = {}};
-    PutStep(out.own, record.at);
-    out.own.push_back(record.held ? 1 : 0);
-    return out;
-  }
-};
-
 absl::Status Damaged(absl::string_view what) {
   return absl::DataLossError(absl::StrCat(what, ": the bytes are not what was written"));
 }
@@ -130,6 +80,20 @@ absl::StatusOr<ShardRecord> DecodeInstallRecord(absl::string_view payload) {
   if (!request.ParseFromArray(payload.data(), static_cast<int>(payload.size()))) return Damaged("install record");
   PRECONDOR_ASSIGN_OR_RETURN(SessionInstall install, rpc::DecodeInstall(request));
   return InstallRecord{std::move(install)};
+}
+
+template <typename Record>
+absl::StatusOr<ShardRecord> DecodePlain(uint8_t type, absl::string_view payload) {
+  Decoder in(payload);
+  Record record;
+  if constexpr (std::is_same_v<Record, UpdateRecord>) {
+    Take(in, record.at);
+    record.contributions = TakeContributions(in);
+  } else {
+    Take(in, record);
+  }
+  if (!in.done()) return Damaged(absl::StrCat("record of type ", type));
+  return record;
 }
 
 }  // namespace
@@ -152,66 +116,53 @@ absl::StatusOr<std::string> EncodeInstall(const InstallRecord& record) {
   return install.SerializeAsString();
 }
 
-absl::StatusOr<EncodedRecord> EncodeRecord(const ShardRecord& record) { return std::visit(Encoder(), record); }
+absl::StatusOr<EncodedRecord> EncodeRecord(const ShardRecord& record) {
+  EncodedRecord out{.type = kTypes[record.index()], .own = {}, .contributions = {}};
+  absl::Status status;
+  std::visit(
+      [&out, &status](const auto& one) {
+        using Record = std::remove_cvref_t<decltype(one)>;
+        if constexpr (std::is_same_v<Record, InstallRecord>) {
+          absl::StatusOr<std::string> install = EncodeInstall(one);
+          if (install.ok()) out.own = *std::move(install);
+          status = install.status();
+        } else if constexpr (std::is_same_v<Record, UpdateRecord>) {
+          Put(out.own, one.at);
+          PutContributions(out, one.contributions);
+        } else {
+          Put(out.own, one);
+        }
+      },
+      record);
+  if (!status.ok()) return status;
+  return out;
+}
 
 absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload) {
-  Decoder in(payload);
-  bool valid = true;
-  ShardRecord record;
   switch (static_cast<RecordType>(type)) {
     case RecordType::kInstall:
       return DecodeInstallRecord(payload);
     case RecordType::kRemove:
-      record = RemoveRecord{in.U64()};
-      break;
-    case RecordType::kQuarantine: {
-      QuarantineRecord quarantine{.session_id = in.U64()};
-      quarantine.back = in.U8() != 0;
-      quarantine.last_step = in.U64();
-      record = quarantine;
-      break;
-    }
-    case RecordType::kUpdate: {
-      UpdateRecord update{.at = TakeStep(in), .contributions = {}};
-      update.contributions = TakeContributions(in);
-      record = std::move(update);
-      break;
-    }
+      return DecodePlain<RemoveRecord>(type, payload);
+    case RecordType::kUpdate:
+      return DecodePlain<UpdateRecord>(type, payload);
     case RecordType::kFailedUpdate:
-      record = FailedUpdateRecord{TakeStep(in)};
-      break;
-    case RecordType::kPlan: {
-      PlanRecord plan{.at = TakeStep(in), .plan = {}};
-      valid = TakePlan(in, plan.mode, plan.plan);
-      record = std::move(plan);
-      break;
-    }
+      return DecodePlain<FailedUpdateRecord>(type, payload);
+    case RecordType::kPlan:
+      return DecodePlain<PlanRecord>(type, payload);
     case RecordType::kFactors:
-    case RecordType::kKeptFactors: {
-      FactorsRecord factors{.at = TakeStep(in)};
-      factors.held = in.U8() != 0;
-      if (static_cast<RecordType>(type) == RecordType::kKeptFactors) {
-        in.U64();
-        if (in.done() && factors.held) {
-          return absl::FailedPreconditionError(
-              absl::StrCat("record of type ", type, ", session ", factors.at.session_id,
-                           ": an earlier version returned it to second order with factors that it had kept on the "
-                           "disk, which this version does not read"));
-        }
-      }
-      record = factors;
+      return DecodePlain<FactorsRecord>(type, payload);
+    case RecordType::kQuarantine:
+      return DecodePlain<QuarantineRecord>(type, payload);
+    case RecordType::kGradient:
       break;
-    }
-    default:
-      return absl::FailedPreconditionError(absl::StrCat("record type: expected 1 ... 7 or 9, got ", type));
   }
-  if (!valid || !in.done()) return Damaged(absl::StrCat("record of type ", type));
-  return record;
+  return absl::FailedPreconditionError(absl::StrCat("record type: expected 1 ... 6 or 9, got ", type));
 }
 
 EncodedRecord EncodeGradient(const GradientRecord& record, uint64_t log_sequence) {
   EncodedRecord out{.type = RecordType::kGradient, .own = {}, .contributions = {}};
-  PutStep(out.own, record.at);
+  Put(out.own, record.at);
   PutU64(out.own, record.factor_version);
   PutU64(out.own, log_sequence);
   const bool covariances = !record.covariances.empty();
@@ -229,7 +180,8 @@ absl::StatusOr<StoredGradient> DecodeGradient(uint8_t type, absl::string_view pa
     return absl::FailedPreconditionError(absl::StrCat("record type in the log of gradients: expected 10, got ", type));
   }
   Decoder in(payload);
-  StoredGradient gradient{.record = {.at = TakeStep(in)}};
+  StoredGradient gradient;
+  Take(in, gradient.record.at);
   gradient.record.factor_version = in.U64();
   gradient.log_sequence = in.U64();
   const uint64_t covariances = in.U64();
@@ -266,17 +218,7 @@ uint64_t SessionOf(const ShardRecord& record) {
 std::string EncodeImageHead(const LayerImage& image) {
   std::string out;
   PutU32(out, kImageFormat);
-  PutStep(out, image.at);
-  PutU64(out, image.factor_version);
-  out.push_back(image.held ? 1 : 0);
-  PutU64(out, 0);  // earlier versions wrote the number of the factors that they kept on the disk
-  PutU64(out, image.outcomes.size());
-  for (const StepOutcome& outcome : image.outcomes) {
-    PutU64(out, outcome.step);
-    out.push_back(outcome.updated ? 1 : 0);
-    out.push_back(outcome.plan.has_value() ? 1 : 0);
-    PutPlan(out, outcome.mode, outcome.plan.value_or(Plan{}));
-  }
+  Put(out, image);
   PutU64(out, image.state.size());
   return out;
 }
@@ -286,26 +228,15 @@ absl::StatusOr<LayerImage> DecodeImage(absl::string_view bytes) {
   const uint32_t format = in.U32();
   if (in.ok() && format != kImageFormat) {
     return absl::FailedPreconditionError(
-        absl::StrCat("layer image: format: expected ", kImageFormat, ", got ", format));
+        absl::StrCat("layer image: format: expected ", kImageFormat, ", got ", format,
+                     ", of another version: docs/operate/operations.md#upgrade says how to go on"));
   }
-  LayerImage image{.at = TakeStep(in), .outcomes = {}, .state = {}};
-  image.factor_version = in.U64();
-  image.held = in.U8() != 0;
-  in.U64();
-  const uint64_t count = in.U64();
-  bool valid = true;
-  for (uint64_t i = 0; i < count && in.ok(); ++i) {
-    StepOutcome outcome{.step = in.U64(), .plan = {}};
-    outcome.updated = in.U8() != 0;
-    const bool planned = in.U8() != 0;
-    Plan plan;
-    valid = TakePlan(in, outcome.mode, plan) && valid;
-    if (planned) outcome.plan = std::move(plan);
-    image.outcomes.push_back(std::move(outcome));
-  }
+  LayerImage image;
+  Take(in, image);
   image.state = std::string(in.Bytes());
-  if (!valid || !in.done()) return Damaged("layer image");
+  if (!in.done()) return Damaged("layer image");
   return image;
 }
 
-}  // namespace precondor::recovery
+}  // namespace recovery
+}  // namespace precondor

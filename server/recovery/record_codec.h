@@ -23,8 +23,7 @@ enum class RecordType : uint8_t {
   kFailedUpdate = 4,
   kPlan = 5,
   kFactors = 6,
-  kKeptFactors = 7,  // only read: a FactorsRecord of earlier versions, which kept dropped factors on the disk
-  // 8 is reserved: development versions wrote it for factors from another shard's disk.
+  // 7 and 8 are reserved: development versions wrote them for factors on other disks.
   kQuarantine = 9,
   kGradient = 10,  // in the log of gradients alone
 };

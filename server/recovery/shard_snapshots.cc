@@ -54,15 +54,15 @@ absl::Status RemoveStore(store::FileSystem& fs, std::unique_ptr<store::SnapshotS
 absl::StatusOr<SnapshotImages> DecodeMetadata(absl::string_view bytes) {
   Decoder in(bytes);
   const uint32_t format = in.U32();
-  if (in.ok() && (format < 1 || format > kMetadataFormat)) {
+  if (in.ok() && format != kMetadataFormat) {
     return absl::FailedPreconditionError(
-        absl::StrCat("snapshot metadata: format: expected at most ", kMetadataFormat, ", got ", format));
+        absl::StrCat("snapshot metadata: format: expected ", kMetadataFormat, ", got ", format));
   }
   SnapshotImages snapshot;
   snapshot.step = in.U64();
   snapshot.sequence = in.U64();
   const absl::string_view install = in.Bytes();
-  if (format > 1) snapshot.number = in.U64();
+  snapshot.number = in.U64();
   if (!in.done()) return absl::DataLossError("snapshot metadata: the bytes are not what was written");
   PRECONDOR_ASSIGN_OR_RETURN(ShardRecord record, DecodeRecord(static_cast<uint8_t>(RecordType::kInstall), install));
   snapshot.install = std::get<InstallRecord>(std::move(record));

@@ -8,9 +8,9 @@
 
 #include "kernels/base/byte_codec.h"
 #include "kernels/base/check.h"
+#include "server/recovery/coordinator_encoding.h"
 #include "server/recovery/record_codec.h"
 #include "server/recovery/shard_snapshots.h"
-#include "server/store/coordinator_encoding.h"
 #include "server/store/crc32c.h"
 #include "server/store/record_log.h"
 #include "server/store/record_log_format.h"
@@ -48,11 +48,11 @@ void Image(absl::string_view bytes) {
 void CoordinatorRecordOf(absl::string_view bytes) {
   if (bytes.empty()) return;
   const auto kind = static_cast<uint8_t>(bytes.front());
-  const auto record = store::DecodeCoordinatorRecord(kind, bytes.substr(1));
+  const auto record = recovery::DecodeCoordinatorRecord(kind, bytes.substr(1));
   if (!record.ok()) return;
-  PRECONDOR_CHECK(store::KindOf(*record) == kind);
-  store::SessionIdOf(*record);
-  PRECONDOR_CHECK(store::DecodeCoordinatorRecord(kind, store::EncodeCoordinatorRecord(*record)).ok());
+  PRECONDOR_CHECK(recovery::KindOf(*record) == kind);
+  recovery::SessionIdOf(*record);
+  PRECONDOR_CHECK(recovery::DecodeCoordinatorRecord(kind, *recovery::EncodeCoordinatorRecord(*record)).ok());
 }
 
 void Manifest(absl::string_view bytes) {
@@ -138,7 +138,7 @@ std::vector<std::string> Seeds() {
   seeds.push_back(Of(1, recovery::EncodeImageHead({.at = {.step = 10}, .state = "state"}) + "state"));
   SessionRecord session;
   session.spec = Install().install.spec;
-  seeds.push_back(Of(2, std::string(1, store::kSessionRecord) + store::EncodeCoordinatorRecord(session)));
+  seeds.push_back(Of(2, std::string(1, recovery::kSessionRecord) + *recovery::EncodeCoordinatorRecord(session)));
   std::string manifest =
       store::EncodeManifest({.id = 1, .metadata = "m", .files = {{"layer-000000", {.file_bytes = 4}}}});
   manifest.resize(manifest.size() - sizeof(uint32_t));

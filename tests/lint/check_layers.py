@@ -44,9 +44,9 @@ OURS = [
     ("server/net/", ["kernels/base/", "proto/wire/"]),
     ("server/http/", CORE + ["server/core/"]),
     ("server/metrics/", CORE + ["server/core/", "server/http/"]),
-    # It stores what the layers above it hand down, and knows no more of them than those records.
-    ("server/store/", ["kernels/base/", "server/policy/", "server/core/api/coordinator_journal.h"]),
-    ("server/etcd/", ["kernels/base/", "server/policy/", "server/core/api/coordinator_journal.h", "server/store/",
+    # It stores bytes that the layers above it hand down.
+    ("server/store/", ["kernels/base/"]),
+    ("server/etcd/", ["kernels/base/", "server/policy/", "server/core/api/coordinator_journal.h", "server/recovery/coordinator_encoding.h",
                       "proto/wire/"]),
     ("server/trace/", ["kernels/base/"]),
     ("server/rpc/", CORE + ["server/core/", "server/store/", "server/trace/", "proto/wire/", "precondor/v1/"]),
@@ -144,8 +144,8 @@ LINKS = {
     "cpu": ["absl::*", "Threads::Threads", "OpenBLAS::*", "DNNL::*", "*"],
     "policy": ["absl::*", "precondor::base"],
     "core": ["absl::*", "Threads::Threads"] + CORE_TARGETS,
-    "store": ["absl::*", "precondor::base", "precondor::policy", "ISAL::isal"],
-    "etcd": ["absl::*", "gRPC::*", "protobuf::*", "precondor::base", "precondor::store", "precondor::etcd_proto",
+    "store": ["absl::*", "precondor::base", "ISAL::isal"],
+    "etcd": ["absl::*", "gRPC::*", "protobuf::*", "precondor::base", "precondor::recovery", "precondor::etcd_proto",
              "precondor::wire"],
     "http": ["absl::*", "CURL::*", "PkgConfig::MICROHTTPD", "nlohmann_json::*", "precondor::core"] + CORE_TARGETS,
     "metrics": ["absl::*", "prometheus-cpp::*", "precondor::core", "precondor::http"] + CORE_TARGETS,

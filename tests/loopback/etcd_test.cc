@@ -20,11 +20,11 @@
 #include "server/etcd/etcd_client.h"
 #include "server/etcd/etcd_election.h"
 #include "server/etcd/etcd_log.h"
-#include "server/store/coordinator_encoding.h"
+#include "server/recovery/coordinator_encoding.h"
 #include "tests/support/child_process.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/server/core/coordinator/coordinator_fixture.h"
-#include "tests/unit/server/store/sample_records.h"
+#include "tests/unit/server/recovery/sample_records.h"
 
 namespace precondor::etcd {
 namespace {
@@ -250,11 +250,11 @@ TEST_F(EtcdTest, DamageAndNewerRecordsAreNamed) {
     request.mutable_success(0)->mutable_request_put()->set_value(value);
     ASSERT_TRUE(client_->Txn(request).ok());
   };
-  put("\1");
+  put("\x8");
   absl::Status status = EtcdLog::Open(*client_, *election).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(status.message()), HasSubstr(key));
-  put(store::EncodeCoordinatorRecord(CloseRecord{2}));
+  put(*recovery::EncodeCoordinatorRecord(CloseRecord{2}));
   status = EtcdLog::Open(*client_, *election).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(status.message()), HasSubstr("session 2"));
@@ -308,7 +308,7 @@ TEST_F(EtcdTest, AStoppedLeaderIsReplacedAndItsLaterWriteRefused) {
   request.set_key("/precondor/coordinator/session/00000000000000000005/3");
   const auto found = client_->Range(request);
   ASSERT_TRUE(found.ok() && found->kvs_size() == 1);
-  const auto record = store::DecodeCoordinatorRecord(store::kLeaseRecord, found->kvs(0).value());
+  const auto record = recovery::DecodeCoordinatorRecord(recovery::kLeaseRecord, found->kvs(0).value());
   ASSERT_TRUE(record.ok()) << record.status();
   EXPECT_EQ(std::get<LeaseRecord>(*record).lease.durable_through, 200u);
 }

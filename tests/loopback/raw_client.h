@@ -70,8 +70,8 @@ class RawServer {
     spec.set_world_size(world_size);
     spec.set_exchange(v1::EXCHANGE_MODE_DIRECT);
     spec.set_statistics(v1::STATISTICS_KIND_PER_WORKER_MEAN);
-    spec.set_statistics_data_type(v1::DATA_TYPE_F32);
-    spec.set_gradient_data_type(v1::DATA_TYPE_F32);
+    spec.set_statistics_dtype(v1::DATA_TYPE_F32);
+    spec.set_gradient_dtype(v1::DATA_TYPE_F32);
     spec.mutable_method()->mutable_mkor()->set_rank(4);
     for (int i = 0; i < 2; ++i) {
       v1::Layer& layer = *spec.add_layers();

@@ -67,7 +67,7 @@ def spec(name):
     c = pb.common_pb2
     return c.SessionSpec(
         name=name, seed=7, world_size=WORLD_SIZE, exchange=c.EXCHANGE_MODE_DIRECT, statistics=c.STATISTICS_KIND_SIGNED,
-        sketches=SKETCHES, statistics_data_type=c.DATA_TYPE_F16, gradient_data_type=c.DATA_TYPE_F32,
+        sketches=SKETCHES, statistics_dtype=c.DATA_TYPE_F16, gradient_dtype=c.DATA_TYPE_F32,
         method=c.MethodConfig(mkor=c.MkorConfig(rank=8)),
         layers=[c.Layer(name=n, d_out=o, d_in=i, has_bias=b) for n, o, i, b in LAYERS])
 
@@ -426,7 +426,7 @@ class InteropTest(unittest.TestCase):
         got = reply.spec
         self.assertEqual((got.exchange, got.statistics, got.sketches), (c.EXCHANGE_MODE_DIRECT, c.STATISTICS_KIND_SIGNED, 6))
         self.assertEqual((got.inv_freq, got.warmup_steps), (10, 10))
-        self.assertEqual((got.statistics_data_type, got.gradient_data_type), (c.DATA_TYPE_F16, c.DATA_TYPE_F32))
+        self.assertEqual((got.statistics_dtype, got.gradient_dtype), (c.DATA_TYPE_F16, c.DATA_TYPE_F32))
         self.assertEqual(got.method.WhichOneof("method"), "mkor")
         self.close("interop-defaults")
 

@@ -31,9 +31,10 @@ SimJournal::SimJournal(Random& random, uint64_t seed) : random_(random), fs_(see
 absl::StatusOr<std::vector<CoordinatorRecord>> SimJournal::Reopen(bool machine) {
   machine ? fs_.Crash() : fs_.CrashProcess();
   log_.reset();
-  const store::CoordinatorLogOptions options{.compact_bytes = kCompactBytes, .log = {.segment_bytes = kSegmentBytes}};
-  PRECONDOR_ASSIGN_OR_RETURN(store::CoordinatorLog::Opened opened,
-                             store::CoordinatorLog::Open(fs_, "data/coordinator", options));
+  const recovery::CoordinatorLogOptions options{.compact_bytes = kCompactBytes,
+                                                .log = {.segment_bytes = kSegmentBytes}};
+  PRECONDOR_ASSIGN_OR_RETURN(recovery::CoordinatorLog::Opened opened,
+                             recovery::CoordinatorLog::Open(fs_, "data/coordinator", options));
   log_ = std::move(opened.journal);
   return std::move(opened.records);
 }

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "server/store/coordinator_log.h"
+#include "server/recovery/coordinator_log.h"
 #include "tests/sim/sim_random.h"
 #include "tests/support/fake_file_system.h"
 
@@ -34,7 +34,7 @@ class SimJournal final : public CoordinatorJournal {
  private:
   Random& random_;
   FakeFileSystem fs_;
-  std::unique_ptr<store::CoordinatorLog> log_;
+  std::unique_ptr<recovery::CoordinatorLog> log_;
   bool full_ = false;
   double failure_ = 0;
 };

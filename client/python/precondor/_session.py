@@ -82,11 +82,10 @@ class Fallback:
     lr_jump: float = 0.1
 
     def __post_init__(self) -> None:
-        check_text("fallback.policy", self.policy)
-        for name in ("beta", "rate_decay", "lr_jump"):
-            check_number(f"fallback.{name}", getattr(self, name))
-        for name in ("min_steps", "patience_steps", *(("at_step",) if self.at_step is not None else ())):
-            check_whole(f"fallback.{name}", getattr(self, name))
+        checks = {"str": check_text, "float": check_number, "int": check_whole,
+                  "Optional[int]": lambda what, value: value is None or check_whole(what, value)}
+        for field in dataclasses.fields(self):
+            checks[str(field.type)](f"fallback.{field.name}", getattr(self, field.name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +194,5 @@ def from_dict(fields: Mapping[str, Any]) -> SessionSpec:
     exceptions = tuple(LayerMethod(Method(**one["method"]), tuple(one["layers"]), one["statistics"])
                        for one in fields["layer_methods"])
     layers = tuple(Layer(**{**layer, "shape": tuple(layer["shape"])}) for layer in fields["layers"])
-    fallback = Fallback(**{field.name: fields["fallback"][field.name] for field in dataclasses.fields(Fallback)})
     return SessionSpec(**{**fields, "layers": layers, "method": Method(**fields["method"]), "layer_methods": exceptions,
-                          "delegates": tuple(fields["delegates"]), "fallback": fallback})
+                          "delegates": tuple(fields["delegates"]), "fallback": Fallback(**fields["fallback"])})

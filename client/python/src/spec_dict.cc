@@ -20,86 +20,12 @@ namespace {
 
 namespace py = pybind11;
 
-// The stable names of every enumeration of a session; values count from 1.
-absl::string_view NameOf(ExchangeMode value) { return ExchangeModeName(value); }
-absl::string_view NameOf(StatisticsKind value) { return StatisticsKindName(value); }
-absl::string_view NameOf(FallbackPolicy value) { return FallbackPolicyName(value); }
-absl::string_view NameOf(DType value) { return DTypeName(value); }
-constexpr int CountOf(ExchangeMode) { return 5; }
-constexpr int CountOf(StatisticsKind) { return 4; }
-constexpr int CountOf(FallbackPolicy) { return 4; }
-constexpr int CountOf(DType) { return 3; }
-
-// Calls f(name, field) for every field that the type has; one list for both directions.
-template <typename Config, typename F>
-void VisitFallback(Config& c, F&& f) {
-  f("policy", c.policy);
-  f("at_step", c.at_step);
-  f("rate_decay", c.rate_decay);
-  f("lr_jump", c.lr_jump);
-  f("min_steps", c.min_steps);
-  f("beta", c.beta);
-  f("patience_steps", c.patience_steps);
-}
-
-template <typename Layer, typename F>
-void VisitLayer(Layer& layer, F&& f) {
-  f("name", layer.name);
-  f("d_out", layer.d_out);
-  f("d_in", layer.d_in);
-  f("has_bias", layer.has_bias);
-  f("shape", layer.shape);
-}
-
-template <typename Config, typename F>
-void VisitMethod(Config& method, F&& f) {
-  f("name", method.name);
-  f("options", method.options);
-}
-
-template <typename Exception, typename F>
-void VisitLayerMethod(Exception& exception, F&& f) {
-  f("method", exception.method);
-  f("statistics", exception.statistics);
-  f("layers", exception.layers);
-}
-
-template <typename Spec, typename F>
-void VisitSpec(Spec& spec, F&& f) {
-  f("name", spec.name);
-  f("seed", spec.seed);
-  f("world_size", spec.world_size);
-  f("exchange", spec.exchange);
-  f("statistics", spec.statistics);
-  f("sketches", spec.sketches);
-  f("inv_freq", spec.inv_freq);
-  f("warmup_steps", spec.warmup_steps);
-  f("statistics_dtype", spec.statistics_dtype);
-  f("gradient_dtype", spec.gradient_dtype);
-  f("method", spec.method);
-  f("fallback", spec.fallback);
-  f("layers", spec.layers);
-  f("layer_methods", spec.layer_methods);
-  f("delegates", spec.delegates);
-}
-
-template <typename T, typename F>
-void Visit(T& value, F&& f) {
-  using Plain = std::remove_const_t<T>;
-  if constexpr (std::is_same_v<Plain, SessionSpec>) VisitSpec(value, f);
-  if constexpr (std::is_same_v<Plain, FallbackConfig>) VisitFallback(value, f);
-  if constexpr (std::is_same_v<Plain, MethodConfig>) VisitMethod(value, f);
-  if constexpr (std::is_same_v<Plain, LayerSpec>) VisitLayer(value, f);
-  if constexpr (std::is_same_v<Plain, LayerMethod>) VisitLayerMethod(value, f);
-}
+constexpr int kMostEnumerators = 8;  // of an enumeration of a session; they count from 1
 
 template <typename T>
-inline constexpr bool kIsRecord =
-    std::is_same_v<T, SessionSpec> || std::is_same_v<T, FallbackConfig> || std::is_same_v<T, MethodConfig> ||
-    std::is_same_v<T, LayerSpec> || std::is_same_v<T, LayerMethod>;
-template <typename T>
-inline constexpr bool kIsRecordList =
-    std::is_same_v<T, std::vector<LayerSpec>> || std::is_same_v<T, std::vector<LayerMethod>>;
+inline constexpr bool kIsRecordList = false;
+template <HasFields T>
+inline constexpr bool kIsRecordList<std::vector<T>> = true;
 
 std::string Repr(py::handle value) { return py::repr(value).cast<std::string>(); }
 
@@ -151,15 +77,18 @@ absl::string_view Expected() {
 
 template <typename T>
 absl::Status Read(const std::string& where, py::handle value, T& out) {
-  if constexpr (kIsRecord<T>) {
+  if constexpr (HasFields<T>) {
     if (!py::isinstance<py::dict>(value)) return WrongType(where, "a dict", value);
     const auto dict = py::reinterpret_borrow<py::dict>(value);
     absl::Status status;
     std::set<std::string> known;
-    Visit(out, [&](const char* name, auto& field) {
-      known.insert(name);
-      if (dict.contains(name)) status.Update(Read(absl::StrCat(where, ".", name), dict[name], field));
-    });
+    ForEachField(
+        [&](absl::string_view name, auto& field) {
+          const py::str key(name.data(), name.size());
+          known.emplace(name);
+          if (dict.contains(key)) status.Update(Read(absl::StrCat(where, ".", name), dict[key], field));
+        },
+        out);
     for (const std::pair<py::handle, py::handle> item : dict) {
       const py::handle key = item.first;
       if (!py::isinstance<py::str>(key) || !known.contains(key.cast<std::string>())) {
@@ -176,9 +105,9 @@ absl::Status Read(const std::string& where, py::handle value, T& out) {
     return absl::OkStatus();
   } else if constexpr (std::is_enum_v<T>) {
     std::vector<absl::string_view> names;
-    for (int i = 1; i <= CountOf(T()); ++i) {
+    for (int i = 1; i <= kMostEnumerators; ++i) {
       const absl::string_view name = NameOf(static_cast<T>(i));
-      if (name == "UNKNOWN") continue;  // a number that is no longer used
+      if (name == "UNKNOWN") continue;  // a number that is not used
       names.push_back(name);
       if (py::isinstance<py::str>(value) && value.cast<std::string>() == std::string(names.back())) {
         out = static_cast<T>(i);
@@ -200,9 +129,11 @@ absl::Status Read(const std::string& where, py::handle value, T& out) {
 
 template <typename T>
 py::object Write(const T& value) {
-  if constexpr (kIsRecord<T>) {
+  if constexpr (HasFields<T>) {
     py::dict dict;
-    Visit(value, [&dict](const char* name, const auto& field) { dict[name] = Write(field); });
+    ForEachField(
+        [&dict](absl::string_view name, const auto& field) { dict[py::str(name.data(), name.size())] = Write(field); },
+        value);
     return dict;
   } else if constexpr (kIsRecordList<T>) {
     py::list list;

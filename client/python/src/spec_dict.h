@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Session descriptions as Python dictionaries of plain values; precondor/_session.py makes its classes of them.
-// Names are those of SessionSpec's fields, enumerations their stable names.
+// Names are those of PRECONDOR_FIELDS in kernels/base, enumerations their stable names.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -241,7 +241,7 @@ class ServerTest(Attacks, unittest.TestCase):
         """A session of RANKS ranks with two layers whose gradients are 2 MB; what each rank joined with."""
         c, s = interop.pb.common_pb2, interop.pb.session_pb2
         spec = c.SessionSpec(name=name, world_size=RANKS, exchange=c.EXCHANGE_MODE_DIRECT, statistics=c.STATISTICS_KIND_SIGNED,
-                             sketches=1, gradient_data_type=c.DATA_TYPE_F32, method=c.MethodConfig(mkor=c.MkorConfig(rank=8)),
+                             sketches=1, gradient_dtype=c.DATA_TYPE_F32, method=c.MethodConfig(mkor=c.MkorConfig(rank=8)),
                              layers=[c.Layer(name=f"layer{i}", d_out=700, d_in=700) for i in range(2)], **more)
         sessions = interop.pb.session_pb2_grpc.SessionServiceStub(self.channel())
         sessions.OpenSession(s.OpenSessionRequest(spec=spec), timeout=60)

@@ -52,23 +52,5 @@ TEST(FallbackConfigTest, AcceptsDefaultsAndWhatIsExactlyAtTheLimits) {
   EXPECT_TRUE(ValidateFallbackConfig(config).ok());
 }
 
-TEST(FallbackConfigTest, DescribesADifferenceInAnyField) {
-  const std::vector<std::pair<Change, std::string>> cases = {
-      {[](FallbackConfig& c) { c.policy = FallbackPolicy::kLossRate; }, "policy: have NEVER, got LOSS_RATE"},
-      {[](FallbackConfig& c) { c.at_step = 7; }, "at_step: have none, got 7"},
-      {[](FallbackConfig& c) { c.rate_decay = 0.5; }, "rate_decay: have 0.99, got 0.5"},
-      {[](FallbackConfig& c) { c.lr_jump = 0.5; }, "lr_jump: have 0.1, got 0.5"},
-      {[](FallbackConfig& c) { c.min_steps = 5; }, "min_steps: have 200, got 5"},
-      {[](FallbackConfig& c) { c.beta = 0.5; }, "beta: have 0.1, got 0.5"},
-      {[](FallbackConfig& c) { c.patience_steps = 5; }, "patience_steps: have 50, got 5"},
-  };
-  EXPECT_EQ(DescribeDifference(FallbackConfig{}, FallbackConfig{}), "");
-  for (const auto& [change, expected] : cases) {
-    FallbackConfig want;
-    change(want);
-    EXPECT_EQ(DescribeDifference(FallbackConfig{}, want), expected);
-  }
-}
-
 }  // namespace
 }  // namespace precondor

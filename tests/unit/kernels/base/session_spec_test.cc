@@ -136,7 +136,14 @@ TEST(SessionSpecTest, DescribesTheFirstDifference) {
       {[](SessionSpec& s) { s.exchange = ExchangeMode::kDelegate; }, "exchange: have DIRECT, got DELEGATE"},
       {[](SessionSpec& s) { s.gradient_dtype = DType::kBF16; }, "gradient_dtype: have f32, got bf16"},
       {[](SessionSpec& s) { s.method.options["rank"] = 8.0; }, "method: have mkor{}, got mkor{rank=8}"},
+      {[](SessionSpec& s) { s.fallback.policy = FallbackPolicy::kLossRate; },
+       "fallback.policy: have NEVER, got LOSS_RATE"},
+      {[](SessionSpec& s) { s.fallback.at_step = 7; }, "fallback.at_step: have none, got 7"},
+      {[](SessionSpec& s) { s.fallback.rate_decay = 0.5; }, "fallback.rate_decay: have 0.99, got 0.5"},
+      {[](SessionSpec& s) { s.fallback.lr_jump = 0.5; }, "fallback.lr_jump: have 0.1, got 0.5"},
+      {[](SessionSpec& s) { s.fallback.min_steps = 5; }, "fallback.min_steps: have 200, got 5"},
       {[](SessionSpec& s) { s.fallback.beta = 0.5; }, "fallback.beta: have 0.1, got 0.5"},
+      {[](SessionSpec& s) { s.fallback.patience_steps = 5; }, "fallback.patience_steps: have 50, got 5"},
       {[](SessionSpec& s) { s.layers.pop_back(); }, "layers: have 2, got 1"},
       {[](SessionSpec& s) {
          s.layers[1].shape = {8, 8, 49};

@@ -5,7 +5,12 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/unknown_field_set.h>
 #include <gtest/gtest.h>
+#include <set>
 #include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
 
@@ -82,6 +87,47 @@ TEST(SpecCodecTest, EveryEnumeratorSurvives) {
   }
 }
 
+template <typename T>
+void ExpectSameFields(const google::protobuf::Descriptor& message) {
+  std::set<std::string> ours, theirs;
+  for (const absl::string_view name : NamesOfFields<T>()) ours.emplace(name);
+  for (int i = 0; i < message.field_count(); ++i) theirs.insert(message.field(i)->name());
+  EXPECT_EQ(ours, theirs) << message.full_name();
+}
+
+TEST(SpecCodecTest, StructsAndMessagesHaveTheSameFields) {
+  ExpectSameFields<SessionSpec>(*v1::SessionSpec::descriptor());
+  ExpectSameFields<FallbackConfig>(*v1::FallbackConfig::descriptor());
+  ExpectSameFields<LayerSpec>(*v1::Layer::descriptor());
+  ExpectSameFields<LayerMethod>(*v1::LayerMethod::descriptor());
+}
+
+// Expects that `name` of each number of the enumeration is the end of its name in the .proto, and that the numbers
+// around have none.
+template <typename Ours>
+void ExpectSameEnumerators(const google::protobuf::EnumDescriptor& type, absl::string_view (*name)(Ours)) {
+  const int last = type.value(type.value_count() - 1)->number();
+  for (int number = 0; number <= last + 1; ++number) {
+    const google::protobuf::EnumValueDescriptor* const value = type.FindValueByNumber(number);
+    const std::string ours = absl::AsciiStrToUpper(name(static_cast<Ours>(number)));
+    if (number == 0 || value == nullptr) {
+      EXPECT_EQ(ours, "UNKNOWN") << type.name() << " " << number;
+    } else {
+      EXPECT_TRUE(absl::EndsWith(value->name(), absl::StrCat("_", ours))) << value->name() << " and " << ours;
+    }
+  }
+}
+
+TEST(SpecCodecTest, EnumerationsHaveTheSameNumbersAndNames) {
+  ExpectSameEnumerators<DType>(*v1::DataType_descriptor(), DTypeName);
+  ExpectSameEnumerators<ExchangeMode>(*v1::ExchangeMode_descriptor(), ExchangeModeName);
+  ExpectSameEnumerators<StatisticsKind>(*v1::StatisticsKind_descriptor(), StatisticsKindName);
+  ExpectSameEnumerators<Decision>(*v1::Decision_descriptor(), DecisionName);
+  ExpectSameEnumerators<FallbackPolicy>(*v1::FallbackPolicy_descriptor(), FallbackPolicyName);
+  EXPECT_EQ(EncodeMode(Mode::kSecondOrder), v1::MODE_SECOND_ORDER);
+  EXPECT_EQ(EncodeMode(Mode::kFirstOrder), v1::Mode_MAX);
+}
+
 TEST(SpecCodecTest, AbsentFieldsHaveTheDefaultsThatTheProtoGives) {
   v1::SessionSpec message;
   message.set_name("s");
@@ -119,13 +165,16 @@ TEST(SpecCodecTest, ADefaultFallbackIsLeftOutAndMeansTheSame) {
   spec.fallback = {};
   EXPECT_FALSE(Encoded(spec).has_fallback());
   v1::SessionSpec spelled_out = Encoded(spec);
-  *spelled_out.mutable_fallback() = EncodeFallbackConfig(spec.fallback);
+  spelled_out.mutable_fallback()->set_policy(v1::FALLBACK_POLICY_NEVER);
+  spelled_out.mutable_fallback()->set_beta(0.1);
   EXPECT_EQ(*DecodeSessionSpec(spelled_out), spec);
 }
 
 TEST(SpecCodecTest, EveryFallbackPolicySurvives) {
   for (const FallbackPolicy policy : {FallbackPolicy::kNever, FallbackPolicy::kLossRate, FallbackPolicy::kAtStep}) {
-    EXPECT_EQ(*DecodeFallbackPolicy(EncodeFallbackPolicy(policy), "p"), policy);
+    SessionSpec spec = FullSpec();
+    spec.fallback.policy = policy;
+    EXPECT_EQ(DecodeSessionSpec(Encoded(spec))->fallback, spec.fallback);
   }
 }
 
@@ -151,16 +200,17 @@ TEST(SpecCodecTest, OptionsThatAreGoneAreRefusedWhereTheyChangeTraining) {
 
 // Records on disks and coordinators of the release before have these fields with every fallback.
 TEST(SpecCodecTest, StoredFallbacksWithOptionsThatAreGoneDecode) {
-  v1::FallbackConfig stored;
+  v1::SessionSpec spec;
+  v1::FallbackConfig& stored = *spec.mutable_fallback();
   stored.set_policy(static_cast<v1::FallbackPolicy>(3));  // COST_AWARE
   stored.set_min_steps(7);
   google::protobuf::UnknownFieldSet& unknown = *stored.GetReflection()->MutableUnknownFields(&stored);
   unknown.AddFixed64(3, 0x3fee666666666666);
   for (const int number : {9, 10, 11, 13, 14, 16}) unknown.AddVarint(number, 1);
   for (const int number : {12, 15, 17}) unknown.AddFixed64(number, 0);
-  const absl::StatusOr<FallbackConfig> decoded = DecodeFallbackConfig(stored);
+  const absl::StatusOr<SessionSpec> decoded = DecodeSessionSpec(spec);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(*decoded, (FallbackConfig{.policy = FallbackPolicy::kLossRate, .min_steps = 7}));
+  EXPECT_EQ(decoded->fallback, (FallbackConfig{.policy = FallbackPolicy::kLossRate, .min_steps = 7}));
 }
 
 TEST(SpecCodecTest, FallbackOptionsOfALaterReleaseAreRefused) {
@@ -205,11 +255,16 @@ TEST(SpecCodecTest, UnknownEnumeratorsAreRefusedByField) {
   message.set_statistics(static_cast<v1::StatisticsKind>(-1));
   ExpectMalformed(DecodeSessionSpec(message).status(), "statistics: ");
   message.Clear();
-  message.set_statistics_data_type(static_cast<v1::DataType>(4));
-  ExpectMalformed(DecodeSessionSpec(message).status(), "statistics_data_type: ");
+  message.set_statistics_dtype(static_cast<v1::DataType>(4));
+  ExpectMalformed(DecodeSessionSpec(message).status(), "statistics_dtype: ");
   message.Clear();
-  message.set_gradient_data_type(static_cast<v1::DataType>(77));
-  ExpectMalformed(DecodeSessionSpec(message).status(), "gradient_data_type: expected a DataType of 1 ... 3, got 77");
+  message.add_layer_methods();
+  message.add_layer_methods()->set_statistics(static_cast<v1::StatisticsKind>(5));
+  ExpectMalformed(DecodeSessionSpec(message).status(),
+                  "layer_methods[1].statistics: expected a StatisticsKind of 1 ... 4, got 5");
+  message.Clear();
+  message.set_gradient_dtype(static_cast<v1::DataType>(77));
+  ExpectMalformed(DecodeSessionSpec(message).status(), "gradient_dtype: expected a DataType of 1 ... 3, got 77");
   ExpectMalformed(DecodeMode(v1::MODE_UNSPECIFIED, "mode").status(), "got 0 (not set)");
   ExpectMalformed(DecodeDecision(v1::DECISION_UNSPECIFIED, "decision").status(), "decision: ");
 }

@@ -39,7 +39,7 @@ inline SessionSpec SampleSpec(const std::string& name = "job") {
   spec.warmup_steps = 30;
   spec.statistics_dtype = DType::kBF16;
   spec.gradient_dtype = DType::kF16;
-  spec.method = {.name = "mkor", .options = {{"beta", 0.99}, {"exact", true}, {"form", std::string("a\0b", 3)}}};
+  spec.method = {.name = "mkor", .options = {{"gamma", 0.99}, {"rank", 8.0}, {"rule", std::string("BLEND")}}};
   spec.fallback = {.policy = FallbackPolicy::kAtStep,
                    .at_step = 500,
                    .rate_decay = 0.8,

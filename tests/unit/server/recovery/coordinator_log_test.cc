@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/store/coordinator_log.h"
+#include "server/recovery/coordinator_log.h"
 
 #include <map>
 #include <memory>
@@ -13,12 +13,12 @@
 #include "gtest/gtest.h"
 
 #include "kernels/base/random.h"
-#include "server/store/coordinator_encoding.h"
+#include "server/recovery/coordinator_encoding.h"
 #include "tests/support/fake_file_system.h"
 #include "tests/unit/server/core/coordinator/coordinator_fixture.h"
-#include "tests/unit/server/store/sample_records.h"
+#include "tests/unit/server/recovery/sample_records.h"
 
-namespace precondor::store {
+namespace precondor::recovery {
 namespace {
 
 using ::testing::HasSubstr;
@@ -138,16 +138,21 @@ TEST_F(CoordinatorLogTest, DamageIsNamed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat(path, " at offset 24")));
 }
 
-TEST_F(CoordinatorLogTest, ARecordOfANewerProgramIsRefused) {
+TEST_F(CoordinatorLogTest, ADirectoryOfAnotherVersionIsRefusedAndLeftAsItIs) {
   log_ = nullptr;
   {
-    auto log = RecordLog::Open(fs_, "coordinator/log", kSmall.log, nullptr);
+    auto log = store::RecordLog::Open(fs_, "coordinator/log", kSmall.log, nullptr);
     ASSERT_TRUE(log.ok()) << log.status();
-    ASSERT_TRUE((*log)->Append(kCloseRecord, std::string("\xff\0\0\0\0\0\0\0\0", 9)).ok());
+    ASSERT_TRUE((*log)->Append(kLeaderRecord, std::string("\6\1\0\0\0\0\0\0\0", 9)).ok());
   }
+  const std::string path = "coordinator/log/00000000000000000001.log";
+  const std::string before = fs_.ReadFile(path).value();
   const absl::Status status = Reopen();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("coordinator: record 1: coordinator record has version 255"));
+  EXPECT_EQ(status.message(),
+            "coordinator: record 1: coordinator record: format: expected 8, got 6, of another version: "
+            "docs/operate/operations.md#upgrade says how to go on");
+  EXPECT_EQ(fs_.ReadFile(path).value(), before);
 }
 
 TEST_F(CoordinatorLogTest, OneCoordinatorADirectory) {
@@ -272,6 +277,12 @@ TEST(CoordinatorLogCrashTest, NothingThatWasAnnouncedIsForgotten) {
 
 class StoredCoordinatorTest : public CoordinatorFixture {
  protected:
+  StoredCoordinatorTest() {
+    spec.method.name = "mkor";  // a record has only methods that have messages
+    options.make_method = [](const MethodConfig&) {
+      return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
+    };
+  }
   void Restart() {
     coordinator = nullptr;
     log_ = nullptr;
@@ -333,4 +344,4 @@ TEST_F(StoredCoordinatorTest, RefusesOnAFullDiskAndGoesOnWhenThereIsRoom) {
 }
 
 }  // namespace
-}  // namespace precondor::store
+}  // namespace precondor::recovery

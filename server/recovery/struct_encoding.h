@@ -1,35 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encodes values as bytes and decodes them, from one list of fields for both directions. A function Fields(value)
-// returns the fields of a struct as a tuple of references. It is in the struct's own namespace, where these templates
-// find it.
+// Encodes values as bytes and decodes them, for the records of shards and coordinators. A struct goes by its
+// PRECONDOR_FIELDS, in order: a change of them, or of their types, is another format.
 //
-// Write Fields with a structured binding that names every field. If a field is added to the struct, that line no longer
-// compiles, which reminds the developer to give the record a new version.
-//
-// Format, little-endian: bool and enumerations take 1 byte, integers their size, double its 8 IEEE bytes. string,
-// vector and map are an 8-byte count and the elements. optional is a bool and the value. variant is the index in 1 byte
-// and the value. A struct is its fields.
+// Format, little-endian: bool and enumerations take 1 byte, integers their size, double its 8 IEEE bytes. string and
+// vector are an 8-byte count and the elements. optional is a bool and the value. A struct is its fields.
 #pragma once
 
 #include <bit>
 #include <concepts>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "kernels/base/byte_codec.h"
+#include "kernels/base/fields.h"
+#include "kernels/base/session_spec.h"
 
-namespace precondor::store {
+namespace precondor {
+// For enumerations that several records have.
+constexpr Mode LastEnumerator(Mode) { return Mode::kFirstOrder; }
+}  // namespace precondor
 
-// Matches S and const S, so that one Fields serves both directions.
-template <typename T, typename S>
-concept Is = std::same_as<std::remove_const_t<T>, S>;
+namespace precondor::recovery {
 
 template <typename T>
 concept Number = std::integral<T> && !std::same_as<T, bool>;
@@ -46,10 +42,10 @@ namespace internal {
 template <typename T>
 struct Code {
   static void Put(std::string& out, const T& value) {
-    std::apply([&out](const auto&... fields) { (store::Put(out, fields), ...); }, Fields(value));
+    std::apply([&out](const auto&... fields) { (recovery::Put(out, fields), ...); }, Fields(value));
   }
   static void Take(Decoder& decoder, T& value) {
-    std::apply([&decoder](auto&&... fields) { (store::Take(decoder, fields), ...); }, Fields(value));
+    std::apply([&decoder](auto&&... fields) { (recovery::Take(decoder, fields), ...); }, Fields(value));
   }
 };
 
@@ -97,62 +93,26 @@ template <typename T>
 struct Code<std::vector<T>> {
   static void Put(std::string& out, const std::vector<T>& value) {
     PutU64(out, value.size());
-    for (const T& element : value) store::Put(out, element);
+    for (const T& element : value) recovery::Put(out, element);
   }
   static void Take(Decoder& decoder, std::vector<T>& value) {
     value.clear();
     // The vector grows only while bytes are left, so that a wrong count cannot claim memory.
-    for (uint64_t left = decoder.U64(); left > 0 && decoder.ok(); --left) store::Take(decoder, value.emplace_back());
-  }
-};
-
-template <typename K, typename V>
-struct Code<std::map<K, V>> {
-  static void Put(std::string& out, const std::map<K, V>& value) {
-    PutU64(out, value.size());
-    for (const auto& [key, element] : value) {
-      store::Put(out, key);
-      store::Put(out, element);
-    }
-  }
-  static void Take(Decoder& decoder, std::map<K, V>& value) {
-    value.clear();
-    for (uint64_t left = decoder.U64(); left > 0 && decoder.ok(); --left) {
-      K key;
-      store::Take(decoder, key);
-      store::Take(decoder, value[std::move(key)]);
-    }
+    for (uint64_t left = decoder.U64(); left > 0 && decoder.ok(); --left) recovery::Take(decoder, value.emplace_back());
   }
 };
 
 template <typename T>
 struct Code<std::optional<T>> {
   static void Put(std::string& out, const std::optional<T>& value) {
-    store::Put(out, value.has_value());
-    if (value.has_value()) store::Put(out, *value);
+    recovery::Put(out, value.has_value());
+    if (value.has_value()) recovery::Put(out, *value);
   }
   static void Take(Decoder& decoder, std::optional<T>& value) {
     bool there = false;
-    store::Take(decoder, there);
+    recovery::Take(decoder, there);
     value.reset();
-    if (there) store::Take(decoder, value.emplace());
-  }
-};
-
-template <typename... T>
-struct Code<std::variant<T...>> {
-  static void Put(std::string& out, const std::variant<T...>& value) {
-    PutFixed(out, value.index(), 1);
-    std::visit([&out](const auto& held) { store::Put(out, held); }, value);
-  }
-  static void Take(Decoder& decoder, std::variant<T...>& value) {
-    const uint8_t index = decoder.U8();
-    if (index >= sizeof...(T)) return decoder.Fail();
-    TakeAt(decoder, value, index, std::index_sequence_for<T...>());
-  }
-  template <size_t... I>
-  static void TakeAt(Decoder& decoder, std::variant<T...>& value, size_t index, std::index_sequence<I...>) {
-    ((I == index ? store::Take(decoder, value.template emplace<I>()) : void()), ...);
+    if (there) recovery::Take(decoder, value.emplace());
   }
 };
 
@@ -168,4 +128,4 @@ void Take(Decoder& decoder, T& value) {
   internal::Code<T>::Take(decoder, value);
 }
 
-}  // namespace precondor::store
+}  // namespace precondor::recovery

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/store/coordinator_log.h"
+#include "server/recovery/coordinator_log.h"
 
 #include <algorithm>
 #include <optional>
@@ -9,9 +9,9 @@
 
 #include "kernels/base/byte_codec.h"
 #include "kernels/base/status_macros.h"
-#include "server/store/coordinator_encoding.h"
+#include "server/recovery/coordinator_encoding.h"
 
-namespace precondor::store {
+namespace precondor::recovery {
 namespace {
 
 // Types of the log's records: the kind of a coordinator's record, or one of these.
@@ -22,7 +22,7 @@ constexpr uint8_t kCompacted = 128;      // plus the kind of a record in a compa
 // Builds the list of records from the log.
 class Replayer {
  public:
-  absl::Status Take(const Record& record) {
+  absl::Status Take(const store::Record& record) {
     if (first_sequence_ == 0) first_sequence_ = record.sequence;
     if (record.type == kCompactionBegins) {
       begun_ = true;
@@ -52,7 +52,7 @@ class Replayer {
   uint64_t bytes_since() const { return bytes_since_; }
 
  private:
-  absl::Status EndCompaction(const Record& record) {
+  absl::Status EndCompaction(const store::Record& record) {
     // The beginning of this older compaction was removed with earlier segments.
     if (!begun_) return absl::OkStatus();
     Decoder decoder(record.payload);
@@ -81,11 +81,11 @@ class Replayer {
 
 }  // namespace
 
-absl::StatusOr<CoordinatorLog::Opened> CoordinatorLog::Open(FileSystem& fs, std::string dir,
+absl::StatusOr<CoordinatorLog::Opened> CoordinatorLog::Open(store::FileSystem& fs, std::string dir,
                                                             const CoordinatorLogOptions& options) {
-  PRECONDOR_RETURN_IF_ERROR(MakeDirDurably(fs, dir));
+  PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs, dir));
   std::unique_ptr<CoordinatorLog> journal(new CoordinatorLog(fs, std::move(dir), options));
-  PRECONDOR_ASSIGN_OR_RETURN(journal->lock_, fs.Lock(JoinPath(journal->dir_, "LOCK")));
+  PRECONDOR_ASSIGN_OR_RETURN(journal->lock_, fs.Lock(store::JoinPath(journal->dir_, "LOCK")));
   PRECONDOR_ASSIGN_OR_RETURN(std::vector<CoordinatorRecord> records, journal->OpenLog());
   return Opened{std::move(journal), std::move(records)};
 }
@@ -94,12 +94,12 @@ absl::StatusOr<std::vector<CoordinatorRecord>> CoordinatorLog::OpenLog() {
   if (log_ != nullptr) durable_before_ = log_->synced_before();
   log_ = nullptr;  // releases the log's lock
   Replayer replayer;
-  const auto take = [&replayer, this](const Record& record) {
+  const auto take = [&replayer, this](const store::Record& record) {
     const absl::Status taken = replayer.Take(record);
     return taken.ok() ? taken : absl::Status(taken.code(), absl::StrCat(dir_, ": ", taken.message()));
   };
-  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<RecordLog> log,
-                             RecordLog::Open(fs_, JoinPath(dir_, "log"), options_.log, take));
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<store::RecordLog> log,
+                             store::RecordLog::Open(fs_, store::JoinPath(dir_, "log"), options_.log, take));
   if (const absl::Status finished = replayer.Finish(); !finished.ok()) {
     return absl::Status(finished.code(), absl::StrCat(dir_, ": ", finished.message()));
   }
@@ -125,7 +125,7 @@ absl::Status CoordinatorLog::Write(uint8_t type, const std::string& bytes) {
 
 absl::Status CoordinatorLog::Append(const CoordinatorRecord& record) {
   PRECONDOR_RETURN_IF_ERROR(OpenAgainIfBroken());
-  const std::string bytes = EncodeCoordinatorRecord(record);
+  PRECONDOR_ASSIGN_OR_RETURN(const std::string bytes, EncodeCoordinatorRecord(record));
   PRECONDOR_RETURN_IF_ERROR(Write(KindOf(record), bytes));
   bytes_since_ += bytes.size();
   return log_->Sync();
@@ -135,7 +135,7 @@ absl::Status CoordinatorLog::WriteCompaction(absl::Span<const CoordinatorRecord>
   uint64_t written_bytes = 0;
   PRECONDOR_RETURN_IF_ERROR(Write(kCompactionBegins, ""));
   for (const CoordinatorRecord& record : records) {
-    const std::string bytes = EncodeCoordinatorRecord(record);
+    PRECONDOR_ASSIGN_OR_RETURN(const std::string bytes, EncodeCoordinatorRecord(record));
     PRECONDOR_RETURN_IF_ERROR(Write(static_cast<uint8_t>(kCompacted + KindOf(record)), bytes));
     written_bytes += bytes.size();
   }
@@ -163,4 +163,4 @@ bool CoordinatorLog::wants_compaction() const {
   return doubtful_ || bytes_since_ > std::max(options_.compact_bytes, 4 * compacted_bytes_);
 }
 
-}  // namespace precondor::store
+}  // namespace precondor::recovery

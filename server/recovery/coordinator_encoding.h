@@ -10,7 +10,7 @@
 
 #include "server/core/api/coordinator_journal.h"
 
-namespace precondor::store {
+namespace precondor::recovery {
 
 // Stable numbers of the record kinds: 1 + the index in CoordinatorRecord.
 inline constexpr uint8_t kSessionRecord = 1;
@@ -24,9 +24,10 @@ inline constexpr uint8_t kLeaderRecord = 7;
 uint8_t KindOf(const CoordinatorRecord& record);
 uint64_t SessionIdOf(const CoordinatorRecord& record);  // 0 if the record belongs to no session
 
-// Returns a version byte followed by the record's fields.
-std::string EncodeCoordinatorRecord(const CoordinatorRecord& record);
-// Returns DataLoss if the bytes are not a record of that kind, and FailedPrecondition if they are of a newer version.
+// Returns a version byte followed by the record's fields, a session's description as its message. Returns
+// INVALID_ARGUMENT if that has a method without a message.
+absl::StatusOr<std::string> EncodeCoordinatorRecord(const CoordinatorRecord& record);
+// Returns DATA_LOSS if the bytes are not a record of that kind, FAILED_PRECONDITION if they are of another version.
 absl::StatusOr<CoordinatorRecord> DecodeCoordinatorRecord(uint8_t kind, absl::string_view bytes);
 
-}  // namespace precondor::store
+}  // namespace precondor::recovery
