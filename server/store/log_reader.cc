@@ -11,7 +11,6 @@
 #include "absl/strings/strip.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/store/log_ring.h"
 #include "server/store/record_log_format.h"
 
 namespace precondor::store {
@@ -43,8 +42,6 @@ class Reader {
   Reader(FileSystem& fs, const std::string& dir, const LogReplay& replay) : fs_(fs), dir_(dir), replay_(replay) {}
 
   absl::StatusOr<LogContents> Read() {
-    // The ring is read first: its owner may free bytes meanwhile, which are then in the segments.
-    PRECONDOR_ASSIGN_OR_RETURN(const std::optional<LogRing> ring, ReadLogRing(fs_, dir_));
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> found, ListSegments(fs_, dir_));
     if (!found.empty()) contents_.next_sequence = found.front();
     for (const uint64_t first_sequence : found) {
@@ -56,7 +53,6 @@ class Reader {
       PRECONDOR_RETURN_IF_ERROR(ReadSegment(first_sequence, first_sequence == found.back()));
       contents_.segments.push_back({first_sequence, contents_.last.size()});
     }
-    if (ring.has_value()) PRECONDOR_RETURN_IF_ERROR(ReadRing(*ring));
     return std::move(contents_);
   }
 
@@ -91,7 +87,7 @@ class Reader {
       if (record->type != kSyncMark) PRECONDOR_RETURN_IF_ERROR(HandOut(*record));
       offset += record->bytes();
     }
-    // Earlier versions wrote segments in blocks, and padded the last one with zeros.
+    // A crash of the machine can leave zeros.
     if (bytes.find_first_not_of('\0', offset) == absl::string_view::npos) {
       contents_.last.resize(offset);
       return absl::OkStatus();
@@ -104,41 +100,6 @@ class Reader {
     }
     contents_.torn_bytes = bytes.size() - offset;
     contents_.last.resize(offset);
-    return absl::OkStatus();
-  }
-
-  // Reads the records that the segments lack. A record that cannot be parsed or is older ends them.
-  absl::Status ReadRing(const LogRing& ring) {
-    const std::string path = JoinPath(dir_, kLogRing);
-    if (contents_.segments.empty() || ring.sequence > contents_.next_sequence) {
-      return Located(
-          absl::DataLossError(absl::StrCat("begins with record ", ring.sequence, ", the segments end before ",
-                                           contents_.next_sequence, "; records between are missing")),
-          path, 0);
-    }
-    const absl::string_view bytes = ring.bytes;
-    uint64_t offset = 0, expected = ring.sequence;
-    while (offset < bytes.size()) {
-      const absl::string_view left = bytes.substr(offset);
-      const std::optional<ParsedRecord> record = ParseRecord(left);
-      if (record.has_value() && record->type == kSyncMark && record->sequence != 0 && record->sequence <= expected) {
-        offset += record->bytes();
-        continue;
-      }
-      if (!record.has_value() || record->type == kSyncMark || record->sequence != expected) {
-        // A segment may begin in the next block.
-        const uint64_t block = NextBlock(ring.position + offset) - ring.position;
-        if (block >= bytes.size() || !CheckSegmentHeader(bytes.substr(block), expected).ok()) break;
-        offset = block + kSegmentHeaderBytes;
-        continue;
-      }
-      if (expected++ == contents_.next_sequence) {
-        contents_.last.append(left.data(), record->bytes());
-        PRECONDOR_RETURN_IF_ERROR(HandOut(*record));
-      }
-      offset += record->bytes();
-    }
-    contents_.segments.back().size_bytes = contents_.last.size();
     return absl::OkStatus();
   }
 

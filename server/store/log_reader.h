@@ -32,7 +32,7 @@ struct LogSegment {
 
 struct LogContents {
   std::vector<LogSegment> segments;  // ascending
-  std::string last;                  // valid bytes of the last segment, plus an earlier ring's records that it lacks
+  std::string last;                  // valid bytes of the last segment
   uint64_t next_sequence = 1;        // sequence of the next record
   uint64_t torn_bytes = 0;           // size of the torn end of the last segment, without zeros that end it
 };
@@ -41,12 +41,11 @@ constexpr absl::string_view kLogSegmentSuffix = ".log";
 constexpr absl::string_view kLogUnfinishedSuffix = ".tmp";
 std::string LogSegmentPath(absl::string_view dir, uint64_t first_sequence);
 
-// Calls `replay` for the records of the segments, and then for later records of an earlier version's ring, in the order
-// of their sequences, up to a record that is torn or being written. The directory may be in use: `replay` gets all
-// records that were synced before the call, and possibly later ones. After an error the caller must discard what
-// `replay` got. Errors: NotFound no such directory; DataLoss damage or a gap, with file and offset; FailedPrecondition
-// newer format;
-//         Aborted the owner has removed a segment during the call, read again; those of FileSystem.
+// Calls `replay` for the records in the order of their sequences, up to a record that is torn or being written. The
+// directory may be in use: `replay` gets all records that were synced before the call, and possibly later ones. After
+// an error the caller must discard what `replay` got. Errors: NotFound no such directory; DataLoss damage or a gap,
+// with file and offset; FailedPrecondition another format; Aborted the owner has removed a segment during the call,
+// read again; those of FileSystem.
 absl::StatusOr<LogContents> ReadLog(FileSystem& fs, const std::string& dir, const LogReplay& replay);
 
 }  // namespace precondor::store

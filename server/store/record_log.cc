@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/store/log_ring.h"
 #include "server/store/record_log_format.h"
 
 namespace precondor::store {
@@ -54,15 +53,7 @@ absl::Status RecordLog::Recover(const LogReplay& replay) {
     found.last += mark;  // true once the file has its final name
   }
   segments_.back().size_bytes = found.last.size();
-  return BeginWriting(found.last);
-}
-
-absl::Status RecordLog::BeginWriting(absl::string_view contents) {
-  PRECONDOR_RETURN_IF_ERROR(StartSegment(segments_.back().first_sequence, contents));
-  const std::string ring = JoinPath(dir_, kLogRing);  // whose records this segment has
-  if (absl::IsNotFound(fs_.FileSize(ring).status())) return absl::OkStatus();
-  PRECONDOR_RETURN_IF_ERROR(fs_.RemoveFile(ring));
-  return fs_.SyncDir(dir_);
+  return StartSegment(segments_.back().first_sequence, found.last);
 }
 
 // Writes the segment under a temporary name until it is synced: so a segment's header is never torn, and a replaced

@@ -77,7 +77,6 @@ class RecordLog {
   absl::Status Recover(const LogReplay& replay) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status RemoveUnfinished();
   // `contents`: the contents of the last segment.
-  absl::Status BeginWriting(absl::string_view contents) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status StartSegment(uint64_t first_sequence, absl::string_view contents) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status SyncLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Rotate(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

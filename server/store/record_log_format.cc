@@ -10,7 +10,7 @@ namespace precondor::store {
 namespace {
 
 constexpr absl::string_view kMagic = "PCONDLOG";
-constexpr uint32_t kSegmentVersion = 1;
+constexpr uint32_t kSegmentVersion = 2;
 
 }  // namespace
 
@@ -37,7 +37,8 @@ absl::Status CheckSegmentHeader(absl::string_view segment, uint64_t first_sequen
   }
   if (version != kSegmentVersion) {
     return absl::FailedPreconditionError(
-        absl::StrCat("segment has format ", version, ", this program reads ", kSegmentVersion));
+        absl::StrCat("log segment: format: expected ", kSegmentVersion, ", got ", version,
+                     ", of another version: docs/operate/operations.md#upgrade says how to go on"));
   }
   if (found != first_sequence) {
     return absl::DataLossError(

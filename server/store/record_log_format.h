@@ -20,8 +20,8 @@ inline constexpr size_t kRecordHeaderBytes = 17;
 inline constexpr uint8_t kSyncMark = 0;
 
 std::string EncodeSegmentHeader(uint64_t first_sequence);
-// Returns DataLoss if the header is damaged or has another first sequence, and FailedPrecondition if its format is
-// newer. The message does not contain the file's name.
+// Returns DataLoss if the header is damaged or has another first sequence, and FailedPrecondition for another format.
+// The message does not contain the file's name.
 absl::Status CheckSegmentHeader(absl::string_view segment, uint64_t first_sequence);
 
 // Returns the bytes that precede the payload in the file. The payload is given in pieces.

@@ -168,29 +168,34 @@ TEST_F(RecordLogTest, AMissingSegmentIsDataLoss) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("00000000000000000003.log"));
 }
 
-// Magic, version 2, first sequence 1, and a checksum that fits.
-std::string NewerHeader() {
+// Magic, the version, first sequence 1, and a checksum that fits.
+std::string HeaderOfVersion(uint32_t version) {
   std::string header("PCONDLOG");
-  PutU32(header, 2);
+  PutU32(header, version);
   PutU64(header, 1);
   PutU32(header, Crc32c(header));
   return header;
 }
 
-TEST_F(RecordLogTest, ANewerFormatIsRefused) {
+TEST_F(RecordLogTest, AnotherFormatIsRefusedAndLeftAsItIs) {
   ASSERT_TRUE(fs_.MakeDir("log").ok());
   const std::string header = EncodeSegmentHeader(1);
-  ASSERT_EQ(header.substr(0, 12), std::string("PCONDLOG\1\0\0\0", 12));
+  ASSERT_EQ(header, HeaderOfVersion(2));
   EXPECT_TRUE(CheckSegmentHeader(header, 1).ok());
   EXPECT_EQ(CheckSegmentHeader(header, 2).code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(CheckSegmentHeader(header.substr(0, 20), 1).code(), absl::StatusCode::kDataLoss);
-  const std::string newer = NewerHeader();
-  EXPECT_EQ(CheckSegmentHeader(newer, 1).code(), absl::StatusCode::kFailedPrecondition);
-  auto file = fs_.Create("log/00000000000000000001.log");
-  ASSERT_TRUE((*file)->Append(newer).ok());
-  const absl::Status status = Reopen();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("format 2"));
+  const std::string path = "log/00000000000000000001.log";
+  for (const uint32_t version : {1, 3}) {
+    const std::string other = HeaderOfVersion(version);
+    ASSERT_TRUE((*fs_.Create(path))->Append(other).ok());
+    const absl::Status status = Reopen();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(status.message(),
+              absl::StrCat(path, " at offset 0: log segment: format: expected 2, got ", version,
+                           ", of another version: docs/operate/operations.md#upgrade says how to go on"));
+    EXPECT_EQ(fs_.ReadFile(path).value(), other);
+    ASSERT_TRUE(fs_.RemoveFile(path).ok());
+  }
 }
 
 TEST_F(RecordLogTest, OneLogADirectory) {
