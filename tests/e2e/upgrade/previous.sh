@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds the programs of the release before this one, for upgrade_test.py. Quick when they are there.
-# Usage: previous.sh FOLDER     (FOLDER/build then has precondor-server and precondor-digits)
+# Usage: previous.sh FOLDER     (FOLDER/build then has precondor-server and digits_recorded)
 set -euo pipefail
 
-# Until 0.1.0 is tagged: the commit that gave sessions secrets, before SHARDED, factors in checkpoints, and holds of factors
-# in the order of fencing tokens. After a release its tag.
-release=42be69ef
+# Until 0.1.0 is tagged: the commit that made a session on disk its message (adr/0037). After a release its tag.
+release=2f03fdd9
 
 (( $# == 1 )) || { echo "Usage: previous.sh FOLDER" >&2; exit 2; }
 mkdir -p "$1"
@@ -18,7 +17,7 @@ rm -rf "$folder/source" "$folder/build"
 mkdir "$folder/source"
 git cat-file -e "$release" || { echo "previous.sh: this clone does not have $release: git fetch --unshallow" >&2; exit 1; }
 git archive "$release" | tar -x -C "$folder/source"
-cmake -G Ninja -S "$folder/source" -B "$folder/build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPRECONDOR_TESTS=OFF \
-  -DPRECONDOR_PYTHON=OFF -DPRECONDOR_BENCH=OFF -DPRECONDOR_CUDA=OFF
-cmake --build "$folder/build" --target precondor-server precondor-digits
+cmake -G Ninja -S "$folder/source" -B "$folder/build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPRECONDOR_PYTHON=OFF \
+  -DPRECONDOR_BENCH=OFF -DPRECONDOR_CUDA=OFF
+cmake --build "$folder/build" --target precondor-server digits_recorded
 echo "$release" >"$folder/release"

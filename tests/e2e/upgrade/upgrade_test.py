@@ -10,7 +10,6 @@ Usage: upgrade_test.py --binaries DIR --previous FOLDER [--kills N] [-k PATTERN]
   -k PATTERN         only tests with that in their name
 """
 
-import json
 import pathlib
 import subprocess
 import sys
@@ -21,30 +20,12 @@ from cluster import Cluster, Training
 from faults import FaultTest, argument_parser, run
 
 
-class PreviousTraining(Training):
-    """precondor-digits as it was: it writes its results as JSON."""
-
-    PROGRAM = "client/cpp/examples/precondor-digits"
-
-    def _results_flag(self):
-        return f"--json={self.folder / 'results.json'}"
-
-    def _read_results(self):
-        return json.loads((self.folder / "results.json").read_text())
-
-
 class UpgradeTest(FaultTest):
     previous = None
     clients = None  # of which build tree they are, in `train`
 
-    def setUp(self):
-        super().setUp()
-        self.row = "signed-lowrank"  # servers of the previous release have no journal of gradients
-
     def training(self, cluster, arguments, **options):
-        if self.clients == self.previous:
-            return PreviousTraining(self.previous, cluster, self.folder.name, arguments, **options)
-        return super().training(cluster, arguments, **options)
+        return Training(self.clients, cluster, self.folder.name, arguments, record=True, row=self.row, **options)
 
     def train_together(self, clients, servers):
         self.clients, self.kills = clients, 0
