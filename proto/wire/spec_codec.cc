@@ -163,11 +163,27 @@ absl::Status CheckNoLaterOption(const v1::FallbackConfig& config) {
   return absl::OkStatus();
 }
 
-const FieldDescriptor& FieldNamed(absl::string_view name, const Message& message) {
-  const FieldDescriptor* const field = message.GetDescriptor()->FindFieldByName(std::string(name));
-  PRECONDOR_CHECK(field != nullptr);
-  return *field;
+// Returns the message's fields in the order of the struct's, which have their names.
+template <HasFields T>
+std::vector<const FieldDescriptor*> FieldsLike(const Message& message) {
+  std::vector<const FieldDescriptor*> fields;
+  for (const absl::string_view name : NamesOfFields<T>()) {
+    fields.push_back(message.GetDescriptor()->FindFieldByName(std::string(name)));
+    PRECONDOR_CHECK(fields.back() != nullptr);
+  }
+  return fields;
 }
+
+// Place of a field in a session, for errors.
+struct FieldPath {
+  std::string Text() const {
+    return absl::StrCat(parent == nullptr ? "" : absl::StrCat(parent->Text(), "."), name,
+                        index < 0 ? "" : absl::StrCat("[", index, "]"));
+  }
+  const FieldPath* parent;
+  absl::string_view name;
+  int index = -1;  // in a repeated field
+};
 
 #define PRECONDOR_SCALAR(Type, Name)                                                                         \
   void Set(const Reflection& reflection, Message* out, const FieldDescriptor* field, Is<Type> auto& value) { \
@@ -211,10 +227,10 @@ absl::Status EncodeField(const T& value, const FieldDescriptor* field, Message* 
   } else if constexpr (kIsOptional<T>) {
     if (value.has_value()) return EncodeField(*value, field, out);
   } else if constexpr (!kIsVector<T>) {
-    return Encode(value, *reflection.MutableMessage(out, field));
+    if (std::is_same_v<T, MethodConfig> || value != T()) return Encode(value, *reflection.MutableMessage(out, field));
   } else if constexpr (HasFields<typename T::value_type>) {
     for (const auto& element : value) PRECONDOR_RETURN_IF_ERROR(Encode(element, *reflection.AddMessage(out, field)));
-  } else {
+  } else if (!value.empty()) {
     const auto elements = reflection.GetMutableRepeatedFieldRef<typename T::value_type>(out, field);
     for (const auto element : value) elements.Add(element);
   }
@@ -223,48 +239,44 @@ absl::Status EncodeField(const T& value, const FieldDescriptor* field, Message* 
 
 template <HasFields T>
 absl::Status Encode(const T& value, Message& out) {
+  static const std::vector<const FieldDescriptor*> fields = FieldsLike<T>(out);
+  auto to = fields.begin();
   absl::Status status;
-  ForEachField(
-      [&](absl::string_view name, const auto& field) {
-        if constexpr (std::is_same_v<decltype(field), const FallbackConfig&>) {
-          if (field == FallbackConfig()) return;
-        }
-        status.Update(EncodeField(field, &FieldNamed(name, out), &out));
-      },
-      value);
+  ForEachField([&](absl::string_view, const auto& field) { status.Update(EncodeField(field, *to++, &out)); }, value);
   return status;
 }
 
-// Copies the fields of a message to a struct. What the message lacks keeps its value, which is the default. `path` is
-// the message's own name and a dot, for errors.
+// Copies the fields of a message to a struct. What the message lacks keeps its value, which is the default.
 template <HasFields T>
-absl::Status Decode(const Message& in, const std::string& path, T& out);
-absl::Status Decode(const Message& in, const std::string&, MethodConfig& out) {
+absl::Status Decode(const Message& in, const FieldPath* path, T& out);
+absl::Status Decode(const Message& in, const FieldPath*, MethodConfig& out) {
   PRECONDOR_ASSIGN_OR_RETURN(out, DecodeMethodConfig(static_cast<const v1::MethodConfig&>(in)));
   return absl::OkStatus();
 }
 
 template <typename T>
-absl::Status DecodeField(const Message& in, const FieldDescriptor* field, const std::string& path, T& out) {
+absl::Status DecodeField(const Message& in, const FieldDescriptor* field, FieldPath path, T& out) {
   const Reflection& reflection = *in.GetReflection();
-  if (field->has_presence() && !reflection.HasField(in, field)) return absl::OkStatus();
+  const bool absent =
+      kIsVector<T> ? reflection.FieldSize(in, field) == 0 : field->has_presence() && !reflection.HasField(in, field);
+  if (absent) return absl::OkStatus();
   if constexpr (std::is_enum_v<T>) {
     int number = reflection.GetEnumValue(in, field);
     if (number == 0) return absl::OkStatus();
     if (std::is_same_v<T, FallbackPolicy> && number == kRemovedPolicy)
       number = static_cast<int>(FallbackPolicy::kLossRate);
-    PRECONDOR_ASSIGN_OR_RETURN(out, DecodeEnum<T>(number, *field->enum_type(), path));
+    PRECONDOR_ASSIGN_OR_RETURN(out, DecodeEnum<T>(number, *field->enum_type(), path.Text()));
   } else if constexpr (requires { Get(reflection, in, field, out); }) {
     Get(reflection, in, field, out);
   } else if constexpr (kIsOptional<T>) {
     return DecodeField(in, field, path, out.emplace());
   } else if constexpr (!kIsVector<T>) {
-    return Decode(reflection.GetMessage(in, field), absl::StrCat(path, "."), out);
+    return Decode(reflection.GetMessage(in, field), &path, out);
   } else if constexpr (HasFields<typename T::value_type>) {
     out.resize(static_cast<size_t>(reflection.FieldSize(in, field)));
     for (size_t i = 0; i < out.size(); ++i) {
-      PRECONDOR_RETURN_IF_ERROR(Decode(reflection.GetRepeatedMessage(in, field, static_cast<int>(i)),
-                                       absl::StrCat(path, "[", i, "]."), out[i]));
+      path.index = static_cast<int>(i);
+      PRECONDOR_RETURN_IF_ERROR(Decode(reflection.GetRepeatedMessage(in, field, path.index), &path, out[i]));
     }
   } else {
     const auto elements = reflection.GetRepeatedFieldRef<typename T::value_type>(in, field);
@@ -274,14 +286,16 @@ absl::Status DecodeField(const Message& in, const FieldDescriptor* field, const 
 }
 
 template <HasFields T>
-absl::Status Decode(const Message& in, const std::string& path, T& out) {
+absl::Status Decode(const Message& in, const FieldPath* path, T& out) {
   if constexpr (std::is_same_v<T, FallbackConfig>) {
     PRECONDOR_RETURN_IF_ERROR(CheckNoLaterOption(static_cast<const v1::FallbackConfig&>(in)));
   }
+  static const std::vector<const FieldDescriptor*> fields = FieldsLike<T>(in);
+  auto from = fields.begin();
   absl::Status status;
   ForEachField(
       [&](absl::string_view name, auto& field) {
-        status.Update(DecodeField(in, &FieldNamed(name, in), absl::StrCat(path, name), field));
+        status.Update(DecodeField(in, *from++, FieldPath{.parent = path, .name = name}, field));
       },
       out);
   return status;
@@ -357,7 +371,7 @@ absl::Status CheckNoRemovedOption(const v1::SessionSpec& spec) {
 
 absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec) {
   SessionSpec out;  // its initializers are the defaults of common.proto; spec_codec_test compares them
-  PRECONDOR_RETURN_IF_ERROR(Decode(spec, "", out));
+  PRECONDOR_RETURN_IF_ERROR(Decode(spec, nullptr, out));
   if (out.sketches == 0 && UsesSketches(out) && out.world_size > 0) out.sketches = SketchesPerWorker(out);
   return out;
 }
