@@ -2,118 +2,138 @@
 // Steps and inspection. coordinator_opening.cc opens and closes sessions; coordinator_members.cc handles their ranks.
 #include "server/core/coordinator/coordinator.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/core/coordinator/coordinator_errors.h"
-#include "server/core/coordinator/coordinator_session.h"
-#include "server/core/coordinator/session_lock.h"
+#include "server/core/coordinator/coordinator_context.h"
 #include "server/core/coordinator/session_messages.h"
+#include "server/core/coordinator/session_operations.h"
 
 namespace precondor {
 
 Coordinator::Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> shards, CoordinatorJournal& journal,
                          const Clock& clock, Logger& logger, Observer& observer)
-    : options_(std::move(options)),
-      shards_(Watched(std::move(shards))),
-      clock_(clock),
-      logger_(logger),
-      observer_(observer),
-      watch_(shards_.size(), options_.probe_interval, clock.Now()),
-      journal_(
-          journal, [this](std::vector<CoordinatorRecord>& records) { AddRecords(records); }, logger, observer),
-      ending_(shards_.size()),
-      leads_(!options_.standby) {}
+    : context_(std::make_unique<CoordinatorContext>(std::move(options), std::move(shards), journal, clock, logger,
+                                                    observer)) {}
 
 Coordinator::~Coordinator() = default;
 
 // --- steps -----------------------------------------------------------------------------------------------------------
 
-std::shared_ptr<CoordinatorSession> Coordinator::Find(uint64_t session_id) const {
-  MutexLock lock(mu_);
-  return sessions_.Find(session_id);
+void WriteLease(CoordinatorContext& c, CoordinatorSession& session) {
+  std::optional<LeaseTerms> lease;
+  std::vector<ModeInterval> before;
+  FallbackDecision decision;
+  {
+    MutexLock lock(c.mu);
+    lease = session.BeginLeaseWrite();
+    if (!lease.has_value()) return;
+    before = session.leases().durable().schedule;
+    decision = session.mode_policy().decision();
+  }
+  if (ReturnsToSecondOrder(before, lease->schedule) && !HoldFactors(c, session).ok()) {
+    MutexLock lock(c.mu);
+    return session.StayInFirstOrder();
+  }
+  const absl::Status written = c.Write(session, LeaseRecord{.session_id = session.id, .lease = *lease});
+  if (!written.ok() || before == lease->schedule) return;
+  const ModeInterval& last = lease->schedule.back();
+  c.observer.OnModeChange(session.spec.name, last.mode);
+  // The audit log: the decision and its inputs.
+  c.logger.Log(Severity::kInfo, "mode changes",
+               {{"session", session.spec.name},
+                {"mode", ModeName(last.mode)},
+                {"from_step", last.first_step},
+                {"rule", FallbackReasonName(decision.reason)},
+                {"reason", decision.sentence},
+                {"step", decision.inputs.step},
+                {"loss", decision.inputs.loss},
+                {"rate", decision.inputs.rate},
+                {"threshold_rate", decision.inputs.threshold_rate},
+                {"phase_steps", decision.inputs.phase_steps},
+                {"streak_steps", static_cast<int64_t>(decision.inputs.streak_steps)}});
 }
 
 absl::StatusOr<Directive> Coordinator::ReportStep(const StepReport& report, const SessionCaller& caller) {
-  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
-  const std::shared_ptr<CoordinatorSession> session = Find(report.session_id);
+  CoordinatorContext& c = *context_;
+  PRECONDOR_RETURN_IF_ERROR(c.CheckLeads());
+  const std::shared_ptr<CoordinatorSession> session = c.Find(report.session_id);
   if (session == nullptr) return NoSession(report.session_id);
-  if (!session->access().IsShownBy(caller)) return NotTheirs(report.session_id);
+  if (!session->access.IsShownBy(caller)) return NotTheirs(report.session_id);
   std::optional<LossTable::StepLoss> finished;
   {
-    MutexLock lock(mu_);
-    PRECONDOR_ASSIGN_OR_RETURN(finished, session->Report(report, clock_.Now()));
+    MutexLock lock(c.mu);
+    PRECONDOR_ASSIGN_OR_RETURN(finished, session->Report(report, c.clock.Now()));
   }
-  WriteLease(*session);
+  WriteLease(c, *session);
   Directive directive;
   Mode mode = Mode::kSecondOrder;
   FallbackDecision decision;
   {
-    MutexLock lock(mu_);
+    MutexLock lock(c.mu);
     directive = MakeDirective(*session);
     mode = LastMode(*session);
     decision = session->mode_policy().decision();
   }
   if (!finished.has_value()) return directive;
-  const std::string& name = session->spec().name;
-  observer_.OnStepReported(name, finished->step, finished->loss, mode);
-  observer_.OnDecision(name, decision);
-  observer_.OnLease(name, directive.lease_through_step);
-  logger_.Log(Severity::kDebug, "step reported by all",
-              {{"session", name},
-               {"step", finished->step},
-               {"loss", finished->loss},
-               {"samples", finished->samples},
-               {"finite_ranks", finished->finite}});
+  const std::string& name = session->spec.name;
+  c.observer.OnStepReported(name, finished->step, finished->loss, mode);
+  c.observer.OnDecision(name, decision);
+  c.observer.OnLease(name, directive.lease_through_step);
+  c.logger.Log(Severity::kDebug, "step reported by all",
+               {{"session", name},
+                {"step", finished->step},
+                {"loss", finished->loss},
+                {"samples", finished->samples},
+                {"finite_ranks", finished->finite}});
   return directive;
 }
 
 absl::StatusOr<CoordinatorSessionSummary> Coordinator::SetMode(absl::string_view name, std::optional<Mode> mode) {
-  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
-  SessionLock locked(*this, name, /*create=*/false);
-  if (locked.state() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
-  CoordinatorSession& session = *locked.state();
-  const std::string why = mode == Mode::kFirstOrder ? WhyNoFirstOrder(session.spec()) : "";
+  CoordinatorContext& c = *context_;
+  PRECONDOR_RETURN_IF_ERROR(c.CheckLeads());
+  const SessionLock locked(c, name);
+  if (locked.session() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
+  CoordinatorSession& session = *locked.session();
+  const std::string why =
+      mode == Mode::kFirstOrder ? WhyNoFirstOrder(session.spec, c.options.make_method) : std::string();
   if (!why.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "session \"", name, "\": expected mode ", ModeName(Mode::kSecondOrder), ", got ", ModeName(*mode), ": ", why));
   }
   {
-    MutexLock lock(mu_);
+    MutexLock lock(c.mu);
     session.Force(mode);
   }
-  WriteLease(session);
-  MutexLock lock(mu_);
+  WriteLease(c, session);
+  MutexLock lock(c.mu);
   return MakeSummary(session);
 }
 
 // --- inspection -----------------------------------------------------------------------------------------------------
 
 std::vector<CoordinatorSessionSummary> Coordinator::ListSessions() const {
+  const CoordinatorContext& c = *context_;
   std::vector<CoordinatorSessionSummary> summaries;
-  {
-    MutexLock lock(mu_);
-    for (const auto& [id, session] : sessions_.by_id()) summaries.push_back(MakeSummary(*session));
-  }
-  std::sort(summaries.begin(), summaries.end(),
-            [](const auto& x, const auto& y) { return x.session_id < y.session_id; });
+  MutexLock lock(c.mu);
+  for (const auto& [id, session] : c.state.open) summaries.push_back(MakeSummary(*session));
   return summaries;
 }
 
 absl::StatusOr<CoordinatorSessionSummary> Coordinator::GetSession(absl::string_view name) const {
-  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
-  MutexLock lock(mu_);
-  const std::shared_ptr<CoordinatorSession> session = sessions_.FindByName(name);
+  const CoordinatorContext& c = *context_;
+  PRECONDOR_RETURN_IF_ERROR(c.CheckLeads());
+  MutexLock lock(c.mu);
+  const std::shared_ptr<CoordinatorSession> session = c.state.FindByName(name);
   if (session == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
   return MakeSummary(*session);
 }
 
 std::vector<std::string> Coordinator::ShardAddresses() const {
   std::vector<std::string> addresses;
-  for (const ShardEndpoint& shard : shards_) {
+  for (const ShardEndpoint& shard : context_->shards) {
     const std::string own = shard.control->own_address();
     addresses.push_back(own.empty() ? shard.address : own);
   }
@@ -121,17 +141,12 @@ std::vector<std::string> Coordinator::ShardAddresses() const {
 }
 
 void Coordinator::BeginDrain() {
-  MutexLock lock(mu_);
-  draining_ = true;
+  MutexLock lock(context_->mu);
+  context_->state.draining = true;
 }
 
 void Coordinator::CancelShardCalls() {
-  for (const ShardEndpoint& shard : shards_) shard.control->CancelCalls();
-}
-
-void Coordinator::PublishCount() {
-  MutexLock lock(mu_);
-  observer_.OnCoordinatorSessions(static_cast<int64_t>(sessions_.by_id().size()));
+  for (const ShardEndpoint& shard : context_->shards) shard.control->CancelCalls();
 }
 
 }  // namespace precondor

@@ -1,26 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // The coordinator decides which workers take part in each session, which shard owns which layer, and which mode each
-// step has. It is off the data path. Decisions are pure functions in server/policy; this class keeps the state that
-// they use.
+// step has. It is off the data path. It is a controller: CoordinatorState is a value, Reconcile (reconcile.h) and the
+// decisions in server/policy are pure functions, and the rest calls shards and writes the journal.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
-#include "kernels/base/mutex.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method_set.h"
 #include "server/core/api/coordinator_journal.h"
@@ -28,18 +24,11 @@
 #include "server/core/api/observer.h"
 #include "server/core/api/session_access.h"
 #include "server/core/api/shard_control.h"
-#include "server/core/coordinator/ending_sessions.h"
-#include "server/core/coordinator/journal_writer.h"
-#include "server/core/coordinator/session_ids.h"
-#include "server/core/coordinator/session_table.h"
-#include "server/core/coordinator/shard_watch.h"
 #include "server/core/coordinator/tenant_limits.h"
-#include "server/policy/fallback.h"
-#include "server/policy/lease.h"
 
 namespace precondor {
 
-class CoordinatorSession;
+struct CoordinatorContext;
 
 struct ShardEndpoint {
   // As configured; the journal names the shard so. Workers dial the address that the shard advertises, if it advertises
@@ -119,114 +108,7 @@ class Coordinator {
   void CancelShardCalls();
 
  private:
-  absl::Status CheckLeads() const;
-  void RestoreEnding(uint64_t session_id, SessionRecord record);
-  // `last` is the greatest token in the journal.
-  absl::Status BecomeLeader(uint64_t last);
-  // Stops leading, because a shard has refused a call: another coordinator leads.
-  void StepDown(const absl::Status& why);
-  std::vector<ShardEndpoint> Watched(std::vector<ShardEndpoint> shards);
-  // Exclusive access of one operation to a session's entry. The constructor waits for it, the destructor releases it.
-  class SessionLock;
-
-  absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(SessionSpec spec, SessionAccess access,
-                                                                    absl::Span<const std::string> rank_devices);
-  // Returns SessionBytes, or 0 if tenants have no limit of bytes.
-  int64_t CountedBytes(const SessionSpec& spec) const;
-  // Returns why no step of the session may be in first order, or "". An averaged gradient in the place of a whole
-  // update would be plain gradient descent at that update's rate.
-  std::string WhyNoFirstOrder(const SessionSpec& spec) const;
-  absl::Status CheckTenants(absl::string_view name, const TenantSession& session) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Returns RESOURCE_EXHAUSTED (CAPACITY), with the numbers, if the session's description finds no room.
-  absl::Status CheckTables(absl::string_view name, int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  struct Plan {
-    std::vector<PlacedLayers> placement;  // one entry for each shard
-    std::vector<uint32_t> delegates;      // SessionSpec::delegates
-  };
-  // Places the session's layers and, unless the spec has delegates, chooses these by `rank_devices`.
-  absl::StatusOr<Plan> MakePlan(const SessionSpec& spec, absl::Span<const std::string> rank_devices);
-  // Puts the shard's sessions that this coordinator does not know in quarantine: another journal may have them. Removes
-  // those that this process has abandoned (SessionIds), whose Install was late. Returns whether it cleared any;
-  // `description` is out of date then.
-  bool ClearOrphans(const ShardEndpoint& shard, const ShardDescription& description);
-  // Returns the shard's description, and records whether it answered.
-  absl::StatusOr<ShardDescription> Probe(size_t shard);
-  // Logs that a shard has stopped or resumed answering, and reports the number of unreachable shards.
-  void ReportReachability(size_t shard, const absl::Status& probe);
-  absl::Status InstallOnShards(const std::vector<SessionInstall>& installs) const;
-  absl::Status RemoveFromShards(uint64_t session_id, const std::vector<PlacedLayers>& placement) const;
-  // Removes an ending session from one shard, unless the shard has already confirmed that.
-  absl::Status RemoveEnding(uint64_t session_id, size_t shard);
-  // Removes all ending sessions from the shard.
-  void RemoveEnding(size_t shard, const ShardDescription& description);
-  // Writes a CloseRecord for each ending session that every shard has removed.
-  void CloseRemoved();
-  // Makes the shards hold the session's factors again, before a step in second order is promised. Returns an error if a
-  // shard cannot.
-  absl::Status HoldFactors(CoordinatorSession& session);
-  // Releases factors on the shard, or holds them, where that differs from what the sessions need.
-  void ReconcileFactors(size_t shard, const ShardDescription& description);
-  absl::Status SendFactorHold(const CoordinatorSession& session, size_t shard, const FactorHold& hold);
-  // Precondition: the caller holds the session's lock.
-  absl::StatusOr<SnapshotEntry> BeginSnapshot(CoordinatorSession& session);
-  // Orders the restore of a session that has just been opened. Returns the errors of RestoreSession.
-  absl::StatusOr<CoordinatorSessionSummary> OrderRestore(absl::string_view name, uint64_t session_id, uint64_t step);
-  // Writes the snapshot to the journal and orders its parts from the shards. Precondition: the caller holds the
-  // session's lock.
-  absl::Status OrderSnapshot(CoordinatorSession& session, const SnapshotEntry& planned);
-  // Asks the shards for the progress of snapshots under way, and begins those that are due.
-  void CompleteSnapshots();
-  // Returns the snapshot with the shards' progress. `repeated`: all shards have received the order before.
-  SnapshotEntry AskForParts(const CoordinatorSession& session, SnapshotEntry snapshot, bool repeated);
-  // Writes and adopts the snapshot's state. Precondition: the caller holds the session's lock.
-  absl::Status WriteSnapshot(CoordinatorSession& session, const SnapshotEntry& snapshot);
-  // Notes that a shard has lost factors with which the session was to begin: no rank can join any more. Precondition:
-  // the caller holds the session's lock.
-  void FailRestore(CoordinatorSession& session, const absl::Status& reason);
-  // Reports the last complete snapshot to the observer.
-  void ShowLastSnapshot(absl::string_view name, const std::vector<SnapshotEntry>& snapshots);
-  // Tells the session's shards the membership. Precondition: the caller holds the session's lock.
-  absl::Status TellShards(CoordinatorSession& session);
-  // Ends earlier epochs on the shards. If a shard no longer keeps a step that a new member needs, rolls the job back to
-  // it.
-  absl::Status FenceEpoch(CoordinatorSession& session);
-  // Installs the session on one shard again, unless the session or its layers there no longer exist.
-  void Reinstall(const std::string& name, size_t shard);
-  // Plans a change, writes its record and makes the session adopt it; no other record is written in between. `plan` is
-  // called under mu_, and what it reads does not change before the adoption.
-  absl::Status WriteChange(CoordinatorSession& session, absl::FunctionRef<CoordinatorRecord()> plan);
-  // Writes and adopts a membership. Precondition: the caller holds the session's lock.
-  absl::Status WriteMembership(CoordinatorSession& session, const Membership& next);
-  // Writes the lease that the session wants to grant, if it wants one.
-  void WriteLease(CoordinatorSession& session);
-  // Adds the records of all sessions, for a compaction.
-  void AddRecords(std::vector<CoordinatorRecord>& records) const;
-  std::shared_ptr<CoordinatorSession> Find(uint64_t session_id) const;
-  void PublishCount();
-
-  std::atomic<bool> replaced_ = false;  // by another coordinator, as a shard has reported
-
-  // Constant after construction.
-  const CoordinatorOptions options_;
-  const std::vector<ShardEndpoint> shards_;
-  const Clock& clock_;
-  Logger& logger_;
-  Observer& observer_;
-
-  // Thread-safe on their own. Lock order: the journal's lock, mu_, the watch's lock.
-  ShardWatch watch_;
-  JournalWriter journal_;
-
-  mutable Mutex mu_;
-  CondVar entry_freed_;
-  SessionTable sessions_ ABSL_GUARDED_BY(mu_);
-  SessionIds ids_ ABSL_GUARDED_BY(mu_);
-  // Sessions that are being opened, by id. Shards may already know them; sessions_ gets them once they are durable.
-  std::map<uint64_t, TenantSession> opening_ ABSL_GUARDED_BY(mu_);
-  EndingSessions ending_ ABSL_GUARDED_BY(mu_);
-  bool draining_ ABSL_GUARDED_BY(mu_) = false;
-  bool leads_ ABSL_GUARDED_BY(mu_);
+  const std::unique_ptr<CoordinatorContext> context_;
 };
 
 }  // namespace precondor

@@ -11,7 +11,6 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
-#include "server/core/coordinator/step_sum.h"
 
 namespace precondor {
 namespace {
@@ -30,28 +29,18 @@ uint64_t OpenFrom(const FallbackState& fallback) { return fallback.observed ? St
 
 }  // namespace
 
-CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps, int64_t bytes)
-    : id_(record.session_id),
-      spec_(std::move(record.spec)),
-      access_(std::move(record.access)),
+CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps)
+    : id(record.session_id),
+      spec(std::move(record.spec)),
+      access(std::move(record.access)),
+      placement(std::move(record.placement)),
       lease_steps_(lease_steps),
-      bytes_(bytes),
-      placement_(std::move(record.placement)),
-      members_(spec_.name, std::move(record.membership)),
+      members_(spec.name, std::move(record.membership)),
       leases_(record.lease, lease_steps, GrantedThrough(record, members_, lease_steps)),
       // Reports are not written down: the ranks of a session from the journal may have made any number.
-      progress_(spec_.world_size, lease_steps, OpenFrom(record.lease.fallback), members_.ever_active()),
-      mode_policy_(spec_.fallback, record.lease.fallback),
-      snapshots_(spec_.name) {}
-
-SessionRecord CoordinatorSession::record() const {
-  return {.session_id = id_,
-          .spec = spec_,
-          .placement = placement_.shards(),
-          .membership = members_.membership(),
-          .lease = leases_.durable(),
-          .access = access_};
-}
+      progress_(spec.world_size, lease_steps, OpenFrom(record.lease.fallback), members_.ever_active()),
+      mode_policy_(spec.fallback, record.lease.fallback),
+      snapshots_(spec.name) {}
 
 // --- durable state --------------------------------------------------------------------------------------------------
 
@@ -62,13 +51,13 @@ absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t 
   const uint64_t limit = StepSum(leases_.granted_through(), kMaxStepLead);
   if (members_.ever_active() && first_step > limit) {
     return ReasonedStatus(StatusCode::kInvalidArgument, ErrorReason::kMalformed,
-                          absl::StrCat("session \"", spec_.name, "\" rank ", rank, ": first_step: expected at most ",
+                          absl::StrCat("session \"", spec.name, "\" rank ", rank, ": first_step: expected at most ",
                                        limit, ", ", kMaxStepLead, " after the last step of the session's lease, got ",
                                        first_step, "; a job that begins there needs a new session"));
   }
   if (next->epoch == members_.epoch()) return next;
   // If workers have factors, this one needs those of its step, which the shards have released.
-  const bool lacks = WorkersPrecondition(spec_) && !NeedsFactors() &&
+  const bool lacks = WorkersPrecondition(spec) && !NeedsFactors() &&
                      ModeAt(leases_.durable().schedule, first_step) == Mode::kSecondOrder;
   if (lacks) next = SessionMembers::RolledBack(*std::move(next), first_step);
   return next;
@@ -76,7 +65,7 @@ absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t 
 
 absl::StatusOr<SnapshotEntry> CoordinatorSession::PlanSnapshot() {
   const uint64_t step = leases_.first_open_step();
-  PRECONDOR_ASSIGN_OR_RETURN(SnapshotEntry planned, snapshots_.Plan(step, members_.epoch(), placement_));
+  PRECONDOR_ASSIGN_OR_RETURN(SnapshotEntry planned, snapshots_.Plan(step, members_.epoch(), placement));
   leases_.HoldBefore(step);
   return planned;
 }
@@ -122,7 +111,7 @@ void CoordinatorSession::AdoptMembership(Membership next) {
 absl::StatusOr<std::optional<LossTable::StepLoss>> CoordinatorSession::Report(const StepReport& report,
                                                                               absl::Time now) {
   PRECONDOR_RETURN_IF_ERROR(members_.CheckMember(report.rank, report.incarnation, report.epoch));
-  const auto rank_text = [&] { return absl::StrCat("session \"", spec_.name, "\" rank ", report.rank, ": "); };
+  const auto rank_text = [&] { return absl::StrCat("session \"", spec.name, "\" rank ", report.rank, ": "); };
   if (report.step > leases_.granted_through()) {
     return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kStepTooFarAhead,
                           absl::StrCat(rank_text(), "expected a step of the lease, at most ", leases_.granted_through(),
@@ -162,7 +151,7 @@ bool CoordinatorSession::NeedsFactors() const {
 }
 
 FactorHold CoordinatorSession::MakeFactorHold() {
-  return {.session_id = id_, .version = ++hold_version_, .hold = NeedsFactors()};
+  return {.session_id = id, .version = ++hold_version_, .hold = NeedsFactors()};
 }
 
 bool CoordinatorSession::NoteShardsTold(const Membership& told) {

@@ -18,14 +18,13 @@
 #include "server/core/api/shard_control.h"
 #include "server/core/coordinator/mode_policy.h"
 #include "server/core/coordinator/session_members.h"
-#include "server/core/coordinator/session_placement.h"
 #include "server/core/coordinator/session_snapshots.h"
 #include "server/core/coordinator/step_leases.h"
 #include "server/core/coordinator/step_progress.h"
 
 namespace precondor {
 
-// Not thread-safe. The Coordinator's mu_ guards it, except id, spec and placement, which are constant.
+// Not thread-safe. The Coordinator's lock guards it, except its constants.
 //
 // State that others rely on does not change before the change is durable: a change is planned (Plan... of this class or
 // of a part, BeginLeaseWrite), its record is written without the lock, and Adopt applies the record. NoteInDoubt
@@ -33,21 +32,19 @@ namespace precondor {
 class CoordinatorSession {
  public:
   // `record.placement` has one entry for each shard of the coordinator, in its order, without layers if the shard has
-  // none. `bytes` is the session's share of its tenants' limits.
-  CoordinatorSession(SessionRecord record, uint64_t lease_steps, int64_t bytes = 0);
+  // none.
+  CoordinatorSession(SessionRecord record, uint64_t lease_steps);
 
-  uint64_t id() const { return id_; }
-  const SessionSpec& spec() const { return spec_; }
-  const SessionAccess& access() const { return access_; }
-  int64_t bytes() const { return bytes_; }
+  const uint64_t id;
+  const SessionSpec spec;
+  const SessionAccess access;
+  const std::vector<PlacedLayers> placement;
+
   const SessionMembers& members() const { return members_; }
-  const SessionPlacement& placement() const { return placement_; }
   const StepLeases& leases() const { return leases_; }
   const StepProgress& progress() const { return progress_; }
   const ModePolicy& mode_policy() const { return mode_policy_; }
   const SessionSnapshots& snapshots() const { return snapshots_; }
-  // Returns the session's state except its snapshots.
-  SessionRecord record() const;
 
   // --- durable state ----------------------------------------------------------------------------------------------
   // Calls SessionMembers::PlanJoin. If a new epoch begins and the joining worker lacks factors that the shards have
@@ -80,9 +77,7 @@ class CoordinatorSession {
   void Force(std::optional<Mode> mode) { mode_policy_.Force(mode); }
 
   // Notes the greatest step that the shard reports to have begun.
-  void NoteShardStep(size_t shard, uint64_t last_step) {
-    progress_.NoteShard(placement_.shards()[shard].address, last_step);
-  }
+  void NoteShardStep(size_t shard, uint64_t last_step) { progress_.NoteShard(placement[shard].address, last_step); }
 
   // --- factors ----------------------------------------------------------------------------------------------------
   // Returns whether a step from progress().open_from() on is in second order.
@@ -97,14 +92,7 @@ class CoordinatorSession {
  private:
   void AdoptMembership(Membership next);
 
-  // Constant after construction.
-  const uint64_t id_;
-  const SessionSpec spec_;
-  const SessionAccess access_;
   const uint64_t lease_steps_;
-  const int64_t bytes_;
-  const SessionPlacement placement_;
-
   SessionMembers members_;
   StepLeases leases_;
   StepProgress progress_;

@@ -1,172 +1,211 @@
 // SPDX-License-Identifier: Apache-2.0
-// Periodically compares what shards hold with what the coordinator knows, and repairs the differences.
-#include <algorithm>
+// Calls to shards, and the periodic repair: probes each shard, and carries out what reconcile.h finds.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
-#include "kernels/base/error_reason.h"
-#include "server/core/coordinator/coordinator.h"
-#include "server/core/coordinator/coordinator_session.h"
-#include "server/core/coordinator/session_lock.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/coordinator/coordinator_context.h"
 #include "server/core/coordinator/session_messages.h"
+#include "server/core/coordinator/session_operations.h"
 
 namespace precondor {
+namespace {
 
-bool Coordinator::ClearOrphans(const ShardEndpoint& shard, const ShardDescription& description) {
-  bool any = false;
-  for (const HeldSession& held : description.sessions) {
-    const uint64_t id = held.session_id;
-    bool abandoned = false;
-    {
-      MutexLock lock(mu_);
-      if (sessions_.Find(id) != nullptr || opening_.contains(id) || ending_.contains(id)) continue;
-      abandoned = ids_.IsAbandoned(id);
-    }
-    const absl::Status cleared =
-        abandoned ? shard.control->Remove(id).status() : shard.control->Quarantine(id).status();
-    any = any || cleared.ok();
-    logger_.Log(
-        Severity::kWarning,
-        !cleared.ok() ? "cannot remove an orphaned session yet"
-        : abandoned   ? "session that is not open removed"
-                      : "orphaned session quarantined",
-        {{"session", held.name},
-         {"session_id", id},
-         {"shard", shard.address},
-         {"reserved_bytes", held.reserved_bytes},
-         {"reason", !cleared.ok() ? absl::string_view(cleared.message())
-                    : abandoned
-                        ? "it was installed too late"
-                        : "this coordinator does not know it; the shard keeps its files (docs/operate/runbooks.md)"}});
+// Returns the shard's description, and records whether it answered.
+absl::StatusOr<ShardDescription> Probe(CoordinatorContext& c, size_t shard) {
+  const absl::Time sent = c.clock.Now();
+  absl::StatusOr<ShardDescription> description = c.shards[shard].control->Probe();
+  MutexLock lock(c.mu);
+  const bool answers = description.ok();
+  if (!(answers ? c.watch.NoteAnswer(shard, c.clock.Now()) : c.watch.NoteSilence(shard, sent))) return description;
+  const std::string& address = c.shards[shard].address;
+  if (answers) {
+    c.logger.Log(Severity::kInfo, "shard answers again", {{"shard", address}});
+  } else {
+    c.logger.Log(
+        Severity::kWarning, "shard does not answer",
+        {{"shard", address}, {"probes", ShardWatch::kLeastProbes}, {"reason", description.status().message()}});
   }
-  return any;
-}
-
-absl::Status Coordinator::RemoveEnding(uint64_t session_id, size_t shard) {
-  {
-    MutexLock lock(mu_);
-    if (!ending_.MustRemove(session_id, shard)) return absl::OkStatus();
-  }
-  if (absl::Status removed = shards_[shard].control->Remove(session_id).status(); !removed.ok()) {
-    return ReasonedStatus(
-        removed.code(), GetErrorReason(removed),
-        absl::StrCat("session_id ", session_id, " ends, shard ", shards_[shard].address, ": ", removed.message()));
-  }
-  MutexLock lock(mu_);
-  ending_.NoteRemoved(session_id, shard, true);
-  return absl::OkStatus();
-}
-
-void Coordinator::RemoveEnding(size_t shard, const ShardDescription& description) {
-  std::vector<uint64_t> ids;
-  {
-    MutexLock lock(mu_);
-    for (const HeldSession& held : description.sessions) {
-      // A delayed Install may have installed the session again.
-      ending_.NoteRemoved(held.session_id, shard, false);
-    }
-    ids = ending_.Ids();
-  }
-  for (const uint64_t id : ids) {
-    const absl::Status removed = RemoveEnding(id, shard);
-    if (removed.ok()) continue;
-    logger_.Log(Severity::kWarning, "cannot remove an ended session yet",
-                {{"reason", absl::string_view(removed.message())}});
-  }
-}
-
-void Coordinator::CloseRemoved() {
-  std::vector<uint64_t> removed;
-  {
-    MutexLock lock(mu_);
-    removed = ending_.RemovedEverywhere();
-  }
-  for (const uint64_t id : removed) {
-    // If the write fails, the next Reconcile repeats it.
-    const auto close = [id] { return CloseRecord{.session_id = id}; };
-    const auto adopt = [&] {
-      MutexLock lock(mu_);
-      ending_.Erase(id);
-      ids_.Abandon(id);
-    };
-    journal_.Write(close, adopt).IgnoreError();
-  }
-}
-
-absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {
-  const absl::Time sent = clock_.Now();
-  absl::StatusOr<ShardDescription> description = shards_[shard].control->Probe();
-  const bool changed = description.ok() ? watch_.NoteAnswer(shard, clock_.Now()) : watch_.NoteSilence(shard, sent);
-  if (changed) ReportReachability(shard, description.status());
+  c.observer.OnUnreachableShards(c.watch.unreachable());
   return description;
 }
 
-void Coordinator::ReportReachability(size_t shard, const absl::Status& probe) {
-  if (probe.ok()) {
-    logger_.Log(Severity::kInfo, "shard answers again", {{"shard", shards_[shard].address}});
-  } else {
-    logger_.Log(Severity::kWarning, "shard does not answer",
-                {{"shard", shards_[shard].address}, {"probes", ShardWatch::kLeastProbes}, {"reason", probe.message()}});
+absl::Status SendFactorHold(CoordinatorContext& c, const CoordinatorSession& session, size_t shard,
+                            const FactorHold& hold) {
+  absl::Status status = c.shards[shard].control->HoldFactors(hold);
+  if (!status.ok()) {
+    c.logger.Log(Severity::kWarning, hold.hold ? "factors not held again" : "factors not released",
+                 {{"session", session.spec.name},
+                  {"session_id", session.id},
+                  {"shard", c.shards[shard].address},
+                  {"reason", absl::string_view(status.message())}});
   }
-  MutexLock lock(mu_);  // so that the count that is reported last is the latest
-  observer_.OnUnreachableShards(watch_.unreachable());
+  return status;
 }
 
-void Coordinator::ProbeShard(size_t shard) {
-  if (CheckLeads().ok()) Probe(shard).IgnoreError();  // Probe has recorded an error
+FactorHold MakeHold(CoordinatorContext& c, CoordinatorSession& session) {
+  MutexLock lock(c.mu);
+  return session.MakeFactorHold();
 }
 
-void Coordinator::Reconcile() {
-  if (!CheckLeads().ok()) return;
-  for (size_t s = 0; s < shards_.size(); ++s) {
-    absl::StatusOr<ShardDescription> description = Probe(s);
-    if (!description.ok()) continue;  // the next Reconcile asks the shard again
-    RemoveEnding(s, *description);
-    ClearOrphans(shards_[s], *description);
-    ReconcileFactors(s, *description);
-    std::vector<std::string> lacking;
-    {
-      MutexLock lock(mu_);
-      for (const auto& [id, session] : sessions_.by_id()) {
-        // A session without the factors that it was to begin with stays lost: no rank may train on fresh ones instead.
-        if (session->placement().shards()[s].layers.empty() || session->snapshots().RestoreFailed()) continue;
-        const auto held = std::find_if(description->sessions.begin(), description->sessions.end(),
-                                       [id = id](const HeldSession& one) { return one.session_id == id; });
-        // A shard whose disk has refused log records may have forgotten members in a restart.
-        const bool current = held != description->sessions.end() && held->epoch == session->members().epoch() &&
-                             held->joined >= session->members().joined();
-        if (current) session->NoteShardStep(s, held->last_step);
-        if (!current || !session->members().shards_told()) lacking.push_back(session->spec().name);
-      }
-    }
-    for (const std::string& name : lacking) Reinstall(name, s);
-  }
-  CloseRemoved();
-  CompleteSnapshots();
+absl::Status ClearFromShard(CoordinatorContext& c, const CoordinatorAction& action) {
+  const uint64_t id = action.session_id;
+  const ShardEndpoint& shard = c.shards[action.shard];
+  const bool abandoned = action.kind == ActionKind::kRemoveAbandoned;
+  absl::Status cleared = abandoned ? shard.control->Remove(id).status() : shard.control->Quarantine(id).status();
+  c.logger.Log(
+      Severity::kWarning,
+      !cleared.ok() ? "cannot remove an orphaned session yet"
+      : abandoned   ? "session that is not open removed"
+                    : "orphaned session quarantined",
+      {{"session", action.name},
+       {"session_id", id},
+       {"shard", shard.address},
+       {"reserved_bytes", action.reserved_bytes},
+       {"reason", !cleared.ok() ? absl::string_view(cleared.message())
+                  : abandoned
+                      ? "it was installed too late"
+                      : "this coordinator does not know it; the shard keeps its files (docs/operate/runbooks.md)"}});
+  return cleared;
 }
 
-void Coordinator::Reinstall(const std::string& name, size_t shard) {
-  SessionLock locked(*this, name, /*create=*/false);
-  if (locked.state() == nullptr || locked.state()->placement().shards()[shard].layers.empty()) return;
+// Installs the session on one shard again, or on all its shards if these may not know its members.
+absl::Status Reinstall(CoordinatorContext& c, CoordinatorSession& session, size_t shard) {
   SessionInstall install;
   bool told = false;
   {
-    MutexLock lock(mu_);
-    install = MakeInstalls(*locked.state())[shard];
-    told = locked.state()->members().shards_told();
+    MutexLock lock(c.mu);
+    install = MakeInstalls(session)[shard];
+    told = session.members().shards_told();
   }
-  const absl::Status status = told ? shards_[shard].control->Install(install).status() : TellShards(*locked.state());
-  if (absl::IsDataLoss(status)) FailRestore(*locked.state(), status);
+  absl::Status status = told ? c.shards[shard].control->Install(install).status() : TellShards(c, session);
+  if (absl::IsDataLoss(status)) FailRestore(c, session, status);
   const absl::string_view reason = !status.ok() ? absl::string_view(status.message())
                                    : told       ? "the shard lacked it"
                                                 : "it is not known whether the shard has its members";
-  logger_.Log(status.ok() ? Severity::kInfo : Severity::kWarning, "session installed again",
-              {{"session", name},
-               {"session_id", install.session_id},
-               {"epoch", install.epoch},
-               {"shard", shards_[shard].address},
-               {"reason", reason}});
+  c.logger.Log(status.ok() ? Severity::kInfo : Severity::kWarning, "session installed again",
+               {{"session", session.spec.name},
+                {"session_id", install.session_id},
+                {"epoch", install.epoch},
+                {"shard", c.shards[shard].address},
+                {"reason", reason}});
+  return status;
+}
+
+// An action for one session, which may have been closed since.
+absl::Status CarryOutForSession(CoordinatorContext& c, const CoordinatorAction& action) {
+  const SessionLock locked(c, action.name);
+  if (locked.session() == nullptr || locked.session()->id != action.session_id) return absl::OkStatus();
+  CoordinatorSession& session = *locked.session();
+  if (action.kind == ActionKind::kInstall) return Reinstall(c, session, action.shard);
+  if (action.kind == ActionKind::kBeginSnapshot) return BeginSnapshot(c, session).status();
+  AdvanceSnapshot(c, session);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status InstallOnShards(const CoordinatorContext& c, const std::vector<SessionInstall>& installs) {
+  for (size_t s = 0; s < installs.size(); ++s) {
+    if (installs[s].layers.empty()) continue;
+    const absl::Status status = c.shards[s].control->Install(installs[s]).status();
+    if (!status.ok()) {
+      return AddContext(status, absl::StrCat("session \"", installs[s].spec.name, "\", shard ", c.shards[s].address));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HoldFactors(CoordinatorContext& c, CoordinatorSession& session) {
+  const FactorHold hold = MakeHold(c, session);
+  for (size_t s = 0; s < c.shards.size(); ++s) {
+    if (session.placement[s].layers.empty()) continue;
+    const absl::Status held = SendFactorHold(c, session, s, hold);
+    // A shard that has lost the session makes factors at its next Install.
+    if (GetErrorReason(held) != ErrorReason::kUnknownSession) PRECONDOR_RETURN_IF_ERROR(held);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RemoveEnding(CoordinatorContext& c, uint64_t session_id, size_t shard) {
+  {
+    MutexLock lock(c.mu);
+    if (!c.state.MustRemove(session_id, shard)) return absl::OkStatus();
+  }
+  const absl::Status removed = c.shards[shard].control->Remove(session_id).status();
+  PRECONDOR_RETURN_IF_ERROR(
+      AddContext(removed, absl::StrCat("session_id ", session_id, " ends, shard ", c.shards[shard].address)));
+  MutexLock lock(c.mu);
+  const auto ends = c.state.ending.find(session_id);
+  if (ends != c.state.ending.end()) ends->second.removed[shard] = true;
+  return absl::OkStatus();
+}
+
+void WriteClose(CoordinatorContext& c, uint64_t session_id) {
+  const auto adopt = [&] {
+    MutexLock lock(c.mu);
+    c.state.Abandon(session_id);
+  };
+  // If the write fails, the next Reconcile repeats it.
+  c.journal.Write(CloseRecord{.session_id = session_id}, adopt).IgnoreError();
+}
+
+absl::Status CarryOut(CoordinatorContext& c, const CoordinatorAction& action) {
+  switch (action.kind) {
+    case ActionKind::kRemoveEnding: {
+      absl::Status removed = RemoveEnding(c, action.session_id, action.shard);
+      if (!removed.ok()) {
+        c.logger.Log(Severity::kWarning, "cannot remove an ended session yet",
+                     {{"reason", absl::string_view(removed.message())}});
+      }
+      return removed;
+    }
+    case ActionKind::kRemoveAbandoned:
+    case ActionKind::kQuarantine:
+      return ClearFromShard(c, action);
+    case ActionKind::kHoldFactors: {
+      const std::shared_ptr<CoordinatorSession> session = c.Find(action.session_id);
+      return session == nullptr ? absl::OkStatus() : SendFactorHold(c, *session, action.shard, MakeHold(c, *session));
+    }
+    case ActionKind::kClose:
+      WriteClose(c, action.session_id);
+      return absl::OkStatus();
+    case ActionKind::kInstall:
+    case ActionKind::kBeginSnapshot:
+    case ActionKind::kAskForParts:
+      return CarryOutForSession(c, action);
+  }
+  return absl::OkStatus();
+}
+
+void Coordinator::ProbeShard(size_t shard) {
+  if (context_->CheckLeads().ok()) Probe(*context_, shard).IgnoreError();  // Probe has recorded an error
+}
+
+void Coordinator::Reconcile() {
+  CoordinatorContext& c = *context_;
+  if (!c.CheckLeads().ok()) return;
+  std::vector<CoordinatorAction> actions;
+  // The next Reconcile finds again what fails.
+  const auto carry_out = [&] {
+    for (const CoordinatorAction& action : actions) CarryOut(c, action).IgnoreError();
+  };
+  for (size_t s = 0; s < c.shards.size(); ++s) {
+    const absl::StatusOr<ShardDescription> observed = Probe(c, s);
+    if (!observed.ok()) continue;
+    {
+      MutexLock lock(c.mu);
+      Observe(c.state, s, *observed);
+      actions = ReconcileShard(c.state, s, *observed);
+    }
+    carry_out();
+  }
+  {
+    MutexLock lock(c.mu);
+    actions = ReconcileSessions(c.state, c.options.snapshot_interval_steps);
+  }
+  carry_out();
 }
 
 }  // namespace precondor

@@ -8,7 +8,7 @@
 
 namespace precondor {
 
-JournalWriter::JournalWriter(CoordinatorJournal& journal, std::function<void(std::vector<CoordinatorRecord>&)> all,
+JournalWriter::JournalWriter(CoordinatorJournal& journal, std::function<std::vector<CoordinatorRecord>()> all,
                              Logger& logger, Observer& observer)
     : all_(std::move(all)), logger_(logger), observer_(observer), journal_(journal) {}
 
@@ -24,9 +24,8 @@ absl::StatusOr<uint64_t> JournalWriter::BeginToLead(uint64_t last, absl::Time wa
   return token;
 }
 
-absl::Status JournalWriter::Write(absl::FunctionRef<CoordinatorRecord()> make, absl::FunctionRef<void()> adopt) {
+absl::Status JournalWriter::Write(const CoordinatorRecord& record, absl::FunctionRef<void()> adopt) {
   MutexLock lock(mu_);
-  const CoordinatorRecord record = make();
   if (absl::Status written = journal_.Append(record); !written.ok()) {
     logger_.Log(Severity::kError, "journal not written", {{"reason", absl::string_view(written.message())}});
     observer_.OnJournal(false);
@@ -40,9 +39,8 @@ absl::Status JournalWriter::Write(absl::FunctionRef<CoordinatorRecord()> make, a
 
 void JournalWriter::Compact() {
   if (!journal_.wants_compaction()) return;
-  std::vector<CoordinatorRecord> records;
-  if (token_ != 0) records.emplace_back(LeaderRecord{.token = token_});
-  all_(records);
+  std::vector<CoordinatorRecord> records = all_();
+  if (token_ != 0) records.insert(records.begin(), LeaderRecord{.token = token_});
   if (absl::Status status = journal_.Compact(records); !status.ok()) {
     logger_.Log(Severity::kWarning, "journal not compacted", {{"reason", absl::string_view(status.message())}});
   }

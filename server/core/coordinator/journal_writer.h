@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes a coordinator's journal: one record at a time, each adopted before the next is made.
+// Writes a coordinator's journal: one record at a time, each adopted before the next is written.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ namespace precondor {
 // Thread-safe. Its lock is taken before the locks that the callbacks take.
 class JournalWriter {
  public:
-  // `all` adds the records of all sessions in their current state, for a compaction. All references must outlive the
+  // `all` returns the records of all sessions in their current state, for a compaction. All references must outlive the
   // object.
-  JournalWriter(CoordinatorJournal& journal, std::function<void(std::vector<CoordinatorRecord>&)> all, Logger& logger,
+  JournalWriter(CoordinatorJournal& journal, std::function<std::vector<CoordinatorRecord>()> all, Logger& logger,
                 Observer& observer);
 
   // Returns the fencing token with which this process begins to lead. It is the storage's, or is made from `wall`,
@@ -31,14 +31,14 @@ class JournalWriter {
   // if the token cannot be written.
   absl::StatusOr<uint64_t> BeginToLead(uint64_t last, absl::Time wall);
 
-  // Makes a record, writes it, and calls `adopt` once it is durable. No other record and no compaction is written in
-  // between. Returns UNAVAILABLE if the write fails: the record may or may not exist, and `adopt` is not called.
-  absl::Status Write(absl::FunctionRef<CoordinatorRecord()> make, absl::FunctionRef<void()> adopt);
+  // Writes a record, and calls `adopt` once it is durable. No other record and no compaction is written in between.
+  // Returns UNAVAILABLE if the write fails: the record may or may not exist, and `adopt` is not called.
+  absl::Status Write(const CoordinatorRecord& record, absl::FunctionRef<void()> adopt);
 
  private:
   void Compact() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const std::function<void(std::vector<CoordinatorRecord>&)> all_;
+  const std::function<std::vector<CoordinatorRecord>()> all_;
   Logger& logger_;
   Observer& observer_;
 

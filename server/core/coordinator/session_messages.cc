@@ -8,8 +8,17 @@
 
 namespace precondor {
 
+SessionRecord MakeRecord(const CoordinatorSession& session) {
+  return {.session_id = session.id,
+          .spec = session.spec,
+          .placement = session.placement,
+          .membership = session.members().membership(),
+          .lease = session.leases().durable(),
+          .access = session.access};
+}
+
 EpochFence MakeFence(const CoordinatorSession& session) {
-  return {.session_id = session.id(), .epoch = session.members().epoch(), .members = session.members().Members()};
+  return {.session_id = session.id, .epoch = session.members().epoch(), .members = session.members().Members()};
 }
 
 std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session) {
@@ -17,16 +26,16 @@ std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session) {
   // Once a rank has had an answer, its RESUME tells the shard what is lost.
   const bool must_be_held = !session.progress().begun() && session.snapshots().HeldRestored().has_value();
   std::vector<SessionInstall> installs;
-  for (const PlacedLayers& placed : session.placement().shards()) {
-    installs.push_back({.session_id = session.id(),
+  for (const PlacedLayers& placed : session.placement) {
+    installs.push_back({.session_id = session.id,
                         .epoch = membership.epoch,
                         .rollback_epoch = membership.rollback_epoch,
                         .rollback_step = membership.resume_step,
-                        .spec = session.spec(),
+                        .spec = session.spec,
                         .layers = placed.layers,
                         .members = session.members().Members(),
                         .factors_released = !session.NeedsFactors(),
-                        .access = session.access(),
+                        .access = session.access,
                         .must_be_held = must_be_held});
   }
   return installs;
@@ -54,11 +63,11 @@ Mode LastMode(const CoordinatorSession& session) {
 
 CoordinatorSessionSummary MakeSummary(const CoordinatorSession& session) {
   std::vector<ShardAssignment> shard_map;
-  for (const PlacedLayers& placed : session.placement().shards()) {
+  for (const PlacedLayers& placed : session.placement) {
     if (!placed.layers.empty()) shard_map.push_back({.address = placed.address, .layers = placed.layers});
   }
-  return {.session_id = session.id(),
-          .spec = session.spec(),
+  return {.session_id = session.id,
+          .spec = session.spec,
           .epoch = session.members().epoch(),
           .joined = session.members().joined(),
           .last_step = session.progress().last_step(),

@@ -6,12 +6,24 @@
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
-#include "server/core/coordinator/step_sum.h"
+#include "server/core/coordinator/step_leases.h"
 
 namespace precondor {
+namespace {
+
+// Returns the parts of a snapshot of all layers, none of them durable.
+std::vector<SnapshotPart> MakeParts(absl::Span<const PlacedLayers> placement) {
+  std::vector<SnapshotPart> parts;
+  for (const PlacedLayers& placed : placement) {
+    if (!placed.layers.empty()) parts.push_back({.shard = placed.shard, .layers = placed.layers});
+  }
+  return parts;
+}
+
+}  // namespace
 
 absl::StatusOr<SnapshotEntry> SessionSnapshots::Plan(uint64_t step, uint64_t epoch,
-                                                     const SessionPlacement& placement) const {
+                                                     absl::Span<const PlacedLayers> placement) const {
   if (under_way()) {
     return absl::FailedPreconditionError(absl::StrCat("session \"", session_name_, "\": snapshot ", list_.back().number,
                                                       " as of step ", list_.back().step, " is under way"));
@@ -20,16 +32,16 @@ absl::StatusOr<SnapshotEntry> SessionSnapshots::Plan(uint64_t step, uint64_t epo
   return Next(step, epoch, placement);
 }
 
-SnapshotEntry SessionSnapshots::Next(uint64_t step, uint64_t epoch, const SessionPlacement& placement) const {
+SnapshotEntry SessionSnapshots::Next(uint64_t step, uint64_t epoch, absl::Span<const PlacedLayers> placement) const {
   return {.number = list_.empty() ? 1 : list_.back().number + 1,
           .step = step,
           .epoch = epoch,
           .reason = "",
-          .parts = placement.MakeParts()};
+          .parts = MakeParts(placement)};
 }
 
 absl::StatusOr<SnapshotEntry> SessionSnapshots::PlanRestore(uint64_t step, const SessionMembers& members,
-                                                            const SessionPlacement& placement) const {
+                                                            absl::Span<const PlacedLayers> placement) const {
   if (!members.fresh() || !list_.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("session \"", session_name_, "\": is in use already; close it before it is restored"));

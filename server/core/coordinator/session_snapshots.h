@@ -10,11 +10,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 #include "server/core/api/coordinator_journal.h"
 #include "server/core/api/shard_control.h"
 #include "server/core/coordinator/session_members.h"
-#include "server/core/coordinator/session_placement.h"
 
 namespace precondor {
 
@@ -30,11 +30,11 @@ class SessionSnapshots {
 
   // Plans the next snapshot, of the state before `step`. Returns FAILED_PRECONDITION if one is under way, or the errors
   // of CheckRestored.
-  absl::StatusOr<SnapshotEntry> Plan(uint64_t step, uint64_t epoch, const SessionPlacement& placement) const;
+  absl::StatusOr<SnapshotEntry> Plan(uint64_t step, uint64_t epoch, absl::Span<const PlacedLayers> placement) const;
   // Plans the snapshot that a new session begins with. Returns FAILED_PRECONDITION if a rank has joined or a snapshot
   // exists.
   absl::StatusOr<SnapshotEntry> PlanRestore(uint64_t step, const SessionMembers& members,
-                                            const SessionPlacement& placement) const;
+                                            absl::Span<const PlacedLayers> placement) const;
   // Checks that the session has the factors that it begins with. Returns UNAVAILABLE (NOT_ACTIVE) if some have not been
   // sent yet, DATA_LOSS (STATE_LOST) if a shard has lost some, so that the session can only be closed.
   absl::Status CheckRestored() const;
@@ -53,7 +53,7 @@ class SessionSnapshots {
 
  private:
   bool under_way() const { return !list_.empty() && list_.back().state == SnapshotState::kUnderWay; }
-  SnapshotEntry Next(uint64_t step, uint64_t epoch, const SessionPlacement& placement) const;
+  SnapshotEntry Next(uint64_t step, uint64_t epoch, absl::Span<const PlacedLayers> placement) const;
 
   const std::string session_name_;
   std::vector<SnapshotEntry> list_;

@@ -9,7 +9,6 @@ ShardWatch::ShardWatch(size_t shards, absl::Duration probe_interval, absl::Time 
     : probe_interval_(probe_interval), seen_(shards, {.answered = now}) {}
 
 bool ShardWatch::NoteAnswer(size_t shard, absl::Time now) {
-  MutexLock lock(mu_);
   Seen& seen = seen_[shard];
   const bool was_unreachable = seen.unanswered >= kLeastProbes;
   seen.silent = false;
@@ -19,7 +18,6 @@ bool ShardWatch::NoteAnswer(size_t shard, absl::Time now) {
 }
 
 bool ShardWatch::NoteSilence(size_t shard, absl::Time sent) {
-  MutexLock lock(mu_);
   Seen& seen = seen_[shard];
   seen.silent = true;
   if (sent < seen.answered || sent - seen.counted < probe_interval_) return false;
@@ -28,20 +26,13 @@ bool ShardWatch::NoteSilence(size_t shard, absl::Time sent) {
 }
 
 void ShardWatch::Restart(absl::Time now) {
-  MutexLock lock(mu_);
   for (Seen& seen : seen_) {
     seen.answered = now;
     seen.unanswered = 0;
   }
 }
 
-bool ShardWatch::IsSilent(size_t shard) const {
-  MutexLock lock(mu_);
-  return seen_[shard].silent;
-}
-
 int64_t ShardWatch::unreachable() const {
-  MutexLock lock(mu_);
   return std::count_if(seen_.begin(), seen_.end(), [](const Seen& seen) { return seen.unanswered >= kLeastProbes; });
 }
 

@@ -8,12 +8,10 @@
 
 #include "absl/time/time.h"
 
-#include "kernels/base/mutex.h"
-
 namespace precondor {
 
 // Times are monotonic. Unanswered probes count, not time, so that a coordinator that was suspended treats no shard as
-// unreachable. Thread-safe.
+// unreachable. Not thread-safe.
 class ShardWatch {
  public:
   // A shard is unreachable after this many unanswered probes in a row.
@@ -31,7 +29,7 @@ class ShardWatch {
   void Restart(absl::Time now);
 
   // Returns whether the shard did not answer the last probe.
-  bool IsSilent(size_t shard) const;
+  bool IsSilent(size_t shard) const { return seen_[shard].silent; }
   // Returns the number of unreachable shards.
   int64_t unreachable() const;
 
@@ -47,9 +45,7 @@ class ShardWatch {
   };
 
   const absl::Duration probe_interval_;
-
-  mutable Mutex mu_;
-  std::vector<Seen> seen_ ABSL_GUARDED_BY(mu_);  // by shard
+  std::vector<Seen> seen_;  // by shard
 };
 
 }  // namespace precondor

@@ -3,17 +3,21 @@
 // ranks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
 #include "kernels/base/session_spec.h"
 #include "server/core/api/coordinator_journal.h"
-#include "server/core/coordinator/step_sum.h"
 #include "server/policy/fallback.h"
 #include "server/policy/lease.h"
 
 namespace precondor {
+
+// Returns x + y, or the greatest number where the sum would be greater.
+inline uint64_t StepSum(uint64_t x, uint64_t y) { return x + std::min(y, std::numeric_limits<uint64_t>::max() - x); }
 
 // Invariant: no rank is granted a step beyond the durable lease, nor a step whose mode would be changed by a write that
 // is in progress or in doubt. A grant is never withdrawn. Not thread-safe.

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "server/core/coordinator/step_sum.h"
+#include "server/core/coordinator/step_leases.h"
 
 namespace precondor {
 

@@ -29,7 +29,7 @@ int64_t SessionBytes(const SessionSpec& spec, const MethodSet& methods);
 struct TenantSession {
   std::vector<std::string> tenants;
   int64_t bytes = 0;
-  int64_t table_bytes = 0;  // SessionTableBytes of a session that is being opened
+  int64_t table_bytes = 0;  // SessionTableBytes
 };
 
 // Checks whether a session named `name` may be opened beside `others`. Returns RESOURCE_EXHAUSTED (CAPACITY), with the

@@ -165,17 +165,6 @@ TEST_F(CoordinatorJournalTest, AClosingThatACrashInterruptsIsFinished) {
   EXPECT_FALSE(*coordinator->CloseSession("job"));
 }
 
-TEST_F(CoordinatorJournalTest, ASessionThatEndsIsRemovedAgainWhereAnInstallCameLate) {
-  const uint64_t id = Open();
-  const SessionInstall late = shards[0]->installed.at(id);
-  shards[1]->down = true;
-  EXPECT_FALSE(coordinator->CloseSession("job").ok());
-  ASSERT_FALSE(shards[0]->installed.contains(id));
-  shards[0]->installed[id] = late;
-  coordinator->Reconcile();
-  EXPECT_FALSE(shards[0]->installed.contains(id)) << "shard 1 is down all the time";
-}
-
 TEST_F(CoordinatorJournalTest, AClosingOutlivesACompaction) {
   const uint64_t id = Open();
   shards[1]->during_remove = [] { return absl::UnavailableError("the answer is lost"); };
@@ -386,14 +375,6 @@ TEST_F(CoordinatorJournalTest, ReconcileInstallsWhatAShardLacksAndQuarantinesWha
   const int installs = shards[0]->installs + shards[1]->installs;
   coordinator->Reconcile();
   EXPECT_EQ(shards[0]->installs + shards[1]->installs, installs) << "nothing is lacking";
-}
-
-TEST_F(CoordinatorJournalTest, ReconcileTellsAShardThatHasForgottenARank) {
-  const uint64_t id = Open();
-  JoinAll();
-  shards[0]->installed.at(id).members.pop_back();  // its disk was full when the rank joined, and it was restarted
-  coordinator->Reconcile();
-  EXPECT_EQ(shards[0]->installed.at(id).members.size(), 2u);
 }
 
 TEST_F(CoordinatorJournalTest, CompactionKeepsWhatCounts) {

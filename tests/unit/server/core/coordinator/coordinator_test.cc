@@ -14,6 +14,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Pair;
 
 using CoordinatorTest = CoordinatorFixture;
@@ -372,6 +373,30 @@ TEST_F(CoordinatorTest, DrainingRefusesNewSessionsAlone) {
   const absl::Status status = coordinator->OpenSession(other).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(GetErrorReason(status), ErrorReason::kDraining);
+}
+
+TEST_F(CoordinatorTest, AShardThatDoesNotAnswerIsReportedOnceAndWhenItAnswersAgain) {
+  shards.push_back(std::make_shared<FakeShard>());
+  MakeCoordinator();
+  // Rounds of a second each, as a server makes them.
+  const auto reconcile = [&](int rounds) {
+    for (int i = 0; i < rounds; ++i) {
+      coordinator->Reconcile();
+      clock.Advance(absl::Seconds(1));
+    }
+  };
+  shards[1]->down = shards[2]->down = true;
+  reconcile(2);
+  EXPECT_THAT(logger.lines, IsEmpty()) << "two probes may be lost";
+  EXPECT_EQ(observer.unreachable, 0);
+  reconcile(5);
+  EXPECT_THAT(logger.lines, ElementsAre("shard does not answer shard1", "shard does not answer shard2"));
+  EXPECT_EQ(observer.unreachable, 2);
+  shards[1]->down = false;
+  reconcile(3);
+  EXPECT_THAT(logger.lines, ElementsAre("shard does not answer shard1", "shard does not answer shard2",
+                                        "shard answers again shard1"));
+  EXPECT_EQ(observer.unreachable, 1);
 }
 
 TEST_F(CoordinatorTest, HoldsNoLockWhileAskingShards) {

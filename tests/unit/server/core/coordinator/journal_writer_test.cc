@@ -11,15 +11,14 @@ namespace {
 class JournalWriterTest : public ::testing::Test {
  protected:
   absl::Status Write(uint64_t id) {
-    return writer.Write([id] { return CloseRecord{.session_id = id}; }, [this] { ++adopted; });
+    return writer.Write(CloseRecord{.session_id = id}, [this] { ++adopted; });
   }
 
   FakeJournal journal;
   NullLogger logger;
   Observer observer;
-  JournalWriter writer{
-      journal, [](std::vector<CoordinatorRecord>& records) { records.emplace_back(CloseRecord{.session_id = 99}); },
-      logger, observer};
+  JournalWriter writer{journal, [] { return std::vector<CoordinatorRecord>{CloseRecord{.session_id = 99}}; }, logger,
+                       observer};
   int adopted = 0;
 };
 

@@ -12,10 +12,10 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-SessionPlacement TwoShards() {
-  return SessionPlacement({{.shard = "a", .address = "a:1", .layers = {0, 2}},
-                           {.shard = "b", .address = "b:1", .layers = {1}},
-                           {.shard = "c", .address = "c:1", .layers = {}}});
+std::vector<PlacedLayers> TwoShards() {
+  return {{.shard = "a", .address = "a:1", .layers = {0, 2}},
+          {.shard = "b", .address = "b:1", .layers = {1}},
+          {.shard = "c", .address = "c:1", .layers = {}}};
 }
 
 TEST(SessionSnapshotsTest, OneAfterTheOther) {
