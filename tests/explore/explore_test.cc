@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Goes through all orders of events of small worlds, breadth first: no state breaks an invariant, and from each state
-// the job can still come to its end without another fault. docs/develop/testing.md says what a world is.
-#include <chrono>
+// Goes through all orders of events of small worlds. docs/develop/testing.md says what a world is.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -16,7 +13,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 
+#include "tests/explore/coordinator_world.h"
 #include "tests/explore/layer_world.h"
+#include "tests/explore/search.h"
 
 namespace precondor::explore {
 namespace {
@@ -26,8 +25,8 @@ constexpr absl::string_view kUsage =
     "  --world       worlds whose name contains this; default: all\n"
     "  --large       the worlds that take an hour, in place of those of CI\n"
     "  --max-states  stop a world here, with exit status 3; default 20,000,000\n"
-    "  --bug         plants forgets_rank, forgets_kept, forgets_to_begin, forgets_begin, loses_update or "
-    "answers_first; a failure is then expected\n"
+    "  --bug         plants forgets_rank, forgets_kept, forgets_to_begin, forgets_begin, loses_update, "
+    "answers_first, no_fence, forgets_given_up, removes_unknown or removes_first; a failure is then expected\n"
     "example: explore_test --world=replay --bug=forgets_rank\n";
 
 // Names: exchange, ranks x steps, faults.
@@ -111,104 +110,51 @@ std::vector<WorldLimits> Worlds(bool large) {
   return worlds;
 }
 
-struct Visited {
-  uint64_t parent = 0;
-  Move move = {};
-  bool can_end = false;
-  std::vector<uint64_t> before = {};  // from which a move that is no fault leads here
-};
+// Names: faults, shards.
+std::vector<CoordinatorLimits> CoordinatorWorlds(bool large) {
+  const std::vector<CoordinatorLimits> worlds = {
+      {.name = "coordinator_late_1", .late_calls = 2, .failed_writes = 1},
+      {.name = "coordinator_late_2", .shards = 2, .opens = 0, .joins = 0, .late_calls = 2, .failed_writes = 1},
+      {.name = "coordinators_two_open", .joins = 0, .late_calls = 1, .takes_over = true},
+      {.name = "coordinators_two_join", .opens = 0, .late_calls = 1, .takes_over = true},
+      {.name = "coordinators_lost_journal_1", .joins = 0, .late_calls = 1, .takes_over = true, .loses_journal = true},
+      {.name = "coordinators_lost_journal_2",
+       .shards = 2,
+       .opens = 0,
+       .joins = 0,
+       .late_calls = 1,
+       .takes_over = true,
+       .loses_journal = true},
+  };
+  if (!large) return worlds;
+  return {{.name = "coordinator_late_2_large", .shards = 2, .late_calls = 1, .failed_writes = 1},
+          {.name = "coordinators_two_large", .joins = 0, .late_calls = 2, .failed_writes = 1, .takes_over = true},
+          {.name = "coordinators_two_2_large", .shards = 2, .joins = 0, .late_calls = 1, .takes_over = true}};
+}
 
-class Search {
- public:
-  Search(const WorldLimits& limits, PlantedBug bug, uint64_t max_states)
-      : limits_(limits), explorer_(limits, bug), max_states_(max_states) {}
-
-  // 0: no state is wrong; 1: one is, and the way there has been printed; 3: too many states.
-  int Run() {
-    const auto began = std::chrono::steady_clock::now();
-    std::vector<std::pair<uint64_t, LayerWorld>> level;
-    level.emplace_back(Visit(explorer_.Start(), 0, {}), explorer_.Start());
-    while (!level.empty()) {
-      std::vector<std::pair<uint64_t, LayerWorld>> next;
-      for (const auto& [from, world] : level) {
-        for (const Move& move : explorer_.MovesOf(world)) {
-          LayerWorld after = world;
-          explorer_.Do(move, after, nullptr);
-          ++moves_;
-          const uint64_t print = explorer_.Fingerprint(after);
-          const bool is_new = !visited_.contains(print);
-          if (is_new) Visit(after, from, move);
-          if (!move.is_fault()) visited_.at(print).before.push_back(from);
-          if (!after.violation.empty()) return Fail(print, after.violation);
-          if (!is_new) continue;
-          if (explorer_.IsDone(after)) ends_.push_back(print);
-          next.emplace_back(print, std::move(after));
-          if (visited_.size() > max_states_) return TooMany();
-        }
-      }
-      level = std::move(next);
-      ++depth_;
-    }
-    MarkThoseThatCanEnd();
-    for (const uint64_t print : order_) {
-      if (!visited_.at(print).can_end) return Fail(print, "I7: from here the job cannot end any more");
-    }
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-    std::printf("%-28s %9zu states %10llu moves  depth %3d  %6.1f s\n", limits_.name.c_str(), visited_.size(),
-                static_cast<unsigned long long>(moves_), depth_, took.count());
-    return 0;
-  }
-
- private:
-  uint64_t Visit(const LayerWorld& world, uint64_t parent, const Move& move) {
-    const uint64_t print = explorer_.Fingerprint(world);
-    visited_[print] = {.parent = parent, .move = move};
-    order_.push_back(print);
-    return print;
-  }
-
-  void MarkThoseThatCanEnd() {
-    std::vector<uint64_t> open = ends_;
-    while (!open.empty()) {
-      Visited& visited = visited_.at(open.back());
-      open.pop_back();
-      if (std::exchange(visited.can_end, true)) continue;
-      open.insert(open.end(), visited.before.begin(), visited.before.end());
-    }
-  }
-
-  int Fail(uint64_t print, const std::string& violation) {
-    std::vector<Move> moves;
-    for (uint64_t at = print; at != order_.front(); at = visited_.at(at).parent) moves.push_back(visited_.at(at).move);
-    LayerWorld world = explorer_.Start();
-    std::vector<std::string> story;
-    for (auto move = moves.rbegin(); move != moves.rend(); ++move) explorer_.Do(*move, world, &story);
-    std::printf("%s, %zu states: %s\n", limits_.name.c_str(), visited_.size(), violation.c_str());
-    for (const std::string& line : story) std::printf("  %s\n", line.c_str());
-    return 1;
-  }
-
-  int TooMany() const {
-    std::printf("%s: more than %llu states; not explored\n", limits_.name.c_str(),
-                static_cast<unsigned long long>(max_states_));
-    return 3;
-  }
-
-  const WorldLimits limits_;
-  const LayerExplorer explorer_;
-  const uint64_t max_states_;
-  std::unordered_map<uint64_t, Visited> visited_;
-  std::vector<uint64_t> order_;
-  std::vector<uint64_t> ends_;
-  uint64_t moves_ = 0;
-  int depth_ = 0;
-};
+// Returns the bug of that name, or kNone.
+template <typename Bug>
+Bug FindBug(const std::unordered_map<std::string, Bug>& bugs, absl::string_view name) {
+  const auto found = bugs.find(std::string(name));
+  return found == bugs.end() ? Bug::kNone : found->second;
+}
 
 int Main(int argc, char** argv) {
+  const std::unordered_map<std::string, PlantedBug> layer_bugs = {
+      {"forgets_rank", PlantedBug::kForgetsRank},        {"forgets_kept", PlantedBug::kForgetsKept},
+      {"forgets_to_begin", PlantedBug::kForgetsToBegin}, {"forgets_begin", PlantedBug::kForgetsBegin},
+      {"loses_update", PlantedBug::kLosesUpdate},        {"answers_first", PlantedBug::kAnswersFirst}};
+  const std::unordered_map<std::string, CoordinatorBug> coordinator_bugs = {
+      {"no_fence", CoordinatorBug::kNoFence},
+      {"forgets_given_up", CoordinatorBug::kForgetsGivenUp},
+      {"removes_unknown", CoordinatorBug::kRemovesUnknown},
+      {"removes_first", CoordinatorBug::kRemovesFirst}};
   std::string only;
   bool large = false;
   uint64_t max_states = 20'000'000;
-  PlantedBug bug = PlantedBug::kNone;
+  PlantedBug layer_bug = PlantedBug::kNone;
+  CoordinatorBug coordinator_bug = CoordinatorBug::kNone;
+  bool bug = false;
   for (int i = 1; i < argc; ++i) {
     absl::string_view argument = argv[i];
     bool known = true;
@@ -222,14 +168,9 @@ int Main(int argc, char** argv) {
     } else if (absl::ConsumePrefix(&argument, "--max-states=")) {
       known = absl::SimpleAtoi(argument, &max_states);
     } else if (absl::ConsumePrefix(&argument, "--bug=")) {
-      bug = argument == "forgets_rank"       ? PlantedBug::kForgetsRank
-            : argument == "forgets_kept"     ? PlantedBug::kForgetsKept
-            : argument == "forgets_to_begin" ? PlantedBug::kForgetsToBegin
-            : argument == "forgets_begin"    ? PlantedBug::kForgetsBegin
-            : argument == "loses_update"     ? PlantedBug::kLosesUpdate
-            : argument == "answers_first"    ? PlantedBug::kAnswersFirst
-                                             : PlantedBug::kNone;
-      known = bug != PlantedBug::kNone;
+      layer_bug = FindBug(layer_bugs, argument);
+      coordinator_bug = FindBug(coordinator_bugs, argument);
+      known = bug = layer_bug != PlantedBug::kNone || coordinator_bug != CoordinatorBug::kNone;
     } else {
       known = false;
     }
@@ -238,13 +179,16 @@ int Main(int argc, char** argv) {
     return 2;
   }
   int worst = 0;
-  for (const WorldLimits& limits : Worlds(large)) {
-    if (!absl::StrContains(limits.name, only)) continue;
-    worst = std::max(worst, Search(limits, bug, max_states).Run());
+  const auto search = [&]<typename Explorer>(const typename Explorer::Limits& limits, typename Explorer::Bug planted) {
+    if (!absl::StrContains(limits.name, only) || (bug && worst == 1)) return;
+    worst = std::max(worst, Search<Explorer>(limits, planted, max_states).Run());
     std::fflush(stdout);
-    if (worst == 1 && bug != PlantedBug::kNone) return 0;
+  };
+  for (const WorldLimits& limits : Worlds(large)) search.operator()<LayerExplorer>(limits, layer_bug);
+  for (const CoordinatorLimits& limits : CoordinatorWorlds(large)) {
+    search.operator()<CoordinatorExplorer>(limits, coordinator_bug);
   }
-  return bug != PlantedBug::kNone ? 1 : worst;
+  return bug ? worst != 1 : worst;
 }
 
 }  // namespace

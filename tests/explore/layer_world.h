@@ -176,6 +176,11 @@ struct Move {
 
 class LayerExplorer {
  public:
+  using Limits = WorldLimits;
+  using Bug = PlantedBug;
+  using World = LayerWorld;
+  using Move = explore::Move;
+
   LayerExplorer(const WorldLimits& limits, PlantedBug bug);
   LayerWorld Start() const;
   std::vector<Move> MovesOf(const LayerWorld& world) const;
