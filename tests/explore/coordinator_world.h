@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Coordinators and shards, without layers: each coordinator's real CoordinatorState, Reconcile and sessions, and shards
 // that hold sessions behind the real FencingGate. The operations are those of coordinator_{opening,members,shards}.cc,
-// cut where they wait: for a shard or for the journal.
+// cut where they wait: for a shard or for the journal. Worlds lack fences of epochs, factors and snapshots.
 #pragma once
 
 #include <compare>
