@@ -76,7 +76,7 @@ class Actor {
         return;
       case OperationKind::kOpen:
         op_.session_id = state_.BeginOpening({}, absl::FromUnixNanos(static_cast<int64_t>(process_.token) * 10));
-        return Install(0, *std::make_shared<CoordinatorSession>(NewSession(op_.session_id, shards()), kLeaseSteps));
+        return Install(0, CoordinatorSession(NewSession(op_.session_id, shards()), kLeaseSteps));
       case OperationKind::kClose:
         if (bug_ == CoordinatorBug::kRemovesFirst) return Call(CallKind::kRemove, 0, session_id);
         return WriteRecord(ClosingRecord{.session_id = session_id});
