@@ -78,7 +78,7 @@ def compile_cuda(nvcc, flags, source, object_file):
     environment = {**os.environ, "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"}
     command = [*([ccache] if ccache else []), str(nvcc), "-std=c++20", "--extended-lambda", "--expt-relaxed-constexpr", "-c", f"-I{ROOT}",
                "-Xptxas", "-v", *flags, "-o", str(object_file), str(source)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
 
 
 def self_test(check, cases):
