@@ -359,7 +359,15 @@ TEST_F(EtcdTest, EtcdMayBeStartedAgainUnderALeader) {
   EXPECT_TRUE(OpenLog(*election).records.empty());
 }
 
-class EtcdCoordinatorTest : public CoordinatorFixture {};
+class EtcdCoordinatorTest : public CoordinatorFixture {
+ protected:
+  EtcdCoordinatorTest() {
+    spec.method.name = "mkor";  // a record has only methods that have messages
+    options.make_method = [](const MethodConfig&) {
+      return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
+    };
+  }
+};
 
 TEST_F(EtcdCoordinatorTest, ACoordinatorGoesOnWhereTheLastLeaderWas) {
   const auto server = EtcdServer::Start();
