@@ -5,7 +5,7 @@
 set -euo pipefail
 
 # Until 0.1.0 is tagged: the commit that made a session on disk its message (adr/0037). After a release its tag.
-release=2f03fdd9
+release=b60bf84d
 
 (( $# == 1 )) || { echo "Usage: previous.sh FOLDER" >&2; exit 2; }
 mkdir -p "$1"
