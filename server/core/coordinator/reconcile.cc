@@ -73,6 +73,9 @@ std::vector<CoordinatorAction> ReconcileShard(const CoordinatorState& state, siz
   for (const HeldSession& held : observed.sessions) {
     const std::shared_ptr<CoordinatorSession> session = state.Find(held.session_id);
     if (session == nullptr || session->NeedsFactors() != held.factors_released) continue;
+    // A return to second order that is being written makes the shards hold factors itself. A second request beside its
+    // own would make it fail, because the shard changes them already.
+    if (session->leases().planned_schedule() != session->leases().durable().schedule) continue;
     actions.push_back(
         {.kind = ActionKind::kHoldFactors, .shard = shard, .session_id = session->id, .name = session->spec.name});
   }

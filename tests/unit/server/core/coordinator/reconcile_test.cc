@@ -174,6 +174,22 @@ TEST_F(ReconcileTest, FactorsAreHeldWhereTheyAreNeededAndReleasedWhereNot) {
               ElementsAre("hold factors 10 on 0 open", "hold factors 20 on 0 first order"));
 }
 
+TEST_F(ReconcileTest, AReturnThatIsBeingWrittenAsksForItsFactorsItself) {
+  state.ending.clear();
+  Join(5);
+  AddSession(20, "first order", {.policy = FallbackPolicy::kAtStep, .at_step = 0});
+  Session(20).NoteShardsTold(Session(20).members().membership());
+  const HeldSession released = Current(20);
+  ASSERT_TRUE(released.factors_released);
+  Session(20).Force(Mode::kSecondOrder);
+  const std::optional<LeaseTerms> lease = Session(20).BeginLeaseWrite();
+  ASSERT_TRUE(lease.has_value());
+  ASSERT_TRUE(Session(20).NeedsFactors());
+  EXPECT_THAT(Shard(0, {Current(), released}), IsEmpty());
+  Session(20).Adopt(LeaseRecord{.session_id = 20, .lease = *lease});
+  EXPECT_THAT(Shard(0, {Current(), released}), ElementsAre("hold factors 20 on 0 first order"));
+}
+
 TEST_F(ReconcileTest, StepsOfShardsAreNotedIfTheirReportIsUpToDate) {
   Join(5);
   HeldSession held = Current();
