@@ -218,7 +218,9 @@ class ChaosTest(FaultTest):
 
     def test_full_disk_of_the_coordinator(self):
         """It grants no more steps, says so, and goes on by itself when there is room again."""
-        # A grant a step: after each fault enough is written to fill what is left of the journal's last page.
+        # A grant a step: after each fault enough is written to fill what is left of the journal's last page, about 50
+        # bytes at a time.
+        steps = f"--steps={self.steps() + 100 * self.kills}"
         with self.cluster(coordinator_prefix=self.small_disk("1m"), coordinator_arguments=["--lease-steps=1"]) as cluster:
             def disturb(training):
                 with self.unhealthy(checker.COORDINATOR):
@@ -244,9 +246,9 @@ class ChaosTest(FaultTest):
                 filler.unlink()
                 self.await_progress(cluster, before)
                 wait_for("the coordinator to be well again", lambda: cluster.coordinator.metric(failing) == 0)
-            row = self.train(cluster, disturb)
+            row = self.train(cluster, disturb, steps)
             self.assertEqual(cluster.coordinator.starts, 1)
-        self.expect_undisturbed_weights(row)
+        self.expect_undisturbed_weights(row, steps)
 
 
 if __name__ == "__main__":
