@@ -47,6 +47,7 @@ class Decoder {
   void Fail() { ok_ = false; }  // the caller found a value invalid
   bool ok() const { return ok_; }
   bool done() const { return ok_ && rest_.empty(); }
+  size_t left() const { return rest_.size(); }
 
  private:
   absl::string_view rest_;

@@ -187,15 +187,17 @@ std::string Difference(const std::string& field, const FallbackConfig& have, con
 
 // Compares what each layer has, because lists can say the same in several ways.
 std::string LayerMethodsDifference(const SessionSpec& have, const SessionSpec& want) {
-  std::string difference;
-  for (size_t layer = 0; layer < have.layers.size() && difference.empty(); ++layer) {
+  for (size_t layer = 0; layer < have.layers.size(); ++layer) {
+    if (MethodOf(have, layer) == MethodOf(want, layer) && StatisticsOf(have, layer) == StatisticsOf(want, layer)) {
+      continue;
+    }
     const auto text = [layer](const SessionSpec& spec) {
       return absl::StrCat(Text(MethodOf(spec, layer)), " ", NameOf(StatisticsOf(spec, layer)));
     };
-    difference =
-        Difference(absl::StrCat("layers[", layer, "] \"", have.layers[layer].name, "\""), text(have), text(want));
+    return absl::StrCat("layers[", layer, "] \"", have.layers[layer].name, "\": have ", text(have), ", got ",
+                        text(want));
   }
-  return difference;
+  return "";
 }
 
 }  // namespace

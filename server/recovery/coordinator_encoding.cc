@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/recovery/coordinator_encoding.h"
 
+#include <google/protobuf/message.h>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -43,6 +44,28 @@ namespace {
 
 constexpr uint8_t kCoordinatorFormat = 8;
 
+// MethodConfig and FallbackConfig are checked where they are decoded.
+absl::Status CheckNoLaterFields(const google::protobuf::Message& message) {
+  const auto& unknown = message.GetReflection()->GetUnknownFields(message);
+  if (unknown.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("session: ", message.GetDescriptor()->name(),
+                                                    ": expected the fields of this version, got field ",
+                                                    unknown.field(0).number(), " of a later one"));
+}
+
+absl::StatusOr<SessionSpec> DecodeSpec(absl::string_view bytes) {
+  v1::SessionSpec spec;
+  if (!spec.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
+    return absl::DataLossError("session: no message");
+  PRECONDOR_RETURN_IF_ERROR(CheckNoLaterFields(spec));
+  for (const v1::Layer& layer : spec.layers()) PRECONDOR_RETURN_IF_ERROR(CheckNoLaterFields(layer));
+  for (const v1::LayerMethod& methods : spec.layer_methods()) PRECONDOR_RETURN_IF_ERROR(CheckNoLaterFields(methods));
+  absl::StatusOr<SessionSpec> decoded = wire::DecodeSessionSpec(spec);
+  // What the wire refuses in a message of a client, this version does not know in one that it has stored.
+  if (!decoded.ok()) return absl::FailedPreconditionError(absl::StrCat("session: ", decoded.status().message()));
+  return decoded;
+}
+
 template <typename Record>
 absl::StatusOr<CoordinatorRecord> DecodeAs(absl::string_view bytes) {
   Decoder decoder(bytes);
@@ -55,15 +78,9 @@ absl::StatusOr<CoordinatorRecord> DecodeAs(absl::string_view bytes) {
   Record record;
   Take(decoder, record);
   if constexpr (std::is_same_v<Record, SessionRecord>) {
-    v1::SessionSpec spec;
-    if (!spec.ParseFromString(std::string(decoder.Bytes()))) decoder.Fail();
-    const auto& unknown = spec.GetReflection()->GetUnknownFields(spec);
-    if (decoder.done() && !unknown.empty()) {
-      return absl::FailedPreconditionError(absl::StrCat("session: expected the fields of this version, got field ",
-                                                        unknown.field(0).number(), " of a later one"));
-    }
+    const absl::string_view spec = decoder.Bytes();
     if (decoder.done()) {
-      PRECONDOR_ASSIGN_OR_RETURN(record.spec, wire::DecodeSessionSpec(spec));
+      PRECONDOR_ASSIGN_OR_RETURN(record.spec, DecodeSpec(spec));
     }
   }
   if (!decoder.done()) {

@@ -28,9 +28,9 @@ absl::Status LayerUploads::MakeRoom(uint64_t session_id, const std::string& what
 
 absl::StatusOr<std::optional<LayerImage>> LayerUploads::Add(const LayerPiece& piece, uint64_t state_bytes) {
   const std::string what = absl::StrCat("session_id ", piece.session_id, " layer ", piece.layer, ": ");
-  if (piece.total_bytes > state_bytes + kHeadBytes) {
+  if (piece.total_bytes > state_bytes + kMostImageHeadBytes) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(what, "expected at most ", state_bytes + kHeadBytes, " bytes, got ", piece.total_bytes));
+        absl::StrCat(what, "expected at most ", state_bytes + kMostImageHeadBytes, " bytes, got ", piece.total_bytes));
   }
   std::string bytes;
   {

@@ -37,16 +37,14 @@ class LayerUploads {
   static constexpr size_t kMaxLayers = 4;
   // An incomplete layer that has received no piece for this long is dropped when another layer begins.
   static constexpr absl::Duration kIdle = absl::Seconds(30);
-  // Most bytes of an image beyond its state: the head and the plans of the last steps.
-  static constexpr uint64_t kHeadBytes = 64 << 10;
 
   explicit LayerUploads(const Clock& clock) : clock_(clock) {}
 
   // Adds a piece; a piece with offset 0 starts the layer again. Returns the layer's image, with the piece's session,
   // layer and step, if this piece completes it, and nullopt otherwise. `state_bytes` is the greatest size of the
   // layer's state. Returns OUT_OF_RANGE if it is not the next piece or goes beyond total_bytes; RESOURCE_EXHAUSTED if
-  // total_bytes exceeds state_bytes + kHeadBytes, or (CAPACITY) another layer of the session or kMaxLayers other layers
-  // are incomplete; DATA_LOSS if the checksum is wrong; or the errors of DecodeImage.
+  // total_bytes exceeds state_bytes + kMostImageHeadBytes, or (CAPACITY) another layer of the session or kMaxLayers
+  // other layers are incomplete; DATA_LOSS if the checksum is wrong; or the errors of DecodeImage.
   absl::StatusOr<std::optional<LayerImage>> Add(const LayerPiece& piece, uint64_t state_bytes);
 
  private:

@@ -224,17 +224,20 @@ std::string EncodeImageHead(const LayerImage& image) {
 }
 
 absl::StatusOr<LayerImage> DecodeImage(absl::string_view bytes) {
-  Decoder in(bytes);
-  const uint32_t format = in.U32();
-  if (in.ok() && format != kImageFormat) {
+  Decoder head(bytes.substr(0, kMostImageHeadBytes));
+  const size_t begin = head.left();
+  const uint32_t format = head.U32();
+  if (head.ok() && format != kImageFormat) {
     return absl::FailedPreconditionError(
         absl::StrCat("layer image: format: expected ", kImageFormat, ", got ", format,
                      ", of another version: docs/operate/operations.md#upgrade says how to go on"));
   }
   LayerImage image;
-  Take(in, image);
-  image.state = std::string(in.Bytes());
-  if (!in.done()) return Damaged("layer image");
+  Take(head, image);
+  const uint64_t state_bytes = head.U64();
+  const absl::string_view state = bytes.substr(begin - head.left());
+  if (!head.ok() || state_bytes != state.size()) return Damaged("layer image");
+  image.state = std::string(state);
   return image;
 }
 

@@ -61,6 +61,9 @@ absl::StatusOr<StoredGradient> DecodeGradient(uint8_t type, absl::string_view pa
 // Returns the id of the session to which a record belongs.
 uint64_t SessionOf(const ShardRecord& record);
 
+// Most bytes of a layer's snapshot file that precede its state: the plans of the last steps. A wrong count there cannot
+// claim more memory.
+constexpr uint64_t kMostImageHeadBytes = 64 << 10;
 // Returns the bytes of a layer's snapshot file that precede its state.
 std::string EncodeImageHead(const LayerImage& image);
 // Decodes a whole file. Returns DATA_LOSS if it is damaged, FAILED_PRECONDITION if it has another format.

@@ -198,6 +198,7 @@ class Outbox {
 struct Outbox::Moved {
   std::map<Sequence, Entry> entries;
   std::map<Sequence, RetransmitBuffer::Taken> kept;
+  std::map<uint32_t, Item> retained;
   std::map<uint32_t, LastAnswer> answered;
   std::map<uint32_t, uint64_t> begins;
   Sequence first = 0;  // lowest sequence of entries and kept

@@ -123,7 +123,7 @@ Outbox::Moved Outbox::TakeLayers(const std::set<uint32_t>& layers) {
     moved.entries.emplace(sequence, std::move(entry));
   }
   for (const uint32_t layer : layers) {
-    retained_.erase(layer);
+    if (auto retained = retained_.extract(layer)) moved.retained.insert(std::move(retained));
     if (auto answered = answered_.extract(layer)) moved.answered.insert(std::move(answered));
     if (auto begins = begins_.extract(layer)) moved.begins.insert(std::move(begins));
   }
@@ -150,6 +150,7 @@ void Outbox::Adopt(Moved&& moved) {
     kept_.Put(sequence + shift, std::move(taken));
     SendAgain(sequence + shift, item);
   }
+  retained_.merge(moved.retained);
   for (const auto& [layer, last] : moved.answered) {
     answered_[layer] = last;
     SendResume(layer);

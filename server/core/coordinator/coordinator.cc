@@ -97,8 +97,11 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::SetMode(absl::string_view
   const SessionLock locked(c, name);
   if (locked.session() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
   CoordinatorSession& session = *locked.session();
-  const std::string why =
-      mode == Mode::kFirstOrder ? WhyNoFirstOrder(session.spec, c.options.make_method) : std::string();
+  std::string why;
+  if (mode == Mode::kFirstOrder) {
+    PRECONDOR_ASSIGN_OR_RETURN(const MethodSet methods, MethodSet::Make(session.spec, c.options.make_method));
+    why = WhyNoFirstOrder(session.spec, methods);
+  }
   if (!why.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "session \"", name, "\": expected mode ", ModeName(Mode::kSecondOrder), ", got ", ModeName(*mode), ": ", why));

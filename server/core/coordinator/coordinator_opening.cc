@@ -67,15 +67,13 @@ bool IsSilent(const CoordinatorContext& c, size_t shard) {
 // or the coordinator's tables have none.
 absl::Status CheckRoom(const CoordinatorOptions& options, const CoordinatorState& state, absl::string_view name,
                        const TenantSession& session) {
-  std::vector<TenantSession> others;
-  int64_t held = 0;
-  for (const auto& [id, other] : state.counted) {
-    others.push_back(other);
-    held += other.table_bytes;
-  }
   if (options.tenant_limits.any()) {
+    std::vector<TenantSession> others;
+    for (const auto& [id, other] : state.counted) others.push_back(other);
     PRECONDOR_RETURN_IF_ERROR(CheckTenantLimits(options.tenant_limits, name, session, others));
   }
+  int64_t held = 0;
+  for (const auto& [id, other] : state.counted) held += other.table_bytes;
   if (options.table_bytes == 0 || session.table_bytes <= options.table_bytes - held) return absl::OkStatus();
   return ReasonedStatus(StatusCode::kResourceExhausted, ErrorReason::kCapacity,
                         absl::StrCat("session \"", name, "\": the coordinator keeps ", options.table_bytes,
@@ -199,18 +197,17 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(CoordinatorCon
                {{"session", spec.name},
                 {"session_id", id},
                 {"layers", static_cast<uint64_t>(spec.layers.size())},
-                {"shards", static_cast<uint64_t>(MakeSummary(*session).shard_map.size())},
+                {"shards", static_cast<uint64_t>(absl::c_count_if(
+                               session->placement, [](const PlacedLayers& placed) { return !placed.layers.empty(); }))},
                 {"world_size", spec.world_size}});
   return session;
 }
 
 }  // namespace
 
-std::string WhyNoFirstOrder(const SessionSpec& spec, const MethodFactory& make_method) {
-  const absl::StatusOr<MethodSet> methods = MethodSet::Make(spec, make_method);
-  if (!methods.ok()) return "";
+std::string WhyNoFirstOrder(const SessionSpec& spec, const MethodSet& methods) {
   for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
-    const Method& method = methods->of(static_cast<int64_t>(layer));
+    const Method& method = methods.of(static_cast<int64_t>(layer));
     if (!method.traits().whole_updates) continue;
     return absl::StrCat(
         "layer \"", spec.layers[layer].name, "\" has the method ", method.name(),
@@ -228,7 +225,7 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, con
   PRECONDOR_RETURN_IF_ERROR(CheckRankDevices(spec, rank_devices));
   PRECONDOR_ASSIGN_OR_RETURN(const MethodSet methods, MethodSet::Make(spec, c.options.make_method));
   if (spec.fallback.policy != FallbackPolicy::kNever) {
-    const std::string why = WhyNoFirstOrder(spec, c.options.make_method);
+    const std::string why = WhyNoFirstOrder(spec, methods);
     if (!why.empty()) {
       return absl::InvalidArgumentError(absl::StrCat("session \"", spec.name, "\": fallback: expected policy ",
                                                      FallbackPolicyName(FallbackPolicy::kNever), ", got ",

@@ -62,7 +62,7 @@ std::optional<PlacedLayers> PlaceOn(const std::vector<PlacedLayers>& shards, Ses
     const auto place = absl::c_find_if(
         record.placement, [&](const PlacedLayers& shard) { return only_own || shard.shard == placed.shard; });
     if (place == record.placement.end()) {
-      lost = std::move(placed);
+      if (!lost.has_value()) lost = std::move(placed);
       continue;
     }
     place->layers = std::move(placed.layers);

@@ -60,7 +60,7 @@ void ShowLastSnapshot(CoordinatorContext& c, absl::string_view name, const std::
 // --- coordinator_opening.cc -----------------------------------------------------------------------------------------
 // Returns why no step of the session may be in first order, or "". An averaged gradient in the place of a whole update
 // would be plain gradient descent at that update's rate.
-std::string WhyNoFirstOrder(const SessionSpec& spec, const MethodFactory& make_method);
+std::string WhyNoFirstOrder(const SessionSpec& spec, const MethodSet& methods);
 
 // --- errors ---------------------------------------------------------------------------------------------------------
 // Returns NOT_FOUND (UNKNOWN_SESSION). `which` is a quoted name or an id.

@@ -350,6 +350,24 @@ TEST_F(OutboxTest, StatisticsThatAreBeingRepeatedAreRepeatedInTheNextEpochToo) {
   }
 }
 
+TEST_F(OutboxTest, ALayerThatMovesTakesAlongWhatTheNextEpochRepeats) {
+  outbox_.StartStream(kCredit, 1);
+  ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
+  WriteAll();
+  outbox_.Acknowledge(Statistics(5, 0));
+  outbox_.StartStream(kCredit, 2);  // another memory, to which it is repeated
+  outbox_.Reopen();
+  outbox_.StopStream();
+  Outbox to;
+  to.Adopt(outbox_.TakeLayers({0}));
+  for (int epoch = 2; epoch < 4; ++epoch) {
+    to.StartStream(kCredit, 1);
+    EXPECT_EQ(WriteAllOf(to), "S5.0[0+10]") << epoch;
+    to.Acknowledge(Statistics(5, 0));
+    to.Reopen();
+  }
+}
+
 TEST_F(OutboxTest, AProcessThatTookItsRankOverSaysWhereItBegins) {
   outbox_.BeginAt(0, 5);
   ASSERT_TRUE(Add(Gradient(5, 0), 10).ok());

@@ -158,6 +158,13 @@ TEST(SessionSpecTest, DescribesTheFirstDifference) {
     change(want);
     EXPECT_THAT(DescribeDifference(GoodSpec(), want), HasSubstr(expected));
   }
+  // The values differ, and their texts do not.
+  SessionSpec have = GoodSpec(), want = GoodSpec();
+  have.layer_methods = want.layer_methods = {OfLayers({1})};
+  EXPECT_EQ(DescribeDifference(have, want), "");
+  have.layer_methods[0].method.options["mu"] = 1.0;
+  want.layer_methods[0].method.options["mu"] = 0.9999999;
+  EXPECT_THAT(DescribeDifference(have, want), HasSubstr("layers[1] \"dec\""));
 }
 
 TEST(SessionSpecTest, TakesStatisticsInWarmUpAndAtEveryInvFreq) {

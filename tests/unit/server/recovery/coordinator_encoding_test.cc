@@ -103,10 +103,15 @@ TEST(CoordinatorEncodingTest, ADescriptionThatCannotBeWrittenOrReadIsNamed) {
   EXPECT_TRUE(read().ok()) << read();
   spec.GetReflection()->MutableUnknownFields(&spec)->AddVarint(77, 1);
   EXPECT_EQ(read().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(read().message(), "session: expected the fields of this version, got field 77 of a later one");
+  EXPECT_EQ(read().message(), "session: SessionSpec: expected the fields of this version, got field 77 of a later one");
   spec.GetReflection()->MutableUnknownFields(&spec)->Clear();
+  v1::Layer& layer = *spec.mutable_layers(0);
+  layer.GetReflection()->MutableUnknownFields(&layer)->AddVarint(78, 1);
+  EXPECT_EQ(read().message(), "session: Layer: expected the fields of this version, got field 78 of a later one");
+  layer.GetReflection()->MutableUnknownFields(&layer)->Clear();
   v1::MkorConfig& mkor = *spec.mutable_method()->mutable_mkor();
   mkor.GetReflection()->MutableUnknownFields(&mkor)->AddVarint(55, 1);
+  EXPECT_EQ(read().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(read().message()), HasSubstr("got unknown field 55"));
 }
 
