@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/recovery/coordinator_encoding.h"
 
-#include <google/protobuf/message.h>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -45,7 +44,8 @@ namespace {
 constexpr uint8_t kCoordinatorFormat = 8;
 
 // MethodConfig and FallbackConfig are checked where they are decoded.
-absl::Status CheckNoLaterFields(const google::protobuf::Message& message) {
+template <typename Message>
+absl::Status CheckNoLaterFields(const Message& message) {
   const auto& unknown = message.GetReflection()->GetUnknownFields(message);
   if (unknown.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("session: ", message.GetDescriptor()->name(),

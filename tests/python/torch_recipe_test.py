@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What print(Preconditioner) says of widespread models: how each weight is trained, and why. Needs no server.
+"""print(Preconditioner) says of widespread models how each weight is trained, and why. Needs no server.
 
 Skips with 77, and says so, where torch is not installed.
 """

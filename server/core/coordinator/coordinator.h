@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,37 +17,15 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/session_spec.h"
-#include "kernels/methods/method_set.h"
 #include "server/core/api/coordinator_journal.h"
 #include "server/core/api/coordinator_types.h"
 #include "server/core/api/observer.h"
 #include "server/core/api/session_access.h"
-#include "server/core/api/shard_control.h"
-#include "server/core/coordinator/tenant_limits.h"
+#include "server/core/coordinator/coordinator_options.h"
 
 namespace precondor {
 
 struct CoordinatorContext;
-
-struct ShardEndpoint {
-  // As configured; the journal names the shard so. Workers dial the address that the shard advertises, if it advertises
-  // one. For the shard in this process it is a name that no address changes.
-  std::string address;
-  std::unique_ptr<ShardControl> control;
-};
-
-struct CoordinatorOptions {
-  uint64_t lease_steps = 64;  // steps that a directive grants beyond the reported one
-  bool standby = false;       // calls are UNAVAILABLE until Restore, because another coordinator may lead
-  MethodFactory make_method = MakeMethod;
-  absl::Duration probe_interval = absl::Seconds(1);  // time between probes of a shard
-  TenantLimits tenant_limits;                        // for new sessions, not for restored ones
-  int64_t table_bytes = 0;                           // most SessionTableBytes of all sessions; 0: no limit
-  uint64_t snapshot_interval_steps = 0;              // between snapshots of a session; 0: only on request
-  // Called once, with the reason, when a shard has reported that another coordinator has taken over. This coordinator
-  // then calls no shard and answers UNAVAILABLE. Runs on any thread, without a lock. May be empty.
-  std::function<void(const absl::Status&)> on_replaced;
-};
 
 // Thread-safe. Calls block while shards are called or the journal is written, so servers run them off their RPC
 // threads. Errors are those of session.proto with an ErrorReason, and UNAVAILABLE if the journal cannot be written; no

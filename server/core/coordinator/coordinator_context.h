@@ -16,7 +16,7 @@
 #include "kernels/base/mutex.h"
 #include "server/core/api/coordinator_journal.h"
 #include "server/core/api/observer.h"
-#include "server/core/coordinator/coordinator.h"
+#include "server/core/coordinator/coordinator_options.h"
 #include "server/core/coordinator/coordinator_session.h"
 #include "server/core/coordinator/coordinator_state.h"
 #include "server/core/coordinator/journal_writer.h"

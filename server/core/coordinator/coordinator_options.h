@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shards and the options that a coordinator is made with.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+#include "kernels/methods/method_set.h"
+#include "server/core/api/shard_control.h"
+#include "server/core/coordinator/tenant_limits.h"
+
+namespace precondor {
+
+struct ShardEndpoint {
+  // As configured; the journal names the shard so. Workers dial the address that the shard advertises, if it advertises
+  // one. For the shard in this process it is a name that no address changes.
+  std::string address;
+  std::unique_ptr<ShardControl> control;
+};
+
+struct CoordinatorOptions {
+  uint64_t lease_steps = 64;  // steps that a directive grants beyond the reported one
+  bool standby = false;       // calls are UNAVAILABLE until Restore, because another coordinator may lead
+  MethodFactory make_method = MakeMethod;
+  absl::Duration probe_interval = absl::Seconds(1);  // time between probes of a shard
+  TenantLimits tenant_limits;                        // for new sessions, not for restored ones
+  int64_t table_bytes = 0;                           // most SessionTableBytes of all sessions; 0: no limit
+  uint64_t snapshot_interval_steps = 0;              // between snapshots of a session; 0: only on request
+  // Called once, with the reason, when a shard has reported that another coordinator has taken over. This coordinator
+  // then calls no shard and answers UNAVAILABLE. Runs on any thread, without a lock. May be empty.
+  std::function<void(const absl::Status&)> on_replaced;
+};
+
+}  // namespace precondor
