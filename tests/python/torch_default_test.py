@@ -154,6 +154,30 @@ class DefaultTest(torch_case.ServerCase):
                 self.assertEqual({group["betas"] for group in groups}, {betas})
                 self.assertEqual({group["lr_scale"] for group in groups} - {1.0 if method == "muon" else None}, {scale})
 
+    def test_the_clip_has_the_rate_of_its_layers(self):
+        class Own(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.rows, self.body = nn.Parameter(torch.randn(70, 6)), nn.Linear(6, 3)
+
+            def forward(self, x):
+                return self.body(self.rows[x])
+
+        # Half the rate, and beside a table at four times the rate.
+        for kind, layer, rate in ((Own, "body", 0.05), (Net, "head", 0.1)):
+            scales = []
+            for given in (None, rate):
+                torch.manual_seed(5)
+                model = kind()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    pre = self.preconditioner(model, f"{self.name}-{layer}-{given}", method=None, layer_methods={layer: "kfac"})
+                pre.make_optimizer(0.1)
+                (100 * model(torch.arange(7)).square().sum()).backward()
+                scales.append(pre.step(1.0, learning_rate=given).scale)
+            self.assertLess(scales[0], 1.0)
+            self.assertEqual(scales[0], scales[1])
+
     def test_convolutions(self):
         model = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.ConvTranspose2d(4, 2, 2), nn.Flatten(), nn.Linear(8, 3))
         pre = self.preconditioner(model, method=None, layer_methods={"1": "kron"})

@@ -213,6 +213,19 @@ class LayersTest(torch_case.ServerCase):
             warnings.simplefilter("error", category=UserWarning)
             pre.step(1.0)
 
+    def test_frozen_matrices_with_a_method_are_no_layers_for_that_alone(self):
+        model = nn.ModuleDict({"a": nn.Embedding(5, 4), "b": nn.Embedding(6, 4), "c": nn.Embedding(7, 4, sparse=True), "rnn": nn.LSTM(4, 4),
+                               "body": nn.Linear(4, 4)})
+        model.experts = nn.Parameter(torch.ones(2, 4, 4))
+        for parameter in (model["a"].weight, model["c"].weight, model["rnn"].weight_ih_l0, model["rnn"].bias_ih_l0, model["body"].weight,
+                          model["body"].bias, model.experts):
+            parameter.requires_grad_(False)
+        for pattern, frozen in (("b.weight", []), ("[abc].weight", ["a.weight"]), ("rnn.*", ["rnn.weight_ih_l0"]),
+                                ("experts|b.weight", ["experts"])):
+            with self.subTest(pattern=pattern):
+                chosen = _layers.choose(model, _layers.Choice((), precondor.Selection(), {pattern: "soap"}))
+                self.assertEqual(sorted(chosen.frozen), sorted(["body.weight", *frozen]))
+
     @unittest.skipIf(Conv1D is None, "transformers is not installed")
     def test_gpt2(self):
         from transformers import GPT2Config, GPT2LMHeadModel

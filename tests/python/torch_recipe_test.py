@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""print(Preconditioner) says of widespread models how each weight is trained, and why. Needs no server.
+"""The table of print(Preconditioner) for widespread models: how each weight is trained, and why. Needs no server.
 
 Skips with 77, and says so, where torch is not installed.
 """
@@ -210,6 +210,36 @@ class RecipeTest(unittest.TestCase):
             layers.0.experts.down_proj (x 2) | optimizer | stack of experts
             words.weight | soap | embedding of words""", method="mkor", layer_methods={r".*1\.router": "kfac"}, skip=["head"],
                    parameter_methods={".*up_proj": "kron"}, selection=Selection(embeddings="soap"))
+        self.check(models.Reader(nn.LSTM), """
+            head | kfac | layer_methods
+            rnn.weight_ih_l0.group0 (x 4) | muon | gates of a recurrent module
+            rnn.weight_hh_l0.group0 (x 4) | muon | gates of a recurrent module
+            rnn.weight_ih_l1.group0 (x 4) | muon | gates of a recurrent module
+            rnn.weight_hh_l1.group0 (x 4) | muon | gates of a recurrent module
+            words.weight | optimizer | embedding of words""", layer_methods={".*": "kfac"})
+
+    def test_the_multiple_is_that_of_the_group(self):
+        model = nn.ModuleDict({"words": nn.Embedding(90, 16, sparse=True), "names": nn.Embedding(90, 16), "hidden": nn.Linear(16, 16),
+                               "head": nn.Linear(16, 3)})
+        self.check(model, """
+            hidden | muon | hidden linear layer
+            head | muon | hidden linear layer
+            names.weight | soap | parameter_methods
+            words.weight | optimizer, 4 x rate | its gradients are sparse""", parameter_methods={".*s.weight": "soap"})
+
+    def test_an_embedding_is_of_words_unless_its_own_name_says_more(self):
+        words, other = "optimizer, 4 x rate | embedding of words", "optimizer | embedding"
+        for name, row in (("pos_tagger.embedding", words), ("posterior", words), ("composEmbedding", words), ("pos_embedding", other),
+                          ("positionEmbedding", other), ("text.posEmbedding", other), ("learnedPosition", other), ("PositionEmbedding", other),
+                          ("wpe", other), ("tokenType", other), ("positions.0", other)):
+            with self.subTest(name):
+                model = nn.ModuleDict({"first": nn.Linear(8, 8), "hidden": nn.Linear(8, 8), "last": nn.Linear(8, 8)})
+                place = model
+                for part in name.split(".")[:-1]:
+                    place.add_module(part, nn.Module())
+                    place = getattr(place, part)
+                place.add_module(name.rpartition(".")[2], nn.Embedding(20, 8))
+                self.assertIn(f"{name}.weight | {row}", printed(model)[0])
 
 
 if __name__ == "__main__":

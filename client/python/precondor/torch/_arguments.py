@@ -14,7 +14,7 @@ from torch import nn
 from .._errors import InvalidArgumentError, UnimplementedError, check_mapping, check_text, expect_instance, invalid
 from .._session import SessionSpec, traits_of
 from ._exchange import clip_of, methods_of
-from ._optimizer import check_optimizer
+from ._optimizer import BaseOptimizer, check_optimizer
 
 _MAX_SAMPLES = 1 << 40  # the servers' limit
 
@@ -67,11 +67,13 @@ def count_of(samples: int) -> int:
     return count
 
 
-def rate_of(given: Optional[float], optimizer: Optional[torch.optim.Optimizer], needed: bool) -> Optional[float]:
-    """Returns a step's learning rate: the given one, or the optimizer's. Raises InvalidArgumentError if it is needed
-    and unknown."""
+def rate_of(given: Optional[float], optimizer: Optional[torch.optim.Optimizer], needed: bool, weight: nn.Parameter) -> Optional[float]:
+    """Returns a step's learning rate: the given one, or that of the optimizer's first group, which a BaseOptimizer multiplies by the
+    scale of the group of `weight`. Raises InvalidArgumentError if it is needed and unknown."""
     if given is None and optimizer is not None:
         given = float(optimizer.param_groups[0]["lr"])
+        if isinstance(optimizer, BaseOptimizer):
+            given *= next((group["lr_scale"] for group in optimizer.param_groups if any(one is weight for one in group["params"])), 1.0)
     if given is None and needed:
         raise InvalidArgumentError("scaling KL_CLIP needs the learning rate: give optimizer= to Preconditioner, or "
                                    "learning_rate= to step, or the method option scaling NORM_RESCALE", "INVALID_ARGUMENT")

@@ -360,8 +360,9 @@ def check_present(model: nn.Module, matrices: Iterable[Matrix]) -> None:
 
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-# In the names of embeddings of something else than words.
-_NO_WORDS = re.compile(r"(^|[._])(pos(itions?|itional|emb)?|wpe|relative|token_type|segments?)(?![a-z])", re.IGNORECASE)
+# In the last part of names of embeddings of something else than words. Numbers behind that part do not count.
+_NO_WORDS = re.compile(r"(^|[._]|(?<=[a-z])(?=[A-Z]))(?i:pos(itions?|itional|emb)?|wpe|relative|token_?type|segments?)(?![a-z])"
+                       r"[^.]*(\.\d+)*$")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -498,14 +499,12 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
         chosen.left.update({names[id(one)]: reasons[id(one)] for one in own if id(one) in reasons})
     _set_kinds(model, chosen)
     _add_by_gradient(model, choice, chosen)
-    chosen.frozen = {name: parameter for name, parameter in ((plain_name(name), parameter) for name, parameter in model.named_parameters())
-                     if chosen.left.get(name) == "frozen" and parameter.dim() > 1
-                     and chosen.kinds.get(parameter) in {None, *choice.by_kind}}
     return chosen
 
 
 def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
-    """Sets `kinds`. Adds matrices for which `choice` has a method to the layers: by the first match of parameter_methods, or by kind."""
+    """Sets `kinds` and `frozen`. Adds matrices for which `choice` has a method to the layers: by the first match of parameter_methods,
+    or by kind."""
     found = _kinds_of(model)
     chosen.kinds = {parameter: kind for parameter, (kind, _, _) in found.items()}
     parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
@@ -517,6 +516,8 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
         method = choice.by_kind.get(kind) if pattern is None else as_method(choice.parameter_methods[pattern])
         if method is None and kind:
             chosen.left[name] = kind if parameter.requires_grad else "frozen"
+        elif method is None and chosen.left[name] == "frozen" and parameter.dim() > 1:  # a module's own
+            chosen.frozen[name] = parameter
         if method is None or parameter.dim() < 2 or not parameter.is_floating_point():
             continue
         gates = max(1, parameter.shape[0] // module.hidden_size) if kind == GATE else 1  # each of as many rows
@@ -530,6 +531,8 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
                 reason = "its gradients are sparse"
         if reason:
             chosen.left[name] = reason
+            if reason == "frozen":
+                chosen.frozen[name] = parameter
             continue
         unused -= {pattern}
         del chosen.left[name]

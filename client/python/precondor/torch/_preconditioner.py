@@ -189,8 +189,10 @@ class Preconditioner:
 
     def __str__(self) -> str:
         """A table of layers and other parameters, of how each is trained, and why."""
-        layers = ((slot.layer.name, self._methods[slot.place], slot.matrix.kind) for slot in self._slots)
-        return f"Preconditioner of session {self._spec.name}\n{self._recipe.describe(layers, self._left)}"
+        layers = ((slot.layer.name, self._methods[slot.place], slot.matrix) for slot in self._slots)
+        parameters = {_layers.plain_name(name): parameter for name, parameter in self._model.named_parameters()}
+        left = ((name, reason, parameters.get(name)) for name, reason in self._left.items())
+        return f"Preconditioner of session {self._spec.name}\n{self._recipe.describe(layers, left, self._scales)}"
 
     # --- properties ---------------------------------------------------------------------------------------------------
 
@@ -201,7 +203,7 @@ class Preconditioner:
 
     @property
     def left(self) -> Dict[str, str]:
-        """Reasons why parameters are left to the optimizer, by parameter name."""
+        """Reasons, or kinds, of the parameters that are left to the optimizer, by name."""
         return dict(self._left)
 
     @property
@@ -250,7 +252,7 @@ class Preconditioner:
         Args:
             loss: A number, or a tensor with one; reported for metrics and the fallback. None: unknown.
             samples: Weight of this rank's loss and, except with DDP, of its gradients, if batches differ in size.
-            learning_rate: None: that of the optimizer's first group.
+            learning_rate: None: that of the optimizer's first group, in a BaseOptimizer times the lr_scale of the layers.
             scaler: AMP's GradScaler, for an optimizer that has all layers. step() unscales the gradients unless
                 scaler.unscale_(optimizer) was called, which a plain model on several ranks does not permit.
 
@@ -267,7 +269,7 @@ class Preconditioner:
         self._recipe.check_optimizer(self._optimizer, self._methods, self._whole_updates)
         self._warnings.before_step(self._functional and bool(self._wanted))
         self._reporter.wait()
-        rate = rate_of(learning_rate, self._optimizer, bool(self._clips))
+        rate = rate_of(learning_rate, self._optimizer, bool(self._clips), self._slots[min(self._clips, default=0)].matrix.weight)
         if self._exchange.any_sent() and (scaler is not None or samples != 1):
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
                                        "INVALID_ARGUMENT")

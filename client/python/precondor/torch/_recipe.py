@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .._session import METHODS, Fallback, Method, as_method, traits_of
-from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, NAMED, OTHER, TABLE, TIED, WORDS, Choice, Chosen, Matrix,
+from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, OTHER, TABLE, TIED, WORDS, Choice, Chosen, Matrix,
                       choose as choose_layers, plain_name)
 from ._optimizer import BaseOptimizer
 
@@ -81,7 +81,7 @@ class Recipe:
         return methods
 
     def scale(self, kind: str) -> float:
-        """Returns the multiple of the optimizer's learning rate for a kind, or another reason why a parameter is left to it."""
+        """Returns the multiple of the optimizer's learning rate for a kind of weight."""
         value = self.by_kind.get(kind)
         return value if isinstance(value, float) else self.by_kind[OTHER]
 
@@ -93,21 +93,25 @@ class Recipe:
         """Returns the options of BaseOptimizer except groups and learning rate."""
         return {**({"betas": self.betas} if self.betas else {}), **options}
 
-    def describe(self, layers: Iterable[Tuple[str, str, str]], left: Mapping[str, str]) -> str:
+    def describe(self, layers: Iterable[Tuple[str, str, Matrix]], left: Iterable[Tuple[str, str, Optional[nn.Parameter]]],
+                 scales: Mapping[nn.Parameter, float]) -> str:
         """Returns a table of layers and other parameters, of how each is trained, and why. Rows that differ only in numbers that
         are a part of their names are one.
 
         Args:
-            layers: Name, method and kind of each.
-            left: Reasons, or kinds, of the other parameters, by name.
+            layers: Name, method and matrix of each.
+            left: Names of the other parameters, with the reason, or the kind, of each, and the parameter.
+            scales: As scales() returns them.
         """
-        rows = [(name, method, "layer_methods" if kind != NAMED and any(re.fullmatch(one, name) for one in self.given) else kind)
-                for name, method, kind in layers]
-        for name, reason in left.items():
-            rows.append((name, "nothing" if reason == "frozen" else "optimizer", reason))
+        rows: List[Tuple[str, str, str, Optional[nn.Parameter]]] = []
+        for name, method, matrix in layers:  # layer_methods leaves layers by their gradients alone as they are
+            named = matrix.method is None and any(re.fullmatch(one, name) for one in self.given)
+            rows.append((name, method, "layer_methods" if named else matrix.kind, matrix.weight))
+        for name, reason, parameter in left:
+            rows.append((name, "nothing" if reason == "frozen" else "optimizer", reason, parameter))
         alike: Dict[Tuple[str, str, str], List[str]] = {}
-        for name, method, why in rows:
-            scale = 1.0 if method == "nothing" or method in METHODS and METHODS[method].whole_updates else self.scale(why)
+        for name, method, why, weight in rows:
+            scale = 1.0 if method == "nothing" or method in METHODS and METHODS[method].whole_updates else scales.get(weight, 1.0)
             method += f", {scale:g} x rate" if scale != 1.0 else ""
             alike.setdefault((_NUMBERS.sub("*", name), method, why), []).append(name)
         shown = [("layer or parameter", "trained by", "why")]
