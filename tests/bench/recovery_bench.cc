@@ -449,7 +449,9 @@ int main(int argc, char** argv) {
         return bench.rows();
       },
       [&](absl::string_view argument) {
-        if (absl::ConsumePrefix(&argument, "--steps=")) return absl::SimpleAtoi(argument, &options.steps);
+        if (absl::ConsumePrefix(&argument, "--steps=")) {
+          return absl::SimpleAtoi(argument, &options.steps) && options.steps > 0;
+        }
         if (argument == "--gradients") return options.only_gradients = true;
         if (!absl::ConsumePrefix(&argument, "--dir=")) return false;
         options.dir = std::string(argument);

@@ -66,6 +66,10 @@ class Results(unittest.TestCase):
             else:
                 self.assertLessEqual(run["bytes_per_step"]["statistics"], 1.001 * expected)
 
+    def test_every_promise_has_a_run(self):
+        if self.runs:  # results of an earlier run may be of some rows
+            self.assertLessEqual(set(PROMISES), {(run["task"], run["row"]) for run in self.runs + self.others})
+
     def test_is_better_than_first_order(self):
         for runs, ((task, row), share) in itertools.product((self.runs, self.others), PROMISES.items()):
             if (task, row) not in {(r["task"], r["row"]) for r in runs}:

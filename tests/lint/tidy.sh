@@ -44,8 +44,8 @@ mapfile -t files < <(python3 - "$database" "${paths[@]}" <<'PY'
 import json, os, re, sys
 wanted = [p.rstrip("/") for p in sys.argv[2:]]
 with open(sys.argv[1], encoding="utf-8") as file:
-    # Commands that print the text: with comments, which can turn a check off, and with macros.
-    texts = {os.path.relpath(entry["file"]): f"cd {entry['directory']} && " + re.sub(r" -o \S+ -c ", " -E -C -dD -P ", entry["command"])
+    # Commands that print the text: with comments, which turn checks off, with macros, and with lines, which checks count.
+    texts = {os.path.relpath(entry["file"]): f"cd {entry['directory']} && " + re.sub(r" -o \S+ -c ", " -E -C -dD ", entry["command"])
              for entry in json.load(file)}
 for w in wanted:
     for path in sorted(texts):
@@ -74,7 +74,7 @@ export skipped began clean seconds=${seconds:-0}
 check() {
   if (( seconds > 0 && $(date +%s) - began >= seconds )); then echo "$1" >>"$skipped"; return; fi
   local sum
-  sum=$({ cat .clang-tidy; clang-tidy-14 --version; echo "${2//$PWD/}"; (eval "$2"); } | sha256sum | cut -d ' ' -f 1)
+  sum=$({ cat .clang-tidy; clang-tidy-14 --version; echo "$2"; (eval "$2"); } | sed "s|$PWD||g" | sha256sum | cut -d ' ' -f 1)
   if [[ -e "$clean/$sum" ]]; then touch "$clean/$sum"; return; fi
   clang-tidy-14 -p build/tidy --quiet "$1" && touch "$clean/$sum"
 }

@@ -204,6 +204,10 @@ class RawStream {
   // The status of the whole stream. `take` gets all answers that were left.
   grpc::Status Finish(const std::function<void(const v1::ExchangeResponse& answer)>& take = nullptr) {
     call_->WritesDone();
+    return End(take);
+  }
+  // That of a stream that the server ends, while the client could still write.
+  grpc::Status End(const std::function<void(const v1::ExchangeResponse& answer)>& take = nullptr) {
     while (call_->Read(&answer)) {
       if (take == nullptr) continue;
       if (answer.bundle_size() == 0) take(answer);

@@ -187,7 +187,7 @@ TEST(ServerStreamTest, GarbageEndsTheStreamAlone) {
   // An unknown field of a message is passed over by protobuf; 256 KiB of other fields are not a frame.
   frame.GetReflection()->MutableUnknownFields(&frame)->AddLengthDelimited(9)->assign(400'000, 'x');
   stream.Send(frame);
-  const grpc::Status status = stream.Finish();
+  const grpc::Status status = stream.End();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_MALFORMED);
   v1::PreconditionResponse response;
@@ -241,7 +241,7 @@ TEST(ServerStreamTest, BundlesBesideOrInsideOthersOrTooLargeOnesEndTheStream) {
   for (const v1::ExchangeRequest& bad : {nested, beside, many}) {
     RawStream stream(server);
     stream.Send(bad);
-    EXPECT_EQ(DetailOf(stream.Finish()).reason(), v1::ERROR_REASON_MALFORMED);
+    EXPECT_EQ(DetailOf(stream.End()).reason(), v1::ERROR_REASON_MALFORMED);
   }
   EXPECT_EQ(server.Stats("job")[0].accepted(), 0u);
 }

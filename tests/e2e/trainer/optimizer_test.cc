@@ -40,10 +40,10 @@ struct Model {
     Fill(w1, rng, 1.0);
     Fill(w2, rng, 0.1);
   }
-  void Step(Optimizer& optimizer, uint64_t seed) {
+  void Step(Optimizer& optimizer, uint64_t seed, double scale = 1.0) {
     std::mt19937_64 rng(seed);
-    Fill(g1, rng, 2.0);
-    Fill(g2, rng, 0.01);
+    Fill(g1, rng, 2.0 * scale);
+    Fill(g2, rng, 0.01 * scale);
     optimizer.Step({{w1.view(), g1.view()}, {w2.view(), g2.view()}}, kRate);
   }
   static std::vector<Vec> Tensors(const HostMatrix& one, const HostMatrix& other) {
@@ -56,30 +56,34 @@ class OptimizerTest : public ::testing::TestWithParam<std::string> {};
 // f32 rounding of the updates: about as many half-ulps of weights of size 1, times a few operations a step.
 TEST_P(OptimizerTest, FollowsTheFormula) {
   const std::string name = GetParam();
-  Optimizer optimizer = Optimizer::Make(name).value();
-  Model model;
-  std::vector<Vec> want = Model::Tensors(model.w1, model.w2);
-  std::vector<reference::SgdState> sgd(4);
-  std::vector<reference::AdamState> adam(4);
-  for (uint64_t step = 0; step < 40; ++step) {
-    model.Step(optimizer, step);
-    const std::vector<Vec> g = Model::Tensors(model.g1, model.g2);
-    Vec norms;
-    for (const Vec& one : g) norms.push_back(reference::Norm(one));
-    for (size_t t = 0; t < g.size(); ++t) {
-      if (name == "adamw") {
-        reference::AdamWStep(kRate, 0.9, 0.999, 1e-8, g[t], want[t], adam[t]);
-      } else if (name == "lamb") {
-        reference::LambStep(kRate, 0.9, 0.999, 1e-6, 1.0, reference::Norm(norms), g[t], want[t], adam[t]);
-      } else {
-        reference::SgdStep(kRate, name == "sgd" ? 0.9 : 0, g[t], want[t], sgd[t]);
+  // Of the gradients: their norm is beyond lamb's limit, or below it.
+  for (const double scale : {1.0, 0.01}) {
+    Optimizer optimizer = Optimizer::Make(name).value();
+    Model model;
+    std::vector<Vec> want = Model::Tensors(model.w1, model.w2);
+    std::vector<reference::SgdState> sgd(4);
+    std::vector<reference::AdamState> adam(4);
+    for (uint64_t step = 0; step < 40; ++step) {
+      model.Step(optimizer, step, scale);
+      const std::vector<Vec> g = Model::Tensors(model.g1, model.g2);
+      Vec norms;
+      for (const Vec& one : g) norms.push_back(reference::Norm(one));
+      for (size_t t = 0; t < g.size(); ++t) {
+        if (name == "adamw") {
+          reference::AdamWStep(kRate, 0.9, 0.999, 1e-8, g[t], want[t], adam[t]);
+        } else if (name == "lamb") {
+          reference::LambStep(kRate, 0.9, 0.999, 1e-6, 1.0, reference::Norm(norms), g[t], want[t], adam[t]);
+        } else {
+          reference::SgdStep(kRate, name == "sgd" ? 0.9 : 0, g[t], want[t], sgd[t]);
+        }
       }
     }
-  }
-  const std::vector<Vec> have = Model::Tensors(model.w1, model.w2);
-  for (size_t t = 0; t < have.size(); ++t) {
-    for (size_t i = 0; i < have[t].size(); ++i) {
-      EXPECT_NEAR(have[t][i], want[t][i], 2e-5 * (1 + std::abs(want[t][i]))) << "tensor " << t << " element " << i;
+    const std::vector<Vec> have = Model::Tensors(model.w1, model.w2);
+    for (size_t t = 0; t < have.size(); ++t) {
+      for (size_t i = 0; i < have[t].size(); ++i) {
+        EXPECT_NEAR(have[t][i], want[t][i], 2e-5 * (1 + std::abs(want[t][i])))
+            << "scale " << scale << " tensor " << t << " element " << i;
+      }
     }
   }
 }

@@ -70,6 +70,9 @@ TEST_F(TrainTest, IsAFunctionOfTheRunAndLearns) {
   const DigitsData data = SmallData();
   const digits::Run run = SomeRun(25);
   const auto first = Trainer::Make(run, data), again = Trainer::Make(run, data);
+  digits::Run other = run;
+  ++other.session.seed;
+  EXPECT_NE(HashWeights((*Trainer::Make(other, data))->model().weights()), HashWeights((*first)->model().weights()));
   const double before = (*first)->model().Evaluate(data.train).loss;
   EXPECT_EQ(HashWeights(Finish(**first)), HashWeights(Finish(**again)));
   EXPECT_LT((*first)->model().Evaluate(data.train).loss, before);

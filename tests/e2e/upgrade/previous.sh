@@ -4,7 +4,7 @@
 # Usage: previous.sh FOLDER     (FOLDER/build then has precondor-server and digits_recorded)
 set -euo pipefail
 
-# Until 0.1.0 is tagged: the commit that made a session on disk its message (adr/0037). After a release its tag.
+# Until 0.1.0 is tagged: the first commit with all formats of adr/0037. After a release its tag.
 release=b60bf84d
 
 (( $# == 1 )) || { echo "Usage: previous.sh FOLDER" >&2; exit 2; }
