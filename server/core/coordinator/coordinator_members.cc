@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "server/core/coordinator/coordinator.h"
 #include "server/core/coordinator/coordinator_context.h"
 #include "server/core/coordinator/session_messages.h"
 #include "server/core/coordinator/session_operations.h"

@@ -9,6 +9,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/wire_bounds.h"
+#include "server/core/coordinator/coordinator.h"
 #include "server/core/coordinator/coordinator_context.h"
 #include "server/core/coordinator/session_messages.h"
 #include "server/core/coordinator/session_operations.h"
