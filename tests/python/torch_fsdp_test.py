@@ -32,7 +32,7 @@ class FsdpTest(unittest.TestCase):
 
     def ask(self, size, name, session, **arguments):
         """Returns the function's result on each rank; a raised exception as it was."""
-        return ask(self.ranks[size], name, DEADLINE_S, address=self.server.address, session=session, **arguments)
+        return ask(self.ranks[size], name, DEADLINE_S, **{"address": self.server.address, "session": session, **arguments})
 
     def run_all(self, size, name, **arguments):
         """Returns the function's result on each rank."""
