@@ -326,7 +326,7 @@ TEST(LayerUploadsTest, TakesPiecesInOrderAndChecksTheWhole) {
   ++bad.checksum;
   EXPECT_TRUE(absl::IsDataLoss(add(bad).status()));
   bad = piece(0, bytes.size());
-  bad.total_bytes = 1001 + LayerUploads::kHeadBytes;
+  bad.total_bytes = 1001 + kMostImageHeadBytes;
   EXPECT_TRUE(absl::IsResourceExhausted(add(bad).status()));
   bad.total_bytes = 3;
   EXPECT_TRUE(absl::IsOutOfRange(add(bad).status())) << "more than the whole";
