@@ -246,7 +246,7 @@ absl::Status Encode(const T& value, Message& out) {
   return status;
 }
 
-// Copies the fields of a message to a struct. What the message lacks keeps its value, which is the default.
+// Copies the fields of a message to a struct. A field that the message lacks keeps its value, which is the default.
 template <HasFields T>
 absl::Status Decode(const Message& in, const FieldPath* path, T& out);
 absl::Status Decode(const Message& in, const FieldPath*, MethodConfig& out) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the operations of a coordinator share: its state under a lock, its journal and its shards.
+// Shared by the operations of a coordinator: its state under a lock, its journal and its shards.
 #pragma once
 
 #include <atomic>

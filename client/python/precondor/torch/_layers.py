@@ -23,7 +23,7 @@ HIDDEN, END, CONVOLUTION = "hidden linear layer", "linear layer at an end", "con
 # These are layers by their gradients alone, or the optimizer trains them.
 EXPERT, GATE, TIED = "stack of experts", "gates of a recurrent module", "embedding that another module shares"
 WORDS, TABLE = "embedding of words", "embedding"
-# Of parameters that parameter_methods makes layers, and of those of no kind.
+# Parameters that parameter_methods makes layers, and those of no kind.
 NAMED, OTHER = "parameter_methods", "other"
 
 
@@ -42,7 +42,7 @@ class Matrix:
         seen: Columns of the inputs and of the outputs in this rank's calls of a linear layer, if they are not all.
         has_lookups: The rows are those of an embedding or an expert: a step changes only rows that have a gradient.
         kind: One of the kinds above.
-        method: Of a layer by its gradients alone; None: its module's calls are observed.
+        method: A method that needs gradients alone; None: its module's calls are observed.
     """
 
     has_lookups = False
@@ -274,7 +274,7 @@ class Choice:
         skip: Regular expressions of whole module names.
         selection: The classes, sizes and biases.
         parameter_methods: Methods by regular expressions of whole names of parameters that are no layers.
-        by_kind: The recipe's methods by kind of weight. Of kinds without one only those of modules that are called are layers.
+        by_kind: The recipe's methods by kind of weight. A kind without one is a layer only in a module that is called.
     """
 
     skip: Sequence[str]

@@ -38,7 +38,7 @@ RECIPE: Dict[str, Tuple[Union[Method, float], ...]] = {
     TABLE:       (1.0,                    1.0,                    .5),
     OTHER:       (1.0,                    1.0,                    .5),  # and behind methods whose answers are no whole updates
 }
-# Of the optimizer that make_optimizer makes, in these models; None: AdamW's own, .9 and .999.
+# Betas of the optimizer that make_optimizer makes, in these models; None: AdamW's own, .9 and .999.
 BETAS = ((0.95, 0.95), (0.95, 0.95), None)
 MOST, RECURRENT, UNKNOWN = range(3)
 
