@@ -239,8 +239,8 @@ absl::Status EncodeField(const T& value, const FieldDescriptor* field, Message* 
 
 template <HasFields T>
 absl::Status Encode(const T& value, Message& out) {
-  static const std::vector<const FieldDescriptor*> fields = FieldsLike<T>(out);
-  auto to = fields.begin();
+  static const std::vector<const FieldDescriptor*> kFields = FieldsLike<T>(out);
+  auto to = kFields.begin();
   absl::Status status;
   ForEachField([&](absl::string_view, const auto& field) { status.Update(EncodeField(field, *to++, &out)); }, value);
   return status;
@@ -290,8 +290,8 @@ absl::Status Decode(const Message& in, const FieldPath* path, T& out) {
   if constexpr (std::is_same_v<T, FallbackConfig>) {
     PRECONDOR_RETURN_IF_ERROR(CheckNoLaterOption(static_cast<const v1::FallbackConfig&>(in)));
   }
-  static const std::vector<const FieldDescriptor*> fields = FieldsLike<T>(in);
-  auto from = fields.begin();
+  static const std::vector<const FieldDescriptor*> kFields = FieldsLike<T>(in);
+  auto from = kFields.begin();
   absl::Status status;
   ForEachField(
       [&](absl::string_view name, auto& field) {

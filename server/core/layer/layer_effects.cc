@@ -146,7 +146,7 @@ class LayerDriver::EffectVisitor {
   void operator()(ComputeAnswer& compute) {
     const std::shared_ptr<StepData>& data = steps_.Of(compute.id);
     Then([&layer = layer_, data, contributions = data->gradients.Take(compute.ranks),
-          compute = std::move(compute)]() mutable { layer.Answer(compute, *data, std::move(contributions)); });
+          effect = std::move(compute)]() mutable { layer.Answer(effect, *data, std::move(contributions)); });
   }
   void operator()(AppendPlan& append) {
     Then([&layer = layer_, append = std::move(append)] {
