@@ -145,8 +145,10 @@ class LayerDriver::EffectVisitor {
   }
   void operator()(ComputeAnswer& compute) {
     const std::shared_ptr<StepData>& data = steps_.Of(compute.id);
-    Then([&layer = layer_, data, contributions = data->gradients.Take(compute.ranks),
-          effect = std::move(compute)]() mutable { layer.Answer(effect, *data, std::move(contributions)); });
+    auto contributions = data->gradients.Take(compute.ranks);
+    Then([&layer = layer_, data, contributions = std::move(contributions), compute = std::move(compute)]() mutable {
+      layer.Answer(compute, *data, std::move(contributions));
+    });
   }
   void operator()(AppendPlan& append) {
     Then([&layer = layer_, append = std::move(append)] {
