@@ -61,7 +61,7 @@ absl::StatusOr<SessionSpec> DecodeSpec(absl::string_view bytes) {
   for (const v1::Layer& layer : spec.layers()) PRECONDOR_RETURN_IF_ERROR(CheckNoLaterFields(layer));
   for (const v1::LayerMethod& methods : spec.layer_methods()) PRECONDOR_RETURN_IF_ERROR(CheckNoLaterFields(methods));
   absl::StatusOr<SessionSpec> decoded = wire::DecodeSessionSpec(spec);
-  // What the wire refuses in a message of a client, this version does not know in one that it has stored.
+  // This version does not know a stored field that the wire refuses in the message of a client.
   if (!decoded.ok()) return absl::FailedPreconditionError(absl::StrCat("session: ", decoded.status().message()));
   return decoded;
 }

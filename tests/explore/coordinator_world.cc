@@ -97,7 +97,7 @@ class Actor {
     if (ok && std::holds_alternative<MembershipRecord>(record)) Own(state_, op_.session_id).Adopt(record);
     Resume({.ok = ok});
   }
-  // What the operation waits for has come.
+  // The event that the operation waits for has come.
   void Resume(const ShardAnswer& answer) {
     switch (op_.kind) {
       case OperationKind::kIdle:

@@ -20,7 +20,7 @@
 
 namespace precondor::explore {
 
-// What may happen, and how often.
+// The events that may happen, and how often.
 struct CoordinatorLimits {
   std::string name = {};
   size_t shards = 1;

@@ -17,7 +17,7 @@
 
 namespace precondor::explore {
 
-// What may happen, and how often.
+// The events that may happen, and how often.
 struct WorldLimits {
   std::string name = {};
   ExchangeMode exchange = ExchangeMode::kDirect;

@@ -56,7 +56,7 @@ class OptimizerTest : public ::testing::TestWithParam<std::string> {};
 // f32 rounding of the updates: about as many half-ulps of weights of size 1, times a few operations a step.
 TEST_P(OptimizerTest, FollowsTheFormula) {
   const std::string name = GetParam();
-  // Of the gradients: their norm is beyond lamb's limit, or below it.
+  // Scales of the gradients, whose norm is then beyond lamb's limit or below it.
   for (const double scale : {1.0, 0.01}) {
     Optimizer optimizer = Optimizer::Make(name).value();
     Model model;
