@@ -221,7 +221,7 @@ class Actor {
         Call(bug_ == CoordinatorBug::kRemovesUnknown ? CallKind::kRemove : CallKind::kQuarantine, action.shard, id);
         return true;
       case ActionKind::kInstall: {
-        // Where the product would wait for the session's lock, the next Reconcile does it.
+        // The product would wait for the session's lock here. In this world the next Reconcile does it.
         if (state_.Find(id) == nullptr || IsLocked(id)) return false;
         const CoordinatorSession& session = *state_.Find(id);
         Install(session.members().shards_told() ? action.shard : 0, session);

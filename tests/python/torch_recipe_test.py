@@ -36,7 +36,7 @@ def printed(model, **options):
 
 
 
-# Of blocks with queries, keys and values apart.
+# Names in blocks that have queries, keys and values apart.
 ATTENTION = """
     {0}.q{1} | muon | hidden linear layer
     {0}.k{1} | muon | hidden linear layer

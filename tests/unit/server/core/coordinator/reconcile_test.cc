@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What shards report, and what a coordinator does about it.
+// Reports of shards, and the actions of a coordinator that follow.
 #include "server/core/coordinator/reconcile.h"
 
 #include "absl/strings/str_cat.h"
@@ -133,7 +133,7 @@ TEST_F(ReconcileTest, AnEndingSessionIsRemovedFromEveryShardAndAgainWhereAnInsta
   EXPECT_THAT(Sessions(), IsEmpty());
 }
 
-// What shard 0 reports of the open session, whose epoch is 2 and whose rank is held.
+// The report of shard 0 on the open session, whose epoch is 2 and whose rank is held.
 TEST_F(ReconcileTest, AShardThatLacksASessionOrItsMembersGetsItAgain) {
   state.ending.clear();
   Join(5);
