@@ -7,6 +7,8 @@ A run goes on until the faults are over. Another one, that nothing happens to, h
 """
 
 import argparse
+import contextlib
+import multiprocessing.connection
 import os
 import pathlib
 import random
@@ -23,13 +25,14 @@ import torch.distributed as dist
 
 import precondor
 from restart_training import train
-from torch_rank import answers_of, running
+from torch_rank import running
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "e2e/chaos"))
 from cluster import Cluster, Server, free_port, say, wait_for  # noqa: E402  pylint: disable=wrong-import-position
 
 DEADLINE_S = 240  # importing torch in each rank takes long on a busy machine
+COLLECTIVE_S = 10  # for a rank's own error, after the other's
 EXCHANGES = ("DIRECT", "DELEGATE", "SHARDED")
 FIRST_FAULT = 20  # the step from which on servers end
 STEPS_AFTER = 5
@@ -38,6 +41,7 @@ STEPS_AFTER = 5
 class RestartTest(unittest.TestCase):
     binaries = None
     ranks = None
+    running = contextlib.ExitStack()  # the ranks
     seed = 1
     undisturbed = {}  # hashes after each step, by exchange
 
@@ -49,13 +53,32 @@ class RestartTest(unittest.TestCase):
         (self.folder / name).mkdir()
         return self.enterContext(Cluster(self.binaries, self.folder / name, **options))
 
+    @classmethod
+    def end_ranks(cls):
+        cls.running.close()
+        cls.ranks = None
+
     def begin(self, cluster, exchange, **options):
+        if self.ranks is None:
+            folder = RestartTest.running.enter_context(tempfile.TemporaryDirectory())
+            RestartTest.ranks = RestartTest.running.enter_context(running(folder, [{}, {}], {"train": train}))
         for rank in self.ranks:
             rank.send(("train", {"address": cluster.coordinator.address, "session": "job", "exchange": exchange, **options}))
 
     def answers(self):
-        """Of both ranks; a raised exception as it was."""
-        return answers_of(self.ranks, DEADLINE_S)
+        """Of both ranks; a raised exception as it was, and None if a collective waits for the rank that raised it. As torchrun does, an
+        exception ends both processes."""
+        answers, raised = {}, False
+        while len(answers) < len(self.ranks):
+            ready = multiprocessing.connection.wait(set(self.ranks) - set(answers), COLLECTIVE_S if raised else DEADLINE_S)
+            if not ready and not raised:
+                raise TimeoutError("a rank does not answer")
+            answers.update({rank: rank.recv() for rank in ready} if ready else dict.fromkeys(set(self.ranks) - set(answers)))
+            raised = any(isinstance(answer, Exception) for answer in answers.values())
+        in_order = [answers[rank] for rank in self.ranks]
+        if raised:
+            self.end_ranks()
+        return in_order
 
     def await_step(self, cluster, step):
         """False if a rank ends before it."""
@@ -145,7 +168,7 @@ class RestartTest(unittest.TestCase):
     def expect_told_or_lost(self, exchange, answers):
         """Where several ranks wait for one answer of the shard, its restart can end them, but only together."""
         if exchange != "DELEGATE" and any(isinstance(answer, Exception) for answer in answers):
-            for answer in answers:
+            for answer in filter(None, answers):
                 self.assertIsInstance(answer, precondor.DataLossError)
                 self.assertEqual(answer.reason, "STATE_LOST")
             return
@@ -212,8 +235,10 @@ def main():
     os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
     RestartTest.binaries, RestartTest.seed = options.binaries.resolve(), options.seed
     say(f"torch_restart_test.py: --seed={options.seed}")
-    with tempfile.TemporaryDirectory() as folder, running(folder, [{}, {}], {"train": train}) as RestartTest.ranks:
+    try:
         result = unittest.main(argv=[sys.argv[0], "-v"] + (["-k", options.pattern] if options.pattern else []), exit=False).result
+    finally:
+        RestartTest.end_ranks()
     sys.exit(not result.wasSuccessful())
 
 
