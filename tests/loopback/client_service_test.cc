@@ -305,8 +305,8 @@ TEST(ClientServiceFaultTest, AServerThatEndsFailsWhatIsOutstandingAtItsDeadline)
   auto server = std::make_unique<Server>();
   ClientOptions options;
   options.coordinator = server->address();
-  options.result_timeout = absl::Milliseconds(500);
-  options.rpc_timeout = absl::Milliseconds(500);
+  options.result_timeout = absl::Seconds(3);
+  options.rpc_timeout = absl::Seconds(3);
   const auto client = Client::Connect(options);
   ASSERT_TRUE(client.ok());
   ASSERT_TRUE((*client)->OpenSession(Spec("identity", 1, ExchangeMode::kDirect, DType::kF32)).ok());
