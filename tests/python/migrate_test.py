@@ -3,8 +3,10 @@
 """precondor.migrate: every argument of the libraries is taken or refused by its name, and servers take the results."""
 
 import enum
+import inspect
 import pathlib
 import sys
+import unittest.mock
 
 import torch_case  # before torch: it skips where there is none
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 
 from precondor import InvalidArgumentError, Statistics, migrate
-from migrate_signatures import DISTRIBUTED_KRON, KAISA, MKOR
+import migrate_signatures as signatures
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "reference"))
 import published  # pylint: disable=wrong-import-position
@@ -31,6 +33,12 @@ def convolutional():
     torch.manual_seed(1)
     return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 4, 3, stride=2, bias=False), nn.Tanh(), nn.Flatten(),
                          nn.Linear(36, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def square():
+    """Its first gradients have full rank, which settles the bases that SOAP makes of them."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6, bias=False))
 
 
 def linear():
@@ -79,11 +87,13 @@ class MigrateTest(torch_case.ServerCase):
         self.expect(InvalidArgumentError, pattern, function, **arguments)
 
     def test_every_argument_is_known_and_no_other(self):
-        for names, function in ((KAISA, kaisa), (MKOR, mkor), (DISTRIBUTED_KRON, migrate.distributed_kron)):
+        for library in migrate.__all__:
+            names, function = getattr(signatures, library.upper()), globals().get(library, getattr(migrate, library))
             with self.assertRaises(InvalidArgumentError) as caught:
                 function(dampening=1)
             known = caught.exception.message.split("expected one of ")[1].split(", ")
             self.assertEqual(known, sorted(names))
+        self.assertEqual(list(inspect.signature(torch.optim.Muon).parameters)[1:], signatures.MUON)
 
     def test_kaisa(self):
         arguments = kaisa()
@@ -207,10 +217,122 @@ class MigrateTest(torch_case.ServerCase):
             print(f"half_precision={half}: greatest relative difference of 40 steps {difference:.1e}")
             self.assertLess(difference, bound)
 
-    def train(self, name, arguments):
+    def test_kron_torch(self):
+        arguments, optimizer = migrate.kron_torch(lr=0.1, weight_decay=0.2, b1=0.8, memory_save_mode="one_diag", precond_lr=0.3)
+        method = arguments["method"]
+        self.assertEqual((optimizer, arguments["selection"].embeddings), ({"lr": 0.1, "weight_decay": 0.2}, method))
+        self.assertEqual(method.options, {
+            "variant": "TRIANGULAR", "momentum": 0.8, "max_size_triangular": 8192, "min_ndim_triangular": 2, "memory_save_mode": "ONE_DIAG",
+            "precondition_lr": 0.3, "init_scale": 1.0, "merge_small_dims": True, "update_flat_steps": 501.0})
+        options = migrate.kron_torch(preconditioner_update_probability=0.5)[0]["method"].options
+        self.assertEqual((options["max_update_probability"], options["min_update_probability"]), (0.5, 0.5))
+        self.assertNotIn("update_flat_steps", options)
+        self.refuses("kron_torch: memory_save_mode: expected one of NONE, ONE_DIAG, ALL_DIAG, got 'smart_one_diag'", migrate.kron_torch,
+                     memory_save_mode="smart_one_diag")
+        self.refuses("momentum_into_precond_update: expected True, got False. Factors learn", migrate.kron_torch,
+                     momentum_into_precond_update=False)
+
+    def test_soap_and_heavyball(self):
+        arguments, optimizer = migrate.soap(betas=[0.9, 0.99], eps=1e-7, max_precond_dim=100)
+        self.assertEqual(optimizer, {"lr": 0.003, "weight_decay": 0.01, "betas": (0.9, 0.99), "eps": 1e-7})
+        self.assertEqual(arguments["method"].options, {
+            "momentum": 0.9, "second_moment_decay": 0.99, "covariance_decay": 0.99, "epsilon": 1e-7, "refresh_interval": 10,
+            "max_factor_dim": 100, "merge_small_dims": False})
+        self.assertEqual(migrate.soap(shampoo_beta=0.0)[0]["method"].options["covariance_decay"], 0.0)
+        options = migrate.heavyball_soap()[0]["method"].options
+        self.assertEqual([options[name] for name in ("momentum", "covariance_decay", "refresh_interval", "max_factor_dim", "merge_small_dims")],
+                         [0.9, 0.95, 2, 2048, True])
+        self.refuses("soap: merge_dims: expected False, got True. It makes vectors", migrate.soap, merge_dims=True)
+        self.refuses("soap: betas: expected two numbers, got 0.9", migrate.soap, betas=0.9)
+        self.refuses("heavyball_soap: warmup_steps: expected 0, got 10. Leave it out, and give", migrate.heavyball_soap, warmup_steps=10)
+        self.refuses("heavyball_soap: mars: expected False, got True. Leave it out", migrate.heavyball_soap, mars=True)
+
+    def test_distributed_shampoo(self):
+        Root = type("RootInvShampooPreconditionerConfig", (), {"use_trace_scaling": False, "inverse_exponent_override": {}})
+        Corrected = type("EigenvalueCorrectedShampooPreconditionerConfig", (), {})
+        Whole = type("SingleDeviceDistributedConfig", (), {"target_parameter_dimensionality": float("inf")})
+        shampoo = migrate.distributed_shampoo
+        options = shampoo(betas=(0.9, 0.99), preconditioner_config=Root(), max_preconditioner_dim=float("inf"))[0]["method"].options
+        self.assertEqual(options, {"rule": "SHAMPOO", "momentum": 0.9, "covariance_decay": 0.99, "epsilon": 1e-12, "refresh_interval": 1,
+                                   "max_factor_dim": 1 << 20, "merge_small_dims": True})
+        self.assertFalse(shampoo(betas=(0.9, 0.99), distributed_config=Whole())[0]["method"].options["merge_small_dims"])
+        scaled = Root()
+        scaled.use_trace_scaling = True
+        self.refuses(r"distributed_shampoo: betas: expected a second number below 1, got \(0.9, 1.0\). Factors are means", shampoo)
+        for pattern, arguments in (
+                ("beta3: expected -1, or betas.0., got 0.5", {"beta3": 0.5}),
+                ("epsilon: expected at most 1e-8, got 0.001. Here it is a share of the largest", {"epsilon": 1e-3}),
+                ("precondition_frequency: expected 1, got 50. Roots", {"precondition_frequency": 50}),
+                ("start_preconditioning_step: expected -1, got 50", {"start_preconditioning_step": 50}),
+                ("grafting_config: expected none, got .*take migrate.soap", {"grafting_config": object()}),
+                ("weight_decay_type: expected DECOUPLED, got 'L2'", {"weight_decay_type": "L2"}),
+                ("preconditioner_config: expected one without use_trace_scaling", {"preconditioner_config": scaled}),
+                ("preconditioner_config: expected a RootInv.*eigenvalue correction take migrate.soap", {"preconditioner_config": Corrected()})):
+            self.refuses("distributed_shampoo: " + pattern, shampoo, **{"betas": (0.9, 0.99), **arguments})
+
+    def test_muon(self):
+        arguments, optimizer = migrate.muon(momentum=0.9)
+        self.assertEqual(optimizer, {"lr": 0.001, "weight_decay": 0.1})
+        self.assertEqual(arguments["method"].options, {"momentum": 0.9, "nesterov": True, "epsilon": 1e-7, "ns_steps": 5, "scale": "ORIGINAL"})
+        self.refuses("muon: adjust_lr_fn: expected one of NONE, ORIGINAL, MATCH_RMS_ADAMW, got 'spectral_unclamped'. For layers", migrate.muon,
+                     adjust_lr_fn="spectral_unclamped")
+        self.refuses("muon: ns_coefficients: expected .*, got .2, -1.5, 0.5.. The servers", migrate.muon, ns_coefficients=(2, -1.5, 0.5))
+        pre = self.preconditioner(model(), **arguments)
+        self.assertEqual([layer.name for layer in pre.layers], ["3", "5"])
+        self.assertEqual(set(pre.left), {"0.weight", "0.bias", "3.bias", "5.bias"})
+
+    def greatest_move(self, name, make, migrated, expected, steps):
+        """Trains, and compares each step's move of each matrix with that of expected(place, weight, gradient) in f64."""
+        own, (arguments, optimizer_arguments) = make(), migrated
+        pre = self.preconditioner(own, name, **arguments)
+        optimizer, greatest = pre.make_optimizer(**optimizer_arguments), []
+        random = torch.Generator().manual_seed(2)
+        for _ in range(steps):
+            x, y = (torch.randn(32, side, generator=random) for side in (6, own[-1].out_features))
+            optimizer.zero_grad()
+            loss = (own(x) - y).square().mean()
+            loss.backward()
+            before = [weight.detach().numpy().astype(np.float64) for weight in own.parameters()]
+            want = [expected(place, w, weight.grad.numpy().astype(np.float64)) for place, (w, weight) in enumerate(zip(before, own.parameters()))]
+            pre.step(loss)
+            optimizer.step()
+            greatest.append(max(np.linalg.norm(weight.detach().numpy() - w) / max(np.linalg.norm(w - first), 1e-3)
+                                for weight, w, first in zip(own.parameters(), want, before)))
+        print(f"{name}: greatest difference of {steps} steps, in moves {max(greatest):.1e}, after the third {max(greatest[3:]):.1e}")
+        return greatest
+
+    def test_muon_moves_as_torchs_own_in_full_precision(self):
+        for name, arguments in (("", {}), ("adamw", {"adjust_lr_fn": "match_rms_adamw", "momentum": 0.8}), ("plain", {"nesterov": False})):
+            twins = [nn.Parameter(one.detach().double()) for one in linear().parameters()]
+            optimizers = [torch.optim.Muon([twin], lr=0.05, **arguments) for twin in twins]
+
+            def expected(place, weight, gradient, twins=twins, optimizers=optimizers):
+                twins[place].data, twins[place].grad = torch.from_numpy(weight.copy()), torch.from_numpy(gradient)
+                with unittest.mock.patch.object(torch, "bfloat16", torch.float64):  # in which it iterates
+                    optimizers[place].step()
+                return twins[place].detach().numpy()
+
+            self.assertLess(max(self.greatest_move("muon" + name, linear, migrate.muon(lr=0.05, **arguments), expected, 12)), 1e-5)
+
+    def test_soap_and_shampoo_move_as_published(self):
+        def moved(layers, rate):
+            return lambda place, weight, gradient: weight - rate * layers[place].answer(gradient)
+
+        for name, arguments in (("", {}), ("often", {"precondition_frequency": 3, "betas": (0.9, 0.99), "shampoo_beta": 0.8})):
+            betas, every = arguments.get("betas", (0.95, 0.95)), arguments.get("precondition_frequency", 10)
+            layers = [published.SoapLayer(betas, arguments.get("shampoo_beta", 0.95), 1e-8, every) for _ in range(2)]
+            migrated = migrate.soap(lr=0.05, weight_decay=0, **arguments)
+            self.assertLess(max(self.greatest_move("soap" + name, square, migrated, moved(layers, 0.05), 24)), 1e-5)
+        layers = [published.ShampooLayer((0.9, 0.99), 1e-12) for _ in range(2)]
+        migrated = migrate.distributed_shampoo(lr=0.05, betas=(0.9, 0.99))
+        # The first factors are near to singular.
+        self.assertLess(max(self.greatest_move("shampoo", square, migrated, moved(layers, 0.05), 24)[3:]), 1e-5)
+
+    def train(self, name, arguments, optimizer_arguments=None):
         own = model()
-        optimizer = torch.optim.SGD(own.parameters(), lr=0.01)
+        optimizer = None if optimizer_arguments else torch.optim.SGD(own.parameters(), lr=0.01)
         pre = self.preconditioner(own, name, optimizer=optimizer, **arguments)
+        optimizer = optimizer or pre.make_optimizer(**optimizer_arguments)
         x = torch.randn(8, 1, 4, 4)
         for _ in range(2):
             optimizer.zero_grad()
@@ -226,6 +348,9 @@ class MigrateTest(torch_case.ServerCase):
         self.train("kaisa-comm", kaisa(grad_worker_fraction=1))
         self.train("mkor", mkor())
         self.train("kron", {"method": migrate.distributed_kron()["method"]})
+        for library in ("kron_torch", "muon", "soap", "heavyball_soap"):
+            self.train(library, *getattr(migrate, library)())
+        self.train("shampoo", *migrate.distributed_shampoo(betas=(0.9, 0.99)))
 
 
 if __name__ == "__main__":
