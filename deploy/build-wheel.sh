@@ -64,7 +64,7 @@ CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) pip wheel --quiet --no-deps --no-build-isola
   --config-settings=build-dir="$build" -w "$plain" "$root/client/python" >&2
 
 echo "== licences" >&2
-# Of Debian's packages whose libraries the wheel will hold, or whose archives and headers are in its programs.
+# Licences of Debian's packages whose libraries the wheel will hold, or whose archives and headers are in its programs.
 wheel unpack --dest "$plain/tree" "$plain"/precondor-*.whl >&2
 rm "$plain"/precondor-*.whl
 tree=$(echo "$plain"/tree/precondor-*)

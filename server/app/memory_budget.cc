@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kProcess = int64_t{64} << 20;  // measured with two threads
 
-// Of one rank: two credits, or two of the largest gradients (rpc::OpenPayloads).
+// The bytes of one rank: two credits, or two of the largest gradients (rpc::OpenPayloads).
 int64_t OpenBytesOf(const SessionSpec& spec, int64_t credit_bytes) {
   int64_t largest = 0;
   for (const LayerSpec& layer : spec.layers) {

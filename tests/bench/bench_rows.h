@@ -17,7 +17,7 @@ struct Summary {
   double low = 0, high = 0;
   int count = 0;
 };
-// Of at least one value.
+// Precondition: there is at least one value.
 Summary Summarize(std::vector<double> values);
 // Each value times `factor`, or `amount` divided by each value.
 Summary Scaled(const Summary& summary, double factor);

@@ -165,8 +165,8 @@ class Model {
     }
     return std::abs(std::log(square / elements / expected)) / 2;
   }
-  // Of the first layer's answer U, times a random w, after all that it has been fed. Low rank: A_out U A_in w beside
-  // D w, for the damped averages A. Dense: U w beside J_out D J_in w.
+  // The error of the first layer's answer U, times a random w, after all that it has been fed. Low rank: A_out U A_in w
+  // beside D w, for the damped averages A. Dense: U w beside J_out D J_in w.
   double Error() const {
     const Layer& layer = *layers_[0];
     std::vector<std::vector<float>> fed_a, fed_g;

@@ -18,7 +18,7 @@ BLOCK = [(1024, 1024)] * 4 + [(4096, 1024), (1024, 4096)]  # d_out, d_in
 BLOCKS = 24
 RANKS = (64, 128)
 DENSE = "dense_f32"
-# Of one block, and of a process before it has any.
+# The memory of one block, and of a process before it has any.
 BLOCK_BYTES = 2 * 50_400_000 + 90_000_000 + 20_000_000  # gradients twice, tiles, low rank
 TORCH_BLOCK_BYTES = 176_200_000
 SPARE_BYTES = 2_000_000_000

@@ -170,7 +170,7 @@ class Bench {
            static_cast<double>(TileBytes(d, SymmetricStorage::kF32));
   }
 
-  // Of each turn: read, read and write, f32, f16, BLAS, and Cholesky where it was run.
+  // Prints the seconds of each turn: read, read and write, f32, f16, BLAS, and Cholesky where it was run.
   void Report(int64_t d, const std::vector<std::vector<double>>& seconds) {
     const size_t turns = seconds[0].size();
     const auto quotient = [&](auto above, size_t below) {

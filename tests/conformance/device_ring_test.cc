@@ -103,7 +103,7 @@ class DeviceRingTest : public testing::Test {
     }
     ASSERT_TRUE(plane_->Copy(x.view(), MatrixView(ring.data(), kRows, kCols)).ok());
   }
-  // What another process has put behind the parent's elements, by way of the backend's memory.
+  // Reads the elements that another process has put behind the parent's, through the backend's memory.
   std::vector<float> ReadAnswer(const SharedRegion& ring) {
     DeviceMatrix x = backend_->Allocate(kRows, kCols).value();
     std::vector<float> host(kCount);

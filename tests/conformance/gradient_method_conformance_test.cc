@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a method that works from gradients alone owes its callers, over all of the registry in several configurations
-// each. The others: method_conformance_test.
+// The contract of methods that work from gradients alone, over all of the registry in several configurations each. The
+// others: method_conformance_test.
 #include <cmath>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -300,7 +300,7 @@ TEST(GradientMethodConformance, DamagedOrForeignBytesAreRefusedAndChangeNothing)
   });
 }
 
-// Of methods with a factor for each dimension.
+// Only kron and soap have a factor for each dimension.
 TEST(GradientMethodConformance, RefusesTheStateOfAnotherShape) {
   for (const char* name : {"kron", "soap"}) {
     const std::unique_ptr<Backend> backend = MakeTestBackend();

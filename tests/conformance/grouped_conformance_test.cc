@@ -206,7 +206,7 @@ class Case {
     operation_.what = operation::SpdInverse{a, a};
   }
   void MakeSymmetricEigen(int64_t, int64_t) {
-    // Of a few sizes, so that some are alike, and one that is none of a batch's; not every one is finite.
+    // The sizes are few, so that some are alike, and one is none of a batch's; not every matrix is finite.
     const std::array<int64_t, 4> sizes = {1, 7, 33, 515};
     const int64_t of_large = random_() % 8 == 0 ? 4 : 3, size = sizes[random_() % static_cast<uint64_t>(of_large)];
     const MatrixView a = Add(size, size), q = Add(size, size);
@@ -292,7 +292,7 @@ class Case {
     operation_.what = step;
   }
   void MakeOrthogonalIteration(int64_t, int64_t n) {
-    // Of a few sizes, so that some are alike. Of a matrix without full rank some are beyond f32; not every one is
+    // The sizes are few, so that some are alike. A matrix without full rank has some beyond f32; not every matrix is
     // finite.
     n = random_() % 2 == 0 ? 7 : n;
     const MatrixView x = Add(n, n), a = Add(n, n), q = Add(n, n), next = Add(n, n);
@@ -307,7 +307,7 @@ class Case {
     operation_.what = operation::OrthogonalIteration{a, q, next, absl::MakeSpan(ranks_)};
   }
   void MakeShermanMorrisonTerms(int64_t, int64_t n) {
-    // Of more vectors or rows than a device may take in one, now and then; not every product is finite.
+    // Some have more vectors or rows than a device may take in one; not every product is finite.
     const int64_t p = random_() % 5 == 0 ? 40 : static_cast<int64_t>(random_() % 17);
     const int64_t k = 1 + static_cast<int64_t>(random_() % (random_() % 3 == 0 ? 20 : 2));
     std::vector<double>& weights = kept_.emplace_back();
@@ -346,7 +346,7 @@ class Case {
     for (int64_t i = 0; i < count; ++i) indices.push_back(static_cast<int64_t>(random_() % static_cast<uint64_t>(end)));
     return indices;
   }
-  // Where the host's numbers come.
+  // Returns memory for the host's numbers.
   absl::Span<double> Out(int64_t count) {
     numbers_.resize(count);
     return absl::MakeSpan(numbers_);
@@ -361,7 +361,7 @@ class Case {
     Upload(hosts_.back(), matrices_.back().view());
     return matrices_.back().view();
   }
-  // What lies there now is what it is given anew.
+  // Keeps the present values, which each run is given anew.
   void Remember(ConstMatrixView x) {
     for (size_t i = 0; i < matrices_.size(); ++i) {
       if (matrices_[i].view().data != x.data) continue;

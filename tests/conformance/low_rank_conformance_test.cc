@@ -3,8 +3,8 @@
 // vectors, d from 1 to 2,048, 1 to 16 vectors a step.
 //
 // The exact J x comes from conjugate gradients on the last 400 steps' vectors (.95^400 = 1e-9 of the weight is older).
-// What may differ: rounding, about 1e-5 (see factor_test), and truncation. Truncation replaces the dropped part T of L
-// by tr(T)/d I, and tr(T) shows in the damping: |J - J'| <= |J| |T| |J'| <= min(1, tr(T)/mu) / mu. That bound is
+// Differences come from rounding, about 1e-5 (see factor_test), and truncation. Truncation replaces the dropped part T
+// of L by tr(T)/d I, and tr(T) shows in the damping: |J - J'| <= |J| |T| |J'| <= min(1, tr(T)/mu) / mu. That bound is
 // asserted everywhere with tr(T) as reported. It is far from sharp, as T is spread over many directions; the table
 // therefore also states what each case does reach for a random gradient, with a factor of about two to spare. These
 // spectra fall slowly and k vectors a step fill about k / (1-gamma) = 20 k directions: k = 1 fits into 128 columns, k =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every method owes its callers, over all names of the registry in several configurations each. Methods that work
+// The contract of every method, over all names of the registry in several configurations each. Methods that work
 // from gradients alone have a suite of their own: gradient_method_conformance_test.
 #include <cmath>
 #include <gtest/gtest.h>

@@ -121,7 +121,7 @@ TEST(RoundedProducts, Tf32IsCudasAlone) {
   }
 }
 
-// Where a matrix does not begin at a multiple of 16 bytes, and on the CPU, the product is f32's to the bit.
+// On the CPU, and for a matrix that does not begin at a multiple of 16 bytes, the product is f32's to the bit.
 TEST(RoundedProducts, AProductInTf32IsOffByItsRoundingAlone) {
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   for (const auto& [m, k, n] : std::vector<std::array<int64_t, 3>>{

@@ -145,7 +145,7 @@ class SymmetricConformanceTest : public testing::TestWithParam<DeviceCase> {
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t j = 0; j < i; ++j) ASSERT_EQ(got.at(i, j), got.at(j, i));
     }
-    // Of the matrix that is stored: its rounding does not enter.
+    // The matrix is the stored one, so that its rounding does not enter.
     const Dense product = reference::Product(v, got), got_y = Read(y);
     const double length = static_cast<double>(n);
     const double y_bound = (length + 2) * Rounding(SymmetricStorage::kF32) * length * size;
@@ -204,7 +204,7 @@ TEST_P(SymmetricConformanceTest, UpdatesAndMultipliesByTheDefinition) {
   }
 }
 
-// What a caller may do while terms wait: the full matrix and the product are those of a matrix that has them.
+// While terms wait, the full matrix and the product are those of a matrix that has them.
 TEST_P(SymmetricConformanceTest, ExpandsToTheBitWhatAnUpdateWouldStore) {
   for (const int64_t n : kSizes) {
     const std::vector<double> weights = {-0.5, 0.375, -2.0};

@@ -132,7 +132,7 @@ class TracingTest(unittest.TestCase):
             if name == "exchange of a step":
                 link, = span["links"]
                 self.assertEqual(self.by_id[link]["Name"], CALL + "PreconditionService/Exchange")
-                # Of each layer its statistics and its gradient.
+                # Each layer has its statistics and its gradient.
                 self.assertEqual(values["precondor.contributions"], 2 * values["precondor.answers"])
                 self.assertGreater(values["precondor.precondition_seconds"], 0)
                 self.assertGreater(values["precondor.update_seconds"], 0)

@@ -338,7 +338,7 @@ void LayerExplorer::Answered(LayerWorld& world, uint32_t index, const Item& item
     return;
   }
   first.ranks.insert(index);
-  // What all ranks have had by now, since each submits after its last answer.
+  // All ranks have had these by now, since each submits after its last answer.
   std::erase_if(rank.kept, [&](const Item& of) { return of.step < item.step; });
   const bool several =
       rules_.workers_precondition() || (limits_.exchange != ExchangeMode::kDelegate && limits_.ranks > 1);
@@ -374,7 +374,7 @@ void LayerExplorer::ReplaceFinished(LayerWorld& world, uint64_t first_step) cons
 }
 
 void LayerExplorer::ReplaceRank(LayerWorld& world, uint32_t index, uint64_t first_step) const {
-  // What only a process that is gone knew may be otherwise after a loss.
+  // An answer that only a process that is gone knew may be another after a loss.
   for (auto& [key, had] : world.answers) {
     if (limits_.learns && !rules_.one_answer() && !IsExact() && key.second >= first_step) had.ranks.erase(index);
   }

@@ -57,7 +57,7 @@ struct Item {
   bool operator==(const Item&) const = default;
 };
 
-// What a rank was answered: factors are the steps whose statistics they have, or whose gradients they have taken in, in
+// The answer to a rank: factors are the steps whose statistics they have, or whose gradients they have taken in, in
 // order.
 struct Answer {
   Decision decision = Decision::kIdentity;

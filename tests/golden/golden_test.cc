@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What earlier releases wrote still means the same; tests/golden/README.md.
+// Files and messages of earlier releases still mean the same; tests/golden/README.md.
 #include <filesystem>
 #include <fstream>
 #include <google/protobuf/descriptor.h>

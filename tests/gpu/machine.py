@@ -81,7 +81,7 @@ def revision(programs):
 
 
 def _device():
-    """Of the first device, by nvidia-smi, or what the driver says in /proc where that tool is missing."""
+    """Facts of the first device, by nvidia-smi, or what the driver says in /proc where that tool is missing."""
     names = {"device": "name", "driver": "driver_version", "memory": "memory.total", "compute capability": "compute_cap",
              "greatest clock": "clocks.max.sm", "greatest memory clock": "clocks.max.mem", "power limit": "power.limit"}
     listed = output_of(["nvidia-smi", f"--query-gpu={','.join(names.values())}", "--format=csv,noheader"])

@@ -147,7 +147,7 @@ def _number(pattern, text):
 
 
 def _threads(info):
-    """Of a block at most, as __launch_bounds__ says."""
+    """The most threads of a block, as __launch_bounds__ says."""
     found = re.search(r"EIATTR_MAX_THREADS\s+Format:\s+\S+\s+Value:\s+0x([0-9a-f]+)", info)
     return int(found.group(1), 16) if found else 1024
 

@@ -158,7 +158,7 @@ LINKS = {
     "client_state": ["absl::*", "precondor::client_math", "precondor::proto", "precondor::wire"],
     "recovery": ["absl::*", "precondor::convert", "precondor::core", "precondor::store"] + CORE_TARGETS,
 }
-# Whatever a list above lets through, these never go together.
+# These never go together, even if a list above lets them through.
 NEVER = {
     "cpu": ["precondor::cuda", "precondor::methods", "precondor::core", "gRPC::", "protobuf::", "prometheus-cpp::"],
     "cuda": ["precondor::cpu", "precondor::methods", "precondor::core", "gRPC::", "protobuf::", "prometheus-cpp::"],

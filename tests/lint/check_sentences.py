@@ -36,10 +36,8 @@ HIDING = [
 HIDING_IN_PROSE = [
     (r"(?:^|[.:;(]\s+)(?:What|Whatever|Who) (?:is|are|was|has|have|comes?|does|may|can|it|the|a|they|no|of)\b[^.?:]*(?:[.]|$)", "begin with the subject"),
 ]
-# The same at the beginning of a comment, in these folders of tests.
-OPENING = [(r'^[ \t]*(?://+|#|""") ?(?:What|Who) [^\n?]*$', "begin with the subject")]
-OPENING_IN = tuple(f"tests/{folder}/" for folder in ("bench", "deploy", "e2e", "fuzz", "gpu", "lint", "loopback", "python", "reference", "support",
-                                                     "unit/client", "unit/kernels", "unit/proto"))
+# The same, or a part of a sentence, at the beginning of a comment of the tests.
+OPENING = [(r'^[ \t]*(?://+|#|""") ?(?:What|Whatever|Who|Of|Where) [^\n?]*$', "begin with the subject")]
 FENCE = re.compile(r"^```.*?^```|^ {4}.*?$", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"``[^`].*?``|`[^`\n]*`")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -102,7 +100,7 @@ def check(tree):
         findings += [finding for _, finding in prose_findings(f"{CATALOG}: {name}", text)]
     for path in tree.paths(*SOURCES):
         text = "" if path.startswith(HISTORY) else tree.read(path)
-        rules = HIDING + OPENING if path.startswith(OPENING_IN) else HIDING
+        rules = HIDING + OPENING if path.startswith("tests/") else HIDING
         findings += [f"{path}:{line_of(text, place)}: {finding}" for place, finding in _found(rules, text)]
     return findings
 
@@ -122,8 +120,9 @@ CASES = [
          ["precondor_a_total: ', by what'", "total: 'where that is not'", "catalog.h:2: ', by what'", "catalog.h:2: 'where that is not'"]),
     Case("existence", {"a.py": "# Rows that there are not; it says that there are none, and one that is there, for\n# want of room.\n"}, ["'that there are", "that is there"]),
     Case("a clause in place of a noun", {"docs/operate/a.md": "The log is full. What is left of a step waits.\n"}, ["a.md:1: '. What is left"]),
-    Case("a comment that begins with a clause", {"tests/e2e/a.py": 'x = 1\n# What is left.\n"""What waits."""\n# What is it?\n', "server/a.cc": "// What is left.\n"},
-         ["a.py:2: '# What is left", "a.py:3: '\"\"\"What waits"]),
+    Case("a comment that begins with a clause", {"tests/e2e/a.py": 'x = 1\n# What is left.\n"""What waits."""\n# What is it?\n', "tests/sim/a.h": "  // Of all ranks.\n// Often.\n",
+                                                     "server/a.cc": "// What is left.\n"},
+         ["a.py:2: '# What is left", "a.py:3: '\"\"\"What waits", "a.h:1: '// Of all"]),
     Case("history", {"docs/develop/adr/0001-a.md": "By what it costs.\n"}, []),
 ]
 

@@ -35,7 +35,7 @@ constexpr int32_t kWorkers = 4;
 constexpr uint64_t kLease = 8;
 constexpr int64_t kElements = kOut * kIn;
 
-// Of no other (step, layer, rank); small integers, so that sums are exact.
+// A gradient that no other (step, layer, rank) has. It has small integers, so that sums are exact.
 std::vector<float> Gradient(uint64_t step, int64_t layer, uint32_t rank) {
   std::vector<float> out(kElements);
   for (int64_t i = 0; i < kElements; ++i) {
@@ -157,7 +157,7 @@ class Job {
     });
     return all;
   }
-  // Of all workers.
+  // The traffic of all workers.
   Traffic TotalTraffic() const {
     Traffic total;
     for (const auto& worker : workers) {
@@ -361,7 +361,7 @@ TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {
   EXPECT_TRUE(Await([&] { return Metric(*job.server, "precondor_last_step_number{train_job=\"job\"}") == 14; }));
 }
 
-// Where there are gradient frames.
+// These exchanges have gradient frames.
 using ModeConflictTest = ModeSwitchTest;
 
 TEST_P(ModeConflictTest, AFrameInAnotherModeThanItsStepIsRefusedAndCounted) {

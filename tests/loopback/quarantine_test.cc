@@ -128,7 +128,7 @@ class QuarantineLoopbackTest : public ::testing::Test {
     for (uint64_t step = from; step < to; ++step) answers.push_back(Step(*worker, step));
     return answers;
   }
-  // Of a job that nothing happens to.
+  // The answers to a job that nothing happens to.
   std::vector<std::vector<float>> Expected(uint64_t from, uint64_t to) {
     const std::vector<std::vector<float>> all = Train(0, to);
     EXPECT_TRUE(*client_->CloseSession("job"));

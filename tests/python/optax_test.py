@@ -285,7 +285,7 @@ class OptaxTest(unittest.TestCase):
         for step in range(2):
             updates, state = transformation.update(gradients(step), state)
             self.expect_equal(updates["dense"]["kernel"], expected[step]["dense"]["kernel"])
-        # Where JAX has lost the error, the next step has it.
+        # The next step has the error that JAX has lost.
         transformation.connection._failures[0] = 1, precondor.UnavailableError("gone")  # pylint: disable=protected-access
         with self.assertRaisesRegex(precondor.UnavailableError, "gone"):
             transformation.update(gradients(2), state)

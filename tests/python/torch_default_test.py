@@ -15,7 +15,7 @@ import precondor
 from precondor import Selection
 from torch_optimizer_test import Wrapper
 
-# Of the table, by step: the first two look up every row, so that each has momentum.
+# Rows of the table, by step: the first two look up every row, so that each has momentum.
 LOOKED_UP = [range(7), range(7), (0, 2, 2, 6), (3,), (1, 4)]
 
 

@@ -155,7 +155,7 @@ class ModulesTest(torch_case.ServerCase):
                     self.assertLess((got - wanted).norm(), 0.05 * wanted.norm())
 
     def expect_warning(self, pattern, model, *backwards):
-        """Of a step for each of the backward passes, one; and the decisions of the last."""
+        """Expects one warning of a step for each of the backward passes. Returns the decisions of the last."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             pre = self.preconditioner(model, client=REPLACE)

@@ -94,7 +94,7 @@ def unequal(rank, address, session, exchange):
 
 
 def lookups(rank, address, session, how, exchange, method):
-    """Of each step, what an embedding's gradient becomes. Both look up every row first, then each rank others."""
+    """The result of an embedding's gradient, by step. Both look up every row first, then each rank others."""
     torch.manual_seed(1)
     model = called = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3))
     if how == "ddp":

@@ -95,7 +95,7 @@ def rows_of(module, x, dz, group):
 
 @dataclasses.dataclass
 class Factors:
-    """Of one layer."""
+    """The factors of one layer."""
 
     a: torch.Tensor
     g: torch.Tensor

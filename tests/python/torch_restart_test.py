@@ -66,8 +66,8 @@ class RestartTest(unittest.TestCase):
             rank.send(("train", {"address": cluster.coordinator.address, "session": "job", "exchange": exchange, **options}))
 
     def answers(self):
-        """Of both ranks; a raised exception as it was, and None if a collective waits for the rank that raised it. As torchrun does, an
-        exception ends both processes."""
+        """Returns those of both ranks: a raised exception as it was, and None if a collective waits for the rank that raised it. An
+        exception ends both processes, as torchrun does."""
         answers, raised = {}, False
         while len(answers) < len(self.ranks):
             ready = multiprocessing.connection.wait(set(self.ranks) - set(answers), COLLECTIVE_S if raised else DEADLINE_S)
@@ -166,7 +166,7 @@ class RestartTest(unittest.TestCase):
 
     # --- without: told ------------------------------------------------------------------------------------------------------
     def expect_told_or_lost(self, exchange, answers):
-        """Where several ranks wait for one answer of the shard, its restart can end them, but only together."""
+        """The shard's restart can end ranks that wait for one answer of it, but only together."""
         if exchange != "DELEGATE" and any(isinstance(answer, Exception) for answer in answers):
             for answer in filter(None, answers):
                 self.assertIsInstance(answer, precondor.DataLossError)

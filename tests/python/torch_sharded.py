@@ -147,7 +147,7 @@ def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=Fals
 
 
 def spoiled(rank, address, session, exchange):
-    """Of three steps, in the second of which rank 1's part of one gradient has a NaN: (skipped, decisions, whether no gradient is left)."""
+    """Makes three steps, in the second of which rank 1's part of one gradient has a NaN: (skipped, decisions, whether no gradient is left)."""
     model, _ = make("fsdp")
     told = []
     with precondor.torch.Preconditioner(model, address, session=f"{session}-{exchange}", exchange=exchange, method=None) as pre:

@@ -208,7 +208,7 @@ class TorchTest(torch_case.ServerCase):
         self.assertEqual(pre.metrics()["skipped"], 2)
 
     def test_a_gradient_that_is_not_finite_skips_the_step(self):
-        """Of a loss that is NaN, a layer, a vector and an embedding. Weights, moments and factors stay as without that step."""
+        """The loss, a layer, a vector or an embedding is NaN. Weights, moments and factors stay as without that step."""
         def spoil(name, value):
             def change(model):
                 model.get_parameter(name).grad.view(-1)[0] = value
@@ -300,7 +300,7 @@ class TorchTest(torch_case.ServerCase):
         self.assertEqual(sent, [True, False, False, False, True, False])
 
     def test_rows_make_the_gradient(self):
-        """Whatever the layer is: the sum of g a' over its rows is the gradient, bias and all."""
+        """The sum of g a' over a layer's rows is the gradient, bias and all, for each kind of layer."""
 
         class Attend(nn.Module):
             def __init__(self, **options):

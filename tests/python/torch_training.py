@@ -21,7 +21,7 @@ def statistics(kind, **more):
 
 
 def options(case):
-    """Of a Preconditioner that computes what torch_reference.py does."""
+    """Options of a Preconditioner that computes what torch_reference.py does."""
     if case.method == "kfac":
         method = precondor.Method("kfac", {"form": "INVERSE", "damping": str(KFAC_DAMPING), "factor_decay": str(FACTOR_DECAY),
                                            "inv_update_steps": "1", "scaling_clip": str(KL_CLIP)})

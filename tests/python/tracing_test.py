@@ -180,7 +180,7 @@ class TracingTest(unittest.TestCase):
         self.assertTrue(self.named(spans, CALL + "SessionService/JoinSession"))
         for name in ("step", "exchange of a step", CALL + "SessionService/ReportStep"):
             self.assertEqual(self.named(spans, name), [], name)
-        # Of calls that only read, those that the application keeps.
+        # Calls that only read have spans if the application keeps them.
         self.assertEqual([span["traceId"] for span in self.named(spans, CALL + "AdminService/GetServerInfo")],
                          [APPLICATION[0]])
 

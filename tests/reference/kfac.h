@@ -18,7 +18,7 @@ struct KfacOptions {
   double row_scale = 1.0;
   int64_t accumulation_steps = 1;
   uint64_t refresh_lag = 0;
-  // Of the number of updates before.
+  // Functions of the number of updates before.
   std::function<double(uint64_t)> damping = [](uint64_t) { return 0.001; };
   std::function<double(uint64_t)> factor_decay = [](uint64_t) { return 0.95; };
   std::function<uint64_t(uint64_t)> factor_update_steps = [](uint64_t) { return 1; };

@@ -27,9 +27,9 @@ Dense Combination(double alpha, const Dense& a, double beta, const Dense& b);
 inline Dense Scaled(double factor, const Dense& a) { return Combination(factor, a, 0.0, a); }
 double FrobeniusNorm(const Dense& a);
 double Trace(const Dense& a);
-// Of the elements' magnitudes.
+// Returns the greatest magnitude.
 double LargestElement(const Dense& a);
-// Of a symmetric positive definite matrix, by Cholesky; aborts when it is not.
+// Inverts a symmetric positive definite matrix by Cholesky; aborts when it is not.
 Dense SpdInverse(const Dense& a);
 // Eigenvalues of a symmetric matrix, ascending, by cyclic Jacobi rotations.
 Vector SymmetricEigenvalues(Dense a);

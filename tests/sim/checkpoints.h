@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one rank's trainer has on disk: before it sends anything of a step it writes the weights that the step begins
-// with. Weights are a digest of every answer that was applied to them.
+// The disk of one rank's trainer: before it sends anything of a step it writes the weights that the step begins with.
+// Weights are a digest of every answer that was applied to them.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What can be done to the cluster besides what the network does to each message. To add one: write a function in
+// The faults of the cluster, besides those that the network brings to each message. To add one: write a function in
 // fault_kinds.cc and a line in its table.
 #pragma once
 
@@ -14,8 +14,8 @@ struct FaultKind {
   // Now, in the middle of a run. What it breaks it mends itself after a while; World::Heal mends everything at the
   // scenario's horizon.
   void (*inflict)(World& world);
-  // What the process had in memory is gone: of a rank what it keeps for shards that come back, of a shard what it had
-  // gathered. What was answered before is answered alike again only by trainers that are deterministic.
+  // The process' memory is gone: a rank's copies for shards that come back, a shard's contributions. Only deterministic
+  // trainers answer again as they did before.
   enum class Loses { kNothing, kRank, kShard } loses = Loses::kNothing;
 };
 

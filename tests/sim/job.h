@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of a job tell each other beside the service, and what must agree between them.
+// The messages between the ranks of a job beside the service, and the values that must agree between them.
 #pragma once
 
 #include <cstdint>

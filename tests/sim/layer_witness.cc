@@ -14,7 +14,7 @@ bool SameAnswer(const GradientResult& x, const GradientResult& y) {
   const bool same_form = x.tensors.empty() == y.tensors.empty();
   const bool same_bytes =
       !same_form || x.bytes == y.bytes || (x.bytes != nullptr && y.bytes != nullptr && *x.bytes == *y.bytes);
-  // Where no factors are in the answer their version is for information only.
+  // The version is for information only if no factors are in the answer.
   const bool same_version = x.decision != Decision::kPreconditioned || x.factor_version == y.factor_version;
   // A refused gradient comes back, where it is needed again, as its rank's abstention.
   const bool same_reason = x.decision == Decision::kSkip || x.reason == y.reason;
@@ -60,7 +60,7 @@ std::string LayerWitness::Restored() {
 }
 
 void LayerWitness::Lost(bool machine) {
-  // What workers sent again after a first loss may have been applied out of order.
+  // Contributions that workers sent again after a first loss may have been applied out of order.
   unchecked_ = inexact_ && !learns_;
   inexact_ = inexact_ || machine;
   restoring_ = true;
@@ -173,7 +173,7 @@ std::string LayerWitness::Updated(const Stacked& update, const MethodState& afte
   const std::optional<uint64_t> step = NextUpdate(update);
   const uint64_t last = last_update_.has_value() ? last_update_->second : 0;
   if (!step.has_value()) return Text("I2: an update that is not the next step's contributors'; the last one", last);
-  // What is queued for the factors that go is still applied to them.
+  // Updates that are queued for the factors that go are still applied to them.
   if (returned_) returned_ = released_ = false;
   if (after != After(Last(), update)) return Text("I2: an update of another state than the last", *step);
   state_ = after;

@@ -85,7 +85,7 @@ class LayerWitness {
 
   std::string Text(const std::string& what, uint64_t step) const;
   std::string Replayed(const Stacked& update, const MethodState& after);
-  // What an update is made of, once that is known.
+  // The contributors of a step's update, once they are known.
   std::optional<Contributors> MadeOf(const Step& step) const;
   std::optional<Stacked> UpdateOf(uint64_t step, const Contributors& who) const;
   Contributors AllRanks() const;

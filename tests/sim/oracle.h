@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every contribution of a run is, and what must come of them: written from the definitions, in double precision,
-// knowing nothing of core but the rounding to f32 at the end.
+// Every contribution of a run, and the results that must come of them: written from the definitions, in double
+// precision, knowing nothing of core but the rounding to f32 at the end.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Part {
   std::vector<float> values;  // statistics: a [q, d_in], then g [q, d_out]; gradient [d_out, d_in], or OwnRows of it
 };
 
-// Who contributed: incarnation by rank.
+// The contributors: incarnation by rank.
 using Contributors = std::map<uint32_t, uint64_t>;
 
 // The rows of a gradient that a rank has in SHARDED: first and behind the last.

@@ -30,7 +30,7 @@ class Process {
     paused_ = false;
     ++life_;
   }
-  // What it had still to do is lost.
+  // Its pending work is lost.
   void Kill() {
     up_ = false;
     held_.clear();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one machine's clock says: virtual time and an offset, which a fault can set.
+// One machine's clock: virtual time and an offset, which a fault can set.
 #pragma once
 
 #include <cstdint>

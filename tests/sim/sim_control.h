@@ -27,8 +27,8 @@ class SimControl final : public ShardControl {
   absl::StatusOr<bool> Quarantine(uint64_t session_id) override;
 
  private:
-  // What `make` comes to on the shard, or why it does not get there or back. One that was only given up on may come
-  // there later.
+  // Returns the result of `make` on the shard, or why it does not get there or back. A call that was only given up on
+  // may arrive later.
   template <typename Result>
   Result Call(const std::function<Result(SimShard&)>& make);
   // Why the call does not get there. `late` is what it then does when it was only given up on.

@@ -39,7 +39,7 @@ absl::Status Take(AnswerSink& sink, const GradientResult& result) {
 
 }  // namespace
 
-// What comes over one direction of a stream: in order and once, up to the first message that is lost.
+// The messages of one direction of a stream: in order and once, up to the first message that is lost.
 template <typename Event>
 class Pipe {
  public:

@@ -28,12 +28,12 @@ struct MethodState {
 };
 // The state after an update, and what an answer of a state is multiplied by: whole and small, so that products round
 // once.
-// What LayerState::Save wrote.
+// Decodes the bytes that LayerState::Save wrote.
 absl::StatusOr<MethodState> DecodeState(absl::string_view bytes);
 MethodState After(const MethodState& before, const Stacked& update);
 double GainOf(const MethodState& state);
 
-// What the states of one shard process tell of themselves.
+// Calls by which the states of one shard process tell of themselves.
 struct MethodEvents {
   std::function<void(const std::string& layer, const Stacked& update, const MethodState& after)> updated;
   std::function<void(const std::string& layer)> made;

@@ -102,7 +102,7 @@ void SimShard::End() {
 
 void SimShard::Kill(Loss loss, int64_t down_us) {
   if (!process_.up()) return;
-  // What the disk would not take is lost with the process.
+  // Records that the disk would not take are lost with the process.
   Die(loss, loss != Loss::kProcess || (world_.opened() && disk_.stale(world_.session_id())), down_us);
 }
 

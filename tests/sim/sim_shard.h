@@ -69,12 +69,12 @@ class SimShard {
   // Whether the layer was ever in that state here.
   bool Had(const std::string& layer, const MethodState& state) const;
 
-  // What is left once every session has ended (I6), or "".
+  // Returns what is left once every session has ended (I6), or "".
   std::string Leftovers() const;
 
  private:
   void Tick();
-  // What was in its process's memory goes.
+  // Its process's memory goes.
   void End();
   // `losing`: with what others had been told.
   void Die(Loss loss, bool losing, int64_t down_us);
@@ -83,7 +83,7 @@ class SimShard {
   void LoseFences();
   LayerWitness& witness(uint32_t layer) { return *witnesses_.at(layer); }
   LayerWitness& witness(const std::string& layer);
-  // Of layers that it is about to get.
+  // Makes the witnesses of layers that it is about to get.
   void MakeWitnesses(const SessionInstall& install);
   void ForEachWitness(const std::function<void(LayerWitness&)>& visit);
   std::string CheckCounted(const ContributionHeader& header, const absl::StatusOr<bool>& taken);

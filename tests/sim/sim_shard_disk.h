@@ -17,7 +17,8 @@ namespace precondor::sim {
 
 class World;
 
-// What goes when a shard dies: its process; with its machine what was not synced; or a bit of the log is wrong as well.
+// A shard's death: its process goes; with its machine also all that was not synced; or a bit of the log is wrong as
+// well.
 enum class Loss { kProcess, kMachine, kMachineAndBit };
 
 class SimShardDisk {
@@ -60,7 +61,7 @@ class SimShardDisk {
   void FlipABit();
   // PlantedBug::kChecksum: the same in an update, whose record then has the checksum of what it became.
   void FlipABitUnnoticed(const std::string& segment);
-  // What a server does in the background.
+  // Does a server's work in the background.
   void Work();
   void WorkOnGradients();
 

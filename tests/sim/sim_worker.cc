@@ -364,7 +364,7 @@ void SimWorker::FinishStepIfComplete() {
     if (answer == 0) return;
     weights = Mix(weights ^ answer);
   }
-  // What a checkpoint follows upon has arrived: a process that begins with it does not send it again.
+  // All that a checkpoint follows upon has arrived: a process that begins with it does not send it again.
   if (!Flushed()) return;
   ledger_.QueueReport({.step = step_, .loss = LossOf(step_)});
   asked_.clear();

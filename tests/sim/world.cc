@@ -11,7 +11,7 @@
 namespace precondor::sim {
 namespace {
 
-// Of virtual time, once nothing is broken any more (I7).
+// Limits of virtual time, once nothing is broken any more (I7).
 constexpr int64_t kStepLimitMicros = 400'000;
 constexpr int64_t kCloseLimitMicros = 2'000'000;
 constexpr int64_t kQuietMicros = 500'000;  // longer than any message takes
@@ -167,7 +167,7 @@ void World::CloseAndCheckLeaks() {
     return coordinator_->process().up() && coordinator_->core().CloseSession(spec().name).ok();
   };
   RunUntil(closed, kCloseLimitMicros, "the session is not closed");
-  // What is still on its way arrives at a session that is gone, and what that leaves behind is found and removed.
+  // Messages that are still on their way arrive at a session that is gone, and all that they leave behind is removed.
   const int64_t quiet_us = queue_.now_us() + kQuietMicros;
   RunUntil([this, quiet_us] { return queue_.now_us() >= quiet_us; }, 2 * kQuietMicros, "time stands still");
   for (const std::unique_ptr<SimShard>& shard : shards_) Fail(shard->Leftovers());

@@ -49,7 +49,7 @@ class FakeFileSystem final : public store::FileSystem {
   explicit FakeFileSystem(uint64_t seed) : random_state_(seed) {}
 
   void set_hook(Hook hook) { hook_ = std::move(hook); }
-  // Of all files; an append beyond it writes what fits. Nullopt: no limit.
+  // The limit of all files; an append beyond it writes what fits. Nullopt: no limit.
   void set_capacity(std::optional<uint64_t> bytes) { capacity_ = bytes; }
   uint64_t used_bytes() const;
 
@@ -85,11 +85,11 @@ class FakeFileSystem final : public store::FileSystem {
   };
   struct Node {
     bool is_dir = false;
-    // Of a file.
+    // A file has these.
     std::string bytes;
     uint64_t clean = 0;                                  // bytes that the next sync will not write
     std::vector<std::pair<uint64_t, uint64_t>> dropped;  // of those, [begin, end) that never reached the disk
-    // Of a directory.
+    // A directory has these.
     Names names;
     Names durable_names;
     std::vector<Change> changes;  // since it was synced

@@ -168,7 +168,7 @@ class LayerDriver {
  public:
   LayerDriver(const Method& method, const LayerSpec& layer, Backend& backend)
       : LayerDriver(layer, backend, method.MakeState(layer, backend).value()) {}
-  // Of a state whose statistics and gradients are on `backend`.
+  // Drives a state whose statistics and gradients are on `backend`.
   LayerDriver(const LayerSpec& layer, Backend& backend, std::unique_ptr<LayerState> state)
       : layer_(layer), backend_(backend), state_(std::move(state)) {}
 

@@ -227,7 +227,7 @@ class Script {
     return !effects.empty();
   }
 
-  // What the worker does until it sleeps.
+  // Runs the worker until it sleeps.
   void Work() {
     for (int i = 0; i < 1000; ++i) {
       if (!owed_.empty()) {

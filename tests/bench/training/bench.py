@@ -149,7 +149,7 @@ def train(task, method, rate, seed):
 
 
 def times(task, methods):
-    """Of a step, as multiples of the first method's in the same turn: turns of a few steps of each, on the same cores."""
+    """The times of a step, as multiples of the first method's in the same turn: turns of a few steps of each, on the same cores."""
     runs = {method: Training(task, method, 1e-3, 1) for method in methods}
     try:
         ratios = {method: [] for method in methods}
@@ -193,7 +193,7 @@ class Rows:
 
 
 def best_rate(losses):
-    """Of losses by rate, and whether it is at the edge."""
+    """The best of losses by rate, and whether it is at the edge."""
     best = min(losses, key=losses.get)
     return best, best in (min(losses), max(losses))
 

@@ -53,7 +53,7 @@ class Soap(torch.optim.Optimizer):
             state.update(step=0, m=torch.zeros_like(grad), v=torch.zeros_like(grad))
             if grad.dim() == 2:
                 covariances = [0.05 * grad @ grad.T, 0.05 * grad.T @ grad]
-                # Of one gradient the covariances' eigenvectors are its singular vectors, whatever its rank.
+                # The covariances of one gradient have its singular vectors as eigenvectors, for any rank.
                 left, _, right = torch.linalg.svd(grad, full_matrices=True)
                 state.update(l=covariances, q=[left, right.T])
                 return torch.zeros_like(grad)

@@ -63,7 +63,7 @@ class Server:
         self.starts = 0
 
     def use(self, binaries):
-        """Of which build tree the process is that starts next."""
+        """Names the build tree of the process that starts next."""
         self.binaries = pathlib.Path(binaries)
         self.program = self.binaries / "server/precondor-server"
 
@@ -93,7 +93,7 @@ class Server:
         self.metrics_port = int(metrics_file.read_text())
 
     def await_ready(self):
-        """Of a coordinator on etcd: until it leads."""
+        """Waits until the process serves; a coordinator on etcd, until it leads."""
         health = [self.program.parents[1] / "client/cpp/tools/precondorctl", f"--server={self.address}", "health"]
 
         def ready():

@@ -118,7 +118,7 @@ class FaultTest(unittest.TestCase):
 
 
 def argument_parser(doc):
-    """Of a test program, whose text on usage is `doc`."""
+    """The parser of a test program, whose text on usage is `doc`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binaries", required=True, type=pathlib.Path)
     parser.add_argument("--kills", type=int, default=FaultTest.kills)

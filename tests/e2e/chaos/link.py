@@ -53,7 +53,7 @@ class Fault:
 
 @dataclasses.dataclass
 class Counters:
-    """Of one direction, since the link's start."""
+    """Counts of one direction, since the link's start."""
 
     packets: int = 0     # that came; the bytes are with IP and TCP headers
     bytes: int = 0

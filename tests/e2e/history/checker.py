@@ -246,7 +246,7 @@ def turn(frame, rollback_epochs):
 
 
 def is_answer(frame):
-    """Of a gradient or a pull."""
+    """Whether a frame answers a gradient or a pull."""
     return not frame.sent and frame.kind == "RESULT" and frame.more["contribution"] != "FETCH"
 
 

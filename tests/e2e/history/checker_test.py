@@ -238,7 +238,7 @@ class CheckerTest(unittest.TestCase):
 
         heard = max(frame.at for frame in answers(GOOD) if frame.step < 6)
         self.expect(r"rank 1 has an answer of layer 0 at step 6 although ranks \[0\] have STATE_LOST", lambda history: plant(history, heard + 0.5))
-        # Of the process before, on its way for long.
+        # An answer of the process before may be on its way for long.
         self.assertEqual(self.findings(lambda history: plant(history, 1)), [])
 
     def test_a_layer_leaves_its_shard(self):

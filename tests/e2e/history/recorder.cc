@@ -187,7 +187,7 @@ class ExchangeStream final : public grpc::experimental::Interceptor {
   }
 
   HistoryFile& file_;
-  // Of answers of which chunks have come, by epoch, step, layer and kind of the contribution.
+  // The hashes of answers of which chunks have come, by epoch, step, layer and kind of the contribution.
   std::map<std::tuple<uint64_t, uint64_t, uint32_t, int>, uint64_t> hashes_;
 };
 

@@ -6,7 +6,7 @@
 #include <cuda_runtime.h>
 #include <functional>
 
-// Of the fiber that runs, by the language's names: NOLINTBEGIN(readability-identifier-naming)
+// The indexes of the fiber that runs, by the language's names: NOLINTBEGIN(readability-identifier-naming)
 extern thread_local uint3 threadIdx, blockIdx;
 extern thread_local dim3 blockDim, gridDim;
 // NOLINTEND(readability-identifier-naming)

@@ -130,7 +130,7 @@ TEST_F(OutboxTest, AMemoryThatMayBeAnotherIsToldWhatHasBeenAnswered) {
   outbox_.Remove(Gradient(5, 1));  // refused: it will not come again either
   outbox_.StartStream(kCredit, 0);
   EXPECT_EQ(WriteAll(), "R6.1v0 R6.0v50");
-  // Whatever becomes of it is no concern of the caller's.
+  // Its fate is no concern of the caller's.
   const ContributionId resume{v1::FRAME_KIND_RESUME, 6, 0};
   EXPECT_TRUE(outbox_.WasCounted(resume, Refusal(ErrorReason::kMalformed)));
   EXPECT_NE(outbox_.Acknowledge(resume), nullptr);

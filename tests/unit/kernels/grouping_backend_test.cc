@@ -315,7 +315,7 @@ TEST_F(GroupingBackendTest, OneTaskAloneWaitsForNobody) {
   EXPECT_TRUE(task.Finish().ok());
 }
 
-// Where the one fiber of a test waits to be run to its end.
+// Keeps the one fiber of a test, which waits to be run to its end.
 class Home final : public FiberScheduler {
  public:
   void Resume(Fiber& fiber) override {

@@ -25,7 +25,7 @@ TEST(OperandsTest, ReadersOfOneMatrixAreIndependent) {
   EXPECT_TRUE(AreIndependent(Axpby(MatrixView(nullptr, 0, 4), y), Axpby(MatrixView(nullptr, 0, 4), z)));
 }
 
-// Of two sides of a layer, one waits for nothing that the other does.
+// One side of a layer waits for nothing that the other does.
 TEST(OperandsTest, TermsFollowTheProductThatTheyAreMadeOf) {
   std::vector<float> memory(640);
   const MatrixView rows(memory.data(), 4, 8), v(memory.data() + 32, 1, 8), y(memory.data() + 40, 1, 8);

@@ -74,7 +74,7 @@ TEST_F(CudaDevicesTest, LaunchesAndEventsBelongToTheirStreamsDevice) {
   EXPECT_EQ(cudaEventRecord(one.event, two.stream), cudaErrorInvalidResourceHandle);
   EXPECT_EQ(two.Launch(two.memory), cudaSuccess);
   EXPECT_EQ(two.Read(), 1.0f);
-  // Whatever device is current, one may wait for another and copy on its stream.
+  // With any device current, one may wait for another and copy on its stream.
   EXPECT_EQ(cudaEventRecord(two.event, two.stream), cudaSuccess);
   EXPECT_EQ(cudaStreamWaitEvent(one.stream, two.event, 0), cudaSuccess);
   ASSERT_EQ(cudaSetDevice(1), cudaSuccess);

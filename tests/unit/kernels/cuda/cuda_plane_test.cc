@@ -198,7 +198,7 @@ TEST(CudaPlaneTest, MapsNothingThatIsNotThere) {
   // Its own, as CUDA has it.
   EXPECT_EQ(plane->Map((*ring)->handle(), (*ring)->bytes()).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(plane->Map("short", 1).status().code(), absl::StatusCode::kUnavailable);
-  // Of a process that has been killed.
+  // The next handle is of a process that has been killed.
   int pipes[2];
   ASSERT_EQ(pipe(pipes), 0);
   const int status = InAnotherProcess([&] {

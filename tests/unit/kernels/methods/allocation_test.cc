@@ -26,7 +26,7 @@ namespace {
 thread_local bool counting = false;
 thread_local int64_t counted = 0;
 
-// Where oneDNN's code lies; nowhere in builds without it.
+// The addresses of oneDNN's code; empty in builds without it.
 struct CodeRange {
   uintptr_t begin = 0;
   uintptr_t end = 0;

@@ -307,7 +307,7 @@ TEST_P(KronVariants, ZeroGradientsTeachNothing) {
   EXPECT_TRUE(std::isfinite(Norm(driver.Precondition(d.data).value())));
 }
 
-// Of Q' - Q, which is tiny after the first rotation, the rounding must not pass for a rotation: sides of two elements,
+// The rounding of Q' - Q, which is tiny after the first rotation, must not pass for a rotation: sides of two elements,
 // where it has no other direction to go, differed by up to 1e-3 from f64.
 TEST(KronProcrustes, RotatesByNoRounding) {
   const LayerSpec layer{"layer", 7, 45, false, {7, 9, 5}};

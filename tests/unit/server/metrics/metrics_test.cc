@@ -332,7 +332,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
   }
 }
 
-// What a Prometheus pays: a job's own series on a server that is coordinator and shard, and all others, whose number
+// The cost to a Prometheus: a job's own series on a server that is coordinator and shard, and all others, whose number
 // follows from the code and not from what runs.
 TEST(MetricsTest, AJobCostsAtMost59Series) {
   MetricsObserver metrics("1", "all");
@@ -504,7 +504,7 @@ int Send(int port, const std::string& text) {
   return fd;
 }
 
-// What is left of an answer, headers and all; closes the connection.
+// Reads the rest of an answer, headers and all, and closes the connection.
 std::string Receive(int fd) {
   std::string answer;
   char part[4096];
@@ -513,7 +513,7 @@ std::string Receive(int fd) {
   return answer;
 }
 
-// What a server on this machine answers, headers and all.
+// Returns the answer of a server on this machine, headers and all.
 std::string Ask(int port, const std::string& request) { return Receive(Send(port, request + " HTTP/1.0\r\n\r\n")); }
 
 std::string BodyOf(const std::string& answer) {

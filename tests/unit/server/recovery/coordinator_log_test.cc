@@ -191,7 +191,7 @@ TEST_F(CoordinatorLogTest, DoesNotGoOnWithoutWhatWasDurable) {
   }
 }
 
-// What the records say in the end, by session.
+// The last grant that the records have, by session.
 std::map<uint64_t, uint64_t> GrantedBySession(const std::vector<CoordinatorRecord>& records) {
   std::map<uint64_t, uint64_t> granted;
   for (const CoordinatorRecord& record : records) {

@@ -258,7 +258,7 @@ TEST_F(QuarantineTest, StaysWhenItCannotComeBack) {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// What came between has a later id and the same name: in the log it comes before the session's return.
+// The session that came between has a later id and the same name. In the log it comes before the session's return.
 TEST_F(QuarantineTest, ComesBackWhateverALaterSessionOfItsNameCameTo) {
   const std::vector<std::vector<float>> expected = Uninterrupted();
   enum class End { kRemoved, kQuarantined, kOnItsWay };

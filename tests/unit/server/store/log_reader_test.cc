@@ -31,7 +31,7 @@ class LogReaderTest : public ::testing::Test {
     ASSERT_TRUE(log.ok()) << log.status();
     log_ = *std::move(log);
   }
-  // What is handed out goes to seen_, as "sequence:type:payload".
+  // Each record goes to seen_, as "sequence:type:payload".
   absl::StatusOr<LogContents> Read() {
     seen_.clear();
     return ReadLog(fs_, "log", [this](const Record& record) {

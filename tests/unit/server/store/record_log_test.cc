@@ -32,7 +32,7 @@ using Operation = FakeFileSystem::Operation;
 
 class RecordLogTest : public ::testing::Test {
  protected:
-  // What the log hands out goes to replayed_, as "sequence:type:payload".
+  // Each record that the log hands out goes to replayed_, as "sequence:type:payload".
   absl::Status Reopen(RecordLogOptions options = {}) {
     log_ = nullptr;
     replayed_.clear();

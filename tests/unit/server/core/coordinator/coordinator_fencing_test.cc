@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of several coordinators that each take themselves for the leader, one changes what is on shards.
+// Several coordinators take themselves for the leader, and only one changes what is on shards.
 #include <memory>
 #include <utility>
 

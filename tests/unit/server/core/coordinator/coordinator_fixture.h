@@ -24,7 +24,7 @@
 
 namespace precondor {
 
-// What a shard was told, and faults on demand.
+// Keeps the calls to a shard, and has faults on demand.
 class FakeShard final : public ShardControl {
  public:
   static constexpr int64_t kSessionBytes = 1 << 30;
@@ -130,7 +130,7 @@ class FakeShard final : public ShardControl {
   int removals = 0;
 };
 
-// What a coordinator owns; the shard outlives it, and lets no coordinator in that another one has replaced.
+// A coordinator's handle of a shard. The shard outlives it, and lets no coordinator in that another one has replaced.
 class ShardHandle final : public ShardControl {
  public:
   explicit ShardHandle(std::shared_ptr<FakeShard> shard) : shard_(std::move(shard)) {}

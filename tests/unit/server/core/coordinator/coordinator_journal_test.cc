@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the coordinator writes down, what it does when it cannot, and what it goes on from.
+// The coordinator's journal: its records, writes that fail, and a restart from it.
 #include <variant>
 
 #include "tests/unit/server/core/coordinator/coordinator_fixture.h"
@@ -31,7 +31,7 @@ class CoordinatorJournalTest : public CoordinatorFixture {
   static Mode ModeIn(const Directive& directive, uint64_t step) { return ModeAt(directive.modes, step); }
 };
 
-// Of role `all`: the journal may have the shard by the address of an earlier process.
+// The journal of role `all` may have the shard by the address of an earlier process.
 TEST_F(CoordinatorJournalTest, TheOwnShardIsFoundByWhicheverNameAndWorkersGetItsAddress) {
   shards.resize(1);
   shards[0]->own = "127.0.0.1:1";

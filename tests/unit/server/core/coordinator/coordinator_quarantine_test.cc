@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a coordinator does with sessions that its journal does not name.
+// Sessions that the coordinator's journal does not name.
 #include "tests/unit/server/core/coordinator/coordinator_fixture.h"
 
 namespace precondor {

@@ -25,7 +25,7 @@ static_assert(
 static_assert(!std::is_default_constructible_v<AdmittedContribution> &&
               !std::is_copy_constructible_v<AdmittedContribution>);
 
-// Of layer 0 and rank 0, step 0 unless `spoil` says otherwise.
+// A contribution of layer 0 and rank 0, for step 0 unless `spoil` says otherwise.
 struct Refused {
   const char* what;
   std::vector<ContributionKind> kinds;

@@ -46,7 +46,7 @@ class GradientMethodTest : public ShardFixture, public ::testing::WithParamInter
     ASSERT_TRUE(shard->replay().Finish().empty());
   }
 
-  // Of a step; every rank has the same, whose average is itself.
+  // The gradient of a step. Every rank has the same, whose average is itself.
   static std::vector<float> GradientOf(uint64_t step) {
     std::mt19937_64 random(step + 100);
     std::normal_distribution<float> normal;

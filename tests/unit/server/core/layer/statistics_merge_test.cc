@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What contributions are merged to, against second moments in double precision.
+// Merged contributions against second moments in double precision.
 #include "server/core/layer/statistics_merge.h"
 
 #include <cmath>

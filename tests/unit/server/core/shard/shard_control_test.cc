@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a coordinator asks of a shard: installing, epochs, capacity, removal.
+// A coordinator's calls to a shard: installing, epochs, capacity, removal.
 #include "server/core/resources/reservation.h"
 #include "tests/unit/server/core/shard/shard_fixture.h"
 

@@ -21,7 +21,7 @@ class ShardDeviceTest : public ShardFixture {
     options.ring_device = "a device of tests";
   }
 
-  // Of layer 0, whose delegate is rank 0. `memory` is the worker's until the reply's end.
+  // Sends a gradient of layer 0, whose delegate is rank 0. `memory` is the worker's until the reply's end.
   std::shared_ptr<Reply> SendOnDevice(ContributionHeader header, const std::vector<float>& memory) {
     auto payload = std::make_shared<DevicePayload>();
     const std::vector<int64_t> dims = header.tensors.empty() ? std::vector<int64_t>{2, 3} : header.tensors[0].dims;
@@ -37,7 +37,7 @@ class ShardDeviceTest : public ShardFixture {
     Statistics(step, 0, 1);
     Statistics(step, 1, 1);
   }
-  // What an answer would be as bytes.
+  // Returns the values of an answer on the device.
   static std::vector<float> ValuesOf(const Reply& reply) {
     EXPECT_TRUE((*reply.result)->on_device != nullptr);
     EXPECT_TRUE((*reply.result)->bytes == nullptr);

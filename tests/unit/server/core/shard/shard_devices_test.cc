@@ -72,7 +72,7 @@ TEST_F(ShardDevicesTest, ReservesExactlyOnEachDevice) {
   for (const auto& device : devices_) EXPECT_EQ(device->backend->allocated_bytes(), 0);
 }
 
-// What fits on two devices together and on neither alone; and what does not fit anywhere, refused with all numbers.
+// One session fits on two devices together and on neither alone. Another fits nowhere, and is refused with all numbers.
 TEST_F(ShardDevicesTest, AdmitsWhatItsDevicesHoldAndRefusesWithTheNumbersOfEach) {
   for (LayerSpec& layer : spec.layers) layer.d_out = layer.d_in = 30;
   spec.layers.resize(3);

@@ -145,7 +145,7 @@ TEST_F(ShardFactorsTest, ReturningIsRefusedWhenTheMemoryIsTakenAndNothingChanges
   EXPECT_EQ(shard->memory()->reserved().total(), held);
 }
 
-// Whatever of it the last snapshot knew.
+// The last snapshot knows of the hold at some intervals, and at others does not.
 TEST_F(ShardFactorsTest, AShardThatComesBackHasTheFactorsThatItHadOrNone) {
   for (const uint64_t interval : {0, 1, 2, 3}) {
     SCOPED_TRACE(interval);
@@ -291,7 +291,7 @@ TEST_F(ShardFactorsTest, HoldingAndReleasingFromManyThreadsEndsWithTheGreatestVe
     ASSERT_TRUE(crowded.HoldFactors({.session_id = kSession, .version = 1000, .hold = round % 2 == 0}).ok());
     pool.Drain();
     EXPECT_EQ(crowded.memory()->reserved().total(), round % 2 == 0 ? held : kFirstOrder);
-    // What is under way when a session goes is not given back twice.
+    // A hold that is under way when a session goes is not given back twice.
     (void)crowded.HoldFactors({.session_id = kSession, .version = 1001, .hold = round % 2 != 0});
     EXPECT_TRUE(*crowded.Remove(kSession));
     pool.Drain();

@@ -27,7 +27,7 @@
 
 namespace precondor {
 
-// What came of one contribution. `result` stays empty until there is an answer.
+// The answers to one contribution. `result` stays empty until there is an answer.
 struct Reply {
   std::optional<absl::StatusOr<bool>> ack;
   std::optional<absl::StatusOr<GradientResult>> result;
@@ -49,7 +49,7 @@ inline Payload EncodeValues(DType dtype, const std::vector<float>& values, float
   return bytes;
 }
 
-// What session_memory.h counts for both layers, named "first" and "second", of ShardFixture, and two ranks.
+// The count of session_memory.h for both layers, named "first" and "second", of ShardFixture, and two ranks.
 inline constexpr int64_t kTables = kBytesPerSession + 2 * kBytesPerRank + 2 * (kBytesPerTableRow + kBytesPerLayer) +
                                    11 * (kTableNames + kLayerNames) + 2 * 2 * (kBytesPerLayerRank + kBytesPerRequest);
 
@@ -158,7 +158,7 @@ class ShardFixture : public ::testing::Test {
     SubmitTo(*shard, header, std::move(payload), ack, result);
     return reply;
   }
-  // What the header's admission says of a payload of so many bytes.
+  // Returns the status of a header's admission, for a payload of so many bytes.
   absl::Status Admission(const ContributionHeader& header, uint64_t bytes) {
     return shard->data_plane().AdmitContribution(header, bytes).status();
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the mode of a step means to a shard: who fixes it, what is taken in, what is answered.
+// The mode of a step on a shard: who fixes it, what is taken in, what is answered.
 #include "tests/unit/server/core/shard/shard_fixture.h"
 
 namespace precondor {
@@ -67,7 +67,7 @@ TEST_F(ShardModeTest, FirstContributionFixesTheModeOfItsStepAndLayer) {
   EXPECT_TRUE(FirstOrderGradient(1, 0, 1)->accepted());
   EXPECT_EQ(Gradient(1, 1, 1)->reason(), ErrorReason::kModeConflict);
   EXPECT_EQ(Statistics(1, 1, 1)->reason(), ErrorReason::kModeConflict);
-  // What was refused has left no trace: both steps end as they began.
+  // A refused contribution leaves no trace: both steps end as they began.
   EXPECT_TRUE(Statistics(0, 1, 1)->accepted());
   Gradient(0, 0, 1);
   EXPECT_EQ(Gradient(0, 1, 1)->decision(), Decision::kPreconditioned);

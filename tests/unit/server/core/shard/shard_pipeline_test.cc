@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of contributions: order, decisions, repetitions, the window.
+// The fate of contributions: order, decisions, repetitions, the window.
 #include "tests/support/faulty_backend.h"
 #include "tests/unit/server/core/shard/shard_fixture.h"
 

@@ -288,7 +288,7 @@ TEST_F(ShardJournalTest, ASessionThatLostARecordOfItsFactorsIsGivenUp) {
   journal->LoseNext(static_cast<int>(spec.layers.size()));
   ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 1, .hold = false}).ok());
   ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 2, .hold = true}).ok());
-  // Of fresh factors, which the journal would apply to the old ones.
+  // These are of fresh factors, and the journal would apply them to the old ones.
   Statistics(1, 0, 1);
   MakeShard();
   journal->Restore(*shard);
