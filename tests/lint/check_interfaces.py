@@ -3,7 +3,8 @@
 """Interfaces stay small: public methods of Worker in C++ and Python and of each class of server/core, arguments of Preconditioner.
 
 Overloads count one by one. Constructors, the destructor, friends, names that begin with an underscore and attributes do not
-count.
+count. A class of server/core also has few fields that can change. Locks do not count, nor do parts, which are objects of
+other classes of server/core.
 """
 
 import ast
@@ -17,6 +18,7 @@ PRECONDITIONER = "client/python/precondor/torch/_preconditioner.py"
 MOST_METHODS = 16
 CORE = "server/core/"
 MOST_CORE_METHODS = 20
+MOST_CORE_FIELDS = 8
 MOST_ARGUMENTS = 18
 
 
@@ -42,12 +44,26 @@ def _cpp_methods(text, name):
     return next((_public_methods(name, body) for found, body in _cpp_classes(text) if found == name), None)
 
 
+def _changing_fields(body, parts):
+    """Names of a class's fields that are no constants, references, locks or objects of one of the classes `parts`."""
+    while (shorter := re.sub(r"{[^{}]*}", "", body)) != body:
+        body = shorter
+    for declared in re.sub(r"\bABSL_\w+\([^()]*\)|\b\w+:(?!:)", "", body).split(";"):
+        field = re.fullmatch(r"\s*((?!static|using|friend|return)[^=]*?)\b(\w+_)\s*(?:=.*|\[.*\])?\s*", declared, re.DOTALL)
+        kind = field and re.sub(r"<.*>|\bmutable\b", "", field.group(1), flags=re.DOTALL).strip()
+        constant = kind and ("(" in kind or re.search(r"&$|^const\b[^*]*$|\bconst$", kind))
+        if kind and not constant and kind not in parts:
+            yield field.group(2)
+
+
 def _check_core(tree):
-    for path in tree.paths(".h"):
-        for name, body in _cpp_classes(tree.read(path)) if path.startswith(CORE) else ():
-            names = _public_methods(name, body)
-            if len(names) > MOST_CORE_METHODS:
-                yield f"{path}: {name}: expected at most {MOST_CORE_METHODS} public methods, got {len(names)}: {', '.join(names)}"
+    classes = [(path, name, body) for path in tree.paths(".h") if path.startswith(CORE) for name, body in _cpp_classes(tree.read(path))]
+    parts = {"Mutex", "CondVar", *(name for _, name, _ in classes)}
+    for path, name, body in classes:
+        for what, most, names in (("public methods", MOST_CORE_METHODS, _public_methods(name, body)),
+                                  ("fields that can change", MOST_CORE_FIELDS, [*_changing_fields(body, parts)])):
+            if len(names) > most:
+                yield f"{path}: {name}: expected at most {most} {what}, got {len(names)}: {', '.join(names)}"
 
 
 def _python_class(text, name):
@@ -96,6 +112,10 @@ CASES = [
     Case("a method too many in core", {**_GOOD, "server/core/layer/a.h": "class One {\n public:\n  One();\n};\n\nclass Two final : public One {\n"
                                        " public:\n  explicit Two(int a);\n" + "  int F(int a);\n" * 20 + "  int G();\n};\n"},
          ["a.h: Two: expected at most 20 public methods, got 21: F, .*G$"]),
+    Case("fields", {**_GOOD, "server/core/a.h": "class One {\n private:\n  Mutex mu_;\n  const int a_ = 1;\n  Clock& b_;\n  std::vector<int (*)(int)> h_;\n"
+                    + "".join(f"  int c{i}_ ABSL_GUARDED_BY(mu_) = 0;\n" for i in range(7)) + "};\n\nclass Two {\n  One one_;\n"
+                    + "".join(f"  std::map<int, int> d{i}_;\n" for i in range(8)) + "  const char* e_ = \"\";\n};\n"},
+         ["a.h: Two: expected at most 8 fields that can change, got 9: d0_, .*e_$"]),
     Case("nothing to count", {**_GOOD, CPP: "struct Worker;\n"}, ["client.h: has no class Worker"]),
 ]
 
