@@ -47,7 +47,25 @@ struct KfacConfig {
 };
 
 // Reads every option. The reader keeps the first error; the caller calls its Finish.
-KfacConfig ReadKfacConfig(OptionReader& reader);
+inline KfacConfig ReadKfacConfig(OptionReader& reader) {
+  constexpr double kHuge = 1e9;
+  KfacConfig out;
+  out.form = static_cast<KfacForm>(reader.Choice("form", 0, {"EIGEN", "INVERSE"}));
+  out.prediv = reader.Flag("prediv", out.prediv);
+  out.pi_split = reader.Flag("pi_split", out.pi_split);
+  out.stagger = reader.Flag("stagger", out.stagger);
+  out.damping = reader.ReadSchedule("damping", "0.001", 1e-12, kHuge);
+  out.factor_decay = reader.ReadSchedule("factor_decay", "0.95", 0, 1);
+  out.factor_update_steps = reader.ReadSchedule("factor_update_steps", "1", 1, kHuge);
+  out.inv_update_steps = reader.ReadSchedule("inv_update_steps", "1", 1, kHuge);
+  out.accumulation_steps = reader.Integer("accumulation_steps", out.accumulation_steps, 1, 1 << 20);
+  out.refresh_lag = static_cast<uint64_t>(reader.Integer("refresh_lag", 0, 0, 1 << 20));
+  out.row_scale = reader.OpenNumber("row_scale", out.row_scale, 0, kHuge);
+  out.scaling = ReadScalingKind(reader, out.scaling);
+  out.scaling_clip =
+      reader.ReadSchedule("scaling_clip", out.scaling == Scaling::kKlClip ? "0.001" : "1.1", 1e-12, kHuge);
+  return out;
+}
 // Returns InvalidArgument with the option, the expected values and the actual value.
 absl::StatusOr<KfacConfig> ParseKfacConfig(const MethodConfig& config);
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 
@@ -41,31 +40,6 @@ std::vector<int64_t> KronConfig::Blocks(int64_t size, bool diagonal) const {
   std::vector<int64_t> sizes(count, size / count);
   for (int64_t i = 0; i < size % count; ++i) ++sizes[i];
   return sizes;
-}
-
-KronConfig ReadKronConfig(OptionReader& reader) {
-  constexpr double kHuge = 1e9;
-  KronConfig out;
-  out.variant = static_cast<KronVariant>(reader.Choice("variant", 0, {"TRIANGULAR", "PROCRUSTES"}));
-  out.momentum = reader.Number("momentum", out.momentum, 0, 0.9999);
-  out.precondition_lr = reader.OpenNumber("precondition_lr", out.precondition_lr, 0, 1);
-  out.init_scale = reader.OpenNumber("init_scale", out.init_scale, 0, kHuge);
-  out.max_update_probability = reader.Number("max_update_probability", out.max_update_probability, 1e-6, 1);
-  out.min_update_probability = reader.Number("min_update_probability",
-                                             std::min(out.min_update_probability, out.max_update_probability), 1e-6, 1);
-  out.update_decay = reader.Number("update_decay", out.update_decay, 0, 1);
-  out.update_flat_steps = reader.Number("update_flat_steps", out.update_flat_steps, 0, kHuge);
-  out.balance_probability = reader.Number("balance_probability", out.balance_probability, 0, 1);
-  out.max_size_triangular = reader.Integer("max_size_triangular", out.max_size_triangular, 0, kMaxDimension);
-  out.memory_save_mode =
-      static_cast<MemorySaveMode>(reader.Choice("memory_save_mode", 0, {"NONE", "ONE_DIAG", "ALL_DIAG"}));
-  out.block_size = reader.Integer("block_size", out.block_size, 0, kMaxDimension);
-  out.min_ndim_triangular = reader.Integer("min_ndim_triangular", out.min_ndim_triangular, 0, kMaxTensorDims + 1);
-  out.max_skew = reader.Number("max_skew", out.max_skew, 0, kHuge);
-  out.merging = DimMerging::Read(reader);
-  out.rms_clip = reader.OpenNumber("rms_clip", out.rms_clip, 0, kHuge);
-  out.seed = static_cast<uint64_t>(reader.Integer("seed", 0, 0, std::numeric_limits<int32_t>::max()));
-  return out;
 }
 
 absl::StatusOr<KronConfig> ParseKronConfig(const MethodConfig& config) {

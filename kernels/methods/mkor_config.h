@@ -2,6 +2,7 @@
 // Options of method mkor; docs/use/methods/mkor.md has the formulas.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "absl/status/statusor.h"
@@ -48,7 +49,26 @@ struct MkorConfig {
 };
 
 // Reads every option. The reader keeps the first error; the caller calls its Finish.
-MkorConfig ReadMkorConfig(OptionReader& reader);
+inline MkorConfig ReadMkorConfig(OptionReader& reader) {
+  constexpr double kHuge = 1e9;
+  MkorConfig out;
+  out.rule = static_cast<UpdateRule>(reader.Choice("rule", 0, {"EXACT_DAMPED", "REFERENCE", "BLEND", "PUBLISHED"}));
+  out.representation = static_cast<Representation>(reader.Choice("representation", 0, {"AUTO", "DENSE", "LOW_RANK"}));
+  out.storage = static_cast<SymmetricStorage>(reader.Choice("storage", 0, {"F32", "F16"}));
+  constexpr std::array<ProductPrecision, 3> kPrecisions = {ProductPrecision::kF32, ProductPrecision::kBf16,
+                                                           ProductPrecision::kTf32};
+  out.products = kPrecisions[static_cast<size_t>(reader.Choice("products", 0, {"F32", "BF16", "TF32"}))];
+  out.rank = reader.Integer("rank", out.rank, 1, 1024);
+  out.gamma = reader.OpenNumber("gamma", out.gamma, 0, 1);
+  out.damping = reader.Number("damping", out.damping, 1e-3, 1e6);
+  out.scaling = ReadScaling(reader, kMkorTraits.default_scaling);
+  out.scaling.separate_bias = out.rule == UpdateRule::kReference;
+  out.clip = reader.OpenNumber("clip", out.clip, 0, kHuge);
+  out.zeta = reader.OpenNumber("zeta", out.zeta, 0, 1);
+  out.norm_threshold = reader.OpenNumber("norm_threshold", out.norm_threshold, 0, kHuge);
+  out.max_factor_dim = reader.Integer("max_factor_dim", out.max_factor_dim, 1, kMaxDimension);
+  return out;
+}
 // Returns InvalidArgument with the option, the expected values and the actual value.
 absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config);
 

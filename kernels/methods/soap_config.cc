@@ -29,23 +29,6 @@ SoapSides SoapConfig::Sides(const LayerSpec& layer) const {
   return sides;
 }
 
-SoapConfig ReadSoapConfig(OptionReader& reader) {
-  SoapConfig out;
-  out.rule = static_cast<SoapRule>(reader.Choice("rule", 0, {"SOAP", "SHAMPOO"}));
-  const bool shampoo = out.rule == SoapRule::kShampoo;
-  out.momentum = reader.Number("momentum", shampoo ? 0.9 : out.momentum, 0, 0.9999);
-  out.second_moment_decay = reader.Number("second_moment_decay", out.second_moment_decay, 0, 0.999999);
-  out.covariance_decay = reader.Number("covariance_decay", out.covariance_decay, 0, 0.999999);
-  out.epsilon = reader.OpenNumber("epsilon", shampoo ? 1e-6 : out.epsilon, 0, 1);
-  out.refresh_interval = reader.Integer("refresh_interval", out.refresh_interval, 1, int64_t{1} << 20);
-  out.max_factor_dim = reader.Integer("max_factor_dim", out.max_factor_dim, 0, kMaxDimension);
-  out.precondition_1d = reader.Flag("precondition_1d", out.precondition_1d);
-  out.merging = DimMerging::Read(reader);
-  const int precision = reader.Choice("precision", 0, {"AUTO", "F32", "TF32"});
-  if (precision > 0) out.precision = precision == 1 ? ProductPrecision::kF32 : ProductPrecision::kTf32;
-  return out;
-}
-
 absl::StatusOr<SoapConfig> ParseSoapConfig(const MethodConfig& config) {
   OptionReader reader(config);
   SoapConfig out = ReadSoapConfig(reader);
