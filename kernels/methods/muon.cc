@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/decomposition_scratch.h"
 #include "kernels/methods/gradient.h"
 #include "kernels/methods/muon_config.h"
 #include "kernels/methods/state_codec.h"
@@ -21,11 +22,21 @@ constexpr int64_t kElementBytes = sizeof(float);
 int64_t Elements(const LayerSpec& layer) { return layer.d_out * layer.d_in; }
 int64_t ShortSide(const LayerSpec& layer) { return std::min(layer.d_out, layer.d_in); }
 
-// Answers depend on every option. The default precision is the backend's, and a state may move to another one.
-std::string StateText(const MuonConfig& c) {
-  return absl::StrFormat("momentum %.17g nesterov %d ns_steps %d scale %d epsilon %.17g%s", c.momentum,
-                         static_cast<int>(c.nesterov), c.ns_steps, static_cast<int>(c.scale), c.epsilon,
-                         c.precision ? absl::StrCat(" precision ", static_cast<int>(*c.precision)) : "");
+// A factor takes in no gradient while the mean eigenvalue of its second moment is below this, so that no scale leaves
+// f64. The squares of f32's least numbers are far above.
+constexpr double kLeastMean = 1e-200;
+
+// Answers depend on every option. The default precision is the backend's, and a state may move to another one. The
+// options of a factor are omitted for a layer without one.
+std::string StateText(const MuonConfig& c, const LayerSpec& layer) {
+  std::string text = absl::StrFormat("momentum %.17g nesterov %d ns_steps %d scale %d epsilon %.17g%s", c.momentum,
+                                     static_cast<int>(c.nesterov), c.ns_steps, static_cast<int>(c.scale), c.epsilon,
+                                     c.precision ? absl::StrCat(" precision ", static_cast<int>(*c.precision)) : "");
+  if (c.HasFactor(layer)) {
+    absl::StrAppendFormat(&text, " input_factor damping %.17g covariance_decay %.17g refresh_interval %d", c.damping,
+                          c.covariance_decay, c.refresh_interval);
+  }
+  return text;
 }
 
 class MuonState final : public LayerState {
@@ -47,15 +58,17 @@ class MuonState final : public LayerState {
     // Makes the next state in new memory, so that a failure leaves the state unchanged.
     Parts next;
     PRECONDOR_ASSIGN_OR_RETURN(next.momentum, backend_.AllocateScratch(d.rows, d.cols));
-    if (config_.nesterov) {
+    if (config_.HoldsDirection(layer_)) {
       PRECONDOR_ASSIGN_OR_RETURN(next.lookahead, backend_.AllocateScratch(d.rows, d.cols));
     }
-    PRECONDOR_RETURN_IF_ERROR(Answer({.d = d,
-                                      .momentum = held_.momentum.view(),
-                                      .beta = config_.momentum,
-                                      .next = next.momentum.view(),
-                                      .lookahead = next.lookahead.view(),
-                                      .u = u}));
+    PRECONDOR_RETURN_IF_ERROR(config_.HasFactor(layer_) ? FactoredStep(d, next, u)
+                                                        : Answer({.d = d,
+                                                                  .momentum = held_.momentum.view(),
+                                                                  .beta = config_.momentum,
+                                                                  .next = next.momentum.view(),
+                                                                  .lookahead = next.lookahead.view(),
+                                                                  .u = u}));
+    if (next.inverse.empty()) next.inverse = std::move(held_.inverse);
     held_ = std::move(next);
     ++version_;
     return absl::OkStatus();
@@ -70,10 +83,15 @@ class MuonState final : public LayerState {
 
   absl::StatusOr<std::string> Save() const override {
     StateWriter out(kMuonTraits.name, static_cast<size_t>(bytes()));
-    out.Text(StateText(config_));
+    out.Text(StateText(config_, layer_));
     out.Integer(version_);
     PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, held_.momentum.view()));
     PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, held_.lookahead.view()));
+    if (config_.HasFactor(layer_)) {
+      out.Number(held_.mean);
+      PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, held_.covariance.view()));
+      PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, held_.inverse.view()));
+    }
     return out.Finish();
   }
 
@@ -86,23 +104,74 @@ class MuonState final : public LayerState {
   bool ready() const override { return true; }
   uint64_t version() const override { return version_; }
   int64_t bytes() const override {
-    return (held_.momentum.view().size() + held_.lookahead.view().size()) * kElementBytes;
+    return (held_.momentum.view().size() + held_.lookahead.view().size() + held_.covariance.view().size() +
+            held_.inverse.view().size()) *
+           kElementBytes;
   }
-  Summary summary() const override { return {}; }
+  Summary summary() const override {
+    if (!config_.HasFactor(layer_)) return {};
+    return {.input_representation = "dense", .input_damping = config_.damping * held_.mean};
+  }
 
  private:
   struct Parts {
     DeviceMatrix momentum;   // B
-    DeviceMatrix lookahead;  // G + beta B, which Repeat cannot compute without G; empty without nesterov
+    DeviceMatrix lookahead;  // the direction, which Repeat cannot compute without G; empty if it is B
+
+    // Of the factor: C, the gradients' second moment divided by its mean eigenvalue, and (C + damping I)^-1.
+    double mean = 0;
+    DeviceMatrix covariance, inverse;
   };
 
   absl::StatusOr<Parts> MakeParts() const {
     Parts parts;
     PRECONDOR_ASSIGN_OR_RETURN(parts.momentum, backend_.Allocate(layer_.d_out, layer_.d_in));
-    if (config_.nesterov) {
+    if (config_.HoldsDirection(layer_)) {
       PRECONDOR_ASSIGN_OR_RETURN(parts.lookahead, backend_.Allocate(layer_.d_out, layer_.d_in));
     }
+    if (config_.HasFactor(layer_)) {
+      PRECONDOR_ASSIGN_OR_RETURN(parts.covariance, backend_.Allocate(layer_.d_in, layer_.d_in));
+      PRECONDOR_ASSIGN_OR_RETURN(parts.inverse, backend_.Allocate(layer_.d_in, layer_.d_in));
+      PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, parts.inverse.view()));
+    }
     return parts;
+  }
+
+  // The inverse by which this gradient's direction is multiplied is that of earlier gradients.
+  absl::Status FactoredStep(ConstMatrixView d, Parts& next, MatrixView u) const {
+    PRECONDOR_ASSIGN_OR_RETURN(const double square, backend_.Dot(d, d));
+    PRECONDOR_RETURN_IF_ERROR(ExpectLearnableNorm(layer_, square));
+    const MatrixView momentum = next.momentum.view();
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(held_.momentum.view(), momentum));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1.0, d, config_.momentum, momentum));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix work, backend_.AllocateScratch(d.rows, d.cols));
+    const MatrixView direction = work.view();
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(momentum, direction));
+    if (config_.nesterov) PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1.0, d, config_.momentum, direction));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, direction, Transpose::kNo, held_.inverse.view(), Transpose::kNo, 0.0,
+                                            next.lookahead.view(), config_.FactorPrecisionOn(backend_)));
+    PRECONDOR_RETURN_IF_ERROR(Answer({.d = next.lookahead.view(), .u = u}));
+    return Learn(d, square, direction, next);
+  }
+
+  // Computes the next C, and its inverse if that is due. `scaled` is memory for a gradient.
+  absl::Status Learn(ConstMatrixView d, double square, MatrixView scaled, Parts& next) const {
+    const double decay = config_.covariance_decay;
+    next.mean = decay * held_.mean + (1 - decay) * square / static_cast<double>(d.cols);
+    PRECONDOR_ASSIGN_OR_RETURN(next.covariance, backend_.AllocateScratch(d.cols, d.cols));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(held_.covariance.view(), next.covariance.view()));
+    if (next.mean < kLeastMean) return absl::OkStatus();
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(d, scaled));
+    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBy(std::sqrt((1 - decay) / next.mean), scaled));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, scaled, Transpose::kYes, scaled, Transpose::kNo,
+                                            decay * held_.mean / next.mean, next.covariance.view(),
+                                            config_.FactorPrecisionOn(backend_)));
+    if (version_ % static_cast<uint64_t>(config_.refresh_interval) != 0) return absl::OkStatus();
+    PRECONDOR_ASSIGN_OR_RETURN(next.inverse, backend_.AllocateScratch(d.cols, d.cols));
+    const MatrixView inverse = next.inverse.view();
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(next.covariance.view(), inverse));
+    PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(config_.damping, inverse));
+    return backend_.SpdInverse(inverse, inverse);
   }
 
   // Computes the answer. It depends on the direction alone, so that Repeat is bitwise.
@@ -126,11 +195,16 @@ class MuonState final : public LayerState {
   absl::Status ReplaceWith(absl::string_view bytes) {
     StateReader in(bytes);
     PRECONDOR_RETURN_IF_ERROR(in.Begin(kMuonTraits.name));
-    PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", StateText(config_)));
+    PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", StateText(config_, layer_)));
     PRECONDOR_ASSIGN_OR_RETURN(const uint64_t version, in.Integer("version"));
     PRECONDOR_ASSIGN_OR_RETURN(Parts parts, MakeParts());
     PRECONDOR_RETURN_IF_ERROR(in.Matrix("momentum", backend_, parts.momentum.view()));
     PRECONDOR_RETURN_IF_ERROR(in.Matrix("lookahead", backend_, parts.lookahead.view()));
+    if (config_.HasFactor(layer_)) {
+      PRECONDOR_ASSIGN_OR_RETURN(parts.mean, in.Number("mean"));
+      PRECONDOR_RETURN_IF_ERROR(in.Matrix("covariance", backend_, parts.covariance.view()));
+      PRECONDOR_RETURN_IF_ERROR(in.Matrix("inverse", backend_, parts.inverse.view()));
+    }
     PRECONDOR_RETURN_IF_ERROR(in.Finish());
     held_ = std::move(parts);
     version_ = version;
@@ -150,23 +224,35 @@ class Muon final : public Method {
   const MethodTraits& traits() const override { return kMuonTraits; }
   bool needs_global_scale() const override { return false; }
 
-  int64_t StateBytes(const LayerSpec& layer) const override { return Matrices() * Elements(layer) * kElementBytes; }
+  int64_t StateBytes(const LayerSpec& layer) const override {
+    const int64_t matrices = config_.HoldsDirection(layer) ? 2 : 1;
+    return (matrices * Elements(layer) + 2 * FactorElements(layer)) * kElementBytes;
+  }
 
   // The next state, and either the iteration's second matrix and two square matrices of the short side, or in batches
   // (kernels/cuda/newton_schulz.h) two of each and one more that unused places of a batch share, with padding.
+  // With a factor, one more matrix; then, one after the other, the iterations, a batch of products
+  // (kernels/cuda/fixed_batches.h), and the inverse.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
     const int64_t k = ShortSide(layer);
     const int64_t of_row = 7, of_matrix = 127;  // elements of padding
     const int64_t batched = 3 * (layer.d_out * (layer.d_in + of_row) + k * (k + of_row) + 2 * of_matrix);
     const bool bf16 = config_.precision.value_or(ProductPrecision::kBf16) == ProductPrecision::kBf16;
     const int64_t scratch = std::max(Elements(layer) + 2 * k * k, bf16 ? batched / 2 : batched);
-    return (Matrices() * Elements(layer) + scratch) * kElementBytes;
+    const int64_t square = FactorElements(layer);
+    if (square == 0) return StateBytes(layer) + scratch * kElementBytes;
+    const int64_t products = std::max(Elements(layer), square);
+    return StateBytes(layer) + Elements(layer) * kElementBytes +
+           std::max(std::max(scratch, products) * kElementBytes, SpdInverseScratchBytes(layer.d_in));
   }
 
-  // Per iteration: X X' and P X take 2 k m n each, A A takes 2 k^3.
+  // Per iteration: X X' and P X take 2 k m n each, A A takes 2 k^3. A factor takes two products, and an inverse where
+  // that is due.
   double StepFlops(const LayerSpec& layer, int64_t) const override {
     const auto k = static_cast<double>(ShortSide(layer)), elements = static_cast<double>(Elements(layer));
-    return 8 * elements + static_cast<double>(config_.ns_steps) * (4 * k * elements + 2 * k * k * k);
+    const auto square = static_cast<double>(FactorElements(layer)), d_in = static_cast<double>(layer.d_in);
+    return 8 * elements + static_cast<double>(config_.ns_steps) * (4 * k * elements + 2 * k * k * k) +
+           square * (4 * static_cast<double>(layer.d_out) + d_in / static_cast<double>(config_.refresh_interval));
   }
 
   std::vector<std::string> Warnings(int64_t) const override { return {}; }
@@ -178,8 +264,10 @@ class Muon final : public Method {
   }
 
  private:
-  // Number of matrices in a state.
-  int64_t Matrices() const { return config_.nesterov ? 2 : 1; }
+  // Of one of its two matrices.
+  int64_t FactorElements(const LayerSpec& layer) const {
+    return config_.HasFactor(layer) ? layer.d_in * layer.d_in : 0;
+  }
 
   const MuonConfig config_;
 };

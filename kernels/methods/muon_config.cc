@@ -22,6 +22,11 @@ MuonConfig ReadMuonConfig(OptionReader& reader) {
   out.ns_steps = reader.Integer("ns_steps", out.ns_steps, 1, 20);
   out.scale = static_cast<MuonScale>(reader.Choice("scale", 0, {"MATCH_RMS_ADAMW", "ORIGINAL"}));
   out.epsilon = reader.Number("epsilon", out.epsilon, 0, 1);
+  out.input_factor = reader.Flag("input_factor", out.input_factor);
+  out.damping = reader.Number("damping", out.damping, 1e-3, 1e6);
+  out.covariance_decay = reader.Number("covariance_decay", out.covariance_decay, 0, 0.999999);
+  out.refresh_interval = reader.Integer("refresh_interval", out.refresh_interval, 1, int64_t{1} << 20);
+  out.max_factor_dim = reader.Integer("max_factor_dim", out.max_factor_dim, 0, kMaxDimension);
   constexpr std::array<ProductPrecision, 3> kPrecisions = {ProductPrecision::kF32, ProductPrecision::kTf32,
                                                            ProductPrecision::kBf16};
   const int precision = reader.Choice("precision", 0, {"AUTO", "F32", "TF32", "BF16"});

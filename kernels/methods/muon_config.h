@@ -27,6 +27,12 @@ struct MuonConfig {
   MuonScale scale = MuonScale::kMatchRmsAdamw;
   // Added to the Frobenius norm by which the iteration's input is divided.
   double epsilon = 1e-7;
+  // Whether the direction is multiplied by the inverse of the gradients' second moment along d_in.
+  bool input_factor = false;
+  double damping = 0.2;  // relative to the mean eigenvalue
+  double covariance_decay = 0.95;
+  int64_t refresh_interval = 10;  // gradients between two inverses
+  int64_t max_factor_dim = 8192;  // layers with a longer d_in have no factor
 
   // Precision of the products; by default bf16 on a backend with tensor cores, and f32 on others.
   std::optional<ProductPrecision> precision;
@@ -34,6 +40,13 @@ struct MuonConfig {
   ProductPrecision PrecisionOn(const Backend& backend) const {
     return precision.value_or(backend.has_tensor_cores() ? ProductPrecision::kBf16 : ProductPrecision::kF32);
   }
+  // Precision of the factor's products.
+  ProductPrecision FactorPrecisionOn(const Backend& backend) const {
+    return PrecisionOn(backend) == ProductPrecision::kF32 ? ProductPrecision::kF32 : ProductPrecision::kTf32;
+  }
+  bool HasFactor(const LayerSpec& layer) const { return input_factor && layer.d_in <= max_factor_dim; }
+  // Whether a state holds the direction besides the momentum.
+  bool HoldsDirection(const LayerSpec& layer) const { return nesterov || HasFactor(layer); }
   // Returns the factor that `scale` selects for this layer.
   double ScaleOf(const LayerSpec& layer) const;
 };

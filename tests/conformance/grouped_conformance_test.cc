@@ -544,7 +544,8 @@ INSTANTIATE_TEST_SUITE_P(
         MethodConfig{"mkor", {{"rule", std::string("PUBLISHED")}, {"representation", std::string("DENSE")}}},
         MethodConfig{"mkor", {{"representation", std::string("DENSE")}}}, MethodConfig{"eva", {}},
         MethodConfig{"kfac", {{"inv_update_steps", std::string("2")}}}, MethodConfig{"kron", {}},
-        MethodConfig{"soap", {}}, MethodConfig{"muon", {}}));
+        MethodConfig{"soap", {}}, MethodConfig{"muon", {}},
+        MethodConfig{"muon", {{"input_factor", true}, {"refresh_interval", 3.0}}}));
 
 // Has no terms of vectors of this length while it is told so.
 class RefusesTerms final : public ForwardingBackend {

@@ -34,7 +34,8 @@ COMBINATIONS = {
          "target_merged_dim_size": 64, "precision": "F32"},
     ),
     "muon": ({"momentum": 0.5, "nesterov": False, "ns_steps": 7, "scale": "ORIGINAL", "epsilon": 0.125,
-              "precision": "TF32"},),
+              "precision": "TF32", "input_factor": True, "damping": 0.5, "covariance_decay": 0.75, "refresh_interval": 3,
+              "max_factor_dim": 64},),
 }
 
 

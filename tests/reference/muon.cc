@@ -22,9 +22,21 @@ Dense NewtonSchulz(const Dense& g, int iterations, double epsilon) {
 
 }  // namespace
 
+void Muon::Learn(const Dense& gradient) {
+  const double decay = options_.covariance_decay;
+  covariance_ = Combination(decay, covariance_, 1 - decay, Product(Transposed(gradient), gradient));
+  const double mean = Trace(covariance_) / static_cast<double>(gradient.cols);
+  if (steps_++ % options_.refresh_interval != 0 || mean == 0) return;
+  inverse_ = SpdInverse(Combination(1 / mean, covariance_, options_.damping, Identity(gradient.cols)));
+}
+
 Dense Muon::Step(const Dense& gradient) {
   momentum_ = Combination(options_.beta, momentum_, 1.0, gradient);
   direction_ = options_.nesterov ? Combination(1.0, gradient, options_.beta, momentum_) : momentum_;
+  if (options_.input_factor) {
+    direction_ = Product(direction_, inverse_);
+    Learn(gradient);
+  }
   if (FrobeniusNorm(direction_) == 0) return direction_;
   const auto d_out = static_cast<double>(gradient.rows), d_in = static_cast<double>(gradient.cols);
   const double scale =

@@ -158,6 +158,22 @@ TEST(CudaLaunchesTest, StepsOfMuonTakeAsManyWhateverTheLayersOfAShape) {
   }
 }
 
+// The lengths of the gradients, the momentum, the direction, its product with the factor, muon's own, and the next
+// covariance; and a factor each second step.
+TEST(CudaLaunchesTest, StepsOfMuonWithAFactorTakeAsManyWhateverTheLayersOfAShape) {
+  const MethodConfig config{"muon", {{"input_factor", true}, {"refresh_interval", 2.0}}};
+  for (const int layers : {3, 144}) {
+    for (const int shapes : {1, 3}) {
+      SCOPED_TRACE(std::to_string(layers) + " " + std::to_string(shapes));
+      const std::vector<Cost> costs = CostsByGradients(config, layers, shapes, 4);
+      EXPECT_EQ(costs[3].launches, 33 + 17 * (shapes - 1));
+      EXPECT_EQ(costs[3].waits, 2);
+      EXPECT_EQ(costs[2].launches, costs[3].launches + 3);
+      EXPECT_EQ(costs[2].waits, 3);
+    }
+  }
+}
+
 // Copies, six products, the moments, the ratio, the answers, and two launches for norms; a further shape takes six
 // products. A refresh takes 25 launches for bases of two sizes, ten for those of a further size, four products of the
 // momentum for each shape, and two reorderings.
@@ -210,6 +226,8 @@ TEST(CudaLaunchesTest, StepsOfMuonAndSoapTakeNoMoreMemoryThanIsReserved) {
     SCOPED_TRACE(precision);
     for (const auto& [m, n] : {std::pair<int64_t, int64_t>(97, 201), {201, 97}, {130, 130}, {300, 1}}) {
       ExpectToFit({"muon", {{"precision", precision}}}, {"any", m, n, false}, 1);
+      ExpectToFit({"muon", {{"precision", precision}, {"input_factor", true}, {"refresh_interval", 1.0}}},
+                  {"any", m, n, false}, 3);
     }
     MethodConfig soap{"soap", {{"precision", precision}, {"refresh_interval", 1.0}, {"max_factor_dim", 300.0}}};
     for (const auto& [m, n] : {std::pair<int64_t, int64_t>(97, 201), {201, 97}, {130, 130}, {300, 1}, {500, 60}}) {

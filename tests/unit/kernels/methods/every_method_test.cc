@@ -114,6 +114,11 @@ TEST(EveryMethodTest, RefusesOptionsByName) {
         {"ns_steps", 2.5},
         {"epsilon", -1e-9},
         {"epsilon", 1.5},
+        {"input_factor", 1.0},
+        {"damping", 1e-4},
+        {"covariance_decay", 1.0},
+        {"refresh_interval", 0.0},
+        {"max_factor_dim", -1.0},
         {"lr", 0.5},
         {"scale", Word("ADAM")},
         {"precision", Word("BF16X3")}}},
@@ -233,6 +238,7 @@ TEST(EveryMethodTest, TakesAndGivesMatricesOfAnyStride) {
     LayerSpec layer;
     double bound = 0;
   } cases[] = {{{"muon", {{"ns_steps", 4.0}}}, matrix, 3e-5},
+               {{"muon", {{"input_factor", true}}}, matrix, 3e-4},
                {{"muon", {{"ns_steps", 5.0}}}, matrix, 3e-5},
                {{"soap", {{"rule", Word("SOAP")}, {"merge_small_dims", false}}}, tensor},
                {{"soap", {{"rule", Word("SHAMPOO")}, {"merge_small_dims", false}}}, tensor}};

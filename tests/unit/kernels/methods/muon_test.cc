@@ -28,6 +28,8 @@ using Options = std::map<std::string, OptionValue>;
 constexpr double kBound = 3e-5;
 // Seven iterations: 3.4445^2 times as much.
 constexpr double kBoundOfSeven = 12 * kBound;
+// The factor's condition is at most 1 + d_in / damping, 116 here, and f32 rounds its elements.
+constexpr double kBoundOfFactor = 10 * kBound;
 
 std::unique_ptr<Method> Make(const Options& options = {}) { return MakeMuon({"muon", options}).value(); }
 
@@ -71,6 +73,26 @@ std::vector<Case> Cases() {
   cases.push_back({"Epsilon", 9, 14, {{"epsilon", 0.5}}, {.epsilon = 0.5}});
   cases.push_back({"Tiny", 9, 14, {{"epsilon", 0.0}}, {.epsilon = 0}, 1e-30});
   cases.push_back({"Huge", 9, 14, {}, {}, 1e16});
+  const Options factor = {{"input_factor", true}};
+  for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {1, 12}, {12, 1}, {8, 23}, {23, 8}}) {
+    const std::string name = "Factor" + std::to_string(m) + "x" + std::to_string(n);
+    cases.push_back({name, m, n, factor, {.input_factor = true}, 1.0, kBoundOfFactor});
+  }
+  const Options exact = {{"input_factor", true}, {"epsilon", 0.0}};
+  cases.push_back({"FactorTiny", 9, 14, exact, {.epsilon = 0, .input_factor = true}, 1e-30, kBoundOfFactor});
+  cases.push_back({"FactorHuge", 9, 14, factor, {.input_factor = true}, 1e16, kBoundOfFactor});
+  cases.push_back(
+      {"FactorAtEachGradient",
+       9,
+       14,
+       {{"input_factor", true},
+        {"damping", 1.0},
+        {"covariance_decay", 0.8},
+        {"refresh_interval", 1.0},
+        {"nesterov", false}},
+       {.nesterov = false, .input_factor = true, .damping = 1, .covariance_decay = 0.8, .refresh_interval = 1},
+       1.0,
+       kBoundOfFactor});
   return cases;
 }
 
@@ -171,12 +193,33 @@ TEST(MuonTest, RefusesTheStateOfOtherOptions) {
                                                      {{"ns_steps", 6.0}},
                                                      {{"scale", std::string("ORIGINAL")}},
                                                      {{"precision", std::string("BF16")}},
-                                                     {{"epsilon", 0.0}}}) {
+                                                     {{"epsilon", 0.0}},
+                                                     {{"input_factor", true}}}) {
     LayerDriver other(*Make(options), {"layer", 3, 4}, *backend);
     const absl::Status status = driver.state().Load(other.state().Save().value());
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("configuration"));
   }
+}
+
+TEST(MuonTest, AFactorHoldsTheDirectionAndTwoMatricesOfDIn) {
+  for (const bool nesterov : {true, false}) {
+    const std::unique_ptr<Method> method = Make({{"nesterov", nesterov}, {"input_factor", true}});
+    EXPECT_EQ(method->StateBytes({"layer", 6, 9}), (2 * 54 + 2 * 81) * 4);
+  }
+}
+
+TEST(MuonTest, ALayerWithLongerRowsHasNoFactor) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const LayerSpec layer{"layer", 6, 9};
+  LayerDriver plain(*Make(), layer, *backend);
+  LayerDriver limited(*Make({{"input_factor", true}, {"max_factor_dim", 8.0}}), layer, *backend);
+  GradientStream gradients(6, 9, 1);
+  for (int step = 0; step < 12; ++step) {
+    const Dense d = gradients.Next();
+    EXPECT_EQ(limited.Precondition(d.data).value(), plain.Precondition(d.data).value());
+  }
+  EXPECT_EQ(limited.state().Save().value(), plain.state().Save().value());
 }
 
 TEST(MuonConfigTest, ScalesFollowTheLayer) {
@@ -207,6 +250,7 @@ TEST(MuonConfigTest, HasThePublishedDefaults) {
   EXPECT_EQ(config.ns_steps, 5);
   EXPECT_EQ(config.epsilon, 1e-7);
   EXPECT_EQ(config.scale, MuonScale::kMatchRmsAdamw);
+  EXPECT_FALSE(config.input_factor);
 }
 
 }  // namespace
