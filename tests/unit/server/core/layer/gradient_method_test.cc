@@ -22,12 +22,12 @@ struct LossObserver : Observer {
   int64_t lost = 0;
 };
 
-class GradientMethodTest : public ShardFixture, public ::testing::WithParamInterface<const char*> {
+class GradientMethodTest : public ShardFixture, public ::testing::WithParamInterface<MethodConfig> {
  protected:
   static constexpr int64_t kRows = 3, kCols = 4;
 
   GradientMethodTest() {
-    spec.method = {.name = GetParam(), .options = {}};
+    spec.method = GetParam();
     spec.layers = {{.name = "only", .d_out = kRows, .d_in = kCols, .has_bias = false}};
     spec.world_size = 1;
     options.make_method = MakeMethod;
@@ -439,7 +439,9 @@ TEST_P(GradientMethodTest, AnUpdateThatCannotBeMadeIsSkipped) {
   shard.reset();  // before `cpu`
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GradientMethodTest, testing::Values("kron", "soap", "muon"));
+INSTANTIATE_TEST_SUITE_P(All, GradientMethodTest,
+                         testing::Values(MethodConfig{"kron", {}}, MethodConfig{"soap", {}}, MethodConfig{"muon", {}},
+                                         MethodConfig{"muon", {{"input_factor", true}, {"refresh_interval", 3.0}}}));
 
 }  // namespace
 }  // namespace precondor
