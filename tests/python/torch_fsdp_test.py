@@ -70,6 +70,15 @@ class FsdpTest(unittest.TestCase):
         self.expect_ddp([2], 0, {}, mixture=True, method=None, optimizer="made")
         self.expect_ddp([4], 1e-6, {}, mixture=True, method="muon", optimizer="made")
 
+    def test_blocks_of_a_matrix(self):
+        blocks = precondor.Selection(blocks={r"blocks\.0\.up": [2, 3, 4], r"blocks\.1": [2, 4]})
+        for how in ({}, {"exchange": "SHARDED"}, {"by_columns": True}, {"by_columns": True, "exchange": "SHARDED"}):
+            self.expect_ddp([2], 0, how, transposed=True, selection=blocks)
+        self.expect_ddp([4], 1e-6, {}, transposed=True, selection=blocks, method="muon", optimizer="made")
+        blocks = precondor.Selection(blocks={".*up": [3, 5], ".*down": 3})
+        for exchange in ("DELEGATE", "SHARDED"):
+            self.expect_undivided(2, None, 2e-6, 2, exchange=exchange, selection=blocks, method="muon", optimizer="made")
+
     def test_its_own_optimizer(self):
         self.expect_ddp([2], 0, {}, optimizer="made", layer_methods={"blocks.0.*": "soap"})
 
@@ -176,6 +185,7 @@ class FsdpTest(unittest.TestCase):
                 ("tensor and ddp", precondor.UnimplementedError, "parameter 0.weight is on a mesh of 2 ranks, of a job of 4"),
                 ("outside", precondor.UnimplementedError, "parameter 0.weight is on a mesh of 2 ranks, of a job of 4"),
                 ("convolution", precondor.UnimplementedError, r"layer 0: statistics of a weight \[4, 4, 1, 1\] that is placed"),
+                ("blocks", precondor.UnimplementedError, r"layer 0.group0: statistics of a weight \[4, 4\] that is placed .* of whole linear layers"),
                 ("covariance", precondor.UnimplementedError, r"layer 0: statistics of a weight \[4, 4\] that is placed"),
                 ("part", precondor.InvalidArgumentError, "layer 1: expected a parameter under fully_shard"),
                 ("exchange", precondor.UnimplementedError, "exchange REPLAY: expected DELEGATE or SHARDED"),

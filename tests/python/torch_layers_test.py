@@ -51,8 +51,11 @@ class Left(nn.Module):
 register_layer(Right, transposed=True)
 register_layer(Left)
 
-# (module, shape of its input)
+# (module, shape of its input, blocks)
 CASES = [
+    (lambda: nn.Linear(4, 6), (5, 4), 3),
+    (lambda: nn.Linear(3, 7, bias=False), (2, 5, 3), [2, 3, 2]),
+    (lambda: Right(4, 7), (5, 4), (4, 3)),
     (lambda: Right(4, 3), (5, 4)),
     (lambda: Left(4, 3), (2, 5, 4)),
     (lambda: nn.Conv3d(2, 3, 2), (2, 2, 3, 4, 3)),
@@ -66,7 +69,7 @@ CASES = [
     (lambda: nn.ConvTranspose3d(2, 3, (1, 2, 3), stride=2, padding=(0, 1, 1)), (2, 2, 2, 3, 2)),
 ]
 if Conv1D is not None:
-    CASES.append((lambda: Conv1D(3, 4), (2, 5, 4)))
+    CASES += [(lambda: Conv1D(3, 4), (2, 5, 4)), (lambda: Conv1D(6, 4), (2, 5, 4), 2)]
 
 
 class Tied(nn.Module):
@@ -81,13 +84,17 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.body(self.table(x) + self.places(x % 3))))
 
 
+def selection_of(blocks):
+    return precondor.Selection(blocks={".*": one for one in blocks})
+
+
 class LayersTest(torch_case.ServerCase):
     def test_rows_are_those_of_the_gradient(self):
-        for make, shape in CASES:
+        for make, shape, *blocks in CASES:
             torch.manual_seed(3)
             module = make()
             with self.subTest(module=module):
-                [(_, matrix)] = _layers.choose(module, _layers.Choice((), precondor.Selection())).matrices
+                [(_, matrix)] = _layers.choose(module, _layers.Choice((), selection_of(blocks))).matrices
                 x = torch.randn(shape)
                 output = module(x)
                 output.retain_grad()
@@ -104,15 +111,63 @@ class LayersTest(torch_case.ServerCase):
                         self.assertEqual(torch.Size(layer.shape).numel(), wanted.numel())
 
     def test_answers_come_to_where_the_gradients_were(self):
-        for place, (make, shape) in enumerate(CASES):
+        for place, (make, shape, *blocks) in enumerate(CASES):
             module = make()
             with self.subTest(module=module):
-                pre = self.preconditioner(module, f"{self.name}-{place}", method="identity")
+                pre = self.preconditioner(module, f"{self.name}-{place}", method="identity", selection=selection_of(blocks))
                 module(torch.randn(shape)).square().sum().backward()
                 wanted = [parameter.grad.clone() for parameter in module.parameters()]
                 self.assertEqual(set(pre.step(1.0).decisions.values()), {"IDENTITY"})
                 for parameter, gradient in zip(module.parameters(), wanted):
                     self.assertTrue(torch.equal(parameter.grad, gradient))
+
+    def test_blocks_are_layers_of_their_own(self):
+        for place, (method, statistics) in enumerate((("muon", ""), ("soap", ""), ("kfac", "COVARIANCE"))):
+            torch.manual_seed(3)
+            fused, apart = nn.Linear(4, 7), nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 5)])
+            options = {"method": method, "statistics": precondor.Statistics(statistics)}
+            pre = self.preconditioner(fused, f"{self.name}-{place}", selection=selection_of([[2, 5]]), **options)
+            others = self.preconditioner(apart, f"{self.name}-{place}-apart", **options)
+            self.assertEqual([(layer.name, layer.d_out, layer.d_in) for layer in pre.layers], [("Linear.group0", 2, 5), ("Linear.group1", 5, 5)])
+            weights = torch.arange(7.0)
+            for step in range(3):
+                x = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+                fused.zero_grad()
+                apart.zero_grad()
+                (fused(x) * weights).sum().backward()
+                (torch.cat([one(x) for one in apart], 1) * weights).sum().backward()
+                for of_all, parts in zip(fused.parameters(), zip(*(one.parameters() for one in apart))):
+                    for part, gradient in zip(parts, of_all.grad.split([2, 5])):  # a product of other sides may round otherwise
+                        part.grad = gradient.clone()
+                pre.step(1.0, learning_rate=1.0)
+                others.step(1.0, learning_rate=1.0)
+                for of_all, parts in zip(fused.parameters(), zip(*(one.parameters() for one in apart))):
+                    self.assertTrue(torch.equal(of_all.grad, torch.cat([part.grad for part in parts])), method)
+
+    def test_blocks_of_attentions_and_of_other_parameters(self):
+        model = nn.ModuleDict({"attention": nn.MultiheadAttention(6, 2), "rnn": nn.LSTM(4, 3), "hidden": nn.Linear(4, 4)})
+        blocks = {r"attention\.in_proj": 3, r"rnn\.weight_ih.*": 1, r"rnn\.weight_hh.*": [9, 3]}
+        pre = self.preconditioner(model, method="muon", selection=precondor.Selection(blocks=blocks))
+        self.assertEqual([(layer.name, layer.d_out) for layer in pre.layers],
+                         [*((f"attention.in_proj.group{one}", 6) for one in range(3)), ("attention.out_proj", 6), ("hidden", 4),
+                          ("rnn.weight_ih_l0", 12), ("rnn.weight_hh_l0.group0", 9), ("rnn.weight_hh_l0.group1", 3)])
+        # Keys and values have other rows than queries.
+        attention = nn.MultiheadAttention(6, 2)
+        pre = self.preconditioner(attention, f"{self.name}-2", selection=precondor.Selection(blocks={".*in_proj": 3}))
+        attention(torch.randn(5, 2, 6), *[torch.randn(4, 2, 6)] * 2)[0].square().sum().backward()
+        self.assertEqual(pre.step(1.0).counts()["preconditioned"], 4)
+        state = pre.state_dict(factors=True)
+        pre.close(end_session=True)
+        self.expect(precondor.InvalidArgumentError, r"layer .*in_proj.group0", self.preconditioner(attention, f"{self.name}-3").load_state_dict, state)
+
+    def test_blocks_that_are_refused(self):
+        model = nn.Sequential(nn.Linear(4, 6), nn.Conv1d(6, 6, 1))
+        for blocks, pattern in (({"0": 4}, r"selection.blocks: layer 0: expected sizes of at least 2 with the sum 6, .* got 4 of \[6, 4\]"),
+                                ({"0": [4, 3]}, r"layer 0: .* got \[4, 3\]"), ({"0": [5, 1]}, r"layer 0: .* got \[5, 1\]"),
+                                ({"1": 2}, r"layer 1: .* of a matrix, got 2 of \[6, 6, 1\]"),
+                                ({"qkv": 3}, r"selection.blocks: no layer's whole name matches 'qkv'; there are \['0', '1'\]")):
+            with self.subTest(blocks=blocks):
+                self.expect(precondor.InvalidArgumentError, pattern, self.preconditioner, model, selection=precondor.Selection(blocks=blocks))
 
     def test_a_transposed_layer_is_its_linear_layer(self):
         right, linear = nn.Sequential(Right(4, 3)), nn.Sequential(nn.Linear(4, 3))
@@ -131,7 +186,7 @@ class LayersTest(torch_case.ServerCase):
         class Every(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.modules_of_cases = nn.ModuleList(make() for make, _ in CASES)
+                self.modules_of_cases = nn.ModuleList(make() for make, *_ in CASES)
 
             def forward(self, inputs):
                 return sum(module(x).square().mean() for module, x in zip(self.modules_of_cases, inputs))
@@ -140,7 +195,7 @@ class LayersTest(torch_case.ServerCase):
         pre = self.preconditioner(model)
         optimizer = pre.make_optimizer(0.003)
         losses = []
-        inputs = [torch.randn(shape) for _, shape in CASES]
+        inputs = [torch.randn(shape) for _, shape, *_ in CASES]
         for _ in range(30):
             optimizer.zero_grad()
             loss = model(inputs)

@@ -218,6 +218,12 @@ class RecipeTest(unittest.TestCase):
             rnn.weight_hh_l1.group0 (x 4) | muon | gates of a recurrent module
             words.weight | optimizer | embedding of words""", layer_methods={".*": "kfac"})
 
+    @unittest.skipIf(models.transformers is None, "transformers is not installed")
+    def test_blocks_are_shown(self):
+        (model, config, options), rows = OF_TRANSFORMERS["GPT-2"]
+        self.check(of_transformers(model, config, **options), rows.replace("c_attn (x 2)", "c_attn.group0 (x 6)"),
+                   selection=Selection(blocks={r".*\.c_attn": 3}))
+
     def test_the_multiple_is_that_of_the_group(self):
         model = nn.ModuleDict({"words": nn.Embedding(90, 16, sparse=True), "names": nn.Embedding(90, 16), "hidden": nn.Linear(16, 16),
                                "head": nn.Linear(16, 3)})

@@ -279,9 +279,10 @@ def refused(rank, address, session, case):
     elif case == "convolution":
         model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Flatten())
         model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh, [Shard(0)]))
-    elif case == "covariance":
+    elif case in ("blocks", "covariance"):
         parallelize_module(model, mesh, {"0": ColwiseParallel()})
-        options = {"method": "kfac", "statistics": precondor.Statistics("COVARIANCE")}
+        options = {"selection": precondor.Selection(blocks={"0": 2})} if case == "blocks" else {
+            "method": "kfac", "statistics": precondor.Statistics("COVARIANCE")}
     elif case == "part":
         fully_shard(model[0], mesh=mesh)
     else:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Optional, Sequence, Type, Union
+from typing import TYPE_CHECKING, Mapping, Optional, Sequence, Type, Union
 
-from ._errors import check_bool, check_number, check_text, check_whole, expect_instance, invalid
-from ._layer_methods import expect_whole_updates
+from ._errors import check_bool, check_mapping, check_number, check_text, check_whole, expect_instance, invalid
+from ._layer_methods import compile_pattern, expect_whole_updates
 from ._session import Fallback, Method, as_method
 
 if TYPE_CHECKING:
@@ -36,10 +36,12 @@ class Selection:
             "soap" for tied weights.
         experts: Such a method of stacks of experts, weights [experts, d_out, d_in]. "": the optimizer trains them.
             None: Preconditioner's `method`, if its answers are whole updates.
+        blocks: Number of equal blocks of outputs, or the outputs of each, by regular expressions of whole layer names; the first
+            match counts. Each block is a layer of its own, NAME.group0 and so on. 1: the layer stays whole.
 
     Raises:
         InvalidArgumentError: skip_types has something else than classes, a length is no number of at least 0, fold_bias is no
-            bool, or a method is unknown or has answers that are no whole updates.
+            bool, a method is unknown or has answers that are no whole updates, or blocks are neither numbers nor lists of them.
     """
 
     skip_types: Union[Type["nn.Module"], Sequence[Type["nn.Module"]]] = ()
@@ -48,6 +50,7 @@ class Selection:
     fold_bias: bool = True
     embeddings: Union[Method, str, None] = None
     experts: Union[Method, str, None] = None
+    blocks: Mapping[str, Union[int, Sequence[int]]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         kinds = self.skip_types if isinstance(self.skip_types, (list, tuple, set, frozenset)) else (self.skip_types,)
@@ -62,6 +65,10 @@ class Selection:
             method, what = getattr(self, name), f"selection.{name}"
             if method not in (None, ""):
                 expect_whole_updates(what, as_method(method, what))
+        for pattern, blocks in check_mapping("selection.blocks", self.blocks).items():
+            compile_pattern("selection.blocks", pattern)
+            for size in blocks if isinstance(blocks, (list, tuple)) and blocks else [blocks]:
+                check_whole(f"selection.blocks: {pattern!r}", size, 1, _MOST_COUNT)
 
 
 @dataclasses.dataclass(frozen=True)

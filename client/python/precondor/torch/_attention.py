@@ -60,4 +60,4 @@ class Tap:
         matrix = self._matrices.get(id(weight)) or self._matrices.get(id(weight._base))
         if matrix is not None and output.grad_fn is not None:
             before = weight.storage_offset() // weight.shape[1]
-            self._tell(matrix, x, output, (before, matrix.d_out - before - weight.shape[0]))
+            self._tell(matrix, x, output, (before, matrix.weight.shape[0] - before - weight.shape[0]))

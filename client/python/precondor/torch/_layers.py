@@ -34,17 +34,20 @@ def has_gradient(parameter: nn.Parameter) -> bool:
 
 
 class Matrix:
-    """A module's weight, with its bias if that is folded in, as one layer, or as one layer for each group of a
-    convolution.
+    """A module's weight, with its bias if that is folded in, as one layer, or as one layer for each of `groups`: the groups of a
+    convolution, the gates of a recurrent module, or blocks of outputs.
 
     Attributes:
-        d_out, d_in: Sides of one layer.
+        d_out, d_in: Sides of one layer, of the largest block.
+        sizes: d_out of each group.
+        axis: Dimension of the weight along which the groups lie. A bias has no other.
         seen: Columns of the inputs and of the outputs in this rank's calls of a linear layer, if they are not all.
         has_lookups: The rows are those of an embedding or an expert: a step changes only rows that have a gradient.
         kind: One of the kinds above.
         method: A method that needs gradients alone; None: its module's calls are observed.
     """
 
+    axis = 0
     has_lookups = False
     kind = HIDDEN
     method: Optional[Method] = None
@@ -54,15 +57,35 @@ class Matrix:
         self.name = name
         self.weight = weight
         self.bias = bias
-        self.groups = groups
         self.d_out = weight.shape[0] // groups
+        self.sizes: Sequence[int] = [self.d_out] * groups
         self.d_in = weight.shape[1:].numel() + (bias is not None)
+
+    @property
+    def groups(self) -> int:
+        return len(self.sizes)
+
+    def divide(self, blocks: Union[int, Sequence[int]]) -> None:
+        """Makes each block of outputs a layer. There are `blocks` equal ones, or one of each size. Raises InvalidArgumentError unless
+        they are the outputs of a matrix."""
+        outputs = self.weight.shape[self.axis]
+        sizes = list(blocks) if isinstance(blocks, (list, tuple)) else [outputs // blocks] * int(blocks)
+        if type(self) not in (Matrix, Transposed) or self.weight.dim() != 2 or sum(sizes) != outputs or min(sizes) < 2:
+            raise InvalidArgumentError(
+                f"selection.blocks: layer {self.name}: expected sizes of at least 2 with the sum {outputs}, or how many equal ones, of a "
+                f"matrix, got {blocks} of {list(self.weight.shape)}", "INVALID_ARGUMENT")
+        self.sizes, self.d_out = sizes, max(sizes)
+
+    def range_of(self, group: int, length: int) -> Tuple[int, int]:
+        """Returns the first index of a group, and the number of its indices, along an axis of this length."""
+        whole = sum(self.sizes)
+        return length * sum(self.sizes[:group]) // whole, length * self.sizes[group] // whole
 
     def layers(self) -> List[Layer]:
         shape = tuple(self.weight.shape[1:])
         dims = () if self.bias is not None or len(shape) == 1 else (self.d_out, *shape)
         names = [self.name] if self.groups == 1 else [f"{self.name}.group{group}" for group in range(self.groups)]
-        return [Layer(name, self.d_out, self.d_in, self.bias is not None, dims) for name in names]
+        return [Layer(name, d_out, self.d_in, self.bias is not None, dims) for name, d_out in zip(names, self.sizes)]
 
     def parameters(self) -> List[nn.Parameter]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
@@ -70,9 +93,11 @@ class Matrix:
     def rows(self, x: torch.Tensor, grad: torch.Tensor) -> Iterator[Rows]:
         """Yields the rows of each group from the module's input `x` and the gradient `grad` of its output. Yields
         nothing if their shapes are not those of a product with the weight."""
-        inputs, outputs = self.seen or (self.weight.shape[1], self.d_out)
+        inputs, outputs = self.seen or (self.d_in - (self.bias is not None), sum(self.sizes))
         if x.shape == (*grad.shape[:-1], inputs) and grad.shape[-1] == outputs:
-            yield x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+            sizes = outputs if self.groups == 1 else self.sizes  # blocks have equal inputs
+            for part in grad.reshape(-1, outputs).split(sizes, 1):
+                yield x.reshape(-1, inputs), part
 
     def samples(self, grad: torch.Tensor) -> int:
         """Returns the number of samples over which the loss is a mean: every row is one."""
@@ -86,12 +111,12 @@ class Matrix:
         grad = self.weight.grad
         if self.bias is not None or grad.dtype != torch.float32 or not grad.is_contiguous():
             return None
-        return self._of_group(grad.detach(), group).view(self.d_out, self.d_in)
+        return self._of_group(grad.detach(), group).view(-1, self.d_in)
 
     def split(self, matrix: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         """Returns the parts of matrix [d_out, d_in]: the weight's, in the weight's shape, and the bias'."""
         columns = self.d_in - (self.bias is not None)
-        weight = matrix[:, :columns].view(self.d_out, *self.weight.shape[1:])
+        weight = matrix[:, :columns].view(-1, *self.weight.shape[1:])
         return weight, None if self.bias is None else matrix[:, -1]
 
     def load(self, group: int, parts: Tuple[torch.Tensor, Optional[torch.Tensor]]) -> None:
@@ -111,32 +136,31 @@ class Matrix:
             self._of_group(self.bias.grad, group).copy_(bias, non_blocking=True)
 
     def _of_group(self, grad: torch.Tensor, group: int) -> torch.Tensor:
-        rows = grad.shape[0] // self.groups
-        return grad if self.groups == 1 else grad[group * rows:(group + 1) * rows]
+        axis = min(self.axis, grad.dim() - 1)
+        return grad.narrow(axis, *self.range_of(group, grad.shape[axis]))
 
 
 class Transposed(Matrix):
     """A weight [d_in, d_out], or [d_in, d_out / kernel, kernel], by which rows are multiplied: x weight."""
 
+    axis = 1
+
     def __init__(self, name: str, weight: nn.Parameter, bias: Optional[nn.Parameter], groups: int = 1) -> None:
         super().__init__(name, weight, bias, groups)
         self.d_out = weight.shape[1:].numel()
+        self.sizes = [self.d_out] * groups
         self.d_in = weight.shape[0] // groups + (bias is not None)
 
     def layers(self) -> List[Layer]:
         dims = () if self.weight.dim() == 2 else (*self.weight.shape[1:], self.d_in)
         return [dataclasses.replace(layer, shape=dims) for layer in super().layers()]
 
-    def rows(self, x: torch.Tensor, grad: torch.Tensor) -> Iterator[Rows]:
-        if x.shape == (*grad.shape[:-1], self.weight.shape[0]) and grad.shape[-1] == self.d_out:
-            yield x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-
     def in_place(self, group: int) -> Optional[torch.Tensor]:
         return None
 
     def split(self, matrix: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         columns = self.d_in - (self.bias is not None)
-        weight = matrix[:, :columns].T.unflatten(1, tuple(self.weight.shape[1:]))
+        weight = matrix[:, :columns].T.unflatten(1, (-1, *self.weight.shape[2:]))
         return weight, None if self.bias is None else matrix[:, -1]
 
 
@@ -151,6 +175,7 @@ class Experts(Matrix):
     def __init__(self, name: str, weight: nn.Parameter) -> None:
         super().__init__(name, weight, None, weight.shape[0])
         self.d_out, self.d_in = weight.shape[1:]
+        self.sizes = [self.d_out] * self.groups
 
     def layers(self) -> List[Layer]:
         return [Layer(f"{self.name}.expert{expert}", self.d_out, self.d_in) for expert in range(self.groups)]
@@ -223,6 +248,8 @@ class Convolution(Matrix):
 class TransposedConvolution(Transposed):
     """ConvTranspose1d, 2d and 3d. Rows are the positions of x, and for each the positions of the output's gradient that
     it reaches. The bias is no column of the weight."""
+
+    axis = 0
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module.weight, None, module.groups)
@@ -303,6 +330,13 @@ class Choice:
         if not weight.is_floating_point():
             return f"of {weight.dtype}"
         return "" if weight.requires_grad else "frozen"
+
+    def divided(self, matrix: Matrix) -> Matrix:
+        """Returns the matrix, divided into the user's blocks if there are any for its name."""
+        blocks = next((blocks for pattern, blocks in self.selection.blocks.items() if re.fullmatch(pattern, matrix.name)), None)
+        if blocks is not None:
+            matrix.divide(blocks)
+        return matrix
 
     def of_size(self, matrix: Matrix) -> str:
         """Returns why a matrix is left to the optimizer, "" if its size gives no reason."""
@@ -462,7 +496,7 @@ def _matrix_of(choice: Choice, name: str, module: nn.Module, weight: nn.Paramete
         matrix = TransposedConvolution(name, module)
     else:
         matrix = (Transposed if _product_of(module) else Matrix)(name, weight, folded)
-    reason = choice.of_size(matrix)
+    reason = choice.of_size(choice.divided(matrix))
     return (None if reason else matrix), reason
 
 
@@ -499,6 +533,10 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
         chosen.left.update({names[id(one)]: reasons[id(one)] for one in own if id(one) in reasons})
     _set_kinds(model, chosen)
     _add_by_gradient(model, choice, chosen)
+    there = [matrix.name for _, matrix in chosen.matrices]
+    for pattern in choice.selection.blocks:
+        if not any(re.fullmatch(pattern, name) for name in there):
+            raise InvalidArgumentError(f"selection.blocks: no layer's whole name matches {pattern!r}; there are {there}", "INVALID_ARGUMENT")
     return chosen
 
 
@@ -522,7 +560,7 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
             continue
         gates = max(1, parameter.shape[0] // module.hidden_size) if kind == GATE else 1  # each of as many rows
         matrix = Experts(name, parameter) if kind == EXPERT else Matrix(name, parameter, None, gates)
-        reason = choice.of_size(matrix) if parameter.requires_grad else "frozen"
+        reason = choice.of_size(choice.divided(matrix)) if parameter.requires_grad else "frozen"
         if pattern is None:
             reason = choice.of_module(of, module, parameter) or reason
         if isinstance(module, EMBEDDINGS):

@@ -57,18 +57,17 @@ def _rectangle(parameter: torch.Tensor) -> Optional[_Rectangle]:
 
 
 def _piece(slot: Any, part: int, parameter: nn.Parameter, rectangle: _Rectangle, sends: bool) -> Optional[Piece]:
-    """Returns a rank's piece of a layer, or None. The layer is a range of the parameter's rows: all, except in a
-    convolution with groups and in a stack of experts."""
+    """Returns a rank's piece of a layer, or None. The layer is a range of the parameter's rows or columns: all, except in a matrix
+    of several layers."""
     offsets, sizes = rectangle
-    rows = parameter.shape[0] // slot.matrix.groups
-    first = slot.group * rows
-    begin, end = max(offsets[0], first), min(offsets[0] + sizes[0], first + rows)
+    axis = min(slot.matrix.axis, parameter.dim() - 1)
+    first, length = slot.matrix.range_of(slot.group, parameter.shape[axis])
+    begin, end = max(offsets[axis], first), min(offsets[axis] + sizes[axis], first + length)
     if begin >= end or 0 in sizes:
         return None
-    rest = list(zip(offsets[1:], sizes[1:]))
-    return Piece(parameter, part, sends, (slice(begin - first, end - first), *(slice(o, o + s) for o, s in rest)),
-                  (slice(begin - offsets[0], end - offsets[0]), *(slice(0, s) for _, s in rest)),
-                  (end - begin, *sizes[1:]))
+    there, here = [slice(o, o + s) for o, s in zip(offsets, sizes)], [slice(0, s) for s in sizes]
+    there[axis], here[axis] = slice(begin - first, end - first), slice(begin - offsets[axis], end - offsets[axis])
+    return Piece(parameter, part, sends, tuple(there), tuple(here), (*sizes[:axis], end - begin, *sizes[axis + 1:]))
 
 
 def pieces_of(group: Group, slots: Sequence[Any]) -> List[List[List[Piece]]]:

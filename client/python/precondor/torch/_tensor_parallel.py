@@ -54,7 +54,7 @@ def _split_of(name: str, weight: torch.Tensor, group: Group, under_fsdp: bool, s
     if not supported or len(kinds) > 1 or weight.dim() != 2 or not kinds[0].is_shard():
         raise UnimplementedError(
             f"layer {name}: statistics of a weight {list(weight.shape)} that is placed {[str(kind) for kind in weight.placements]}",
-            "UNIMPLEMENTED", "UNSPECIFIED", "Under tensor parallelism there are statistics of vectors, of linear layers, divided along "
+            "UNIMPLEMENTED", "UNSPECIFIED", "Under tensor parallelism there are statistics of vectors, of whole linear layers, divided along "
             "one dimension of a mesh: ColwiseParallel, RowwiseParallel; methods without statistics and skip= work for all layers")
     mesh, coordinate = weight.device_mesh, weight.device_mesh.get_coordinate()
     ranks = mesh.mesh[tuple(coordinate[:-1])].tolist()
@@ -86,7 +86,7 @@ def divide(spec: SessionSpec, slots: Sequence[Any], methods: Sequence[str], stat
     for slot in slots:
         weight = slot.matrix.weight
         slot.split = _split_of(slot.layer.name, weight, group, under_fsdp,
-                               type(slot.matrix) is Matrix and statistics[slot.place] != "COVARIANCE")
+                               type(slot.matrix) is Matrix and slot.matrix.groups == 1 and statistics[slot.place] != "COVARIANCE")
         if slot.split is not None:
             width = slot.split.widths[slot.split.part]
             slot.matrix.seen = (width, weight.shape[0]) if slot.split.side == "input" else (weight.shape[1], width)
