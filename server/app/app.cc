@@ -133,7 +133,7 @@ class ServerApp final : public App {
   absl::Status Init() {
     if (config_.role != ServerRole::kCoordinator) PRECONDOR_RETURN_IF_ERROR(MakeShard());
     if (config_.role != ServerRole::kShard) PRECONDOR_RETURN_IF_ERROR(MakeCoordinator());
-    snapshot_service_ = std::make_unique<rpc::SnapshotService>(MakeSnapshotSubject(), runner_, MakeCallerFn());
+    snapshot_service_ = std::make_unique<rpc::SnapshotService>(MakeSnapshotSubject(), runner_);
     PRECONDOR_RETURN_IF_ERROR(StartServer());
     metrics_.SetProbe([this](metrics::MetricsObserver& metrics) {
       metrics.OnDroppedLogLines(logger_.dropped_lines());
@@ -334,6 +334,7 @@ class ServerApp final : public App {
   rpc::SnapshotSubject MakeSnapshotSubject() {
     rpc::SnapshotSubject subject;
     subject.coordinator = coordinator_.get();
+    subject.caller = MakeCallerFn();
     if (shard_ == nullptr) return subject;
     subject.create = [this](const std::string& session, uint64_t step) {
       return shard_->snapshots().Request(session, step);
@@ -447,6 +448,7 @@ class ServerApp final : public App {
     subject.backend = backends_.empty() ? "" : std::string(backends_.front().backend->name());
     subject.shard = shard_.get();
     subject.coordinator = coordinator_.get();
+    subject.uptime = [this, start = clock_.Now()] { return clock_.Now() - start; };
     subject.draining = [this] { return draining(); };
     subject.begin_drain = [this](absl::Duration deadline) { RequestDrain(deadline); };
     admin_service_ = std::make_unique<rpc::AdminService>(std::move(subject), runner_);

@@ -5,6 +5,8 @@
 #include <functional>
 #include <google/protobuf/descriptor.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
+#include <grpcpp/impl/codegen/server_callback_handlers.h>
 #include <memory>
 #include <string>
 #include <utility>
@@ -89,19 +91,21 @@ class BoundedAllocator final : public grpc::MessageAllocator<BoundedRequest<Requ
   const AdmitRequest admit_;
 };
 
-// Returns gRPC's handler of a unary method whose requests are admitted first. Lifetime: `runner` and `service` outlive
-// it.
-template <typename Service, typename Request, typename Response>
+// Begins a call and returns its reactor.
+template <typename Request, typename Response>
+using BeginCall =
+    std::function<grpc::ServerUnaryReactor*(grpc::CallbackServerContext*, const Request* request, Response* response)>;
+
+// Returns gRPC's handler of a unary method whose requests are admitted first. Lifetime: `runner` outlives it.
+template <typename Request, typename Response>
 grpc::internal::MethodHandler* BoundedHandler(ControlRunner& runner, absl::string_view name, AdmitRequest admit,
-                                              Service* service,
-                                              grpc::ServerUnaryReactor* (Service::*method)(grpc::CallbackServerContext*,
-                                                                                           const Request*, Response*)) {
+                                              BeginCall<Request, Response> begin) {
   auto allocator = std::make_shared<BoundedAllocator<Request, Response>>(std::move(admit));
   auto* const handler = new grpc::internal::CallbackUnaryHandler<BoundedRequest<Request>, Response>(
-      [allocator, &runner, name = std::string(name), service, method](grpc::CallbackServerContext* context,
-                                                                      const BoundedRequest<Request>* request,
-                                                                      Response* response) -> grpc::ServerUnaryReactor* {
-        if (request->admitted().ok()) return (service->*method)(context, &request->message(), response);
+      [allocator, &runner, name = std::string(name), begin = std::move(begin)](
+          grpc::CallbackServerContext* context, const BoundedRequest<Request>* request,
+          Response* response) -> grpc::ServerUnaryReactor* {
+        if (request->admitted().ok()) return begin(context, &request->message(), response);
         return runner.RunNow(context, name, [request] { return request->admitted(); });
       });
   handler->SetMessageAllocator(allocator.get());

@@ -3,6 +3,7 @@
 // for.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -34,13 +35,15 @@ class PreconditionService final
         runner_(runner),
         observer_(observer),
         regions_(regions) {
-    const auto bound = [&](absl::string_view name, auto method) {
-      MarkMethodCallback(MethodIndex(name), BoundedHandler(runner, name, WithinBudget(runner, name), this, method));
-    };
     constexpr absl::string_view kPrecondition = "PreconditionService/Precondition";
-    MarkMethodCallback(MethodIndex(kPrecondition),
-                       BoundedHandler(runner, kPrecondition, RefuseGrowth, this, &PreconditionService::Precondition));
-    bound("PreconditionService/ListMissingRanks", &PreconditionService::ListMissingRanks);
+    constexpr absl::string_view kListMissingRanks = "PreconditionService/ListMissingRanks";
+    MarkMethodCallback(MethodIndex(kPrecondition), BoundedHandler<v1::PreconditionRequest, v1::PreconditionResponse>(
+                                                       runner, kPrecondition, RefuseGrowth,
+                                                       std::bind_front(&PreconditionService::Precondition, this)));
+    MarkMethodCallback(MethodIndex(kListMissingRanks),
+                       BoundedHandler<v1::ListMissingRanksRequest, v1::ListMissingRanksResponse>(
+                           runner, kListMissingRanks, WithinBudget(runner, kListMissingRanks),
+                           std::bind_front(&PreconditionService::ListMissingRanks, this)));
   }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(grpc::CallbackServerContext* context) override;

@@ -2,6 +2,7 @@
 #include "server/rpc/snapshot_service.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -11,71 +12,59 @@
 #include "server/rpc/convert.h"
 
 namespace precondor::rpc {
+namespace {
 
-absl::Status SnapshotService::Create(const v1::CreateSnapshotRequest& request,
-                                     v1::CreateSnapshotResponse& response) const {
+absl::Status CreateSnapshot(const v1::CreateSnapshotRequest& request, v1::CreateSnapshotResponse& response,
+                            const SnapshotSubject& subject) {
   response.set_step(request.step());
-  if (request.step() != 0 && subject_.create) return subject_.create(request.session(), request.step());
-  if (request.step() != 0 || subject_.coordinator == nullptr) {
+  if (request.step() != 0 && subject.create) return subject.create(request.session(), request.step());
+  if (request.step() != 0 || subject.coordinator == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         "step: ", request.step() == 0 ? "a shard expects one that no rank has begun, got 0"
                                       : absl::StrCat("a coordinator chooses it, expected 0, got ", request.step())));
   }
-  PRECONDOR_ASSIGN_OR_RETURN(const SnapshotEntry begun, subject_.coordinator->CreateSnapshot(request.session()));
+  PRECONDOR_ASSIGN_OR_RETURN(const SnapshotEntry begun, subject.coordinator->CreateSnapshot(request.session()));
   response.set_snapshot_id(begun.number);
   response.set_step(begun.step);
   return absl::OkStatus();
 }
 
-grpc::ServerUnaryReactor* SnapshotService::CreateSnapshot(grpc::CallbackServerContext* context,
-                                                          const v1::CreateSnapshotRequest* request,
-                                                          v1::CreateSnapshotResponse* response) {
-  return runner_.Run(context, "SnapshotService/CreateSnapshot",
-                     [this, request, response] { return Create(*request, *response); });
-}
-
-grpc::ServerUnaryReactor* SnapshotService::ListSnapshots(grpc::CallbackServerContext* context,
-                                                         const v1::ListSnapshotsRequest*,
-                                                         v1::ListSnapshotsResponse* response) {
-  return runner_.Run(context, "SnapshotService/ListSnapshots", [this, response]() -> absl::Status {
-    if (subject_.list) {
-      PRECONDOR_ASSIGN_OR_RETURN(std::vector<v1::SnapshotInfo> snapshots, subject_.list());
-      for (v1::SnapshotInfo& snapshot : snapshots) *response->add_snapshots() = std::move(snapshot);
+absl::Status ListSnapshots(const v1::ListSnapshotsRequest&, v1::ListSnapshotsResponse& response,
+                           const SnapshotSubject& subject) {
+  if (subject.list) {
+    PRECONDOR_ASSIGN_OR_RETURN(std::vector<v1::SnapshotInfo> snapshots, subject.list());
+    for (v1::SnapshotInfo& snapshot : snapshots) *response.add_snapshots() = std::move(snapshot);
+  }
+  if (subject.coordinator == nullptr) return absl::OkStatus();
+  for (const CoordinatorSessionSummary& session : subject.coordinator->ListSessions()) {
+    for (const SnapshotEntry& snapshot : session.snapshots) {
+      *response.add_session_snapshots() = EncodeSnapshot(session, snapshot);
     }
-    if (subject_.coordinator == nullptr) return absl::OkStatus();
-    for (const CoordinatorSessionSummary& session : subject_.coordinator->ListSessions()) {
-      for (const SnapshotEntry& snapshot : session.snapshots) {
-        *response->add_session_snapshots() = EncodeSnapshot(session, snapshot);
-      }
-    }
-    return absl::OkStatus();
-  });
+  }
+  return absl::OkStatus();
 }
 
-grpc::ServerUnaryReactor* SnapshotService::VerifySnapshot(grpc::CallbackServerContext* context,
-                                                          const v1::VerifySnapshotRequest* request,
-                                                          v1::VerifySnapshotResponse* response) {
-  // Runs one verification at a time: each reads the disk and holds a layer in memory.
-  return runner_.RunInOrder(
-      context, "SnapshotService/VerifySnapshot", "verify", [this, request, response]() -> absl::Status {
-        if (!subject_.verify) return absl::FailedPreconditionError("snapshot: shards have them, this is no shard");
-        PRECONDOR_ASSIGN_OR_RETURN(*response->mutable_snapshot(),
-                                   subject_.verify(request->session_id(), request->snapshot_id()));
-        return absl::OkStatus();
-      });
+absl::Status VerifySnapshot(const v1::VerifySnapshotRequest& request, v1::VerifySnapshotResponse& response,
+                            const SnapshotSubject& subject) {
+  if (!subject.verify) return absl::FailedPreconditionError("snapshot: shards have them, this is no shard");
+  PRECONDOR_ASSIGN_OR_RETURN(*response.mutable_snapshot(), subject.verify(request.session_id(), request.snapshot_id()));
+  return absl::OkStatus();
 }
+// Runs one verification at a time: each reads the disk and holds a layer in memory.
+std::string VerifyKey(const v1::VerifySnapshotRequest&) { return "verify"; }
 
-absl::Status SnapshotService::Restore(const v1::RestoreSessionRequest& request, const SessionCaller& caller,
-                                      v1::RestoreSessionResponse& response) const {
-  if (subject_.coordinator == nullptr) {
+absl::Status RestoreSession(const v1::RestoreSessionRequest& request, v1::RestoreSessionResponse& response,
+                            const SnapshotSubject& subject, const grpc::CallbackServerContext& context) {
+  if (subject.coordinator == nullptr) {
     return absl::FailedPreconditionError("restore: a coordinator opens the session, this is none");
   }
   PRECONDOR_ASSIGN_OR_RETURN(const SessionSpec spec, wire::DecodeSessionSpec(request.spec()));
   // A session that an operator restores is for every worker; a job's own is for its tenant.
+  const SessionCaller caller = subject.caller(context);
   const bool for_every_worker = caller.is_operator && !caller.is_worker;
   PRECONDOR_ASSIGN_OR_RETURN(
       const RestoreResult restored,
-      subject_.coordinator->RestoreSession(
+      subject.coordinator->RestoreSession(
           spec, request.step(), for_every_worker ? SessionCaller() : caller,
           std::vector<std::string>(request.rank_devices().begin(), request.rank_devices().end())));
   const CoordinatorSessionSummary& opened = restored.session;
@@ -85,24 +74,25 @@ absl::Status SnapshotService::Restore(const v1::RestoreSessionRequest& request, 
   response.set_secret(restored.secret);
   return absl::OkStatus();
 }
+std::string RestoreKey(const v1::RestoreSessionRequest& request) { return SessionKey(request.spec().name()); }
 
-grpc::ServerUnaryReactor* SnapshotService::RestoreSession(grpc::CallbackServerContext* context,
-                                                          const v1::RestoreSessionRequest* request,
-                                                          v1::RestoreSessionResponse* response) {
-  return runner_.RunInOrder(
-      context, "SnapshotService/RestoreSession", SessionKey(request->spec().name()),
-      [this, context, request, response] { return Restore(*request, caller_(*context), *response); });
+absl::Status RestoreLayer(const v1::RestoreLayerRequest& request, v1::RestoreLayerResponse& response,
+                          const SnapshotSubject& subject) {
+  if (!subject.restore) return absl::FailedPreconditionError("restore: shards take layers, this is none");
+  PRECONDOR_ASSIGN_OR_RETURN(const bool restored, subject.restore(request));
+  response.set_restored(restored);
+  return absl::OkStatus();
 }
 
-grpc::ServerUnaryReactor* SnapshotService::RestoreLayer(grpc::CallbackServerContext* context,
-                                                        const v1::RestoreLayerRequest* request,
-                                                        v1::RestoreLayerResponse* response) {
-  return runner_.Run(context, "SnapshotService/RestoreLayer", [this, request, response]() -> absl::Status {
-    if (!subject_.restore) return absl::FailedPreconditionError("restore: shards take layers, this is none");
-    PRECONDOR_ASSIGN_OR_RETURN(const bool restored, subject_.restore(*request));
-    response->set_restored(restored);
-    return absl::OkStatus();
-  });
+}  // namespace
+
+SnapshotService::SnapshotService(SnapshotSubject subject, ControlRunner& runner)
+    : ControlService(runner), subject_(std::move(subject)) {
+  Serve(CreateSnapshot, subject_);
+  Serve(ListSnapshots, subject_);
+  ServeInOrder(VerifyKey, VerifySnapshot, subject_);
+  ServeInOrder(RestoreKey, RestoreSession, subject_);
+  Serve(RestoreLayer, subject_);
 }
 
 }  // namespace precondor::rpc

@@ -86,7 +86,7 @@ class ControlRunner {
   const Clock& clock() const { return clock_; }
   const RpcRecorder& recorder() const { return recorder_; }
   trace::Tracer* tracer() const { return tracer_; }
-  // Of the requests of all services.
+  // The budget of the requests of all services.
   RequestBudget& request_budget() { return request_budget_; }
 
  private:
