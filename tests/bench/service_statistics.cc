@@ -67,7 +67,7 @@ absl::StatusOr<Counters> ReadCounters(ControlClient& control, const std::string&
   v1::GetLayerStatsRequest request;
   request.set_session(session);
   Canceller canceller;
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetLayerStatsResponse response, control.GetLayerStats(request, canceller));
+  PRECONDOR_ASSIGN_OR_RETURN(const auto response, control.Call<v1::GetLayerStatsResponse>(request, canceller));
   Counters counters;
   for (const v1::LayerStats& layer : response.layers()) {
     counters.state_bytes += static_cast<int64_t>(layer.state_bytes());

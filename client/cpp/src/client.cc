@@ -40,7 +40,7 @@ class ClientImpl final : public Client {
     v1::OpenSessionRequest request;
     PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(spec));
     for (const std::string& device : options_.rank_devices) request.add_rank_devices(device);
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::OpenSessionResponse response, control_->OpenSession(request, canceller_));
+    PRECONDOR_ASSIGN_OR_RETURN(const auto response, control_->Call<v1::OpenSessionResponse>(request, canceller_));
     MutexLock lock(mu_);
     secrets_[spec.name] = response.secret();
     return response.created();
@@ -75,7 +75,7 @@ class ClientImpl final : public Client {
     PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(spec));
     request.set_step(step);
     for (const std::string& device : options_.rank_devices) request.add_rank_devices(device);
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::RestoreSessionResponse opened, control_->RestoreSession(request, canceller_));
+    PRECONDOR_ASSIGN_OR_RETURN(const auto opened, control_->Call<v1::RestoreSessionResponse>(request, canceller_));
     {
       MutexLock lock(mu_);
       secrets_[spec.name] = opened.secret();
@@ -86,7 +86,7 @@ class ClientImpl final : public Client {
       v1::CloseSessionRequest close;
       close.set_name(spec.name);
       close.set_secret(opened.secret());
-      control_->CloseSession(close, canceller).IgnoreError();
+      control_->Call<v1::CloseSessionResponse>(close, canceller).IgnoreError();
       ForgetSecret(spec.name);
     }
     return sent;
@@ -96,7 +96,7 @@ class ClientImpl final : public Client {
     v1::CloseSessionRequest request;
     request.set_name(std::string(session));
     request.set_secret(SecretOf(session));
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::CloseSessionResponse response, control_->CloseSession(request, canceller_));
+    PRECONDOR_ASSIGN_OR_RETURN(const auto response, control_->Call<v1::CloseSessionResponse>(request, canceller_));
     ForgetSecret(session);
     return response.existed();
   }

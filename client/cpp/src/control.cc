@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
+#include <grpcpp/impl/client_unary_call.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/status.h>
 #include <utility>
 
@@ -16,13 +18,11 @@
 #include "client/cpp/src/channel.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/base/trace_context.h"
 #include "kernels/base/unix_address.h"
-#include "precondor/v1/admin.grpc.pb.h"
-#include "precondor/v1/precondition.grpc.pb.h"
-#include "precondor/v1/session.grpc.pb.h"
-#include "precondor/v1/snapshot.grpc.pb.h"
 #include "proto/wire/grpc_deadline.h"
+#include "proto/wire/method_path.h"
 #include "proto/wire/status_codec.h"
 
 namespace precondor {
@@ -32,22 +32,12 @@ constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
 constexpr absl::Duration kLastPause = absl::Seconds(1);
 constexpr absl::Duration kLastJoinPause = absl::Milliseconds(200);
 constexpr absl::Duration kPoll = absl::Milliseconds(20);
-// A rank that does not leave costs the others nothing, and its process wants to end.
 constexpr absl::Duration kLongestLeave = absl::Seconds(5);
 
 absl::Status WithContext(const absl::Status& status, absl::string_view context) {
   absl::Status out(status.code(), absl::StrCat(context, ": ", status.message()));
   status.ForEachPayload([&out](absl::string_view url, const absl::Cord& payload) { out.SetPayload(url, payload); });
   return out;
-}
-
-// Each step has its own trace, which its ranks and shards share.
-std::string TraceFor(const v1::ReportStepRequest& request, const std::string&) {
-  return FormatTraceparent(TraceOfStep(request.session_id(), request.step()));
-}
-template <typename Request>
-const std::string& TraceFor(const Request&, const std::string& traceparent) {
-  return traceparent;
 }
 
 // Sleeps like Canceller::Pause, or until the channel connects. gRPC reads what a new connection brings only while a
@@ -97,34 +87,20 @@ bool Canceller::Run(grpc::ClientContext& context, const std::function<void()>& c
   return true;
 }
 
-struct ControlClient::Stubs {
-  Stubs(const std::string& address, const wire::ChannelSecurity& security)
-      : channel(MakeChannel(address, security)),
-        session(v1::SessionService::NewStub(channel)),
-        admin(v1::AdminService::NewStub(channel)),
-        snapshot(v1::SnapshotService::NewStub(channel)),
-        precondition(v1::PreconditionService::NewStub(channel)) {}
-  const std::shared_ptr<grpc::Channel> channel;
-  const std::unique_ptr<v1::SessionService::Stub> session;
-  const std::unique_ptr<v1::AdminService::Stub> admin;
-  const std::unique_ptr<v1::SnapshotService::Stub> snapshot;
-  const std::unique_ptr<v1::PreconditionService::Stub> precondition;
-};
-
 ControlClient::ControlClient(std::string address, absl::Duration rpc_timeout,
                              std::shared_ptr<const wire::ChannelSecurity> security, const std::string& traceparent)
     : address_(std::move(address)),
       rpc_timeout_(rpc_timeout),
       security_(std::move(security)),
       traceparent_(FormatTraceparent(ParseTraceparent(traceparent).value_or(NewTrace()))),
-      stubs_(std::make_unique<Stubs>(address_, *security_)) {}
+      channel_(MakeChannel(address_, *security_)) {}
 
-ControlClient::~ControlClient() = default;
-
-absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, const std::string& traceparent,
-                                   Canceller& canceller, const Attempt& attempt) {
+absl::Status ControlClient::Invoke(const google::protobuf::Message& request, google::protobuf::Message& response,
+                                   absl::Duration timeout, const std::string& traceparent, Canceller& canceller) {
+  const std::string path = wire::MethodPath(*request.GetDescriptor());
+  const grpc::internal::RpcMethod method(path.c_str(), grpc::internal::RpcMethod::NORMAL_RPC, channel_);
   const absl::Time deadline = MonotonicNow() + timeout;
-  const std::string what = absl::StrCat("server ", address_, ": ", name);
+  const std::string what = absl::StrCat("server ", address_, ": ", path.substr(path.rfind('/') + 1));
   if (const absl::Status usable = CheckServerAddress(address_); !usable.ok()) return WithContext(usable, what);
   if (!security_->status().ok()) return WithContext(security_->status(), what);
   absl::Duration pause = kFirstPause;
@@ -137,7 +113,12 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, con
     context.set_wait_for_ready(false);
     context.AddMetadata(kTraceparentKey, traceparent);
     absl::Status status;
-    if (!canceller.Run(context, [&] { status = wire::FromGrpcStatus(attempt(context)); })) {
+    const bool ran = canceller.Run(context, [&] {
+      status = wire::FromGrpcStatus(
+          grpc::internal::BlockingUnaryCall<google::protobuf::MessageLite, google::protobuf::MessageLite>(
+              channel_.get(), method, &context, request, &response));
+    });
+    if (!ran) {
       return absl::CancelledError(absl::StrCat(what, ": cancelled"));
     }
     if (status.ok()) return status;
@@ -149,7 +130,7 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, con
     if (status.code() != absl::StatusCode::kUnavailable || answered) return WithContext(status, what);
     last = status;
     if (MonotonicNow() + pause >= deadline) return WithContext(last, what);
-    if (!PauseOrConnect(*stubs_->channel, pause, canceller)) {
+    if (!PauseOrConnect(*channel_, pause, canceller)) {
       return absl::CancelledError(absl::StrCat(what, ": cancelled"));
     }
     pause = std::min(pause * 2, kLastPause);
@@ -158,9 +139,7 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, con
 
 absl::StatusOr<v1::GetServerInfoResponse> ControlClient::WaitForServer(absl::Duration timeout, Canceller& canceller) {
   v1::GetServerInfoResponse response;
-  const absl::Status status =
-      Repeat("GetServerInfo", timeout, traceparent_, canceller,
-             [&](grpc::ClientContext& context) { return stubs_->admin->GetServerInfo(&context, {}, &response); });
+  const absl::Status status = Invoke(v1::GetServerInfoRequest(), response, timeout, traceparent_, canceller);
   if (status.ok()) return response;
   const bool answered = GetErrorReason(status) != ErrorReason::kUnspecified;
   if (answered || !(absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status))) return status;
@@ -170,37 +149,18 @@ absl::StatusOr<v1::GetServerInfoResponse> ControlClient::WaitForServer(absl::Dur
                                              TlsHint(status.message(), security_->has_tls())));
 }
 
-// Defines the ControlClient function of one RPC.
-#define PRECONDOR_CONTROL_CALL(Name, stub) PRECONDOR_CONTROL_CALL_WITHIN(Name, stub, rpc_timeout_)
-#define PRECONDOR_CONTROL_CALL_WITHIN(Name, stub, timeout)                                                         \
-  absl::StatusOr<v1::Name##Response> ControlClient::Name(const v1::Name##Request& request, Canceller& canceller) { \
-    v1::Name##Response response;                                                                                   \
-    const absl::Status status =                                                                                    \
-        Repeat(#Name, timeout, TraceFor(request, traceparent_), canceller,                                         \
-               [&](grpc::ClientContext& context) { return stubs_->stub->Name(&context, request, &response); });    \
-    if (!status.ok()) return status;                                                                               \
-    return response;                                                                                               \
-  }
+absl::Status ControlClient::LeaveSession(const v1::LeaveSessionRequest& request, Canceller& canceller) {
+  v1::LeaveSessionResponse response;
+  return Invoke(request, response, std::min(rpc_timeout_, kLongestLeave), traceparent_, canceller);
+}
 
-PRECONDOR_CONTROL_CALL(OpenSession, session)
-PRECONDOR_CONTROL_CALL(JoinSession, session)
-PRECONDOR_CONTROL_CALL(ReportStep, session)
-PRECONDOR_CONTROL_CALL_WITHIN(LeaveSession, session, std::min(rpc_timeout_, kLongestLeave))
-PRECONDOR_CONTROL_CALL(CloseSession, session)
-PRECONDOR_CONTROL_CALL(ListMissingRanks, precondition)
-PRECONDOR_CONTROL_CALL(GetServerInfo, admin)
-PRECONDOR_CONTROL_CALL(ListSessions, admin)
-PRECONDOR_CONTROL_CALL(GetLayerStats, admin)
-PRECONDOR_CONTROL_CALL(Drain, admin)
-PRECONDOR_CONTROL_CALL(GetMode, admin)
-PRECONDOR_CONTROL_CALL(SetMode, admin)
-PRECONDOR_CONTROL_CALL(CreateSnapshot, snapshot)
-PRECONDOR_CONTROL_CALL(ListSnapshots, snapshot)
-PRECONDOR_CONTROL_CALL(VerifySnapshot, snapshot)
-PRECONDOR_CONTROL_CALL(RestoreSession, snapshot)
-PRECONDOR_CONTROL_CALL(RestoreLayer, snapshot)
-#undef PRECONDOR_CONTROL_CALL
-#undef PRECONDOR_CONTROL_CALL_WITHIN
+absl::StatusOr<v1::ReportStepResponse> ControlClient::ReportStep(const v1::ReportStepRequest& request,
+                                                                 Canceller& canceller) {
+  v1::ReportStepResponse response;
+  const std::string traceparent = FormatTraceparent(TraceOfStep(request.session_id(), request.step()));
+  PRECONDOR_RETURN_IF_ERROR(Invoke(request, response, rpc_timeout_, traceparent, canceller));
+  return response;
+}
 
 std::string RanksText(absl::string_view begin, absl::Span<const uint32_t> ranks) {
   if (ranks.empty()) return "";
@@ -212,7 +172,7 @@ absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, 
   const absl::Time deadline = MonotonicNow() + timeout;
   absl::Duration pause = absl::Milliseconds(10);
   while (true) {
-    absl::StatusOr<v1::JoinSessionResponse> joined = control.JoinSession(request, canceller);
+    absl::StatusOr<v1::JoinSessionResponse> joined = control.Call<v1::JoinSessionResponse>(request, canceller);
     const bool being_restored = GetErrorReason(joined.status()) == ErrorReason::kNotActive;
     if (joined.ok() ? joined->active() : !being_restored) return joined;
     if (MonotonicNow() + pause >= deadline) {

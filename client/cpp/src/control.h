@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <google/protobuf/message.h>
 #include <memory>
 #include <set>
 #include <string>
@@ -18,14 +19,12 @@
 
 #include "kernels/base/mutex.h"
 #include "precondor/v1/admin.pb.h"
-#include "precondor/v1/precondition.pb.h"
 #include "precondor/v1/session.pb.h"
-#include "precondor/v1/snapshot.pb.h"
 #include "proto/wire/channel_security.h"
 
 namespace grpc {
+class Channel;
 class ClientContext;
-class Status;
 }  // namespace grpc
 
 namespace precondor {
@@ -59,7 +58,6 @@ class ControlClient {
   }
   ControlClient(std::string address, absl::Duration rpc_timeout, std::shared_ptr<const wire::ChannelSecurity> security,
                 const std::string& traceparent);
-  ~ControlClient();
 
   const std::string& address() const { return address_; }
   // Security settings, which the owner's other channels share.
@@ -70,46 +68,30 @@ class ControlClient {
 
   // Waits for a connection. Returns UNAVAILABLE after `timeout`.
   absl::StatusOr<v1::GetServerInfoResponse> WaitForServer(absl::Duration timeout, Canceller& canceller);
-  absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request, Canceller& canceller);
-  absl::StatusOr<v1::JoinSessionResponse> JoinSession(const v1::JoinSessionRequest& request, Canceller& canceller);
+  // Makes the call whose method takes this type of request; Response is what the method returns.
+  template <typename Response>
+  absl::StatusOr<Response> Call(const google::protobuf::Message& request, Canceller& canceller) {
+    Response response;
+    absl::Status status = Invoke(request, response, rpc_timeout_, traceparent_, canceller);
+    if (!status.ok()) return status;
+    return response;
+  }
+  // Makes the call LeaveSession. It ends soon: a rank that does not leave costs the others nothing, and its process
+  // wants to end.
+  absl::Status LeaveSession(const v1::LeaveSessionRequest& request, Canceller& canceller);
+  // Makes the call ReportStep. Each step has its own trace, which its ranks and shards share.
   absl::StatusOr<v1::ReportStepResponse> ReportStep(const v1::ReportStepRequest& request, Canceller& canceller);
-  absl::StatusOr<v1::LeaveSessionResponse> LeaveSession(const v1::LeaveSessionRequest& request, Canceller& canceller);
-  absl::StatusOr<v1::CloseSessionResponse> CloseSession(const v1::CloseSessionRequest& request, Canceller& canceller);
-
-  absl::StatusOr<v1::ListMissingRanksResponse> ListMissingRanks(const v1::ListMissingRanksRequest& request,
-                                                                Canceller& canceller);
-
-  absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const v1::GetServerInfoRequest& request,
-                                                          Canceller& canceller);
-  absl::StatusOr<v1::ListSessionsResponse> ListSessions(const v1::ListSessionsRequest& request, Canceller& canceller);
-  absl::StatusOr<v1::GetLayerStatsResponse> GetLayerStats(const v1::GetLayerStatsRequest& request,
-                                                          Canceller& canceller);
-  absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request, Canceller& canceller);
-  absl::StatusOr<v1::GetModeResponse> GetMode(const v1::GetModeRequest& request, Canceller& canceller);
-  absl::StatusOr<v1::SetModeResponse> SetMode(const v1::SetModeRequest& request, Canceller& canceller);
-
-  absl::StatusOr<v1::CreateSnapshotResponse> CreateSnapshot(const v1::CreateSnapshotRequest& request,
-                                                            Canceller& canceller);
-  absl::StatusOr<v1::ListSnapshotsResponse> ListSnapshots(const v1::ListSnapshotsRequest& request,
-                                                          Canceller& canceller);
-  absl::StatusOr<v1::VerifySnapshotResponse> VerifySnapshot(const v1::VerifySnapshotRequest& request,
-                                                            Canceller& canceller);
-  absl::StatusOr<v1::RestoreSessionResponse> RestoreSession(const v1::RestoreSessionRequest& request,
-                                                            Canceller& canceller);
-  absl::StatusOr<v1::RestoreLayerResponse> RestoreLayer(const v1::RestoreLayerRequest& request, Canceller& canceller);
 
  private:
-  struct Stubs;
-  using Attempt = std::function<grpc::Status(grpc::ClientContext& context)>;
-  // Runs `attempt` until a server answers, the deadline passes or `canceller` is cancelled.
-  absl::Status Repeat(const char* name, absl::Duration timeout, const std::string& traceparent, Canceller& canceller,
-                      const Attempt& attempt);
+  // Repeats the call until a server answers, the deadline passes or `canceller` is cancelled.
+  absl::Status Invoke(const google::protobuf::Message& request, google::protobuf::Message& response,
+                      absl::Duration timeout, const std::string& traceparent, Canceller& canceller);
 
   const std::string address_;
   const absl::Duration rpc_timeout_;
   const std::shared_ptr<const wire::ChannelSecurity> security_;
   const std::string traceparent_;
-  const std::unique_ptr<Stubs> stubs_;
+  const std::shared_ptr<grpc::Channel> channel_;
 };
 
 // Returns `begin` and the ranks, or "" if there are none.

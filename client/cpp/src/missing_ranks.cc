@@ -31,7 +31,8 @@ std::string MissingRanks::Describe(const std::string& shard, uint64_t epoch, uin
   request.mutable_key()->set_step(step);
   request.mutable_key()->set_layer(layer);
   Canceller canceller;
-  const auto missing = ControlClient(shard, kPatience, security_, "").ListMissingRanks(request, canceller);
+  const auto missing =
+      ControlClient(shard, kPatience, security_, "").Call<v1::ListMissingRanksResponse>(request, canceller);
   if (missing.ok()) return RanksText(absl::StrCat("; layer ", layers_[layer], " waits for "), missing->ranks());
   MutexLock lock(mu_);
   silent_until_ = MonotonicNow() + kSilence;

@@ -28,7 +28,7 @@ absl::StatusOr<bool> SendOnce(ControlClient& shard, v1::RestoreLayerRequest& pie
     const absl::string_view data = bytes.substr(offset, kPieceBytes);
     piece.set_offset(offset);
     piece.set_data(std::string(data));
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::RestoreLayerResponse taken, shard.RestoreLayer(piece, canceller));
+    PRECONDOR_ASSIGN_OR_RETURN(const auto taken, shard.Call<v1::RestoreLayerResponse>(piece, canceller));
     restored = taken.restored();
     offset += data.size();
   } while (offset < bytes.size());

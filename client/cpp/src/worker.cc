@@ -288,7 +288,7 @@ absl::Status WorkerImpl::Leave() {
   request.set_rank(rank_);
   request.set_incarnation(incarnation_);
   request.set_secret(secret_);
-  return control_->LeaveSession(request, canceller_).status();
+  return control_->LeaveSession(request, canceller_);
 }
 
 void WorkerImpl::Wake() {

@@ -81,7 +81,7 @@ absl::StatusOr<v1::JoinSessionResponse> WorkerImpl::JoinAgain() {
 
 void WorkerImpl::AskForEpoch() {
   const uint64_t have = epoch();
-  const absl::StatusOr<v1::JoinSessionResponse> joined = control_->JoinSession(JoinRequest(), canceller_);
+  const auto joined = control_->Call<v1::JoinSessionResponse>(JoinRequest(), canceller_);
   if (joined.ok() && joined->session_id() != session_id_) {
     Fail(
         ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownSession,

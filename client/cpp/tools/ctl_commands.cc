@@ -59,7 +59,8 @@ absl::StatusOr<CtlOutput> RunSessions(const CtlOptions& options) {
   ControlClient server(options.server, options.timeout, options.security);
   PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
   Canceller canceller;
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSessionsResponse response, server.ListSessions({}, canceller));
+  PRECONDOR_ASSIGN_OR_RETURN(const auto response,
+                             server.Call<v1::ListSessionsResponse>(v1::ListSessionsRequest(), canceller));
   return CtlOutput{options.json ? Dump(SessionsJson(response)) : SessionsTable(response), true};
 }
 
@@ -69,7 +70,7 @@ absl::StatusOr<CtlOutput> RunSession(const CtlOptions& options) {
   Canceller canceller;
   v1::CloseSessionRequest request;
   request.set_name(options.argument);
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::CloseSessionResponse closed, server.CloseSession(request, canceller));
+  PRECONDOR_ASSIGN_OR_RETURN(const auto closed, server.Call<v1::CloseSessionResponse>(request, canceller));
   if (!closed.existed()) {
     return absl::NotFoundError(
         absl::StrCat("server ", options.server, ": no session ", options.argument, ", or no longer"));
@@ -87,10 +88,11 @@ absl::StatusOr<CtlOutput> RunLayers(const CtlOptions& options) {
   std::vector<v1::LayerStats> layers;
   Canceller canceller;
   if (info.role() != v1::ROLE_COORDINATOR) {
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::GetLayerStatsResponse response, server.GetLayerStats(request, canceller));
+    PRECONDOR_ASSIGN_OR_RETURN(const auto response, server.Call<v1::GetLayerStatsResponse>(request, canceller));
     layers.assign(response.layers().begin(), response.layers().end());
   } else {
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSessionsResponse sessions, server.ListSessions({}, canceller));
+    PRECONDOR_ASSIGN_OR_RETURN(const auto sessions,
+                               server.Call<v1::ListSessionsResponse>(v1::ListSessionsRequest(), canceller));
     const auto found = std::find_if(sessions.sessions().begin(), sessions.sessions().end(),
                                     [&](const v1::SessionSummary& s) { return s.spec().name() == options.argument; });
     if (found == sessions.sessions().end()) {
@@ -99,7 +101,7 @@ absl::StatusOr<CtlOutput> RunLayers(const CtlOptions& options) {
     for (const v1::ShardAssignment& assignment : found->shard_map().assignments()) {
       ControlClient shard(assignment.address(), options.timeout, options.security);
       PRECONDOR_RETURN_IF_ERROR(GetInfo(shard, options).status());
-      PRECONDOR_ASSIGN_OR_RETURN(const v1::GetLayerStatsResponse response, shard.GetLayerStats(request, canceller));
+      PRECONDOR_ASSIGN_OR_RETURN(const auto response, shard.Call<v1::GetLayerStatsResponse>(request, canceller));
       layers.insert(layers.end(), response.layers().begin(), response.layers().end());
     }
     std::sort(layers.begin(), layers.end(),
@@ -116,14 +118,14 @@ absl::StatusOr<CtlOutput> RunMode(const CtlOptions& options) {
   if (options.mode.empty()) {
     v1::GetModeRequest request;
     request.set_session(options.argument);
-    PRECONDOR_ASSIGN_OR_RETURN(v1::GetModeResponse response, server.GetMode(request, canceller));
+    PRECONDOR_ASSIGN_OR_RETURN(auto response, server.Call<v1::GetModeResponse>(request, canceller));
     status = std::move(*response.mutable_status());
   } else {
     v1::SetModeRequest request;
     request.set_session(options.argument);
     if (options.mode == "second-order") request.set_mode(v1::MODE_SECOND_ORDER);
     if (options.mode == "first-order") request.set_mode(v1::MODE_FIRST_ORDER);
-    PRECONDOR_ASSIGN_OR_RETURN(v1::SetModeResponse response, server.SetMode(request, canceller));
+    PRECONDOR_ASSIGN_OR_RETURN(auto response, server.Call<v1::SetModeResponse>(request, canceller));
     status = std::move(*response.mutable_status());
   }
   return CtlOutput{options.json ? Dump(ModeJson(options.argument, status)) : ModeTable(options.argument, status), true};
@@ -131,13 +133,17 @@ absl::StatusOr<CtlOutput> RunMode(const CtlOptions& options) {
 
 // Requests a snapshot. A coordinator chooses the step. For a single shard this chooses a step that is kAhead after the
 // last step of the session, which is further than a job gets meanwhile.
-absl::StatusOr<CtlOutput> CreateSnapshot(const CtlOptions& options, ControlClient& server, bool coordinates) {
+absl::StatusOr<CtlOutput> RunCreate(const CtlOptions& options) {
   constexpr uint64_t kAhead = 10;
+  ControlClient server(options.server, options.timeout, options.security);
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(server, options));
+  const bool coordinates = info.role() != v1::ROLE_SHARD;
   Canceller canceller;
   v1::CreateSnapshotRequest request;
   request.set_session(options.argument);
   if (!coordinates) {
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSessionsResponse sessions, server.ListSessions({}, canceller));
+    PRECONDOR_ASSIGN_OR_RETURN(const auto sessions,
+                               server.Call<v1::ListSessionsResponse>(v1::ListSessionsRequest(), canceller));
     for (const v1::SessionSummary& session : sessions.sessions()) {
       if (session.spec().name() == options.argument) request.set_step(session.last_step() + kAhead);
     }
@@ -145,7 +151,7 @@ absl::StatusOr<CtlOutput> CreateSnapshot(const CtlOptions& options, ControlClien
       return absl::NotFoundError(absl::StrCat("server ", options.server, ": no session ", options.argument));
     }
   }
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::CreateSnapshotResponse begun, server.CreateSnapshot(request, canceller));
+  PRECONDOR_ASSIGN_OR_RETURN(const auto begun, server.Call<v1::CreateSnapshotResponse>(request, canceller));
   if (options.json) {
     return CtlOutput{
         Dump({{"session", options.argument}, {"snapshot_id", begun.snapshot_id()}, {"step", begun.step()}}), true};
@@ -156,19 +162,18 @@ absl::StatusOr<CtlOutput> CreateSnapshot(const CtlOptions& options, ControlClien
                    true};
 }
 
-absl::StatusOr<CtlOutput> RunSnapshot(const CtlOptions& options) {
-  if (options.action == "restore") return RunRestore(options);
+absl::StatusOr<CtlOutput> RunSnapshots(const CtlOptions& options) {
+  const bool verifies = options.command->action == "verify";
   ControlClient server(options.server, options.timeout, options.security);
   PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(server, options));
-  const bool coordinates = info.role() != v1::ROLE_SHARD;
-  if (options.action == "create") return CreateSnapshot(options, server, coordinates);
   std::vector<std::string> shards = {options.server};
   if (info.role() == v1::ROLE_COORDINATOR) shards.assign(info.shards().begin(), info.shards().end());
   Canceller canceller;
   CtlOutput output;
   std::vector<v1::SessionSnapshot> sessions;
-  if (coordinates && options.action == "list") {
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSnapshotsResponse listed, server.ListSnapshots({}, canceller));
+  if (info.role() != v1::ROLE_SHARD && !verifies) {
+    PRECONDOR_ASSIGN_OR_RETURN(const auto listed,
+                               server.Call<v1::ListSnapshotsResponse>(v1::ListSnapshotsRequest(), canceller));
     for (const v1::SessionSnapshot& snapshot : listed.session_snapshots()) {
       if (options.argument.empty() || snapshot.session() == options.argument) sessions.push_back(snapshot);
     }
@@ -176,15 +181,16 @@ absl::StatusOr<CtlOutput> RunSnapshot(const CtlOptions& options) {
   std::vector<ShardSnapshot> rows;
   for (const std::string& address : shards) {
     ControlClient shard(address, options.timeout, options.security);
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSnapshotsResponse listed, shard.ListSnapshots({}, canceller));
+    PRECONDOR_ASSIGN_OR_RETURN(const auto listed,
+                               shard.Call<v1::ListSnapshotsResponse>(v1::ListSnapshotsRequest(), canceller));
     for (const v1::SnapshotInfo& found : listed.snapshots()) {
       if (!options.argument.empty() && found.session() != options.argument) continue;
       ShardSnapshot row{address, found, ""};
-      if (options.action == "verify") {
+      if (verifies) {
         v1::VerifySnapshotRequest request;
         request.set_session_id(found.session_id());
         request.set_snapshot_id(found.snapshot_id());
-        const absl::Status verified = shard.VerifySnapshot(request, canceller).status();
+        const absl::Status verified = shard.Call<v1::VerifySnapshotResponse>(request, canceller).status();
         row.state = verified.ok() ? "whole" : std::string(verified.message());
         output.ok &= verified.ok();
       }
@@ -192,7 +198,7 @@ absl::StatusOr<CtlOutput> RunSnapshot(const CtlOptions& options) {
     }
   }
   // A wrong name, or shards without a directory, must not look like snapshots that are whole.
-  if (rows.empty() && sessions.empty() && (options.action == "verify" || !options.argument.empty())) {
+  if (rows.empty() && sessions.empty() && (verifies || !options.argument.empty())) {
     return absl::NotFoundError(absl::StrCat("server ", options.server, ": no snapshot",
                                             options.argument.empty() ? "" : " of session ", options.argument));
   }
@@ -256,7 +262,7 @@ absl::StatusOr<CtlOutput> RunDrain(const CtlOptions& options) {
   request.set_deadline_ms(
       static_cast<uint32_t>(std::min<int64_t>(absl::ToInt64Milliseconds(options.drain_deadline), int64_t{UINT32_MAX})));
   Canceller canceller;
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::DrainResponse response, server.Drain(request, canceller));
+  PRECONDOR_ASSIGN_OR_RETURN(const auto response, server.Call<v1::DrainResponse>(request, canceller));
   return CtlOutput{options.json ? Dump({{"server", options.server}, {"in_flight", response.in_flight()}})
                                 : absl::StrCat("draining ", options.server, ": ", response.in_flight(),
                                                " contributions in flight\n"),
@@ -271,19 +277,41 @@ absl::StatusOr<CtlOutput> RunPlan(const CtlOptions& options) {
   return CtlOutput{options.json ? Dump(PlanJson(model, input, plan)) : PlanTable(model, input, plan), plan.fits};
 }
 
+absl::StatusOr<CtlOutput> RunHelp(const CtlOptions&) { return CtlOutput{absl::StrCat(CtlHelp(), PlanHelp()), true}; }
+
+constexpr CtlCommand kCommands[] = {
+    {"status", "", "",
+     "The command shows version, role, memory and sessions of a server, and of a coordinator's shards.", RunStatus},
+    {"sessions", "", "", "The command lists the sessions of a server.", RunSessions},
+    {"session", "close", "SESSION", "The coordinator ends a session. Its factors are deleted, and its workers fail.",
+     RunSession},
+    {"layers", "", "SESSION",
+     "The command shows counters and factor state of each layer. A coordinator asks all its shards.", RunLayers},
+    {"mode", "", "SESSION [second-order|first-order|auto]",
+     "The command shows the mode of the steps and its reason, or sets it. auto returns the choice to the policy.",
+     RunMode},
+    {"snapshot", "create", "SESSION",
+     "All shards write a snapshot at one step, which the coordinator chooses shortly ahead of the job.", RunCreate},
+    {"snapshot", "list", "[SESSION]", "The command lists the snapshots of whole sessions and those of each shard.",
+     RunSnapshots},
+    {"snapshot", "verify", "[SESSION]", "The command lists the snapshots after a shard has read every byte of them.",
+     RunSnapshots},
+    {"snapshot", "restore", "SESSION",
+     "The coordinator opens a session with the factors of a snapshot, on its present shards. The job then begins\n"
+     "      with the step of the snapshot.",
+     RunRestore},
+    {"health", "", "[SERVICE]", "The command asks grpc.health.v1. It fails unless the answer is SERVING.", RunHealth},
+    {"drain", "", "", "The server takes no new sessions, finishes the work in flight, and ends.", RunDrain},
+    {"plan", "", "",
+     "The command computes memory, bytes and seconds a step of a session, and the number of shards that it needs.",
+     RunPlan},
+    {"help", "", "", "The command prints this text.", RunHelp},
+};
+
 }  // namespace
 
-absl::StatusOr<CtlOutput> RunCtlCommand(const CtlOptions& options) {
-  if (options.command == "status") return RunStatus(options);
-  if (options.command == "sessions") return RunSessions(options);
-  if (options.command == "session") return RunSession(options);
-  if (options.command == "layers") return RunLayers(options);
-  if (options.command == "mode") return RunMode(options);
-  if (options.command == "snapshot") return RunSnapshot(options);
-  if (options.command == "health") return RunHealth(options);
-  if (options.command == "drain") return RunDrain(options);
-  if (options.command == "plan") return RunPlan(options);
-  return CtlOutput{absl::StrCat(CtlHelp(), PlanHelp()), true};
-}
+absl::Span<const CtlCommand> CtlCommands() { return kCommands; }
+
+absl::StatusOr<CtlOutput> RunCtlCommand(const CtlOptions& options) { return options.command->run(options); }
 
 }  // namespace precondor

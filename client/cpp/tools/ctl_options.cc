@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
@@ -16,29 +17,16 @@
 namespace precondor {
 namespace {
 
-// A command and how many arguments it takes. For all commands but snapshot and session, the first required argument is
-// a session's name.
-struct CommandWords {
-  absl::string_view name;
-  size_t least;
-  size_t most;
-};
-constexpr std::array<CommandWords, 10> kCommands = {{{"status", 0, 0},
-                                                     {"sessions", 0, 0},
-                                                     {"session", 1, 2},
-                                                     {"layers", 1, 1},
-                                                     {"mode", 1, 2},
-                                                     {"snapshot", 1, 2},
-                                                     {"health", 0, 1},
-                                                     {"drain", 0, 0},
-                                                     {"plan", 0, 0},
-                                                     {"help", 0, 0}}};
-constexpr std::array<absl::string_view, 4> kSnapshotActions = {"create", "list", "verify", "restore"};
 constexpr std::array<absl::string_view, 3> kModes = {"second-order", "first-order", "auto"};
 
-std::string CommandNames() {
-  return absl::StrJoin(kCommands, ", ",
-                       [](std::string* out, const CommandWords& command) { absl::StrAppend(out, command.name); });
+// Returns the commands' first words, or the second words of the commands with the first word `name`.
+std::string Expected(absl::string_view name = "") {
+  std::vector<absl::string_view> words;
+  for (const CtlCommand& command : CtlCommands()) {
+    const absl::string_view word = name.empty() ? command.name : command.action;
+    if ((name.empty() || command.name == name) && (words.empty() || words.back() != word)) words.push_back(word);
+  }
+  return absl::StrJoin(words, ", ");
 }
 
 absl::StatusOr<absl::Duration> ParseSeconds(absl::string_view name, absl::string_view text) {
@@ -94,40 +82,21 @@ bool TakesValue(absl::string_view name) {
          name == "world-size" || IsPlanFlag(name);
 }
 
-absl::Status CheckDeadline(const CtlOptions& options) {
-  if (options.drain_deadline == absl::ZeroDuration() || options.command == "drain") return absl::OkStatus();
-  return absl::InvalidArgumentError("--deadline: for the command drain only");
-}
-
-absl::Status CheckSnapshot(const CtlOptions& options) {
-  if (std::find(kSnapshotActions.begin(), kSnapshotActions.end(), options.action) == kSnapshotActions.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("snapshot: expected ", absl::StrJoin(kSnapshotActions, ", "), ", got \"", options.action, "\""));
+// Refuses flags of another command.
+absl::Status CheckFlags(const CtlOptions& options) {
+  if (options.drain_deadline != absl::ZeroDuration() && options.command->name != "drain") {
+    return absl::InvalidArgumentError("--deadline: for the command drain only");
   }
-  const bool restores = options.action == "restore";
-  if ((options.action == "create" || restores) && options.argument.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("snapshot ", options.action, ": expected the name of a session"));
-  }
-  if (restores && options.snapshot_paths.empty()) {
-    return absl::InvalidArgumentError("snapshot restore: expected --snapshot-path, a data directory of each shard");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckSession(const CtlOptions& options) {
-  if (options.action != "close") {
-    return absl::InvalidArgumentError(absl::StrCat("session: expected close, got \"", options.action, "\""));
-  }
-  if (!options.argument.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError("session close: expected the name of a session");
-}
-
-absl::Status CheckRestoreFlags(const CtlOptions& options) {
   const bool restore_flags =
       !options.snapshot_paths.empty() || options.snapshot != 0 || options.replace || options.world_size != 0;
-  if (!restore_flags || options.action == "restore") return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "--snapshot-path, --snapshot, --world-size and --replace: for the command snapshot restore only");
+  if (options.command->action != "restore") {
+    return restore_flags ? absl::InvalidArgumentError(
+                               "--snapshot-path, --snapshot, --world-size and --replace: for the "
+                               "command snapshot restore only")
+                         : absl::OkStatus();
+  }
+  if (!options.snapshot_paths.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError("snapshot restore: expected --snapshot-path, a data directory of each shard");
 }
 
 absl::Status CheckSecurity(const ClientSecurity& files) {
@@ -142,7 +111,7 @@ absl::Status CheckSecurity(const ClientSecurity& files) {
 }
 
 absl::Status CheckPlan(const PlanFlags& flags, CtlOptions& options) {
-  if (options.command == "plan") {
+  if (options.command->name == "plan") {
     PRECONDOR_ASSIGN_OR_RETURN(options.plan, ParsePlanOptions(flags));
     return absl::OkStatus();
   }
@@ -151,38 +120,39 @@ absl::Status CheckPlan(const PlanFlags& flags, CtlOptions& options) {
   return absl::InvalidArgumentError(absl::StrCat("--", flag.substr(0, flag.find('.')), ": for the command plan only"));
 }
 
+absl::StatusOr<const CtlCommand*> FindCommand(const std::vector<std::string>& words) {
+  if (words.empty()) return absl::InvalidArgumentError(absl::StrCat("expected a command: ", Expected()));
+  const std::string action = words.size() > 1 ? words[1] : "";
+  bool known = false;
+  for (const CtlCommand& command : CtlCommands()) {
+    if (command.name != words[0]) continue;
+    if (command.action.empty() || command.action == action) return &command;
+    known = true;
+  }
+  return absl::InvalidArgumentError(
+      known ? absl::StrCat(words[0], ": expected ", Expected(words[0]), ", got \"", action, "\"")
+            : absl::StrCat("expected ", Expected(), ", got \"", words[0], "\""));
+}
+
 absl::Status CheckCommand(const std::vector<std::string>& words, CtlOptions& options) {
-  if (words.empty()) return absl::InvalidArgumentError(absl::StrCat("expected a command: ", CommandNames()));
-  options.command = words[0];
-  const auto command = std::find_if(kCommands.begin(), kCommands.end(),
-                                    [&](const CommandWords& known) { return known.name == options.command; });
-  if (command == kCommands.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("expected ", CommandNames(), ", got \"", options.command, "\""));
+  PRECONDOR_ASSIGN_OR_RETURN(options.command, FindCommand(words));
+  const CtlCommand& command = *options.command;
+  const size_t own = command.action.empty() ? 1 : 2;
+  const std::vector<absl::string_view> expected = absl::StrSplit(command.arguments, ' ', absl::SkipEmpty());
+  if (words.size() == own && !expected.empty() && expected[0][0] != '[') {
+    return absl::InvalidArgumentError(absl::StrCat(command.name, command.action.empty() ? "" : " ", command.action,
+                                                   ": expected the name of a session"));
   }
-  const size_t arguments = words.size() - 1;
-  if (arguments < command->least && options.command == "snapshot") return CheckSnapshot(options);
-  if (arguments < command->least && options.command == "session") return CheckSession(options);
-  if (arguments < command->least) {
-    return absl::InvalidArgumentError(absl::StrCat(options.command, ": expected the name of a session"));
-  }
-  if (arguments > command->most) {
+  if (words.size() > own + expected.size()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(options.command, ": unexpected argument \"", words[1 + command->most], "\""));
+        absl::StrCat(command.name, ": unexpected argument \"", words[own + expected.size()], "\""));
   }
-  if (options.command == "snapshot" || options.command == "session") {
-    options.action = words[1];
-    if (arguments > 1) options.argument = words[2];
-    PRECONDOR_RETURN_IF_ERROR(options.command == "session" ? CheckSession(options) : CheckSnapshot(options));
-    return CheckDeadline(options);
-  }
-  if (arguments > 0) options.argument = words[1];
-  if (arguments > 1) options.mode = words[2];
-  if (options.command == "mode" && arguments > 1 &&
-      std::find(kModes.begin(), kModes.end(), options.mode) == kModes.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("mode: expected ", absl::StrJoin(kModes, ", "), ", got \"", options.mode, "\""));
-  }
-  return CheckDeadline(options);
+  if (words.size() > own) options.argument = words[own];
+  if (words.size() <= own + 1) return absl::OkStatus();
+  options.mode = words[own + 1];
+  if (std::find(kModes.begin(), kModes.end(), options.mode) != kModes.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("mode: expected ", absl::StrJoin(kModes, ", "), ", got \"", options.mode, "\""));
 }
 
 }  // namespace
@@ -194,7 +164,7 @@ absl::StatusOr<CtlOptions> ParseCtlOptions(const std::vector<std::string>& argum
   for (size_t i = 0; i < arguments.size(); ++i) {
     const absl::string_view argument = arguments[i];
     if (argument == "-h" || argument == "--help") {
-      options.command = "help";
+      PRECONDOR_RETURN_IF_ERROR(CheckCommand({"help"}, options));
       return options;
     }
     if (!absl::StartsWith(argument, "--")) {
@@ -220,44 +190,21 @@ absl::StatusOr<CtlOptions> ParseCtlOptions(const std::vector<std::string>& argum
     PRECONDOR_RETURN_IF_ERROR(IsPlanFlag(name) ? AddPlanFlag(name, value, plan_flags) : SetFlag(name, value, options));
   }
   PRECONDOR_RETURN_IF_ERROR(CheckCommand(words, options));
-  PRECONDOR_RETURN_IF_ERROR(CheckRestoreFlags(options));
+  PRECONDOR_RETURN_IF_ERROR(CheckFlags(options));
   PRECONDOR_RETURN_IF_ERROR(CheckSecurity(options.security));
   PRECONDOR_RETURN_IF_ERROR(CheckPlan(plan_flags, options));
   return options;
 }
 
-absl::string_view CtlHelp() {
-  return R"(precondorctl: asks and steers running servers.
-
-Usage: precondorctl [FLAGS] COMMAND
-
-Commands
-  status
-      The command shows version, role, memory and sessions of a server, and of a coordinator's shards.
-  sessions
-      The command lists the sessions of a server.
-  session close SESSION
-      The coordinator ends a session. Its factors are deleted, and its workers fail.
-  layers SESSION
-      The command shows counters and factor state of each layer. A coordinator asks all its shards.
-  mode SESSION [second-order|first-order|auto]
-      The command shows the mode of the steps and its reason, or sets it. auto returns the choice to the policy.
-  snapshot create SESSION
-      All shards write a snapshot at one step, which the coordinator chooses shortly ahead of the job.
-  snapshot list [SESSION]
-      The command lists the snapshots of whole sessions and those of each shard.
-  snapshot verify [SESSION]
-      The command lists the snapshots after a shard has read every byte of them.
-  snapshot restore SESSION
-      The coordinator opens a session with the factors of a snapshot, on its present shards. The job then begins
-      with the step of the snapshot.
-  health [SERVICE]
-      The command asks grpc.health.v1. It fails unless the answer is SERVING.
-  drain
-      The server takes no new sessions, finishes the work in flight, and ends.
-  plan
-      The command computes memory, bytes and seconds a step of a session, and the number of shards that it needs.
-
+std::string CtlHelp() {
+  std::string commands;
+  for (const CtlCommand& command : CtlCommands()) {
+    absl::StrAppend(&commands, "  ", command.name, command.action.empty() ? "" : " ", command.action,
+                    command.arguments.empty() ? "" : " ", command.arguments, "\n      ", command.help, "\n");
+  }
+  return absl::StrCat(
+      "precondorctl: asks and steers running servers.\n\nUsage: precondorctl [FLAGS] COMMAND\n\nCommands\n", commands,
+      R"(
 Connection
   --server=ADDRESS  default 127.0.0.1:7070
       The command asks the server at host:port or unix:/path/to/socket.
@@ -299,7 +246,7 @@ Examples
   precondorctl --server=shard-3:7070 health && echo ready
   precondorctl --server=shard-3:7070 drain --deadline=30s
   precondorctl snapshot restore bert --snapshot-path=/backup/shard-0 --snapshot-path=/backup/shard-1
-)";
+)");
 }
 
 }  // namespace precondor

@@ -9,20 +9,21 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
+#include "client/cpp/tools/ctl_output.h"
 #include "client/cpp/tools/plan_options.h"
 #include "kernels/base/client_security.h"
 
 namespace precondor {
 
+struct CtlCommand;
+
 struct CtlOptions {
-  // "status", "sessions", "session", "layers", "mode", "snapshot", "health", "drain", "plan", "help"
-  std::string command;
-  std::string argument;  // session, layers, mode, snapshot: the session; health: the service, may be empty
+  const CtlCommand* command = nullptr;
+  std::string argument;  // the session; health: the service; empty if there is none
   // mode: "second-order", "first-order" or "auto"; empty shows the current mode
   std::string mode;
-  // snapshot: "create", "list", "verify", "restore"; session: "close"
-  std::string action;
   std::string server = "127.0.0.1:7070";
   ClientSecurity security;
   absl::Duration timeout = absl::Seconds(10);
@@ -35,10 +36,21 @@ struct CtlOptions {
   bool json = false;
 };
 
+// A command: its words on the command line, its arguments, and what --help says.
+struct CtlCommand {
+  absl::string_view name;
+  absl::string_view action;     // the second word, or ""
+  absl::string_view arguments;  // words; those that begin with [ may be absent
+  absl::string_view help;
+  absl::StatusOr<CtlOutput> (*run)(const CtlOptions& options);
+};
+// All commands. ctl_commands.cc defines them.
+absl::Span<const CtlCommand> CtlCommands();
+
 // Parses the arguments after the program's name. Flags may stand anywhere, as --name=value or --name value. Returns
 // InvalidArgument, which names the wrong argument and the problem.
 absl::StatusOr<CtlOptions> ParseCtlOptions(const std::vector<std::string>& arguments);
 
-absl::string_view CtlHelp();
+std::string CtlHelp();
 
 }  // namespace precondor

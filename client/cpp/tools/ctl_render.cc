@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/generated_enum_reflection.h>
+#include <google/protobuf/message.h>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -13,6 +16,7 @@
 #include "absl/time/time.h"
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/check.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/session_spec.h"
 
@@ -21,19 +25,44 @@ namespace {
 
 using nlohmann::json;
 
-// Returns an enumerator's name in lower case without the prefix of its type: "ROLE_SHARD" gives "shard".
-std::string ShortName(absl::string_view full, absl::string_view prefix) {
-  return absl::AsciiStrToLower(full.substr(prefix.size()));
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::Reflection;
+
+// Returns an enumerator's name in lower case without the prefix of its type: "ROLE_SHARD" gives "shard". Returns "-"
+// for the enumerator that means nothing.
+std::string EnumeratorText(const google::protobuf::EnumValueDescriptor& value) {
+  const size_t prefix = value.type()->value(0)->name().size() - absl::string_view("UNSPECIFIED").size();
+  return value.number() == 0 ? "-" : absl::AsciiStrToLower(value.name().substr(prefix));
+}
+template <typename Enum>
+std::string EnumeratorText(Enum value) {
+  const auto* const known = google::protobuf::GetEnumDescriptor<Enum>()->FindValueByNumber(value);
+  return known == nullptr ? absl::StrCat(static_cast<int>(value)) : EnumeratorText(*known);
 }
 
-std::string RoleName(v1::Role role) { return ShortName(v1::Role_Name(role), "ROLE_"); }
-
-std::string ModeText(v1::Mode mode) {
-  return mode == v1::MODE_UNSPECIFIED ? "-" : ShortName(v1::Mode_Name(mode), "MODE_");
-}
-
-std::string SnapshotStateName(v1::SnapshotState state) {
-  return ShortName(v1::SnapshotState_Name(state), "SNAPSHOT_STATE_");
+// Returns one value of a field: of the element `index` if the field is repeated.
+json FieldJson(const Message& message, const FieldDescriptor& field, int index) {
+  const Reflection& get = *message.GetReflection();
+  const bool repeated = field.is_repeated();
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return repeated ? get.GetRepeatedUInt32(message, &field, index) : get.GetUInt32(message, &field);
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return repeated ? get.GetRepeatedUInt64(message, &field, index) : get.GetUInt64(message, &field);
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return repeated ? get.GetRepeatedDouble(message, &field, index) : get.GetDouble(message, &field);
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return repeated ? get.GetRepeatedBool(message, &field, index) : get.GetBool(message, &field);
+    case FieldDescriptor::CPPTYPE_STRING:
+      return repeated ? get.GetRepeatedString(message, &field, index) : get.GetString(message, &field);
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return EnumeratorText(repeated ? *get.GetRepeatedEnum(message, &field, index) : *get.GetEnum(message, &field));
+    case FieldDescriptor::CPPTYPE_MESSAGE:
+      return MessageJson(repeated ? get.GetRepeatedMessage(message, &field, index) : get.GetMessage(message, &field));
+    default:
+      PRECONDOR_CHECK(false);
+  }
 }
 
 std::string MethodName(const v1::SessionSpec& spec) {
@@ -49,6 +78,23 @@ std::string Representation(const std::string& name, uint32_t rank) {
 }
 
 }  // namespace
+
+json MessageJson(const Message& message) {
+  json document = json::object();
+  for (int f = 0; f < message.GetDescriptor()->field_count(); ++f) {
+    const FieldDescriptor& field = *message.GetDescriptor()->field(f);
+    if (field.type() == FieldDescriptor::TYPE_BYTES) continue;
+    json& value = document[field.name()];
+    if (!field.is_repeated()) {
+      value = FieldJson(message, field, 0);
+      continue;
+    }
+    value = json::array();
+    const int size = message.GetReflection()->FieldSize(message, &field);
+    for (int i = 0; i < size; ++i) value.push_back(FieldJson(message, field, i));
+  }
+  return document;
+}
 
 std::string FormatBytes(uint64_t bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -96,25 +142,8 @@ json StatusJson(const std::vector<ServerStatus>& servers) {
       list.push_back({{"address", server.address}, {"error", server.error}});
       continue;
     }
-    const v1::GetServerInfoResponse& info = server.info;
-    json devices = json::array();
-    for (const v1::DeviceMemory& device : info.devices()) {
-      devices.push_back({{"name", device.name()},
-                         {"capacity_bytes", device.capacity_bytes()},
-                         {"reserved_bytes", device.reserved_bytes()},
-                         {"fault", device.fault()}});
-    }
-    list.push_back({{"address", server.address},
-                    {"version", info.version()},
-                    {"role", RoleName(info.role())},
-                    {"uptime_seconds", info.uptime_seconds()},
-                    {"backend", info.backend()},
-                    {"capacity_bytes", info.capacity_bytes()},
-                    {"reserved_bytes", info.reserved_bytes()},
-                    {"devices", devices},
-                    {"sessions", info.sessions()},
-                    {"draining", info.draining()},
-                    {"shards", std::vector<std::string>(info.shards().begin(), info.shards().end())}});
+    list.push_back(MessageJson(server.info));
+    list.back()["address"] = server.address;
   }
   return {{"servers", list}};
 }
@@ -131,7 +160,7 @@ std::string StatusTable(const std::vector<ServerStatus>& servers) {
     const bool has_memory = info.capacity_bytes() > 0;
     const bool any_lost = std::any_of(info.devices().begin(), info.devices().end(),
                                       [](const v1::DeviceMemory& device) { return !device.fault().empty(); });
-    rows.push_back({server.address, RoleName(info.role()), info.version(), Uptime(info.uptime_seconds()),
+    rows.push_back({server.address, EnumeratorText(info.role()), info.version(), Uptime(info.uptime_seconds()),
                     info.backend().empty() ? "-" : info.backend(),
                     has_memory ? FormatBytes(info.reserved_bytes()) : "-",
                     has_memory ? FormatBytes(info.capacity_bytes()) : "-", absl::StrCat(info.sessions()),
@@ -159,14 +188,14 @@ json SessionsJson(const v1::ListSessionsResponse& response) {
     list.push_back({{"name", spec.name()},
                     {"session_id", session.session_id()},
                     {"method", MethodName(spec)},
-                    {"exchange", ShortName(v1::ExchangeMode_Name(spec.exchange()), "EXCHANGE_MODE_")},
-                    {"statistics", ShortName(v1::StatisticsKind_Name(spec.statistics()), "STATISTICS_KIND_")},
+                    {"exchange", EnumeratorText(spec.exchange())},
+                    {"statistics", EnumeratorText(spec.statistics())},
                     {"layers", spec.layers_size()},
                     {"world_size", spec.world_size()},
                     {"joined", session.joined()},
                     {"epoch", session.epoch()},
                     {"last_step", session.last_step()},
-                    {"mode", ModeText(session.mode())},
+                    {"mode", EnumeratorText(session.mode())},
                     {"loss", session.loss()},
                     {"reserved_bytes", session.reserved_bytes()},
                     {"shards", shards}});
@@ -180,7 +209,7 @@ std::string SessionsTable(const v1::ListSessionsResponse& response) {
   for (const v1::SessionSummary& session : response.sessions()) {
     rows.push_back({session.spec().name(), MethodName(session.spec()), absl::StrCat(session.spec().layers_size()),
                     absl::StrCat(session.joined(), "/", session.spec().world_size()), absl::StrCat(session.epoch()),
-                    absl::StrCat(session.last_step()), ModeText(session.mode()),
+                    absl::StrCat(session.last_step()), EnumeratorText(session.mode()),
                     absl::StrFormat("%.6g", session.loss()),
                     session.reserved_bytes() == 0 ? "-" : FormatBytes(session.reserved_bytes()),  // shards know them
                     absl::StrCat(session.shard_map().assignments_size())});
@@ -189,34 +218,19 @@ std::string SessionsTable(const v1::ListSessionsResponse& response) {
 }
 
 json ModeJson(absl::string_view session, const v1::ModeStatus& status) {
-  json schedule = json::array();
-  for (const v1::ModeInterval& interval : status.schedule()) {
-    schedule.push_back({{"first_step", interval.first_step()}, {"mode", ModeText(interval.mode())}});
-  }
-  const bool forced = status.forced() != v1::MODE_UNSPECIFIED;
-  return {{"session", session},
-          {"mode", ModeText(status.mode())},
-          {"schedule", schedule},
-          {"forced", forced ? json(ModeText(status.forced())) : json()},
-          {"rule", status.rule()},
-          {"reason", status.reason()},
-          {"step", status.step()},
-          {"loss", status.loss()},
-          {"rate", status.rate()},
-          {"threshold_rate", status.threshold_rate()},
-          {"phase_steps", status.phase_steps()},
-          {"streak_steps", status.streak_steps()},
-          {"second_order_seconds", status.second_order_seconds()},
-          {"first_order_seconds", status.first_order_seconds()}};
+  json document = MessageJson(status);
+  document["session"] = session;
+  if (status.forced() == v1::MODE_UNSPECIFIED) document["forced"] = nullptr;
+  return document;
 }
 
 std::string ModeTable(absl::string_view session, const v1::ModeStatus& status) {
-  std::string text = absl::StrCat(session, ": ", ModeText(status.mode()), " at step ", status.step(), ", ",
+  std::string text = absl::StrCat(session, ": ", EnumeratorText(status.mode()), " at step ", status.step(), ", ",
                                   status.forced() == v1::MODE_UNSPECIFIED ? "by policy" : "by an operator", "\n",
                                   status.rule(), ": ", status.reason(), "\n\n");
   std::vector<std::vector<std::string>> rows = {{"FROM STEP", "MODE"}};
   for (const v1::ModeInterval& interval : status.schedule()) {
-    rows.push_back({absl::StrCat(interval.first_step()), ModeText(interval.mode())});
+    rows.push_back({absl::StrCat(interval.first_step()), EnumeratorText(interval.mode())});
   }
   return absl::StrCat(text, FormatTable(rows));
 }
@@ -224,27 +238,15 @@ std::string ModeTable(absl::string_view session, const v1::ModeStatus& status) {
 json SnapshotsJson(const std::vector<v1::SessionSnapshot>& sessions, const std::vector<ShardSnapshot>& parts) {
   json whole = json::array();
   for (const v1::SessionSnapshot& snapshot : sessions) {
-    json shards = json::array();
-    for (const v1::SnapshotPart& part : snapshot.parts()) {
-      shards.push_back({{"shard", part.shard()},
-                        {"snapshot_id", part.snapshot_id()},
-                        {"layers", std::vector<uint32_t>(part.layers().begin(), part.layers().end())}});
-    }
-    whole.push_back({{"session", snapshot.session()},
-                     {"snapshot_id", snapshot.snapshot_id()},
-                     {"step", snapshot.step()},
-                     {"epoch", snapshot.epoch()},
-                     {"state", SnapshotStateName(snapshot.state())},
-                     {"reason", snapshot.reason()},
-                     {"shards", std::move(shards)}});
+    whole.push_back(MessageJson(snapshot));
+    whole.back()["shards"] = std::move(whole.back()["parts"]);
+    whole.back().erase("parts");
   }
   json list = json::array();
   for (const ShardSnapshot& part : parts) {
-    json entry = {{"shard", part.address},        {"session", part.info.session()},
-                  {"step", part.info.step()},     {"snapshot_id", part.info.snapshot_id()},
-                  {"layers", part.info.layers()}, {"bytes", part.info.bytes()}};
-    if (!part.state.empty()) entry["state"] = part.state;
-    list.push_back(std::move(entry));
+    list.push_back(MessageJson(part.info));
+    list.back()["shard"] = part.address;
+    if (!part.state.empty()) list.back()["state"] = part.state;
   }
   return {{"session_snapshots", std::move(whole)}, {"snapshots", std::move(list)}};
 }
@@ -257,7 +259,7 @@ std::string SnapshotsTable(const std::vector<v1::SessionSnapshot>& sessions, con
       const auto durable = std::count_if(snapshot.parts().begin(), snapshot.parts().end(),
                                          [](const v1::SnapshotPart& part) { return part.snapshot_id() != 0; });
       whole.push_back({snapshot.session(), absl::StrCat(snapshot.snapshot_id()), absl::StrCat(snapshot.step()),
-                       absl::StrCat(snapshot.epoch()), SnapshotStateName(snapshot.state()),
+                       absl::StrCat(snapshot.epoch()), EnumeratorText(snapshot.state()),
                        absl::StrCat(durable, "/", snapshot.parts_size(), " shards"),
                        snapshot.reason().empty() ? "-" : snapshot.reason()});
     }
@@ -274,29 +276,7 @@ std::string SnapshotsTable(const std::vector<v1::SessionSnapshot>& sessions, con
 
 json LayersJson(absl::string_view session, const std::vector<v1::LayerStats>& layers) {
   json list = json::array();
-  for (const v1::LayerStats& layer : layers) {
-    list.push_back({{"layer", layer.layer()},
-                    {"name", layer.name()},
-                    {"factor_version", layer.factor_version()},
-                    {"input_representation", layer.input_representation()},
-                    {"output_representation", layer.output_representation()},
-                    {"input_rank", layer.input_rank()},
-                    {"output_rank", layer.output_rank()},
-                    {"input_damping", layer.input_damping()},
-                    {"output_damping", layer.output_damping()},
-                    {"failed_decompositions", layer.failed_decompositions()},
-                    {"factor_resets", layer.factor_resets()},
-                    {"state_bytes", layer.state_bytes()},
-                    {"accepted", layer.accepted()},
-                    {"duplicates", layer.duplicates()},
-                    {"rejected", layer.rejected()},
-                    {"preconditioned", layer.preconditioned()},
-                    {"identity", layer.identity()},
-                    {"skipped", layer.skipped()},
-                    {"last_sealed_step", layer.last_sealed_step()},
-                    {"update_seconds", layer.update_seconds()},
-                    {"precondition_seconds", layer.precondition_seconds()}});
-  }
+  for (const v1::LayerStats& layer : layers) list.push_back(MessageJson(layer));
   return {{"session", std::string(session)}, {"layers", list}};
 }
 

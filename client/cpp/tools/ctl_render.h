@@ -2,6 +2,7 @@
 // Renders answers of AdminService as tables for people and as JSON for programs. Pure functions.
 #pragma once
 
+#include <google/protobuf/message.h>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,9 @@ struct ShardSnapshot {
   v1::SnapshotInfo info;
   std::string state;  // "whole", or the problem; empty if not verified
 };
+
+// Renders all fields but bytes by their names, enumerators in lower case without the prefix of their type.
+nlohmann::json MessageJson(const google::protobuf::Message& message);
 
 nlohmann::json StatusJson(const std::vector<ServerStatus>& servers);
 nlohmann::json SessionsJson(const v1::ListSessionsResponse& response);

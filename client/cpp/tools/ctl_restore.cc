@@ -26,7 +26,8 @@ absl::Status AwaitComplete(ControlClient& server, const v1::RestoreSessionRespon
                            Canceller& canceller) {
   const absl::Time deadline = MonotonicNow() + timeout;
   do {
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSnapshotsResponse listed, server.ListSnapshots({}, canceller));
+    PRECONDOR_ASSIGN_OR_RETURN(const auto listed,
+                               server.Call<v1::ListSnapshotsResponse>(v1::ListSnapshotsRequest(), canceller));
     for (const v1::SessionSnapshot& snapshot : listed.session_snapshots()) {
       if (snapshot.session_id() != opened.session_id() || snapshot.snapshot_id() != opened.snapshot_id()) continue;
       if (snapshot.state() == v1::SNAPSHOT_STATE_COMPLETE) return absl::OkStatus();
@@ -80,14 +81,14 @@ absl::StatusOr<CtlOutput> RunRestore(const CtlOptions& options) {
   Canceller canceller;
   PRECONDOR_RETURN_IF_ERROR(server.WaitForServer(options.timeout, canceller).status());
   // The end of the restore is read there, for which a caller needs the role operator: before anything is closed.
-  PRECONDOR_RETURN_IF_ERROR(server.ListSnapshots({}, canceller).status());
+  PRECONDOR_RETURN_IF_ERROR(server.Call<v1::ListSnapshotsResponse>(v1::ListSnapshotsRequest(), canceller).status());
   if (options.replace) {
     PRECONDOR_RETURN_IF_ERROR(recovery::CheckDirectoriesNotInUse(disk, stored));
     v1::CloseSessionRequest close;
     close.set_name(options.argument);
-    PRECONDOR_RETURN_IF_ERROR(server.CloseSession(close, canceller).status());
+    PRECONDOR_RETURN_IF_ERROR(server.Call<v1::CloseSessionResponse>(close, canceller).status());
   }
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::RestoreSessionResponse opened, server.RestoreSession(request, canceller));
+  PRECONDOR_ASSIGN_OR_RETURN(const auto opened, server.Call<v1::RestoreSessionResponse>(request, canceller));
   if (const absl::Status sent = SendAll(options, server, stored, opened); !sent.ok()) {
     return absl::Status(
         sent.code(),

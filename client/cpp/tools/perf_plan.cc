@@ -29,7 +29,7 @@ absl::StatusOr<double> KernelSeconds(ControlClient& control, const std::string& 
   v1::GetLayerStatsRequest request;
   request.set_session(session);
   Canceller canceller;
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetLayerStatsResponse response, control.GetLayerStats(request, canceller));
+  PRECONDOR_ASSIGN_OR_RETURN(const auto response, control.Call<v1::GetLayerStatsResponse>(request, canceller));
   double seconds = 0;
   for (const v1::LayerStats& layer : response.layers()) {
     // preconditioned() also counts repeated answers, which only a lost connection causes.

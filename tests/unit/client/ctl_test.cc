@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 TEST(CtlOptionsTest, TakesFlagsAnywhereAndInBothForms) {
   const auto options = ParseCtlOptions({"--server=host:1", "layers", "--timeout", "250ms", "bert", "--json"});
   ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_EQ(options->command, "layers");
+  EXPECT_EQ(options->command->name, "layers");
   EXPECT_EQ(options->argument, "bert");
   EXPECT_EQ(options->server, "host:1");
   EXPECT_EQ(options->timeout, absl::Milliseconds(250));
@@ -27,7 +27,7 @@ TEST(CtlOptionsTest, TakesFlagsAnywhereAndInBothForms) {
   EXPECT_EQ(ParseCtlOptions({"mode", "bert"})->mode, "");
   EXPECT_EQ(ParseCtlOptions({"mode", "bert", "first-order"})->mode, "first-order");
   EXPECT_EQ(ParseCtlOptions({"snapshot", "create", "bert"})->argument, "bert");
-  EXPECT_EQ(ParseCtlOptions({"snapshot", "list"})->action, "list");
+  EXPECT_EQ(ParseCtlOptions({"snapshot", "list"})->command->action, "list");
   EXPECT_EQ(ParseCtlOptions({"session", "close", "bert"})->argument, "bert");
   const auto restore = ParseCtlOptions({"snapshot", "restore", "bert", "--snapshot-path=a", "--snapshot-path", "b",
                                         "--snapshot=3", "--replace", "--world-size=4"});
@@ -36,7 +36,7 @@ TEST(CtlOptionsTest, TakesFlagsAnywhereAndInBothForms) {
   EXPECT_EQ(restore->snapshot, 3u);
   EXPECT_TRUE(restore->replace);
   EXPECT_EQ(restore->world_size, 4);
-  EXPECT_EQ(ParseCtlOptions({"status", "--help"})->command, "help");
+  EXPECT_EQ(ParseCtlOptions({"status", "--help"})->command->name, "help");
 }
 
 TEST(CtlOptionsTest, SaysWhatIsWrong) {
