@@ -5,6 +5,7 @@
 CTest runs it in deploy/torch2.sh's environment, which has both.
 """
 
+import contextlib
 import sys
 import tempfile
 import unittest
@@ -16,13 +17,19 @@ import numpy as np
 import test_program
 
 import torch
+import transformers
 from torch import nn
 
 import precondor
 from precondor.torch import Preconditioner
 from precondor.torch.callbacks import huggingface, lightning
+from torch_rank import ask, results, running
 
+base = sys.modules[lightning.Callback.__module__.split(".")[0]]
+pl = getattr(base, "pytorch", base)
 server = None
+ranks = None  # pipes to two
+RANK_DEADLINE_S = 300  # they import both frameworks
 ROWS, BATCH, STEPS, RATE = 48, 8, 12, 0.05
 OPTIONS = {"method": "mkor", "statistics": precondor.Statistics("MEAN", inv_freq=3, warmup_steps=3, dtype="f32")}
 
@@ -50,7 +57,7 @@ def rows():
     return [{"x": x, "labels": y} for x, y in zip(*data())]
 
 
-def by_hand(name, accumulate):
+def by_hand(name, accumulate, batch=BATCH):
     """The weights after the same steps in a loop of our own."""
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -61,8 +68,8 @@ def by_hand(name, accumulate):
             optimizer.zero_grad()
             total = 0.0
             for part in range(accumulate):
-                begin = (step * accumulate + part) * BATCH % ROWS
-                loss = model(x[begin:begin + BATCH], y[begin:begin + BATCH])["loss"] / accumulate
+                begin = (step * accumulate + part) * batch % ROWS
+                loss = model(x[begin:begin + batch], y[begin:begin + batch])["loss"] / accumulate
                 loss.backward()
                 total += loss.item()
             losses.append(total)
@@ -72,7 +79,81 @@ def by_hand(name, accumulate):
 
 
 def weights(model):
-    return [p.detach().numpy().copy() for p in model.parameters()]
+    return [getattr(p, "full_tensor", lambda p=p: p)().detach().numpy().copy() for p in model.parameters()]
+
+
+class InOrder(transformers.Trainer):
+    def _get_train_sampler(self, *unused):
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+class Sharded(InOrder):
+    """accelerate uses no FSDP on CPUs: this switches it on."""
+
+    def create_accelerator_and_postprocess(self):
+        from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+        super().create_accelerator_and_postprocess()
+        plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+        if self.args.bf16:
+            plugin.set_mixed_precision("bf16")
+        self.accelerator.state.fsdp_plugin = plugin
+        self.accelerator.state._shared_state["distributed_type"] = self.accelerator.state.distributed_type = DistributedType.FSDP
+        self.is_fsdp_enabled = True
+
+
+def transformers_arguments(folder, **options):
+    return transformers.TrainingArguments(
+        folder, max_steps=STEPS, per_device_train_batch_size=BATCH, learning_rate=RATE, lr_scheduler_type="constant", max_grad_norm=0,
+        logging_strategy="no", report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True, remove_unused_columns=False, optim="sgd",
+        **options)
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = Model()
+
+    def training_step(self, batch, _):
+        return self.model(batch["x"], batch["labels"])["loss"]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=RATE)
+
+
+class ShardedModule(Module):
+    def configure_model(self):
+        from torch.distributed.fsdp import fully_shard
+        fully_shard(self.model, mesh=self.device_mesh["data_parallel"])
+
+
+def lightning_trainer(callback, folder, **options):
+    return pl.Trainer(max_steps=STEPS, callbacks=[callback], accelerator="cpu", logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder, **options)
+
+
+def sharded_transformers(rank, address, session, folder, bf16):
+    """The weights after training under FSDP2."""
+    from accelerate.state import AcceleratorState
+    del rank
+    AcceleratorState._reset_state(reset_partial_state=True)
+    model = Model()
+    arguments = transformers_arguments(folder, bf16=bf16, fsdp=True, fsdp_config={"version": 2, "auto_wrap_policy": "SIZE_BASED_WRAP"})
+    Sharded(model, arguments, train_dataset=rows(), callbacks=[huggingface.PrecondorCallback(address, session=session, **OPTIONS)]).train()
+    return weights(model), type(next(model.parameters())).__name__
+
+
+def sharded_lightning(rank, address, session, folder, bf16):
+    """The weights after training under FSDP2."""
+    from lightning.pytorch.strategies import ModelParallelStrategy
+    module = ShardedModule()
+    mine = [row for place, row in enumerate(rows()) if place // BATCH % 2 == rank]
+    lightning_trainer(lightning.PrecondorCallback(address, session=session, **OPTIONS), folder, devices=2, use_distributed_sampler=False,
+                      strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
+                      precision="bf16-mixed" if bf16 else "32-true").fit(module, torch.utils.data.DataLoader(mine, batch_size=BATCH))
+    return weights(module.model), type(next(module.parameters())).__name__
+
+
+FUNCTIONS = {function.__name__: function for function in (sharded_transformers, sharded_lightning)}
 
 
 def remember_losses():
@@ -107,24 +188,15 @@ class CallbacksTest(unittest.TestCase):
                     self.assertGreater(np.abs(one - first).max(), 1e-3)
 
     def test_transformers_trainer(self):
-        import transformers
-
         def train(name, accumulate):
             model = Model()
             callback = huggingface.PrecondorCallback(server.address, session=name, **OPTIONS)
-            arguments = transformers.TrainingArguments(
-                self.folder, max_steps=STEPS, per_device_train_batch_size=BATCH, gradient_accumulation_steps=accumulate,
-                learning_rate=RATE, lr_scheduler_type="constant", max_grad_norm=0, logging_strategy="no", report_to=[],
-                save_strategy="no", disable_tqdm=True, use_cpu=True, remove_unused_columns=False, optim="sgd")
             patch, reported = remember_losses()
             with patch:
-                InOrder(model, arguments, train_dataset=rows(), callbacks=[callback]).train()
+                InOrder(model, transformers_arguments(self.folder, gradient_accumulation_steps=accumulate), train_dataset=rows(),
+                        callbacks=[callback]).train()
             self.assertIsNone(callback.preconditioner)
             return weights(model), reported
-
-        class InOrder(transformers.Trainer):
-            def _get_train_sampler(self, *unused):
-                return torch.utils.data.SequentialSampler(self.train_dataset)
 
         self.expect_same(train)
         with self.assertRaisesRegex(NotImplementedError, "fp16"):
@@ -139,7 +211,6 @@ class CallbacksTest(unittest.TestCase):
     def test_whole_updates_under_accelerates_optimizer_are_told(self):
         """Trainer's optimizer is accelerate's, with AdamW in it."""
         import accelerate
-        import transformers
 
         arguments = transformers.TrainingArguments(
             self.folder, max_steps=2, per_device_train_batch_size=BATCH, logging_strategy="no", report_to=[], save_strategy="no",
@@ -160,30 +231,12 @@ class CallbacksTest(unittest.TestCase):
             self.assertEqual(pre.step_number, 1)
 
     def test_lightning_trainer(self):
-        base = sys.modules[lightning.Callback.__module__.split(".")[0]]
-        pl = getattr(base, "pytorch", base)
-
-        class Module(pl.LightningModule):
-            def __init__(self):
-                super().__init__()
-                self.model = Model()
-
-            def training_step(self, batch, _):
-                return self.model(batch["x"], batch["labels"])["loss"]
-
-            def configure_optimizers(self):
-                return torch.optim.SGD(self.parameters(), lr=RATE)
-
-        def trainer(callback, **options):
-            return pl.Trainer(max_steps=STEPS, callbacks=[callback], accelerator="cpu", logger=False, enable_checkpointing=False,
-                              enable_progress_bar=False, enable_model_summary=False, default_root_dir=self.folder, **options)
-
         def train(name, accumulate):
             module = Module()
             callback = lightning.PrecondorCallback(server.address, session=name, **OPTIONS)
             patch, reported = remember_losses()
             with patch:
-                trainer(callback, accumulate_grad_batches=accumulate).fit(
+                lightning_trainer(callback, self.folder, accumulate_grad_batches=accumulate).fit(
                     module, torch.utils.data.DataLoader(rows(), batch_size=BATCH))
             self.assertIsNone(callback.preconditioner)
             return weights(module.model), reported
@@ -197,8 +250,20 @@ class CallbacksTest(unittest.TestCase):
                 return super().configure_optimizers(), super().configure_optimizers()
 
         with self.assertRaisesRegex(NotImplementedError, "expected one optimizer under automatic optimization, got 2, manual"):
-            trainer(lightning.PrecondorCallback(server.address, session="x")).fit(
+            lightning_trainer(lightning.PrecondorCallback(server.address, session="x"), self.folder).fit(
                 Two(), torch.utils.data.DataLoader(rows(), batch_size=BATCH))
+
+    def test_both_under_fsdp2(self):
+        """Two ranks, of which each has every other batch."""
+        wanted, _ = by_hand(f"{self.name}-hand", 1, 2 * BATCH)
+        for function in FUNCTIONS:
+            for bf16, tolerance in ((False, 1e-6), (True, 2e-3)):
+                with self.subTest(function, bf16=bf16):
+                    for got, kind in results(ask(ranks, function, RANK_DEADLINE_S, address=server.address, folder=self.folder, bf16=bf16,
+                                                 session=f"{function}-{bf16}")):
+                        self.assertEqual(kind, "DTensor")
+                        for one, other in zip(got, wanted):
+                            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
 
 if __name__ == "__main__":
@@ -206,4 +271,11 @@ if __name__ == "__main__":
         global server
         server = own
 
-    test_program.run_with_server(test_program.parse("--server").server, begin)
+    @contextlib.contextmanager
+    def around(folder):
+        global ranks
+        environments = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} for rank in range(2)]
+        with running(folder, environments, FUNCTIONS) as ranks:
+            yield
+
+    test_program.run_with_server(test_program.parse("--server").server, begin, around)

@@ -180,7 +180,9 @@ class FsdpTest(unittest.TestCase):
 
     def test_what_is_not_supported_is_refused_by_name(self):
         for case, kind, pattern in (
-                ("fsdp1", precondor.UnimplementedError, "FullyShardedDataParallel"),
+                ("fsdp1", precondor.UnimplementedError, "model is a FullyShardedDataParallel. Use fully_shard"),
+                ("fsdp1, inside", precondor.UnimplementedError, "parameter .* is divided by FullyShardedDataParallel. Use fully_shard"),
+                ("fsdp1, inside, original", precondor.UnimplementedError, "parameter 0.weight is divided by FullyShardedDataParallel"),
                 ("plain", precondor.InvalidArgumentError, "exchange SHARDED: expected a model under fully_shard or tensor"),
                 ("tensor and ddp", precondor.UnimplementedError, "parameter 0.weight is on a mesh of 2 ranks, of a job of 4"),
                 ("outside", precondor.UnimplementedError, "parameter 0.weight is on a mesh of 2 ranks, of a job of 4"),

@@ -265,8 +265,9 @@ def refused(rank, address, session, case):
     del rank
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model, options, scaler = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), {}, None
-    if case == "fsdp1":
-        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    if case.startswith("fsdp1"):
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params="original" in case)
+        model = model.module if "inside" in case else model
     elif case == "plain":
         options = {"exchange": "SHARDED"}
     elif case == "tensor and ddp":

@@ -454,9 +454,11 @@ class TorchTest(torch_case.ServerCase):
         class FullyShardedDataParallel(nn.Module):
             pass
 
-        sharded = nn.Sequential(FullyShardedDataParallel())
+        sharded, zero = nn.Sequential(FullyShardedDataParallel()), nn.Linear(4, 3)
+        zero.weight.ds_id = 0
         for kind, pattern, model, options in [
-                (precondor.UnimplementedError, r"model\.0 is a FullyShardedDataParallel.*docs/use/limits", sharded, {}),
+                (precondor.UnimplementedError, r"model\.0 is a FullyShardedDataParallel. Use fully_shard.*docs/use/limits", sharded, {}),
+                (precondor.UnimplementedError, "parameter weight is divided by DeepSpeed's ZeRO-3. Use fully_shard", zero, {}),
                 (precondor.UnimplementedError, "model is a DataParallel", nn.DataParallel(linear), {}),
                 (bad, "has no shape yet", nn.LazyLinear(3), {}), (bad, "no layer to precondition", nn.LayerNorm(4), {}),
                 (bad, r"skip: expected a regular expression, got '\('", linear, {"skip": ["("]}),

@@ -365,16 +365,20 @@ def plain_name(name: str) -> str:
     return re.sub(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module)(?=\.|$)", "", name).lstrip(".")
 
 
+# Attributes that wrappers give to parameters in whose place they hold parts, or a flat tensor.
+_DIVIDED_BY = {"ds_id": "DeepSpeed's ZeRO-3", "_fsdp_flattened": "FullyShardedDataParallel", "_is_flat_param": "FullyShardedDataParallel"}
+
+
 def refuse_unknown(model: nn.Module) -> None:
     """Raises UnimplementedError for a model whose modules are not called, or are called with other weights than their
     own, and InvalidArgumentError for a parameter without a shape."""
-    for name, module in model.named_modules():
-        for base in type(module).__mro__:
-            if base.__name__ in ("FullyShardedDataParallel", "DataParallel"):
-                raise UnimplementedError(
-                    f"model{'.' + name if name else ''} is a {base.__name__}", "UNIMPLEMENTED", "UNSPECIFIED",
-                    "Preconditioner takes a plain model, DistributedDataParallel or one under fully_shard "
-                    "(docs/use/limits.md#parallel-training)")
+    found = [(f"model{'.' + name if name else ''} is a {base.__name__}") for name, module in model.named_modules()
+             for base in type(module).__mro__ if base.__name__ in ("FullyShardedDataParallel", "DataParallel")]
+    found += [f"parameter {name} is divided by {by}" for name, parameter in model.named_parameters()
+              for attribute, by in _DIVIDED_BY.items() if hasattr(parameter, attribute)]
+    if found:
+        raise UnimplementedError(found[0], "UNIMPLEMENTED", "UNSPECIFIED",
+                                 "Use fully_shard or DistributedDataParallel (docs/use/limits.md#parallel-training)")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise InvalidArgumentError(f"parameter {name} has no shape yet: run the model once before",

@@ -22,8 +22,8 @@ class PrecondorCallback(transformers.TrainerCallback):
     Trainer's checkpoints, so a resumed training needs another session name and begins with new factors.
 
     Raises:
-        NotImplementedError: For transformers before 4.46. When training begins, for fp16 (use bf16), FSDP, DeepSpeed,
-            or several GPUs in one process.
+        NotImplementedError: For transformers before 4.46. When training begins, for fp16 (use bf16), DeepSpeed, or several
+            GPUs in one process.
 
     The beginning of training also raises the errors of Preconditioner.
     """
@@ -40,8 +40,8 @@ class PrecondorCallback(transformers.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None,
                        **unused: Any) -> None:
-        if args.fp16 or args.fsdp or args.deepspeed:
-            name = "fp16" if args.fp16 else "fsdp" if args.fsdp else "deepspeed"
+        if args.fp16 or args.deepspeed:
+            name = "fp16" if args.fp16 else "deepspeed"
             raise NotImplementedError(f"PrecondorCallback: {name} is not supported; expected f32 or bf16 and whole weights")
         if args.n_gpu > 1:  # Trainer wraps the model in nn.DataParallel, which calls copies of it
             raise NotImplementedError(f"PrecondorCallback: expected one GPU a process, got {args.n_gpu}; start the program with "
