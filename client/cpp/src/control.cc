@@ -32,6 +32,7 @@ constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
 constexpr absl::Duration kLastPause = absl::Seconds(1);
 constexpr absl::Duration kLastJoinPause = absl::Milliseconds(200);
 constexpr absl::Duration kPoll = absl::Milliseconds(20);
+// A rank that does not leave costs the others nothing, and its process wants to end.
 constexpr absl::Duration kLongestLeave = absl::Seconds(5);
 
 absl::Status WithContext(const absl::Status& status, absl::string_view context) {
