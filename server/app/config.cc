@@ -395,18 +395,6 @@ std::string OpenAddress(const ServerConfig& config) {
   return open == config.listen.end() ? "" : *open;
 }
 
-absl::string_view ServerRoleName(ServerRole role) {
-  switch (role) {
-    case ServerRole::kAll:
-      return "all";
-    case ServerRole::kShard:
-      return "shard";
-    case ServerRole::kCoordinator:
-      return "coordinator";
-  }
-  return "unknown";
-}
-
 Environment ProcessEnvironment() {
   Environment environment;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
-#include "server/app/config.h"
+#include "server/app/config_values.h"
 
 namespace precondor {
 
