@@ -132,35 +132,10 @@ absl::StatusOr<OptionValue> GetOption(const Message& message, const FieldDescrip
   }
 }
 
-// The number of FallbackPolicy that was COST_AWARE.
-constexpr int kRemovedPolicy = 3;
-
-// Returns the value of an unknown field with a varint, or 0 if there is none.
-uint64_t UnknownVarint(const Message& message, int number) {
-  const google::protobuf::UnknownFieldSet& unknown = message.GetReflection()->GetUnknownFields(message);
-  uint64_t value = 0;
-  for (int i = 0; i < unknown.field_count(); ++i) {
-    const google::protobuf::UnknownField& field = unknown.field(i);
-    if (field.number() == number && field.type() == google::protobuf::UnknownField::TYPE_VARINT) value = field.varint();
-  }
-  return value;
-}
-
 // Returns 0 if there is none.
 int FirstUnknownField(const Message& message) {
   const google::protobuf::UnknownFieldSet& unknown = message.GetReflection()->GetUnknownFields(message);
   return unknown.empty() ? 0 : unknown.field(0).number();
-}
-
-// A stored option of an earlier release may be gone; one of a later release would switch at another step.
-absl::Status CheckNoLaterOption(const v1::FallbackConfig& config) {
-  const google::protobuf::UnknownFieldSet& unknown = config.GetReflection()->GetUnknownFields(config);
-  for (int i = 0; i < unknown.field_count(); ++i) {
-    const int number = unknown.field(i).number();
-    if (v1::FallbackConfig::descriptor()->IsReservedNumber(number)) continue;
-    return MalformedError(absl::StrCat("fallback: unknown option, field ", number));
-  }
-  return absl::OkStatus();
 }
 
 // Returns the message's fields in the order of the struct's, which have their names.
@@ -261,10 +236,8 @@ absl::Status DecodeField(const Message& in, const FieldDescriptor* field, FieldP
       kIsVector<T> ? reflection.FieldSize(in, field) == 0 : field->has_presence() && !reflection.HasField(in, field);
   if (absent) return absl::OkStatus();
   if constexpr (std::is_enum_v<T>) {
-    int number = reflection.GetEnumValue(in, field);
+    const int number = reflection.GetEnumValue(in, field);
     if (number == 0) return absl::OkStatus();
-    if (std::is_same_v<T, FallbackPolicy> && number == kRemovedPolicy)
-      number = static_cast<int>(FallbackPolicy::kLossRate);
     PRECONDOR_ASSIGN_OR_RETURN(out, DecodeEnum<T>(number, *field->enum_type(), path.Text()));
   } else if constexpr (requires { Get(reflection, in, field, out); }) {
     Get(reflection, in, field, out);
@@ -288,7 +261,8 @@ absl::Status DecodeField(const Message& in, const FieldDescriptor* field, FieldP
 template <HasFields T>
 absl::Status Decode(const Message& in, const FieldPath* path, T& out) {
   if constexpr (std::is_same_v<T, FallbackConfig>) {
-    PRECONDOR_RETURN_IF_ERROR(CheckNoLaterOption(static_cast<const v1::FallbackConfig&>(in)));
+    const int number = FirstUnknownField(in);
+    if (number != 0) return MalformedError(absl::StrCat("fallback: unknown option, field ", number));
   }
   static const std::vector<const FieldDescriptor*> kFields = FieldsLike<T>(in);
   auto from = kFields.begin();
@@ -356,17 +330,6 @@ absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
   v1::SessionSpec out;
   PRECONDOR_RETURN_IF_ERROR(Encode(spec, out));
   return out;
-}
-
-absl::Status CheckNoRemovedOption(const v1::SessionSpec& spec) {
-  const auto removed = [](absl::string_view what) {
-    return MalformedError(absl::StrCat(what, " is no longer supported: leave it out"));
-  };
-  if (UnknownVarint(spec, 9) != 0) return removed("staleness_steps");
-  if (UnknownVarint(spec, 15) == 2) return removed("on_shard_loss DEGRADE");
-  if (static_cast<int>(spec.fallback().policy()) == kRemovedPolicy) return removed("fallback.policy COST_AWARE");
-  if (UnknownVarint(spec.fallback(), 14) != 0) return removed("fallback.reentry");
-  return absl::OkStatus();
 }
 
 absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec) {

@@ -31,12 +31,8 @@ absl::StatusOr<v1::MethodConfig> EncodeMethodConfig(const MethodConfig& config);
 absl::StatusOr<MethodConfig> DecodeMethodConfig(const v1::MethodConfig& config);
 
 // Fields go by the names that struct and message have in common. Encoding omits a fallback that has only defaults.
-// Decoding refuses unknown fields of a fallback: if they were ignored, the job would switch at another step. It ignores
-// options that are gone, which stored sessions may have; a policy that is gone decodes as LOSS_RATE.
+// Decoding refuses unknown fields of a fallback: if they were ignored, the job would switch at another step.
 absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec);
 absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec);
-// Returns INVALID_ARGUMENT (MALFORMED), with the option's name, if the spec of an earlier release asks for what is gone
-// and would train otherwise without it: a staleness, DEGRADE, COST_AWARE, or a return to second order.
-absl::Status CheckNoRemovedOption(const v1::SessionSpec& spec);
 
 }  // namespace precondor::wire

@@ -51,7 +51,6 @@ SessionCaller WithSecret(SessionCaller caller, const std::string& secret) {
 absl::Status OpenSession(const v1::OpenSessionRequest& request, v1::OpenSessionResponse& response,
                          SessionSubject& subject, const grpc::CallbackServerContext& context) {
   trace::Operation::Annotate("precondor.session", request.spec().name());
-  PRECONDOR_RETURN_IF_ERROR(wire::CheckNoRemovedOption(request.spec()));
   PRECONDOR_ASSIGN_OR_RETURN(const SessionSpec spec, wire::DecodeSessionSpec(request.spec()));
   PRECONDOR_ASSIGN_OR_RETURN(const OpenResult opened,
                              subject.coordinator.OpenSession(spec, subject.caller(context),

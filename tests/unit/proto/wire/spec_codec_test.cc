@@ -178,46 +178,13 @@ TEST(SpecCodecTest, EveryFallbackPolicySurvives) {
   }
 }
 
-TEST(SpecCodecTest, OptionsThatAreGoneAreRefusedWhereTheyChangeTraining) {
-  v1::SessionSpec spec;
-  google::protobuf::UnknownFieldSet& unknown = *spec.GetReflection()->MutableUnknownFields(&spec);
-  unknown.AddVarint(9, 0);   // staleness_steps
-  unknown.AddVarint(15, 1);  // on_shard_loss WAIT
-  EXPECT_TRUE(CheckNoRemovedOption(spec).ok());
-  unknown.AddVarint(9, 1);
-  ExpectMalformed(CheckNoRemovedOption(spec), "staleness_steps is no longer supported: leave it out");
-  unknown.Clear();
-  unknown.AddVarint(15, 2);
-  ExpectMalformed(CheckNoRemovedOption(spec), "on_shard_loss DEGRADE is no longer supported: leave it out");
-  unknown.Clear();
-  v1::FallbackConfig& fallback = *spec.mutable_fallback();
-  fallback.set_policy(static_cast<v1::FallbackPolicy>(3));
-  ExpectMalformed(CheckNoRemovedOption(spec), "fallback.policy COST_AWARE is no longer supported: leave it out");
-  fallback.Clear();
-  fallback.GetReflection()->MutableUnknownFields(&fallback)->AddVarint(14, 1);
-  ExpectMalformed(CheckNoRemovedOption(spec), "fallback.reentry is no longer supported: leave it out");
-}
-
-// Records on disks and coordinators of the release before have these fields with every fallback.
-TEST(SpecCodecTest, StoredFallbacksWithOptionsThatAreGoneDecode) {
-  v1::SessionSpec spec;
-  v1::FallbackConfig& stored = *spec.mutable_fallback();
-  stored.set_policy(static_cast<v1::FallbackPolicy>(3));  // COST_AWARE
-  stored.set_min_steps(7);
-  google::protobuf::UnknownFieldSet& unknown = *stored.GetReflection()->MutableUnknownFields(&stored);
-  unknown.AddFixed64(3, 0x3fee666666666666);
-  for (const int number : {9, 10, 11, 13, 14, 16}) unknown.AddVarint(number, 1);
-  for (const int number : {12, 15, 17}) unknown.AddFixed64(number, 0);
-  const absl::StatusOr<SessionSpec> decoded = DecodeSessionSpec(spec);
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(decoded->fallback, (FallbackConfig{.policy = FallbackPolicy::kLossRate, .min_steps = 7}));
-}
-
 TEST(SpecCodecTest, FallbackOptionsOfALaterReleaseAreRefused) {
   v1::SessionSpec message;
   v1::FallbackConfig* fallback = message.mutable_fallback();
   fallback->set_policy(static_cast<v1::FallbackPolicy>(5));
   ExpectMalformed(DecodeSessionSpec(message).status(), "fallback.policy: expected a FallbackPolicy of 1 ... 4, got 5");
+  fallback->set_policy(static_cast<v1::FallbackPolicy>(3));  // COST_AWARE, which is gone
+  ExpectMalformed(DecodeSessionSpec(message).status(), "fallback.policy: expected");
   fallback->Clear();
   fallback->GetReflection()->MutableUnknownFields(fallback)->AddVarint(55, 1);
   ExpectMalformed(DecodeSessionSpec(message).status(), "fallback: unknown option, field 55");
