@@ -123,6 +123,13 @@ OF_TRANSFORMERS = {
     model.embed_tokens.weight | optimizer, 4 x rate | embedding of words"""),
     "Llama with tied words": (("LlamaForCausalLM", "LlamaConfig", {**SIZES, "tie_word_embeddings": True}), LLAMA + """
     model.embed_tokens.weight | soap | embedding that another module shares"""),
+    "Phi-3": (("Phi3ForCausalLM", "Phi3Config", {**SIZES, "num_key_value_heads": 1, "pad_token_id": 0}), """
+    model.layers.0.self_attn.qkv_proj.group0 (x 6) | muon | hidden linear layer
+    model.layers.0.self_attn.o_proj (x 2) | muon | hidden linear layer
+    model.layers.0.mlp.gate_up_proj (x 2) | muon | hidden linear layer
+    model.layers.0.mlp.down_proj (x 2) | muon | hidden linear layer
+    lm_head | soap | linear layer at an end
+    model.embed_tokens.weight | optimizer, 4 x rate | embedding of words"""),
     "BERT for masked words": (("BertForMaskedLM", "BertConfig", SIZES), BERT + """
     cls.predictions.transform.dense | muon | hidden linear layer
     bert.embeddings.word_embeddings.weight | soap | embedding that another module shares
@@ -223,6 +230,14 @@ class RecipeTest(unittest.TestCase):
         (model, config, options), rows = OF_TRANSFORMERS["GPT-2"]
         self.check(of_transformers(model, config, **options), rows.replace("c_attn (x 2)", "c_attn.group0 (x 6)"),
                    selection=Selection(blocks={r".*\.c_attn": 3}))
+        (model, config, options), rows = OF_TRANSFORMERS["Phi-3"]
+        self.check(of_transformers(model, config, **options), rows.replace("qkv_proj.group0 (x 6)", "qkv_proj (x 2)"),
+                   selection=Selection(blocks={".*qkv_proj": 1}))
+        with mock.patch.object(Preconditioner, "_open"):
+            for method, sizes in (("muon", [16, 8, 8]), ("mkor", [32])):
+                pre = Preconditioner(of_transformers(model, config, **options), "localhost:1", session="blocks", method=method)
+                self.assertEqual([layer.d_out for layer in pre.layers if "0.self_attn.qkv" in layer.name], sizes)
+                pre.close()
 
     def test_the_multiple_is_that_of_the_group(self):
         model = nn.ModuleDict({"words": nn.Embedding(90, 16, sparse=True), "names": nn.Embedding(90, 16), "hidden": nn.Linear(16, 16),

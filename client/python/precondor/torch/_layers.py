@@ -302,12 +302,14 @@ class Choice:
         selection: The classes, sizes and biases.
         parameter_methods: Methods by regular expressions of whole names of parameters that are no layers.
         by_kind: The recipe's methods by kind of weight. A kind without one is a layer only in a module that is called.
+        divides_fused: The recipe's method of hidden layers learns faster if projections that are known as fused are divided.
     """
 
     skip: Sequence[str]
     selection: Selection
     parameter_methods: Mapping[str, Union[Method, str]] = dataclasses.field(default_factory=dict)
     by_kind: Mapping[str, Method] = dataclasses.field(default_factory=dict)
+    divides_fused: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.skip, str):
@@ -536,12 +538,27 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
                 chosen.attentions.setdefault(user, []).append(matrix)
         chosen.left.update({names[id(one)]: reasons[id(one)] for one in own if id(one) in reasons})
     _set_kinds(model, chosen)
+    if choice.divides_fused:
+        _divide_fused(model, choice, chosen)
     _add_by_gradient(model, choice, chosen)
     there = [matrix.name for _, matrix in chosen.matrices]
     for pattern in choice.selection.blocks:
         if not any(re.fullmatch(pattern, name) for name in there):
             raise InvalidArgumentError(f"selection.blocks: no layer's whole name matches {pattern!r}; there are {there}", "INVALID_ARGUMENT")
     return chosen
+
+
+def _divide_fused(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
+    """Divides projections to queries, keys and values as transformers' Phi-3 has them, unless the user has said how."""
+    attentions = {plain_name(name): module for name, module in model.named_modules()}
+    for _, matrix in chosen.matrices:
+        of, _, own = matrix.name.rpartition(".")
+        head, keys = (getattr(attentions.get(of), one, None) for one in ("head_dim", "num_key_value_heads"))
+        if own != "qkv_proj" or head is None or keys is None or any(re.fullmatch(one, matrix.name) for one in choice.selection.blocks):
+            continue
+        sizes = [matrix.d_out - 2 * head * keys, head * keys, head * keys]
+        if type(matrix) is Matrix and min(sizes) > 1:
+            matrix.divide(sizes)
 
 
 def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
