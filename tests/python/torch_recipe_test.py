@@ -234,7 +234,7 @@ class RecipeTest(unittest.TestCase):
         self.check(of_transformers(model, config, **options), rows.replace("qkv_proj.group0 (x 6)", "qkv_proj (x 2)"),
                    selection=Selection(blocks={".*qkv_proj": 1}))
         with mock.patch.object(Preconditioner, "_open"):
-            for method, sizes in (("muon", [16, 8, 8]), ("mkor", [32])):
+            for method, sizes in (("muon", [16, 8, 8]), ("soap", [16, 8, 8]), ("mkor", [32])):
                 pre = Preconditioner(of_transformers(model, config, **options), "localhost:1", session="blocks", method=method)
                 self.assertEqual([layer.d_out for layer in pre.layers if "0.self_attn.qkv" in layer.name], sizes)
                 pre.close()

@@ -207,7 +207,7 @@ def _layers_of(model: nn.Module, choice: Choice, recipe: Recipe) -> Tuple[Recipe
         for kind in kinds if given is not None else ():
             by_kind[kind] = as_method(given, f"selection.{option}") if given else by_kind[WORDS if kind == WORDS else OTHER]
     # docs/develop/lab/default.md has what this is worth.
-    divides_fused = by_kind[HIDDEN].name == _MUON.name
+    divides_fused = by_kind[HIDDEN].name in (_MUON.name, _SOAP.name)
     return dataclasses.replace(recipe, by_kind=by_kind), choose_layers(model, dataclasses.replace(choice, divides_fused=divides_fused, by_kind={
         kind: value for kind, value in by_kind.items() if isinstance(value, Method)}))
 
