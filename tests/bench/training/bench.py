@@ -11,10 +11,12 @@ Matrices have weight decay .01.
 import argparse
 import json
 import pathlib
+import re
 import statistics
 import time
 
 import torch
+from precondor import Method
 from precondor.torch import Preconditioner, Selection
 
 import peers
@@ -84,6 +86,13 @@ def kron(model, rate, unused):
     return Alone(Kron(groups(model.parameters()), lr=rate, merge_dims=False))
 
 
+def with_input_factor(model, rate, task):
+    """The default, with muon's option input_factor for linear layers."""
+    hidden = [re.escape(name) for name, module in model.named_modules()
+              if isinstance(module, torch.nn.Linear) and f"{name}.weight" not in task.not_hidden]
+    return Ours(model, rate, layer_methods={"|".join(hidden): Method("muon", {"input_factor": True})})
+
+
 # By name: how it is made, and its middle rate as a multiple of the task's.
 METHODS = {
     "AdamW": (adamw, 0.5),
@@ -93,6 +102,7 @@ METHODS = {
     "mkor": (lambda model, rate, task: Ours(model, rate, method="mkor"), 1),
     "soap": (lambda model, rate, task: Ours(model, rate, method="soap", selection=Selection(embeddings="soap")), 2),
     "default": (lambda model, rate, task: Ours(model, rate), 2),
+    "default, input_factor": (with_input_factor, 2),
     "default, fold_bias=False": (lambda model, rate, task: Ours(model, rate, selection=Selection(fold_bias=False)), 2),
 }
 
