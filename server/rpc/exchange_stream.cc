@@ -12,6 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "proto/wire/frame_codec.h"
 #include "proto/wire/status_codec.h"
+#include "server/core/executors/thread_pool.h"
 #include "server/rpc/convert.h"
 
 namespace precondor::rpc {
@@ -148,8 +149,11 @@ absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
   const auto message = std::make_shared<const v1::ExchangeRequest>(std::move(frame.message));
   std::vector<const v1::ExchangeRequest*> parts;
   for (const v1::ExchangeRequest& part : message->bundle()) parts.push_back(&part);
-  for (absl::Span<const v1::ExchangeRequest* const> rest = parts; !rest.empty();) {
-    rest.remove_prefix(HandleFirst(rest, message));
+  {
+    const TaskBatch wakes_together;
+    for (absl::Span<const v1::ExchangeRequest* const> rest = parts; !rest.empty();) {
+      rest.remove_prefix(HandleFirst(rest, message));
+    }
   }
   queue_->Release();
   return absl::OkStatus();

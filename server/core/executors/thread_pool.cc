@@ -13,7 +13,26 @@ namespace {
 // Maximum number of helper threads. So many sessions more than threads can have work without waiting for each other's.
 constexpr size_t kMostHelpers = 16;
 
+constexpr int kTasksPerWake = 8;  // of a TaskBatch
+
+thread_local TaskBatch* t_batch = nullptr;
+
 }  // namespace
+
+TaskBatch::TaskBatch() { t_batch = this; }
+
+TaskBatch::~TaskBatch() {
+  t_batch = nullptr;
+  if (executor_ != nullptr) executor_->WakeForPosted();
+}
+
+bool TaskBatch::Defers(ThreadPoolExecutor& executor) {
+  TaskBatch* const batch = t_batch;
+  if (batch == nullptr) return false;
+  if (batch->executor_ == nullptr) batch->executor_ = &executor;
+  // Layers of another device have another executor, which is woken at once.
+  return batch->executor_ == &executor && ++batch->tasks_ % kTasksPerWake != 0;
+}
 
 ThreadPoolExecutor::ThreadPoolExecutor(int threads, int tasks_on_fibers, const char* name)
     : strands_(tasks_on_fibers > 0 ? tasks_on_fibers : std::max(1, threads)),
@@ -50,12 +69,30 @@ uint64_t ThreadPoolExecutor::NewStrandOf(uint64_t session) {
 }
 
 void ThreadPoolExecutor::Post(uint64_t strand, Task task) {
+  bool wake = false;
   {
     MutexLock lock(mu_);
     if (!strands_.Push(strand, std::move(task))) return;
     WakeHelper();
+    if (TaskBatch::Defers(*this)) return;
+    wake = ShouldWake();
   }
-  ready_changed_.notify_one();
+  if (wake) ready_changed_.notify_one();
+}
+
+void ThreadPoolExecutor::WakeForPosted() {
+  bool wake = false;
+  {
+    MutexLock lock(mu_);
+    wake = ShouldWake();
+  }
+  if (wake) ready_changed_.notify_one();
+}
+
+bool ThreadPoolExecutor::ShouldWake() {
+  if (waking_ || free_threads_ == 0 || !HasWork()) return false;
+  waking_ = true;
+  return true;
 }
 
 void ThreadPoolExecutor::WakeHelper() {
@@ -84,12 +121,16 @@ void ThreadPoolExecutor::Work() {
   MutexLock lock(mu_);
   for (;;) {
     ++free_threads_;
-    while (!HasWork() && !(stopping_ && strands_.empty())) ready_changed_.wait(mu_);
+    while (!HasWork() && !(stopping_ && strands_.empty())) {
+      ready_changed_.wait(mu_);
+      waking_ = false;
+    }
     --free_threads_;
     if (!HasWork()) return;
     if (!resumed_.empty()) {  // before new tasks, so that the fibers soon free what they hold
       Fiber& fiber = *resumed_.front();
       resumed_.pop_front();
+      if (ShouldWake()) ready_changed_.notify_one();
       mu_.Unlock();
       Continue(fiber);
       mu_.Lock();
@@ -97,6 +138,7 @@ void ThreadPoolExecutor::Work() {
     }
     StrandQueue::Next next = strands_.Pop();
     WakeHelper();
+    if (ShouldWake()) ready_changed_.notify_one();
     if (!on_fibers_) {
       Run(std::move(next));
       continue;
@@ -118,6 +160,8 @@ void ThreadPoolExecutor::HelperLoop() {
     StrandQueue::Next next = strands_.PopOfIdle();
     WakeHelper();  // more sessions may have become ready while this thread woke up
     Run(std::move(next));
+    // Now the strand may run again, or another one of a session that had its maximum of tasks running.
+    if (ShouldWake()) ready_changed_.notify_one();
     ++free_helpers_;
   }
 }
@@ -132,8 +176,8 @@ void ThreadPoolExecutor::Run(StrandQueue::Next next) {
 
 void ThreadPoolExecutor::Finish(uint64_t strand) {
   const bool again = strands_.Finish(strand);
-  // Now the strand may run again, or another one of a session that had its maximum of tasks running.
-  if (again || (free_threads_ > 0 && strands_.has_next())) ready_changed_.notify_one();
+  // A thread that has run a task looks for the next one itself. A fiber may end elsewhere.
+  if (on_fibers_ && ShouldWake()) ready_changed_.notify_one();
   if (again) return;
   if (!strands_.empty()) return;
   idle_.notify_all();
@@ -162,7 +206,7 @@ void ThreadPoolExecutor::Resume(Fiber& fiber) {
   // Notifies under the lock. Otherwise the fiber could end, and the executor with it, before this returns.
   MutexLock lock(mu_);
   resumed_.push_back(&fiber);
-  ready_changed_.notify_one();
+  if (ShouldWake()) ready_changed_.notify_one();
 }
 
 }  // namespace precondor

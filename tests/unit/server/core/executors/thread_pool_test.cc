@@ -102,6 +102,31 @@ TEST(ThreadPoolExecutorTest, ASessionHasNoMoreTasksAtOnceThanThereAreThreads) {
   EXPECT_LE(most, 2);
 }
 
+TEST(ThreadPoolExecutorTest, ABatchOfTasksWakesTheThreadsForEachEighthAndAtItsEnd) {
+  ThreadPoolExecutor pool(2);
+  for (int round = 0; round < 200; ++round) {
+    std::latch eight(8), last(1);
+    {
+      const TaskBatch batch;
+      for (int i = 0; i < 8; ++i) pool.Post(pool.NewStrand(), [&] { eight.count_down(); });
+      eight.wait();
+      pool.Post(pool.NewStrand(), [&] { last.count_down(); });
+    }
+    last.wait();
+  }
+}
+
+TEST(ThreadPoolExecutorTest, ABatchOfTasksToTwoExecutorsWakesBoth) {
+  ThreadPoolExecutor one(1), other(1);
+  std::latch ran(2);
+  {
+    const TaskBatch batch;
+    one.Post(one.NewStrand(), [&] { ran.count_down(); });
+    other.Post(other.NewStrand(), [&] { ran.count_down(); });
+  }
+  ran.wait();
+}
+
 TEST(StrandQueueTest, SessionsTakeTurnsAndTheirStrandsWithinThese) {
   StrandQueue queue(/*max_tasks_per_session=*/2);
   std::vector<std::pair<uint64_t, std::string>> strands;
