@@ -306,7 +306,7 @@ void SimLink::OnResult(uint64_t epoch, const ContributionId& id, const absl::Sta
 }
 
 void SimLink::OnRefused(const ContributionId& id, const absl::Status& status) {
-  const Recovery recovery = outbox_.RecoveryOf(status, Now());
+  const Recovery recovery = outbox_.RecoveryOf(id, status, Now());
   if (outbox_.Find(id) == nullptr) return;
   Outbox::Item item;
   bool counted = false;

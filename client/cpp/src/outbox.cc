@@ -242,8 +242,10 @@ void Outbox::Park(const ContributionId& id) {
   if (entry != nullptr) Move(by_id_.at(id), *entry, State::kParked);
 }
 
-Recovery Outbox::RecoveryOf(const absl::Status& refusal, absl::Time now) const {
+Recovery Outbox::RecoveryOf(const ContributionId& id, const absl::Status& refusal, absl::Time now) const {
   switch (GetErrorReason(refusal)) {
+    case ErrorReason::kStateLost:
+      return id.kind == v1::FRAME_KIND_RESUME ? Recovery::kRefused : Recovery::kFatal;
     case ErrorReason::kUnknownSession:
       return Recovery::kRetryLater;
     case ErrorReason::kStepTooFarAhead:

@@ -193,7 +193,7 @@ void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) 
       return;
     }
     epoch = epoch_;
-    recovery = outbox_.RecoveryOf(status, now);
+    recovery = outbox_.RecoveryOf(id, status, now);
     if (recovery == Recovery::kRetryLater) outbox_.RetryAfter(id, now, RetryPause(options_.rank));
     if (recovery == Recovery::kRefreshEpoch) outbox_.Park(id);
     if (outbox_.CountsAsAbstention(id, status)) {

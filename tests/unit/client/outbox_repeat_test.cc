@@ -144,17 +144,44 @@ TEST_F(OutboxTest, AMemoryThatMayBeAnotherIsToldWhatHasBeenAnswered) {
 TEST_F(OutboxTest, ANewMemoryHasTimeToSettle) {
   const absl::Status ahead = Refusal(ErrorReason::kStepTooFarAhead);
   const absl::Time end = kNow + absl::Seconds(9);
-  EXPECT_EQ(outbox_.RecoveryOf(ahead, kNow), Recovery::kRefused);
+  EXPECT_EQ(outbox_.RecoveryOf(Gradient(5, 0), ahead, kNow), Recovery::kRefused);
   outbox_.RetryRefusalsUntil(end);
-  EXPECT_EQ(outbox_.RecoveryOf(ahead, kNow), Recovery::kRetryLater);
-  EXPECT_EQ(outbox_.RecoveryOf(ahead, end), Recovery::kRefused);
+  EXPECT_EQ(outbox_.RecoveryOf(Gradient(5, 0), ahead, kNow), Recovery::kRetryLater);
+  EXPECT_EQ(outbox_.RecoveryOf(Gradient(5, 0), ahead, end), Recovery::kRefused);
 }
 
 TEST_F(OutboxTest, ASessionThatTheShardDoesNotKnowMayComeAgain) {
-  EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kUnknownSession), kNow), Recovery::kRetryLater);
-  EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kNotOwner), kNow), Recovery::kFatal);
-  EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kStateLost), kNow), Recovery::kFatal);
-  EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kNotActive), kNow), Recovery::kRetryLater);
+  EXPECT_EQ(outbox_.RecoveryOf(Gradient(5, 0), Refusal(ErrorReason::kUnknownSession), kNow), Recovery::kRetryLater);
+  EXPECT_EQ(outbox_.RecoveryOf(Gradient(5, 0), Refusal(ErrorReason::kNotOwner), kNow), Recovery::kFatal);
+  EXPECT_EQ(outbox_.RecoveryOf(Gradient(5, 0), Refusal(ErrorReason::kStateLost), kNow), Recovery::kFatal);
+  EXPECT_EQ(outbox_.RecoveryOf(Gradient(5, 0), Refusal(ErrorReason::kNotActive), kNow), Recovery::kRetryLater);
+}
+
+TEST_F(OutboxTest, ALostLayerHoldsUpNoOther) {
+  outbox_.StartStream(kCredit, 0);
+  ASSERT_TRUE(Add(Gradient(4, 0), 10).ok());
+  ASSERT_TRUE(Add(Gradient(4, 1), 10).ok());
+  WriteAll();
+  Finish(Gradient(4, 0));
+  Finish(Gradient(4, 1));
+  ASSERT_TRUE(Add(Gradient(5, 0), 10).ok());
+  ASSERT_TRUE(Add(Gradient(5, 1), 10).ok());
+  outbox_.StartStream(kCredit, 0);
+  // Other ranks have had the answer to step 5 of layer 0, and wait for that of layer 1.
+  while (const std::optional<Outbox::Frame> frame = outbox_.Next(kNow)) {
+    const ContributionId& id = frame->item->id;
+    ASSERT_EQ(id.kind, v1::FRAME_KIND_RESUME);
+    if (id.layer == 1) {
+      outbox_.Acknowledge(id);
+      continue;
+    }
+    const absl::Status lost = Refusal(ErrorReason::kStateLost);
+    ASSERT_EQ(outbox_.RecoveryOf(id, lost, kNow), Recovery::kRefused);
+    ASSERT_TRUE(outbox_.WasCounted(id, lost));
+    outbox_.Remove(id);
+    if (outbox_.unacknowledged() == 2) break;
+  }
+  EXPECT_EQ(WriteAll(), "G5.0[0+10] G5.1[0+10]");
 }
 
 TEST_F(OutboxTest, InFirstOrderNoFactorsAreRemembered) {
