@@ -244,8 +244,10 @@ void Outbox::Park(const ContributionId& id) {
 
 Recovery Outbox::RecoveryOf(const ContributionId& id, const absl::Status& refusal, absl::Time now) const {
   switch (GetErrorReason(refusal)) {
-    case ErrorReason::kStateLost:
-      return id.kind == v1::FRAME_KIND_RESUME ? Recovery::kRefused : Recovery::kFatal;
+    case ErrorReason::kStateLost: {
+      const Entry* const entry = FindEntry(id);
+      return entry != nullptr && entry->already_answered ? Recovery::kRefused : Recovery::kFatal;
+    }
     case ErrorReason::kUnknownSession:
       return Recovery::kRetryLater;
     case ErrorReason::kStepTooFarAhead:

@@ -101,8 +101,9 @@ class Outbox {
   // are over.
   void RetryRefusalsUntil(absl::Time time) { retry_refusals_until_ = time; }
   // RecoveryFor with what is known about this shard: it may be about to get the session (UNKNOWN_SESSION), or to
-  // hold an old step open that other ranks have repeated (STEP_TOO_FAR_AHEAD). STATE_LOST does not end a worker that
-  // only resumes: other ranks may wait for its gradients of other layers, and would learn nothing of the loss.
+  // hold an old step open that other ranks have repeated (STEP_TOO_FAR_AHEAD). STATE_LOST of a RESUME or
+  // a repetition does not end the worker: other ranks may wait for its gradients of other layers, and would not learn
+  // of the loss.
   Recovery RecoveryOf(const ContributionId& id, const absl::Status& refusal, absl::Time now) const;
   // True if `refusal` of a repetition has no meaning because the first transmission counted: the contribution has been
   // answered, or these are statistics that were acknowledged, or whose step has been sealed since (a step is sealed

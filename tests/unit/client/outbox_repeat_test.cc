@@ -158,30 +158,33 @@ TEST_F(OutboxTest, ASessionThatTheShardDoesNotKnowMayComeAgain) {
 }
 
 TEST_F(OutboxTest, ALostLayerHoldsUpNoOther) {
-  outbox_.StartStream(kCredit, 0);
-  ASSERT_TRUE(Add(Gradient(4, 0), 10).ok());
-  ASSERT_TRUE(Add(Gradient(4, 1), 10).ok());
-  WriteAll();
-  Finish(Gradient(4, 0));
-  Finish(Gradient(4, 1));
-  ASSERT_TRUE(Add(Gradient(5, 0), 10).ok());
-  ASSERT_TRUE(Add(Gradient(5, 1), 10).ok());
-  outbox_.StartStream(kCredit, 0);
+  outbox_.StartStream(kCredit, 1);
+  for (const uint64_t step : {4, 5}) {
+    ASSERT_TRUE(Add(Gradient(step, 0), 10).ok());
+    ASSERT_TRUE(Add(Gradient(step, 1), 10).ok());
+    WriteAll();
+    if (step == 5) break;
+    Finish(Gradient(step, 0));
+    Finish(Gradient(step, 1));
+  }
   // Other ranks have had the answer to step 5 of layer 0, and wait for that of layer 1.
+  outbox_.StartStream(kCredit, 2);
+  const absl::Status lost = Refusal(ErrorReason::kStateLost);
+  std::vector<ContributionId> sent;
   while (const std::optional<Outbox::Frame> frame = outbox_.Next(kNow)) {
-    const ContributionId& id = frame->item->id;
-    ASSERT_EQ(id.kind, v1::FRAME_KIND_RESUME);
+    const ContributionId id = sent.emplace_back(frame->item->id);
     if (id.layer == 1) {
       outbox_.Acknowledge(id);
-      continue;
+    } else if (id == Gradient(5, 0)) {
+      EXPECT_EQ(outbox_.RecoveryOf(id, lost, kNow), Recovery::kFatal);
+    } else {
+      ASSERT_EQ(outbox_.RecoveryOf(id, lost, kNow), Recovery::kRefused);
+      ASSERT_TRUE(outbox_.WasCounted(id, lost));
+      outbox_.Remove(id);
     }
-    const absl::Status lost = Refusal(ErrorReason::kStateLost);
-    ASSERT_EQ(outbox_.RecoveryOf(id, lost, kNow), Recovery::kRefused);
-    ASSERT_TRUE(outbox_.WasCounted(id, lost));
-    outbox_.Remove(id);
-    if (outbox_.unacknowledged() == 2) break;
   }
-  EXPECT_EQ(WriteAll(), "G5.0[0+10] G5.1[0+10]");
+  ASSERT_EQ(sent.size(), 6u);  // a RESUME and the kept gradient of each layer, and the new ones
+  EXPECT_EQ(sent.back(), Gradient(5, 1));
 }
 
 TEST_F(OutboxTest, InFirstOrderNoFactorsAreRemembered) {
