@@ -150,7 +150,7 @@ absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
   std::vector<const v1::ExchangeRequest*> parts;
   for (const v1::ExchangeRequest& part : message->bundle()) parts.push_back(&part);
   {
-    const TaskBatch wakes_together;
+    TaskBatch wakes_together;
     for (absl::Span<const v1::ExchangeRequest* const> rest = parts; !rest.empty();) {
       rest.remove_prefix(HandleFirst(rest, message));
     }

@@ -18,7 +18,8 @@ extern "C" __attribute__((weak)) void grpc_shutdown_blocking();
 int main(int argc, char** argv) {
   precondor::UseBestBlasCore();
   testing::InitGoogleMock(&argc, argv);
-  // gRPC shuts down in a thread of its own after its last use, and LeakSanitizer would find what that has not yet freed.
+  // gRPC shuts down in a thread of its own after its last use, and LeakSanitizer would find what that has not yet
+  // freed.
   if (grpc_init != nullptr) grpc_init();
   const int result = RUN_ALL_TESTS();
   if (grpc_shutdown_blocking != nullptr) grpc_shutdown_blocking();

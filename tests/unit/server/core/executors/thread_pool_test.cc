@@ -107,7 +107,7 @@ TEST(ThreadPoolExecutorTest, ABatchOfTasksWakesTheThreadsForEachEighthAndAtItsEn
   for (int round = 0; round < 200; ++round) {
     std::latch eight(8), last(1);
     {
-      const TaskBatch batch;
+      TaskBatch batch;
       for (int i = 0; i < 8; ++i) pool.Post(pool.NewStrand(), [&] { eight.count_down(); });
       eight.wait();
       pool.Post(pool.NewStrand(), [&] { last.count_down(); });
@@ -120,7 +120,7 @@ TEST(ThreadPoolExecutorTest, ABatchOfTasksToTwoExecutorsWakesBoth) {
   ThreadPoolExecutor one(1), other(1);
   std::latch ran(2);
   {
-    const TaskBatch batch;
+    TaskBatch batch;
     one.Post(one.NewStrand(), [&] { ran.count_down(); });
     other.Post(other.NewStrand(), [&] { ran.count_down(); });
   }
