@@ -7,6 +7,7 @@ Skips with 77, and says so, where torch is not installed.
 
 import copy
 import unittest
+from unittest import mock
 import warnings
 
 import torch_case  # before torch: it skips where there is none
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 import precondor
-from precondor.torch import _layers, register_layer
+from precondor.torch import _layers, _preconditioner, register_layer
 
 try:
     from transformers.pytorch_utils import Conv1D
@@ -154,7 +155,20 @@ class LayersTest(torch_case.ServerCase):
         # Keys and values have other rows than queries.
         attention = nn.MultiheadAttention(6, 2)
         pre = self.preconditioner(attention, f"{self.name}-2", selection=precondor.Selection(blocks={".*in_proj": 3}))
-        attention(torch.randn(5, 2, 6), *[torch.randn(4, 2, 6)] * 2)[0].square().sum().backward()
+        rows = {}
+
+        class Counted(_preconditioner.Pair):
+            def __init__(self, worker, step, slot, *rest):
+                super().__init__(worker, step, slot, *rest)
+                self.counted = rows.setdefault(slot.layer.name.rpartition(".")[2], [])
+
+            def add(self, a, g, samples):
+                self.counted.append(len(a))
+                super().add(a, g, samples)
+
+        with mock.patch.object(_preconditioner, "Pair", Counted):
+            attention(torch.randn(5, 2, 6), *[torch.randn(4, 2, 6)] * 2)[0].square().sum().backward()
+        self.assertEqual(rows, {"out_proj": [10], "group0": [10], "group1": [8], "group2": [8]})
         self.assertEqual(pre.step(1.0).counts()["preconditioned"], 4)
         state = pre.state_dict(factors=True)
         pre.close(end_session=True)

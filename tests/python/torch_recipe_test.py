@@ -239,6 +239,13 @@ class RecipeTest(unittest.TestCase):
                 self.assertEqual([layer.d_out for layer in pre.layers if "0.self_attn.qkv" in layer.name], sizes)
                 pre.close()
 
+    def test_a_divided_end_is_an_end(self):
+        model = nn.ModuleDict({"words": nn.Embedding(12, 8), "hidden": nn.Linear(8, 8), "head": nn.Linear(8, 12)})
+        with mock.patch.object(Preconditioner, "_open"):
+            pre = Preconditioner(model, "localhost:1", session="ends", selection=Selection(blocks={"head": 3, ".*": 1}))
+        self.assertIn("head.group0 (x 3) | soap", "\n".join(" | ".join(re.split("  +", row)) for row in str(pre).splitlines()))
+        pre.close()
+
     def test_the_multiple_is_that_of_the_group(self):
         model = nn.ModuleDict({"words": nn.Embedding(90, 16, sparse=True), "names": nn.Embedding(90, 16), "hidden": nn.Linear(16, 16),
                                "head": nn.Linear(16, 3)})

@@ -72,6 +72,7 @@ class RestartTest(unittest.TestCase):
         while len(answers) < len(self.ranks):
             ready = multiprocessing.connection.wait(set(self.ranks) - set(answers), COLLECTIVE_S if raised else DEADLINE_S)
             if not ready and not raised:
+                self.end_ranks()  # their answers would be those of another run
                 raise TimeoutError("a rank does not answer")
             answers.update({rank: rank.recv() for rank in ready} if ready else dict.fromkeys(set(self.ranks) - set(answers)))
             raised = any(isinstance(answer, Exception) for answer in answers.values())

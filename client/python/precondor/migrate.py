@@ -21,6 +21,7 @@ learning rates in kaisa, mkor and distributed_kron. Modules that the library doe
 from __future__ import annotations
 
 import math
+import numbers
 import re
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
@@ -82,10 +83,10 @@ def _number(default: Optional[float], option: str = "", instead: str = _FIRST_NU
 
 def _count(default: int, option: str = "", least: int = 1) -> _Argument:
     def read(have: _LibraryCall, name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
             have.refuse(name, f"a whole number from {least}", "Steps that have statistics are the same all through a session"
                         if callable(value) else "")
-        return value
+        return int(value)
 
     return _Argument(default, option, read)
 
@@ -113,7 +114,7 @@ def _name(default: Any, names: Union[Sequence[str], Mapping[str, str]], option: 
 def _only(default: Any, do: str) -> _Argument:
     """An argument of which the default alone is supported."""
     def read(have: _LibraryCall, name: str, value: Any) -> Any:
-        if value is not None if default is None else value != default:
+        if value is not None if default is None else (tuple(value) if isinstance(value, list) else value) != default:
             have.refuse(name, "none" if default is None else f"{default:g}" if isinstance(default, float) else str(default), do)
         return value
 

@@ -68,6 +68,8 @@ class Matrix:
     def divide(self, blocks: Union[int, Sequence[int]]) -> None:
         """Makes each block of outputs a layer. There are `blocks` equal ones, or one of each size. Raises InvalidArgumentError unless
         they are the outputs of a matrix."""
+        if blocks == self.groups == 1:
+            return
         outputs = self.weight.shape[self.axis]
         sizes = list(blocks) if isinstance(blocks, (list, tuple)) else [outputs // blocks] * int(blocks)
         if type(self) not in (Matrix, Transposed) or self.weight.dim() != 2 or sum(sizes) != outputs or min(sizes) < 2:
@@ -612,11 +614,11 @@ def _set_kinds(model: nn.Module, chosen: Chosen) -> None:
     linear = [matrix for _, matrix in chosen.matrices if not isinstance(matrix, (Convolution, TransposedConvolution))]
     widths = {matrix.d_in - (matrix.bias is not None) for matrix in linear}
     for _, matrix in chosen.matrices:
-        is_outer, columns = id(matrix.weight) in outer, matrix.d_in - (matrix.bias is not None)
+        is_outer, columns, outputs = id(matrix.weight) in outer, matrix.d_in - (matrix.bias is not None), sum(matrix.sizes)
         if matrix not in linear:
             matrix.kind = CONVOLUTION
         # A hidden layer may have as many outputs as there are words.
-        elif matrix.d_out in rows and (matrix.d_out not in widths or is_outer and matrix.d_out != columns) if rows else is_outer:
+        elif outputs in rows and (outputs not in widths or is_outer and outputs != columns) if rows else is_outer:
             matrix.kind = END
 
 

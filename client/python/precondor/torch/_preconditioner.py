@@ -591,6 +591,9 @@ class Preconditioner:
                 return
             samples = matrix.samples(parts[1])
             for slot, (a, g) in zip(slots, rows):
+                first, outputs = matrix.range_of(slot.group, grad.shape[-1])
+                if any(around) and (first + outputs <= around[0] or first >= grad.shape[-1] - around[1]):
+                    continue  # a block of which the call has computed nothing
                 pair = self._pairs.get(slot.place)
                 if pair is None:
                     pair = self._pairs[slot.place] = Pair(self._worker, step, slot, self._kinds[slot.place], self._mean_positions)
