@@ -118,7 +118,7 @@ class MuonState final : public LayerState {
     DeviceMatrix momentum;   // B
     DeviceMatrix lookahead;  // the direction, which Repeat cannot compute without G; empty if it is B
 
-    // Of the factor: C, the gradients' second moment divided by its mean eigenvalue, and (C + damping I)^-1.
+    // The factor: C, the gradients' second moment divided by its mean eigenvalue, and (C + damping I)^-1.
     double mean = 0;
     DeviceMatrix covariance, inverse;
   };
@@ -264,7 +264,7 @@ class Muon final : public Method {
   }
 
  private:
-  // Of one of its two matrices.
+  // Elements of one of its two matrices.
   int64_t FactorElements(const LayerSpec& layer) const {
     return config_.HasFactor(layer) ? layer.d_in * layer.d_in : 0;
   }

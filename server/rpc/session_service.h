@@ -33,7 +33,7 @@ class SessionSteps {
   absl::flat_hash_map<uint64_t, absl::Time> began_ ABSL_GUARDED_BY(mu_);  // by session id; empty without a tracer
 };
 
-// What the service's handlers use. Lifetime: `coordinator` outlives it.
+// The service's handlers use this. Lifetime: `coordinator` outlives it.
 struct SessionSubject {
   Coordinator& coordinator;
   CallerFn caller;
