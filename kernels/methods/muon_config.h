@@ -2,6 +2,7 @@
 // Options of method muon; docs/use/methods/muon.md has the formulas.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -52,7 +53,24 @@ struct MuonConfig {
 };
 
 // Reads every option. The reader keeps the first error; the caller calls its Finish.
-MuonConfig ReadMuonConfig(OptionReader& reader);
+inline MuonConfig ReadMuonConfig(OptionReader& reader) {
+  MuonConfig out;
+  out.momentum = reader.Number("momentum", out.momentum, 0, 0.9999);
+  out.nesterov = reader.Flag("nesterov", out.nesterov);
+  out.ns_steps = reader.Integer("ns_steps", out.ns_steps, 1, 20);
+  out.scale = static_cast<MuonScale>(reader.Choice("scale", 0, {"MATCH_RMS_ADAMW", "ORIGINAL"}));
+  out.epsilon = reader.Number("epsilon", out.epsilon, 0, 1);
+  out.input_factor = reader.Flag("input_factor", out.input_factor);
+  out.damping = reader.Number("damping", out.damping, 1e-3, 1e6);
+  out.covariance_decay = reader.Number("covariance_decay", out.covariance_decay, 0, 0.999999);
+  out.refresh_interval = reader.Integer("refresh_interval", out.refresh_interval, 1, int64_t{1} << 20);
+  out.max_factor_dim = reader.Integer("max_factor_dim", out.max_factor_dim, 0, kMaxDimension);
+  constexpr std::array<ProductPrecision, 3> kPrecisions = {ProductPrecision::kF32, ProductPrecision::kTf32,
+                                                           ProductPrecision::kBf16};
+  const int precision = reader.Choice("precision", 0, {"AUTO", "F32", "TF32", "BF16"});
+  if (precision > 0) out.precision = kPrecisions[static_cast<size_t>(precision - 1)];
+  return out;
+}
 // Returns InvalidArgument with the option, the expected values and the actual value.
 absl::StatusOr<MuonConfig> ParseMuonConfig(const MethodConfig& config);
 
