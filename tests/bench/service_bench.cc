@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a server under load: the families statistics/ and memory/, or jobs/, of tests/bench/run.sh.
+// Rows of a server under load: the families statistics/ and memory/, jobs/ or layers/, of tests/bench/run.sh.
 #include <fstream>
 #include <iostream>
 #include <malloc.h>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -13,28 +14,34 @@
 #include "client/cpp/tools/perf_rows.h"
 #include "client/cpp/tools/perf_server.h"
 #include "tests/bench/service_jobs.h"
+#include "tests/bench/service_layers.h"
 #include "tests/bench/service_statistics.h"
 
 namespace precondor {
 namespace {
 
-constexpr char kUsage[] = R"(Usage: service_bench --rows=statistics|jobs --server-binary=FILE [FLAGS]
+constexpr char kUsage[] = R"(Usage: service_bench --rows=statistics|jobs|layers --server-binary=FILE [FLAGS]
   --rows=statistics  statistic steps of BERT-Large's 144 linear layers: workers send one f16 vector a side and layer, the
                      server applies them. p50 and p99 of a whole step, the part that is not kernels (less the time in
                      updates by the server's counters, over its threads; the same with factors of rank 1; and transport
                      alone, with the method identity), and the server's memory against the computed.
   --rows=jobs        a small job (4 layers of 64 x 64, method muon) alone and beside a large one (16 of 384 x 384) on the
                      server, in turns: p50 and p99 of its steps, at most twice as long beside as alone.
+  --rows=layers      one worker with 16 layers of 64 x 64, method identity: p50 and p99 of a step, and the processor time
+                     of both processes for a layer.
   --server-binary=FILE  the precondor-server to start on loopback and stop; its memory is read
   --json=FILE        the rows {name, value, unit, limit, ratio, target, pass}
   --workers=8  --steps=60  --warmup=40  --rank=128  --threads=2
 )";
 
 absl::StatusOr<std::vector<PerfRow>> Measure(const std::string& rows, const PerfOptions& options) {
-  if (rows != "statistics" && rows != "jobs") return absl::InvalidArgumentError("--rows: expected statistics or jobs");
+  const std::map<std::string, decltype(&MeasureJobs)> families = {
+      {"jobs", MeasureJobs}, {"layers", MeasureLayers}, {"statistics", MeasureStatistics}};
+  const auto family = families.find(rows);
+  if (family == families.end()) return absl::InvalidArgumentError("--rows: expected jobs, layers or statistics");
   const auto server = PerfServer::Start(options);
   if (!server.ok()) return server.status();
-  return rows == "jobs" ? MeasureJobs(options, **server) : MeasureStatistics(options, **server);
+  return family->second(options, **server);
 }
 
 int Main(const std::vector<std::string>& arguments) {

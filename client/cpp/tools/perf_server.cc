@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include <vector>
 
@@ -75,6 +76,14 @@ int64_t PerfServer::resident_bytes() const {
   int64_t total = 0, resident = 0;
   file >> total >> resident;
   return resident * sysconf(_SC_PAGESIZE);
+}
+
+double PerfServer::processor_seconds() const {
+  if (pid_ == 0) return 0;
+  clockid_t clock = {};
+  timespec time = {};
+  if (clock_getcpuclockid(pid_, &clock) != 0 || clock_gettime(clock, &time) != 0) return 0;
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 }  // namespace precondor

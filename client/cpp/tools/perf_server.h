@@ -22,6 +22,8 @@ class PerfServer {
   const std::string& address() const { return address_; }
   // Returns the child's resident memory in bytes; 0 for a server that was not started here.
   int64_t resident_bytes() const;
+  // Returns the processor time in seconds that the child has used, in user and system mode; 0 likewise.
+  double processor_seconds() const;
 
  private:
   PerfServer() = default;
