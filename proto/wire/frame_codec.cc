@@ -176,6 +176,46 @@ absl::StatusOr<Received<Message>> Decode(const grpc::ByteBuffer& buffer) {
   return out;
 }
 
+absl::Status CheckBundle(bool holds, absl::string_view expected) {
+  if (holds) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                        absl::StrCat("bundle: expected ", expected));
+}
+
+template <typename Message>
+absl::StatusOr<std::vector<ReceivedBytes>> TakePayloads(Received<Message>& bundle) {
+  Message& message = bundle.message;
+  const int frames = message.bundle_size();
+  bool plain = !message.has_header();
+  uint64_t inside = 0, named = 0;  // bytes of payloads
+  for (const Message& frame : message.bundle()) {
+    plain = plain && frame.bundle_size() == 0;
+    inside += frame.payload().size();
+  }
+  PRECONDOR_RETURN_IF_ERROR(
+      CheckBundle(frames <= kMaxBundleFrames, absl::StrCat("at most ", kMaxBundleFrames, " frames, got ", frames)));
+  PRECONDOR_RETURN_IF_ERROR(CheckBundle(plain, "frames alone, got a header beside them or a bundle inside"));
+  bool sizes = true;  // none is more than the whole, so that their sum does not overflow
+  for (const uint64_t size : message.bundled_bytes()) {
+    sizes = sizes && size <= bundle.payload.size() - named;
+    named += sizes ? size : 0;
+  }
+  sizes = sizes && named == bundle.payload.size() && (inside == 0 || message.bundled_bytes_size() == 0);
+  PRECONDOR_RETURN_IF_ERROR(CheckBundle(
+      sizes && (message.bundled_bytes_size() == 0 || message.bundled_bytes_size() == frames),
+      absl::StrCat("bundled_bytes of ", frames, " frames with ", bundle.payload.size(), " bytes in all, got ", named,
+                   " in ", message.bundled_bytes_size(), " and ", inside, " inside the frames")));
+  if (message.bundled_bytes_size() > 0) return bundle.payload.Split(message.bundled_bytes());
+  std::vector<ReceivedBytes> payloads;
+  for (Message& frame : *message.mutable_bundle()) {
+    auto own = std::make_shared<const std::string>(std::move(*frame.mutable_payload()));
+    frame.clear_payload();
+    const absl::string_view bytes = *own;
+    payloads.emplace_back(std::vector<absl::string_view>{bytes}, std::move(own));
+  }
+  return payloads;
+}
+
 void DropOwner(void* owner) { delete static_cast<std::shared_ptr<const void>*>(owner); }
 
 grpc::Slice AliasingSlice(const PayloadPart& part) {
@@ -228,6 +268,18 @@ void ReceivedBytes::CopyTo(void* out) const {
   }
 }
 
+std::vector<ReceivedBytes> ReceivedBytes::Split(absl::Span<const uint64_t> sizes) const {
+  PieceReader reader(pieces_, size_);
+  std::vector<ReceivedBytes> parts;
+  parts.reserve(sizes.size());
+  for (const uint64_t size : sizes) {
+    std::vector<absl::string_view> pieces;
+    reader.Consume(size, [&](absl::string_view piece) { pieces.push_back(piece); });
+    parts.emplace_back(std::move(pieces), owner_);
+  }
+  return parts;
+}
+
 absl::StatusOr<grpc::ByteBuffer> EncodeFrame(const v1::ExchangeRequest& message,
                                              const std::vector<PayloadPart>& parts) {
   return Encode(message, parts);
@@ -244,6 +296,14 @@ absl::StatusOr<Received<v1::ExchangeRequest>> DecodeRequest(const grpc::ByteBuff
 
 absl::StatusOr<Received<v1::ExchangeResponse>> DecodeResponse(const grpc::ByteBuffer& buffer) {
   return Decode<v1::ExchangeResponse>(buffer);
+}
+
+absl::StatusOr<std::vector<ReceivedBytes>> TakeBundledPayloads(Received<v1::ExchangeRequest>& bundle) {
+  return TakePayloads(bundle);
+}
+
+absl::StatusOr<std::vector<ReceivedBytes>> TakeBundledPayloads(Received<v1::ExchangeResponse>& bundle) {
+  return TakePayloads(bundle);
 }
 
 }  // namespace precondor::wire

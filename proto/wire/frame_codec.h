@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 #include "precondor/v1/precondition.pb.h"
 
@@ -26,9 +27,11 @@ namespace precondor::wire {
 
 // Maximum size of all fields except the payload. A frame with more is refused.
 inline constexpr size_t kMaxHeaderBytes = 256 << 10;
-// Maximum size of a bundle that a sender makes, payloads included. It leaves room below kMaxHeaderBytes, because a
-// bundle is read as a header.
-inline constexpr size_t kMaxBundleBytes = 240 << 10;
+// A bundle that a sender makes has frames with smaller payloads than the first, and at most so many bytes of payloads
+// and of headers in all. The headers leave room below kMaxHeaderBytes, because they are read as one.
+inline constexpr size_t kMaxBundledFrameBytes = 64 << 10;
+inline constexpr size_t kMaxBundlePayloadBytes = 1 << 20;
+inline constexpr size_t kMaxBundleHeaderBytes = 240 << 10;
 // Maximum number of frames in a bundle. A frame's header takes at least 30 bytes, so that only bundles of empty frames
 // exceed it.
 inline constexpr int kMaxBundleFrames = 8192;
@@ -58,6 +61,8 @@ class ReceivedBytes {
   const std::vector<absl::string_view>& pieces() const { return pieces_; }
   // Writes all size() bytes to `out`.
   void CopyTo(void* out) const;
+  // Returns parts of these sizes, in order. Precondition: their sum is size().
+  std::vector<ReceivedBytes> Split(absl::Span<const uint64_t> sizes) const;
 
  private:
   std::vector<absl::string_view> pieces_;
@@ -78,5 +83,12 @@ struct Received {
 // header's contents are not checked here, but by tensor_codec.h, chunk_assembler.h and the shard.
 absl::StatusOr<Received<v1::ExchangeRequest>> DecodeRequest(const grpc::ByteBuffer& buffer);
 absl::StatusOr<Received<v1::ExchangeResponse>> DecodeResponse(const grpc::ByteBuffer& buffer);
+
+// Returns the payloads of a bundle's frames. A bundle without `bundled_bytes`, which has been sent by development
+// versions, has them inside its frames, from which this function takes them. Returns INVALID_ARGUMENT (MALFORMED) for a
+// bundle with a header, with more than kMaxBundleFrames frames or with a bundle inside, and for sizes that are not
+// those of its frames and its payload.
+absl::StatusOr<std::vector<ReceivedBytes>> TakeBundledPayloads(Received<v1::ExchangeRequest>& bundle);
+absl::StatusOr<std::vector<ReceivedBytes>> TakeBundledPayloads(Received<v1::ExchangeResponse>& bundle);
 
 }  // namespace precondor::wire

@@ -67,6 +67,7 @@ ExchangeStream::ExchangeStream(ShardDataPlane& shard, const std::string& backend
   credit.mutable_header()->set_kind(v1::FRAME_KIND_CREDIT);
   credit.set_credit_bytes(credit_bytes);
   credit.set_backend(backend);
+  credit.set_takes_bundles(true);
   if (shard_generation != 0) credit.set_shard_generation(shard_generation + state_generation_);
   path_.Offer(credit);
   queue_->Push(std::move(credit));
@@ -132,50 +133,34 @@ absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
     HandleFrame(frame.message, frame.payload);
     return absl::OkStatus();
   }
-  if (frame.message.bundle_size() > wire::kMaxBundleFrames) {
-    return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
-                          absl::StrCat("bundle: expected at most ", wire::kMaxBundleFrames, " frames, got ",
-                                       frame.message.bundle_size()));
-  }
-  bool plain = !frame.message.has_header() && frame.payload.size() == 0;
-  for (const v1::ExchangeRequest& part : frame.message.bundle()) plain = plain && part.bundle_size() == 0;
-  if (!plain) {
-    return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
-                          "bundle: expected frames alone, got a header, a payload or a bundle beside or inside them");
-  }
-  for (const v1::ExchangeRequest& part : frame.message.bundle()) PRECONDOR_RETURN_IF_ERROR(CheckGeneration(part));
-  queue_->AllowBundles();
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<wire::ReceivedBytes> payloads, wire::TakeBundledPayloads(frame));
+  const v1::ExchangeRequest& message = frame.message;
+  for (const v1::ExchangeRequest& part : message.bundle()) PRECONDOR_RETURN_IF_ERROR(CheckGeneration(part));
+  if (message.bundled_bytes_size() > 0) queue_->AllowBundles();
   queue_->Hold();
-  const auto message = std::make_shared<const v1::ExchangeRequest>(std::move(frame.message));
-  std::vector<const v1::ExchangeRequest*> parts;
-  for (const v1::ExchangeRequest& part : message->bundle()) parts.push_back(&part);
   {
     TaskBatch wakes_together;
-    for (absl::Span<const v1::ExchangeRequest* const> rest = parts; !rest.empty();) {
-      rest.remove_prefix(HandleFirst(rest, message));
-    }
+    for (int first = 0; first < message.bundle_size();) first += HandleFirst(message, payloads, first);
   }
   queue_->Release();
   return absl::OkStatus();
 }
 
-size_t ExchangeStream::HandleFirst(absl::Span<const v1::ExchangeRequest* const> frames,
-                                   const std::shared_ptr<const v1::ExchangeRequest>& owner) {
-  const auto payload_of = [&](const v1::ExchangeRequest& frame) {
-    return wire::ReceivedBytes({frame.payload()}, owner);
-  };
+int ExchangeStream::HandleFirst(const v1::ExchangeRequest& bundle, absl::Span<const wire::ReceivedBytes> payloads,
+                                int first) {
   // A layer's next gradient is admitted when the layer has the one before.
   std::vector<SlotFrame> in_slots;
   std::set<uint32_t> layers;
-  for (const v1::ExchangeRequest* const frame : frames) {
-    if (!frame->header().has_ring_offset() || !layers.insert(frame->header().layer()).second) break;
-    in_slots.push_back({&frame->header(), payload_of(*frame)});
+  for (int i = first; i < bundle.bundle_size(); ++i) {
+    const v1::FrameHeader& header = bundle.bundle(i).header();
+    if (!header.has_ring_offset() || !layers.insert(header.layer()).second) break;
+    in_slots.push_back({&header, payloads[i]});
   }
   if (in_slots.size() > 1) {
     SubmitInRing(in_slots);
-    return in_slots.size();
+    return static_cast<int>(in_slots.size());
   }
-  HandleFrame(*frames.front(), payload_of(*frames.front()));
+  HandleFrame(bundle.bundle(first), payloads[first]);
   return 1;
 }
 

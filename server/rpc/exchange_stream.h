@@ -49,10 +49,9 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // stream began.
   absl::Status CheckGeneration(const v1::ExchangeRequest& frame) const;
   void HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload);
-  // Handles the first frames of a bundle's rest, at least one: one frame, or as many as refer to slots and can be
-  // inspected together. Returns their number.
-  size_t HandleFirst(absl::Span<const v1::ExchangeRequest* const> frames,
-                     const std::shared_ptr<const v1::ExchangeRequest>& owner);
+  // Handles frames of a bundle from `first` on: one, or as many as refer to slots and can be inspected together.
+  // Returns their number.
+  int HandleFirst(const v1::ExchangeRequest& bundle, absl::Span<const wire::ReceivedBytes> payloads, int first);
   // Returns the caller with the last secret that a frame of this session has shown on the stream, this frame included.
   const SessionCaller& CallerOf(const v1::FrameHeader& header);
   void Fetch(const v1::FrameHeader& header);

@@ -102,15 +102,25 @@ bool FrameQueue::Close() {
 
 void FrameQueue::WriteNext() {
   while (!closed_ && !writing_ && !held_ && !frames_.empty()) {
-    Frame next = TakeBundle();
+    std::vector<Frame> next = TakeNext();
+    v1::ExchangeResponse bundle;
     std::vector<wire::PayloadPart> parts;
-    if (next.payload.size > 0) parts.push_back(std::move(next.payload));
+    std::optional<absl::Time> answered;
+    for (Frame& frame : next) {
+      if (!answered.has_value()) answered = frame.answered;
+      if (next.size() > 1) {
+        bundle.add_bundled_bytes(frame.payload.size);
+        *bundle.add_bundle() = std::move(frame.message);
+      }
+      if (frame.payload.size > 0) parts.push_back(std::move(frame.payload));
+    }
     // Encoding never fails for the server's own frames: their fields are bounded, and no payload exceeds a chunk.
-    absl::StatusOr<grpc::ByteBuffer> message = wire::EncodeFrame(next.message, parts);
+    absl::StatusOr<grpc::ByteBuffer> message =
+        wire::EncodeFrame(next.size() > 1 ? bundle : next.front().message, parts);
     if (!message.ok()) continue;
     writing_message_ = *std::move(message);
     writing_ = true;
-    writing_answered_ = next.answered;
+    writing_answered_ = answered;
     events_.write(&writing_message_, !frames_.empty());
   }
   if (paused_ && !closed_ && waiting_bytes_ <= limit_bytes_) {
@@ -119,29 +129,23 @@ void FrameQueue::WriteNext() {
   }
 }
 
-FrameQueue::Frame FrameQueue::TakeFront() {
-  Frame front = std::move(frames_.front());
-  frames_.pop_front();
-  waiting_bytes_ -= front.bytes;
-  return front;
-}
-
-FrameQueue::Frame FrameQueue::TakeBundle() {
-  Frame first = TakeFront();
-  size_t bytes = first.bytes - kFrameOverheadBytes;
+std::vector<FrameQueue::Frame> FrameQueue::TakeNext() {
+  std::vector<Frame> taken;
+  size_t payload_bytes = 0, header_bytes = 0;
   const auto joins = [&](const Frame& frame) {
-    return frame.payload.size == 0 && (bytes += frame.bytes - kFrameOverheadBytes) <= wire::kMaxBundleBytes;
+    payload_bytes += frame.payload.size;
+    header_bytes += frame.bytes - frame.payload.size - kFrameOverheadBytes;
+    return bundles_ && frame.payload.size < wire::kMaxBundledFrameBytes &&
+           payload_bytes <= wire::kMaxBundlePayloadBytes && header_bytes <= wire::kMaxBundleHeaderBytes;
   };
-  if (!bundles_ || first.payload.size > 0 || frames_.empty() || !joins(frames_.front())) return first;
-  Frame bundle;
-  bundle.answered = first.answered;
-  *bundle.message.add_bundle() = std::move(first.message);
+  bool more = joins(frames_.front());
   do {
-    Frame next = TakeFront();
-    if (!bundle.answered.has_value()) bundle.answered = next.answered;
-    *bundle.message.add_bundle() = std::move(next.message);
-  } while (!frames_.empty() && joins(frames_.front()));
-  return bundle;
+    waiting_bytes_ -= frames_.front().bytes;
+    taken.push_back(std::move(frames_.front()));
+    frames_.pop_front();
+    more = more && !frames_.empty() && joins(frames_.front());
+  } while (more);
+  return taken;
 }
 
 void FrameQueue::CheckDrained() {

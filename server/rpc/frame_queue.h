@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -45,7 +46,7 @@ class FrameQueue {
   // Records that the current write has succeeded, and starts the next one.
   void Written();
 
-  // Lets the queue send consecutive queued frames without payload in one bundle. Call when the peer accepts bundles.
+  // Lets the queue send consecutive small frames in one bundle. Call when the peer accepts bundles.
   void AllowBundles();
   // Hold stops the queue from starting writes until Release, so that the answers to a bundle can leave in one bundle.
   void Hold();
@@ -71,13 +72,12 @@ class FrameQueue {
   struct Frame {
     v1::ExchangeResponse message;
     wire::PayloadPart payload;
-    size_t bytes = 0;
+    size_t bytes = 0;                                   // memory that the frame takes, about
     std::optional<absl::Time> answered = std::nullopt;  // time of the Push, if this is the last frame of an answer
   };
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Frame TakeFront() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes the next frame, or as many as fit into one bundle.
-  Frame TakeBundle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<Frame> TakeNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CheckDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Events events_;

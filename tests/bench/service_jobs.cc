@@ -60,7 +60,7 @@ class Job {
     }
     for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
     const double milliseconds = absl::ToDoubleMilliseconds(MonotonicNow() - start);
-    PRECONDOR_RETURN_IF_ERROR(worker_->ReportStep(step_++, 1, 1, true, 0.1).status());
+    PRECONDOR_RETURN_IF_ERROR(worker_->ReportStep(step_++, 1, 1, true, 0.1).Wait().status());
     return milliseconds;
   }
 

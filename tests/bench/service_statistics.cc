@@ -118,7 +118,7 @@ class Run {
     }));
     const double seconds = absl::ToDoubleSeconds(MonotonicNow() - start);
     PRECONDOR_RETURN_IF_ERROR(ForEachRank(workers_.size(), [this](uint32_t rank) {
-      return workers_[rank]->ReportStep(step_, 1.0, 1, true, 0.1).status();
+      return workers_[rank]->ReportStep(step_, 1.0, 1, true, 0.1).Wait().status();
     }));
     ++step_;
     return seconds;

@@ -97,7 +97,7 @@ absl::Status TrainRank(Client& client, uint32_t rank, uint64_t first_step, uint6
                              client.Join("job", {.rank = rank, .incarnation = incarnation, .first_step = first_step}));
   for (uint64_t step = first_step; step < end_step; ++step) {
     PRECONDOR_RETURN_IF_ERROR(Step(*worker, step, weights));
-    PRECONDOR_ASSIGN_OR_RETURN(const StepDirective directive, worker->ReportStep(step, 1.0, 1, true, 0.1));
+    PRECONDOR_ASSIGN_OR_RETURN(const StepDirective directive, worker->ReportStep(step, 1.0, 1, true, 0.1).Wait());
     if (directive.snapshot_at != step + 1 || rank != 0) continue;
     PRECONDOR_RETURN_IF_ERROR(Write(PathOf(checkpoints, step + 1), weights));
   }

@@ -10,6 +10,7 @@
 #include "proto/wire/tensor_codec.h"
 #include "server/rpc/convert.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/bundles.h"
 
 namespace precondor::fuzz {
 namespace {
@@ -77,12 +78,10 @@ v1::ExchangeRequest Gradient() {
 
 // An input is the choices, and behind them messages, which FuzzedDataProvider takes from its two ends.
 std::vector<std::string> Seeds() {
-  v1::ExchangeRequest bundle;
-  *bundle.add_bundle() = Gradient();
   v1::ExchangeRequest resume = Gradient();
   resume.clear_payload();
   resume.mutable_header()->set_kind(v1::FRAME_KIND_RESUME);
-  *bundle.add_bundle() = resume;
+  const v1::ExchangeRequest bundle = BundleOf<v1::ExchangeRequest>({Gradient(), resume});
   v1::ExchangeResponse credit;
   credit.mutable_header()->set_kind(v1::FRAME_KIND_CREDIT);
   credit.set_credit_bytes(kCredit);
@@ -101,17 +100,19 @@ void Run(absl::string_view input) {
         messages == 1 ? choices.ConsumeRemainingBytesAsString() : choices.ConsumeRandomLengthString();
     const grpc::ByteBuffer buffer = Received(message, choices);
     if (answers) {
-      if (const auto frame = wire::DecodeResponse(buffer); frame.ok()) RoundTrip(*frame, wire::DecodeResponse);
+      if (auto frame = wire::DecodeResponse(buffer); frame.ok()) {
+        RoundTrip(*frame, wire::DecodeResponse);
+        (void)wire::TakeBundledPayloads(*frame).ok();
+      }
       continue;
     }
-    const auto frame = wire::DecodeRequest(buffer);
+    auto frame = wire::DecodeRequest(buffer);
     if (!frame.ok()) continue;
     RoundTrip(*frame, wire::DecodeRequest);
     if (frame->message.bundle_size() == 0) TakeIn(assembler, frame->message, frame->payload);
-    for (const v1::ExchangeRequest& part : frame->message.bundle()) {
-      const auto bytes = std::make_shared<const std::string>(part.payload());
-      TakeIn(assembler, part, wire::ReceivedBytes({*bytes}, bytes));
-    }
+    const auto payloads = wire::TakeBundledPayloads(*frame);
+    if (!payloads.ok()) continue;
+    for (int i = 0; i < frame->message.bundle_size(); ++i) TakeIn(assembler, frame->message.bundle(i), (*payloads)[i]);
   }
 }
 

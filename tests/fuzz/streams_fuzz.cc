@@ -83,8 +83,7 @@ class Stream {
     v1::ExchangeResponse frame;
     while (call_->Read(&frame)) {
       MutexLock lock(mu_);
-      if (frame.bundle_size() == 0) Take(frame);
-      for (const v1::ExchangeResponse& one : frame.bundle()) Take(one);
+      for (const v1::ExchangeResponse& one : FramesOf(frame)) Take(one);
     }
     MutexLock lock(mu_);
     settled_ = true;
@@ -275,10 +274,8 @@ class Actor {
   }
 
   void SendTogether(uint64_t step, int layer) {
-    v1::ExchangeRequest bundle;
-    *bundle.add_bundle() = Contribution(v1::FRAME_KIND_STATISTICS, step, layer);
-    *bundle.add_bundle() = Contribution(v1::FRAME_KIND_GRADIENT, step, layer);
-    Send(bundle);
+    Send(BundleOf<v1::ExchangeRequest>(
+        {Contribution(v1::FRAME_KIND_STATISTICS, step, layer), Contribution(v1::FRAME_KIND_GRADIENT, step, layer)}));
   }
 
   void SendChunk(uint64_t step, int layer, int quarter) {

@@ -72,7 +72,8 @@ def _python_class(text, name):
 
 def _python_methods(text, name):
     found = _python_class(text, name)
-    return found and [one.name for one in found.body if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")]
+    methods = {one.name: None for one in found.body if isinstance(one, ast.FunctionDef)} if found else {}  # an overload is no other
+    return found and [name for name in methods if not name.startswith("_")]
 
 
 def _python_arguments(text, name):

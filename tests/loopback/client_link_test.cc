@@ -168,6 +168,69 @@ TEST(ClientLinkTest, SurvivesAServerThatGoesAndComesBack) {
   EXPECT_GE(worker->status().traffic.reconnects, 1);
 }
 
+// Frames that wait for a stream leave in bundles, unless the shard is of a version that takes none.
+TEST(ClientLinkTest, BundlesSmallFramesForAShardThatTakesBundles) {
+  for (const bool takes_bundles : {true, false}) {
+    ScriptedServer server(Spec());
+    server.Change([&](Script& script) { script.takes_bundles = takes_bundles; });
+    const auto worker = Join(Options(server));
+    server.Stop();
+    std::vector<Tensor> outs(kShapes.size(), Tensor(0));
+    std::vector<PreconditionFuture> futures;
+    for (size_t layer = 0; layer < kShapes.size(); ++layer) {
+      const int64_t index = static_cast<int64_t>(layer);
+      outs[layer] = Tensor::Ramp(index);
+      ASSERT_TRUE(SendStatistics(*worker, 0, index).ok());
+      futures.push_back(worker->Precondition(0, index, {outs[layer].view(), outs[layer].view()}, kSamples));
+    }
+    server.Start();
+    for (const PreconditionFuture& future : futures) EXPECT_TRUE(future.Wait().ok());
+    EXPECT_EQ(server.bundles() > 0, takes_bundles);
+    for (size_t layer = 0; layer < kShapes.size(); ++layer) {
+      EXPECT_TRUE(outs[layer] == Tensor::Ramp(static_cast<int64_t>(layer)).Doubled()) << "layer " << layer;
+    }
+  }
+}
+
+TEST(ClientLinkTest, GradientsThatMayWaitLeaveTogetherWhenTheCallerWaits) {
+  ScriptedServer server(Spec());
+  const auto worker = Join(Options(server));
+  RunStep(*worker, 0, true);
+  ASSERT_TRUE(worker->Flush().ok());
+  const int before = server.bundles();
+  // A timer of the worker can send the first gradient alone in some step.
+  for (uint64_t step = 1; step <= 20 && server.bundles() == before; ++step) {
+    Tensor first = Tensor::Ramp(0), second = Tensor::Ramp(1);
+    const auto send = [&](int64_t layer, Tensor& tensor) {
+      return worker->Precondition(step, layer, {tensor.view(), tensor.view()}, kSamples, /*more=*/true);
+    };
+    const std::vector<PreconditionFuture> futures = {send(0, first), send(1, second)};
+    if (step % 2 == 0) {
+      EXPECT_TRUE(WaitUntil([&] { return futures[1].ready(); }));
+    } else {
+      EXPECT_TRUE(futures[1].WaitFor(absl::Seconds(20)));
+    }
+    EXPECT_TRUE(futures[0].Wait().ok());
+    EXPECT_TRUE(first == Tensor::Ramp(0).Doubled());
+  }
+  EXPECT_EQ(server.bundles(), before + 1);
+}
+
+TEST(ClientLinkTest, GradientsWaitForAtMostEight) {
+  ScriptedServer server(Spec());
+  const auto worker = Join(Options(server));
+  RunStep(*worker, 0, true);
+  const size_t before = server.stored().size();
+  std::vector<Tensor> tensors(8, Tensor::Ramp(0));
+  std::vector<PreconditionFuture> futures;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const MatrixView view = tensors[i].view();
+    futures.push_back(worker->Precondition(1 + i, 0, {view, view}, kSamples, /*more=*/true));
+  }
+  EXPECT_TRUE(server.Await([&](const auto& stored) { return stored.size() == before + 8; })) << "no call waits";
+  for (const PreconditionFuture& future : futures) EXPECT_TRUE(future.Wait().ok());
+}
+
 TEST(ClientLinkTest, KeepsWithinASmallCredit) {
   ScriptedServer server(Spec());
   server.Change([](Script& script) {
@@ -199,7 +262,7 @@ TEST(ClientLinkTest, JoinsAgainWhenTheEpochHasChanged) {
   const auto worker = Join(Options(server));
   RunStep(*worker, 0, false);
   EXPECT_EQ(worker->status().epoch, 1u);
-  ASSERT_TRUE(worker->ReportStep(0, 0.5, kSamples, true, 0.1).ok());
+  ASSERT_TRUE(worker->ReportStep(0, 0.5, kSamples, true, 0.1).Wait().ok());
   server.BumpEpoch();
   RunStep(*worker, 1, true);
   EXPECT_EQ(worker->status().epoch, 2u);
@@ -209,7 +272,7 @@ TEST(ClientLinkTest, JoinsAgainWhenTheEpochHasChanged) {
     EXPECT_EQ(contribution.header.epoch(), contribution.header.step() + 1) << key;
   }
   server.BumpEpoch();
-  const auto directive = worker->ReportStep(1, 0.5, kSamples, true, 0.1);
+  const auto directive = worker->ReportStep(1, 0.5, kSamples, true, 0.1).Wait();
   ASSERT_TRUE(directive.ok()) << directive.status();
   EXPECT_EQ(worker->status().epoch, 3u);
   EXPECT_TRUE(worker->Flush().ok());
@@ -366,7 +429,7 @@ TEST(ClientLinkTest, CancelEndsWhatWaitsAndAllThatComes) {
   EXPECT_EQ(future.Wait().status().code(), absl::StatusCode::kCancelled);
   EXPECT_TRUE(gradient == original);
   EXPECT_EQ(SendStatistics(*worker, 0, 0).code(), absl::StatusCode::kCancelled);
-  EXPECT_EQ(worker->ReportStep(0, 1.0, kSamples, true, 0.1).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(worker->ReportStep(0, 1.0, kSamples, true, 0.1).Wait().status().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(worker->Leave().code(), absl::StatusCode::kCancelled);
 }
 
@@ -456,11 +519,11 @@ TEST(ClientLinkTest, StampsTheModeOfTheDirectiveAndGrowsItsLease) {
   EXPECT_EQ(GetErrorReason(worker->AbstainStatistics(50, 0)), ErrorReason::kNotStatisticStep);
   EXPECT_EQ(GetErrorReason(worker->AbstainGradient(61, 0).Wait().status()), ErrorReason::kStepTooFarAhead);
   server.Change([](Script& script) { script.lease_through_step = 80; });
-  const auto directive = worker->ReportStep(48, 1.0, kSamples, true, 0.1);
+  const auto directive = worker->ReportStep(48, 1.0, kSamples, true, 0.1).Wait();
   ASSERT_TRUE(directive.ok());
   EXPECT_EQ(directive->lease_through_step, 80u);
   EXPECT_EQ(directive->next_mode, Mode::kSecondOrder);
-  EXPECT_EQ(worker->ReportStep(49, 1.0, kSamples, true, 0.1)->next_mode, Mode::kFirstOrder);
+  EXPECT_EQ(worker->ReportStep(49, 1.0, kSamples, true, 0.1).Wait()->next_mode, Mode::kFirstOrder);
   EXPECT_TRUE(worker->AbstainGradient(61, 0).Wait().ok());
   ASSERT_TRUE(worker->Flush().ok());
   EXPECT_EQ(server.stored().at("S49.0").header.mode(), v1::MODE_SECOND_ORDER);

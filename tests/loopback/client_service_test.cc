@@ -104,7 +104,7 @@ Results RunRank(Worker& worker, uint64_t steps) {
       const auto result = futures[layer].Wait();
       EXPECT_TRUE(result.ok()) << result.status();
     }
-    const auto directive = worker.ReportStep(step, 1.0, 10, true, 0.1);
+    const auto directive = worker.ReportStep(step, 1.0, 10, true, 0.1).Wait();
     EXPECT_TRUE(directive.ok()) << directive.status();
   }
   const absl::Status flushed = worker.Flush();
@@ -246,7 +246,7 @@ TEST(ClientServiceFaultTest, ANewProcessOfARankFencesTheOld) {
   const MatrixView view(gradient.data(), kShapes[0].first, kShapes[0].second);
   const auto fenced = (*first)->Precondition(1, 0, {view, view}, 1).Wait();
   EXPECT_EQ(GetErrorReason(fenced.status()), ErrorReason::kStaleIncarnation) << fenced.status();
-  EXPECT_EQ(GetErrorReason((*first)->ReportStep(1, 1, 1, true, 0.1).status()), ErrorReason::kStaleIncarnation);
+  EXPECT_EQ(GetErrorReason((*first)->ReportStep(1, 1, 1, true, 0.1).Wait().status()), ErrorReason::kStaleIncarnation);
   const auto held = (*second)->Precondition(1, 0, {view, view}, 1).Wait();
   EXPECT_TRUE(held.ok()) << held.status();
   EXPECT_EQ(client->Join("test", {0, 1}).status().code(), absl::StatusCode::kFailedPrecondition);
@@ -319,7 +319,7 @@ TEST(ClientServiceFaultTest, AServerThatEndsFailsWhatIsOutstandingAtItsDeadline)
   EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(late.message()), HasSubstr("which the shard announces (--advertise), ended: "));
   // The report waits for a coordinator; the lease does not end with it.
-  EXPECT_TRUE((*worker)->ReportStep(0, 1, 1, true, 0.1).ok());
+  EXPECT_TRUE((*worker)->ReportStep(0, 1, 1, true, 0.1).Wait().ok());
 }
 
 TEST(CtlCommandsTest, AskARunningServer) {

@@ -45,7 +45,7 @@ std::unique_ptr<Worker> Join(const ClientOptions& options, uint64_t first_step =
 }
 
 absl::StatusOr<StepDirective> Report(Worker& worker, uint64_t step) {
-  return worker.ReportStep(step, 1.0, 1, true, 0.1);
+  return worker.ReportStep(step, 1.0, 1, true, 0.1).Wait();
 }
 
 absl::Status Away(const v1::ReportStepRequest&) { return absl::UnavailableError("away"); }

@@ -110,7 +110,7 @@ class DevicePlaneTest : public ::testing::Test {
         EXPECT_TRUE(result.ok() && result->decision == Decision::kPreconditioned)
             << result.status() << " " << (result.ok() ? result->reason : "");
       }
-      const auto directive = worker.ReportStep(step, 1.0, 10, true, 0.1);
+      const auto directive = worker.ReportStep(step, 1.0, 10, true, 0.1).Wait();
       EXPECT_TRUE(directive.ok()) << directive.status();
     }
     EXPECT_TRUE(worker.Flush().ok());
@@ -183,7 +183,7 @@ TEST_F(DevicePlaneTest, AStepOfManyLayersWaitsAFewTimes) {
       const auto result = future.Wait();
       ASSERT_TRUE(result.ok()) << result.status();
     }
-    ASSERT_TRUE(worker->ReportStep(step, 1.0, 10, true, 0.1).ok());
+    ASSERT_TRUE(worker->ReportStep(step, 1.0, 10, true, 0.1).Wait().ok());
     const int64_t by_server = WaitsIn(of_server) - server_before, by_worker = WaitsIn(of_worker) - worker_before;
     RecordProperty(absl::StrCat("waits_of_step_", step), absl::StrCat("server ", by_server, ", worker ", by_worker));
     EXPECT_GT(by_server, 0);
@@ -353,7 +353,7 @@ TEST_F(DevicePlaneTest, TheSlotOfAGradientThatIsAnsweredTooLateIsUsedAgain) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_NE(values, sent);
   // The answers of both have come, in their order.
-  ASSERT_TRUE(worker->ReportStep(0, 1.0, 10, true, 0.1).ok());
+  ASSERT_TRUE(worker->ReportStep(0, 1.0, 10, true, 0.1).Wait().ok());
   const int64_t before = worker->status().device_plane.in_ring;
   SendStatistics(*worker, 1);
   const std::vector<float> next = Gradient(1, 0);  // where the tensor looks

@@ -150,7 +150,7 @@ class Job {
     ForEachRank(kWorkers, [&](uint32_t rank) {
       for (uint64_t step = from; step < to; ++step) {
         all[step - from][rank] = RunStep(rank, step);
-        const auto directive = workers[rank]->ReportStep(step, 1.0, 1, true, 0.1);
+        const auto directive = workers[rank]->ReportStep(step, 1.0, 1, true, 0.1).Wait();
         EXPECT_TRUE(directive.ok()) << directive.status();
       }
       EXPECT_TRUE(workers[rank]->Flush().ok());
@@ -321,7 +321,7 @@ TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {
   job.Run(0, 5);
   uint64_t granted = 0;
   for (uint32_t rank = 0; rank < kWorkers; ++rank) {
-    granted = std::max(granted, job.workers[rank]->ReportStep(4, 1.0, 1, true, 0.1)->lease_through_step);
+    granted = std::max(granted, job.workers[rank]->ReportStep(4, 1.0, 1, true, 0.1).Wait()->lease_through_step);
   }
   ASSERT_EQ(granted, 4 + kLease);
   const int there = job.server->app().port();
@@ -340,7 +340,7 @@ TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {
         }
         all[step - 5][rank] = job.RunStep(rank, step);
         if (step == granted) ++at_the_end;
-        const auto directive = job.workers[rank]->ReportStep(step, 1.0, 1, true, 0.1);
+        const auto directive = job.workers[rank]->ReportStep(step, 1.0, 1, true, 0.1).Wait();
         EXPECT_TRUE(directive.ok()) << directive.status();
       }
     });

@@ -54,7 +54,7 @@ absl::Status RunStep(Worker& worker, uint64_t step) {
     futures.push_back(worker.Precondition(step, index, {view, view}, 1));
   }
   for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
-  return worker.ReportStep(step, 1.0, 1, true, 0.1).status();
+  return worker.ReportStep(step, 1.0, 1, true, 0.1).Wait().status();
 }
 
 struct Measured {

@@ -118,7 +118,7 @@ class QuarantineLoopbackTest : public ::testing::Test {
       const auto outcome = future.Wait();
       EXPECT_TRUE(outcome.ok()) << "step " << step << ": " << outcome.status();
     }
-    const auto told = worker.ReportStep(step, 1.0, 1, true, 0.1);
+    const auto told = worker.ReportStep(step, 1.0, 1, true, 0.1).Wait();
     EXPECT_TRUE(told.ok()) << told.status();
     return answers;
   }

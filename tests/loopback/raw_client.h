@@ -23,6 +23,7 @@
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "precondor/v1/session.grpc.pb.h"
 #include "server/app/app.h"
+#include "tests/support/bundles.h"
 
 namespace precondor {
 
@@ -210,8 +211,7 @@ class RawStream {
   grpc::Status End(const std::function<void(const v1::ExchangeResponse& answer)>& take = nullptr) {
     while (call_->Read(&answer)) {
       if (take == nullptr) continue;
-      if (answer.bundle_size() == 0) take(answer);
-      for (const v1::ExchangeResponse& one : answer.bundle()) take(one);
+      for (const v1::ExchangeResponse& one : FramesOf(answer)) take(one);
     }
     return call_->Finish();
   }

@@ -15,6 +15,7 @@
 #include "kernels/base/error_reason.h"
 #include "proto/wire/spec_codec.h"
 #include "proto/wire/status_codec.h"
+#include "tests/support/bundles.h"
 
 namespace precondor {
 namespace {
@@ -214,6 +215,11 @@ int ScriptedServer::streams() const {
   return streams_;
 }
 
+int ScriptedServer::bundles() const {
+  MutexLock lock(mu_);
+  return bundles_;
+}
+
 bool ScriptedServer::Await(const std::function<bool(const std::map<std::string, Stored>& stored)>& condition) const {
   MutexLock lock(mu_);
   return changed_.wait_for(mu_, std::chrono::seconds(20),
@@ -228,6 +234,7 @@ bool ScriptedServer::Serve(Stream& stream) {
     ++streams_;
     credit.set_credit_bytes(script_.credit_bytes);
     credit.set_shard_generation(1);
+    credit.set_takes_bundles(script_.takes_bundles);
   }
   if (!stream.Write(credit)) return false;
   {
@@ -237,9 +244,12 @@ bool ScriptedServer::Serve(Stream& stream) {
   std::map<std::string, std::string> open;
   v1::ExchangeRequest request;
   while (stream.Read(&request)) {
-    if (request.bundle_size() == 0 && !Take(stream, request, open)) return false;
-    for (const v1::ExchangeRequest& part : request.bundle()) {
-      if (!Take(stream, part, open)) return false;
+    if (request.bundle_size() > 0) {
+      MutexLock lock(mu_);
+      ++bundles_;
+    }
+    for (const v1::ExchangeRequest& frame : FramesOf(request)) {
+      if (!Take(stream, frame, open)) return false;
     }
   }
   return true;

@@ -40,7 +40,8 @@ class ScriptedServer {
     v1::Decision without_tensor = v1::DECISION_SKIP;  // of answers without a tensor
     uint64_t credit_bytes = uint64_t{64} << 20;
     uint64_t chunk_bytes = uint64_t{1} << 20;  // of results
-    bool active = true;                        // what JoinSession says
+    bool takes_bundles = true;
+    bool active = true;  // what JoinSession says
     uint64_t lease_through_step = 100;
     uint64_t rollback_epoch = 0;
     uint64_t resume_step = 0;
@@ -85,6 +86,7 @@ class ScriptedServer {
   bool AwaitReported(size_t count) const;
   bool AwaitRefusedReports(int count) const;
   int streams() const;
+  int bundles() const;  // messages with several frames
   // Waits until `condition` holds; false after 20 seconds.
   bool Await(const std::function<bool(const std::map<std::string, Stored>& stored)>& condition) const;
 
@@ -118,6 +120,7 @@ class ScriptedServer {
   int refused_reports_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<uint64_t> reported_ ABSL_GUARDED_BY(mu_);
   int streams_ ABSL_GUARDED_BY(mu_) = 0;
+  int bundles_ ABSL_GUARDED_BY(mu_) = 0;
   int frames_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<std::string, Stored> stored_ ABSL_GUARDED_BY(mu_);
 };

@@ -59,7 +59,7 @@ void ExpectStep(Worker& worker, uint64_t step) {
   const auto answer = worker.Precondition(step, 0, {view, view}, 1).Wait();
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(gradient, want);
-  const auto reported = worker.ReportStep(step, 1.0, 1, true, 0.1);
+  const auto reported = worker.ReportStep(step, 1.0, 1, true, 0.1).Wait();
   EXPECT_TRUE(reported.ok()) << reported.status();
 }
 

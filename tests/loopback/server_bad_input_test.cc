@@ -196,18 +196,25 @@ TEST(ServerStreamTest, GarbageEndsTheStreamAlone) {
 
 TEST(ServerStreamTest, BundledFramesAreTakenAndAnsweredAsIfAlone) {
   RawServer server;
-  const v1::JoinSessionResponse one = server.OpenAndJoin("one"), bundled = server.OpenAndJoin("bundled");
+  const v1::JoinSessionResponse one = server.OpenAndJoin("one"), bundled = server.OpenAndJoin("bundled"),
+                                inside = server.OpenAndJoin("inside");
   // Statistics and gradient of both layers, a refused one between them.
   const auto frames = [](const v1::JoinSessionResponse& job) {
-    v1::ExchangeRequest bundle;
+    std::vector<v1::ExchangeRequest> all;
     for (int layer = 0; layer < 2; ++layer) {
       for (v1::FrameKind kind : {v1::FRAME_KIND_STATISTICS, v1::FRAME_KIND_GRADIENT}) {
-        v1::ExchangeRequest& frame = *bundle.add_bundle();
+        v1::ExchangeRequest& frame = all.emplace_back();
         *frame.mutable_header() = RawHeader(job, kind, 0, layer);
         frame.set_payload(RawFloats(static_cast<int>(frame.header().payload_bytes() / 4), 3));
       }
-      if (layer == 0) bundle.add_bundle()->mutable_header()->set_kind(v1::FRAME_KIND_ACK);
+      if (layer == 0) all.emplace_back().mutable_header()->set_kind(v1::FRAME_KIND_ACK);
     }
+    return all;
+  };
+  // The form of development versions: a frame's payload is inside the frame.
+  const auto older = [&](const v1::JoinSessionResponse& job) {
+    v1::ExchangeRequest bundle;
+    for (const v1::ExchangeRequest& frame : frames(job)) *bundle.add_bundle() = frame;
     return bundle;
   };
   // The answers to the frames, sorted, without what tells the sessions apart.
@@ -224,10 +231,10 @@ TEST(ServerStreamTest, BundledFramesAreTakenAndAnsweredAsIfAlone) {
     std::sort(got.begin(), got.end());
     return got;
   };
-  const v1::ExchangeRequest parts = frames(one);
-  const std::vector<std::string> alone = answers({parts.bundle().begin(), parts.bundle().end()});
+  const std::vector<std::string> alone = answers(frames(one));
   EXPECT_EQ(alone.size(), 4u + 2 + 1) << "acknowledgements, results, refusal";
-  EXPECT_EQ(answers({frames(bundled)}), alone);
+  EXPECT_EQ(answers({BundleOf(frames(bundled))}), alone);
+  EXPECT_EQ(answers({older(inside)}), alone);
 }
 
 TEST(ServerStreamTest, BundlesBesideOrInsideOthersOrTooLargeOnesEndTheStream) {
@@ -238,7 +245,17 @@ TEST(ServerStreamTest, BundlesBesideOrInsideOthersOrTooLargeOnesEndTheStream) {
   beside.add_bundle();
   *beside.mutable_header() = RawHeader(job, v1::FRAME_KIND_GRADIENT, 0, 0);
   for (int i = 0; i <= wire::kMaxBundleFrames; ++i) many.add_bundle();
-  for (const v1::ExchangeRequest& bad : {nested, beside, many}) {
+  v1::ExchangeRequest frame;
+  *frame.mutable_header() = RawHeader(job, v1::FRAME_KIND_GRADIENT, 0, 0);
+  frame.set_payload(RawFloats(static_cast<int>(frame.header().payload_bytes() / 4), 3));
+  const v1::ExchangeRequest good = BundleOf<v1::ExchangeRequest>({frame, frame});
+  v1::ExchangeRequest few = good, long_payload = good, wraps = good, twice = good;
+  few.mutable_bundled_bytes()->RemoveLast();
+  long_payload.mutable_payload()->append("more");
+  wraps.set_bundled_bytes(0, ~uint64_t{0});
+  wraps.set_bundled_bytes(1, good.payload().size() + 1);
+  twice.mutable_bundle(0)->set_payload("own");
+  for (const v1::ExchangeRequest& bad : {nested, beside, many, few, long_payload, wraps, twice}) {
     RawStream stream(server);
     stream.Send(bad);
     EXPECT_EQ(DetailOf(stream.End()).reason(), v1::ERROR_REASON_MALFORMED);
@@ -281,16 +298,13 @@ TEST(ServerStreamTest, FetchesAreAnsweredAsFarAsTheStreamMayHaveWaiting) {
   ASSERT_TRUE(server.Open(spec).ok());
   v1::JoinSessionResponse job;
   ASSERT_TRUE(server.Join("job", 0, kRawIncarnation, &job).ok());
-  v1::ExchangeRequest bundle;
   constexpr int kFetches = 3000;
-  for (int i = 0; i < kFetches; ++i) {
-    v1::FrameHeader& header = *bundle.add_bundle()->mutable_header();
-    header = RawHeader(job, v1::FRAME_KIND_FETCH, 0, 0);
-    header.clear_tensors();
-    header.clear_payload_bytes();
-  }
+  v1::ExchangeRequest fetch;
+  *fetch.mutable_header() = RawHeader(job, v1::FRAME_KIND_FETCH, 0, 0);
+  fetch.mutable_header()->clear_tensors();
+  fetch.mutable_header()->clear_payload_bytes();
   RawStream stream(server);
-  stream.Send(bundle);
+  stream.Send(BundleOf(std::vector<v1::ExchangeRequest>(kFetches, fetch)));
   uint64_t bytes = 0, state = 0;
   int results = 0, refused = 0;
   const auto count = [&](const v1::ExchangeResponse& answer) {

@@ -85,7 +85,7 @@ class SessionRemovedTest : public ::testing::TestWithParam<bool> {
     const MatrixView view(d.data(), kRows, kCols);
     const absl::StatusOr<Preconditioned> answer = worker.Precondition(step, 0, {view, view}, 1).Wait();
     if (!answer.ok()) return answer.status();
-    return worker.ReportStep(step, 1.0, 1, true, 0.1).status();
+    return worker.ReportStep(step, 1.0, 1, true, 0.1).Wait().status();
   }
 
   // How a rank's training ends when the session is removed from the shard between two steps, and what it is told.

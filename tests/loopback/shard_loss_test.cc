@@ -142,7 +142,7 @@ class Job {
     ForEachRank(kWorkers, [&](uint32_t rank) {
       for (uint64_t step = from; step < to; ++step) {
         RunStep(rank, step);
-        const auto directive = workers[rank]->ReportStep(step, 1.0, 1, true, 0.1);
+        const auto directive = workers[rank]->ReportStep(step, 1.0, 1, true, 0.1).Wait();
         ASSERT_TRUE(directive.ok()) << directive.status();
         if (rank == 0) steps = step + 1;
       }
@@ -231,7 +231,7 @@ TEST_F(ForgottenTest, WhereAllRanksGetEachAnswerNoneGetsAnother) {
     for (uint64_t step = 0; step < 2000 && ends[rank].ok(); ++step) {
       before[rank][step] = job.weights[rank];
       ends[rank] = job.Work(rank, step, {0, 1, 2, 3, 4, 5});
-      if (ends[rank].ok()) ends[rank] = job.workers[rank]->ReportStep(step, 1.0, 1, true, 0.1).status();
+      if (ends[rank].ok()) ends[rank] = job.workers[rank]->ReportStep(step, 1.0, 1, true, 0.1).Wait().status();
       if (rank == 0) job.steps = step + 1;
     }
   });

@@ -153,7 +153,7 @@ class ShardedTest : public ::testing::Test {
     return answers;
   }
   void Report(uint64_t step) {
-    for (const auto& worker : workers_) EXPECT_TRUE(worker->ReportStep(step, 1.0, 1, true, 0.1).ok());
+    for (const auto& worker : workers_) EXPECT_TRUE(worker->ReportStep(step, 1.0, 1, true, 0.1).Wait().ok());
   }
   // The whole answers of DELEGATE to the same steps.
   std::vector<Answer> Delegated(SessionSpec spec, uint64_t steps) {

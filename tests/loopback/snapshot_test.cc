@@ -114,7 +114,7 @@ class Trainer {
       if (!outcome.ok()) return outcome.status();
       for (size_t i = 0; i < kElements; ++i) weights[layer][i] -= kRate * answers[layer][i];
     }
-    const auto told = worker_->ReportStep(next, 1.0, 1, true, 0.1);
+    const auto told = worker_->ReportStep(next, 1.0, 1, true, 0.1).Wait();
     if (!told.ok()) return told.status();
     directive = *told;
     ++next;

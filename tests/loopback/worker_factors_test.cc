@@ -147,7 +147,7 @@ absl::StatusOr<Step> RunStep(Worker& worker, uint64_t step) {
     answers[layer].factor_version = outcome.factor_version;
     answers[layer].inner_product = outcome.inner_product;
   }
-  PRECONDOR_RETURN_IF_ERROR(worker.ReportStep(step, 1.0, 10, true, 0.1).status());
+  PRECONDOR_RETURN_IF_ERROR(worker.ReportStep(step, 1.0, 10, true, 0.1).Wait().status());
   return answers;
 }
 

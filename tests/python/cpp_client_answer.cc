@@ -91,7 +91,8 @@ absl::Status RunStep(std::vector<std::unique_ptr<Worker>>& workers, int step, st
               static_cast<std::streamsize>(sent[i].gradient.size() * sizeof(float)));
   }
   for (const std::unique_ptr<Worker>& worker : workers) {
-    PRECONDOR_RETURN_IF_ERROR(worker->ReportStep(step, 1.0, kSamples[worker->session().rank], true, 0.0).status());
+    PRECONDOR_RETURN_IF_ERROR(
+        worker->ReportStep(step, 1.0, kSamples[worker->session().rank], true, 0.0).Wait().status());
   }
   return absl::OkStatus();
 }

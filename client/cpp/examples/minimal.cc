@@ -54,7 +54,7 @@ absl::Status Train(const std::string& address) {
     if (auto answer = worker.Precondition(step, 0, {view, view}, kRows).Wait(); !answer.ok()) return answer.status();
     for (size_t i = 0; i < weight.size(); ++i) weight[i] -= kLearningRate * gradient[i];
     if (step % 10 == 0) std::cout << "step " << step << ": loss " << loss << "\n";
-    if (auto next = worker.ReportStep(step, loss, kRows, true, kLearningRate); !next.ok()) return next.status();
+    if (auto next = worker.ReportStep(step, loss, kRows, true, kLearningRate).Wait(); !next.ok()) return next.status();
   }
   return worker.Flush();
 }

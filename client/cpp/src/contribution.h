@@ -53,6 +53,7 @@ struct Contribution {
   std::shared_ptr<const void> payload_owner;     // keeps `payload` readable
   bool borrowed = false;                         // `payload` is the caller's memory
   std::shared_ptr<AnswerSink> result;            // receives the RESULT, for kinds that have one
+  bool may_wait = false;                         // for a next one, to share its message
   absl::Time deadline = absl::InfiniteFuture();  // for the answer
   uint64_t factor_version = 0;                   // for RESUME only
   std::optional<uint64_t> next_step = {};        // for RESUME only: first step whose answer the rank lacks

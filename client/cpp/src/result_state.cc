@@ -23,8 +23,13 @@ constexpr bool kLittleEndian = false;
 
 }  // namespace
 
-PreconditionFuture::State::State(std::string what, MatrixView out, bool payload_borrowed, bool out_aliases_gradient)
-    : what_(std::move(what)), out_(out), hold_(out_aliases_gradient), borrowed_(payload_borrowed) {}
+PreconditionFuture::State::State(std::string what, MatrixView out, bool payload_borrowed, bool out_aliases_gradient,
+                                 std::shared_ptr<HeldSender> held)
+    : what_(std::move(what)),
+      out_(out),
+      hold_(out_aliases_gradient),
+      held_gradients_(std::move(held)),
+      borrowed_(payload_borrowed) {}
 
 absl::Status PreconditionFuture::State::Begin(absl::Span<const wire::TensorFormat> tensors, uint64_t payload_bytes) {
   MutexLock lock(mu_);
@@ -84,34 +89,44 @@ void PreconditionFuture::State::Restart() {
 }
 
 bool PreconditionFuture::State::Complete(Preconditioned outcome) {
-  MutexLock lock(mu_);
-  if (outcome_.has_value()) return false;
-  if (!held_.empty()) {
-    written_ = false;
-    if (!borrowed_) WriteHeld();
-  }
-  SetOutcome(std::move(outcome));
-  return true;
+  return Change([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (outcome_.has_value()) return false;
+    if (!held_.empty()) {
+      written_ = false;
+      if (!borrowed_) WriteHeld();
+    }
+    outcome_ = std::move(outcome);
+    return true;
+  });
 }
 
 bool PreconditionFuture::State::Fail(absl::Status status) {
-  MutexLock lock(mu_);
-  if (outcome_.has_value()) return false;
-  held_.clear();
-  SetOutcome(std::move(status));
-  return true;
-}
-
-void PreconditionFuture::State::SetOutcome(absl::StatusOr<Preconditioned> outcome) {
-  outcome_ = std::move(outcome);
-  changed_.notify_all();
+  return Change([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (outcome_.has_value()) return false;
+    held_.clear();
+    outcome_ = std::move(status);
+    return true;
+  });
 }
 
 void PreconditionFuture::State::OnPayloadReleased() {
-  MutexLock lock(mu_);
-  borrowed_ = false;
-  if (!written_) WriteHeld();
-  changed_.notify_all();
+  Change([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    borrowed_ = false;
+    if (!written_) WriteHeld();
+    return true;
+  });
+}
+
+// Runs `change` under the lock. Notifies waiters without the lock, and only if they have nothing more to wait for.
+bool PreconditionFuture::State::Change(absl::FunctionRef<bool()> change) {
+  bool changed = false, ready = false;
+  {
+    MutexLock lock(mu_);
+    changed = change();
+    ready = ReadyLocked();
+  }
+  if (changed && ready) changed_.notify_all();
+  return changed;
 }
 
 void PreconditionFuture::State::WriteHeld() {
@@ -179,7 +194,14 @@ bool PreconditionFuture::State::ready() const {
   return ReadyLocked();
 }
 
+bool PreconditionFuture::State::Ask() const {
+  if (ready()) return true;
+  if (held_gradients_ != nullptr) held_gradients_->Send();
+  return ready();
+}
+
 bool PreconditionFuture::State::WaitFor(absl::Duration timeout) const {
+  if (Ask()) return true;
   const absl::Time deadline = MonotonicNow() + timeout;
   MutexLock lock(mu_);
   return changed_.wait_until(mu_, SteadyTime(deadline),
@@ -189,6 +211,7 @@ bool PreconditionFuture::State::WaitFor(absl::Duration timeout) const {
 // Waits without a deadline: the link or the send queue fails the contribution at its deadline, and the worker's
 // destructor fails the rest.
 absl::StatusOr<Preconditioned> PreconditionFuture::State::Wait() {
+  Ask();
   std::function<std::string()> explain;
   {
     MutexLock lock(mu_);
@@ -198,10 +221,14 @@ absl::StatusOr<Preconditioned> PreconditionFuture::State::Wait() {
     explaining_ = true;
   }
   const std::string why = explain();
-  MutexLock lock(mu_);
-  explaining_ = false;
-  SetOutcome(absl::DeadlineExceededError(absl::StrCat(outcome_->status().message(), why)));
-  return *outcome_;
+  absl::Status late;
+  Change([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    explaining_ = false;
+    late = absl::DeadlineExceededError(absl::StrCat(outcome_->status().message(), why));
+    outcome_ = late;
+    return true;
+  });
+  return late;
 }
 
 void PreconditionFuture::State::ExplainLateWith(std::function<std::string()> explain) {
@@ -209,7 +236,7 @@ void PreconditionFuture::State::ExplainLateWith(std::function<std::string()> exp
   explain_late_ = std::move(explain);
 }
 
-bool PreconditionFuture::ready() const { return state_ != nullptr && state_->ready(); }
+bool PreconditionFuture::ready() const { return state_ != nullptr && state_->Ask(); }
 
 bool PreconditionFuture::WaitFor(absl::Duration timeout) const { return state_ != nullptr && state_->WaitFor(timeout); }
 

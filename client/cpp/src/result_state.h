@@ -3,7 +3,6 @@
 // caller may use that memory.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,11 +10,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
 #include "client/cpp/src/answer_sink.h"
+#include "client/cpp/src/held_sender.h"
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/mutex.h"
 #include "precondor/client.h"
@@ -30,7 +31,9 @@ namespace precondor {
 class PreconditionFuture::State final : public AnswerSink {
  public:
   // With `payload_borrowed` gRPC reads the gradient in the caller's memory until OnPayloadReleased.
-  State(std::string what, MatrixView out, bool payload_borrowed, bool out_aliases_gradient);
+  // WaitFor, Wait and Ask call `held` (null: nothing is held back).
+  State(std::string what, MatrixView out, bool payload_borrowed, bool out_aliases_gradient,
+        std::shared_ptr<HeldSender> held = nullptr);
 
   // Returns INVALID_ARGUMENT unless there is one tensor, of the shape and size of `out`.
   absl::Status Begin(absl::Span<const wire::TensorFormat> tensors, uint64_t payload_bytes) override;
@@ -46,6 +49,8 @@ class PreconditionFuture::State final : public AnswerSink {
   void ExplainLateWith(std::function<std::string()> explain);
 
   bool ready() const override;
+  // The caller asks for the answer. Sends what is held back, unless the answer is ready.
+  bool Ask() const;
   bool WaitFor(absl::Duration timeout) const;
   absl::StatusOr<Preconditioned> Wait();
 
@@ -55,11 +60,12 @@ class PreconditionFuture::State final : public AnswerSink {
   void WriteBytes(const char* data, uint64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteElements(const char* data, uint64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void SetOutcome(absl::StatusOr<Preconditioned> outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Change(absl::FunctionRef<bool()> change) ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::string what_;
   const MatrixView out_;
   const bool hold_;  // keep chunks until the end: out is the gradient's own memory
+  const std::shared_ptr<HeldSender> held_gradients_;
 
   mutable Mutex mu_;
   mutable CondVar changed_;

@@ -16,6 +16,7 @@
 namespace precondor {
 namespace {
 
+constexpr int kMostHeld = 8;  // contributions that wait for a next one: the shard begins with them meanwhile
 constexpr absl::Duration kLastBackoff = absl::Seconds(2);
 constexpr absl::Duration kCloseTimeout = absl::Seconds(1);  // for a stream that is half-closed
 
@@ -86,9 +87,15 @@ absl::Status ShardLink::Submit(Outbox::Item item) {
   MutexLock lock(mu_);
   PRECONDOR_RETURN_IF_ERROR(failed_);
   PRECONDOR_RETURN_IF_ERROR(PayloadPath::CheckSlot(*item));
+  const bool waits = item->may_wait && item->payload.size() < wire::kMaxBundledFrameBytes;
   PRECONDOR_RETURN_IF_ERROR(outbox_.Add(std::move(item)));
-  Pump();
+  if (!waits || ++held_ >= kMostHeld) Pump();
   return absl::OkStatus();
+}
+
+void ShardLink::SendHeld() {
+  MutexLock lock(mu_);
+  if (held_ > 0) Pump();
 }
 
 absl::Time ShardLink::Tick(absl::Time now) {

@@ -82,6 +82,8 @@ class ShardLink {
   // Sends a contribution. Returns ALREADY_EXISTS for a key without its answer, UNAVAILABLE for a contribution in a slot
   // whose region has ended, and after Fail its status.
   absl::Status Submit(Outbox::Item item);
+  // Sends what Submit has held back because it may wait.
+  void SendHeld();
   // Connects if it is time, and fails contributions past their deadlines. Returns the time by which to call it again.
   absl::Time Tick(absl::Time now);
   // Enters a new epoch: unanswered contributions are sent again under it, on a new stream.
@@ -133,8 +135,6 @@ class ShardLink {
   void CancelStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::optional<Outbox::Frame> NextFrame(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Bytes that the frame takes in a bundle; more than the maximum if the frame must not be in one.
-  static size_t BundledBytes(const Outbox::Frame& frame);
   // Writes one message: one frame, or a bundle of several.
   void WriteFrames(const std::vector<Outbox::Frame>& frames, bool more) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteRegionRequest(v1::Ring wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -154,7 +154,9 @@ class ShardLink {
   std::unique_ptr<Stream> stream_ ABSL_GUARDED_BY(mu_);  // in state kNone: null, or a stream that has ended
   StreamState state_ ABSL_GUARDED_BY(mu_) = StreamState::kNone;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
-  bool showed_secret_ ABSL_GUARDED_BY(mu_) = false;          // on this stream
+  int held_ ABSL_GUARDED_BY(mu_) = 0;                // contributions that Submit has not sent, because they may wait
+  bool bundles_ ABSL_GUARDED_BY(mu_) = false;        // this stream's shard takes bundles
+  bool showed_secret_ ABSL_GUARDED_BY(mu_) = false;  // on this stream
   std::optional<Outbox::Frame> ahead_ ABSL_GUARDED_BY(mu_);  // taken from the outbox, to be written next
   absl::Time opening_deadline_ ABSL_GUARDED_BY(mu_);
   absl::Time connect_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();

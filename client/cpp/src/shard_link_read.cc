@@ -2,6 +2,7 @@
 // Reads a link's frames: acknowledgements, answers and refusals of the shard.
 #include <grpcpp/support/byte_buffer.h>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -44,7 +45,9 @@ void ShardLink::OnRead(const grpc::ByteBuffer& buffer) {
   traffic_.result_bytes.fetch_add(payload_bytes, std::memory_order_relaxed);
   traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(buffer.Length()) - payload_bytes, std::memory_order_relaxed);
   if (frame->message.bundle_size() == 0) return OnFrame(frame->message, frame->payload);
-  for (const v1::ExchangeResponse& part : frame->message.bundle()) OnFrame(part, {});
+  const absl::StatusOr<std::vector<wire::ReceivedBytes>> payloads = wire::TakeBundledPayloads(*frame);
+  if (!payloads.ok()) return OnProtocolError(payloads.status());
+  for (int i = 0; i < frame->message.bundle_size(); ++i) OnFrame(frame->message.bundle(i), (*payloads)[i]);
 }
 
 void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload) {
@@ -88,6 +91,7 @@ void ShardLink::OnCredit(const v1::ExchangeResponse& credit) {
   state_ = StreamState::kOpen;
   broken_ = absl::OkStatus();
   backend_ = credit.backend();
+  bundles_ = credit.takes_bundles();
   path_.OnStreamOpen(credit);
   changed_.notify_all();
   outbox_.DropUnansweredBefore(drop_unanswered_before);

@@ -13,11 +13,25 @@
 namespace precondor {
 namespace {
 
-// gRPC holds frames below this size back for a next frame that follows at once, which saves system calls.
-constexpr uint64_t kCoalesceBytes = 64 << 10;
 // Upper limits of a frame's header, without parts, and of a part.
-constexpr size_t kBundledHeaderBytes = 160;
-constexpr size_t kBundledPartBytes = 32;
+constexpr size_t kHeaderBytes = 160;
+constexpr size_t kPartBytes = 32;
+
+// Decides which frames share a message.
+class Bundle {
+ public:
+  // Returns false if the frame does not fit any more, or must not be in a bundle.
+  bool Add(const Outbox::Frame& frame) {
+    payload_bytes_ += frame.chunk.size;
+    header_bytes_ += kHeaderBytes + frame.item->parts.size() * kPartBytes;
+    const bool whole = frame.chunk.size == frame.item->payload.size();
+    return whole && frame.chunk.size < wire::kMaxBundledFrameBytes && payload_bytes_ <= wire::kMaxBundlePayloadBytes &&
+           header_bytes_ <= wire::kMaxBundleHeaderBytes;
+  }
+
+ private:
+  size_t payload_bytes_ = 0, header_bytes_ = 0;
+};
 
 }  // namespace
 
@@ -27,27 +41,23 @@ std::optional<Outbox::Frame> ShardLink::NextFrame(absl::Time now) {
 }
 
 void ShardLink::Pump() {
+  held_ = 0;
   if (state_ != StreamState::kOpen || writing_) return;
   if (std::optional<v1::Ring> request = path_.TakeRequest()) return WriteRegionRequest(*std::move(request));
   const absl::Time now = MonotonicNow();
   std::optional<Outbox::Frame> frame = NextFrame(now);
   if (!frame.has_value()) return;
+  Bundle bundle;
+  const bool small = bundle.Add(*frame);
   std::vector<Outbox::Frame> frames = {*std::move(frame)};
-  if (frames.front().chunk.size < kCoalesceBytes) {
+  if (small) {
     // Small frames that are ready travel in one message. A message may wait in gRPC (`more`) only if the next frame is
     // certain.
-    size_t bytes = BundledBytes(frames.front());
-    while ((ahead_ = NextFrame(now)).has_value() && (bytes += BundledBytes(*ahead_)) <= wire::kMaxBundleBytes) {
+    while ((ahead_ = NextFrame(now)).has_value() && bundles_ && bundle.Add(*ahead_)) {
       frames.push_back(*std::exchange(ahead_, std::nullopt));
     }
   }
   WriteFrames(frames, ahead_.has_value());
-}
-
-size_t ShardLink::BundledBytes(const Outbox::Frame& frame) {
-  const bool whole = frame.chunk.size == frame.item->payload.size();
-  if (!whole || frame.chunk.size >= kCoalesceBytes) return wire::kMaxBundleBytes + 1;
-  return frame.chunk.size + kBundledHeaderBytes + frame.item->parts.size() * kBundledPartBytes;
 }
 
 void ShardLink::WriteFrames(const std::vector<Outbox::Frame>& frames, bool more) {
@@ -59,8 +69,8 @@ void ShardLink::WriteFrames(const std::vector<Outbox::Frame>& frames, bool more)
     v1::ExchangeRequest* const message = frames.size() > 1 ? request.add_bundle() : &request;
     *message->mutable_header() = MakeHeader(item);
     const absl::Span<const uint8_t> inlined = PayloadPath::Describe(item, frame.chunk, *message->mutable_header());
-    if (!inlined.empty() && frames.size() > 1) message->set_payload(inlined.data(), inlined.size());
-    if (!inlined.empty() && frames.size() == 1) parts.push_back({inlined.data(), inlined.size(), item.payload_owner});
+    if (!inlined.empty()) parts.push_back({inlined.data(), inlined.size(), item.payload_owner});
+    if (frames.size() > 1) request.add_bundled_bytes(inlined.size());
     const int64_t bytes = static_cast<int64_t>(inlined.size());
     auto& counter = item.id.kind == v1::FRAME_KIND_GRADIENT ? traffic_.gradient_bytes : traffic_.statistics_bytes;
     counter.fetch_add(bytes, std::memory_order_relaxed);

@@ -84,38 +84,55 @@ absl::Status StepControl::AwaitLease(uint64_t step) {
                                      "; report finished steps first"));
 }
 
-absl::Status StepControl::AwaitStart(uint64_t number, uint64_t next_step) {
+ReportFuture StepControl::Begin(const OwnReport& report) {
   const absl::Time now = MonotonicNow();
-  const absl::Time deadline = now + options_.lease_timeout;
-  const auto settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return (ledger_.answered() >= number && ledger_.MayStart(next_step)) || refused_.contains(number) ||
-           !failed_.ok() || stopping_;
-  };
-  if (!coordinator_unreachable_) changed_.wait_until(mu_, SteadyTime(std::min(deadline, now + kPatience)), settled);
-  if (!settled()) {
-    coordinator_unreachable_ = true;
-    changed_.wait_until(mu_, SteadyTime(deadline),
-                        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return settled() || ledger_.MayStart(next_step); });
-  }
+  MutexLock lock(mu_);
+  if (!failed_.ok()) return ReportFuture(this, 0, failed_);
+  // Returns the refusal of an earlier report for which no call waited.
+  if (!late_refusal_.ok()) return ReportFuture(this, 0, std::exchange(late_refusal_, absl::OkStatus()));
+  const uint64_t number = ledger_.QueueReport(report);
+  waiting_[number] = {
+      .next_step = report.step + 1, .patient_until = now + kPatience, .deadline = now + options_.lease_timeout};
+  changed_.notify_all();
+  return ReportFuture(this, number, absl::OkStatus());
+}
+
+bool StepControl::IsSettled(uint64_t number, const Waiting& report) const {
+  if (refused_.contains(number) || !failed_.ok() || stopping_) return true;
+  const absl::Time now = MonotonicNow();
+  if (now >= report.deadline) return true;
+  return ledger_.MayStart(report.next_step) &&
+         (ledger_.answered() >= number || coordinator_unreachable_ || now >= report.patient_until);
+}
+
+bool StepControl::AwaitSettled(uint64_t number, absl::Time until) {
+  const auto report = waiting_.find(number);
+  if (report == waiting_.end()) return true;
+  const Waiting waiting = report->second;
+  const auto settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return IsSettled(number, waiting); };
+  changed_.wait_until(mu_, SteadyTime(std::min({until, waiting.patient_until, waiting.deadline})), settled);
+  if (ledger_.answered() < number && MonotonicNow() >= waiting.patient_until) coordinator_unreachable_ = true;
+  return changed_.wait_until(mu_, SteadyTime(std::min(until, waiting.deadline)), settled);
+}
+
+bool StepControl::WaitFor(uint64_t number, absl::Duration timeout) {
+  const absl::Time until = MonotonicNow() + timeout;
+  MutexLock lock(mu_);
+  return AwaitSettled(number, until);
+}
+
+absl::StatusOr<StepDirective> StepControl::Wait(uint64_t number) {
+  MutexLock lock(mu_);
+  AwaitSettled(number, absl::InfiniteFuture());
+  const auto waited = waiting_.extract(number);
   PRECONDOR_RETURN_IF_ERROR(failed_);
   if (const auto refused = refused_.extract(number); !refused.empty()) return refused.mapped();
   if (stopping_) return absl::CancelledError(absl::StrCat(options_.what, ": the worker is gone"));
-  return ledger_.MayStart(next_step) ? absl::OkStatus() : LeaseTimeout();
-}
-
-absl::StatusOr<StepDirective> StepControl::Report(const OwnReport& report) {
-  MutexLock lock(mu_);
-  PRECONDOR_RETURN_IF_ERROR(failed_);
-  // Returns the refusal of an earlier report for which no call waited.
-  PRECONDOR_RETURN_IF_ERROR(std::exchange(late_refusal_, absl::OkStatus()));
-  const uint64_t number = ledger_.QueueReport(report);
-  waiting_.insert(number);
-  changed_.notify_all();
-  const absl::Status started = AwaitStart(number, report.step + 1);
-  waiting_.erase(number);
-  PRECONDOR_RETURN_IF_ERROR(started);
+  if (waited.empty()) return absl::FailedPreconditionError(absl::StrCat(options_.what, ": the report was waited for"));
+  const uint64_t next_step = waited.mapped().next_step;
+  if (!ledger_.MayStart(next_step)) return LeaseTimeout();
   return StepDirective{.lease_through_step = ledger_.directive().lease_through_step,
-                       .next_mode = ledger_.directive().ModeOf(report.step + 1),
+                       .next_mode = ledger_.directive().ModeOf(next_step),
                        .snapshot_at = ledger_.directive().snapshot_at,
                        .snapshot_id = ledger_.directive().snapshot_id};
 }
@@ -164,6 +181,13 @@ void StepControl::Loop() {
                       [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !failed_.ok(); });
     pause = std::min(pause * 2, kLastPause);
   }
+}
+
+bool ReportFuture::WaitFor(absl::Duration timeout) const { return !error_.ok() || control_->WaitFor(number_, timeout); }
+
+absl::StatusOr<StepDirective> ReportFuture::Wait() const {
+  PRECONDOR_RETURN_IF_ERROR(error_);
+  return control_->Wait(number_);
 }
 
 }  // namespace precondor

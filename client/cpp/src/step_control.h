@@ -52,8 +52,12 @@ class StepControl {
   // Waits until `step` may start. Returns FAILED_PRECONDITION (STEP_TOO_FAR_AHEAD) if no report is outstanding whose
   // answer could extend the lease, DEADLINE_EXCEEDED after lease_timeout, and after Fail its status.
   absl::Status AwaitLease(uint64_t step);
-  // Reports a finished step, and waits until the next one may start.
-  absl::StatusOr<StepDirective> Report(const OwnReport& report);
+  // Queues the report of a finished step.
+  ReportFuture Begin(const OwnReport& report);
+  // Return when report `number` is settled: the next step may start, or there is an error. WaitFor returns whether it
+  // is.
+  bool WaitFor(uint64_t number, absl::Duration timeout);
+  absl::StatusOr<StepDirective> Wait(uint64_t number);
   // Ends all current and later waiting with `status`.
   void Fail(const absl::Status& status);
 
@@ -61,8 +65,13 @@ class StepControl {
   void Loop();
   // Handles the answer to the first report owed. Returns true if the report is complete.
   bool TakeAnswer(const absl::StatusOr<WorkerDirective>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Waits until report `number` is answered and `next_step` may start.
-  absl::Status AwaitStart(uint64_t number, uint64_t next_step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  struct Waiting {
+    uint64_t next_step = 0;
+    absl::Time patient_until;  // from then on the next step starts if the lease allows it
+    absl::Time deadline;
+  };
+  bool IsSettled(uint64_t number, const Waiting& report) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool AwaitSettled(uint64_t number, absl::Time until) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status LeaseTimeout() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;
@@ -72,9 +81,9 @@ class StepControl {
   CondVar changed_;
   StepLedger ledger_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
-  std::set<uint64_t> waiting_ ABSL_GUARDED_BY(mu_);                // reports for which a caller waits
+  std::map<uint64_t, Waiting> waiting_ ABSL_GUARDED_BY(mu_);       // reports whose Wait has not returned
   std::map<uint64_t, absl::Status> refused_ ABSL_GUARDED_BY(mu_);  // errors of those
-  absl::Status late_refusal_ ABSL_GUARDED_BY(mu_);                 // first error of a report for which no caller waits
+  absl::Status late_refusal_ ABSL_GUARDED_BY(mu_);                 // first error of a report that is not in waiting_
   bool coordinator_unreachable_ ABSL_GUARDED_BY(mu_) = false;      // the coordinator has not answered within kPatience
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

@@ -153,6 +153,7 @@ WorkerImpl::~WorkerImpl() {
   for (const ShardRoutes::Link& link : routes_.links()) link->path().StopWaiting();
   send_queue_.Fail(absl::CancelledError(absl::StrCat("session ", session_, ": the worker was destroyed")));
   send_queue_.Stop();
+  held_->Stop();
   routes_.Clear();
   // A caller may free its gradients as soon as the worker is destroyed.
   borrowed_->Wait(MonotonicNow() + kReleaseTimeout);
@@ -242,9 +243,9 @@ void WorkerImpl::CountControl(const google::protobuf::MessageLite& request,
 
 // --- control ------------------------------------------------------------------------------------------------------
 
-absl::StatusOr<StepDirective> WorkerImpl::ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
-                                                     double learning_rate) {
-  return steps_->Report(
+ReportFuture WorkerImpl::ReportStep(uint64_t step, double loss, uint64_t samples, bool finite, double learning_rate) {
+  held_->Send();
+  return steps_->Begin(
       {.step = step, .loss = loss, .samples = samples, .finite = finite, .learning_rate = learning_rate});
 }
 

@@ -16,6 +16,7 @@
 
 #include "client/cpp/src/control.h"
 #include "client/cpp/src/device_send_queue.h"
+#include "client/cpp/src/held_sender.h"
 #include "client/cpp/src/local_factors.h"
 #include "client/cpp/src/missing_ranks.h"
 #include "client/cpp/src/shard_link.h"
@@ -58,15 +59,14 @@ class WorkerImpl final : public Worker {
   absl::Status SendStatistics(uint64_t step, int64_t layer, ConstMatrixView a, ConstMatrixView g,
                               uint64_t samples) override;
   absl::Status AbstainStatistics(uint64_t step, int64_t layer) override;
-  PreconditionFuture Precondition(uint64_t step, int64_t layer, const GradientBuffers& buffers,
-                                  uint64_t samples) override;
+  PreconditionFuture Precondition(uint64_t step, int64_t layer, const GradientBuffers& buffers, uint64_t samples,
+                                  bool more) override;
   PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) override;
   absl::Status DevicePlaneStatus(int64_t layer, int device) override;
   absl::StatusOr<uint64_t> FactorsChecksum(int64_t layer) override;
   absl::StatusOr<std::string> ReadFactors(int64_t layer) override;
   absl::Status Flush() override;
-  absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
-                                           double learning_rate) override;
+  ReportFuture ReportStep(uint64_t step, double loss, uint64_t samples, bool finite, double learning_rate) override;
   void Cancel() override;
   absl::Status Leave() override;
 
@@ -90,7 +90,7 @@ class WorkerImpl final : public Worker {
 
   // Precondition, by the form of the gradient.
   PreconditionFuture PreconditionMatrix(uint64_t step, int64_t layer, const GradientBuffers::Matrix& matrix,
-                                        uint64_t samples);
+                                        uint64_t samples, bool more);
   PreconditionFuture PreconditionParts(uint64_t step, int64_t layer, const GradientBuffers::Parts& buffers);
   PreconditionFuture PreconditionOnDevice(uint64_t step, int64_t layer, const GradientBuffers::DeviceMatrix& matrix,
                                           uint64_t samples);
@@ -162,6 +162,9 @@ class WorkerImpl final : public Worker {
   std::unique_ptr<LocalFactors> factors_;  // Constant after Make; null unless workers precondition. Outlives routes_.
   PlaneTable planes_;                      // outlives routes_
   ShardRoutes routes_;
+  const std::shared_ptr<HeldSender> held_ = std::make_shared<HeldSender>([this] {
+    for (const ShardRoutes::Link& link : routes_.links()) link->SendHeld();
+  });
 
   DeviceSendQueue send_queue_;  // delivers to routes_
 

@@ -144,9 +144,9 @@ std::shared_ptr<const void> WorkerImpl::Borrow(const std::shared_ptr<Preconditio
 }
 
 PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const GradientBuffers& buffers,
-                                            uint64_t samples) {
+                                            uint64_t samples, bool more) {
   if (const auto* matrix = std::get_if<GradientBuffers::Matrix>(&buffers.form())) {
-    return PreconditionMatrix(step, layer, *matrix, samples);
+    return PreconditionMatrix(step, layer, *matrix, samples, more);
   }
   if (const auto* parts = std::get_if<GradientBuffers::Parts>(&buffers.form())) {
     return PreconditionParts(step, layer, *parts);
@@ -155,7 +155,7 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const 
 }
 
 PreconditionFuture WorkerImpl::PreconditionMatrix(uint64_t step, int64_t layer, const GradientBuffers::Matrix& matrix,
-                                                  uint64_t samples) {
+                                                  uint64_t samples, bool more) {
   const auto& [gradient, out] = matrix;
   const absl::StatusOr<Mode> mode = CheckStep(step, layer);
   if (!mode.ok()) return FailedFuture(mode.status());
@@ -180,6 +180,7 @@ PreconditionFuture WorkerImpl::PreconditionMatrix(uint64_t step, int64_t layer, 
   contribution->id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
   contribution->mode = *mode;
   contribution->samples = samples;
+  contribution->may_wait = more;
   return SubmitGradient(std::move(contribution), what, gradient, out);
 }
 
@@ -217,7 +218,7 @@ PreconditionFuture WorkerImpl::SubmitGradient(std::shared_ptr<Contribution> cont
   const bool borrowed = !alias.empty();
   contribution->borrowed = borrowed;
   const auto state =
-      std::make_shared<PreconditionFuture::State>(what, out, borrowed, borrowed && Overlap(gradient, out));
+      std::make_shared<PreconditionFuture::State>(what, out, borrowed, borrowed && Overlap(gradient, out), held_);
   contribution->result = state;
   if (gradient.size() == 0) return Submit(std::move(contribution), state, layer);
   if (borrowed) {
@@ -237,7 +238,8 @@ PreconditionFuture WorkerImpl::AbstainGradient(uint64_t step, int64_t layer) {
   const absl::StatusOr<Mode> mode = CheckStep(step, layer);
   if (!mode.ok()) return FailedFuture(mode.status());
   if (absl::Status status = CheckGradient(layer); !status.ok()) return FailedFuture(status);
-  const auto state = std::make_shared<PreconditionFuture::State>(Describe(step, layer), MatrixView(), false, false);
+  const auto state =
+      std::make_shared<PreconditionFuture::State>(Describe(step, layer), MatrixView(), false, false, held_);
   if (factors_ != nullptr || NeedsNoShard(*mode)) {
     state->Complete({Decision::kSkip, 0, 0, absl::StrCat("rank ", rank_, " abstained")});
     return PreconditionFuture(state);
@@ -260,7 +262,9 @@ PreconditionFuture WorkerImpl::Submit(std::shared_ptr<Contribution> contribution
                                       const std::shared_ptr<PreconditionFuture::State>& state, int64_t layer) {
   contribution->deadline = MonotonicNow() + options_.result_timeout;
   ExplainLate(*state, contribution->id.step, layer);
+  const bool may_wait = contribution->may_wait;
   const absl::Status status = routes_.Submit(static_cast<size_t>(layer), std::move(contribution));
+  if (may_wait) held_->NoteHeld();
   if (!status.ok()) state->Fail(status);
   return PreconditionFuture(state);
 }
@@ -276,6 +280,7 @@ absl::StatusOr<uint64_t> WorkerImpl::FactorsChecksum(int64_t layer) {
 }
 
 absl::Status WorkerImpl::Flush() {
+  held_->Send();
   const absl::Time deadline = MonotonicNow() + options_.result_timeout;
   if (!send_queue_.WaitIdle(deadline)) {
     return absl::DeadlineExceededError(absl::StrCat("session ", session_,

@@ -58,7 +58,7 @@ PreconditionFuture WorkerImpl::PreconditionOnDevice(uint64_t step, int64_t layer
     if (!mark.ok()) return FailedFuture(mark.status());
     sent->marks.push_back(*std::move(mark));
   }
-  const auto state = std::make_shared<PreconditionFuture::State>(what, MatrixView(), false, false);
+  const auto state = std::make_shared<PreconditionFuture::State>(what, MatrixView(), false, false, held_);
   sent->what = what;
   sent->plane = *plane;
   sent->values = ViewOf(gradient);

@@ -139,7 +139,7 @@ double TcpSeconds(int64_t bytes) {
 
 absl::Status Report(Worker& worker, uint64_t step) {
   if (step % kReportEvery != 0) return absl::OkStatus();
-  return worker.ReportStep(step, 1, 1, true, 0.1).status();
+  return worker.ReportStep(step, 1, 1, true, 0.1).Wait().status();
 }
 
 // Returns the seconds of `rounds` rounds of kUnderWay tensors of one size, sent and answered.

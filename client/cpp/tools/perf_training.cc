@@ -118,7 +118,7 @@ absl::Status TrainingSteps::RunStep(uint32_t rank, uint64_t step) {
                                           1));
   }
   for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
-  return worker.ReportStep(step, 1.0, 1, true, 0.1).status();
+  return worker.ReportStep(step, 1.0, 1, true, 0.1).Wait().status();
 }
 
 }  // namespace precondor

@@ -13,7 +13,7 @@ import inspect
 import math
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, Literal, Mapping, Optional, Sequence, Tuple, TypeVar, Union, overload
 
 import numpy as np
 
@@ -105,6 +105,17 @@ class StepDirective:
     next_mode: str
     snapshot_at: int
     snapshot_id: int
+
+
+class Report:
+    """A report that is under way. Thread-safe."""
+
+    def __init__(self, core: _core.Report) -> None:
+        self._core = core
+
+    def result(self) -> StepDirective:
+        """Waits for the answer, as Worker.report_step does. Call it once. Ctrl-C ends only the wait."""
+        return StepDirective(*self._core.result())
 
 
 class Future:
@@ -268,7 +279,8 @@ class Worker:
 
     @_names_arguments
     def precondition(self, step: int, layer: int, gradient: Any, samples: int, out: Optional[np.ndarray] = None, *,
-                     parts: Optional[Sequence[Tuple[int, int, int, int, bool]]] = None, device: int = 0, stream: int = 0) -> Future:
+                     parts: Optional[Sequence[Tuple[int, int, int, int, bool]]] = None, device: int = 0, stream: int = 0,
+                     more: bool = False) -> Future:
         """Sends a gradient and returns the future of the preconditioned one.
 
         An f32 gradient whose rows have no gaps is sent from the array's own memory: do not write to it until the future
@@ -289,6 +301,8 @@ class Worker:
                 is required, f32 [1, m], for those of all these parts.
             device: Number of the CUDA device in this process.
             stream: The cudaStream_t whose work produces the gradient (`torch.cuda.current_stream().cuda_stream`).
+            more: Another gradient follows at once. A small one in host memory may wait for it, to share its message, until a
+                future is waited for.
 
         Raises:
             InvalidArgumentError: `gradient` is no matrix of real numbers, on a device no f32 matrix, or `out` cannot be
@@ -300,7 +314,7 @@ class Worker:
             return Future(self._core.precondition_on_device(step, layer, gradient, samples, device, stream))
         if parts is not None:
             return Future(self._core.precondition_parts(step, layer, parts, gradient, out))
-        return Future(self._core.precondition(step, layer, gradient, out, samples))
+        return Future(self._core.precondition(step, layer, gradient, out, samples, more))
 
     @_names_arguments
     def device_plane_status(self, layer: int, device: int = 0) -> str:
@@ -349,8 +363,17 @@ class Worker:
         flush."""
         self._core.flush()
 
+    @overload
+    def report_step(self, step: int, loss: float, samples: int, learning_rate: float, finite: bool = True, *,
+                    wait: Literal[True] = True) -> StepDirective: ...
+
+    @overload
+    def report_step(self, step: int, loss: float, samples: int, learning_rate: float, finite: bool = True, *,
+                    wait: Literal[False]) -> Report: ...
+
     @_names_arguments
-    def report_step(self, step: int, loss: float, samples: int, learning_rate: float, finite: bool = True) -> StepDirective:
+    def report_step(self, step: int, loss: float, samples: int, learning_rate: float, finite: bool = True, *,
+                    wait: bool = True) -> Union[StepDirective, Report]:
         """Reports a finished step, in order of steps, and waits until the next one may start.
 
         Args:
@@ -359,11 +382,14 @@ class Worker:
             samples: Weight of the loss.
             learning_rate: The step's learning rate.
             finite: False if the step was skipped because of values that are not finite.
+            wait: False: returns a Report at once. The work of the next step may begin before its result().
 
         Raises:
             AbortedError: The job rolled back to an earlier step, which the message names.
             DeadlineExceededError: The coordinator was unreachable for lease_timeout at the end of the lease.
         """
+        if not wait:
+            return Report(self._core.begin_report(step, loss, samples, finite, learning_rate))
         return StepDirective(*self._core.report_step(step, loss, samples, finite, learning_rate))
 
     def close(self, *, leave: bool = False) -> None:

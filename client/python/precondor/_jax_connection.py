@@ -159,7 +159,7 @@ class Connection:
 
     def _precondition(self, worker: Worker, step: int, place: int, layer: Layer, gradient: np.ndarray, answer: np.ndarray) -> Future:
         if self.group.size == 1:
-            return worker.precondition(step, place, gradient, 1, out=answer)
+            return worker.precondition(step, place, gradient, 1, out=answer, more=True)
         share = self.group.share(layer.d_out)
         first = worker.rank * share
         rows = max(0, min(share, layer.d_out - first))

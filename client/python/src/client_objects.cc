@@ -232,7 +232,8 @@ void WorkerObject::ForgetAnswered() {
 std::unique_ptr<FutureObject> WorkerObject::Send(uint64_t step, const py::object& gradient, const py::object& out,
                                                  const std::function<PreconditionFuture(Worker&)>& call) {
   const std::shared_ptr<Worker> worker = Get();
-  ForgetAnswered();
+  // Once a step: the check sends what waits for a next gradient.
+  if (std::exchange(last_sent_step_, step) != step) ForgetAnswered();
   // Held from before it is sent, also where a signal ends the call.
   const auto under_way = std::make_shared<Sent>(Sent{PreconditionFuture(), gradient, out});
   sent_.push_back(under_way);
@@ -243,14 +244,14 @@ std::unique_ptr<FutureObject> WorkerObject::Send(uint64_t step, const py::object
 }
 
 std::unique_ptr<FutureObject> WorkerObject::Precondition(uint64_t step, int64_t layer, const py::object& gradient,
-                                                         const py::object& out, uint64_t samples) {
+                                                         const py::object& out, uint64_t samples, bool more) {
   const py::array sent = Readable("gradient", gradient);
   py::object answer = out;
   if (out.is_none()) answer = NewMatrix(sent.shape(0), sent.shape(1));
   const MatrixView answer_view = Writable("out", answer);
   const ConstMatrixView gradient_view = ViewOf(sent);
   return Send(step, sent, answer, [&](Worker& worker) {
-    return worker.Precondition(step, layer, {gradient_view, answer_view}, samples);
+    return worker.Precondition(step, layer, {gradient_view, answer_view}, samples, more);
   });
 }
 
@@ -317,9 +318,25 @@ void WorkerObject::Flush() {
 
 py::tuple WorkerObject::ReportStep(uint64_t step, double loss, uint64_t samples, bool finite, double learning_rate) {
   const std::shared_ptr<Worker> worker = Get();
+  const ReportFuture report = worker->ReportStep(step, loss, samples, finite, learning_rate);
   absl::StatusOr<StepDirective> answer;
-  Run(*worker, [&] { answer = worker->ReportStep(step, loss, samples, finite, learning_rate); });
-  const StepDirective directive = calls_.ValueOrRaise(std::move(answer));
+  Run(*worker, [&] { answer = report.Wait(); });
+  return TakeDirective(answer);
+}
+
+std::unique_ptr<ReportObject> WorkerObject::BeginReport(uint64_t step, double loss, uint64_t samples, bool finite,
+                                                        double learning_rate) {
+  return std::make_unique<ReportObject>(this, Get()->ReportStep(step, loss, samples, finite, learning_rate));
+}
+
+py::tuple ReportObject::Result() const {
+  const std::shared_ptr<Worker> worker = worker_->Get();  // the future refers to it
+  worker_->calls_.Until([this] { return report_.WaitFor(kSlice); });
+  return worker_->TakeDirective(report_.Wait());
+}
+
+py::tuple WorkerObject::TakeDirective(const absl::StatusOr<StepDirective>& answer) {
+  const StepDirective directive = calls_.ValueOrRaise(answer);
   lease_through_step_ = std::max(lease_through_step_, directive.lease_through_step);
   return py::make_tuple(directive.lease_through_step, Text(ModeName(directive.next_mode)), directive.snapshot_at,
                         directive.snapshot_id);

@@ -40,6 +40,20 @@ class FutureObject {
   const pybind11::object gradient_;
 };
 
+class WorkerObject;
+
+// A report that is under way. Its worker outlives it.
+class ReportObject {
+ public:
+  ReportObject(WorkerObject* worker, ReportFuture report) : worker_(worker), report_(std::move(report)) {}
+  // (lease_through_step, next_mode, snapshot_at, snapshot_id)
+  pybind11::tuple Result() const;
+
+ private:
+  WorkerObject* const worker_;
+  const ReportFuture report_;
+};
+
 // A rank of a session. Holds the arrays of every gradient under way.
 class WorkerObject {
  public:
@@ -69,7 +83,7 @@ class WorkerObject {
                       uint64_t samples);
   void AbstainStatistics(uint64_t step, int64_t layer);
   std::unique_ptr<FutureObject> Precondition(uint64_t step, int64_t layer, const pybind11::object& gradient,
-                                             const pybind11::object& out, uint64_t samples);
+                                             const pybind11::object& out, uint64_t samples, bool more);
   // row, rows, col, cols, sent
   using PartTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
   std::unique_ptr<FutureObject> PreconditionParts(uint64_t step, int64_t layer, const std::vector<PartTuple>& parts,
@@ -83,13 +97,16 @@ class WorkerObject {
   uint64_t FactorsChecksum(int64_t layer) const;
   pybind11::bytes ReadFactors(int64_t layer) const;
   void Flush();
-  // (lease_through_step, next_mode, snapshot_at, snapshot_id)
+  // See ReportObject::Result.
   pybind11::tuple ReportStep(uint64_t step, double loss, uint64_t samples, bool finite, double learning_rate);
+  std::unique_ptr<ReportObject> BeginReport(uint64_t step, double loss, uint64_t samples, bool finite,
+                                            double learning_rate);
   void Leave();
   // Ends everything under way. In a forked child it forgets the worker instead: its threads are the parent's.
   void Close();
 
  private:
+  friend class ReportObject;
   struct Sent {
     PreconditionFuture future;
     pybind11::object gradient;
@@ -104,6 +121,7 @@ class WorkerObject {
   void Run(Worker& worker, uint64_t step, const std::function<void()>& call) const;
   void Run(Worker& worker, const std::function<void()>& call) const;
   void ForgetAnswered();
+  pybind11::tuple TakeDirective(const absl::StatusOr<StepDirective>& answer);
   // Sends a gradient by `call`, which runs without the GIL, and holds both arrays until its answer.
   std::unique_ptr<FutureObject> Send(uint64_t step, const pybind11::object& gradient, const pybind11::object& out,
                                      const std::function<PreconditionFuture(Worker&)>& call);
@@ -112,6 +130,7 @@ class WorkerObject {
   const ServerCalls calls_;
   std::shared_ptr<Worker> worker_;
   uint64_t lease_through_step_;
+  uint64_t last_sent_step_ = 0;
   std::deque<std::shared_ptr<Sent>> sent_;
 };
 

@@ -19,6 +19,7 @@
 namespace py = pybind11;
 using precondor::python::ClientObject;
 using precondor::python::FutureObject;
+using precondor::python::ReportObject;
 using precondor::python::WorkerObject;
 
 PYBIND11_MODULE(_core, m) {
@@ -33,6 +34,8 @@ PYBIND11_MODULE(_core, m) {
       .def("ready", &FutureObject::Ready)
       .def("wait", &FutureObject::Wait, py::arg("timeout_s"))
       .def("result", &FutureObject::Result);
+
+  py::class_<ReportObject>(m, "Report").def("result", &ReportObject::Result);
 
   py::class_<WorkerObject>(m, "Worker")
       .def("spec", &WorkerObject::Spec)
@@ -56,6 +59,7 @@ PYBIND11_MODULE(_core, m) {
       .def("read_factors", &WorkerObject::ReadFactors)
       .def("flush", &WorkerObject::Flush)
       .def("report_step", &WorkerObject::ReportStep)
+      .def("begin_report", &WorkerObject::BeginReport, py::keep_alive<0, 1>())
       .def("leave", &WorkerObject::Leave)
       .def("close", &WorkerObject::Close);
 

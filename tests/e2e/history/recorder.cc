@@ -32,6 +32,7 @@
 #include "kernels/base/mutex.h"
 #include "precondor/v1/precondition.pb.h"
 #include "precondor/v1/session.pb.h"
+#include "tests/support/bundles.h"
 
 namespace precondor::e2e {
 namespace {
@@ -157,8 +158,11 @@ class ExchangeStream final : public grpc::experimental::Interceptor {
 
  private:
   void Send(const v1::ExchangeRequest& frame) {
-    for (const v1::ExchangeRequest& one : frame.bundle()) Send(one);
-    if (frame.bundle_size() > 0 || !frame.has_header() || frame.header().chunk_offset() > 0) return;
+    if (frame.bundle_size() > 0) {
+      for (const v1::ExchangeRequest& one : FramesOf(frame)) Send(one);
+      return;
+    }
+    if (!frame.has_header() || frame.header().chunk_offset() > 0) return;
     Json event = FrameEvent("send", frame.header());
     event["mode"] = ShortName(v1::Mode_Name(frame.header().mode()));
     event["abstain"] = frame.header().abstain();
@@ -166,9 +170,12 @@ class ExchangeStream final : public grpc::experimental::Interceptor {
   }
 
   void Receive(const v1::ExchangeResponse& frame) {
-    for (const v1::ExchangeResponse& one : frame.bundle()) Receive(one);
+    if (frame.bundle_size() > 0) {
+      for (const v1::ExchangeResponse& one : FramesOf(frame)) Receive(one);
+      return;
+    }
     const v1::FrameHeader& header = frame.header();
-    if (frame.bundle_size() > 0 || header.kind() == v1::FRAME_KIND_CREDIT) return;
+    if (header.kind() == v1::FRAME_KIND_CREDIT) return;
     Json event = FrameEvent("receive", header);
     event["contribution"] = ShortName(v1::FrameKind_Name(frame.contribution()));
     if (header.kind() == v1::FRAME_KIND_ACK && frame.updates_lost() > 0) event["updates_lost"] = frame.updates_lost();

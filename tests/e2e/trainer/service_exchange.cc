@@ -67,7 +67,7 @@ absl::StatusOr<bool> ServiceExchange::Finish(uint64_t step, double loss, double 
   }
   if (worker_.session().spec.exchange == ExchangeMode::kDelegate) apply = ShareAnswers(apply);
   pending_.clear();
-  PRECONDOR_RETURN_IF_ERROR(worker_.ReportStep(step, loss, samples_, true, learning_rate).status());
+  PRECONDOR_RETURN_IF_ERROR(worker_.ReportStep(step, loss, samples_, true, learning_rate).Wait().status());
   for (const auto& [layer, updates] : worker_.status().lost_updates) {
     const uint64_t before = std::exchange(lost_updates_[layer], updates);
     if (updates == before) continue;

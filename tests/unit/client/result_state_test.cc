@@ -173,6 +173,31 @@ TEST(ResultStateErrorTest, AFailureIsReadyOnlyWhenTheGradientIsFree) {
   EXPECT_TRUE(state.ready());
 }
 
+// Another rank may wait for a held gradient of any layer, so each question about any answer sends what is held.
+TEST(ResultStateHeldTest, AskingSendsWhatIsHeldBackUntilTheWorkerEnds) {
+  int sent = 0;
+  const auto held = std::make_shared<HeldSender>([&sent] { ++sent; });
+  State open("job", MatrixView(), false, false, held), answered("job", MatrixView(), false, false, held);
+  EXPECT_FALSE(open.Ask());
+  EXPECT_EQ(sent, 0) << "nothing is held";
+  held->NoteHeld();
+  EXPECT_FALSE(open.ready());
+  EXPECT_EQ(sent, 0);
+  EXPECT_FALSE(open.Ask());
+  EXPECT_FALSE(open.Ask());
+  EXPECT_EQ(sent, 1);
+  held->NoteHeld();
+  EXPECT_FALSE(open.WaitFor(absl::ZeroDuration()));
+  EXPECT_EQ(sent, 2);
+  held->NoteHeld();
+  answered.Complete({});
+  EXPECT_TRUE(answered.Ask());
+  EXPECT_EQ(sent, 2) << "this answer is there";
+  held->Stop();
+  EXPECT_FALSE(open.Ask());
+  EXPECT_EQ(sent, 2);
+}
+
 TEST(PreconditionFutureTest, WithoutAGradientIsAnError) {
   EXPECT_FALSE(PreconditionFuture().ready());
   EXPECT_EQ(PreconditionFuture().Wait().status().code(), absl::StatusCode::kFailedPrecondition);

@@ -28,6 +28,8 @@
 
 namespace precondor {
 
+class StepControl;
+
 class Worker;
 
 // Where the service is, how long its calls may take, and how this client identifies itself.
@@ -138,6 +140,24 @@ struct StepDirective {
   uint64_t snapshot_id = 0;  // number of that snapshot within the session
 };
 
+// The coordinator's answer to one report, which arrives while the worker goes on. Thread-safe. The worker must outlive
+// it.
+class [[nodiscard]] ReportFuture {
+ public:
+  // Returns true once Wait need not wait, after `timeout` at the latest.
+  bool WaitFor(absl::Duration timeout) const;
+  // See Worker::ReportStep. Call it once: the next report returns a refusal for which no call waits.
+  absl::StatusOr<StepDirective> Wait() const;
+
+ private:
+  friend class StepControl;
+  ReportFuture(StepControl* control, uint64_t number, absl::Status error)
+      : control_(control), number_(number), error_(std::move(error)) {}
+  StepControl* control_;
+  uint64_t number_;
+  absl::Status error_;  // not OK: there is no report
+};
+
 // Payload and frame bytes since the worker joined, in both directions.
 struct Traffic {
   int64_t statistics_bytes = 0;  // payload sent
@@ -201,8 +221,11 @@ class Worker {
   // processor. The worker needs the shard only at statistic steps. Calls for a layer must come in order of steps, and
   // at a statistic step after the layer's statistics or abstention; otherwise the future fails with
   // FAILED_PRECONDITION.
+  //
+  // With `more`, another gradient follows at once. A small matrix in host memory may then wait for it, to share its
+  // message, until the caller waits for any answer of the worker, asks whether one is ready, calls Flush or reports.
   virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, const GradientBuffers& buffers,
-                                          uint64_t samples) = 0;
+                                          uint64_t samples, bool more = false) = 0;
   // Abstains from the step's gradient, so that every rank's answer is kSkip. Where nothing is sent (REPLAY and
   // PULL_FACTORS, and in first order every exchange but DIRECT) only this rank's answer is kSkip. The future fails with
   // ABORTED if an earlier process of the rank has sent the step's gradient.
@@ -230,15 +253,14 @@ class Worker {
   // again.
   virtual absl::Status Flush() = 0;
 
-  // Reports a finished step, in order of steps, and waits until the next step may start. All ranks get equal modes for
-  // a step. While the coordinator is unreachable, the worker keeps the report and sends it later: steps within the
-  // lease go on without it (the first report of an outage takes 2 s). At the lease's end this call, and any submission
-  // for a later step, waits up to lease_timeout and then returns DEADLINE_EXCEEDED, which names the coordinator and the
-  // step. If a kept report is refused later, the next call returns that error. Returns ABORTED, as do all later calls,
-  // if another rank has begun again at a step before the current one and the job has rolled back to it; the message
-  // names the step.
-  virtual absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
-                                                   double learning_rate) = 0;
+  // Reports a finished step, in order of steps. The future waits until the next step may start; that step's work may
+  // begin before. All ranks get equal modes for a step. While the coordinator is unreachable, the worker keeps the
+  // report and sends it later: steps within the lease go on without it (the first report of an outage takes 2 s). At
+  // the lease's end the future, and any submission for a later step, waits up to lease_timeout and then returns
+  // DEADLINE_EXCEEDED, which names the coordinator and the step. If a kept report is refused later, the next report's
+  // future returns that error. Returns ABORTED, as do all later calls, if another rank has begun again at a step before
+  // the current one and the job has rolled back to it; the message names the step.
+  virtual ReportFuture ReportStep(uint64_t step, double loss, uint64_t samples, bool finite, double learning_rate) = 0;
   // Ends the waiting calls of all threads, all unanswered futures and all later calls with CANCELLED. Does not give the
   // rank back: the next process that joins with the rank takes it over.
   virtual void Cancel() = 0;

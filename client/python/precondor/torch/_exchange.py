@@ -155,8 +155,10 @@ class Exchange:
             self._joined = join(self._group, splits, self._heights, own)
 
     @torch.no_grad()
-    def send(self, step: int, slot: Slot, pair: Optional[Pair], *, finite: bool, loss_scale: float, samples: int) -> None:
-        """Sends the slot's statistics, if the step takes any, and its gradient, if this rank sends it."""
+    def send(self, step: int, slot: Slot, pair: Optional[Pair], *, finite: bool, loss_scale: float, samples: int,
+             more: bool = False) -> None:
+        """Sends the slot's statistics, if the step takes any, and its gradient, if this rank sends it. With `more`, other slots
+        or receive() follow at once."""
         worker = self._worker
         self._sent.add(slot.place)
         if worker.needs_statistics(step, slot.place):
@@ -175,7 +177,7 @@ class Exchange:
             slot.value = self._load(slot, False)
             self._mark_untouched(slot)
             array = slot.value.numpy()
-            self._futures[slot.place] = worker.precondition(step, slot.place, array, samples, out=array)
+            self._futures[slot.place] = worker.precondition(step, slot.place, array, samples, out=array, more=more)
             return
         slot.value = self._load(slot, True)
         self._mark_untouched(slot)

@@ -268,7 +268,7 @@ class Preconditioner:
         self._join()
         self._recipe.check_optimizer(self._optimizer, self._methods, self._whole_updates)
         self._warnings.before_step(self._functional and bool(self._wanted))
-        self._reporter.wait()
+        self._reporter.check_process()
         rate = rate_of(learning_rate, self._optimizer, bool(self._clips), self._slots[min(self._clips, default=0)].matrix.weight)
         if self._exchange.any_sent() and (scaler is not None or samples != 1):
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
@@ -289,6 +289,7 @@ class Preconditioner:
         store(self._slots, answers, self._clips, scale, self._shards)
         for parameter in () if finite else trained:
             parameter.grad = None
+        self._reporter.wait()  # here, so that the last step's report has this step's time
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
         result = StepResult(self._step, self.mode,
                             {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
@@ -423,7 +424,6 @@ class Preconditioner:
         later = self._worker.rollback_step
         if exact and not all(self._group.gather(later is None or later < step)):
             self._worker.close()
-            self._reporter.close()
             self._worker = None
             raise lacks_factors(f"session {self._spec.name}: the job has been beyond step {step}, and the factors are of a later step")
 
@@ -506,7 +506,6 @@ class Preconditioner:
         # DDP writes its buckets to the gradients at the end of the backward pass, when answers may have arrived.
         self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, shards=self._shards)
         self._reporter = Reporter(self._worker)
-        self._held.callback(self._reporter.close)
         self._held.callback(self._worker.close)
         self._begin(first_step)
 
@@ -619,11 +618,11 @@ class Preconditioner:
         if self._averages:
             average_rest(self._group, self._model, self._parameters() if self._spec.exchange == "DIRECT" else (), samples)
 
-    def _send(self, slot: Slot, *, finite: bool, loss_scale: float, samples: int) -> None:
+    def _send(self, slot: Slot, *, finite: bool, loss_scale: float, samples: int, more: bool = False) -> None:
         pair = self._pairs.get(slot.place)
         if pair is None and finite and slot.place in self._wanted:
             self._miss(slot)
-        self._exchange.send(self._step, slot, pair, finite=finite, loss_scale=loss_scale, samples=samples)
+        self._exchange.send(self._step, slot, pair, finite=finite, loss_scale=loss_scale, samples=samples, more=more)
 
     def _answers(self, finite: bool, loss_scale: float, samples: int) -> Dict[int, Answer]:
         """Sends the step and returns its answers. At a statistic step all ranks raise an error of an answer, or of _miss, that one
@@ -633,7 +632,7 @@ class Preconditioner:
         def send() -> None:
             for slot in reversed(self._slots):
                 if not self._exchange.is_sent(slot):
-                    self._send(slot, finite=finite, loss_scale=loss_scale, samples=samples)
+                    self._send(slot, finite=finite, loss_scale=loss_scale, samples=samples, more=True)
 
         def receive() -> Dict[int, Answer]:
             if sharded:

@@ -3,49 +3,41 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
-import queue
-import threading
 import warnings
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
-from .._client import StepDirective, Worker
-from .._errors import InvalidArgumentError, fork_error
+from .._client import Report, StepDirective, Worker
+from .._errors import InvalidArgumentError, PrecondorError, fork_error
 
 
 class Reporter:
-    """Reports a worker's steps on its own thread, so that no step within the lease waits for the coordinator's answer.
-
-    Not thread-safe.
-    """
+    """Reports a worker's steps, so that no step within the lease waits for the coordinator's answer. Not thread-safe."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._reports: "queue.SimpleQueue[Optional[Tuple[concurrent.futures.Future, Tuple[Any, ...]]]]" = queue.SimpleQueue()
-        self._last: Optional[concurrent.futures.Future] = None
+        self._last: Optional[Report] = None
         self._known: Optional[StepDirective] = None
         self._process = os.getpid()
-        # A daemon, which threading does not join at the interpreter's end: close() first ends the call in which the
-        # thread waits.
-        self._thread = threading.Thread(target=self._run, name="precondor-reporter", daemon=True)
-        self._thread.start()
 
     def report(self, *arguments: Any) -> None:
-        """Calls Worker.report_step on the thread. Precondition: wait() has been called since the last report."""
-        self._last = concurrent.futures.Future()
-        self._reports.put((self._last, arguments))
+        """Begins Worker.report_step. Precondition: wait() has been called since the last report."""
+        self._last = self._worker.report_step(*arguments, wait=False)
 
     def wait(self) -> None:
         """Waits until the last report is answered, and raises its error. Ctrl-C ends only the wait. Raises ForkError in
         a forked child."""
         self.check_process()
         if self._last is not None:
-            self._known = self._last.result()
+            try:
+                self._known = self._last.result()
+            except PrecondorError:
+                self._last = None  # a report has one result
+                raise
             self._last = None
 
     def check_process(self) -> None:
-        """Raises ForkError in a forked child, which has no reporter thread."""
+        """Raises ForkError in a forked child, to which the worker does not belong."""
         if os.getpid() != self._process:
             raise fork_error(self._process, os.getpid())
 
@@ -68,20 +60,3 @@ class Reporter:
             self._worker.flush()
         except InvalidArgumentError as error:  # it counted as an abstention, and the job continues
             warnings.warn(f"the server refused statistics: {error.message}")
-
-    def close(self) -> None:
-        """Ends the thread. Call it after the worker's close()."""
-        self._reports.put(None)
-        if threading.current_thread() is not self._thread:  # the garbage collector may call this there
-            self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            report = self._reports.get()
-            if report is None:
-                return
-            future, arguments = report
-            try:
-                future.set_result(self._worker.report_step(*arguments))
-            except BaseException as error:  # raised by wait()  # pylint: disable=broad-except
-                future.set_exception(error)

@@ -162,6 +162,30 @@ TEST(FrameCodecTest, ReceivedBytesAliasTheBufferAndOutliveIt) {
   EXPECT_EQ(Joined(payload), request.payload());
 }
 
+// The parts of a bundle's payload are found at every slice boundary, empty ones included, and are not copied.
+TEST(FrameCodecTest, DividesABundlesPayload) {
+  v1::ExchangeRequest bundle;
+  const std::vector<std::string> payloads = {"abc", "", "defgh", "i", ""};
+  for (const std::string& payload : payloads) {
+    bundle.add_bundle()->mutable_header()->set_step(payload.size());
+    bundle.add_bundled_bytes(payload.size());
+    bundle.mutable_payload()->append(payload);
+  }
+  const std::string bytes = bundle.SerializeAsString();
+  for (size_t cut = 0; cut <= bytes.size(); ++cut) {
+    std::vector<ReceivedBytes> parts;
+    {
+      auto received = DecodeRequest(Sliced(bytes, {cut}));
+      ASSERT_TRUE(received.ok()) << received.status();
+      auto divided = TakeBundledPayloads(*received);
+      ASSERT_TRUE(divided.ok()) << divided.status();
+      parts = *std::move(divided);
+    }
+    ASSERT_EQ(parts.size(), payloads.size());
+    for (size_t i = 0; i < parts.size(); ++i) EXPECT_EQ(Joined(parts[i]), payloads[i]);
+  }
+}
+
 TEST(FrameCodecTest, RefusesToEncodeWhatNobodyWouldRead) {
   v1::ExchangeRequest with_payload = Request();
   with_payload.set_payload("x");

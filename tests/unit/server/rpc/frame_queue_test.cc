@@ -31,6 +31,8 @@ class FrameQueueTest : public ::testing::Test {
     for (const v1::ExchangeResponse& part : decoded->message.bundle()) steps.push_back(part.header().step());
     if (steps.empty()) steps.push_back(decoded->message.header().step());
     written.push_back(steps);
+    sizes.assign(decoded->message.bundled_bytes().begin(), decoded->message.bundled_bytes().end());
+    EXPECT_TRUE(wire::TakeBundledPayloads(*decoded).ok());
   }
   void PushPayload(uint64_t step, size_t bytes) {
     auto payload = std::make_shared<std::string>(bytes, 'x');
@@ -38,6 +40,7 @@ class FrameQueueTest : public ::testing::Test {
   }
 
   std::vector<std::vector<uint64_t>> written;
+  std::vector<uint64_t> sizes;  // of the last message's payloads
   int resumed = 0;
   int drained = 0;
   FrameQueue queue{FrameQueue::Events{.write = [this](const grpc::ByteBuffer* message, bool) { Record(*message); },
@@ -84,11 +87,33 @@ TEST_F(FrameQueueTest, BundlesWhatWaitsOnceThePeerTakesThem) {
   queue.AllowBundles();
   queue.Push(Ack(1));
   queue.Push(Ack(2));
-  queue.Push(Ack(3));
-  PushPayload(4, 10);
-  queue.Push(Ack(5));
-  for (int i = 0; i < 3; ++i) queue.Written();
-  EXPECT_THAT(written, ElementsAre(ElementsAre(1u), ElementsAre(2u, 3u), ElementsAre(4u), ElementsAre(5u)));
+  PushPayload(3, 10);
+  PushPayload(4, wire::kMaxBundledFrameBytes - 1);
+  PushPayload(5, wire::kMaxBundledFrameBytes);  // alone
+  queue.Push(Ack(6));
+  queue.Written();
+  EXPECT_THAT(sizes, ElementsAre(0u, 10u, wire::kMaxBundledFrameBytes - 1));
+  for (int i = 0; i < 2; ++i) queue.Written();
+  EXPECT_THAT(written, ElementsAre(ElementsAre(1u), ElementsAre(2u, 3u, 4u), ElementsAre(5u), ElementsAre(6u)));
+}
+
+TEST_F(FrameQueueTest, BundlesEndAtTheLimits) {
+  queue.AllowBundles();
+  constexpr size_t kBytes = wire::kMaxBundledFrameBytes - 1, kFit = wire::kMaxBundlePayloadBytes / kBytes;
+  queue.Hold();
+  for (uint64_t step = 0; step <= kFit; ++step) PushPayload(step, kBytes);
+  queue.Release();
+  EXPECT_EQ(written.back().size(), kFit);
+  queue.Written();
+  EXPECT_EQ(written.back(), std::vector<uint64_t>{kFit});
+  v1::ExchangeResponse large = Ack(7);
+  large.mutable_outcome()->set_reason(std::string(wire::kMaxBundleHeaderBytes / 2, 'x'));
+  queue.Hold();
+  for (int i = 0; i < 3; ++i) queue.Push(large);
+  queue.Release();
+  queue.Written();
+  queue.Written();
+  EXPECT_EQ(written.size(), 5u) << "two headers are more than the limit";
 }
 
 TEST_F(FrameQueueTest, HoldsWhatIsPushedUntilReleased) {
