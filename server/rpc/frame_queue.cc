@@ -132,7 +132,7 @@ void FrameQueue::WriteNext() {
 std::vector<FrameQueue::Frame> FrameQueue::TakeNext() {
   std::vector<Frame> taken;
   size_t payload_bytes = 0, header_bytes = 0;
-  const auto joins = [&](const Frame& frame) {
+  const auto joins = [&](const Frame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     payload_bytes += frame.payload.size;
     header_bytes += frame.bytes - frame.payload.size - kFrameOverheadBytes;
     return bundles_ && frame.payload.size < wire::kMaxBundledFrameBytes &&
