@@ -48,9 +48,7 @@ MAY_ASK_FOR_WALL_CLOCK = {
     "server/core/shard/session_factors.cc",  # numbers of releases, beyond those of a log that is lost
     "server/core/coordinator/coordinator_leader.cc",  # fencing tokens, beyond those of a journal that is lost
     "client/cpp/src/client.cc",  # incarnations, beyond those of the processes before
-    "client/python/examples/compare.py",  # names of sessions, which no other run has
-    "client/python/examples/jax_digits.py",  # likewise
-    "client/python/examples/training.py",  # likewise
+    "client/python/examples/training.py",  # names of sessions, which no other run has
 }
 # gRPC's own functions make channels that may dial a proxy in place of the address.
 CHANNELS = re.compile(r"\bgrpc::(CreateChannel|CreateCustomChannel)\(")

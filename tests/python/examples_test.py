@@ -16,7 +16,6 @@ import re
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -34,15 +33,12 @@ sys.path.insert(0, str(EXAMPLES))
 
 import bible_text
 import digits_data
-import in_process_mkor
-import precondor
 import program as example_program
 from program import ExampleError
 
 TIMEOUT_S = 120
-PROGRAMS = ("digits.py", "gpt.py", "convnet.py", "compare.py")
+PROGRAMS = ("digits.py", "gpt.py", "convnet.py")
 SMALL_GPT = ("--dim", "32", "--layers", "1", "--context", "16")
-server_program = None
 
 
 # Debian 12's torchrun takes its own default of "nothing redirected" for None; naming a rank that does not exist is the same.
@@ -77,54 +73,7 @@ def run_here(program, *arguments):
     return 0, out.getvalue(), errors.getvalue()
 
 
-def reference_inverse(vectors):
-    """J of the authors' recursion in f64, from docs/use/methods/mkor.md, rule REFERENCE."""
-    j = np.eye(len(vectors[0]))
-    for v in vectors[1:]:
-        v = np.clip(v, -100, 100)
-        h = .95 * j + .05 * np.eye(len(v))
-        j = h - np.outer(h @ v, h @ v) / (1 + v @ h @ v)
-    return j
-
-
 class PartsTest(unittest.TestCase):
-    def test_in_process_mkor_is_the_formula(self):
-        """Two layers; statistics at steps 0, 1, 2 (warm-up), 4; a batch of sequences."""
-        torch.manual_seed(5)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3, bias=False))
-        layers = [model[0], model[2]]
-        pre = in_process_mkor.InProcessMkor(model, inv_freq=4, warmup_steps=3)
-        vectors = [([], []) for _ in layers]
-        for step in range(6):
-            x, y = torch.randn(2, 5, 4) * 30, torch.randn(2, 5, 3)
-            model.zero_grad()
-            h = model[0](x).detach()
-            out = model(x)
-            (0.5 * ((out - y)**2).sum() / 10).backward()
-            # Forward and backward once more, in doubles.
-            inputs = [x.double().reshape(10, 4).numpy(), np.tanh(h.double().reshape(10, 6).numpy())]
-            d_out = ((out - y).detach().double().reshape(10, 3) / 10).numpy()
-            d_hidden = (d_out @ model[2].weight.detach().double().numpy()) * (1 - inputs[1]**2)
-            grads = [(d_hidden.T @ inputs[0], d_hidden.sum(0)), (d_out.T @ inputs[1], None)]
-            if step in (0, 1, 2, 4):
-                for (a, g), rows, dy in zip(vectors, inputs, (d_hidden, d_out)):
-                    a.append(rows.mean(0))
-                    g.append(dy.sum(0))
-            pre.step()
-            for layer, (a, g), (d, b) in zip(layers, vectors, grads):
-                j_in, j_out = reference_inverse(a), reference_inverse(g)
-                u = j_out @ d @ j_in
-                bias = j_out @ b if b is not None else np.zeros(0)
-                before = np.linalg.norm(d) + (np.linalg.norm(b) if b is not None else 0)
-                scale = before / (np.linalg.norm(u) + np.linalg.norm(bias))
-                # f32 against f64: some ten roundings of 6e-8 through three products.
-                np.testing.assert_allclose(layer.weight.grad.numpy(), scale * u, rtol=0, atol=2e-5 * np.abs(u).max() * scale)
-                if b is not None:
-                    np.testing.assert_allclose(layer.bias.grad.numpy(), scale * bias, rtol=0, atol=2e-5 * np.abs(u).max() * scale)
-            if step > 0:
-                self.assertGreater(np.linalg.norm(layers[0].weight.grad.numpy() - grads[0][0]), 0.01 * np.linalg.norm(grads[0][0]),
-                                   "it changes the gradient, so a wrong answer shows")
-
     def test_digits_are_read_and_refused_by_line(self):
         data = digits_data.Digits()
         self.assertEqual((len(data.train[1]), len(data.held_out[1])), (1438, 359))
@@ -170,7 +119,7 @@ class ProgramsTest(unittest.TestCase):
     def train(self, program, *arguments, ranks=1):
         """The report of a run with a server of its own."""
         file = self.folder / "report.json"
-        done = run(program, "--server-binary", server_program, "--json", file, "--quiet", *arguments, ranks=ranks)
+        done = run(program, "--json", file, "--quiet", *arguments, ranks=ranks)
         self.assertEqual(done.returncode, 0, done.stderr)
         return json.loads(file.read_text())
 
@@ -200,9 +149,7 @@ class ProgramsTest(unittest.TestCase):
                 ("digits.py", ("--precondition", "magic"), "invalid choice"),
                 ("digits.py", ("--option", "rank"), "expected NAME=VALUE"),
                 ("digits.py", ("--learning-rate", "-1"), "expected a number above 0, got -1"),
-                ("digits.py", ("--server", "x:1", "--server-binary", "y"), "expected one of them"),
                 ("gpt.py", ("--dim", "30"), "expected a multiple of the 4 heads"),
-                ("compare.py", ("digits", "--steps", "15"), "multiple of 10"),
         ):
             with self.subTest(program=program, arguments=arguments):
                 status, _, errors = run_here(program, *arguments)
@@ -211,14 +158,12 @@ class ProgramsTest(unittest.TestCase):
 
     def test_failures_end_with_1_and_one_line(self):
         for program, arguments, message in (
-                ("digits.py", ("--server-binary", "/nonexistent/server"), "cannot start /nonexistent/server"),
-                ("digits.py", ("--server-binary", shutil.which("false")), "ended with status 1 before it listened"),
+                ("digits.py", ("--server", "unix:"), "expected unix:PATH"),
                 ("digits.py", ("--data", "/nonexistent.csv"), "cannot read /nonexistent.csv"),
                 ("digits.py", ("--precondition", "none", "--batch", "2000"), "--batch: expected at most the 1438 digits"),
-                ("digits.py", ("--server-binary", server_program, "--option", "nonsense=1"), "nonsense"),
+                ("digits.py", ("--option", "nonsense=1"), "nonsense"),
                 # Before anything runs.
-                ("digits.py", ("--server-binary", shutil.which("false"), "--json", "/nonexistent/x"), "/nonexistent/x"),
-                ("compare.py", ("digits", "--server-binary", shutil.which("false"), "--json", "/nonexistent/x"), "/nonexistent/x"),
+                ("digits.py", ("--json", "/nonexistent/x"), "/nonexistent/x"),
                 ("gpt.py", ("--text", "/nonexistent.txt"), "/nonexistent.txt"),
         ):
             with self.subTest(arguments=arguments):
@@ -227,9 +172,9 @@ class ProgramsTest(unittest.TestCase):
                 self.assertRegex(errors, f"^{program}: .*{message}.*\n$")
 
     def test_a_rank_that_fails_ends_the_others(self):
-        done = run("digits.py", "--server-binary", "/nonexistent/server", ranks=2)
+        done = run("digits.py", "--json", "/nonexistent/x", ranks=2)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("digits.py: cannot start /nonexistent/server", done.stderr)
+        self.assertIn("/nonexistent/x", done.stderr)
 
     def test_each_learns_with_one_rank(self):
         digits = self.train("digits.py", "--steps", "40")
@@ -249,37 +194,20 @@ class ProgramsTest(unittest.TestCase):
         self.expect_learned(self.train("convnet.py", "--steps", "12", "--batch", "64", ranks=2), 2)
         self.expect_learned(self.train("gpt.py", *self.text(), *SMALL_GPT, "--steps", "60", "--learning-rate", "0.02", ranks=2), 2)
 
-    def test_two_ranks_in_process_do_what_one_does(self):
-        arguments = ("--precondition", "in-process", "--steps", "20", "--optimizer", "sgd", "--learning-rate", "0.1")
-        one = self.train("digits.py", *arguments)
-        two = self.train("digits.py", *arguments, ranks=2)
-        np.testing.assert_allclose(one["losses"], two["losses"], rtol=1e-4)
-
-    def test_a_server_of_its_own_is_on_a_socket_or_where_none_can_be_on_a_port(self):
-        long_one = self.folder / ("x" * 100)
-        long_one.mkdir()
-        for folder, begin in ((self.folder, f"unix:{self.folder}/"), (long_one, "127.0.0.1:")):
-            with unittest.mock.patch.object(tempfile, "tempdir", str(folder)):
-                with example_program.OwnServer(server_program) as server:
-                    self.assertTrue(server.address.startswith(begin), server.address)
-                    precondor.Client(server.address).close()
-
     def test_ctrl_c_ends_with_130_and_the_server_too(self):
-        wrapper, pid_file = self.folder / "server", self.folder / "pid"
-        wrapper.write_text(f"#!/bin/sh\necho $$ > {pid_file}.new\nmv {pid_file}.new {pid_file}\nexec {server_program} \"$@\"\n")
-        wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
-        process = subprocess.Popen(command("digits.py", "--server-binary", wrapper, "--steps", "1000000", "--eval-every", "10"),
+        process = subprocess.Popen(command("digits.py", "--steps", "1000000", "--eval-every", "10"),
                                    stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         self.addCleanup(process.kill)
         for line in process.stderr:
             if "step " in line:
                 break
+        own_server, = map(int, pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate(timeout=TIMEOUT_S)
         self.assertEqual(process.returncode, 130, rest)
         self.assertNotIn("Traceback", rest)
         with self.assertRaises(ProcessLookupError):
-            os.kill(int(pid_file.read_text()), 0)
+            os.kill(own_server, 0)
 
     def test_the_notebook_draws_both_losses(self):
         import matplotlib  # pylint: disable=import-outside-toplevel,unused-import  # deploy/install.sh --test has it
@@ -297,23 +225,7 @@ class ProgramsTest(unittest.TestCase):
             self.assertLess(last, 0.5 * first)
         self.assertEqual((self.folder / "losses.png").read_bytes()[:4], b"\x89PNG")
 
-    def test_comparison_reports_all_three(self):
-        file = self.folder / "compare.json"
-        status, out, errors = run_here("compare.py", "gpt", *self.text(), *SMALL_GPT, "--steps", "40", "--overlap",
-                                       "--server-binary", server_program, "--json", file)
-        self.assertEqual(status, 0, errors)
-        self.assertIn("Precondor's overhead is", out)
-        self.assertIn("step 40 of 40", errors)
-        report = json.loads(file.read_text())
-        self.assertEqual(set(report["ways"]), {"none", "server", "in-process"})
-        for way in report["ways"].values():
-            self.assertEqual([len(way[name]) for name in ("training_loss", "held_out_loss", "turn_seconds")], [4, 4, 4])
-            self.assertLess(way["training_loss"][-1], way["training_loss"][0])
-            self.assertGreater(way["step_ms"]["median"], 0)
-        self.assertGreater(report["ways"]["server"]["server_cpu_ms"], 0)
-        self.assertGreater(report["ways"]["server"]["processor_ms"]["high"], 0)
-
 
 if __name__ == "__main__":
-    server_program = test_program.parse("--server").server
+    test_program.parse("--server")
     test_program.run()

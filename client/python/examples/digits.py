@@ -5,7 +5,7 @@
 examples:
   digits.py                                   the autoencoder; starts a server of its own
   digits.py --task classifier --precondition none --json losses.json
-  digits.py --server 127.0.0.1:7070 --optimizer lamb
+  digits.py --server 127.0.0.1:7070 --optimizer sgd
   python3 -m torch.distributed.run --nproc_per_node 2 digits.py
 """
 
@@ -20,8 +20,8 @@ import training
 from digits_data import CLASSES, FILE, PIXELS, Digits
 
 WIDTHS = {"autoencoder": (PIXELS, 48, 24, 8, 24, 48, PIXELS), "classifier": (PIXELS, 64, 64, CLASSES)}
-RATES = {"autoencoder": {"server": 0.032, "in-process": 0.016, "none": 0.016},
-         "classifier": {"server": 0.016, "in-process": 0.032, "none": 0.016}}
+RATES = {"autoencoder": {"server": 0.032, "none": 0.016},
+         "classifier": {"server": 0.016, "none": 0.016}}
 
 
 def mlp(widths):

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The UCI handwritten digits (data/ATTRIBUTION.md) as tensors."""
 
+import pathlib
+
 import torch
 
-from program import ROOT, ExampleError
+from program import ExampleError
 
-FILE = ROOT / "client" / "python" / "examples" / "data" / "digits.csv"
+FILE = pathlib.Path(__file__).parent / "data" / "digits.csv"
 PIXELS = 64
 CLASSES = 10
 FULL_PIXEL = 16

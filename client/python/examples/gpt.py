@@ -22,7 +22,7 @@ import program
 import training
 from bible_text import Characters, king_james
 
-RATES = {"server": 0.004, "in-process": 0.002, "none": 0.001}
+RATES = {"server": 0.004, "none": 0.001}
 HELD_OUT_WINDOWS = 64
 
 

@@ -14,13 +14,9 @@ import torch
 
 import precondor
 from precondor import METHODS
-from precondor.torch import Lamb, Preconditioner
-from in_process_mkor import InProcessMkor
+from precondor.torch import Preconditioner
 from job import Job
-from program import (OwnServer, add_server_arguments, check_server_arguments, find_server_binary, positive,
-                     open_json, positive_number, write_json)
-
-PRECONDITIONERS = ("server", "in-process", "none")
+from program import open_json, positive, positive_number, write_json
 
 
 @dataclasses.dataclass
@@ -70,7 +66,7 @@ def add_run_arguments(parser, steps, batch):
     group = parser.add_argument_group("training")
     group.add_argument("--steps", type=positive, default=steps, help="optimizer steps (%(default)s)")
     group.add_argument("--batch", type=positive, default=batch, help="rows of a step, over all ranks (%(default)s)")
-    group.add_argument("--optimizer", choices=("adamw", "lamb", "sgd"), default="adamw")
+    group.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
     group.add_argument("--learning-rate", type=positive_number, metavar="RATE",
                        help="at first; it falls to 0 along a line (a rate that was tried, for the example and preconditioner)")
     group.add_argument("--weight-decay", type=float, default=0.01, help="of matrices (%(default)s)")
@@ -78,50 +74,46 @@ def add_run_arguments(parser, steps, batch):
     group.add_argument("--quiet", action="store_true", help="no progress")
 
 
-def add_arguments(parser, steps, batch, preconditioners=PRECONDITIONERS):
+def add_arguments(parser, steps, batch):
     """What digits, gpt and convnet have in common."""
     group = parser.add_argument_group("preconditioner")
-    group.add_argument("--precondition", choices=preconditioners, default="server",
-                       help="by Precondor, by dense MKOR in torch in this process, or not at all (%(default)s)")
-    group.add_argument("--session", metavar="NAME", help="the session's name on the server (one of its own)")
+    group.add_argument("--precondition", choices=("server", "none"), default="server", help="by Precondor or not at all (%(default)s)")
     add_method_arguments(group)
     add_run_arguments(parser, steps, batch)
     parser.add_argument("--eval-every", type=positive, default=50, help="steps between looks at held-out data (%(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write settings, losses and times; - is standard output")
-    add_server_arguments(parser)
+    parser.add_argument("--server", metavar="ADDRESS", default="local",
+                        help="one that runs already, host:port or unix:/path/to/socket; else one is started for this run")
 
 
 def make_optimizer(arguments, model, rate):
     """Weight decay for matrices, not for biases and what normalisation has."""
     groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": arguments.weight_decay},
               {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0}]
-    if arguments.optimizer == "lamb":
-        return Lamb(groups, lr=rate, nvlamb=True)
     if arguments.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=0.9)
     return torch.optim.AdamW(groups, lr=rate)
 
 
 class Trainer:
-    """A model, its optimizer and its preconditioner, one step at a time. `precondition`: one of PRECONDITIONERS."""
+    """A model, its optimizer and its preconditioner, one step at a time."""
 
-    def __init__(self, task, arguments, job, precondition, address="", session=""):
+    def __init__(self, task, arguments, job):
         torch.manual_seed(arguments.seed)  # the same weights on every rank
         self.task = task
         self.job = job
         self.model = job.wrap(task.make_model())
-        self.rate = arguments.learning_rate or task.rates[precondition]
+        self.rate = arguments.learning_rate or task.rates[arguments.precondition]
         self.optimizer = make_optimizer(arguments, self.model, self.rate)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: max(0.0, 1 - step / arguments.steps))
-        self.server_side = self._in_process = None
-        if precondition == "server":
+        self.server_side = None
+        if arguments.precondition == "server":
             tried = task.mkor_options if arguments.method == "mkor" else {}
-            self.server_side = Preconditioner(self.model, address, session=session, optimizer=self.optimizer,
+            self.server_side = Preconditioner(self.model, arguments.server, optimizer=self.optimizer,
+                                              session=job.share(f"{task.name}-{os.getpid()}-{time.time_ns()}"),
                                               method=precondor.Method(arguments.method, {**tried, **dict(arguments.option)}),
                                               exchange=arguments.exchange, skip=task.skip, overlap=arguments.overlap,
                                               gradient_dtype=arguments.gradient_dtype, seed=arguments.seed)
-        elif precondition == "in-process":
-            self._in_process = InProcessMkor(self.bare_model(), skip=task.skip)
 
     def bare_model(self):
         return self.model.module if self.job.world_size > 1 else self.model
@@ -134,8 +126,6 @@ class Trainer:
         loss.backward()
         if self.server_side is not None:
             self.server_side.step(loss)
-        elif self._in_process is not None:
-            self._in_process.step()
         self.optimizer.step()
         self._schedule.step()
         return loss.item()
@@ -192,20 +182,6 @@ def train(trainer, arguments, job):
     return job.mean(losses), held_out, seconds
 
 
-def check_arguments(parser, arguments, job):
-    if arguments.batch % job.world_size:
-        parser.error(f"--batch: expected a multiple of the {job.world_size} ranks, got {arguments.batch}")
-    check_server_arguments(parser, arguments)
-
-
-def server_address(stack, arguments, job):
-    """--server's, or that of a server that rank 0 starts, which lives as long as the stack."""
-    if arguments.server:
-        return arguments.server
-    own = stack.enter_context(OwnServer(arguments.server_binary or find_server_binary())) if job.first else None
-    return job.share(own.address if own else "")
-
-
 def report_of(task, arguments, job, trainer, results):
     losses, held_out, seconds = results
     server_side = trainer.server_side
@@ -222,15 +198,13 @@ def report_of(task, arguments, job, trainer, results):
 
 def run_task(parser, arguments, make_task):
     """Trains and reports, on every rank."""
-    with contextlib.ExitStack() as stack:
-        job = stack.enter_context(Job())
-        check_arguments(parser, arguments, job)
+    with Job() as job:
+        if arguments.batch % job.world_size:
+            parser.error(f"--batch: expected a multiple of the {job.world_size} ranks, got {arguments.batch}")
         if job.first:
             open_json(arguments.json)
         task = make_task(arguments)
-        address = server_address(stack, arguments, job) if arguments.precondition == "server" else ""
-        session = job.share(arguments.session or f"{task.name}-{os.getpid()}-{time.time_ns()}")
-        with Trainer(task, arguments, job, arguments.precondition, address, session) as trainer:
+        with Trainer(task, arguments, job) as trainer:
             report = report_of(task, arguments, job, trainer, train(trainer, arguments, job))
         if not job.first:
             return

@@ -10,6 +10,5 @@ from ._layers import register_layer
 from ._optimizer import BaseOptimizer
 from ._preconditioner import Preconditioner
 from ._result import StepResult
-from .lamb import Lamb
 
-__all__ = ["BaseOptimizer", "Lamb", "Preconditioner", "Selection", "StepResult", "register_layer"]
+__all__ = ["BaseOptimizer", "Preconditioner", "Selection", "StepResult", "register_layer"]
