@@ -59,6 +59,8 @@ OURS = [
     # It reads what shards left on their disks.
     ("client/cpp/tools/ctl_restore", ["kernels/base/", "proto/wire/", "precondor/", "client/cpp/", "server/recovery/",
                                       "server/store/"]),
+    # It reserves and places as a server does.
+    ("client/cpp/tools/plan", KERNEL_SEAM + ["kernels/methods/", "client/cpp/", "server/core/resources/", "server/policy/"]),
     # Tools and examples also precondition locally, to compare with.
     ("client/cpp/", KERNEL_SEAM + ["kernels/methods/", "kernels/cpu/cpu_backend.h", "kernels/cuda/cuda_module.h", "proto/wire/",
                                    "precondor/", "client/cpp/"]),

@@ -65,7 +65,6 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
       {"server", Text(options.server)},
       {"data-dir", Text(options.data_dir)},
       {"json", Text(options.json)},
-      {"csv", Text(options.csv)},
       {"preset", Text(options.preset)},
       {"layers", Text(options.layers)},
       {"tls-ca", Text(options.security.tls_ca)},
@@ -167,8 +166,6 @@ Load
 Output
   --json=FILE  default none
       The program writes its rows to this file: {name, value, unit, limit, ratio, target, pass}.
-  --csv=FILE  default none
-      The program writes its rows to this file, one line each.
   --help
       The program prints this text.
 

@@ -30,7 +30,6 @@ struct PerfOptions {
   std::string data_dir;                           // of a started server; empty: it stores nothing
   ClientSecurity security;  // for the workload gradients; a started server has the certificate, too
   std::string json;         // file for the rows
-  std::string csv;          // file for the rows, one line each
   std::string preset;       // a model of model_shapes.h, whose layers are the workload
   std::string layers;       // or a file with a layer table
   int64_t scale = 1;        // divides the layers' dimensions

@@ -36,18 +36,6 @@ std::string RowsJson(const std::vector<PerfRow>& rows) {
   return nlohmann::json{{"rows", list}}.dump(1) + "\n";
 }
 
-std::string RowsCsv(const std::vector<PerfRow>& rows) {
-  const auto text = [](const std::optional<double>& value) {
-    return value.has_value() ? absl::StrFormat("%.9g", *value) : "";
-  };
-  std::string out = "name,value,unit,limit,ratio,target,pass\n";
-  for (const PerfRow& row : rows) {
-    absl::StrAppendFormat(&out, "%s,%s,%s,%s,%s,%s,%s\n", row.name, text(row.value), row.unit, text(row.limit),
-                          text(row.ratio), text(row.target), row.pass ? "true" : "false");
-  }
-  return out;
-}
-
 std::string RowsTable(const std::vector<PerfRow>& rows) {
   std::vector<std::vector<std::string>> cells = {{"NAME", "VALUE", "UNIT", "LIMIT", "RATIO", "TARGET", "PASS"}};
   for (const PerfRow& row : rows) {

@@ -19,8 +19,6 @@ struct PerfRow {
 };
 
 std::string RowsJson(const std::vector<PerfRow>& rows);
-// Returns a heading and a line for each row. Fields that a row does not have are empty.
-std::string RowsCsv(const std::vector<PerfRow>& rows);
 std::string RowsTable(const std::vector<PerfRow>& rows);
 
 // Returns the sample below or at which a part `fraction` of the samples lies (nearest rank). Precondition: samples is

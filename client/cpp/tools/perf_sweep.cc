@@ -109,14 +109,4 @@ std::string SweepJson(const std::vector<SweepRow>& rows) {
   return nlohmann::json{{"sweep", list}}.dump(1) + "\n";
 }
 
-std::string SweepCsv(const std::vector<SweepRow>& rows) {
-  std::string out = "workers,step_p50_ms,step_p99_ms,steps_per_second,received_mb_per_second,windows,spread,steady\n";
-  for (const SweepRow& row : rows) {
-    absl::StrAppendFormat(&out, "%d,%.9g,%.9g,%.9g,%.9g,%d,%.9g,%s\n", row.workers, row.step_p50_ms, row.step_p99_ms,
-                          row.steps_per_second, row.received_mb_per_second, row.windows, row.spread,
-                          row.steady ? "true" : "false");
-  }
-  return out;
-}
-
 }  // namespace precondor

@@ -50,7 +50,5 @@ absl::StatusOr<std::vector<SweepRow>> MeasureSweep(const PerfOptions& options, c
 
 std::string SweepTable(const std::vector<SweepRow>& rows);
 std::string SweepJson(const std::vector<SweepRow>& rows);
-// Returns a heading and a line for each row.
-std::string SweepCsv(const std::vector<SweepRow>& rows);
 
 }  // namespace precondor

@@ -74,9 +74,6 @@ struct Plan {
 // (InvalidArgument or NotFound).
 absl::StatusOr<Plan> MakePlan(const PlanInput& input);
 
-// Bytes that a shard keeps for one rank's contribution besides its payload. This is no less than what server/core
-// reserves.
-inline constexpr int64_t kPlanBytesPerContribution = 128;
 // Largest number of shards that a plan considers.
 inline constexpr int64_t kMaxPlanShards = 4096;
 

@@ -20,7 +20,7 @@ namespace {
 
 // The output of a run.
 struct Report {
-  std::string table, json, csv;
+  std::string table, json;
   bool pass = true;
 };
 
@@ -30,13 +30,13 @@ absl::StatusOr<Report> Measure(const precondor::PerfOptions& options) {
   if (options.workload == "training") {
     const auto rows = precondor::MeasureSweep(options, **server);
     if (!rows.ok()) return rows.status();
-    return Report{precondor::SweepTable(*rows), precondor::SweepJson(*rows), precondor::SweepCsv(*rows)};
+    return Report{precondor::SweepTable(*rows), precondor::SweepJson(*rows)};
   }
   const auto measure = options.workload == "plan" ? precondor::MeasurePlan : precondor::MeasureGradients;
   const auto rows = measure(options, **server);
   if (!rows.ok()) return rows.status();
   const bool pass = std::all_of(rows->begin(), rows->end(), [](const precondor::PerfRow& row) { return row.pass; });
-  return Report{precondor::RowsTable(*rows), precondor::RowsJson(*rows), precondor::RowsCsv(*rows), pass};
+  return Report{precondor::RowsTable(*rows), precondor::RowsJson(*rows), pass};
 }
 
 // Writes the text to the file, which it creates or replaces; without a path, does nothing.
@@ -64,15 +64,13 @@ int main(int argc, char** argv) {
     std::cout << precondor::PerfHelp();
     return 0;
   }
-  for (const std::string& path : {options->json, options->csv}) {
-    if (!Write(path, "", std::ios::app)) return 1;  // before minutes are measured for nothing
-  }
+  if (!Write(options->json, "", std::ios::app)) return 1;  // before minutes are measured for nothing
   const auto report = Measure(*options);
   if (!report.ok()) {
     std::cerr << "precondor-perf: " << report.status().message() << "\n";
     return 1;
   }
   std::cout << report->table;
-  if (!Write(options->json, report->json) || !Write(options->csv, report->csv)) return 1;
+  if (!Write(options->json, report->json)) return 1;
   return report->pass ? 0 : 1;
 }

@@ -36,10 +36,10 @@ TEST(PerfOptionsTest, ReadsFlags) {
   EXPECT_EQ(ParsePerfOptions({"--help"})->workload, "help");
   EXPECT_EQ(PerfLayers(*options)->size(), 144u);
   EXPECT_EQ(PerfLayers(*options)->front(), (LayerSpec{"block0.query", 1024, 1024, false}));
-  const auto scaled =
-      ParsePerfOptions({"--workload=training", "--server=a:1", "--preset=bert-large", "--scale=16", "--csv=rows.csv"});
+  const auto scaled = ParsePerfOptions(
+      {"--workload=training", "--server=a:1", "--preset=bert-large", "--scale=16", "--json=rows.json"});
   ASSERT_TRUE(scaled.ok()) << scaled.status();
-  EXPECT_EQ(scaled->csv, "rows.csv");
+  EXPECT_EQ(scaled->json, "rows.json");
   EXPECT_EQ(PerfLayers(*scaled)->back(), (LayerSpec{"block23.down", 64, 256, false}));
   EXPECT_TRUE(PerfLayers(*ParsePerfOptions({"--workload=gradients", "--server=a:1"}))->empty());
 }
@@ -94,7 +94,6 @@ TEST(PerfRowsTest, WritesTablesAndJson) {
             "NAME  VALUE  UNIT  LIMIT  RATIO  TARGET  PASS\n"
             "a       1.5  ms        -      -       -  yes\n"
             "b        30  ms       40   0.75      20  NO\n");
-  EXPECT_EQ(RowsCsv(rows), "name,value,unit,limit,ratio,target,pass\na,1.5,ms,,,,true\nb,30,ms,40,0.75,20,false\n");
   const nlohmann::json document = nlohmann::json::parse(RowsJson(rows));
   EXPECT_TRUE(document["rows"][0]["limit"].is_null());
   EXPECT_EQ(document["rows"][1]["target"], 20.0);
@@ -120,15 +119,12 @@ TEST(PerfSweepTest, GivesUpAfterTheMostWindows) {
   EXPECT_FALSE(windows.steady());
 }
 
-TEST(PerfSweepTest, WritesTablesJsonAndCsv) {
+TEST(PerfSweepTest, WritesTablesAndJson) {
   const std::vector<SweepRow> rows = {{1, 2.5, 3.5, 400, 12, 3, 0.05, true}, {8, 20, 30, 50, 12, 9, 0.25, false}};
   const std::string table = SweepTable(rows);
   EXPECT_THAT(table, HasSubstr("WORKERS  STEP_P50_MS"));
   EXPECT_THAT(table, HasSubstr("     5.0  yes\n"));
   EXPECT_THAT(table, HasSubstr("8 workers: not steady: the last 3 of 9 windows differ by 25.0%, more than 10%\n"));
-  EXPECT_EQ(SweepCsv(rows),
-            "workers,step_p50_ms,step_p99_ms,steps_per_second,received_mb_per_second,windows,spread,steady\n"
-            "1,2.5,3.5,400,12,3,0.05,true\n8,20,30,50,12,9,0.25,false\n");
   const nlohmann::json document = nlohmann::json::parse(SweepJson(rows));
   EXPECT_EQ(document["sweep"][1]["workers"], 8);
   EXPECT_EQ(document["sweep"][1]["steady"], false);

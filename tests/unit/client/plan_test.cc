@@ -14,9 +14,6 @@
 #include "client/cpp/tools/ctl_options.h"
 #include "client/cpp/tools/plan_options.h"
 #include "client/cpp/tools/plan_report.h"
-#include "kernels/methods/method_set.h"
-#include "server/core/resources/placement_input.h"
-#include "server/core/resources/reservation.h"
 
 namespace precondor {
 namespace {
@@ -137,60 +134,6 @@ TEST(PlanTest, PlacesLayersEvenlyAndAsManyShardsAsMemoryNeeds) {
   EXPECT_FALSE(none.fits);
   EXPECT_EQ(none.shards_by_memory, 0);
   EXPECT_THAT(none.reason, HasSubstr("layer 0 \"layer0\" needs "));
-}
-
-// Every case that the server's reservation tells apart. The plan repeats its formulas, as tools may not include it.
-std::vector<PlanInput> Cases() {
-  std::vector<PlanInput> inputs;
-  for (const ExchangeMode exchange : {ExchangeMode::kDirect, ExchangeMode::kDelegate, ExchangeMode::kReplay,
-                                      ExchangeMode::kPullFactors, ExchangeMode::kSharded}) {
-    for (const char* representation : {"DENSE", "LOW_RANK"}) {
-      inputs.push_back(Input(exchange, representation));
-      inputs.push_back(inputs.back());
-      inputs.back().threads = 2;
-      inputs.back().spec.statistics = StatisticsKind::kMean;
-      inputs.back().spec.gradient_dtype = DType::kBF16;
-    }
-  }
-  for (const char* method : {"kfac", "soap", "kron", "identity", "eva"}) {
-    inputs.push_back(Input(ExchangeMode::kDelegate));
-    inputs.back().spec.method = {.name = method, .options = {}};
-    if (absl::string_view(method) == "kfac") inputs.back().spec.statistics = StatisticsKind::kCovariance;
-  }
-  return inputs;
-}
-
-TEST(PlanTest, ReservesAndPlacesAsServersDo) {
-  static_assert(kPlanBytesPerContribution >= kBytesPerContribution);
-  for (PlanInput input : Cases()) {
-    input.shards = 2;
-    const SessionSpec& spec = input.spec;
-    SCOPED_TRACE(absl::StrCat(spec.method.name, " ", ExchangeModeName(spec.exchange), " threads ", input.threads));
-    const Plan plan = MustPlan(input);
-    const auto methods = MethodSet::Make(spec);
-    ASSERT_TRUE(methods.ok()) << methods.status();
-    const std::vector<PlacementShard> rooms = {{.free_bytes = 4 * kGib, .shard = 0},
-                                               {.free_bytes = 4 * kGib, .shard = 1}};
-    const Placement placement = PlaceLayers(EstimateLayers(spec, *methods), rooms);
-    ASSERT_TRUE(placement.feasible) << placement.reason;
-    for (uint32_t shard = 0; shard < 2; ++shard) {
-      std::vector<uint32_t> layers;
-      for (uint32_t i = 0; i < spec.layers.size(); ++i) {
-        if (placement.shard_of_layer[i] == static_cast<int32_t>(shard)) layers.push_back(i);
-      }
-      const Reservation reservation =
-          ComputeReservation(spec, *methods, layers, kDefaultWindowSteps, static_cast<int>(input.threads));
-      const ShardLoad& planned = plan.shards[shard];
-      EXPECT_EQ(planned.layers, static_cast<int64_t>(layers.size()));
-      EXPECT_EQ(planned.states, reservation.states);
-      EXPECT_EQ(planned.scratch, reservation.scratch);
-      // Three steps, three ranks twice, at most.
-      const int64_t slots =
-          18 * static_cast<int64_t>(layers.size()) * (kPlanBytesPerContribution - kBytesPerContribution);
-      EXPECT_GE(planned.staging, reservation.staging);
-      EXPECT_LE(planned.staging, reservation.staging + slots);
-    }
-  }
 }
 
 TEST(PlanCommandTest, SaysWhetherTheSessionFits) {

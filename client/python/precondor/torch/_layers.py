@@ -208,7 +208,7 @@ def _pixels(x: torch.Tensor) -> torch.Tensor:
 
 
 class Convolution(Matrix):
-    """Conv1d, Conv2d and Conv3d. A row is a patch, as in precondor/convolution.h, with the layout of torch's unfold."""
+    """Conv1d, Conv2d and Conv3d. A row is a patch, with the layout of torch's unfold."""
 
     def __init__(self, name: str, module: nn.Module, bias: Optional[nn.Parameter]) -> None:
         super().__init__(name, module.weight, bias, module.groups)
