@@ -152,7 +152,7 @@ class Backend {
   // them. q may be a. Returns FailedPrecondition and leaves q unchanged if a is not finite.
   absl::Status OrthonormalizeRows(ConstMatrixView a, MatrixView q);
 
-  // --- Composites: a backend may fuse them; the default uses primitives ------------------------------------------
+  // --- Composites: a backend may fuse them; the default, which those on tiles lack, uses primitives --------------
   // core = s (I + s G s)^-1 s for the diagonal s of `roots` [n], >= 0, and symmetric G, packed [1, n (n + 1) / 2]. core
   // [n, n] is symmetric to the bit. Unless `packed` has no elements, it receives core's lower triangle in the order of
   // PackLower. Returns FailedPrecondition, with core and `packed` unspecified, if SpdInverse does so for I + s G s.
@@ -217,8 +217,6 @@ class Backend {
   // Expands an implicit form to the full matrix x, both triangles. With f32 storage, x equals to the bit what
   // SymmetricUpdateMultiply would make of m.
   absl::Status SymmetricExpand(const SymmetricForm& form, MatrixView x);
-  // m = x for symmetric x, of which the lower triangle is read.
-  absl::Status SymmetricCompress(ConstMatrixView x, SymmetricMatrix& m);
 
  protected:
   virtual absl::StatusOr<float*> DoAllocate(int64_t elements) = 0;  // zeroed, 64-byte aligned
@@ -242,18 +240,12 @@ class Backend {
   // 1.
   virtual void DoRun(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) = 0;
   virtual bool DoSupportsPrecision(ProductPrecision precision) const { return precision != ProductPrecision::kBf16; }
-  // Returns whether AllocateSymmetric supports the storage. The primitive versions of SymmetricUpdateMultiply,
-  // SymmetricExpand and SymmetricCompress support f32 alone.
-  virtual bool DoSupportsSymmetric(SymmetricStorage storage) const { return storage == SymmetricStorage::kF32; }
   // Whether LowRankPrecondition with a rule runs as one operation. Otherwise it runs as an operation that returns the
   // norms, followed by ScaleBy.
   virtual bool applies_length_rules() const { return false; }
 
   // Runs a composite as other operations of this backend, for backends without an implementation of their own.
   absl::Status RunByPrimitives(const operation::FillNormal& fill);
-  absl::Status RunByPrimitives(const operation::SymmetricUpdateMultiply& update);
-  absl::Status RunByPrimitives(const operation::SymmetricExpand& expand);
-  absl::Status RunByPrimitives(const operation::SymmetricCompress& compress);
   absl::Status RunByPrimitives(const operation::LowRankCore& make);
   absl::Status RunByPrimitives(const operation::LowRankAppend& append);
   absl::Status RunByPrimitives(const operation::LowRankPrecondition& product);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend's operations on symmetric matrices in tiles: checks, and defaults that treat each tile as a small matrix.
-// Also products with dense symmetric matrices, and Sherman-Morrison terms.
+// Backend's operations on symmetric matrices in tiles, products with dense symmetric matrices, and Sherman-Morrison
+// terms.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -26,56 +26,6 @@ absl::Status Check(absl::string_view op, absl::string_view operand, ConstMatrixV
 
 absl::Status CheckTerms(absl::string_view op, size_t weights, ConstMatrixView rows, int64_t n) {
   return Check(op, "rows", rows, static_cast<int64_t>(weights), n);
-}
-
-// Returns tile (I, J) of f32 storage, without the zeros beyond the matrix' last column.
-template <typename View>
-View Tile(View raw, int64_t n, int64_t tile_row, int64_t tile_column) {
-  const int64_t width = TileHeight(n, tile_column);
-  return View(raw.data + TileOffset(n, tile_row, tile_column), TileHeight(n, tile_row), width, kTileSide);
-}
-
-template <typename View>
-View Columns(View x, int64_t tile) {
-  return View(x.rows == 0 ? nullptr : x.data + tile * kTileSide, x.rows, TileHeight(x.cols, tile), x.stride);
-}
-
-// The vectors rows_i sqrt |weights[i]|, those with positive weights first.
-struct Terms {
-  DeviceMatrix rows;
-  int64_t positive = 0;
-};
-
-absl::StatusOr<Terms> MakeTerms(Backend& backend, absl::Span<const double> weights, ConstMatrixView rows) {
-  Terms terms;
-  PRECONDOR_ASSIGN_OR_RETURN(terms.rows, backend.Allocate(rows.rows, rows.cols));
-  int64_t place = 0;
-  for (const bool positive : {true, false}) {
-    for (int64_t i = 0; i < rows.rows; ++i) {
-      if ((weights[i] > 0) != positive) continue;
-      const MatrixView row = terms.rows.view().RowRange(place++, 1);
-      PRECONDOR_RETURN_IF_ERROR(backend.Axpby(std::sqrt(std::fabs(weights[i])), rows.RowRange(i, 1), 0.0, row));
-    }
-    if (positive) terms.positive = place;
-  }
-  return terms;
-}
-
-// Computes to = scale from + shift I + terms for one tile. to may be from.
-absl::Status UpdateTile(Backend& backend, double scale, double shift, const Terms& terms, ConstMatrixView from,
-                        int64_t tile_row, int64_t tile_column, MatrixView to) {
-  PRECONDOR_RETURN_IF_ERROR(backend.Axpby(scale, from, 0.0, to));
-  const ConstMatrixView all = terms.rows.view();
-  for (const bool positive : {true, false}) {
-    const int64_t begin = positive ? 0 : terms.positive;
-    const ConstMatrixView rows = all.RowRange(begin, (positive ? terms.positive : all.rows) - begin);
-    if (rows.rows == 0) continue;
-    PRECONDOR_RETURN_IF_ERROR(backend.Gemm(positive ? 1.0 : -1.0, Columns(rows, tile_row), Transpose::kYes,
-                                           Columns(rows, tile_column), Transpose::kNo, 1.0, to));
-  }
-  if (tile_row != tile_column) return absl::OkStatus();
-  PRECONDOR_RETURN_IF_ERROR(backend.Symmetrize(to));  // rounding may differ between the product's triangles
-  return shift == 0.0 ? absl::OkStatus() : backend.AddDiagonal(shift, to);
 }
 
 absl::Status CheckForm(absl::string_view operand, const SymmetricForm& form, int64_t n) {
@@ -113,10 +63,6 @@ absl::StatusOr<SymmetricMatrix> Backend::AllocateSymmetric(int64_t n, SymmetricS
     return absl::InvalidArgumentError(
         absl::StrCat("AllocateSymmetric: expected a dimension of 0 ... ", kMaxDimension, ", got ", n));
   }
-  if (!DoSupportsSymmetric(storage)) {
-    return absl::UnimplementedError(
-        absl::StrCat("AllocateSymmetric: backend ", name(), " keeps symmetric matrices in f32"));
-  }
   constexpr int64_t kRawColumns = kTileSide / 2;  // one row of a tile in f16
   SymmetricMatrix m;
   PRECONDOR_ASSIGN_OR_RETURN(
@@ -140,71 +86,6 @@ absl::Status Backend::SymmetricExpand(const SymmetricForm& form, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckTerms("SymmetricExpand", form.weights.size(), form.rows, form.n));
   PRECONDOR_RETURN_IF_ERROR(Check("SymmetricExpand", "x", x, form.n, form.n));
   return form.n == 0 ? absl::OkStatus() : Run({operation::SymmetricExpand{form, x}});
-}
-
-absl::Status Backend::SymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) {
-  PRECONDOR_RETURN_IF_ERROR(Check("SymmetricCompress", "x", x, m.n(), m.n()));
-  return m.n() == 0 ? absl::OkStatus() : Run({operation::SymmetricCompress{x, m.raw(), m.n(), m.storage()}});
-}
-
-absl::Status Backend::RunByPrimitives(const operation::SymmetricUpdateMultiply& update) {
-  const auto& [scale, shift, weights, rows, raw, n, storage, v, y] = update;
-  PRECONDOR_ASSIGN_OR_RETURN(const Terms terms, MakeTerms(*this, weights, rows));
-  const bool updates = scale != 1.0 || shift != 0.0 || rows.rows > 0;
-  SymmetricMatrix updated;  // a copy, so that a failure changes nothing
-  if (updates) {
-    PRECONDOR_ASSIGN_OR_RETURN(updated, AllocateSymmetric(n, storage));
-  }
-  PRECONDOR_RETURN_IF_ERROR(Axpby(0.0, y, 0.0, y));
-  for (int64_t i = 0; i < TileRows(n); ++i) {
-    for (int64_t j = 0; j <= i; ++j) {
-      MatrixView tile = Tile(raw, n, i, j);
-      if (updates) {
-        const MatrixView to = Tile(updated.raw(), n, i, j);
-        PRECONDOR_RETURN_IF_ERROR(UpdateTile(*this, scale, shift, terms, tile, i, j, to));
-        tile = to;
-      }
-      PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, Columns(v, j), Transpose::kNo, tile, Transpose::kYes, 1.0, Columns(y, i)));
-      if (i == j) continue;
-      PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, Columns(v, i), Transpose::kNo, tile, Transpose::kNo, 1.0, Columns(y, j)));
-    }
-  }
-  return updates ? Copy(updated.raw(), raw) : absl::OkStatus();
-}
-
-absl::Status Backend::RunByPrimitives(const operation::SymmetricExpand& expand) {
-  const SymmetricForm& form = expand.form;
-  const MatrixView x = expand.x;
-  PRECONDOR_ASSIGN_OR_RETURN(const Terms terms, MakeTerms(*this, form.weights, form.rows));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix identity, Allocate(kTileSide, kTileSide));
-  PRECONDOR_RETURN_IF_ERROR(AddDiagonal(1.0, identity.view()));
-  for (int64_t i = 0; i < TileRows(form.n); ++i) {
-    for (int64_t j = 0; j <= i; ++j) {
-      const ConstMatrixView tile = Tile(form.raw, form.n, i, j);
-      const MatrixView to = Columns(x.RowRange(i * kTileSide, tile.rows), j);
-      PRECONDOR_RETURN_IF_ERROR(UpdateTile(*this, form.scale, form.shift, terms, tile, i, j, to));
-      if (i == j) continue;
-      // The backends have no transposition; a product with the identity does it.
-      PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, to, Transpose::kYes, identity.view().Corner(to.rows, to.rows), Transpose::kNo,
-                                     0.0, Columns(x.RowRange(j * kTileSide, kTileSide), i)));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Backend::RunByPrimitives(const operation::SymmetricCompress& compress) {
-  const auto& [x, raw, n, storage] = compress;
-  // Tiles on the diagonal get their upper triangle from the lower one through the packed form.
-  for (int64_t i = 0; i < TileRows(n); ++i) {
-    for (int64_t j = 0; j < i; ++j) {
-      PRECONDOR_RETURN_IF_ERROR(Copy(Columns(x.RowRange(i * kTileSide, TileHeight(n, i)), j), Tile(raw, n, i, j)));
-    }
-    const MatrixView tile = Tile(raw, n, i, i);
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix packed, Allocate(1, tile.rows * (tile.rows + 1) / 2));
-    PRECONDOR_RETURN_IF_ERROR(PackLower(Columns(x.RowRange(i * kTileSide, tile.rows), i), packed.view()));
-    PRECONDOR_RETURN_IF_ERROR(UnpackLower(packed.view(), tile));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status Backend::DensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d, MatrixView u,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend's composite operations (kernels/operation.h): operations on tiled matrices and whole parts of a step. A
-// backend without an implementation of its own makes them from other operations with Backend::RunByPrimitives.
+// Backend's composite operations (kernels/operation.h): operations on tiled matrices, which every backend has, and
+// whole parts of a step. A backend without an implementation of these makes them with Backend::RunByPrimitives.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +39,6 @@ struct FillNormal {
 // --- Operations on tiled matrices ------------------------------------------------------------------------------------
 
 struct SymmetricUpdateMultiply {
-  static constexpr bool kIsComposite = true;
-
   double scale = 1;
   double shift = 0;
   absl::Span<const double> weights;
@@ -58,8 +56,6 @@ struct SymmetricUpdateMultiply {
   }
 };
 struct SymmetricExpand {
-  static constexpr bool kIsComposite = true;
-
   SymmetricForm form;  // an implicit form
   MatrixView x;
 
@@ -67,19 +63,6 @@ struct SymmetricExpand {
     visitor.Takes(self.form.weights);
     visitor.Reads(self.form.raw, self.form.rows);
     visitor.Writes(self.x);
-  }
-};
-struct SymmetricCompress {
-  static constexpr bool kIsComposite = true;
-
-  ConstMatrixView x;
-  MatrixView raw;  // memory of m
-  int64_t n = 0;
-  SymmetricStorage storage = SymmetricStorage::kF32;
-
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Reads(self.x);
-    visitor.Writes(self.raw);
   }
 };
 

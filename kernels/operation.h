@@ -23,14 +23,13 @@
 namespace precondor {
 
 struct Operation {
-  std::variant<operation::Elementwise, operation::FillNormal, operation::Dot, operation::AbsoluteSum,
-               operation::AbsoluteMaximum, operation::Diagonal, operation::RowSquaredNorms,
-               operation::ColumnSquaredNorms, operation::Gemm, operation::TriangularMultiply,
-               operation::TriangularSolve, operation::SpdInverse, operation::SymmetricEigen,
-               operation::OrthonormalizeRows, operation::SymmetricUpdateMultiply, operation::SymmetricExpand,
-               operation::SymmetricCompress, operation::LowRankCore, operation::LowRankAppend,
-               operation::LowRankPrecondition, operation::DensePrecondition, operation::NewtonSchulz,
-               operation::OrthogonalIteration, operation::ShermanMorrisonTerms>
+  std::variant<
+      operation::Elementwise, operation::FillNormal, operation::Dot, operation::AbsoluteSum, operation::AbsoluteMaximum,
+      operation::Diagonal, operation::RowSquaredNorms, operation::ColumnSquaredNorms, operation::Gemm,
+      operation::TriangularMultiply, operation::TriangularSolve, operation::SpdInverse, operation::SymmetricEigen,
+      operation::OrthonormalizeRows, operation::SymmetricUpdateMultiply, operation::SymmetricExpand,
+      operation::LowRankCore, operation::LowRankAppend, operation::LowRankPrecondition, operation::DensePrecondition,
+      operation::NewtonSchulz, operation::OrthogonalIteration, operation::ShermanMorrisonTerms>
       what;
 
   size_t kind() const { return what.index(); }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Every package the build looks for, in one place. kernels/ needs Abseil and a BLAS alone.
+# Every package the build looks for, in one place. kernels/ needs Abseil, Highway and a BLAS alone.
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED)
 find_package(OpenBLAS CONFIG REQUIRED)
@@ -10,19 +10,14 @@ find_library(PRECONDOR_OPENBLAS_ARCHIVE NAMES libopenblas.a PATHS ${openblas_fol
 find_library(PRECONDOR_FORTRAN_LIBRARY NAMES libgfortran.so.5)
 mark_as_advanced(PRECONDOR_OPENBLAS_ARCHIVE PRECONDOR_FORTRAN_LIBRARY)
 find_package(ISAL MODULE REQUIRED)  # CRC-32C of what server/store writes
-if(PRECONDOR_HIGHWAY)
-  find_package(HWY CONFIG QUIET)
-endif()
-if(NOT TARGET hwy::hwy)
-  message(STATUS "No Highway (libhwy-dev): symmetric matrices go through the BLAS tile by tile, slower and in f32 alone")
-endif()
+find_package(HWY CONFIG REQUIRED)
 if(PRECONDOR_ONEDNN)
   find_package(dnnl CONFIG QUIET)  # its config wants OpenCL headers too
   find_library(PRECONDOR_OPENMP_LIBRARY NAMES libgomp.so.1)  # what Debian's oneDNN takes its threads from
   mark_as_advanced(PRECONDOR_OPENMP_LIBRARY)
 endif()
 if(NOT TARGET DNNL::dnnl OR NOT PRECONDOR_OPENMP_LIBRARY)
-  message(STATUS "No oneDNN (libdnnl-dev, ocl-icd-opencl-dev): all products go through OpenBLAS, slower, and none in bf16")
+  message(STATUS "No oneDNN (libdnnl-dev, ocl-icd-opencl-dev): all products go through OpenBLAS, slower")
 endif()
 # The toolkit's headers are enough to run kernels/cuda on the host, as tests do; nvcc makes the backend.
 find_package(CUDAToolkit 12.8 QUIET)

@@ -12,15 +12,12 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/block_cache.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/lapack.h"
 #include "kernels/cpu/low_rank.h"
-#include "kernels/cpu/vector_ops.h"
-#ifdef PRECONDOR_HAVE_HIGHWAY
 #include "kernels/cpu/symmetric_ops.h"
-#endif
+#include "kernels/cpu/vector_ops.h"
 
 namespace precondor {
 namespace {
@@ -473,27 +470,16 @@ class CpuBackend final : public Backend {
     squares[1] = Dot(u, u);
   }
 
-  bool DoSupportsPrecision(ProductPrecision precision) const override {
-    return precision != ProductPrecision::kBf16 || cpu::SupportsBf16();
-  }
   absl::Status RunOne(const operation::DensePrecondition& product) {
     DeviceMatrix made_l, made_r;
     PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView left, Expanded(*this, product.l, made_l));
     PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView right, Expanded(*this, product.r, made_r));
-    PRECONDOR_RETURN_IF_ERROR(DenseProduct(left, right, product.d, product.precision, product.u));
+    PRECONDOR_RETURN_IF_ERROR(DenseProduct(left, right, product.d, product.u));
     TellSquares(product.d, product.u, product.squares);
     return absl::OkStatus();
   }
-  absl::Status DenseProduct(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
-                            MatrixView u) {
-    const bool bf16 = precision == ProductPrecision::kBf16;
-    const int64_t elements = bf16 ? cpu::Bf16Scratch(d.rows, d.cols) : d.size();
-    PRECONDOR_ASSIGN_OR_RETURN(Work scratch, Work::Floats(memory_, elements));
-    if (bf16) {
-      return cpu::Bf16Precondition(l, r, d, scratch.floats(), u)
-                 ? absl::OkStatus()
-                 : absl::InternalError("DensePrecondition: oneDNN made no bf16 product");
-    }
+  absl::Status DenseProduct(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u) {
+    PRECONDOR_ASSIGN_OR_RETURN(Work scratch, Work::Floats(memory_, d.size()));
     const MatrixView half(scratch.floats(), d.rows, d.cols);
     cpu::Gemm(1.0, l, Transpose::kNo, d, Transpose::kNo, 0.0, half);
     cpu::Gemm(1.0, half, Transpose::kNo, r, Transpose::kNo, 0.0, u);
@@ -502,12 +488,8 @@ class CpuBackend final : public Backend {
 
   // --- Matrices in tiles --------------------------------------------------------------------------------------------
 
-#ifdef PRECONDOR_HAVE_HIGHWAY
-  bool DoSupportsSymmetric(SymmetricStorage) const override { return true; }
   absl::Status RunOne(const operation::SymmetricUpdateMultiply& update) { return tiles::Run(*this, update); }
   absl::Status RunOne(const operation::SymmetricExpand& expand) { return tiles::Run(*this, expand); }
-  absl::Status RunOne(const operation::SymmetricCompress& compress) { return tiles::Run(compress); }
-#endif
 
   BlockCache memory_;
 };

@@ -75,9 +75,4 @@ absl::Status Run(Backend& backend, const operation::SymmetricExpand& expand) {
   return absl::OkStatus();
 }
 
-absl::Status Run(const operation::SymmetricCompress& compress) {
-  Compress(compress.x, {compress.raw.data, compress.n, compress.storage});
-  return absl::OkStatus();
-}
-
 }  // namespace precondor::tiles

@@ -11,6 +11,5 @@ namespace precondor::tiles {
 
 absl::Status Run(Backend& backend, const operation::SymmetricUpdateMultiply& update);
 absl::Status Run(Backend& backend, const operation::SymmetricExpand& expand);
-absl::Status Run(const operation::SymmetricCompress& compress);
 
 }  // namespace precondor::tiles

@@ -253,35 +253,6 @@ void Expand(float scale, double shift, const Terms& terms, const void* tiles, in
   }
 }
 
-template <typename T>
-HWY_INLINE void CompressAll(ConstMatrixView x, T* data) {
-  HWY_ALIGN float tile[kTileSize];
-  const int64_t n = x.rows;
-  for (int64_t row = 0; row < TileRows(n); ++row) {
-    const int64_t height = TileHeight(n, row), i0 = row * kTileSide;
-    for (int64_t column = 0; column <= row; ++column) {
-      const int64_t j0 = column * kTileSide;
-      std::fill(tile, tile + kTileSize, 0.0f);
-      for (int64_t i = 0; i < height; ++i) {
-        const int64_t width = column == row ? i + 1 : kTileSide;
-        for (int64_t j = 0; j < width; ++j) {
-          tile[i * kTileSide + j] = x.at(i0 + i, j0 + j);
-          if (column == row) tile[j * kTileSide + i] = x.at(i0 + i, j0 + j);
-        }
-      }
-      UpdateTile(1.0f, Terms(), row, column, height, tile, data + TileOffset(n, row, column));
-    }
-  }
-}
-
-void Compress(ConstMatrixView x, const Tiles& m) {
-  if (m.storage == SymmetricStorage::kF32) {
-    CompressAll(x, static_cast<float*>(m.data));
-  } else {
-    CompressAll(x, static_cast<hwy::float16_t*>(m.data));
-  }
-}
-
 }  // namespace
 }  // namespace precondor::tiles::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -291,7 +262,6 @@ namespace precondor::tiles {
 
 HWY_EXPORT(UpdateMultiply);
 HWY_EXPORT(Expand);
-HWY_EXPORT(Compress);
 
 int64_t MultiplyScratch(int64_t, int64_t count) { return count * kTileSide * 16; }
 
@@ -304,8 +274,6 @@ void Expand(float scale, double shift, const Terms& terms, const void* tiles, in
             MatrixView x) {
   HWY_DYNAMIC_DISPATCH(Expand)(scale, shift, terms, tiles, n, storage, x);
 }
-
-void Compress(ConstMatrixView x, const Tiles& m) { HWY_DYNAMIC_DISPATCH(Compress)(x, m); }
 
 }  // namespace precondor::tiles
 #endif

@@ -43,7 +43,4 @@ int64_t MultiplyScratch(int64_t n, int64_t count);
 void Expand(float scale, double shift, const Terms& terms, const void* tiles, int64_t n, SymmetricStorage storage,
             MatrixView x);
 
-// m = x for symmetric x, of which the lower triangle is read.
-void Compress(ConstMatrixView x, const Tiles& m);
-
 }  // namespace precondor::tiles

@@ -355,19 +355,12 @@ class CudaBackend final : public Backend {
   bool DoSupportsPrecision(ProductPrecision) const override { return true; }
 
   // --- symmetric matrices in tiles --------------------------------------------------------------------------------
-  bool DoSupportsSymmetric(SymmetricStorage) const override { return true; }
 
   absl::Status RunOne(const operation::SymmetricExpand& expand) {
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent, device_->Send(expand.form.weights));
     const cuda::ExpandJob job = {
         .m = cuda::JobOfForm(expand.form, sent.data()), .x = expand.x.data, .stride = expand.x.stride};
     return device_->Run("SymmetricExpand", [&](cudaStream_t stream) { return cuda::SymmetricExpand(stream, job); });
-  }
-
-  absl::Status RunOne(const operation::SymmetricCompress& compress) {
-    return device_->Run("SymmetricCompress", [&](cudaStream_t stream) {
-      return cuda::SymmetricCompress(stream, compress.x, compress.raw.data, compress.storage);
-    });
   }
 
   const std::unique_ptr<Device> device_;

@@ -346,37 +346,6 @@ __global__ void __launch_bounds__(kThreads, 3) ExpandKernel(Jobs jobs, int64_t t
   }
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads, 4) CompressKernel(ConstMatrixView x, T* tiles) {
-  __shared__ Turned turned;
-  for (int64_t tile = blockIdx.x; tile < TileCount(x.rows); tile += gridDim.x) {
-    const SymmetricTile place = SymmetricTileOf(tile);
-    Vec4<float> fours[kHeld];
-    LoadVec4s(Vec4sOf<kSide, kSide>(x, place.row * kTileSide, place.column * kTileSide, PlaceInTile()), fours);
-    if (place.row == place.column) {  // elements above the diagonal are not read
-      __syncthreads();                // waits until no thread reads the previous tile
-      for (int r = 0; r < kHeld; ++r) {
-        for (int c = 0; c < kHeld; ++c) {
-          const int i = HeldRow(r), j = HeldColumn() + c;
-          if (i >= j) turned.at[i][j] = turned.at[j][i] = fours[r].at[c];
-        }
-      }
-      __syncthreads();
-      for (int r = 0; r < kHeld; ++r) {
-        for (int c = 0; c < kHeld; ++c) fours[r].at[c] = turned.at[HeldRow(r)][HeldColumn() + c];
-      }
-    }
-    Held held;
-    for (int r = 0; r < kHeld; ++r) {
-      for (int c = 0; c < kHeld; ++c) held.at[r][c] = fours[r].at[c];
-    }
-    StoreTile(held, static_cast<int>(TileHeight(x.rows, place.row)),
-              tiles + TileOffset(x.rows, place.row, place.column));
-  }
-}
-
-dim3 GridOfTiles(int64_t tiles) { return dim3(static_cast<unsigned>(Blocks(tiles, 1))); }
-
 }  // namespace
 
 cudaError_t SymmetricUpdateMultiply(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t tiles) {
@@ -394,14 +363,6 @@ cudaError_t SymmetricExpand(cudaStream_t stream, const ExpandJob& job) {
 
 cudaError_t SymmetricExpand(cudaStream_t stream, const ExpandJob* jobs, int count, int64_t tiles) {
   return LaunchJobs(stream, tiles, kThreads, ExpandKernel<ManyJobs<ExpandJob>>, ManyJobs<ExpandJob>{jobs, count});
-}
-
-cudaError_t SymmetricCompress(cudaStream_t stream, ConstMatrixView x, void* tiles, SymmetricStorage storage) {
-  const dim3 grid = GridOfTiles(TileCount(x.rows));
-  if (storage == SymmetricStorage::kF32) {
-    return Launch(stream, grid, dim3(kThreads), CompressKernel<float>, x, static_cast<float*>(tiles));
-  }
-  return Launch(stream, grid, dim3(kThreads), CompressKernel<__half>, x, static_cast<__half*>(tiles));
 }
 
 }  // namespace precondor::cuda

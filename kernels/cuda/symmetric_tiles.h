@@ -50,7 +50,5 @@ struct ExpandJob {
 // Run one job, in host memory, or `count` jobs in device memory, of `tiles` tiles in all.
 cudaError_t SymmetricExpand(cudaStream_t stream, const ExpandJob& job);
 cudaError_t SymmetricExpand(cudaStream_t stream, const ExpandJob* jobs, int count, int64_t tiles);
-// Sets tiles to x, whose lower triangle is read.
-cudaError_t SymmetricCompress(cudaStream_t stream, ConstMatrixView x, void* tiles, SymmetricStorage storage);
 
 }  // namespace precondor::cuda

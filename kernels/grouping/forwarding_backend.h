@@ -32,9 +32,6 @@ class ForwardingBackend : public Backend {
     return backend.DoAllocateScratch(elements);
   }
   static void FreeOn(Backend& backend, float* data, int64_t elements) { backend.DoFree(data, elements); }
-  static bool SupportsSymmetricOn(const Backend& backend, SymmetricStorage storage) {
-    return backend.DoSupportsSymmetric(storage);
-  }
 
   absl::StatusOr<float*> DoAllocate(int64_t elements) override {
     PRECONDOR_RETURN_IF_ERROR(Before());

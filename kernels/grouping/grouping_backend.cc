@@ -278,7 +278,6 @@ class GroupingBackend final : public ForwardingBackend {
     return device_->UploadToIdle(host, device);
   }
   bool DoSupportsPrecision(ProductPrecision precision) const override { return device_->SupportsPrecision(precision); }
-  bool DoSupportsSymmetric(SymmetricStorage storage) const override { return SupportsSymmetricOn(*device_, storage); }
 
   const GroupingOptions options_;
   const std::unique_ptr<Backend> device_;

@@ -250,7 +250,6 @@ absl::StatusOr<DeferredFactor::Scalars> DeferredFactor::ReadScalars(StateReader&
 absl::Status DeferredFactor::PrepareLoad(StateReader& in) {
   PRECONDOR_RETURN_IF_ERROR(AllocateNext());
   PRECONDOR_ASSIGN_OR_RETURN(const std::string representation, in.Text("representation"));
-  if (representation == "dense") return LoadFull(in);
   if (representation != "tiles") {
     return absl::FailedPreconditionError(
         absl::StrCat("layer state: representation: expected \"tiles\", got \"", representation, "\""));
@@ -259,23 +258,6 @@ absl::Status DeferredFactor::PrepareLoad(StateReader& in) {
   const int64_t waiting = static_cast<int64_t>(next_.weights.size());
   PRECONDOR_RETURN_IF_ERROR(in.Matrix("terms", backend_, rows().RowRange(0, waiting)));
   return in.Matrix("matrix", backend_, next_matrix_.raw());
-}
-
-// Loads the full J, as versions before the tiles save it.
-absl::Status DeferredFactor::LoadFull(StateReader& in) {
-  PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("dimension", static_cast<uint64_t>(d_)));
-  PRECONDOR_RETURN_IF_ERROR(in.Number("scale").status());
-  PRECONDOR_RETURN_IF_ERROR(next_.Read(in));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix full, backend_.Allocate(d_, d_));
-  PRECONDOR_RETURN_IF_ERROR(in.Matrix("inverse", backend_, full.view()));
-  next_.identity = 1.0;
-  next_.scale = unit_;
-  next_.weights.clear();
-  next_.diagonal.assign(d_, 0.0);
-  PRECONDOR_RETURN_IF_ERROR(backend_.Diagonal(full.view(), absl::MakeSpan(next_.diagonal)));
-  PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(-1.0, full.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1.0 / unit_, full.view(), 0.0, full.view()));
-  return backend_.SymmetricCompress(full.view(), next_matrix_);
 }
 
 }  // namespace precondor

@@ -65,7 +65,6 @@ class DeferredFactor final : public Factor {
   SymmetricForm Form() const;
   // J <- J + sign sum_i terms_i terms_i'.
   absl::Status Append(double sign, ConstMatrixView terms);
-  absl::Status LoadFull(StateReader& in);
 
   const MkorConfig config_;
   const int64_t d_;

@@ -17,18 +17,14 @@ class BenchLayer {
  public:
   static constexpr int64_t kVectors = 16;  // of a statistic step: 4 workers x 4 sketches
 
-  // `representation` and `products` as in docs/use/methods/mkor.md; rank 0: the method's default.
-  BenchLayer(int64_t d_out, int64_t d_in, const std::string& representation, int64_t rank,
-             const std::string& products = "F32");
+  // `representation` as in docs/use/methods/mkor.md; rank 0: the method's default.
+  BenchLayer(int64_t d_out, int64_t d_in, const std::string& representation, int64_t rank);
 
   void Feed(uint64_t seed);  // Gaussian vectors
   void Precondition();
 
   // Columns in use of both factors together: what a precondition really multiplies with.
   int64_t ranks() const { return state_->summary().input_rank + state_->summary().output_rank; }
-
-  // U, rows one behind the other.
-  std::vector<float> Answer();
 
   // |A U B w - D w| / |D w| in double, with U = A^-1 D B^-1 as computed, w random, and A and B the damped averages of
   // all that was fed, written from the definition. Both are scaled to length 1, and |U| is compared with |D| too. Valid

@@ -148,8 +148,6 @@ class Bench {
     layers.push_back(CheckedLayer(m, n, "DENSE", 0, 1));
     for (const int64_t rank : ranks)
       layers.push_back(CheckedLayer(m, n, "LOW_RANK", rank, rank / BenchLayer::kVectors));
-    const bool bf16 = backend_->SupportsPrecision(ProductPrecision::kBf16);
-    if (bf16) layers.push_back(Bf16Layer(m, n, *layers.front()));
     std::vector<std::function<double()>> measured = {[] {
       double done = 0;
       const double seconds = Timed([&done] {
@@ -177,11 +175,6 @@ class Bench {
       rows_.push_back({absl::StrCat("precondition/dense_to_low_rank_r", ranks[i], "_of_ideal", of),
                        MedianRatio(seconds[1], seconds[i + 2]) / ideal, "of ideal", 0,
                        std::min(m, n) >= 512 ? 0.75 : 0});
-    }
-    if (bf16) {
-      rows_.push_back({absl::StrCat("precondition/dense_bf16", of), Median(seconds.back()) * 1e3, "ms"});
-      rows_.push_back({absl::StrCat("precondition/dense_f32_to_bf16", of), MedianRatio(seconds[1], seconds.back()), "x",
-                       0, std::min(m, n) >= 512 ? 1.9 : 0});
     }
   }
 
@@ -226,20 +219,6 @@ class Bench {
   }
 
   static constexpr int64_t kVectors = 256;  // more than any window holds
-
-  // Beside the same layer in f32, which was compared with doubles: A U B would show A's condition, not U's rounding.
-  static std::unique_ptr<BenchLayer> Bf16Layer(int64_t m, int64_t n, BenchLayer& f32) {
-    auto layer = std::make_unique<BenchLayer>(m, n, "DENSE", 0, "BF16");
-    layer->Feed(11);
-    const std::vector<float> expected = f32.Answer(), got = layer->Answer();
-    double error = 0, size = 0;
-    for (size_t i = 0; i < got.size(); ++i) {
-      error += std::pow(got[i] - expected[i], 2);
-      size += std::pow(expected[i], 2);
-    }
-    PRECONDOR_CHECK(std::sqrt(error / size) < 1e-2);
-    return layer;
-  }
 
   const bool short_;
   const std::unique_ptr<Backend> backend_;

@@ -231,10 +231,6 @@ class Case {
     const MatrixView x = Add(n, n);
     operation_.what = operation::SymmetricExpand{InTiles(n, left_), x};
   }
-  void MakeSymmetricCompress(int64_t, int64_t n) {
-    symmetric_ = backend_.AllocateSymmetric(n, SymmetricStorage::kF32).value();
-    operation_.what = operation::SymmetricCompress{Add(n, n), symmetric_.raw(), n, SymmetricStorage::kF32};
-  }
   void MakeLowRankCore(int64_t m, int64_t) {
     const MatrixView gram = Add(1, m * (m + 1) / 2), core = Add(m, m);
     const MatrixView packed = random_() % 2 == 0 ? Add(1, m * (m + 1) / 2) : MatrixView();
@@ -391,14 +387,14 @@ class Case {
 };
 
 const std::array<Case::Maker, Case::kKinds> Case::kMakers = {
-    &Case::MakeElementwise,        &Case::MakeFillNormal,          &Case::MakeDot,
-    &Case::MakeAbsoluteSum,        &Case::MakeAbsoluteMaximum,     &Case::MakeDiagonal,
-    &Case::MakeRowSquaredNorms,    &Case::MakeColumnSquaredNorms,  &Case::MakeGemm,
-    &Case::MakeTriangularMultiply, &Case::MakeTriangularSolve,     &Case::MakeSpdInverse,
-    &Case::MakeSymmetricEigen,     &Case::MakeOrthonormalizeRows,  &Case::MakeSymmetricUpdateMultiply,
-    &Case::MakeSymmetricExpand,    &Case::MakeSymmetricCompress,   &Case::MakeLowRankCore,
-    &Case::MakeLowRankAppend,      &Case::MakeLowRankPrecondition, &Case::MakeDensePrecondition,
-    &Case::MakeNewtonSchulz,       &Case::MakeOrthogonalIteration, &Case::MakeShermanMorrisonTerms};
+    &Case::MakeElementwise,         &Case::MakeFillNormal,          &Case::MakeDot,
+    &Case::MakeAbsoluteSum,         &Case::MakeAbsoluteMaximum,     &Case::MakeDiagonal,
+    &Case::MakeRowSquaredNorms,     &Case::MakeColumnSquaredNorms,  &Case::MakeGemm,
+    &Case::MakeTriangularMultiply,  &Case::MakeTriangularSolve,     &Case::MakeSpdInverse,
+    &Case::MakeSymmetricEigen,      &Case::MakeOrthonormalizeRows,  &Case::MakeSymmetricUpdateMultiply,
+    &Case::MakeSymmetricExpand,     &Case::MakeLowRankCore,         &Case::MakeLowRankAppend,
+    &Case::MakeLowRankPrecondition, &Case::MakeDensePrecondition,   &Case::MakeNewtonSchulz,
+    &Case::MakeOrthogonalIteration, &Case::MakeShermanMorrisonTerms};
 
 class GroupedConformanceTest : public testing::TestWithParam<size_t> {};
 

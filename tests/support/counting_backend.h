@@ -25,7 +25,6 @@ class CountingBackend final : public ForwardingBackend {
     device_->Run(operations, statuses);
   }
   bool DoSupportsPrecision(ProductPrecision precision) const override { return device_->SupportsPrecision(precision); }
-  bool DoSupportsSymmetric(SymmetricStorage storage) const override { return SupportsSymmetricOn(*device_, storage); }
 
   const std::unique_ptr<Backend> device_;
   std::atomic<int>& calls_;

@@ -13,6 +13,7 @@
 #include "hwy/aligned_allocator.h"
 #include "hwy/targets.h"
 #include "kernels/base/random.h"
+#include "tests/support/packed_tiles.h"
 
 namespace precondor::tiles {
 namespace {
@@ -41,6 +42,11 @@ hwy::AlignedFreeUniquePtr<float[]> Zeros(int64_t count) {
   auto out = hwy::AllocateAligned<float>(static_cast<size_t>(std::max<int64_t>(count, 1)));
   std::fill(out.get(), out.get() + count, 0.0f);
   return out;
+}
+
+void Pack(const std::vector<float>& x, const Tiles& m) {
+  const std::vector<float> packed = PackedTiles(ConstMatrixView(x.data(), m.n, m.n), m.storage);
+  std::memcpy(m.data, packed.data(), packed.size() * sizeof(float));
 }
 
 float Uniform(uint64_t seed, uint64_t index) {
@@ -102,7 +108,7 @@ TEST_P(TilesOnEveryTarget, UpdateMultiplyAndExpandFollowTheDefinition) {
         const int64_t length = PaddedLength(n);
         auto memory = Zeros(TileElements(n)), y = Zeros(2 * length), scratch = Zeros(MultiplyScratch(n, 2));
         const Tiles m{memory.get(), n, storage};
-        Compress(ConstMatrixView(problem.x.data(), n, n), m);
+        Pack(problem.x, m);
         UpdateMultiply(0.5f, 0.25, problem.All(), m, problem.v.get(), 2, y.get(), scratch.get());
         std::vector<float> got(n * n);
         Expand(1.0f, 0.0, Terms(), m.data, n, storage, MatrixView(got.data(), n, n));
@@ -136,7 +142,7 @@ TEST_P(TilesOnEveryTarget, DoesNotTouchWhatLiesBehind) {
     auto memory = Zeros(floats + 64), y = Zeros(PaddedLength(n)), scratch = Zeros(MultiplyScratch(n, 1));
     for (int64_t i = floats; i < floats + 64; ++i) memory[i] = 7.0f;
     const Tiles m{memory.get(), n, storage};
-    Compress(ConstMatrixView(problem.x.data(), n, n), m);
+    Pack(problem.x, m);
     UpdateMultiply(0.5f, 0.25, problem.All(), m, problem.v.get(), 1, y.get(), scratch.get());
     for (int64_t i = floats; i < floats + 64; ++i) EXPECT_EQ(memory[i], 7.0f);
   }
@@ -148,7 +154,7 @@ TEST_P(TilesOnEveryTarget, AMultiplicationOnlyReads) {
   const Problem problem(n, 0, 1);
   auto memory = Zeros(TileElements(n)), y = Zeros(PaddedLength(n)), scratch = Zeros(MultiplyScratch(n, 1));
   const Tiles m{memory.get(), n, SymmetricStorage::kF16};
-  Compress(ConstMatrixView(problem.x.data(), n, n), m);
+  Pack(problem.x, m);
   const std::vector<float> before(memory.get(), memory.get() + TileBytes(n, m.storage) / 4);
   UpdateMultiply(1.0f, 0.0, Terms(), m, problem.v.get(), 1, y.get(), scratch.get());
   EXPECT_EQ(std::memcmp(before.data(), memory.get(), before.size() * sizeof(float)), 0);

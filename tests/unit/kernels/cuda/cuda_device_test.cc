@@ -16,6 +16,7 @@
 #include "kernels/cuda/device.h"
 #include "tests/support/cuda_host/memory.h"
 #include "tests/support/cuda_host/stream.h"
+#include "tests/support/packed_tiles.h"
 
 namespace precondor {
 namespace {
@@ -46,7 +47,7 @@ absl::Status Work(Backend& backend) {
   PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, a.view(), Transpose::kNo, a.view(), Transpose::kYes, 0.0, b.view()));
   PRECONDOR_RETURN_IF_ERROR(backend.ScaleRows(std::vector<double>(kN, 0.5), b.view(), b.view()));
   PRECONDOR_RETURN_IF_ERROR(backend.SpdInverse(b.view(), a.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend.SymmetricCompress(a.view(), m));
+  PRECONDOR_RETURN_IF_ERROR(SetTiles(backend, view, m));
   PRECONDOR_RETURN_IF_ERROR(backend.SymmetricUpdateMultiply(0.5, 0.25, {1.0}, a.view().RowRange(0, 1), m,
                                                             b.view().RowRange(0, 2), a.view().RowRange(0, 2)));
   PRECONDOR_RETURN_IF_ERROR(backend.TriangularSolve(From::kLeft, b.view(), Transpose::kNo, a.view()));

@@ -12,6 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/support/cuda_host/cuda_host.h"
+#include "tests/support/packed_tiles.h"
 
 namespace precondor {
 namespace {
@@ -110,7 +111,7 @@ absl::StatusOr<std::vector<float>> Work(Backend& backend, float seed) {
   PRECONDOR_RETURN_IF_ERROR(backend.Upload(view, a.view()));
   PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, a.view(), Transpose::kNo, a.view(), Transpose::kYes, 0.0, b.view()));
   PRECONDOR_RETURN_IF_ERROR(backend.SpdInverse(b.view(), a.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend.SymmetricCompress(a.view(), m));
+  PRECONDOR_RETURN_IF_ERROR(SetTiles(backend, view, m));
   PRECONDOR_RETURN_IF_ERROR(backend.SymmetricUpdateMultiply(0.5, 0.25, {1.0}, a.view().RowRange(0, 1), m,
                                                             b.view().RowRange(0, 2), a.view().RowRange(0, 2)));
   std::vector<double> values(kN);

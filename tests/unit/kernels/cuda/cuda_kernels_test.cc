@@ -12,6 +12,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/reference/naive_linear_algebra.h"
 #include "tests/support/cuda_host/stream.h"
+#include "tests/support/packed_tiles.h"
 #include "tests/support/random_dense.h"
 
 namespace precondor {
@@ -167,13 +168,15 @@ TEST_F(CudaKernelsTest, AppendedRowsDoNotDependOnAlignment) {
   }
 }
 
-TEST_F(CudaKernelsTest, CompressedMatricesDoNotDependOnAlignment) {
+TEST_F(CudaKernelsTest, ExpandedMatricesDoNotDependOnAlignment) {
   for (const int64_t n : {1, 5, 64, 66, 132}) {
+    const Dense random = RandomDense(n, n, 1);
+    const std::vector<float> x(random.data.begin(), random.data.end());
     for (const SymmetricStorage storage : {SymmetricStorage::kF32, SymmetricStorage::kF16}) {
       ExpectAlike([&](Alignment alignment) {
-        Placed x = Put(RandomDense(n, n, 1), alignment), back = Put(Dense(n, n), alignment);
+        Placed back = Put(Dense(n, n), alignment);
         SymmetricMatrix m = backend_->AllocateSymmetric(n, storage).value();
-        EXPECT_TRUE(backend_->SymmetricCompress(x.view(), m).ok());
+        EXPECT_TRUE(SetTiles(*backend_, ConstMatrixView(x.data(), n, n), m).ok());
         const Dense rows = RandomDense(2, n, 3);
         Placed terms = Put(rows, alignment);
         EXPECT_TRUE(backend_->SymmetricExpand({.5, 2, {1, -1}, terms.view(), m}, back.view()).ok());
