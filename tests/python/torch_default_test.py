@@ -5,7 +5,9 @@
 Skips with 77, and says so, where torch is not installed.
 """
 
+import copy
 import warnings
+from unittest import mock
 
 import torch_case  # before torch: it skips where there is none
 import torch
@@ -13,6 +15,7 @@ from torch import nn
 
 import precondor
 from precondor import Selection
+from precondor.torch import _recipe
 from torch_optimizer_test import Wrapper
 
 # Rows of the table, by step: the first two look up every row, so that each has momentum.
@@ -256,6 +259,44 @@ class DefaultTest(torch_case.ServerCase):
         pre = self.preconditioner(Net(), method=None, layer_methods={"head": "kron"}, selection=Selection(embeddings="soap"))
         self.assertEqual(self.methods(pre), {"body": "muon", "head": "kron", "table.weight": "soap"})
         self.assertEqual({group["lr_scale"] for group in pre.param_groups()}, {1.0})
+
+    def test_a_job_goes_on_with_the_default_that_it_began_with(self):
+        """That of earlier releases had no input factors."""
+        before = {kind: tuple(_recipe._MUON if method is _recipe._MUON_WITH_FACTOR else method for method in row)
+                  for kind, row in _recipe.RECIPE.items()}
+
+        def train(pre, model, optimizer, steps):
+            for _ in range(steps):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(torch.arange(7)), (torch.arange(7) + pre.step_number) % 7)
+                loss.backward()
+                pre.step(loss)
+                optimizer.step()
+            return [parameter.detach().clone() for parameter in model.parameters()]
+
+        def begin(name, released=False):
+            model = Net()
+            with mock.patch.dict(_recipe.RECIPE, before if released else {}), \
+                    mock.patch.object(_recipe, "_MUON_WITH_FACTOR", _recipe._MUON if released else _recipe._MUON_WITH_FACTOR):
+                pre = self.preconditioner(model, f"{self.name}-{name}", method=None)
+            return pre, model, pre.make_optimizer(0.02)
+
+        whole, anew = train(*begin("whole", released=True), 30), train(*begin("anew"), 30)
+        self.assertFalse(torch.equal(whole[1], anew[1]))
+        for name, factors in (("checkpoint", True), ("session", False)):
+            with self.subTest(name):
+                pre, model, optimizer = begin(name, released=True)
+                self.assertRegex(str(pre), "body +muon +hidden")
+                train(pre, model, optimizer, 15)
+                saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), pre.state_dict(factors=factors)))
+                pre.close(end_session=factors)
+                pre, *rest = begin(name)
+                self.assertRegex(str(pre), "body +muon with input factor +hidden" if factors else "body +muon +hidden")
+                for one, state in zip((*rest, pre), saved):
+                    one.load_state_dict(state)
+                self.assertRegex(str(pre), "body +muon +hidden")
+                for one, other in zip(train(pre, *rest, 15), whole):
+                    self.assertTrue(torch.equal(one, other))
 
     def test_a_state_of_other_methods_is_refused(self):
         state = self.preconditioner(Net(), method="mkor").state_dict()

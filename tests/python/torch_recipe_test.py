@@ -38,21 +38,21 @@ def printed(model, **options):
 
 # Names in blocks that have queries, keys and values apart.
 ATTENTION = """
-    {0}.q{1} | muon | hidden linear layer
-    {0}.k{1} | muon | hidden linear layer
-    {0}.v{1} | muon | hidden linear layer
-    {0}.{2} | muon | hidden linear layer"""
+    {0}.q{1} | muon | queries or keys
+    {0}.k{1} | muon | queries or keys
+    {0}.v{1} | muon with input factor | hidden linear layer
+    {0}.{2} | muon with input factor | hidden linear layer"""
 LLAMA = ATTENTION.format("model.layers.0.self_attn", "_proj (x 2)", "o_proj (x 2)") + """
-    model.layers.0.mlp.gate_proj (x 2) | muon | hidden linear layer
-    model.layers.0.mlp.up_proj (x 2) | muon | hidden linear layer
-    model.layers.0.mlp.down_proj (x 2) | muon | hidden linear layer"""
+    model.layers.0.mlp.gate_proj (x 2) | muon with input factor | hidden linear layer
+    model.layers.0.mlp.up_proj (x 2) | muon with input factor | hidden linear layer
+    model.layers.0.mlp.down_proj (x 2) | muon with input factor | hidden linear layer"""
 BERT = """
-    bert.encoder.layer.0.attention.self.query (x 2) | muon | hidden linear layer
-    bert.encoder.layer.0.attention.self.key (x 2) | muon | hidden linear layer
-    bert.encoder.layer.0.attention.self.value (x 2) | muon | hidden linear layer
-    bert.encoder.layer.0.attention.output.dense (x 2) | muon | hidden linear layer
-    bert.encoder.layer.0.intermediate.dense (x 2) | muon | hidden linear layer
-    bert.encoder.layer.0.output.dense (x 2) | muon | hidden linear layer"""
+    bert.encoder.layer.0.attention.self.query (x 2) | muon | queries or keys
+    bert.encoder.layer.0.attention.self.key (x 2) | muon | queries or keys
+    bert.encoder.layer.0.attention.self.value (x 2) | muon with input factor | hidden linear layer
+    bert.encoder.layer.0.attention.output.dense (x 2) | muon with input factor | hidden linear layer
+    bert.encoder.layer.0.intermediate.dense (x 2) | muon with input factor | hidden linear layer
+    bert.encoder.layer.0.output.dense (x 2) | muon with input factor | hidden linear layer"""
 T5 = {"vocab_size": 90, "d_model": 16, "d_ff": 24, "d_kv": 8, "num_layers": 1, "num_heads": 2}
 VISION = {**SIZES, "image_size": 8, "patch_size": 4}
 del VISION["vocab_size"]
@@ -75,47 +75,47 @@ MODELS = {
     words.weight | optimizer | embedding of words"""),
     "U-Net": (models.UNet, """
     time.0 | soap | linear layer at an end
-    time.2 | muon | hidden linear layer
+    time.2 | muon with input factor | hidden linear layer
     down.0 (x 2) | soap | convolution
     middle | soap | convolution
     up | soap | convolution
     out | soap | convolution"""),
     "Mamba": (lambda: models.Blocks(lambda: models.Mixer(16, 3)), """
-    layers.0.in_proj (x 2) | muon | hidden linear layer
-    layers.0.x_proj (x 2) | muon | hidden linear layer
-    layers.0.dt_proj (x 2) | muon | hidden linear layer
-    layers.0.out_proj (x 2) | muon | hidden linear layer
+    layers.0.in_proj (x 2) | muon with input factor | hidden linear layer
+    layers.0.x_proj (x 2) | muon with input factor | hidden linear layer
+    layers.0.dt_proj (x 2) | muon with input factor | hidden linear layer
+    layers.0.out_proj (x 2) | muon with input factor | hidden linear layer
     head | soap | linear layer at an end
     words.weight | optimizer, 4 x rate | embedding of words
     layers.0.A_log (x 2) | optimizer | a parameter of Mixer
     layers.0.conv1d.weight (x 2) | optimizer | a side of 1"""),
     "MoE": (lambda: models.Blocks(lambda: models.Mixture(16)), """
-    layers.0.router (x 2) | muon | hidden linear layer
+    layers.0.router (x 2) | muon with input factor | hidden linear layer
     head | soap | linear layer at an end
     layers.0.experts.gate_up_proj.expert0 (x 8) | muon | stack of experts
     layers.0.experts.down_proj.expert0 (x 8) | muon | stack of experts
     words.weight | optimizer, 4 x rate | embedding of words"""),
     "LoRA": (models.Adapted, """
-    query.lora_A.default | muon | hidden linear layer
-    query.lora_B.default | muon | hidden linear layer
-    value.lora_A.default | muon | hidden linear layer
-    value.lora_B.default | muon | hidden linear layer
+    query.lora_A.default | muon with input factor | hidden linear layer
+    query.lora_B.default | muon with input factor | hidden linear layer
+    value.lora_A.default | muon with input factor | hidden linear layer
+    value.lora_B.default | muon with input factor | hidden linear layer
     words.weight | nothing | frozen
     query.base_layer.weight | nothing | frozen
     value.base_layer.weight | nothing | frozen
     head.weight | nothing | frozen"""),
     "GNN": (models.Graph, """
-    conv1.lin | muon | hidden linear layer
-    conv2.lin | muon | hidden linear layer
+    conv1.lin | muon with input factor | hidden linear layer
+    conv2.lin | muon with input factor | hidden linear layer
     atoms.weight | optimizer, 4 x rate | embedding of words
     out.weight | optimizer | a side of 1"""),
 }
 OF_TRANSFORMERS = {
     "GPT-2": (("GPT2LMHeadModel", "GPT2Config", {"vocab_size": 90, "n_positions": 8, "n_embd": 12, "n_layer": 2, "n_head": 2}), """
-    transformer.h.0.attn.c_attn (x 2) | muon | hidden linear layer
-    transformer.h.0.attn.c_proj (x 2) | muon | hidden linear layer
-    transformer.h.0.mlp.c_fc (x 2) | muon | hidden linear layer
-    transformer.h.0.mlp.c_proj (x 2) | muon | hidden linear layer
+    transformer.h.0.attn.c_attn (x 2) | muon with input factor | hidden linear layer
+    transformer.h.0.attn.c_proj (x 2) | muon with input factor | hidden linear layer
+    transformer.h.0.mlp.c_fc (x 2) | muon with input factor | hidden linear layer
+    transformer.h.0.mlp.c_proj (x 2) | muon with input factor | hidden linear layer
     transformer.wte.weight | soap | embedding that another module shares
     transformer.wpe.weight | optimizer | embedding"""),
     "Llama": (("LlamaForCausalLM", "LlamaConfig", SIZES), LLAMA + """
@@ -124,42 +124,42 @@ OF_TRANSFORMERS = {
     "Llama with tied words": (("LlamaForCausalLM", "LlamaConfig", {**SIZES, "tie_word_embeddings": True}), LLAMA + """
     model.embed_tokens.weight | soap | embedding that another module shares"""),
     "Phi-3": (("Phi3ForCausalLM", "Phi3Config", {**SIZES, "num_key_value_heads": 1, "pad_token_id": 0}), """
-    model.layers.0.self_attn.qkv_proj.group0 (x 6) | muon | hidden linear layer
-    model.layers.0.self_attn.o_proj (x 2) | muon | hidden linear layer
-    model.layers.0.mlp.gate_up_proj (x 2) | muon | hidden linear layer
-    model.layers.0.mlp.down_proj (x 2) | muon | hidden linear layer
+    model.layers.0.self_attn.qkv_proj.group0 (x 6) | muon with input factor | hidden linear layer
+    model.layers.0.self_attn.o_proj (x 2) | muon with input factor | hidden linear layer
+    model.layers.0.mlp.gate_up_proj (x 2) | muon with input factor | hidden linear layer
+    model.layers.0.mlp.down_proj (x 2) | muon with input factor | hidden linear layer
     lm_head | soap | linear layer at an end
     model.embed_tokens.weight | optimizer, 4 x rate | embedding of words"""),
     "BERT for masked words": (("BertForMaskedLM", "BertConfig", SIZES), BERT + """
-    cls.predictions.transform.dense | muon | hidden linear layer
+    cls.predictions.transform.dense | muon with input factor | hidden linear layer
     bert.embeddings.word_embeddings.weight | soap | embedding that another module shares
     bert.embeddings.position_embeddings.weight | optimizer | embedding
     bert.embeddings.token_type_embeddings.weight | optimizer | embedding"""),
     # Its two classes are as many as rows of token_type_embeddings.
     "BERT for classes": (("BertForSequenceClassification", "BertConfig", SIZES), BERT + """
-    bert.pooler.dense | muon | hidden linear layer
-    classifier | muon | hidden linear layer
+    bert.pooler.dense | muon with input factor | hidden linear layer
+    classifier | muon with input factor | hidden linear layer
     bert.embeddings.word_embeddings.weight | optimizer, 4 x rate | embedding of words
     bert.embeddings.position_embeddings.weight | optimizer, 4 x rate | embedding of words
     bert.embeddings.token_type_embeddings.weight | optimizer, 4 x rate | embedding of words"""),
     "T5": (("T5ForConditionalGeneration", "T5Config", T5), ATTENTION.format("encoder.block.0.layer.0.SelfAttention", "", "o") + """
-    encoder.block.0.layer.1.DenseReluDense.wi | muon | hidden linear layer
-    encoder.block.0.layer.1.DenseReluDense.wo | muon | hidden linear layer""" +
+    encoder.block.0.layer.1.DenseReluDense.wi | muon with input factor | hidden linear layer
+    encoder.block.0.layer.1.DenseReluDense.wo | muon with input factor | hidden linear layer""" +
            ATTENTION.format("decoder.block.0.layer.0.SelfAttention", "", "o") + ATTENTION.format("decoder.block.0.layer.1.EncDecAttention", "", "o") + """
-    decoder.block.0.layer.2.DenseReluDense.wi | muon | hidden linear layer
-    decoder.block.0.layer.2.DenseReluDense.wo | muon | hidden linear layer
+    decoder.block.0.layer.2.DenseReluDense.wi | muon with input factor | hidden linear layer
+    decoder.block.0.layer.2.DenseReluDense.wo | muon with input factor | hidden linear layer
     shared.weight | soap | embedding that another module shares
     encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight | optimizer | embedding
     decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight | optimizer | embedding"""),
     "T5 encoder": (("T5EncoderModel", "T5Config", T5), ATTENTION.format("encoder.block.0.layer.0.SelfAttention", "", "o") + """
-    encoder.block.0.layer.1.DenseReluDense.wi | muon | hidden linear layer
-    encoder.block.0.layer.1.DenseReluDense.wo | muon | hidden linear layer
+    encoder.block.0.layer.1.DenseReluDense.wi | muon with input factor | hidden linear layer
+    encoder.block.0.layer.1.DenseReluDense.wo | muon with input factor | hidden linear layer
     shared.weight | optimizer, 4 x rate | embedding of words
     encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight | optimizer | embedding"""),
     "ViT": (("ViTForImageClassification", "ViTConfig", VISION), """
     vit.embeddings.patch_embeddings.projection | soap | convolution""" + ATTENTION.format("vit.layers.0.attention", "_proj (x 2)", "o_proj (x 2)") + """
-    vit.layers.0.mlp.fc1 (x 2) | muon | hidden linear layer
-    vit.layers.0.mlp.fc2 (x 2) | muon | hidden linear layer
+    vit.layers.0.mlp.fc1 (x 2) | muon with input factor | hidden linear layer
+    vit.layers.0.mlp.fc2 (x 2) | muon with input factor | hidden linear layer
     classifier | soap | linear layer at an end
     vit.embeddings.cls_token | optimizer | a parameter of ViTEmbeddings
     vit.embeddings.position_embeddings | optimizer | a parameter of ViTEmbeddings"""),
@@ -167,8 +167,8 @@ OF_TRANSFORMERS = {
     "CLIP's images": (("CLIPVisionModelWithProjection", "CLIPVisionConfig", {**VISION, "projection_dim": 8}), """
     vision_model.embeddings.patch_embedding | soap | convolution""" +
                       ATTENTION.format("vision_model.encoder.layers.0.self_attn", "_proj (x 2)", "out_proj (x 2)") + """
-    vision_model.encoder.layers.0.mlp.fc1 (x 2) | muon | hidden linear layer
-    vision_model.encoder.layers.0.mlp.fc2 (x 2) | muon | hidden linear layer
+    vision_model.encoder.layers.0.mlp.fc1 (x 2) | muon with input factor | hidden linear layer
+    vision_model.encoder.layers.0.mlp.fc2 (x 2) | muon with input factor | hidden linear layer
     visual_projection | soap | linear layer at an end
     vision_model.embeddings.position_embedding.weight | optimizer | embedding"""),
     "ResNet": (("ResNetForImageClassification", "ResNetConfig", {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}), """
@@ -206,6 +206,29 @@ class RecipeTest(unittest.TestCase):
                                 "layers.0.wide.kernel (x 2) | optimizer, 0.5 x rate | a parameter of Projection"])
         self.assertEqual(len(warned), 1)
         self.assertRegex(warned[0], r"most of the model's weights are no layers.*: layers\.0\.wide\.kernel, .*AdamW at half of lr")
+
+    def test_input_factors(self):
+        """Of layers of up to 2,048 inputs; separate queries and keys have none."""
+        class Long(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.words, self.wide, self.longer = nn.Embedding(90, 6), nn.Linear(6, 2047), nn.Linear(2048, 6, bias=False)
+                self.longest, self.attention = nn.Linear(2048, 5), nn.MultiheadAttention(6, 2, kdim=4, vdim=4)
+                self.to_q, self.key_layer, self.kernel, self.sequence = (nn.Linear(6, 6) for _ in range(4))
+
+        self.check(Long(), """
+            wide | muon with input factor | hidden linear layer
+            longer | muon with input factor | hidden linear layer
+            longest | muon | hidden linear layer
+            attention.q_proj | muon | queries or keys
+            attention.k_proj | muon | queries or keys
+            attention.v_proj | muon with input factor | hidden linear layer
+            attention.out_proj | muon with input factor | hidden linear layer
+            to_q | muon | queries or keys
+            key_layer | muon | queries or keys
+            kernel | muon with input factor | hidden linear layer
+            sequence | muon with input factor | hidden linear layer
+            words.weight | optimizer, 4 x rate | embedding of words""")
 
     def test_a_users_choice_is_named(self):
         model = models.Blocks(lambda: models.Mixture(16))
@@ -250,8 +273,8 @@ class RecipeTest(unittest.TestCase):
         model = nn.ModuleDict({"words": nn.Embedding(90, 16, sparse=True), "names": nn.Embedding(90, 16), "hidden": nn.Linear(16, 16),
                                "head": nn.Linear(16, 3)})
         self.check(model, """
-            hidden | muon | hidden linear layer
-            head | muon | hidden linear layer
+            hidden | muon with input factor | hidden linear layer
+            head | muon with input factor | hidden linear layer
             names.weight | soap | parameter_methods
             words.weight | optimizer, 4 x rate | its gradients are sparse""", parameter_methods={".*s.weight": "soap"})
 

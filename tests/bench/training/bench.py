@@ -9,6 +9,7 @@ Matrices have weight decay .01.
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import re
@@ -86,11 +87,12 @@ def kron(model, rate, unused):
     return Alone(Kron(groups(model.parameters()), lr=rate, merge_dims=False))
 
 
-def with_input_factor(model, rate, task):
-    """The default, with muon's option input_factor for linear layers."""
+def with_muon(model, rate, task, **options):
+    """The default, with these options of muon for all hidden linear layers."""
+    not_hidden = {id(dict(model.named_parameters())[name]) for name in task.not_hidden}
     hidden = [re.escape(name) for name, module in model.named_modules()
-              if isinstance(module, torch.nn.Linear) and f"{name}.weight" not in task.not_hidden]
-    return Ours(model, rate, layer_methods={"|".join(hidden): Method("muon", {"input_factor": True})})
+              if type(module).__name__ in ("Linear", "Conv1D") and id(module.weight) not in not_hidden]
+    return Ours(model, rate, layer_methods={"|".join(hidden): Method("muon", options)})
 
 
 # By name: how it is made, and its middle rate as a multiple of the task's.
@@ -102,7 +104,8 @@ METHODS = {
     "mkor": (lambda model, rate, task: Ours(model, rate, method="mkor"), 1),
     "soap": (lambda model, rate, task: Ours(model, rate, method="soap", selection=Selection(embeddings="soap")), 2),
     "default": (lambda model, rate, task: Ours(model, rate), 2),
-    "default, input_factor": (with_input_factor, 2),
+    "default, no input_factor": (with_muon, 2),
+    "default, input_factor everywhere": (functools.partial(with_muon, input_factor=True), 2),
     "default, fold_bias=False": (lambda model, rate, task: Ours(model, rate, selection=Selection(fold_bias=False)), 2),
 }
 

@@ -254,10 +254,41 @@ def own_modules():
                 ("characters.weight", "places.weight", "head.weight"))
 
 
+# Small models of transformers. GPT-2 and OPT have tied words and a table of positions; GPT-NeoX and Llama turn queries and keys instead.
+OF_TRANSFORMERS = {
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64, "resid_pdrop": 0.0,
+                                               "embd_pdrop": 0.0, "attn_pdrop": 0.0}, ("transformer.wte", "transformer.wpe")),
+    "opt": ("OPTForCausalLM", "OPTConfig", {"hidden_size": 64, "ffn_dim": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
+                                            "max_position_embeddings": 64, "dropout": 0.0, "word_embed_proj_dim": 64},
+            ("model.decoder.embed_tokens", "model.decoder.embed_positions")),
+    "neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3,
+                                                     "num_attention_heads": 4, "max_position_embeddings": 64}, ("gpt_neox.embed_in", "embed_out")),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 3, "num_attention_heads": 4,
+                                                  "num_key_value_heads": 4, "max_position_embeddings": 64, "tie_word_embeddings": False},
+              ("model.embed_tokens", "lm_head"))}
+
+
+@functools.lru_cache(None)
+def of_transformers(name):
+    import transformers  # pylint: disable=import-outside-toplevel
+    data = Characters(king_james(), 64)
+    held_out = data.held_out_batch(64)
+    model, config, options, ends = OF_TRANSFORMERS[name]
+
+    def make_model():
+        return getattr(transformers, model)(getattr(transformers, config)(vocab_size=len(data.vocabulary), use_cache=False, **options))
+
+    def loss(model, batch):
+        return gpt.loss_of(lambda characters: model(characters).logits, batch)
+
+    return Task(200, make_model, lambda step, seed: data.batch(step, 16, seed), loss, lambda model: loss(model, held_out),
+                tuple(f"{end}.weight" for end in ends))
+
+
 TASKS = {"gpt": lambda: char_gpt(300), "gpt-1000": lambda: char_gpt(1000), "gpt-6m": lambda: char_gpt(300, 256, 8),
          "lstm": lambda: char_lstm(300), "digits": autoencoder, "denoise": lambda: denoising(False),
          "denoise-norm": lambda: denoising(True), "passages": passages,
-         "bert": masked, "own": own_modules}
+         "bert": masked, "own": own_modules, **{name: functools.partial(of_transformers, name) for name in OF_TRANSFORMERS}}
 # Middles, before a method's multiple.
 RATES = {"gpt": 0.004, "gpt-1000": 0.004, "gpt-6m": 0.004, "lstm": 0.016, "digits": 0.016, "denoise": 0.004, "denoise-norm": 0.004,
-         "passages": 0.004, "bert": 0.008, "own": 0.008}
+         "passages": 0.004, "bert": 0.008, "own": 0.008, **dict.fromkeys(OF_TRANSFORMERS, 0.016)}

@@ -7,13 +7,13 @@ import dataclasses
 import os
 import subprocess
 from collections.abc import Mapping
-from typing import Any, Dict, Optional, Sequence, Union
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 
 from .._client import Client, Worker
 from .. import _programs
-from .._errors import FailedPreconditionError, InvalidArgumentError, UnavailableError, invalid
+from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnavailableError, invalid
 from .._options import Security
 from .._session import SessionSpec
 from ._exchange import methods_of
@@ -72,24 +72,35 @@ def has_factors(state: Mapping[str, Any], group: Group) -> bool:
     return bool(group.gather(bool(state.get("factors")))[0])
 
 
-def restore_factors(state: Mapping[str, Any], group: Group, client: Client, spec: SessionSpec) -> None:
-    """Rank 0 replaces the session by one with its state's factors. Call it on every rank.
+def restore_factors(state: Mapping[str, Any], group: Group, client: Client, specs: Tuple[SessionSpec, SessionSpec]) -> Sequence[SessionSpec]:
+    """Rank 0 replaces the session by one with its state's factors, by the first of the descriptions or, if the factors are of the
+    second, by that. Returns both, and first that of the session. Call it on every rank.
 
     Raises:
-        FailedPreconditionError: the state is of first order. InvalidArgumentError: factors of another number of layers.
+        FailedPreconditionError: the state is of first order, or of neither description. InvalidArgumentError: factors of another number of layers.
     """
-    def restore() -> None:
+    spec, other = specs
+
+    def restore() -> bool:
         if group.rank > 0:
-            return
+            return False
         if state["mode"] == "FIRST_ORDER":
             raise lacks_factors(f"session {spec.name}: the checkpoint is of first order, in which the servers have no factors")
         factors = [tensor.cpu().numpy().tobytes() for tensor in state["factors"]]
         if len(factors) != len(spec.layers):
             raise InvalidArgumentError(f"state: expected the factors of {len(spec.layers)} layers, got {len(factors)}", "INVALID_ARGUMENT")
         client.close_session(spec.name)
-        client.restore_session(spec, state["step"], factors)
+        try:
+            client.restore_session(spec, state["step"], factors)
+        except FailedPreconditionError as error:
+            try:
+                client.restore_session(other, state["step"], factors)
+            except PrecondorError:
+                raise error from None
+            return True
+        return False
 
-    group.check(restore)
+    return specs[::-1] if group.gather(group.check(restore))[0] else specs
 
 
 def lacks_factors(why: str) -> FailedPreconditionError:

@@ -20,6 +20,7 @@ Rows = Tuple[torch.Tensor, torch.Tensor]
 
 # Kinds of weights, by which _recipe.TABLE chooses how they are trained.
 HIDDEN, END, CONVOLUTION = "hidden linear layer", "linear layer at an end", "convolution"
+SCORES = "queries or keys"  # hidden too, of one of the two alone
 # These are layers by their gradients alone, or the optimizer trains them.
 EXPERT, GATE, TIED = "stack of experts", "gates of a recurrent module", "embedding that another module shares"
 WORDS, TABLE = "embedding of words", "embedding"
@@ -405,6 +406,8 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 # In the last part of names of embeddings of something else than words. Numbers behind that part do not count.
 _NO_WORDS = re.compile(r"(^|[._]|(?<=[a-z])(?=[A-Z]))(?i:pos(itions?|itional|emb)?|wpe|relative|token_?type|segments?)(?![a-z])"
                        r"[^.]*(\.\d+)*$")
+# In the last part of names of linear layers that make queries or keys, and nothing else.
+_SCORES = re.compile(r"(^|_)(w?[qk]|quer(y|ies)|keys?)(_?(a|b|proj(ection)?|lin(ear)?|layer))*$", re.IGNORECASE)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -605,8 +608,8 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
 
 
 def _set_kinds(model: nn.Module, chosen: Chosen) -> None:
-    """Sets the kinds of convolutions, and of linear layers that are not hidden: with an output for each row of an embedding of words, or
-    first or last of a model without one."""
+    """Sets the kinds of convolutions, of queries and keys, and of linear layers that are not hidden: with an output for each row of an
+    embedding of words, or first or last of a model without one."""
     rows = {module.weight.shape[0] for name, module in model.named_modules()
             if isinstance(module, EMBEDDINGS) and not _NO_WORDS.search(plain_name(name))}
     weights = [id(parameter) for parameter in model.parameters() if parameter.dim() > 1]
@@ -620,6 +623,8 @@ def _set_kinds(model: nn.Module, chosen: Chosen) -> None:
         # A hidden layer may have as many outputs as there are words.
         elif outputs in rows and (outputs not in widths or is_outer and outputs != columns) if rows else is_outer:
             matrix.kind = END
+        elif _SCORES.search(matrix.name.rpartition(".")[2]):
+            matrix.kind = SCORES
 
 
 def exceptions(matrices: Iterable[Matrix], methods: Mapping[str, Union[Method, str]], statistics: str) -> Tuple[LayerMethod, ...]:

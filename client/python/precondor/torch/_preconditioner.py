@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import math
 import os
 import time
@@ -16,7 +17,7 @@ from torch import nn
 
 from .. import server
 from .._client import Client, Session, Worker
-from .._errors import (FailedPreconditionError, InvalidArgumentError, PrecondorError, UnavailableError,
+from .._errors import (FailedPreconditionError, InvalidArgumentError, PrecondorError, ResourceExhaustedError, UnavailableError,
                        UnimplementedError, check_number, from_status)
 from .._layer_methods import statistics_of
 from .._options import ClientOptions, Selection, Statistics
@@ -152,6 +153,9 @@ class Preconditioner:
         self._averages = not self._ddp and not sharded and self._group.size > 1
         self._shards = shards_of(self._spec, self._group, self._slots) if sharded else None
         self._spec = divide(self._spec, self._slots, self._methods, self._kinds, self._group, bool(_sharded.modules_of(self._model)))
+        before = self._recipe.before_factors()
+        self._other_spec = dataclasses.replace(self._spec, method=before.method, layer_methods=_layers.exceptions(
+            matrices, before.layer_methods(layer_methods, matrices), statistics.kind))  # of the default before it had factors
         # The session, and the rank in it once it has joined.
         self._options = client
         self._session: Optional[Session] = None
@@ -189,7 +193,7 @@ class Preconditioner:
 
     def __str__(self) -> str:
         """A table of layers and other parameters, of how each is trained, and why."""
-        layers = ((slot.layer.name, self._methods[slot.place], slot.matrix) for slot in self._slots)
+        layers = ((slot.layer.name, _recipe.label_of(self._spec, slot.place), slot.matrix) for slot in self._slots)
         parameters = {_layers.plain_name(name): parameter for name, parameter in self._model.named_parameters()}
         left = ((name, reason, parameters.get(name)) for name, reason in self._left.items())
         return f"Preconditioner of session {self._spec.name}\n{self._recipe.describe(layers, left, self._scales)}"
@@ -414,8 +418,10 @@ class Preconditioner:
         if snapshot_paths:
             self._group.check(lambda: self._group.rank == 0 and restore_snapshot(
                 state, snapshot_paths, self._address, self._options.security, precondorctl, self._group.size))
+            with contextlib.suppress(FailedPreconditionError):  # the snapshot's description may differ in more
+                self._open_session()
         elif exact and has_factors(state, self._group):
-            restore_factors(state, self._group, self._client, self._spec)
+            self._spec, self._other_spec = restore_factors(state, self._group, self._client, (self._spec, self._other_spec))
         elif self._is_new and step > 0 and exact:
             # Otherwise the next attempt would find the session and use its factors.
             self._group.check(lambda: self._group.rank == 0 and self._session.close())
@@ -463,7 +469,7 @@ class Preconditioner:
         if options.replace:
             self._group.check(lambda: self._group.rank == 0 and self._client.close_session(name))
         with servers.opening():
-            self._group.check(lambda: setattr(self, "_session", self._client.open_session(self._spec)))
+            self._group.check(self._open_session)
         self._is_new = any(self._group.gather(self._session.created))
         if servers.are_own and self._group.size == 1:  # no other process uses the session
             held.callback(_local.end_session, self._session, address)
@@ -475,6 +481,18 @@ class Preconditioner:
             self._rest.begin(self._group, self._parameters())
         watch(held, self._slots, chosen, self._switch, on_forward=self._on_forward, on_tap=self._on_tap, on_call=self._on_call,
               on_gradient=self._on_gradient, overlap=self._overlap)
+
+    def _open_session(self) -> None:
+        """Opens the session. One of the default before it had factors is there if its job began with an earlier release, and is
+        opened if the servers have no room for factors."""
+        try:
+            self._session = self._client.open_session(self._spec)
+        except (FailedPreconditionError, ResourceExhaustedError) as error:
+            try:
+                self._session = self._client.open_session(self._other_spec)
+            except PrecondorError:
+                raise error from None
+            self._spec, self._other_spec = self._other_spec, self._spec
 
     def _join(self, first_step: int = 0, resumes: bool = False) -> None:
         if self._closed:

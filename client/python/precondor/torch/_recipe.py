@@ -5,6 +5,7 @@ choice."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import warnings
 from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
@@ -12,12 +13,14 @@ from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Mapping, Op
 import torch
 from torch import nn
 
-from .._session import METHODS, Fallback, Method, as_method, traits_of
-from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, OTHER, TABLE, TIED, WORDS, Choice, Chosen, Matrix,
+from .._session import METHODS, Fallback, Method, SessionSpec, as_method, traits_of
+from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, OTHER, SCORES, TABLE, TIED, WORDS, Choice, Chosen, Matrix,
                       choose as choose_layers, plain_name)
 from ._optimizer import BaseOptimizer
 
 _MUON, _MKOR = Method("muon"), Method("mkor")
+# docs/use/methods/muon.md has what the factor is worth.
+_MUON_WITH_FACTOR = Method("muon", {"input_factor": True, "max_factor_dim": 2048})
 # Sides longer than max_factor_dim, usually a vocabulary, get no factor, because its decomposition costs d^3.
 _SOAP = Method("soap", {"max_factor_dim": 2048})
 # Eigenbases of convolutions change faster than a refresh each 10 steps can follow.
@@ -28,7 +31,8 @@ _AVERAGE = Method("identity")
 # The recipe: how the weights of each kind are trained, in most models, in models with recurrent modules, and in those most of whose
 # matrices are of no kind. A number: by the optimizer, with this multiple of its learning rate, which is meant to be twice AdamW's own.
 RECIPE: Dict[str, Tuple[Union[Method, float], ...]] = {
-    HIDDEN:      (_MUON,                  _MUON,                  _MKOR),
+    HIDDEN:      (_MUON_WITH_FACTOR,      _MUON_WITH_FACTOR,      _MKOR),
+    SCORES:      (_MUON,                  _MUON,                  _MKOR),
     EXPERT:      (_MUON,                  _MUON,                  .5),
     GATE:        (_MUON,                  _MUON,                  .5),
     CONVOLUTION: (_SOAP_OF_CONVOLUTIONS,  _SOAP_OF_CONVOLUTIONS,  _MKOR),
@@ -69,11 +73,16 @@ class Recipe:
     needs_optimizer: bool = True
     given: Mapping[str, Union[Method, str]] = dataclasses.field(default_factory=dict)
 
+    def before_factors(self) -> "Recipe":
+        """Returns the default of earlier releases, whose sessions and checkpoints this one goes on with: without input factors."""
+        by_kind = {kind: _MUON if method is _MUON_WITH_FACTOR else method for kind, method in self.by_kind.items()}
+        return dataclasses.replace(self, method=by_kind[HIDDEN], by_kind=by_kind) if self.is_default else self
+
     def layer_methods(self, given: Optional[Mapping[str, Union[Method, str]]], matrices: Iterable[Matrix]) -> Dict[str, Union[Method, str]]:
         """Returns the user's patterns, which come first, and those of the recipe."""
         self.given = given or {}
         methods = dict(self.given)
-        for kind in (CONVOLUTION, END):
+        for kind in (SCORES, CONVOLUTION, END):
             names = [layer.name for matrix in matrices if matrix.kind == kind for layer in matrix.layers()]
             if names and self.by_kind[kind] != self.method:
                 # A group, so that the key differs from a user's pattern, which it would replace.
@@ -99,7 +108,7 @@ class Recipe:
         are a part of their names are one.
 
         Args:
-            layers: Name, method and matrix of each.
+            layers: Name, method as label_of() returns it, and matrix of each.
             left: Names of the other parameters, with the reason, or the kind, of each, and the parameter.
             scales: As scales() returns them.
         """
@@ -111,7 +120,8 @@ class Recipe:
             rows.append((name, "nothing" if reason == "frozen" else "optimizer", reason, parameter))
         alike: Dict[Tuple[str, str, str], List[str]] = {}
         for name, method, why, weight in rows:
-            scale = 1.0 if method == "nothing" or method in METHODS and METHODS[method].whole_updates else scales.get(weight, 1.0)
+            traits = METHODS.get(method.partition(" ")[0])
+            scale = 1.0 if method == "nothing" or traits is not None and traits.whole_updates else scales.get(weight, 1.0)
             method += f", {scale:g} x rate" if scale != 1.0 else ""
             alike.setdefault((_NUMBERS.sub("*", name), method, why), []).append(name)
         shown = [("layer or parameter", "trained by", "why")]
@@ -186,16 +196,23 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     return recipe, chosen
 
 
+def label_of(spec: SessionSpec, place: int) -> str:
+    """Returns the name of a layer's method, and whether it has an input factor."""
+    method = as_method(next((one.method for one in spec.layer_methods if place in one.layers), spec.method))
+    has_factor = method.options.get("input_factor") and spec.layers[place].d_in <= method.options.get("max_factor_dim", math.inf)
+    return f"{method.name} with input factor" if has_factor else method.name
+
+
 def _of_model(column: int) -> Recipe:
     """Returns the default of a kind of model."""
     by_kind = {kind: row[column] for kind, row in RECIPE.items()}
-    return Recipe(by_kind[HIDDEN], by_kind, BETAS[column], is_default=by_kind[HIDDEN] is _MUON)
+    return Recipe(by_kind[HIDDEN], by_kind, BETAS[column], is_default=by_kind[HIDDEN] is _MUON_WITH_FACTOR)
 
 
 def _of_method(method: Method) -> Recipe:
     """Returns the recipe of a user's method."""
     whole = method if traits_of(method).whole_updates else 1.0
-    return Recipe(method, {HIDDEN: method, CONVOLUTION: method, END: method, EXPERT: whole, GATE: whole,
+    return Recipe(method, {HIDDEN: method, SCORES: method, CONVOLUTION: method, END: method, EXPERT: whole, GATE: whole,
                            TIED: 1.0, WORDS: 1.0, TABLE: 1.0, OTHER: 1.0})
 
 
