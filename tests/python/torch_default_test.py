@@ -6,6 +6,7 @@ Skips with 77, and says so, where torch is not installed.
 """
 
 import copy
+import re
 import warnings
 from unittest import mock
 
@@ -15,7 +16,7 @@ from torch import nn
 
 import precondor
 from precondor import Selection
-from precondor.torch import _recipe
+from precondor.torch import Preconditioner, _recipe
 from torch_optimizer_test import Wrapper
 
 # Rows of the table, by step: the first two look up every row, so that each has momentum.
@@ -297,6 +298,19 @@ class DefaultTest(torch_case.ServerCase):
                 self.assertRegex(str(pre), "body +muon +hidden")
                 for one, other in zip(train(pre, *rest, 15), whole):
                     self.assertTrue(torch.equal(one, other))
+
+    def test_without_room_for_factors_there_are_none(self):
+        model = nn.Sequential(nn.Linear(4, 256), nn.Linear(256, 256), nn.Linear(256, 4))
+
+        def printed(memory):
+            with Preconditioner(model, "local", client=precondor.ClientOptions(local_memory=str(memory))) as pre:
+                return str(pre)
+
+        with self.assertRaises(precondor.ResourceExhaustedError) as caught:
+            printed("8MiB")
+        needed = int(re.search(r"needed (\d+) bytes", str(caught.exception))[1])
+        self.assertRegex(printed(needed), "muon with input factor +hidden")
+        self.assertRegex(printed(needed - 1), "muon +hidden")
 
     def test_a_state_of_other_methods_is_refused(self):
         state = self.preconditioner(Net(), method="mkor").state_dict()
