@@ -208,7 +208,7 @@ class RecipeTest(unittest.TestCase):
         self.assertRegex(warned[0], r"most of the model's weights are no layers.*: layers\.0\.wide\.kernel, .*AdamW at half of lr")
 
     def test_input_factors(self):
-        """Of layers of up to 2,048 inputs; separate queries and keys have none."""
+        """Layers of up to 2,048 inputs have them, but for separate queries and keys."""
         class Long(nn.Module):
             def __init__(self):
                 super().__init__()
