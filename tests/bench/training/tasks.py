@@ -262,7 +262,7 @@ OF_TRANSFORMERS = {
                                             "max_position_embeddings": 64, "dropout": 0.0, "word_embed_proj_dim": 64},
             ("model.decoder.embed_tokens", "model.decoder.embed_positions")),
     "neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3,
-                                                     "num_attention_heads": 4, "max_position_embeddings": 64}, ("gpt_neox.embed_in", "embed_out")),
+                                                     "num_attention_heads": 4, "max_position_embeddings": 64}, ("gpt_neox.embed_in", "lm_head")),
     "llama": ("LlamaForCausalLM", "LlamaConfig", {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 3, "num_attention_heads": 4,
                                                   "num_key_value_heads": 4, "max_position_embeddings": 64, "tie_word_embeddings": False},
               ("model.embed_tokens", "lm_head"))}
