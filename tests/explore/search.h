@@ -28,9 +28,10 @@ class Search {
     if (explorer_.IsDone(level[0].second)) ends_.push_back(level[0].first);
     while (!level.empty()) {
       std::vector<std::pair<uint64_t, World>> next;
-      for (const auto& [from, world] : level) {
-        for (const Move& move : explorer_.MovesOf(world)) {
-          World after = world;
+      for (auto& [from, world] : level) {
+        const std::vector<Move> all_moves = explorer_.MovesOf(world);
+        for (const Move& move : all_moves) {
+          World after = &move == &all_moves.back() ? std::move(world) : world;
           explorer_.Do(move, after, nullptr);
           ++moves_;
           const uint64_t print = explorer_.Fingerprint(after);
