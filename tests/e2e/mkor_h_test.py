@@ -39,7 +39,8 @@ class MkorH(unittest.TestCase):
         """The row of signed-lowrank with these flags, from a run for each seed."""
         runs = []
         for seed in range(1, seeds + 1):
-            with Training(self.binaries, self.cluster, self.folder.name, [f"--task={task}", f"--seed={seed}", *flags], prefix) as training:
+            with Training(self.binaries, self.cluster, self.folder.name, [f"--task={task}", f"--seed={seed}", *flags], prefix,
+                          curve=True) as training:
                 runs.append(training.finish())
         return digits.row_of(digits.Candidate(task, "signed-lowrank", "adamw"), runs)
 

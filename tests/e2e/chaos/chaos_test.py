@@ -200,7 +200,7 @@ class ChaosTest(FaultTest):
     def test_a_drain_that_cannot_write_says_what_is_lost(self):
         """Its disk is full, and no journal has the gradients: the job goes on with an older state, and is told."""
         self.row = "muon"
-        steps = f"--steps={self.steps() + 1000}"
+        steps = f"--steps={self.steps() + 500}"
         with self.cluster(shards=1, shard_prefix=self.small_disk("1m"),
                           shard_arguments=["--gradient-journal-bytes=0", "--drain-deadline-ms=2000", "--snapshot-interval-steps=0"]) as cluster, \
                 self.training(cluster, self.arguments("--exchange=delegate", steps)) as training:
@@ -213,7 +213,7 @@ class ChaosTest(FaultTest):
             log = shard.log_tail()
             self.assertRegex(log, "ERROR factors are lost reason=.*older factors: digits-")
             shard.start()  # its disk is another one
-            self.assertEqual(training.finish()["steps"], self.steps() + 1000)
+            self.assertEqual(training.finish()["steps"], self.steps() + 500)
             self.assertRegex(training.errors.read_text(), "a shard has lost [0-9]+ updates of layer 0")
 
     def test_full_disk_of_the_coordinator(self):

@@ -342,13 +342,14 @@ class Training:
     `arguments` come after the usual ones and prevail over them. `prefix` is a command that ends by executing what follows.
     With `ranks` each worker is a process of its own, digits_rank, which writes checkpoints and can be started again.
     With `record` the workers write down what they are told (../history). `row` is a method with its options, of digits.ROWS.
+    With `curve` the run is evaluated on its way, and its result is that of digits.read_run.
     """
 
     WORKERS = 4
     PROGRAM = "tests/e2e/trainer/digits_trainer"
 
     def __init__(self, binaries, cluster, folder, arguments=(), prefix=(), ranks=False, record=False,
-                 world_size=WORKERS, row="signed-lowrank"):
+                 world_size=WORKERS, row="signed-lowrank", curve=False):
         self.folder = pathlib.Path(folder)
         self.world_size = world_size
         threads = "tests/e2e/digits_recorded" if record else self.PROGRAM
@@ -363,7 +364,8 @@ class Training:
         for left in [*self.folder.glob("rank*.checkpoint*"), *self.histories()]:
             left.unlink()
         if not ranks:
-            self.processes.append(self._start("all", *self.flags, self._results_flag()))
+            self.results = self.folder / "results.csv" if curve else None
+            self.processes.append(self._start("all", *self.flags, *([f"--csv={self.results}"] if curve else [])))
             return
         self.session = f"ranks-{id(self)}"
         self.checkpoints = [self.folder / f"rank{rank}.checkpoint" for rank in range(world_size)]
@@ -408,22 +410,20 @@ class Training:
         return [process.wait(deadline_s) for process in self.processes]
 
     def finish(self, deadline_s=600):
-        """Waits for the end; what the run gave (digits.read_run), with `ranks` its weights_hash, final_loss and steps."""
+        """Waits for the end; the run's weights_hash, final_loss and steps, with `curve` all of digits.read_run."""
         for status in self.ends(deadline_s):
             if status != 0:
                 raise Failure(f"{self.program[-1].name} ended with {status}: {self.errors.read_text(errors='replace')[-2000:]}")
         if len(self.processes) == 1:
-            return self._read_results()
+            text = self.errors.read_text()
+            if self.results is not None:
+                return digits.read_run(self.results, text)
+            loss, steps, weights = re.findall(r"held-out loss (\S+) after (\d+) steps, .* weights (\w{16})$", text, re.MULTILINE)[-1]
+            return {"weights_hash": weights, "final_loss": float(loss), "steps": int(steps)}
         runs = [json.loads(line) for line in self.errors.read_text().splitlines() if line.startswith("{")]
         if len({run["weights_hash"] for run in runs}) != 1:
             raise Failure(f"the replicas differ: {[run['weights_hash'] for run in runs]}")
         return runs[0]
-
-    def _results_flag(self):
-        return f"--csv={self.folder / 'results.csv'}"
-
-    def _read_results(self):
-        return digits.read_run(self.folder / "results.csv", self.errors.read_text())
 
     def close(self):
         for process in self.processes:

@@ -51,8 +51,8 @@ void Evaluate(const Run& run, const DigitsData& data, Trainer& trainer, RankResu
 }
 
 // One worker: joins the session, trains through it, and returns what it took.
-absl::StatusOr<RankResult> TrainRank(const Run& run, const DigitsData& data, Client& client, RankReducer& reducer,
-                                     uint32_t rank) {
+absl::StatusOr<RankResult> TrainRank(const Run& run, int64_t evaluate_every, const DigitsData& data, Client& client,
+                                     RankReducer& reducer, uint32_t rank) {
   // Waits until all ranks have joined.
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker, client.Join(run.session.name, {.rank = rank}));
   ServiceExchange exchange(*worker, &reducer);
@@ -72,7 +72,7 @@ absl::StatusOr<RankResult> TrainRank(const Run& run, const DigitsData& data, Cli
                           now.gradient_bytes + now.result_bytes - before.gradient_bytes - before.result_bytes);
     before = now;
     // Replicas are equal, so one worker evaluates.
-    if (rank == 0 && (trainer->step() % kEvaluateEvery == 0 || trainer->done())) {
+    if (rank == 0 && (trainer->step() % evaluate_every == 0 || trainer->done())) {
       Evaluate(run, data, *trainer, result);
     } else {
       result.csv += ",,,\n";
@@ -85,13 +85,13 @@ absl::StatusOr<RankResult> TrainRank(const Run& run, const DigitsData& data, Cli
 }
 
 // All workers, a thread each. A job cannot go on without one of its ranks: the first one that fails ends the process.
-std::vector<RankResult> TrainRanks(const Run& run, const DigitsData& data, Client& client) {
+std::vector<RankResult> TrainRanks(const Run& run, int64_t evaluate_every, const DigitsData& data, Client& client) {
   RankReducer reducer(run.session.world_size);
   std::vector<RankResult> results(static_cast<size_t>(run.session.world_size));
   std::vector<std::thread> workers;
   for (size_t rank = 0; rank < results.size(); ++rank) {
     workers.emplace_back([&, rank] {
-      auto result = TrainRank(run, data, client, reducer, static_cast<uint32_t>(rank));
+      auto result = TrainRank(run, evaluate_every, data, client, reducer, static_cast<uint32_t>(rank));
       if (!result.ok()) {
         std::cerr << absl::StrCat("digits_trainer: worker ", rank, ": ", result.status().ToString(), "\n");
         std::_Exit(1);
@@ -114,7 +114,9 @@ absl::Status TrainJob(const Options& options) {
   Run run = options.run;
   run.session.name = absl::StrCat("digits-", getpid());
   PRECONDOR_RETURN_IF_ERROR(client->OpenSession(run.session).status());
-  const std::vector<RankResult> ranks = TrainRanks(run, data, *client);
+  // The way there is of interest to a reader of the file alone.
+  const int64_t evaluate_every = options.csv_path.empty() ? run.steps : kEvaluateEvery;
+  const std::vector<RankResult> ranks = TrainRanks(run, evaluate_every, data, *client);
   PRECONDOR_RETURN_IF_ERROR(client->CloseSession(run.session.name).status());
   const RankResult& first = ranks.front();
   for (const RankResult& rank : ranks) {
