@@ -211,8 +211,8 @@ TEST_F(ForgottenTest, WhereOneRankGetsEachAnswerTheJobGoesOn) {
   for (const bool keeps_logs : {true, false}) {
     Job job(ExchangeMode::kDelegate, keeps_logs);
     job.Join();
-    std::thread training([&] { job.Run(0, 300); });
-    EXPECT_GE(KeepForgetting(job, 260), 5);
+    std::thread training([&] { job.Run(0, 180); });
+    EXPECT_GE(KeepForgetting(job, 140), 5);
     training.join();
     ExpectEqualWeights(job);
     EXPECT_GT(job.MetricOf(1, "precondor_updates_lost_total{train_job=\"job\"}"), 0);
@@ -228,7 +228,7 @@ TEST_F(ForgottenTest, WhereAllRanksGetEachAnswerNoneGetsAnother) {
   std::vector<absl::Status> ends(kWorkers);
   std::thread forgetting([&] { KeepForgetting(job, 20); });
   ForEachRank(kWorkers, [&](uint32_t rank) {
-    for (uint64_t step = 0; step < 2000 && ends[rank].ok(); ++step) {
+    for (uint64_t step = 0; step < 500 && ends[rank].ok(); ++step) {
       before[rank][step] = job.weights[rank];
       ends[rank] = job.Work(rank, step, {0, 1, 2, 3, 4, 5});
       if (ends[rank].ok()) ends[rank] = job.workers[rank]->ReportStep(step, 1.0, 1, true, 0.1).Wait().status();
