@@ -148,7 +148,7 @@ TEST(MethodConformance, GivesFiniteDescentDirections) {
 TEST(MethodConformance, KeepsItsScalingPolicy) {
   ForAll([](const Method& method, const MethodConfig& config, const LayerSpec& layer) {
     const std::unique_ptr<Backend> backend = MakeTestBackend();
-    Trained trained = Train(method, layer, *backend, 20);
+    Trained trained = Train(method, layer, *backend, 9);
     const auto option = [&](const std::string& name, const std::string& fallback) {
       const auto it = config.options.find(name);
       return it == config.options.end() ? fallback : std::get<std::string>(it->second);

@@ -8,6 +8,7 @@ Skips, with the reason, where pip has no registry.
 import argparse
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,14 +36,18 @@ def run(*command, **options):
 
 
 def environment(place):
-    """An interpreter of its own, with what users of the package may have beside it: PyPI's protobuf and grpcio."""
-    python = place / "bin" / "python"
+    """An interpreter of its own, with what users of the package may have beside it: PyPI's protobuf and grpcio. It is kept."""
+    python, complete = place / "bin" / "python", place / "complete"
+    if complete.exists():
+        return python
+    shutil.rmtree(place, ignore_errors=True)
     made = run(sys.executable, "-m", "venv", place)
     if made.returncode == 0:
         made = run(python, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check",
                    "numpy>=1.21", "grpcio", "grpcio-health-checking")
     if made.returncode != 0:
         skip((made.stderr.strip().splitlines() or ["no reason given"])[-1])
+    complete.touch()
     return python
 
 
@@ -90,9 +95,10 @@ def main():
     parser.add_argument("--build", required=True, help="where the wheel's build is kept for the next time")
     arguments = parser.parse_args()
     os.environ.pop("PYTHONPATH", None)
+    venv = pathlib.Path(arguments.build) / "venv-of-user"
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        python = environment(folder / "venv")
+        python = environment(venv)
         built = run(ROOT / "deploy/build-wheel.sh", "--python", sys.executable, "--output", folder, "--build-dir",
                     arguments.build)
         if built.returncode != 0:
@@ -112,7 +118,8 @@ def main():
         extension = own - FILES - PROGRAMS - {CUDA_MODULE}
         if not FILES | PROGRAMS <= own or len(extension) != 1 or not extension.pop().startswith("precondor/_core."):
             sys.exit(f"expected {sorted(FILES | PROGRAMS)} and one extension, got {sorted(own)}")
-        installed = run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
+        installed = run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--force-reinstall", "--disable-pip-version-check",
+                        wheel)
         if installed.returncode != 0:
             sys.exit(f"pip install {wheel.name} failed:\n{installed.stderr}")
         for program in PROGRAMS:
@@ -121,7 +128,7 @@ def main():
             if told.returncode != 0 or f"Usage: {name}" not in told.stdout:
                 sys.exit(f"the installed {name} --help failed: {told.returncode}\n{told.stdout}{told.stderr}")
         if CUDA_MODULE in own:
-            (module,) = (folder / "venv").glob(f"lib/python3*/site-packages/{CUDA_MODULE}")
+            (module,) = venv.glob(f"lib/python3*/site-packages/{CUDA_MODULE}")
             needed = run("readelf", "-d", module).stdout
             if "$ORIGIN/../../nvidia/cu13/lib" not in needed or "libcublas.so.13" not in needed or "libcublas-" in needed:
                 sys.exit(f"expected CUDA's libraries from their own packages, got {needed}")
@@ -134,7 +141,7 @@ def main():
                 used = run(python, "-c", PROGRAM, server.address, first, cwd=folder)
                 print(used.stdout + used.stderr)
                 where, answer = (used.stdout.splitlines() + ["", ""])[:2]
-                if used.returncode != 0 or not where.startswith(str(folder / "venv")):
+                if used.returncode != 0 or not where.startswith(str(venv)):
                     sys.exit(f"{first} first: the installed package does not work: {used.returncode}")
                 if answer != "6.0":
                     sys.exit(f"{first} first: expected 6.0 and no libraries but the wheel's, got {answer}")
