@@ -2,7 +2,6 @@
 // One suite over every backend (tests/support/test_backend.h), against loops over doubles.
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <string>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory of a device that two processes share by CUDA IPC: on a device, and on tests/support/cuda_host. The program
 // starts itself again as the other process (--peer), for CUDA does not survive a fork.
-#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <iostream>

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <limits>
 #include <memory>
-#include <numeric>
 #include <utility>
 #include <vector>
 

@@ -3,7 +3,6 @@
 // doubles.
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>

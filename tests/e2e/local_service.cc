@@ -4,7 +4,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/app/config.h"
 
 namespace precondor::e2e {
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shard of a world: its machine's effects as LayerDriver carries them out, its journal, and how it comes back.
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The client against a whole server in this process, over TCP.
-#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <limits>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The client and its coordinator: leases, modes, and what happens while the coordinator is gone.
 #include <atomic>
-#include <cmath>
 #include <future>
 #include <limits>
 #include <memory>

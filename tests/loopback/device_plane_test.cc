@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients in device memory, from a worker in this process to a server in another, both with the CUDA backend as the
 // host runs it: the ring is memory that the two share in earnest.
-#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>

@@ -2,9 +2,7 @@
 // A worker process that a test kills: joins the session NAME at ADDRESS, hands one gradient of layer LAYER [ROWS,
 // COLS], all 0.5, over in device memory, and waits for an answer that does not come. Says "in ring" once it is
 // acknowledged.
-#include <cstdlib>
 #include <iostream>
-#include <string>
 #include <vector>
 
 #include "precondor/client.h"

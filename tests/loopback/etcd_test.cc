@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The journal and the election against a real etcd, as Debian packages it.
 #include <filesystem>
-#include <functional>
 #include <future>
 #include <memory>
 #include <optional>

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
-#include <cmath>
 #include <functional>
 #include <future>
 #include <memory>
@@ -17,7 +16,6 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 
-#include "kernels/base/error_reason.h"
 #include "precondor/client.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/loopback/relay.h"

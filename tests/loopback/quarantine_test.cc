@@ -12,7 +12,6 @@
 #include "gmock/gmock.h"
 #include <nlohmann/json.hpp>
 
-#include "client/cpp/tools/ctl_commands.h"
 #include "precondor/client.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/loopback/service_client.h"

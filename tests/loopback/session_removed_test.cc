@@ -7,10 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
-#include "kernels/base/error_reason.h"
 #include "precondor/client.h"
 #include "precondor/v1/shard.grpc.pb.h"
 #include "tests/loopback/raw_client.h"

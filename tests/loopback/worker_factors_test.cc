@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // REPLAY and PULL_FACTORS: workers that have the factors themselves, against whole servers over TCP. What DELEGATE
 // answers is what they have to come to, bit for bit: there too the job's average is preconditioned, by the shard.
-#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <functional>
@@ -13,7 +12,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA backend on a device that is missing, full or failing, on the host's imitation of one.
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <string>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels move data four elements at a time where it is aligned, and keep small matrices in shared memory where they
 // fit. Neither may change a bit of a result. Runs on the host's imitation of a device.
-#include <cmath>
 #include <functional>
 #include <iterator>
 #include <memory>
