@@ -113,7 +113,7 @@ class FaultTest(unittest.TestCase):
                     FaultTest.undisturbed[key] = training.finish()
         expected = FaultTest.undisturbed[key]
         self.assertEqual(row["weights_hash"], expected["weights_hash"], "other weights than without faults")
-        self.assertEqual(row["final_loss"], expected["final_loss"])
+        self.assertAlmostEqual(row["final_loss"], expected["final_loss"], delta=5.1e-5)  # digits_trainer prints four places
         self.assertEqual(row["steps"], expected["steps"])
 
 
