@@ -176,8 +176,7 @@ absl::StatusOr<Received<Message>> Decode(const grpc::ByteBuffer& buffer) {
   return out;
 }
 
-absl::Status CheckBundle(bool holds, absl::string_view expected) {
-  if (holds) return absl::OkStatus();
+absl::Status BadBundle(absl::string_view expected) {
   return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
                         absl::StrCat("bundle: expected ", expected));
 }
@@ -192,19 +191,19 @@ absl::StatusOr<std::vector<ReceivedBytes>> TakePayloads(Received<Message>& bundl
     plain = plain && frame.bundle_size() == 0;
     inside += frame.payload().size();
   }
-  PRECONDOR_RETURN_IF_ERROR(
-      CheckBundle(frames <= kMaxBundleFrames, absl::StrCat("at most ", kMaxBundleFrames, " frames, got ", frames)));
-  PRECONDOR_RETURN_IF_ERROR(CheckBundle(plain, "frames alone, got a header beside them or a bundle inside"));
+  if (frames > kMaxBundleFrames) return BadBundle(absl::StrCat("at most ", kMaxBundleFrames, " frames, got ", frames));
+  if (!plain) return BadBundle("frames alone, got a header beside them or a bundle inside");
   bool sizes = true;  // none is more than the whole, so that their sum does not overflow
   for (const uint64_t size : message.bundled_bytes()) {
     sizes = sizes && size <= bundle.payload.size() - named;
     named += sizes ? size : 0;
   }
   sizes = sizes && named == bundle.payload.size() && (inside == 0 || message.bundled_bytes_size() == 0);
-  PRECONDOR_RETURN_IF_ERROR(CheckBundle(
-      sizes && (message.bundled_bytes_size() == 0 || message.bundled_bytes_size() == frames),
-      absl::StrCat("bundled_bytes of ", frames, " frames with ", bundle.payload.size(), " bytes in all, got ", named,
-                   " in ", message.bundled_bytes_size(), " and ", inside, " inside the frames")));
+  if (!sizes || (message.bundled_bytes_size() != 0 && message.bundled_bytes_size() != frames)) {
+    return BadBundle(absl::StrCat("bundled_bytes of ", frames, " frames with ", bundle.payload.size(),
+                                  " bytes in all, got ", named, " in ", message.bundled_bytes_size(), " and ", inside,
+                                  " inside the frames"));
+  }
   if (message.bundled_bytes_size() > 0) return bundle.payload.Split(message.bundled_bytes());
   std::vector<ReceivedBytes> payloads;
   for (Message& frame : *message.mutable_bundle()) {

@@ -14,6 +14,9 @@ namespace {
 // Estimated memory of a queued frame beyond its encoded bytes: message objects, strings and tensor headers.
 constexpr size_t kFrameOverheadBytes = 1024;
 
+// Upper limit of what a bundle adds to a small frame: tag, length and its `bundled_bytes`.
+constexpr size_t kBundleEntryBytes = 8;
+
 }  // namespace
 
 void FrameQueue::Push(v1::ExchangeResponse frame, wire::PayloadPart payload) {
@@ -134,8 +137,8 @@ std::vector<FrameQueue::Frame> FrameQueue::TakeNext() {
   size_t payload_bytes = 0, header_bytes = 0;
   const auto joins = [&](const Frame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     payload_bytes += frame.payload.size;
-    header_bytes += frame.bytes - frame.payload.size - kFrameOverheadBytes;
-    return bundles_ && frame.payload.size < wire::kMaxBundledFrameBytes &&
+    header_bytes += frame.bytes - frame.payload.size - kFrameOverheadBytes + kBundleEntryBytes;
+    return bundles_ && taken.size() < wire::kMaxBundleFrames && frame.payload.size < wire::kMaxBundledFrameBytes &&
            payload_bytes <= wire::kMaxBundlePayloadBytes && header_bytes <= wire::kMaxBundleHeaderBytes;
   };
   bool more = joins(frames_.front());

@@ -214,7 +214,7 @@ int ScriptedServer::streams() const {
   return streams_;
 }
 
-int ScriptedServer::bundles() const {
+std::vector<int> ScriptedServer::bundles() const {
   MutexLock lock(mu_);
   return bundles_;
 }
@@ -245,7 +245,7 @@ bool ScriptedServer::Serve(Stream& stream) {
   while (stream.Read(&request)) {
     if (request.bundle_size() > 0) {
       MutexLock lock(mu_);
-      ++bundles_;
+      bundles_.push_back(request.bundle_size());
     }
     for (const v1::ExchangeRequest& frame : FramesOf(request)) {
       if (!Take(stream, frame, open)) return false;

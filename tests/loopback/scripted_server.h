@@ -86,7 +86,7 @@ class ScriptedServer {
   bool AwaitReported(size_t count) const;
   bool AwaitRefusedReports(int count) const;
   int streams() const;
-  int bundles() const;  // messages with several frames
+  std::vector<int> bundles() const;  // numbers of frames of the messages with several, in order
   // Waits until `condition` holds; false after 20 seconds.
   bool Await(const std::function<bool(const std::map<std::string, Stored>& stored)>& condition) const;
 
@@ -120,7 +120,7 @@ class ScriptedServer {
   int refused_reports_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<uint64_t> reported_ ABSL_GUARDED_BY(mu_);
   int streams_ ABSL_GUARDED_BY(mu_) = 0;
-  int bundles_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<int> bundles_ ABSL_GUARDED_BY(mu_);
   int frames_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<std::string, Stored> stored_ ABSL_GUARDED_BY(mu_);
 };

@@ -20,6 +20,20 @@ constexpr absl::Duration kLastPause = absl::Seconds(1);
 
 }  // namespace
 
+struct ReportFuture::Ticket {
+  Ticket(std::weak_ptr<StepControl> of, uint64_t report, absl::Status status)
+      : control(std::move(of)), number(report), error(std::move(status)) {}
+  ~Ticket() {
+    if (const auto still = control.lock()) still->Forget(number);
+  }
+  Ticket(const Ticket&) = delete;
+  Ticket& operator=(const Ticket&) = delete;
+
+  const std::weak_ptr<StepControl> control;
+  const uint64_t number;
+  const absl::Status error;  // not OK: there is no report
+};
+
 StepControl::StepControl(Options options, uint64_t first_step, WorkerDirective directive, Send send)
     : options_(std::move(options)),
       send_(std::move(send)),
@@ -87,14 +101,15 @@ absl::Status StepControl::AwaitLease(uint64_t step) {
 ReportFuture StepControl::Begin(const OwnReport& report) {
   const absl::Time now = MonotonicNow();
   MutexLock lock(mu_);
-  if (!failed_.ok()) return ReportFuture(this, 0, failed_);
-  // Returns the refusal of an earlier report for which no call waited.
-  if (!late_refusal_.ok()) return ReportFuture(this, 0, std::exchange(late_refusal_, absl::OkStatus()));
+  absl::Status error = failed_;
+  // The refusal of an earlier report for which no call waited.
+  if (error.ok()) error = std::exchange(late_refusal_, absl::OkStatus());
+  if (!error.ok()) return ReportFuture(std::make_shared<ReportFuture::Ticket>(weak_from_this(), 0, std::move(error)));
   const uint64_t number = ledger_.QueueReport(report);
   waiting_[number] = {
       .next_step = report.step + 1, .patient_until = now + kPatience, .deadline = now + options_.lease_timeout};
   changed_.notify_all();
-  return ReportFuture(this, number, absl::OkStatus());
+  return ReportFuture(std::make_shared<ReportFuture::Ticket>(weak_from_this(), number, absl::OkStatus()));
 }
 
 bool StepControl::IsSettled(uint64_t number, const Waiting& report) const {
@@ -111,7 +126,8 @@ bool StepControl::AwaitSettled(uint64_t number, absl::Time until) {
   const Waiting waiting = report->second;
   const auto settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return IsSettled(number, waiting); };
   changed_.wait_until(mu_, SteadyTime(std::min({until, waiting.patient_until, waiting.deadline})), settled);
-  if (ledger_.answered() < number && MonotonicNow() >= waiting.patient_until) coordinator_unreachable_ = true;
+  const bool answered = ledger_.answered() >= number || refused_.contains(number) || !failed_.ok();
+  if (!answered && MonotonicNow() >= waiting.patient_until) coordinator_unreachable_ = true;
   return changed_.wait_until(mu_, SteadyTime(std::min(until, waiting.deadline)), settled);
 }
 
@@ -135,6 +151,14 @@ absl::StatusOr<StepDirective> StepControl::Wait(uint64_t number) {
                        .next_mode = ledger_.directive().ModeOf(next_step),
                        .snapshot_at = ledger_.directive().snapshot_at,
                        .snapshot_id = ledger_.directive().snapshot_id};
+}
+
+void StepControl::Forget(uint64_t number) {
+  MutexLock lock(mu_);
+  waiting_.erase(number);
+  if (auto refused = refused_.extract(number); !refused.empty() && late_refusal_.ok()) {
+    late_refusal_ = std::move(refused.mapped());
+  }
 }
 
 void StepControl::Fail(const absl::Status& status) {
@@ -183,11 +207,16 @@ void StepControl::Loop() {
   }
 }
 
-bool ReportFuture::WaitFor(absl::Duration timeout) const { return !error_.ok() || control_->WaitFor(number_, timeout); }
+bool ReportFuture::WaitFor(absl::Duration timeout) const {
+  const std::shared_ptr<StepControl> control = ticket_->control.lock();
+  return control == nullptr || !ticket_->error.ok() || control->WaitFor(ticket_->number, timeout);
+}
 
 absl::StatusOr<StepDirective> ReportFuture::Wait() const {
-  PRECONDOR_RETURN_IF_ERROR(error_);
-  return control_->Wait(number_);
+  PRECONDOR_RETURN_IF_ERROR(ticket_->error);
+  const std::shared_ptr<StepControl> control = ticket_->control.lock();
+  if (control == nullptr) return absl::CancelledError("the worker is gone");
+  return control->Wait(ticket_->number);
 }
 
 }  // namespace precondor

@@ -27,7 +27,7 @@ namespace precondor {
 
 // StepLedger with a lock, waiting callers and the thread that sends reports. Thread-safe. mu_ is a leaf lock, and no
 // hook is called under it.
-class StepControl {
+class StepControl : public std::enable_shared_from_this<StepControl> {
  public:
   struct Options {
     std::string what;  // "session NAME: coordinator HOST:PORT", for messages
@@ -58,6 +58,8 @@ class StepControl {
   // is.
   bool WaitFor(uint64_t number, absl::Duration timeout);
   absl::StatusOr<StepDirective> Wait(uint64_t number);
+  // No call will wait for report `number`.
+  void Forget(uint64_t number);
   // Ends all current and later waiting with `status`.
   void Fail(const absl::Status& status);
 

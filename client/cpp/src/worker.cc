@@ -132,7 +132,7 @@ std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint
 
 void WorkerImpl::Start(uint64_t first_step, WorkerDirective directive) {
   const std::string what = absl::StrCat("session ", session_, ": coordinator ", control_->address());
-  steps_ = std::make_unique<StepControl>(StepControl::Options{what, options_.lease_timeout}, first_step,
+  steps_ = std::make_shared<StepControl>(StepControl::Options{what, options_.lease_timeout}, first_step,
                                          std::move(directive),
                                          [this](const OwnReport& report) { return SendReport(report); });
   timer_ = std::thread([this] { TimerLoop(); });
@@ -284,6 +284,7 @@ void WorkerImpl::Cancel() {
 }
 
 absl::Status WorkerImpl::Leave() {
+  held_->Send();
   v1::LeaveSessionRequest request;
   request.set_session_id(session_id_);
   request.set_rank(rank_);

@@ -181,7 +181,7 @@ class WorkerImpl final : public Worker {
   std::map<int64_t, uint64_t> lost_updates_ ABSL_GUARDED_BY(mu_);  // by layer
   std::thread timer_;
   std::thread refresher_;
-  std::unique_ptr<StepControl> steps_;  // Constant after Make. Its hooks use all members above.
+  std::shared_ptr<StepControl> steps_;  // Constant after Make. Its hooks use all members above.
 };
 
 }  // namespace precondor

@@ -127,6 +127,7 @@ absl::StatusOr<std::string> WorkerImpl::ReadFactors(int64_t layer) {
   auto fetched = std::make_shared<std::promise<absl::StatusOr<FactorUpdate>>>();
   std::future<absl::StatusOr<FactorUpdate>> answer = fetched->get_future();
   const std::string what = absl::StrCat("session ", session_, " layer ", shape.name, ": factors");
+  held_->Send();
   FetchFactors(layer, std::make_shared<FactorUpdateSink>(what, limits, [fetched](absl::StatusOr<FactorUpdate> update) {
                  fetched->set_value(std::move(update));
                }));

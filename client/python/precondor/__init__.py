@@ -5,7 +5,7 @@ gradients.
 Begin with Client. docs/use/python.md is the manual.
 """
 
-from ._client import (Client, Future, Preconditioned, Session, Sketch, StepDirective, Worker, WorkerStatus, compute_statistics,
+from ._client import (Client, Future, Preconditioned, Report, Session, Sketch, StepDirective, Worker, WorkerStatus, compute_statistics,
                       cuda_device_id, kl_clip_scale)
 from ._errors import (AbortedError, CancelledError, DataLossError, DeadlineExceededError, FailedPreconditionError,
                       ForkError, InternalError, InvalidArgumentError, NotFoundError, PermissionDeniedError,
@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AbortedError", "CancelledError", "Client", "ClientOptions", "DataLossError", "DeadlineExceededError", "FailedPreconditionError",
     "Fallback", "ForkError", "Future", "InternalError", "InvalidArgumentError", "Layer", "LayerMethod", "METHODS", "Method",
-    "NotFoundError", "PermissionDeniedError", "Preconditioned", "PrecondorError", "ResourceExhaustedError", "Security", "Selection",
+    "NotFoundError", "PermissionDeniedError", "Preconditioned", "PrecondorError", "Report", "ResourceExhaustedError", "Security", "Selection",
     "Session", "SessionSpec", "Sketch", "Statistics", "StepDirective", "UnauthenticatedError", "UnavailableError",
     "UnimplementedError", "Worker", "WorkerStatus", "compute_statistics", "cuda_device_id", "kl_clip_scale"
 ]

@@ -302,7 +302,7 @@ class Worker:
             device: Number of the CUDA device in this process.
             stream: The cudaStream_t whose work produces the gradient (`torch.cuda.current_stream().cuda_stream`).
             more: Another gradient follows at once. A small one in host memory may wait for it, to share its message, until a
-                future is waited for.
+                missing answer is asked for, and .2 s at most.
 
         Raises:
             InvalidArgumentError: `gradient` is no matrix of real numbers, on a device no f32 matrix, or `out` cannot be
@@ -382,7 +382,8 @@ class Worker:
             samples: Weight of the loss.
             learning_rate: The step's learning rate.
             finite: False if the step was skipped because of values that are not finite.
-            wait: False: returns a Report at once. The work of the next step may begin before its result().
+            wait: False: returns a Report at once. The work of the next step may begin before its result(). close() does not
+                wait for the last one.
 
         Raises:
             AbortedError: The job rolled back to an earlier step, which the message names.

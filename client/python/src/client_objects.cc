@@ -330,9 +330,14 @@ std::unique_ptr<ReportObject> WorkerObject::BeginReport(uint64_t step, double lo
 }
 
 py::tuple ReportObject::Result() const {
-  const std::shared_ptr<Worker> worker = worker_->Get();  // the future refers to it
+  worker_->process_.Check();
   worker_->calls_.Until([this] { return report_.WaitFor(kSlice); });
-  return worker_->TakeDirective(report_.Wait());
+  absl::StatusOr<StepDirective> answer;
+  {
+    py::gil_scoped_release released;  // another report's answer may make it wait after all
+    answer = report_.Wait();
+  }
+  return worker_->TakeDirective(answer);
 }
 
 py::tuple WorkerObject::TakeDirective(const absl::StatusOr<StepDirective>& answer) {

@@ -140,22 +140,20 @@ struct StepDirective {
   uint64_t snapshot_id = 0;  // number of that snapshot within the session
 };
 
-// The coordinator's answer to one report, which arrives while the worker goes on. Thread-safe. The worker must outlive
-// it.
+// The coordinator's answer to one report, which arrives while the worker goes on. Thread-safe. If no call of Wait takes
+// a refusal, a later report returns it.
 class [[nodiscard]] ReportFuture {
  public:
   // Returns true once Wait need not wait, after `timeout` at the latest.
   bool WaitFor(absl::Duration timeout) const;
-  // See Worker::ReportStep. Call it once: the next report returns a refusal for which no call waits.
+  // See Worker::ReportStep. Call it once. Returns CANCELLED after the worker's end.
   absl::StatusOr<StepDirective> Wait() const;
 
  private:
   friend class StepControl;
-  ReportFuture(StepControl* control, uint64_t number, absl::Status error)
-      : control_(control), number_(number), error_(std::move(error)) {}
-  StepControl* control_;
-  uint64_t number_;
-  absl::Status error_;  // not OK: there is no report
+  struct Ticket;
+  explicit ReportFuture(std::shared_ptr<const Ticket> ticket) : ticket_(std::move(ticket)) {}
+  std::shared_ptr<const Ticket> ticket_;
 };
 
 // Payload and frame bytes since the worker joined, in both directions.
@@ -223,7 +221,8 @@ class Worker {
   // FAILED_PRECONDITION.
   //
   // With `more`, another gradient follows at once. A small matrix in host memory may then wait for it, to share its
-  // message, until the caller waits for any answer of the worker, asks whether one is ready, calls Flush or reports.
+  // message, until the caller asks for an answer of the worker that is missing, calls Flush or reports, and .2 s at
+  // most.
   virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, const GradientBuffers& buffers,
                                           uint64_t samples, bool more = false) = 0;
   // Abstains from the step's gradient, so that every rank's answer is kSkip. Where nothing is sent (REPLAY and
@@ -259,7 +258,8 @@ class Worker {
   // the lease's end the future, and any submission for a later step, waits up to lease_timeout and then returns
   // DEADLINE_EXCEEDED, which names the coordinator and the step. If a kept report is refused later, the next report's
   // future returns that error. Returns ABORTED, as do all later calls, if another rank has begun again at a step before
-  // the current one and the job has rolled back to it; the message names the step.
+  // the current one and the job has rolled back to it; the message names the step. Wait for the last report: Leave and
+  // the destructor do not.
   virtual ReportFuture ReportStep(uint64_t step, double loss, uint64_t samples, bool finite, double learning_rate) = 0;
   // Ends the waiting calls of all threads, all unanswered futures and all later calls with CANCELLED. Does not give the
   // rank back: the next process that joins with the rank takes it over.

@@ -238,6 +238,8 @@ class Exchange:
         slots = [slot for slot in self._slots if slot.matrix.has_lookups]
         if not self._ranks_differ or not slots:
             return
+        if self._futures:
+            next(iter(self._futures.values())).ready()  # sends gradients that wait for a next one
         touched = torch.zeros(sum(slot.layer.d_out for slot in slots), dtype=torch.bool, device="cpu")
         sizes = [slot.layer.d_out for slot in slots]
         known = [(part, slot.untouched[:, 0]) for part, slot in zip(touched.split(sizes), slots) if slot.untouched is not None]

@@ -272,7 +272,7 @@ class Preconditioner:
         self._join()
         self._recipe.check_optimizer(self._optimizer, self._methods, self._whole_updates)
         self._warnings.before_step(self._functional and bool(self._wanted))
-        self._reporter.check_process()
+        self._reporter.wait()
         rate = rate_of(learning_rate, self._optimizer, bool(self._clips), self._slots[min(self._clips, default=0)].matrix.weight)
         if self._exchange.any_sent() and (scaler is not None or samples != 1):
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
@@ -293,7 +293,6 @@ class Preconditioner:
         store(self._slots, answers, self._clips, scale, self._shards)
         for parameter in () if finite else trained:
             parameter.grad = None
-        self._reporter.wait()  # here, so that the last step's report has this step's time
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
         result = StepResult(self._step, self.mode,
                             {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},

@@ -116,6 +116,28 @@ TEST_F(FrameQueueTest, BundlesEndAtTheLimits) {
   EXPECT_EQ(written.size(), 5u) << "two headers are more than the limit";
 }
 
+// As many as a session with many layers has, with numbers as large as in service: none is lost.
+TEST_F(FrameQueueTest, ThousandsOfSmallFramesFitTheirBundles) {
+  v1::ExchangeResponse ack = Ack(1 << 20);
+  ack.mutable_header()->set_session_id(1795901426172836207);
+  ack.mutable_header()->set_incarnation(1795901426173931293);
+  ack.mutable_header()->set_epoch(3);
+  ack.mutable_header()->set_mode(v1::MODE_SECOND_ORDER);
+  ack.set_contribution(v1::FRAME_KIND_STATISTICS);
+  constexpr size_t kFrames = 20000;
+  queue.AllowBundles();
+  queue.Hold();
+  for (size_t i = 0; i < kFrames; ++i) queue.Push(ack);
+  queue.Release();
+  size_t frames = 0;
+  for (size_t messages = 1; frames < kFrames && messages <= 10; ++messages) {
+    ASSERT_EQ(written.size(), messages);
+    frames += written.back().size();
+    queue.Written();
+  }
+  EXPECT_EQ(frames, kFrames);
+}
+
 TEST_F(FrameQueueTest, HoldsWhatIsPushedUntilReleased) {
   queue.AllowBundles();
   queue.Hold();
