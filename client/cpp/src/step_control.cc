@@ -20,14 +20,14 @@ constexpr absl::Duration kLastPause = absl::Seconds(1);
 
 }  // namespace
 
-struct ReportFuture::Ticket {
-  Ticket(std::weak_ptr<StepControl> of, uint64_t report, absl::Status status)
+struct ReportFuture::Handle {
+  Handle(std::weak_ptr<StepControl> of, uint64_t report, absl::Status status)
       : control(std::move(of)), number(report), error(std::move(status)) {}
-  ~Ticket() {
+  ~Handle() {
     if (const auto still = control.lock()) still->Forget(number);
   }
-  Ticket(const Ticket&) = delete;
-  Ticket& operator=(const Ticket&) = delete;
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
 
   const std::weak_ptr<StepControl> control;
   const uint64_t number;
@@ -104,12 +104,12 @@ ReportFuture StepControl::Begin(const OwnReport& report) {
   absl::Status error = failed_;
   // The refusal of an earlier report for which no call waited.
   if (error.ok()) error = std::exchange(late_refusal_, absl::OkStatus());
-  if (!error.ok()) return ReportFuture(std::make_shared<ReportFuture::Ticket>(weak_from_this(), 0, std::move(error)));
+  if (!error.ok()) return ReportFuture(std::make_shared<ReportFuture::Handle>(weak_from_this(), 0, std::move(error)));
   const uint64_t number = ledger_.QueueReport(report);
   waiting_[number] = {
       .next_step = report.step + 1, .patient_until = now + kPatience, .deadline = now + options_.lease_timeout};
   changed_.notify_all();
-  return ReportFuture(std::make_shared<ReportFuture::Ticket>(weak_from_this(), number, absl::OkStatus()));
+  return ReportFuture(std::make_shared<ReportFuture::Handle>(weak_from_this(), number, absl::OkStatus()));
 }
 
 bool StepControl::IsSettled(uint64_t number, const Waiting& report) const {
@@ -208,15 +208,15 @@ void StepControl::Loop() {
 }
 
 bool ReportFuture::WaitFor(absl::Duration timeout) const {
-  const std::shared_ptr<StepControl> control = ticket_->control.lock();
-  return control == nullptr || !ticket_->error.ok() || control->WaitFor(ticket_->number, timeout);
+  const std::shared_ptr<StepControl> control = handle_->control.lock();
+  return control == nullptr || !handle_->error.ok() || control->WaitFor(handle_->number, timeout);
 }
 
 absl::StatusOr<StepDirective> ReportFuture::Wait() const {
-  PRECONDOR_RETURN_IF_ERROR(ticket_->error);
-  const std::shared_ptr<StepControl> control = ticket_->control.lock();
+  PRECONDOR_RETURN_IF_ERROR(handle_->error);
+  const std::shared_ptr<StepControl> control = handle_->control.lock();
   if (control == nullptr) return absl::CancelledError("the worker is gone");
-  return control->Wait(ticket_->number);
+  return control->Wait(handle_->number);
 }
 
 }  // namespace precondor

@@ -151,9 +151,9 @@ class [[nodiscard]] ReportFuture {
 
  private:
   friend class StepControl;
-  struct Ticket;
-  explicit ReportFuture(std::shared_ptr<const Ticket> ticket) : ticket_(std::move(ticket)) {}
-  std::shared_ptr<const Ticket> ticket_;
+  struct Handle;
+  explicit ReportFuture(std::shared_ptr<const Handle> handle) : handle_(std::move(handle)) {}
+  std::shared_ptr<const Handle> handle_;
 };
 
 // Payload and frame bytes since the worker joined, in both directions.
