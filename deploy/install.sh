@@ -14,7 +14,7 @@ build_packages=(
 )
 test_packages=(
   clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck
-  etcd-server iproute2 openssl
+  etcd-server iproute2 openssl libmimalloc-dev
   python3-yaml python3-grpcio python3-protobuf python3-numpy
   python3-torch  # 570 MB with what it needs; has gloo
   bible-kjv      # the text of an example
