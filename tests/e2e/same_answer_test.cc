@@ -18,7 +18,7 @@
 namespace precondor::e2e {
 namespace {
 
-constexpr int64_t kSteps = 100;
+constexpr int64_t kSteps = 200;
 
 // Both sides do the same arithmetic on the same vectors. They differ in the order of f32 sums: one gradient over the
 // whole batch here, the mean of the workers' gradients there. That is 1e-7 a step and hardly grows with SGD.

@@ -211,8 +211,8 @@ TEST_F(ForgottenTest, WhereOneRankGetsEachAnswerTheJobGoesOn) {
   for (const bool keeps_logs : {true, false}) {
     Job job(ExchangeMode::kDelegate, keeps_logs);
     job.Join();
-    std::thread training([&] { job.Run(0, 180); });
-    EXPECT_GE(KeepForgetting(job, 140), 5);
+    std::thread training([&] { job.Run(0, 300); });
+    EXPECT_GE(KeepForgetting(job, 260), 5);
     training.join();
     ExpectEqualWeights(job);
     EXPECT_GT(job.MetricOf(1, "precondor_updates_lost_total{train_job=\"job\"}"), 0);

@@ -38,16 +38,18 @@ def run(*command, **options):
 def environment(place):
     """An interpreter of its own, with what users of the package may have beside it: PyPI's protobuf and grpcio. It is kept."""
     python, complete = place / "bin" / "python", place / "complete"
-    if complete.exists():
+    packages = ["numpy>=1.21", "grpcio", "grpcio-health-checking"]
+    made_of = " ".join([sys.version, *packages])
+    if complete.exists() and complete.read_text(encoding="utf-8") == made_of:
         return python
     shutil.rmtree(place, ignore_errors=True)
     made = run(sys.executable, "-m", "venv", place)
     if made.returncode == 0:
         made = run(python, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check",
-                   "numpy>=1.21", "grpcio", "grpcio-health-checking")
+                   *packages)
     if made.returncode != 0:
         skip((made.stderr.strip().splitlines() or ["no reason given"])[-1])
-    complete.touch()
+    complete.write_text(made_of, encoding="utf-8")
     return python
 
 

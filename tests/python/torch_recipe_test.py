@@ -82,7 +82,7 @@ MODELS = {
     out | soap | convolution"""),
     "Mamba": (lambda: models.Blocks(lambda: models.Mixer(16, 3)), """
     layers.0.in_proj (x 2) | muon with input factor | hidden linear layer
-    layers.0.x_proj (x 2) | muon with input factor | hidden linear layer
+    layers.0.x_proj (x 2) | muon | linear layer of an expert or of few outputs
     layers.0.dt_proj (x 2) | muon with input factor | hidden linear layer
     layers.0.out_proj (x 2) | muon with input factor | hidden linear layer
     head | soap | linear layer at an end
@@ -96,9 +96,9 @@ MODELS = {
     layers.0.experts.down_proj.expert0 (x 8) | muon | stack of experts
     words.weight | optimizer, 4 x rate | embedding of words"""),
     "LoRA": (models.Adapted, """
-    query.lora_A.default | muon with input factor | hidden linear layer
+    query.lora_A.default | muon | linear layer of an expert or of few outputs
     query.lora_B.default | muon with input factor | hidden linear layer
-    value.lora_A.default | muon with input factor | hidden linear layer
+    value.lora_A.default | muon | linear layer of an expert or of few outputs
     value.lora_B.default | muon with input factor | hidden linear layer
     words.weight | nothing | frozen
     query.base_layer.weight | nothing | frozen
@@ -138,7 +138,7 @@ OF_TRANSFORMERS = {
     # Its two classes are as many as rows of token_type_embeddings.
     "BERT for classes": (("BertForSequenceClassification", "BertConfig", SIZES), BERT + """
     bert.pooler.dense | muon with input factor | hidden linear layer
-    classifier | muon with input factor | hidden linear layer
+    classifier | muon | linear layer of an expert or of few outputs
     bert.embeddings.word_embeddings.weight | optimizer, 4 x rate | embedding of words
     bert.embeddings.position_embeddings.weight | optimizer, 4 x rate | embedding of words
     bert.embeddings.token_type_embeddings.weight | optimizer, 4 x rate | embedding of words"""),
@@ -208,17 +208,20 @@ class RecipeTest(unittest.TestCase):
         self.assertRegex(warned[0], r"most of the model's weights are no layers.*: layers\.0\.wide\.kernel, .*AdamW at half of lr")
 
     def test_input_factors(self):
-        """Layers of up to 2,048 inputs have them, but for separate queries and keys."""
+        """Layers of up to 2,048 inputs, and up to 4 for an output, have them, but for experts and separate queries and keys."""
         class Long(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.words, self.wide, self.longer = nn.Embedding(90, 6), nn.Linear(6, 2047), nn.Linear(2048, 6, bias=False)
-                self.longest, self.attention = nn.Linear(2048, 5), nn.MultiheadAttention(6, 2, kdim=4, vdim=4)
+                self.words, self.wide, self.longer = nn.Embedding(90, 6), nn.Linear(6, 2047), nn.Linear(2048, 512, bias=False)
+                self.few, self.expert_1 = nn.Linear(33, 8), nn.Linear(6, 6)
+                self.longest, self.attention = nn.Linear(2048, 512), nn.MultiheadAttention(6, 2, kdim=4, vdim=4)
                 self.to_q, self.key_layer, self.kernel, self.sequence = (nn.Linear(6, 6) for _ in range(4))
 
         self.check(Long(), """
             wide | muon with input factor | hidden linear layer
             longer | muon with input factor | hidden linear layer
+            few | muon | linear layer of an expert or of few outputs
+            expert_1 | muon | linear layer of an expert or of few outputs
             longest | muon | hidden linear layer
             attention.q_proj | muon | queries or keys
             attention.k_proj | muon | queries or keys
@@ -274,7 +277,7 @@ class RecipeTest(unittest.TestCase):
                                "head": nn.Linear(16, 3)})
         self.check(model, """
             hidden | muon with input factor | hidden linear layer
-            head | muon with input factor | hidden linear layer
+            head | muon | linear layer of an expert or of few outputs
             names.weight | soap | parameter_methods
             words.weight | optimizer, 4 x rate | its gradients are sparse""", parameter_methods={".*s.weight": "soap"})
 

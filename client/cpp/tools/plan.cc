@@ -62,7 +62,8 @@ Reservation Reserved(const Session& session, absl::Span<const uint32_t> layers) 
 
 struct Placed {
   std::vector<ShardLoad> shards;
-  std::string reason;  // empty if the shards hold all layers; all layers are placed in either case
+  std::string
+      reason;  // empty if the shards hold all layers; else `shards` is as if memory had no limit, if that suffices
 };
 
 Placed Place(const Session& session, int64_t shards) {
@@ -76,6 +77,8 @@ Placed Place(const Session& session, int64_t shards) {
   if (!placement.feasible) {
     placed.reason = absl::StrCat(placement.reason, " of ", input.shard_memory_bytes);
     placement = place(std::numeric_limits<int64_t>::max());
+    if (!placement.feasible)
+      return Placed{.shards = std::vector<ShardLoad>(static_cast<size_t>(shards)), .reason = placement.reason};
   }
   placed.shards.resize(static_cast<size_t>(shards));
   std::vector<std::vector<uint32_t>> of_shard(placed.shards.size());

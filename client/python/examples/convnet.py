@@ -71,7 +71,6 @@ def make_task(arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", metavar="FILE", default=FILE, help="64 pixels and a label a line (this checkout's digits)")
-    # The comparison in this process knows Linear layers only.
     training.add_arguments(parser, steps=200, batch=128)
     training.run_task(parser, parser.parse_args(), make_task)
 

@@ -6,14 +6,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
+import warnings
 from collections.abc import Mapping
 from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 
-from .._client import Client, Worker
+from .._client import Client, Session, Worker
 from .. import _programs
-from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnavailableError, invalid
+from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, ResourceExhaustedError, UnavailableError, invalid
 from .._options import Security
 from .._session import SessionSpec
 from ._exchange import methods_of
@@ -72,6 +73,28 @@ def has_factors(state: Mapping[str, Any], group: Group) -> bool:
     return bool(group.gather(bool(state.get("factors")))[0])
 
 
+def open_session(client: Client, specs: Tuple[SessionSpec, SessionSpec]) -> Tuple[Session, Sequence[SessionSpec]]:
+    """Opens the session by the first of the descriptions. A session of the second, the default before it had factors, is there if its
+    job began with an earlier release, and is opened, with a warning, if the servers have no room for factors.
+
+    Returns:
+        The session, and both descriptions, first its own.
+    """
+    spec, other = specs
+    try:
+        return client.open_session(spec), specs
+    except (FailedPreconditionError, ResourceExhaustedError) as error:
+        if other == spec or error.reason not in ("SPEC_MISMATCH", "CAPACITY"):
+            raise
+        try:
+            session = client.open_session(other)
+        except PrecondorError:
+            raise error from None
+        if isinstance(error, ResourceExhaustedError):
+            warnings.warn(f"session {spec.name}: muon goes on without input factors, for which the servers have no room: {error.message}")
+        return session, specs[::-1]
+
+
 def restore_factors(state: Mapping[str, Any], group: Group, client: Client, specs: Tuple[SessionSpec, SessionSpec]) -> Sequence[SessionSpec]:
     """Rank 0 replaces the session by one with its state's factors, by the first of the descriptions or, if the factors are of the
     second, by that. Returns both, and first that of the session. Call it on every rank.
@@ -93,8 +116,12 @@ def restore_factors(state: Mapping[str, Any], group: Group, client: Client, spec
         try:
             client.restore_session(spec, state["step"], factors)
         except FailedPreconditionError as error:
+            if other == spec:
+                raise
             try:
                 client.restore_session(other, state["step"], factors)
+            except ResourceExhaustedError:
+                raise
             except PrecondorError:
                 raise error from None
             return True

@@ -20,7 +20,8 @@ Rows = Tuple[torch.Tensor, torch.Tensor]
 
 # Kinds of weights, by which _recipe.TABLE chooses how they are trained.
 HIDDEN, END, CONVOLUTION = "hidden linear layer", "linear layer at an end", "convolution"
-SCORES = "queries or keys"  # hidden too, of one of the two alone
+# Hidden too: of one of the two alone; with so few outputs that a factor of the inputs costs more than all else, or an expert's own.
+SCORES, NARROW = "queries or keys", "linear layer of an expert or of few outputs"
 # These are layers by their gradients alone, or the optimizer trains them.
 EXPERT, GATE, TIED = "stack of experts", "gates of a recurrent module", "embedding that another module shares"
 WORDS, TABLE = "embedding of words", "embedding"
@@ -407,7 +408,8 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NO_WORDS = re.compile(r"(^|[._]|(?<=[a-z])(?=[A-Z]))(?i:pos(itions?|itional|emb)?|wpe|relative|token_?type|segments?)(?![a-z])"
                        r"[^.]*(\.\d+)*$")
 # In the last part of names of linear layers that make queries or keys, and nothing else.
-_SCORES = re.compile(r"(^|_)(w?[qk]|quer(y|ies)|keys?)(_?(a|b|proj(ection)?|lin(ear)?|layer))*$", re.IGNORECASE)
+_SCORES = re.compile(r"(^|_)(w?[qk]|quer(y|ies)|keys?)(_?(a|b|proj(ection)?|lin(ear)?|layer|dense|head|global))*$", re.IGNORECASE)
+_MOST_INPUTS_AN_OUTPUT = 4
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -608,8 +610,8 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
 
 
 def _set_kinds(model: nn.Module, chosen: Chosen) -> None:
-    """Sets the kinds of convolutions, of queries and keys, and of linear layers that are not hidden: with an output for each row of an
-    embedding of words, or first or last of a model without one."""
+    """Sets the kinds of convolutions, of hidden layers that get no factor, and of linear layers that are not hidden: with an output for
+    each row of an embedding of words, or first or last of a model without one."""
     rows = {module.weight.shape[0] for name, module in model.named_modules()
             if isinstance(module, EMBEDDINGS) and not _NO_WORDS.search(plain_name(name))}
     weights = [id(parameter) for parameter in model.parameters() if parameter.dim() > 1]
@@ -625,6 +627,8 @@ def _set_kinds(model: nn.Module, chosen: Chosen) -> None:
             matrix.kind = END
         elif _SCORES.search(matrix.name.rpartition(".")[2]):
             matrix.kind = SCORES
+        elif columns > _MOST_INPUTS_AN_OUTPUT * outputs or "expert" in matrix.name.lower():
+            matrix.kind = NARROW
 
 
 def exceptions(matrices: Iterable[Matrix], methods: Mapping[str, Union[Method, str]], statistics: str) -> Tuple[LayerMethod, ...]:

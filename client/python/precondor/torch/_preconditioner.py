@@ -17,7 +17,7 @@ from torch import nn
 
 from .. import server
 from .._client import Client, Session, Worker
-from .._errors import (FailedPreconditionError, InvalidArgumentError, PrecondorError, ResourceExhaustedError, UnavailableError,
+from .._errors import (FailedPreconditionError, InvalidArgumentError, PrecondorError, UnavailableError,
                        UnimplementedError, check_number, from_status)
 from .._layer_methods import statistics_of
 from .._options import ClientOptions, Selection, Statistics
@@ -26,7 +26,8 @@ from . import _group, _layers, _local, _optimizer, _recipe, _sharded
 from ._amp import skip_text, trained_by, unscale
 from ._arguments import check_options, check_types, count_of, number_of, rate_of
 from ._buckets import average_rest, rest_of
-from ._checkpoint import add_factors, check_state, has_factors, lacks_factors, make_state, restore_factors, restore_snapshot
+from ._checkpoint import (add_factors, check_state, has_factors, lacks_factors, make_state, open_session, restore_factors,
+                          restore_snapshot)
 from ._compiled import SUPPORTED, Switch, guard_hooks, is_compiled, lost_call, original
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, scale_of, shards_of, slots_of, store
 from ._reporter import Reporter
@@ -417,8 +418,7 @@ class Preconditioner:
         if snapshot_paths:
             self._group.check(lambda: self._group.rank == 0 and restore_snapshot(
                 state, snapshot_paths, self._address, self._options.security, precondorctl, self._group.size))
-            with contextlib.suppress(FailedPreconditionError):  # the snapshot's description may differ in more
-                self._open_session()
+            self._group.check(lambda: self._open_session(may_fail=True))  # the snapshot's description may differ in more
         elif exact and has_factors(state, self._group):
             self._spec, self._other_spec = restore_factors(state, self._group, self._client, (self._spec, self._other_spec))
         elif self._is_new and step > 0 and exact:
@@ -481,17 +481,9 @@ class Preconditioner:
         watch(held, self._slots, chosen, self._switch, on_forward=self._on_forward, on_tap=self._on_tap, on_call=self._on_call,
               on_gradient=self._on_gradient, overlap=self._overlap)
 
-    def _open_session(self) -> None:
-        """Opens the session. One of the default before it had factors is there if its job began with an earlier release, and is
-        opened if the servers have no room for factors."""
-        try:
-            self._session = self._client.open_session(self._spec)
-        except (FailedPreconditionError, ResourceExhaustedError) as error:
-            try:
-                self._session = self._client.open_session(self._other_spec)
-            except PrecondorError:
-                raise error from None
-            self._spec, self._other_spec = self._other_spec, self._spec
+    def _open_session(self, may_fail: bool = False) -> None:
+        with contextlib.suppress(FailedPreconditionError) if may_fail else contextlib.nullcontext():
+            self._session, (self._spec, self._other_spec) = open_session(self._client, (self._spec, self._other_spec))
 
     def _join(self, first_step: int = 0, resumes: bool = False) -> None:
         if self._closed:

@@ -5,7 +5,6 @@ choice."""
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import warnings
 from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from .._session import METHODS, Fallback, Method, SessionSpec, as_method, traits_of
-from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, OTHER, SCORES, TABLE, TIED, WORDS, Choice, Chosen, Matrix,
+from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, NARROW, OTHER, SCORES, TABLE, TIED, WORDS, Choice, Chosen, Matrix,
                       choose as choose_layers, plain_name)
 from ._optimizer import BaseOptimizer
 
@@ -33,6 +32,7 @@ _AVERAGE = Method("identity")
 RECIPE: Dict[str, Tuple[Union[Method, float], ...]] = {
     HIDDEN:      (_MUON_WITH_FACTOR,      _MUON_WITH_FACTOR,      _MKOR),
     SCORES:      (_MUON,                  _MUON,                  _MKOR),
+    NARROW:      (_MUON,                  _MUON,                  _MKOR),
     EXPERT:      (_MUON,                  _MUON,                  .5),
     GATE:        (_MUON,                  _MUON,                  .5),
     CONVOLUTION: (_SOAP_OF_CONVOLUTIONS,  _SOAP_OF_CONVOLUTIONS,  _MKOR),
@@ -82,7 +82,7 @@ class Recipe:
         """Returns the user's patterns, which come first, and those of the recipe."""
         self.given = given or {}
         methods = dict(self.given)
-        for kind in (SCORES, CONVOLUTION, END):
+        for kind in (SCORES, NARROW, CONVOLUTION, END):
             names = [layer.name for matrix in matrices if matrix.kind == kind for layer in matrix.layers()]
             if names and self.by_kind[kind] != self.method:
                 # A group, so that the key differs from a user's pattern, which it would replace.
@@ -199,7 +199,7 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
 def label_of(spec: SessionSpec, place: int) -> str:
     """Returns the name of a layer's method, and whether it has an input factor."""
     method = as_method(next((one.method for one in spec.layer_methods if place in one.layers), spec.method))
-    has_factor = method.options.get("input_factor") and spec.layers[place].d_in <= method.options.get("max_factor_dim", math.inf)
+    has_factor = method.options.get("input_factor") and spec.layers[place].d_in <= method.options.get("max_factor_dim", 8192)
     return f"{method.name} with input factor" if has_factor else method.name
 
 
@@ -212,7 +212,7 @@ def _of_model(column: int) -> Recipe:
 def _of_method(method: Method) -> Recipe:
     """Returns the recipe of a user's method."""
     whole = method if traits_of(method).whole_updates else 1.0
-    return Recipe(method, {HIDDEN: method, SCORES: method, CONVOLUTION: method, END: method, EXPERT: whole, GATE: whole,
+    return Recipe(method, {HIDDEN: method, SCORES: method, NARROW: method, CONVOLUTION: method, END: method, EXPERT: whole, GATE: whole,
                            TIED: 1.0, WORDS: 1.0, TABLE: 1.0, OTHER: 1.0})
 
 

@@ -32,7 +32,9 @@ class FrameQueueTest : public ::testing::Test {
     if (steps.empty()) steps.push_back(decoded->message.header().step());
     written.push_back(steps);
     sizes.assign(decoded->message.bundled_bytes().begin(), decoded->message.bundled_bytes().end());
-    if (decoded->message.bundle_size() > 0) EXPECT_TRUE(wire::TakeBundledPayloads(*decoded).ok());
+    if (decoded->message.bundle_size() > 0) {
+      EXPECT_TRUE(wire::TakeBundledPayloads(*decoded).ok());
+    }
   }
   void PushPayload(uint64_t step, size_t bytes) {
     auto payload = std::make_shared<std::string>(bytes, 'x');
@@ -111,8 +113,7 @@ TEST_F(FrameQueueTest, BundlesEndAtTheLimits) {
   queue.Hold();
   for (int i = 0; i < 3; ++i) queue.Push(large);
   queue.Release();
-  queue.Written();
-  queue.Written();
+  for (int i = 0; i < 3; ++i) queue.Written();
   EXPECT_EQ(written.size(), 5u) << "two headers are more than the limit";
 }
 
