@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the examples share about programs, with or without torch: arguments, reports, and how they end."""
+"""Programs of the examples, with or without torch: their arguments, reports and exits."""
 
 import argparse
 import json
