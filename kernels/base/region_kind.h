@@ -6,7 +6,7 @@
 
 namespace precondor {
 
-// Values are those of precondor.v1.RingKind; proto/wire checks that with static_assert.
+// Values are those of precondor.v1.RingKind, whose MESSAGES is no kind of payloads; proto/wire checks that.
 enum class RegionKind : uint8_t {
   kCuda = 1,  // device memory that another process opens by its CUDA IPC handle
 };

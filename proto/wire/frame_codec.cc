@@ -152,28 +152,34 @@ absl::Status SplitField(PieceReader& reader, uint32_t payload_field, Parts& part
 }
 
 template <typename Message>
-absl::StatusOr<Received<Message>> Decode(const grpc::ByteBuffer& buffer) {
-  Received<Message> out;
-  if (!buffer.Valid()) return out;  // a message without fields
-  auto slices = std::make_shared<std::vector<grpc::Slice>>();
-  if (grpc::Status status = buffer.Dump(slices.get()); !status.ok()) return Malformed(0, status.error_message());
-  std::vector<absl::string_view> pieces;
-  pieces.reserve(slices->size());
+absl::StatusOr<Received<Message>> DecodePieces(const std::vector<absl::string_view>& pieces,
+                                               std::shared_ptr<const void> owner) {
   uint64_t size = 0;
-  for (const grpc::Slice& slice : *slices) {
-    pieces.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
-    size += slice.size();
-  }
+  for (const absl::string_view piece : pieces) size += piece.size();
   PieceReader reader(pieces, size);
   Parts parts;
   while (reader.remaining() > 0) {
     PRECONDOR_RETURN_IF_ERROR(SplitField(reader, Message::kPayloadFieldNumber, parts));
   }
+  Received<Message> out;
   if (!out.message.ParseFromString(parts.header)) {
     return Malformed(size, absl::StrCat("not a ", Message::descriptor()->full_name()));
   }
-  out.payload = ReceivedBytes(std::move(parts.payload), std::move(slices));
+  out.payload = ReceivedBytes(std::move(parts.payload), std::move(owner));
   return out;
+}
+
+template <typename Message>
+absl::StatusOr<Received<Message>> Decode(const grpc::ByteBuffer& buffer) {
+  if (!buffer.Valid()) return Received<Message>();  // a message without fields
+  auto slices = std::make_shared<std::vector<grpc::Slice>>();
+  if (grpc::Status status = buffer.Dump(slices.get()); !status.ok()) return Malformed(0, status.error_message());
+  std::vector<absl::string_view> pieces;
+  pieces.reserve(slices->size());
+  for (const grpc::Slice& slice : *slices) {
+    pieces.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  }
+  return DecodePieces<Message>(pieces, std::move(slices));
 }
 
 absl::Status BadBundle(absl::string_view expected) {
@@ -267,6 +273,13 @@ void ReceivedBytes::CopyTo(void* out) const {
   }
 }
 
+ReceivedBytes ReceivedBytes::Owned() const {
+  if (owner_ != nullptr || size_ == 0) return *this;
+  std::shared_ptr<char[]> copy(new char[size_]);
+  CopyTo(copy.get());
+  return ReceivedBytes({absl::string_view(copy.get(), size_)}, copy);
+}
+
 std::vector<ReceivedBytes> ReceivedBytes::Split(absl::Span<const uint64_t> sizes) const {
   PieceReader reader(pieces_, size_);
   std::vector<ReceivedBytes> parts;
@@ -295,6 +308,14 @@ absl::StatusOr<Received<v1::ExchangeRequest>> DecodeRequest(const grpc::ByteBuff
 
 absl::StatusOr<Received<v1::ExchangeResponse>> DecodeResponse(const grpc::ByteBuffer& buffer) {
   return Decode<v1::ExchangeResponse>(buffer);
+}
+
+absl::StatusOr<Received<v1::ExchangeRequest>> DecodeContiguousRequest(absl::string_view message) {
+  return DecodePieces<v1::ExchangeRequest>({message}, nullptr);
+}
+
+absl::StatusOr<Received<v1::ExchangeResponse>> DecodeContiguousResponse(absl::string_view message) {
+  return DecodePieces<v1::ExchangeResponse>({message}, nullptr);
 }
 
 absl::StatusOr<std::vector<ReceivedBytes>> TakeBundledPayloads(Received<v1::ExchangeRequest>& bundle) {

@@ -52,13 +52,16 @@ absl::StatusOr<grpc::ByteBuffer> EncodeFrame(const v1::ExchangeRequest& message,
 absl::StatusOr<grpc::ByteBuffer> EncodeFrame(const v1::ExchangeResponse& message,
                                              const std::vector<PayloadPart>& parts);
 
-// Bytes inside a received message: pieces in order, which are valid while this object or a copy of it exists.
+// Bytes inside a received message: pieces in order, which are valid while this object or a copy of it exists. Without an
+// owner they are valid as long as the message is.
 class ReceivedBytes {
  public:
   ReceivedBytes() = default;
   ReceivedBytes(std::vector<absl::string_view> pieces, std::shared_ptr<const void> owner);
   uint64_t size() const { return size_; }
   const std::vector<absl::string_view>& pieces() const { return pieces_; }
+  // Returns these bytes, copied to memory of their own if they have no owner.
+  ReceivedBytes Owned() const;
   // Writes all size() bytes to `out`.
   void CopyTo(void* out) const;
   // Returns parts of these sizes, in order. Precondition: their sum is size().
@@ -83,6 +86,9 @@ struct Received {
 // header's contents are not checked here, but by tensor_codec.h, chunk_assembler.h and the shard.
 absl::StatusOr<Received<v1::ExchangeRequest>> DecodeRequest(const grpc::ByteBuffer& buffer);
 absl::StatusOr<Received<v1::ExchangeResponse>> DecodeResponse(const grpc::ByteBuffer& buffer);
+// Decode a message in memory that another process may change meanwhile. The payload is valid as long as `message` is.
+absl::StatusOr<Received<v1::ExchangeRequest>> DecodeContiguousRequest(absl::string_view message);
+absl::StatusOr<Received<v1::ExchangeResponse>> DecodeContiguousResponse(absl::string_view message);
 
 // Returns the payloads of a bundle's frames. A bundle without `bundled_bytes`, which has been sent by development
 // versions, has them inside its frames, from which this function takes them. Returns INVALID_ARGUMENT (MALFORMED) for a

@@ -264,7 +264,8 @@ class ServerApp final : public App {
     const uint64_t shard_generation = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
     precondition_service_ = std::make_unique<rpc::PreconditionService>(
         shard_->data_plane(), std::string(backends_.front().backend->name()),
-        static_cast<uint64_t>(config_.credit_bytes), shard_generation, runner_, metrics_, rings_.get());
+        static_cast<uint64_t>(config_.credit_bytes), shard_generation, runner_, metrics_, rings_.get(),
+        config_.shared_memory_bytes);
     // The coordinator of role `all` calls its shard in the process.
     if (config_.role == ServerRole::kShard) shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
     return absl::OkStatus();

@@ -226,6 +226,9 @@ std::vector<Option> MemoryOptions() {
           "transport_memory", &C::transport_memory, 8 << 20, kAnyBytes,
           "gRPC may hold this much of incomplete messages and unread answers, for all connections together. The "
           "default is at least twice --max-message-bytes."),
+      BytesOption("shared_memory_bytes", &C::shared_memory_bytes, 0, kAnyBytes,
+                  "Workers of this host and user may send their messages through this much shared memory, about 8 MiB "
+                  "a stream. Others use gRPC. 0 means that all do."),
       BytesOption("credit_bytes", &C::credit_bytes, 1 << 20, kAnyBytes,
                   "A stream may have this much payload that the server has not acknowledged."),
   };

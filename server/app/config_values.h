@@ -70,6 +70,7 @@ struct ServerConfig {
   int64_t exit_with_pid = 0;  // process id; 0 means none
   int64_t shard_timeout_ms = 10000;
   int64_t max_message_bytes = int64_t{256} << 20;
+  int64_t shared_memory_bytes = int64_t{128} << 20;
   int64_t transport_memory = int64_t{512} << 20;  // by default at least twice max_message_bytes
   int64_t credit_bytes = int64_t{64} << 20;
 

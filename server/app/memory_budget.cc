@@ -58,6 +58,7 @@ MemoryBudget BudgetOf(const ServerConfig& config, bool sessions_on_host,
   const int64_t reserved = sessions_on_host ? config.memory_limit_bytes : 0;
   return {{"sessions", is_shard ? reserved : TableBytes(config)},
           {"messages", config.transport_memory},
+          {"shared_memory", is_shard ? config.shared_memory_bytes : 0},
           {"requests", static_cast<int64_t>(rpc::RequestBudget::kMostBytes)},
           {"contributions", contributions},
           {"process", kProcess}};

@@ -31,7 +31,8 @@ ResultFn Traced(ResultFn answer, std::shared_ptr<StepSpan> span) {
 
 ExchangeStream::ExchangeStream(ShardDataPlane& shard, const std::string& backend, uint64_t credit_bytes,
                                OpenPayloads& open_payloads, uint64_t shard_generation, SharedRegions* regions,
-                               const ControlRunner& runner, TransferObserver& observer,
+                               SharedMemoryLimit& shared_memory, const ControlRunner& runner,
+                               TransferObserver& observer,
                                const std::optional<TraceContext>& caller)
     : shard_(shard),
       state_generation_(shard.state_generation()),
@@ -40,15 +41,11 @@ ExchangeStream::ExchangeStream(ShardDataPlane& shard, const std::string& backend
       recorder_(runner.recorder()),
       start_(clock_.Now()),
       open_payloads_(open_payloads),
+      shared_memory_(shared_memory),
       queue_(std::make_shared<FrameQueue>(
-          FrameQueue::Events{.write =
-                                 [this](const grpc::ByteBuffer* frame, bool more) {
-                                   // Lets gRPC send small messages together.
-                                   grpc::WriteOptions options;
-                                   if (more) options.set_buffer_hint();
-                                   StartWrite(frame, options);
-                                 },
-                             .resume = [this] { StartRead(&incoming_); },
+          FrameQueue::Events{.write = [this](const grpc::ByteBuffer* message,
+                                             bool more) { return Write(message, more); },
+                             .resume = [this] { Resume(); },
                              .drained = [this] { Finish(grpc::Status::OK); },
                              .now = [&clock = clock_] { return clock.Now(); },
                              .replied = [&observer](absl::Duration took) { observer.OnReply(took); }},
@@ -70,16 +67,52 @@ ExchangeStream::ExchangeStream(ShardDataPlane& shard, const std::string& backend
   credit.set_takes_bundles(true);
   if (shard_generation != 0) credit.set_shard_generation(shard_generation + state_generation_);
   path_.Offer(credit);
+  if (shared_memory_.allows_any() && !wire::HostIdentity().empty()) {
+    v1::Ring& offer = *credit.add_ring_offers();
+    offer.set_kind(v1::RING_KIND_MESSAGES);
+    offer.set_device(wire::HostIdentity());
+    offer.set_bytes(wire::SharedMemory::kBytes);
+  }
   queue_->Push(std::move(credit));
   StartRead(&incoming_);
 }
 
 void ExchangeStream::OnReadDone(bool ok) {
   if (!ok) return queue_->HalfClose();
-  const absl::Status status = Handle(incoming_);
+  absl::Status status;
+  {
+    MutexLock lock(reading_);
+    status = uses_shared_.load() ? ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                                                  "expected messages through shared memory alone, got one by gRPC")
+                                 : Handle(wire::DecodeRequest(incoming_));
+  }
   incoming_.Clear();
   if (!status.ok()) return End(status);
   if (!queue_->PauseWhenFull()) StartRead(&incoming_);
+}
+
+bool ExchangeStream::HandleShared(absl::string_view message) {
+  absl::Status status;
+  {
+    MutexLock lock(reading_);
+    uses_shared_.store(true);
+    status = Handle(wire::DecodeContiguousRequest(message));
+  }
+  if (!status.ok()) End(status);
+  return status.ok() && !queue_->PauseWhenFull();
+}
+
+bool ExchangeStream::Write(const grpc::ByteBuffer* message, bool more) {
+  if (uses_shared_.load()) return shared_->Write(*message);
+  grpc::WriteOptions options;
+  if (more) options.set_buffer_hint();  // lets gRPC send small messages together
+  StartWrite(message, options);
+  return false;
+}
+
+void ExchangeStream::Resume() {
+  if (uses_shared_.load()) return shared_->Resume();
+  StartRead(&incoming_);
 }
 
 void ExchangeStream::OnWriteDone(bool ok) {
@@ -94,6 +127,7 @@ void ExchangeStream::OnCancel() {
 
 void ExchangeStream::OnDone() {
   queue_->Close();
+  shared_ = nullptr;
   observer_.OnStream(/*open=*/false);
   // A client that ends a stream in order has unmapped its region. A lost connection also ends the reads, but then gRPC
   // reports a cancellation.
@@ -126,8 +160,8 @@ void ExchangeStream::BeginTrace(trace::Tracer& tracer, const std::optional<Trace
   spans_ = std::make_unique<StepSpans>(tracer, span_.context);
 }
 
-absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
-  PRECONDOR_ASSIGN_OR_RETURN(wire::Received<v1::ExchangeRequest> frame, wire::DecodeRequest(buffer));
+absl::Status ExchangeStream::Handle(absl::StatusOr<wire::Received<v1::ExchangeRequest>> received) {
+  PRECONDOR_ASSIGN_OR_RETURN(wire::Received<v1::ExchangeRequest> frame, std::move(received));
   if (frame.message.bundle_size() == 0) {
     PRECONDOR_RETURN_IF_ERROR(CheckGeneration(frame.message));
     HandleFrame(frame.message, frame.payload);
@@ -262,12 +296,33 @@ void ExchangeStream::Fetch(const v1::FrameHeader& header) {
 }
 
 void ExchangeStream::OpenRing(const v1::ExchangeRequest& request) {
-  absl::StatusOr<v1::Ring> granted = path_.Open(request.ring());
+  absl::StatusOr<v1::Ring> granted =
+      request.ring().kind() == v1::RING_KIND_MESSAGES ? OpenSharedMemory() : path_.Open(request.ring());
   if (!granted.ok()) return PushError(*queue_, request.header(), granted.status());
   v1::ExchangeResponse response;
   *response.mutable_header() = AnswerHeader(request.header(), v1::FRAME_KIND_RING);
   *response.mutable_ring() = *std::move(granted);
   queue_->Push(std::move(response));
+}
+
+absl::StatusOr<v1::Ring> ExchangeStream::OpenSharedMemory() {
+  if (shared_ != nullptr) {
+    return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kMalformed,
+                          "ring: expected one request for shared memory a stream, got another one");
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(shared_hold_, shared_memory_.Take());
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<wire::SharedMemory> memory, wire::SharedMemory::Create());
+  v1::Ring granted;
+  granted.set_kind(v1::RING_KIND_MESSAGES);
+  granted.set_device(wire::HostIdentity());
+  granted.set_bytes(wire::SharedMemory::kBytes);
+  granted.set_handle(memory->handle());
+  shared_ = std::make_unique<wire::SharedChannel>(
+      wire::SharedChannel::Side::kServer, std::move(memory),
+      wire::SharedChannel::Events{.read = [this](absl::string_view message) { return HandleShared(message); },
+                                  .written = [this] { queue_->Written(); },
+                                  .broken = [this](const absl::Status& status) { End(status); }});
+  return granted;
 }
 
 absl::StatusOr<ExchangeStream::SlotContribution> ExchangeStream::TakeFromRing(const v1::FrameHeader& header,

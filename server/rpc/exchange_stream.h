@@ -16,10 +16,12 @@
 
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/chunk_assembler.h"
+#include "proto/wire/shared_channel.h"
 #include "server/core/api/transfer_observer.h"
 #include "server/core/shard/shard_data_plane.h"
 #include "server/rpc/frame_queue.h"
 #include "server/rpc/payload_path.h"
+#include "server/rpc/shared_memory_limit.h"
 #include "server/rpc/shared_regions.h"
 #include "server/rpc/step_spans.h"
 #include "server/rpc/unary.h"
@@ -31,11 +33,11 @@ namespace precondor::rpc {
 // the stream continues. A frame that cannot be decoded ends the stream with INVALID_ARGUMENT.
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // `open_payloads` is shared by all streams. `shard_generation`: see PreconditionService. `regions`: see PayloadPath.
-  // `caller` is the trace context in the client's traceparent, if any.
+  // `open_payloads` is shared by all streams, as `shared_memory` is. `shard_generation`: see PreconditionService.
+  // `regions`: see PayloadPath. `caller` is the trace context in the client's traceparent, if any.
   ExchangeStream(ShardDataPlane& shard, const std::string& backend, uint64_t credit_bytes, OpenPayloads& open_payloads,
-                 uint64_t shard_generation, SharedRegions* regions, const ControlRunner& runner,
-                 TransferObserver& observer, const std::optional<TraceContext>& caller);
+                 uint64_t shard_generation, SharedRegions* regions, SharedMemoryLimit& shared_memory,
+                 const ControlRunner& runner, TransferObserver& observer, const std::optional<TraceContext>& caller);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -43,8 +45,12 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void OnDone() override;
 
  private:
-  // Decodes a message, which holds one frame or a bundle, and handles its frames. An error ends the stream.
-  absl::Status Handle(const grpc::ByteBuffer& message);
+  // Handles a message, which holds one frame or a bundle. An error ends the stream.
+  absl::Status Handle(absl::StatusOr<wire::Received<v1::ExchangeRequest>> frame);
+  // Handles a message that has come through shared memory. Returns false if the stream must read no more for now.
+  bool HandleShared(absl::string_view message);
+  bool Write(const grpc::ByteBuffer* message, bool more);
+  void Resume();
   // Returns UNAVAILABLE (NOT_ACTIVE) if the shard has removed the frame's session and installed it again since the
   // stream began.
   absl::Status CheckGeneration(const v1::ExchangeRequest& frame) const;
@@ -56,6 +62,8 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   const SessionCaller& CallerOf(const v1::FrameHeader& header);
   void Fetch(const v1::FrameHeader& header);
   void OpenRing(const v1::ExchangeRequest& request);
+  // Creates the shared memory for the stream's messages.
+  absl::StatusOr<v1::Ring> OpenSharedMemory();
   // Handles frames of different layers whose payloads are in slots of the stream's region.
   struct SlotFrame {
     const v1::FrameHeader* header;
@@ -103,6 +111,11 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   static constexpr size_t kLongestSecret = 32;  // bytes; no session has a longer secret
   std::map<uint64_t, SessionCaller> callers_;   // by session
   grpc::ByteBuffer incoming_;
+  SharedMemoryLimit& shared_memory_;
+  SharedMemoryLimit::Hold shared_hold_;
+  std::unique_ptr<wire::SharedChannel> shared_;  // set once, before the client knows of it
+  std::atomic<bool> uses_shared_ = false;        // the client has sent a message through `shared_`
+  Mutex reading_;  // held while a message is handled: a hostile client can send on both ways at once
   const std::shared_ptr<FrameQueue> queue_;
   PayloadPath path_;
   trace::Tracer* const tracer_;       // null if the server does not trace

@@ -38,10 +38,14 @@ void FrameQueue::Written() {
   grpc::ByteBuffer written;  // its payload is freed without the lock
   MutexLock lock(mu_);
   written.Swap(&writing_message_);
-  writing_ = false;
-  if (!closed_ && writing_answered_.has_value()) events_.replied(events_.now() - *writing_answered_);
+  EndWrite();
   WriteNext();
   CheckDrained();
+}
+
+void FrameQueue::EndWrite() {
+  writing_ = false;
+  if (!closed_ && writing_answered_.has_value()) events_.replied(events_.now() - *writing_answered_);
 }
 
 bool FrameQueue::PauseWhenFull() {
@@ -124,7 +128,9 @@ void FrameQueue::WriteNext() {
     writing_message_ = *std::move(message);
     writing_ = true;
     writing_answered_ = answered;
-    events_.write(&writing_message_, !frames_.empty());
+    if (!events_.write(&writing_message_, !frames_.empty())) break;
+    writing_message_.Clear();
+    EndWrite();
   }
   if (paused_ && !closed_ && waiting_bytes_ <= limit_bytes_) {
     paused_ = false;

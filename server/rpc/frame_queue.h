@@ -26,8 +26,9 @@ namespace precondor::rpc {
 class FrameQueue {
  public:
   struct Events {
-    // Starts writing the message, which stays valid until Written. `more` is true if another frame is queued.
-    std::function<void(const grpc::ByteBuffer*, bool more)> write;
+    // Starts writing the message, which stays valid until Written. `more` is true if another frame is queued. Returns
+    // true if the message is written already; Written then does not follow.
+    std::function<bool(const grpc::ByteBuffer*, bool more)> write;
     // Called when the queue, which was full at the last PauseWhenFull, is no longer full.
     std::function<void()> resume;
     // Called once, after HalfClose, when no answer is owed and all frames are written.
@@ -75,6 +76,7 @@ class FrameQueue {
     size_t bytes = 0;                                   // memory that the frame takes, about
     std::optional<absl::Time> answered = std::nullopt;  // time of the Push, if this is the last frame of an answer
   };
+  void EndWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes the next frame, or as many as fit into one bundle.
   std::vector<Frame> TakeNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

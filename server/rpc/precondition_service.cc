@@ -196,8 +196,8 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PreconditionService
     grpc::CallbackServerContext* context) {
   SharedRegions* const regions =
       regions_ != nullptr && SharedRegions::IsOnThisHost(context->peer()) ? regions_ : nullptr;
-  return new ExchangeStream(shard_, backend_, credit_bytes_, open_payloads_, shard_generation_, regions, runner_,
-                            observer_, runner_.tracer() == nullptr ? std::nullopt : CallerTrace(*context));
+  return new ExchangeStream(shard_, backend_, credit_bytes_, open_payloads_, shard_generation_, regions, shared_memory_,
+                            runner_, observer_, runner_.tracer() == nullptr ? std::nullopt : CallerTrace(*context));
 }
 
 grpc::ServerUnaryReactor* PreconditionService::Precondition(grpc::CallbackServerContext* context,

@@ -11,6 +11,7 @@
 #include "server/core/shard/shard_data_plane.h"
 #include "server/rpc/bounded_handler.h"
 #include "server/rpc/payload_path.h"
+#include "server/rpc/shared_memory_limit.h"
 #include "server/rpc/shared_regions.h"
 #include "server/rpc/unary.h"
 
@@ -24,9 +25,11 @@ class PreconditionService final
  public:
   // `shard_generation` is 0 for a shard without a data directory, and otherwise a number that no other process of the
   // shard has. If it is not 0, each stream announces its sum with ShardDataPlane::state_generation(). `regions`
-  // allocates the regions of streams from this host; null means that the shard shares no memory.
+  // allocates the regions of streams from this host; null means that the shard shares no device memory. Streams may
+  // share `shared_memory_bytes` of host memory.
   PreconditionService(ShardDataPlane& shard, std::string backend, uint64_t credit_bytes, uint64_t shard_generation,
-                      ControlRunner& runner, TransferObserver& observer, SharedRegions* regions)
+                      ControlRunner& runner, TransferObserver& observer, SharedRegions* regions,
+                      int64_t shared_memory_bytes)
       : shard_(shard),
         backend_(std::move(backend)),
         credit_bytes_(credit_bytes),
@@ -34,7 +37,8 @@ class PreconditionService final
         shard_generation_(shard_generation),
         runner_(runner),
         observer_(observer),
-        regions_(regions) {
+        regions_(regions),
+        shared_memory_(shared_memory_bytes) {
     constexpr absl::string_view kPrecondition = "PreconditionService/Precondition";
     constexpr absl::string_view kListMissingRanks = "PreconditionService/ListMissingRanks";
     MarkMethodCallback(MethodIndex(kPrecondition), BoundedHandler<v1::PreconditionRequest, v1::PreconditionResponse>(
@@ -69,6 +73,7 @@ class PreconditionService final
   ControlRunner& runner_;
   TransferObserver& observer_;
   SharedRegions* const regions_;
+  SharedMemoryLimit shared_memory_;
 };
 
 }  // namespace precondor::rpc

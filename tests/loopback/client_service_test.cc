@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 
 #include "client/cpp/tools/ctl_commands.h"
 #include "kernels/base/error_reason.h"
+#include "kernels/base/mutex.h"
 #include "precondor/client.h"
 #include "server/app/app.h"
 #include "tests/loopback/relay.h"
@@ -32,8 +34,10 @@ const std::vector<std::pair<int64_t, int64_t>> kShapes = {{5, 7}, {700, 800}, {1
 
 class Server {
  public:
-  explicit Server(const std::string& advertise = "", const std::string& listen = "127.0.0.1:0") {
+  explicit Server(const std::string& advertise = "", const std::string& listen = "127.0.0.1:0",
+                  bool shares_memory = true) {
     ServerConfig config;
+    if (!shares_memory) config.shared_memory_bytes = 0;
     config.listen = {listen};
     config.advertise = advertise;
     config.threads = 2;
@@ -197,11 +201,35 @@ TEST(ClientServiceFaultTest, CutConnectionsChangeNoBitOfTheResults) {
     want = RunAll(server, spec, kSteps);
   }
   Relay relay;
-  const Server server(relay.address());
+  const Server server(relay.address(), "127.0.0.1:0", /*shares_memory=*/false);
   relay.Target(server.port());
   relay.CutAfter({3'000'000, 1'000'000, 5'000'000, 777});
   EXPECT_EQ(RunAll(server, spec, kSteps), want);
   EXPECT_EQ(relay.cuts(), 4);
+}
+
+TEST(ClientServiceFaultTest, SharedMemoryEndsWithItsConnectionAndChangesNoBit) {
+  const SessionSpec spec = Spec("mkor", 2, ExchangeMode::kDirect, DType::kF32);
+  constexpr uint64_t kSteps = 20;
+  const std::vector<Results> want = RunAll(Server("", "127.0.0.1:0", /*shares_memory=*/false), spec, kSteps);
+  Relay relay;
+  const Server server(relay.address());
+  relay.Target(server.port());
+  Mutex mu;
+  CondVar changed;
+  bool ended = false;
+  std::thread cutter([&] {
+    MutexLock lock(mu);
+    while (!changed.wait_for(mu, std::chrono::milliseconds(30), [&] { return ended; })) relay.Cut();
+  });
+  EXPECT_EQ(RunAll(server, spec, kSteps), want);
+  EXPECT_GT(relay.cuts(), 0);
+  {
+    MutexLock lock(mu);
+    ended = true;
+  }
+  changed.notify_all();
+  cutter.join();
 }
 
 // The folder's name is one that a URI writes in another way.
@@ -212,6 +240,7 @@ TEST(ClientServiceUnixTest, ASocketsResultsAreBitwiseThoseOfAPort) {
   ASSERT_TRUE(std::filesystem::create_directory(odd));
   const std::vector<Results> want = RunAll(Server(), spec, 5);
   EXPECT_EQ(RunAll(Server("", absl::StrCat("unix:", odd, "/s")), spec, 5), want);
+  EXPECT_EQ(RunAll(Server("", absl::StrCat("unix:", odd, "/t"), /*shares_memory=*/false), spec, 5), want);
 }
 
 TEST(ClientServiceUnixTest, AClientFindsTheNextServerOfThePath) {

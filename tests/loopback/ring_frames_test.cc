@@ -27,6 +27,7 @@ ServerConfig Config(const TempDir& folder) {
   config.listen = {"unix:" + folder.path() + "/s", "127.0.0.1:0"};
   config.backend = "cuda";
   config.device_plane_bytes = int64_t{4} << 20;
+  config.shared_memory_bytes = 0;
   return config;
 }
 

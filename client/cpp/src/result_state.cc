@@ -68,7 +68,7 @@ absl::Status PreconditionFuture::State::Append(uint64_t offset, const wire::Rece
   }
   received_ += chunk.size();
   if (hold_) {
-    held_.push_back(chunk);
+    held_.push_back(chunk.Owned());
   } else {
     Write(chunk);
   }

@@ -88,8 +88,9 @@ absl::Status ShardLink::Submit(Outbox::Item item) {
   PRECONDOR_RETURN_IF_ERROR(failed_);
   PRECONDOR_RETURN_IF_ERROR(PayloadPath::CheckSlot(*item));
   const bool waits = item->may_wait && item->payload.size() < wire::kMaxBundledFrameBytes;
+  const bool in_slot = item->region != nullptr;  // the shard inspects all of a message with one wait for its device
   PRECONDOR_RETURN_IF_ERROR(outbox_.Add(std::move(item)));
-  if (!waits || ++held_ >= kMostHeld) Pump();
+  if (!waits || (++held_ >= kMostHeld && !in_slot)) Pump();
   return absl::OkStatus();
 }
 
@@ -153,6 +154,7 @@ void ShardLink::Connect(absl::Time now) {
   if (channel_ == nullptr || renew_channel_) channel_ = std::make_unique<Channel>(options_);
   renew_channel_ = false;
   ahead_.reset();
+  opening_.reset();
   writing_ = false;
   showed_secret_ = false;
   state_ = StreamState::kOpening;

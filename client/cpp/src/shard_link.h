@@ -26,6 +26,7 @@
 #include "kernels/base/mutex.h"
 #include "proto/wire/channel_security.h"
 #include "proto/wire/frame_codec.h"
+#include "proto/wire/shared_memory.h"
 
 namespace grpc {
 class ByteBuffer;
@@ -108,13 +109,23 @@ class ShardLink {
   static constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 
   // Events of the stream.
-  void OnRead(const grpc::ByteBuffer& buffer);
+  // `bytes` is the size of the encoded message.
+  void OnRead(absl::StatusOr<wire::Received<v1::ExchangeResponse>> message, size_t bytes);
   void OnFrame(const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload);
   void OnWriteDone(bool ok);
   void OnBroken();
   void OnStreamDone(const grpc::Status& status);
 
+  // Opens the stream, or first asks for shared memory if the shard offers it to this process.
   void OnCredit(const v1::ExchangeResponse& credit);
+  bool AskForSharedMemory(const v1::ExchangeResponse& credit);
+  // Take the shard's answer to a request for a ring.
+  void OnRing(const v1::Ring& ring);
+  void OnRingRefused(const absl::Status& status);
+  // Opens the stream if it waits for shared memory. Returns false if it does not. A null `memory` means that messages
+  // travel by gRPC.
+  bool OpenWith(std::unique_ptr<wire::SharedMemory> memory);
+  void Open(const v1::ExchangeResponse& credit, std::unique_ptr<wire::SharedMemory> memory);
   void OnAck(const ContributionId& id, uint64_t updates_lost);
   void OnResult(const ContributionId& id, const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload);
   // Takes an answer from the contribution's slot, and then calls Answer.
@@ -133,7 +144,11 @@ class ShardLink {
   absl::Status LateError(const ContributionId& id, const absl::Status& broken) const;
   void Connect(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CancelStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Writes what is ready, until a write has to wait.
   void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Writes one message. Returns false if there is none.
+  bool WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Write(const grpc::ByteBuffer& message, bool more) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::optional<Outbox::Frame> NextFrame(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Writes one message: one frame, or a bundle of several.
   void WriteFrames(const std::vector<Outbox::Frame>& frames, bool more) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -159,6 +174,8 @@ class ShardLink {
   bool showed_secret_ ABSL_GUARDED_BY(mu_) = false;  // on this stream
   std::optional<Outbox::Frame> ahead_ ABSL_GUARDED_BY(mu_);  // taken from the outbox, to be written next
   absl::Time opening_deadline_ ABSL_GUARDED_BY(mu_);
+  // In kOpening: the shard's first frame, while this link waits for shared memory.
+  std::optional<v1::ExchangeResponse> opening_ ABSL_GUARDED_BY(mu_);
   absl::Time connect_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   absl::Duration backoff_ ABSL_GUARDED_BY(mu_);
   bool closing_ ABSL_GUARDED_BY(mu_) = false;

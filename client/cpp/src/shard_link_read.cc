@@ -35,15 +35,14 @@ std::optional<ContributionId> ShardLink::MatchKey(const v1::FrameHeader& header,
   return ContributionId{kind, header.step(), header.layer()};
 }
 
-void ShardLink::OnRead(const grpc::ByteBuffer& buffer) {
-  absl::StatusOr<wire::Received<v1::ExchangeResponse>> frame = wire::DecodeResponse(buffer);
+void ShardLink::OnRead(absl::StatusOr<wire::Received<v1::ExchangeResponse>> frame, size_t bytes) {
   if (!frame.ok()) {
     OnProtocolError(frame.status());
     return;
   }
   const int64_t payload_bytes = static_cast<int64_t>(frame->payload.size());
   traffic_.result_bytes.fetch_add(payload_bytes, std::memory_order_relaxed);
-  traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(buffer.Length()) - payload_bytes, std::memory_order_relaxed);
+  traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(bytes) - payload_bytes, std::memory_order_relaxed);
   if (frame->message.bundle_size() == 0) return OnFrame(frame->message, frame->payload);
   const absl::StatusOr<std::vector<wire::ReceivedBytes>> payloads = wire::TakeBundledPayloads(*frame);
   if (!payloads.ok()) return OnProtocolError(payloads.status());
@@ -56,7 +55,7 @@ void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::Receive
       OnCredit(message);
       return;
     case v1::FRAME_KIND_RING:
-      path_.OnGranted(message.ring());
+      OnRing(message.ring());
       return;
     case v1::FRAME_KIND_ACK:
       if (const auto id = MatchKey(message.header(), message.contribution())) OnAck(*id, message.updates_lost());
@@ -66,7 +65,7 @@ void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::Receive
       return;
     case v1::FRAME_KIND_ERROR: {
       const absl::Status status = wire::FromErrorDetail(message.error());
-      if (message.contribution() == v1::FRAME_KIND_RING) return path_.OnRefused(status);
+      if (message.contribution() == v1::FRAME_KIND_RING) return OnRingRefused(status);
       if (const auto id = MatchKey(message.header(), message.contribution())) {
         OnRefused(*id, status);
       } else if (message.header().session_id() != options_.session_id) {
@@ -84,10 +83,48 @@ void ShardLink::OnProtocolError(const absl::Status& status) {
 }
 
 void ShardLink::OnCredit(const v1::ExchangeResponse& credit) {
+  if (!AskForSharedMemory(credit)) Open(credit, nullptr);
+}
+
+bool ShardLink::AskForSharedMemory(const v1::ExchangeResponse& credit) {
+  for (const v1::Ring& offer : credit.ring_offers()) {
+    if (offer.kind() != v1::RING_KIND_MESSAGES || offer.device() != wire::HostIdentity()) continue;
+    MutexLock lock(mu_);
+    if (state_ == StreamState::kOpening && !opening_.has_value()) {
+      opening_ = credit;
+      WriteRegionRequest(offer);
+    }
+    return true;
+  }
+  return false;
+}
+
+void ShardLink::OnRing(const v1::Ring& ring) {
+  if (ring.kind() != v1::RING_KIND_MESSAGES) return path_.OnGranted(ring);
+  absl::StatusOr<std::unique_ptr<wire::SharedMemory>> memory = wire::SharedMemory::Open(ring.handle());
+  OpenWith(memory.ok() ? *std::move(memory) : nullptr);
+}
+
+void ShardLink::OnRingRefused(const absl::Status& status) {
+  if (!OpenWith(nullptr)) path_.OnRefused(status);
+}
+
+bool ShardLink::OpenWith(std::unique_ptr<wire::SharedMemory> memory) {
+  std::optional<v1::ExchangeResponse> credit;
+  {
+    MutexLock lock(mu_);
+    credit.swap(opening_);
+  }
+  if (credit.has_value()) Open(*credit, std::move(memory));
+  return credit.has_value();
+}
+
+void ShardLink::Open(const v1::ExchangeResponse& credit, std::unique_ptr<wire::SharedMemory> memory) {
   const uint64_t drop_unanswered_before =
       hooks_.drop_unanswered_before == nullptr ? 0 : hooks_.drop_unanswered_before();
   MutexLock lock(mu_);
   if (state_ != StreamState::kOpening) return;
+  if (memory != nullptr) stream_->UseSharedMemory(std::move(memory));
   state_ = StreamState::kOpen;
   broken_ = absl::OkStatus();
   backend_ = credit.backend();

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// One Exchange call of a ShardLink.
+// One Exchange call of a ShardLink, and the shared memory that takes its place.
 #pragma once
 
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/client_callback.h>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "client/cpp/src/shard_link.h"
 #include "kernels/base/trace_context.h"
+#include "proto/wire/frame_codec.h"
+#include "proto/wire/shared_channel.h"
 
 namespace precondor {
 
@@ -27,11 +31,26 @@ class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
     StartRead(&in_);
     StartCall();
   }
-  void Write(const grpc::ByteBuffer& frame, bool more) {
+  // From now on messages travel through `memory`.
+  void UseSharedMemory(std::unique_ptr<wire::SharedMemory> memory) {
+    shared_ = std::make_unique<wire::SharedChannel>(
+        wire::SharedChannel::Side::kClient, std::move(memory),
+        wire::SharedChannel::Events{.read =
+                                        [this](absl::string_view message) {
+                                          link_->OnRead(wire::DecodeContiguousResponse(message), message.size());
+                                          return true;
+                                        },
+                                    .written = [this] { link_->OnWriteDone(/*ok=*/true); },
+                                    .broken = [this](const absl::Status&) { Cancel(); }});
+  }
+  // Returns true if the message has left. Otherwise OnWriteDone follows.
+  bool Write(const grpc::ByteBuffer& frame, bool more) {
+    if (shared_ != nullptr) return shared_->Write(frame);
     out_ = frame;  // shares the buffers
     grpc::WriteOptions options;
     if (more) options.set_buffer_hint();
     StartWrite(&out_, options);
+    return false;
   }
   void HalfClose() { StartWritesDone(); }
   void Cancel() { context_.TryCancel(); }
@@ -42,7 +61,7 @@ class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
       link_->OnBroken();
       return;
     }
-    link_->OnRead(in_);
+    link_->OnRead(wire::DecodeResponse(in_), in_.Length());
     in_.Clear();
     StartRead(&in_);
   }
@@ -50,12 +69,16 @@ class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
     out_.Clear();  // it would keep the payload's memory borrowed until the next write
     link_->OnWriteDone(ok);
   }
-  void OnDone(const grpc::Status& status) override { link_->OnStreamDone(status); }
+  void OnDone(const grpc::Status& status) override {
+    shared_ = nullptr;  // no event of it comes after the stream's end
+    link_->OnStreamDone(status);
+  }
 
   ShardLink* const link_;
   grpc::ClientContext context_;
   grpc::ByteBuffer in_;
   grpc::ByteBuffer out_;
+  std::unique_ptr<wire::SharedChannel> shared_;  // null if messages travel by gRPC
 };
 
 }  // namespace precondor

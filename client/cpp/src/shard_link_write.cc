@@ -42,11 +42,18 @@ std::optional<Outbox::Frame> ShardLink::NextFrame(absl::Time now) {
 
 void ShardLink::Pump() {
   held_ = 0;
-  if (state_ != StreamState::kOpen || writing_) return;
-  if (std::optional<v1::Ring> request = path_.TakeRequest()) return WriteRegionRequest(*std::move(request));
+  while (state_ == StreamState::kOpen && !writing_ && WriteNext()) {
+  }
+}
+
+bool ShardLink::WriteNext() {
+  if (std::optional<v1::Ring> request = path_.TakeRequest()) {
+    WriteRegionRequest(*std::move(request));
+    return true;
+  }
   const absl::Time now = MonotonicNow();
   std::optional<Outbox::Frame> frame = NextFrame(now);
-  if (!frame.has_value()) return;
+  if (!frame.has_value()) return false;
   Bundle bundle;
   const bool small = bundle.Add(*frame);
   std::vector<Outbox::Frame> frames = {*std::move(frame)};
@@ -58,6 +65,7 @@ void ShardLink::Pump() {
     }
   }
   WriteFrames(frames, ahead_.has_value());
+  return true;
 }
 
 void ShardLink::WriteFrames(const std::vector<Outbox::Frame>& frames, bool more) {
@@ -79,8 +87,7 @@ void ShardLink::WriteFrames(const std::vector<Outbox::Frame>& frames, bool more)
   absl::StatusOr<grpc::ByteBuffer> buffer = wire::EncodeFrame(request, parts);
   PRECONDOR_CHECK(buffer.ok());  // chunks and bundles are far below the message limit
   traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(buffer->Length()) - payload_bytes, std::memory_order_relaxed);
-  writing_ = true;
-  stream_->Write(*std::move(buffer), more);
+  Write(*buffer, more);
 }
 
 void ShardLink::WriteRegionRequest(v1::Ring wanted) {
@@ -90,8 +97,12 @@ void ShardLink::WriteRegionRequest(v1::Ring wanted) {
   *request.mutable_ring() = std::move(wanted);
   absl::StatusOr<grpc::ByteBuffer> buffer = wire::EncodeFrame(request, {});
   PRECONDOR_CHECK(buffer.ok());
-  writing_ = true;
-  stream_->Write(*std::move(buffer), /*more=*/false);
+  Write(*buffer, /*more=*/false);
+}
+
+void ShardLink::Write(const grpc::ByteBuffer& message, bool more) {
+  writing_ = true;  // first: gRPC may report the write's end before Write returns
+  if (stream_->Write(message, more)) writing_ = false;
 }
 
 v1::FrameHeader ShardLink::MakeHeader(const Contribution& item) {

@@ -160,6 +160,8 @@ void WorkerImpl::SendOnDevice(absl::Span<const DeviceGradientPtr> gradients) {
     status = copied.ok() ? routes_.Submit((*one)->id.layer, *one) : copied;
     if (!status.ok()) (*one)->region->GiveBack((*one)->slot);
   }
+  held_->NoteHeld();
+  held_->Send();
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!in_slot[i].ok()) {
       if (gradients[i]->answer->ready()) continue;  // it was late, or the worker has failed
@@ -208,6 +210,7 @@ absl::StatusOr<std::shared_ptr<Contribution>> WorkerImpl::TakeSlot(const DeviceG
       const PayloadPath::Place place,
       link->path().TakeSlot(gradient->plane->plane, wanted, contribution->id.layer, bytes, contribution->deadline));
   contribution->region = place.region;
+  contribution->may_wait = true;
   contribution->slot = place.slot;
   contribution->tensors.push_back(wire::EncodeTensorHeader({DType::kF32, {rows, cols}, 1.0f}));
   contribution->make_inline = [gradient] { return ContributionOnHost(*gradient); };

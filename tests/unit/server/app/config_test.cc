@@ -78,6 +78,7 @@ std::vector<OptionCase> Cases() {
       Case("shard_timeout_ms", &C::shard_timeout_ms, I{10000}, "1", I{1}),
       Case("max_message_bytes", &C::max_message_bytes, I{268435456}, "4MiB", I{4194304}),
       Case("transport_memory", &C::transport_memory, I{536870912}, "1GiB", I{1073741824}),
+      Case("shared_memory_bytes", &C::shared_memory_bytes, I{134217728}, "0", I{0}),
       Case("credit_bytes", &C::credit_bytes, I{67108864}, "1048576", I{1048576}),
   };
 }

@@ -21,22 +21,26 @@ TEST(MemoryBudgetTest, HasTheRuleOfOperationsMd) {
   ServerConfig config;
   config.memory_limit_bytes = 100 * kMiB;
   config.transport_memory = 200 * kMiB;
+  config.shared_memory_bytes = 16 * kMiB;
   config.credit_bytes = 8 * kMiB;
   // Two credits of each of 3 ranks, and two gradients of 16 MiB of each of 5.
   const MemoryBudget budget = BudgetOf(config, /*sessions_on_host=*/true, {Session(3, 64), Session(5, 2048)});
   EXPECT_EQ(budget, (MemoryBudget{{"sessions", 100 * kMiB},
                                   {"messages", 200 * kMiB},
+                                  {"shared_memory", 16 * kMiB},
                                   {"requests", 64 * kMiB},
                                   {"contributions", (3 * 2 * 8 + 5 * 2 * 16) * kMiB},
                                   {"process", 64 * kMiB}}));
-  EXPECT_EQ(SumOf(budget), (100 + 200 + 64 + 208 + 64) * kMiB);
+  EXPECT_EQ(SumOf(budget), (100 + 200 + 16 + 64 + 208 + 64) * kMiB);
 }
 
 TEST(MemoryBudgetTest, PartsThatAServerDoesNotHaveNeedNothing) {
   ServerConfig config;
   config.transport_memory = 200 * kMiB;
+  config.shared_memory_bytes = 0;
   EXPECT_EQ(SumOf(BudgetOf(config, /*sessions_on_host=*/false, {})), 328 * kMiB);
   config.role = ServerRole::kCoordinator;
+  config.shared_memory_bytes = 16 * kMiB;  // of shards alone
   EXPECT_EQ(SumOf(BudgetOf(config, /*sessions_on_host=*/false, {})), (328 + 128) * kMiB) << "descriptions and ranks";
   config.memory_limit_bytes = 100 * kMiB;
   config.origins["memory_limit"] = "flag --memory-limit";

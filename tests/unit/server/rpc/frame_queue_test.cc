@@ -43,9 +43,14 @@ class FrameQueueTest : public ::testing::Test {
 
   std::vector<std::vector<uint64_t>> written;
   std::vector<uint64_t> sizes;  // of the last message's payloads
+  bool written_at_once = false;
   int resumed = 0;
   int drained = 0;
-  FrameQueue queue{FrameQueue::Events{.write = [this](const grpc::ByteBuffer* message, bool) { Record(*message); },
+  FrameQueue queue{FrameQueue::Events{.write =
+                                          [this](const grpc::ByteBuffer* message, bool) {
+                                            Record(*message);
+                                            return written_at_once;
+                                          },
                                       .resume = [this] { ++resumed; },
                                       .drained = [this] { ++drained; }},
                    kLimitBytes};
@@ -61,10 +66,22 @@ TEST_F(FrameQueueTest, WritesOneMessageAtATimeInOrder) {
   EXPECT_THAT(written, ElementsAre(ElementsAre(1u), ElementsAre(2u), ElementsAre(3u)));
 }
 
+TEST_F(FrameQueueTest, WritesOnIfTheTransportHasTakenTheMessageAtOnce) {
+  written_at_once = true;
+  queue.Hold();
+  queue.Push(Ack(1));
+  queue.Push(Ack(2));
+  queue.Release();
+  queue.Push(Ack(3));
+  EXPECT_THAT(written, ElementsAre(ElementsAre(1u), ElementsAre(2u), ElementsAre(3u)));
+  queue.HalfClose();
+  EXPECT_EQ(drained, 1);
+}
+
 TEST(FrameQueueTimesTest, TellsHowLongTheLastFrameOfAnAnswerWaited) {
   absl::Time now = absl::UnixEpoch();
   std::vector<absl::Duration> waits;
-  FrameQueue queue(FrameQueue::Events{.write = [](const grpc::ByteBuffer*, bool) {},
+  FrameQueue queue(FrameQueue::Events{.write = [](const grpc::ByteBuffer*, bool) { return false; },
                                       .resume = [] {},
                                       .drained = [] {},
                                       .now = [&now] { return now; },

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// The messages of one stream through shared memory, in place of its gRPC call, which stays open: the call's end is the
+// end of the stream, also if a peer dies.
+//
+// grpcpp is included only by the .cc; callers need <grpcpp/support/byte_buffer.h> for the type.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <grpcpp/support/byte_buffer.h>
+#include <memory>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+#include "kernels/base/mutex.h"
+#include "proto/wire/shared_memory.h"
+
+namespace precondor::wire {
+
+// One side's end of the memory. A thread of its own reads. Thread-safe.
+class SharedChannel {
+ public:
+  enum class Side : uint8_t { kServer, kClient };
+  // All are called on the channel's thread, and none after the destructor has begun to wait for it.
+  struct Events {
+    // Takes one message, which is valid during the call. Returns false to get no more of them until Resume.
+    std::function<bool(absl::string_view message)> read;
+    // The message that Write has kept is written.
+    std::function<void()> written;
+    // The peer has broken the memory's state. No other event follows.
+    std::function<void(const absl::Status&)> broken;
+  };
+  SharedChannel(Side side, std::unique_ptr<SharedMemory> memory, Events events);
+  // Ends the thread, and waits for an event that is running.
+  ~SharedChannel();
+
+  // Writes a message. Returns true if it has been written, and false if it is kept until there is room; `written`
+  // follows then. Precondition: no message is kept.
+  bool Write(const grpc::ByteBuffer& message);
+  // Lets `read` get messages again. May be called before `read` has returned false.
+  void Resume();
+
+ private:
+  void Run();
+  absl::Status ReadAll();
+  absl::Status WriteKept();
+
+  const std::unique_ptr<SharedMemory> memory_;
+  const Events events_;
+  Doorbell& own_;
+  Doorbell& peer_;
+  PipeReader reader_;    // the thread's
+  bool paused_ = false;  // the thread's
+  std::atomic<bool> resumes_ = false;
+  std::atomic<bool> ends_ = false;
+  Mutex mu_;
+  PipeWriter writer_ ABSL_GUARDED_BY(mu_);
+  grpc::ByteBuffer kept_ ABSL_GUARDED_BY(mu_);
+  bool keeps_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;  // last
+};
+
+}  // namespace precondor::wire

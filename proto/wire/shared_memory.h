@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that a server and a client of one host share for the messages of one stream: a pipe in each direction, and a
+// doorbell for each side (docs/develop/adr/0039-shared-memory.md).
+//
+// The server creates a memfd of a fixed, sealed size, and names it to the client by its path under /proc. The kernel
+// lets only processes of the same user open that path. A client cannot shrink the memory under the server.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "proto/wire/message_pipe.h"
+
+namespace precondor::wire {
+
+// By which one side wakes the other one's thread. In shared memory; zero bytes are a new doorbell. One thread waits:
+// it calls `rings`, looks for work, and calls Wait if there is none.
+class Doorbell {
+ public:
+  // Wakes the thread that waits, or makes its next Wait return. Costs a system call only if it waits. Thread-safe.
+  void Ring();
+  // Rings with a system call always: for the own thread, since a broken peer may have written that none waits.
+  void RingAlways();
+  uint32_t rings() const { return rings_.load(std::memory_order_acquire); }
+  // Waits unless Ring has been called since `rings` returned `seen`. Returns after a second at most, since a broken peer
+  // may have undone a ring.
+  void Wait(uint32_t seen);
+
+ private:
+  alignas(64) std::atomic<uint32_t> rings_;
+  std::atomic<uint32_t> waits_;
+};
+
+// Returns bytes that are equal in two processes only if one can open the other's memory by its path: the same boot of
+// the same host, PID namespace and user. Empty if this process cannot tell.
+const std::string& HostIdentity();
+
+// The mapped memory. Thread-safe as its parts are.
+class SharedMemory {
+ public:
+  static constexpr size_t kPipeBytes = size_t{4} << 20;  // in each direction; holds the largest message of a stream
+  static constexpr size_t kBytes = 2 * kPipeBytes + (size_t{64} << 10);  // as the memory counts: with its positions
+
+  // Create memory, or map the memory that a peer has created. `handle` is that of the peer's SharedMemory. Return
+  // UNAVAILABLE with the reason.
+  static absl::StatusOr<std::unique_ptr<SharedMemory>> Create();
+  static absl::StatusOr<std::unique_ptr<SharedMemory>> Open(absl::string_view handle);
+  ~SharedMemory();
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  const std::string& handle() const { return handle_; }
+  // Closes the descriptor by which a peer opens the memory.
+  void CloseDescriptor();
+
+  PipeMemory ToServer() const;
+  PipeMemory ToClient() const;
+  Doorbell& server_doorbell() const;
+  Doorbell& client_doorbell() const;
+
+ private:
+  struct Layout;
+  SharedMemory() = default;
+  static absl::StatusOr<std::unique_ptr<SharedMemory>> Map(int descriptor);
+  Layout& layout() const;
+
+  uint8_t* base_ = nullptr;
+  int descriptor_ = -1;  // the creator's
+  std::string handle_;
+};
+
+}  // namespace precondor::wire

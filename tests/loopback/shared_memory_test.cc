@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a server does with a client in its shared memory that is no client of ours, or hostile.
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "gmock/gmock.h"
+
+#include "proto/wire/frame_codec.h"
+#include "proto/wire/shared_memory.h"
+#include "tests/loopback/raw_client.h"
+#include "tests/support/wait_until.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A stream that has asked for shared memory.
+class SharedStream : public RawStream {
+ public:
+  explicit SharedStream(RawServer& server) : RawStream(server) {
+    Ask();
+    if (answer.header().kind() != v1::FRAME_KIND_RING) return;
+    auto memory = wire::SharedMemory::Open(answer.ring().handle());
+    EXPECT_TRUE(memory.ok()) << memory.status();
+    memory_ = *std::move(memory);
+    writer_.emplace(memory_->ToServer());
+    reader_.emplace(memory_->ToClient());
+  }
+  v1::FrameKind Ask() {
+    v1::ExchangeRequest request;
+    request.mutable_header()->set_kind(v1::FRAME_KIND_RING);
+    request.mutable_ring()->set_kind(v1::RING_KIND_MESSAGES);
+    Send(request);
+    return Read();
+  }
+  wire::SharedMemory& memory() { return *memory_; }
+  void SendShared(const std::string& message) {
+    EXPECT_TRUE(*writer_->Write({message}));
+    memory_->server_doorbell().Ring();
+  }
+  void SendShared(const v1::FrameHeader& header, const std::string& payload) {
+    v1::ExchangeRequest frame;
+    *frame.mutable_header() = header;
+    frame.set_payload(payload);
+    SendShared(frame.SerializeAsString());
+  }
+  v1::ExchangeResponse ReadShared() {
+    v1::ExchangeResponse response;
+    EXPECT_TRUE(WaitUntil([&] {
+      const auto front = reader_->Front();
+      EXPECT_TRUE(front.ok()) << front.status();
+      if (!front.ok() || !front->has_value()) return !front.ok();
+      EXPECT_TRUE(response.ParseFromString(std::string(**front)));
+      reader_->Pop();
+      return true;
+    }));
+    return response;
+  }
+
+ private:
+  std::unique_ptr<wire::SharedMemory> memory_;
+  std::optional<wire::PipeWriter> writer_;
+  std::optional<wire::PipeReader> reader_;
+};
+
+class SharedMemoryStreamTest : public ::testing::Test {
+ protected:
+  static ServerConfig Config() {
+    ServerConfig config;
+    config.shared_memory_bytes = static_cast<int64_t>(wire::SharedMemory::kBytes);
+    return config;
+  }
+  // The server answers a stream as before.
+  void ExpectServes(uint64_t step) {
+    v1::PreconditionResponse response;
+    const grpc::Status status = server_.Precondition(RawRequest(job_, step, 0), &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  }
+
+  RawServer server_{Config()};
+  v1::JoinSessionResponse job_ = server_.OpenAndJoin("job");
+};
+
+TEST_F(SharedMemoryStreamTest, AnswersThroughItAsByGrpc) {
+  const v1::PreconditionRequest request = RawRequest(job_, 0, 0);
+  const v1::JoinSessionResponse other = server_.OpenAndJoin("other");
+  v1::PreconditionResponse want;
+  ASSERT_TRUE(server_.Precondition(RawRequest(other, 0, 0), &want).ok());
+  SharedStream stream(server_);
+  stream.SendShared(request.statistics(), request.statistics_payload());
+  EXPECT_EQ(stream.ReadShared().header().kind(), v1::FRAME_KIND_ACK);
+  stream.SendShared(request.gradient(), request.payload());
+  EXPECT_EQ(stream.ReadShared().header().kind(), v1::FRAME_KIND_ACK);
+  const v1::ExchangeResponse result = stream.ReadShared();
+  EXPECT_EQ(result.header().kind(), v1::FRAME_KIND_RESULT);
+  EXPECT_EQ(result.payload(), want.payload());
+  const grpc::Status status = stream.Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST_F(SharedMemoryStreamTest, AStreamHasItOnce) {
+  SharedStream stream(server_);
+  EXPECT_EQ(stream.Ask(), v1::FRAME_KIND_ERROR);
+  EXPECT_THAT(stream.answer.error().message(), HasSubstr("expected one request"));
+  stream.SendShared(RawHeader(job_, v1::FRAME_KIND_GRADIENT, 0, 0), RawFloats(12, 1));
+  EXPECT_EQ(stream.ReadShared().header().kind(), v1::FRAME_KIND_ACK);
+}
+
+TEST_F(SharedMemoryStreamTest, OthersUseGrpcWhenItIsTaken) {
+  {
+    SharedStream first(server_);
+    EXPECT_EQ(first.answer.header().kind(), v1::FRAME_KIND_RING);
+    SharedStream second(server_);
+    ASSERT_EQ(second.answer.header().kind(), v1::FRAME_KIND_ERROR);
+    EXPECT_EQ(second.answer.error().reason(), v1::ERROR_REASON_CAPACITY);
+    EXPECT_EQ(static_cast<RawStream&>(second).Ask(RawHeader(job_, v1::FRAME_KIND_GRADIENT, 0, 0), RawFloats(12, 1)),
+              v1::FRAME_KIND_ACK);
+    EXPECT_TRUE(first.Finish().ok());
+  }
+  EXPECT_TRUE(WaitUntil([&] { return SharedStream(server_).answer.header().kind() == v1::FRAME_KIND_RING; }));
+}
+
+TEST_F(SharedMemoryStreamTest, MessagesOnBothWaysEndTheStream) {
+  SharedStream stream(server_);
+  stream.SendShared(RawHeader(job_, v1::FRAME_KIND_GRADIENT, 0, 0), RawFloats(12, 1));
+  EXPECT_EQ(stream.ReadShared().header().kind(), v1::FRAME_KIND_ACK);
+  stream.Send(RawHeader(job_, v1::FRAME_KIND_GRADIENT, 1, 0), RawFloats(12, 1));
+  EXPECT_EQ(stream.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  ExpectServes(2);
+}
+
+TEST_F(SharedMemoryStreamTest, WhatIsNoMessageEndsTheStream) {
+  SharedStream stream(server_);
+  stream.SendShared(std::string(1000, '\xFF'));
+  EXPECT_EQ(stream.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  ExpectServes(0);
+}
+
+TEST_F(SharedMemoryStreamTest, BrokenPositionsEndTheStream) {
+  SharedStream stream(server_);
+  stream.memory().ToServer().positions->written.store(~uint64_t{0} - 4);
+  stream.memory().server_doorbell().Ring();
+  EXPECT_EQ(stream.End().error_code(), grpc::StatusCode::INTERNAL);
+  SharedStream other(server_);
+  other.memory().ToClient().positions->read.store(1 << 30);
+  other.SendShared(RawHeader(job_, v1::FRAME_KIND_GRADIENT, 0, 0), RawFloats(12, 1));
+  EXPECT_EQ(other.End().error_code(), grpc::StatusCode::INTERNAL);
+  ExpectServes(1);
+}
+
+TEST_F(SharedMemoryStreamTest, AClientThatRewritesMessagesHarmsItselfAlone) {
+  std::atomic<bool> ends = false;
+  for (int round = 0; round < 20; ++round) {
+    SharedStream stream(server_);
+    ASSERT_EQ(stream.answer.header().kind(), v1::FRAME_KIND_RING);
+    const wire::PipeMemory memory = stream.memory().ToServer();
+    ends = false;
+    std::thread rewriter([&] {
+      for (uint64_t i = 0; !ends; ++i) memory.data[i * 7919 % 4096] = static_cast<uint8_t>(i);
+    });
+    for (int i = 0; i < 20; ++i) {
+      stream.SendShared(RawHeader(job_, v1::FRAME_KIND_GRADIENT, static_cast<uint64_t>(i), 0), RawFloats(12, 1));
+    }
+    ends = true;
+    rewriter.join();
+    stream.Cancel();
+    (void)stream.End();
+    // The server takes the memory back before the next round asks for it.
+    ASSERT_TRUE(WaitUntil([&] {
+      SharedStream next(server_);
+      return next.answer.header().kind() == v1::FRAME_KIND_RING;
+    }));
+  }
+  const v1::JoinSessionResponse other = server_.OpenAndJoin("other");
+  v1::PreconditionResponse response;
+  EXPECT_TRUE(server_.Precondition(RawRequest(other, 0, 0), &response).ok());
+}
+
+}  // namespace
+}  // namespace precondor
