@@ -74,10 +74,17 @@ class SharedMemoryStreamTest : public ::testing::Test {
     config.shared_memory_bytes = static_cast<int64_t>(wire::SharedMemory::kBytes);
     return config;
   }
-  // The server answers a stream as before.
-  void ExpectServes(uint64_t step) {
+  // Opens `stream` once the server has taken the memory of an earlier one back.
+  void Open(std::optional<SharedStream>& stream) {
+    ASSERT_TRUE(WaitUntil([&] {
+      stream.emplace(server_);
+      return stream->answer.header().kind() == v1::FRAME_KIND_RING;
+    }));
+  }
+  // The server answers other jobs as before.
+  void ExpectServes() {
     v1::PreconditionResponse response;
-    const grpc::Status status = server_.Precondition(RawRequest(job_, step, 0), &response);
+    const grpc::Status status = server_.Precondition(RawRequest(server_.OpenAndJoin("other"), 0, 0), &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
   }
 
@@ -121,7 +128,8 @@ TEST_F(SharedMemoryStreamTest, OthersUseGrpcWhenItIsTaken) {
               v1::FRAME_KIND_ACK);
     EXPECT_TRUE(first.Finish().ok());
   }
-  EXPECT_TRUE(WaitUntil([&] { return SharedStream(server_).answer.header().kind() == v1::FRAME_KIND_RING; }));
+  std::optional<SharedStream> third;
+  Open(third);
 }
 
 TEST_F(SharedMemoryStreamTest, MessagesOnBothWaysEndTheStream) {
@@ -130,14 +138,14 @@ TEST_F(SharedMemoryStreamTest, MessagesOnBothWaysEndTheStream) {
   EXPECT_EQ(stream.ReadShared().header().kind(), v1::FRAME_KIND_ACK);
   stream.Send(RawHeader(job_, v1::FRAME_KIND_GRADIENT, 1, 0), RawFloats(12, 1));
   EXPECT_EQ(stream.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  ExpectServes(2);
+  ExpectServes();
 }
 
 TEST_F(SharedMemoryStreamTest, WhatIsNoMessageEndsTheStream) {
   SharedStream stream(server_);
   stream.SendShared(std::string(1000, '\xFF'));
   EXPECT_EQ(stream.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  ExpectServes(0);
+  ExpectServes();
 }
 
 TEST_F(SharedMemoryStreamTest, BrokenPositionsEndTheStream) {
@@ -145,39 +153,33 @@ TEST_F(SharedMemoryStreamTest, BrokenPositionsEndTheStream) {
   stream.memory().ToServer().positions->written.store(~uint64_t{0} - 4);
   stream.memory().server_doorbell().Ring();
   EXPECT_EQ(stream.End().error_code(), grpc::StatusCode::INTERNAL);
-  SharedStream other(server_);
-  other.memory().ToClient().positions->read.store(1 << 30);
-  other.SendShared(RawHeader(job_, v1::FRAME_KIND_GRADIENT, 0, 0), RawFloats(12, 1));
-  EXPECT_EQ(other.End().error_code(), grpc::StatusCode::INTERNAL);
-  ExpectServes(1);
+  std::optional<SharedStream> other;
+  ASSERT_NO_FATAL_FAILURE(Open(other));
+  other->memory().ToClient().positions->read.store(1 << 30);
+  other->SendShared(RawHeader(job_, v1::FRAME_KIND_GRADIENT, 0, 0), RawFloats(12, 1));
+  EXPECT_EQ(other->End().error_code(), grpc::StatusCode::INTERNAL);
+  ExpectServes();
 }
 
 TEST_F(SharedMemoryStreamTest, AClientThatRewritesMessagesHarmsItselfAlone) {
   std::atomic<bool> ends = false;
   for (int round = 0; round < 20; ++round) {
-    SharedStream stream(server_);
-    ASSERT_EQ(stream.answer.header().kind(), v1::FRAME_KIND_RING);
-    const wire::PipeMemory memory = stream.memory().ToServer();
+    std::optional<SharedStream> stream;
+    ASSERT_NO_FATAL_FAILURE(Open(stream));
+    const wire::PipeMemory memory = stream->memory().ToServer();
     ends = false;
     std::thread rewriter([&] {
       for (uint64_t i = 0; !ends; ++i) memory.data[i * 7919 % 4096] = static_cast<uint8_t>(i);
     });
     for (int i = 0; i < 20; ++i) {
-      stream.SendShared(RawHeader(job_, v1::FRAME_KIND_GRADIENT, static_cast<uint64_t>(i), 0), RawFloats(12, 1));
+      stream->SendShared(RawHeader(job_, v1::FRAME_KIND_GRADIENT, static_cast<uint64_t>(i), 0), RawFloats(12, 1));
     }
     ends = true;
     rewriter.join();
-    stream.Cancel();
-    (void)stream.End();
-    // The server takes the memory back before the next round asks for it.
-    ASSERT_TRUE(WaitUntil([&] {
-      SharedStream next(server_);
-      return next.answer.header().kind() == v1::FRAME_KIND_RING;
-    }));
+    stream->Cancel();
+    (void)stream->End();
   }
-  const v1::JoinSessionResponse other = server_.OpenAndJoin("other");
-  v1::PreconditionResponse response;
-  EXPECT_TRUE(server_.Precondition(RawRequest(other, 0, 0), &response).ok());
+  ExpectServes();
 }
 
 }  // namespace

@@ -40,6 +40,10 @@ class NetworkTest(FaultTest):
         if self.no_network:
             self.skipTest(self.no_network)
 
+    def cluster(self, **options):
+        """Workers of other hosts, who share no memory with the shards."""
+        return super().cluster(shard_arguments=["--shared-memory-bytes=0"], **options)
+
     # --- packets to shards go nowhere ------------------------------------------------------------------------------------
     def test_partitions(self):
         """Packets to a shard, or to all shards, are lost for a while: its answers come, and what it is told does not."""
