@@ -148,6 +148,7 @@ inline constexpr MetricInfo kCatalog[] = {
     {"precondor_open_streams", MetricType::kGauge, "", "Open streams of workers"},
     {"precondor_incomplete_bytes", MetricType::kGauge, "",
      "Payload bytes of incomplete contributions, and of unary gradients without an answer"},
+    {"precondor_shared_memory_bytes", MetricType::kGauge, "", "Memory that streams share with workers of this host"},
     {"precondor_memory_budget_bytes", MetricType::kGauge, "part",
      "Most memory that a part of the process can use with the present sessions"},
     {"precondor_container_memory_bytes", MetricType::kGauge, "", "Memory limit of the container. 0 means none"},

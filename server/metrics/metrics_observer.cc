@@ -387,8 +387,9 @@ void MetricsObserver::OnTraceSpans(int64_t made, int64_t dropped) {
   impl_->RaiseTo(Metric("precondor_trace_spans_total"), made);
   impl_->RaiseTo(Metric("precondor_dropped_trace_spans_total"), dropped);
 }
-void MetricsObserver::OnIncompleteBytes(int64_t bytes) {
-  impl_->gauge(Metric("precondor_incomplete_bytes")).Set(static_cast<double>(bytes));
+void MetricsObserver::OnStreamMemory(int64_t incomplete, int64_t shared) {
+  impl_->gauge(Metric("precondor_incomplete_bytes")).Set(static_cast<double>(incomplete));
+  impl_->gauge(Metric("precondor_shared_memory_bytes")).Set(static_cast<double>(shared));
 }
 void MetricsObserver::OnMemoryBudget(absl::string_view part, int64_t bytes) {
   impl_->AddGauge(Metric("precondor_memory_budget_bytes"), {{"part", std::string(part)}})

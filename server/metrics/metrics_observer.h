@@ -43,7 +43,7 @@ class MetricsObserver final : public Observer {
   // Totals since the server started. `dropped` is the part of `made` that was dropped.
   void OnTraceSpans(int64_t made, int64_t dropped);
   void OnAcceptFailure();
-  void OnIncompleteBytes(int64_t bytes);
+  void OnStreamMemory(int64_t incomplete, int64_t shared);
   void OnMemoryBudget(absl::string_view part, int64_t bytes);
   // `bytes` is 0 if there is no limit.
   void OnContainerMemory(int64_t bytes);

@@ -27,6 +27,7 @@ class SharedMemoryLimit {
   // The right to the memory of one stream; it ends with this object.
   using Hold = std::unique_ptr<SharedMemoryLimit, GiveBack>;
 
+  int64_t bytes() const { return bytes_.load(); }
   bool allows_any() const { return kBytes <= most_bytes_; }
   // Returns RESOURCE_EXHAUSTED (CAPACITY) if other streams have all of it.
   absl::StatusOr<Hold> Take() {

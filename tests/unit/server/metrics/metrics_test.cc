@@ -107,7 +107,7 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnStream(/*open=*/true);
   metrics.OnStream(/*open=*/true);
   metrics.OnStream(/*open=*/false);
-  metrics.OnIncompleteBytes(48);
+  metrics.OnStreamMemory(48, 49);
   metrics.OnMemoryBudget("messages", 77);
   metrics.OnContainerMemory(99);
   metrics.OnCertificateExpiry(1'000'000'000);
@@ -250,6 +250,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_accept_failures_total)", 1},
       {R"(precondor_open_streams)", 1},
       {R"(precondor_incomplete_bytes)", 48},
+      {R"(precondor_shared_memory_bytes)", 49},
       {R"(precondor_memory_budget_bytes{part="messages"})", 77},
       {R"(precondor_container_memory_bytes)", 99},
       {R"(precondor_certificate_expiry_timestamp_seconds)", 1e9},
