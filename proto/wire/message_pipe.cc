@@ -61,9 +61,9 @@ absl::StatusOr<std::optional<absl::string_view>> PipeReader::Front() {
   if (written < read_ || written - read_ > memory_.capacity) return Broken(written, read_);
   const uint64_t there = written - read_;
   if (there == 0) return std::nullopt;
-  const uint8_t* const at = memory_.data + read_ % memory_.capacity;
-  uint64_t size = 0;
-  if (there >= kSizeBytes) std::memcpy(&size, at, kSizeBytes);
+  uint8_t* const at = memory_.data + read_ % memory_.capacity;
+  // Read once: the writer may change it. Messages begin at multiples of 8.
+  const uint64_t size = std::atomic_ref(*reinterpret_cast<uint64_t*>(at)).load(std::memory_order_relaxed);
   if (there < kSizeBytes || size > there - kSizeBytes || kSizeBytes + Padded(size) > there) {
     return absl::InternalError(
         absl::StrCat("shared memory: expected a message within ", there, " bytes, got one of ", size));

@@ -3,10 +3,11 @@
 
 #include <grpcpp/support/slice.h>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/thread_name.h"
@@ -26,33 +27,46 @@ absl::StatusOr<bool> WriteTo(PipeWriter& writer, const grpc::ByteBuffer& message
 }  // namespace
 
 SharedChannel::SharedChannel(Side side, std::unique_ptr<SharedMemory> memory, Events events)
-    : memory_(std::move(memory)),
+    : side_(side),
+      memory_(std::move(memory)),
       events_(std::move(events)),
       own_(side == Side::kServer ? memory_->server_doorbell() : memory_->client_doorbell()),
       peer_(side == Side::kServer ? memory_->client_doorbell() : memory_->server_doorbell()),
       reader_(side == Side::kServer ? memory_->ToServer() : memory_->ToClient()),
-      writer_(side == Side::kServer ? memory_->ToClient() : memory_->ToServer()),
-      thread_([this] {
-        NameThisThread("shared-memory");
-        Run();
-      }) {}
+      writer_(side == Side::kServer ? memory_->ToClient() : memory_->ToServer()) {}
+
+absl::StatusOr<std::unique_ptr<SharedChannel>> SharedChannel::Start(Side side, std::unique_ptr<SharedMemory> memory,
+                                                                    Events events) {
+  std::unique_ptr<SharedChannel> channel(new SharedChannel(side, std::move(memory), std::move(events)));
+  try {
+    channel->thread_ = std::thread([channel = channel.get()] {
+      NameThisThread("shared-memory");
+      channel->Run();
+    });
+  } catch (const std::system_error& error) {
+    return absl::UnavailableError(absl::StrCat("shared memory: no thread: ", error.what()));
+  }
+  return channel;
+}
 
 SharedChannel::~SharedChannel() {
   ends_.store(true, std::memory_order_release);
   own_.RingAlways();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 bool SharedChannel::Write(const grpc::ByteBuffer& message) {
   MutexLock lock(mu_);
-  const absl::StatusOr<bool> written = WriteTo(writer_, message);
-  if (written.ok() && *written) {
-    peer_.Ring();
-    return true;
+  if (message.Length() < kLargeBytes) {
+    const absl::StatusOr<bool> written = WriteTo(writer_, message);
+    if (written.ok() && *written) {
+      peer_.Ring();
+      return true;
+    }
   }
   kept_ = message;  // shares its memory
   keeps_ = true;
-  if (!written.ok()) own_.Ring();  // the thread meets the error too, and reports it
+  own_.Ring();  // the thread writes it, and reports an error
   return false;
 }
 
@@ -68,6 +82,17 @@ void SharedChannel::Run() {
     if (status.ok()) status = ReadAll();
     if (!status.ok()) return events_.broken(status);
     own_.Wait(seen);
+  }
+  if (side_ == Side::kClient) ReadRest();
+}
+
+void SharedChannel::ReadRest() {
+  for (size_t bytes = 0; bytes < SharedMemory::kPipeBytes;) {  // a hostile server may write on
+    const absl::StatusOr<std::optional<absl::string_view>> message = reader_.Front();
+    if (!message.ok() || !message->has_value()) return;
+    bytes += (*message)->size() + 1;
+    events_.read(**message);
+    reader_.Pop();
   }
 }
 

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 #include "kernels/base/mutex.h"
@@ -32,21 +33,30 @@ class SharedChannel {
     // The peer has broken the memory's state. No other event follows.
     std::function<void(const absl::Status&)> broken;
   };
-  SharedChannel(Side side, std::unique_ptr<SharedMemory> memory, Events events);
-  // Ends the thread, and waits for an event that is running.
+  // Starts the thread. Returns UNAVAILABLE if the system has none left.
+  static absl::StatusOr<std::unique_ptr<SharedChannel>> Start(Side side, std::unique_ptr<SharedMemory> memory,
+                                                              Events events);
+  // Ends the thread, and waits for an event that is running. A client first reads the messages that are there: its
+  // server has sent them before it ended the stream.
   ~SharedChannel();
 
-  // Writes a message. Returns true if it has been written, and false if it is kept until there is room; `written`
-  // follows then. Precondition: no message is kept.
+  // Writes a message. Returns true if it has been written, and false if it is kept for the thread, because it is large
+  // or because there is no room; `written` follows then. Precondition: no message is kept.
   bool Write(const grpc::ByteBuffer& message);
   // Lets `read` get messages again. May be called before `read` has returned false.
   void Resume();
 
  private:
+  SharedChannel(Side side, std::unique_ptr<SharedMemory> memory, Events events);
   void Run();
+  // Reads a client's last messages.
+  void ReadRest();
   absl::Status ReadAll();
   absl::Status WriteKept();
 
+  static constexpr size_t kLargeBytes = size_t{256} << 10;  // not copied under the caller's locks
+
+  const Side side_;
   const std::unique_ptr<SharedMemory> memory_;
   const Events events_;
   Doorbell& own_;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstring>
 #include <ctime>
 #include <fcntl.h>
@@ -14,10 +13,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 #include "kernels/base/status_macros.h"
 
@@ -26,6 +27,9 @@ namespace {
 
 constexpr size_t kTokenBytes = 16;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
 
 absl::Status Unavailable(absl::string_view what) {
   return absl::UnavailableError(absl::StrCat("shared memory: ", what, ": ", std::strerror(errno)));
@@ -48,29 +52,56 @@ std::string ReadHostIdentity() {
   return absl::StrCat(boot, " ", absl::string_view(processes, static_cast<size_t>(size)), " ", geteuid());
 }
 
+// Creates a memfd that nobody can execute. Kernels before 6.3 have no such flag, and some later ones insist on it.
+int CreateFile() {
+  constexpr char kName[] = "precondor-stream";
+  const int file = memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+  return file >= 0 || errno != EINVAL ? file : memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+}
+
+// Whether the file has the size and the seals of a peer's memory, so that it cannot shrink.
+bool IsMemory(int file) {
+  struct stat facts = {};
+  if (fstat(file, &facts) != 0 || !S_ISREG(facts.st_mode)) return false;
+  const int seals = fcntl(file, F_GET_SEALS);
+  return facts.st_size == static_cast<off_t>(SharedMemory::kBytes) && seals >= 0 && (seals & kSeals) == kSeals;
+}
+
+// Whether `path` is /proc/NUMBER/fd/NUMBER: a peer must not choose another file to open.
+bool IsDescriptor(absl::string_view path) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(path, '/');
+  const auto is_number = [](absl::string_view text) {
+    return !text.empty() && text.size() < 12 && std::all_of(text.begin(), text.end(), absl::ascii_isdigit);
+  };
+  return parts.size() == 5 && parts[0].empty() && parts[1] == "proc" && is_number(parts[2]) && parts[3] == "fd" &&
+         is_number(parts[4]);
+}
+
 }  // namespace
 
 // --- Doorbell -----------------------------------------------------------------------------------------------------
 
-// Ring and Wait both write first and then read what the other one writes, in sequentially consistent order: at least one
-// of them sees the other.
 void Doorbell::Ring() {
-  rings_.fetch_add(1, std::memory_order_seq_cst);
-  if (waits_.load(std::memory_order_seq_cst) == 0) return;
-  waits_.store(0, std::memory_order_relaxed);
-  syscall(SYS_futex, &rings_, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+  uint32_t old = word_.load(std::memory_order_relaxed);
+  while (!word_.compare_exchange_weak(old, (old + kRing) & ~kWaits, std::memory_order_seq_cst)) {
+  }
+  if ((old & kWaits) != 0) syscall(SYS_futex, &word_, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
 void Doorbell::RingAlways() {
-  waits_.store(1, std::memory_order_seq_cst);
   Ring();
+  syscall(SYS_futex, &word_, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
-void Doorbell::Wait(uint32_t seen) {
-  waits_.store(1, std::memory_order_seq_cst);
+bool Doorbell::Wait(uint32_t seen) {
+  uint32_t waiting = seen;
+  if (!word_.compare_exchange_strong(waiting, seen | kWaits, std::memory_order_seq_cst)) return true;
+  waiting = seen | kWaits;
   const timespec second = {.tv_sec = 1, .tv_nsec = 0};
-  syscall(SYS_futex, &rings_, FUTEX_WAIT, seen, &second, nullptr, 0);
-  waits_.store(0, std::memory_order_relaxed);
+  const bool timed_out =
+      syscall(SYS_futex, &word_, FUTEX_WAIT, waiting, &second, nullptr, 0) != 0 && errno == ETIMEDOUT;
+  word_.compare_exchange_strong(waiting, seen, std::memory_order_relaxed);  // fails if it has been rung
+  return !timed_out;
 }
 
 // --- SharedMemory -------------------------------------------------------------------------------------------------
@@ -79,6 +110,9 @@ const std::string& HostIdentity() {
   static const auto* const identity = new std::string(ReadHostIdentity());
   return *identity;
 }
+
+static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
+static_assert(sizeof(PipePositions) == 192 && sizeof(Doorbell) == 64);
 
 struct SharedMemory::Layout {
   char token[kTokenBytes];  // shows a client that it has opened the right file
@@ -107,15 +141,18 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Map(int descriptor) 
     mapped = mapped && map(kLayoutBytes + i * kPipeBytes, kLayoutBytes + i / 2 * kPipeBytes, kPipeBytes);
   }
   if (!mapped) return Unavailable("mmap");
+  // A forked process, as a loader of data is, would keep the memory for as long as it runs.
+  madvise(base, kMappedBytes, MADV_DONTFORK);
   return memory;
 }
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create() {
   if (HostIdentity().empty()) return absl::UnavailableError("shared memory: /proc does not identify this process");
-  OpenFile file = {memfd_create("precondor-stream", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+  OpenFile file = {CreateFile()};
   if (file.number < 0) return Unavailable("memfd_create");
   if (ftruncate(file.number, static_cast<off_t>(kBytes)) != 0) return Unavailable("ftruncate");
   if (fcntl(file.number, F_ADD_SEALS, kSeals) != 0) return Unavailable("F_ADD_SEALS");
+  if (!IsMemory(file.number)) return absl::UnavailableError("shared memory: another process has changed the size");
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<SharedMemory> memory, Map(file.number));
   Layout& layout = memory->layout();
   if (getentropy(layout.token, kTokenBytes) != 0) return Unavailable("getentropy");
@@ -125,16 +162,20 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create() {
 }
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Open(absl::string_view handle) {
-  if (handle.size() > PATH_MAX || !absl::StartsWith(handle.substr(std::min(handle.size(), kTokenBytes)), "/proc/")) {
-    return absl::UnavailableError("shared memory: expected a token and a path under /proc");
+  if (handle.size() < kTokenBytes || !IsDescriptor(handle.substr(kTokenBytes))) {
+    return absl::UnavailableError("shared memory: expected a token and /proc/PID/fd/NUMBER");
   }
   const std::string path(handle.substr(kTokenBytes));
-  const OpenFile file = {open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK)};
-  if (file.number < 0) return Unavailable(path);
-  // Another process may have the number by now, and another file.
+  // Another process may have the number by now, and another file, which an open could change: look at it first.
+  const OpenFile place = {open(path.c_str(), O_PATH | O_CLOEXEC)};
+  if (place.number < 0) return Unavailable(path);
   struct stat facts = {};
-  if (fstat(file.number, &facts) != 0 || !S_ISREG(facts.st_mode) || facts.st_size != static_cast<off_t>(kBytes) ||
-      fcntl(file.number, F_GET_SEALS) != kSeals) {
+  if (fstat(place.number, &facts) != 0 || !S_ISREG(facts.st_mode)) {
+    return absl::UnavailableError(absl::StrCat("shared memory: ", path, " is not the peer's memory"));
+  }
+  const OpenFile file = {open(absl::StrCat("/proc/self/fd/", place.number).c_str(), O_RDWR | O_CLOEXEC)};
+  if (file.number < 0) return Unavailable(path);
+  if (!IsMemory(file.number)) {
     return absl::UnavailableError(absl::StrCat("shared memory: ", path, " is not the peer's memory"));
   }
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<SharedMemory> memory, Map(file.number));

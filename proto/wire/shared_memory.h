@@ -3,7 +3,10 @@
 // doorbell for each side (docs/develop/adr/0039-shared-memory.md).
 //
 // The server creates a memfd of a fixed, sealed size, and names it to the client by its path under /proc. The kernel
-// lets only processes of the same user open that path. A client cannot shrink the memory under the server.
+// lets processes open that path that may trace the server: in general those of the same user. A client cannot shrink
+// the memory under the server.
+//
+// Processes of two versions share the layout. Another layout needs another RingKind.
 #pragma once
 
 #include <atomic>
@@ -27,25 +30,28 @@ class Doorbell {
   void Ring();
   // Rings with a system call always: for the own thread, since a broken peer may have written that none waits.
   void RingAlways();
-  uint32_t rings() const { return rings_.load(std::memory_order_acquire); }
-  // Waits unless Ring has been called since `rings` returned `seen`. Returns after a second at most, since a broken peer
-  // may have undone a ring.
-  void Wait(uint32_t seen);
+  uint32_t rings() const { return word_.load(std::memory_order_acquire) & ~kWaits; }
+  // Waits unless Ring has been called since `rings` returned `seen`. Returns false after a second, since a broken peer may
+  // have undone a ring.
+  bool Wait(uint32_t seen);
 
  private:
-  alignas(64) std::atomic<uint32_t> rings_;
-  std::atomic<uint32_t> waits_;
+  // One word for both, so that a ring cannot come between the announcement of a wait and the wait.
+  static constexpr uint32_t kWaits = 1;  // a thread waits, or is about to
+  static constexpr uint32_t kRing = 2;   // added by each ring
+
+  alignas(64) std::atomic<uint32_t> word_;
 };
 
-// Returns bytes that are equal in two processes only if one can open the other's memory by its path: the same boot of
-// the same host, PID namespace and user. Empty if this process cannot tell.
+// Returns bytes that are equal in two processes of one boot of one host, PID namespace and user: one can then, as a
+// rule, open the other's memory by its path. Empty if this process cannot tell.
 const std::string& HostIdentity();
 
 // The mapped memory. Thread-safe as its parts are.
 class SharedMemory {
  public:
-  static constexpr size_t kPipeBytes = size_t{4} << 20;  // in each direction; holds the largest message of a stream
-  static constexpr size_t kBytes = 2 * kPipeBytes + (size_t{64} << 10);  // as the memory counts: with its positions
+  static constexpr size_t kBytes = size_t{8} << 20;
+  static constexpr size_t kPipeBytes = (size_t{4} << 20) - (size_t{32} << 10);  // holds the largest message of a stream
 
   // Create memory, or map the memory that a peer has created. `handle` is that of the peer's SharedMemory. Return
   // UNAVAILABLE with the reason.

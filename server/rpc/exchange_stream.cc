@@ -18,6 +18,12 @@
 namespace precondor::rpc {
 namespace {
 
+// The error of a client that sends by gRPC and through shared memory.
+absl::Status OnOneWayAlone() {
+  return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                        "expected all messages by gRPC or all through shared memory, got both");
+}
+
 // Returns a callback that notifies `span`, if not null, and then calls `answer`.
 ResultFn Traced(ResultFn answer, std::shared_ptr<StepSpan> span) {
   if (span == nullptr) return answer;
@@ -31,7 +37,7 @@ ResultFn Traced(ResultFn answer, std::shared_ptr<StepSpan> span) {
 
 ExchangeStream::ExchangeStream(ShardDataPlane& shard, const std::string& backend, uint64_t credit_bytes,
                                OpenPayloads& open_payloads, uint64_t shard_generation, SharedRegions* regions,
-                               SharedMemoryLimit& shared_memory, const ControlRunner& runner,
+                               SharedMemoryLimit* shared_memory, const ControlRunner& runner,
                                TransferObserver& observer,
                                const std::optional<TraceContext>& caller)
     : shard_(shard),
@@ -67,7 +73,7 @@ ExchangeStream::ExchangeStream(ShardDataPlane& shard, const std::string& backend
   credit.set_takes_bundles(true);
   if (shard_generation != 0) credit.set_shard_generation(shard_generation + state_generation_);
   path_.Offer(credit);
-  if (shared_memory_.allows_any() && !wire::HostIdentity().empty()) {
+  if (shared_memory_ != nullptr) {
     v1::Ring& offer = *credit.add_ring_offers();
     offer.set_kind(v1::RING_KIND_MESSAGES);
     offer.set_device(wire::HostIdentity());
@@ -80,11 +86,16 @@ ExchangeStream::ExchangeStream(ShardDataPlane& shard, const std::string& backend
 void ExchangeStream::OnReadDone(bool ok) {
   if (!ok) return queue_->HalfClose();
   absl::Status status;
+  bool declines = false;
   {
     MutexLock lock(reading_);
-    status = uses_shared_.load() ? ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
-                                                  "expected messages through shared memory alone, got one by gRPC")
-                                 : Handle(wire::DecodeRequest(incoming_));
+    declines = shared_ != nullptr && !uses_shared_.load();
+    declined_ |= declines;
+    status = uses_shared_.load() ? OnOneWayAlone() : Handle(wire::DecodeRequest(incoming_));
+  }
+  if (declines) {  // the client could not map the memory
+    shared_ = nullptr;
+    shared_hold_ = nullptr;
   }
   incoming_.Clear();
   if (!status.ok()) return End(status);
@@ -92,11 +103,12 @@ void ExchangeStream::OnReadDone(bool ok) {
 }
 
 bool ExchangeStream::HandleShared(absl::string_view message) {
+  if (ended_.load()) return false;
   absl::Status status;
   {
     MutexLock lock(reading_);
-    uses_shared_.store(true);
-    status = Handle(wire::DecodeContiguousRequest(message));
+    uses_shared_.store(!declined_);
+    status = declined_ ? OnOneWayAlone() : Handle(wire::DecodeContiguousRequest(message));
   }
   if (!status.ok()) End(status);
   return status.ok() && !queue_->PauseWhenFull();
@@ -143,6 +155,7 @@ void ExchangeStream::OnDone() {
 }
 
 void ExchangeStream::End(const absl::Status& status) {
+  ended_.store(true);
   if (!queue_->Close()) return;
   code_ = status.code();
   Finish(wire::ToGrpcStatus(status));
@@ -165,8 +178,10 @@ absl::Status ExchangeStream::Handle(absl::StatusOr<wire::Received<v1::ExchangeRe
   if (frame.message.bundle_size() == 0) {
     PRECONDOR_RETURN_IF_ERROR(CheckGeneration(frame.message));
     HandleFrame(frame.message, frame.payload);
+    begun_ = true;
     return absl::OkStatus();
   }
+  begun_ = true;
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<wire::ReceivedBytes> payloads, wire::TakeBundledPayloads(frame));
   const v1::ExchangeRequest& message = frame.message;
   for (const v1::ExchangeRequest& part : message.bundle()) PRECONDOR_RETURN_IF_ERROR(CheckGeneration(part));
@@ -306,22 +321,26 @@ void ExchangeStream::OpenRing(const v1::ExchangeRequest& request) {
 }
 
 absl::StatusOr<v1::Ring> ExchangeStream::OpenSharedMemory() {
-  if (shared_ != nullptr) {
+  if (shared_memory_ == nullptr || begun_) {
     return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kMalformed,
-                          "ring: expected one request for shared memory a stream, got another one");
+                          begun_ ? "ring: expected a request for shared memory before anything else"
+                                 : "ring: expected no request for shared memory, since none was offered");
   }
-  PRECONDOR_ASSIGN_OR_RETURN(shared_hold_, shared_memory_.Take());
+  PRECONDOR_ASSIGN_OR_RETURN(SharedMemoryLimit::Hold hold, shared_memory_->Take());
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<wire::SharedMemory> memory, wire::SharedMemory::Create());
   v1::Ring granted;
   granted.set_kind(v1::RING_KIND_MESSAGES);
   granted.set_device(wire::HostIdentity());
   granted.set_bytes(wire::SharedMemory::kBytes);
   granted.set_handle(memory->handle());
-  shared_ = std::make_unique<wire::SharedChannel>(
-      wire::SharedChannel::Side::kServer, std::move(memory),
-      wire::SharedChannel::Events{.read = [this](absl::string_view message) { return HandleShared(message); },
-                                  .written = [this] { queue_->Written(); },
-                                  .broken = [this](const absl::Status& status) { End(status); }});
+  PRECONDOR_ASSIGN_OR_RETURN(
+      shared_, wire::SharedChannel::Start(
+                   wire::SharedChannel::Side::kServer, std::move(memory),
+                   wire::SharedChannel::Events{
+                       .read = [this](absl::string_view message) { return HandleShared(message); },
+                       .written = [this] { queue_->Written(); },
+                       .broken = [this](const absl::Status& status) { End(status); }}));
+  shared_hold_ = std::move(hold);
   return granted;
 }
 

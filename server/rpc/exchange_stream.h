@@ -33,10 +33,10 @@ namespace precondor::rpc {
 // the stream continues. A frame that cannot be decoded ends the stream with INVALID_ARGUMENT.
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // `open_payloads` is shared by all streams, as `shared_memory` is. `shard_generation`: see PreconditionService.
-  // `regions`: see PayloadPath. `caller` is the trace context in the client's traceparent, if any.
+  // `open_payloads` is shared by all streams, as `shared_memory` is, which is null for a peer of another host.
+  // `shard_generation`: see PreconditionService. `regions`: see PayloadPath. `caller` is the trace context in the client's traceparent, if any.
   ExchangeStream(ShardDataPlane& shard, const std::string& backend, uint64_t credit_bytes, OpenPayloads& open_payloads,
-                 uint64_t shard_generation, SharedRegions* regions, SharedMemoryLimit& shared_memory,
+                 uint64_t shard_generation, SharedRegions* regions, SharedMemoryLimit* shared_memory,
                  const ControlRunner& runner, TransferObserver& observer, const std::optional<TraceContext>& caller);
 
   void OnReadDone(bool ok) override;
@@ -46,7 +46,8 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
  private:
   // Handles a message, which holds one frame or a bundle. An error ends the stream.
-  absl::Status Handle(absl::StatusOr<wire::Received<v1::ExchangeRequest>> frame);
+  absl::Status Handle(absl::StatusOr<wire::Received<v1::ExchangeRequest>> frame)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(reading_);
   // Handles a message that has come through shared memory. Returns false if the stream must read no more for now.
   bool HandleShared(absl::string_view message);
   bool Write(const grpc::ByteBuffer* message, bool more);
@@ -54,16 +55,18 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // Returns UNAVAILABLE (NOT_ACTIVE) if the shard has removed the frame's session and installed it again since the
   // stream began.
   absl::Status CheckGeneration(const v1::ExchangeRequest& frame) const;
-  void HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload);
+  void HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(reading_);
   // Handles frames of a bundle from `first` on: one, or as many as refer to slots and can be inspected together.
   // Returns their number.
-  int HandleFirst(const v1::ExchangeRequest& bundle, absl::Span<const wire::ReceivedBytes> payloads, int first);
+  int HandleFirst(const v1::ExchangeRequest& bundle, absl::Span<const wire::ReceivedBytes> payloads, int first)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(reading_);
   // Returns the caller with the last secret that a frame of this session has shown on the stream, this frame included.
   const SessionCaller& CallerOf(const v1::FrameHeader& header);
   void Fetch(const v1::FrameHeader& header);
-  void OpenRing(const v1::ExchangeRequest& request);
+  void OpenRing(const v1::ExchangeRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(reading_);
   // Creates the shared memory for the stream's messages.
-  absl::StatusOr<v1::Ring> OpenSharedMemory();
+  absl::StatusOr<v1::Ring> OpenSharedMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(reading_);
   // Handles frames of different layers whose payloads are in slots of the stream's region.
   struct SlotFrame {
     const v1::FrameHeader* header;
@@ -111,11 +114,14 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   static constexpr size_t kLongestSecret = 32;  // bytes; no session has a longer secret
   std::map<uint64_t, SessionCaller> callers_;   // by session
   grpc::ByteBuffer incoming_;
-  SharedMemoryLimit& shared_memory_;
+  SharedMemoryLimit* const shared_memory_;  // null if the stream is offered none
   SharedMemoryLimit::Hold shared_hold_;
-  std::unique_ptr<wire::SharedChannel> shared_;  // set once, before the client knows of it
+  std::unique_ptr<wire::SharedChannel> shared_;  // set before the client knows of it
   std::atomic<bool> uses_shared_ = false;        // the client has sent a message through `shared_`
+  std::atomic<bool> ended_ = false;              // End has been called
   Mutex reading_;  // held while a message is handled: a hostile client can send on both ways at once
+  bool begun_ ABSL_GUARDED_BY(reading_) = false;     // the client has sent a message
+  bool declined_ ABSL_GUARDED_BY(reading_) = false;  // it has sent one by gRPC although it has shared memory
   const std::shared_ptr<FrameQueue> queue_;
   PayloadPath path_;
   trace::Tracer* const tracer_;       // null if the server does not trace

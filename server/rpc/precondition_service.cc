@@ -196,7 +196,8 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PreconditionService
     grpc::CallbackServerContext* context) {
   SharedRegions* const regions =
       regions_ != nullptr && SharedRegions::IsOnThisHost(context->peer()) ? regions_ : nullptr;
-  return new ExchangeStream(shard_, backend_, credit_bytes_, open_payloads_, shard_generation_, regions, shared_memory_,
+  SharedMemoryLimit* const shared_memory = shared_memory_.MayOffer(context->peer()) ? &shared_memory_ : nullptr;
+  return new ExchangeStream(shard_, backend_, credit_bytes_, open_payloads_, shard_generation_, regions, shared_memory,
                             runner_, observer_, runner_.tracer() == nullptr ? std::nullopt : CallerTrace(*context));
 }
 

@@ -5,12 +5,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-
-#include "kernels/base/error_reason.h"
 #include "proto/wire/shared_memory.h"
 
 namespace precondor::rpc {
@@ -28,16 +26,10 @@ class SharedMemoryLimit {
   using Hold = std::unique_ptr<SharedMemoryLimit, GiveBack>;
 
   int64_t bytes() const { return bytes_.load(); }
-  bool allows_any() const { return kBytes <= most_bytes_; }
+  // Whether to offer memory to `peer`, as gRPC names the peer of a call: it is on this host.
+  bool MayOffer(const std::string& peer) const;
   // Returns RESOURCE_EXHAUSTED (CAPACITY) if other streams have all of it.
-  absl::StatusOr<Hold> Take() {
-    Hold hold(this);
-    const int64_t bytes = bytes_.fetch_add(kBytes) + kBytes;
-    if (bytes <= most_bytes_) return hold;
-    return ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
-                          absl::StrCat("shared memory: expected at most ", most_bytes_,
-                                       " bytes for all streams (shared_memory_bytes), got ", bytes));
-  }
+  absl::StatusOr<Hold> Take();
 
  private:
   static constexpr int64_t kBytes = static_cast<int64_t>(wire::SharedMemory::kBytes);

@@ -9,7 +9,7 @@ Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR
   --filter RE      only rows whose name matches; a family that it does not name is left out.
                    Kernels: update/, precondition/ and gemm/, with the machine's limits.
                    BERT-Large through a server: statistics/ and memory/.
-                   Transport: gradients/.
+                   Transport: gradients/ in shared memory, gradients/grpc/, gradients/tls/.
                    A small job beside a large one on one server: jobs/.
                    Log and snapshots on the disk of TMPDIR: store/.
                    A restart of a shard with BERT-Large's layers: recovery/.
@@ -107,10 +107,16 @@ case "$filter" in
   . | *gradients*)
     run gradients "$build/client/cpp/tools/precondor-perf" --workload=gradients \
       --server-binary="$build/server/precondor-server" --json="$out/gradients.json" "${load_flags[@]}"
+    # As between hosts.
+    export PRECONDOR_SHARED_MEMORY_BYTES=0
+    run gradients_grpc "$build/client/cpp/tools/precondor-perf" --workload=gradients \
+      --server-binary="$build/server/precondor-server" --json="$out/gradients_grpc.json" "${load_flags[@]}"
+    sed -i 's|"gradients/|"gradients/grpc/|' "$out/gradients_grpc.json"
     deploy/certificates.sh "$out/certificates" server,127.0.0.1
     run gradients_tls "$build/client/cpp/tools/precondor-perf" --workload=gradients --tls-ca="$out/certificates/ca.pem" \
       --tls-cert="$out/certificates/server.pem" --tls-key="$out/certificates/server.key" \
-      --server-binary="$build/server/precondor-server" --json="$out/gradients_tls.json" "${load_flags[@]}" ;;
+      --server-binary="$build/server/precondor-server" --json="$out/gradients_tls.json" "${load_flags[@]}"
+    unset PRECONDOR_SHARED_MEMORY_BYTES ;;
 esac
 case "$filter" in
   . | *store*) run store "$build/tests/bench/store_bench" --dir="$out/store" --json="$out/store.json" "${quick_flags[@]}" ;;

@@ -109,12 +109,29 @@ TEST_F(SharedMemoryStreamTest, AnswersThroughItAsByGrpc) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-TEST_F(SharedMemoryStreamTest, AStreamHasItOnce) {
+TEST_F(SharedMemoryStreamTest, IsAskedForOnceAndFirst) {
   SharedStream stream(server_);
-  EXPECT_EQ(stream.Ask(), v1::FRAME_KIND_ERROR);
-  EXPECT_THAT(stream.answer.error().message(), HasSubstr("expected one request"));
+  v1::ExchangeRequest again;
+  again.mutable_header()->set_kind(v1::FRAME_KIND_RING);
+  again.mutable_ring()->set_kind(v1::RING_KIND_MESSAGES);
+  stream.SendShared(again.SerializeAsString());
+  EXPECT_THAT(stream.ReadShared().error().message(), HasSubstr("before anything else"));
   stream.SendShared(RawHeader(job_, v1::FRAME_KIND_GRADIENT, 0, 0), RawFloats(12, 1));
   EXPECT_EQ(stream.ReadShared().header().kind(), v1::FRAME_KIND_ACK);
+  RawStream late(server_);
+  EXPECT_EQ(late.Ask(RawHeader(job_, v1::FRAME_KIND_GRADIENT, 0, 1), RawFloats(10, 1)), v1::FRAME_KIND_ACK);
+  late.Send(again);
+  EXPECT_EQ(late.Read(), v1::FRAME_KIND_ERROR);
+  EXPECT_THAT(late.answer.error().message(), HasSubstr("before anything else"));
+}
+
+TEST_F(SharedMemoryStreamTest, AClientThatCannotMapItGivesItBackAndUsesGrpc) {
+  SharedStream stream(server_);
+  ASSERT_EQ(stream.answer.header().kind(), v1::FRAME_KIND_RING);
+  EXPECT_EQ(static_cast<RawStream&>(stream).Ask(RawHeader(job_, v1::FRAME_KIND_GRADIENT, 0, 0), RawFloats(12, 1)),
+            v1::FRAME_KIND_ACK);
+  std::optional<SharedStream> other;
+  Open(other);  // although the first stream is open
 }
 
 TEST_F(SharedMemoryStreamTest, OthersUseGrpcWhenItIsTaken) {

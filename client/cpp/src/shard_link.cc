@@ -16,7 +16,7 @@
 namespace precondor {
 namespace {
 
-constexpr int kMostHeld = 8;  // contributions that wait for a next one: the shard begins with them meanwhile
+constexpr int kMostHeld = 8;  // contributions that wait for a next one, but in slots: the shard begins with them meanwhile
 constexpr absl::Duration kLastBackoff = absl::Seconds(2);
 constexpr absl::Duration kCloseTimeout = absl::Seconds(1);  // for a stream that is half-closed
 
@@ -256,13 +256,20 @@ void ShardLink::OnBroken() {
   path_.OnStreamClosing();
 }
 
+void ShardLink::OnMemoryBroken(const absl::Status& status) {
+  MutexLock lock(mu_);
+  memory_broken_ = status;
+  CancelStream();
+}
+
 void ShardLink::OnStreamDone(const grpc::Status& status) {
   {
     MutexLock lock(mu_);
     // Answers that the stream has brought are copied before its slots end.
     changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return taking_.empty(); });
     state_ = StreamState::kClosing;
-    broken_ = absl::UnavailableError(status.ok() ? "the shard ended the stream" : status.error_message());
+    const std::string why = status.ok() ? "the shard ended the stream" : status.error_message();
+    broken_ = absl::UnavailableError(memory_broken_.ok() ? why : std::string(memory_broken_.message()));
     ahead_.reset();
     outbox_.StopStream();
     for (const Outbox::Item& item : outbox_.Items()) {

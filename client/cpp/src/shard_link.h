@@ -114,6 +114,8 @@ class ShardLink {
   void OnFrame(const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload);
   void OnWriteDone(bool ok);
   void OnBroken();
+  // The shard has broken the stream's shared memory. Later streams use gRPC.
+  void OnMemoryBroken(const absl::Status& status);
   void OnStreamDone(const grpc::Status& status);
 
   // Opens the stream, or first asks for shared memory if the shard offers it to this process.
@@ -183,6 +185,7 @@ class ShardLink {
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   std::string backend_ ABSL_GUARDED_BY(mu_);
+  absl::Status memory_broken_ ABSL_GUARDED_BY(mu_);
   absl::Status broken_ ABSL_GUARDED_BY(mu_);  // end of the last stream; OK once the next one is open
   Outbox outbox_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<ContributionId> taking_ ABSL_GUARDED_BY(mu_);  // answers that are being taken from their slots

@@ -90,6 +90,7 @@ bool ShardLink::AskForSharedMemory(const v1::ExchangeResponse& credit) {
   for (const v1::Ring& offer : credit.ring_offers()) {
     if (offer.kind() != v1::RING_KIND_MESSAGES || offer.device() != wire::HostIdentity()) continue;
     MutexLock lock(mu_);
+    if (!memory_broken_.ok()) return false;
     if (state_ == StreamState::kOpening && !opening_.has_value()) {
       opening_ = credit;
       WriteRegionRequest(offer);
@@ -101,6 +102,10 @@ bool ShardLink::AskForSharedMemory(const v1::ExchangeResponse& credit) {
 
 void ShardLink::OnRing(const v1::Ring& ring) {
   if (ring.kind() != v1::RING_KIND_MESSAGES) return path_.OnGranted(ring);
+  {
+    MutexLock lock(mu_);
+    if (!opening_.has_value()) return;  // it has not been asked for
+  }
   absl::StatusOr<std::unique_ptr<wire::SharedMemory>> memory = wire::SharedMemory::Open(ring.handle());
   OpenWith(memory.ok() ? *std::move(memory) : nullptr);
 }

@@ -31,9 +31,9 @@ class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
     StartRead(&in_);
     StartCall();
   }
-  // From now on messages travel through `memory`.
+  // From now on messages travel through `memory`, unless this process can start no thread.
   void UseSharedMemory(std::unique_ptr<wire::SharedMemory> memory) {
-    shared_ = std::make_unique<wire::SharedChannel>(
+    auto started = wire::SharedChannel::Start(
         wire::SharedChannel::Side::kClient, std::move(memory),
         wire::SharedChannel::Events{.read =
                                         [this](absl::string_view message) {
@@ -41,7 +41,8 @@ class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
                                           return true;
                                         },
                                     .written = [this] { link_->OnWriteDone(/*ok=*/true); },
-                                    .broken = [this](const absl::Status&) { Cancel(); }});
+                                    .broken = [this](const absl::Status& status) { link_->OnMemoryBroken(status); }});
+    if (started.ok()) shared_ = *std::move(started);
   }
   // Returns true if the message has left. Otherwise OnWriteDone follows.
   bool Write(const grpc::ByteBuffer& frame, bool more) {
@@ -59,6 +60,10 @@ class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
   void OnReadDone(bool ok) override {
     if (!ok) {
       link_->OnBroken();
+      return;
+    }
+    if (shared_ != nullptr) {
+      link_->OnRead(absl::InternalError("expected frames through shared memory alone, got one by gRPC"), in_.Length());
       return;
     }
     link_->OnRead(wire::DecodeResponse(in_), in_.Length());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/wire/shared_channel.h"
 
+#include <atomic>
 #include <cstring>
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <sys/mman.h>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -35,16 +37,17 @@ class Peer {
  public:
   Peer(SharedChannel::Side side, std::unique_ptr<SharedMemory> memory, bool reads = true)
       : reads_(reads),
-        channel_(side, std::move(memory),
-                 {.read = [this](absl::string_view message) { return Read(message); },
-                  .written = [this] { Note(&Peer::written_); },
-                  .broken = [this](const absl::Status& status) {
-                    MutexLock lock(mu_);
-                    broken_ = status;
-                    changed_.notify_all();
-                  }}) {}
+        channel_(*SharedChannel::Start(side, std::move(memory),
+                                       {.read = [this](absl::string_view message) { return Read(message); },
+                                        .written = [this] { Note(&Peer::written_); },
+                                        .broken = [this](const absl::Status& status) {
+                                          MutexLock lock(mu_);
+                                          broken_ = status;
+                                          changed_.notify_all();
+                                        }})) {}
 
-  SharedChannel& channel() { return channel_; }
+  SharedChannel& channel() { return *channel_; }
+  void End() { channel_ = nullptr; }
   bool WaitForMessages(size_t count) {
     return WaitFor([this, count]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return messages_.size() >= count; });
   }
@@ -65,7 +68,7 @@ class Peer {
       MutexLock lock(mu_);
       reads_ = true;
     }
-    channel_.Resume();
+    channel_->Resume();
   }
 
  private:
@@ -92,7 +95,7 @@ class Peer {
   std::vector<std::string> messages_ ABSL_GUARDED_BY(mu_);
   int written_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status broken_ ABSL_GUARDED_BY(mu_);
-  SharedChannel channel_;
+  std::unique_ptr<SharedChannel> channel_;
 };
 
 // Creates memory, and opens it as another process would.
@@ -149,34 +152,80 @@ TEST(SharedChannelTest, KeepsAMessageUntilThereIsRoom) {
   const std::string large(SharedMemory::kPipeBytes / 2, 'x');
   EXPECT_TRUE(client.channel().Write(Message("first")));
   ASSERT_TRUE(server.WaitForMessages(1));  // then it reads no more
-  EXPECT_TRUE(client.channel().Write(Message(large)));
+  EXPECT_FALSE(client.channel().Write(Message(large)));
+  ASSERT_TRUE(client.WaitForWritten(1));
   ASSERT_FALSE(client.channel().Write(Message(large + "!")));
   EXPECT_EQ(server.messages().size(), 1u);
   server.ReadOn();
-  ASSERT_TRUE(client.WaitForWritten(1));
+  ASSERT_TRUE(client.WaitForWritten(2));
   ASSERT_TRUE(server.WaitForMessages(3));
   EXPECT_EQ(server.messages()[1], large);
   EXPECT_EQ(server.messages()[2], large + "!");
 }
 
+TEST(SharedChannelTest, AClientReadsWhatIsThereWhenTheStreamEnds) {
+  auto [created, opened] = SharedPair();
+  Peer server(SharedChannel::Side::kServer, std::move(created));
+  for (int i = 0; i < 1000; ++i) server.channel().Write(Message("answer"));
+  Peer client(SharedChannel::Side::kClient, std::move(opened));
+  server.End();
+  client.End();
+  EXPECT_EQ(client.messages().size(), 1000u);
+}
+
+TEST(SharedChannelTest, LargeMessagesAreWrittenByTheThread) {
+  auto [created, opened] = SharedPair();
+  Peer server(SharedChannel::Side::kServer, std::move(created));
+  Peer client(SharedChannel::Side::kClient, std::move(opened));
+  const std::string large(size_t{1} << 20, 'x');
+  for (int i = 1; i <= 10; ++i) {
+    ASSERT_FALSE(client.channel().Write(Message(large)));
+    ASSERT_TRUE(client.WaitForWritten(i));
+  }
+  ASSERT_TRUE(server.WaitForMessages(10));
+  EXPECT_EQ(server.messages()[9], large);
+}
+
+// Two sides wake each other in turns.
+TEST(DoorbellTest, LosesNoRing) {
+  const std::unique_ptr<SharedMemory> memory = *SharedMemory::Create();
+  constexpr int kRounds = 20000;
+  std::atomic<int> turn = 0, lost = 0;
+  const auto play = [&](int own, Doorbell& mine, Doorbell& other) {
+    for (int round = 0; round < kRounds; ++round) {
+      while (true) {
+        const uint32_t seen = mine.rings();
+        if (turn.load() % 2 == own) break;
+        if (!mine.Wait(seen) && mine.rings() != seen) ++lost;
+      }
+      ++turn;
+      other.Ring();
+    }
+  };
+  std::thread other([&] { play(1, memory->client_doorbell(), memory->server_doorbell()); });
+  play(0, memory->server_doorbell(), memory->client_doorbell());
+  other.join();
+  EXPECT_EQ(turn.load(), 2 * kRounds);
+  EXPECT_EQ(lost.load(), 0);
+}
+
 TEST(SharedChannelTest, ResumeMayComeBeforeThePause) {
   auto [created, opened] = SharedPair();
-  SharedChannel* channel = nullptr;
   Mutex mu;
   CondVar changed;
   int messages = 0;
-  SharedChannel server(SharedChannel::Side::kServer, std::move(created),
-                       {.read =
-                            [&](absl::string_view) {
-                              MutexLock lock(mu);
-                              ++messages;
-                              changed.notify_all();
-                              channel->Resume();
-                              return false;
-                            },
-                        .written = [] {},
-                        .broken = [](const absl::Status&) {}});
-  channel = &server;
+  std::unique_ptr<SharedChannel> server;
+  server = *SharedChannel::Start(SharedChannel::Side::kServer, std::move(created),
+                                 {.read =
+                                      [&](absl::string_view) {
+                                        MutexLock lock(mu);
+                                        ++messages;
+                                        changed.notify_all();
+                                        server->Resume();
+                                        return false;
+                                      },
+                                  .written = [] {},
+                                  .broken = [](const absl::Status&) {}});
   Peer client(SharedChannel::Side::kClient, std::move(opened));
   for (int i = 0; i < 10; ++i) client.channel().Write(Message("x"));
   MutexLock lock(mu);
@@ -197,7 +246,7 @@ TEST(SharedChannelTest, ReportsAReaderThatBreaksThePipe) {
   const std::unique_ptr<SharedMemory> hostile = *SharedMemory::Open(created->handle());
   Peer server(SharedChannel::Side::kServer, std::move(created));
   hostile->ToClient().positions->read.store(100);
-  EXPECT_FALSE(server.channel().Write(Message("x")));
+  server.channel().Write(Message("x"));
   EXPECT_THAT(std::string(server.WaitForBroken().message()), HasSubstr("shared memory"));
 }
 
