@@ -6,7 +6,12 @@ Skips with 77, and says so, where torch is not installed.
 """
 
 import copy
+import json
 import re
+import shutil
+import subprocess
+import tempfile
+import time
 import warnings
 from unittest import mock
 
@@ -15,7 +20,8 @@ import torch
 from torch import nn
 
 import precondor
-from precondor import Selection
+from precondor import Selection, _programs
+from precondor.server import LocalServer
 from precondor.torch import Preconditioner, _recipe
 from torch_optimizer_test import Wrapper
 
@@ -261,43 +267,82 @@ class DefaultTest(torch_case.ServerCase):
         self.assertEqual(self.methods(pre), {"body": "muon", "head": "kron", "table.weight": "soap"})
         self.assertEqual({group["lr_scale"] for group in pre.param_groups()}, {1.0})
 
-    def test_a_job_goes_on_with_the_default_that_it_began_with(self):
-        """That of earlier releases had no input factors."""
+    def begin(self, address, name, released=False, **options):
+        """released: by the default of earlier releases, which had no input factors."""
         before = {kind: tuple(_recipe._MUON if method is _recipe._MUON_WITH_FACTOR else method for method in row)
                   for kind, row in _recipe.RECIPE.items()}
+        model = Net()
+        with mock.patch.dict(_recipe.RECIPE, before if released else {}), \
+                mock.patch.object(_recipe, "_MUON_WITH_FACTOR", _recipe._MUON if released else _recipe._MUON_WITH_FACTOR):
+            pre = Preconditioner(model, address, session=name, **options)
+        self.addCleanup(pre.close)
+        return pre, model, pre.make_optimizer(0.02)
 
-        def train(pre, model, optimizer, steps):
-            for _ in range(steps):
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(torch.arange(7)), (torch.arange(7) + pre.step_number) % 7)
-                loss.backward()
-                pre.step(loss)
-                optimizer.step()
-            return [parameter.detach().clone() for parameter in model.parameters()]
+    @staticmethod
+    def train(pre, model, optimizer, steps):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(torch.arange(7)), (torch.arange(7) + pre.step_number) % 7)
+            loss.backward()
+            pre.step(loss)
+            optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
 
-        def begin(name, released=False):
-            model = Net()
-            with mock.patch.dict(_recipe.RECIPE, before if released else {}), \
-                    mock.patch.object(_recipe, "_MUON_WITH_FACTOR", _recipe._MUON if released else _recipe._MUON_WITH_FACTOR):
-                pre = self.preconditioner(model, f"{self.name}-{name}", method=None)
-            return pre, model, pre.make_optimizer(0.02)
+    def test_a_job_goes_on_with_the_default_that_it_began_with(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        address = self.enterContext(LocalServer([f"--data-dir={folder}/data", "--lease-steps=2"])).address
 
-        whole, anew = train(*begin("whole", released=True), 30), train(*begin("anew"), 30)
+        def control(action):
+            return subprocess.run([_programs.path_of("precondorctl"), f"--server={address}", "snapshot", action, "snapshot", "--json"],
+                                  capture_output=True, check=True).stdout
+
+        def is_complete(step):
+            return any(one["step"] == step and one["state"] == "complete" for one in json.loads(control("list"))["session_snapshots"])
+
+        whole, anew = self.train(*self.begin(address, "whole", released=True), 30), self.train(*self.begin(address, "anew"), 30)
         self.assertFalse(torch.equal(whole[1], anew[1]))
-        for name, factors in (("checkpoint", True), ("session", False)):
+        for name, factors in (("checkpoint", True), ("session", False), ("snapshot", False)):
             with self.subTest(name):
-                pre, model, optimizer = begin(name, released=True)
+                pre, model, optimizer = self.begin(address, name, released=True)
                 self.assertRegex(str(pre), "body +muon +hidden")
-                train(pre, model, optimizer, 15)
+                self.train(pre, model, optimizer, 15)
+                if name == "snapshot":
+                    control("create")
+                    while not pre.checkpoint_due:
+                        self.train(pre, model, optimizer, 1)
                 saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), pre.state_dict(factors=factors)))
-                pre.close(end_session=factors)
-                pre, *rest = begin(name)
-                self.assertRegex(str(pre), "body +muon with input factor +hidden" if factors else "body +muon +hidden")
-                for one, state in zip((*rest, pre), saved):
+                options = {}
+                if name == "snapshot":
+                    self.train(pre, model, optimizer, 5)
+                    while not is_complete(saved[2]["step"]):
+                        time.sleep(0.02)
+                    options = {"snapshot_paths": shutil.copytree(f"{folder}/data", f"{folder}/copy")}
+                pre.close(end_session=name != "session")
+                pre, *rest = self.begin(address, name)
+                self.assertRegex(str(pre), "body +muon +hidden" if name == "session" else "body +muon with input factor +hidden")
+                for one, state in zip(rest, saved):
                     one.load_state_dict(state)
+                pre.load_state_dict(saved[2], **options)
                 self.assertRegex(str(pre), "body +muon +hidden")
-                for one, other in zip(train(pre, *rest, 15), whole):
+                for one, other in zip(self.train(pre, *rest, 30 - pre.step_number), whole):
                     self.assertTrue(torch.equal(one, other))
+
+    def test_what_a_user_has_changed_is_named_and_not_the_factor(self):
+        changed = {"layer_methods": {"head": precondor.Method("soap", {"refresh_interval": 3})}}
+        for released in (True, False):
+            with self.subTest(released=released):
+                name = f"{self.name}-{released}"
+                pre, *rest = self.begin(self.server.address, name, released)
+                self.train(pre, *rest, 2)
+                state = pre.state_dict(factors=True)
+                self.expect(precondor.FailedPreconditionError, r'layers\[1\] "head": have soap\{max_factor_dim=2048\}.*, got soap\{refresh_interval=3\}',
+                            self.begin, self.server.address, name, **changed)
+                pre.close(end_session=True)
+                self.expect(precondor.FailedPreconditionError, "layer head: .*expected .*refresh_interval 3 ",
+                            self.begin(self.server.address, name, **changed)[0].load_state_dict, state)
+                state["factors"] = tuple(one[:-1] for one in state["factors"])
+                self.expect(precondor.DataLossError, "layer body: .*checksum",
+                            self.begin(self.server.address, name)[0].load_state_dict, state)
 
     def test_without_room_for_factors_there_are_none(self):
         model = nn.Sequential(nn.Linear(4, 256), nn.Linear(256, 256), nn.Linear(256, 4))

@@ -8,7 +8,10 @@ import datetime
 import multiprocessing
 import os
 import signal
+import time
 import types
+import warnings
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -187,6 +190,33 @@ def absent(rank, address, session, method, overlap=False, scale=None, ends=False
     return answer
 
 
+def without_room(rank, address, session, freed):
+    """Returns the table of layers, warnings and last weights of the default. freed: rank 0 alone finds no room, and then there is some."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 256), nn.Linear(256, 256), nn.Linear(256, 4))
+    open_session = precondor.Client.open_session
+
+    def refuse_once(client, spec):
+        if not spec.method.options:
+            return open_session(client, spec)
+        time.sleep(0.5)
+        raise precondor.ResourceExhaustedError("no room", "RESOURCE_EXHAUSTED", "CAPACITY")
+
+    with warnings.catch_warnings(record=True) as caught, \
+            mock.patch.object(precondor.Client, "open_session", refuse_once if freed and rank == 0 else open_session):
+        warnings.simplefilter("always")
+        pre = precondor.torch.Preconditioner(model, address, session=session)
+    with pre:
+        optimizer = pre.make_optimizer(0.01)
+        for step in range(12):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 4, generator=torch.Generator().manual_seed(2 * step + rank))).square().mean()
+            loss.backward()
+            pre.step(loss)
+            optimizer.step()
+        return str(pre), [str(one.message) for one in caught], [parameter.detach().numpy() for parameter in model.parameters()]
+
+
 def differ(rank, address, session):
     """Never gets so far as to train."""
     precondor.torch.Preconditioner(nn.Linear(3, 3 + rank), address, session=session)
@@ -255,7 +285,7 @@ def buckets(rank, address, session, gradient_as_bucket_view):
 
 
 FUNCTIONS = {function.__name__: function
-             for function in (train, train_on_device, resume, unequal, lookups, unused, orphan, uneven, absent, differ, agree, steps,
+             for function in (train, train_on_device, resume, unequal, lookups, unused, orphan, uneven, absent, without_room, differ, agree, steps,
                               buckets, distributed_checkpoint)}
 
 

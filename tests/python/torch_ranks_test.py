@@ -7,6 +7,7 @@ Skips with 77, and says so, where torch or its gloo is not installed.
 
 import contextlib
 import pathlib
+import re
 import tempfile
 import unittest
 
@@ -268,6 +269,26 @@ class RanksTest(unittest.TestCase):
                         continue
                     self.assertRegex(other[0], "close: rank 1 waited in all_gather_object of torch.distributed; "
                                                "rank 0 waits in step 2, all_reduce, rank 2 waits in step 2, all_reduce\\.")
+
+    def test_ranks_without_room_for_input_factors_go_on_together(self):
+        def answers(limit, freed):
+            with tempfile.TemporaryDirectory() as folder:
+                server = Server(self.program, folder, f"--memory-limit={limit}")
+                try:
+                    return self.run_both("without_room", address=server.address, freed=freed)
+                finally:
+                    server.stop()
+
+        needed = int(re.search(r"needed (\d+) bytes", str(answers("8MiB", False)[1]))[1])
+        for limit, freed in ((needed - 1, False), (needed, True)):
+            with self.subTest(freed=freed):
+                one, other = answers(limit, freed)
+                self.assertRegex(one[0], "1 +muon +hidden")
+                self.assertEqual(one[0], other[0])
+                self.assertRegex("".join(one[1]), "goes on without input factors")
+                self.assertEqual(other[1], [], "rank 0 has said it")
+                for own, others in zip(one[2], other[2]):
+                    np.testing.assert_array_equal(own, others)
 
     def test_factors_that_are_not_the_same_end_the_job_on_every_rank(self):
         same = [1 << 63, 5, (1 << 64) - 1]

@@ -8,7 +8,7 @@ import os
 import subprocess
 import warnings
 from collections.abc import Mapping
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
 
@@ -21,6 +21,7 @@ from ._exchange import methods_of
 from ._group import Group
 
 _FORMAT = 1
+_T = TypeVar("_T")
 
 
 def make_state(spec: SessionSpec, step: int, snapshot_id: int, mode: str) -> Dict[str, Any]:
@@ -73,59 +74,54 @@ def has_factors(state: Mapping[str, Any], group: Group) -> bool:
     return bool(group.gather(bool(state.get("factors")))[0])
 
 
-def open_session(client: Client, specs: Tuple[SessionSpec, SessionSpec]) -> Tuple[Session, Sequence[SessionSpec]]:
-    """Opens the session by the first of the descriptions. A session of the second, the default before it had factors, is there if its
-    job began with an earlier release, and is opened, with a warning, if the servers have no room for factors.
+def _of_either(call: Callable[[SessionSpec], _T], specs: Tuple[SessionSpec, SessionSpec]) -> Tuple[_T, Tuple[SessionSpec, SessionSpec]]:
+    """Calls with the first of the descriptions, or if the servers refuse it with the second, the default before it had factors: a job may
+    have begun with an earlier release, or the servers may have no room for factors, of which a warning tells.
 
     Returns:
-        The session, and both descriptions, first its own.
+        The result, and both descriptions, first that of the call.
     """
     spec, other = specs
     try:
-        return client.open_session(spec), specs
+        return call(spec), specs
     except (FailedPreconditionError, ResourceExhaustedError) as error:
-        if other == spec or error.reason not in ("SPEC_MISMATCH", "CAPACITY"):
+        if other == spec:
             raise
         try:
-            session = client.open_session(other)
-        except PrecondorError:
-            raise error from None
+            result = call(other)
+        except PrecondorError as second:
+            # The error of the description that the job had names what the user has changed since, the other one names the factors.
+            raise min(error, second, key=lambda one: "input_factor" in one.message) from None
         if isinstance(error, ResourceExhaustedError):
             warnings.warn(f"session {spec.name}: muon goes on without input factors, for which the servers have no room: {error.message}")
-        return session, specs[::-1]
+        return result, (other, spec)
 
 
-def restore_factors(state: Mapping[str, Any], group: Group, client: Client, specs: Tuple[SessionSpec, SessionSpec]) -> Sequence[SessionSpec]:
-    """Rank 0 replaces the session by one with its state's factors, by the first of the descriptions or, if the factors are of the
-    second, by that. Returns both, and first that of the session. Call it on every rank.
+def open_session(client: Client, specs: Tuple[SessionSpec, SessionSpec]) -> Tuple[Session, Tuple[SessionSpec, SessionSpec]]:
+    """Opens the session by the first of the descriptions that the servers accept. Returns it, and both, first its own."""
+    return _of_either(client.open_session, specs)
+
+
+def restore_factors(state: Mapping[str, Any], group: Group, client: Client,
+                    specs: Tuple[SessionSpec, SessionSpec]) -> Tuple[SessionSpec, SessionSpec]:
+    """Rank 0 replaces the session by one with its state's factors, by the first of the descriptions that the servers accept. Returns
+    both, and first that of the session. Call it on every rank.
 
     Raises:
         FailedPreconditionError: the state is of first order, or of neither description. InvalidArgumentError: factors of another number of layers.
     """
-    spec, other = specs
+    name, layers = specs[0].name, specs[0].layers
 
     def restore() -> bool:
         if group.rank > 0:
             return False
         if state["mode"] == "FIRST_ORDER":
-            raise lacks_factors(f"session {spec.name}: the checkpoint is of first order, in which the servers have no factors")
+            raise lacks_factors(f"session {name}: the checkpoint is of first order, in which the servers have no factors")
         factors = [tensor.cpu().numpy().tobytes() for tensor in state["factors"]]
-        if len(factors) != len(spec.layers):
-            raise InvalidArgumentError(f"state: expected the factors of {len(spec.layers)} layers, got {len(factors)}", "INVALID_ARGUMENT")
-        client.close_session(spec.name)
-        try:
-            client.restore_session(spec, state["step"], factors)
-        except FailedPreconditionError as error:
-            if other == spec:
-                raise
-            try:
-                client.restore_session(other, state["step"], factors)
-            except ResourceExhaustedError:
-                raise
-            except PrecondorError:
-                raise error from None
-            return True
-        return False
+        if len(factors) != len(layers):
+            raise InvalidArgumentError(f"state: expected the factors of {len(layers)} layers, got {len(factors)}", "INVALID_ARGUMENT")
+        client.close_session(name)
+        return _of_either(lambda spec: client.restore_session(spec, state["step"], factors), specs)[1] != specs
 
     return specs[::-1] if group.gather(group.check(restore))[0] else specs
 

@@ -418,7 +418,7 @@ class Preconditioner:
         if snapshot_paths:
             self._group.check(lambda: self._group.rank == 0 and restore_snapshot(
                 state, snapshot_paths, self._address, self._options.security, precondorctl, self._group.size))
-            self._group.check(lambda: self._open_session(may_fail=True))  # the snapshot's description may differ in more
+            self._open_session(may_fail=True)  # the snapshot's description may differ in more
         elif exact and has_factors(state, self._group):
             self._spec, self._other_spec = restore_factors(state, self._group, self._client, (self._spec, self._other_spec))
         elif self._is_new and step > 0 and exact:
@@ -468,7 +468,7 @@ class Preconditioner:
         if options.replace:
             self._group.check(lambda: self._group.rank == 0 and self._client.close_session(name))
         with servers.opening():
-            self._group.check(self._open_session)
+            self._open_session()
         self._is_new = any(self._group.gather(self._session.created))
         if servers.are_own and self._group.size == 1:  # no other process uses the session
             held.callback(_local.end_session, self._session, address)
@@ -482,8 +482,12 @@ class Preconditioner:
               on_gradient=self._on_gradient, overlap=self._overlap)
 
     def _open_session(self, may_fail: bool = False) -> None:
-        with contextlib.suppress(FailedPreconditionError) if may_fail else contextlib.nullcontext():
-            self._session, (self._spec, self._other_spec) = open_session(self._client, (self._spec, self._other_spec))
+        def open_it() -> None:
+            with contextlib.suppress(FailedPreconditionError) if may_fail else contextlib.nullcontext():
+                self._session, (self._spec, self._other_spec) = open_session(self._client, (self._spec, self._other_spec))
+
+        self._group.check(lambda: self._group.rank == 0 and open_it())
+        self._group.check(lambda: self._group.rank == 0 or open_it())  # the session that rank 0 has chosen
 
     def _join(self, first_step: int = 0, resumes: bool = False) -> None:
         if self._closed:
