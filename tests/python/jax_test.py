@@ -75,11 +75,25 @@ class JaxTest(unittest.TestCase):
                 np.testing.assert_array_equal(answers[0], np.ones((2, 3)))
                 self.assertEqual(int(state.step), 2)
 
+    @staticmethod
+    def run_program(*arguments):
+        return subprocess.run([sys.executable, "-B", str(EXAMPLES / "jax_digits.py"), *arguments], capture_output=True, text=True,
+                              timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
+
+    def test_a_refusal_is_one_line(self):
+        import precondor
+        from precondor.server import LocalServer
+
+        with LocalServer() as server, precondor.Client(server.address) as client:
+            client.open_session(precondor.SessionSpec("jax-digits", [precondor.Layer("fc", 2, 3)], "identity"))
+            done = self.run_program("--server", server.address)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, r"^jax_digits\.py: .*\"jax-digits\" exists with another description: .*\n$")
+
     def test_the_program_learns(self):
         ends = {}
         for how in ("server", "none"):
-            done = subprocess.run([sys.executable, "-B", str(EXAMPLES / "jax_digits.py"), "--precondition", how, "--steps", "80"],
-                                  capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
+            done = self.run_program("--precondition", how, "--steps", "80")
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(len(done.stdout.splitlines()), 2)
             ends[how] = float(done.stdout.split()[-1])

@@ -3,7 +3,8 @@
 """Trains an autoencoder of 8 x 8 handwritten digits in JAX, preconditioned by Precondor. Wants jax and optax, not torch.
 
 examples:
-  jax_digits.py
+  jax_digits.py                               starts a server of its own
+  jax_digits.py --server 127.0.0.1:7070
   jax_digits.py --precondition none
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 import optax
 
 import precondor
+import program
 from precondor.server import LocalServer
 from optax_precondor import gradients_and_rows, mlp, scale_by_precondor
 
@@ -41,11 +43,11 @@ def load():
     return pixels[HELD_OUT:], pixels[:HELD_OUT], weights
 
 
-def join(stack):
-    """A worker of a session on a server of its own."""
+def join(stack, address):
+    """A worker of a session on the server there, or without an address on one of its own."""
     layers = [precondor.Layer(f"fc{i}", d_out, d_in + 1, True) for i, (d_in, d_out) in enumerate(zip(WIDTHS, WIDTHS[1:]))]
     method = precondor.Method("mkor", {"representation": "LOW_RANK", "rank": 16})
-    client = stack.enter_context(precondor.Client(stack.enter_context(LocalServer()).address))
+    client = stack.enter_context(precondor.Client(address or stack.enter_context(LocalServer()).address))
     session = client.open_session(precondor.SessionSpec("jax-digits", layers, method))
     stack.callback(session.close)
     return stack.enter_context(session.join())
@@ -79,11 +81,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precondition", choices=tuple(RATES), default="server", help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=600, help="(%(default)s)")
+    parser.add_argument("--server", metavar="ADDRESS", help="of a running server")
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        worker = join(stack) if arguments.precondition == "server" else None
+        worker = join(stack, arguments.server) if arguments.precondition == "server" else None
         train(worker, RATES[arguments.precondition], arguments.steps)
 
 
 if __name__ == "__main__":
-    main()
+    program.run(main)
