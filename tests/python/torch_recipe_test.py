@@ -96,8 +96,8 @@ MODELS = {
     layers.0.experts.down_proj.expert0 (x 8) | muon | stack of experts
     words.weight | optimizer, 4 x rate | embedding of words"""),
     "LoRA": (models.Adapted, """
-    query.lora_A.default | muon | linear layer of an expert or of few outputs
-    query.lora_B.default | muon with input factor | hidden linear layer
+    query.lora_A.default | muon | queries or keys
+    query.lora_B.default | muon | queries or keys
     value.lora_A.default | muon | linear layer of an expert or of few outputs
     value.lora_B.default | muon with input factor | hidden linear layer
     words.weight | nothing | frozen
@@ -123,6 +123,22 @@ OF_TRANSFORMERS = {
     model.embed_tokens.weight | optimizer, 4 x rate | embedding of words"""),
     "Llama with tied words": (("LlamaForCausalLM", "LlamaConfig", {**SIZES, "tie_word_embeddings": True}), LLAMA + """
     model.embed_tokens.weight | soap | embedding that another module shares"""),
+    # Keys of the feed-forward layers are hidden units.
+    "RWKV": (("RwkvForCausalLM", "RwkvConfig", {"vocab_size": 90, "hidden_size": 16, "num_hidden_layers": 2}), """
+    rwkv.blocks.0.attention.key (x 2) | muon | queries or keys
+    rwkv.blocks.0.attention.value (x 2) | muon with input factor | hidden linear layer
+    rwkv.blocks.0.attention.receptance (x 2) | muon with input factor | hidden linear layer
+    rwkv.blocks.0.attention.output (x 2) | muon with input factor | hidden linear layer
+    rwkv.blocks.0.feed_forward.key (x 2) | muon with input factor | hidden linear layer
+    rwkv.blocks.0.feed_forward.receptance (x 2) | muon with input factor | hidden linear layer
+    rwkv.blocks.0.feed_forward.value (x 2) | muon with input factor | hidden linear layer
+    head | soap | linear layer at an end
+    rwkv.embeddings.weight | optimizer, 4 x rate | embedding of words
+    rwkv.blocks.0.attention.time_mix_key (x 2) | optimizer | a parameter of RwkvSelfAttention
+    rwkv.blocks.0.attention.time_mix_value (x 2) | optimizer | a parameter of RwkvSelfAttention
+    rwkv.blocks.0.attention.time_mix_receptance (x 2) | optimizer | a parameter of RwkvSelfAttention
+    rwkv.blocks.0.feed_forward.time_mix_key (x 2) | optimizer | a parameter of RwkvFeedForward
+    rwkv.blocks.0.feed_forward.time_mix_receptance (x 2) | optimizer | a parameter of RwkvFeedForward"""),
     "Phi-3": (("Phi3ForCausalLM", "Phi3Config", {**SIZES, "num_key_value_heads": 1, "pad_token_id": 0}), """
     model.layers.0.self_attn.qkv_proj.group0 (x 6) | muon with input factor | hidden linear layer
     model.layers.0.self_attn.o_proj (x 2) | muon with input factor | hidden linear layer
@@ -215,7 +231,8 @@ class RecipeTest(unittest.TestCase):
                 self.words, self.wide, self.longer = nn.Embedding(90, 6), nn.Linear(6, 2047), nn.Linear(2048, 512, bias=False)
                 self.few, self.expert_1 = nn.Linear(33, 8), nn.Linear(6, 6)
                 self.longest, self.attention = nn.Linear(2048, 512), nn.MultiheadAttention(6, 2, kdim=4, vdim=4)
-                self.to_q, self.key_layer, self.kernel, self.sequence = (nn.Linear(6, 6) for _ in range(4))
+                self.to_q, self.kernel, self.sequence = (nn.Linear(6, 6) for _ in range(3))
+                self.key_layer = nn.Linear(6, 8)  # keys, because queries lie beside them
 
         self.check(Long(), """
             wide | muon with input factor | hidden linear layer

@@ -408,7 +408,8 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NO_WORDS = re.compile(r"(^|[._]|(?<=[a-z])(?=[A-Z]))(?i:pos(itions?|itional|emb)?|wpe|relative|token_?type|segments?)(?![a-z])"
                        r"[^.]*(\.\d+)*$")
 # In the last part of names of linear layers that make queries or keys, and nothing else.
-_SCORES = re.compile(r"(^|_)(w?[qk]|quer(y|ies)|keys?)(_?(a|b|proj(ection)?|lin(ear)?|layer|dense|head|global))*$", re.IGNORECASE)
+_SCORES = re.compile(r"(^|_)((?P<query>w?q|quer(y|ies))|w?k|keys?)(_?(a|b|proj(ection)?|lin(ear)?|layer|dense|head|global))*$", re.IGNORECASE)
+_ADAPTER = re.compile(r"\.lora_[AB]\.[^.]*$")
 _MOST_INPUTS_AN_OUTPUT = 4
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -609,6 +610,12 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
                                    f"matches; left are {chosen.left}", "INVALID_ARGUMENT")
 
 
+def _split(name: str) -> Tuple[str, Optional["re.Match[str]"]]:
+    """Returns the name of the module around a linear layer, or around the one that it adapts, and the match of _SCORES."""
+    of, _, own = _ADAPTER.sub("", name).rpartition(".")
+    return of, _SCORES.search(own)
+
+
 def _set_kinds(model: nn.Module, chosen: Chosen) -> None:
     """Sets the kinds of convolutions, of hidden layers that get no factor, and of linear layers that are not hidden: with an output for
     each row of an embedding of words, or first or last of a model without one."""
@@ -618,14 +625,18 @@ def _set_kinds(model: nn.Module, chosen: Chosen) -> None:
     outer = weights[-1:] if rows else weights[:1] + weights[-1:]
     linear = [matrix for _, matrix in chosen.matrices if not isinstance(matrix, (Convolution, TransposedConvolution))]
     widths = {matrix.d_in - (matrix.bias is not None) for matrix in linear}
+    names = [plain_name(name) for name, _ in model.named_modules()] + [matrix.name for matrix in linear]
+    with_queries = {of for of, found in map(_split, names) if found and found["query"]}
     for _, matrix in chosen.matrices:
+        of, scores = _split(matrix.name)
         is_outer, columns, outputs = id(matrix.weight) in outer, matrix.d_in - (matrix.bias is not None), sum(matrix.sizes)
         if matrix not in linear:
             matrix.kind = CONVOLUTION
         # A hidden layer may have as many outputs as there are words.
         elif outputs in rows and (outputs not in widths or is_outer and outputs != columns) if rows else is_outer:
             matrix.kind = END
-        elif _SCORES.search(matrix.name.rpartition(".")[2]):
+        # Without queries beside them, more keys than inputs are hidden units, as in RWKV's feed-forward layers.
+        elif scores and (of in with_queries or outputs <= columns):
             matrix.kind = SCORES
         elif columns > _MOST_INPUTS_AN_OUTPUT * outputs or "expert" in matrix.name.lower():
             matrix.kind = NARROW
