@@ -11,13 +11,15 @@ Matrices have weight decay .01.
 import argparse
 import functools
 import json
+import math
+import os
 import pathlib
 import re
 import statistics
 import time
 
 import torch
-from precondor import Method
+from precondor import Fallback, Method
 from precondor.torch import Preconditioner, Selection
 
 import peers
@@ -71,6 +73,10 @@ def adamw(model, rate, unused):
     return Alone(torch.optim.AdamW(groups(model.parameters()), lr=rate, betas=BETAS))
 
 
+def sgd(model, rate, unused):
+    return Alone(torch.optim.SGD(groups(model.parameters()), lr=rate, momentum=0.9))
+
+
 def muon(model, rate, task):
     hidden = {name: p for name, p in model.named_parameters() if p.dim() > 1 and name not in task.not_hidden}
     others = [p for name, p in model.named_parameters() if name not in hidden]
@@ -95,13 +101,30 @@ def with_muon(model, rate, task, **options):
     return Ours(model, rate, layer_methods={"|".join(hidden): Method("muon", options)})
 
 
+def mkor_h(fallback, model, rate, task):
+    """A float: first order after this share of the steps."""
+    fallback = Fallback("AT_STEP", at_step=int(fallback * task.steps)) if isinstance(fallback, float) else fallback
+    return Ours(model, rate, method="mkor", exchange="DELEGATE", fallback=fallback)
+
+
+def processor_seconds():
+    """Returns those of this process and its children, of which the server is one."""
+    ticks = 0
+    for child in pathlib.Path("/proc/self/task", str(os.getpid()), "children").read_text().split():
+        ticks += sum(map(int, pathlib.Path("/proc", child, "stat").read_text().rpartition(")")[2].split()[11:13]))
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
 # By name: how it is made, and its middle rate as a multiple of the task's.
 METHODS = {
     "AdamW": (adamw, 0.5),
+    "SGD": (sgd, 16),
     "Muon": (muon, 2),
     "SOAP": (soap, 2),
     "PSGD Kron": (kron, 0.25),
     "mkor": (lambda model, rate, task: Ours(model, rate, method="mkor"), 1),
+    **{f"mkor_h {fallback}": (functools.partial(mkor_h, fallback), 1) for fallback in (0.1, 0.25, 0.5, 0.75, 1.0)},
+    "mkor_h LOSS_RATE": (functools.partial(mkor_h, Fallback("LOSS_RATE")), 1),
     "soap": (lambda model, rate, task: Ours(model, rate, method="soap", selection=Selection(embeddings="soap")), 2),
     "default": (lambda model, rate, task: Ours(model, rate), 2),
     "default, no input_factor": (with_muon, 2),
@@ -111,7 +134,7 @@ METHODS = {
 
 
 class Training:
-    """One run of a task. seconds: of its steps, without batches and evaluation."""
+    """One run of a task. seconds: of its steps, without batches and evaluation; spent: of processors, at each evaluation."""
 
     def __init__(self, task, method, rate, seed):
         torch.manual_seed(seed)
@@ -119,9 +142,10 @@ class Training:
         self._model = task.make_model()
         self._method = METHODS[method][0](self._model, rate, task)
         self._step = 0
-        self.seconds, self.held_out = [], []
+        self.seconds, self.held_out, self.spent = [], [], []
 
     def advance(self, steps):
+        began_with = processor_seconds()
         for _ in range(steps):
             step, total = self._step, self._task.steps
             factor = min((step + 1) / (total / 10), 1.0, (total - step) / (total * 0.9))
@@ -136,6 +160,7 @@ class Training:
             self._method.step(loss)
             self.seconds.append(time.monotonic() - began)
             self._step += 1
+        self.spent.append(processor_seconds() - began_with + (self.spent[-1] if self.spent else 0.0))
 
     @torch.no_grad()
     def evaluate(self):
@@ -148,7 +173,7 @@ class Training:
 
 
 def train(task, method, rate, seed):
-    """Held-out losses, one each EVALUATE_EVERY steps; fewer where training diverges."""
+    """Held-out losses and processor seconds until then, one each EVALUATE_EVERY steps; fewer where training diverges."""
     training = Training(task, method, rate, seed)
     try:
         while len(training.seconds) < task.steps:
@@ -158,7 +183,7 @@ def train(task, method, rate, seed):
                 break
     finally:
         training.close()
-    return training.held_out
+    return training.held_out, training.spent
 
 
 def times(task, methods):
@@ -199,8 +224,9 @@ class Rows:
         """The last held-out loss of a run, which is made if it is missing."""
         if not self.find(**key):
             task = tasks.TASKS[key["task"]]()
-            held_out = train(task, key["method"], key["rate"], key["seed"])
-            self.add({**key, "held_out": [round(loss, 6) if loss < DIVERGED else DIVERGED for loss in held_out]})
+            held_out, spent = train(task, key["method"], key["rate"], key["seed"])
+            self.add({**key, "held_out": [round(loss, 6) if loss < DIVERGED else DIVERGED for loss in held_out],
+                      "spent": [round(seconds, 2) for seconds in spent]})
         held_out = self.find(**key)[0]["held_out"]
         return held_out[-1]
 
@@ -225,38 +251,48 @@ def tune(rows, task, method):
 
 
 def steps_to(loss, held_out):
-    """Steps until held-out losses are as low as `loss`, on a line between evaluations; None: never."""
+    """Steps until held-out losses are as low as `loss`, on a line between evaluations; inf: never."""
     for place, value in enumerate(held_out):
         if value <= loss:
             before = held_out[place - 1] if place else value
             part = 1.0 if before == value else (before - loss) / (before - value)
             return EVALUATE_EVERY * (place + part)
-    return None
+    return math.inf
+
+
+def seconds_at(step, spent):
+    """Processor seconds until a step, on a line between evaluations."""
+    if step == math.inf:
+        return step
+    place = min(int(step // EVALUATE_EVERY), len(spent) - 1)
+    before = spent[place - 1] if place else 0.0
+    return before + (step / EVALUATE_EVERY - place) * (spent[place] - before)
 
 
 def table(rows, task):
     """Lines of Markdown: one for each method that has rows of the task."""
     lines = ["| method | rate | rates | seeds | held-out loss, median (range) | steps to AdamW's final | step's time, AdamW's = 1 | "
-             "time to AdamW's final, AdamW's = 1 |", "|---|---|---|---|---|---|---|---|"]
+             "time to AdamW's final, AdamW's = 1 | processor seconds to it | of the run |", "|---|---|---|---|---|---|---|---|---|---|"]
     chosen = {}
     for method in METHODS:
         losses = {row["rate"]: row["held_out"][-1] for row in rows.find(task=task, method=method, seed=1)}
         if losses:
             rate, at_edge = best_rate(losses)
-            runs = {row["seed"]: row["held_out"] for row in rows.find(task=task, method=method, rate=rate)}
-            chosen[method] = f"{rate:g}{'*' * at_edge} | {len(losses)}", runs
+            chosen[method] = f"{rate:g}{'*' * at_edge} | {len(losses)}", rows.find(task=task, method=method, rate=rate)
     ratios = next((row["ratios"] for row in rows.find(task=task, what="times")), {})
-    _, baseline = chosen.get("AdamW", ("", {}))
+    baseline = {run["seed"]: run["held_out"] for run in chosen.get("AdamW", ("", []))[1]}
     for method, (rates, runs) in chosen.items():
-        finals = [held_out[-1] for held_out in runs.values()]
+        finals = [run["held_out"][-1] for run in runs]
         spread = f" ({min(finals):.4f} - {max(finals):.4f})" if len(finals) > 1 else ""
-        steps = [steps_to(baseline[seed][-1], held_out) for seed, held_out in runs.items() if seed in baseline]
-        reached = statistics.median(steps) if steps and None not in steps else None
-        ratio = statistics.median(ratios[method]) if method in ratios else None
-        share = ratio * reached / (EVALUATE_EVERY * len(next(iter(baseline.values())))) if ratio and reached else None
-        lines.append(f"| {method} | {rates} | {len(finals)} | {statistics.median(finals):.4f}{spread} | "
-                     f"{'' if not steps else 'never' if reached is None else f'{reached:.0f}'} | {f'{ratio:.2f}' if ratio else ''} | "
-                     f"{f'{share:.2f}' if share else ''} |")
+        reached = [(steps_to(baseline[run["seed"]][-1], run["held_out"]), run.get("spent")) for run in runs if run["seed"] in baseline]
+        step = statistics.median(step for step, _ in reached) if reached else 0.0
+        ratio = statistics.median(ratios[method]) if method in ratios else 0.0
+        share = ratio * step / (EVALUATE_EVERY * len(next(iter(baseline.values())))) if reached else 0.0
+        to_it = statistics.median(seconds_at(*one) for one in reached) if reached and all(spent for _, spent in reached) else 0.0
+        spent = statistics.median(run["spent"][-1] for run in runs) if all("spent" in run for run in runs) else 0.0
+        cells = [f"{value:.{places}f}".replace("inf", "never") if value else ""
+                 for value, places in ((step, 0), (ratio, 2), (share, 2), (to_it, 1), (spent, 1))]
+        lines.append(f"| {method} | {rates} | {len(finals)} | {statistics.median(finals):.4f}{spread} | {' | '.join(cells)} |")
     return lines
 
 

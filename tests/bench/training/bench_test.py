@@ -5,18 +5,23 @@
 CTest runs it in deploy/torch2.sh's environment.
 """
 
+import math
 import pathlib
 import sys
 import tempfile
+import time
 import unittest
 import unittest.mock
 
+import numpy
 import torch
 from torch import nn
 
 import bench
 import peers
 import tasks
+from precondor import Client, Layer, SessionSpec
+from precondor.server import LocalServer
 from precondor.torch import Preconditioner
 
 
@@ -63,12 +68,23 @@ class BenchTest(unittest.TestCase):
     def test_steps_to_a_loss(self):
         self.assertEqual(bench.steps_to(2.5, [4.0, 3.0, 2.0]), 25)
         self.assertEqual(bench.steps_to(4.5, [4.0, 3.0]), 10)
-        self.assertIsNone(bench.steps_to(1.0, [4.0, 3.0]))
+        self.assertEqual(bench.steps_to(1.0, [4.0, 3.0]), math.inf)
+
+    def test_processor_seconds_until_a_step(self):
+        self.assertEqual([bench.seconds_at(step, [2.0, 3.0]) for step in (5, 10, 15, 20)], [1.0, 2.0, 2.5, 3.0])
+
+    def test_a_servers_seconds_count(self):
+        with LocalServer() as server:
+            before, own = bench.processor_seconds(), time.process_time()
+            with Client(server.address) as client, client.open_session(SessionSpec("s", [Layer("w", 64, 64)], "muon")).join() as worker:
+                for step in range(60):
+                    worker.precondition(step, 0, numpy.ones((64, 64), numpy.float32), 1).result()
+            self.assertGreater(bench.processor_seconds() - before, time.process_time() - own)
 
     def test_the_default_trains_recurrent_models_no_worse_than_adamw(self):
         task = tasks.char_lstm(120)
         for seed in (1, 2):
-            losses = {method: min(bench.train(task, method, rate, seed)[-1] for rate in (0.016, 0.032)) for method in ("AdamW", "default")}
+            losses = {method: min(bench.train(task, method, rate, seed)[0][-1] for rate in (0.016, 0.032)) for method in ("AdamW", "default")}
             self.assertLess(losses["default"], 1.02 * losses["AdamW"], (seed, losses))
 
     def test_peers_move_weights_as_the_servers_methods_do(self):
