@@ -177,8 +177,6 @@ SHARD_BOARD = dashboard("precondor-shard", "Precondor: shard", [TRAIN_JOB, SHARD
             f"sum by (decision, reason) (rate(precondor_plans_total{{{SHARD}}}[$__rate_interval])) > 0", "{{decision}} {{reason}}"),
             width=12)]),
     ("Device and memory", [MEMORY,
-        panel("Memory reserved by device", "bytes", (f"precondor_device_reserved_bytes{{{SHARD}}}", "{{device}}"),
-              (f"precondor_device_capacity_bytes{{{SHARD}}}", "{{device}} capacity")),
         panel("Memory", "bytes", (f"precondor_resident_memory_bytes{{{SHARD}}}", "{{instance}} resident"),
               (f"precondor_allocated_bytes{{{SHARD}}}", "{{instance}} in use"))]),
     ("Transport", [panel("Payload", "Bps", (

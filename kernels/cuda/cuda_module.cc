@@ -30,11 +30,6 @@ absl::StatusOr<std::unique_ptr<Backend>> LoadCudaBackend(const CudaBackendOption
   return entry->make(options);
 }
 
-absl::StatusOr<int> CountLoadedCudaDevices() {
-  PRECONDOR_ASSIGN_OR_RETURN(const CudaModuleEntry* const entry, Load());
-  return entry->count();
-}
-
 absl::StatusOr<std::unique_ptr<DevicePlane>> LoadCudaPlane(int device) {
   PRECONDOR_ASSIGN_OR_RETURN(const CudaModuleEntry* const entry, Load());
   return entry->make_plane(device);

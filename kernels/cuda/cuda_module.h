@@ -26,7 +26,4 @@ absl::StatusOr<std::unique_ptr<Backend>> LoadCudaBackend(const CudaBackendOption
 // Calls MakeCudaPlane in the library. Errors are those of LoadCudaBackend.
 absl::StatusOr<std::unique_ptr<DevicePlane>> LoadCudaPlane(int device);
 
-// Calls CountCudaDevices in the library. Errors are those of LoadCudaBackend.
-absl::StatusOr<int> CountLoadedCudaDevices();
-
 }  // namespace precondor

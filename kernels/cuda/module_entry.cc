@@ -7,6 +7,6 @@
 extern "C" {
 extern __attribute__((visibility("default"))) const precondor::CudaModuleEntry precondor_cuda_module;
 const precondor::CudaModuleEntry precondor_cuda_module = {PRECONDOR_VERSION, &precondor::MakeCudaBackend,
-                                                          &precondor::CountCudaDevices, &precondor::MakeCudaPlane};
+                                                          &precondor::MakeCudaPlane};
 }
 // NOLINTEND(readability-identifier-naming)

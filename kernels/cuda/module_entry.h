@@ -15,7 +15,6 @@ namespace precondor {
 struct CudaModuleEntry {
   const char* version;
   absl::StatusOr<std::unique_ptr<Backend>> (*make)(const CudaBackendOptions&);
-  absl::StatusOr<int> (*count)();
   absl::StatusOr<std::unique_ptr<DevicePlane>> (*make_plane)(int device);
 };
 

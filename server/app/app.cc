@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -127,7 +126,7 @@ class ServerApp final : public App {
     if (server_ != nullptr) server_->Shutdown(wire::GrpcDeadline(absl::ZeroDuration()));
     server_.reset();
     control_threads_.Drain();
-    for (const auto& threads : compute_threads_) threads->Drain();
+    if (compute_threads_ != nullptr) compute_threads_->Drain();
   }
 
   absl::Status Init() {
@@ -233,16 +232,13 @@ class ServerApp final : public App {
 
  private:
   absl::Status MakeShard() {
-    PRECONDOR_ASSIGN_OR_RETURN(backends_, MakeShardBackends(config_, disk_, logger_));
-    const DeviceParallelism parallelism = ParallelismOf(config_, backends_);
-    std::vector<ShardDevice> devices;
-    for (const DeviceBackend& device : backends_) {
-      compute_threads_.push_back(std::make_unique<ThreadPoolExecutor>(parallelism.threads, parallelism.layers));
-      devices.push_back({.name = device.name, .backend = *device.backend, .executor = *compute_threads_.back()});
-    }
+    PRECONDOR_ASSIGN_OR_RETURN(device_, MakeShardBackend(config_, disk_, logger_));
+    const DeviceParallelism parallelism = ParallelismOf(config_, device_);
+    compute_threads_ = std::make_unique<ThreadPoolExecutor>(parallelism.threads, parallelism.layers);
     ShardOptions options;
+    options.device_name = device_.name;
     options.advertise_address = config_.advertise;
-    options.capacity_bytes = SessionCapacity(config_, backends_, logger_);
+    options.capacity_bytes = SessionCapacity(config_, device_, logger_);
     options.window_steps = static_cast<int>(config_.window_steps);
     if (!config_.data_dir.empty()) {
       shard_store_ = std::make_unique<recovery::ShardStore>(
@@ -256,7 +252,7 @@ class ServerApp final : public App {
     if (config_.slow_worker_ms > 0) options.slow_worker = absl::Milliseconds(config_.slow_worker_ms);
     PRECONDOR_RETURN_IF_ERROR(MakeDevicePlane());
     if (device_plane_ != nullptr) options.ring_device = device_plane_->device();
-    shard_ = std::make_unique<Shard>(options, std::move(devices), clock_, logger_, metrics_);
+    shard_ = std::make_unique<Shard>(options, *device_.backend, *compute_threads_, clock_, logger_, metrics_);
     if (device_plane_ != nullptr) {
       rings_ = std::make_unique<rpc::SharedRegions>(*device_plane_, shard_->memory(), config_.device_plane_bytes,
                                                     clock_, logger_);
@@ -265,16 +261,15 @@ class ServerApp final : public App {
     if (shard_store_ != nullptr) shard_->replay().Begin();
     const uint64_t shard_generation = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
     precondition_service_ = std::make_unique<rpc::PreconditionService>(
-        shard_->data_plane(), std::string(backends_.front().backend->name()),
-        static_cast<uint64_t>(config_.credit_bytes), shard_generation, runner_, metrics_, rings_.get(),
-        config_.shared_memory_bytes);
+        shard_->data_plane(), std::string(device_.backend->name()), static_cast<uint64_t>(config_.credit_bytes),
+        shard_generation, runner_, metrics_, rings_.get(), config_.shared_memory_bytes);
     // The coordinator of role `all` calls its shard in the process.
     if (config_.role == ServerRole::kShard) shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
     return absl::OkStatus();
   }
 
   MemoryBudget Budget(absl::Span<const ShardSessionSummary> sessions) const {
-    const bool on_host = !backends_.empty() && backends_.front().backend->name() != "cuda";
+    const bool on_host = device_.backend != nullptr && device_.backend->name() != "cuda";
     return BudgetOf(config_, on_host, sessions);
   }
 
@@ -299,15 +294,11 @@ class ServerApp final : public App {
           absl::StrCat("device_plane_bytes: expected a unix: address to listen on, got listen=",
                        absl::StrJoin(config_.listen, ",")));
     }
-    if (backends_.front().backend->name() != "cuda") {
-      logger_.Log(Severity::kWarning, "no device plane", {{"backend", backends_.front().backend->name()}});
+    if (device_.backend->name() != "cuda") {
+      logger_.Log(Severity::kWarning, "no device plane", {{"backend", device_.backend->name()}});
       return absl::OkStatus();
     }
-    if (backends_.size() > 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("device_plane_bytes: expected one CUDA device, got ", backends_.size()));
-    }
-    PRECONDOR_ASSIGN_OR_RETURN(device_plane_, LoadCudaPlane(backends_.front().cuda_device));
+    PRECONDOR_ASSIGN_OR_RETURN(device_plane_, LoadCudaPlane(static_cast<int>(config_.cuda_device)));
     return absl::OkStatus();
   }
 
@@ -448,7 +439,7 @@ class ServerApp final : public App {
     rpc::AdminSubject subject;
     subject.version = PRECONDOR_VERSION;
     subject.role = EncodeRole(config_.role);
-    subject.backend = backends_.empty() ? "" : std::string(backends_.front().backend->name());
+    subject.backend = device_.backend == nullptr ? "" : std::string(device_.backend->name());
     subject.shard = shard_.get();
     subject.coordinator = coordinator_.get();
     subject.uptime = [this, start = clock_.Now()] { return clock_.Now() - start; };
@@ -518,7 +509,7 @@ class ServerApp final : public App {
       const int64_t pause = std::clamp<int64_t>(config_.slow_worker_ms / 4, 1, 1000);
       timers_.Start("stragglers", absl::Milliseconds(pause), [this] { shard_->upkeep().ReportStragglers(); });
     }
-    if (shard_ != nullptr) timers_.Start("check-devices", absl::Seconds(1), [this] { CheckDevices(); });
+    if (shard_ != nullptr) timers_.Start("check-device", absl::Seconds(1), [this] { CheckDevice(); });
     if (rings_ != nullptr) {
       timers_.Start("collect-rings", absl::Seconds(1), [this] { rings_->Collect(); });
     }
@@ -549,8 +540,8 @@ class ServerApp final : public App {
   struct Health {
     bool begun = false;
     bool draining = false;
-    bool replaced = false;    // a coordinator that another one has replaced
-    size_t lost_devices = 0;  // number of a shard's lost devices
+    bool replaced = false;     // a coordinator that another one has replaced
+    bool device_lost = false;  // of a shard
   };
 
   void ChangeHealth(absl::FunctionRef<void(Health&)> change) {
@@ -558,18 +549,18 @@ class ServerApp final : public App {
     MutexLock lock(health_mu_);
     change(health_);
     if (service == nullptr) return;
-    const bool ready = health_.begun && !health_.draining && !health_.replaced && health_.lost_devices == 0;
-    // A restart helps if no device is left, but must not interrupt a process that finishes its work.
-    const bool alive = health_.draining || backends_.empty() || health_.lost_devices < backends_.size();
+    const bool ready = health_.begun && !health_.draining && !health_.replaced && !health_.device_lost;
+    // A restart helps a shard without a device, but must not interrupt a process that finishes its work.
+    const bool alive = health_.draining || !health_.device_lost;
     if (std::exchange(health_told_, std::pair(ready, alive)) == std::pair(ready, alive)) return;  // already reported
     // SetServingStatus(bool) would change every service, so that liveness would change for a moment.
     service->SetServingStatus("", ready);
     service->SetServingStatus(kLivenessService, alive);
   }
 
-  void CheckDevices() {
-    const size_t lost = shard_->upkeep().CountLostDevices();
-    ChangeHealth([lost](Health& health) { health.lost_devices = lost; });
+  void CheckDevice() {
+    const bool lost = shard_->upkeep().LostDevice();
+    ChangeHealth([lost](Health& health) { health.device_lost = lost; });
   }
 
   const ServerConfig config_;
@@ -580,12 +571,12 @@ class ServerApp final : public App {
   store::PosixFileSystem disk_;
   std::unique_ptr<recovery::ShardStore> shard_store_;  // null without a data directory
   std::unique_ptr<recovery::LayerUploads> uploads_;    // null without a shard
-  std::vector<DeviceBackend> backends_;
-  std::unique_ptr<DevicePlane> device_plane_;  // null unless configured
-  std::unique_ptr<rpc::SharedRegions> rings_;  // null without device_plane_; outlives the shard's work
+  DeviceBackend device_;                               // empty without a shard
+  std::unique_ptr<DevicePlane> device_plane_;          // null unless configured
+  std::unique_ptr<rpc::SharedRegions> rings_;          // null without device_plane_; outlives the shard's work
   ThreadPoolExecutor control_threads_;
   rpc::ControlRunner runner_;
-  std::vector<std::unique_ptr<ThreadPoolExecutor>> compute_threads_;  // one per device
+  std::unique_ptr<ThreadPoolExecutor> compute_threads_;  // null without a shard
   std::unique_ptr<Shard> shard_;
   LocalShard* local_ = nullptr;  // owned by coordinator_
   std::unique_ptr<CoordinatorStorage> storage_;

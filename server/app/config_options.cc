@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -120,29 +119,6 @@ Option ListOption(const char* name, std::vector<std::string> ServerConfig::*fiel
           true};
 }
 
-Option CudaDevicesOption() {
-  Option option = ListOption("cuda_devices", &ServerConfig::cuda_devices, "NUMBER,...|all",
-                             "A shard spreads its layers over these CUDA devices. Without it, the shard uses "
-                             "--cuda-device.");
-  option.set = [set = option.set](ServerConfig& config, absl::string_view text) {
-    ServerConfig parsed;
-    PRECONDOR_RETURN_IF_ERROR(set(parsed, text));
-    std::set<int> seen;
-    bool numbers = true;
-    for (const std::string& device : parsed.cuda_devices) {
-      int number = -1;
-      numbers = numbers && absl::SimpleAtoi(device, &number) && number >= 0 && number <= kMostDevice &&
-                absl::StrCat(number) == device && seen.insert(number).second;
-    }
-    if (!numbers && parsed.cuda_devices != std::vector<std::string>{"all"}) {
-      return Expected(absl::StrCat("all, or numbers in 0 ... ", kMostDevice, " separated by commas, each once"));
-    }
-    config.cuda_devices = std::move(parsed.cuda_devices);
-    return absl::OkStatus();
-  };
-  return option;
-}
-
 Option StepsOption(std::string name, int64_t ServerConfig::*field, int64_t low, int64_t high, std::string help) {
   return NumberOption(std::move(name), field, low, high, "STEPS", std::move(help));
 }
@@ -203,19 +179,18 @@ std::vector<Option> DeviceOptions() {
                    "cpu. A data directory keeps its backend."),
       NumberOption("cuda_device", &C::cuda_device, 0, kMostDevice, "NUMBER",
                    "A shard uses the CUDA device with this number."),
-      CudaDevicesOption(),
-      NumberOption("threads", &C::threads, 0, 1024, "THREADS",
-                   "Each device of a shard computes with this many threads, on cuda with this many layers at once. 0 "
-                   "means its share of the cores, on cuda 512 layers."),
+      NumberOption(
+          "threads", &C::threads, 0, 1024, "THREADS",
+          "A shard computes with this many threads, on cuda with this many layers at once. 0 means the cores, on "
+          "cuda 512 layers."),
   };
 }
 
 std::vector<Option> MemoryOptions() {
   return {
-      BytesOption(
-          "memory_limit", &C::memory_limit_bytes, 1 << 20, kAnyBytes,
-          "Sessions may reserve this much memory on each device of a shard, or on a coordinator. The default of "
-          "a coordinator is 128 MiB."),
+      BytesOption("memory_limit", &C::memory_limit_bytes, 1 << 20, kAnyBytes,
+                  "Sessions may reserve this much memory on a shard's device, or on a coordinator. The default of a "
+                  "coordinator is 128 MiB."),
       BytesOption(
           "device_plane_bytes", &C::device_plane_bytes, 0, kAnyBytes,
           "On cuda, a stream from this host over a unix: address may have a ring of this size in device memory. "

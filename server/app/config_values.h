@@ -33,8 +33,6 @@ struct ServerConfig {
   std::vector<std::string> shards;
   std::string backend = "auto";
   int64_t cuda_device = 0;
-  std::vector<std::string> cuda_devices;  // device numbers, each once, or only "all"; empty means cuda_device
-  int64_t cpu_devices = 1;                // number of devices that the CPU imitates, for tests; no option sets it
   int64_t device_plane_bytes = 0;
   int64_t threads = 0;
   std::string plaintext = "loopback";

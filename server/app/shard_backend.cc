@@ -3,14 +3,11 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -23,33 +20,13 @@ namespace {
 // File in the data directory that records the backend of its log and snapshots.
 constexpr char kFileName[] = "BACKEND";
 
-absl::StatusOr<std::vector<int>> CudaDevices(const ServerConfig& config) {
-  std::vector<int> devices;
-  if (config.cuda_devices == std::vector<std::string>{"all"}) {
-    PRECONDOR_ASSIGN_OR_RETURN(const int count, CountLoadedCudaDevices());
-    devices.resize(static_cast<size_t>(count));
-    std::iota(devices.begin(), devices.end(), 0);
-    return devices;
-  }
-  for (const std::string& text : config.cuda_devices) {
-    if (!absl::SimpleAtoi(text, &devices.emplace_back())) {
-      return absl::InvalidArgumentError(absl::StrCat("cuda_devices: expected numbers, got ", text));
-    }
-  }
-  if (devices.empty()) devices.push_back(static_cast<int>(config.cuda_device));
-  return devices;
-}
+int Cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
 
-// Returns one device's share of the cores.
-int CoresEach(size_t devices) {
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / static_cast<int>(devices));
-}
-
-// Returns the number of threads per CUDA device, at most config.threads. At least kFewest by default: while some wait
+// Returns the number of threads of a CUDA device, at most config.threads. At least kFewest by default: while some wait
 // for copies from the device, others compute.
-int CudaThreads(const ServerConfig& config, size_t devices) {
+int CudaThreads(const ServerConfig& config) {
   constexpr int kFewest = 4;
-  const int threads = std::max(CoresEach(devices), kFewest);
+  const int threads = std::max(Cores(), kFewest);
   return config.threads > 0 ? std::min(threads, static_cast<int>(config.threads)) : threads;
 }
 
@@ -59,49 +36,32 @@ int LayersAtOnce(const ServerConfig& config) {
   return config.threads > 0 ? static_cast<int>(config.threads) : kByDefault;
 }
 
-absl::StatusOr<std::vector<DeviceBackend>> MakeCuda(const ServerConfig& config) {
-  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<int> devices, CudaDevices(config));
+absl::StatusOr<DeviceBackend> Make(const std::string& name, const ServerConfig& config) {
+  if (name != "cuda") {
+    PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> cpu, MakeCpuBackend(CpuBackendOptions()));
+    return DeviceBackend{"cpu", std::move(cpu)};
+  }
   // More threads do not pay: the work between launches is short compared with waking a thread.
   constexpr int kMostOfBackend = 8;
   GroupingOptions grouping;
-  grouping.threads = std::min(CudaThreads(config, devices.size()), kMostOfBackend);
+  grouping.threads = std::min(CudaThreads(config), kMostOfBackend);
   grouping.most_tasks = LayersAtOnce(config);
-  std::vector<DeviceBackend> backends;
-  for (const int device : devices) {
-    CudaBackendOptions options;
-    options.device = device;
-    PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, LoadCudaBackend(options));
-    backends.push_back({absl::StrCat("cuda:", device), MakeGroupingBackend(std::move(backend), grouping), device});
-  }
-  return backends;
-}
-
-absl::StatusOr<std::vector<DeviceBackend>> Make(const std::string& name, const ServerConfig& config) {
-  if (name == "cuda") return MakeCuda(config);
-  std::vector<DeviceBackend> backends;
-  for (int64_t i = 0; i < config.cpu_devices; ++i) {
-    PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeCpuBackend(CpuBackendOptions()));
-    backends.push_back({config.cpu_devices == 1 ? "cpu" : absl::StrCat("cpu:", i), std::move(backend), -1});
-  }
-  return backends;
-}
-
-std::string Names(const std::vector<DeviceBackend>& devices) {
-  return absl::StrJoin(devices, ",", [](std::string* out, const DeviceBackend& device) { out->append(device.name); });
+  const int device = static_cast<int>(config.cuda_device);
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, LoadCudaBackend({.device = device}));
+  return DeviceBackend{absl::StrCat("cuda:", device), MakeGroupingBackend(std::move(backend), grouping)};
 }
 
 // Looks for the driver first. Without a driver, CUDA's libraries need not be loaded to find that there is no device.
 // With a driver, a missing backend is a warning for the operator.
-absl::StatusOr<std::vector<DeviceBackend>> Find(const ServerConfig& config, Logger& logger) {
+absl::StatusOr<DeviceBackend> Find(const ServerConfig& config, Logger& logger) {
   absl::Status why = FindCudaDriver();
   const Severity severity = why.ok() ? Severity::kWarning : Severity::kInfo;
   if (why.ok()) {
-    absl::StatusOr<std::vector<DeviceBackend>> cuda = MakeCuda(config);
+    absl::StatusOr<DeviceBackend> cuda = Make("cuda", config);
     if (cuda.ok()) {
-      logger.Log(Severity::kInfo, "backend", {{"backend", "cuda"}, {"devices", Names(*cuda)}});
+      logger.Log(Severity::kInfo, "backend", {{"backend", "cuda"}, {"device", cuda->name}});
       return cuda;
     }
-    if (!config.cuda_devices.empty()) return cuda.status();  // the operator has selected these devices
     why = cuda.status();
   }
   logger.Log(severity, "backend", {{"backend", "cpu"}, {"reason", why.message()}});
@@ -135,8 +95,7 @@ absl::Status Record(const std::string& data_dir, absl::string_view name, store::
 
 }  // namespace
 
-absl::StatusOr<std::vector<DeviceBackend>> MakeShardBackends(const ServerConfig& config, store::FileSystem& fs,
-                                                             Logger& logger) {
+absl::StatusOr<DeviceBackend> MakeShardBackend(const ServerConfig& config, store::FileSystem& fs, Logger& logger) {
   if (config.data_dir.empty()) {
     return config.backend == "auto" ? Find(config, logger) : Make(config.backend, config);
   }
@@ -150,33 +109,27 @@ absl::StatusOr<std::vector<DeviceBackend>> MakeShardBackends(const ServerConfig&
     }
     return Make(recorded, config);
   }
-  PRECONDOR_ASSIGN_OR_RETURN(std::vector<DeviceBackend> devices,
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceBackend device,
                              config.backend == "auto" ? Find(config, logger) : Make(config.backend, config));
-  PRECONDOR_RETURN_IF_ERROR(Record(config.data_dir, devices.front().backend->name(), fs));
-  return devices;
+  PRECONDOR_RETURN_IF_ERROR(Record(config.data_dir, device.backend->name(), fs));
+  return device;
 }
 
-int64_t SessionCapacity(const ServerConfig& config, const std::vector<DeviceBackend>& devices, Logger& logger) {
-  int64_t capacity = config.memory_limit_bytes;
-  for (const DeviceBackend& device : devices) {
-    const int64_t limit = device.backend->memory_limit_bytes();
-    if (limit == std::numeric_limits<int64_t>::max()) continue;
-    // Tasks may hold this much in addition to what sessions reserve.
-    const int64_t there = std::max<int64_t>(limit - GroupingOptions().most_freed_bytes_in_all, 0);
-    if (there >= capacity) continue;
-    logger.Log(Severity::kWarning, "memory limit lowered to what the device has",
-               {{"device", device.name}, {"memory_limit", config.memory_limit_bytes}, {"lowered_to", there}});
-    capacity = there;
-  }
-  return capacity;
+int64_t SessionCapacity(const ServerConfig& config, const DeviceBackend& device, Logger& logger) {
+  const int64_t limit = device.backend->memory_limit_bytes();
+  if (limit == std::numeric_limits<int64_t>::max()) return config.memory_limit_bytes;
+  // Tasks may hold this much in addition to what sessions reserve.
+  const int64_t there = std::max<int64_t>(limit - GroupingOptions().most_freed_bytes_in_all, 0);
+  if (there >= config.memory_limit_bytes) return config.memory_limit_bytes;
+  logger.Log(Severity::kWarning, "memory limit lowered to what the device has",
+             {{"device", device.name}, {"memory_limit", config.memory_limit_bytes}, {"lowered_to", there}});
+  return there;
 }
 
-DeviceParallelism ParallelismOf(const ServerConfig& config, const std::vector<DeviceBackend>& devices) {
+DeviceParallelism ParallelismOf(const ServerConfig& config, const DeviceBackend& device) {
   const int asked = static_cast<int>(config.threads);
-  if (devices.front().backend->name() != "cuda") {
-    return {.threads = asked > 0 ? asked : CoresEach(devices.size()), .layers = 0};
-  }
-  return {.threads = CudaThreads(config, devices.size()), .layers = LayersAtOnce(config)};
+  if (device.backend->name() != "cuda") return {.threads = asked > 0 ? asked : Cores(), .layers = 0};
+  return {.threads = CudaThreads(config), .layers = LayersAtOnce(config)};
 }
 
 }  // namespace precondor

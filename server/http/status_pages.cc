@@ -34,7 +34,6 @@ Json LayerObject(const LayerStats& stats) {
   return {
       {"layer", stats.layer},
       {"name", stats.name},
-      {"device", stats.device},
       {"factor_version", stats.factor_version},
       {"last_sealed_step", stats.last_sealed_step},
       {"input",

@@ -498,11 +498,6 @@ void MetricsObserver::OnReservedBytes(int64_t reserved, int64_t capacity) {
   impl_->gauge(Metric("precondor_reserved_bytes")).Set(static_cast<double>(reserved));
   impl_->gauge(Metric("precondor_capacity_bytes")).Set(static_cast<double>(capacity));
 }
-void MetricsObserver::OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) {
-  const Labels labels = {{"device", std::string(device)}};
-  impl_->AddGauge(Metric("precondor_device_reserved_bytes"), labels).Set(static_cast<double>(reserved));
-  impl_->AddGauge(Metric("precondor_device_capacity_bytes"), labels).Set(static_cast<double>(capacity));
-}
 void MetricsObserver::OnDevice(absl::string_view device, bool usable) {
   impl_->AddGauge(Metric("precondor_device_status"), {{"device", std::string(device)}}).Set(usable ? 1 : 0);
 }

@@ -8,7 +8,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
 #include "server/core/api/observer.h"
@@ -77,7 +76,6 @@ class MetricsObserver final : public Observer {
   void OnQuarantinedSessions(int64_t sessions) override;
   void OnAdmission(bool admitted) override;
   void OnReservedBytes(int64_t reserved, int64_t capacity) override;
-  void OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) override;
   void OnDevice(absl::string_view device, bool usable) override;
   // StoreObserver.
   void OnLogAppend(int64_t bytes, bool ok) override;

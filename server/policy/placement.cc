@@ -11,9 +11,9 @@
 namespace precondor {
 namespace {
 
-class DeviceCapacities {
+class ShardCapacities {
  public:
-  explicit DeviceCapacities(absl::Span<const PlacementShard> shards) {
+  explicit ShardCapacities(absl::Span<const PlacementShard> shards) {
     for (const PlacementShard& shard : shards) {
       free_bytes_.push_back(shard.free_bytes);
       load_.push_back(0);
@@ -21,7 +21,7 @@ class DeviceCapacities {
   }
 
   // Returns -1 if no shard has room.
-  int32_t LeastLoadedDevice(const PlacementLayer& layer) const {
+  int32_t LeastLoaded(const PlacementLayer& layer) const {
     int32_t best = -1;
     for (int32_t s = 0; s < static_cast<int32_t>(load_.size()); ++s) {
       if (free_bytes_[s] < layer.bytes) continue;
@@ -36,7 +36,7 @@ class DeviceCapacities {
   }
 
   const std::vector<double>& load() const { return load_; }
-  // Explains why LeastLoadedDevice returned -1.
+  // Explains why LeastLoaded returned -1.
   std::string NoRoom(size_t index, absl::Span<const PlacementLayer> layers) const {
     int64_t all = 0;
     for (const PlacementLayer& layer : layers) all += std::min(layer.bytes, std::numeric_limits<int64_t>::max() - all);
@@ -58,14 +58,14 @@ Placement PlaceLayers(absl::Span<const PlacementLayer> layers, absl::Span<const 
     placement.reason = "there are no shards";
     return placement;
   }
-  DeviceCapacities rooms(shards);
+  ShardCapacities rooms(shards);
   placement.shard_of_layer.assign(layers.size(), -1);
 
   std::vector<size_t> order(layers.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t x, size_t y) { return layers[x].cost > layers[y].cost; });
   for (size_t layer : order) {
-    const int32_t shard = rooms.LeastLoadedDevice(layers[layer]);
+    const int32_t shard = rooms.LeastLoaded(layers[layer]);
     if (shard < 0) {
       placement.reason = rooms.NoRoom(layer, layers);
       placement.shard_of_layer.clear();

@@ -2,7 +2,6 @@
 // Assigns layers to shards by the rule "longest processing time first". A pure function.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,11 +15,9 @@ struct PlacementLayer {
   int64_t bytes = 0;  // memory of the owner, in bytes
 };
 
-// A shard, or one device of a shard.
 struct PlacementShard {
   int64_t free_bytes = 0;
-  size_t shard = 0;              // index of the shard; the devices of a shard are consecutive
-  std::string ring_device = {};  // identifies the device to workers that share its memory; empty: none do
+  std::string ring_device = {};  // identifies its device to workers that share its memory; empty: none do
 };
 
 struct Placement {

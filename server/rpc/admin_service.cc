@@ -24,14 +24,9 @@ absl::Status GetServerInfo(const v1::GetServerInfoRequest&, v1::GetServerInfoRes
   response.set_draining(subject.draining());
   if (subject.shard != nullptr) {
     response.set_backend(subject.backend);
-    int64_t capacity = 0, reserved = 0;
-    for (const DeviceUse& device : subject.shard->devices()) {
-      EncodeDevice(device, *response.add_devices());
-      capacity += device.capacity_bytes;
-      reserved += device.reserved_bytes;
-    }
-    response.set_capacity_bytes(static_cast<uint64_t>(capacity));
-    response.set_reserved_bytes(static_cast<uint64_t>(reserved));
+    EncodeDevice(subject.shard->device(), *response.add_devices());
+    response.set_capacity_bytes(response.devices(0).capacity_bytes());
+    response.set_reserved_bytes(response.devices(0).reserved_bytes());
     response.set_sessions(static_cast<uint32_t>(subject.shard->ListSessions().size()));
   }
   if (subject.coordinator != nullptr) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <limits>
 #include <set>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -225,9 +224,9 @@ void EncodeDevice(const DeviceUse& device, v1::DeviceMemory& out) {
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description) {
   v1::DescribeShardResponse out;
   out.set_advertise_address(wire::SafeText(description.advertise_address));
-  out.set_capacity_bytes(description.capacity_bytes);
-  out.set_reserved_bytes(description.reserved_bytes);
-  for (const DeviceUse& device : description.devices) EncodeDevice(device, *out.add_devices());
+  out.set_capacity_bytes(static_cast<uint64_t>(description.device.capacity_bytes));
+  out.set_reserved_bytes(static_cast<uint64_t>(description.device.reserved_bytes));
+  EncodeDevice(description.device, *out.add_devices());
   for (const HeldSession& session : description.sessions) {
     v1::HeldSession* held = out.add_sessions();
     held->set_session_id(session.session_id);
@@ -244,11 +243,13 @@ v1::DescribeShardResponse EncodeDescription(const ShardDescription& description)
 ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
   ShardDescription out;
   out.advertise_address = response.advertise_address();
-  out.capacity_bytes = Bytes(response.capacity_bytes());
-  out.reserved_bytes = Bytes(response.reserved_bytes());
-  for (const v1::DeviceMemory& device : response.devices()) {
-    out.devices.push_back({device.name(), Bytes(device.capacity_bytes()), Bytes(device.reserved_bytes()),
-                           device.fault(), device.ring_device()});
+  out.device.capacity_bytes = Bytes(response.capacity_bytes());
+  out.device.reserved_bytes = Bytes(response.reserved_bytes());
+  if (response.devices_size() > 0) {
+    const v1::DeviceMemory& device = response.devices(0);
+    out.device.name = device.name();
+    out.device.fault = device.fault();
+    out.device.ring_device = device.ring_device();
   }
   for (const v1::HeldSession& session : response.sessions()) {
     out.sessions.push_back({session.session_id(), session.name(), session.epoch(), Bytes(session.reserved_bytes()),

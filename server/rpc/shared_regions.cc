@@ -49,7 +49,7 @@ void StreamRegion::Write(const wire::Slot& slot, ConstMatrixView answer, RegionC
 SharedRegions::~SharedRegions() {
   answers_ = nullptr;  // its last copies may end the use of regions
   MutexLock lock(mu_);
-  for (const Retired& region : retired_) account_->Release(Of(region.memory->bytes()));
+  for (const Retired& region : retired_) account_->Release(region.memory->bytes());
 }
 
 // The server accepts connections on Unix sockets itself and passes gRPC their file descriptors. gRPC uses the prefix
@@ -65,10 +65,10 @@ absl::StatusOr<std::shared_ptr<StreamRegion>> SharedRegions::Open(const v1::Ring
   const int64_t wanted = static_cast<int64_t>(std::min<uint64_t>(request.bytes(), static_cast<uint64_t>(most_bytes_)));
   const int64_t bytes =
       (wanted + RegionMemory::kGranularity - 1) / RegionMemory::kGranularity * RegionMemory::kGranularity;
-  PRECONDOR_RETURN_IF_ERROR(account_->Reserve("ring of a worker", Of(bytes)));
+  PRECONDOR_RETURN_IF_ERROR(account_->Reserve("ring of a worker", bytes));
   absl::StatusOr<std::unique_ptr<SharedRegion>> memory = memory_.Export(bytes);
   if (!memory.ok()) {
-    account_->Release(Of(bytes));
+    account_->Release(bytes);
     return memory.status();
   }
   logger_.Log(Severity::kInfo, "ring opened", {{"bytes", bytes}});
@@ -93,7 +93,7 @@ void SharedRegions::Collect() {
   for (Retired& region : due) {
     const int64_t bytes = region.memory->bytes();
     region.memory.reset();
-    account_->Release(Of(bytes));
+    account_->Release(bytes);
     logger_.Log(Severity::kInfo, "ring closed", {{"bytes", bytes}});
   }
 }

@@ -74,8 +74,8 @@ class SharedRegions {
   // undefined behavior to free memory that another process still maps.
   static constexpr absl::Duration kLinger = absl::Seconds(10);
 
-  // `most_bytes` is the greatest size of a region. Each region's bytes are reserved in `account`, whose only device is
-  // the one of `memory`. Lifetime: all references outlive this object.
+  // `most_bytes` is the greatest size of a region. Each region's bytes are reserved in `account`, of the device of
+  // `memory`. Lifetime: all references outlive this object.
   SharedRegions(RegionMemory& memory, std::shared_ptr<MemoryAccount> account, int64_t most_bytes, const Clock& clock,
                 Logger& logger)
       : memory_(memory),
@@ -103,8 +103,6 @@ class SharedRegions {
     std::unique_ptr<SharedRegion> memory;
     absl::Time due;
   };
-  // Returns `bytes` on the account's only device.
-  DeviceBytes Of(int64_t bytes) const { return {{bytes}}; }
   void Retire(std::unique_ptr<SharedRegion> memory, bool unmapped);
 
   RegionMemory& memory_;

@@ -34,7 +34,7 @@ VALUES = {
     "other names": {"fullnameOverride": "pre", "serviceAccount": {"create": True, "name": "trainers"},
                     "imagePullSecrets": [{"name": "pull"}], "image": {"repository": "registry/precondor-server", "tag": "x"}},
     "etcd": {"coordinator": {"etcd": {"endpoints": ["etcd-0.etcd:2379", "etcd-1.etcd:2381"]}}},
-    "gpus": {"shard": {"gpus": 2, "replicas": 3, "memoryLimitMiB": 131072, "cpu": 8}},
+    "gpus": {"shard": {"gpus": 1, "replicas": 3, "memoryLimitMiB": 131072, "cpu": 8}},
     "no volumes": {"shard": {"persistence": {"enabled": False}}, "coordinator": {"persistence": {"enabled": False}}},
     "bare": {"networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}},
     "monitoring": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -165,7 +165,7 @@ class ChartTest(unittest.TestCase):
             self.assertLessEqual(ours | {"--tls-cert=/tls/tls.crt", "--tls-ca=/tls/ca.crt"}, set(coordinator["args"]))
             self.assertFalse((others | {"--plaintext=any"}) & set(coordinator["args"]))
         gpu = shard(template(VALUES["gpus"]))["containers"][0]
-        self.assertEqual(gpu["resources"]["limits"], {"cpu": 8, "memory": "16384Mi", "nvidia.com/gpu": 2})
+        self.assertEqual(gpu["resources"]["limits"], {"cpu": 8, "memory": "16384Mi", "nvidia.com/gpu": 1})
         self.assertEqual(gpu["image"], "precondor-server-cuda:0.1.0")
         options = manifests.environment_of(shard(template(VALUES["options"]))["containers"][0])
         self.assertLessEqual({"PRECONDOR_WINDOW_STEPS": "3", "PRECONDOR_SNAPSHOT_INTERVAL_STEPS": "1000000",

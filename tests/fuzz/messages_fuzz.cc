@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The messages of sessions and shards: decoded, checked and, where that is right, installed on a shard.
-#include <utility>
 
 #include "kernels/base/check.h"
 #include "kernels/base/trace_context.h"
@@ -50,12 +49,12 @@ void Install(absl::string_view bytes) {
   options.capacity_bytes = 1 << 20;
   Shard shard(options, *backend, executor, clock, logger, observer);
   if (!shard.Install(*install).ok()) {
-    PRECONDOR_CHECK(shard.memory()->reserved().total() == 0);
+    PRECONDOR_CHECK(shard.memory()->reserved() == 0);
     return;
   }
   PRECONDOR_CHECK(shard.Install(*install).ok());
   PRECONDOR_CHECK(shard.Remove(install->session_id).value());
-  PRECONDOR_CHECK(shard.memory()->reserved().total() == 0);
+  PRECONDOR_CHECK(shard.memory()->reserved() == 0);
 }
 
 void ShardMessages(absl::string_view bytes) {

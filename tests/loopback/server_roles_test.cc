@@ -27,12 +27,11 @@ using ::testing::Not;
 std::string AddressOf(RawServer& server) { return server.app().addresses().front(); }
 
 std::unique_ptr<RawServer> StartShard(int64_t memory_limit_bytes = int64_t{1} << 30,
-                                      const std::string& listen = "127.0.0.1:0", int64_t devices = 1) {
+                                      const std::string& listen = "127.0.0.1:0") {
   ServerConfig config;
   config.listen = {listen};
   config.role = ServerRole::kShard;
   config.memory_limit_bytes = memory_limit_bytes;
-  config.cpu_devices = devices;
   return std::make_unique<RawServer>(config);
 }
 
@@ -140,39 +139,10 @@ TEST_F(ServerRolesTest, ASessionLivesOnBothShardsAndLeavesNothingBehind) {
   EXPECT_THAT(coordinator_->app().metrics_text(), Not(HasSubstr("train_job=")));
 }
 
-TEST_F(ServerRolesTest, AShardSpreadsItsLayersOverItsDevices) {
-  std::vector<std::string> answers[2];
-  for (const int64_t devices : {1, 2}) {
-    const std::unique_ptr<RawServer> shard = StartShard(int64_t{1} << 30, "127.0.0.1:0", devices);
-    const std::unique_ptr<RawServer> coordinator = StartCoordinator({AddressOf(*shard)});
-    const v1::JoinSessionResponse job = coordinator->OpenAndJoin("job");
-    for (uint64_t step = 0; step < 4; ++step) {
-      for (int layer = 0; layer < 2; ++layer) {
-        v1::PreconditionResponse response;
-        ASSERT_TRUE(shard->Precondition(RawRequest(job, step, layer), &response).ok());
-        EXPECT_EQ(response.outcome().decision(), v1::DECISION_PRECONDITIONED);
-        answers[devices - 1].push_back(response.payload());
-      }
-    }
-    const v1::GetServerInfoResponse info = InfoOf(*shard);
-    ASSERT_EQ(info.devices_size(), devices);
-    EXPECT_EQ(info.capacity_bytes(), static_cast<uint64_t>(devices) << 30);
-    uint64_t sum = 0;
-    for (const v1::DeviceMemory& device : info.devices()) {
-      EXPECT_GT(device.reserved_bytes(), 0u) << device.name();
-      sum += device.reserved_bytes();
-      EXPECT_THAT(shard->app().metrics_text(), HasSubstr(absl::StrCat("precondor_device_reserved_bytes{device=\"",
-                                                                      device.name(), "\"} ", device.reserved_bytes())));
-    }
-    EXPECT_EQ(sum, info.reserved_bytes());
-  }
-  EXPECT_EQ(answers[0], answers[1]);
-}
-
-TEST_F(ServerRolesTest, ALayerThatNoDeviceHoldsIsRefusedWhateverAllHoldTogether) {
+TEST_F(ServerRolesTest, ALayerThatNoShardHoldsIsRefusedWhateverAllHoldTogether) {
   constexpr int64_t kMiB = 1 << 20;
-  shards_.push_back(StartShard(5 * kMiB, "127.0.0.1:0", 4));
-  coordinator_ = StartCoordinator({AddressOf(*shards_[0])});
+  for (int i = 0; i < 2; ++i) shards_.push_back(StartShard(5 * kMiB));
+  coordinator_ = StartCoordinator({AddressOf(*shards_[0]), AddressOf(*shards_[1])});
   v1::SessionSpec spec = RawServer::Spec("job");
   spec.mutable_layers(0)->set_d_out(1024);
   spec.mutable_layers(0)->set_d_in(1024);

@@ -341,7 +341,7 @@ absl::StatusOr<uint64_t> SimShard::DeliverResume(const RankResume& resume) {
 
 std::string SimShard::Leftovers() const {
   if (!process_.up()) return "";
-  if (shard_->memory()->reserved().total() != 0) return "I6: " + process_.name() + " has bytes reserved after the end";
+  if (shard_->memory()->reserved() != 0) return "I6: " + process_.name() + " has bytes reserved after the end";
   if (shard_->in_flight() != 0) return "I6: " + process_.name() + " has something in flight after the end";
   if (!shard_->ListSessions().empty()) return "I6: " + process_.name() + " has a session after the end";
   return "";

@@ -12,7 +12,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include <nlohmann/json.hpp>
 
@@ -167,12 +166,6 @@ std::string StatusTable(const std::vector<ServerStatus>& servers) {
                     info.draining() ? "draining"
                     : any_lost      ? "device lost"
                                     : "serving"});
-    // If there are several devices, each has a row; the row above has their sum.
-    for (int i = 0; info.devices_size() > 1 && i < info.devices_size(); ++i) {
-      const v1::DeviceMemory& device = info.devices(i);
-      rows.push_back({"", "", "", "", device.name(), FormatBytes(device.reserved_bytes()),
-                      FormatBytes(device.capacity_bytes()), "", device.fault().empty() ? "" : "lost"});
-    }
   }
   return FormatTable(rows);
 }

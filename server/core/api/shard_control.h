@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 
 #include "kernels/base/session_spec.h"
 #include "server/core/api/session_access.h"
@@ -25,6 +24,7 @@ struct HeldSession {
   uint64_t last_step = 0;  // greatest step that has begun here since the last rollback
 };
 
+// The device on which a shard computes.
 struct DeviceUse {
   std::string name;  // for people, such as "cuda:0"
   int64_t capacity_bytes = 0;
@@ -35,9 +35,7 @@ struct DeviceUse {
 
 struct ShardDescription {
   std::string advertise_address;  // address that workers dial; empty: the one in the coordinator's configuration
-  int64_t capacity_bytes = 0;     // sum over all devices, as is reserved_bytes
-  int64_t reserved_bytes = 0;
-  std::vector<DeviceUse> devices;  // empty: a single device with the bytes above
+  DeviceUse device;
   std::vector<HeldSession> sessions;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events that a shard reports about its sessions, memory and devices.
+// Events that a shard reports about its sessions, memory and device.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +28,7 @@ class ShardObserver {
   virtual void OnQuarantinedSessions(int64_t sessions) {}
   // Memory for a session, or for a part of it, was reserved, or refused for lack of room.
   virtual void OnAdmission(bool admitted) {}
-  // Reserved bytes on all devices of a shard together, and on one device.
   virtual void OnReservedBytes(int64_t reserved, int64_t capacity) {}
-  virtual void OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) {}
   // The shard has the device; later with false: a fault has made it unusable.
   virtual void OnDevice(absl::string_view device, bool usable) {}
 };

@@ -2,7 +2,6 @@
 // Summaries of a shard's sessions and layers.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -18,7 +17,6 @@ namespace precondor {
 struct LayerStats {
   uint32_t layer = 0;
   std::string name;
-  size_t device = 0;  // index among the shard's devices
   uint64_t factor_version = 0;
   std::string input_representation, output_representation;
   int64_t input_rank = 0, output_rank = 0;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // How sessions are opened, placed on shards, and closed.
-#include <iterator>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -93,7 +92,7 @@ absl::StatusOr<ShardDescription> DescribeCleared(CoordinatorContext& c, size_t s
   bool cleared = false;
   for (const CoordinatorAction& action : actions) cleared = CarryOut(c, action).ok() || cleared;
   if (!cleared) return observed;
-  return c.shards[shard].control->Describe();  // its devices have other free bytes now
+  return c.shards[shard].control->Describe();  // its device has other free bytes now
 }
 
 struct SessionPlan {
@@ -115,7 +114,8 @@ absl::StatusOr<SessionPlan> MakePlan(CoordinatorContext& c, const SessionSpec& s
     if (!description.ok()) {
       return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", name));
     }
-    absl::c_copy(DeviceRooms(*description, s), std::back_inserter(rooms));
+    const DeviceUse& device = description->device;
+    rooms.push_back({.free_bytes = device.capacity_bytes - device.reserved_bytes, .ring_device = device.ring_device});
     const std::string& advertised = description->advertise_address;
     plan.placement.push_back({.shard = name, .address = advertised.empty() ? name : advertised, .layers = {}});
   }
@@ -125,7 +125,7 @@ absl::StatusOr<SessionPlan> MakePlan(CoordinatorContext& c, const SessionSpec& s
                           absl::StrCat("session \"", spec.name, "\": ", placement.reason));
   }
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-    plan.placement[rooms[placement.shard_of_layer[layer]].shard].layers.push_back(layer);
+    plan.placement[placement.shard_of_layer[layer]].layers.push_back(layer);
   }
   if (spec.exchange == ExchangeMode::kDelegate && spec.delegates.empty()) {
     plan.delegates = DelegateByDevice(placement, rooms, rank_devices);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -16,10 +15,9 @@ namespace precondor {
 // Accumulates the LayerStats of one layer. Not thread-safe: LayerDriver::mu_ guards it.
 class LayerCounters {
  public:
-  LayerCounters(uint32_t layer, std::string name, size_t device) {
+  LayerCounters(uint32_t layer, std::string name) {
     stats_.layer = layer;
     stats_.name = std::move(name);
-    stats_.device = device;
   }
 
   void CountAccepted(uint64_t accepted) { stats_.accepted += accepted; }

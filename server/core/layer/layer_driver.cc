@@ -37,13 +37,13 @@ LayerDriver::LayerDriver(std::shared_ptr<SessionContext> session, uint32_t layer
                          std::unique_ptr<LayerState> state)
     : session_(std::move(session)),
       layer_(layer),
-      executor_(session_->DeviceOf(layer).executor),
+      executor_(session_->shard->executor),
       strand_(executor_.NewStrandOf(session_->session_id)),
       worker_(*session_, layer, std::move(state)),
       journal_(*session_, layer, install.rollback_epoch),
       machine_(RulesOf(*session_, layer), install.epoch, install.rollback_epoch, install.members),
       steps_(session_->spec, layer),
-      counters_(layer, session_->spec.layers[layer].name, session_->DeviceOf(layer).place) {
+      counters_(layer, session_->spec.layers[layer].name) {
   NoteFactorsReplaced();
 }
 

@@ -112,7 +112,7 @@ class LayerDriver::EffectVisitor {
 
   void operator()(const WakeWorker& wake) {
     Then([&layer = layer_, sealed = wake.sealed] {
-      Backend& backend = layer.session_->DeviceOf(layer.layer_).backend;
+      Backend& backend = layer.session_->shard->backend;
       auto expected = sealed ? std::make_shared<Backend::ExpectedTask>(backend) : nullptr;
       layer.executor_.Post(layer.strand_, [self = layer.shared_from_this(), expected = std::move(expected)]() mutable {
         self->worker_.Expect(std::move(expected));

@@ -39,7 +39,7 @@ absl::Status Resize(Payload& payload, int64_t bytes) {
 
 LayerWorker::LayerWorker(SessionContext& session, uint32_t layer, std::unique_ptr<LayerState> state)
     : session_(session),
-      device_(session.DeviceOf(layer)),
+      backend_(session.shard->backend),
       spec_(session.spec.layers[layer]),
       single_(GradientContributors(session.spec) == 1),
       layer_(layer),
@@ -67,7 +67,7 @@ absl::Status LayerWorker::Load(absl::string_view bytes) {
 void LayerWorker::PostDeferredWork() {
   std::function<void()> work = state_->TakeDeferredWork();
   if (!work) return;
-  device_.executor.PostBackground(std::move(work));
+  session_.shard->executor.PostBackground(std::move(work));
 }
 
 LayerWorker::StateView LayerWorker::view() const {
@@ -92,16 +92,16 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<StagedContribution> c
 
 absl::Status LayerWorker::ApplyStatistics(std::vector<StagedContribution>& contributions, UpdateOutcome& outcome) {
   PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch,
-                             device_.statistics_scratch.Acquire(StatisticsScratchElements(session_.spec, layer_)));
+                             session_.statistics_scratch.Acquire(StatisticsScratchElements(session_.spec, layer_)));
   PRECONDOR_ASSIGN_OR_RETURN(const LayerStatistics merged,
-                             MergeStatistics(session_.spec, layer_, contributions, device_.backend, scratch));
+                             MergeStatistics(session_.spec, layer_, contributions, backend_, scratch));
   contributions.clear();
   PublishedUpdate update;
   if (session_.spec.exchange == ExchangeMode::kReplay) {
     PRECONDOR_ASSIGN_OR_RETURN(update, Seal(merged));
   }
   const absl::Time start = session_.shard->clock.Now();
-  Backend::Task task(device_.backend);
+  Backend::Task task(backend_);
   expected_ = nullptr;
   absl::Status status = state_->Update(merged);
   status.Update(task.Finish());
@@ -116,7 +116,7 @@ absl::StatusOr<PublishedUpdate> LayerWorker::Seal(const LayerStatistics& merged)
   // Heap blocks are aligned for f32, and the wire's byte order is the host's.
   float* out = reinterpret_cast<float*>(bytes.data());
   for (const ConstMatrixView& side : {merged.a, merged.g}) {
-    PRECONDOR_RETURN_IF_ERROR(device_.backend.Download(side, MatrixView(out, side.rows, side.cols)));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Download(side, MatrixView(out, side.rows, side.cols)));
     update.tensors.push_back({.dtype = DType::kF32, .dims = {side.rows, side.cols}, .scale = 1.0f});
     out += side.size();
   }
@@ -239,7 +239,7 @@ absl::StatusOr<StagedContribution> LayerWorker::TakeAverage(StepData& data) {
   const ConstMatrixView gradient = data.on_device->values;
   PRECONDOR_RETURN_IF_ERROR(Resize(average.bytes, WireBytes()));
   PRECONDOR_RETURN_IF_ERROR(
-      device_.backend.Download(gradient, MatrixView(FloatsIn(average.bytes).data(), gradient.rows, gradient.cols)));
+      backend_.Download(gradient, MatrixView(FloatsIn(average.bytes).data(), gradient.rows, gradient.cols)));
   return average;
 }
 
@@ -313,16 +313,15 @@ AnswerCause LayerWorker::CauseOfFailure() const {
 
 absl::Status LayerWorker::Compute(ConstMatrixView d, bool taken_in, MatrixView u, GradientResult& answer,
                                   double* u_squared) {
-  Backend& backend = device_.backend;
   const absl::Time start = session_.shard->clock.Now();
-  Backend::Task task(backend);
+  Backend::Task task(backend_);
   expected_ = nullptr;
   PRECONDOR_RETURN_IF_ERROR(taken_in ? state_->Repeat(u) : state_->Precondition(d, u));
   if (method_.needs_global_scale()) {
-    PRECONDOR_ASSIGN_OR_RETURN(answer.inner_product, backend.Dot(d, u));
+    PRECONDOR_ASSIGN_OR_RETURN(answer.inner_product, backend_.Dot(d, u));
   }
   if (u_squared != nullptr) {
-    PRECONDOR_ASSIGN_OR_RETURN(*u_squared, backend.Dot(u, u));
+    PRECONDOR_ASSIGN_OR_RETURN(*u_squared, backend_.Dot(u, u));
   }
   PRECONDOR_RETURN_IF_ERROR(task.Finish());
   answer.took.precondition = session_.shard->clock.Now() - start;
@@ -331,20 +330,19 @@ absl::Status LayerWorker::Compute(ConstMatrixView d, bool taken_in, MatrixView u
 
 absl::StatusOr<GradientResult> LayerWorker::RunMethod(absl::Span<float> gradient, bool taken_in) {
   PRECONDOR_RETURN_IF_ERROR(CheckReady());
-  Backend& backend = device_.backend;
   PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch,
-                             device_.gradient_scratch.Acquire(GradientScratchElements(session_.spec, layer_)));
+                             session_.gradient_scratch.Acquire(GradientScratchElements(session_.spec, layer_)));
   const MatrixView d = scratch.view(0, spec_.d_out, spec_.d_in);
   const MatrixView u = scratch.view(d.size(), spec_.d_out, spec_.d_in);
   const MatrixView host(gradient.data(), spec_.d_out, spec_.d_in);
   PRECONDOR_RETURN_IF_ERROR(scratch.Upload(host, d));
   GradientResult answer;
   PRECONDOR_RETURN_IF_ERROR(Compute(d, taken_in, u, answer, /*u_squared=*/nullptr));
-  absl::Status status = backend.Download(u, host);
+  absl::Status status = backend_.Download(u, host);
   if (status.ok()) scratch.NoteIdle();
   if (status.ok() && !AllFinite(gradient)) status = absl::InternalError("the preconditioned gradient is not finite");
   if (!status.ok()) {
-    const absl::Status restored = backend.Download(d, host);
+    const absl::Status restored = backend_.Download(d, host);
     if (restored.ok()) return status;
     // The average is lost, and `gradient` may hold anything: no replica may use it.
     answer.decision = Decision::kSkip;
@@ -358,9 +356,8 @@ absl::StatusOr<GradientResult> LayerWorker::RunMethod(absl::Span<float> gradient
 GradientResult LayerWorker::PreconditionOnDevice(StepData& data) {
   const std::shared_ptr<const DevicePayload> payload = std::move(data.on_device);
   const ConstMatrixView gradient = payload->values;
-  Backend& backend = device_.backend;
   // The answer needs memory of its own: it is kept for repetitions, while the gradient's memory is the worker's again.
-  absl::StatusOr<DeviceMatrix> kept = backend.AllocateScratch(gradient.rows, gradient.cols);
+  absl::StatusOr<DeviceMatrix> kept = backend_.AllocateScratch(gradient.rows, gradient.cols);
   if (!kept.ok()) return Skip(data, AnswerCause::kFailed, std::string(kept.status().message()));
   GradientResult answer;
   const bool planned = data.plan.has_value() && data.plan->decision == Decision::kIdentity;
@@ -377,9 +374,9 @@ GradientResult LayerWorker::PreconditionOnDevice(StepData& data) {
     answer.cause = cause;
     answer.decision = Decision::kIdentity;
     answer.reason = std::string(status.message());
-    const absl::Status copied = backend.Copy(gradient, kept->view());
+    const absl::Status copied = backend_.Copy(gradient, kept->view());
     // Dot returns after the copy has ended.
-    const absl::StatusOr<double> squared = copied.ok() ? backend.Dot(kept->view(), kept->view()) : copied;
+    const absl::StatusOr<double> squared = copied.ok() ? backend_.Dot(kept->view(), kept->view()) : copied;
     if (!squared.ok()) {
       return Skip(data, AnswerCause::kFailed,
                   absl::StrCat("the gradient cannot be had from the device: ", squared.status().message()));
@@ -389,23 +386,22 @@ GradientResult LayerWorker::PreconditionOnDevice(StepData& data) {
     }
   }
   answer.tensors = {{.dtype = DType::kF32, .dims = {gradient.rows, gradient.cols}, .scale = 1.0f}};
-  answer.on_device = std::make_shared<DeviceAnswer>(backend, *std::move(kept));
+  answer.on_device = std::make_shared<DeviceAnswer>(backend_, *std::move(kept));
   answer.factor_version = view().version;
   return answer;
 }
 
 absl::StatusOr<GradientResult> LayerWorker::RunMethodOnDevice(ConstMatrixView gradient, bool taken_in, MatrixView u) {
   PRECONDOR_RETURN_IF_ERROR(CheckReady());
-  Backend& backend = device_.backend;
   ConstMatrixView d = gradient;
   std::optional<ScratchPool::Lease> scratch;
   if (method_.learns_from_gradients()) {
     // The gradient becomes part of the factors. The method checks it, in memory that no worker can write.
     PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease lease,
-                               device_.gradient_scratch.Acquire(GradientScratchElements(session_.spec, layer_)));
+                               session_.gradient_scratch.Acquire(GradientScratchElements(session_.spec, layer_)));
     scratch.emplace(std::move(lease));
     const MatrixView own = scratch->view(0, gradient.rows, gradient.cols);
-    PRECONDOR_RETURN_IF_ERROR(backend.Copy(gradient, own));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(gradient, own));
     d = own;
   }
   GradientResult answer;

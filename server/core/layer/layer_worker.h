@@ -122,7 +122,7 @@ class LayerWorker {
   GradientResult Encode(StepData& data, GradientResult answer, absl::Span<float> values);
 
   SessionContext& session_;
-  SessionDevice& device_;
+  Backend& backend_;
   const LayerSpec& spec_;
   const bool single_;  // one rank sends the gradient, so there is nothing to add up
   const uint32_t layer_;

@@ -15,17 +15,4 @@ std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const Method
   return layers;
 }
 
-std::vector<PlacementShard> DeviceRooms(const ShardDescription& shard, size_t place) {
-  if (shard.devices.empty()) {
-    return {{.free_bytes = shard.capacity_bytes - shard.reserved_bytes, .shard = place}};
-  }
-  std::vector<PlacementShard> rooms;
-  for (const DeviceUse& device : shard.devices) {
-    rooms.push_back({.free_bytes = device.capacity_bytes - device.reserved_bytes,
-                     .shard = place,
-                     .ring_device = device.ring_device});
-  }
-  return rooms;
-}
-
 }  // namespace precondor

@@ -2,7 +2,6 @@
 #include "server/core/resources/reservation.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "kernels/base/session_memory.h"
 
@@ -54,6 +53,36 @@ int64_t StagingBytes(const SessionSpec& spec, const Method& method, uint32_t lay
                   PulledAnswerBytes(spec, method, layer, window_steps));
 }
 
+// Bytes of scratch of one layer's operations.
+struct LayerScratch {
+  int64_t statistics = 0, gradient = 0, method = 0, deferred = 0;
+};
+
+LayerScratch ScratchOf(const SessionSpec& spec, const Method& method, uint32_t index) {
+  const LayerSpec& layer = spec.layers[index];
+  LayerScratch scratch{.method = method.ScratchBytes(layer, VectorsPerStep(spec, index)),
+                       .deferred = method.DeferredScratchBytes(layer)};
+  if (method.needs_statistics()) {
+    // The scratch on the device; and on the host one worker's decoded statistics, for vectors all workers', and for
+    // MEAN the sums in f64 and the means.
+    const StatisticsKind kind = StatisticsOf(spec, index);
+    const int64_t both = layer.d_in + layer.d_out;
+    const int64_t host = kind == StatisticsKind::kMean         ? 3 * both
+                         : kind == StatisticsKind::kCovariance ? StatisticsElements(spec, index)
+                                                               : Mul(VectorsPerStep(spec, index), both);
+    scratch.statistics = Mul(AddBytes(StatisticsScratchElements(spec, index), host), 4);
+  }
+  if (!WorkersPrecondition(spec)) scratch.gradient = Mul(layer.d_out * layer.d_in, 4);
+  return scratch;
+}
+
+int64_t Total(const SessionSpec& spec, const LayerScratch& scratch) {
+  // D and U on the device, and D on the host if the wire's type is not f32.
+  const int64_t copies = spec.gradient_dtype == DType::kF32 ? 2 : 3;
+  return AddBytes(AddBytes(scratch.statistics, Mul(copies, scratch.gradient)),
+                  AddBytes(scratch.method, scratch.deferred));
+}
+
 }  // namespace
 
 int64_t AddBytes(int64_t x, int64_t y) { return x > kSaturated - y ? kSaturated : x + y; }
@@ -82,63 +111,26 @@ int64_t LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer
   return AddBytes(method.StateBytes(spec.layers[layer]), StagingBytes(spec, method, layer, window_steps));
 }
 
-ReservationSums::ReservationSums(const SessionSpec& spec, const MethodSet& methods, int window_steps,
-                                 std::vector<int> parallelism)
-    : spec_(&spec), methods_(&methods), window_steps_(window_steps), sums_(parallelism.size()) {
-  for (size_t device = 0; device < sums_.size(); ++device) sums_[device].parallelism = parallelism[device];
-}
-
-int64_t ReservationSums::ScratchOfOne(int64_t statistics, int64_t gradient, int64_t method) const {
-  // D and U on the device, and D on the host if the wire's type is not f32.
-  const int64_t copies = spec_->gradient_dtype == DType::kF32 ? 2 : 3;
-  return AddBytes(AddBytes(statistics, Mul(copies, gradient)), method);
-}
-
-void ReservationSums::Include(size_t device, uint32_t index) {
-  Sum& sum = sums_[device];
-  const LayerSpec& layer = spec_->layers[index];
-  const Method& method = methods_->of(index);
-  const int64_t scratch = method.ScratchBytes(layer, VectorsPerStep(*spec_, index));
-  ++sum.layers;
-  sum.states = AddBytes(sum.states, method.StateBytes(layer));
-  sum.staging = AddBytes(sum.staging, StagingBytes(*spec_, method, index, window_steps_));
-  int64_t statistics = 0, gradient = 0;
-  if (method.needs_statistics()) {
-    // The scratch on the device; and on the host one worker's decoded statistics, for vectors all workers', and for
-    // MEAN the sums in f64 and the means.
-    const StatisticsKind kind = StatisticsOf(*spec_, index);
-    const int64_t both = layer.d_in + layer.d_out;
-    const int64_t host = kind == StatisticsKind::kMean         ? 3 * both
-                         : kind == StatisticsKind::kCovariance ? StatisticsElements(*spec_, index)
-                                                               : Mul(VectorsPerStep(*spec_, index), both);
-    statistics = Mul(AddBytes(StatisticsScratchElements(*spec_, index), host), 4);
-  }
-  if (!WorkersPrecondition(*spec_)) gradient = Mul(layer.d_out * layer.d_in, 4);
-  const int64_t deferred = method.DeferredScratchBytes(layer);
-  sum.statistics = std::max(sum.statistics, statistics);
-  sum.gradient = std::max(sum.gradient, gradient);
-  sum.method_scratch = std::max(sum.method_scratch, scratch);
-  sum.deferred_scratch = std::max(sum.deferred_scratch, deferred);
-  sum.all_scratch = AddBytes(sum.all_scratch, ScratchOfOne(statistics, gradient, AddBytes(scratch, deferred)));
-}
-
-Reservation ReservationSums::reservation(size_t device) const {
-  const Sum& sum = sums_[device];
-  const int64_t of_widest =
-      ScratchOfOne(sum.statistics, sum.gradient, AddBytes(sum.method_scratch, sum.deferred_scratch));
-  // A layer is the work of one strand. If not all layers run at once, each that runs may need blocks of the widest
-  // layer.
-  const int64_t scratch = sum.layers <= sum.parallelism ? sum.all_scratch : Mul(sum.parallelism, of_widest);
-  Reservation reservation{.states = sum.states, .scratch = scratch, .staging = sum.staging};
-  if (sum.layers > 0) reservation.staging = AddBytes(reservation.staging, SessionTableBytes(*spec_));
-  return reservation;
-}
-
 Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                                int window_steps, int parallelism) {
-  ReservationSums sum(spec, methods, window_steps, {parallelism});
-  for (const uint32_t layer : layers) sum.Include(0, layer);
-  return sum.reservation(0);
+  Reservation sum;
+  LayerScratch widest;
+  for (const uint32_t index : layers) {
+    const Method& method = methods.of(index);
+    const LayerScratch scratch = ScratchOf(spec, method, index);
+    sum.states = AddBytes(sum.states, method.StateBytes(spec.layers[index]));
+    sum.staging = AddBytes(sum.staging, StagingBytes(spec, method, index, window_steps));
+    sum.scratch = AddBytes(sum.scratch, Total(spec, scratch));
+    widest = {.statistics = std::max(widest.statistics, scratch.statistics),
+              .gradient = std::max(widest.gradient, scratch.gradient),
+              .method = std::max(widest.method, scratch.method),
+              .deferred = std::max(widest.deferred, scratch.deferred)};
+  }
+  // A layer is the work of one strand. If not all layers run at once, each that runs may need blocks of the widest
+  // layer.
+  if (static_cast<int64_t>(layers.size()) > parallelism) sum.scratch = Mul(parallelism, Total(spec, widest));
+  if (!layers.empty()) sum.staging = AddBytes(sum.staging, SessionTableBytes(spec));
+  return sum;
 }
 
 Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,

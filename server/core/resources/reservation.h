@@ -2,9 +2,7 @@
 // Upper bounds of the memory that a session needs on a shard, which are known before anything is allocated.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "absl/types/span.h"
 
@@ -20,7 +18,7 @@ inline constexpr int kDefaultWindowSteps = 2;
 // Returns x + y for numbers that are not negative. Saturates at 2^62 instead of overflowing, as all sums here do.
 int64_t AddBytes(int64_t x, int64_t y);
 
-// Bytes that a session reserves on one device.
+// Bytes that a session reserves.
 struct Reservation {
   int64_t states = 0;   // factors at their fullest
   int64_t scratch = 0;  // device and host buffers of the operations that may run at once
@@ -28,32 +26,7 @@ struct Reservation {
   int64_t total() const;
 };
 
-// Adds up the bounds for a session's layers on the devices of a shard, one layer after the other. ComputeReservation
-// lists what is counted. Borrows its arguments.
-class ReservationSums {
- public:
-  // `parallelism` is by device.
-  ReservationSums(const SessionSpec& spec, const MethodSet& methods, int window_steps, std::vector<int> parallelism);
-  void Include(size_t device, uint32_t layer);
-  Reservation reservation(size_t device) const;
-
- private:
-  // Sums over the layers that are included on one device.
-  struct Sum {
-    int parallelism = 1;
-    int64_t layers = 0, states = 0, staging = 0;
-    int64_t statistics = 0, gradient = 0, method_scratch = 0, deferred_scratch = 0;  // maxima over the layers
-    int64_t all_scratch = 0;                                                         // sum over the layers
-  };
-  int64_t ScratchOfOne(int64_t statistics, int64_t gradient, int64_t method) const;
-
-  const SessionSpec* spec_;
-  const MethodSet* methods_;
-  int window_steps_;
-  std::vector<Sum> sums_;
-};
-
-// Returns the bound for the given layers on a shard's only device, whose executor runs `parallelism` of them at once.
+// Returns the bound for the given layers on a shard whose executor runs `parallelism` of them at once.
 // - Scratch: each layer's own if all run at once, otherwise `parallelism` times the widest layer's.
 // - Staging per layer, for window_steps + 1 steps (a step that left the window may still be waiting for its update):
 //   statistics of W workers in the session's statistics dtype, and kBytesPerContribution for each contribution.

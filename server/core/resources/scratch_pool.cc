@@ -10,22 +10,20 @@
 namespace precondor {
 
 absl::StatusOr<ScratchPool::Lease> ScratchPool::Acquire(int64_t elements) {
-  uint64_t sizes = 0;
+  elements = std::max(elements, block_elements_);
   {
     MutexLock lock(mu_);
-    elements = std::max(elements, block_elements_);
-    sizes = sizes_;
     // Searches from the last returned block to the first.
     const auto found = std::find_if(free_.rbegin(), free_.rend(),
                                     [elements](const Block& block) { return block.memory.view().size() == elements; });
     if (found != free_.rend()) {
       Block block = std::move(*found);
       free_.erase(std::next(found).base());
-      return Lease(this, std::move(block.memory), block.idle, sizes);
+      return Lease(this, std::move(block.memory), block.idle);
     }
   }
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix block, backend_.Allocate(1, elements));
-  return Lease(this, std::move(block), /*was_idle=*/false, sizes);
+  return Lease(this, std::move(block), /*was_idle=*/false);
 }
 
 void ScratchPool::Trim() {
@@ -34,18 +32,9 @@ void ScratchPool::Trim() {
   blocks.swap(free_);
 }
 
-void ScratchPool::SetBlockElements(int64_t block_elements) {
-  std::vector<Block> of_before;
+void ScratchPool::Return(Block block) {
   MutexLock lock(mu_);
-  if (block_elements == block_elements_) return;
-  block_elements_ = block_elements;
-  ++sizes_;
-  of_before.swap(free_);
-}
-
-void ScratchPool::Return(Block block, uint64_t sizes) {
-  MutexLock lock(mu_);
-  if (sizes == sizes_) free_.push_back(std::move(block));
+  free_.push_back(std::move(block));
 }
 
 }  // namespace precondor

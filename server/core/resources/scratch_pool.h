@@ -14,20 +14,20 @@
 
 namespace precondor {
 
-// A pool of blocks of device memory. Blocks are allocated when they are first needed, and kept. With a block size set,
-// the pool has no more blocks than operations that ran at once. Without one, a block has the size that was asked for,
-// and the pool has no more blocks of a size than operations that asked for it and ran at once. When the size changes,
-// blocks of earlier sizes are freed as they are returned. Thread-safe. Must outlive its leases.
+// A pool of blocks of device memory. Blocks are allocated when they are first needed, and kept. With a block size, the
+// pool has no more blocks than operations that ran at once. Without one, a block has the size that was asked for, and
+// the pool has no more blocks of a size than operations that asked for it and ran at once. Thread-safe. Must outlive
+// its leases.
 class ScratchPool {
  public:
   class Lease {
    public:
-    Lease(ScratchPool* pool, DeviceMatrix block, bool was_idle, uint64_t sizes)
-        : pool_(pool), block_(std::move(block)), was_idle_(was_idle), sizes_(sizes) {}
+    Lease(ScratchPool* pool, DeviceMatrix block, bool was_idle)
+        : pool_(pool), block_(std::move(block)), was_idle_(was_idle) {}
     Lease(Lease&& other) noexcept = default;
     Lease& operator=(Lease&& other) = delete;
     ~Lease() {
-      if (!block_.empty()) pool_->Return({std::move(block_), is_idle_}, sizes_);
+      if (!block_.empty()) pool_->Return({std::move(block_), is_idle_});
     }
     // Returns a [rows, cols] matrix that begins `offset` elements into the block. It holds what the last user left.
     MatrixView view(int64_t offset, int64_t rows, int64_t cols) {
@@ -48,14 +48,13 @@ class ScratchPool {
     DeviceMatrix block_;
     bool was_idle_;
     bool is_idle_ = false;
-    uint64_t sizes_;  // the pool's `sizes_` when the lease was made
   };
 
-  explicit ScratchPool(Backend& backend) : backend_(backend) {}
+  // `block_elements`: the size of blocks; 0: the size that is asked for.
+  explicit ScratchPool(Backend& backend, int64_t block_elements = 0)
+      : backend_(backend), block_elements_(block_elements) {}
   // Returns a block of at least `elements` f32. Returns ResourceExhausted if the device has no memory left.
   absl::StatusOr<Lease> Acquire(int64_t elements);
-  // Sets the size of blocks from now on. 0, the initial value, means the size that is asked for.
-  void SetBlockElements(int64_t block_elements);
   // Frees the blocks that are not borrowed.
   void Trim();
 
@@ -64,12 +63,11 @@ class ScratchPool {
     DeviceMatrix memory;
     bool idle = false;
   };
-  void Return(Block block, uint64_t sizes);
+  void Return(Block block);
 
   Backend& backend_;
+  const int64_t block_elements_;
   Mutex mu_;
-  int64_t block_elements_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t sizes_ ABSL_GUARDED_BY(mu_) = 0;  // how often the size has changed
   std::vector<Block> free_ ABSL_GUARDED_BY(mu_);
 };
 

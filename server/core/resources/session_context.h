@@ -6,13 +6,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
-#include "kernels/backend.h"
-#include "kernels/base/check.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method_set.h"
@@ -23,15 +20,6 @@
 #include "server/core/resources/shard_context.h"
 
 namespace precondor {
-
-// One of the shard's devices, with the scratch memory that the session's layers on it share.
-struct SessionDevice {
-  size_t place = 0;  // index among the shard's devices
-  Backend& backend;
-  Executor& executor;
-  ScratchPool statistics_scratch;  // see StatisticsScratchElements
-  ScratchPool gradient_scratch;    // see GradientScratchElements: D, then U
-};
 
 // Tracks the greatest step that has begun in one session on a shard. A rollback of the job sets it back.
 // Thread-safe. Layers enter a new epoch one after the other, so a step that began before the last rollback can be
@@ -97,23 +85,17 @@ class RestoredLayers {
 // One per session. Constant after construction, except the pools and begun_steps, which are thread-safe, and the
 // atomics.
 struct SessionContext {
-  // Frees the scratch memory and the memory that the backends cache: sessions with other shapes cannot reuse it.
-  ~SessionContext() {
-    std::vector<Backend*> backends;
-    for (const std::unique_ptr<SessionDevice>& device : devices) backends.push_back(&device->backend);
-    devices.clear();
-    for (Backend* const backend : backends) backend->Trim();
-  }
+  ~SessionContext() { Trim(); }
 
-  // Precondition: the layer has a device.
-  SessionDevice& DeviceOf(uint32_t layer) const {
-    const int place = device_of_layer[layer];
-    PRECONDOR_CHECK(place >= 0);
-    return *devices[static_cast<size_t>(place)];
+  // Frees the scratch memory and the memory that the backend caches: sessions with other shapes cannot reuse it.
+  void Trim() {
+    statistics_scratch.Trim();
+    gradient_scratch.Trim();
+    shard->backend.Trim();
   }
-  // Returns fresh factors on the layer's device, or the errors of Method::MakeState.
+  // Returns fresh factors, or the errors of Method::MakeState.
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(uint32_t layer) const {
-    return methods.of(layer).MakeState(spec.layers[layer], DeviceOf(layer).backend);
+    return methods.of(layer).MakeState(spec.layers[layer], shard->backend);
   }
 
   std::shared_ptr<ShardContext> shard;
@@ -123,8 +105,8 @@ struct SessionContext {
   SessionSpec spec;
   MethodSet methods;
   SessionAccess access;
-  std::vector<std::unique_ptr<SessionDevice>> devices;  // in the order of the shard's devices
-  std::vector<int> device_of_layer;  // indices of `devices`, or -1 for layers of other shards; see GiveDevices
+  ScratchPool statistics_scratch;  // see StatisticsScratchElements
+  ScratchPool gradient_scratch;    // see GradientScratchElements: D, then U
   RestoredLayers restored_layers;
   std::atomic<bool> fetching = false;  // an answer to a FETCH is in memory, where workers keep no factors
   BegunSteps begun_steps = {};

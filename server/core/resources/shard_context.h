@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options and devices of a shard, and the state that its sessions share. It is held by shared_ptr because work on an
+// Options and device of a shard, and the state that its sessions share. It is held by shared_ptr because work on an
 // executor can outlive the shard.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/time/time.h"
 
@@ -27,7 +25,8 @@ class ShardJournal;
 
 struct ShardOptions {
   std::string advertise_address;
-  // Bytes that sessions may reserve on each device for states, scratch and staging.
+  std::string device_name;  // for people, such as "cuda:0"; empty: the backend's name
+  // Bytes that sessions may reserve for states, scratch and staging.
   int64_t capacity_bytes = int64_t{8} << 30;
   int window_steps = 2;                    // steps of a layer that may be open or kept for repetitions
   double max_norm_per_sqrt_element = 1e4;  // statistic vectors with |v| > this * sqrt(d) are OVER_NORM
@@ -39,23 +38,16 @@ struct ShardOptions {
   std::function<void()> trim_memory;
   // How long a session stays in quarantine before the shard deletes it.
   absl::Duration quarantine_time = absl::InfiniteDuration();
-  std::string ring_device;  // RegionMemory::device of the only device, in whose memory gradients may be; empty: none
+  std::string ring_device;  // RegionMemory::device of the device, in whose memory gradients may be; empty: none
   // ShardUpkeep::ReportStragglers names the workers that a step has been waiting for longer than this.
   absl::Duration slow_worker = absl::InfiniteDuration();
 };
 
-// A device that computes some of the shard's layers, with its own memory and threads. Memory of one device is used on
-// that device alone.
-struct ShardDevice {
-  std::string name;  // for people, such as "cuda:0"
-  Backend& backend;
-  Executor& executor;
-};
-
-// One per shard. The referenced objects must outlive the executors' last tasks.
+// One per shard. The referenced objects must outlive the executor's last task.
 struct ShardContext {
   ShardOptions options;
-  std::vector<ShardDevice> devices;  // constant after construction
+  Backend& backend;
+  Executor& executor;
   const Clock& clock;
   Logger& logger;
   LayerObserver& layer_observer;
@@ -64,10 +56,7 @@ struct ShardContext {
   std::atomic<int64_t> in_flight = 0;  // unanswered gradients and unfinished updates
 };
 
-std::shared_ptr<ShardContext> MakeShardContext(const ShardOptions& options, std::vector<ShardDevice> devices,
-                                               const Clock& clock, Logger& logger, Observer& observer);
-
-// Describes the devices in their order: reserved bytes, and the fault that made a device unusable. Thread-safe.
-std::vector<DeviceUse> DescribeDevices(const ShardContext& shard);
+// Describes the device: reserved bytes, and the fault that made it unusable. Thread-safe.
+DeviceUse DescribeDevice(const ShardContext& shard);
 
 }  // namespace precondor

@@ -28,13 +28,13 @@ bool SessionFactors::held() const {
 
 int64_t SessionFactors::reserved_bytes() const {
   MutexLock lock(mu_);
-  return reserved_.total();
+  return reserved_;
 }
 
-DeviceBytes SessionFactors::Close() {
+int64_t SessionFactors::Close() {
   MutexLock lock(mu_);
   closed_ = true;
-  return std::exchange(reserved_, NoBytes());
+  return std::exchange(reserved_, 0);
 }
 
 void SessionFactors::ReportMemory(int64_t reserved_bytes) const {
@@ -83,7 +83,7 @@ absl::Status SessionFactors::Hold(HoldVersion version) {
     if (!ended) {
       held_ = !superseded;
       releasing_ = superseded;
-      reserved = (reserved_ += factor_bytes()).total();
+      reserved = reserved_ += factor_bytes();
     }
     if (held_) version_ = version;
   }
@@ -124,17 +124,13 @@ void SessionFactors::Drop() {
 }
 
 void SessionFactors::FinishRelease() {
-  for (const std::unique_ptr<SessionDevice>& device : context_->devices) {
-    device->statistics_scratch.Trim();
-    device->gradient_scratch.Trim();
-    device->backend.Trim();
-  }
+  context_->Trim();
   int64_t reserved = 0;
   {
     MutexLock lock(mu_);
     releasing_ = false;
     if (closed_) return;
-    reserved = (reserved_ -= factor_bytes()).total();
+    reserved = reserved_ -= factor_bytes();
   }
   ShardContext& shard = *context_->shard;
   shard.memory.Release(factor_bytes());
@@ -142,7 +138,7 @@ void SessionFactors::FinishRelease() {
   if (shard.options.trim_memory) shard.options.trim_memory();
   shard.logger.Log(
       Severity::kInfo, "factors released",
-      {{"session", context_->spec.name}, {"released_bytes", factor_bytes().total()}, {"reserved_bytes", reserved}});
+      {{"session", context_->spec.name}, {"released_bytes", factor_bytes()}, {"reserved_bytes", reserved}});
 }
 
 void SessionFactors::FinishReplay() {

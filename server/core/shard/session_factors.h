@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 
 #include "kernels/base/mutex.h"
 #include "server/core/layer/layer_driver.h"
@@ -30,8 +29,8 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
  public:
   // Bytes to reserve, with and without factors.
   struct Sizes {
-    DeviceBytes held;
-    DeviceBytes released;
+    int64_t held = 0;
+    int64_t released = 0;
   };
   // `layers` are all of the session's layers on this shard. Precondition: they have factors if and only if `held`, and
   // the caller has reserved `sizes.held` if `held`, else `sizes.released`.
@@ -51,9 +50,9 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   void FinishReplay();
 
   bool held() const;
-  int64_t reserved_bytes() const;  // sum over all devices
+  int64_t reserved_bytes() const;
   // Ends the session. Returns the bytes that are still reserved, which the caller must release.
-  DeviceBytes Close();
+  int64_t Close();
 
  private:
   using Layers = std::vector<std::shared_ptr<LayerDriver>>;
@@ -64,8 +63,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   void Drop();
   void FinishRelease();
   bool changing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return holding_ || releasing_; }
-  DeviceBytes NoBytes() const { return {std::vector<int64_t>(sizes_.held.of.size())}; }
-  DeviceBytes factor_bytes() const { return sizes_.held - sizes_.released; }
+  int64_t factor_bytes() const { return sizes_.held - sizes_.released; }
   void ReportMemory(int64_t reserved_bytes) const;
 
   const std::shared_ptr<SessionContext> context_;
@@ -74,7 +72,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
 
   mutable Mutex mu_;
   bool held_ ABSL_GUARDED_BY(mu_);
-  DeviceBytes reserved_ ABSL_GUARDED_BY(mu_);  // includes factors that are being dropped
+  int64_t reserved_ ABSL_GUARDED_BY(mu_);  // includes factors that are being dropped
   HoldVersion version_ ABSL_GUARDED_BY(mu_);
   bool holding_ ABSL_GUARDED_BY(mu_) = false;    // Hold makes factors
   bool releasing_ ABSL_GUARDED_BY(mu_) = false;  // layers still have to drop their factors

@@ -6,24 +6,14 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 
 #include "server/core/api/shard_control.h"
-#include "server/core/resources/device_assignment.h"
-#include "server/core/resources/memory_account.h"
 #include "server/core/shard/serving_state.h"
 #include "server/core/shard/session_factors.h"
 #include "server/core/shard/shard_quarantine.h"
 #include "server/core/shard/shard_sessions.h"
 
 namespace precondor {
-
-// A session's layers by device, and the memory for them.
-struct LayerReservation {
-  LayersOfDevices layers;
-  SessionFactors::Sizes sizes;
-  DeviceBytes bytes;  // the one of `sizes` that applies
-};
 
 // Thread-safe.
 class SessionInstaller {
@@ -44,7 +34,7 @@ class SessionInstaller {
   absl::StatusOr<int64_t> InstallNew(const SessionInstall& install, Source source);
   void Record(const SessionInstall& install, Source source);
   // Reports to the observer and the log what the session has reserved.
-  void Report(const SessionInstall& install, const LayerReservation& room, absl::string_view event);
+  void Report(const SessionInstall& install, const SessionFactors::Sizes& sizes);
 
   const std::shared_ptr<ShardContext> shard_;
   ShardSessions& sessions_;

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/shard/shard.h"
 
-#include <string>
-#include <utility>
-
 #include "absl/cleanup/cleanup.h"
 
 #include "kernels/base/status_macros.h"
@@ -12,9 +9,16 @@
 
 namespace precondor {
 
-Shard::Shard(const ShardOptions& options, std::vector<ShardDevice> devices, const Clock& clock, Logger& logger,
+Shard::Shard(const ShardOptions& options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
              Observer& observer)
-    : context_(MakeShardContext(options, std::move(devices), clock, logger, observer)),
+    : context_(new ShardContext{.options = options,
+                                .backend = backend,
+                                .executor = executor,
+                                .clock = clock,
+                                .logger = logger,
+                                .layer_observer = observer,
+                                .observer = observer,
+                                .memory = MemoryAccount(options.capacity_bytes, observer)}),
       gate_(clock,
             [journal = options.journal](uint64_t token) {
               return journal == nullptr ? absl::OkStatus() : journal->RememberLeader(token);
@@ -26,13 +30,8 @@ Shard::Shard(const ShardOptions& options, std::vector<ShardDevice> devices, cons
       data_plane_(*context_, sessions_, serving_),
       snapshots_(*context_, sessions_, serving_),
       upkeep_(*context_, sessions_, quarantine_) {
-  for (const ShardDevice& device : context_->devices) observer.OnDevice(device.name, true);
+  observer.OnDevice(device().name, true);
 }
-
-Shard::Shard(const ShardOptions& options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
-             Observer& observer)
-    : Shard(options, {ShardDevice{.name = std::string(backend.name()), .backend = backend, .executor = executor}},
-            clock, logger, observer) {}
 
 Shard::~Shard() {
   for (const std::shared_ptr<ShardSession>& session : sessions_.All()) {
@@ -49,15 +48,8 @@ absl::StatusOr<FencingGate::Pass> Shard::Admit(uint64_t token) {
 
 absl::StatusOr<ShardDescription> Shard::Describe() {
   PRECONDOR_RETURN_IF_ERROR(serving_.Check());
-  ShardDescription description{.advertise_address = context_->options.advertise_address,
-                               .capacity_bytes = 0,
-                               .reserved_bytes = 0,
-                               .devices = devices(),
-                               .sessions = {}};
-  for (const DeviceUse& device : description.devices) {
-    description.capacity_bytes += device.capacity_bytes;
-    description.reserved_bytes += device.reserved_bytes;
-  }
+  ShardDescription description{
+      .advertise_address = context_->options.advertise_address, .device = device(), .sessions = {}};
   for (const ShardSessionSummary& session : ListSessions()) {
     description.sessions.push_back({.session_id = session.session_id,
                                     .name = session.spec.name,

@@ -31,11 +31,7 @@ namespace precondor {
 // one table of sessions. Thread-safe.
 class Shard final : public ShardControl {
  public:
-  // All references must outlive the shard. `devices` has at least one device, and all are alike, so that every device
-  // gives a layer the same bits. A layer stays on one device as long as its session is installed. The executors
-  // run the arithmetic and keep each layer's order of work.
-  Shard(const ShardOptions& options, std::vector<ShardDevice> devices, const Clock& clock, Logger& logger,
-        Observer& observer);
+  // All references must outlive the shard. The executor runs the arithmetic and keeps each layer's order of work.
   Shard(const ShardOptions& options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
         Observer& observer);
   ~Shard() override;
@@ -68,8 +64,8 @@ class Shard final : public ShardControl {
   // --- inspection ------------------------------------------------------------------------------------------------
   std::vector<ShardSessionSummary> ListSessions() const;
   absl::StatusOr<std::vector<LayerStats>> GetLayerStats(absl::string_view session_name) const;
-  std::vector<DeviceUse> devices() const { return DescribeDevices(*context_); }
-  // Returns the account that other users of the devices' memory also charge. It may outlive the shard.
+  DeviceUse device() const { return DescribeDevice(*context_); }
+  // Returns the account that other users of the device's memory also charge. It may outlive the shard.
   std::shared_ptr<MemoryAccount> memory() const { return {context_, &context_->memory}; }
   // Returns the number of accepted gradients without an answer plus the number of unfinished updates.
   int64_t in_flight() const { return context_->in_flight.load(std::memory_order_relaxed); }

@@ -61,19 +61,14 @@ std::vector<std::string> ShardUpkeep::FindIncomplete() const {
   return lost;
 }
 
-size_t ShardUpkeep::CountLostDevices() {
-  size_t count = 0;
-  for (const DeviceUse& device : DescribeDevices(shard_)) {
-    if (device.fault.empty()) continue;
-    ++count;
-    {
-      MutexLock lock(mu_);
-      if (!lost_devices_.insert(device.name).second) continue;
-    }
+bool ShardUpkeep::LostDevice() {
+  const DeviceUse device = DescribeDevice(shard_);
+  if (device.fault.empty()) return false;
+  if (!lost_.exchange(true)) {
     shard_.observer.OnDevice(device.name, false);
     shard_.logger.Log(Severity::kError, "device lost", {{"device", device.name}, {"reason", device.fault}});
   }
-  return count;
+  return true;
 }
 
 }  // namespace precondor

@@ -5,19 +5,17 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
 
-#include "kernels/base/mutex.h"
 #include "server/core/shard/shard_quarantine.h"
 #include "server/core/shard/shard_sessions.h"
 
 namespace precondor {
 
-// Thread-safe; mu_ is a leaf lock.
+// Thread-safe.
 class ShardUpkeep {
  public:
   // All references must outlive the object.
@@ -37,17 +35,16 @@ class ShardUpkeep {
   void CompleteQuarantine() { quarantine_.Complete(); }
   // Logs and reports the ranks that other ranks wait for, if they have changed.
   void ReportStragglers();
-  // Returns the number of devices that a fault has made unusable, and reports each of them once to observer and log.
-  // Layers on these devices are answered IDENTITY or with errors.
-  size_t CountLostDevices();
+  // Returns whether a fault has made the device unusable, and reports it once to observer and log. Layers are then
+  // answered IDENTITY or with errors.
+  bool LostDevice();
 
  private:
   ShardContext& shard_;
   const ShardSessions& sessions_;
   ShardQuarantine& quarantine_;
 
-  Mutex mu_;
-  std::set<std::string> lost_devices_ ABSL_GUARDED_BY(mu_);  // names of the devices already reported
+  std::atomic<bool> lost_ = false;  // and reported
 };
 
 }  // namespace precondor

@@ -121,27 +121,14 @@ TEST(CtlRenderTest, ShowsServersThatAnswerAndThoseThatDoNot) {
   EXPECT_EQ(document["servers"][1]["error"], "no answer within 1s");
 }
 
-TEST(CtlRenderTest, ShowsEachOfSeveralDevices) {
+TEST(CtlRenderTest, SaysThatADeviceIsLost) {
   v1::GetServerInfoResponse info;
   info.set_role(v1::ROLE_SHARD);
-  info.set_backend("cuda");
-  info.set_capacity_bytes(uint64_t{4} << 30);
-  for (const char* name : {"cuda:0", "cuda:5"}) {
-    v1::DeviceMemory& device = *info.add_devices();
-    device.set_name(name);
-    device.set_capacity_bytes(uint64_t{2} << 30);
-    device.set_reserved_bytes(uint64_t{3} << 20);
-  }
-  const std::string table = StatusTable({{"a:1", info, ""}});
-  EXPECT_THAT(table, HasSubstr("cuda:5   3.0 MiB   2.0 GiB"));
-  EXPECT_EQ(StatusJson({{"a:1", info, ""}})["servers"][0]["devices"][1]["reserved_bytes"], 3 << 20);
-  EXPECT_THAT(table, testing::Not(HasSubstr("lost")));
-  info.mutable_devices(1)->set_fault("an illegal address");
-  const std::string lost = StatusTable({{"a:1", info, ""}});
-  EXPECT_THAT(lost, testing::ContainsRegex("0 +device lost\n.*cuda:0 .*2.0 GiB *\n.*cuda:5 .*2.0 GiB *lost\n"));
-  EXPECT_EQ(StatusJson({{"a:1", info, ""}})["servers"][0]["devices"][1]["fault"], "an illegal address");
-  info.mutable_devices()->RemoveLast();
-  EXPECT_THAT(StatusTable({{"a:1", info, ""}}), testing::Not(HasSubstr("cuda:0")));
+  info.add_devices()->set_name("cuda:0");
+  EXPECT_THAT(StatusTable({{"a:1", info, ""}}), testing::Not(HasSubstr("lost")));
+  info.mutable_devices(0)->set_fault("an illegal address");
+  EXPECT_THAT(StatusTable({{"a:1", info, ""}}), testing::ContainsRegex("0 +device lost\n"));
+  EXPECT_EQ(StatusJson({{"a:1", info, ""}})["servers"][0]["devices"][0]["fault"], "an illegal address");
 }
 
 TEST(CtlRenderTest, ShowsTheModeAndWhy) {

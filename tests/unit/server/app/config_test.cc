@@ -50,7 +50,6 @@ std::vector<OptionCase> Cases() {
       Case("plaintext", &C::plaintext, S("loopback"), "any", S("any")),
       Case("backend", &C::backend, S("auto"), "cuda", S("cuda")),
       Case("cuda_device", &C::cuda_device, I{0}, "3", I{3}),
-      Case("cuda_devices", &C::cuda_devices, Strings{}, "3,0", Strings{"3", "0"}),
       Case("device_plane_bytes", &C::device_plane_bytes, I{0}, "2GiB", I{2147483648}),
       Case("threads", &C::threads, I{0}, "3", I{3}),
       Case("memory_limit", &C::memory_limit_bytes, I{8589934592}, "512MiB", I{536870912}),
@@ -127,17 +126,6 @@ TEST_F(ConfigTest, EveryOptionHasItsDefault) {
   EXPECT_TRUE(config.shards.empty());
   EXPECT_EQ(config.origins.size(), Cases().size() + 2 + 7) << "an option is missing above; shards, etcd_endpoints, the "
                                                               "files of TLS and tenant_max_calls have their own tests";
-}
-
-TEST_F(ConfigTest, CudaDevicesAreNumbersOnceEachOrAll) {
-  EXPECT_EQ(Parse({"--cuda-devices=all"}).cuda_devices, Strings{"all"});
-  EXPECT_EQ(Parse({"--cuda-devices="}).cuda_devices, Strings{});
-  for (const char* bad : {"0,0", "0,all", "-1", "01", "1024", "gpu0"}) {
-    EXPECT_THAT(
-        Refusal({absl::StrCat("--cuda-devices=", bad)}),
-        AllOf(HasSubstr("flag --cuda-devices: expected all, or numbers in 0 ... 1023 separated by commas, each once"),
-              HasSubstr(absl::StrCat("got \"", bad, "\""))));
-  }
 }
 
 TEST_F(ConfigTest, EveryOptionComesFromEachSource) {

@@ -16,7 +16,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
@@ -133,7 +132,6 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnResult("job", Decision::kIdentity, 64);
   metrics.OnResult("job", Decision::kPreconditioned, 36);
   metrics.OnReservedBytes(11, 22);
-  metrics.OnDeviceMemory("cuda:1", 5, 9);
   metrics.OnDevice("cuda:0", true);
   metrics.OnDevice("cuda:1", true);
   metrics.OnDevice("cuda:1", false);
@@ -279,8 +277,6 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_result_bytes_total{train_job="job"})", 100},
       {"precondor_reserved_bytes", 11},
       {"precondor_capacity_bytes", 22},
-      {R"(precondor_device_reserved_bytes{device="cuda:1"})", 5},
-      {R"(precondor_device_capacity_bytes{device="cuda:1"})", 9},
       {R"(precondor_device_status{device="cuda:0"})", 1},
       {R"(precondor_device_status{device="cuda:1"})", 0},
       {"precondor_shard_sessions", 3},

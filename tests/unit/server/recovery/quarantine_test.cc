@@ -71,7 +71,7 @@ class QuarantineTest : public ShardFixture {
   void Quarantine() {
     const auto existed = shard->Quarantine(kSession);
     ASSERT_TRUE(existed.ok() && *existed) << existed.status();
-    EXPECT_EQ(shard->memory()->reserved().total(), 0);
+    EXPECT_EQ(shard->memory()->reserved(), 0);
     EXPECT_TRUE(shard->ListSessions().empty());
     shard->upkeep().CompleteQuarantine();
     ASSERT_EQ(store->ListQuarantined().size(), 1u);
@@ -251,7 +251,7 @@ TEST_F(QuarantineTest, StaysWhenItCannotComeBack) {
   const absl::Status refused = shard->Install(MakeInstall(2)).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
   EXPECT_EQ(store->ListQuarantined().size(), 1u);
-  EXPECT_EQ(shard->memory()->reserved().total(), 0);
+  EXPECT_EQ(shard->memory()->reserved(), 0);
   EXPECT_TRUE(*shard->Remove(kSession));
 }
 
@@ -296,7 +296,7 @@ TEST_F(QuarantineTest, ARestartNeedsNoRoomForWhatHasGone) {
   for (const End end : {End::kOnItsWay, End::kDeleted, End::kRemoved, End::kFilesLeft}) {
     options.capacity_bytes = int64_t{1} << 30;
     Begin();
-    options.capacity_bytes = shard->memory()->reserved().total();
+    options.capacity_bytes = shard->memory()->reserved();
     Reopen();
     for (uint64_t step = 0; step < 6; ++step) Step(step);
     FinishFiles();
@@ -446,7 +446,7 @@ TEST_F(QuarantineTest, WithoutADataDirectoryThereIsNothingToKeep) {
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   EXPECT_TRUE(*shard->Quarantine(kSession));
   EXPECT_FALSE(*shard->Quarantine(kSession));
-  EXPECT_EQ(shard->memory()->reserved().total(), 0);
+  EXPECT_EQ(shard->memory()->reserved(), 0);
 }
 
 }  // namespace

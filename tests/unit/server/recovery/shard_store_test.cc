@@ -76,7 +76,7 @@ class ShardStoreTest : public ShardFixture {
   }
   bool Released() const {
     const int64_t released = ComputeFirstOrderReservation(spec, {0, 1}, options.window_steps, 1).total();
-    return shard->memory()->reserved().total() == released;
+    return shard->memory()->reserved() == released;
   }
   std::vector<std::string> Files(const std::string& part) const {
     std::vector<std::string> found;
@@ -137,7 +137,7 @@ TEST_F(ShardStoreTest, ASessionWithoutRoomStopsTheStartAndLosesNothing) {
   Open();
   for (uint64_t step = 0; step < 6; ++step) EXPECT_EQ(Step(step), expected[step]) << step;
   store->snapshots().WaitIdle();
-  const int64_t capacity = std::exchange(options.capacity_bytes, shard->memory()->reserved().total() - 1);
+  const int64_t capacity = std::exchange(options.capacity_bytes, shard->memory()->reserved() - 1);
   for (int start = 0; start < 2; ++start) {
     const absl::Status status = Reopen();
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;

@@ -5,7 +5,6 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -257,25 +256,17 @@ TEST(ConvertTest, AnInstallOfAMethodThatTheWireLacksIsRefused) {
 TEST(ConvertTest, ADescriptionComesBackTheSame) {
   const ShardDescription description = {
       .advertise_address = "gpu0:7071",
-      .capacity_bytes = int64_t{80} << 30,
-      .reserved_bytes = 12345,
-      .devices = {{"cuda:0", int64_t{40} << 30, 12345},
-                  {"cuda:3", int64_t{40} << 30, 0, "a fault", std::string("a\0ring", 6)}},
+      .device = {"cuda:3", int64_t{80} << 30, 12345, "a fault", std::string("a\0ring", 6)},
       .sessions = {{.session_id = 3, .name = "job", .epoch = 2, .reserved_bytes = 9, .joined = 4}}};
   v1::DescribeShardResponse parsed;
   ASSERT_TRUE(parsed.ParseFromString(EncodeDescription(description).SerializeAsString()));
   const ShardDescription decoded = DecodeDescription(parsed);
   EXPECT_EQ(decoded.advertise_address, "gpu0:7071");
-  EXPECT_EQ(decoded.capacity_bytes, int64_t{80} << 30);
-  EXPECT_EQ(decoded.reserved_bytes, 12345);
-  ASSERT_EQ(decoded.devices.size(), 2u);
-  EXPECT_EQ(decoded.devices[0].reserved_bytes, 12345);
-  EXPECT_EQ(decoded.devices[0].fault, "");
-  EXPECT_EQ(decoded.devices[1].name, "cuda:3");
-  EXPECT_EQ(decoded.devices[1].fault, "a fault");
-  EXPECT_EQ(decoded.devices[0].ring_device, "");
-  EXPECT_EQ(decoded.devices[1].ring_device, std::string("a\0ring", 6));
-  EXPECT_EQ(decoded.devices[1].capacity_bytes, int64_t{40} << 30);
+  EXPECT_EQ(decoded.device.name, "cuda:3");
+  EXPECT_EQ(decoded.device.capacity_bytes, int64_t{80} << 30);
+  EXPECT_EQ(decoded.device.reserved_bytes, 12345);
+  EXPECT_EQ(decoded.device.fault, "a fault");
+  EXPECT_EQ(decoded.device.ring_device, std::string("a\0ring", 6));
   ASSERT_EQ(decoded.sessions.size(), 1u);
   EXPECT_EQ(decoded.sessions[0].session_id, 3u);
   EXPECT_EQ(decoded.sessions[0].name, "job");
@@ -288,7 +279,7 @@ TEST(ConvertTest, NumbersOfADescriptionThatCoreCannotCountDoNotTurnNegative) {
   v1::DescribeShardResponse response;
   response.set_capacity_bytes(std::numeric_limits<uint64_t>::max());
   const ShardDescription decoded = DecodeDescription(response);
-  EXPECT_EQ(decoded.capacity_bytes, std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(decoded.device.capacity_bytes, std::numeric_limits<int64_t>::max());
 }
 
 TEST(ConvertTest, LayerStatsAreEncodedFieldByField) {

@@ -43,8 +43,7 @@ class SharedRegionsTest : public ::testing::Test {
   Observer observer_;
   FakeClock clock_;
   NullLogger logger_;
-  const std::shared_ptr<MemoryAccount> account_ =
-      std::make_shared<MemoryAccount>(std::vector<std::string>{"cuda:0"}, 8 * kBlock, observer_);
+  const std::shared_ptr<MemoryAccount> account_ = std::make_shared<MemoryAccount>(8 * kBlock, observer_);
   SharedRegions rings_{plane_, account_, 4 * kBlock, clock_, logger_};
 };
 
@@ -64,26 +63,26 @@ TEST_F(SharedRegionsTest, RefusesWhatWasNotOffered) {
     if (wrong == 2) request.set_device("another");
     EXPECT_EQ(GetErrorReason(rings_.Open(request).status()), ErrorReason::kMalformed) << wrong;
   }
-  EXPECT_EQ(account_->reserved().total(), 0);
+  EXPECT_EQ(account_->reserved(), 0);
 }
 
 TEST_F(SharedRegionsTest, TakesItsMemoryFromWhatSessionsMayReserve) {
-  ASSERT_TRUE(account_->Reserve("job", {{5 * kBlock}}).ok());
+  ASSERT_TRUE(account_->Reserve("job", 5 * kBlock).ok());
   const auto ring = Open(3 * kBlock);
   const absl::Status refused = rings_.Open(Request(1)).status();
   EXPECT_EQ(GetErrorReason(refused), ErrorReason::kCapacity);
   EXPECT_EQ(plane_.rings, 1);
-  account_->Release({{5 * kBlock}});
+  account_->Release(5 * kBlock);
   plane_.refuses = true;
   EXPECT_EQ(rings_.Open(Request(1)).status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(account_->reserved().total(), 3 * kBlock) << "what the device refused is not reserved";
+  EXPECT_EQ(account_->reserved(), 3 * kBlock) << "what the device refused is not reserved";
 }
 
 TEST_F(SharedRegionsTest, FreesARingAtOnceWhenItsWorkerHasUnmappedIt) {
   Open(1)->NoteUnmapped();
   rings_.Collect();
   EXPECT_EQ(plane_.rings, 0);
-  EXPECT_EQ(account_->reserved().total(), 0);
+  EXPECT_EQ(account_->reserved(), 0);
 }
 
 TEST_F(SharedRegionsTest, LeavesABrokenStreamsRingToAWorkerThatHasYetToNotice) {
@@ -93,7 +92,7 @@ TEST_F(SharedRegionsTest, LeavesABrokenStreamsRingToAWorkerThatHasYetToNotice) {
   clock_.Advance(SharedRegions::kLinger);
   rings_.Collect();
   EXPECT_EQ(plane_.rings, 0);
-  EXPECT_EQ(account_->reserved().total(), 0);
+  EXPECT_EQ(account_->reserved(), 0);
 }
 
 TEST_F(SharedRegionsTest, KeepsARingForGradientsThatLieInIt) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -41,17 +40,11 @@ class FakeShard final : public ShardControl {
     if (down) return absl::UnavailableError("down");
     ShardDescription description;
     description.advertise_address = advertise;
-    description.capacity_bytes = capacity;
+    description.device = {.name = "cuda:0", .capacity_bytes = capacity, .ring_device = ring_device};
     for (const auto& [id, install] : installed) {
       description.sessions.push_back({id, install.spec.name, install.epoch, kSessionBytes, released[id],
                                       static_cast<uint32_t>(install.members.size()), last_step});
-      description.reserved_bytes += kSessionBytes;
-    }
-    if (!ring_device.empty()) {
-      description.devices.push_back({.name = "cuda:0",
-                                     .capacity_bytes = description.capacity_bytes,
-                                     .reserved_bytes = description.reserved_bytes,
-                                     .ring_device = ring_device});
+      description.device.reserved_bytes += kSessionBytes;
     }
     return description;
   }

@@ -27,23 +27,5 @@ TEST(PlacementInputTest, ALayersCostIsItsFlops) {
   EXPECT_GT(layers[1].bytes, layers[0].bytes);
 }
 
-TEST(DeviceRoomsTest, AreThoseOfTheDevicesOrOfTheWholeShard) {
-  ShardDescription shard;
-  shard.capacity_bytes = 100;
-  shard.reserved_bytes = 30;
-  std::vector<PlacementShard> rooms = DeviceRooms(shard, 3);
-  ASSERT_EQ(rooms.size(), 1u);
-  EXPECT_EQ(rooms[0].free_bytes, 70);
-  shard.devices = {{.name = "a", .capacity_bytes = 50, .reserved_bytes = 30},
-                   {.name = "b", .capacity_bytes = 50, .reserved_bytes = 0}};
-  EXPECT_EQ(rooms[0].shard, 3u);
-  rooms = DeviceRooms(shard, 3);
-  ASSERT_EQ(rooms.size(), 2u);
-  EXPECT_EQ(rooms[0].free_bytes, 20);
-  EXPECT_EQ(rooms[1].free_bytes, 50);
-  // Neither takes what only both together have room for.
-  EXPECT_FALSE(PlaceLayers({{.cost = 1, .bytes = 60}}, rooms).feasible);
-}
-
 }  // namespace
 }  // namespace precondor

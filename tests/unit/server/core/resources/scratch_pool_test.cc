@@ -68,13 +68,6 @@ TEST_F(ScratchPoolTest, WhoUsesABlockWithoutSayingSoLeavesItBusy) {
   EXPECT_EQ(backend_.to_idle, 0);
 }
 
-TEST_F(ScratchPoolTest, ABlockOfANewSizeIsNotIdle) {
-  Use(true);
-  pool_.SetBlockElements(8);
-  Use(false);
-  EXPECT_EQ(backend_.to_idle, 0);
-}
-
 TEST_F(ScratchPoolTest, KeepsABlockOfEachSizeThatIsAskedFor) {
   const int64_t before = backend_.allocated_bytes();
   for (int round = 0; round < 3; ++round) {
@@ -86,20 +79,11 @@ TEST_F(ScratchPoolTest, KeepsABlockOfEachSizeThatIsAskedFor) {
 }
 
 TEST_F(ScratchPoolTest, BlocksOfOneSizeServeAllWhoAskForLess) {
-  pool_.SetBlockElements(4096);
+  ScratchPool pool(backend_, 4096);
   const int64_t before = backend_.allocated_bytes();
-  (void)pool_.Acquire(4096);
-  (void)pool_.Acquire(1024);
+  (void)pool.Acquire(4096);
+  (void)pool.Acquire(1024);
   EXPECT_EQ(backend_.allocated_bytes() - before, 4096 * 4);
-}
-
-TEST_F(ScratchPoolTest, ABlockOfASizeOfBeforeIsFreedWhenItIsReturned) {
-  const int64_t before = backend_.allocated_bytes();
-  {
-    const ScratchPool::Lease lease = pool_.Acquire(4096).value();
-    pool_.SetBlockElements(8192);
-  }
-  EXPECT_EQ(backend_.allocated_bytes(), before);
 }
 
 }  // namespace

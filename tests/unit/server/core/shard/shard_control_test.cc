@@ -37,9 +37,9 @@ constexpr int64_t kNeeded = 2 * kPerLayer + 40 + 40 + 48 + 128 + kTables;
 
 TEST_F(ShardControlTest, ReservesWhatTheFormulaSays) {
   Start();
-  EXPECT_EQ(shard->memory()->reserved().total(), kNeeded);
-  EXPECT_EQ(*shard->Install(MakeInstall()), shard->memory()->reserved().total());
-  EXPECT_EQ(shard->Describe()->reserved_bytes, shard->memory()->reserved().total());
+  EXPECT_EQ(shard->memory()->reserved(), kNeeded);
+  EXPECT_EQ(*shard->Install(MakeInstall()), shard->memory()->reserved());
+  EXPECT_EQ(shard->Describe()->device.reserved_bytes, shard->memory()->reserved());
 }
 
 TEST_F(ShardControlTest, RefusesWhatDoesNotFitWithTheNumbersAndReservesNothing) {
@@ -50,7 +50,7 @@ TEST_F(ShardControlTest, RefusesWhatDoesNotFitWithTheNumbersAndReservesNothing) 
   EXPECT_EQ(GetErrorReason(status), ErrorReason::kCapacity);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr(absl::StrCat("needed ", kNeeded, " bytes, reserved 0 of capacity ", kNeeded - 1)));
-  EXPECT_EQ(shard->memory()->reserved().total(), 0);
+  EXPECT_EQ(shard->memory()->reserved(), 0);
   EXPECT_TRUE(shard->ListSessions().empty());
 }
 
@@ -79,7 +79,7 @@ TEST_F(ShardControlTest, RefusesMalformedInstalls) {
   install = MakeInstall();
   install.session_id = 0;
   EXPECT_EQ(shard->Install(install).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(shard->memory()->reserved().total(), 0);
+  EXPECT_EQ(shard->memory()->reserved(), 0);
 }
 
 TEST_F(ShardControlTest, JobThatGoesBackDropsOpenSlotsAndKeepsFactors) {
@@ -349,7 +349,7 @@ TEST_F(ShardControlTest, RemoveAbortsWaitersAndFreesEverything) {
   EXPECT_TRUE(*shard->Remove(kSession));
   ASSERT_TRUE(waiting->result.has_value());
   EXPECT_EQ(waiting->result->status().code(), absl::StatusCode::kAborted);
-  EXPECT_EQ(shard->memory()->reserved().total(), 0);
+  EXPECT_EQ(shard->memory()->reserved(), 0);
   EXPECT_EQ(shard->in_flight(), 0);
   EXPECT_EQ(backend->allocated_bytes(), 0);
   EXPECT_FALSE(*shard->Remove(kSession));
@@ -361,10 +361,10 @@ TEST_F(ShardControlTest, LaterSessionOfTheSameNameReplacesTheForgottenOne) {
   const auto waiting = Gradient(0, 0, 1);
   SessionInstall later = MakeInstall();
   later.session_id = kSession + 1;
-  const int64_t reserved = shard->memory()->reserved().total();
+  const int64_t reserved = shard->memory()->reserved();
   ASSERT_TRUE(shard->Install(later).ok());
   EXPECT_TRUE(waiting->result.has_value());
-  EXPECT_EQ(shard->memory()->reserved().total(), reserved);
+  EXPECT_EQ(shard->memory()->reserved(), reserved);
   ASSERT_EQ(shard->ListSessions().size(), 1u);
   EXPECT_EQ(shard->ListSessions()[0].session_id, kSession + 1);
   EXPECT_EQ(GetErrorReason(shard->Install(MakeInstall()).status()), ErrorReason::kStaleEpoch);
@@ -378,11 +378,11 @@ TEST_F(ShardControlTest, DrainRefusesNewSessionsAlone) {
   SessionInstall other = MakeInstall();
   other.session_id = kSession + 1;
   other.spec.name = "other";
-  const int64_t reserved = shard->memory()->reserved().total();
+  const int64_t reserved = shard->memory()->reserved();
   const absl::Status status = shard->Install(other).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(GetErrorReason(status), ErrorReason::kDraining);
-  EXPECT_EQ(shard->memory()->reserved().total(), reserved);
+  EXPECT_EQ(shard->memory()->reserved(), reserved);
 }
 
 TEST_F(ShardControlTest, TellsEachInstallationAndItsRemovalOnce) {
@@ -401,7 +401,7 @@ TEST_F(ShardControlTest, TellsEachInstallationAndItsRemovalOnce) {
   refused.session_id = kSession - 1;
   EXPECT_FALSE(shard->Install(refused).ok());
   EXPECT_THAT(recorder.jobs, ::testing::ElementsAre("+job"));
-  EXPECT_EQ(recorder.reserved, shard->memory()->reserved().total());
+  EXPECT_EQ(recorder.reserved, shard->memory()->reserved());
   SessionInstall later = MakeInstall();
   later.session_id = kSession + 1;
   ASSERT_TRUE(shard->Install(later).ok());

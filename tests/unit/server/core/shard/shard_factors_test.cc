@@ -51,19 +51,19 @@ TEST_F(ShardFactorsTest, ReleasedFactorsGiveTheirReservationBack) {
   } recorder;
   shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, recorder);
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
-  const int64_t held = shard->memory()->reserved().total();
+  const int64_t held = shard->memory()->reserved();
   EXPECT_EQ(Step(0)->decision(), Decision::kPreconditioned);
   EXPECT_FALSE(shard->Describe()->sessions[0].factors_released);
   ASSERT_TRUE(Hold(1, false).ok());
-  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+  EXPECT_EQ(shard->memory()->reserved(), kFirstOrder);
   EXPECT_EQ(*shard->Install(MakeInstall()), kFirstOrder) << "installing again changes nothing";
   EXPECT_TRUE(shard->Describe()->sessions[0].factors_released);
   EXPECT_EQ(backend->allocated_bytes(), 0) << "the scratch of both kinds goes as well";
   ASSERT_TRUE(Hold(2, true).ok());
-  EXPECT_EQ(shard->memory()->reserved().total(), held);
+  EXPECT_EQ(shard->memory()->reserved(), held);
   EXPECT_EQ(recorder.seen, (std::vector<int64_t>{held, kFirstOrder, held}));
   EXPECT_TRUE(*shard->Remove(kSession));
-  EXPECT_EQ(shard->memory()->reserved().total(), 0);
+  EXPECT_EQ(shard->memory()->reserved(), 0);
 }
 
 TEST_F(ShardFactorsTest, WithoutFactorsEveryAnswerIsTheAverageAndStatisticsDoNothing) {
@@ -93,14 +93,14 @@ TEST_F(ShardFactorsTest, ReturningBeginsWithFreshFactors) {
 
 TEST_F(ShardFactorsTest, OnlyAGreaterVersionChangesAnything) {
   Start();
-  const int64_t held = shard->memory()->reserved().total();
+  const int64_t held = shard->memory()->reserved();
   ASSERT_TRUE(Hold(5, true).ok());
   ASSERT_TRUE(Hold(4, false).ok());
   ASSERT_TRUE(Hold(5, false).ok());
-  EXPECT_EQ(shard->memory()->reserved().total(), held);
+  EXPECT_EQ(shard->memory()->reserved(), held);
   ASSERT_TRUE(Hold(6, false).ok());
   ASSERT_TRUE(Hold(6, true).ok());
-  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+  EXPECT_EQ(shard->memory()->reserved(), kFirstOrder);
   EXPECT_EQ(GetErrorReason(shard->HoldFactors({.session_id = 99, .version = 9, .hold = false})),
             ErrorReason::kUnknownSession);
 }
@@ -113,17 +113,17 @@ TEST_F(ShardFactorsTest, ALaterCoordinatorsVersionsBeginAgain) {
   };
   ASSERT_TRUE(hold(7, 5, true).ok());
   ASSERT_TRUE(hold(8, 1, false).ok());
-  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+  EXPECT_EQ(shard->memory()->reserved(), kFirstOrder);
   ASSERT_TRUE(hold(8, 1, true).ok());
-  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder) << "said already";
+  EXPECT_EQ(shard->memory()->reserved(), kFirstOrder) << "said already";
   EXPECT_EQ(GetErrorReason(hold(7, 6, true)), ErrorReason::kStaleLeader);
-  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+  EXPECT_EQ(shard->memory()->reserved(), kFirstOrder);
 }
 
 TEST_F(ShardFactorsTest, ReturningIsRefusedWhenTheMemoryIsTakenAndNothingChanges) {
   MakeShard();
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
-  const int64_t held = shard->memory()->reserved().total();
+  const int64_t held = shard->memory()->reserved();
   options.capacity_bytes = kFirstOrder + held - 1;
   Start();
   ASSERT_TRUE(Hold(1, false).ok());
@@ -137,12 +137,12 @@ TEST_F(ShardFactorsTest, ReturningIsRefusedWhenTheMemoryIsTakenAndNothingChanges
   EXPECT_EQ(GetErrorReason(refused), ErrorReason::kCapacity);
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr(absl::StrCat("needed ", held - kFirstOrder, " bytes, reserved ", 2 * kFirstOrder)));
-  EXPECT_EQ(shard->memory()->reserved().total(), 2 * kFirstOrder);
+  EXPECT_EQ(shard->memory()->reserved(), 2 * kFirstOrder);
   EXPECT_EQ(Step(0)->decision(), Decision::kIdentity);
   // The same question again once there is room.
   ASSERT_TRUE(*shard->Remove(other.session_id));
   ASSERT_TRUE(Hold(2, true).ok());
-  EXPECT_EQ(shard->memory()->reserved().total(), held);
+  EXPECT_EQ(shard->memory()->reserved(), held);
 }
 
 // The last snapshot knows of the hold at some intervals, and at others does not.
@@ -154,7 +154,7 @@ TEST_F(ShardFactorsTest, AShardThatComesBackHasTheFactorsThatItHadOrNone) {
     options.snapshot_interval_steps = interval;
     shard.reset();
     Start();
-    const int64_t held = shard->memory()->reserved().total();
+    const int64_t held = shard->memory()->reserved();
     const auto come_back = [&] {
       MakeShard();
       journal.Restore(*shard);
@@ -173,21 +173,21 @@ TEST_F(ShardFactorsTest, AShardThatComesBackHasTheFactorsThatItHadOrNone) {
     both_layers(1);
     ASSERT_TRUE(Hold(1, false).ok());
     come_back();
-    EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+    EXPECT_EQ(shard->memory()->reserved(), kFirstOrder);
     EXPECT_TRUE(shard->Describe()->sessions[0].factors_released);
     EXPECT_EQ(both_layers(2)->decision(), Decision::kIdentity);
     come_back();
     EXPECT_EQ(both_layers(3)->decision(), Decision::kIdentity);
     ASSERT_TRUE(Hold(2, true).ok());
     come_back();
-    EXPECT_EQ(shard->memory()->reserved().total(), held);
+    EXPECT_EQ(shard->memory()->reserved(), held);
     EXPECT_THAT(both_layers(4)->values(), Each(FloatEq(2))) << "fresh factors, and one update";
     come_back();
     const auto reply = both_layers(5);
     EXPECT_EQ((*reply->result)->factor_version, 2u);
     EXPECT_THAT(reply->values(), Each(FloatEq(3)));
     come_back();
-    EXPECT_EQ(shard->memory()->reserved().total(), held);
+    EXPECT_EQ(shard->memory()->reserved(), held);
   }
 }
 
@@ -200,12 +200,12 @@ TEST_F(ShardFactorsTest, FactorsComeBackWithLessMemoryThanTheyNeed) {
   ASSERT_TRUE(shard->Install(install).ok());
   ASSERT_TRUE(Hold(1, true).ok());
   Step(0);
-  const int64_t held = shard->memory()->reserved().total();
+  const int64_t held = shard->memory()->reserved();
   options.capacity_bytes = held - 1;
   MakeShard();
   journal.Restore(*shard);
   EXPECT_TRUE(shard->replay().Finish().empty());
-  EXPECT_EQ(shard->memory()->reserved().total(), held);
+  EXPECT_EQ(shard->memory()->reserved(), held);
   EXPECT_EQ((*Step(1)->result)->factor_version, 2u);
 }
 
@@ -214,17 +214,17 @@ TEST_F(ShardFactorsTest, AllAreDroppedWhenTheShardWasLostWhileSomeWereReleased) 
   options.journal = &journal;
   Start();
   Step(0);
-  const int64_t held = shard->memory()->reserved().total();
+  const int64_t held = shard->memory()->reserved();
   const LayerStep first{.session_id = kSession, .layer = 0, .updates = 2};
   journal.Append(FactorsRecord{.at = first, .held = false});
   MakeShard();
   journal.Restore(*shard);
   EXPECT_TRUE(shard->replay().Finish().empty());
-  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+  EXPECT_EQ(shard->memory()->reserved(), kFirstOrder);
   ASSERT_TRUE(Hold(1, false).ok()) << "the coordinator repeats it";
-  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+  EXPECT_EQ(shard->memory()->reserved(), kFirstOrder);
   ASSERT_TRUE(Hold(2, true).ok());
-  EXPECT_EQ(shard->memory()->reserved().total(), held);
+  EXPECT_EQ(shard->memory()->reserved(), held);
   EXPECT_EQ((*Step(1)->result)->factor_version, 1u) << "fresh factors";
 }
 
@@ -233,16 +233,16 @@ TEST_F(ShardFactorsTest, AllBeginAnewWhenTheShardWasLostWhileSomeHadReturned) {
   options.journal = &journal;
   Start();
   Step(0);
-  const int64_t held = shard->memory()->reserved().total();
+  const int64_t held = shard->memory()->reserved();
   ASSERT_TRUE(Hold(5, false).ok());
   const LayerStep second{.session_id = kSession, .layer = 1, .updates = 2};
   journal.Append(FactorsRecord{.at = second, .held = true});
   MakeShard();
   journal.Restore(*shard);
   EXPECT_TRUE(shard->replay().Finish().empty());
-  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+  EXPECT_EQ(shard->memory()->reserved(), kFirstOrder);
   ASSERT_TRUE(Hold(6, true).ok()) << "the coordinator repeats it";
-  EXPECT_EQ(shard->memory()->reserved().total(), held);
+  EXPECT_EQ(shard->memory()->reserved(), held);
   EXPECT_EQ((*Step(1)->result)->factor_version, 1u) << "fresh factors";
 }
 
@@ -275,7 +275,7 @@ TEST_F(ShardFactorsTest, HoldingAndReleasingFromManyThreadsEndsWithTheGreatestVe
     ThreadPoolExecutor pool(3);
     Shard crowded(options, *backend, pool, clock, logger, observer);
     ASSERT_TRUE(crowded.Install(MakeInstall()).ok());
-    const int64_t held = crowded.memory()->reserved().total();
+    const int64_t held = crowded.memory()->reserved();
     std::vector<std::thread> threads;
     for (uint64_t thread = 0; thread < 4; ++thread) {
       threads.emplace_back([&, thread] {
@@ -290,12 +290,12 @@ TEST_F(ShardFactorsTest, HoldingAndReleasingFromManyThreadsEndsWithTheGreatestVe
     pool.Drain();
     ASSERT_TRUE(crowded.HoldFactors({.session_id = kSession, .version = 1000, .hold = round % 2 == 0}).ok());
     pool.Drain();
-    EXPECT_EQ(crowded.memory()->reserved().total(), round % 2 == 0 ? held : kFirstOrder);
+    EXPECT_EQ(crowded.memory()->reserved(), round % 2 == 0 ? held : kFirstOrder);
     // A hold that is under way when a session goes is not given back twice.
     (void)crowded.HoldFactors({.session_id = kSession, .version = 1001, .hold = round % 2 != 0});
     EXPECT_TRUE(*crowded.Remove(kSession));
     pool.Drain();
-    EXPECT_EQ(crowded.memory()->reserved().total(), 0);
+    EXPECT_EQ(crowded.memory()->reserved(), 0);
   }
 }
 

@@ -107,7 +107,7 @@ TEST_F(ShardQuarantineTest, AnInstallUnderWayDoesNotBeginItAnew) {
   MakeShard();
   ExpectBusy(shard->Install(MakeInstall()).status());
   EXPECT_TRUE(shard->ListSessions().empty());
-  EXPECT_EQ(shard->memory()->reserved().total(), 0);
+  EXPECT_EQ(shard->memory()->reserved(), 0);
   shard->upkeep().CompleteQuarantine();
   EXPECT_EQ(journal.there.size(), 1u);
 }
@@ -123,10 +123,10 @@ TEST_F(ShardQuarantineTest, WhatTheJournalDoesNotKnowIsForgotten) {
 TEST_F(ShardQuarantineTest, SaysSoBeforeItsMemoryIsFree) {
   Start();
   int64_t reserved = 0;
-  journal.on_record = [&] { reserved = shard->memory()->reserved().total(); };
+  journal.on_record = [&] { reserved = shard->memory()->reserved(); };
   ASSERT_TRUE(*shard->Quarantine(kSession));
   EXPECT_GT(reserved, 0);
-  EXPECT_EQ(shard->memory()->reserved().total(), 0);
+  EXPECT_EQ(shard->memory()->reserved(), 0);
 }
 
 }  // namespace

@@ -188,7 +188,7 @@ TEST_F(ShardJournalTest, ASessionWithAGapInItsRecordsIsGivenUp) {
   journal->Restore(*shard);
   EXPECT_EQ(shard->replay().Finish(), std::vector<uint64_t>{kSession});
   EXPECT_TRUE(shard->ListSessions().empty());
-  EXPECT_EQ(shard->memory()->reserved().total(), 0);
+  EXPECT_EQ(shard->memory()->reserved(), 0);
   // The coordinator installs it anew, and that is what comes back then.
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   Statistics(3, 0, 1);

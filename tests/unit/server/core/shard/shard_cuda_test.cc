@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shard on several CUDA devices, as a server makes them, on the host's imitation: which ends the process when one
-// device's work touches another's memory.
+// A shard on a CUDA device, as a server makes it, on the host's imitation.
 #include <latch>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -21,10 +19,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class ShardCudaDevicesTest : public ShardFixture {
+class ShardCudaTest : public ShardFixture {
  protected:
-  ShardCudaDevicesTest() {
-    cuda_host::SetDeviceCount(2);
+  ShardCudaTest() {
     options.make_method = MakeMethod;
     spec.layers.clear();
     for (int64_t i = 0; i < 4; ++i) {
@@ -32,28 +29,22 @@ class ShardCudaDevicesTest : public ShardFixture {
           {.name = std::string(1, static_cast<char>('a' + i)), .d_out = 17 + i, .d_in = 24 - i, .has_bias = false});
     }
   }
-  ~ShardCudaDevicesTest() override {
+  ~ShardCudaTest() override {
     Clear();
     cuda_host::Recover();
     EXPECT_EQ(cuda_host::LiveObjects(), 0);
-    cuda_host::SetDeviceCount(1);
   }
 
   void Clear() {
     shard = nullptr;
-    for (const auto& device : devices_) device->threads = nullptr;
-    devices_.clear();
+    executor_ = nullptr;
+    cuda_ = nullptr;
   }
-  Shard& Make(int count) {
+  Shard& Make() {
     Clear();
-    std::vector<ShardDevice> devices;
-    for (int device = 0; device < count; ++device) {
-      TestDevice& made = *devices_.emplace_back(std::make_unique<TestDevice>());
-      made.backend = MakeGroupingBackend(MakeCudaBackend({.device = device}).value(), grouping_);
-      made.threads = std::make_unique<ThreadPoolExecutor>(threads_, /*tasks_on_fibers=*/512);
-      devices.push_back({.name = absl::StrCat("cuda:", device), .backend = *made.backend, .executor = *made.threads});
-    }
-    shard = std::make_unique<Shard>(options, std::move(devices), clock, logger, observer);
+    cuda_ = MakeGroupingBackend(MakeCudaBackend({}).value(), grouping_);
+    executor_ = std::make_unique<ThreadPoolExecutor>(threads_, /*tasks_on_fibers=*/512);
+    shard = std::make_unique<Shard>(options, *cuda_, *executor_, clock, logger, observer);
     return *shard;
   }
   // All ranks' contributions to a step; the layers' answers.
@@ -73,7 +64,7 @@ class ShardCudaDevicesTest : public ShardFixture {
             });
       }
     }
-    for (const auto& device : devices_) device->threads->Drain();
+    executor_->Drain();
     std::vector<GradientResult> answers;
     for (absl::StatusOr<GradientResult>& result : results) {
       EXPECT_TRUE(result.ok()) << result.status();
@@ -90,34 +81,14 @@ class ShardCudaDevicesTest : public ShardFixture {
     return answers;
   }
 
-  struct TestDevice {
-    std::unique_ptr<Backend> backend;
-    std::unique_ptr<ThreadPoolExecutor> threads;
-  };
   GroupingOptions grouping_ = {.threads = 4};  // a server's fewest
-  int threads_ = 3;                            // of each device
-  std::vector<std::unique_ptr<TestDevice>> devices_;
+  int threads_ = 3;
+  std::unique_ptr<Backend> cuda_;
+  std::unique_ptr<ThreadPoolExecutor> executor_;
 };
 
-TEST_F(ShardCudaDevicesTest, TwoDevicesGiveTheBitsOfOneAndMixNothing) {
-  for (const char* method : {"mkor", "kfac"}) {
-    SCOPED_TRACE(method);
-    spec.method = {.name = method, .options = {}};
-    if (spec.method.name == "kfac") spec.method.options["refresh_lag"] = 2.0;
-    std::vector<std::vector<Payload>> expected;
-    for (const int count : {1, 2}) {
-      ASSERT_TRUE(Make(count).Install(MakeInstall()).ok());
-      std::vector<std::vector<Payload>> answers;
-      for (uint64_t step = 0; step < 6; ++step) answers.push_back(Answers(step));
-      if (count == 1) expected = answers;
-      EXPECT_EQ(answers, expected);
-      for (const auto& device : devices_) EXPECT_GT(device->backend->allocated_bytes(), 0);
-    }
-  }
-}
-
 // Every layer's update and answer pass through the threads of the executor, and share their launches on the driver's.
-TEST_F(ShardCudaDevicesTest, AStepTakesTenLaunchesOnAnyNumberOfThreads) {
+TEST_F(ShardCudaTest, AStepTakesTenLaunchesOnAnyNumberOfThreads) {
   constexpr int kLayers = 20;
   spec.method = {.name = "mkor", .options = {{"representation", "LOW_RANK"}, {"rank", 64.0}}};
   spec.layers.clear();
@@ -129,7 +100,7 @@ TEST_F(ShardCudaDevicesTest, AStepTakesTenLaunchesOnAnyNumberOfThreads) {
   for (const int threads : {1, 2, 16, 32}) {
     SCOPED_TRACE(absl::StrCat(threads, " threads"));
     threads_ = threads;
-    ASSERT_TRUE(Make(1).Install(MakeInstall()).ok());
+    ASSERT_TRUE(Make().Install(MakeInstall()).ok());
     for (uint64_t step = 0; step < 3; ++step) Answers(step);
     const int64_t before = cuda::launch_count;
     const std::vector<Payload> answers = Answers(3);
@@ -141,7 +112,7 @@ TEST_F(ShardCudaDevicesTest, AStepTakesTenLaunchesOnAnyNumberOfThreads) {
 
 // The executor's only thread begins when all layers are sealed. With a patience without end the launches are those of
 // tasks that come together, and each round ends: no sealed layer is expected for longer than it takes to come.
-TEST_F(ShardCudaDevicesTest, AnUpdateTakesOneUploadALayerAndWaitsForSealedLayers) {
+TEST_F(ShardCudaTest, AnUpdateTakesOneUploadALayerAndWaitsForSealedLayers) {
   constexpr int kLayers = 20;
   spec.method = {.name = "mkor", .options = {{"representation", "LOW_RANK"}, {"rank", 64.0}}};
   spec.layers.clear();
@@ -153,11 +124,11 @@ TEST_F(ShardCudaDevicesTest, AnUpdateTakesOneUploadALayerAndWaitsForSealedLayers
   for (const bool together : {true, false}) {
     grouping_.tasks_at_start = together ? kLayers : 1;
     grouping_.patience = absl::Hours(1);
-    ASSERT_TRUE(Make(1).Install(MakeInstall()).ok());
+    ASSERT_TRUE(Make().Install(MakeInstall()).ok());
     for (uint64_t step = 0; step < 3; ++step) {
       const int64_t launches = cuda::launch_count, uploads = cuda_host::Uploads();
       std::latch all_are_sealed(1);
-      ThreadPoolExecutor& threads = *devices_[0]->threads;
+      ThreadPoolExecutor& threads = *executor_;
       threads.Post(threads.NewStrand(), [&] { all_are_sealed.wait(); });
       for (uint32_t layer = 0; layer < kLayers; ++layer) {
         for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
@@ -178,49 +149,35 @@ TEST_F(ShardCudaDevicesTest, AnUpdateTakesOneUploadALayerAndWaitsForSealedLayers
   }
 }
 
-TEST_F(ShardCudaDevicesTest, ComesBackOnTheOtherNumberOfDevices) {
+TEST_F(ShardCudaTest, ComesBackToTheBit) {
   spec.method = {.name = "mkor", .options = {}};
-  ASSERT_TRUE(Make(1).Install(MakeInstall()).ok());
+  MemoryJournal journal;
+  options.journal = &journal;
+  options.snapshot_interval_steps = 3;
+  ASSERT_TRUE(Make().Install(MakeInstall()).ok());
   for (uint64_t step = 0; step < 5; ++step) Answers(step);
+  ASSERT_GT(journal.snapshots(), 0);
   const std::vector<Payload> expected = Answers(5);
-  for (const int before : {1, 2}) {
-    MemoryJournal journal;
-    options.journal = &journal;
-    options.snapshot_interval_steps = 3;
-    ASSERT_TRUE(Make(before).Install(MakeInstall()).ok());
-    for (uint64_t step = 0; step < 5; ++step) Answers(step);
-    ASSERT_GT(journal.snapshots(), 0);
-    Make(3 - before).replay().Begin();
-    journal.Restore(*shard);
-    ASSERT_TRUE(shard->replay().Finish().empty());
-    ASSERT_TRUE(shard->Install(MakeInstall()).ok());
-    EXPECT_EQ(Answers(5), expected);
-    Clear();
-    options.journal = nullptr;
-  }
+  Make().replay().Begin();
+  journal.Restore(*shard);
+  ASSERT_TRUE(shard->replay().Finish().empty());
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  EXPECT_EQ(Answers(5), expected);
+  Clear();
 }
 
-TEST_F(ShardCudaDevicesTest, ALostDeviceTakesItsOwnLayersAlone) {
+TEST_F(ShardCudaTest, LayersOfALostDeviceAnswerIdentityAndWhy) {
   spec.method = {.name = "mkor", .options = {}};
-  ASSERT_TRUE(Make(2).Install(MakeInstall()).ok());
+  ASSERT_TRUE(Make().Install(MakeInstall()).ok());
   Answers(0);
-  std::set<uint32_t> of_the_lost;
-  const auto layers = shard->GetLayerStats("job").value();
-  for (const LayerStats& layer : layers) {
-    if (layer.device == 1) of_the_lost.insert(layer.layer);
-  }
-  ASSERT_FALSE(of_the_lost.empty());
-  ASSERT_LT(of_the_lost.size(), spec.layers.size());
   // Its next call, from this thread: nothing else runs.
   cuda_host::FailCall(0, cudaErrorECCUncorrectable);
-  EXPECT_FALSE(devices_[1]->backend->Allocate(1, 1).ok());
+  EXPECT_FALSE(cuda_->Allocate(1, 1).ok());
   for (uint64_t step = 1; step < 3; ++step) {
-    const std::vector<GradientResult> answers = Step(step);
-    for (uint32_t layer = 0; layer < answers.size(); ++layer) {
-      const bool lost = of_the_lost.contains(layer);
-      EXPECT_EQ(answers[layer].decision, lost ? Decision::kIdentity : Decision::kPreconditioned) << layer;
-      EXPECT_EQ(answers[layer].factor_version, lost ? 1u : step + 1) << layer;
-      EXPECT_THAT(answers[layer].reason, HasSubstr(lost ? "CUDA device 1 is lost" : ""));
+    for (const GradientResult& answer : Step(step)) {
+      EXPECT_EQ(answer.decision, Decision::kIdentity);
+      EXPECT_EQ(answer.factor_version, 1u);
+      EXPECT_THAT(answer.reason, HasSubstr("CUDA device 0 is lost"));
     }
   }
 }
