@@ -68,13 +68,10 @@ absl::StatusOr<DeviceBackend> Find(const ServerConfig& config, Logger& logger) {
   return Make("cpu", config);
 }
 
-// Returns the recorded backend, or an empty string if no shard has written data. Data without a record is of a release
-// that had the CPU backend only.
+// Returns the recorded backend, or an empty string if no shard has written data.
 absl::StatusOr<std::string> Recorded(const std::string& data_dir, store::FileSystem& fs) {
   const absl::StatusOr<std::string> text = fs.ReadFile(store::JoinPath(data_dir, kFileName));
-  if (absl::IsNotFound(text.status())) {
-    return fs.List(store::JoinPath(data_dir, "shard")).ok() ? std::string("cpu") : std::string();
-  }
+  if (absl::IsNotFound(text.status())) return "";
   PRECONDOR_RETURN_IF_ERROR(text.status());
   if (*text == "cpu\n" || *text == "cuda\n") return text->substr(0, text->size() - 1);
   return absl::DataLossError(absl::StrCat("backend: ", store::JoinPath(data_dir, kFileName),

@@ -4,24 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "absl/strings/str_cat.h"
-
 namespace precondor {
-
-LeaseDecision ExtendLease(const LeaseInput& input) {
-  const uint64_t room = std::numeric_limits<uint64_t>::max() - input.reported_step;
-  const uint64_t wanted = input.reported_step + std::min(room, input.lease_steps);
-  LeaseDecision decision;
-  if (wanted > input.granted_through) {
-    decision.lease_through_step = wanted;
-    decision.reason = absl::StrCat("step ", input.reported_step, " reported, ", input.lease_steps, " steps granted");
-  } else {
-    decision.lease_through_step = input.granted_through;
-    decision.reason =
-        absl::StrCat("step ", input.reported_step, " reported, granted through ", input.granted_through, " already");
-  }
-  return decision;
-}
 
 Mode ModeAt(absl::Span<const ModeInterval> schedule, uint64_t step) {
   Mode mode = Mode::kSecondOrder;

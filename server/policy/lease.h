@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides how far workers may continue without an answer of the coordinator, and in which mode. Pure functions.
+// Decides in which mode workers continue. Pure functions.
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -18,19 +17,6 @@ struct ModeInterval {
   Mode mode = Mode::kSecondOrder;
   bool operator==(const ModeInterval&) const = default;
 };
-
-struct LeaseInput {
-  uint64_t reported_step = 0;    // step that was reported as finished
-  uint64_t granted_through = 0;  // greatest step granted to any rank so far
-  uint64_t lease_steps = 0;      // number of steps that a lease reaches beyond the reported step
-};
-
-struct LeaseDecision {
-  uint64_t lease_through_step = 0;  // at least granted_through: a grant is never revoked
-  std::string reason;
-};
-
-LeaseDecision ExtendLease(const LeaseInput& input);
 
 // Returns the mode of `step`. `schedule` ascends by first_step, and its first interval begins at 0. An empty schedule
 // means second order.

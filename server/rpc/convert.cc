@@ -157,7 +157,6 @@ absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& in
   v1::InstallSessionRequest request;
   request.set_session_id(install.session_id);
   request.set_epoch(install.epoch);
-  request.set_rolls_back(install.rollback_epoch != 0 && install.rollback_epoch == install.epoch);
   request.set_rollback_epoch(install.rollback_epoch);
   request.set_resume_step(install.rollback_step);
   PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(install.spec));

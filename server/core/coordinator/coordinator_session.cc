@@ -138,7 +138,7 @@ absl::StatusOr<std::optional<LossTable::StepLoss>> CoordinatorSession::Report(co
 void CoordinatorSession::WantFirstSteps() {
   if (!members_.active()) return;
   const std::vector<uint64_t>& steps = members_.membership().first_steps;
-  leases_.WantStep(*std::min_element(steps.begin(), steps.end()));
+  leases_.ExtendBeyond(*std::min_element(steps.begin(), steps.end()));
 }
 
 // --- factors --------------------------------------------------------------------------------------------------------

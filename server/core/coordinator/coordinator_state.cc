@@ -57,10 +57,8 @@ std::optional<PlacedLayers> PlaceOn(const std::vector<PlacedLayers>& shards, Ses
   std::optional<PlacedLayers> lost;
   for (PlacedLayers& placed : std::exchange(record.placement, shards)) {
     if (placed.layers.empty()) continue;
-    // The only shard of role `all` is its own; earlier versions named it by its address.
-    const bool only_own = shards.size() == 1 && !shards[0].address.empty();
-    const auto place = absl::c_find_if(
-        record.placement, [&](const PlacedLayers& shard) { return only_own || shard.shard == placed.shard; });
+    const auto place =
+        absl::c_find_if(record.placement, [&](const PlacedLayers& shard) { return shard.shard == placed.shard; });
     if (place == record.placement.end()) {
       if (!lost.has_value()) lost = std::move(placed);
       continue;

@@ -31,15 +31,8 @@ const std::vector<ModeInterval>& StepLeases::planned_schedule() const {
   return pending_.has_value() ? pending_->schedule : durable_.schedule;
 }
 
-void StepLeases::WantStep(uint64_t step) {
+void StepLeases::ExtendBeyond(uint64_t step) {
   wanted_through_ = std::max(wanted_through_, StepSum(step, lease_steps_));
-  Grant();
-}
-
-void StepLeases::ExtendBeyond(uint64_t reported_step) {
-  const LeaseDecision lease =
-      ExtendLease({.reported_step = reported_step, .granted_through = wanted_through_, .lease_steps = lease_steps_});
-  wanted_through_ = lease.lease_through_step;
   Grant();
 }
 

@@ -37,9 +37,7 @@ class StepLeases {
   uint64_t first_open_step() const { return StepSum(granted_through_, 1); }
 
   // Requests a lease that reaches lease_steps beyond this step.
-  void WantStep(uint64_t step);
-  // Requests a lease that reaches lease_steps beyond a step that a rank has reported.
-  void ExtendBeyond(uint64_t reported_step);
+  void ExtendBeyond(uint64_t step);
 
   // Returns a lease to write if it must be longer, `schedule` or the operator's choice in `fallback` has changed, or an
   // earlier write is in doubt. Returns nullopt otherwise, or if a lease is already being written. Adopt, NoteInDoubt or

@@ -67,18 +67,6 @@ TEST(ShardBackendTest, ADataDirectoryKeepsItsBackend) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("write cuda into " + config.data_dir + "/BACKEND"));
 }
 
-TEST(ShardBackendTest, ADirectoryWithoutARecordIsTheCpus) {
-  const TempDir directory;
-  TextLogger logger;
-  store::PosixFileSystem disk;
-  ASSERT_TRUE(disk.MakeDir(directory.path() + "/shard").ok());
-  ServerConfig config = Config("cuda");
-  config.data_dir = directory.path();
-  EXPECT_TRUE(absl::IsFailedPrecondition(MakeShardBackend(config, disk, logger).status()));
-  config.backend = "auto";
-  EXPECT_EQ(MakeShardBackend(config, disk, logger).value().backend->name(), "cpu");
-}
-
 TEST(ShardBackendTest, ARecordThatSaysNothingIsAnError) {
   const TempDir directory;
   TextLogger logger;

@@ -13,18 +13,6 @@ using ::testing::ElementsAre;
 
 constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
 
-TEST(LeaseTest, ReachesBeyondTheReportedStep) {
-  EXPECT_EQ(ExtendLease({.reported_step = 10, .granted_through = 0, .lease_steps = 64}).lease_through_step, 74u);
-}
-
-TEST(LeaseTest, NeverTakesAGrantBack) {
-  EXPECT_EQ(ExtendLease({.reported_step = 3, .granted_through = 74, .lease_steps = 64}).lease_through_step, 74u);
-}
-
-TEST(LeaseTest, SaturatesAtTheLastStep) {
-  EXPECT_EQ(ExtendLease({.reported_step = kMax - 1, .granted_through = 0, .lease_steps = 64}).lease_through_step, kMax);
-}
-
 TEST(LeaseTest, ModeOfAStepIsThatOfItsInterval) {
   const std::vector<ModeInterval> schedule = {
       {0, Mode::kSecondOrder}, {100, Mode::kFirstOrder}, {200, Mode::kSecondOrder}};

@@ -31,17 +31,13 @@ class CoordinatorJournalTest : public CoordinatorFixture {
   static Mode ModeIn(const Directive& directive, uint64_t step) { return ModeAt(directive.modes, step); }
 };
 
-// The journal of role `all` may have the shard by the address of an earlier process.
-TEST_F(CoordinatorJournalTest, TheOwnShardIsFoundByWhicheverNameAndWorkersGetItsAddress) {
+TEST_F(CoordinatorJournalTest, WorkersGetTheAddressThatTheOwnShardHasNow) {
   shards.resize(1);
   shards[0]->own = "127.0.0.1:1";
   MakeCoordinator();
   Open();
   shards[0]->own = "127.0.0.1:2";
-  std::vector<ShardEndpoint> endpoints;
-  endpoints.push_back({.address = "own", .control = std::make_unique<ShardHandle>(shards[0])});
-  coordinator = std::make_unique<Coordinator>(options, std::move(endpoints), journal, clock, logger, observer);
-  ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+  CrashAndRestore();
   const auto joined = coordinator->JoinSession("job", 0, 5, 0);
   ASSERT_TRUE(joined.ok()) << joined.status();
   ASSERT_EQ(joined->shard_map.size(), 1u);

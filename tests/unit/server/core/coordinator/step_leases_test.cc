@@ -19,7 +19,7 @@ TEST(StepLeasesTest, GrantsNothingBeyondWhatIsDurable) {
   EXPECT_EQ(leases.granted_through(), 13u);
   leases.ExtendBeyond(1);
   EXPECT_EQ(leases.granted_through(), 13u) << "a grant is not taken back";
-  leases.WantStep(100);
+  leases.ExtendBeyond(100);
   EXPECT_EQ(leases.granted_through(), 50u);
   const auto longer = leases.BeginWrite(leases.durable().schedule, {});
   ASSERT_TRUE(longer.has_value());
