@@ -47,8 +47,8 @@ case "${1:-}" in
   --help | -h)
     echo "Usage: deploy/install.sh [--test | --bench | --deploy]"
     echo "Installs what building needs on Debian 12; --test adds what only tests and lint need, and runs"
-    echo "deploy/torch2.sh; --bench adds torch, a text and photographs, which benchmarks run beside ours and examples"
-    echo "train on, and runs deploy/torch2.sh --bench;"
+    echo "tests/torch2.sh; --bench adds torch, a text and photographs, which benchmarks run beside ours and examples"
+    echo "train on, and runs tests/torch2.sh --bench;"
     echo "--deploy what the tests of images, charts and alerts need (podman, buildah, Prometheus, and in"
     echo "$deploy_tools helm, kubectl and linters)."
     exit 0 ;;
@@ -79,9 +79,9 @@ install_others() {
   case "$1" in
     --deploy) install_deploy_tools ;;
     # Without a package index the tests that want it are shown as skipped.
-    --test) "$(dirname "${BASH_SOURCE[0]}")/torch2.sh" >&2 ||
-      echo "install: deploy/torch2.sh failed; the tests with torch 2 will be skipped" >&2 ;;
-    --bench) "$(dirname "${BASH_SOURCE[0]}")/torch2.sh" --bench >&2 ;;
+    --test) "$(dirname "${BASH_SOURCE[0]}")/../tests/torch2.sh" >&2 ||
+      echo "install: tests/torch2.sh failed; the tests with torch 2 will be skipped" >&2 ;;
+    --bench) "$(dirname "${BASH_SOURCE[0]}")/../tests/torch2.sh" --bench >&2 ;;
   esac
 }
 

@@ -31,7 +31,7 @@ import jsonschema  # noqa: E402
 import yaml  # noqa: E402
 
 RULES = ROOT / "deploy/prometheus/precondor.rules.yaml"
-ALERT_TESTS = ROOT / "deploy/prometheus/tests/alerts.yaml"
+ALERT_TESTS = ROOT / "tests/deploy/alerts.yaml"
 RUNBOOKS = ROOT / "docs/operate/runbooks.md"
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 METRIC = re.compile(r"(?<![\w:])precondor_[a-z0-9_]+")

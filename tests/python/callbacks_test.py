@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The callbacks for transformers and Lightning do in their frameworks' loops what the two lines do in a loop of one's own.
 
-CTest runs it in deploy/torch2.sh's environment, which has both.
+CTest runs it in tests/torch2.sh's environment, which has both.
 """
 
 import contextlib

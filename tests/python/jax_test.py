@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The JAX example: its optax transformation trains as the formulas in f64 do, and the program learns.
 
-JAX and optax are those of deploy/torch2.sh's environment, in which CTest runs it.
+JAX and optax are those of tests/torch2.sh's environment, in which CTest runs it.
 """
 
 import pathlib

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """precondor.optax: its updates are those of precondor.Client for the same gradients, and Adam's for vectors.
 
-JAX and optax are those of deploy/torch2.sh's environment, in which CTest runs it.
+JAX and optax are those of tests/torch2.sh's environment, in which CTest runs it.
 """
 
 import copy

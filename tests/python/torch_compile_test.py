@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """precondor.torch of compiled models: the statistics and the training of the model as it is, in one graph.
 
-Needs torch 2.4 or later: CTest runs it in deploy/torch2.sh's environment.
+Needs torch 2.4 or later: CTest runs it in tests/torch2.sh's environment.
 """
 
 import shutil

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """precondor.torch under fully_shard (FSDP2) trains as under DistributedDataParallel, with two and four ranks on gloo.
 
-Needs torch 2.6 or later: CTest runs it in deploy/torch2.sh's environment.
+Needs torch 2.6 or later: CTest runs it in tests/torch2.sh's environment.
 """
 
 import concurrent.futures

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training benchmark's own arithmetic: tuning, resuming, tables, and that its peers compute what the servers compute.
 
-CTest runs it in deploy/torch2.sh's environment.
+CTest runs it in tests/torch2.sh's environment.
 """
 
 import math

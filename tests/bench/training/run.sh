@@ -27,7 +27,7 @@ while (( $# )); do
   esac
 done
 
-python=$("$root/deploy/torch2.sh" --bench)/bin/python
+python=$("$root/tests/torch2.sh" --bench)/bin/python
 export PATH=$build/server:$PATH PYTHONPATH=$build/client/python OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 export TORCH_COMPILE_DISABLE=1  # kron-torch would compile what runs for seconds
 bench=("$python" -B "$root/tests/bench/training/bench.py" --json "$json")

@@ -5,7 +5,7 @@ set -euo pipefail
 
 usage() {
   cat <<'HELP'
-Usage: deploy/torch2.sh [--print | --bench] [--help]
+Usage: tests/torch2.sh [--print | --bench] [--help]
   --print   only print where the environment is, or would be
   --bench   add what tests/bench/training compares with and reads photographs with
   --help    this text
@@ -26,7 +26,7 @@ case "${1:-}" in
   --print) only_print=yes ;;
   --bench) bench=yes ;;
   --help | -h) usage; exit 0 ;;
-  *) echo "deploy/torch2.sh: unknown argument: $1" >&2; usage >&2; exit 2 ;;
+  *) echo "tests/torch2.sh: unknown argument: $1" >&2; usage >&2; exit 2 ;;
 esac
 
 torch=torch==2.15.0
