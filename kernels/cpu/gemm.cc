@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/gemm.h"
 
-#include <algorithm>
 #include <cblas.h>
 
 #include "kernels/cpu/onednn.h"

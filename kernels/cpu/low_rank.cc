@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/gemm.h"

@@ -2,7 +2,6 @@
 #include "kernels/cuda/cuda_backend.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 #include <variant>
 #include <vector>

@@ -2,7 +2,6 @@
 #include "kernels/cuda/grouped_operations.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 #include <vector>
 

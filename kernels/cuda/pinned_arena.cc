@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"

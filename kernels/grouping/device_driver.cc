@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/thread_name.h"
 

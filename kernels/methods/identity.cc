@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/methods/identity.h"
 
-#include <utility>
-
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/options.h"
 #include "kernels/methods/state_codec.h"

@@ -2,7 +2,6 @@
 #include "kernels/methods/mkor.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 #include <vector>
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/methods/mkor_config.h"
 
-#include "absl/strings/str_cat.h"
-
 #include "kernels/base/status_macros.h"
 
 namespace precondor {

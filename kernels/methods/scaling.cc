@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/methods/scaling.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/methods/sherman_morrison.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>

@@ -2,7 +2,6 @@
 #include "server/etcd/etcd_client.h"
 
 #include <grpcpp/grpcpp.h>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/etcd/etcd_election.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -3,7 +3,6 @@
 
 #include <set>
 #include <utility>
-#include <variant>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"

@@ -3,7 +3,6 @@
 // 1.51's own listener stops permanently in that case.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <thread>
 

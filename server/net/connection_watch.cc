@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <arpa/inet.h>
-#include <cerrno>
-#include <cstring>
 #include <fcntl.h>
 #include <grpc/grpc.h>
 #include <grpc/support/alloc.h>

@@ -2,7 +2,6 @@
 #include "server/recovery/coordinator_log.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

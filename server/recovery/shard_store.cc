@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/recovery/shard_store.h"
 
-#include <algorithm>
 #include <map>
 #include <set>
 #include <utility>

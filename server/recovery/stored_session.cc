@@ -3,7 +3,6 @@
 
 #include <optional>
 #include <tuple>
-#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

@@ -7,7 +7,6 @@
 //         Messages contain the path and the system's error text.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>

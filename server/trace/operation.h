@@ -4,8 +4,6 @@
 
 #include <optional>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "server/trace/span.h"
 #include "server/trace/tracer.h"

@@ -2,7 +2,6 @@
 #include "tests/bench/service_layers.h"
 
 #include <memory>
-#include <string>
 #include <sys/resource.h>
 
 #include "absl/status/status.h"

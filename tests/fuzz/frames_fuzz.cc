@@ -2,7 +2,6 @@
 // The frames of an exchange stream, as the server and a client take them in: messages, bundles, chunks and headers.
 #include <fuzzer/FuzzedDataProvider.h>
 #include <grpcpp/support/byte_buffer.h>
-#include <utility>
 
 #include "kernels/base/check.h"
 #include "proto/wire/chunk_assembler.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/sim/fault_kinds.h"
 
-#include <algorithm>
 #include <functional>
 #include <utility>
 #include <vector>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/sim/layer_witness.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "tests/sim/encode.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/sim/sim_link.h"
 
-#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>

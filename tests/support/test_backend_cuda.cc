@@ -2,7 +2,6 @@
 // On a device, or on what tests/support/cuda_host makes of one. Without a device the program ends as skipped.
 #include <cstdio>
 #include <cstdlib>
-#include <string>
 
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/support/test_backend.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/src/restore.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <string>
 

@@ -2,7 +2,6 @@
 #include "client/cpp/src/version.h"
 
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 

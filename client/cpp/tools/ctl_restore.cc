@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/tools/ctl_restore.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"

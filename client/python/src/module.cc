@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // precondor._core: what the package precondor is made of. Not for users: _client.py has the documented classes.
 #include <cstdint>
-#include <limits>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <string>

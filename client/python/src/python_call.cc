@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <pybind11/pybind11.h>
-#include <string>
 #include <thread>
 #include <unistd.h>
 

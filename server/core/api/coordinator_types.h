@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/time/time.h"
-
 #include "kernels/base/session_spec.h"
 #include "server/core/api/coordinator_journal.h"
 #include "server/core/api/shard_control.h"

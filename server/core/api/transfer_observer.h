@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace precondor {

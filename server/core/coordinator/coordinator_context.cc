@@ -2,7 +2,6 @@
 #include "server/core/coordinator/coordinator_context.h"
 
 #include <utility>
-#include <variant>
 
 #include "server/core/coordinator/leader_calls.h"
 

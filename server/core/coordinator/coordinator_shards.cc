@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls to shards, and the periodic repair: probes each shard, and carries out what reconcile.h finds.
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 

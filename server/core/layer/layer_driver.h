@@ -7,8 +7,6 @@
 #include <functional>
 #include <memory>
 #include <set>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"

@@ -4,7 +4,6 @@
 #include "server/core/layer/layer_machine.h"
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <utility>
 

@@ -7,11 +7,9 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 
 #include "server/core/api/shard_journal.h"
 #include "server/core/layer/layer_worker.h"

@@ -8,8 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/types/span.h"
-
 #include "server/core/api/shard_control.h"
 
 namespace precondor {

@@ -2,7 +2,6 @@
 #include "server/core/layer/step_window.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 

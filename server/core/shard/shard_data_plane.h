@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <set>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

@@ -2,7 +2,6 @@
 #include "server/core/shard/shard_session.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>

@@ -2,8 +2,6 @@
 #include "client/cpp/src/outbox.h"
 
 #include <cstdint>
-#include <memory>
-#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"

@@ -11,7 +11,6 @@
 #include <random>
 #include <set>
 #include <thread>
-#include <variant>
 #include <vector>
 
 #include "gmock/gmock.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/region_copy_queue.h"
 
-#include <condition_variable>
 #include <vector>
 
 #include "gmock/gmock.h"

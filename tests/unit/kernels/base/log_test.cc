@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/base/log.h"
 
-#include <cmath>
 #include <string>
 #include <thread>
 #include <vector>

@@ -3,7 +3,6 @@
 
 #include <functional>
 
-#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Properties that several methods share and that need this folder's views of them: tables of methods with their
 // options. tests/conformance has those that hold for every method.
-#include <cmath>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <map>

@@ -2,7 +2,6 @@
 #include "proto/wire/tensor_codec.h"
 
 #include <cmath>
-#include <cstring>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <limits>

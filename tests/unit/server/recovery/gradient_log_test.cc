@@ -2,7 +2,6 @@
 #include "server/recovery/gradient_log.h"
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/recovery/shard_log.h"
 
-#include <optional>
-
 #include "gtest/gtest.h"
 
 #include "tests/support/failing_file_system.h"

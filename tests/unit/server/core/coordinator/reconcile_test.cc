@@ -3,7 +3,6 @@
 #include "server/core/coordinator/reconcile.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

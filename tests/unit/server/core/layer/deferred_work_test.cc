@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Deferred work of factors, done beside the steps: the thread and the time at which it runs change no answer.
-#include <algorithm>
 #include <deque>
 
 #include "kernels/methods/registry.h"
