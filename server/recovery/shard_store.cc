@@ -90,7 +90,7 @@ absl::Status ShardStore::Restore(Shard& shard) {
   if (const absl::Status replayed = shard.replay().status(); !replayed.ok()) {
     return absl::Status(replayed.code(),
                         absl::StrCat("sessions stored in ", dir_, " do not all fit: ", replayed.message(),
-                                     "; nothing of them was changed: start with more memory or devices"));
+                                     "; nothing of them was changed: start with more memory"));
   }
   // Removes the files of sessions that are not in the shard now: a record after their snapshot removed them.
   // ShardReplay::Finish appends remove records for the sessions that it gives up.

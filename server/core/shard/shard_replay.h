@@ -46,7 +46,7 @@ class ShardReplay {
   // of it.
   void Load(const LayerImage& image);
   // Returns RESOURCE_EXHAUSTED (CAPACITY) if there is no memory for some session. Its records must then stay as they
-  // are, so that the session can be restored with more memory or more devices.
+  // are, so that the session can be restored with more memory.
   absl::Status status() const;
   // Returns the result of the replay of a session that ShardJournal::Return restores, and forgets an error.
   absl::Status CheckReturned(uint64_t session_id);
