@@ -10,6 +10,7 @@
 #include <string>
 #include <sys/socket.h>
 #include <thread>
+#include <time.h>
 #include <unistd.h>
 #include <utility>
 
@@ -28,7 +29,6 @@ constexpr uint64_t kReportEvery = 32;                  // steps between reports,
 constexpr int kUnderWay = 4;                           // tensors of one size in flight
 constexpr size_t kMostSizes = 8;                       // shapes of a model that are measured
 constexpr int64_t kSmall = 16;                         // elements of the latency test: 64 bytes
-constexpr int64_t kChunk = 1 << 20;                    // bytes of a send or receive over plain TCP
 constexpr int64_t kBytesPerSize = int64_t{512} << 20;  // payload bytes to send for one size, about
 
 struct Size {
@@ -103,38 +103,44 @@ bool SendAll(int socket, const char* data, int64_t size) {
   return true;
 }
 
-// Returns the seconds in which `bytes` pass through an echo and return, both directions at once; 0 if it cannot
+bool ReceiveAll(int socket, char* data, int64_t size) {
+  for (int64_t at = 0; at < size;) {
+    const ssize_t received = recv(socket, data + at, static_cast<size_t>(size - at), 0);
+    if (received <= 0) return false;
+    at += received;
+  }
+  return true;
+}
+
+// Returns the seconds in which an echo receives and returns `count` tensors, each whole before the next; 0 if it cannot
 // connect.
-double TcpSeconds(int64_t bytes) {
+double TcpSeconds(int64_t bytes, int64_t count) {
   const auto ends = TcpPair();
   const int near = ends.first, far = ends.second;  // Clang 14 captures no structured bindings
   if (far < 0) return 0;
-  std::thread echo([far] {
-    std::vector<char> buffer(kChunk);
-    while (true) {
-      const ssize_t size = recv(far, buffer.data(), buffer.size(), 0);
-      if (size <= 0 || !SendAll(far, buffer.data(), size)) return;
+  std::vector<char> sent(static_cast<size_t>(bytes)), echoed(sent.size()), received(sent.size());
+  std::thread echo([far, bytes, &echoed] {
+    while (ReceiveAll(far, echoed.data(), bytes) && SendAll(far, echoed.data(), bytes)) {
     }
   });
   const absl::Time start = MonotonicNow();
-  std::thread sender([near, bytes] {
-    const std::vector<char> buffer(kChunk);
-    for (int64_t at = 0; at < bytes && SendAll(near, buffer.data(), std::min(kChunk, bytes - at)); at += kChunk) {
-    }
-  });
-  std::vector<char> buffer(kChunk);
-  for (int64_t received = 0; received < bytes;) {
-    const ssize_t size = recv(near, buffer.data(), buffer.size(), 0);
-    if (size <= 0) break;
-    received += size;
+  bool moved = true;
+  for (int64_t i = 0; i < count && moved; ++i) {
+    moved = SendAll(near, sent.data(), bytes) && ReceiveAll(near, received.data(), bytes);
   }
   const double seconds = absl::ToDoubleSeconds(MonotonicNow() - start);
-  sender.join();
   shutdown(near, SHUT_RDWR);
   echo.join();
   close(near);
   close(far);
-  return seconds;
+  return moved ? seconds : 0;
+}
+
+// Returns the processor time of this process and of a server that it has started.
+double ProcessorSeconds(const PerfServer& server) {
+  timespec own = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &own);
+  return server.processor_seconds() + static_cast<double>(own.tv_sec) + 1e-9 * static_cast<double>(own.tv_nsec);
 }
 
 absl::Status Report(Worker& worker, uint64_t step) {
@@ -199,12 +205,15 @@ absl::StatusOr<std::vector<PerfRow>> MeasureGradients(const PerfOptions& options
     const int64_t round_bytes = sizes[i].bytes() * kUnderWay;
     const int64_t rounds = std::clamp<int64_t>(kBytesPerSize / round_bytes, 2, 200);
     PRECONDOR_RETURN_IF_ERROR(ServiceSeconds(*worker, sizes[i], i, 2, step).status());
+    const double processor_start = ProcessorSeconds(server);
     PRECONDOR_ASSIGN_OR_RETURN(const double seconds, ServiceSeconds(*worker, sizes[i], i, rounds, step));
-    const double tcp_seconds = TcpSeconds(rounds * round_bytes);
+    const double processor_seconds = ProcessorSeconds(server) - processor_start;
+    const double tcp_seconds = TcpSeconds(sizes[i].bytes(), rounds * kUnderWay);
     if (tcp_seconds <= 0) return absl::InternalError("cannot open a TCP connection on loopback");
     const double moved = 2e-9 * static_cast<double>(rounds * round_bytes);
     rows.push_back(
         {absl::StrCat(family, sizes[i].name), moved / seconds, "GB/s", moved / tcp_seconds, tcp_seconds / seconds});
+    rows.push_back({absl::StrCat(family, sizes[i].name, "_processor"), processor_seconds / moved, "s/GB"});
   }
   PRECONDOR_RETURN_IF_ERROR(MeasureLatency(*worker, family, step, rows));
   worker.reset();
