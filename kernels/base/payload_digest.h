@@ -16,13 +16,14 @@ constexpr uint64_t PayloadTerm(uint64_t index, uint32_t bits) {
   return h ^ h >> 32;
 }
 
-// Returns the digest of `elements` little-endian f32 elements in host memory. `bytes` needs no alignment.
-inline uint64_t PayloadDigest(const uint8_t* bytes, int64_t elements) {
+// Returns the digest of `elements` little-endian f32 elements in host memory, the first with index `first`. `bytes`
+// needs no alignment.
+inline uint64_t PayloadDigest(const uint8_t* bytes, int64_t elements, int64_t first = 0) {
   uint64_t digest = 0;
   for (int64_t i = 0; i < elements; ++i) {
     uint32_t bits = 0;
     std::memcpy(&bits, bytes + i * 4, 4);
-    digest += PayloadTerm(static_cast<uint64_t>(i), bits);
+    digest += PayloadTerm(static_cast<uint64_t>(first + i), bits);
   }
   return digest;
 }

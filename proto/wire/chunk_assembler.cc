@@ -77,7 +77,7 @@ ChunkAssembler::Key ChunkAssembler::KeyOf(const v1::FrameHeader& header) {
 absl::StatusOr<ChunkAssembler::Result> ChunkAssembler::Add(const v1::FrameHeader& header, const ReceivedBytes& chunk,
                                                            Admission admit) {
   const Key key = KeyOf(header);
-  if (SkipFrame(key, header, chunk.size())) return Result{Progress::kIgnored, {}, {}};
+  if (SkipFrame(key, header, chunk.size())) return Result{.progress = Progress::kIgnored};
   const auto it = open_.find(key);
   absl::StatusOr<Result> result =
       it == open_.end() ? Begin(key, header, chunk, admit) : Continue(key, it->second, header, chunk);
@@ -111,8 +111,8 @@ absl::StatusOr<ChunkAssembler::Result> ChunkAssembler::Begin(const Key& key, con
   result.progress = whole ? Progress::kComplete : Progress::kPartial;
   if (!whole) {
     open_bytes_ += total;
-    open_.emplace(key, Assembly{std::move(result.header), std::move(result.payload)});
-    return Result{};
+    const auto [opened, fresh] = open_.emplace(key, Assembly{std::move(result.header), std::move(result.payload)});
+    return Result{.received = opened->second.payload};
   }
   return result;
 }
@@ -136,8 +136,9 @@ absl::StatusOr<ChunkAssembler::Result> ChunkAssembler::Continue(const Key& key, 
     return Refusal(ErrorReason::kMalformed, header, "the header differs from that of the first chunk");
   }
   Append(chunk, assembly.payload);
-  if (assembly.payload.size() < total) return Result{};
-  Result result{Progress::kComplete, std::move(assembly.header), std::move(assembly.payload)};
+  if (assembly.payload.size() < total) return Result{.received = assembly.payload};
+  Result result{
+      .progress = Progress::kComplete, .header = std::move(assembly.header), .payload = std::move(assembly.payload)};
   open_bytes_ -= total;
   open_.erase(key);
   return result;

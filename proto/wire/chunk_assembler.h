@@ -14,6 +14,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/frame_codec.h"
@@ -35,8 +36,9 @@ class ChunkAssembler {
   };
   struct Result {
     Progress progress = Progress::kPartial;
-    v1::FrameHeader header;
-    std::vector<uint8_t> payload;
+    v1::FrameHeader header = {};
+    std::vector<uint8_t> payload = {};
+    absl::Span<const uint8_t> received = {};  // of a partial payload, what has arrived; valid until the next call
   };
   // Called once per contribution, with the header of its first chunk, before header.payload_bytes() of memory are
   // allocated.

@@ -258,6 +258,7 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
   absl::StatusOr<wire::ChunkAssembler::Result> result = path_.AddInline(header, payload, admit);
   if (result.ok() && result->progress == wire::ChunkAssembler::Progress::kPartial) {
     if (whole.has_value()) open_.insert_or_assign(KeyOf(header), *std::move(whole));
+    open_.find(KeyOf(header))->second.admitted.Inspect(result->received);
     return;
   }
   if (!whole.has_value()) {  // the contribution began with an earlier frame, or it was refused and has no entry

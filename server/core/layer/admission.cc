@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include "absl/hash/hash.h"
@@ -11,7 +12,6 @@
 #include "absl/strings/string_view.h"
 
 #include "kernels/base/error_reason.h"
-#include "kernels/base/payload_digest.h"
 #include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/wire_bounds.h"
@@ -23,7 +23,7 @@ namespace {
 
 using absl::StatusCode;
 
-constexpr int64_t kBlock = 1024;  // elements of a payload that are decoded at a time
+constexpr int64_t kBlock = IncomingFacts::kBlock;  // elements of a payload that are decoded at a time
 
 struct Expected {
   const char* name;
@@ -281,16 +281,8 @@ absl::StatusOr<GradientResult> OnHost(GradientResult result) {
   return result;
 }
 
-uint64_t Digest(const ContributionHeader& header, const Payload& payload, bool device_plane) {
-  uint64_t content = 0;
-  if (header.on_device != nullptr) {
-    content = header.on_device->facts.digest;
-  } else if (device_plane && header.kind == ContributionKind::kGradient && !header.tensors.empty() &&
-             header.tensors[0].dtype == DType::kF32) {
-    content = PayloadDigest(payload.data(), static_cast<int64_t>(payload.size() / sizeof(float)));
-  } else {
-    content = absl::HashOf(absl::string_view(reinterpret_cast<const char*>(payload.data()), payload.size()));
-  }
+uint64_t Digest(const ContributionHeader& header, const IncomingFacts& payload) {
+  const uint64_t content = header.on_device != nullptr ? header.on_device->facts.digest : payload.found().digest;
   uint64_t digest = absl::HashOf(header.abstain, header.abstain ? 0 : header.samples, content);
   for (const TensorDesc& tensor : header.tensors) digest = absl::HashOf(digest, tensor.scale, tensor.dims);
   for (const GradientPart& part : header.parts) {
@@ -351,30 +343,22 @@ void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const StagedContr
   DecodeElements(dtype, contribution.bytes.data() + before * ByteSize(dtype), contribution.scales[side], out);
 }
 
-absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload,
+absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const IncomingFacts& payload,
                            double max_norm) {
   if (header.tensors.empty()) return absl::OkStatus();  // SHARDED: the rank only receives
-  const TensorDesc& tensor = header.tensors[0];
-  const int64_t elements = tensor.dims[0] * tensor.dims[1];
   if (header.on_device != nullptr && !header.on_device->facts.finite) {
     return Invalid(ErrorReason::kNonFinite, spec, header.key, "the gradient holds a value that is not finite");
   }
   if (header.on_device != nullptr) return absl::OkStatus();
-  float block[kBlock];
-  double squared = 0;
-  for (int64_t begin = 0; begin < elements; begin += kBlock) {
-    const absl::Span<float> values = absl::MakeSpan(block, std::min(kBlock, elements - begin));
-    DecodeElements(tensor.dtype, payload.data() + begin * ByteSize(tensor.dtype), tensor.scale, values);
-    if (!AllFinite(values)) {
-      return Invalid(ErrorReason::kNonFinite, spec, header.key,
-                     absl::StrCat("gradient elements ", begin, " ... ", begin + static_cast<int64_t>(values.size()) - 1,
-                                  " hold a value that is not finite"));
-    }
-    if (std::isfinite(max_norm)) squared += SquaredNorm(values);
+  if (const std::optional<int64_t> first = payload.found().not_finite; first.has_value()) {
+    const int64_t end = std::min(header.tensors[0].dims[0] * header.tensors[0].dims[1], *first + kBlock);
+    return Invalid(ErrorReason::kNonFinite, spec, header.key,
+                   absl::StrCat("gradient elements ", *first, " ... ", end - 1, " hold a value that is not finite"));
   }
-  if (std::sqrt(squared) <= max_norm) return absl::OkStatus();
+  const double norm = std::sqrt(payload.found().squared_norm);
+  if (norm <= max_norm) return absl::OkStatus();
   return Invalid(ErrorReason::kOverNorm, spec, header.key,
-                 absl::StrCat("gradient: expected a norm of at most ", max_norm, ", got ", std::sqrt(squared)));
+                 absl::StrCat("gradient: expected a norm of at most ", max_norm, ", got ", norm));
 }
 
 }  // namespace precondor

@@ -17,6 +17,7 @@
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method.h"
 #include "server/core/api/contribution.h"
+#include "server/core/layer/incoming_facts.h"
 
 namespace precondor {
 
@@ -40,14 +41,19 @@ class AdmittedContribution {
     PRECONDOR_CHECK(header_.on_device != nullptr && static_cast<uint64_t>(payload->bytes()) == payload_bytes_);
     header_.on_device = std::move(payload);
   }
+  // Inspects the part of the payload that has arrived, so that the layer has less to do with the whole.
+  void Inspect(absl::Span<const uint8_t> received) { facts_.Advance(received); }
+  const IncomingFacts& facts() const { return facts_; }
 
  private:
   friend class ShardDataPlane;
-  AdmittedContribution(ContributionHeader header, uint64_t payload_bytes, std::weak_ptr<const SessionContext> session)
-      : header_(std::move(header)), payload_bytes_(payload_bytes), session_(std::move(session)) {}
+  AdmittedContribution(ContributionHeader header, uint64_t payload_bytes, IncomingFacts facts,
+                       std::weak_ptr<const SessionContext> session)
+      : header_(std::move(header)), payload_bytes_(payload_bytes), facts_(facts), session_(std::move(session)) {}
 
   ContributionHeader header_;
   uint64_t payload_bytes_;
+  IncomingFacts facts_;
   std::weak_ptr<const SessionContext> session_;  // weak: the session may be freed before the payload arrives
 };
 
@@ -87,9 +93,9 @@ absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& hea
 // Describes a key for messages: "session \"bert\" step 5 layer 2 \"enc.0\" rank 1".
 std::string DescribeKey(const SessionSpec& spec, const ContributionKey& key);
 
-// Returns 64 bits that depend on everything that must be equal in a repetition. Not stable between processes. With
-// `device_plane`, an f32 gradient has equal digests as bytes and in device memory; this takes a few times as long.
-uint64_t Digest(const ContributionHeader& header, const Payload& payload, bool device_plane);
+// Returns 64 bits that depend on everything that must be equal in a repetition. Not stable between processes. `payload`
+// has the whole payload, unless it is in device memory.
+uint64_t Digest(const ContributionHeader& header, const IncomingFacts& payload);
 
 // Returns INVALID_ARGUMENT (NON_FINITE) if an element is not finite, and INVALID_ARGUMENT (OVER_NORM) if a row has |v|
 // > max_norm_per_sqrt_element * sqrt(d); a packed covariance has the root of its trace in place of |v|. Both name the
@@ -115,7 +121,7 @@ void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const StagedContr
 // Returns INVALID_ARGUMENT (NON_FINITE) unless every element, times its scale, is finite in f32, and INVALID_ARGUMENT
 // (OVER_NORM) if the elements' norm is above `max_norm`. A gradient in device memory has no norm here. Precondition:
 // the header has passed CheckTensors.
-absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload,
+absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const IncomingFacts& payload,
                            double max_norm);
 
 }  // namespace precondor

@@ -59,7 +59,7 @@ absl::Status LayerDriver::Check(const ContributionHeader& header) const {
 // its gradients, and gives it to all requests that wait.
 void LayerDriver::Submit(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result) {
   const ContributionHeader& header = contribution.header();
-  Staged staged = Stage(header, std::move(payload));
+  Staged staged = Stage(contribution, std::move(payload));
   const bool statistics = header.kind == ContributionKind::kStatistics;
   Feed(ContributionArrived{.key = header.key,
                            .kind = header.kind,
@@ -91,19 +91,20 @@ void LayerDriver::Submit(AdmittedContribution contribution, Payload payload, con
         .payload = &staged.contribution});
 }
 
-LayerDriver::Staged LayerDriver::Stage(const ContributionHeader& header, Payload payload) const {
-  const ShardOptions& options = session_->shard->options;
-  Staged staged{.digest = Digest(header, payload, !options.ring_device.empty()),
-                .contribution = {.samples = header.samples}};
+LayerDriver::Staged LayerDriver::Stage(AdmittedContribution& admitted, Payload payload) const {
+  const ContributionHeader& header = admitted.header();
+  admitted.Inspect(payload);
+  Staged staged{.digest = Digest(header, admitted.facts()), .contribution = {.samples = header.samples}};
   if (header.abstain) return staged;
   StagedContribution& contribution = staged.contribution;
   if (header.kind == ContributionKind::kStatistics) {
-    staged.refusal = CheckStatistics(session_->spec, header, payload, options.max_norm_per_sqrt_element);
+    staged.refusal =
+        CheckStatistics(session_->spec, header, payload, session_->shard->options.max_norm_per_sqrt_element);
     contribution.scales = {header.tensors[0].scale, header.tensors[1].scale};
     contribution.rows = RowsOf(session_->spec, header);
   } else if (header.kind == ContributionKind::kGradient) {
-    staged.refusal =
-        CheckGradient(session_->spec, header, payload, session_->methods.of(layer_).traits().max_gradient_norm());
+    staged.refusal = CheckGradient(session_->spec, header, admitted.facts(),
+                                   session_->methods.of(layer_).traits().max_gradient_norm());
     contribution.scales[0] = header.tensors.empty() ? 1.0f : header.tensors[0].scale;
     std::copy_if(header.parts.begin(), header.parts.end(), std::back_inserter(contribution.parts),
                  [](const GradientPart& part) { return part.sent; });

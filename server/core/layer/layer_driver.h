@@ -141,7 +141,7 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
     uint64_t digest = 0;
     StagedContribution contribution = {};
   };
-  Staged Stage(const ContributionHeader& header, Payload payload) const;
+  Staged Stage(AdmittedContribution& admitted, Payload payload) const;
   void RequestAnswer(AnswerRequest request);
   // Gives the requests the answer, or their parts of it, and reports that.
   void Give(const GradientResult& answer, std::vector<AnswerRequest>& requests, StepData& data);

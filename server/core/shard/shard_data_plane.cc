@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/shard/shard_data_plane.h"
 
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,7 +35,10 @@ absl::StatusOr<AdmittedContribution> ShardDataPlane::AdmitContribution(Contribut
     PRECONDOR_RETURN_IF_ERROR(CheckRole(spec, session->context().methods.of(header.key.layer), header));
     PRECONDOR_RETURN_IF_ERROR(CheckTensors(spec, header, payload_bytes));
     PRECONDOR_RETURN_IF_ERROR(session->layer(header.key.layer)->Check(header));
-    return AdmittedContribution(std::move(header), payload_bytes, session->shared_context());
+    const double most = session->context().methods.of(header.key.layer).traits().max_gradient_norm();
+    const IncomingFacts facts(header, payload_bytes, std::isfinite(most),
+                              !session->context().shard->options.ring_device.empty());
+    return AdmittedContribution(std::move(header), payload_bytes, facts, session->shared_context());
   };
   absl::StatusOr<AdmittedContribution> admitted = admit();
   if (!admitted.ok()) CountRefusal(header, admitted.status());
