@@ -99,8 +99,8 @@ absl::StatusOr<ChunkAssembler::Result> ChunkAssembler::Begin(const Key& key, con
                    absl::StrCat(total, " bytes on top of ", open_bytes_, " open on this stream, at most ",
                                 limits_.max_open_bytes));
   }
-  PRECONDOR_RETURN_IF_ERROR(admit(header));
   Result result;
+  PRECONDOR_ASSIGN_OR_RETURN(result.payload, admit(header));
   result.header = header;
   try {
     result.payload.reserve(total);

@@ -41,8 +41,8 @@ class ChunkAssembler {
     absl::Span<const uint8_t> received = {};  // of a partial payload, what has arrived; valid until the next call
   };
   // Called once per contribution, with the header of its first chunk, before header.payload_bytes() of memory are
-  // allocated.
-  using Admission = absl::FunctionRef<absl::Status(const v1::FrameHeader& header)>;
+  // allocated. Returns an empty payload, which may have memory for them.
+  using Admission = absl::FunctionRef<absl::StatusOr<std::vector<uint8_t>>(const v1::FrameHeader& header)>;
 
   explicit ChunkAssembler(AssemblerLimits limits = {}) : limits_(limits) {}
 

@@ -14,6 +14,7 @@
 #include "absl/strings/strip.h"
 
 #include "kernels/base/dtype.h"
+#include "server/core/resources/payload_pool.h"
 #include "server/rpc/request_budget.h"
 
 namespace precondor {
@@ -54,6 +55,7 @@ MemoryBudget BudgetOf(const ServerConfig& config, bool sessions_on_host,
   int64_t contributions = 0;
   for (const ShardSessionSummary& session : sessions) {
     contributions += session.spec.world_size * OpenBytesOf(session.spec, config.credit_bytes);
+    contributions += MostKeptBytes(session.spec);
   }
   const int64_t reserved = sessions_on_host ? config.memory_limit_bytes : 0;
   return {{"sessions", is_shard ? reserved : TableBytes(config)},

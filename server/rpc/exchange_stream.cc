@@ -236,7 +236,7 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
     return Fetch(header);
   }
   std::optional<Incoming> whole;  // set if this frame is the contribution's first and is admitted
-  const auto admit = [&](const v1::FrameHeader& first) -> absl::Status {
+  const auto admit = [&](const v1::FrameHeader& first) -> absl::StatusOr<Payload> {
     PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(first));
     PRECONDOR_ASSIGN_OR_RETURN(AdmittedContribution admitted,
                                shard_.AdmitContribution(std::move(decoded), first.payload_bytes(), caller));
@@ -250,7 +250,7 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
       hold = *std::move(begun);
     }
     whole = Incoming{std::move(admitted), now, std::move(hold)};
-    return absl::OkStatus();
+    return whole->admitted.MakePayload();
   };
   observer_.OnReceived(TransferPath::kStream,
                        header.kind() == v1::FRAME_KIND_STATISTICS ? TransferKind::kStatistics : TransferKind::kGradient,

@@ -86,9 +86,9 @@ class PayloadPath {
   absl::StatusOr<v1::Ring> Open(const v1::Ring& request);
 
   // Adds a frame with an inline payload or a chunk of one; see ChunkAssembler::Add.
-  absl::StatusOr<wire::ChunkAssembler::Result> AddInline(
-      const v1::FrameHeader& header, const wire::ReceivedBytes& payload,
-      absl::FunctionRef<absl::Status(const v1::FrameHeader&)> admit) {
+  absl::StatusOr<wire::ChunkAssembler::Result> AddInline(const v1::FrameHeader& header,
+                                                         const wire::ReceivedBytes& payload,
+                                                         wire::ChunkAssembler::Admission admit) {
     return assembler_.Add(header, payload, admit);
   }
   // Takes the gradient [rows, cols] in the slot that a frame refers to. Returns INVALID_ARGUMENT (MALFORMED) if the

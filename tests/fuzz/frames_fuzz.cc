@@ -2,8 +2,11 @@
 // The frames of an exchange stream, as the server and a client take them in: messages, bundles, chunks and headers.
 #include <fuzzer/FuzzedDataProvider.h>
 #include <grpcpp/support/byte_buffer.h>
+#include <utility>
+#include <vector>
 
 #include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
 #include "proto/wire/chunk_assembler.h"
 #include "proto/wire/frame_codec.h"
 #include "proto/wire/tensor_codec.h"
@@ -31,9 +34,10 @@ grpc::ByteBuffer Received(const std::string& message, FuzzedDataProvider& choice
 }
 
 void TakeIn(wire::ChunkAssembler& assembler, const v1::ExchangeRequest& frame, const wire::ReceivedBytes& payload) {
-  const auto admit = [](const v1::FrameHeader& first) -> absl::Status {
+  const auto admit = [](const v1::FrameHeader& first) -> absl::StatusOr<std::vector<uint8_t>> {
     if (first.payload_bytes() > kCredit) return absl::ResourceExhaustedError("a layer of another size");
-    return rpc::DecodeHeader(first).status();
+    PRECONDOR_RETURN_IF_ERROR(rpc::DecodeHeader(first).status());
+    return std::vector<uint8_t>();
   };
   const auto result = assembler.Add(frame.header(), payload, admit);
   PRECONDOR_CHECK(assembler.open_bytes() <= kCredit || assembler.open() == 1);

@@ -17,6 +17,7 @@
 #include "kernels/base/wire_bounds.h"
 #include "server/core/layer/reduction.h"
 #include "server/core/resources/reservation.h"
+#include "server/core/resources/session_context.h"
 
 namespace precondor {
 namespace {
@@ -279,6 +280,11 @@ absl::StatusOr<GradientResult> OnHost(GradientResult result) {
   PRECONDOR_ASSIGN_OR_RETURN(result.bytes, result.on_device->Download());
   result.on_device = nullptr;
   return result;
+}
+
+Payload AdmittedContribution::MakePayload() const {
+  const std::shared_ptr<const SessionContext> session = session_.lock();
+  return session == nullptr ? Payload() : session->payloads->Take(payload_bytes_);
 }
 
 uint64_t Digest(const ContributionHeader& header, const IncomingFacts& payload) {

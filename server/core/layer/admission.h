@@ -41,6 +41,8 @@ class AdmittedContribution {
     PRECONDOR_CHECK(header_.on_device != nullptr && static_cast<uint64_t>(payload->bytes()) == payload_bytes_);
     header_.on_device = std::move(payload);
   }
+  // Returns an empty payload to fill, perhaps with memory that the session has kept.
+  Payload MakePayload() const;
   // Inspects the part of the payload that has arrived, so that the layer has less to do with the whole.
   void Inspect(absl::Span<const uint8_t> received) { facts_.Advance(received); }
   const IncomingFacts& facts() const { return facts_; }

@@ -170,7 +170,11 @@ void LayerWorker::Accumulate(StepData& data, StagedContribution contribution) {
     data.sum->Add(contribution.samples, session_.spec.gradient_dtype, contribution.bytes.data(),
                   contribution.scales[0]);
   }
-  if (data.result_buffer.empty()) data.result_buffer = std::move(contribution.bytes);
+  if (data.result_buffer.empty()) {
+    data.result_buffer = std::move(contribution.bytes);
+  } else {
+    session_.payloads->Give(std::move(contribution.bytes));
+  }
   data.on_device = std::move(contribution.on_device);  // a gradient on the device is the only one
 }
 
@@ -421,7 +425,7 @@ GradientResult LayerWorker::Encode(StepData& data, GradientResult answer, absl::
     data.decoded = {};
   }
   answer.tensors = {std::move(tensor)};
-  answer.bytes = std::make_shared<const Payload>(std::move(data.result_buffer));
+  answer.bytes = session_.payloads->Share(std::move(data.result_buffer));
   answer.factor_version = view().version;
   return answer;
 }

@@ -15,6 +15,7 @@
 #include "kernels/methods/method_set.h"
 #include "server/core/api/executor.h"
 #include "server/core/api/session_access.h"
+#include "server/core/resources/payload_pool.h"
 #include "server/core/resources/reservation.h"
 #include "server/core/resources/scratch_pool.h"
 #include "server/core/resources/shard_context.h"
@@ -108,6 +109,7 @@ struct SessionContext {
   ScratchPool statistics_scratch;  // see StatisticsScratchElements
   ScratchPool gradient_scratch;    // see GradientScratchElements: D, then U
   RestoredLayers restored_layers;
+  const std::shared_ptr<PayloadPool> payloads = std::make_shared<PayloadPool>(MostKeptBytes(spec));
   std::atomic<bool> fetching = false;  // an answer to a FETCH is in memory, where workers keep no factors
   BegunSteps begun_steps = {};
   std::atomic<uint64_t> updates_lost = 0;  // of all layers, as ranks have reported

@@ -55,12 +55,14 @@ std::string Text(const std::vector<uint8_t>& payload) { return std::string(paylo
 class ChunkAssemblerTest : public ::testing::Test {
  protected:
   absl::StatusOr<ChunkAssembler::Result> Add(const v1::FrameHeader& header, const std::string& bytes) {
-    return assembler_->Add(header, AsReceived(bytes, 7), [&](const v1::FrameHeader& first) {
-      ++asked_;
-      open_bytes_when_asked_ = assembler_->open_bytes();
-      EXPECT_EQ(first.chunk_offset(), 0u);
-      return verdict_;
-    });
+    return assembler_->Add(header, AsReceived(bytes, 7),
+                           [&](const v1::FrameHeader& first) -> absl::StatusOr<std::vector<uint8_t>> {
+                             ++asked_;
+                             open_bytes_when_asked_ = assembler_->open_bytes();
+                             EXPECT_EQ(first.chunk_offset(), 0u);
+                             if (!verdict_.ok()) return verdict_;
+                             return std::vector<uint8_t>();
+                           });
   }
   Progress Accepted(const v1::FrameHeader& header, const std::string& bytes) {
     const absl::StatusOr<ChunkAssembler::Result> result = Add(header, bytes);

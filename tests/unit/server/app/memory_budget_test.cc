@@ -23,15 +23,15 @@ TEST(MemoryBudgetTest, HasTheRuleOfOperationsMd) {
   config.transport_memory = 200 * kMiB;
   config.shared_memory_bytes = 16 * kMiB;
   config.credit_bytes = 8 * kMiB;
-  // Two credits of each of 3 ranks, and two gradients of 16 MiB of each of 5.
+  // Two credits and a gradient of 16 KiB of each of 3 ranks, and three gradients of 16 MiB of each of 5.
   const MemoryBudget budget = BudgetOf(config, /*sessions_on_host=*/true, {Session(3, 64), Session(5, 2048)});
   EXPECT_EQ(budget, (MemoryBudget{{"sessions", 100 * kMiB},
                                   {"messages", 200 * kMiB},
                                   {"shared_memory", 16 * kMiB},
                                   {"requests", 64 * kMiB},
-                                  {"contributions", (3 * 2 * 8 + 5 * 2 * 16) * kMiB},
+                                  {"contributions", (3 * 2 * 8 + 5 * 3 * 16) * kMiB + (48 << 10)},
                                   {"process", 64 * kMiB}}));
-  EXPECT_EQ(SumOf(budget), (100 + 200 + 16 + 64 + 208 + 64) * kMiB);
+  EXPECT_EQ(SumOf(budget), (100 + 200 + 16 + 64 + 288 + 64) * kMiB + (48 << 10));
 }
 
 TEST(MemoryBudgetTest, PartsThatAServerDoesNotHaveNeedNothing) {

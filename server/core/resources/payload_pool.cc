@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/resources/payload_pool.h"
+
+#include <algorithm>
+#include <exception>
+#include <sys/mman.h>
+#include <utility>
+
+namespace precondor {
+namespace {
+
+// Asks the system for large pages, whose first use costs a fraction. Without them nothing changes.
+void PreferLargePages(const void* begin, uint64_t bytes) {
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t kPage = uintptr_t{2} << 20;
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + kPage - 1) / kPage * kPage;
+  const uintptr_t last = (reinterpret_cast<uintptr_t>(begin) + bytes) / kPage * kPage;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
+}
+
+}  // namespace
+
+int64_t MostKeptBytes(const SessionSpec& spec) {
+  int64_t largest = 0;
+  for (const LayerSpec& layer : spec.layers) {
+    largest = std::max(largest, layer.d_out * layer.d_in * static_cast<int64_t>(ByteSize(spec.gradient_dtype)));
+  }
+  return spec.world_size * std::min(largest, int64_t{64} << 20);
+}
+
+Payload PayloadPool::Take(uint64_t bytes) {
+  if (bytes < kLeastBytes) return {};
+  {
+    MutexLock lock(mu_);
+    // The last one that fits, of which the caches may still have a part.
+    const auto found = std::find_if(kept_.rbegin(), kept_.rend(), [bytes](const Payload& payload) {
+      return payload.capacity() >= bytes && payload.capacity() - bytes <= bytes / 4;
+    });
+    if (found != kept_.rend()) {
+      Payload payload = std::move(*found);
+      kept_.erase(std::next(found).base());
+      kept_bytes_ -= payload.capacity();
+      return payload;
+    }
+  }
+  Payload payload;
+  try {
+    payload.reserve(bytes);
+  } catch (const std::exception&) {
+    return {};
+  }
+  PreferLargePages(payload.data(), payload.capacity());
+  return payload;
+}
+
+void PayloadPool::Give(Payload payload) {
+  if (payload.capacity() < kLeastBytes || payload.capacity() > most_bytes_) return;
+  payload.clear();
+  std::vector<Payload> freed;  // without the lock
+  MutexLock lock(mu_);
+  kept_bytes_ += payload.capacity();
+  kept_.push_back(std::move(payload));
+  while (kept_bytes_ > most_bytes_) {  // the oldest may be of a size that is not asked for any more
+    kept_bytes_ -= kept_.front().capacity();
+    freed.push_back(std::move(kept_.front()));
+    kept_.erase(kept_.begin());
+  }
+}
+
+std::shared_ptr<const Payload> PayloadPool::Share(Payload payload) {
+  return std::shared_ptr<const Payload>(new Payload(std::move(payload)), [pool = weak_from_this()](Payload* shared) {
+    if (const auto live = pool.lock()) live->Give(std::move(*shared));
+    delete shared;
+  });
+}
+
+}  // namespace precondor
