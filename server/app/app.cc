@@ -27,6 +27,7 @@
 #include "proto/wire/channel_security.h"
 #include "proto/wire/grpc_deadline.h"
 #include "proto/wire/keepalive.h"
+#include "proto/wire/write_buffer.h"
 #include "server/app/coordinator_storage.h"
 #include "server/app/local_shard.h"
 #include "server/app/memory_budget.h"
@@ -463,6 +464,7 @@ class ServerApp final : public App {
     // The sessions that it restores are on shards whose addresses are known by now.
     if (storage_ != nullptr && !storage_->standby()) PRECONDOR_RETURN_IF_ERROR(BecomeLeader());
     wire::SetKeepalive(builder);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, wire::kWriteBufferBytes);
     // Beyond it gRPC reads less, and in the end ends streams and calls, any of them.
     builder.SetResourceQuota(grpc::ResourceQuota("server").Resize(static_cast<size_t>(config_.transport_memory)));
     builder.SetMaxReceiveMessageSize(static_cast<int>(config_.max_message_bytes));

@@ -8,6 +8,7 @@
 #include "kernels/base/unix_address.h"
 #include "proto/wire/direct_channel.h"
 #include "proto/wire/keepalive.h"
+#include "proto/wire/write_buffer.h"
 
 namespace precondor {
 
@@ -21,6 +22,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const wir
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);  // the default of 30 s is longer than a restart
+  arguments.SetInt(GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, wire::kWriteBufferBytes);
   wire::SetKeepalive(arguments);
   return wire::MakeDirectChannel(DialTarget(address), security.CredentialsFor(address), arguments);
 }

@@ -56,6 +56,7 @@ bool ShardLink::WriteNext() {
   if (!frame.has_value()) return false;
   Bundle bundle;
   const bool small = bundle.Add(*frame);
+  const bool last = frame->chunk.offset + frame->chunk.size == frame->item->payload.size();
   std::vector<Outbox::Frame> frames = {*std::move(frame)};
   if (small) {
     // Small frames that are ready travel in one message. A message may wait in gRPC (`more`) only if the next frame is
@@ -64,7 +65,7 @@ bool ShardLink::WriteNext() {
       frames.push_back(*std::exchange(ahead_, std::nullopt));
     }
   }
-  WriteFrames(frames, ahead_.has_value());
+  WriteFrames(frames, !last || ahead_.has_value());
   return true;
 }
 
