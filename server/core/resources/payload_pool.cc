@@ -2,25 +2,10 @@
 #include "server/core/resources/payload_pool.h"
 
 #include <algorithm>
-#include <exception>
-#include <sys/mman.h>
+#include <iterator>
 #include <utility>
 
 namespace precondor {
-namespace {
-
-// Asks the system for large pages, whose first use costs a fraction. Without them nothing changes.
-void PreferLargePages(const void* begin, uint64_t bytes) {
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t kPage = uintptr_t{2} << 20;
-  const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + kPage - 1) / kPage * kPage;
-  const uintptr_t last = (reinterpret_cast<uintptr_t>(begin) + bytes) / kPage * kPage;
-  // NOLINTNEXTLINE(performance-no-int-to-ptr)
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#endif
-}
-
-}  // namespace
 
 int64_t MostKeptBytes(const SessionSpec& spec) {
   int64_t largest = 0;
@@ -32,26 +17,15 @@ int64_t MostKeptBytes(const SessionSpec& spec) {
 
 Payload PayloadPool::Take(uint64_t bytes) {
   if (bytes < kLeastBytes) return {};
-  {
-    MutexLock lock(mu_);
-    // The last one that fits, of which the caches may still have a part.
-    const auto found = std::find_if(kept_.rbegin(), kept_.rend(), [bytes](const Payload& payload) {
-      return payload.capacity() >= bytes && payload.capacity() - bytes <= bytes / 4;
-    });
-    if (found != kept_.rend()) {
-      Payload payload = std::move(*found);
-      kept_.erase(std::next(found).base());
-      kept_bytes_ -= payload.capacity();
-      return payload;
-    }
-  }
-  Payload payload;
-  try {
-    payload.reserve(bytes);
-  } catch (const std::exception&) {
-    return {};
-  }
-  PreferLargePages(payload.data(), payload.capacity());
+  MutexLock lock(mu_);
+  // The last one that fits, of which the caches may still have a part.
+  const auto found = std::find_if(kept_.rbegin(), kept_.rend(), [bytes](const Payload& payload) {
+    return payload.capacity() >= bytes && payload.capacity() - bytes <= bytes / 4;
+  });
+  if (found == kept_.rend()) return {};
+  Payload payload = std::move(*found);
+  kept_.erase(std::next(found).base());
+  kept_bytes_ -= payload.capacity();
   return payload;
 }
 
