@@ -34,9 +34,14 @@ class FaultyBackend final : public ForwardingBackend {
   void RefuseInverses(bool refuse) { refuse_inverses_ = refuse; }
   void RefuseEigen(bool refuse) { refuse_eigen_ = refuse; }
   absl::Status fault() const override { return fail_always_ ? Injected() : ForwardingBackend::fault(); }
+  int trims() const { return trims_; }
   bool failed() const { return fail_at_ >= 0 && operations_ > fail_at_; }
 
  private:
+  void DoTrim() override {
+    ++trims_;
+    ForwardingBackend::DoTrim();
+  }
   static absl::Status Injected() { return absl::InternalError("injected fault"); }
   absl::Status Before() override { return fail_always_ || operations_++ == fail_at_ ? Injected() : absl::OkStatus(); }
   absl::StatusOr<float*> DoAllocate(int64_t elements) override {
@@ -81,6 +86,7 @@ class FaultyBackend final : public ForwardingBackend {
     }
   }
 
+  int trims_ = 0;
   int64_t live_bytes_ = 0;
   int64_t peak_bytes_ = 0;
   int64_t operations_ = 0;

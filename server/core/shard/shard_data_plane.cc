@@ -108,8 +108,8 @@ void ShardDataPlane::Fetch(const ContributionKey& key, ResultFn result, const Se
   const absl::StatusOr<std::shared_ptr<ShardSession>> session = FindFor(caller, key);
   if (!session.ok()) return result(session.status());
   if (WorkersPrecondition((*session)->spec())) return (*session)->layer(key.layer)->Fetch(key, std::move(result));
-  const std::shared_ptr<SessionContext> context = (*session)->shared_context();
-  if (context->fetching.exchange(true)) {
+  const std::shared_ptr<std::atomic<bool>> fetching = (*session)->shared_context()->fetching;
+  if (fetching->exchange(true)) {
     return result(ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
                                  absl::StrCat(DescribeKey((*session)->spec(), key),
                                               ": FETCH: expected one at a time in "
@@ -117,15 +117,14 @@ void ShardDataPlane::Fetch(const ContributionKey& key, ResultFn result, const Se
   }
   // One answer of a session is in memory at a time, until the last byte has been written.
   (*session)->layer(key.layer)->Fetch(
-      key, [context, result = std::move(result)](absl::StatusOr<GradientResult> answer) {
-        const auto done = [context](const auto*) { context->fetching = false; };
+      key, [fetching, result = std::move(result)](absl::StatusOr<GradientResult> answer) {
         if (!answer.ok() || answer->bytes == nullptr) {
-          done(context.get());
+          *fetching = false;
         } else {
           answer->bytes =
-              std::shared_ptr<const Payload>(answer->bytes.get(), [bytes = answer->bytes, done](auto* p) mutable {
+              std::shared_ptr<const Payload>(answer->bytes.get(), [bytes = answer->bytes, fetching](auto*) mutable {
                 bytes = nullptr;
-                done(p);
+                *fetching = false;
               });
         }
         result(std::move(answer));

@@ -53,6 +53,21 @@ class ShardMemoryTest : public ShardFixture {
   MemoryObserver seen_;
 };
 
+// gRPC frees an answer's memory when it has sent it, which may be after the server's end.
+TEST_F(ShardMemoryTest, AnAnswerToAFetchMayOutliveTheBackend) {
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  ExpectStep(0, Decision::kPreconditioned, 1);
+  std::optional<GradientResult> answer;
+  shard->data_plane().Fetch(
+      Header(ContributionKind::kPull, 0, 0).key,
+      [&](const absl::StatusOr<GradientResult>& result) { answer = result.value(); });
+  ASSERT_NE(answer->bytes, nullptr);
+  shard = nullptr;
+  const int trims = faulty_.trims();
+  answer = std::nullopt;
+  EXPECT_EQ(faulty_.trims(), trims);
+}
+
 TEST_F(ShardMemoryTest, UsesAtMostWhatItReservesAndGivesItBack) {
   EXPECT_EQ(seen_.bytes, std::pair(int64_t{0}, options.capacity_bytes));
   const int64_t bytes = shard->Install(MakeInstall()).value();
