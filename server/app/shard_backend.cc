@@ -71,7 +71,12 @@ absl::StatusOr<DeviceBackend> Find(const ServerConfig& config, Logger& logger) {
 // Returns the recorded backend, or an empty string if no shard has written data.
 absl::StatusOr<std::string> Recorded(const std::string& data_dir, store::FileSystem& fs) {
   const absl::StatusOr<std::string> text = fs.ReadFile(store::JoinPath(data_dir, kFileName));
-  if (absl::IsNotFound(text.status())) return "";
+  if (absl::IsNotFound(text.status())) {
+    if (!fs.List(store::JoinPath(data_dir, "shard")).ok()) return "";
+    return absl::FailedPreconditionError(
+        absl::StrCat("backend: ", data_dir, " has data of a shard and no file ", kFileName,
+                     ", which says whether they go on from backend cpu or cuda: write that into it"));
+  }
   PRECONDOR_RETURN_IF_ERROR(text.status());
   if (*text == "cpu\n" || *text == "cuda\n") return text->substr(0, text->size() - 1);
   return absl::DataLossError(absl::StrCat("backend: ", store::JoinPath(data_dir, kFileName),

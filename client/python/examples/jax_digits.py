@@ -49,7 +49,8 @@ def join(stack, address):
     method = precondor.Method("mkor", {"representation": "LOW_RANK", "rank": 16})
     client = stack.enter_context(precondor.Client(address or stack.enter_context(LocalServer()).address))
     session = client.open_session(precondor.SessionSpec("jax-digits", layers, method))
-    stack.callback(session.close)
+    if session.created:
+        stack.callback(session.close)
     return stack.enter_context(session.join())
 
 

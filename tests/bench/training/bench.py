@@ -287,7 +287,7 @@ def table(rows, task):
         reached = [(steps_to(baseline[run["seed"]][-1], run["held_out"]), run.get("spent")) for run in runs if run["seed"] in baseline]
         step = statistics.median(step for step, _ in reached) if reached else 0.0
         ratio = statistics.median(ratios[method]) if method in ratios else 0.0
-        share = ratio * step / (EVALUATE_EVERY * len(next(iter(baseline.values())))) if reached else 0.0
+        share = ratio * step / (EVALUATE_EVERY * len(next(iter(baseline.values())))) if reached and ratio else 0.0
         to_it = statistics.median(seconds_at(*one) for one in reached) if reached and all(spent for _, spent in reached) else 0.0
         spent = statistics.median(run["spent"][-1] for run in runs) if all("spent" in run for run in runs) else 0.0
         cells = [f"{value:.{places}f}".replace("inf", "never") if value else ""

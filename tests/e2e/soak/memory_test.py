@@ -35,7 +35,7 @@ import interop_test as interop
 MIB = 1 << 20
 LIMIT, TRANSPORT, CREDIT, MESSAGE = 96 * MIB, 128 * MIB, 4 * MIB, 128 * MIB
 RANKS = 8
-PROCESS, REQUESTS = 64 * MIB, 64 * MIB
+PROCESS, REQUESTS, SHARED = 64 * MIB, 64 * MIB, 16 * MIB
 V1, V2 = pathlib.Path("/sys/fs/cgroup/memory"), pathlib.Path("/sys/fs/cgroup")
 
 
@@ -227,14 +227,15 @@ class Attacks:
 
 
 class ServerTest(Attacks, unittest.TestCase):
-    budget = LIMIT + TRANSPORT + REQUESTS + 2 * CREDIT * RANKS + PROCESS
+    budget = LIMIT + TRANSPORT + SHARED + REQUESTS + 2 * CREDIT * RANKS + PROCESS
 
     def start(self, folder):
-        arguments = ["--role=all", f"--memory-limit={LIMIT}", f"--credit-bytes={CREDIT}", "--snapshot-interval-steps=50"]
+        arguments = ["--role=all", f"--memory-limit={LIMIT}", f"--credit-bytes={CREDIT}", f"--shared-memory-bytes={SHARED}",
+                     "--snapshot-interval-steps=50"]
         self.server = self.add_server(folder, "server", [*arguments, f"--data-dir={folder}/server/data"], self.cgroup.prefix)
         self.assertEqual([self.server.metric(f'precondor_memory_budget_bytes{{part="{part}"}}')
                           for part in ("sessions", "messages", "requests", "contributions", "process")],
-                         [LIMIT, TRANSPORT, REQUESTS, 0, PROCESS])
+                         [LIMIT, TRANSPORT, SHARED, REQUESTS, 0, PROCESS])
         self.assertNotIn("less memory than the server may need", self.server.log_tail())
         greedy = self.add_server(folder, "greedy", [*arguments, "--memory-limit=1GiB"], self.cgroup.prefix)
         self.assertIn("the container has less memory than the server may need", greedy.log_tail())

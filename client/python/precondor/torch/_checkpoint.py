@@ -85,7 +85,8 @@ def _of_either(call: Callable[[SessionSpec], _T], specs: Tuple[SessionSpec, Sess
     try:
         return call(spec), specs
     except (FailedPreconditionError, ResourceExhaustedError) as error:
-        if other == spec:
+        # Others, such as that of a leader that has been replaced, do not concern the description. A restore gives no reason.
+        if other == spec or error.reason not in ("SPEC_MISMATCH", "CAPACITY", "UNSPECIFIED"):
             raise
         try:
             result = call(other)

@@ -636,7 +636,7 @@ def _set_kinds(model: nn.Module, chosen: Chosen) -> None:
         elif outputs in rows and (outputs not in widths or is_outer and outputs != columns) if rows else is_outer:
             matrix.kind = END
         # Without queries beside them, more keys than inputs are hidden units, as in RWKV's feed-forward layers.
-        elif scores and (of in with_queries or outputs <= columns):
+        elif scores and (of in with_queries or outputs <= columns and not _ADAPTER.search(matrix.name)):
             matrix.kind = SCORES
         elif columns > _MOST_INPUTS_AN_OUTPUT * outputs or "expert" in matrix.name.lower():
             matrix.kind = NARROW

@@ -67,6 +67,18 @@ TEST(ShardBackendTest, ADataDirectoryKeepsItsBackend) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("write cuda into " + config.data_dir + "/BACKEND"));
 }
 
+TEST(ShardBackendTest, DataWithoutARecordAreAnError) {
+  const TempDir directory;
+  TextLogger logger;
+  store::PosixFileSystem disk;
+  ServerConfig config = Config("cpu");
+  config.data_dir = directory.path();
+  ASSERT_TRUE(disk.MakeDir(directory.path() + "/shard").ok());
+  const absl::Status refused = MakeShardBackend(config, disk, logger).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("no file BACKEND"));
+}
+
 TEST(ShardBackendTest, ARecordThatSaysNothingIsAnError) {
   const TempDir directory;
   TextLogger logger;
