@@ -52,8 +52,8 @@ absl::StatusOr<grpc::ByteBuffer> EncodeFrame(const v1::ExchangeRequest& message,
 absl::StatusOr<grpc::ByteBuffer> EncodeFrame(const v1::ExchangeResponse& message,
                                              const std::vector<PayloadPart>& parts);
 
-// Bytes inside a received message: pieces in order, which are valid while this object or a copy of it exists. Without an
-// owner they are valid as long as the message is.
+// Bytes inside a received message: pieces in order, which are valid while this object or a copy of it exists. Without
+// an owner they are valid as long as the message is.
 class ReceivedBytes {
  public:
   ReceivedBytes() = default;

@@ -16,9 +16,8 @@ constexpr size_t kSizeBytes = 8;  // before each message, which is padded to a m
 uint64_t Padded(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
 absl::Status Broken(uint64_t written, uint64_t read) {
-  return absl::InternalError(
-      absl::StrCat("shared memory: expected at most the pipe's bytes between its positions, got ", read, " and ",
-                   written));
+  return absl::InternalError(absl::StrCat(
+      "shared memory: expected at most the pipe's bytes between its positions, got ", read, " and ", written));
 }
 
 }  // namespace

@@ -35,7 +35,8 @@ class PipeWriter {
   explicit PipeWriter(const PipeMemory& memory) : memory_(memory) {}
 
   // Appends one message, whose parts follow one another. Returns false, and writes nothing, if there is no room for it
-  // yet: the reader's next Pop then returns true. Returns INTERNAL for a message that is larger than the pipe, and if the reader has broken the positions.
+  // yet: the reader's next Pop then returns true. Returns INTERNAL for a message that is larger than the pipe, and if
+  // the reader has broken the positions.
   absl::StatusOr<bool> Write(absl::Span<const absl::string_view> parts);
 
  private:

@@ -20,7 +20,8 @@ absl::StatusOr<bool> WriteTo(PipeWriter& writer, const grpc::ByteBuffer& message
   if (message.Valid() && !message.Dump(&slices).ok()) return absl::InternalError("shared memory: a bad message");
   std::vector<absl::string_view> parts;
   parts.reserve(slices.size());
-  for (const grpc::Slice& slice : slices) parts.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  for (const grpc::Slice& slice : slices)
+    parts.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
   return writer.Write(parts);
 }
 

@@ -31,8 +31,8 @@ class Doorbell {
   // Rings with a system call always: for the own thread, since a broken peer may have written that none waits.
   void RingAlways();
   uint32_t rings() const { return word_.load(std::memory_order_acquire) & ~kWaits; }
-  // Waits unless Ring has been called since `rings` returned `seen`. Returns false after a second, since a broken peer may
-  // have undone a ring.
+  // Waits unless Ring has been called since `rings` returned `seen`. Returns false after a second, since a broken peer
+  // may have undone a ring.
   bool Wait(uint32_t seen);
 
  private:

@@ -38,8 +38,7 @@ ResultFn Traced(ResultFn answer, std::shared_ptr<StepSpan> span) {
 ExchangeStream::ExchangeStream(ShardDataPlane& shard, const std::string& backend, uint64_t credit_bytes,
                                OpenPayloads& open_payloads, uint64_t shard_generation, SharedRegions* regions,
                                SharedMemoryLimit* shared_memory, const ControlRunner& runner,
-                               TransferObserver& observer,
-                               const std::optional<TraceContext>& caller)
+                               TransferObserver& observer, const std::optional<TraceContext>& caller)
     : shard_(shard),
       state_generation_(shard.state_generation()),
       clock_(runner.clock()),
@@ -49,12 +48,12 @@ ExchangeStream::ExchangeStream(ShardDataPlane& shard, const std::string& backend
       open_payloads_(open_payloads),
       shared_memory_(shared_memory),
       queue_(std::make_shared<FrameQueue>(
-          FrameQueue::Events{.write = [this](const grpc::ByteBuffer* message,
-                                             bool more) { return Write(message, more); },
-                             .resume = [this] { Resume(); },
-                             .drained = [this] { Finish(grpc::Status::OK); },
-                             .now = [&clock = clock_] { return clock.Now(); },
-                             .replied = [&observer](absl::Duration took) { observer.OnReply(took); }},
+          FrameQueue::Events{
+              .write = [this](const grpc::ByteBuffer* message, bool more) { return Write(message, more); },
+              .resume = [this] { Resume(); },
+              .drained = [this] { Finish(grpc::Status::OK); },
+              .now = [&clock = clock_] { return clock.Now(); },
+              .replied = [&observer](absl::Duration took) { observer.OnReply(took); }},
           credit_bytes)),
       path_(regions, credit_bytes, queue_, observer),
       tracer_(runner.tracer()) {
@@ -335,12 +334,12 @@ absl::StatusOr<v1::Ring> ExchangeStream::OpenSharedMemory() {
   granted.set_bytes(wire::SharedMemory::kBytes);
   granted.set_handle(memory->handle());
   PRECONDOR_ASSIGN_OR_RETURN(
-      shared_, wire::SharedChannel::Start(
-                   wire::SharedChannel::Side::kServer, std::move(memory),
-                   wire::SharedChannel::Events{
-                       .read = [this](absl::string_view message) { return HandleShared(message); },
-                       .written = [this] { queue_->Written(); },
-                       .broken = [this](const absl::Status& status) { End(status); }}));
+      shared_,
+      wire::SharedChannel::Start(
+          wire::SharedChannel::Side::kServer, std::move(memory),
+          wire::SharedChannel::Events{.read = [this](absl::string_view message) { return HandleShared(message); },
+                                      .written = [this] { queue_->Written(); },
+                                      .broken = [this](const absl::Status& status) { End(status); }}));
   shared_hold_ = std::move(hold);
   return granted;
 }

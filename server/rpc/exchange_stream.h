@@ -34,7 +34,8 @@ namespace precondor::rpc {
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // `open_payloads` is shared by all streams, as `shared_memory` is, which is null for a peer of another host.
-  // `shard_generation`: see PreconditionService. `regions`: see PayloadPath. `caller` is the trace context in the client's traceparent, if any.
+  // `shard_generation`: see PreconditionService. `regions`: see PayloadPath. `caller` is the trace context in the
+  // client's traceparent, if any.
   ExchangeStream(ShardDataPlane& shard, const std::string& backend, uint64_t credit_bytes, OpenPayloads& open_payloads,
                  uint64_t shard_generation, SharedRegions* regions, SharedMemoryLimit* shared_memory,
                  const ControlRunner& runner, TransferObserver& observer, const std::optional<TraceContext>& caller);

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+
 #include "proto/wire/shared_memory.h"
 
 namespace precondor::rpc {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a server does with a client in its shared memory that is no client of ours, or hostile.
+#include "proto/wire/shared_memory.h"
+
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -9,7 +11,6 @@
 #include "gmock/gmock.h"
 
 #include "proto/wire/frame_codec.h"
-#include "proto/wire/shared_memory.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/support/wait_until.h"
 

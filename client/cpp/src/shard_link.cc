@@ -16,7 +16,8 @@
 namespace precondor {
 namespace {
 
-constexpr int kMostHeld = 8;  // contributions that wait for a next one, but in slots: the shard begins with them meanwhile
+constexpr int kMostHeld =
+    8;  // contributions that wait for a next one, but in slots: the shard begins with them meanwhile
 constexpr absl::Duration kLastBackoff = absl::Seconds(2);
 constexpr absl::Duration kCloseTimeout = absl::Seconds(1);  // for a stream that is half-closed
 

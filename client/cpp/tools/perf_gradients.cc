@@ -213,7 +213,9 @@ absl::StatusOr<std::vector<PerfRow>> MeasureGradients(const PerfOptions& options
     const double moved = 2e-9 * static_cast<double>(rounds * round_bytes);
     rows.push_back(
         {absl::StrCat(family, sizes[i].name), moved / seconds, "GB/s", moved / tcp_seconds, tcp_seconds / seconds});
-    rows.push_back({absl::StrCat(family, sizes[i].name, "_processor"), processor_seconds / moved, "s/GB"});
+    if (options.server.empty()) {
+      rows.push_back({absl::StrCat(family, sizes[i].name, "_processor"), processor_seconds / moved, "s/GB"});
+    }
   }
   PRECONDOR_RETURN_IF_ERROR(MeasureLatency(*worker, family, step, rows));
   worker.reset();

@@ -284,7 +284,9 @@ absl::StatusOr<GradientResult> OnHost(GradientResult result) {
 
 Payload AdmittedContribution::MakePayload() const {
   const std::shared_ptr<const SessionContext> session = session_.lock();
-  return session == nullptr ? Payload() : session->payloads->Take(payload_bytes_);
+  // Only gradients come back to the pool.
+  return session == nullptr || header_.kind != ContributionKind::kGradient ? Payload()
+                                                                           : session->payloads->Take(payload_bytes_);
 }
 
 uint64_t Digest(const ContributionHeader& header, const IncomingFacts& payload) {

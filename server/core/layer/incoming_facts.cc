@@ -49,7 +49,10 @@ void IncomingFacts::InspectBlock(absl::Span<const uint8_t> bytes) {
     DecodeElements(dtype_, bytes.data(), scale_, absl::MakeSpan(decoded, count));
     values = absl::MakeConstSpan(decoded, count);
   }
-  if (!AllFinite(values)) found_.not_finite = first;
+  if (!AllFinite(values)) {
+    found_.not_finite = first;
+    return;
+  }
   if (with_norm_) found_.squared_norm += SquaredNorm(values);
 }
 

@@ -222,6 +222,7 @@ void LayerWorker::Average(StepData& data, std::vector<StagedContribution> contri
   for (StagedContribution& contribution : contributions) Accumulate(data, std::move(contribution));
   if (data.on_device != nullptr) return;
   if (session_.spec.exchange == ExchangeMode::kSharded) {
+    data.result_buffer = session_.payloads->Take(static_cast<uint64_t>(WireBytes()));
     data.lost.Update(Resize(data.result_buffer, WireBytes()));
   }
   if (data.lost.ok()) data.lost = MakeRoom(data);

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 #include <utility>
 
 namespace precondor {
 
 int64_t MostKeptBytes(const SessionSpec& spec) {
+  if (WorkersPrecondition(spec)) return 0;  // they send no gradients
   int64_t largest = 0;
   for (const LayerSpec& layer : spec.layers) {
     largest = std::max(largest, layer.d_out * layer.d_in * static_cast<int64_t>(ByteSize(spec.gradient_dtype)));
@@ -20,7 +22,7 @@ Payload PayloadPool::Take(uint64_t bytes) {
   MutexLock lock(mu_);
   // The last one that fits, of which the caches may still have a part.
   const auto found = std::find_if(kept_.rbegin(), kept_.rend(), [bytes](const Payload& payload) {
-    return payload.capacity() >= bytes && payload.capacity() - bytes <= bytes / 4;
+    return payload.capacity() >= bytes && payload.capacity() - bytes <= bytes / 16;
   });
   if (found == kept_.rend()) return {};
   Payload payload = std::move(*found);
@@ -34,13 +36,20 @@ void PayloadPool::Give(Payload payload) {
   payload.clear();
   std::vector<Payload> freed;  // without the lock
   MutexLock lock(mu_);
+  try {
+    freed.reserve(kept_.size());
+    kept_.reserve(kept_.size() + 1);
+  } catch (const std::bad_alloc&) {
+    return;  // frees the payload
+  }
   kept_bytes_ += payload.capacity();
   kept_.push_back(std::move(payload));
-  while (kept_bytes_ > most_bytes_) {  // the oldest may be of a size that is not asked for any more
-    kept_bytes_ -= kept_.front().capacity();
-    freed.push_back(std::move(kept_.front()));
-    kept_.erase(kept_.begin());
+  size_t first = 0;
+  for (; kept_bytes_ > most_bytes_; ++first) {  // the oldest may be of a size that is not asked for any more
+    kept_bytes_ -= kept_[first].capacity();
+    freed.push_back(std::move(kept_[first]));
   }
+  kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(first));
 }
 
 std::shared_ptr<const Payload> PayloadPool::Share(Payload payload) {

@@ -110,8 +110,8 @@ struct SessionContext {
   ScratchPool gradient_scratch;    // see GradientScratchElements: D, then U
   RestoredLayers restored_layers;
   const std::shared_ptr<PayloadPool> payloads = std::make_shared<PayloadPool>(MostKeptBytes(spec));
-  // Whether an answer to a FETCH is in memory, where workers keep no factors. Shared with that answer, which can outlive
-  // the session and the backend.
+  // Whether an answer to a FETCH is in memory, where workers keep no factors. Shared with that answer, which can
+  // outlive the session and the backend.
   const std::shared_ptr<std::atomic<bool>> fetching = std::make_shared<std::atomic<bool>>(false);
   BegunSteps begun_steps = {};
   std::atomic<uint64_t> updates_lost = 0;  // of all layers, as ranks have reported

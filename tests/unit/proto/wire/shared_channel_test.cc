@@ -40,11 +40,12 @@ class Peer {
         channel_(*SharedChannel::Start(side, std::move(memory),
                                        {.read = [this](absl::string_view message) { return Read(message); },
                                         .written = [this] { Note(&Peer::written_); },
-                                        .broken = [this](const absl::Status& status) {
-                                          MutexLock lock(mu_);
-                                          broken_ = status;
-                                          changed_.notify_all();
-                                        }})) {}
+                                        .broken =
+                                            [this](const absl::Status& status) {
+                                              MutexLock lock(mu_);
+                                              broken_ = status;
+                                              changed_.notify_all();
+                                            }})) {}
 
   SharedChannel& channel() { return *channel_; }
   void End() { channel_ = nullptr; }

@@ -58,9 +58,8 @@ TEST_F(ShardMemoryTest, AnAnswerToAFetchMayOutliveTheBackend) {
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   ExpectStep(0, Decision::kPreconditioned, 1);
   std::optional<GradientResult> answer;
-  shard->data_plane().Fetch(
-      Header(ContributionKind::kPull, 0, 0).key,
-      [&](const absl::StatusOr<GradientResult>& result) { answer = result.value(); });
+  shard->data_plane().Fetch(Header(ContributionKind::kPull, 0, 0).key,
+                            [&](const absl::StatusOr<GradientResult>& result) { answer = result.value(); });
   ASSERT_NE(answer->bytes, nullptr);
   shard = nullptr;
   const int trims = faulty_.trims();
