@@ -36,7 +36,7 @@ class SharedChannel {
   // Starts the thread. Returns UNAVAILABLE if the system has none left.
   static absl::StatusOr<std::unique_ptr<SharedChannel>> Start(Side side, std::unique_ptr<SharedMemory> memory,
                                                               Events events);
-  // Ends the thread, and waits for an event that is running. A client first reads the messages that are there: its
+  // Ends the thread, and waits for an event that is running. A client first reads the messages in its pipe: its
   // server has sent them before it ended the stream.
   ~SharedChannel();
 

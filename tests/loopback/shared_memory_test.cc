@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a server does with a client in its shared memory that is no client of ours, or hostile.
+// A server answers a stock client through shared memory, and survives a hostile one.
 #include "proto/wire/shared_memory.h"
 
 #include <atomic>
