@@ -52,7 +52,7 @@ std::string ReadHostIdentity() {
   return absl::StrCat(boot, " ", absl::string_view(processes, static_cast<size_t>(size)), " ", geteuid());
 }
 
-// Creates a memfd that nobody can execute. Kernels before 6.3 have no such flag, and some later ones insist on it.
+// Creates a memfd that no process can execute. Kernels before 6.3 have no such flag, and some later ones insist on it.
 int CreateFile() {
   constexpr char kName[] = "precondor-stream";
   const int file = memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
