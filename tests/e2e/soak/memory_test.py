@@ -234,7 +234,7 @@ class ServerTest(Attacks, unittest.TestCase):
                      "--snapshot-interval-steps=50"]
         self.server = self.add_server(folder, "server", [*arguments, f"--data-dir={folder}/server/data"], self.cgroup.prefix)
         self.assertEqual([self.server.metric(f'precondor_memory_budget_bytes{{part="{part}"}}')
-                          for part in ("sessions", "messages", "requests", "contributions", "process")],
+                          for part in ("sessions", "messages", "shared_memory", "requests", "contributions", "process")],
                          [LIMIT, TRANSPORT, SHARED, REQUESTS, 0, PROCESS])
         self.assertNotIn("less memory than the server may need", self.server.log_tail())
         greedy = self.add_server(folder, "greedy", [*arguments, "--memory-limit=1GiB"], self.cgroup.prefix)
