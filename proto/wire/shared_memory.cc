@@ -107,8 +107,8 @@ bool Doorbell::Wait(uint32_t seen) {
 // --- SharedMemory -------------------------------------------------------------------------------------------------
 
 const std::string& HostIdentity() {
-  static const auto* const identity = new std::string(ReadHostIdentity());
-  return *identity;
+  static const auto* const kIdentity = new std::string(ReadHostIdentity());
+  return *kIdentity;
 }
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);

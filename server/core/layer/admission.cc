@@ -290,7 +290,8 @@ Payload AdmittedContribution::MakePayload() const {
 }
 
 uint64_t Digest(const ContributionHeader& header, const IncomingFacts& payload) {
-  const uint64_t content = header.on_device != nullptr ? header.on_device->facts.digest : payload.found().digest;
+  const DevicePayload* const on_device = header.on_device.get();
+  const uint64_t content = on_device != nullptr ? on_device->facts.digest : payload.found().digest;
   uint64_t digest = absl::HashOf(header.abstain, header.abstain ? 0 : header.samples, content);
   for (const TensorDesc& tensor : header.tensors) digest = absl::HashOf(digest, tensor.scale, tensor.dims);
   for (const GradientPart& part : header.parts) {
