@@ -317,7 +317,6 @@ class DefaultTest(torch_case.ServerCase):
                     deadline = time.monotonic() + 120
                     while not is_complete(saved[2]["step"]):
                         self.assertLess(time.monotonic(), deadline)
-                        time.sleep(0.02)
                     options = {"snapshot_paths": shutil.copytree(f"{folder}/data", f"{folder}/copy")}
                 pre.close(end_session=name != "session")
                 pre, *rest = self.begin(address, name)

@@ -8,7 +8,6 @@ import datetime
 import multiprocessing
 import os
 import signal
-import time
 import types
 import warnings
 from unittest import mock
@@ -199,7 +198,6 @@ def without_room(rank, address, session, freed):
     def refuse_once(client, spec):
         if not spec.method.options:
             return open_session(client, spec)
-        time.sleep(0.5)
         raise precondor.ResourceExhaustedError("no room", "RESOURCE_EXHAUSTED", "CAPACITY")
 
     with warnings.catch_warnings(record=True) as caught, \
