@@ -113,23 +113,18 @@ void AddCounts(int64_t socket_id, std::map<std::string, Counts>& counts) {
       .messages = Number(data, "messagesReceived")};
 }
 
-// Returns what gRPC's servers in this process have counted (channelz), by both ends' addresses.
-std::map<std::string, Counts> ReadCounts() {
+// Returns what a gRPC server has counted (channelz), by both ends' addresses.
+std::map<std::string, Counts> ReadCounts(int64_t server_id) {
   std::map<std::string, Counts> counts;
-  const Json servers = Take(grpc_channelz_get_servers(0));
-  if (!servers.is_object()) return counts;
-  for (const Json& server : servers.value("server", Json::array())) {
-    const int64_t server_id = Number(server["ref"], "serverId");
-    int64_t next = 0;
-    for (bool more = true; more;) {
-      const Json page = Take(grpc_channelz_get_server_sockets(server_id, next, 0));
-      const Json sockets = page.is_object() ? page.value("socketRef", Json::array()) : Json::array();
-      for (const Json& socket : sockets) {
-        next = Number(socket, "socketId") + 1;
-        AddCounts(next - 1, counts);
-      }
-      more = !sockets.empty() && !page.contains("end");
+  int64_t next = 0;
+  for (bool more = true; more;) {
+    const Json page = Take(grpc_channelz_get_server_sockets(server_id, next, 0));
+    const Json sockets = page.is_object() ? page.value("socketRef", Json::array()) : Json::array();
+    for (const Json& socket : sockets) {
+      next = Number(socket, "socketId") + 1;
+      AddCounts(next - 1, counts);
     }
+    more = !sockets.empty() && !page.contains("end");
   }
   return counts;
 }
@@ -217,6 +212,16 @@ absl::Status ConnectionWatch::CheckMessage(Connection& connection, int64_t messa
                                                   absl::FormatDuration(kMessageTime), " and a second for each MiB"));
 }
 
+void ConnectionWatch::WatchNewestServer() {
+  MutexLock lock(mu_);
+  for (bool more = true; more;) {
+    const Json page = Take(grpc_channelz_get_servers(server_id_ + 1));
+    const Json servers = page.is_object() ? page.value("server", Json::array()) : Json::array();
+    for (const Json& server : servers) server_id_ = std::max(server_id_, Number(server["ref"], "serverId"));
+    more = !servers.empty() && !page.contains("end");
+  }
+}
+
 std::vector<absl::Status> ConnectionWatch::Check(absl::Time now) {
   std::vector<absl::Status> ended;
   MutexLock lock(mu_);
@@ -225,7 +230,7 @@ std::vector<absl::Status> ConnectionWatch::Check(absl::Time now) {
   if (connections_.empty()) return ended;
   std::erase_if(refused_until_, [now](const auto& refused) { return refused.second <= now; });
   next_check_ = now + kPerConnection * static_cast<double>(connections_.size());
-  const std::map<std::string, Counts> all_counts = ReadCounts();
+  const std::map<std::string, Counts> all_counts = ReadCounts(server_id_);
   const bool next_window = now - window_ >= absl::Seconds(1);
   if (next_window) window_ = now;
   std::map<std::string, std::vector<ConnectionCounts>> peers;

@@ -39,6 +39,9 @@ class ConnectionWatch {
   // looks at the size.
   static void SetLimits(grpc::ServerBuilder& builder);
 
+  // Takes the newest gRPC server of this process as the one whose connections are watched. Call it once, before another
+  // server is built: gRPC lists a server that is still under construction, and to read the list then ends the process.
+  void WatchNewestServer();
   // Takes note of a connection, whose descriptor stays the caller's. Returns ResourceExhausted if its peer has too many
   // or is refused for a time; the caller then closes it.
   absl::Status Add(int fd, absl::Time now);
@@ -64,6 +67,7 @@ class ConnectionWatch {
   void End(Connection& connection, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Mutex mu_;
+  int64_t server_id_ ABSL_GUARDED_BY(mu_) = 0;                            // gRPC's number of the server
   std::map<std::string, Connection> connections_ ABSL_GUARDED_BY(mu_);    // by both ends' addresses
   std::map<std::string, size_t> of_peer_ ABSL_GUARDED_BY(mu_);            // number of connections
   std::map<std::string, absl::Time> refused_until_ ABSL_GUARDED_BY(mu_);  // by peer

@@ -53,6 +53,7 @@ void Listeners::Start(grpc::Server& server, Options options) {
         failed);
   }
   refused_ = options.refused;
+  watch_.WatchNewestServer();
   for (const auto& acceptor : tcp_) {
     acceptor->Start(
         [this](int fd) {

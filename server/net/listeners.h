@@ -38,8 +38,8 @@ class Listeners {
     // Called with errno's text if a connection could not be accepted. The next attempt follows 100 ms later.
     std::function<void(const std::string& why)> failed;
   };
-  // Starts accepting. `server` must be the one that `builder` has made. It must outlive the calls of the functions in
-  // `options`, which end with Stop.
+  // Starts accepting. `server` must be the one that `builder` has made, and no other may have been built since. It must
+  // outlive the calls of the functions in `options`, which end with Stop.
   void Start(grpc::Server& server, Options options);
   // Ends TCP connections that exceed ConnectionWatch's limits. Call it often, after Start.
   void CheckConnections(absl::Time now);
