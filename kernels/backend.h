@@ -21,14 +21,12 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/matrix_view.h"
-#include "kernels/base/product_precision.h"
+#include "kernels/base/operation_kinds.h"
 #include "kernels/base/random.h"
 #include "kernels/base/scope.h"
 #include "kernels/base/symmetric_tiles.h"
 #include "kernels/device_matrix.h"
-#include "kernels/low_rank_inverse.h"
 #include "kernels/operation.h"
-#include "kernels/symmetric_form.h"
 
 namespace precondor {
 

@@ -6,9 +6,8 @@
 
 #include "absl/types/span.h"
 
-#include "kernels/base/elementwise_kind.h"
 #include "kernels/base/matrix_view.h"
-#include "kernels/base/product_precision.h"
+#include "kernels/base/operation_kinds.h"
 
 namespace precondor {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "kernels/base/clock.h"
-#include "kernels/base/thread_name.h"
+#include "kernels/base/mutex.h"
 
 namespace precondor {
 

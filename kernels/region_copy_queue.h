@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 
 #include "kernels/base/mutex.h"
-#include "kernels/region_memory.h"
+#include "kernels/device_plane.h"
 
 namespace precondor {
 
@@ -26,7 +26,7 @@ class RegionCopyQueue {
   static constexpr absl::Duration kPatience = absl::Microseconds(200);
 
   // `patience` is the longest time that a copy waits for others.
-  explicit RegionCopyQueue(RegionMemory& memory, absl::Duration patience = kPatience)
+  explicit RegionCopyQueue(DevicePlane& memory, absl::Duration patience = kPatience)
       : memory_(memory), patience_(patience) {}
   // Makes the copies that wait, and ends the thread.
   ~RegionCopyQueue();
@@ -35,14 +35,14 @@ class RegionCopyQueue {
 
   // Queues a copy. `outstanding` is the number of copies that may come at about this time, this one included, of this
   // stream alone where several share the queue. While fewer are queued, they wait for the others, up to `patience`.
-  // Then all become one call of RegionMemory::Copy, and each `done` is called with its status, on the queue's thread,
+  // Then all become one call of DevicePlane::Copy, and each `done` is called with its status, on the queue's thread,
   // in the order of Post. `done` owns what keeps the memory of both sides mapped; the queue releases it after the call.
   void Post(RegionCopy copy, size_t outstanding, Done done);
 
  private:
   void Loop();
 
-  RegionMemory& memory_;
+  DevicePlane& memory_;
   const absl::Duration patience_;
   Mutex mu_;
   CondVar changed_;

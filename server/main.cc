@@ -15,9 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
-#include "kernels/base/blas_core.h"
-#include "kernels/base/malloc_options.h"
-#include "kernels/base/thread_name.h"
+#include "kernels/base/mutex.h"
+#include "kernels/base/process_setup.h"
 #include "server/app/app.h"
 #include "server/app/config.h"
 #include "server/app/server_logger.h"

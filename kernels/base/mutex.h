@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// std::mutex with Clang's thread-safety annotations. Not absl::Mutex: see docs/develop/gotchas.md (deadlock detector,
-// TSan).
+// std::mutex with Clang's thread-safety annotations, and names of threads. Not absl::Mutex: see docs/develop/gotchas.md
+// (deadlock detector, TSan).
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <pthread.h>
 
 #include "absl/base/thread_annotations.h"
+
+#include "kernels/base/check.h"
 
 namespace precondor {
 
@@ -78,5 +81,9 @@ class CondVar {
 
   std::condition_variable changed_;
 };
+
+// Names the calling thread for top -H, perf and debuggers. Precondition: `name` has at most 15 characters, which is
+// what Linux takes.
+inline void NameThisThread(const char* name) { PRECONDOR_CHECK(pthread_setname_np(pthread_self(), name) == 0); }
 
 }  // namespace precondor

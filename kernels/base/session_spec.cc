@@ -2,6 +2,8 @@
 #include "kernels/base/session_spec.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <optional>
 #include <type_traits>
 
@@ -18,6 +20,8 @@
 namespace precondor {
 namespace {
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 absl::Status Invalid(absl::string_view field, absl::string_view expected, const absl::AlphaNum& got) {
   return absl::InvalidArgumentError(absl::StrCat(field, ": expected ", expected, ", got ", got));
 }
@@ -25,6 +29,11 @@ absl::Status Invalid(absl::string_view field, absl::string_view expected, const 
 absl::Status CheckRange(absl::string_view field, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();
   return Invalid(field, absl::StrCat(low, " ... ", high), value);
+}
+
+// Every caller passes an `ok` that is false for NaN, because it is the result of comparisons that must hold.
+absl::Status CheckNumber(absl::string_view field, double value, bool ok, absl::string_view expected) {
+  return ok ? absl::OkStatus() : Invalid(field, expected, value);
 }
 
 absl::Status CheckName(absl::string_view name) {
@@ -201,6 +210,32 @@ std::string LayerMethodsDifference(const SessionSpec& have, const SessionSpec& w
 }
 
 }  // namespace
+
+absl::Status ValidateFallbackConfig(const FallbackConfig& c) {
+  if (FallbackPolicyName(c.policy) == "UNKNOWN")
+    return Invalid("fallback.policy", "1, 2 or 4", static_cast<int>(c.policy));
+  if (c.policy == FallbackPolicy::kAtStep && !c.at_step)
+    return Invalid("fallback.at_step", "a step, for AT_STEP", "none");
+  PRECONDOR_RETURN_IF_ERROR(
+      CheckNumber("fallback.rate_decay", c.rate_decay, c.rate_decay >= 0 && c.rate_decay < 1, "a number in [0, 1)"));
+  PRECONDOR_RETURN_IF_ERROR(
+      CheckNumber("fallback.lr_jump", c.lr_jump, c.lr_jump > 0 && c.lr_jump < kInfinity, "a positive number"));
+  PRECONDOR_RETURN_IF_ERROR(CheckRange("fallback.min_steps", c.min_steps, 1, 1 << 30));
+  PRECONDOR_RETURN_IF_ERROR(CheckNumber("fallback.beta", c.beta, c.beta >= 0 && c.beta <= 1, "a number in [0, 1]"));
+  return CheckRange("fallback.patience_steps", c.patience_steps, 1, 1 << 30);
+}
+
+absl::string_view FallbackPolicyName(FallbackPolicy policy) {
+  switch (policy) {
+    case FallbackPolicy::kNever:
+      return "NEVER";
+    case FallbackPolicy::kLossRate:
+      return "LOSS_RATE";
+    case FallbackPolicy::kAtStep:
+      return "AT_STEP";
+  }
+  return "UNKNOWN";
+}
 
 absl::Status ValidateSessionSpec(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(CheckName(spec.name));

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of many matrices of one shape in one call of cuBLAS.
+// Products of many matrices of one shape in one call of cuBLAS, and the answers to their callers.
 //
 // cuBLAS promises the same bits for the same call alone. So that a product has the same bits in any company, the number
-// of products in a batch depends on their shape alone: BatchSize for long sequences of products in bf16,
-// fixed_batches.h for others (docs/develop/adr/0031-newton-schulz-in-batches.md,
-// docs/develop/adr/0034-low-rank-by-batched-cublas.md).
+// of products in a batch depends on their shape alone: BatchSize for long sequences of products in bf16, FixedBatches
+// for others (docs/develop/adr/0031-newton-schulz-in-batches.md, docs/develop/adr/0034-low-rank-by-batched-cublas.md).
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <cublas_v2.h>
+#include <map>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
+#include "kernels/base/status_macros.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/packed_upload.h"
 
@@ -62,5 +65,61 @@ constexpr int64_t PaddedStride(int64_t cols) {
 // Runs products [begin, end) in stream order. The addresses in `upload` have been sent.
 absl::Status RunBatch(Device& device, absl::string_view what, const ProductShape& shape, const Arithmetic& in,
                       const PackedUpload& upload, const Pointers& pointers, size_t begin, size_t end);
+
+// Products of many callers, in calls of cuBLAS whose number of products depends on their shape alone. So a product is
+// the same call in any company, but for addresses and its place in the call. Stages run one after another; products of
+// a stage do not depend on each other. Places of a call without a product repeat the factors of another one, and all
+// write one spare piece of memory. Not thread-safe.
+class FixedBatches {
+ public:
+  explicit FixedBatches(size_t stages) : stages_(stages) {}
+
+  // Returns the number of products of one shape in a call: as many as occupy a device, 256 at most.
+  static int64_t Size(const ProductShape& shape);
+
+  void Add(size_t stage, const ProductShape& shape, const void* a, const void* b, void* c);
+  bool empty() const {
+    return std::all_of(stages_.begin(), stages_.end(), [](const auto& stage) { return stage.empty(); });
+  }
+  // Allocates all memory and sends the addresses. Call it when all products have been added. element_bytes: the largest
+  // size of an element of a result.
+  absl::Status Open(Device& device, size_t element_bytes);
+  // Runs the products of a stage in stream order.
+  absl::Status Run(Device& device, absl::string_view what, size_t stage, const Arithmetic& in) const;
+
+ private:
+  struct Product {
+    const void *a, *b;
+    void* c;
+  };
+  struct Group {
+    std::vector<Product> products;
+    size_t places = 0;
+    Pointers pointers;
+  };
+
+  std::vector<std::map<ProductShape, Group>> stages_;
+  PackedUpload addresses_;
+  DeviceArray<char> spare_;
+};
+
+// Copies |d|^2 and |u|^2 to the span `squares` [2] of each operation that asks for them; the span of every other
+// operation is empty. The array `squares` on the device has one pair for each operation that asks, in the order of
+// `operations`, which holds pointers to operations. Waits for the device if at least one operation asks.
+template <typename Operations>
+absl::Status ReceiveSquares(Device& device, const DeviceArray<double>& squares, const Operations& operations) {
+  size_t asked = 0;
+  for (const auto* operation : operations) asked += operation->squares.empty() ? 0 : 1;
+  if (asked == 0) return absl::OkStatus();
+  std::vector<double> known(2 * asked);
+  PRECONDOR_RETURN_IF_ERROR(device.Receive(squares, absl::MakeSpan(known)));
+  auto pair = known.begin();
+  for (const auto* operation : operations) {
+    if (operation->squares.empty()) continue;
+    std::copy_n(pair, 2, operation->squares.begin());
+    pair += 2;
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace precondor::cuda

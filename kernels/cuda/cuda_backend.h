@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/backend.h"
+#include "kernels/device_plane.h"
 
 namespace precondor {
 
@@ -28,5 +29,9 @@ absl::StatusOr<int> CountCudaDevices();
 // positive, Unavailable if a device does not exist, and ResourceExhausted if no more than the reserve is free. Results
 // agree with the CPU backend's within the tolerances of the conformance suites, but not bitwise.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const CudaBackendOptions& options);
+
+// Creates a DevicePlane, by CUDA IPC, on CUDA device `device`. Returns Unavailable if the device does not exist. The
+// first Upload or Download allocates 32 MiB of pinned host memory. No call changes the caller's current device.
+absl::StatusOr<std::unique_ptr<DevicePlane>> MakeCudaPlane(int device);
 
 }  // namespace precondor

@@ -2,18 +2,34 @@
 #include "kernels/cuda/cuda_module.h"
 
 #include <dlfcn.h>
+#include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/cuda/loaded_library.h"
-#include "kernels/cuda/module_entry.h"
 
 namespace precondor {
 namespace {
 
+// Returns the text of dlerror(), which names the library.
+std::string LastLoadError() {
+  const char* error = dlerror();
+  return error == nullptr ? "unknown error" : error;
+}
+
+// Loads the library and returns what it exports. The library is never unloaded: its code may be running, and CUDA does
+// not support unloading. Thread-safe.
 absl::StatusOr<const CudaModuleEntry*> Load() {
-  return LoadEntry<CudaModuleEntry>("CUDA backend", "libprecondor-cuda.so", kCudaModuleSymbol, PRECONDOR_VERSION);
+  constexpr char kLibrary[] = "libprecondor-cuda.so";
+  void* const loaded = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (loaded == nullptr) return absl::UnavailableError(absl::StrCat("no CUDA backend: ", LastLoadError()));
+  auto* const entry = static_cast<const CudaModuleEntry*>(dlsym(loaded, kCudaModuleSymbol));
+  if (entry == nullptr || absl::string_view(entry->version) != PRECONDOR_VERSION) {
+    return absl::FailedPreconditionError(absl::StrCat(kLibrary, ": expected version ", PRECONDOR_VERSION, ", got ",
+                                                      entry == nullptr ? "a library of another make" : entry->version));
+  }
+  return entry;
 }
 
 }  // namespace

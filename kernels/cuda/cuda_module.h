@@ -15,6 +15,15 @@
 
 namespace precondor {
 
+// The table of functions that libprecondor-cuda.so exports. The loader checks that `version` is its own.
+struct CudaModuleEntry {
+  const char* version;
+  absl::StatusOr<std::unique_ptr<Backend>> (*make)(const CudaBackendOptions&);
+  absl::StatusOr<std::unique_ptr<DevicePlane>> (*make_plane)(int device);
+};
+
+constexpr char kCudaModuleSymbol[] = "precondor_cuda_module";
+
 // Returns OK if NVIDIA's driver is installed, and Unavailable with the reason otherwise. Opens and closes the driver's
 // library; loads no other library of CUDA.
 absl::Status FindCudaDriver();

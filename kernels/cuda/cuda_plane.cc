@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/cuda_plane.h"
-
 #include <cstring>
 #include <cuda_runtime_api.h>
 #include <utility>
@@ -10,6 +8,7 @@
 
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/payload_facts.h"
 #include "kernels/cuda/staging.h"

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Converts errors of the CUDA runtime to statuses.
+// Converts errors of the CUDA runtime, cuBLAS and cuSOLVER to statuses.
 #pragma once
 
+#include <cublas_v2.h>
 #include <cuda_runtime_api.h>
+#include <cusolverDn.h>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -15,5 +17,10 @@ absl::Status ToStatus(absl::string_view what, cudaError_t error);
 
 // Returns true for errors after which the process can no longer use the device.
 bool IsFatal(cudaError_t error);
+
+// Returns OK for success, ResourceExhausted if an allocation failed, and Internal otherwise. The message has `what`,
+// the operation that failed.
+absl::Status ToStatus(absl::string_view what, cublasStatus_t error);
+absl::Status ToStatus(absl::string_view what, cusolverStatus_t error);
 
 }  // namespace precondor::cuda

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/dense_products.h"
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -10,12 +8,10 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/cuda/answer_lengths.h"
 #include "kernels/cuda/batched_products.h"
-#include "kernels/cuda/fixed_batches.h"
 #include "kernels/cuda/grouped_operations.h"
+#include "kernels/cuda/matrix_passes.h"
 #include "kernels/cuda/packed_upload.h"
-#include "kernels/cuda/rounding.h"
 #include "kernels/cuda/symmetric_tiles.h"
 
 namespace precondor::cuda {

@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <cuda_runtime_api.h>
 
-#include "kernels/base/elementwise_kind.h"
 #include "kernels/base/matrix_view.h"
+#include "kernels/base/operation_kinds.h"
 
 namespace precondor::cuda {
 

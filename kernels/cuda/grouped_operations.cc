@@ -10,7 +10,6 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/batched_products.h"
 #include "kernels/cuda/elementwise.h"
-#include "kernels/cuda/fixed_batches.h"
 #include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/products.h"
 #include "kernels/cuda/reductions.h"

@@ -5,8 +5,6 @@
 // X -= W K for K = Q X. V and Y lie beside each other in a matrix `left`, X and W in `right`, so that one product
 // left right' makes what D loses. Along its sum both of its factors are contiguous, where cuBLAS is fastest. A pass
 // subtracts it from D and sums up both squared lengths.
-#include "kernels/cuda/low_rank.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -16,13 +14,12 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/cuda/answer_lengths.h"
-#include "kernels/cuda/fixed_batches.h"
+#include "kernels/cuda/batched_products.h"
+#include "kernels/cuda/grouped_operations.h"
 #include "kernels/cuda/low_rank_appends.h"
-#include "kernels/cuda/momentum.h"
+#include "kernels/cuda/matrix_passes.h"
 #include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/products.h"
-#include "kernels/cuda/rounding.h"
 
 namespace precondor::cuda {
 namespace {

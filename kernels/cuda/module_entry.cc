@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/module_entry.h"
-
-#include "kernels/cuda/cuda_plane.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/cuda_module.h"
 
 // The name is that of an exported symbol: NOLINTBEGIN(readability-identifier-naming)
 extern "C" {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/newton_schulz.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cuda_bf16.h>
@@ -10,9 +8,9 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/batched_products.h"
-#include "kernels/cuda/momentum.h"
+#include "kernels/cuda/grouped_operations.h"
+#include "kernels/cuda/matrix_passes.h"
 #include "kernels/cuda/packed_upload.h"
-#include "kernels/cuda/rounding.h"
 
 namespace precondor::cuda {
 namespace {

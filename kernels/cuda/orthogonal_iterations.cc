@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/orthogonal_iterations.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <limits>
@@ -11,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/batched_products.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/grouped_operations.h"
 #include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/reductions.h"
 #include "kernels/cuda/sorted_rows.h"

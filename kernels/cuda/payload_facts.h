@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computes the digests and the finiteness of many matrices in one pass (PayloadFacts in kernels/region_memory.h).
+// Computes the digests and the finiteness of many matrices in one pass (PayloadFacts in kernels/device_plane.h).
 #pragma once
 
 #include <cstdint>

@@ -13,8 +13,13 @@
 #include "absl/types/span.h"
 
 #include "kernels/backend.h"
+#include "kernels/operation.h"
 
 namespace precondor {
+
+// Returns whether neither operation writes memory that the other reads or writes. Returns false if the operands'
+// addresses do not show it.
+bool AreIndependent(const Operation& one, const Operation& other);
 
 // Copies of spans of numbers, each at a fixed address until clear(). clear() keeps the memory of short copies for
 // reuse, because a task makes similar copies step after step; it frees long ones.

@@ -16,7 +16,6 @@
 #include "kernels/grouping/deferred_task.h"
 #include "kernels/grouping/device_driver.h"
 #include "kernels/grouping/forwarding_backend.h"
-#include "kernels/grouping/operands.h"
 #include "kernels/operation.h"
 
 namespace precondor {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/decomposition_scratch.h"
+#include "kernels/methods/method.h"
 
 namespace precondor {
 

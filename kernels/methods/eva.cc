@@ -9,10 +9,9 @@
 #include "absl/strings/str_format.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/gradient.h"
+#include "kernels/methods/method_inputs.h"
 #include "kernels/methods/scaling.h"
 #include "kernels/methods/state_codec.h"
-#include "kernels/methods/statistics.h"
 
 namespace precondor {
 namespace {

@@ -11,14 +11,10 @@
 
 #include "kernels/base/random.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/gradient.h"
-#include "kernels/methods/kfac_config.h"
-#include "kernels/methods/kfac_decomposition.h"
-#include "kernels/methods/kfac_refresh.h"
 #include "kernels/methods/kfac_side.h"
+#include "kernels/methods/method_inputs.h"
 #include "kernels/methods/scaling.h"
 #include "kernels/methods/state_codec.h"
-#include "kernels/methods/statistics.h"
 
 namespace precondor {
 namespace {

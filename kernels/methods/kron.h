@@ -2,10 +2,17 @@
 // Method kron: PSGD's Kronecker-factored whitening of the gradient, from gradients alone (docs/use/methods/kron.md).
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "kernels/backend.h"
+#include "kernels/base/session_spec.h"
+#include "kernels/methods/kron_block.h"
 #include "kernels/methods/method.h"
 
 namespace precondor {

@@ -4,14 +4,42 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/norm_bound.h"
 
 namespace precondor {
 namespace {
+
+// Returns |x A'| for the unit vector x along A_i A, with A_i the longest row of A: at most the spectral norm of A, and
+// seldom less than 0.7 of it. Returns 0 for A = 0. a [n, n] is symmetric, skew, or any normal matrix. Source:
+// norm_lower_bound of Li's psgd_torch. Errors: FailedPrecondition for NaN or infinity; the backend's. Scratch: 2 n
+// elements.
+absl::StatusOr<double> NormLowerBound(Backend& backend, ConstMatrixView a) {
+  std::vector<double> squares(a.rows);
+  PRECONDOR_RETURN_IF_ERROR(backend.RowSquaredNorms(a, absl::MakeSpan(squares)));
+  for (const double square : squares) {
+    if (!std::isfinite(square)) {
+      return absl::FailedPreconditionError("a factor's gradient: expected finite elements, got NaN or infinity");
+    }
+  }
+  constexpr double kNegligible = 1e-70;  // squared length whose reciprocal would exceed f32
+  const auto longest = std::max_element(squares.begin(), squares.end());
+  if (longest == squares.end() || *longest < kNegligible) return 0.0;
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix rows, backend.Allocate(2, a.cols));
+  const MatrixView x = rows.view().RowRange(0, 1), y = rows.view().RowRange(1, 1);
+  // Normalised vectors, because the product of two of A's elements could overflow f32.
+  PRECONDOR_RETURN_IF_ERROR(backend.Axpby(1 / std::sqrt(*longest), a.RowRange(longest - squares.begin(), 1), 0.0, y));
+  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, y, Transpose::kNo, a, Transpose::kNo, 0.0, x));
+  PRECONDOR_ASSIGN_OR_RETURN(const double length, backend.Dot(x, x));
+  if (length < kNegligible) return 0.0;
+  PRECONDOR_RETURN_IF_ERROR(backend.Axpby(1 / std::sqrt(length), x, 0.0, x));
+  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, x, Transpose::kNo, a, Transpose::kYes, 0.0, y));
+  PRECONDOR_ASSIGN_OR_RETURN(const double square, backend.Dot(y, y));
+  return std::sqrt(square);
+}
 
 // PROCRUSTES: decay of the bound of the gradient's norm, and the largest rotation of one step.
 constexpr double kSmoothnessDecay = 0.9;
@@ -188,6 +216,50 @@ absl::Status LoadSide(Backend& backend, absl::string_view name, StateReader& in,
 }
 
 }  // namespace
+
+double KronConfig::UpdateProbability(uint64_t n) const {
+  const double annealed =
+      max_update_probability * std::exp(-update_decay * (static_cast<double>(n) - update_flat_steps));
+  return std::clamp(annealed, min_update_probability, max_update_probability);
+}
+
+std::vector<bool> KronConfig::Diagonal(const std::vector<int64_t>& sides, size_t ndim) const {
+  const bool all = memory_save_mode == MemorySaveMode::kAllDiag || static_cast<int64_t>(ndim) < min_ndim_triangular;
+  double elements = 1;
+  for (const int64_t side : sides) elements *= static_cast<double>(side);
+  std::vector<bool> diagonal;
+  for (const int64_t side : sides) {
+    const double square = static_cast<double>(side) * static_cast<double>(side);
+    diagonal.push_back(all || side == 1 || side > max_size_triangular ||
+                       (max_skew > 0 && square > max_skew * elements));
+  }
+  if (memory_save_mode == MemorySaveMode::kOneDiag) {
+    // The longest side has the largest factor; among equals the last side counts.
+    const auto longest = std::max_element(sides.rbegin(), sides.rend());
+    diagonal[sides.rend() - longest - 1] = true;
+  }
+  return diagonal;
+}
+
+std::vector<int64_t> KronConfig::Blocks(int64_t size, bool diagonal) const {
+  const int64_t longest = diagonal || block_size == 0 ? size : block_size;
+  const int64_t count = (size + longest - 1) / longest;
+  std::vector<int64_t> sizes(count, size / count);
+  for (int64_t i = 0; i < size % count; ++i) ++sizes[i];
+  return sizes;
+}
+
+absl::StatusOr<KronConfig> ParseKronConfig(const MethodConfig& config) {
+  OptionReader reader(config);
+  KronConfig out = ReadKronConfig(reader);
+  PRECONDOR_RETURN_IF_ERROR(reader.Finish());
+  if (out.min_update_probability > out.max_update_probability) {
+    return absl::InvalidArgumentError(absl::StrCat("method kron: option min_update_probability: expected at most ",
+                                                   out.max_update_probability, ", max_update_probability, got ",
+                                                   out.min_update_probability));
+  }
+  return out;
+}
 
 absl::StatusOr<KronBlock> KronBlock::Make(const KronConfig& config, const KronSides& sides, Backend& backend) {
   const double scale = std::pow(config.init_scale, 1 / static_cast<double>(sides.sizes.size()));

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/decomposition_scratch.h"
+#include "kernels/methods/method.h"
 
 namespace precondor {
 namespace {

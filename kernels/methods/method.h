@@ -19,6 +19,13 @@
 
 namespace precondor {
 
+// Upper bounds of the bytes that backends allocate for decompositions of n rows in f64, operands not included: copies
+// in f64 and LAPACK's work space (1 + 6 n + 2 n^2 numbers for eigenvectors), each rounded up by at most an eighth.
+constexpr int64_t SymmetricEigenScratchBytes(int64_t n) { return 27 * n * n + 86 * n + 64; }
+// A device uses two matrices in f64 for up to kMostRowsOfSpdInverse rows (kernels/cuda/spd_inverses.h), and one for
+// more.
+constexpr int64_t SpdInverseScratchBytes(int64_t n) { return (n <= 256 ? 16 : 9) * n * n + 256; }
+
 // The sealed, merged statistics of one step of one layer: matrices on the backend's device. Each side has one of two
 // forms; the views of the other form are empty. The first form is vectors, the rows of a matrix, with second moment
 // (1/k) sum v v'. The other form is the second moment itself: the mean of v v' over the step's rows, weighted as the

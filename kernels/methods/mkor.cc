@@ -11,12 +11,13 @@
 
 #include "kernels/base/random.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/gradient.h"
-#include "kernels/methods/make_factor.h"
-#include "kernels/methods/mkor_config.h"
+#include "kernels/methods/deferred_factor.h"
+#include "kernels/methods/dense_factor.h"
+#include "kernels/methods/factor.h"
+#include "kernels/methods/low_rank_factor.h"
+#include "kernels/methods/method_inputs.h"
 #include "kernels/methods/scaling.h"
 #include "kernels/methods/state_codec.h"
-#include "kernels/methods/statistics.h"
 
 namespace precondor {
 namespace {
@@ -405,6 +406,23 @@ class Mkor final : public Method {
 absl::StatusOr<std::unique_ptr<Method>> MakeMkor(const MethodConfig& config) {
   PRECONDOR_ASSIGN_OR_RETURN(const MkorConfig parsed, ParseMkorConfig(config));
   return std::unique_ptr<Method>(std::make_unique<Mkor>(parsed));
+}
+
+absl::StatusOr<std::unique_ptr<Factor>> MakeFactor(const MkorConfig& config, int64_t d, uint64_t phase,
+                                                   Backend& backend) {
+  if (config.UsesLowRank(d)) return LowRankFactor::Make(config, d, phase, backend);
+  if (config.UsesDeferred()) return DeferredFactor::Make(config, d, backend);
+  return DenseFactor::Make(config, d, backend);
+}
+
+int64_t FactorStateBytes(const MkorConfig& config, int64_t d) {
+  if (config.UsesLowRank(d)) return LowRankFactor::StateBytes(config, d);
+  return config.UsesDeferred() ? DeferredFactor::StateBytes(config, d) : DenseFactor::StateBytes(d);
+}
+
+int64_t FactorScratchBytes(const MkorConfig& config, int64_t d, int64_t k) {
+  if (config.UsesLowRank(d)) return LowRankFactor::ScratchBytes(config, d, k);
+  return config.UsesDeferred() ? DeferredFactor::ScratchBytes(config, d, k) : DenseFactor::ScratchBytes(d, k);
 }
 
 }  // namespace precondor

@@ -10,9 +10,8 @@
 #include "absl/strings/str_format.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/decomposition_scratch.h"
-#include "kernels/methods/gradient.h"
-#include "kernels/methods/muon_config.h"
+#include "kernels/methods/method.h"
+#include "kernels/methods/method_inputs.h"
 #include "kernels/methods/state_codec.h"
 
 namespace precondor {
@@ -230,9 +229,9 @@ class Muon final : public Method {
   }
 
   // The next state, and either the iteration's second matrix and two square matrices of the short side, or in batches
-  // (kernels/cuda/newton_schulz.h) two of each and one more that unused places of a batch share, with padding.
+  // (RunNewtonSchulz) two of each and one more that unused places of a batch share, with padding.
   // With a factor, one more matrix; then, one after the other, the iterations, a batch of products
-  // (kernels/cuda/fixed_batches.h), and the inverse.
+  // (FixedBatches), and the inverse.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
     const int64_t k = ShortSide(layer);
     const int64_t of_row = 7, of_matrix = 127;  // elements of padding
@@ -273,6 +272,19 @@ class Muon final : public Method {
 };
 
 }  // namespace
+
+double MuonConfig::ScaleOf(const LayerSpec& layer) const {
+  const auto d_out = static_cast<double>(layer.d_out), d_in = static_cast<double>(layer.d_in);
+  if (scale == MuonScale::kOriginal) return std::sqrt(std::max(1.0, d_out / d_in));
+  return 0.2 * std::sqrt(std::max(d_out, d_in));
+}
+
+absl::StatusOr<MuonConfig> ParseMuonConfig(const MethodConfig& config) {
+  OptionReader reader(config);
+  MuonConfig out = ReadMuonConfig(reader);
+  PRECONDOR_RETURN_IF_ERROR(reader.Finish());
+  return out;
+}
 
 absl::StatusOr<std::unique_ptr<Method>> MakeMuon(const MethodConfig& config) {
   PRECONDOR_ASSIGN_OR_RETURN(const MuonConfig parsed, ParseMuonConfig(config));

@@ -4,18 +4,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "kernels/base/status_macros.h"
 #include "kernels/methods/eva.h"
+#include "kernels/methods/factor.h"
 #include "kernels/methods/identity.h"
 #include "kernels/methods/kfac.h"
-#include "kernels/methods/kfac_config.h"
+#include "kernels/methods/kfac_side.h"
 #include "kernels/methods/kron.h"
-#include "kernels/methods/kron_config.h"
+#include "kernels/methods/kron_block.h"
 #include "kernels/methods/mkor.h"
-#include "kernels/methods/mkor_config.h"
 #include "kernels/methods/muon.h"
-#include "kernels/methods/muon_config.h"
 #include "kernels/methods/soap.h"
-#include "kernels/methods/soap_config.h"
 
 namespace precondor {
 namespace {
@@ -40,6 +39,19 @@ constexpr Entry kMethods[] = {
 absl::Status UnknownMethod(absl::string_view name) {
   return absl::NotFoundError(absl::StrCat("method: expected one of ", absl::StrJoin(MethodNames(), ", "), ", got \"",
                                           name.substr(0, 64), "\""));
+}
+
+absl::Status CheckWorkerFactors(const SessionSpec& spec, absl::string_view field, const Method& method) {
+  const WorkerFactors needed =
+      spec.exchange == ExchangeMode::kReplay ? WorkerFactors::kReplayed : WorkerFactors::kPulled;
+  if (!WorkersPrecondition(spec) || method.traits().worker_factors >= needed) return absl::OkStatus();
+  std::vector<absl::string_view> names;
+  for (const MethodTraits& traits : AllMethodTraits()) {
+    if (traits.worker_factors >= needed) names.push_back(traits.name);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(field, ": expected one of ", absl::StrJoin(names, ", "),
+                                                 " with exchange ", ExchangeModeName(spec.exchange), ", got ",
+                                                 method.name()));
 }
 
 }  // namespace
@@ -80,6 +92,33 @@ bool TakesStatistics(const SessionSpec& spec, int64_t layer) {
     if (entry.traits.name == name) return entry.traits.statistics != StatisticsForm::kNone;
   }
   return true;
+}
+
+absl::StatusOr<MethodSet> MethodSet::Make(const SessionSpec& spec, const MethodFactory& make) {
+  MethodSet set;
+  PRECONDOR_ASSIGN_OR_RETURN(set.methods_.emplace_back(), make(spec.method));
+  PRECONDOR_RETURN_IF_ERROR(CheckWorkerFactors(spec, "method", *set.methods_.back()));
+  set.of_layer_.assign(spec.layers.size(), 0);
+  for (size_t i = 0; i < spec.layer_methods.size(); ++i) {
+    const LayerMethod& entry = spec.layer_methods[i];
+    absl::StatusOr<std::unique_ptr<Method>> method = make(entry.method);
+    if (!method.ok()) {
+      return absl::Status(method.status().code(), absl::StrCat("layer_methods[", i, "]: ", method.status().message()));
+    }
+    set.methods_.push_back(*std::move(method));
+    PRECONDOR_RETURN_IF_ERROR(
+        CheckWorkerFactors(spec, absl::StrCat("layer_methods[", i, "].method"), *set.methods_.back()));
+    for (const uint32_t layer : entry.layers) set.of_layer_[layer] = static_cast<uint32_t>(set.methods_.size() - 1);
+  }
+  for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
+    const Method& method = set.of(static_cast<int64_t>(layer));
+    const bool takes = method.traits().statistics == StatisticsForm::kCovariances;
+    if (StatisticsOf(spec, static_cast<int64_t>(layer)) != StatisticsKind::kCovariance || takes) continue;
+    return absl::InvalidArgumentError(absl::StrCat("layer ", layer, " \"", spec.layers[layer].name,
+                                                   "\": statistics: expected vectors for method ", method.name(),
+                                                   ", got COVARIANCE"));
+  }
+  return set;
 }
 
 }  // namespace precondor

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The registry of methods: one explicit table.
+// The registry of methods, one explicit table, and the methods of a session's layers.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -31,5 +33,26 @@ std::vector<MethodTraits> AllMethodTraits();
 // Returns false for methods that work from gradients alone: Method::needs_statistics, for callers that hold no methods.
 // Precondition: the layer exists, and its method is one of MethodNames().
 bool TakesStatistics(const SessionSpec& spec, int64_t layer);
+
+// Makes a method: the registry in servers, fakes in tests. Errors are those of MakeMethod. Thread-safe.
+using MethodFactory = std::function<absl::StatusOr<std::unique_ptr<Method>>(const MethodConfig&)>;
+
+// The methods of one session. Immutable after construction; safe from any thread.
+class MethodSet {
+ public:
+  // Precondition: `spec` is valid. Returns the factory's errors. Returns InvalidArgument, with the layer, if its method
+  // does not take its statistics, and, with the method, if workers cannot hold its factors in a session in which they
+  // do.
+  static absl::StatusOr<MethodSet> Make(const SessionSpec& spec, const MethodFactory& make = MakeMethod);
+
+  const Method& of(int64_t layer) const { return *methods_[of_layer_[static_cast<size_t>(layer)]]; }
+
+  // The session's own method, then those of its exceptions in their order, each once.
+  const std::vector<std::unique_ptr<Method>>& all() const { return methods_; }
+
+ private:
+  std::vector<std::unique_ptr<Method>> methods_;
+  std::vector<uint32_t> of_layer_;  // index in methods_
+};
 
 }  // namespace precondor

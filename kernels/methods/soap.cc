@@ -9,14 +9,131 @@
 #include "absl/strings/str_format.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/decomposition_scratch.h"
-#include "kernels/methods/gradient.h"
-#include "kernels/methods/soap_config.h"
-#include "kernels/methods/soap_side.h"
+#include "kernels/methods/method.h"
+#include "kernels/methods/method_inputs.h"
 #include "kernels/methods/state_codec.h"
 
 namespace precondor {
 namespace {
+
+// The matrices of one side of a layer: the gradients' second moment along it, and the basis or root that is computed
+// from it (docs/use/methods/soap.md). Tensors are [sizes[0], the rest], contiguous. One thread at a time. A side
+// without factor has two empty matrices and acts as the identity.
+struct SoapSide {
+  DeviceMatrix covariance;  // running average L of G_(k) G_(k)', with G_(k) the gradient with this dimension as rows
+  DeviceMatrix factor;      // SOAP: eigenvectors as rows, by descending eigenvalue; SHAMPOO: the inverse root
+
+  bool present() const { return !covariance.empty(); }
+};
+
+// Maps x along each mode for which `wanted` returns true: map(mode, side, from, to) fills the new tensor's matrix `to`
+// from the old tensor's matrix `from`.
+template <typename Wanted, typename Map>
+absl::Status MapModes(absl::Span<const int64_t> sizes, DeviceMatrix& x, Backend& backend, Wanted wanted, Map map) {
+  DeviceMatrix next;
+  for (size_t mode = 0; mode < sizes.size(); ++mode) {
+    if (!wanted(mode)) continue;
+    if (next.empty()) {
+      PRECONDOR_ASSIGN_OR_RETURN(next, backend.AllocateScratch(x.rows(), x.cols()));
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix from, ModeMatrix::Of(sizes, mode, x.view(), backend));
+    PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix to, ModeMatrix::ToFill(sizes, mode, next.view(), backend));
+    PRECONDOR_RETURN_IF_ERROR(map(mode, from.side(), from.view(), to.view()));
+    PRECONDOR_RETURN_IF_ERROR(to.WriteBack(backend));
+    std::swap(x, next);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SoapSide> MakeSoapSide(int64_t size, bool has_factor, Backend& backend) {
+  SoapSide side;
+  if (!has_factor) return side;
+  PRECONDOR_ASSIGN_OR_RETURN(side.covariance, backend.Allocate(size, size));
+  PRECONDOR_ASSIGN_OR_RETURN(side.factor, backend.Allocate(size, size));
+  return side;
+}
+
+absl::StatusOr<DeviceMatrix> CloneMatrix(ConstMatrixView from, Backend& backend) {
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix copy, backend.AllocateScratch(from.rows, from.cols));
+  PRECONDOR_RETURN_IF_ERROR(backend.Copy(from, copy.view()));
+  return copy;
+}
+
+// Returns decay L + (1 - decay) G_(k) G_(k)' in new memory.
+absl::StatusOr<DeviceMatrix> NextCovariance(const SoapSide& side, ModeMatrix& gradient, double decay,
+                                            ProductPrecision precision, Backend& backend) {
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix next, CloneMatrix(side.covariance.view(), backend));
+  const ConstMatrixView g = gradient.view();
+  const bool left = gradient.side() == From::kLeft;
+  PRECONDOR_RETURN_IF_ERROR(
+      backend.Gemm(1 - decay, g, Transpose(!left), g, Transpose(left), decay, next.view(), precision));
+  return next;
+}
+
+// Returns the eigenvectors of `covariance` as rows, by descending eigenvalue. Errors: those of SymmetricEigen.
+absl::StatusOr<DeviceMatrix> Eigenbasis(ConstMatrixView covariance, Backend& backend) {
+  const int64_t n = covariance.rows;
+  std::vector<double> values(n);
+  std::vector<int64_t> order(n);
+  for (int64_t i = 0; i < n; ++i) order[i] = n - 1 - i;  // SymmetricEigen's order is ascending
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix ascending, backend.AllocateScratch(n, n));
+  PRECONDOR_RETURN_IF_ERROR(backend.SymmetricEigen(covariance, absl::MakeSpan(values), ascending.view()));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix basis, backend.AllocateScratch(n, n));
+  PRECONDOR_RETURN_IF_ERROR(backend.Gather(order, {}, ascending.view(), basis.view()));
+  return basis;
+}
+
+// Returns (scale L + epsilon |scale L| I)^-power, or I for L = 0.
+absl::StatusOr<DeviceMatrix> InverseRoot(ConstMatrixView covariance, double scale, double epsilon, double power,
+                                         Backend& backend) {
+  const int64_t n = covariance.rows;
+  std::vector<double> values(n);
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix root, backend.Allocate(n, n));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix vectors, backend.AllocateScratch(n, n));
+  PRECONDOR_RETURN_IF_ERROR(backend.SymmetricEigen(covariance, absl::MakeSpan(values), vectors.view()));
+  const double largest = scale * values.back();
+  if (!(largest > 0)) {
+    PRECONDOR_RETURN_IF_ERROR(backend.AddDiagonal(1.0, root.view()));
+    return root;
+  }
+  // With half of the power on either side of Q, the root is symmetric except for the product's rounding.
+  for (double& value : values) {
+    value = std::pow(std::max(scale * value, 0.0) + epsilon * largest, -power / 2);
+  }
+  PRECONDOR_RETURN_IF_ERROR(backend.ScaleRows(values, vectors.view(), vectors.view()));
+  PRECONDOR_RETURN_IF_ERROR(
+      backend.Gemm(1.0, vectors.view(), Transpose::kYes, vectors.view(), Transpose::kNo, 0.0, root.view()));
+  return root;
+}
+
+// x = op(F_k) x along each mode k whose factor is not empty. Scratch: ModeScratchElements.
+absl::Status ApplyFactors(absl::Span<const int64_t> sizes, absl::Span<const ConstMatrixView> factors,
+                          Transpose transpose, ProductPrecision precision, DeviceMatrix& x, Backend& backend) {
+  return MapModes(
+      sizes, x, backend, [&](size_t mode) { return factors[mode].rows > 0; },
+      [&](size_t mode, From side, ConstMatrixView from, MatrixView to) {
+        const Transpose other = Transpose(transpose == Transpose::kNo);
+        return side == From::kLeft
+                   ? backend.Gemm(1.0, factors[mode], transpose, from, Transpose::kNo, 0.0, to, precision)
+                   : backend.Gemm(1.0, from, Transpose::kNo, factors[mode], other, 0.0, to, precision);
+      });
+}
+
+// Permutes x along each mode by the mode's order; an empty order leaves the mode unchanged. Scratch:
+// ModeScratchElements.
+absl::Status Reorder(absl::Span<const int64_t> sizes, absl::Span<const std::vector<int64_t>> orders, DeviceMatrix& x,
+                     Backend& backend) {
+  return MapModes(
+      sizes, x, backend, [&](size_t mode) { return !orders[mode].empty(); },
+      [&](size_t mode, From side, ConstMatrixView from, MatrixView to) {
+        if (side == From::kLeft) return backend.Gather(orders[mode], {}, from, to);
+        return backend.Gather({}, orders[mode], from, to);
+      });
+}
+
+// Upper bound of the elements that ApplyFactors and Reorder allocate: a tensor and, for a mode between others, two
+// copies as matrices.
+int64_t ModeScratchElements(absl::Span<const int64_t> sizes) { return (sizes.size() > 2 ? 3 : 1) * ElementsOf(sizes); }
 
 constexpr int64_t kElementBytes = sizeof(float);
 
@@ -324,7 +441,7 @@ class Soap final : public Method {
 
   // Copies of moments, covariances and factors; the gradient or the answer as a tensor; the scratch of its products.
   // Besides, one after the other: two matrices of a decomposition and its scratch; two of each factor for a refresh in
-  // batches, and two more that unused places share (kernels/cuda/orthogonal_iterations.h); the result of unused places
+  // batches, and two more that unused places share (RunOrthogonalIterations); the result of unused places
   // in batches of products.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
     const SoapSides sides = config_.Sides(layer);
@@ -370,6 +487,35 @@ class Soap final : public Method {
 };
 
 }  // namespace
+
+int64_t SoapSides::FactorElements() const {
+  int64_t sum = 0;
+  for (size_t mode = 0; mode < sizes.size(); ++mode) sum += has_factor[mode] ? sizes[mode] * sizes[mode] : 0;
+  return sum;
+}
+
+std::string SoapSides::Text() const {
+  std::string text;
+  for (size_t mode = 0; mode < sizes.size(); ++mode) {
+    absl::StrAppend(&text, mode > 0 ? ", " : "", sizes[mode], has_factor[mode] ? "" : " without factor");
+  }
+  return text;
+}
+
+SoapSides SoapConfig::Sides(const LayerSpec& layer) const {
+  const bool any = precondition_1d || TensorDims(layer).size() > 1;
+  SoapSides sides;
+  sides.sizes = merging.Sides(layer, max_factor_dim);
+  for (const int64_t size : sides.sizes) sides.has_factor.push_back(any && size > 1 && size <= max_factor_dim);
+  return sides;
+}
+
+absl::StatusOr<SoapConfig> ParseSoapConfig(const MethodConfig& config) {
+  OptionReader reader(config);
+  SoapConfig out = ReadSoapConfig(reader);
+  PRECONDOR_RETURN_IF_ERROR(reader.Finish());
+  return out;
+}
 
 absl::StatusOr<std::unique_ptr<Method>> MakeSoap(const MethodConfig& config) {
   PRECONDOR_ASSIGN_OR_RETURN(const SoapConfig parsed, ParseSoapConfig(config));

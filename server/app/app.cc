@@ -21,7 +21,6 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/thread_name.h"
 #include "kernels/base/unix_address.h"
 #include "kernels/cuda/cuda_module.h"
 #include "proto/wire/channel_security.h"

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/thread_name.h"
 
 namespace precondor::etcd {
 namespace {

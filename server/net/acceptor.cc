@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include <utility>
 
-#include "kernels/base/thread_name.h"
+#include "kernels/base/mutex.h"
 
 namespace precondor {
 namespace {

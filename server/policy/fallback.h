@@ -13,7 +13,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
-#include "kernels/base/fallback_config.h"
 #include "kernels/base/session_spec.h"
 #include "server/policy/lease.h"
 #include "server/policy/loss_trend.h"

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "kernels/base/fallback_config.h"
+#include "kernels/base/session_spec.h"
 
 namespace precondor {
 

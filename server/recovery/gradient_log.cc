@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/thread_name.h"
 #include "server/recovery/record_codec.h"
 
 namespace precondor::recovery {

@@ -57,14 +57,14 @@ SharedRegions::~SharedRegions() {
 bool SharedRegions::IsOnThisHost(const std::string& peer) { return absl::StartsWith(peer, "fd:"); }
 
 v1::Ring SharedRegions::Offer() const {
-  return wire::EncodeRegion(memory_.kind(), memory_.device(), static_cast<uint64_t>(most_bytes_));
+  return wire::EncodeRegion(memory_.device(), static_cast<uint64_t>(most_bytes_));
 }
 
 absl::StatusOr<std::shared_ptr<StreamRegion>> SharedRegions::Open(const v1::Ring& request) {
-  PRECONDOR_RETURN_IF_ERROR(wire::CheckRegion(request, memory_.kind(), memory_.device()));
+  PRECONDOR_RETURN_IF_ERROR(wire::CheckRegion(request, memory_.device()));
   const int64_t wanted = static_cast<int64_t>(std::min<uint64_t>(request.bytes(), static_cast<uint64_t>(most_bytes_)));
   const int64_t bytes =
-      (wanted + RegionMemory::kGranularity - 1) / RegionMemory::kGranularity * RegionMemory::kGranularity;
+      (wanted + DevicePlane::kGranularity - 1) / DevicePlane::kGranularity * DevicePlane::kGranularity;
   PRECONDOR_RETURN_IF_ERROR(account_->Reserve("ring of a worker", bytes));
   absl::StatusOr<std::unique_ptr<SharedRegion>> memory = memory_.Export(bytes);
   if (!memory.ok()) {

@@ -17,8 +17,8 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
+#include "kernels/device_plane.h"
 #include "kernels/region_copy_queue.h"
-#include "kernels/region_memory.h"
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/slot_table.h"
 #include "server/core/api/device_payload.h"
@@ -76,7 +76,7 @@ class SharedRegions {
 
   // `most_bytes` is the greatest size of a region. Each region's bytes are reserved in `account`, of the device of
   // `memory`. Lifetime: all references outlive this object.
-  SharedRegions(RegionMemory& memory, std::shared_ptr<MemoryAccount> account, int64_t most_bytes, const Clock& clock,
+  SharedRegions(DevicePlane& memory, std::shared_ptr<MemoryAccount> account, int64_t most_bytes, const Clock& clock,
                 Logger& logger)
       : memory_(memory),
         account_(std::move(account)),
@@ -105,7 +105,7 @@ class SharedRegions {
   };
   void Retire(std::unique_ptr<SharedRegion> memory, bool unmapped);
 
-  RegionMemory& memory_;
+  DevicePlane& memory_;
   const std::shared_ptr<MemoryAccount> account_;
   const int64_t most_bytes_;
   const Clock& clock_;

@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/base/thread_name.h"
+#include "kernels/base/mutex.h"
 
 namespace precondor::trace {
 namespace {

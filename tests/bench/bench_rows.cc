@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
-#include "kernels/base/blas_core.h"
 #include "kernels/base/check.h"
+#include "kernels/base/process_setup.h"
 
 namespace precondor {
 

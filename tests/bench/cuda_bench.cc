@@ -25,7 +25,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
-#include "kernels/base/malloc_options.h"
+#include "kernels/base/process_setup.h"
 #include "tests/bench/bench_rows.h"
 #include "tests/bench/cuda_limits.h"
 #include "tests/bench/cuda_step.h"

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/check.h"
-#include "kernels/base/malloc_options.h"
+#include "kernels/base/process_setup.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/gemm.h"
 #include "tests/bench/bench_rows.h"

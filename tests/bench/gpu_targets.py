@@ -31,7 +31,7 @@ MOST_OF_TORCH = {"muon": 1.2, "soap": 1.5, "mkor": 1.0}
 
 LAYERS = step_rows.BLOCK * step_rows.BLOCKS  # d_out, d_in of BERT-Large's 144 linear layers
 LAUNCHES = 10  # of a dense step, whatever the layers of a shape
-# Launches of a step in low rank: norms, columns, cores, copies, answers, scale, and the calls of cuBLAS by fixed_batches.h; at
+# Launches of a step in low rank: norms, columns, cores, copies, answers, scale, and the calls of cuBLAS by FixedBatches; at
 # r = 64 a recompression besides.
 LOW_RANK_LAUNCHES = {64: 6 + 25 + 18, 128: 6 + 40}
 MOST_SOAP_SIDE = 2048

@@ -12,9 +12,9 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/check.h"
-#include "kernels/base/malloc_options.h"
+#include "kernels/base/process_setup.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/methods/make_factor.h"
+#include "kernels/methods/mkor.h"
 #include "tests/bench/bench_layer.h"
 #include "tests/bench/bench_rows.h"
 #include "tests/bench/fma_limit.h"

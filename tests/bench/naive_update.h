@@ -7,7 +7,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/base/matrix_view.h"
-#include "kernels/methods/make_factor.h"
+#include "kernels/methods/mkor.h"
 
 namespace precondor {
 

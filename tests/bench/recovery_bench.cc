@@ -26,7 +26,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
-#include "kernels/base/malloc_options.h"
+#include "kernels/base/process_setup.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "server/core/executors/thread_pool.h"
 #include "server/core/shard/shard.h"

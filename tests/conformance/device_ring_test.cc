@@ -14,7 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "kernels/cuda/cuda_plane.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "tests/support/child_process.h"
 #include "tests/support/normal_floats.h"
 #include "tests/support/test_backend.h"

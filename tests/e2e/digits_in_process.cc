@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_format.h"
 
-#include "kernels/base/blas_core.h"
+#include "kernels/base/process_setup.h"
 #include "kernels/base/status_macros.h"
 #include "tests/e2e/in_process.h"
 #include "tests/e2e/trainer/options.h"

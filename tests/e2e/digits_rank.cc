@@ -16,8 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-#include "kernels/base/blas_core.h"
 #include "kernels/base/byte_codec.h"
+#include "kernels/base/process_setup.h"
 #include "kernels/base/status_macros.h"
 #include "tests/e2e/trainer/options.h"
 #include "tests/e2e/trainer/service_exchange.h"

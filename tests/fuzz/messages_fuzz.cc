@@ -62,7 +62,7 @@ void ShardMessages(absl::string_view bytes) {
   rpc::DecodeOrder(Parsed<v1::TakeSnapshotRequest>(bytes));
   const ShardDescription description = rpc::DecodeDescription(Parsed<v1::DescribeShardResponse>(bytes));
   rpc::EncodeDescription(description);
-  wire::CheckRegion(Parsed<v1::Ring>(bytes), RegionKind::kCuda, "device").IgnoreError();
+  wire::CheckRegion(Parsed<v1::Ring>(bytes), "device").IgnoreError();
   ParseTraceparent(bytes);
 }
 

@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 
 #include "kernels/base/error_reason.h"
-#include "kernels/base/samples.h"
+#include "kernels/base/wire_bounds.h"
 #include "precondor/client.h"
 #include "tests/loopback/scripted_server.h"
 #include "tests/support/wait_until.h"

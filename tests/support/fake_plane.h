@@ -21,8 +21,8 @@ class FakePlane final : public DevicePlane {
  public:
   explicit FakePlane(std::string device = "a device of tests") : device_(std::move(device)) {}
 
-  using RegionMemory::Copy;
-  using RegionMemory::Inspect;
+  using DevicePlane::Copy;
+  using DevicePlane::Inspect;
   const std::string& device() const override { return device_; }
 
   absl::StatusOr<std::unique_ptr<SharedRegion>> Export(int64_t bytes) override {

@@ -12,8 +12,8 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/backend.h"
-#include "kernels/methods/make_factor.h"
 #include "kernels/methods/method.h"
+#include "kernels/methods/mkor.h"
 #include "tests/reference/mkor.h"
 #include "tests/support/test_backend.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 
-#include "kernels/base/blas_core.h"
+#include "kernels/base/process_setup.h"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)

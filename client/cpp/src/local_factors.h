@@ -25,7 +25,7 @@
 #include "kernels/backend.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/session_spec.h"
-#include "kernels/methods/method_set.h"
+#include "kernels/methods/registry.h"
 
 namespace precondor {
 

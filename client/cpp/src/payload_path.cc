@@ -45,7 +45,7 @@ void PayloadPath::TakeFromSlot(const Contribution& item, const v1::FrameHeader& 
 
 // --- slots --------------------------------------------------------------------------------------------------------
 
-absl::StatusOr<PayloadPath::Place> PayloadPath::TakeSlot(const std::shared_ptr<RegionMemory>& memory,
+absl::StatusOr<PayloadPath::Place> PayloadPath::TakeSlot(const std::shared_ptr<DevicePlane>& memory,
                                                          absl::FunctionRef<uint64_t()> wanted, uint32_t layer,
                                                          uint64_t bytes, absl::Time deadline) {
   const absl::Time until = std::min(deadline, MonotonicNow() + options_.connect_timeout);
@@ -66,7 +66,7 @@ absl::StatusOr<PayloadPath::Place> PayloadPath::TakeSlot(const std::shared_ptr<R
   return Place{region_, slot};
 }
 
-absl::StatusOr<bool> PayloadPath::AwaitStream(const std::shared_ptr<RegionMemory>& memory,
+absl::StatusOr<bool> PayloadPath::AwaitStream(const std::shared_ptr<DevicePlane>& memory,
                                               absl::FunctionRef<uint64_t()> wanted, absl::Time until) {
   MutexLock lock(mu_);
   // Other gradients, perhaps for other shards, wait behind this one in the send queue: wait only once for an
@@ -77,7 +77,7 @@ absl::StatusOr<bool> PayloadPath::AwaitStream(const std::shared_ptr<RegionMemory
   }
   if (!waits_ || !open_) return absl::UnavailableError(absl::StrCat("shard ", options_.address, ": no stream"));
   if (state_ != RegionState::kNone) return false;
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::Ring* const offer, FindOffer(memory->kind(), memory->device()));
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::Ring* const offer, FindOffer(memory->device()));
   memory_ = memory;
   request_ = *offer;
   request_.set_bytes(std::min(wanted(), offer->bytes()));
@@ -85,19 +85,19 @@ absl::StatusOr<bool> PayloadPath::AwaitStream(const std::shared_ptr<RegionMemory
   return true;
 }
 
-absl::Status PayloadPath::SlotStatus(RegionKind kind, absl::string_view device) const {
+absl::Status PayloadPath::SlotStatus(absl::string_view device) const {
   MutexLock lock(mu_);
   // A shard offers no region at an address that is not unix:, so the answer is known without a stream.
-  if (!UnixPath(options_.address).has_value()) return FindOffer(kind, device).status();
+  if (!UnixPath(options_.address).has_value()) return FindOffer(device).status();
   if (!open_) return absl::OkStatus();
   if (state_ == RegionState::kRefused) return refusal_;
-  return FindOffer(kind, device).status();
+  return FindOffer(device).status();
 }
 
-absl::StatusOr<const v1::Ring*> PayloadPath::FindOffer(RegionKind kind, absl::string_view device) const {
+absl::StatusOr<const v1::Ring*> PayloadPath::FindOffer(absl::string_view device) const {
   const v1::Ring* offer = nullptr;
   for (const v1::Ring& each : offers_) {
-    if (each.kind() == static_cast<v1::RingKind>(kind)) offer = &each;
+    if (each.kind() == v1::RING_KIND_CUDA) offer = &each;
   }
   if (offer == nullptr) {
     return absl::UnavailableError(absl::StrCat(
@@ -180,13 +180,13 @@ std::optional<v1::Ring> PayloadPath::TakeRequest() {
 }
 
 void PayloadPath::OnGranted(const v1::Ring& granted) {
-  std::shared_ptr<RegionMemory> memory;
+  std::shared_ptr<DevicePlane> memory;
   {
     MutexLock lock(mu_);
     if (state_ != RegionState::kAsked) return;
     memory = memory_;
   }
-  if (const absl::Status status = wire::CheckRegion(granted, memory->kind(), memory->device()); !status.ok()) {
+  if (const absl::Status status = wire::CheckRegion(granted, memory->device()); !status.ok()) {
     return OnRefused(status);
   }
   absl::StatusOr<std::unique_ptr<SharedRegion>> mapped =

@@ -27,7 +27,7 @@
 #include "client/cpp/src/contribution.h"
 #include "client/cpp/src/region_slots.h"
 #include "kernels/base/mutex.h"
-#include "kernels/region_memory.h"
+#include "kernels/device_plane.h"
 #include "proto/wire/frame_codec.h"
 #include "proto/wire/tensor_codec.h"
 
@@ -70,11 +70,11 @@ class PayloadPath {
     std::shared_ptr<RegionSlots> region;
     wire::Slot slot;
   };
-  absl::StatusOr<Place> TakeSlot(const std::shared_ptr<RegionMemory>& memory, absl::FunctionRef<uint64_t()> wanted,
+  absl::StatusOr<Place> TakeSlot(const std::shared_ptr<DevicePlane>& memory, absl::FunctionRef<uint64_t()> wanted,
                                  uint32_t layer, uint64_t bytes, absl::Time deadline);
   // Returns OK if a gradient in that memory may get a slot, or if that is not known yet; otherwise the reason why none
   // gets one on this stream. An empty `device` means any device.
-  absl::Status SlotStatus(RegionKind kind, absl::string_view device) const;
+  absl::Status SlotStatus(absl::string_view device) const;
   // Makes current and later calls of TakeSlot return without waiting.
   void StopWaiting();
   // Returns UNAVAILABLE for a contribution in a slot whose region has ended.
@@ -103,10 +103,9 @@ class PayloadPath {
  private:
   enum class RegionState : uint8_t { kNone, kToAsk, kAsked, kOpen, kRefused };
 
-  absl::StatusOr<const v1::Ring*> FindOffer(RegionKind kind, absl::string_view device) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<const v1::Ring*> FindOffer(absl::string_view device) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits until a stream is open. Returns true if this call decided to request a region.
-  absl::StatusOr<bool> AwaitStream(const std::shared_ptr<RegionMemory>& memory, absl::FunctionRef<uint64_t()> wanted,
+  absl::StatusOr<bool> AwaitStream(const std::shared_ptr<DevicePlane>& memory, absl::FunctionRef<uint64_t()> wanted,
                                    absl::Time until);
 
   const Options options_;
@@ -120,9 +119,9 @@ class PayloadPath {
   std::vector<v1::Ring> offers_ ABSL_GUARDED_BY(mu_);
   RegionState state_ ABSL_GUARDED_BY(mu_) = RegionState::kNone;
   v1::Ring request_ ABSL_GUARDED_BY(mu_);
-  std::shared_ptr<RegionMemory> memory_ ABSL_GUARDED_BY(mu_);  // memory in which the region is requested
-  std::shared_ptr<RegionSlots> region_ ABSL_GUARDED_BY(mu_);   // set in state kOpen
-  absl::Status refusal_ ABSL_GUARDED_BY(mu_);                  // set in state kRefused
+  std::shared_ptr<DevicePlane> memory_ ABSL_GUARDED_BY(mu_);  // memory in which the region is requested
+  std::shared_ptr<RegionSlots> region_ ABSL_GUARDED_BY(mu_);  // set in state kOpen
+  absl::Status refusal_ ABSL_GUARDED_BY(mu_);                 // set in state kRefused
   absl::flat_hash_map<ContributionId, Place> expired_ ABSL_GUARDED_BY(mu_);
 };
 

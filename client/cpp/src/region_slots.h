@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/mutex.h"
-#include "kernels/region_memory.h"
+#include "kernels/device_plane.h"
 #include "proto/wire/slot_table.h"
 
 namespace precondor {

@@ -7,8 +7,8 @@
 
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
+#include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/thread_name.h"
 
 namespace precondor {
 namespace {

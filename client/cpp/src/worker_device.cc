@@ -82,9 +82,9 @@ absl::Status WorkerImpl::DevicePlaneStatus(int64_t layer, int device) {
   PRECONDOR_RETURN_IF_ERROR(CheckSlots());
   const ShardRoutes::Link link = routes_.of_layer(static_cast<size_t>(layer));
   if (link == nullptr) return absl::OkStatus();
-  PRECONDOR_RETURN_IF_ERROR(link->path().SlotStatus(RegionKind::kCuda, ""));
+  PRECONDOR_RETURN_IF_ERROR(link->path().SlotStatus(""));
   PRECONDOR_ASSIGN_OR_RETURN(WorkerPlane* const plane, planes_.Of(device));
-  return link->path().SlotStatus(plane->plane->kind(), plane->plane->device());
+  return link->path().SlotStatus(plane->plane->device());
 }
 
 void WorkerImpl::Deliver(absl::Span<const DeviceSendQueue::Item> sends) {

@@ -6,7 +6,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/error_reason.h"
-#include "kernels/base/samples.h"
+#include "kernels/base/wire_bounds.h"
 #include "proto/wire/tensor_codec.h"
 
 namespace precondor {

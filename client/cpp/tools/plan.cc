@@ -11,7 +11,7 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/method_set.h"
+#include "kernels/methods/registry.h"
 #include "server/core/resources/placement_input.h"
 #include "server/core/resources/reservation.h"
 #include "server/policy/placement.h"

@@ -11,7 +11,6 @@
 #include "absl/strings/str_join.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/method_set.h"
 #include "kernels/methods/registry.h"
 
 namespace precondor {

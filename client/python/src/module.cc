@@ -11,7 +11,7 @@
 #include "client/python/src/client_objects.h"
 #include "client/python/src/python_call.h"
 #include "client/python/src/spec_dict.h"
-#include "kernels/base/blas_core.h"
+#include "kernels/base/process_setup.h"
 #include "precondor/methods.h"
 #include "precondor/statistics.h"
 

@@ -30,7 +30,7 @@ struct DeviceUse {
   int64_t capacity_bytes = 0;
   int64_t reserved_bytes = 0;
   std::string fault = {};        // fault that made the device unusable; empty: none
-  std::string ring_device = {};  // RegionMemory::device of the memory that workers can share; empty: none
+  std::string ring_device = {};  // DevicePlane::device of the memory that workers can share; empty: none
 };
 
 struct ShardDescription {

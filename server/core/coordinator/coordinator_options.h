@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
-#include "kernels/methods/method_set.h"
+#include "kernels/methods/registry.h"
 #include "server/core/api/shard_control.h"
 #include "server/core/coordinator/tenant_limits.h"
 

@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
-#include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/wire_bounds.h"
 
 namespace precondor {
 namespace {

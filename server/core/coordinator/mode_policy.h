@@ -6,7 +6,6 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/base/fallback_config.h"
 #include "kernels/base/session_spec.h"
 #include "server/policy/fallback.h"
 #include "server/policy/lease.h"

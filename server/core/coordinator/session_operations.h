@@ -15,7 +15,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/session_spec.h"
-#include "kernels/methods/method_set.h"
+#include "kernels/methods/registry.h"
 #include "server/core/api/coordinator_journal.h"
 #include "server/core/api/shard_control.h"
 #include "server/core/coordinator/reconcile.h"

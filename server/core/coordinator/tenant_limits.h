@@ -10,7 +10,7 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/session_spec.h"
-#include "kernels/methods/method_set.h"
+#include "kernels/methods/registry.h"
 
 namespace precondor {
 

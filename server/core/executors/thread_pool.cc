@@ -5,7 +5,7 @@
 #include <system_error>
 #include <utility>
 
-#include "kernels/base/thread_name.h"
+#include "kernels/base/mutex.h"
 
 namespace precondor {
 namespace {

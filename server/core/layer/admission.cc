@@ -12,7 +12,6 @@
 #include "absl/strings/string_view.h"
 
 #include "kernels/base/error_reason.h"
-#include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/wire_bounds.h"
 #include "server/core/layer/reduction.h"

@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/wire_bounds.h"
 #include "server/core/layer/gradient_parts.h"
 #include "server/core/layer/reduction.h"
 #include "server/core/layer/statistics_merge.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kernels/base/session_spec.h"
-#include "kernels/methods/method_set.h"
+#include "kernels/methods/registry.h"
 #include "server/policy/placement.h"
 
 namespace precondor {

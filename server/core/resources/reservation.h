@@ -8,7 +8,7 @@
 
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method.h"
-#include "kernels/methods/method_set.h"
+#include "kernels/methods/registry.h"
 #include "server/core/api/contribution.h"
 
 namespace precondor {

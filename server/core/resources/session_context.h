@@ -12,7 +12,7 @@
 
 #include "kernels/base/mutex.h"
 #include "kernels/base/session_spec.h"
-#include "kernels/methods/method_set.h"
+#include "kernels/methods/registry.h"
 #include "server/core/api/executor.h"
 #include "server/core/api/session_access.h"
 #include "server/core/resources/payload_pool.h"

@@ -13,7 +13,7 @@
 #include "kernels/backend.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
-#include "kernels/methods/method_set.h"
+#include "kernels/methods/registry.h"
 #include "server/core/api/executor.h"
 #include "server/core/api/observer.h"
 #include "server/core/api/shard_control.h"
@@ -38,7 +38,7 @@ struct ShardOptions {
   std::function<void()> trim_memory;
   // How long a session stays in quarantine before the shard deletes it.
   absl::Duration quarantine_time = absl::InfiniteDuration();
-  std::string ring_device;  // RegionMemory::device of the device, in whose memory gradients may be; empty: none
+  std::string ring_device;  // DevicePlane::device of the device, in whose memory gradients may be; empty: none
   // ShardUpkeep::ReportStragglers names the workers that a step has been waiting for longer than this.
   absl::Duration slow_worker = absl::InfiniteDuration();
 };

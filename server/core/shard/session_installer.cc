@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/method_set.h"
+#include "kernels/methods/registry.h"
 #include "server/core/api/shard_journal.h"
 #include "server/core/resources/reservation.h"
 #include "server/core/shard/shard_session.h"

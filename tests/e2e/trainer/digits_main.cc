@@ -15,8 +15,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 
-#include "kernels/base/blas_core.h"
 #include "kernels/base/clock.h"
+#include "kernels/base/process_setup.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/client.h"
 #include "tests/e2e/trainer/digits_data.h"

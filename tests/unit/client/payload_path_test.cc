@@ -169,7 +169,7 @@ TEST_F(PayloadPathTest, WithoutARegionGradientsGoInline) {
   ExpectUnavailable(Take(0).status(), "no other process");
   ExpectUnavailable(Take(0).status(), "no other process");
   EXPECT_EQ(requests_, 1) << "it is asked for once a stream";
-  ExpectUnavailable(path_.SlotStatus(RegionKind::kCuda, plane_->device()), "no other process");
+  ExpectUnavailable(path_.SlotStatus(plane_->device()), "no other process");
   plane_->maps = true;
   path_.OnStreamEnd();
   OpenStream();

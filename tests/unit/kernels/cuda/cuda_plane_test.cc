@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The device plane over CUDA's sources as the host runs them, between processes too.
-#include "kernels/cuda/cuda_plane.h"
-
 #include <cmath>
 #include <csignal>
 #include <cstring>
@@ -12,6 +10,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include "kernels/cuda/cuda_backend.h"
 #include "tests/support/cuda_host/stream.h"
 
 namespace precondor {

@@ -7,7 +7,7 @@
 #include <string>
 #include <tuple>
 
-#include "kernels/methods/make_factor.h"
+#include "kernels/methods/mkor.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/method_driver.h"
 

@@ -14,7 +14,7 @@
 #include <tuple>
 #include <utility>
 
-#include "kernels/methods/kfac_config.h"
+#include "kernels/methods/kfac_side.h"
 #include "tests/reference/kfac.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/method_driver.h"

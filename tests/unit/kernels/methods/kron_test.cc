@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/base/random.h"
-#include "kernels/methods/kron_config.h"
+#include "kernels/methods/kron_block.h"
 #include "tests/reference/kron.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/gradient_stream.h"

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/methods/muon_config.h"
 #include "tests/reference/muon.h"
 #include "tests/support/gradient_stream.h"
 #include "tests/support/method_driver.h"

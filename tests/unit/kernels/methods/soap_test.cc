@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/methods/soap_config.h"
 #include "kernels/methods/state_codec.h"
 #include "kernels/methods/tensor.h"
 #include "tests/reference/soap.h"

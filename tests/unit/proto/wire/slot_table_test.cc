@@ -68,15 +68,15 @@ TEST_F(SlotTableTest, CloseEndsAllUses) {
 }
 
 TEST(RegionCodecTest, RefusesAnotherMemory) {
-  const v1::Ring ring = EncodeRegion(RegionKind::kCuda, "device", 8, "handle");
+  const v1::Ring ring = EncodeRegion("device", 8, "handle");
   EXPECT_EQ(ring.kind(), v1::RING_KIND_CUDA);
   EXPECT_EQ(ring.handle(), "handle");
-  EXPECT_TRUE(CheckRegion(ring, RegionKind::kCuda, "device").ok());
-  EXPECT_EQ(GetErrorReason(CheckRegion(ring, RegionKind::kCuda, "another")), ErrorReason::kMalformed);
-  EXPECT_FALSE(CheckRegion(EncodeRegion(RegionKind::kCuda, "device", 0), RegionKind::kCuda, "device").ok());
+  EXPECT_TRUE(CheckRegion(ring, "device").ok());
+  EXPECT_EQ(GetErrorReason(CheckRegion(ring, "another")), ErrorReason::kMalformed);
+  EXPECT_FALSE(CheckRegion(EncodeRegion("device", 0), "device").ok());
   v1::Ring of_no_kind = ring;
   of_no_kind.clear_kind();
-  EXPECT_FALSE(CheckRegion(of_no_kind, RegionKind::kCuda, "device").ok());
+  EXPECT_FALSE(CheckRegion(of_no_kind, "device").ok());
 }
 
 }  // namespace

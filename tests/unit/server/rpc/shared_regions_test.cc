@@ -17,7 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kBlock = RegionMemory::kGranularity;
+constexpr int64_t kBlock = DevicePlane::kGranularity;
 
 class SharedRegionsTest : public ::testing::Test {
  protected:
