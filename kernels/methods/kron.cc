@@ -114,15 +114,15 @@ std::string KronDivision::Text() const {
 
 constexpr int64_t kElementBytes = sizeof(float);
 
-// Text of the options that the factors depend on; rms_clip affects only answers.
+// Text of the options that the factors depend on; rms_clip affects only answers. Variant 0 is TRIANGULAR, the only one
+// that remains.
 std::string StateText(const KronConfig& c, const LayerSpec& layer, const KronDivision& division) {
   return absl::StrFormat(
-      "%svariant %d momentum %.17g precondition_lr %.17g init_scale %.17g update %.17g %.17g %.17g %.17g balance %.17g "
+      "%svariant 0 momentum %.17g precondition_lr %.17g init_scale %.17g update %.17g %.17g %.17g %.17g balance %.17g "
       "max_size_triangular %d memory_save_mode %d block_size %d seed %d",
-      layer.shape.empty() ? "" : absl::StrCat("sides ", division.Text(), " "), static_cast<int>(c.variant), c.momentum,
-      c.precondition_lr, c.init_scale, c.max_update_probability, c.min_update_probability, c.update_decay,
-      c.update_flat_steps, c.balance_probability, c.max_size_triangular, static_cast<int>(c.memory_save_mode),
-      c.block_size, c.seed);
+      layer.shape.empty() ? "" : absl::StrCat("sides ", division.Text(), " "), c.momentum, c.precondition_lr,
+      c.init_scale, c.max_update_probability, c.min_update_probability, c.update_decay, c.update_flat_steps,
+      c.balance_probability, c.max_size_triangular, static_cast<int>(c.memory_save_mode), c.block_size, c.seed);
 }
 
 class KronState final : public LayerState {
@@ -209,14 +209,13 @@ class KronState final : public LayerState {
   }
 
   Summary summary() const override {
-    const char* const whole = config_.variant == KronVariant::kTriangular ? "triangular" : "dense";
     Summary summary;
     const std::vector<bool>& diagonal = division_.sides.diagonal;
     summary.input_representation =
         std::all_of(diagonal.begin() + (diagonal.size() > 1 ? 1 : 0), diagonal.end(), [](bool side) { return side; })
             ? "diagonal"
-            : whole;
-    summary.output_representation = diagonal.front() ? "diagonal" : whole;
+            : "triangular";
+    summary.output_representation = diagonal.front() ? "diagonal" : "triangular";
     return summary;
   }
 
@@ -279,7 +278,7 @@ class KronState final : public LayerState {
       PRECONDOR_RETURN_IF_ERROR(division_.is_matrix ? backend_.Copy(KronDivision::Rectangle(tile, u), g.view())
                                                     : division_.CopyOut(tile, u, g.view(), backend_));
       PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(damping, v.view(), 1.0, g.view()));
-      PRECONDOR_RETURN_IF_ERROR(block.Update(config_, backend_, g.view(), v.view()));
+      PRECONDOR_RETURN_IF_ERROR(block.Update(config_.precondition_lr, backend_, g.view(), v.view()));
       blocks.push_back(std::move(block));
     }
     return blocks;
@@ -290,12 +289,12 @@ class KronState final : public LayerState {
     for (size_t i = 0; i < blocks.size(); ++i) {
       const KronTile& tile = division_.tiles[i];
       if (division_.is_matrix) {
-        PRECONDOR_RETURN_IF_ERROR(blocks[i].Apply(config_, backend_, KronDivision::Rectangle(tile, u)));
+        PRECONDOR_RETURN_IF_ERROR(blocks[i].Apply(backend_, KronDivision::Rectangle(tile, u)));
         continue;
       }
       PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix part, AllocateTile(tile));
       PRECONDOR_RETURN_IF_ERROR(division_.CopyOut(tile, u, part.view(), backend_));
-      PRECONDOR_RETURN_IF_ERROR(blocks[i].Apply(config_, backend_, part.view()));
+      PRECONDOR_RETURN_IF_ERROR(blocks[i].Apply(backend_, part.view()));
       PRECONDOR_RETURN_IF_ERROR(division_.CopyIn(tile, part.view(), u, backend_));
     }
     PRECONDOR_ASSIGN_OR_RETURN(const double square, backend_.Dot(u, u));
@@ -357,7 +356,7 @@ class Kron final : public Method {
     const KronDivision division(config_, layer);
     int64_t largest = 0;
     for (const KronTile& tile : division.tiles) {
-      largest = std::max(largest, 2 * tile.sides.elements() + KronBlock::ScratchElements(config_, tile.sides));
+      largest = std::max(largest, 2 * tile.sides.elements() + KronBlock::ScratchElements(tile.sides));
     }
     const int64_t answers = division.is_matrix ? 1 : 2;
     return (answers * layer.d_out * layer.d_in + FactorElements(division) + largest) * kElementBytes;
@@ -367,7 +366,6 @@ class Kron final : public Method {
   // side.
   double StepFlops(const LayerSpec& layer, int64_t) const override {
     const KronDivision division(config_, layer);
-    const double dense = config_.variant == KronVariant::kTriangular ? 1 : 2;
     double flops = 0;
     for (const KronTile& tile : division.tiles) {
       double sides = 0;
@@ -375,7 +373,7 @@ class Kron final : public Method {
         sides += tile.sides.diagonal[mode] ? 1 : static_cast<double>(tile.sides.sizes[mode]);
       }
       const double product = static_cast<double>(tile.sides.elements()) * sides;
-      flops += (2 * dense + config_.min_update_probability * (3 * dense + 4)) * product;
+      flops += (2 + config_.min_update_probability * 7) * product;
     }
     return flops;
   }

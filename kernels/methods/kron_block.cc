@@ -14,7 +14,7 @@ namespace precondor {
 namespace {
 
 // Returns |x A'| for the unit vector x along A_i A, with A_i the longest row of A: at most the spectral norm of A, and
-// seldom less than 0.7 of it. Returns 0 for A = 0. a [n, n] is symmetric, skew, or any normal matrix. Source:
+// seldom less than 0.7 of it. Returns 0 for A = 0. a [n, n] is symmetric. Source:
 // norm_lower_bound of Li's psgd_torch. Errors: FailedPrecondition for NaN or infinity; the backend's. Scratch: 2 n
 // elements.
 absl::StatusOr<double> NormLowerBound(Backend& backend, ConstMatrixView a) {
@@ -41,10 +41,6 @@ absl::StatusOr<double> NormLowerBound(Backend& backend, ConstMatrixView a) {
   return std::sqrt(square);
 }
 
-// PROCRUSTES: decay of the bound of the gradient's norm, and the largest rotation of one step.
-constexpr double kSmoothnessDecay = 0.9;
-constexpr double kLargestRotation = 0.125;
-
 absl::StatusOr<KronSide> MakeSide(int64_t size, bool diagonal, double scale, Backend& backend) {
   KronSide side;
   side.size = size;
@@ -61,7 +57,6 @@ absl::StatusOr<KronSide> CloneSide(const KronSide& side, Backend& backend) {
   KronSide copy;
   copy.size = side.size;
   copy.diagonal = side.diagonal;
-  copy.smoothness = side.smoothness;
   if (side.is_diagonal()) return copy;
   PRECONDOR_ASSIGN_OR_RETURN(copy.matrix, backend.Allocate(side.size, side.size));
   PRECONDOR_RETURN_IF_ERROR(backend.Copy(side.matrix.view(), copy.matrix.view()));
@@ -69,19 +64,12 @@ absl::StatusOr<KronSide> CloneSide(const KronSide& side, Backend& backend) {
 }
 
 // Multiplies the tensor by op(Q) along the mode: op(Q) X from the left, X op(Q)' from the right.
-absl::Status Multiply(const KronConfig& config, Backend& backend, const KronSide& q, Transpose transpose,
-                      ModeMatrix& along) {
+absl::Status Multiply(Backend& backend, const KronSide& q, Transpose transpose, ModeMatrix& along) {
   const MatrixView x = along.view();
   const bool left = along.side() == From::kLeft;
   if (q.is_diagonal()) return left ? backend.ScaleRows(q.diagonal, x, x) : backend.ScaleColumns(q.diagonal, x, x);
   const Transpose op = left ? transpose : Transpose(transpose == Transpose::kNo);
-  if (config.variant == KronVariant::kTriangular) {
-    return backend.TriangularMultiply(along.side(), q.matrix.view(), op, x);
-  }
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix copy, backend.Allocate(x.rows, x.cols));
-  PRECONDOR_RETURN_IF_ERROR(backend.Copy(x, copy.view()));
-  return left ? backend.Gemm(1.0, q.matrix.view(), op, copy.view(), Transpose::kNo, 0.0, x)
-              : backend.Gemm(1.0, copy.view(), Transpose::kNo, q.matrix.view(), op, 0.0, x);
+  return backend.TriangularMultiply(along.side(), q.matrix.view(), op, x);
 }
 
 // Multiplies the tensor by Q^-T along the mode.
@@ -114,7 +102,7 @@ absl::Status Gram(Backend& backend, From from, ConstMatrixView x, MatrixView gra
 }
 
 // Q <- Q - lr / |T1 + T2| triu(T1 - T2) Q for T1 = A A', T2 = B B' of the side.
-absl::Status StepTriangular(double lr, Backend& backend, From from, ConstMatrixView a, ConstMatrixView b, KronSide& q) {
+absl::Status StepSide(double lr, Backend& backend, From from, ConstMatrixView a, ConstMatrixView b, KronSide& q) {
   if (q.is_diagonal()) {
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<double> t1, SideSquaredNorms(backend, from, a));
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<double> t2, SideSquaredNorms(backend, from, b));
@@ -137,56 +125,6 @@ absl::Status StepTriangular(double lr, Backend& backend, From from, ConstMatrixV
   return backend.Axpby(-lr / norm, step.view(), 1.0, q.matrix.view());
 }
 
-// Q <- exp(a R) Q to second order for R = (Q' - Q) / |Q' - Q|: the rotation that brings Q closest to a symmetric
-// positive definite matrix. A line search finds a. R is skew, so tr(R X) = -<R, X>.
-absl::Status Rotate(Backend& backend, MatrixView q) {
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix r, backend.Allocate(q.rows, q.cols));
-  PRECONDOR_RETURN_IF_ERROR(backend.Copy(q, r.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend.Symmetrize(r.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend.Axpby(-2.0, q, 2.0, r.view()));
-  // If Q is nearly symmetric, the symmetric part of r, which is rounding error, is not small compared with r. Remove
-  // it: otherwise it would dominate <R, Q>, and R would not be a rotation.
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix rq, backend.Allocate(q.rows, q.cols));
-  PRECONDOR_RETURN_IF_ERROR(backend.Copy(r.view(), rq.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend.Symmetrize(rq.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend.Axpby(-1.0, rq.view(), 1.0, r.view()));
-  PRECONDOR_ASSIGN_OR_RETURN(const double norm, NormLowerBound(backend, r.view()));
-  if (norm == 0) return absl::OkStatus();
-  PRECONDOR_RETURN_IF_ERROR(backend.Axpby(1 / norm, r.view(), 0.0, r.view()));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix rrq, backend.Allocate(q.rows, q.cols));
-  PRECONDOR_ASSIGN_OR_RETURN(const double first, backend.Dot(r.view(), q));
-  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, r.view(), Transpose::kNo, q, Transpose::kNo, 0.0, rq.view()));
-  PRECONDOR_ASSIGN_OR_RETURN(const double second, backend.Dot(r.view(), rq.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, r.view(), Transpose::kNo, rq.view(), Transpose::kNo, 0.0, rrq.view()));
-  const double angle = second > 0 ? std::min(-first / second, kLargestRotation) : kLargestRotation;
-  PRECONDOR_RETURN_IF_ERROR(backend.Axpby(angle, rq.view(), 1.0, q));
-  return backend.Axpby(angle * angle / 2, rrq.view(), 1.0, q);
-}
-
-// Q <- Q - lr / L (T - t I) Q for T = U U' (or U' U) of the whitened gradient and t = elements / size.
-absl::Status StepProcrustes(double lr, Backend& backend, From from, ConstMatrixView u, KronSide& q) {
-  const double target = static_cast<double>(u.size()) / static_cast<double>(q.size);
-  const auto bound = [&](double norm) {
-    const double now = norm + target;
-    return std::max(kSmoothnessDecay * q.smoothness + (1 - kSmoothnessDecay) * now, now);
-  };
-  if (q.is_diagonal()) {
-    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<double> t, SideSquaredNorms(backend, from, u));
-    q.smoothness = bound(*std::max_element(t.begin(), t.end()));
-    for (size_t i = 0; i < t.size(); ++i) q.diagonal[i] *= 1 - lr / q.smoothness * (t[i] - target);
-    return absl::OkStatus();
-  }
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix t, backend.Allocate(q.size, q.size));
-  PRECONDOR_RETURN_IF_ERROR(Gram(backend, from, u, t.view()));
-  PRECONDOR_ASSIGN_OR_RETURN(const double norm, NormLowerBound(backend, t.view()));
-  q.smoothness = bound(norm);
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix before, backend.Allocate(q.size, q.size));
-  PRECONDOR_RETURN_IF_ERROR(backend.Copy(q.matrix.view(), before.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(-lr / q.smoothness, t.view(), Transpose::kNo, before.view(), Transpose::kNo,
-                                         1 + lr * target / q.smoothness, q.matrix.view()));
-  return Rotate(backend, q.matrix.view());
-}
-
 absl::StatusOr<double> Largest(Backend& backend, const KronSide& side) {
   if (!side.is_diagonal()) return backend.AbsoluteMaximum(side.matrix.view());
   return *std::max_element(side.diagonal.begin(), side.diagonal.end());
@@ -199,13 +137,13 @@ absl::Status Scale(Backend& backend, double factor, KronSide& side) {
 }
 
 absl::Status SaveSide(Backend& backend, const KronSide& side, StateWriter& out) {
-  out.Number(side.smoothness);
+  out.Number(0);  // unused, as in the states of variant TRIANGULAR, the only one that remains
   out.Numbers(side.diagonal);
   return out.Matrix(backend, side.matrix.view());
 }
 
 absl::Status LoadSide(Backend& backend, absl::string_view name, StateReader& in, KronSide& side) {
-  PRECONDOR_ASSIGN_OR_RETURN(side.smoothness, in.Number(absl::StrCat(name, " smoothness")));
+  PRECONDOR_RETURN_IF_ERROR(in.Number(absl::StrCat(name, " unused number")).status());
   PRECONDOR_ASSIGN_OR_RETURN(std::vector<double> diagonal, in.Numbers(absl::StrCat(name, " diagonal")));
   if (diagonal.size() != side.diagonal.size()) {
     return absl::FailedPreconditionError(absl::StrCat("layer state: ", name, " diagonal: expected ",
@@ -279,11 +217,11 @@ absl::StatusOr<KronBlock> KronBlock::Clone(Backend& backend) const {
   return copy;
 }
 
-absl::Status KronBlock::Apply(const KronConfig& config, Backend& backend, MatrixView x) const {
+absl::Status KronBlock::Apply(Backend& backend, MatrixView x) const {
   for (size_t mode = 0; mode < factors_.size(); ++mode) {
     PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix along, Mode(mode, x, backend));
     for (const Transpose transpose : {Transpose::kNo, Transpose::kYes}) {
-      PRECONDOR_RETURN_IF_ERROR(Multiply(config, backend, factors_[mode], transpose, along));
+      PRECONDOR_RETURN_IF_ERROR(Multiply(backend, factors_[mode], transpose, along));
     }
     PRECONDOR_RETURN_IF_ERROR(along.WriteBack(backend));
   }
@@ -308,17 +246,12 @@ absl::Status KronBlock::Balance(Backend& backend) {
   return absl::OkStatus();
 }
 
-absl::Status KronBlock::Update(const KronConfig& config, Backend& backend, MatrixView g, MatrixView v) {
-  return config.variant == KronVariant::kTriangular ? UpdateTriangular(config, backend, g, v)
-                                                    : UpdateProcrustes(config, backend, g);
-}
-
 // Replaces g by A, which is g times Q along each mode, and v by B, which is v times Q^-T. For two sides:
 // A = Q_L G Q_R', B = Q_L^-T V Q_R^-1.
-absl::Status KronBlock::UpdateTriangular(const KronConfig& config, Backend& backend, MatrixView g, MatrixView v) {
+absl::Status KronBlock::Update(double lr, Backend& backend, MatrixView g, MatrixView v) {
   for (size_t mode = 0; mode < factors_.size(); ++mode) {
     PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix of_g, Mode(mode, g, backend));
-    PRECONDOR_RETURN_IF_ERROR(Multiply(config, backend, factors_[mode], Transpose::kNo, of_g));
+    PRECONDOR_RETURN_IF_ERROR(Multiply(backend, factors_[mode], Transpose::kNo, of_g));
     PRECONDOR_RETURN_IF_ERROR(of_g.WriteBack(backend));
   }
   for (size_t mode = 0; mode < factors_.size(); ++mode) {
@@ -329,18 +262,7 @@ absl::Status KronBlock::UpdateTriangular(const KronConfig& config, Backend& back
   for (size_t mode = 0; mode < factors_.size(); ++mode) {
     PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix a, Mode(mode, g, backend));
     PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix b, Mode(mode, v, backend));
-    PRECONDOR_RETURN_IF_ERROR(
-        StepTriangular(config.precondition_lr, backend, a.side(), a.view(), b.view(), factors_[mode]));
-  }
-  return absl::OkStatus();
-}
-
-// Replaces g by the whitened gradient and moves all factors by one step.
-absl::Status KronBlock::UpdateProcrustes(const KronConfig& config, Backend& backend, MatrixView g) {
-  PRECONDOR_RETURN_IF_ERROR(Apply(config, backend, g));
-  for (size_t mode = 0; mode < factors_.size(); ++mode) {
-    PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix u, Mode(mode, g, backend));
-    PRECONDOR_RETURN_IF_ERROR(StepProcrustes(config.precondition_lr, backend, u.side(), u.view(), factors_[mode]));
+    PRECONDOR_RETURN_IF_ERROR(StepSide(lr, backend, a.side(), a.view(), b.view(), factors_[mode]));
   }
   return absl::OkStatus();
 }
@@ -365,15 +287,13 @@ int64_t KronBlock::StateElements(const KronSides& sides) {
   return sum;
 }
 
-int64_t KronBlock::ScratchElements(const KronConfig& config, const KronSides& sides) {
+int64_t KronBlock::ScratchElements(const KronSides& sides) {
   int64_t d = 0;
   for (size_t mode = 0; mode < sides.sizes.size(); ++mode) {
     if (!sides.diagonal[mode]) d = std::max(d, sides.sizes[mode]);
   }
-  const int64_t tensor = sides.elements();
-  const int64_t mode = sides.sizes.size() > 2 ? tensor : 0;  // copy of a mode between others
-  if (config.variant == KronVariant::kTriangular) return 3 * d * d + 2 * d + 2 * mode;
-  return std::max(5 * d * d + 2 * d, d > 0 ? tensor : 0) + mode;
+  const int64_t mode = sides.sizes.size() > 2 ? sides.elements() : 0;  // copy of a mode between others
+  return 3 * d * d + 2 * d + 2 * mode;
 }
 
 }  // namespace precondor

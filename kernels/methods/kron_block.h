@@ -20,11 +20,9 @@
 
 namespace precondor {
 
-enum class KronVariant : uint8_t { kTriangular, kProcrustes };
 enum class MemorySaveMode : uint8_t { kNone, kOneDiag, kAllDiag };
 
 struct KronConfig {
-  KronVariant variant = KronVariant::kTriangular;
   double momentum = 0.9;
   double precondition_lr = 0.1;         // step size of the factors
   double init_scale = 1.0;              // Q_L x Q_R is initially this times I
@@ -56,7 +54,6 @@ struct KronConfig {
 inline KronConfig ReadKronConfig(OptionReader& reader) {
   constexpr double kHuge = 1e9;
   KronConfig out;
-  out.variant = static_cast<KronVariant>(reader.Choice("variant", 0, {"TRIANGULAR", "PROCRUSTES"}));
   out.momentum = reader.Number("momentum", out.momentum, 0, 0.9999);
   out.precondition_lr = reader.OpenNumber("precondition_lr", out.precondition_lr, 0, 1);
   out.init_scale = reader.OpenNumber("init_scale", out.init_scale, 0, kHuge);
@@ -80,12 +77,11 @@ inline KronConfig ReadKronConfig(OptionReader& reader) {
 // Returns InvalidArgument with the option, the expected values and the actual value.
 absl::StatusOr<KronConfig> ParseKronConfig(const MethodConfig& config);
 
-// Q of one side: a square matrix, upper triangular in variant TRIANGULAR, or a diagonal.
+// Q of one side: an upper triangular matrix, or a diagonal.
 struct KronSide {
   int64_t size = 0;
   DeviceMatrix matrix;           // empty if diagonal
   std::vector<double> diagonal;  // empty if not diagonal
-  double smoothness = 0;         // variant PROCRUSTES: running bound of the gradient's norm
 
   bool is_diagonal() const { return matrix.empty(); }
 };
@@ -109,13 +105,13 @@ class KronBlock {
   absl::StatusOr<KronBlock> Clone(Backend& backend) const;
 
   // x = Q'Q x along each mode; for two sides: Q_L' Q_L x Q_R' Q_R.
-  absl::Status Apply(const KronConfig& config, Backend& backend, MatrixView x) const;
+  absl::Status Apply(Backend& backend, MatrixView x) const;
 
   // Scales the sides so that their max |q_ij| are equal and the product of the sides is unchanged.
   absl::Status Balance(Backend& backend);
   // Moves all factors by one step towards whitening g, which includes its damping; v is the probe. Overwrites g and v.
   // After an error the block is unspecified. Errors: FailedPrecondition if a value is not finite; the backend's.
-  absl::Status Update(const KronConfig& config, Backend& backend, MatrixView g, MatrixView v);
+  absl::Status Update(double lr, Backend& backend, MatrixView g, MatrixView v);
 
   absl::Status Save(Backend& backend, StateWriter& out) const;
   absl::Status Load(Backend& backend, StateReader& in);
@@ -124,7 +120,7 @@ class KronBlock {
   // Elements of one block's state.
   static int64_t StateElements(const KronSides& sides);
   // Upper bound of the elements that Apply and Update allocate, the block itself and their arguments not included.
-  static int64_t ScratchElements(const KronConfig& config, const KronSides& sides);
+  static int64_t ScratchElements(const KronSides& sides);
 
  private:
   static constexpr int64_t kElementBytes = sizeof(float);
@@ -132,8 +128,6 @@ class KronBlock {
   absl::StatusOr<ModeMatrix> Mode(size_t mode, MatrixView x, Backend& backend) const {
     return ModeMatrix::Of(sides_.sizes, mode, x, backend);
   }
-  absl::Status UpdateTriangular(const KronConfig& config, Backend& backend, MatrixView g, MatrixView v);
-  absl::Status UpdateProcrustes(const KronConfig& config, Backend& backend, MatrixView g);
 
   KronSides sides_;
   std::vector<KronSide> factors_;

@@ -30,8 +30,7 @@ std::vector<MethodConfig> Configurations() {
   const auto text = [](const char* value) { return OptionValue(std::string(value)); };
   const std::map<std::string, std::vector<Options>> known = {
       {"kron",
-       {{{"variant", text("PROCRUSTES")}},
-        {{"variant", text("PROCRUSTES")}, {"memory_save_mode", text("ONE_DIAG")}, {"block_size", 7.0}},
+       {{{"memory_save_mode", text("ONE_DIAG")}, {"block_size", 7.0}},
         {{"memory_save_mode", text("ONE_DIAG")}},
         {{"merge_small_dims", false}, {"block_size", 4.0}},
         {{"memory_save_mode", text("ALL_DIAG")}, {"momentum", 0.0}},

@@ -22,7 +22,7 @@ COMBINATIONS = {
         {"form": "INVERSE"},
     ),
     "kron": (
-        {"variant": "PROCRUSTES", "momentum": 0.5, "precondition_lr": 0.25, "init_scale": 2.5,
+        {"momentum": 0.5, "precondition_lr": 0.25, "init_scale": 2.5,
          "max_update_probability": 0.875, "min_update_probability": 0.125, "update_decay": 0.5,
          "update_flat_steps": 250.5, "balance_probability": 0.5, "max_size_triangular": 1024,
          "memory_save_mode": "ONE_DIAG", "block_size": 512, "rms_clip": 1.5, "seed": 2147483647,

@@ -222,7 +222,7 @@ class MigrateTest(torch_case.ServerCase):
         method = arguments["method"]
         self.assertEqual((optimizer, arguments["selection"].embeddings), ({"lr": 0.1, "weight_decay": 0.2}, method))
         self.assertEqual(method.options, {
-            "variant": "TRIANGULAR", "momentum": 0.8, "max_size_triangular": 8192, "min_ndim_triangular": 2, "memory_save_mode": "ONE_DIAG",
+            "momentum": 0.8, "max_size_triangular": 8192, "min_ndim_triangular": 2, "memory_save_mode": "ONE_DIAG",
             "precondition_lr": 0.3, "init_scale": 1.0, "merge_small_dims": True, "update_flat_steps": 501.0})
         options = migrate.kron_torch(preconditioner_update_probability=0.5)[0]["method"].options
         self.assertEqual((options["max_update_probability"], options["min_update_probability"]), (0.5, 0.5))

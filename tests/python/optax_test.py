@@ -239,7 +239,7 @@ class OptaxTest(unittest.TestCase):
                                          weight_decay_mask={"w1_scan": True, "w2": True, "b1": False}, **arguments)
         self.addCleanup(optimizer.close, end_session=True)
         expected_from = self.transformation(scanned_layers=arguments["scanned_layers"], b1=0.9, method=precondor.Method("kron", {
-            "variant": "TRIANGULAR", "momentum": 0.9, "max_size_triangular": 8192, "min_ndim_triangular": 2, "merge_small_dims": True,
+            "momentum": 0.9, "max_size_triangular": 8192, "min_ndim_triangular": 2, "merge_small_dims": True,
             "target_merged_dim_size": 4096, "block_size": 16}))
         random = np.random.default_rng(3)
         params = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}

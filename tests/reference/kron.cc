@@ -78,26 +78,6 @@ Dense TriangularStep(const Dense& q, const Dense& t1, const Dense& t2, double lr
   return Subtract(q, Scaled(lr / norm, Product(part, q)));
 }
 
-Dense Rotated(const Dense& q) {
-  Dense r = Subtract(Transposed(q), q);
-  const double norm = NormLowerBound(r);
-  if (norm == 0) return q;
-  r = Scaled(1 / norm, r);
-  const Dense rq = Product(r, q), rrq = Product(r, rq);
-  const double first = Trace(rq), second = Trace(rrq);
-  const double angle = second < 0 ? std::min(-first / second, 0.125) : 0.125;
-  return Add(q, Add(Scaled(angle, rq), Scaled(angle * angle / 2, rrq)));
-}
-
-Dense ProcrustesStep(const Dense& q, const Dense& t, double elements, double lr, bool diagonal, double& bound) {
-  const double target = elements / static_cast<double>(q.rows);
-  const double now = (diagonal ? LargestElement(DiagonalOf(t)) : NormLowerBound(t)) + target;
-  bound = std::max(0.9 * bound + 0.1 * now, now);
-  const Dense error = Subtract(diagonal ? DiagonalOf(t) : t, Scaled(target, Identity(q.rows)));
-  const Dense next = Subtract(q, Scaled(lr / bound, Product(error, q)));
-  return diagonal ? next : Rotated(next);
-}
-
 }  // namespace
 
 double NormLowerBound(const Dense& a) {
@@ -142,7 +122,6 @@ Kron::Block Kron::MakeBlock(size_t number) const {
     block.dims.push_back(lengths[places[k]]);
     block.factors.push_back(
         Scaled(std::pow(options_.init_scale, 1 / static_cast<double>(order)), Identity(block.dims[k])));
-    block.bounds.push_back(0);
   }
   return block;
 }
@@ -159,18 +138,6 @@ void Kron::Triangular(Block& block, const Tensor& g, const Tensor& v) {
   }
 }
 
-void Kron::Procrustes(Block& block, const Tensor& g) {
-  Tensor u = g;
-  for (size_t k = 0; k < block.dims.size(); ++k) {
-    u = ModeProduct(Product(Transposed(block.factors[k]), block.factors[k]), k, u);
-  }
-  const double elements = static_cast<double>(g.data.size());
-  for (size_t k = 0; k < block.dims.size(); ++k) {
-    block.factors[k] =
-        ProcrustesStep(block.factors[k], ModeGram(u, k), elements, options_.lr, options_.diagonal[k], block.bounds[k]);
-  }
-}
-
 void Kron::Update(const Tensor& g, double mean) {
   const double damping = std::sqrt(static_cast<double>(std::numeric_limits<float>::epsilon())) * mean;
   for (size_t i = 0; i < blocks_.size(); ++i) {
@@ -184,7 +151,7 @@ void Kron::Update(const Tensor& g, double mean) {
     Tensor v(block.dims), damped = Part(g, block.first, block.dims);
     v.data = probe_(updates_, i, static_cast<int64_t>(v.data.size()));
     for (size_t n = 0; n < v.data.size(); ++n) damped.data[n] += damping * v.data[n];
-    options_.procrustes ? Procrustes(block, damped) : Triangular(block, damped, v);
+    Triangular(block, damped, v);
   }
   ++updates_;
 }

@@ -14,7 +14,6 @@
 namespace precondor::reference {
 
 struct KronOptions {
-  bool procrustes = false;
   double momentum = 0.9;
   double lr = 0.1;
   double init_scale = 1.0;
@@ -47,12 +46,10 @@ class Kron {
     std::vector<int64_t> first;  // place of its first element
     std::vector<int64_t> dims;
     std::vector<Dense> factors;
-    std::vector<double> bounds;
   };
   Block MakeBlock(size_t number) const;
   void Update(const Tensor& g, double mean);
   void Triangular(Block& block, const Tensor& g, const Tensor& v);
-  void Procrustes(Block& block, const Tensor& g);
 
   const KronOptions options_;
   const Probe probe_;

@@ -252,7 +252,7 @@ def distributed_kron(**arguments: Any) -> Dict[str, Any]:
     """
     have = _LibraryCall("distributed_kron", arguments, _DISTRIBUTED_KRON)
     blocks = {} if have["partition_grads_into_blocks"] else {"block_size": 0}
-    return {"method": have.method("kron", variant="TRIANGULAR", **blocks, **_constant_probability(have)), "b1": have["b1"],
+    return {"method": have.method("kron", **blocks, **_constant_probability(have)), "b1": have["b1"],
             "scanned_layers": have["scanned_layers"]}
 
 
@@ -260,7 +260,7 @@ def kron_torch(**arguments: Any) -> Both:
     """Converts arguments of kron_torch's Kron, for all of a model's matrices. Raises InvalidArgumentError if one cannot be converted."""
     have = _LibraryCall("kron_torch", arguments, _KRON_TORCH)
     probability = _constant_probability(have) or {"update_flat_steps": 501.0}  # its schedule counts gradients from 0, and the servers' from 1
-    return _of_all_matrices(have, have.method("kron", variant="TRIANGULAR", **probability))
+    return _of_all_matrices(have, have.method("kron", **probability))
 
 
 def muon(**arguments: Any) -> Both:

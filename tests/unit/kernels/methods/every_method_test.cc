@@ -62,7 +62,7 @@ TEST(EveryMethodTest, RefusesOptionsByName) {
         {"scaling_clip", Word("-1")},
         {"dampening", Word("0.1")}}},
       {"kron",
-       {{"variant", Word("CHOLESKY")},
+       {{"variant", Word("PROCRUSTES")},
         {"momentum", 1.0},
         {"precondition_lr", 0.0},
         {"init_scale", -1.0},

@@ -108,61 +108,47 @@ std::vector<Case> TensorCases() {
 }
 
 std::vector<Case> Cases() {
-  std::vector<Case> cases;
-  for (const bool procrustes : {false, true}) {
-    const std::map<std::string, OptionValue> variant = {
-        {"variant", std::string(procrustes ? "PROCRUSTES" : "TRIANGULAR")}};
-    const std::string suffix = procrustes ? "Procrustes" : "Triangular";
-    const auto add = [&](const std::string& name, int64_t m, int64_t n, reference::KronOptions oracle,
-                         std::map<std::string, OptionValue> options = {}, double scale = 1.0) {
-      options.insert(variant.begin(), variant.end());
-      oracle.procrustes = procrustes;
-      cases.push_back({name + suffix, m, n, std::move(options), std::move(oracle), scale});
-    };
-    for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {1, 12}, {12, 1}, {16, 16}, {5, 23}, {23, 5}}) {
-      add("Plain" + std::to_string(m) + "x" + std::to_string(n), m, n, Plain({m, n}));
-    }
-    add("Tiny", 9, 14, Plain({9, 14}), {}, 1e-6);
-    add("Huge", 9, 14, Plain({9, 14}), {}, 1e4);
-    reference::KronOptions changed = Plain({9, 14});
-    changed.momentum = 0;
-    changed.lr = 0.3;
-    changed.init_scale = 4;
-    changed.max_probability = 0.5;
-    changed.min_probability = 0.2;
-    changed.decay = 0.05;
-    changed.flat_steps = 10;
-    changed.clip = 0.7;
-    add("Options", 9, 14, changed,
-        {{"momentum", 0.0},
-         {"precondition_lr", 0.3},
-         {"init_scale", 4.0},
-         {"max_update_probability", 0.5},
-         {"min_update_probability", 0.2},
-         {"update_decay", 0.05},
-         {"update_flat_steps", 10.0},
-         {"rms_clip", 0.7}});
-    reference::KronOptions one = Plain({9, 14}), one_tall = Plain({14, 9}), all = Plain({9, 14}),
-                           large = Plain({9, 14});
-    one.diagonal[1] = one_tall.diagonal[0] = large.diagonal[1] = true;
-    all.diagonal = {true, true};
-    add("OneDiag", 9, 14, one, {{"memory_save_mode", std::string("ONE_DIAG")}});
-    add("OneDiagTall", 14, 9, one_tall, {{"memory_save_mode", std::string("ONE_DIAG")}});
-    add("AllDiag", 9, 14, all, {{"memory_save_mode", std::string("ALL_DIAG")}});
-    add("MaxSize", 9, 14, large, {{"max_size_triangular", 10.0}});
-    reference::KronOptions blocks = Plain({9, 14}), half = Plain({9, 14});
-    blocks.sides = {{5, 4}, {5, 5, 4}};
-    half.sides[0] = {5, 4};
-    half.diagonal[1] = true;
-    add("Blocks", 9, 14, blocks, {{"block_size", 5.0}});
-    add("BlocksOfOneSide", 9, 14, half, {{"block_size", 5.0}, {"max_size_triangular", 10.0}});
-    for (Case& c : TensorCases()) {
-      c.name += suffix;
-      c.options.insert(variant.begin(), variant.end());
-      c.oracle.procrustes = procrustes;
-      cases.push_back(std::move(c));
-    }
+  std::vector<Case> cases = TensorCases();
+  const auto add = [&](const std::string& name, int64_t m, int64_t n, reference::KronOptions oracle,
+                       std::map<std::string, OptionValue> options = {}, double scale = 1.0) {
+    cases.push_back({name, m, n, std::move(options), std::move(oracle), scale});
+  };
+  for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {1, 12}, {12, 1}, {16, 16}, {5, 23}, {23, 5}}) {
+    add("Plain" + std::to_string(m) + "x" + std::to_string(n), m, n, Plain({m, n}));
   }
+  add("Tiny", 9, 14, Plain({9, 14}), {}, 1e-6);
+  add("Huge", 9, 14, Plain({9, 14}), {}, 1e4);
+  reference::KronOptions changed = Plain({9, 14});
+  changed.momentum = 0;
+  changed.lr = 0.3;
+  changed.init_scale = 4;
+  changed.max_probability = 0.5;
+  changed.min_probability = 0.2;
+  changed.decay = 0.05;
+  changed.flat_steps = 10;
+  changed.clip = 0.7;
+  add("Options", 9, 14, changed,
+      {{"momentum", 0.0},
+       {"precondition_lr", 0.3},
+       {"init_scale", 4.0},
+       {"max_update_probability", 0.5},
+       {"min_update_probability", 0.2},
+       {"update_decay", 0.05},
+       {"update_flat_steps", 10.0},
+       {"rms_clip", 0.7}});
+  reference::KronOptions one = Plain({9, 14}), one_tall = Plain({14, 9}), all = Plain({9, 14}), large = Plain({9, 14});
+  one.diagonal[1] = one_tall.diagonal[0] = large.diagonal[1] = true;
+  all.diagonal = {true, true};
+  add("OneDiag", 9, 14, one, {{"memory_save_mode", std::string("ONE_DIAG")}});
+  add("OneDiagTall", 14, 9, one_tall, {{"memory_save_mode", std::string("ONE_DIAG")}});
+  add("AllDiag", 9, 14, all, {{"memory_save_mode", std::string("ALL_DIAG")}});
+  add("MaxSize", 9, 14, large, {{"max_size_triangular", 10.0}});
+  reference::KronOptions blocks = Plain({9, 14}), half = Plain({9, 14});
+  blocks.sides = {{5, 4}, {5, 5, 4}};
+  half.sides[0] = {5, 4};
+  half.diagonal[1] = true;
+  add("Blocks", 9, 14, blocks, {{"block_size", 5.0}});
+  add("BlocksOfOneSide", 9, 14, half, {{"block_size", 5.0}, {"max_size_triangular", 10.0}});
   return cases;
 }
 
@@ -193,22 +179,17 @@ TEST_P(KronOracle, GivesTheReferencesAnswers) {
 INSTANTIATE_TEST_SUITE_P(All, KronOracle, testing::ValuesIn(Cases()),
                          [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
-MethodConfig Config(const std::string& variant, std::map<std::string, OptionValue> options = {}) {
-  options["variant"] = variant;
-  return {"kron", options};
+std::unique_ptr<Method> Make(std::map<std::string, OptionValue> options) {
+  return MakeKron({"kron", std::move(options)}).value();
 }
 
-class KronVariants : public testing::TestWithParam<std::string> {};
-
-TEST_P(KronVariants, BalanceAndSeedAreWhatTheySay) {
+TEST(KronTest, BalanceAndSeedAreWhatTheySay) {
   const LayerSpec layer{"other", 6, 4, false};
   const std::unique_ptr<Backend> backend = MakeTestBackend();
-  const std::unique_ptr<Method> method =
-      MakeKron(Config(GetParam(), {{"balance_probability", 0.5}, {"seed", 77.0}})).value();
-  const std::unique_ptr<Method> unseeded = MakeKron(Config(GetParam(), {{"balance_probability", 0.5}})).value();
+  const std::unique_ptr<Method> method = Make({{"balance_probability", 0.5}, {"seed", 77.0}});
+  const std::unique_ptr<Method> unseeded = Make({{"balance_probability", 0.5}});
   LayerDriver driver(*method, layer, *backend), other(*unseeded, layer, *backend);
   reference::KronOptions options = Plain({6, 4});
-  options.procrustes = GetParam() == "PROCRUSTES";
   reference::Kron oracle = MakeOracle(options, "other", 77, 0.5);
   GradientStream gradients(6, 4, 9);
   for (int step = 0; step < 60; ++step) {
@@ -220,14 +201,12 @@ TEST_P(KronVariants, BalanceAndSeedAreWhatTheySay) {
 }
 
 // P is such that E[U U'] = n I and E[U' U] = m I. Gradients whose covariances have a condition of 467 come out with
-// eigenvalues of .93 ... 1.10 (TRIANGULAR) and .72 ... .86 (PROCRUSTES, whose running bound of the step makes it
-// slower).
-TEST_P(KronVariants, Whitens) {
+// eigenvalues of .93 ... 1.10.
+TEST(KronTest, Whitens) {
   constexpr int64_t kM = 10, kN = 16;
   const LayerSpec layer{"layer", kM, kN, false};
   const std::unique_ptr<Backend> backend = MakeTestBackend();
-  const std::unique_ptr<Method> method =
-      MakeKron(Config(GetParam(), {{"momentum", 0.0}, {"rms_clip", 100.0}, {"update_flat_steps", 1e6}})).value();
+  const std::unique_ptr<Method> method = Make({{"momentum", 0.0}, {"rms_clip", 100.0}, {"update_flat_steps", 1e6}});
   LayerDriver driver(*method, layer, *backend);
   GradientStream gradients(kM, kN, 3, 1e-3, 0.0);
   Dense left(kM, kM), right(kN, kN), raw(kM, kM);
@@ -255,13 +234,12 @@ TEST_P(KronVariants, Whitens) {
 }
 
 // In a row-major tensor a mode between others has no matrix, so that other code runs than for matrices.
-TEST_P(KronVariants, ATensorsStateIsKeptAsAMatrixs) {
+TEST(KronTest, ATensorsStateIsKeptAsAMatrixs) {
   const LayerSpec layer{"layer", 6, 20, false, {3, 2, 4, 5}};
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
   FaultyBackend backend(*cpu);
   const std::unique_ptr<Method> method =
-      MakeKron(Config(GetParam(), {{"block_size", 3.0}, {"balance_probability", 1.0}, {"merge_small_dims", false}}))
-          .value();
+      Make({{"block_size", 3.0}, {"balance_probability", 1.0}, {"merge_small_dims", false}});
   LayerDriver driver(*method, layer, backend), loaded(*method, layer, backend);
   GradientStream gradients(6, 20, 1);
   const int64_t before_bytes = cpu->allocated_bytes();
@@ -295,10 +273,10 @@ TEST_P(KronVariants, ATensorsStateIsKeptAsAMatrixs) {
 }
 
 // An unused layer's factors would grow by 1 + lr an update, beyond f32 after a thousand.
-TEST_P(KronVariants, ZeroGradientsTeachNothing) {
+TEST(KronTest, ZeroGradientsTeachNothing) {
   const LayerSpec layer{"layer", 5, 6, false};
   const std::unique_ptr<Backend> backend = MakeTestBackend();
-  const std::unique_ptr<Method> method = MakeKron(Config(GetParam(), {{"update_flat_steps", 1e6}})).value();
+  const std::unique_ptr<Method> method = Make({{"update_flat_steps", 1e6}});
   LayerDriver driver(*method, layer, *backend), fresh(*method, layer, *backend);
   const reference::Vector zero(30, 0.0);
   for (int step = 0; step < 2000; ++step) ASSERT_EQ(driver.Precondition(zero).value(), zero);
@@ -306,30 +284,6 @@ TEST_P(KronVariants, ZeroGradientsTeachNothing) {
   const Dense d = gradients.Next();
   EXPECT_TRUE(std::isfinite(Norm(driver.Precondition(d.data).value())));
 }
-
-// The rounding of Q' - Q, which is tiny after the first rotation, must not pass for a rotation: sides of two elements,
-// where it has no other direction to go, differed by up to 1e-3 from f64.
-TEST(KronProcrustes, RotatesByNoRounding) {
-  const LayerSpec layer{"layer", 7, 45, false, {7, 9, 5}};
-  const std::unique_ptr<Backend> backend = MakeTestBackend();
-  const std::unique_ptr<Method> method =
-      MakeKron(Config("PROCRUSTES", {{"block_size", 3.0}, {"merge_small_dims", false}})).value();
-  for (const uint64_t seed : {3, 4, 12}) {
-    reference::KronOptions options = Plain({7, 9, 5});
-    options.procrustes = true;
-    options.sides = {{3, 2, 2}, {3, 3, 3}, {3, 2}};
-    LayerDriver driver(*method, layer, *backend);
-    reference::Kron oracle = MakeOracle(options, layer.name);
-    GradientStream gradients(7, 45, seed);
-    for (int step = 0; step < 150; ++step) {
-      const Dense d = gradients.Next();
-      ASSERT_LE(RelativeDifference(driver.Precondition(d.data).value(), oracle.Step(d.data)), 1e-5)
-          << "seed " << seed << " gradient " << step;
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(All, KronVariants, testing::Values("TRIANGULAR", "PROCRUSTES"));
 
 TEST(KronConfigTest, TheScheduleIsTheFormula) {
   const KronConfig config = ParseKronConfig({"kron", {}}).value();
