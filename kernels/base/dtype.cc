@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "absl/base/attributes.h"
-#include "absl/strings/str_cat.h"
 
 // Payload bytes are little-endian, as are all supported machines. So conversions can be plain copies.
 static_assert(std::endian::native == std::endian::little);
@@ -144,13 +143,6 @@ absl::string_view DTypeName(DType dtype) {
       return "bf16";
   }
   return "UNKNOWN";
-}
-
-absl::StatusOr<DType> ParseDType(absl::string_view name) {
-  for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    if (name == DTypeName(dtype)) return dtype;
-  }
-  return absl::InvalidArgumentError(absl::StrCat("dtype: expected f32, f16 or bf16, got \"", name, "\""));
 }
 
 void DecodeElements(DType dtype, const void* in, float scale, absl::Span<float> out) {

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
@@ -16,10 +15,8 @@ enum class DType : uint8_t { kF32 = 1, kF16 = 2, kBF16 = 3 };
 // Bytes of one element: 4, 2 or 2.
 size_t ByteSize(DType dtype);
 
-// Converts between types and their names "f32", "f16" and "bf16". ParseDType returns InvalidArgument, with the text it
-// got, for any other name.
+// Returns "f32", "f16" or "bf16".
 absl::string_view DTypeName(DType dtype);
-absl::StatusOr<DType> ParseDType(absl::string_view name);
 
 // out[i] = float(in[i]) * scale, from little-endian elements of `dtype` at `in` (any alignment).
 // `in` holds out.size() elements.

@@ -362,13 +362,6 @@ class CudaBackend final : public Backend {
 
 }  // namespace
 
-absl::StatusOr<int> CountCudaDevices() {
-  int count = 0;
-  PRECONDOR_RETURN_IF_ERROR(cuda::ToStatus("CUDA devices", cudaGetDeviceCount(&count)));
-  if (count == 0) return absl::UnavailableError("CUDA devices: there is none");
-  return count;
-}
-
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const CudaBackendOptions& options) {
   if (options.memory_limit_bytes <= 0) {
     return absl::InvalidArgumentError(

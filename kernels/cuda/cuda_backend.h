@@ -22,9 +22,6 @@ struct CudaBackendOptions {
   int64_t memory_limit_bytes = std::numeric_limits<int64_t>::max();
 };
 
-// Returns the number of devices that this process can use, or Unavailable with CUDA's reason if there are none.
-absl::StatusOr<int> CountCudaDevices();
-
 // Creates a backend, which is as thread-safe as Backend says. Returns InvalidArgument if memory_limit_bytes is not
 // positive, Unavailable if a device does not exist, and ResourceExhausted if no more than the reserve is free. Results
 // agree with the CPU backend's within the tolerances of the conformance suites, but not bitwise.
