@@ -20,7 +20,7 @@ from lint_support import ROOT, Case, Tree, line_of, self_test
 
 SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "tests/torch2.sh", "deploy/helm/render.sh", "deploy/pack-server.sh", "deploy/build-wheel.sh",
            "tests/run.sh", "tests/gpu.sh", "tests/bench/run.sh", "tests/lint/tidy.sh",
-           "tests/e2e/quickstart_test.py", "tests/bench/digits.py", "tests/bench/training/run.sh", "tests/bench/gpu_targets.py", "tests/lint/check_kernel_loads.py"]
+           "tests/e2e/quickstart_test.py", "tests/bench/digits.py", "tests/bench/training/run.sh", "tests/bench/gpu_targets.py"]
 # Programs whose help may need packages that are not there: their flags are read in the sources of their folder.
 EXAMPLES = "client/python/examples"
 ADDED_FLAG = re.compile(r'add_argument\(\s*"(--[a-z][a-z0-9-]*)"')
