@@ -32,6 +32,12 @@ absl::Status CheckShape(absl::string_view op, absl::string_view operand, ConstMa
       absl::StrCat(op, ": ", operand, ": expected ", Shape(rows, cols), ", got ", Shape(x.rows, x.cols)));
 }
 
+absl::Status CheckAlike(absl::string_view op, absl::string_view of_x, ConstMatrixView x, absl::string_view of_y,
+                        ConstMatrixView y) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView(op, of_x, x));
+  return CheckShape(op, of_y, y, x.rows, x.cols);
+}
+
 absl::Status CheckLength(absl::string_view op, absl::string_view operand, int64_t expected, int64_t got) {
   if (expected == got) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(op, ": ", operand, ": expected ", expected, " elements, got ", got));
@@ -52,8 +58,7 @@ absl::Status CheckLowRank(absl::string_view side, const LowRankInverse& j, int64
 
 absl::Status CheckLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
                                       ConstMatrixView u) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("LowRankPrecondition", "d", d));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankPrecondition", "u", u, d.rows, d.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("LowRankPrecondition", "d", d, "u", u));
   PRECONDOR_RETURN_IF_ERROR(CheckLowRank("output", out_side, d.rows));
   return CheckLowRank("input", in_side, d.cols);
 }
@@ -110,26 +115,22 @@ int64_t Backend::allocated_bytes() const { return DoAllocatedBytes(); }
 void Backend::Trim() { DoTrim(); }
 
 absl::Status Backend::Upload(ConstMatrixView host, MatrixView device) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("Upload", "host", host));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("Upload", "device", device, host.rows, host.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("Upload", "host", host, "device", device));
   return host.size() == 0 ? absl::OkStatus() : DoUpload(host, device);
 }
 
 absl::Status Backend::UploadToIdle(ConstMatrixView host, MatrixView device) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("UploadToIdle", "host", host));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("UploadToIdle", "device", device, host.rows, host.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("UploadToIdle", "host", host, "device", device));
   return host.size() == 0 ? absl::OkStatus() : DoUploadToIdle(host, device);
 }
 
 absl::Status Backend::Download(ConstMatrixView device, MatrixView host) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("Download", "device", device));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("Download", "host", host, device.rows, device.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("Download", "device", device, "host", host));
   return host.size() == 0 ? absl::OkStatus() : DoDownload(device, host);
 }
 
 absl::Status Backend::Copy(ConstMatrixView from, MatrixView to) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("Copy", "from", from));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("Copy", "to", to, from.rows, from.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("Copy", "from", from, "to", to));
   return from.size() == 0 ? absl::OkStatus() : DoCopy(from, to);
 }
 
@@ -146,9 +147,8 @@ absl::Status Backend::Gemm(double alpha, ConstMatrixView a, Transpose transpose_
 }
 
 absl::Status Backend::Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("Axpby", "x", x));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("Axpby", "y", y, x.rows, x.cols));
-  return y.size() == 0 ? absl::OkStatus() : Run({operation::Elementwise{.alpha = alpha, .beta = beta, .x = x, .y = y}});
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("Axpby", "x", x, "y", y));
+  return RunElementwise({.alpha = alpha, .beta = beta, .x = x, .y = y});
 }
 
 absl::Status Backend::ScaleBy(double scale, MatrixView x) {
@@ -161,41 +161,28 @@ absl::Status Backend::ScaleBy(double scale, MatrixView x) {
 }
 
 absl::Status Backend::ScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("ScaleRows", "x", x));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("ScaleRows", "y", y, x.rows, x.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("ScaleRows", "x", x, "y", y));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("ScaleRows", "scales", x.rows, scales.size()));
-  return y.size() == 0
-             ? absl::OkStatus()
-             : Run({operation::Elementwise{.kind = ElementwiseKind::kScaleRows, .scales = scales, .x = x, .y = y}});
+  return RunElementwise({.kind = ElementwiseKind::kScaleRows, .scales = scales, .x = x, .y = y});
 }
 
 absl::Status Backend::ScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("ScaleColumns", "x", x));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("ScaleColumns", "y", y, x.rows, x.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("ScaleColumns", "x", x, "y", y));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("ScaleColumns", "scales", x.cols, scales.size()));
-  return y.size() == 0
-             ? absl::OkStatus()
-             : Run({operation::Elementwise{.kind = ElementwiseKind::kScaleColumns, .scales = scales, .x = x, .y = y}});
+  return RunElementwise({.kind = ElementwiseKind::kScaleColumns, .scales = scales, .x = x, .y = y});
 }
 
 absl::Status Backend::MultiplyElements(double alpha, ConstMatrixView x, ConstMatrixView y, double beta, MatrixView z) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("MultiplyElements", "x", x));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("MultiplyElements", "y", y, x.rows, x.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("MultiplyElements", "x", x, "y", y));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("MultiplyElements", "z", z, x.rows, x.cols));
-  return z.size() == 0
-             ? absl::OkStatus()
-             : Run({operation::Elementwise{
-                   .kind = ElementwiseKind::kMultiply, .alpha = alpha, .beta = beta, .x = x, .v = y, .y = z}});
+  return RunElementwise({.kind = ElementwiseKind::kMultiply, .alpha = alpha, .beta = beta, .x = x, .v = y, .y = z});
 }
 
 absl::Status Backend::DivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon, MatrixView y) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("DivideByRoot", "x", x));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByRoot", "v", v, x.rows, x.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("DivideByRoot", "x", x, "v", v));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByRoot", "y", y, x.rows, x.cols));
-  return y.size() == 0
-             ? absl::OkStatus()
-             : Run({operation::Elementwise{
-                   .kind = ElementwiseKind::kDivideByRoot, .alpha = alpha, .beta = epsilon, .x = x, .v = v, .y = y}});
+  return RunElementwise(
+      {.kind = ElementwiseKind::kDivideByRoot, .alpha = alpha, .beta = epsilon, .x = x, .v = v, .y = y});
 }
 
 absl::Status Backend::DivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
@@ -204,14 +191,13 @@ absl::Status Backend::DivideByOuter(double alpha, absl::Span<const double> rows,
   PRECONDOR_RETURN_IF_ERROR(CheckLength("DivideByOuter", "rows", x.rows, rows.size()));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("DivideByOuter", "columns", x.cols, columns.size()));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByOuter", "y", y, x.rows, x.cols));
-  return y.size() == 0 ? absl::OkStatus()
-                       : Run({operation::Elementwise{.kind = ElementwiseKind::kDivideByOuter,
-                                                     .alpha = alpha,
-                                                     .beta = shift,
-                                                     .scales = rows,
-                                                     .column_scales = columns,
-                                                     .x = x,
-                                                     .y = y}});
+  return RunElementwise({.kind = ElementwiseKind::kDivideByOuter,
+                         .alpha = alpha,
+                         .beta = shift,
+                         .scales = rows,
+                         .column_scales = columns,
+                         .x = x,
+                         .y = y});
 }
 
 absl::Status Backend::Gather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
@@ -222,30 +208,23 @@ absl::Status Backend::Gather(absl::Span<const int64_t> rows, absl::Span<const in
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gather", "y", y, count, width));
   PRECONDOR_RETURN_IF_ERROR(CheckIndices("rows", rows, x.rows));
   PRECONDOR_RETURN_IF_ERROR(CheckIndices("columns", columns, x.cols));
-  return y.size() == 0 ? absl::OkStatus()
-                       : Run({operation::Elementwise{
-                             .kind = ElementwiseKind::kGather, .rows = rows, .columns = columns, .x = x, .y = y}});
+  return RunElementwise({.kind = ElementwiseKind::kGather, .rows = rows, .columns = columns, .x = x, .y = y});
 }
 
 absl::Status Backend::ScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("ScaleBothSides", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("ScaleBothSides", "y", y, x.rows, x.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("ScaleBothSides", "scales", x.rows, scales.size()));
-  return y.size() == 0 ? absl::OkStatus()
-                       : Run({operation::Elementwise{
-                             .kind = ElementwiseKind::kScaleBothSides, .scales = scales, .x = x, .y = y}});
+  return RunElementwise({.kind = ElementwiseKind::kScaleBothSides, .scales = scales, .x = x, .y = y});
 }
 
 absl::Status Backend::AddDiagonal(double value, MatrixView a) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("AddDiagonal", "a", a));
-  return a.size() == 0
-             ? absl::OkStatus()
-             : Run({operation::Elementwise{.kind = ElementwiseKind::kAddDiagonal, .alpha = value, .x = a, .y = a}});
+  return RunElementwise({.kind = ElementwiseKind::kAddDiagonal, .alpha = value, .x = a, .y = a});
 }
 
 absl::StatusOr<double> Backend::Dot(ConstMatrixView x, ConstMatrixView y) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("Dot", "x", x));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("Dot", "y", y, x.rows, x.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("Dot", "x", x, "y", y));
   if (x.size() == 0) return 0.0;
   double out = 0;
   PRECONDOR_RETURN_IF_ERROR(Run({operation::Dot{x, y, &out}}));
@@ -294,22 +273,19 @@ absl::Status Backend::Diagonal(ConstMatrixView a, absl::Span<double> out) {
 
 absl::Status Backend::Symmetrize(MatrixView a) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("Symmetrize", "a", a));
-  return a.size() == 0 ? absl::OkStatus()
-                       : Run({operation::Elementwise{.kind = ElementwiseKind::kSymmetrize, .x = a, .y = a}});
+  return RunElementwise({.kind = ElementwiseKind::kSymmetrize, .x = a, .y = a});
 }
 
 absl::Status Backend::PackLower(ConstMatrixView x, MatrixView packed) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("PackLower", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("PackLower", "packed", packed, 1, x.rows * (x.rows + 1) / 2));
-  return x.size() == 0 ? absl::OkStatus()
-                       : Run({operation::Elementwise{.kind = ElementwiseKind::kPackLower, .x = x, .y = packed}});
+  return RunElementwise({.kind = ElementwiseKind::kPackLower, .x = x, .y = packed});
 }
 
 absl::Status Backend::UnpackLower(ConstMatrixView packed, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("UnpackLower", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("UnpackLower", "packed", packed, 1, x.rows * (x.rows + 1) / 2));
-  return x.size() == 0 ? absl::OkStatus()
-                       : Run({operation::Elementwise{.kind = ElementwiseKind::kUnpackLower, .x = packed, .y = x}});
+  return RunElementwise({.kind = ElementwiseKind::kUnpackLower, .x = packed, .y = x});
 }
 
 absl::Status Backend::PackRow(ConstMatrixView x, int64_t i, MatrixView packed) {
@@ -350,8 +326,7 @@ absl::Status Backend::TriangularSolve(From side, ConstMatrixView a, Transpose tr
 }
 
 absl::Status Backend::OrthonormalizeRows(ConstMatrixView a, MatrixView q) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("OrthonormalizeRows", "a", a));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("OrthonormalizeRows", "q", q, a.rows, a.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("OrthonormalizeRows", "a", a, "q", q));
   if (a.rows > a.cols) {
     return absl::InvalidArgumentError(
         absl::StrCat("OrthonormalizeRows: a: expected at most as many rows as columns, got ", Shape(a.rows, a.cols)));
@@ -413,6 +388,10 @@ bool Backend::SupportsPrecision(ProductPrecision precision) const { return DoSup
 absl::Status Backend::FillNormal(const CounterRandom& random, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("FillNormal", "x", x));
   return x.size() == 0 ? absl::OkStatus() : Run({operation::FillNormal{random, x}});
+}
+
+absl::Status Backend::RunElementwise(const operation::Elementwise& elementwise) {
+  return elementwise.y.size() == 0 ? absl::OkStatus() : Run({elementwise});
 }
 
 void Backend::Run(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) {

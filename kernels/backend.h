@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -23,8 +24,6 @@
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/operation_kinds.h"
 #include "kernels/base/random.h"
-#include "kernels/base/scope.h"
-#include "kernels/base/symmetric_tiles.h"
 #include "kernels/device_matrix.h"
 #include "kernels/operation.h"
 
@@ -257,8 +256,27 @@ class Backend {
   friend class ForwardingBackend;  // kernels/grouping/forwarding_backend.h
   absl::StatusOr<DeviceMatrix> Allocate(int64_t rows, int64_t cols, bool zeroed);
   absl::Status Run(const Operation& operation);
+  absl::Status RunElementwise(const operation::Elementwise& elementwise);  // unless it has no elements
 };
 
+// Calls kBegin on `owner` at construction and kEnd at Finish or destruction. One thread at a time. `owner` must outlive
+// it.
+template <typename Owner, void (Owner::*kBegin)(), absl::Status (Owner::*kEnd)()>
+class Scope {
+ public:
+  explicit Scope(Owner& owner) : owner_(&owner) { (owner.*kBegin)(); }
+  ~Scope() { (void)Finish(); }
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+  // Calls kEnd and returns its status. Later calls do nothing and return OK.
+  absl::Status Finish() {
+    Owner* const owner = std::exchange(owner_, nullptr);
+    return owner == nullptr ? absl::OkStatus() : (owner->*kEnd)();
+  }
+
+ private:
+  Owner* owner_;
+};
 class Backend::Task : public Scope<Backend, &Backend::DoBeginTask, &Backend::DoEndTask> {
  public:
   using Scope::Scope;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <tuple>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
@@ -12,7 +13,6 @@
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/operation_kinds.h"
 #include "kernels/base/random.h"
-#include "kernels/base/symmetric_tiles.h"
 #include "kernels/device_matrix.h"
 #include "kernels/primitive_operations.h"
 
@@ -32,7 +32,7 @@ struct FillNormal {
   CounterRandom random;
   MatrixView x;
 
-  static void Describe(auto& self, auto& visitor) { visitor.Writes(self.x); }
+  static auto Writes(auto& self) { return std::tie(self.x); }
 };
 
 // --- Operations on tiled matrices ------------------------------------------------------------------------------------
@@ -48,21 +48,17 @@ struct SymmetricUpdateMultiply {
   ConstMatrixView v;
   MatrixView y;
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.weights);
-    visitor.Reads(self.rows, self.v);
-    visitor.Writes(self.raw, self.y);
-  }
+  static auto Takes(auto& self) { return std::tie(self.weights); }
+  static auto Reads(auto& self) { return std::tie(self.rows, self.v); }
+  static auto Writes(auto& self) { return std::tie(self.raw, self.y); }
 };
 struct SymmetricExpand {
   SymmetricForm form;  // an implicit form
   MatrixView x;
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.form.weights);
-    visitor.Reads(self.form.raw, self.form.rows);
-    visitor.Writes(self.x);
-  }
+  static auto Takes(auto& self) { return std::tie(self.form.weights); }
+  static auto Reads(auto& self) { return std::tie(self.form.raw, self.form.rows); }
+  static auto Writes(auto& self) { return std::tie(self.x); }
 };
 
 // --- Whole parts of a step -------------------------------------------------------------------------------------------
@@ -75,11 +71,9 @@ struct LowRankCore {
   MatrixView core;
   MatrixView packed = {};
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.roots);
-    visitor.Reads(self.gram);
-    visitor.Writes(self.core, self.packed);
-  }
+  static auto Takes(auto& self) { return std::tie(self.roots); }
+  static auto Reads(auto& self) { return std::tie(self.gram); }
+  static auto Writes(auto& self) { return std::tie(self.core, self.packed); }
   Awaited awaited() const { return Awaited::kOutcome; }
 };
 struct LowRankAppend {
@@ -91,11 +85,9 @@ struct LowRankAppend {
   MatrixView vectors;
   MatrixView gram;
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.scales, self.slots);
-    visitor.Reads(self.rows);
-    visitor.Writes(self.vectors, self.gram);
-  }
+  static auto Takes(auto& self) { return std::tie(self.scales, self.slots); }
+  static auto Reads(auto& self) { return std::tie(self.rows); }
+  static auto Writes(auto& self) { return std::tie(self.vectors, self.gram); }
 };
 struct LowRankPrecondition {
   static constexpr bool kIsComposite = true;
@@ -108,11 +100,11 @@ struct LowRankPrecondition {
   absl::Span<double> squares = {};   // receives |d|^2 and |u|^2; empty if not wanted
   const LengthRule* rule = nullptr;  // set only if the backend applies_length_rules()
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.out_side.roots, self.in_side.roots);
-    visitor.Reads(self.d, self.out_side.vectors, self.out_side.core, self.in_side.vectors, self.in_side.core);
-    visitor.Writes(self.u);
+  static auto Takes(auto& self) { return std::tie(self.out_side.roots, self.in_side.roots); }
+  static auto Reads(auto& self) {
+    return std::tie(self.d, self.out_side.vectors, self.out_side.core, self.in_side.vectors, self.in_side.core);
   }
+  static auto Writes(auto& self) { return std::tie(self.u); }
   Awaited awaited() const { return squares.empty() ? Awaited::kNothing : Awaited::kReturn; }
 };
 struct DensePrecondition {
@@ -125,11 +117,11 @@ struct DensePrecondition {
   ProductPrecision precision = ProductPrecision::kF32;
   absl::Span<double> squares = {};  // receives |d|^2 and |u|^2; empty if not wanted
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.l.weights, self.r.weights);
-    visitor.Reads(self.d, self.l.matrix, self.l.raw, self.l.rows, self.r.matrix, self.r.raw, self.r.rows);
-    visitor.Writes(self.u);
+  static auto Takes(auto& self) { return std::tie(self.l.weights, self.r.weights); }
+  static auto Reads(auto& self) {
+    return std::tie(self.d, self.l.matrix, self.l.raw, self.l.rows, self.r.matrix, self.r.raw, self.r.rows);
   }
+  static auto Writes(auto& self) { return std::tie(self.u); }
   Awaited awaited() const { return squares.empty() ? Awaited::kNothing : Awaited::kReturn; }
 };
 // Coefficients of an iteration: the polynomial's slope at 0 is as large as it can be while singular values end near 1.
@@ -149,10 +141,8 @@ struct NewtonSchulz {
   ProductPrecision precision = ProductPrecision::kF32;
   absl::Span<double> squares = {};  // [3]
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Reads(self.d, self.momentum);
-    visitor.Writes(self.next, self.lookahead, self.u);
-  }
+  static auto Reads(auto& self) { return std::tie(self.d, self.momentum); }
+  static auto Writes(auto& self) { return std::tie(self.next, self.lookahead, self.u); }
   Awaited awaited() const { return Awaited::kReturn; }
 };
 struct OrthogonalIteration {
@@ -163,10 +153,8 @@ struct OrthogonalIteration {
   MatrixView next;
   absl::Span<int64_t> order;
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Reads(self.a, self.q);
-    visitor.Writes(self.next);
-  }
+  static auto Reads(auto& self) { return std::tie(self.a, self.q); }
+  static auto Writes(auto& self) { return std::tie(self.next); }
   Awaited awaited() const { return Awaited::kOutcome; }
 };
 struct ShermanMorrisonTerms {
@@ -181,11 +169,9 @@ struct ShermanMorrisonTerms {
   MatrixView terms;
   absl::Span<double> squares = {};
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.h.weights);
-    visitor.Reads(self.h.rows, self.v);
-    visitor.Writes(self.y, self.terms);
-  }
+  static auto Takes(auto& self) { return std::tie(self.h.weights); }
+  static auto Reads(auto& self) { return std::tie(self.h.rows, self.v); }
+  static auto Writes(auto& self) { return std::tie(self.y, self.terms); }
   Awaited awaited() const { return Awaited::kOutcome; }
 };
 

@@ -8,7 +8,6 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/matrix_view.h"
-#include "kernels/base/symmetric_tiles.h"
 
 namespace precondor {
 
@@ -36,7 +35,7 @@ class DeviceMatrix {
   MatrixView view_;
 };
 
-// A symmetric n x n matrix in device memory, in tiles (kernels/base/symmetric_tiles.h), initially zero.
+// A symmetric n x n matrix in device memory, in tiles (kernels/base/matrix_view.h), initially zero.
 class SymmetricMatrix {
  public:
   SymmetricMatrix() = default;

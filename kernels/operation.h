@@ -7,20 +7,33 @@
 // after it has checked the operands. The maker of an operation owns its matrices and numbers. Outputs are never empty.
 //
 // An operation describes itself by:
-//   static void Describe(self, visitor)   calls visitor.Reads(view...) and visitor.Writes(view...) for every matrix on
-//                                         the device (a written one may also be read), and visitor.Takes(span...) for
-//                                         numbers from the host, which are copied if the operation is deferred
-//   Awaited awaited() const               what its caller waits for; absent if the caller waits for nothing
-//   kIsComposite                          true if Backend::RunByPrimitives can make it from other operations
+//   static auto Reads(self)    ties of its matrices on the device; written ones may also be read
+//   static auto Writes(self)
+//   static auto Takes(self)    ties of its numbers from the host, which are copied if the operation is deferred
+//   Awaited awaited() const    what its caller waits for; absent, as the ties are, if there is nothing
+//   kIsComposite               true if Backend::RunByPrimitives can make it from other operations
 #pragma once
 
 #include <cstddef>
+#include <tuple>
+#include <type_traits>
 #include <variant>
 
 #include "kernels/composite_operations.h"
 #include "kernels/primitive_operations.h"
 
 namespace precondor {
+
+// Calls visitor.Reads(view...), visitor.Writes(view...) and visitor.Takes(span...) with what an operation ties.
+void Describe(auto& kind, auto& visitor) {
+  using Kind = std::remove_reference_t<decltype(kind)>;
+  const auto takes = [&](auto&... all) { visitor.Takes(all...); };
+  const auto reads = [&](auto&... all) { visitor.Reads(all...); };
+  const auto writes = [&](auto&... all) { visitor.Writes(all...); };
+  if constexpr (requires { Kind::Takes(kind); }) std::apply(takes, Kind::Takes(kind));
+  if constexpr (requires { Kind::Reads(kind); }) std::apply(reads, Kind::Reads(kind));
+  if constexpr (requires { Kind::Writes(kind); }) std::apply(writes, Kind::Writes(kind));
+}
 
 struct Operation {
   std::variant<

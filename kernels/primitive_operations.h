@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <tuple>
 
 #include "absl/types/span.h"
 
@@ -40,11 +41,9 @@ struct Elementwise {
   ConstMatrixView v = {};  // for kMultiply and kDivideByRoot
   MatrixView y = {};
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Takes(self.scales, self.column_scales, self.rows, self.columns);
-    visitor.Reads(self.x, self.v);
-    visitor.Writes(self.y);
-  }
+  static auto Takes(auto& self) { return std::tie(self.scales, self.column_scales, self.rows, self.columns); }
+  static auto Reads(auto& self) { return std::tie(self.x, self.v); }
+  static auto Writes(auto& self) { return std::tie(self.y); }
 };
 // --- Numbers for the host, written to `out` --------------------------------------------------------------------------
 
@@ -54,42 +53,42 @@ struct Dot {
   double* out = nullptr;
   Awaited when = Awaited::kReturn;
 
-  static void Describe(auto& self, auto& visitor) { visitor.Reads(self.x, self.y); }
+  static auto Reads(auto& self) { return std::tie(self.x, self.y); }
   Awaited awaited() const { return when; }
 };
 struct AbsoluteSum {
   ConstMatrixView x;
   double* out = nullptr;
 
-  static void Describe(auto& self, auto& visitor) { visitor.Reads(self.x); }
+  static auto Reads(auto& self) { return std::tie(self.x); }
   Awaited awaited() const { return Awaited::kReturn; }
 };
 struct AbsoluteMaximum {
   ConstMatrixView x;
   double* out = nullptr;
 
-  static void Describe(auto& self, auto& visitor) { visitor.Reads(self.x); }
+  static auto Reads(auto& self) { return std::tie(self.x); }
   Awaited awaited() const { return Awaited::kReturn; }
 };
 struct Diagonal {
   ConstMatrixView a;
   absl::Span<double> out;
 
-  static void Describe(auto& self, auto& visitor) { visitor.Reads(self.a); }
+  static auto Reads(auto& self) { return std::tie(self.a); }
   Awaited awaited() const { return Awaited::kReturn; }
 };
 struct RowSquaredNorms {
   ConstMatrixView x;
   absl::Span<double> out;
 
-  static void Describe(auto& self, auto& visitor) { visitor.Reads(self.x); }
+  static auto Reads(auto& self) { return std::tie(self.x); }
   Awaited awaited() const { return Awaited::kOutcome; }
 };
 struct ColumnSquaredNorms {
   ConstMatrixView x;
   absl::Span<double> out;
 
-  static void Describe(auto& self, auto& visitor) { visitor.Reads(self.x); }
+  static auto Reads(auto& self) { return std::tie(self.x); }
   Awaited awaited() const { return Awaited::kOutcome; }
 };
 
@@ -105,10 +104,8 @@ struct Gemm {
   MatrixView c;
   ProductPrecision precision = ProductPrecision::kF32;
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Reads(self.a, self.b);
-    visitor.Writes(self.c);
-  }
+  static auto Reads(auto& self) { return std::tie(self.a, self.b); }
+  static auto Writes(auto& self) { return std::tie(self.c); }
 };
 struct TriangularMultiply {
   From side = From::kLeft;
@@ -116,10 +113,8 @@ struct TriangularMultiply {
   Transpose transpose = Transpose::kNo;
   MatrixView x;
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Reads(self.a);
-    visitor.Writes(self.x);
-  }
+  static auto Reads(auto& self) { return std::tie(self.a); }
+  static auto Writes(auto& self) { return std::tie(self.x); }
 };
 struct TriangularSolve {
   From side = From::kLeft;
@@ -127,19 +122,15 @@ struct TriangularSolve {
   Transpose transpose = Transpose::kNo;
   MatrixView x;
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Reads(self.a);
-    visitor.Writes(self.x);
-  }
+  static auto Reads(auto& self) { return std::tie(self.a); }
+  static auto Writes(auto& self) { return std::tie(self.x); }
 };
 struct SpdInverse {
   ConstMatrixView a;
   MatrixView x;
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Reads(self.a);
-    visitor.Writes(self.x);
-  }
+  static auto Reads(auto& self) { return std::tie(self.a); }
+  static auto Writes(auto& self) { return std::tie(self.x); }
   Awaited awaited() const { return Awaited::kOutcome; }
 };
 struct SymmetricEigen {
@@ -147,20 +138,16 @@ struct SymmetricEigen {
   absl::Span<double> values;
   MatrixView q;
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Reads(self.a);
-    visitor.Writes(self.q);
-  }
+  static auto Reads(auto& self) { return std::tie(self.a); }
+  static auto Writes(auto& self) { return std::tie(self.q); }
   Awaited awaited() const { return Awaited::kOutcome; }
 };
 struct OrthonormalizeRows {
   ConstMatrixView a;
   MatrixView q;
 
-  static void Describe(auto& self, auto& visitor) {
-    visitor.Reads(self.a);
-    visitor.Writes(self.q);
-  }
+  static auto Reads(auto& self) { return std::tie(self.a); }
+  static auto Writes(auto& self) { return std::tie(self.q); }
   Awaited awaited() const { return Awaited::kOutcome; }
 };
 

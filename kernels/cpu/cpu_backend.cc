@@ -13,10 +13,9 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/block_cache.h"
+#include "kernels/cpu/composites.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/lapack.h"
-#include "kernels/cpu/low_rank.h"
-#include "kernels/cpu/symmetric_ops.h"
 #include "kernels/cpu/vector_ops.h"
 
 namespace precondor {
@@ -488,8 +487,8 @@ class CpuBackend final : public Backend {
 
   // --- Matrices in tiles --------------------------------------------------------------------------------------------
 
-  absl::Status RunOne(const operation::SymmetricUpdateMultiply& update) { return tiles::Run(*this, update); }
-  absl::Status RunOne(const operation::SymmetricExpand& expand) { return tiles::Run(*this, expand); }
+  absl::Status RunOne(const operation::SymmetricUpdateMultiply& update) { return cpu::Run(*this, update); }
+  absl::Status RunOne(const operation::SymmetricExpand& expand) { return cpu::Run(*this, expand); }
 
   BlockCache memory_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels for symmetric matrices in tiles (kernels/base/symmetric_tiles.h) in host memory: written once, compiled for
+// Kernels for symmetric matrices in tiles (kernels/base/matrix_view.h) in host memory: written once, compiled for
 // each instruction set that the compiler supports, and selected at the first call. Sums run in an order that depends on
 // the instruction set alone.
 //
@@ -10,7 +10,6 @@
 #include <cstdint>
 
 #include "kernels/base/matrix_view.h"
-#include "kernels/base/symmetric_tiles.h"
 
 namespace precondor::tiles {
 

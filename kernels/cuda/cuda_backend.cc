@@ -72,51 +72,17 @@ class CudaBackend final : public Backend {
     absl::InlinedVector<const Kind*, 1> of_kind;
     for (const Operation* operation : operations) of_kind.push_back(operation->As<Kind>());
     const absl::Span<const Kind* const> all = of_kind;
-    if constexpr (requires { RunTogether(all); }) {
-      std::fill(statuses.begin(), statuses.end(), RunTogether(all));
+    if constexpr (requires { cuda::RunTogether(*device_, all); }) {
+      std::fill(statuses.begin(), statuses.end(), cuda::RunTogether(*device_, all));
     } else if constexpr (requires { RunOrRepeat(all, statuses); }) {
       RunOrRepeat(all, statuses);
-    } else if constexpr (requires { RunSmall(all, statuses); }) {
+    } else if constexpr (requires { cuda::RunSmall(*device_, all, statuses); }) {
       RunDecompositions(all, statuses);
     } else {
       for (size_t i = 0; i < all.size(); ++i) statuses[i] = RunOne(*all[i]);
     }
   }
 
-  // --- kinds whose operations run together, in as few launches as their shapes allow --------------------------------
-
-  absl::Status RunTogether(absl::Span<const operation::Elementwise* const> all) {
-    return cuda::RunElementwise(*device_, all);
-  }
-  absl::Status RunTogether(absl::Span<const operation::Gemm* const> all) { return cuda::RunProducts(*device_, all); }
-  absl::Status RunTogether(absl::Span<const operation::SymmetricUpdateMultiply* const> all) {
-    return cuda::RunSymmetricUpdates(*device_, all);
-  }
-  absl::Status RunTogether(absl::Span<const operation::RowSquaredNorms* const> all) {
-    return cuda::RunRowSquaredNorms(*device_, all);
-  }
-  absl::Status RunTogether(absl::Span<const operation::ColumnSquaredNorms* const> all) {
-    return cuda::RunColumnSquaredNorms(*device_, all);
-  }
-  absl::Status RunTogether(absl::Span<const operation::DensePrecondition* const> all) {
-    return cuda::RunDensePreconditions(*device_, all);
-  }
-  absl::Status RunTogether(absl::Span<const operation::NewtonSchulz* const> all) {
-    return cuda::RunNewtonSchulz(*device_, all);
-  }
-  absl::Status RunTogether(absl::Span<const operation::Dot* const> all) { return cuda::RunDots(*device_, all); }
-  absl::Status RunTogether(absl::Span<const operation::AbsoluteSum* const> all) {
-    return cuda::RunAbsoluteSums(*device_, all);
-  }
-  absl::Status RunTogether(absl::Span<const operation::AbsoluteMaximum* const> all) {
-    return cuda::RunAbsoluteMaxima(*device_, all);
-  }
-  absl::Status RunTogether(absl::Span<const operation::LowRankAppend* const> all) {
-    return cuda::RunLowRankAppends(*device_, all);
-  }
-  absl::Status RunTogether(absl::Span<const operation::LowRankPrecondition* const> all) {
-    return cuda::RunLowRankPreconditions(*device_, all);
-  }
   // Runs the iterations together, and those again, one at a time and in f64, that need more than f32.
   void RunOrRepeat(absl::Span<const operation::OrthogonalIteration* const> all, absl::Span<absl::Status> statuses) {
     absl::InlinedVector<bool, 16> done(all.size());
@@ -138,7 +104,7 @@ class CudaBackend final : public Backend {
     }
     if (small.empty()) return;
     std::vector<absl::Status> of_small(small.size());
-    const absl::Status run = RunSmall(absl::MakeConstSpan(small), absl::MakeSpan(of_small));
+    const absl::Status run = cuda::RunSmall(*device_, absl::MakeConstSpan(small), absl::MakeSpan(of_small));
     for (size_t i = 0; i < small.size(); ++i) statuses[places[i]] = run.ok() ? of_small[i] : run;
   }
   static bool IsSmall(const operation::SpdInverse& inverse) { return inverse.x.rows <= cuda::kMostRowsOfSpdInverse; }
@@ -156,19 +122,6 @@ class CudaBackend final : public Backend {
   template <operation::Composite Kind>
   absl::Status RunLarge(const Kind& composite) {
     return RunByPrimitives(composite);
-  }
-  absl::Status RunSmall(absl::Span<const operation::SpdInverse* const> all, absl::Span<absl::Status> statuses) {
-    return cuda::RunSpdInverses(*device_, all, statuses);
-  }
-  absl::Status RunSmall(absl::Span<const operation::SymmetricEigen* const> all, absl::Span<absl::Status> statuses) {
-    return cuda::RunSymmetricEigens(*device_, all, statuses);
-  }
-  absl::Status RunSmall(absl::Span<const operation::ShermanMorrisonTerms* const> all,
-                        absl::Span<absl::Status> statuses) {
-    return cuda::RunShermanMorrisonTerms(*device_, all, statuses);
-  }
-  absl::Status RunSmall(absl::Span<const operation::LowRankCore* const> all, absl::Span<absl::Status> statuses) {
-    return cuda::RunLowRankCores(*device_, all, statuses);
   }
   // --- the other kinds, one operation at a time ---------------------------------------------------------------------
   // Runs composites for which this backend has no function of its own.

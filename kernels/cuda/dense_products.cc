@@ -237,7 +237,7 @@ class AlignedCopies {
     return MatrixView(Take(next, x.rows * stride), x.rows, x.cols, stride);
   }
   static absl::Status Run(Device& device, const std::vector<operation::Elementwise>& copies) {
-    return copies.empty() ? absl::OkStatus() : RunElementwise(device, AllOf(copies));
+    return copies.empty() ? absl::OkStatus() : RunTogether(device, AllOf(copies));
   }
 
   std::vector<operation::Elementwise> before_, after_;
@@ -297,9 +297,9 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
   PRECONDOR_RETURN_IF_ERROR(of_cublas.Run(device, in_tf32 ? kInTf32 : kInF32));
   PRECONDOR_RETURN_IF_ERROR(copies.RunAfter(device));
   for (const std::vector<operation::Gemm>& some : small) {
-    if (!some.empty()) PRECONDOR_RETURN_IF_ERROR(RunProducts(device, AllOf(some)));
+    if (!some.empty()) PRECONDOR_RETURN_IF_ERROR(RunTogether(device, AllOf(some)));
   }
-  return dots.empty() ? absl::OkStatus() : RunDots(device, AllOf(dots));
+  return dots.empty() ? absl::OkStatus() : RunTogether(device, AllOf(dots));
 }
 
 }  // namespace
@@ -316,7 +316,7 @@ SymmetricJob JobOfForm(const SymmetricForm& form, const double* weights) {
   return job;
 }
 
-absl::Status RunDensePreconditions(Device& device, absl::Span<const operation::DensePrecondition* const> operations) {
+absl::Status RunTogether(Device& device, absl::Span<const operation::DensePrecondition* const> operations) {
   Operations in_bf16, in_tf32, in_f32;
   for (const auto* operation : operations) {
     const bool bf16 = operation->precision == ProductPrecision::kBf16;

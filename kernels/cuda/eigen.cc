@@ -87,8 +87,8 @@ absl::Status EigenStatus(int info) {
   return absl::FailedPreconditionError(absl::StrCat("SymmetricEigen: no convergence, cuSOLVER says ", info));
 }
 
-absl::Status RunSymmetricEigens(Device& device, absl::Span<const operation::SymmetricEigen* const> operations,
-                                absl::Span<absl::Status> statuses) {
+absl::Status RunSmall(Device& device, absl::Span<const operation::SymmetricEigen* const> operations,
+                      absl::Span<absl::Status> statuses) {
   const size_t count = operations.size();
   std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), 0);

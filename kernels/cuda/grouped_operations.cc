@@ -140,7 +140,7 @@ void AddDot(ConstMatrixView x, ConstMatrixView y, std::vector<DotJob>& jobs) {
 
 }  // namespace
 
-absl::Status RunElementwise(Device& device, absl::Span<const operation::Elementwise* const> operations) {
+absl::Status RunTogether(Device& device, absl::Span<const operation::Elementwise* const> operations) {
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> scales,
                              SendNumbers(device, operations, [](const auto& e) { return e.scales; }));
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> column_scales,
@@ -176,7 +176,7 @@ bool IsLarge(const operation::Gemm& gemm) {
   return 2.0 * static_cast<double>(gemm.c.size()) * static_cast<double>(InnerSize(gemm)) >= kFlopsOfLargeProduct;
 }
 
-absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const> operations) {
+absl::Status RunTogether(Device& device, absl::Span<const operation::Gemm* const> operations) {
   std::vector<ProductJob> jobs;
   std::vector<const operation::Gemm*> large;
   FixedBatches in_tf32(1);
@@ -190,16 +190,15 @@ absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const
       large.push_back(gemm);
       continue;
     }
-    ProductJob job;
-    job.alpha = static_cast<float>(gemm->alpha);
-    job.beta = static_cast<float>(gemm->beta);
-    job.transpose_a = gemm->transpose_a == Transpose::kYes;
-    job.transpose_b = gemm->transpose_b == Transpose::kYes;
-    job.a = gemm->a;
-    job.b = gemm->b;
-    job.c = gemm->c;
-    job.inner = InnerSize(*gemm);
-    job.first = blocks;
+    const ProductJob job = {.alpha = static_cast<float>(gemm->alpha),
+                            .beta = static_cast<float>(gemm->beta),
+                            .transpose_a = gemm->transpose_a == Transpose::kYes,
+                            .transpose_b = gemm->transpose_b == Transpose::kYes,
+                            .a = gemm->a,
+                            .b = gemm->b,
+                            .c = gemm->c,
+                            .inner = InnerSize(*gemm),
+                            .first = blocks};
     jobs.push_back(job);
     blocks += ProductBlocks(job);
   }
@@ -222,8 +221,7 @@ absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const
   }));
 }
 
-absl::Status RunSymmetricUpdates(Device& device,
-                                 absl::Span<const operation::SymmetricUpdateMultiply* const> operations) {
+absl::Status RunTogether(Device& device, absl::Span<const operation::SymmetricUpdateMultiply* const> operations) {
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> weights,
                              SendNumbers(device, operations, [](const auto& s) { return s.weights; }));
   int64_t partials = 0;
@@ -263,7 +261,7 @@ absl::Status RunSymmetricUpdates(Device& device,
   return updates ? device.RunOrMarkLost("SymmetricUpdateMultiply", sum) : device.Run("SymmetricUpdateMultiply", sum);
 }
 
-absl::Status RunRowSquaredNorms(Device& device, absl::Span<const operation::RowSquaredNorms* const> operations) {
+absl::Status RunTogether(Device& device, absl::Span<const operation::RowSquaredNorms* const> operations) {
   std::vector<RowNormsJob> jobs;
   std::vector<DotJob> long_rows;
   int64_t rows = 0;
@@ -295,7 +293,7 @@ absl::Status RunRowSquaredNorms(Device& device, absl::Span<const operation::RowS
   return absl::OkStatus();
 }
 
-absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const operation::ColumnSquaredNorms* const> operations) {
+absl::Status RunTogether(Device& device, absl::Span<const operation::ColumnSquaredNorms* const> operations) {
   std::vector<ColumnNormsJob> jobs;
   int64_t partials = 0, columns = 0, blocks = 0;
   for (const auto* norms : operations) partials += ColumnPartials(norms->x);
@@ -329,27 +327,26 @@ absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const operation::C
   return absl::OkStatus();
 }
 
-absl::Status RunDots(Device& device, absl::Span<const operation::Dot* const> operations) {
+absl::Status RunTogether(Device& device, absl::Span<const operation::Dot* const> operations) {
   std::vector<DotJob> jobs;
   for (const operation::Dot* dot : operations) AddDot(dot->x, dot->y, jobs);
   return RunForNumbers(device, "Dot", Dots, jobs, operations);
 }
 
-absl::Status RunAbsoluteSums(Device& device, absl::Span<const operation::AbsoluteSum* const> operations) {
+absl::Status RunTogether(Device& device, absl::Span<const operation::AbsoluteSum* const> operations) {
   std::vector<DotJob> jobs;
   for (const auto* of : operations) AddDot(of->x, of->x, jobs);
   return RunForNumbers(device, "AbsoluteSum", AbsoluteSums, jobs, operations);
 }
 
-absl::Status RunAbsoluteMaxima(Device& device, absl::Span<const operation::AbsoluteMaximum* const> operations) {
+absl::Status RunTogether(Device& device, absl::Span<const operation::AbsoluteMaximum* const> operations) {
   std::vector<DotJob> jobs;
   for (const auto* of : operations) AddDot(of->x, of->x, jobs);
   return RunForNumbers(device, "AbsoluteMaximum", AbsoluteMaxima, jobs, operations);
 }
 
-absl::Status RunShermanMorrisonTerms(Device& device,
-                                     absl::Span<const operation::ShermanMorrisonTerms* const> operations,
-                                     absl::Span<absl::Status> statuses) {
+absl::Status RunSmall(Device& device, absl::Span<const operation::ShermanMorrisonTerms* const> operations,
+                      absl::Span<absl::Status> statuses) {
   static_assert(kMostVectorsOfTerms == operation::ShermanMorrisonTerms::kMostVectors &&
                 kMostRowsOfTerms == operation::ShermanMorrisonTerms::kMostRows);
   const size_t count = operations.size();
@@ -408,15 +405,15 @@ absl::Status InverseStatus(int info, int64_t n) {
       absl::StrCat("SpdInverse: a: expected positive definite, but leading minor ", info, " of ", n, " is not"));
 }
 
-absl::Status RunSpdInverses(Device& device, absl::Span<const operation::SpdInverse* const> operations,
-                            absl::Span<absl::Status> statuses) {
+absl::Status RunSmall(Device& device, absl::Span<const operation::SpdInverse* const> operations,
+                      absl::Span<absl::Status> statuses) {
   std::vector<SpdInverseJob> jobs;
   for (const auto* inverse : operations) jobs.push_back({.a = inverse->a, .x = inverse->x});
   return RunInverseJobs(device, jobs, statuses);
 }
 
-absl::Status RunLowRankCores(Device& device, absl::Span<const operation::LowRankCore* const> operations,
-                             absl::Span<absl::Status> statuses) {
+absl::Status RunSmall(Device& device, absl::Span<const operation::LowRankCore* const> operations,
+                      absl::Span<absl::Status> statuses) {
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> roots,
                              SendNumbers(device, operations, [](const auto& c) { return c.roots; }));
   std::vector<SpdInverseJob> jobs;

@@ -18,48 +18,45 @@
 namespace precondor::cuda {
 
 // Runs in stream order.
-absl::Status RunElementwise(Device& device, absl::Span<const operation::Elementwise* const> operations);
+absl::Status RunTogether(Device& device, absl::Span<const operation::Elementwise* const> operations);
 // Returns whether the product is large enough for a launch of cuBLAS.
 bool IsLarge(const operation::Gemm& gemm);
-absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const> operations);
+absl::Status RunTogether(Device& device, absl::Span<const operation::Gemm* const> operations);
 // If matrices have changed and the launch for their products fails, the device is lost.
-absl::Status RunSymmetricUpdates(Device& device,
-                                 absl::Span<const operation::SymmetricUpdateMultiply* const> operations);
+absl::Status RunTogether(Device& device, absl::Span<const operation::SymmetricUpdateMultiply* const> operations);
 // The functions below wait for the device.
-absl::Status RunRowSquaredNorms(Device& device, absl::Span<const operation::RowSquaredNorms* const> operations);
-absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const operation::ColumnSquaredNorms* const> operations);
-absl::Status RunDots(Device& device, absl::Span<const operation::Dot* const> operations);
-absl::Status RunAbsoluteSums(Device& device, absl::Span<const operation::AbsoluteSum* const> operations);
-absl::Status RunAbsoluteMaxima(Device& device, absl::Span<const operation::AbsoluteMaximum* const> operations);
+absl::Status RunTogether(Device& device, absl::Span<const operation::RowSquaredNorms* const> operations);
+absl::Status RunTogether(Device& device, absl::Span<const operation::ColumnSquaredNorms* const> operations);
+absl::Status RunTogether(Device& device, absl::Span<const operation::Dot* const> operations);
+absl::Status RunTogether(Device& device, absl::Span<const operation::AbsoluteSum* const> operations);
+absl::Status RunTogether(Device& device, absl::Span<const operation::AbsoluteMaximum* const> operations);
 // Precondition: each operation has at most kMostVectorsOfTerms vectors and kMostRowsOfTerms rows. Sets statuses[i] to
 // FailedPrecondition if a product of operation i is not finite.
-absl::Status RunShermanMorrisonTerms(Device& device,
-                                     absl::Span<const operation::ShermanMorrisonTerms* const> operations,
-                                     absl::Span<absl::Status> statuses);
+absl::Status RunSmall(Device& device, absl::Span<const operation::ShermanMorrisonTerms* const> operations,
+                      absl::Span<absl::Status> statuses);
 // Converts the info of an inversion of n rows (kernels/cuda/spd_inverses.h) to the status of SpdInverse.
 absl::Status InverseStatus(int info, int64_t n);
 // Precondition: each matrix has at most kMostRowsOfSpdInverse rows. Sets statuses[i] to FailedPrecondition if matrix i
 // has no inverse.
-absl::Status RunSpdInverses(Device& device, absl::Span<const operation::SpdInverse* const> operations,
-                            absl::Span<absl::Status> statuses);
-absl::Status RunLowRankCores(Device& device, absl::Span<const operation::LowRankCore* const> operations,
-                             absl::Span<absl::Status> statuses);
+absl::Status RunSmall(Device& device, absl::Span<const operation::SpdInverse* const> operations,
+                      absl::Span<absl::Status> statuses);
+absl::Status RunSmall(Device& device, absl::Span<const operation::LowRankCore* const> operations,
+                      absl::Span<absl::Status> statuses);
 
 // Computes dense products l d r of many layers. One launch expands all factors that are stored in tiles. Then, for the
 // layers of each shape, cuBLAS makes products l d, and then (l d) r, in FixedBatches, in bf16, TF32 or f32. In f32,
 // products below 0.5 GFLOP use kernels/cuda/products.h instead. Runs in stream order. Waits for the device if an
 // operation asks for squares.
-absl::Status RunDensePreconditions(Device& device, absl::Span<const operation::DensePrecondition* const> operations);
+absl::Status RunTogether(Device& device, absl::Span<const operation::DensePrecondition* const> operations);
 // Returns the job that computes the matrix of `form`. `weights` holds the weights of the form in device memory.
 SymmetricJob JobOfForm(const SymmetricForm& form, const double* weights);
 
 // Updates all low-rank factors in one launch, in stream order.
-absl::Status RunLowRankAppends(Device& device, absl::Span<const operation::LowRankAppend* const> operations);
+absl::Status RunTogether(Device& device, absl::Span<const operation::LowRankAppend* const> operations);
 // Large products are cuBLAS', in FixedBatches. Small ones of f32 are our own kernel's: for each precision four launches
 // for all of these, two for the rest, and up to seven for each shape and batch. Waits for the device if an operation
 // asks for squares.
-absl::Status RunLowRankPreconditions(Device& device,
-                                     absl::Span<const operation::LowRankPrecondition* const> operations);
+absl::Status RunTogether(Device& device, absl::Span<const operation::LowRankPrecondition* const> operations);
 
 // Runs operations NewtonSchulz of many layers. One launch adds all gradients to their momentum. Each iteration takes
 // three calls of cuBLAS for a batch of layers of one shape, and one launch for all layers; one more launch writes the
@@ -70,8 +67,8 @@ absl::Status RunLowRankPreconditions(Device& device,
 // the products of a layer are always part of a call that differs from other calls in addresses alone, and an answer has
 // the same bits in any company if cuBLAS computes the products of a batch alike, wherever they stand in it
 // (docs/develop/adr/0031-newton-schulz-in-batches.md). Waits for the device.
-absl::Status RunNewtonSchulz(Device& device, absl::Span<const operation::NewtonSchulz* const> operations,
-                             int64_t most_scratch_bytes = int64_t{256} << 20);
+absl::Status RunTogether(Device& device, absl::Span<const operation::NewtonSchulz* const> operations,
+                         int64_t most_scratch_bytes = int64_t{256} << 20);
 
 // Runs operations OrthogonalIteration of many matrices by shifted CholeskyQR3 in f32: three times g = x x', g = l l',
 // x = l^-1 x, from x = the rows of q a, sorted and of length 1. The first g gets a shift, because x is ill-conditioned
@@ -96,7 +93,7 @@ absl::Status EigenStatus(int info);
 // depend on the other matrices (docs/develop/adr/0014-batched-eigendecompositions.md). Precondition: each matrix has at
 // most kMostRowsOfSymmetricEigens rows. Waits for the device. Sets statuses[i] to FailedPrecondition if operation i has
 // no decomposition.
-absl::Status RunSymmetricEigens(Device& device, absl::Span<const operation::SymmetricEigen* const> operations,
-                                absl::Span<absl::Status> statuses);
+absl::Status RunSmall(Device& device, absl::Span<const operation::SymmetricEigen* const> operations,
+                      absl::Span<absl::Status> statuses);
 
 }  // namespace precondor::cuda

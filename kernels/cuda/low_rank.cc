@@ -264,7 +264,7 @@ class Plan {
 
 }  // namespace
 
-absl::Status RunLowRankAppends(Device& device, absl::Span<const operation::LowRankAppend* const> operations) {
+absl::Status RunTogether(Device& device, absl::Span<const operation::LowRankAppend* const> operations) {
   size_t rows = 0;
   for (const auto* append : operations) rows += append->slots.size();
   PackedUpload upload;
@@ -290,8 +290,7 @@ absl::Status RunLowRankAppends(Device& device, absl::Span<const operation::LowRa
   });
 }
 
-absl::Status RunLowRankPreconditions(Device& device,
-                                     absl::Span<const operation::LowRankPrecondition* const> operations) {
+absl::Status RunTogether(Device& device, absl::Span<const operation::LowRankPrecondition* const> operations) {
   Operations in_f32, in_tf32, in_bf16;
   for (const auto* operation : operations) {
     const bool bf16 = operation->precision == ProductPrecision::kBf16;

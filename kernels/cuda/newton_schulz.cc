@@ -255,8 +255,8 @@ class Iterations {
 
 }  // namespace
 
-absl::Status RunNewtonSchulz(Device& device, absl::Span<const operation::NewtonSchulz* const> operations,
-                             int64_t most_scratch_bytes) {
+absl::Status RunTogether(Device& device, absl::Span<const operation::NewtonSchulz* const> operations,
+                         int64_t most_scratch_bytes) {
   const size_t count = operations.size();
   int64_t blocks = 0;
   for (const auto* step : operations) blocks += ScaledCopyBlocks(step->d.rows, step->d.cols);

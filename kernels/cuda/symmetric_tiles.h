@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations on symmetric matrices in 64 x 64 tiles of one triangle (kernels/base/symmetric_tiles.h) on a CUDA device.
+// Operations on symmetric matrices in 64 x 64 tiles of one triangle (kernels/base/matrix_view.h) on a CUDA device.
 // One launch handles any number of matrices, of any sizes and storages.
 //
 // A block handles a tile. It reads the tile once, adds the terms, and writes the tile back if it changed. From
@@ -11,7 +11,6 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/base/matrix_view.h"
-#include "kernels/base/symmetric_tiles.h"
 
 namespace precondor::cuda {
 

@@ -42,7 +42,7 @@ bool AnyOverlap(const Views& some, const Views& others) {
 
 Operands OperandsOf(const Operation& operation) {
   Operands operands;
-  std::visit([&operands](const auto& kind) { kind.Describe(kind, operands); }, operation.what);
+  std::visit([&operands](const auto& kind) { Describe(kind, operands); }, operation.what);
   return operands;
 }
 

@@ -79,7 +79,7 @@ struct DeferredTask {
   absl::Status batch_status;  // first error of the batch's operations
 
   void Defer(const Operation& operation) {
-    std::visit([this](auto& kind) { kind.Describe(kind, kept); }, operations.emplace_back(operation).what);
+    std::visit([this](auto& kind) { Describe(kind, kept); }, operations.emplace_back(operation).what);
   }
 };
 

@@ -75,11 +75,7 @@ class EvaState final : public LayerState {
     return out.Finish();
   }
 
-  absl::Status Load(absl::string_view bytes) override {
-    absl::Status loaded = LoadParts(bytes);
-    if (loaded.ok()) return loaded;
-    return absl::Status(loaded.code(), absl::StrCat("layer ", layer_.name, ": ", loaded.message()));
-  }
+  absl::Status Load(absl::string_view bytes) override { return OfLayer(layer_, LoadParts(bytes)); }
 
   bool ready() const override { return version_ > 0; }
   uint64_t version() const override { return version_; }
@@ -203,9 +199,7 @@ class Eva final : public Method {
     return warnings;
   }
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
-    auto state = std::make_unique<EvaState>(config_, layer, backend);
-    PRECONDOR_RETURN_IF_ERROR(state->Init());
-    return std::unique_ptr<LayerState>(std::move(state));
+    return InitState<EvaState>(config_, layer, backend);
   }
 
  private:
@@ -217,9 +211,7 @@ class Eva final : public Method {
 void ReadEvaOptions(OptionReader& reader) { ReadEvaConfig(reader); }
 
 absl::StatusOr<std::unique_ptr<Method>> MakeEva(const MethodConfig& config) {
-  OptionReader reader(config);
-  const EvaConfig parsed = ReadEvaConfig(reader);
-  PRECONDOR_RETURN_IF_ERROR(reader.Finish());
+  PRECONDOR_ASSIGN_OR_RETURN(const EvaConfig parsed, ParseOptions(config, ReadEvaConfig));
   return std::unique_ptr<Method>(std::make_unique<Eva>(parsed));
 }
 

@@ -9,8 +9,8 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/backend.h"
+#include "kernels/base/matrix_view.h"
 #include "kernels/base/session_spec.h"
-#include "kernels/base/symmetric_tiles.h"
 #include "kernels/methods/method.h"
 #include "kernels/methods/method_inputs.h"
 #include "kernels/methods/options.h"
@@ -45,7 +45,10 @@ struct MkorConfig {
   int64_t max_factor_dim = 8192;  // longer sides are split block-diagonally
 
   // Returns true if a factor of dimension d is kept in low-rank form.
-  bool UsesLowRank(int64_t d) const;
+  bool UsesLowRank(int64_t d) const {
+    if (representation == Representation::kDense) return false;
+    return representation == Representation::kLowRank || 2 * rank < 0.8 * static_cast<double>(d);
+  }
   // Returns true if a dense factor's updates are a few rank-1 terms, which can be deferred.
   bool UsesDeferred() const { return rule != UpdateRule::kExactDamped; }
   // Returns the number of vectors, of k, that one Sherman-Morrison step uses. BLEND bounds their norms, so one step can
@@ -74,9 +77,6 @@ inline MkorConfig ReadMkorConfig(OptionReader& reader) {
   out.max_factor_dim = reader.Integer("max_factor_dim", out.max_factor_dim, 1, kMaxDimension);
   return out;
 }
-// Returns InvalidArgument with the option, the expected values and the actual value.
-absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config);
-
 // J = c * unit, as Precondition uses it. The scalar c is separate because one scaling policy needs it and another
 // cancels it, and because 1/eigenvalue can leave the range of f32. `unit` is dense, or of low-rank form with its own c
 // equal to 1.

@@ -33,13 +33,11 @@ class IdentityState final : public LayerState {
 class Identity final : public Method {
  public:
   const MethodTraits& traits() const override { return kIdentityTraits; }
-  bool needs_global_scale() const override { return false; }
   int64_t StateBytes(const LayerSpec&) const override { return 0; }
   int64_t ScratchBytes(const LayerSpec&, int64_t) const override { return 0; }
   double StepFlops(const LayerSpec& layer, int64_t) const override {
     return static_cast<double>(layer.d_out) * static_cast<double>(layer.d_in);
   }
-  std::vector<std::string> Warnings(int64_t) const override { return {}; }
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec&, Backend& backend) const override {
     return std::unique_ptr<LayerState>(std::make_unique<IdentityState>(backend));
   }

@@ -110,7 +110,7 @@ class KfacState final : public LayerState {
       return status;
     }
     Abandon();
-    return absl::Status(status.code(), absl::StrCat("layer ", layer_.name, ": ", status.message()));
+    return OfLayer(layer_, status);
   }
 
   bool ready() const override { return progress_.ready; }
@@ -415,9 +415,7 @@ class Kfac final : public Method {
   }
 
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
-    auto state = std::make_unique<KfacState>(config_, layer, backend);
-    PRECONDOR_RETURN_IF_ERROR(state->Init());
-    return std::unique_ptr<LayerState>(std::move(state));
+    return InitState<KfacState>(config_, layer, backend);
   }
 
  private:

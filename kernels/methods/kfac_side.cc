@@ -103,9 +103,7 @@ uint64_t KfacConfig::Interval(const Schedule& schedule, uint64_t t) {
 }
 
 absl::StatusOr<KfacConfig> ParseKfacConfig(const MethodConfig& config) {
-  OptionReader reader(config);
-  KfacConfig out = ReadKfacConfig(reader);
-  PRECONDOR_RETURN_IF_ERROR(reader.Finish());
+  PRECONDOR_ASSIGN_OR_RETURN(KfacConfig out, ParseOptions(config, ReadKfacConfig));
   if (out.prediv && out.form == KfacForm::kInverse) {
     return absl::InvalidArgumentError("method kfac: option prediv: expected form EIGEN, got INVERSE");
   }

@@ -112,8 +112,6 @@ std::string KronDivision::Text() const {
   return text;
 }
 
-constexpr int64_t kElementBytes = sizeof(float);
-
 // Text of the options that the factors depend on; rms_clip affects only answers. Variant 0 is TRIANGULAR, the only one
 // that remains.
 std::string StateText(const KronConfig& c, const LayerSpec& layer, const KronDivision& division) {
@@ -193,11 +191,7 @@ class KronState final : public LayerState {
     return out.Finish();
   }
 
-  absl::Status Load(absl::string_view bytes) override {
-    absl::Status status = TakeOver(bytes);
-    if (status.ok()) return status;
-    return absl::Status(status.code(), absl::StrCat("layer ", layer_.name, ": ", status.message()));
-  }
+  absl::Status Load(absl::string_view bytes) override { return OfLayer(layer_, TakeOver(bytes)); }
 
   bool ready() const override { return true; }
   uint64_t version() const override { return version_; }
@@ -344,7 +338,6 @@ class Kron final : public Method {
  public:
   explicit Kron(const KronConfig& config) : config_(config) {}
   const MethodTraits& traits() const override { return kKronTraits; }
-  bool needs_global_scale() const override { return false; }
 
   int64_t StateBytes(const LayerSpec& layer) const override {
     return (layer.d_out * layer.d_in + FactorElements(KronDivision(config_, layer))) * kElementBytes;
@@ -378,12 +371,8 @@ class Kron final : public Method {
     return flops;
   }
 
-  std::vector<std::string> Warnings(int64_t) const override { return {}; }
-
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
-    auto state = std::make_unique<KronState>(config_, layer, backend);
-    PRECONDOR_RETURN_IF_ERROR(state->Init());
-    return std::unique_ptr<LayerState>(std::move(state));
+    return InitState<KronState>(config_, layer, backend);
   }
 
  private:

@@ -188,9 +188,7 @@ std::vector<int64_t> KronConfig::Blocks(int64_t size, bool diagonal) const {
 }
 
 absl::StatusOr<KronConfig> ParseKronConfig(const MethodConfig& config) {
-  OptionReader reader(config);
-  KronConfig out = ReadKronConfig(reader);
-  PRECONDOR_RETURN_IF_ERROR(reader.Finish());
+  PRECONDOR_ASSIGN_OR_RETURN(KronConfig out, ParseOptions(config, ReadKronConfig));
   if (out.min_update_probability > out.max_update_probability) {
     return absl::InvalidArgumentError(absl::StrCat("method kron: option min_update_probability: expected at most ",
                                                    out.max_update_probability, ", max_update_probability, got ",

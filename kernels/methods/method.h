@@ -122,10 +122,10 @@ class Method {
 
   // Returns true if U still must be scaled by one factor common to all layers (KL_CLIP). The answer to each gradient
   // then carries <D, U>, and the client computes the factor from all answers (docs/use/methods/mkor.md).
-  virtual bool needs_global_scale() const = 0;
+  virtual bool needs_global_scale() const { return false; }
 
   // Returns warnings for the user who opens a session with this configuration; servers log them.
-  virtual std::vector<std::string> Warnings(int64_t vectors_per_step) const = 0;
+  virtual std::vector<std::string> Warnings(int64_t) const { return {}; }
 
   // Makes the state of a layer. `backend` must outlive it.
   virtual absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const = 0;

@@ -75,6 +75,11 @@ absl::StatusOr<SquaredNorms> FiniteSquaredNorms(const LayerSpec& layer, const La
   return squares;
 }
 
+absl::Status OfLayer(const LayerSpec& layer, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("layer ", layer.name, ": ", status.message()));
+}
+
 absl::Status ExpectGradient(const LayerSpec& layer, ConstMatrixView d) {
   if (d.rows == layer.d_out && d.cols == layer.d_in) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("layer ", layer.name, ": gradient: expected [", layer.d_out, ", ",

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of what a method is given: statistics, and the gradient that it preconditions.
+// What methods share: checks of the statistics and gradients that they are given, and the making of states.
 #pragma once
+
+#include <memory>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
@@ -9,6 +11,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/base/session_spec.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/methods/method.h"
 
 namespace precondor {
@@ -37,6 +40,19 @@ struct SquaredNorms {
 };
 absl::StatusOr<SquaredNorms> FiniteSquaredNorms(const LayerSpec& layer, const LayerStatistics& statistics,
                                                 Backend& backend);
+
+inline constexpr int64_t kElementBytes = sizeof(float);  // of a matrix on a device
+
+// Returns `status` with the layer's name before its message.
+absl::Status OfLayer(const LayerSpec& layer, const absl::Status& status);
+
+// Returns a new state of the type, State(config, layer, backend), after its Init.
+template <typename State, typename Config>
+absl::StatusOr<std::unique_ptr<LayerState>> InitState(const Config& config, const LayerSpec& layer, Backend& backend) {
+  auto state = std::make_unique<State>(config, layer, backend);
+  PRECONDOR_RETURN_IF_ERROR(state->Init());
+  return std::unique_ptr<LayerState>(std::move(state));
+}
 
 // Returns InvalidArgument, with the layer and the actual shape, if d is not [d_out, d_in]. Does not read the elements.
 absl::Status ExpectGradient(const LayerSpec& layer, ConstMatrixView d);

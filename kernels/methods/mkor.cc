@@ -136,10 +136,8 @@ class MkorState final : public LayerState {
     for (std::vector<Block>* side : {&in_, &out_}) {
       for (Block& block : *side) prepared.ok() ? block.factor->Commit() : block.factor->Abandon();
     }
-    if (!prepared.ok())
-      return absl::Status(prepared.code(), absl::StrCat("layer ", layer_.name, ": ", prepared.message()));
-    version_ = version;
-    return absl::OkStatus();
+    if (prepared.ok()) version_ = version;
+    return OfLayer(layer_, prepared);
   }
 
   bool ready() const override { return version_ > 0; }
@@ -361,9 +359,7 @@ class Mkor final : public Method {
           absl::StrCat("method mkor: option products: expected F32, as this machine's ", backend.name(),
                        " backend has no products of bf16 (docs/use/methods/mkor.md), got BF16"));
     }
-    auto state = std::make_unique<MkorState>(config_, layer, backend);
-    PRECONDOR_RETURN_IF_ERROR(state->Init());
-    return std::unique_ptr<LayerState>(std::move(state));
+    return InitState<MkorState>(config_, layer, backend);
   }
 
  private:
@@ -402,6 +398,16 @@ class Mkor final : public Method {
 };
 
 }  // namespace
+
+absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config) {
+  PRECONDOR_ASSIGN_OR_RETURN(MkorConfig out, ParseOptions(config, ReadMkorConfig));
+  if (out.storage == SymmetricStorage::kF16 &&
+      (out.rule == UpdateRule::kExactDamped || out.rule == UpdateRule::kPublished)) {
+    return absl::InvalidArgumentError(
+        "method mkor: option storage: expected F32 with the rules EXACT_DAMPED and PUBLISHED, got F16");
+  }
+  return out;
+}
 
 absl::StatusOr<std::unique_ptr<Method>> MakeMkor(const MethodConfig& config) {
   PRECONDOR_ASSIGN_OR_RETURN(const MkorConfig parsed, ParseMkorConfig(config));

@@ -13,6 +13,9 @@
 
 namespace precondor {
 
+// Returns InvalidArgument with the option, the expected values and the actual value.
+absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config);
+
 // Errors: those of MakeMethod.
 absl::StatusOr<std::unique_ptr<Method>> MakeMkor(const MethodConfig& config);
 

@@ -17,7 +17,6 @@
 namespace precondor {
 namespace {
 
-constexpr int64_t kElementBytes = sizeof(float);
 int64_t Elements(const LayerSpec& layer) { return layer.d_out * layer.d_in; }
 int64_t ShortSide(const LayerSpec& layer) { return std::min(layer.d_out, layer.d_in); }
 
@@ -94,11 +93,7 @@ class MuonState final : public LayerState {
     return out.Finish();
   }
 
-  absl::Status Load(absl::string_view bytes) override {
-    absl::Status status = ReplaceWith(bytes);
-    if (status.ok()) return status;
-    return absl::Status(status.code(), absl::StrCat("layer ", layer_.name, ": ", status.message()));
-  }
+  absl::Status Load(absl::string_view bytes) override { return OfLayer(layer_, ReplaceWith(bytes)); }
 
   bool ready() const override { return true; }
   uint64_t version() const override { return version_; }
@@ -221,7 +216,6 @@ class Muon final : public Method {
  public:
   explicit Muon(const MuonConfig& config) : config_(config) {}
   const MethodTraits& traits() const override { return kMuonTraits; }
-  bool needs_global_scale() const override { return false; }
 
   int64_t StateBytes(const LayerSpec& layer) const override {
     const int64_t matrices = config_.HoldsDirection(layer) ? 2 : 1;
@@ -229,7 +223,7 @@ class Muon final : public Method {
   }
 
   // The next state, and either the iteration's second matrix and two square matrices of the short side, or in batches
-  // (RunNewtonSchulz) two of each and one more that unused places of a batch share, with padding.
+  // (RunTogether) two of each and one more that unused places of a batch share, with padding.
   // With a factor, one more matrix; then, one after the other, the iterations, a batch of products
   // (FixedBatches), and the inverse.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
@@ -254,12 +248,8 @@ class Muon final : public Method {
            square * (4 * static_cast<double>(layer.d_out) + d_in / static_cast<double>(config_.refresh_interval));
   }
 
-  std::vector<std::string> Warnings(int64_t) const override { return {}; }
-
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
-    auto state = std::make_unique<MuonState>(config_, layer, backend);
-    PRECONDOR_RETURN_IF_ERROR(state->Init());
-    return std::unique_ptr<LayerState>(std::move(state));
+    return InitState<MuonState>(config_, layer, backend);
   }
 
  private:
@@ -279,15 +269,8 @@ double MuonConfig::ScaleOf(const LayerSpec& layer) const {
   return 0.2 * std::sqrt(std::max(d_out, d_in));
 }
 
-absl::StatusOr<MuonConfig> ParseMuonConfig(const MethodConfig& config) {
-  OptionReader reader(config);
-  MuonConfig out = ReadMuonConfig(reader);
-  PRECONDOR_RETURN_IF_ERROR(reader.Finish());
-  return out;
-}
-
 absl::StatusOr<std::unique_ptr<Method>> MakeMuon(const MethodConfig& config) {
-  PRECONDOR_ASSIGN_OR_RETURN(const MuonConfig parsed, ParseMuonConfig(config));
+  PRECONDOR_ASSIGN_OR_RETURN(const MuonConfig parsed, ParseOptions(config, ReadMuonConfig));
   return std::unique_ptr<Method>(std::make_unique<Muon>(parsed));
 }
 

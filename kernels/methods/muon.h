@@ -54,7 +54,7 @@ struct MuonConfig {
   double ScaleOf(const LayerSpec& layer) const;
 };
 
-// Reads every option. The reader keeps the first error; the caller calls its Finish.
+// Reads every option. The reader keeps the first error; ParseOptions calls its Finish.
 inline MuonConfig ReadMuonConfig(OptionReader& reader) {
   MuonConfig out;
   out.momentum = reader.Number("momentum", out.momentum, 0, 0.9999);
@@ -73,8 +73,6 @@ inline MuonConfig ReadMuonConfig(OptionReader& reader) {
   if (precision > 0) out.precision = kPrecisions[static_cast<size_t>(precision - 1)];
   return out;
 }
-// Returns InvalidArgument with the option, the expected values and the actual value.
-absl::StatusOr<MuonConfig> ParseMuonConfig(const MethodConfig& config);
 
 inline constexpr MethodTraits kMuonTraits = {.name = "muon", .learns_from_gradients = true, .whole_updates = true};
 

@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 #include "kernels/base/schedule.h"
 #include "kernels/base/session_spec.h"
+#include "kernels/base/status_macros.h"
 
 namespace precondor {
 
@@ -56,5 +58,14 @@ class OptionReader {
   std::vector<OptionInfo> options_read_;
   absl::Status error_;
 };
+
+// Returns what `read` makes of the configuration, or the reader's first error.
+template <typename Config>
+absl::StatusOr<Config> ParseOptions(const MethodConfig& config, Config (*read)(OptionReader&)) {
+  OptionReader reader(config);
+  Config out = read(reader);
+  PRECONDOR_RETURN_IF_ERROR(reader.Finish());
+  return out;
+}
 
 }  // namespace precondor

@@ -135,8 +135,6 @@ absl::Status Reorder(absl::Span<const int64_t> sizes, absl::Span<const std::vect
 // copies as matrices.
 int64_t ModeScratchElements(absl::Span<const int64_t> sizes) { return (sizes.size() > 2 ? 3 : 1) * ElementsOf(sizes); }
 
-constexpr int64_t kElementBytes = sizeof(float);
-
 // Text of the options, on all of which answers depend. The sides are omitted for a layer whose sides are d_out and
 // d_in. The default precision is the backend's, and a state may move to another one.
 std::string StateText(const SoapConfig& c, const LayerSpec& layer, const SoapSides& sides) {
@@ -203,11 +201,7 @@ class SoapState final : public LayerState {
     return out.Finish();
   }
 
-  absl::Status Load(absl::string_view bytes) override {
-    absl::Status status = TakeOver(bytes);
-    if (status.ok()) return status;
-    return absl::Status(status.code(), absl::StrCat("layer ", layer_.name, ": ", status.message()));
-  }
+  absl::Status Load(absl::string_view bytes) override { return OfLayer(layer_, TakeOver(bytes)); }
 
   bool ready() const override { return true; }
   uint64_t version() const override { return version_; }
@@ -432,7 +426,6 @@ class Soap final : public Method {
  public:
   explicit Soap(const SoapConfig& config) : config_(config) {}
   const MethodTraits& traits() const override { return kSoapTraits; }
-  bool needs_global_scale() const override { return false; }
 
   int64_t StateBytes(const LayerSpec& layer) const override {
     const SoapSides sides = config_.Sides(layer);
@@ -472,12 +465,8 @@ class Soap final : public Method {
     return flops;
   }
 
-  std::vector<std::string> Warnings(int64_t) const override { return {}; }
-
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
-    auto state = std::make_unique<SoapState>(config_, layer, backend);
-    PRECONDOR_RETURN_IF_ERROR(state->Init());
-    return std::unique_ptr<LayerState>(std::move(state));
+    return InitState<SoapState>(config_, layer, backend);
   }
 
  private:
@@ -510,15 +499,8 @@ SoapSides SoapConfig::Sides(const LayerSpec& layer) const {
   return sides;
 }
 
-absl::StatusOr<SoapConfig> ParseSoapConfig(const MethodConfig& config) {
-  OptionReader reader(config);
-  SoapConfig out = ReadSoapConfig(reader);
-  PRECONDOR_RETURN_IF_ERROR(reader.Finish());
-  return out;
-}
-
 absl::StatusOr<std::unique_ptr<Method>> MakeSoap(const MethodConfig& config) {
-  PRECONDOR_ASSIGN_OR_RETURN(const SoapConfig parsed, ParseSoapConfig(config));
+  PRECONDOR_ASSIGN_OR_RETURN(const SoapConfig parsed, ParseOptions(config, ReadSoapConfig));
   return std::unique_ptr<Method>(std::make_unique<Soap>(parsed));
 }
 

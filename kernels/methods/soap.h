@@ -56,7 +56,7 @@ struct SoapConfig {
   SoapSides Sides(const LayerSpec& layer) const;
 };
 
-// Reads every option. The reader keeps the first error; the caller calls its Finish.
+// Reads every option. The reader keeps the first error; ParseOptions calls its Finish.
 inline SoapConfig ReadSoapConfig(OptionReader& reader) {
   SoapConfig out;
   out.rule = static_cast<SoapRule>(reader.Choice("rule", 0, {"SOAP", "SHAMPOO"}));
@@ -73,8 +73,6 @@ inline SoapConfig ReadSoapConfig(OptionReader& reader) {
   if (precision > 0) out.precision = precision == 1 ? ProductPrecision::kF32 : ProductPrecision::kTf32;
   return out;
 }
-// Returns InvalidArgument with the option, the expected values and the actual value.
-absl::StatusOr<SoapConfig> ParseSoapConfig(const MethodConfig& config);
 
 inline constexpr MethodTraits kSoapTraits = {.name = "soap", .learns_from_gradients = true, .whole_updates = true};
 

@@ -123,8 +123,6 @@ class FakeMethod final : public Method {
   double StepFlops(const LayerSpec& layer, int64_t) const override {
     return static_cast<double>(layer.d_in) * static_cast<double>(layer.d_out);
   }
-  bool needs_global_scale() const override { return false; }
-  std::vector<std::string> Warnings(int64_t) const override { return {}; }
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
     return std::make_unique<FakeLayerState>(layer, backend, log_, !needs_statistics());
   }

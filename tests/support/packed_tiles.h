@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric matrices in tiles (kernels/base/symmetric_tiles.h), packed on the host.
+// Symmetric matrices in tiles (kernels/base/matrix_view.h), packed on the host.
 #pragma once
 
 #include <cstring>
@@ -7,7 +7,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/base/dtype.h"
-#include "kernels/base/symmetric_tiles.h"
+#include "kernels/base/matrix_view.h"
 
 namespace precondor {
 

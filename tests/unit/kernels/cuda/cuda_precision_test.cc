@@ -374,7 +374,7 @@ TEST(CudaPrecisionTest, PartsOfNewtonSchulzHaveTheSameBits) {
       step.squares = absl::MakeSpan(job.squares);
       operations.push_back(&step);
     }
-    ASSERT_TRUE(cuda::RunNewtonSchulz(*device, operations, most_scratch_bytes).ok());
+    ASSERT_TRUE(cuda::RunTogether(*device, operations, most_scratch_bytes).ok());
     std::vector<float> answers;
     for (const Job& job : jobs) {
       std::vector<float> answer(static_cast<size_t>(job.u.size()));

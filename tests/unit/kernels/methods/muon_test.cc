@@ -237,13 +237,14 @@ TEST(MuonConfigTest, ThePrecisionIsTheBackendsUnlessItIsSet) {
                                         {"F32", ProductPrecision::kF32},
                                         {"TF32", ProductPrecision::kTf32},
                                         {"BF16", ProductPrecision::kBf16}}) {
-    const MuonConfig config = ParseMuonConfig({"muon", {{"precision", std::string(name)}}}).value();
+    const MuonConfig config =
+        ParseOptions(MethodConfig{"muon", {{"precision", std::string(name)}}}, ReadMuonConfig).value();
     EXPECT_EQ(config.PrecisionOn(*cpu), precision) << name;
   }
 }
 
 TEST(MuonConfigTest, HasThePublishedDefaults) {
-  const MuonConfig config = ParseMuonConfig({"muon", {}}).value();
+  const MuonConfig config = ParseOptions(MethodConfig{"muon", {}}, ReadMuonConfig).value();
   EXPECT_EQ(config.momentum, 0.95);
   EXPECT_TRUE(config.nesterov);
   EXPECT_EQ(config.ns_steps, 5);

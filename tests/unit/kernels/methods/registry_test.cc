@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-#include "kernels/methods/factor.h"
+#include "kernels/methods/mkor.h"
 
 namespace precondor {
 namespace {

@@ -264,21 +264,25 @@ TEST_P(SoapRules, TheStateOfAMatrixIsAsItHasBeen) {
 
 INSTANTIATE_TEST_SUITE_P(All, SoapRules, testing::Values("SOAP", "SHAMPOO"));
 
+SoapConfig Parsed(std::map<std::string, OptionValue> options) {
+  return ParseOptions(MethodConfig{"soap", std::move(options)}, ReadSoapConfig).value();
+}
+
 TEST(SoapConfigTest, ThePrecisionIsTheBackendsUnlessItIsSet) {
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
   for (const auto& [name, precision] : {std::pair("AUTO", ProductPrecision::kF32),
                                         {"F32", ProductPrecision::kF32},
                                         {"TF32", ProductPrecision::kTf32}}) {
-    const SoapConfig config = ParseSoapConfig({"soap", {{"precision", std::string(name)}}}).value();
+    const SoapConfig config = Parsed({{"precision", std::string(name)}});
     EXPECT_EQ(config.PrecisionOn(*cpu), precision) << name;
   }
 }
 
 TEST(SoapConfigTest, DefaultsFollowTheRule) {
-  const SoapConfig soap = ParseSoapConfig({"soap", {}}).value();
+  const SoapConfig soap = Parsed({});
   EXPECT_EQ(soap.momentum, 0.95);
   EXPECT_EQ(soap.epsilon, 1e-8);
-  const SoapConfig shampoo = ParseSoapConfig({"soap", {{"rule", std::string("SHAMPOO")}}}).value();
+  const SoapConfig shampoo = Parsed({{"rule", std::string("SHAMPOO")}});
   EXPECT_EQ(shampoo.momentum, 0.9);
   EXPECT_EQ(shampoo.epsilon, 1e-6);
   EXPECT_FALSE(soap.precondition_1d);
@@ -289,9 +293,9 @@ TEST(SoapConfigTest, DefaultsFollowTheRule) {
 TEST(SoapConfigTest, SidesFollowTheShape) {
   const auto sides = [](Options options, std::vector<int64_t> shape) {
     const int64_t rest = ElementsOf(absl::MakeConstSpan(shape).subspan(1));
-    return ParseSoapConfig({"soap", std::move(options)}).value().Sides({"w", shape[0], rest, false, shape}).Text();
+    return Parsed(std::move(options)).Sides({"w", shape[0], rest, false, shape}).Text();
   };
-  const SoapConfig plain = ParseSoapConfig({"soap", {}}).value();
+  const SoapConfig plain = Parsed({});
   EXPECT_EQ(plain.Sides({"w", 8192, 2}).Text(), "8192, 2");
   EXPECT_EQ(plain.Sides({"w", 8193, 1}).Text(), "8193 without factor, 1 without factor");
   EXPECT_EQ(plain.Sides({"w", 1, 7}).Text(), "1 without factor, 7") << "no shape: a matrix";
