@@ -5,6 +5,6 @@
 
 namespace precondor {
 
-std::unique_ptr<Backend> MakeTestBackend(int device) { return MakeCpuBackend(CpuBackendOptions()).value(); }
+std::unique_ptr<Backend> MakeTestBackend() { return MakeCpuBackend(CpuBackendOptions()).value(); }
 
 }  // namespace precondor

@@ -9,7 +9,6 @@
 
 namespace precondor {
 
-// Backends of distinct devices, as far as there are so many.
-std::unique_ptr<Backend> MakeTestBackend(int device = 0);
+std::unique_ptr<Backend> MakeTestBackend();
 
 }  // namespace precondor

@@ -8,10 +8,9 @@
 
 namespace precondor {
 
-std::unique_ptr<Backend> MakeTestBackend(int device) {
+std::unique_ptr<Backend> MakeTestBackend() {
   constexpr int kSkipped = 77;  // CTest's SKIP_RETURN_CODE of these programs
-  absl::StatusOr<std::unique_ptr<Backend>> backend = MakeCudaBackend({.device = device});
-  if (device > 0 && absl::IsUnavailable(backend.status())) backend = MakeCudaBackend({});
+  absl::StatusOr<std::unique_ptr<Backend>> backend = MakeCudaBackend({});
   if (!backend.ok()) {
     std::printf("skipped: %s\n", backend.status().ToString().c_str());
     std::fflush(stdout);

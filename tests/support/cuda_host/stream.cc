@@ -114,7 +114,6 @@ void Put(cudaStream_t stream, std::function<void()> work, bool even_when_lost) {
 
 void Drain(cudaStream_t stream, const std::function<bool()>& done) {
   stream = Named(stream);
-  const WorkScope work(stream->device);
   const MutexLock run(stream->running_mu);
   while (!done()) {
     CUstream_st::Item item;
@@ -414,7 +413,7 @@ cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t poo
   RETURN_IF_FAILED();
   const auto size = static_cast<int64_t>(bytes);
   if (!pool->memory.Take(size)) return cudaErrorMemoryAllocation;
-  *data = host::NewDeviceMemory(bytes, pool->device);
+  *data = host::NewDeviceMemory(bytes);
   if (*data == nullptr) {
     pool->memory.Give(size);
     return cudaErrorMemoryAllocation;

@@ -74,6 +74,19 @@ TEST_F(CudaDeviceTest, SaysWhyThereIsNoDevice) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("expected 0 ... 1, got 2"));
 }
 
+// A server's --device, on threads whose current device is the first. The imitation refuses launches, events and handles
+// of another device than the current one.
+TEST_F(CudaDeviceTest, WorksOnAnotherDeviceThanItsThreads) {
+  cuda_host::SetDeviceCount(2);
+  const std::unique_ptr<Backend> backend = MakeCudaBackend({.device = 1}).value();
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  absl::Status status = Work(*backend), of_other;
+  EXPECT_TRUE(status.ok()) << status;
+  std::thread([&] { of_other = Work(*backend); }).join();
+  EXPECT_TRUE(of_other.ok()) << of_other;
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+}
+
 TEST_F(CudaDeviceTest, KeepsToItsMemory) {
   EXPECT_TRUE(absl::IsInvalidArgument(MakeCudaBackend({.memory_limit_bytes = 0}).status()));
   const std::unique_ptr<Backend> backend = MakeCudaBackend({.memory_limit_bytes = 1000}).value();
