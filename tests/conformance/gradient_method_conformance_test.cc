@@ -61,19 +61,6 @@ std::vector<MethodConfig> Configurations() {
   return all;
 }
 
-std::string Describe(const MethodConfig& config) {
-  std::string text = config.name;
-  for (const auto& [name, value] : config.options) {
-    const std::string* word = std::get_if<std::string>(&value);
-    const bool* flag = std::get_if<bool>(&value);
-    text += " " + name + "=" +
-            (word != nullptr   ? *word
-             : flag != nullptr ? std::to_string(static_cast<int>(*flag))
-                               : std::to_string(std::get<double>(value)));
-  }
-  return text;
-}
-
 // A state that has taken `steps` gradients in.
 struct Trained {
   Trained(const Method& method, const LayerSpec& layer, Backend& backend, int steps, double scale = 1.0)
@@ -278,17 +265,7 @@ TEST(GradientMethodConformance, DamagedOrForeignBytesAreRefusedAndChangeNothing)
     const std::unique_ptr<Backend> backend = MakeTestBackend();
     Trained trained(method, layer, *backend, 9), further(method, layer, *backend, 12);
     LayerState& state = trained.driver.state();
-    const std::string before = state.Save().value(), other = further.driver.state().Save().value();
-    const size_t stride = other.size() / 40 + 1;
-    for (size_t at = 0; at < other.size(); at += stride) {
-      std::string flipped = other;
-      flipped[at] ^= 0x10;
-      const absl::Status status = state.Load(flipped);
-      // A byte of the format's number makes it another format.
-      EXPECT_TRUE(absl::IsDataLoss(status) || (at >= 8 && at < 12 && absl::IsFailedPrecondition(status))) << status;
-      EXPECT_TRUE(absl::IsDataLoss(state.Load(other.substr(0, at)))) << at;
-    }
-    EXPECT_TRUE(absl::IsDataLoss(state.Load(other + "x")));
+    const std::string before = state.Save().value();
     LayerSpec taller = layer;
     taller.d_out *= 2;
     if (!taller.shape.empty()) taller.shape[0] *= 2;
@@ -297,8 +274,7 @@ TEST(GradientMethodConformance, DamagedOrForeignBytesAreRefusedAndChangeNothing)
     const std::unique_ptr<Method> identity = MakeMethod({"identity", {}}).value();
     EXPECT_TRUE(absl::IsFailedPrecondition(state.Load(identity->MakeState(layer, *backend).value()->Save().value())));
     EXPECT_EQ(state.Save().value(), before);
-    EXPECT_TRUE(state.Load(other).ok());
-    EXPECT_EQ(state.Save().value(), other);
+    ExpectRefusesDamage(state, further.driver.state().Save().value());
   });
 }
 

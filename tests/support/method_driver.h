@@ -4,8 +4,11 @@
 
 #include <cmath>
 #include <cstdint>
+#include <gtest/gtest.h>
 #include <memory>
 #include <random>
+#include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -226,6 +229,37 @@ inline double RelativeDifference(const reference::Vector& x, const reference::Ve
   double sum = 0;
   for (size_t i = 0; i < y.size(); ++i) sum += std::pow(x[i] - y[i], 2);
   return std::sqrt(sum) / Norm(y);
+}
+
+// A configuration for messages.
+inline std::string Describe(const MethodConfig& config) {
+  std::string text = config.name;
+  for (const auto& [name, value] : config.options) {
+    text += " " + name + "=";
+    if (const auto* word = std::get_if<std::string>(&value)) text += *word;
+    if (const auto* number = std::get_if<double>(&value)) text += std::to_string(*number);
+    if (const auto* flag = std::get_if<bool>(&value)) text += *flag ? "true" : "false";
+  }
+  return text;
+}
+
+// Expects that a state refuses bytes of another state of its kind that are damaged, and keeps its own until it gets
+// whole ones.
+inline void ExpectRefusesDamage(LayerState& state, const std::string& other) {
+  const std::string before = state.Save().value();
+  const size_t stride = other.size() / 40 + 1;
+  for (size_t at = 0; at < other.size(); at += stride) {
+    std::string flipped = other;
+    flipped[at] ^= 0x10;
+    const absl::Status status = state.Load(flipped);
+    // A byte of the format's number makes it another format.
+    EXPECT_TRUE(absl::IsDataLoss(status) || (at >= 8 && at < 12 && absl::IsFailedPrecondition(status))) << status;
+    EXPECT_TRUE(absl::IsDataLoss(state.Load(other.substr(0, at)))) << at;
+  }
+  EXPECT_TRUE(absl::IsDataLoss(state.Load(other + "x")));
+  EXPECT_EQ(state.Save().value(), before);
+  EXPECT_TRUE(state.Load(other).ok());
+  EXPECT_EQ(state.Save().value(), other);
 }
 
 }  // namespace precondor

@@ -21,12 +21,6 @@ using Options = std::map<std::string, OptionValue>;
 
 OptionValue Word(const char* value) { return std::string(value); }
 
-std::string Describe(const MethodConfig& config) {
-  std::string text = config.name;
-  for (const auto& [name, value] : config.options) text += " " + name;
-  return text;
-}
-
 // A refusal names the option, what was expected and what came.
 TEST(EveryMethodTest, RefusesOptionsByName) {
   struct Refused {
