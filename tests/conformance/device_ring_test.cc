@@ -86,6 +86,7 @@ class DeviceRingTest : public testing::Test {
   std::unique_ptr<SharedRegion> Export() {
     absl::StatusOr<std::unique_ptr<SharedRegion>> ring = plane_->Export((kAnswerAt + kCount) * 4);
     EXPECT_TRUE(ring.ok()) << ring.status();
+    EXPECT_EQ((*ring)->bytes() % DevicePlane::kGranularity, 0) << "nothing of others' lies beside it";
     return *std::move(ring);
   }
   // The backend's stream writes `seed`'s elements into the ring; a mark tells when they are there.
@@ -163,6 +164,7 @@ TEST_F(DeviceRingTest, ARingThatCannotBeMappedIsUnavailable) {
   const auto ring = Export();
   EXPECT_EQ(plane_->Map(ring->handle(), ring->bytes()).status().code(), absl::StatusCode::kUnavailable)
       << "a process does not map its own";
+  EXPECT_EQ(plane_->Map("short", 1).status().code(), absl::StatusCode::kUnavailable);
   ChildProcess peer({kProgram, "--peer"});
   const std::string handle = absl::HexStringToBytes(Ask(peer, "export"));
   ASSERT_EQ(handle.size(), ring->handle().size());

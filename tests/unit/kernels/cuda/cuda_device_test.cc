@@ -251,18 +251,6 @@ TEST_F(CudaDeviceTest, ALostDeviceSaysSoAtOnce) {
   EXPECT_EQ(cuda_host::Calls(), calls);
 }
 
-// More threads than pinned buffers.
-TEST_F(CudaDeviceTest, ThreadsShareThePinnedBuffers) {
-  const std::unique_ptr<Backend> backend = MakeCudaBackend({}).value();
-  std::vector<absl::Status> statuses(8);
-  std::vector<std::thread> threads;
-  for (absl::Status& status : statuses) {
-    threads.emplace_back([&backend, &status] { status = Work(*backend); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
-}
-
 // Rows and matrices longer than a pinned buffer come back as they were.
 TEST_F(CudaDeviceTest, MovesWhatNoPinnedBufferHolds) {
   const std::unique_ptr<Backend> backend = MakeCudaBackend({}).value();

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device plane over CUDA's sources as the host runs them, between processes too.
+// The device plane over CUDA's sources as the host runs them; tests/conformance/device_ring_test.cc has it between
+// processes.
 #include <cmath>
-#include <csignal>
 #include <cstring>
-#include <functional>
 #include <gtest/gtest.h>
 #include <limits>
-#include <sys/wait.h>
-#include <unistd.h>
 #include <vector>
 
 #include "kernels/cuda/cuda_backend.h"
@@ -43,15 +40,6 @@ uint64_t NaiveDigest(const std::vector<float>& values) {
     sum += h ^ (h >> 32);
   }
   return sum;
-}
-
-// Runs `child` in another process; its exit status.
-int InAnotherProcess(const std::function<bool()>& child) {
-  const pid_t pid = fork();
-  if (pid == 0) _exit(child() ? 0 : 1);
-  int status = -1;
-  EXPECT_EQ(waitpid(pid, &status, 0), pid);
-  return status;
 }
 
 TEST(CudaPlaneTest, TellsDigestAndFinitenessOfAnyShape) {
@@ -165,54 +153,6 @@ TEST(CudaPlaneTest, LeavesTheCallersDeviceAsItIs) {
     EXPECT_EQ(device, 0);
   }
   cuda_host::SetDeviceCount(1);
-}
-
-TEST(CudaPlaneTest, TwoProcessesUseOneRing) {
-  const auto plane = MakePlane();
-  auto ring = plane->Export(1000);
-  ASSERT_TRUE(ring.ok()) << ring.status();
-  EXPECT_EQ((*ring)->bytes(), 2 << 20);  // nothing of others' lies beside it
-  const std::vector<float> sent = Values(100), answer = Values(50);
-  ASSERT_TRUE(plane->Upload(ConstMatrixView(answer.data(), 1, 50), MatrixView((*ring)->data() + 200, 1, 50)).ok());
-  EXPECT_EQ(InAnotherProcess([&] {
-              const auto theirs = MakePlane();
-              const auto mapped = theirs->Map((*ring)->handle(), (*ring)->bytes());
-              if (!mapped.ok() || (*mapped)->data() == (*ring)->data()) return false;
-              std::vector<float> got(50);
-              float* const data = (*mapped)->data();
-              return theirs->Download(ConstMatrixView(data + 200, 1, 50), MatrixView(got.data(), 1, 50)).ok() &&
-                     got == answer &&
-                     theirs->Upload(ConstMatrixView(sent.data(), 1, 100), MatrixView(data, 1, 100)).ok();
-            }),
-            0);
-  const absl::StatusOr<PayloadFacts> facts = plane->Inspect(ConstMatrixView((*ring)->data(), 1, 100));
-  ASSERT_TRUE(facts.ok()) << facts.status();
-  EXPECT_EQ(facts->digest, NaiveDigest(sent));
-}
-
-TEST(CudaPlaneTest, MapsNothingThatIsNotThere) {
-  const auto plane = MakePlane();
-  const auto ring = plane->Export(1);
-  ASSERT_TRUE(ring.ok()) << ring.status();
-  // Its own, as CUDA has it.
-  EXPECT_EQ(plane->Map((*ring)->handle(), (*ring)->bytes()).status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(plane->Map("short", 1).status().code(), absl::StatusCode::kUnavailable);
-  // The next handle is of a process that has been killed.
-  int pipes[2];
-  ASSERT_EQ(pipe(pipes), 0);
-  const int status = InAnotherProcess([&] {
-    const auto theirs = MakePlane();
-    const auto exported = theirs->Export(1);
-    if (!exported.ok()) return false;
-    if (write(pipes[1], (*exported)->handle().data(), 64) != 64) return false;
-    return raise(SIGKILL) == 0;
-  });
-  ASSERT_TRUE(WIFSIGNALED(status));
-  std::string handle(64, '\0');
-  ASSERT_EQ(read(pipes[0], handle.data(), handle.size()), 64);
-  EXPECT_EQ(plane->Map(handle, 1).status().code(), absl::StatusCode::kUnavailable);
-  close(pipes[0]);
-  close(pipes[1]);
 }
 
 // Everything that a plane does; the first error.

@@ -91,15 +91,5 @@ TEST_F(StagingTest, ItsMemoryIsUsedAgainAndAgain) {
   EXPECT_THAT(there, ::testing::Each(sent));
 }
 
-TEST_F(StagingTest, ADownloadFollowsWhatWasUploadedBesideTheWork) {
-  for (const int64_t bytes : {Staging::kLongBytes / 2, 5 * kMiB}) {
-    const std::vector<float> sent = Numbers(bytes, 3);
-    std::vector<float> device(sent.size()), back(sent.size());
-    ASSERT_EQ(staging_->UploadToIdle(sent.data(), bytes, bytes, 1, device.data(), bytes), cudaSuccess);
-    ASSERT_EQ(staging_->Download(device.data(), bytes, bytes, 1, back.data(), bytes), cudaSuccess);
-    EXPECT_EQ(back, sent);
-  }
-}
-
 }  // namespace
 }  // namespace precondor::cuda

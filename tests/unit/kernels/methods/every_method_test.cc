@@ -154,13 +154,17 @@ TEST(EveryMethodTest, ARefusedGradientNamesItsLayer) {
 
 // Both sides change or neither: the output side can fail after the input side is prepared.
 TEST(EveryMethodTest, AFailureOfAnyOperationOfAnUpdateLeavesTheState) {
-  const MethodConfig configs[] = {{"eva", {}},
-                                  {"kfac", {}},
-                                  {"kfac", {{"form", Word("INVERSE")}}},
-                                  {"kfac", {{"prediv", true}, {"pi_split", true}}},
-                                  {"kfac", {{"refresh_lag", 1.0}}},
-                                  {"mkor", {{"representation", Word("DENSE")}}},
-                                  {"mkor", {{"representation", Word("LOW_RANK")}, {"rank", 3.0}}}};
+  const MethodConfig configs[] = {
+      {"eva", {}},
+      {"kfac", {}},
+      {"kfac", {{"form", Word("INVERSE")}}},
+      {"kfac", {{"prediv", true}, {"pi_split", true}}},
+      {"kfac", {{"refresh_lag", 1.0}}},
+      {"mkor", {{"representation", Word("DENSE")}}},
+      {"mkor", {{"representation", Word("LOW_RANK")}, {"rank", 3.0}}},
+      {"mkor", {{"rule", Word("REFERENCE")}, {"representation", Word("LOW_RANK")}, {"rank", 3.0}}},
+      {"mkor", {{"rule", Word("BLEND")}, {"representation", Word("LOW_RANK")}, {"rank", 3.0}}},
+      {"mkor", {{"rule", Word("PUBLISHED")}, {"representation", Word("LOW_RANK")}, {"rank", 3.0}}}};
   for (const MethodConfig& config : configs) {
     SCOPED_TRACE(Describe(config));
     const std::unique_ptr<Backend> cpu = MakeTestBackend();

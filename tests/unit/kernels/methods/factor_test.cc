@@ -194,37 +194,6 @@ TEST(FactorTest, TruncationErrorIsBoundedByTheDroppedTrace) {
   }
 }
 
-// Every operation of an update fails once; the factor must be as it was, to the bit, and go on as if nothing happened.
-TEST(FactorTest, AFailedUpdateChangesNothing) {
-  for (UpdateRule rule :
-       {UpdateRule::kExactDamped, UpdateRule::kReference, UpdateRule::kBlend, UpdateRule::kPublished}) {
-    for (Representation representation : {Representation::kDense, Representation::kLowRank}) {
-      const int64_t d = 24;  // too long to keep its core: Inverse reads all
-      const std::unique_ptr<Backend> cpu = MakeTestBackend();
-      FaultyBackend backend(*cpu);
-      FactorDriver factor(Config(rule, representation, 5), d, backend);
-      VectorStream stream(Stream::kCorrelated, d, 31);
-      for (int step = 0; step < 6; ++step) ASSERT_TRUE(factor.Update(stream.Next(2)).ok());
-      const reference::Dense before = factor.Inverse();
-      const int64_t bytes = backend.allocated_bytes();
-      const DeviceMatrix vectors = ToDevice(backend, stream.Next(2));
-      int64_t faults = 0;
-      for (;; ++faults) {
-        backend.FailAt(faults);
-        const absl::Status status = factor.factor().Prepare(vectors.view());
-        const bool failed = backend.failed();
-        backend.NeverFail();
-        ASSERT_EQ(status.ok(), !failed);
-        factor.factor().Abandon();
-        EXPECT_EQ(factor.Inverse().data, before.data) << "fault " << faults;
-        EXPECT_EQ(backend.allocated_bytes(), bytes + static_cast<int64_t>(2 * d * sizeof(float)));
-        if (!failed) break;
-      }
-      EXPECT_GT(faults, 4);
-    }
-  }
-}
-
 // Up to d = 4 r the core is inverted once for all gradients between two updates. Where it is taken from its packed form
 // or made anew, bits are the same: a state that is loaded has to make it.
 TEST(FactorTest, AShortFactorKeepsItsCoreUntilItChanges) {

@@ -314,29 +314,6 @@ TEST(KfacTest, StaggersDecompositionsOverLayers) {
   EXPECT_GE(patterns.size(), 4u);  // of six phases
 }
 
-TEST(KfacTest, ASavedStateGoesOnBitwiseInMidstOfAll) {
-  for (const Case& one : Cases()) {
-    SCOPED_TRACE(one.name);
-    const std::unique_ptr<Backend> backend = MakeTestBackend();
-    const std::unique_ptr<Method> method = Make(one.options);
-    const LayerSpec layer{"layer", 4, 7, true};
-    for (int before : {0, 1, 2, 7, 20}) {
-      LayerDriver driver(*method, layer, *backend), other(*method, layer, *backend);
-      VectorStream a(Stream::kCorrelated, 7, 1), g(Stream::kHeavyTailed, 4, 2);
-      for (int step = 0; step < before; ++step) ASSERT_TRUE(driver.Update(a.Next(2), g.Next(3)).ok());
-      ASSERT_TRUE(other.state().Load(driver.state().Save().value()).ok());
-      for (int step = 0; step < 15; ++step) {
-        const reference::Vectors va = a.Next(2), vg = g.Next(3);
-        ASSERT_TRUE(driver.Update(va, vg).ok());
-        ASSERT_TRUE(other.Update(va, vg).ok());
-        const reference::Vector d = a.Gaussian(28);
-        ASSERT_EQ(driver.Precondition(d).value(), other.Precondition(d).value());
-      }
-      EXPECT_EQ(driver.state().Save().value(), other.state().Save().value());
-    }
-  }
-}
-
 // Failures that have been counted survive, and so does the reset that they lead to.
 TEST(KfacTest, ASavedStateRemembersItsFailures) {
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
