@@ -136,14 +136,24 @@ absl::Status Backend::Copy(ConstMatrixView from, MatrixView to) {
 
 absl::Status Backend::Gemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b,
                            Transpose transpose_b, double beta, MatrixView c, ProductPrecision precision) {
+  return RunGemm({alpha, a, transpose_a, b, transpose_b, beta, c, precision});
+}
+
+absl::Status Backend::SymmetricGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b,
+                                    Transpose transpose_b, double beta, MatrixView c, ProductPrecision precision) {
+  PRECONDOR_RETURN_IF_ERROR(CheckSquare("SymmetricGemm", "c", c));
+  return RunGemm({alpha, a, transpose_a, b, transpose_b, beta, c, precision, /*symmetric=*/true});
+}
+
+absl::Status Backend::RunGemm(const operation::Gemm& gemm) {
+  const auto& [alpha, a, transpose_a, b, transpose_b, beta, c, precision, symmetric] = gemm;
   const bool ta = transpose_a == Transpose::kYes, tb = transpose_b == Transpose::kYes;
   const int64_t inner = ta ? a.rows : a.cols;
   PRECONDOR_RETURN_IF_ERROR(CheckView("Gemm", "c", c));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gemm", "a", a, ta ? inner : c.rows, ta ? c.rows : inner));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gemm", "b", b, tb ? c.cols : inner, tb ? inner : c.cols));
   if (c.size() == 0) return absl::OkStatus();
-  return inner == 0 ? Axpby(beta, c, 0.0, c)
-                    : Run({operation::Gemm{alpha, a, transpose_a, b, transpose_b, beta, c, precision}});
+  return inner == 0 ? Axpby(beta, c, 0.0, c) : Run({gemm});
 }
 
 absl::Status Backend::Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y) {

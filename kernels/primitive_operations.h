@@ -103,6 +103,7 @@ struct Gemm {
   double beta = 0;
   MatrixView c;
   ProductPrecision precision = ProductPrecision::kF32;
+  bool symmetric = false;  // the result is, and c if beta is not 0: one triangle may be computed and mirrored
 
   static auto Reads(auto& self) { return std::tie(self.a, self.b); }
   static auto Writes(auto& self) { return std::tie(self.c); }

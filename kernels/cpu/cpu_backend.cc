@@ -355,7 +355,8 @@ class CpuBackend final : public Backend {
   // --- Products and decompositions ----------------------------------------------------------------------------------
 
   static absl::Status RunOne(const operation::Gemm& gemm) {
-    cpu::Gemm(gemm.alpha, gemm.a, gemm.transpose_a, gemm.b, gemm.transpose_b, gemm.beta, gemm.c);
+    const auto multiply = gemm.symmetric ? cpu::SymmetricGemm : cpu::Gemm;
+    multiply(gemm.alpha, gemm.a, gemm.transpose_a, gemm.b, gemm.transpose_b, gemm.beta, gemm.c);
     return absl::OkStatus();
   }
 

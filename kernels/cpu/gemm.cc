@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/gemm.h"
 
+#include <algorithm>
 #include <cblas.h>
 
 #include "kernels/cpu/vector_ops.h"
@@ -146,6 +147,32 @@ void BlasGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatri
   }
 }
 
+// Returns rows [begin, begin + count) of op(x), and columns where `columns` says so, as part of x.
+ConstMatrixView Part(ConstMatrixView x, Transpose transpose, bool columns, int64_t begin, int64_t count) {
+  if ((transpose == Transpose::kYes) == columns) return x.RowRange(begin, count);
+  return {x.data + begin, x.rows, count, x.stride};
+}
+
+// Rows of a block of a symmetric product: few enough that the blocks on the diagonal waste little, and enough for a
+// library's speed.
+int64_t BlockRows(int64_t n) {
+  constexpr int64_t kLeast = 64, kMost = 256;
+  return std::clamp(n / 8 / kLeast * kLeast, kLeast, kMost);
+}
+
+// Copies the part below the diagonal over the part above it.
+void MirrorLower(MatrixView c) {
+  constexpr int64_t kTile = 16;
+  for (int64_t top = 0; top < c.rows; top += kTile) {
+    const int64_t bottom = std::min(top + kTile, c.rows);
+    for (int64_t left = 0; left < bottom; left += kTile) {
+      for (int64_t i = top; i < bottom; ++i) {
+        for (int64_t j = left, end = std::min(left + kTile, i); j < end; ++j) c.at(j, i) = c.at(i, j);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 GemmLibrary ChooseGemm(int64_t m, int64_t n, int64_t inner, Transpose transpose_a, Transpose transpose_b) {
@@ -172,6 +199,19 @@ void Gemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixVie
   // oneDNN refuses before it changes c, so OpenBLAS can take over.
   if (GemmBy(choice, alpha, a, transpose_a, b, transpose_b, beta, c)) return;
   GemmBy(GemmLibrary::kBlas, alpha, a, transpose_a, b, transpose_b, beta, c);
+}
+
+void SymmetricGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
+                   double beta, MatrixView c) {
+  const int64_t block = BlockRows(c.rows);
+  if (c.rows <= block) return Gemm(alpha, a, transpose_a, b, transpose_b, beta, c);
+  for (int64_t begin = 0; begin < c.rows; begin += block) {
+    const int64_t count = std::min(block, c.rows - begin), end = begin + count;
+    Gemm(alpha, Part(a, transpose_a, /*columns=*/false, begin, count), transpose_a,
+         Part(b, transpose_b, /*columns=*/true, 0, end), transpose_b, beta,
+         c.RowRange(begin, count).Corner(count, end));
+  }
+  MirrorLower(c);
 }
 
 }  // namespace precondor::cpu

@@ -185,8 +185,8 @@ absl::Status KfacSide::PrepareFactor(ConstMatrixView vectors, ConstMatrixView co
     // Only the lower triangle is kept, so F is symmetric to the bit.
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix work, backend_->Allocate(d_, d_));
     PRECONDOR_RETURN_IF_ERROR(backend_->UnpackLower(factor_.view(), work.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_->Gemm(add / static_cast<double>(vectors.rows), vectors, Transpose::kYes, vectors,
-                                             Transpose::kNo, keep, work.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_->SymmetricGemm(add / static_cast<double>(vectors.rows), vectors, Transpose::kYes,
+                                                      vectors, Transpose::kNo, keep, work.view()));
     PRECONDOR_RETURN_IF_ERROR(backend_->PackLower(work.view(), next));
   } else {
     PRECONDOR_RETURN_IF_ERROR(backend_->Copy(factor_.view(), next));

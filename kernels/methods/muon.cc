@@ -157,9 +157,9 @@ class MuonState final : public LayerState {
     if (next.mean < kLeastMean) return absl::OkStatus();
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(d, scaled));
     PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBy(std::sqrt((1 - decay) / next.mean), scaled));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, scaled, Transpose::kYes, scaled, Transpose::kNo,
-                                            decay * held_.mean / next.mean, next.covariance.view(),
-                                            config_.FactorPrecisionOn(backend_)));
+    PRECONDOR_RETURN_IF_ERROR(backend_.SymmetricGemm(1.0, scaled, Transpose::kYes, scaled, Transpose::kNo,
+                                                     decay * held_.mean / next.mean, next.covariance.view(),
+                                                     config_.FactorPrecisionOn(backend_)));
     if (version_ % static_cast<uint64_t>(config_.refresh_interval) != 0) return absl::OkStatus();
     PRECONDOR_ASSIGN_OR_RETURN(next.inverse, backend_.AllocateScratch(d.cols, d.cols));
     const MatrixView inverse = next.inverse.view();
@@ -222,7 +222,7 @@ class Muon final : public Method {
     return (matrices * Elements(layer) + 2 * FactorElements(layer)) * kElementBytes;
   }
 
-  // The next state, and either the iteration's second matrix and two square matrices of the short side, or in batches
+  // The next state, and either the iteration's second matrix and four square matrices of the short side, or in batches
   // (RunTogether) two of each and one more that unused places of a batch share, with padding.
   // With a factor, one more matrix; then, one after the other, the iterations, a batch of products
   // (FixedBatches), and the inverse.
@@ -231,7 +231,7 @@ class Muon final : public Method {
     const int64_t of_row = 7, of_matrix = 127;  // elements of padding
     const int64_t batched = 3 * (layer.d_out * (layer.d_in + of_row) + k * (k + of_row) + 2 * of_matrix);
     const bool bf16 = config_.precision.value_or(ProductPrecision::kBf16) == ProductPrecision::kBf16;
-    const int64_t scratch = std::max(Elements(layer) + 2 * k * k, bf16 ? batched / 2 : batched);
+    const int64_t scratch = std::max(Elements(layer) + 4 * k * k, bf16 ? batched / 2 : batched);
     const int64_t square = FactorElements(layer);
     if (square == 0) return StateBytes(layer) + scratch * kElementBytes;
     const int64_t products = std::max(Elements(layer), square);

@@ -66,7 +66,7 @@ absl::StatusOr<DeviceMatrix> NextCovariance(const SoapSide& side, ModeMatrix& gr
   const ConstMatrixView g = gradient.view();
   const bool left = gradient.side() == From::kLeft;
   PRECONDOR_RETURN_IF_ERROR(
-      backend.Gemm(1 - decay, g, Transpose(!left), g, Transpose(left), decay, next.view(), precision));
+      backend.SymmetricGemm(1 - decay, g, Transpose(!left), g, Transpose(left), decay, next.view(), precision));
   return next;
 }
 
@@ -102,7 +102,7 @@ absl::StatusOr<DeviceMatrix> InverseRoot(ConstMatrixView covariance, double scal
   }
   PRECONDOR_RETURN_IF_ERROR(backend.ScaleRows(values, vectors.view(), vectors.view()));
   PRECONDOR_RETURN_IF_ERROR(
-      backend.Gemm(1.0, vectors.view(), Transpose::kYes, vectors.view(), Transpose::kNo, 0.0, root.view()));
+      backend.SymmetricGemm(1.0, vectors.view(), Transpose::kYes, vectors.view(), Transpose::kNo, 0.0, root.view()));
   return root;
 }
 

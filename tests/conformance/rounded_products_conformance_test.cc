@@ -225,6 +225,37 @@ TEST(RoundedProducts, NewtonSchulzIsOffByItsRoundingAlone) {
   }
 }
 
+// Gradients of trained models have singular values over many powers of ten, and fewer of them than rows. The bound is
+// that of products with x x', which rounds them by 6e-8 of the largest one's square.
+TEST(RoundedProducts, NewtonSchulzOfFallingSingularValues) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  for (const auto& [m, n] : std::vector<std::pair<int64_t, int64_t>>{{24, 96}, {96, 24}, {40, 40}, {30, 60}}) {
+    for (const double fall : {0.5, 0.9}) {
+      SCOPED_TRACE(testing::Message() << m << " x " << n << ", each " << fall << " of the one before");
+      const int64_t k = std::min(m, n);
+      Dense left = RandomDense(m, k, 3);
+      for (int64_t i = 0; i < m; ++i) {
+        for (int64_t j = 0; j < k; ++j) left.at(i, j) *= j >= k - 4 ? 0 : std::pow(fall, static_cast<double>(j));
+      }
+      const Dense d = reference::Product(left, RandomDense(k, n, 4));
+      const Dense expected = reference::Muon({.beta = 0}, m, n).Step(d);
+      InGuards of_d(*backend, d, 0), u(*backend, Dense(m, n, NAN), 1);
+      std::array<double, 3> squares = {};
+      const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(m, n)));
+      ASSERT_TRUE(backend
+                      ->NewtonSchulz({.d = of_d.view(),
+                                      .steps = 5,
+                                      .epsilon = 1e-7,
+                                      .scale = scale,
+                                      .u = u.view(),
+                                      .squares = absl::MakeSpan(squares)})
+                      .ok());
+      const Dense difference = reference::Combination(1, u.Read(), -1, expected);
+      EXPECT_LE(FrobeniusNorm(difference), 1e-3 * FrobeniusNorm(expected));
+    }
+  }
+}
+
 TEST(RoundedProducts, NewtonSchulzChecksShapes) {
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   DeviceMatrix d = backend->Allocate(2, 3).value(), u = backend->Allocate(2, 3).value(),

@@ -94,6 +94,38 @@ INSTANTIATE_TEST_SUITE_P(Shapes, GemmTest,
                                                           Shape{129, 130, 257}),
                                           testing::Bool(), testing::Bool()));
 
+// x x' and x' x for x with rows that lie apart; sizes around the blocks' bounds. Only the lower triangle of c is read.
+TEST(SymmetricGemmTest, MatchesTheDefinitionAndIsSymmetricToTheBit) {
+  for (const int64_t n : {65, 130, 257, 1100}) {
+    for (const bool ta : {false, true}) {
+      for (const double beta : {0.0, 0.5}) {
+        const int64_t inner = 33;
+        const Padded x(ta ? inner : n, ta ? n : inner, 1);
+        Padded c(n, n, 2);
+        const Padded before(n, n, 2);
+        for (int64_t i = 0; i < n; ++i) {
+          for (int64_t j = i + 1; j < n; ++j) c.view.at(i, j) = kNan;
+        }
+        SymmetricGemm(2.0, x.view, Transpose(ta), x.view, Transpose(!ta), beta, c.view);
+        const double bound = static_cast<double>(inner + 2) * 6e-8 * (2.0 * inner + beta);
+        for (int64_t i = 0; i < n; i += 1 + n / 40) {
+          for (int64_t j = 0; j <= i; j += 1 + n / 40) {
+            double expected = beta * before.view.at(i, j);
+            for (int64_t l = 0; l < inner; ++l) {
+              expected += 2.0 * Element(x.view, Transpose(ta), i, l) * Element(x.view, Transpose(ta), j, l);
+            }
+            ASSERT_NEAR(c.view.at(i, j), expected, bound) << n << " at " << i << ", " << j;
+          }
+        }
+        for (int64_t i = 0; i < n; ++i) {
+          for (int64_t j = 0; j < i; ++j) ASSERT_EQ(c.view.at(i, j), c.view.at(j, i)) << n;
+          for (int64_t j = n; j < n + Padded::kGap; ++j) ASSERT_TRUE(std::isnan(c.view.row(i)[j])) << "beyond a row";
+        }
+      }
+    }
+  }
+}
+
 int64_t Threads() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
 }
