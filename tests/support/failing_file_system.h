@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/mutex.h"
 #include "server/store/posix_file_system.h"
 
 namespace precondor {
@@ -16,14 +15,9 @@ namespace precondor {
 class FailingFileSystem final : public store::FileSystem {
  public:
   void set_full(bool full) { full_ = full; }
-  // No file can be made whose path has this in it; empty: all can.
-  void set_refused(std::string part) {
-    MutexLock lock(mu_);
-    refused_ = std::move(part);
-  }
 
   absl::StatusOr<std::unique_ptr<store::WritableFile>> Create(const std::string& path) override {
-    if (full_ || Refuses(path)) return Full();
+    if (full_) return Full();
     absl::StatusOr<std::unique_ptr<store::WritableFile>> made = disk_.Create(path);
     if (!made.ok()) return made.status();
     return std::make_unique<File>(*this, *std::move(made));
@@ -54,16 +48,10 @@ class FailingFileSystem final : public store::FileSystem {
     FailingFileSystem& fs_;
     const std::unique_ptr<store::WritableFile> file_;
   };
-  bool Refuses(const std::string& path) const {
-    MutexLock lock(mu_);
-    return !refused_.empty() && path.find(refused_) != std::string::npos;
-  }
   static absl::Status Full() { return absl::ResourceExhaustedError("the disk is full"); }
 
   store::PosixFileSystem disk_;
   std::atomic<bool> full_ = false;
-  mutable Mutex mu_;
-  std::string refused_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace precondor
