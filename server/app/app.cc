@@ -6,7 +6,6 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <malloc.h>
 #include <map>
 #include <optional>
 #include <thread>
@@ -249,7 +248,6 @@ class ServerApp final : public App {
       options.snapshot_interval_steps = static_cast<uint64_t>(config_.snapshot_interval_steps);
       if (config_.quarantine_days > 0) options.quarantine_time = absl::Hours(24 * config_.quarantine_days);
     }
-    options.trim_memory = [] { malloc_trim(0); };
     if (config_.slow_worker_ms > 0) options.slow_worker = absl::Milliseconds(config_.slow_worker_ms);
     PRECONDOR_RETURN_IF_ERROR(MakeDevicePlane());
     if (device_plane_ != nullptr) options.ring_device = device_plane_->device();

@@ -70,7 +70,6 @@ class MetricsObserver final : public Observer {
   void OnSessionInstalled(absl::string_view train_job) override;
   void OnSessionRemoved(absl::string_view train_job) override;
   void OnSessionMemory(absl::string_view train_job, int64_t reserved) override;
-  void OnSessionGradientMemory(absl::string_view train_job, int64_t reserved) override;
   void OnStragglers(absl::string_view train_job, const std::vector<uint32_t>& ranks) override;
   void OnShardSessions(int64_t sessions) override;
   void OnQuarantinedSessions(int64_t sessions) override;

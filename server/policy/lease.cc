@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/policy/lease.h"
 
-#include <algorithm>
-#include <limits>
-
 namespace precondor {
 
 Mode ModeAt(absl::Span<const ModeInterval> schedule, uint64_t step) {
@@ -24,14 +21,6 @@ std::vector<ModeInterval> ModesBetween(absl::Span<const ModeInterval> schedule, 
     if (interval.mode != modes.back().mode) modes.push_back(interval);
   }
   return modes;
-}
-
-bool ReturnsToSecondOrder(absl::Span<const ModeInterval> schedule, absl::Span<const ModeInterval> next) {
-  const ModeInterval& last = schedule.back();
-  if (last.mode == Mode::kSecondOrder) return false;
-  const std::vector<ModeInterval> instead = ModesBetween(next, last.first_step, std::numeric_limits<uint64_t>::max());
-  return std::any_of(instead.begin(), instead.end(),
-                     [](const ModeInterval& interval) { return interval.mode == Mode::kSecondOrder; });
 }
 
 }  // namespace precondor

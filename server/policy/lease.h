@@ -26,8 +26,4 @@ Mode ModeAt(absl::Span<const ModeInterval> schedule, uint64_t step);
 std::vector<ModeInterval> ModesBetween(absl::Span<const ModeInterval> schedule, uint64_t from_step,
                                        uint64_t through_step);
 
-// Returns whether `next` has steps in second order where `schedule` ends in first order, even if first order follows
-// again, because a policy may select first order from a later step on. Precondition: neither is empty.
-bool ReturnsToSecondOrder(absl::Span<const ModeInterval> schedule, absl::Span<const ModeInterval> next);
-
 }  // namespace precondor

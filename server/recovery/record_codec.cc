@@ -25,24 +25,22 @@ PRECONDOR_FIELDS(Plan, decision, factor_version, reason)
 PRECONDOR_FIELDS(RemoveRecord, session_id)
 PRECONDOR_FIELDS(FailedUpdateRecord, at)
 PRECONDOR_FIELDS(PlanRecord, at, mode, plan)
-PRECONDOR_FIELDS(FactorsRecord, at, held)
 PRECONDOR_FIELDS(QuarantineRecord, session_id, back, last_step)
 PRECONDOR_FIELDS(StepOutcome, step, mode, updated, plan)
 // Without the state, which is apart.
 auto Fields(Is<LayerImage> auto& value) {
-  auto& [at, factor_version, outcomes, held, state] = value;
-  return std::tie(at, factor_version, outcomes, held);
+  auto& [at, factor_version, outcomes, state] = value;
+  return std::tie(at, factor_version, outcomes);
 }
 constexpr Decision LastEnumerator(Decision) { return Decision::kSkip; }
 
 namespace recovery {
 namespace {
 
-constexpr uint32_t kImageFormat = 5;
+constexpr uint32_t kImageFormat = 6;
 // By the index in ShardRecord.
 constexpr RecordType kTypes[] = {RecordType::kInstall,      RecordType::kRemove, RecordType::kUpdate,
-                                 RecordType::kFailedUpdate, RecordType::kPlan,   RecordType::kFactors,
-                                 RecordType::kQuarantine};
+                                 RecordType::kFailedUpdate, RecordType::kPlan,   RecordType::kQuarantine};
 static_assert(std::size(kTypes) == std::variant_size_v<ShardRecord>);
 
 void PutContributions(EncodedRecord& out, absl::Span<const StagedContribution> contributions) {
@@ -150,14 +148,12 @@ absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload
       return DecodePlain<FailedUpdateRecord>(type, payload);
     case RecordType::kPlan:
       return DecodePlain<PlanRecord>(type, payload);
-    case RecordType::kFactors:
-      return DecodePlain<FactorsRecord>(type, payload);
     case RecordType::kQuarantine:
       return DecodePlain<QuarantineRecord>(type, payload);
     case RecordType::kGradient:
       break;
   }
-  return absl::FailedPreconditionError(absl::StrCat("record type: expected 1 ... 6 or 9, got ", type));
+  return absl::FailedPreconditionError(absl::StrCat("record type: expected 1 ... 5 or 9, got ", type));
 }
 
 EncodedRecord EncodeGradient(const GradientRecord& record, uint64_t log_sequence) {

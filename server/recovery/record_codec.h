@@ -22,8 +22,7 @@ enum class RecordType : uint8_t {
   kUpdate = 3,
   kFailedUpdate = 4,
   kPlan = 5,
-  kFactors = 6,
-  // 7 and 8 are reserved: development versions wrote them for factors on other disks.
+  // 6, 7 and 8 are reserved: development versions wrote them for factors that a session did not hold.
   kQuarantine = 9,
   kGradient = 10,  // in the log of gradients alone
 };

@@ -77,15 +77,6 @@ class ShardClient final : public ShardControl {
     return response.step();
   }
 
-  absl::Status HoldFactors(const FactorHold& hold) override {
-    v1::HoldFactorsRequest request;
-    request.set_session_id(hold.session_id);
-    request.set_version(hold.version);
-    request.set_hold(hold.hold);
-    v1::HoldFactorsResponse response;
-    return Call(&v1::ShardService::Stub::HoldFactors, request, response);
-  }
-
   absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
     v1::TakeSnapshotResponse response;
     PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::TakeSnapshot, EncodeOrder(order), response,

@@ -34,10 +34,6 @@ absl::Status FenceSession(const v1::FenceSessionRequest& request, v1::FenceSessi
   return absl::OkStatus();
 }
 
-absl::Status HoldFactors(const v1::HoldFactorsRequest& request, v1::HoldFactorsResponse&, Shard& shard) {
-  return shard.HoldFactors({.session_id = request.session_id(), .version = request.version(), .hold = request.hold()});
-}
-
 absl::Status TakeSnapshot(const v1::TakeSnapshotRequest& request, v1::TakeSnapshotResponse& response, Shard& shard) {
   PRECONDOR_ASSIGN_OR_RETURN(const SnapshotProgress progress, shard.TakeSnapshot(DecodeOrder(request)));
   response.set_begun(progress.begun);
@@ -77,7 +73,6 @@ ShardService::ShardService(Shard& shard, ControlRunner& runner) : ControlService
   ServeBy(run_admitted, DescribeShard, shard);
   ServeBy(run_admitted, InstallSession, shard);
   ServeBy(run_admitted, FenceSession, shard);
-  ServeBy(run_admitted, HoldFactors, shard);
   ServeBy(run_admitted, TakeSnapshot, shard);
   ServeBy(run_admitted, RemoveSession, shard);
   ServeBy(run_admitted, QuarantineSession, shard);

@@ -230,7 +230,6 @@ class Actor {
       case ActionKind::kClose:
         WriteRecord(CloseRecord{.session_id = id});
         return true;
-      case ActionKind::kHoldFactors:
       case ActionKind::kBeginSnapshot:
       case ActionKind::kAskForParts:
         world_.violation = absl::StrCat("an action that no session of this world needs: ", action.name);

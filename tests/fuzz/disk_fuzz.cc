@@ -130,7 +130,7 @@ std::vector<std::string> Seeds() {
   const LayerStep at{.session_id = 7, .layer = 0, .step = 10, .rollback_epoch = 1, .updates = 1};
   const std::vector<ShardRecord> records = {Install(), RemoveRecord{.session_id = 7},
                                             UpdateRecord{.at = at, .contributions = {contribution}},
-                                            PlanRecord{.at = at}, FactorsRecord{.at = at, .held = false}};
+                                            PlanRecord{.at = at}};
   for (const ShardRecord& record : records) {
     const auto encoded = recovery::EncodeRecord(record);
     seeds.push_back(Of(0, std::string(1, static_cast<char>(encoded->type)) + Joined(encoded->Pieces())));

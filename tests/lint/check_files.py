@@ -45,7 +45,6 @@ MAY_ASK_FOR_WALL_CLOCK = {
     "server/app/app.cc",  # number of a process' memory
     "server/core/coordinator/coordinator_opening.cc",  # session ids, beyond those of a journal that is lost
     "server/core/shard/fencing_gate.cc",  # bound of fencing tokens, which may be times
-    "server/core/shard/session_factors.cc",  # numbers of releases, beyond those of a log that is lost
     "server/core/coordinator/coordinator_leader.cc",  # fencing tokens, beyond those of a journal that is lost
     "client/cpp/src/client.cc",  # incarnations, beyond those of the processes before
     "client/python/examples/training.py",  # names of sessions, which no other run has

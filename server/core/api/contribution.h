@@ -85,7 +85,7 @@ struct StageTimes {
 enum class AnswerCause : uint8_t {
   kNone,        // the answer is a preconditioned gradient
   kFirstOrder,  // the step's mode
-  kNoFactors,   // none yet, or none since a fallback
+  kNoFactors,   // none yet
   kUnchanged,   // pull: the step's statistics have not changed the factors
   kFailed,      // the method, the device or an allocation
   kNotFinite,   // the average of the gradients is not finite

@@ -17,13 +17,10 @@ class ShardObserver {
   // of an old session can come after the install of a new session of that name.
   virtual void OnSessionInstalled(absl::string_view train_job) {}
   virtual void OnSessionRemoved(absl::string_view train_job) {}
-  // Bytes that a session has reserved: after its install, and when its factors are released or held again.
+  // Bytes that a session has reserved.
   virtual void OnSessionMemory(absl::string_view train_job, int64_t reserved) {}
-  // The part of these bytes that the session also needs in first order.
-  virtual void OnSessionGradientMemory(absl::string_view train_job, int64_t reserved) {}
   // Ranks that the other ranks have been waiting for longer than is normal; empty when there are none any longer.
   virtual void OnStragglers(absl::string_view train_job, const std::vector<uint32_t>& ranks) {}
-  // A session's factors are held again: number of layers with restored factors, and with fresh factors.
   virtual void OnShardSessions(int64_t sessions) {}
   virtual void OnQuarantinedSessions(int64_t sessions) {}
   // Memory for a session, or for a part of it, was reserved, or refused for lack of room.

@@ -33,10 +33,6 @@ void WriteLease(CoordinatorContext& c, CoordinatorSession& session) {
     before = session.leases().durable().schedule;
     decision = session.mode_policy().decision();
   }
-  if (ReturnsToSecondOrder(before, lease->schedule) && !HoldFactors(c, session).ok()) {
-    MutexLock lock(c.mu);
-    return session.StayInFirstOrder();
-  }
   const absl::Status written = c.Write(session, LeaseRecord{.session_id = session.id, .lease = *lease});
   if (!written.ok() || before == lease->schedule) return;
   const ModeInterval& last = lease->schedule.back();

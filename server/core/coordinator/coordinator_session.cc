@@ -2,7 +2,6 @@
 #include "server/core/coordinator/coordinator_session.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 #include <variant>
 
@@ -25,8 +24,6 @@ uint64_t GrantedThrough(const SessionRecord& record, const SessionMembers& membe
   return members.epoch() == 1 && members.joined() == 0 ? lease_steps : record.lease.durable_through;
 }
 
-uint64_t OpenFrom(const FallbackState& fallback) { return fallback.observed ? StepSum(fallback.last_step, 1) : 0; }
-
 }  // namespace
 
 CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps)
@@ -34,11 +31,10 @@ CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_step
       spec(std::move(record.spec)),
       access(std::move(record.access)),
       placement(std::move(record.placement)),
-      lease_steps_(lease_steps),
       members_(spec.name, std::move(record.membership)),
       leases_(record.lease, lease_steps, GrantedThrough(record, members_, lease_steps)),
       // Reports are not written down: the ranks of a session from the journal may have made any number.
-      progress_(spec.world_size, lease_steps, OpenFrom(record.lease.fallback), members_.ever_active()),
+      progress_(spec.world_size, lease_steps, members_.ever_active()),
       mode_policy_(spec.fallback, record.lease.fallback),
       snapshots_(spec.name) {}
 
@@ -55,11 +51,6 @@ absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t 
                                        limit, ", ", kMaxStepLead, " after the last step of the session's lease, got ",
                                        first_step, "; a job that begins there needs a new session"));
   }
-  if (next->epoch == members_.epoch()) return next;
-  // If workers have factors, this one needs those of its step, which the shards have released.
-  const bool lacks = WorkersPrecondition(spec) && !NeedsFactors() &&
-                     ModeAt(leases_.durable().schedule, first_step) == Mode::kSecondOrder;
-  if (lacks) next = SessionMembers::RolledBack(*std::move(next), first_step);
   return next;
 }
 
@@ -71,14 +62,8 @@ absl::StatusOr<SnapshotEntry> CoordinatorSession::PlanSnapshot() {
 }
 
 std::optional<LeaseTerms> CoordinatorSession::BeginLeaseWrite() {
-  return leases_.BeginWrite(
-      mode_policy_.WantedSchedule(leases_.durable().schedule, leases_.first_open_step(), progress_.open_from()),
-      mode_policy_.state());
-}
-
-void CoordinatorSession::StayInFirstOrder() {
-  mode_policy_.StayInFirstOrderUntil(StepSum(progress_.open_from(), lease_steps_));
-  leases_.AbandonWrite();
+  return leases_.BeginWrite(mode_policy_.WantedSchedule(leases_.durable().schedule, leases_.first_open_step()),
+                            mode_policy_.state());
 }
 
 void CoordinatorSession::Adopt(CoordinatorRecord written) {
@@ -97,11 +82,6 @@ void CoordinatorSession::NoteInDoubt(const CoordinatorRecord& record) {
 
 void CoordinatorSession::AdoptMembership(Membership next) {
   const bool new_epoch = next.epoch != members_.epoch();
-  if (next.rollback_epoch != members_.membership().rollback_epoch) {
-    const bool needed_before = NeedsFactors();
-    progress_.GoBackTo(next.resume_step);
-    rolled_back_ = !needed_before && NeedsFactors();
-  }
   members_.Adopt(std::move(next));
   if (new_epoch) progress_.BeginEpoch();
 }
@@ -139,24 +119,6 @@ void CoordinatorSession::WantFirstSteps() {
   if (!members_.active()) return;
   const std::vector<uint64_t>& steps = members_.membership().first_steps;
   leases_.ExtendBeyond(*std::min_element(steps.begin(), steps.end()));
-}
-
-// --- factors --------------------------------------------------------------------------------------------------------
-
-bool CoordinatorSession::NeedsFactors() const {
-  const std::vector<ModeInterval> to_come =
-      ModesBetween(leases_.planned_schedule(), progress_.open_from(), std::numeric_limits<uint64_t>::max());
-  return std::any_of(to_come.begin(), to_come.end(),
-                     [](const ModeInterval& interval) { return interval.mode == Mode::kSecondOrder; });
-}
-
-FactorHold CoordinatorSession::MakeFactorHold() {
-  return {.session_id = id, .version = ++hold_version_, .hold = NeedsFactors()};
-}
-
-bool CoordinatorSession::NoteShardsTold(const Membership& told) {
-  members_.NoteShardsTold(told);
-  return members_.shards_told() && std::exchange(rolled_back_, false);
 }
 
 }  // namespace precondor

@@ -47,20 +47,16 @@ class CoordinatorSession {
   const SessionSnapshots& snapshots() const { return snapshots_; }
 
   // --- durable state ----------------------------------------------------------------------------------------------
-  // Calls SessionMembers::PlanJoin. If a new epoch begins and the joining worker lacks factors that the shards have
-  // released, the plan also rolls the job back to `first_step`.
+  // Calls SessionMembers::PlanJoin. Returns INVALID_ARGUMENT (MALFORMED) also for a step far beyond the lease.
   absl::StatusOr<std::optional<Membership>> PlanJoin(uint32_t rank, uint64_t incarnation, uint64_t first_step) const;
   // Plans a snapshot as of the first step that has not been granted to any rank. No lease reaches that step before
   // EndSnapshotPlan. Returns the errors of SessionSnapshots::Plan.
   absl::StatusOr<SnapshotEntry> PlanSnapshot();
   void EndSnapshotPlan() { leases_.EndHold(); }
   // Returns a lease to write: a longer one, or a change of mode from the first step that has not been granted to any
-  // rank. Until Adopt, NoteInDoubt or StayInFirstOrder, no step that it changes is granted. Returns nullopt if nothing
-  // has changed or a lease is already being written.
+  // rank. Until Adopt or NoteInDoubt, no step that it changes is granted. Returns nullopt if nothing has changed or a
+  // lease is already being written.
   std::optional<LeaseTerms> BeginLeaseWrite();
-  // Abandons that lease because the shards cannot hold the factors. The return to second order is tried again a lease
-  // later.
-  void StayInFirstOrder();
   // Applies a MembershipRecord, LeaseRecord or SnapshotsRecord of this session that has become durable.
   void Adopt(CoordinatorRecord written);
   void NoteInDoubt(const CoordinatorRecord& record);
@@ -79,28 +75,17 @@ class CoordinatorSession {
   // Notes the greatest step that the shard reports to have begun.
   void NoteShardStep(size_t shard, uint64_t last_step) { progress_.NoteShard(placement[shard].address, last_step); }
 
-  // --- factors ----------------------------------------------------------------------------------------------------
-  // Returns whether a step from progress().open_from() on is in second order.
-  bool NeedsFactors() const;
-  // Returns a request with the result of NeedsFactors. Its version is greater than those of all earlier requests of
-  // this process.
-  FactorHold MakeFactorHold();
-  // Calls SessionMembers::NoteShardsTold. Returns true if the job rolled back with this membership from first order to
-  // steps in second order. The shards may have released its factors then.
-  bool NoteShardsTold(const Membership& told);
+  // See SessionMembers::NoteShardsTold.
+  void NoteShardsTold(const Membership& told) { members_.NoteShardsTold(told); }
 
  private:
   void AdoptMembership(Membership next);
 
-  const uint64_t lease_steps_;
   SessionMembers members_;
   StepLeases leases_;
   StepProgress progress_;
   ModePolicy mode_policy_;
   SessionSnapshots snapshots_;
-  // A rollback from first order to steps in second order has been adopted, and the shards have not been told.
-  bool rolled_back_ = false;
-  uint64_t hold_version_ = 0;
 };
 
 }  // namespace precondor

@@ -16,10 +16,4 @@ void ModePolicy::Force(std::optional<Mode> mode) {
   decision_ = Decide(config_, state_);
 }
 
-std::vector<ModeInterval> ModePolicy::WantedSchedule(const std::vector<ModeInterval>& schedule,
-                                                     uint64_t first_open_step, uint64_t open_from) const {
-  std::vector<ModeInterval> wanted = ApplyDecision(decision_, schedule, first_open_step);
-  return open_from < stay_until_ && ReturnsToSecondOrder(schedule, wanted) ? schedule : wanted;
-}
-
 }  // namespace precondor

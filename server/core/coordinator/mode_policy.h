@@ -21,21 +21,19 @@ class ModePolicy {
   void Observe(const StepObservation& finished);
   // Sets the mode for an operator; nullopt returns the choice to the policy.
   void Force(std::optional<Mode> mode);
-  // Prevents a return to second order before all ranks have reported the steps below `step`.
-  void StayInFirstOrderUntil(uint64_t step) { stay_until_ = step; }
 
   const FallbackState& state() const { return state_; }
   const FallbackDecision& decision() const { return decision_; }
   // Returns `schedule` with the decision applied from `first_open_step`, the first step that has not been granted to
-  // any rank. `open_from`: see StepProgress.
-  std::vector<ModeInterval> WantedSchedule(const std::vector<ModeInterval>& schedule, uint64_t first_open_step,
-                                           uint64_t open_from) const;
+  // any rank.
+  std::vector<ModeInterval> WantedSchedule(const std::vector<ModeInterval>& schedule, uint64_t first_open_step) const {
+    return ApplyDecision(decision_, schedule, first_open_step);
+  }
 
  private:
   const FallbackConfig config_;
   FallbackState state_;
   FallbackDecision decision_;  // made from state_
-  uint64_t stay_until_ = 0;
 };
 
 }  // namespace precondor

@@ -34,7 +34,6 @@ std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session) {
                         .spec = session.spec,
                         .layers = placed.layers,
                         .members = session.members().Members(),
-                        .factors_released = !session.NeedsFactors(),
                         .access = session.access,
                         .must_be_held = must_be_held});
   }

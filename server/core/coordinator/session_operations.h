@@ -28,9 +28,6 @@ class CoordinatorSession;
 // --- coordinator_shards.cc ------------------------------------------------------------------------------------------
 // Installs the session on all its shards. Stops at the first that fails.
 absl::Status InstallOnShards(const CoordinatorContext& c, const std::vector<SessionInstall>& installs);
-// Makes the shards hold the session's factors again, before a step in second order is promised. Returns an error if a
-// shard cannot.
-absl::Status HoldFactors(CoordinatorContext& c, CoordinatorSession& session);
 // Removes an ending session from one shard, unless the shard has already confirmed that.
 absl::Status RemoveEnding(CoordinatorContext& c, uint64_t session_id, size_t shard);
 // Writes the CloseRecord of an ending session that every shard has removed.

@@ -7,8 +7,8 @@
 
 namespace precondor {
 
-StepProgress::StepProgress(int64_t world_size, uint64_t lease_steps, uint64_t open_from, bool begun)
-    : lease_steps_(lease_steps), losses_(world_size, lease_steps + 1), open_from_(open_from), begun_(begun) {}
+StepProgress::StepProgress(int64_t world_size, uint64_t lease_steps, bool begun)
+    : lease_steps_(lease_steps), losses_(world_size, lease_steps + 1), begun_(begun) {}
 
 std::optional<FinishedStep> StepProgress::Report(const StepReport& report, absl::Time now) {
   begun_ = true;
@@ -19,7 +19,6 @@ std::optional<FinishedStep> StepProgress::Report(const StepReport& report, absl:
   const double seconds = next_in_line ? absl::ToDoubleSeconds(now - last_finished_) : 0.0;
   last_finished_ = now;
   last_step_ = std::max(last_step_, finished->step);
-  open_from_ = std::max(open_from_, StepSum(finished->step, 1));
   if (finished->finite > 0) last_loss_ = finished->loss;
   return FinishedStep{.loss = *finished, .seconds = seconds};
 }

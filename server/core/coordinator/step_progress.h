@@ -22,15 +22,13 @@ struct FinishedStep {
 // Not thread-safe.
 class StepProgress {
  public:
-  // `open_from` and `begun`: see the functions of these names.
-  StepProgress(int64_t world_size, uint64_t lease_steps, uint64_t open_from, bool begun);
+  // `begun`: see the function of this name.
+  StepProgress(int64_t world_size, uint64_t lease_steps, bool begun);
 
   // Adds a member's report. Returns the step if this report completed it. `now` is monotonic.
   std::optional<FinishedStep> Report(const StepReport& report, absl::Time now);
   // Begins a new epoch: reports of earlier epochs no longer count.
   void BeginEpoch();
-  // Sets open_from() for a rollback of the job to this step.
-  void GoBackTo(uint64_t step) { open_from_ = step; }
 
   // Returns whether a rank has reported a step, in any epoch, or may have before the coordinator was restarted.
   bool begun() const { return begun_; }
@@ -41,8 +39,6 @@ class StepProgress {
   const std::map<std::string, uint64_t>& shard_steps() const { return shard_steps_; }
   // Returns the loss of the last finished step that had a finite one.
   double last_loss() const { return last_loss_; }
-  // Returns the step after the greatest one that all ranks have reported. A rollback sets it back.
-  uint64_t open_from() const { return open_from_; }
   // Returns whether all ranks have reported a step at least a lease beyond `step`. A shard without the step never gets
   // it then.
   bool HasPassed(uint64_t step) const;
@@ -52,7 +48,6 @@ class StepProgress {
   LossTable losses_;
   uint64_t last_step_ = 0;
   std::map<std::string, uint64_t> shard_steps_;
-  uint64_t open_from_;
   bool begun_;
   double last_loss_ = 0;
   absl::Time last_finished_ = absl::InfinitePast();

@@ -24,12 +24,8 @@ LayerRules RulesOf(const SessionContext& session, uint32_t layer) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<LayerDriver>> LayerDriver::Create(std::shared_ptr<SessionContext> session,
-                                                                 uint32_t layer, const SessionInstall& install,
-                                                                 bool held) {
-  std::unique_ptr<LayerState> state;
-  if (held) {
-    PRECONDOR_ASSIGN_OR_RETURN(state, session->MakeState(layer));
-  }
+                                                                 uint32_t layer, const SessionInstall& install) {
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state, session->MakeState(layer));
   return std::shared_ptr<LayerDriver>(new LayerDriver(std::move(session), layer, install, std::move(state)));
 }
 
@@ -215,7 +211,6 @@ void LayerDriver::Update(const ApplyUpdate& effect, StepData& data) {
                   .logged = effect.logged,
                   .restored = effect.logged && !effect.empty,
                   .failed = failed,
-                  .held = view.held,
                   .factor_version = view.version});
 }
 
@@ -242,11 +237,7 @@ void LayerDriver::Answer(const ComputeAnswer& effect, StepData& data, std::vecto
   }
   answer.took.update = data.update_took;
   const LayerWorker::StateView view = ShowFactors();
-  AnswerDone done{.id = effect.id,
-                  .plan = PlanOf(answer),
-                  .plan_holds = plan_holds,
-                  .held = view.held,
-                  .factor_version = view.version};
+  AnswerDone done{.id = effect.id, .plan = PlanOf(answer), .plan_holds = plan_holds, .factor_version = view.version};
   {
     MutexLock lock(mu_);
     data.answer = std::move(answer);
@@ -277,18 +268,6 @@ void LayerDriver::Give(const GradientResult& answer, std::vector<AnswerRequest>&
 
 // --- factors and replay ---------------------------------------------------------------------------------------------
 
-void LayerDriver::ReplaceFactors(std::unique_ptr<LayerState> state, std::function<void()> done) {
-  Post([next = std::move(state), done = std::move(done)](LayerDriver& layer) mutable {
-    layer.Feed(FactorsNeeded{});
-    if (next != nullptr || layer.has_factors()) {
-      layer.worker_.SetState(std::move(next));
-      layer.journal_.FactorsChanged(layer.has_factors());
-      layer.NoteFactorsReplaced();
-    }
-    if (done) done();
-  });
-}
-
 void LayerDriver::RestoreFactors(std::unique_ptr<LayerState> state, uint64_t step) {
   Post([next = std::move(state), step](LayerDriver& layer) mutable {
     layer.worker_.SetState(std::move(next));
@@ -306,7 +285,7 @@ LayerWorker::StateView LayerDriver::ShowFactors() {
 
 void LayerDriver::NoteFactorsReplaced() {
   const LayerWorker::StateView view = ShowFactors();
-  Feed(FactorsReplaced{.held = view.held, .factor_version = view.version});
+  Feed(FactorsReplaced{.factor_version = view.version});
 }
 
 LayerReplay& LayerDriver::replay() {
@@ -326,7 +305,6 @@ void LayerDriver::FinishReplay() {
     const LayerWorker::StateView view = worker_.view();
     ReplayFinished event{.rollback_epoch = outcome.rollback_epoch,
                          .steps = {},
-                         .held = view.held,
                          .factor_version = view.version,
                          .now = session_->shard->clock.Now()};
     std::vector<StepOutcome> outcomes;

@@ -38,10 +38,9 @@ namespace precondor {
 // no worker or strand uses the layer at that time.
 class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
  public:
-  // Creates a layer that has fresh factors if `held`, and no factors otherwise. Returns the errors of
-  // Method::MakeState.
+  // Creates a layer that has fresh factors. Returns the errors of Method::MakeState.
   static absl::StatusOr<std::shared_ptr<LayerDriver>> Create(std::shared_ptr<SessionContext> session, uint32_t layer,
-                                                             const SessionInstall& install, bool held);
+                                                             const SessionInstall& install);
 
   // See LayerMachine::Check.
   absl::Status Check(const ContributionHeader& header) const;
@@ -75,16 +74,10 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // Drops all steps, refuses later contributions and ends waiting requests with `why`.
   void Close(const absl::Status& why);
 
-  // Changes of the factors besides updates. They happen on the strand, after the work that is queued there, and are
-  // recorded in the journal. ReplaceFactors gives the layer `state`; null drops its factors, if it has any. It calls
-  // `done`, if set, afterwards, on the strand.
-  void ReplaceFactors(std::unique_ptr<LayerState> state, std::function<void()> done = nullptr);
   // Returns fresh factors for the layer, or the errors of Method::MakeState.
   absl::StatusOr<std::unique_ptr<LayerState>> MakeFactors() const { return session_->MakeState(layer_); }
   // Gives a layer that has had no contribution the factors of a snapshot as of `step`, and its image to the journal.
   void RestoreFactors(std::unique_ptr<LayerState> state, uint64_t step);
-  // Precondition: no ReplaceFactors is under way.
-  bool has_factors() const { return worker_.has_factors(); }
 
   // Gives the journal the layer's image for a snapshot as of `step`, which the session has not begun, after the work
   // that is queued. Calls `done` afterwards, on the strand.

@@ -27,12 +27,6 @@ absl::Status MemoryAccount::Reserve(absl::string_view session, int64_t bytes) {
   return absl::OkStatus();
 }
 
-void MemoryAccount::ReserveUsed(int64_t bytes) {
-  MutexLock lock(mu_);
-  reserved_ += bytes;
-  Report();
-}
-
 void MemoryAccount::Release(int64_t bytes) {
   MutexLock lock(mu_);
   reserved_ -= bytes;

@@ -40,11 +40,6 @@ struct Reservation {
 Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                                int window_steps, int parallelism);
 
-// Returns the bound for the layers in first order: slots, and unless workers have factors, the gradients and what
-// averages them.
-Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,
-                                         int parallelism);
-
 // Return floats of scratch on the device: those in which one layer's statistics of a step are merged; those for its
 // gradient and the answer.
 int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer);

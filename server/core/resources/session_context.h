@@ -86,10 +86,8 @@ class RestoredLayers {
 // One per session. Constant after construction, except the pools and begun_steps, which are thread-safe, and the
 // atomics.
 struct SessionContext {
-  ~SessionContext() { Trim(); }
-
   // Frees the scratch memory and the memory that the backend caches: sessions with other shapes cannot reuse it.
-  void Trim() {
+  ~SessionContext() {
     statistics_scratch.Trim();
     gradient_scratch.Trim();
     shard->backend.Trim();

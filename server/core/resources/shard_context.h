@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "absl/time/time.h"
@@ -34,8 +33,6 @@ struct ShardOptions {
   // The shard's journal, or null for none. Borrowed; must outlive the executor's last task.
   ShardJournal* journal = nullptr;
   uint64_t snapshot_interval_steps = 0;  // between two snapshots; 0: only those requested
-  // Returns freed memory to the system. Called when a session's factors have been released. May be empty.
-  std::function<void()> trim_memory;
   // How long a session stays in quarantine before the shard deletes it.
   absl::Duration quarantine_time = absl::InfiniteDuration();
   std::string ring_device;  // RegionMemory::device of the device, in whose memory gradients may be; empty: none

@@ -49,7 +49,6 @@ class Shard final : public ShardControl {
   absl::StatusOr<ShardDescription> Describe() override;
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override;
-  absl::Status HoldFactors(const FactorHold& hold) override;
   absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override;
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
   absl::StatusOr<bool> Quarantine(uint64_t session_id) override;

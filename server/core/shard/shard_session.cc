@@ -19,27 +19,24 @@ using absl::StatusCode;
 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_ptr<SessionContext> context,
                                                                    const SessionInstall& install,
-                                                                   const SessionFactors::Sizes& sizes) {
+                                                                   int64_t reserved_bytes) {
   // Later installs name this rollback too.
   context->begun_steps.RollBack(install.rollback_epoch, install.rollback_step);
   std::vector<std::shared_ptr<LayerDriver>> layers(install.spec.layers.size());
-  std::vector<std::shared_ptr<LayerDriver>> owned;
   for (uint32_t layer : install.layers) {
-    PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context, layer, install, !install.factors_released));
-    owned.push_back(layers[layer]);
+    PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context, layer, install));
   }
-  auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes, !install.factors_released);
   return std::shared_ptr<ShardSession>(
-      new ShardSession(std::move(context), install.layers, std::move(layers), std::move(factors), install));
+      new ShardSession(std::move(context), install.layers, std::move(layers), install, reserved_bytes));
 }
 
 ShardSession::ShardSession(std::shared_ptr<SessionContext> context, std::vector<uint32_t> owned,
-                           std::vector<std::shared_ptr<LayerDriver>> layers, std::shared_ptr<SessionFactors> factors,
-                           const SessionInstall& install)
+                           std::vector<std::shared_ptr<LayerDriver>> layers, const SessionInstall& install,
+                           int64_t reserved_bytes)
     : context_(std::move(context)),
       owned_(std::move(owned)),
       layers_(std::move(layers)),
-      factors_(std::move(factors)),
+      reserved_bytes_(reserved_bytes),
       holders_(context_->spec, install) {}
 
 absl::Status ShardSession::CheckSpec(const SessionInstall& install) const {
@@ -97,7 +94,6 @@ void ShardSession::Close(const absl::Status& why) {
 
 void ShardSession::FinishReplay() {
   for (const uint32_t layer : owned_) layers_[layer]->FinishReplay();
-  factors_->FinishReplay();
 }
 
 void ShardSession::ReportStragglers(absl::Time since) {
@@ -132,8 +128,7 @@ ShardSessionSummary ShardSession::summary() const {
           .joined = members->joined,
           .last_step = last.step,
           .mode = last.mode,
-          .reserved_bytes = factors_->reserved_bytes(),
-          .factors_released = !factors_->held(),
+          .reserved_bytes = reserved_bytes_,
           .updates_lost = context_->updates_lost.load(std::memory_order_relaxed),
           .lacks_gradients_since = journal == nullptr ? std::nullopt : journal->LacksGradientsSince(id()),
           .lagging_ranks = std::move(lagging_ranks)};

@@ -16,7 +16,6 @@
 #include "server/core/api/shard_summary.h"
 #include "server/core/layer/layer_driver.h"
 #include "server/core/resources/session_context.h"
-#include "server/core/shard/session_factors.h"
 #include "server/core/shard/session_holders.h"
 
 namespace precondor {
@@ -24,11 +23,10 @@ namespace precondor {
 // Thread-safe. mu_ is a leaf lock; layers are called without it.
 class ShardSession {
  public:
-  // Makes the session, with fresh factors if they are needed. Precondition: the caller has reserved the one of `sizes`
-  // that applies. Returns the errors of Method::MakeState.
+  // Makes the session, with fresh factors. Precondition: the caller has reserved `reserved_bytes`, and releases them
+  // when the session has left the shard. Returns the errors of Method::MakeState.
   static absl::StatusOr<std::shared_ptr<ShardSession>> Create(std::shared_ptr<SessionContext> context,
-                                                              const SessionInstall& install,
-                                                              const SessionFactors::Sizes& sizes);
+                                                              const SessionInstall& install, int64_t reserved_bytes);
 
   // Handles a later Install of the session (see ShardControl). Returns FAILED_PRECONDITION: SPEC_MISMATCH for another
   // spec or other layers, STALE_EPOCH, or STALE_INCARNATION if a rank has another holder in the same epoch.
@@ -53,13 +51,12 @@ class ShardSession {
   uint64_t id() const { return context_->session_id; }
   SessionContext& context() const { return *context_; }
   std::shared_ptr<SessionContext> shared_context() const { return context_; }
-  SessionFactors& factors() const { return *factors_; }
+  int64_t reserved_bytes() const { return reserved_bytes_; }
   ShardSessionSummary summary() const;
 
  private:
   ShardSession(std::shared_ptr<SessionContext> context, std::vector<uint32_t> owned,
-               std::vector<std::shared_ptr<LayerDriver>> layers, std::shared_ptr<SessionFactors> factors,
-               const SessionInstall& install);
+               std::vector<std::shared_ptr<LayerDriver>> layers, const SessionInstall& install, int64_t reserved_bytes);
   absl::Status CheckSpec(const SessionInstall& install) const;
   absl::Status EpochHasBegun(uint64_t epoch) const;
   // Ends the earlier epochs of a layer and begins that of `install`. `replaced`: see LayerDriver::BeginEpoch.
@@ -69,7 +66,7 @@ class ShardSession {
   const std::shared_ptr<SessionContext> context_;
   const std::vector<uint32_t> owned_;
   const std::vector<std::shared_ptr<LayerDriver>> layers_;  // by layer index; null: owned by another shard
-  const std::shared_ptr<SessionFactors> factors_;
+  const int64_t reserved_bytes_;
 
   SessionHolders holders_;
 

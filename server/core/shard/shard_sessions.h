@@ -16,11 +16,11 @@
 
 #include "kernels/base/mutex.h"
 #include "server/core/resources/shard_context.h"
-#include "server/core/shard/session_factors.h"
 
 namespace precondor {
 
 class ShardSession;
+struct SessionContext;
 
 // State of a session that is in quarantine or moving to or from it. In all states but kClosing and kStored the session
 // belongs to the thread that has claimed it.
@@ -40,7 +40,7 @@ enum class Removal : uint8_t {
 };
 
 // Thread-safe. A session is in the table, in quarantine, or, while it is being restored, in both; Find does not return
-// it then. Lock order: mu_ before the lock of SessionFactors; no other lock is taken under it.
+// it then. mu_ is a leaf lock.
 class ShardSessions {
  public:
   // `shard` must outlive the table.

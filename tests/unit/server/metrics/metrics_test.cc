@@ -115,7 +115,6 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnTraceSpans(9, 3);
   metrics.OnAdmission(true);
   metrics.OnAdmission(false);
-  metrics.OnSessionGradientMemory("job", 30);
   metrics.OnSessionMemory("job", 100);
   metrics.OnLogSync(absl::Milliseconds(6), 4096);
   metrics.OnSnapshotWritten("job", absl::Seconds(2), 512);
@@ -256,8 +255,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {"precondor_dropped_trace_spans_total", 3},
       {R"(precondor_admissions_total{result="admitted"})", 1},
       {R"(precondor_admissions_total{result="refused"})", 1},
-      {R"(precondor_job_reserved_bytes{part="gradients",train_job="job"})", 30},
-      {R"(precondor_job_reserved_bytes{part="factors",train_job="job"})", 70},
+      {R"(precondor_job_reserved_bytes{train_job="job"})", 100},
       {"precondor_log_size_bytes", 4096},
       {"precondor_log_sync_seconds_sum", 0.006},
       {"precondor_snapshot_seconds_sum", 2},
@@ -331,7 +329,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
 
 // The cost to a Prometheus: a job's own series on a server that is coordinator and shard, and all others, whose number
 // follows from the code and not from what runs.
-TEST(MetricsTest, AJobCostsAtMost59Series) {
+TEST(MetricsTest, AJobCostsAtMost58Series) {
   MetricsObserver metrics("1", "all");
   const size_t without = Parse(metrics.Render()).samples.size();
   Drive(metrics);
@@ -340,7 +338,7 @@ TEST(MetricsTest, AJobCostsAtMost59Series) {
     of_job += absl::StrContains(series, "train_job=\"job\"") ? 1 : 0;
   }
   EXPECT_GT(of_job, 40u);
-  EXPECT_LE(of_job, 59u);
+  EXPECT_LE(of_job, 58u);
   EXPECT_LE(without, 200u);
   const size_t with_one = Parse(metrics.Render()).samples.size();
   metrics.OnSessionInstalled("other");

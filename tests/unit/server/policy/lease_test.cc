@@ -34,17 +34,5 @@ TEST(LeaseTest, ModesBetweenCoverTheRangeAndNoMore) {
               ElementsAre(ModeInterval{150, Mode::kFirstOrder}, ModeInterval{200, Mode::kSecondOrder}));
 }
 
-TEST(LeaseTest, TellsAReturnToSecondOrder) {
-  const std::vector<ModeInterval> second = {{0, Mode::kSecondOrder}};
-  const std::vector<ModeInterval> first = {{0, Mode::kSecondOrder}, {11, Mode::kFirstOrder}};
-  const std::vector<ModeInterval> back = {{0, Mode::kSecondOrder}, {11, Mode::kFirstOrder}, {20, Mode::kSecondOrder}};
-  std::vector<ModeInterval> ends_again = back;
-  ends_again.push_back({60, Mode::kFirstOrder});
-  EXPECT_FALSE(ReturnsToSecondOrder(second, first));
-  EXPECT_FALSE(ReturnsToSecondOrder(first, first));
-  EXPECT_TRUE(ReturnsToSecondOrder(first, back));
-  EXPECT_TRUE(ReturnsToSecondOrder(first, ends_again));
-}
-
 }  // namespace
 }  // namespace precondor

@@ -65,8 +65,6 @@ TEST(RecordCodec, KeepsUpdatesBitForBit) {
     EXPECT_EQ(got.back, back);
     EXPECT_EQ(got.last_step, 11u);
   }
-  EXPECT_TRUE(RoundTrip(FactorsRecord{.at = record.at, .held = true}).held);
-  EXPECT_FALSE(RoundTrip(FactorsRecord{.at = record.at, .held = false}).held);
 }
 
 TEST(RecordCodec, KeepsPlans) {
@@ -82,11 +80,8 @@ TEST(RecordCodec, KeepsPlans) {
 }
 
 TEST(RecordCodec, KeepsImages) {
-  LayerImage image{.at = MakeUpdate(7, 1, 3).at,
-                   .factor_version = 2,
-                   .outcomes = {},
-                   .held = false,
-                   .state = std::string("\0s\xff", 3)};
+  LayerImage image{
+      .at = MakeUpdate(7, 1, 3).at, .factor_version = 2, .outcomes = {}, .state = std::string("\0s\xff", 3)};
   image.outcomes.push_back({.step = 29, .mode = Mode::kFirstOrder, .updated = false, .plan = {}});
   image.outcomes.push_back({.step = 30,
                             .mode = Mode::kSecondOrder,
@@ -95,7 +90,6 @@ TEST(RecordCodec, KeepsImages) {
   const LayerImage got = DecodeImage(EncodeImageHead(image) + image.state).value();
   ExpectEqual(got.at, image.at);
   EXPECT_EQ(got.factor_version, 2u);
-  EXPECT_FALSE(got.held);
   EXPECT_EQ(got.state, image.state);
   ASSERT_EQ(got.outcomes.size(), 2u);
   EXPECT_EQ(got.outcomes[0].mode, Mode::kFirstOrder);
@@ -105,20 +99,20 @@ TEST(RecordCodec, KeepsImages) {
 }
 
 TEST(RecordCodec, RefusesOtherVersions) {
-  const LayerImage image{.at = MakeUpdate(7, 1, 3).at, .factor_version = 2, .outcomes = {}, .held = true, .state = "s"};
+  const LayerImage image{.at = MakeUpdate(7, 1, 3).at, .factor_version = 2, .outcomes = {}, .state = "s"};
   std::string bytes = EncodeImageHead(image) + image.state;
-  for (const char format : {0, 1, 2, 3, 4, 6}) {
+  for (const char format : {0, 1, 2, 3, 4, 5, 7}) {
     bytes[0] = format;
     const absl::Status refused = DecodeImage(bytes).status();
     EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
     EXPECT_EQ(refused.message(),
-              absl::StrCat("layer image: format: expected 5, got ", static_cast<int>(format),
+              absl::StrCat("layer image: format: expected 6, got ", static_cast<int>(format),
                            ", of another version: docs/operate/operations.md#upgrade says how to go on"));
   }
-  for (const uint8_t type : {0, 7, 8, 10}) {
+  for (const uint8_t type : {0, 6, 7, 8, 10}) {
     const absl::Status refused = DecodeRecord(type, "").status();
     EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-    EXPECT_EQ(refused.message(), absl::StrCat("record type: expected 1 ... 6 or 9, got ", static_cast<int>(type)));
+    EXPECT_EQ(refused.message(), absl::StrCat("record type: expected 1 ... 5 or 9, got ", static_cast<int>(type)));
   }
 }
 

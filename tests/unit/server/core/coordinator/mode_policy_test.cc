@@ -11,23 +11,12 @@ const std::vector<ModeInterval> kFirstFrom5 = {{0, Mode::kSecondOrder}, {5, Mode
 
 TEST(ModePolicyTest, AnOperatorsChoiceHoldsFromTheFirstStepThatIsNotGranted) {
   ModePolicy policy({}, {});
-  EXPECT_EQ(policy.WantedSchedule(kSecond, 5, 0), kSecond);
+  EXPECT_EQ(policy.WantedSchedule(kSecond, 5), kSecond);
   policy.Force(Mode::kFirstOrder);
   EXPECT_EQ(policy.decision().mode, Mode::kFirstOrder);
   EXPECT_EQ(policy.state().forced, Mode::kFirstOrder);
-  EXPECT_EQ(policy.WantedSchedule(kSecond, 5, 0), kFirstFrom5);
-  EXPECT_EQ(policy.WantedSchedule(kFirstFrom5, 9, 0), kFirstFrom5) << "carried out already";
-}
-
-TEST(ModePolicyTest, StaysInFirstOrderUntilAllHaveReportedAStep) {
-  ModePolicy policy({}, {});
-  policy.Force(Mode::kSecondOrder);
-  policy.StayInFirstOrderUntil(20);
-  EXPECT_EQ(policy.WantedSchedule(kFirstFrom5, 30, 19), kFirstFrom5);
-  std::vector<ModeInterval> back = kFirstFrom5;
-  back.push_back({30, Mode::kSecondOrder});
-  EXPECT_EQ(policy.WantedSchedule(kFirstFrom5, 30, 20), back);
-  EXPECT_EQ(policy.WantedSchedule(kSecond, 30, 0), kSecond) << "no return";
+  EXPECT_EQ(policy.WantedSchedule(kSecond, 5), kFirstFrom5);
+  EXPECT_EQ(policy.WantedSchedule(kFirstFrom5, 9), kFirstFrom5) << "carried out already";
 }
 
 TEST(ModePolicyTest, TakesInFinishedSteps) {
