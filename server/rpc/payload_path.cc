@@ -7,7 +7,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
-#include "proto/wire/region_codec.h"
+#include "proto/wire/slot_table.h"
 #include "proto/wire/tensor_codec.h"
 #include "server/rpc/convert.h"
 

@@ -19,7 +19,7 @@
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/chunk_assembler.h"
 #include "proto/wire/frame_codec.h"
-#include "server/core/api/transfer_observer.h"
+#include "server/core/api/observer.h"
 #include "server/core/shard/shard.h"
 #include "server/rpc/frame_queue.h"
 #include "server/rpc/shared_regions.h"

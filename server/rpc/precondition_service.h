@@ -10,8 +10,8 @@
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "server/core/shard/shard_data_plane.h"
 #include "server/rpc/bounded_handler.h"
+#include "server/rpc/exchange_stream.h"
 #include "server/rpc/payload_path.h"
-#include "server/rpc/shared_memory_limit.h"
 #include "server/rpc/shared_regions.h"
 #include "server/rpc/unary.h"
 

@@ -17,12 +17,10 @@
 #include "kernels/base/trace_context.h"
 #include "kernels/base/unix_address.h"
 #include "precondor/v1/shard.grpc.pb.h"
-#include "proto/wire/direct_channel.h"
-#include "proto/wire/grpc_deadline.h"
-#include "proto/wire/keepalive.h"
+#include "proto/wire/channel.h"
 #include "proto/wire/status_codec.h"
 #include "server/rpc/convert.h"
-#include "server/trace/operation.h"
+#include "server/trace/tracer.h"
 
 namespace precondor::rpc {
 namespace {

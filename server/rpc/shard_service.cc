@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/rpc/shard_service.h"
-
 #include <functional>
 #include <type_traits>
 #include <utility>
@@ -8,6 +6,7 @@
 #include "kernels/base/status_macros.h"
 #include "precondor/v1/shard.pb.h"
 #include "server/rpc/convert.h"
+#include "server/rpc/services.h"
 
 namespace precondor::rpc {
 namespace {

@@ -13,7 +13,6 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "server/core/coordinator/coordinator_session.h"
-#include "server/core/coordinator/session_messages.h"
 #include "server/core/shard/fencing_gate.h"
 
 namespace precondor::explore {

@@ -8,13 +8,12 @@
 
 #include "kernels/base/byte_codec.h"
 #include "kernels/base/check.h"
-#include "server/recovery/coordinator_encoding.h"
 #include "server/recovery/record_codec.h"
 #include "server/recovery/shard_snapshots.h"
 #include "server/store/crc32c.h"
+#include "server/store/log_reader.h"
 #include "server/store/record_log.h"
-#include "server/store/record_log_format.h"
-#include "server/store/snapshot_format.h"
+#include "server/store/snapshot_store.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/fake_file_system.h"
 

@@ -10,6 +10,7 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
+#include "server/policy/fallback.h"
 
 namespace precondor {
 namespace {
@@ -35,7 +36,8 @@ CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_step
       leases_(record.lease, lease_steps, GrantedThrough(record, members_, lease_steps)),
       // Reports are not written down: the ranks of a session from the journal may have made any number.
       progress_(spec.world_size, lease_steps, members_.ever_active()),
-      mode_policy_(spec.fallback, record.lease.fallback),
+      fallback_(std::move(record.lease.fallback)),
+      decision_(Decide(spec.fallback, fallback_)),
       snapshots_(spec.name) {}
 
 // --- durable state --------------------------------------------------------------------------------------------------
@@ -62,8 +64,7 @@ absl::StatusOr<SnapshotEntry> CoordinatorSession::PlanSnapshot() {
 }
 
 std::optional<LeaseTerms> CoordinatorSession::BeginLeaseWrite() {
-  return leases_.BeginWrite(mode_policy_.WantedSchedule(leases_.durable().schedule, leases_.first_open_step()),
-                            mode_policy_.state());
+  return leases_.BeginWrite(ApplyDecision(decision_, leases_.durable().schedule, leases_.first_open_step()), fallback_);
 }
 
 void CoordinatorSession::Adopt(CoordinatorRecord written) {
@@ -106,19 +107,98 @@ absl::StatusOr<std::optional<LossTable::StepLoss>> CoordinatorSession::Report(co
   const std::optional<FinishedStep> finished = progress_.Report(report, now);
   if (!finished.has_value()) return std::nullopt;
   const LossTable::StepLoss& loss = finished->loss;
-  mode_policy_.Observe({.step = loss.step,
-                        .loss = loss.loss,
-                        .learning_rate = loss.learning_rate,
-                        .seconds = finished->seconds,
-                        .mode = ModeAt(leases_.durable().schedule, loss.step),
-                        .skipped = loss.finite == 0});
+  fallback_ = Advance(spec.fallback, fallback_,
+                      {.step = loss.step,
+                       .loss = loss.loss,
+                       .learning_rate = loss.learning_rate,
+                       .seconds = finished->seconds,
+                       .mode = ModeAt(leases_.durable().schedule, loss.step),
+                       .skipped = loss.finite == 0});
+  decision_ = Decide(spec.fallback, fallback_);
   return loss;
+}
+
+void CoordinatorSession::Force(std::optional<Mode> mode) {
+  fallback_ = precondor::Force(spec.fallback, fallback_, mode);
+  decision_ = Decide(spec.fallback, fallback_);
 }
 
 void CoordinatorSession::WantFirstSteps() {
   if (!members_.active()) return;
   const std::vector<uint64_t>& steps = members_.membership().first_steps;
   leases_.ExtendBeyond(*std::min_element(steps.begin(), steps.end()));
+}
+
+SessionRecord MakeRecord(const CoordinatorSession& session) {
+  return {.session_id = session.id,
+          .spec = session.spec,
+          .placement = session.placement,
+          .membership = session.members().membership(),
+          .lease = session.leases().durable(),
+          .access = session.access};
+}
+
+EpochFence MakeFence(const CoordinatorSession& session) {
+  return {.session_id = session.id, .epoch = session.members().epoch(), .members = session.members().Members()};
+}
+
+std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session) {
+  const Membership& membership = session.members().membership();
+  // Once a rank has had an answer, its RESUME tells the shard what is lost.
+  const bool must_be_held = !session.progress().begun() && session.snapshots().HeldRestored().has_value();
+  std::vector<SessionInstall> installs;
+  for (const PlacedLayers& placed : session.placement) {
+    installs.push_back({.session_id = session.id,
+                        .epoch = membership.epoch,
+                        .rollback_epoch = membership.rollback_epoch,
+                        .rollback_step = membership.resume_step,
+                        .spec = session.spec,
+                        .layers = placed.layers,
+                        .members = session.members().Members(),
+                        .access = session.access,
+                        .must_be_held = must_be_held});
+  }
+  return installs;
+}
+
+Directive MakeDirective(const CoordinatorSession& session) {
+  const Membership& membership = session.members().membership();
+  const StepLeases& leases = session.leases();
+  const std::vector<SnapshotEntry>& snapshots = session.snapshots().list();
+  // A snapshot is announced after EndSnapshotPlan: it may fail before that.
+  const bool announced = !snapshots.empty() && snapshots.back().state != SnapshotState::kFailed &&
+                         leases.held_before() != snapshots.back().step;
+  return {.lease_through_step = leases.granted_through(),
+          .modes = ModesBetween(leases.durable().schedule, 0, leases.granted_through()),
+          .epoch = membership.epoch,
+          .rollback_epoch = membership.rollback_epoch,
+          .resume_step = membership.resume_step,
+          .snapshot_at = announced ? snapshots.back().step : 0,
+          .snapshot_number = announced ? snapshots.back().number : 0};
+}
+
+Mode LastMode(const CoordinatorSession& session) {
+  return ModeAt(session.leases().durable().schedule, session.progress().last_step());
+}
+
+CoordinatorSessionSummary MakeSummary(const CoordinatorSession& session) {
+  std::vector<ShardAssignment> shard_map;
+  for (const PlacedLayers& placed : session.placement) {
+    if (!placed.layers.empty()) shard_map.push_back({.address = placed.address, .layers = placed.layers});
+  }
+  return {.session_id = session.id,
+          .spec = session.spec,
+          .epoch = session.members().epoch(),
+          .joined = session.members().joined(),
+          .last_step = session.progress().last_step(),
+          .shard_steps = session.progress().shard_steps(),
+          .mode = LastMode(session),
+          .loss = session.progress().last_loss(),
+          .shard_map = std::move(shard_map),
+          .decision = session.decision(),
+          .modes = session.leases().durable().schedule,
+          .forced = session.fallback().forced,
+          .snapshots = session.snapshots().list()};
 }
 
 }  // namespace precondor

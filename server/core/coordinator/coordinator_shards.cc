@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls to shards, and the periodic repair: probes each shard, and carries out what reconcile.h finds.
-
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
 #include "server/core/coordinator/coordinator.h"
 #include "server/core/coordinator/coordinator_context.h"
-#include "server/core/coordinator/session_messages.h"
-#include "server/core/coordinator/session_operations.h"
+#include "server/core/coordinator/coordinator_session.h"
 
 namespace precondor {
 namespace {

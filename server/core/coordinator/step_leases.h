@@ -12,7 +12,6 @@
 #include "kernels/base/session_spec.h"
 #include "server/core/api/coordinator_journal.h"
 #include "server/policy/fallback.h"
-#include "server/policy/lease.h"
 
 namespace precondor {
 

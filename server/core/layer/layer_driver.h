@@ -2,11 +2,14 @@
 // Runs one layer of a session: feeds events to the layer's state machine and carries out the effects that it returns.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -18,8 +21,8 @@
 #include "kernels/base/mutex.h"
 #include "server/core/api/contribution.h"
 #include "server/core/api/shard_control.h"
+#include "server/core/api/shard_summary.h"
 #include "server/core/layer/admission.h"
-#include "server/core/layer/layer_counters.h"
 #include "server/core/layer/layer_events.h"
 #include "server/core/layer/layer_journal.h"
 #include "server/core/layer/layer_machine.h"
@@ -29,6 +32,32 @@
 #include "server/core/resources/session_context.h"
 
 namespace precondor {
+
+// Accumulates the LayerStats of one layer. Not thread-safe: LayerDriver::mu_ guards it.
+class LayerCounters {
+ public:
+  LayerCounters(uint32_t layer, std::string name) {
+    stats_.layer = layer;
+    stats_.name = std::move(name);
+  }
+
+  void CountAccepted(uint64_t accepted) { stats_.accepted += accepted; }
+  void CountDuplicate() { ++stats_.duplicates; }
+  void CountRejected() { ++stats_.rejected; }
+  void CountSealed(uint64_t step) { stats_.last_sealed_step = std::max(stats_.last_sealed_step, step); }
+  void CountUpdate(const LayerWorker::UpdateOutcome& outcome);
+  void CountAnswer(const GradientResult& answer);
+  void Show(const LayerWorker::StateView& view);
+
+  const LayerStats& stats() const { return stats_; }
+
+ private:
+  LayerStats stats_;
+  // Sums in seconds, and the count, from which the means in stats_ are computed.
+  double update_seconds_ = 0;
+  double precondition_seconds_ = 0;
+  uint64_t updates_ = 0;
+};
 
 // Runs one layer of a session. Owns the layer's lock, strand, payloads, factors and journal. A contribution goes
 // through Submit -> LayerMachine (under the lock) -> its effects, which wake the strand -> Run, until the machine has

@@ -13,7 +13,7 @@
 #include "server/core/layer/gradient_parts.h"
 #include "server/core/layer/reduction.h"
 #include "server/core/layer/statistics_merge.h"
-#include "server/core/resources/host_buffer.h"
+#include "server/core/resources/memory_pools.h"
 #include "server/core/resources/reservation.h"
 
 namespace precondor {

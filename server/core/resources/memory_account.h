@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 
 #include "kernels/base/mutex.h"
-#include "server/core/api/shard_observer.h"
+#include "server/core/api/observer.h"
 
 namespace precondor {
 

@@ -130,4 +130,14 @@ Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods
   return sum;
 }
 
+std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const MethodSet& methods) {
+  std::vector<PlacementLayer> layers;
+  layers.reserve(spec.layers.size());
+  for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
+    layers.push_back({.cost = methods.of(layer).StepFlops(spec.layers[layer], VectorsPerStep(spec, layer)),
+                      .bytes = LayerBytes(spec, methods.of(layer), layer, kDefaultWindowSteps)});
+  }
+  return layers;
+}
+
 }  // namespace precondor

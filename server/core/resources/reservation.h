@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/types/span.h"
 
@@ -10,6 +11,7 @@
 #include "kernels/methods/method.h"
 #include "kernels/methods/method_set.h"
 #include "server/core/api/contribution.h"
+#include "server/policy/placement.h"
 
 namespace precondor {
 
@@ -54,5 +56,8 @@ int64_t GradientContributors(const SessionSpec& spec);
 // what describes the payload.
 inline constexpr int64_t kBytesPerSlot = 16;
 inline constexpr int64_t kBytesPerContribution = kBytesPerSlot + sizeof(StagedContribution);
+
+// Returns cost and memory of every layer. The cost is the FLOPs of one step: update and preconditioning.
+std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const MethodSet& methods);
 
 }  // namespace precondor

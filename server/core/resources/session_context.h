@@ -15,9 +15,8 @@
 #include "kernels/methods/method_set.h"
 #include "server/core/api/executor.h"
 #include "server/core/api/session_access.h"
-#include "server/core/resources/payload_pool.h"
+#include "server/core/resources/memory_pools.h"
 #include "server/core/resources/reservation.h"
-#include "server/core/resources/scratch_pool.h"
 #include "server/core/resources/shard_context.h"
 
 namespace precondor {

@@ -54,6 +54,13 @@ struct ShardContext {
 };
 
 // Describes the device: reserved bytes, and the fault that made it unusable. Thread-safe.
-DeviceUse DescribeDevice(const ShardContext& shard);
+inline DeviceUse DescribeDevice(const ShardContext& shard) {
+  const std::string& name = shard.options.device_name;
+  return {.name = name.empty() ? std::string(shard.backend.name()) : name,
+          .capacity_bytes = shard.memory.capacity(),
+          .reserved_bytes = shard.memory.reserved(),
+          .fault = std::string(shard.backend.fault().message()),
+          .ring_device = shard.options.ring_device};
+}
 
 }  // namespace precondor

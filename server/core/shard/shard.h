@@ -16,7 +16,6 @@
 #include "server/core/api/shard_summary.h"
 #include "server/core/resources/shard_context.h"
 #include "server/core/shard/fencing_gate.h"
-#include "server/core/shard/serving_state.h"
 #include "server/core/shard/session_installer.h"
 #include "server/core/shard/shard_data_plane.h"
 #include "server/core/shard/shard_quarantine.h"

@@ -25,7 +25,7 @@
 #include "kernels/base/sanitizers.h"
 #include "server/metrics/catalog.h"
 #include "server/metrics/metrics_observer.h"
-#include "server/net/tcp_listener.h"
+#include "server/net/acceptor.h"
 
 namespace precondor::metrics {
 namespace {
