@@ -153,9 +153,6 @@ class ServerApp final : public App {
       if (shard_ != nullptr) sessions = shard_->ListSessions();
       for (const ShardSessionSummary& session : sessions) metrics.OnShardStep(session.spec.name, session.last_step);
       for (const auto& [part, bytes] : Budget(sessions)) metrics.OnMemoryBudget(part, bytes);
-      if (const auto* service = precondition_service_.get()) {
-        metrics.OnStreamMemory(service->incomplete_bytes(), service->shared_memory_bytes());
-      }
     });
     if (!config_.metrics_listen.empty()) {
       PRECONDOR_ASSIGN_OR_RETURN(const TcpSocket socket, ListenTcp(config_.metrics_listen, "metrics_listen"));

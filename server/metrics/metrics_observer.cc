@@ -382,20 +382,12 @@ void MetricsObserver::OnTraceSpans(int64_t made, int64_t dropped) {
   impl_->RaiseTo(Metric("precondor_trace_spans_total"), made);
   impl_->RaiseTo(Metric("precondor_dropped_trace_spans_total"), dropped);
 }
-void MetricsObserver::OnStreamMemory(int64_t incomplete, int64_t shared) {
-  impl_->gauge(Metric("precondor_incomplete_bytes")).Set(static_cast<double>(incomplete));
-  impl_->gauge(Metric("precondor_shared_memory_bytes")).Set(static_cast<double>(shared));
-}
 void MetricsObserver::OnMemoryBudget(absl::string_view part, int64_t bytes) {
   impl_->AddGauge(Metric("precondor_memory_budget_bytes"), {{"part", std::string(part)}})
       .Set(static_cast<double>(bytes));
 }
 void MetricsObserver::OnContainerMemory(int64_t bytes) {
   impl_->gauge(Metric("precondor_container_memory_bytes")).Set(static_cast<double>(bytes));
-}
-void MetricsObserver::OnStream(bool open) {
-  prometheus::Gauge& streams = impl_->gauge(Metric("precondor_open_streams"));
-  open ? streams.Increment() : streams.Decrement();
 }
 void MetricsObserver::OnCertificateExpiry(int64_t unix_seconds) {
   impl_->gauge(Metric("precondor_certificate_expiry_timestamp_seconds")).Set(static_cast<double>(unix_seconds));

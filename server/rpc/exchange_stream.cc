@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-
 #include "server/rpc/exchange_stream.h"
 
 #include <arpa/inet.h>
@@ -101,7 +100,6 @@ ExchangeStream::ExchangeStream(ShardDataPlane& shard, const std::string& backend
           credit_bytes)),
       path_(regions, credit_bytes, queue_, observer),
       tracer_(runner.tracer()) {
-  observer_.OnStream(/*open=*/true);
   if (tracer_ != nullptr) BeginTrace(*tracer_, caller);
   // A client repeats its frames in order after it connects. The stream must take all of them from the first one on, or
   // end: if it refused only the first frames, the shard would get the others out of order.
@@ -183,7 +181,6 @@ void ExchangeStream::OnCancel() {
 void ExchangeStream::OnDone() {
   queue_->Close();
   shared_ = nullptr;
-  observer_.OnStream(/*open=*/false);
   // A client that ends a stream in order has unmapped its region. A lost connection also ends the reads, but then gRPC
   // reports a cancellation.
   if (code_ == absl::StatusCode::kOk && !cancelled_.load(std::memory_order_relaxed)) path_.NoteUnmapped();

@@ -43,7 +43,6 @@ class SharedMemoryLimit {
   // The right to the memory of one stream; it ends with this object.
   using Hold = std::unique_ptr<SharedMemoryLimit, GiveBack>;
 
-  int64_t bytes() const { return bytes_.load(); }
   // Whether to offer memory to `peer`, as gRPC names the peer of a call: it is on this host.
   bool MayOffer(const std::string& peer) const;
   // Returns RESOURCE_EXHAUSTED (CAPACITY) if other streams have all of it.

@@ -57,11 +57,6 @@ class PreconditionService final
                                              const v1::ListMissingRanksRequest* request,
                                              v1::ListMissingRanksResponse* response) override;
 
-  // Bytes of payloads that workers have begun and not ended.
-  int64_t incomplete_bytes() const { return static_cast<int64_t>(open_payloads_.bytes()); }
-  // Bytes of memory that streams share with their workers.
-  int64_t shared_memory_bytes() const { return shared_memory_.bytes(); }
-
  private:
   // Calls of a step's ranks wait for each other: their payloads are counted as those of streams are, once they are
   // known to belong to the session.

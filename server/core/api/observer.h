@@ -92,8 +92,6 @@ class TransferObserver {
   // `took` is the time from when an answer waits to be written to a stream until the transport has taken its last
   // frame.
   virtual void OnReply(absl::Duration took) {}
-  // A worker's stream has begun (`open`) or ended.
-  virtual void OnStream(bool open) {}
 };
 
 // Observer has the rules for calls. By default every method does nothing.

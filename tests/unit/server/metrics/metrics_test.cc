@@ -103,10 +103,6 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnShardStep("job", 43);
   metrics.OnDroppedLogLines(2);
   metrics.OnAcceptFailure();
-  metrics.OnStream(/*open=*/true);
-  metrics.OnStream(/*open=*/true);
-  metrics.OnStream(/*open=*/false);
-  metrics.OnStreamMemory(48, 49);
   metrics.OnMemoryBudget("messages", 77);
   metrics.OnContainerMemory(99);
   metrics.OnCertificateExpiry(1'000'000'000);
@@ -245,9 +241,6 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_shard_step_number{train_job="job"})", 43},
       {R"(precondor_dropped_log_lines_total)", 5},
       {R"(precondor_accept_failures_total)", 1},
-      {R"(precondor_open_streams)", 1},
-      {R"(precondor_incomplete_bytes)", 48},
-      {R"(precondor_shared_memory_bytes)", 49},
       {R"(precondor_memory_budget_bytes{part="messages"})", 77},
       {R"(precondor_container_memory_bytes)", 99},
       {R"(precondor_certificate_expiry_timestamp_seconds)", 1e9},
