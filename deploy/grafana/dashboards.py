@@ -141,7 +141,7 @@ TRAINING_JOB = dashboard("precondor-training-job", "Precondor: training job", [T
         (f"sum(rate(precondor_update_failures_total{{{JOB_SHARD}}}[$__rate_interval]))", "failed"),
         (f"sum(rate(precondor_fetches_total{{{JOB_SHARD}}}[$__rate_interval]))", "factors fetched"), width=12)]),
     ("Device and memory", [panel("Memory reserved", "bytes", (
-        f"sum by (instance, part) (precondor_job_reserved_bytes{{{JOB_SHARD}}})", "{{instance}} {{part}}"), width=12),
+        f"precondor_job_reserved_bytes{{{JOB_SHARD}}}", "{{instance}}"), width=12),
         panel("Ranks that lag", "none", (f"precondor_lagging_workers{{{JOB_SHARD}}}", "{{instance}} ranks"),
               (f"precondor_lagging_rank_number{{{JOB_SHARD}}}", "{{instance}} lowest rank, -1: none"), width=12)]),
     ("Recovery", [panel("Recovery", "none", (f"sum(precondor_updates_lost_total{{{JOB_SHARD}}})", "updates lost"),

@@ -6,10 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 #include "kernels/base/mutex.h"
+#include "kernels/device_plane.h"
+#include "precondor/v1/precondition.pb.h"
 
 namespace precondor::wire {
 
@@ -55,5 +59,13 @@ class SlotTable {
   uint64_t last_generation_ ABSL_GUARDED_BY(mu_) = 0;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
+
+// --- descriptions of shared regions, which the protocol calls rings
+
+// Describes a region of `bytes` in the memory of `device`. `handle` is empty unless the region exists.
+v1::Ring EncodeRegion(RegionKind kind, const std::string& device, uint64_t bytes, const std::string& handle = "");
+// Checks that a request or a granted ring is of the expected kind and device and has more than 0 bytes. Returns
+// InvalidArgument (MALFORMED) with the difference if not.
+absl::Status CheckRegion(const v1::Ring& got, RegionKind kind, const std::string& device);
 
 }  // namespace precondor::wire

@@ -123,19 +123,6 @@ absl::Status EncodeMatrix(DType dtype, float scale, ConstMatrixView matrix, absl
   return absl::OkStatus();
 }
 
-absl::Status DecodeMatrix(DType dtype, float scale, absl::Span<const uint8_t> in, MatrixView out) {
-  PRECONDOR_RETURN_IF_ERROR(CheckSize("input", dtype, out.rows, out.cols, in.size()));
-  if (out.contiguous()) {
-    DecodeElements(dtype, in.data(), scale, absl::MakeSpan(out.data, out.size()));
-    return absl::OkStatus();
-  }
-  const size_t row_bytes = out.cols * ByteSize(dtype);
-  for (int64_t i = 0; i < out.rows; ++i) {
-    DecodeElements(dtype, in.data() + i * row_bytes, scale, absl::MakeSpan(out.row(i), out.cols));
-  }
-  return absl::OkStatus();
-}
-
 std::vector<Chunk> PlanChunks(uint64_t payload_bytes, uint64_t chunk_bytes) {
   chunk_bytes = std::max<uint64_t>(chunk_bytes, 1);
   std::vector<Chunk> chunks;

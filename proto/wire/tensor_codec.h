@@ -56,8 +56,6 @@ absl::Span<const uint8_t> AliasPayload(DType dtype, ConstMatrixView matrix);
 // Writes the elements of `matrix`, row by row and divided by `scale`, to `out`. Returns InvalidArgument (SIZE_MISMATCH)
 // unless `out` has exactly the size of rows * cols elements.
 absl::Status EncodeMatrix(DType dtype, float scale, ConstMatrixView matrix, absl::Span<uint8_t> out);
-// Inverse of EncodeMatrix. `in` may have any alignment.
-absl::Status DecodeMatrix(DType dtype, float scale, absl::Span<const uint8_t> in, MatrixView out);
 
 // The part of a payload that one frame carries.
 struct Chunk {

@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+#include <fstream>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <malloc.h>
 #include <map>
 #include <optional>
 #include <thread>
@@ -23,41 +24,47 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
 #include "kernels/cuda/cuda_module.h"
+#include "proto/wire/channel.h"
 #include "proto/wire/channel_security.h"
-#include "proto/wire/grpc_deadline.h"
-#include "proto/wire/keepalive.h"
-#include "proto/wire/write_buffer.h"
 #include "server/app/coordinator_storage.h"
 #include "server/app/local_shard.h"
 #include "server/app/memory_budget.h"
 #include "server/app/periodic.h"
-#include "server/app/port_file.h"
 #include "server/app/shard_backend.h"
 #include "server/core/coordinator/coordinator.h"
 #include "server/core/executors/thread_pool.h"
 #include "server/core/shard/shard.h"
 #include "server/http/http_client.h"
-#include "server/http/status_html.h"
 #include "server/http/status_pages.h"
 #include "server/metrics/metrics_observer.h"
+#include "server/net/acceptor.h"
 #include "server/net/listeners.h"
-#include "server/net/tcp_listener.h"
 #include "server/recovery/layer_uploads.h"
 #include "server/recovery/shard_store.h"
-#include "server/rpc/admin_service.h"
 #include "server/rpc/precondition_service.h"
 #include "server/rpc/server_security.h"
-#include "server/rpc/session_service.h"
+#include "server/rpc/services.h"
 #include "server/rpc/shard_client.h"
-#include "server/rpc/shard_service.h"
 #include "server/rpc/shared_regions.h"
-#include "server/rpc/snapshot_service.h"
 #include "server/store/posix_file_system.h"
-#include "server/trace/operation.h"
 #include "server/trace/tracer.h"
 
 namespace precondor {
 namespace {
+
+// Writes `port` and a newline to `path`, atomically, so that a reader never sees part of a number. Does nothing if
+// `path` is empty. Returns Unavailable if the file cannot be written.
+absl::Status WritePortFile(const std::string& path, absl::string_view port) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string temporary = absl::StrCat(path, ".tmp");
+  std::ofstream file(temporary);
+  file << port << "\n";
+  file.close();
+  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    return absl::UnavailableError(absl::StrCat("port file: cannot write ", path));
+  }
+  return absl::OkStatus();
+}
 
 constexpr char kLivenessService[] = "liveness";  // stays SERVING during a drain, unlike ""
 // Control threads wait for shards, disks and etcd. A session's calls take one or two of them, for any number of ranks.
@@ -145,9 +152,6 @@ class ServerApp final : public App {
       if (shard_ != nullptr) sessions = shard_->ListSessions();
       for (const ShardSessionSummary& session : sessions) metrics.OnShardStep(session.spec.name, session.last_step);
       for (const auto& [part, bytes] : Budget(sessions)) metrics.OnMemoryBudget(part, bytes);
-      if (const auto* service = precondition_service_.get()) {
-        metrics.OnStreamMemory(service->incomplete_bytes(), service->shared_memory_bytes());
-      }
     });
     if (!config_.metrics_listen.empty()) {
       PRECONDOR_ASSIGN_OR_RETURN(const TcpSocket socket, ListenTcp(config_.metrics_listen, "metrics_listen"));
@@ -248,7 +252,6 @@ class ServerApp final : public App {
       options.snapshot_interval_steps = static_cast<uint64_t>(config_.snapshot_interval_steps);
       if (config_.quarantine_days > 0) options.quarantine_time = absl::Hours(24 * config_.quarantine_days);
     }
-    options.trim_memory = [] { malloc_trim(0); };
     if (config_.slow_worker_ms > 0) options.slow_worker = absl::Milliseconds(config_.slow_worker_ms);
     PRECONDOR_RETURN_IF_ERROR(MakeDevicePlane());
     if (device_plane_ != nullptr) options.ring_device = device_plane_->device();

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 
-#include "server/app/config_values.h"
+#include "server/app/config_options.h"
 
 namespace precondor {
 

@@ -42,9 +42,6 @@ class LocalShard final : public ShardControl {
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
     return Call([&] { return shard_.Fence(fence); });
   }
-  absl::Status HoldFactors(const FactorHold& hold) override {
-    return Call([&] { return shard_.HoldFactors(hold); });
-  }
   absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
     return Call([&] { return shard_.TakeSnapshot(order); });
   }

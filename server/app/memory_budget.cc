@@ -14,7 +14,7 @@
 #include "absl/strings/strip.h"
 
 #include "kernels/base/dtype.h"
-#include "server/core/resources/payload_pool.h"
+#include "server/core/resources/memory_pools.h"
 #include "server/rpc/request_budget.h"
 
 namespace precondor {

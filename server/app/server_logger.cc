@@ -6,7 +6,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "server/trace/operation.h"
+#include "server/trace/tracer.h"
 
 namespace precondor {
 namespace {

@@ -7,8 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "proto/wire/direct_channel.h"
-#include "proto/wire/grpc_deadline.h"
+#include "proto/wire/channel.h"
 #include "proto/wire/status_codec.h"
 
 namespace precondor::etcd {

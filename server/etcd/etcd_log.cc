@@ -10,7 +10,7 @@
 #include "absl/strings/str_split.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/recovery/coordinator_encoding.h"
+#include "server/recovery/record_codec.h"
 
 namespace precondor::etcd {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/http/status_html.h"
+#include "server/http/status_pages.h"
 
 namespace precondor {
 

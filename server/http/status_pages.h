@@ -28,4 +28,8 @@ struct StatusSubject {
 // Returns the sessions that the server knows as coordinator, shard or both.
 std::string StatusPage(const StatusSubject& subject);
 
+// HTML of the metrics port's status page: one page without external assets. It reads /status and /metrics of its server
+// every two seconds, and changes nothing. The plots' history is in the browser, 124,800 bytes a job.
+extern const char kStatusHtml[];
+
 }  // namespace precondor

@@ -2,7 +2,7 @@
 // Lists every metric of a server with name, type and help. Rules: names are precondor_<noun>_<unit>[_total] in base
 // units. The label train_job is the job's name. A rank, step, layer, peer or session id is never a label.
 // docs/operate/monitoring.md describes what to watch.
-// A job has at most 59 series on a server of role all (tests/unit/server/metrics/metrics_test.cc). Therefore histograms
+// A job has at most 58 series on a server of role all (tests/unit/server/metrics/metrics_test.cc). Therefore histograms
 // and reasons are per server, and jobs have sums only.
 #pragma once
 
@@ -57,8 +57,7 @@ inline constexpr MetricInfo kCatalog[] = {
      MetricOwner::kShardJob},
     {"precondor_fetched_bytes_total", MetricType::kCounter, "train_job", "Payload bytes of fetched factors",
      MetricOwner::kShardJob},
-    {"precondor_job_reserved_bytes", MetricType::kGauge, "train_job,part",
-     "Memory that the job has reserved on this shard. The part gradients is for both modes, factors for second order",
+    {"precondor_job_reserved_bytes", MetricType::kGauge, "train_job", "Memory that the job has reserved on this shard",
      MetricOwner::kShardJob},
     {"precondor_shard_step_number", MetricType::kGauge, "train_job",
      "Greatest step of the job that this shard has sealed", MetricOwner::kShardJob},
@@ -141,10 +140,6 @@ inline constexpr MetricInfo kCatalog[] = {
     {"precondor_rpc_seconds", MetricType::kHistogram, "method",
      "Time of an RPC. An Exchange lasts as long as its stream"},
     {"precondor_draining_status", MetricType::kGauge, "", "1 after a drain has begun"},
-    {"precondor_open_streams", MetricType::kGauge, "", "Open streams of workers"},
-    {"precondor_incomplete_bytes", MetricType::kGauge, "",
-     "Payload bytes of incomplete contributions, and of unary gradients without an answer"},
-    {"precondor_shared_memory_bytes", MetricType::kGauge, "", "Memory that streams share with workers of this host"},
     {"precondor_memory_budget_bytes", MetricType::kGauge, "part",
      "Most memory that a part of the process can use with the present sessions"},
     {"precondor_container_memory_bytes", MetricType::kGauge, "", "Memory limit of the container. 0 means none"},

@@ -94,7 +94,6 @@ class MetricsObserver::Impl {
     std::array<prometheus::Counter*, kStages.size()> stages, stage_seconds;  // null if not in kJobStageList
     std::array<prometheus::Counter*, kDecisions.size()> results;
     prometheus::Counter *snapshots_done, *snapshots_failed;
-    prometheus::Gauge *gradient_bytes, *factor_bytes;
   };
   struct CoordinatorJob : Job {
     prometheus::Counter *snapshots_complete, *snapshots_failed;
@@ -307,10 +306,6 @@ class MetricsObserver::Impl {
       job.results[i] = JobCounter(job, Metric("precondor_results_total"),
                                   {{"train_job", name}, {"decision", Lower(DecisionName(kDecisions[i]))}});
     }
-    job.gradient_bytes =
-        JobGauge(job, Metric("precondor_job_reserved_bytes"), {{"train_job", name}, {"part", "gradients"}});
-    job.factor_bytes =
-        JobGauge(job, Metric("precondor_job_reserved_bytes"), {{"train_job", name}, {"part", "factors"}});
     job.snapshots_done =
         JobCounter(job, Metric("precondor_snapshots_total"), {{"train_job", name}, {"outcome", "durable"}});
     job.snapshots_failed =
@@ -387,20 +382,12 @@ void MetricsObserver::OnTraceSpans(int64_t made, int64_t dropped) {
   impl_->RaiseTo(Metric("precondor_trace_spans_total"), made);
   impl_->RaiseTo(Metric("precondor_dropped_trace_spans_total"), dropped);
 }
-void MetricsObserver::OnStreamMemory(int64_t incomplete, int64_t shared) {
-  impl_->gauge(Metric("precondor_incomplete_bytes")).Set(static_cast<double>(incomplete));
-  impl_->gauge(Metric("precondor_shared_memory_bytes")).Set(static_cast<double>(shared));
-}
 void MetricsObserver::OnMemoryBudget(absl::string_view part, int64_t bytes) {
   impl_->AddGauge(Metric("precondor_memory_budget_bytes"), {{"part", std::string(part)}})
       .Set(static_cast<double>(bytes));
 }
 void MetricsObserver::OnContainerMemory(int64_t bytes) {
   impl_->gauge(Metric("precondor_container_memory_bytes")).Set(static_cast<double>(bytes));
-}
-void MetricsObserver::OnStream(bool open) {
-  prometheus::Gauge& streams = impl_->gauge(Metric("precondor_open_streams"));
-  open ? streams.Increment() : streams.Decrement();
 }
 void MetricsObserver::OnCertificateExpiry(int64_t unix_seconds) {
   impl_->gauge(Metric("precondor_certificate_expiry_timestamp_seconds")).Set(static_cast<double>(unix_seconds));
@@ -475,11 +462,8 @@ void MetricsObserver::OnFetch(absl::string_view train_job, int64_t bytes) {
 }
 void MetricsObserver::OnSessionMemory(absl::string_view train_job, int64_t reserved) {
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
-    job.factor_bytes->Set(std::max(0.0, static_cast<double>(reserved) - job.gradient_bytes->Value()));
+    job.gauge(Metric("precondor_job_reserved_bytes")).Set(static_cast<double>(reserved));
   });
-}
-void MetricsObserver::OnSessionGradientMemory(absl::string_view train_job, int64_t reserved) {
-  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { job.gradient_bytes->Set(static_cast<double>(reserved)); });
 }
 void MetricsObserver::OnAdmission(bool admitted) { impl_->admissions(admitted).Increment(); }
 void MetricsObserver::OnLogSync(absl::Duration took, int64_t log_bytes) {

@@ -42,7 +42,6 @@ class MetricsObserver final : public Observer {
   // Totals since the server started. `dropped` is the part of `made` that was dropped.
   void OnTraceSpans(int64_t made, int64_t dropped);
   void OnAcceptFailure();
-  void OnStreamMemory(int64_t incomplete, int64_t shared);
   void OnMemoryBudget(absl::string_view part, int64_t bytes);
   // `bytes` is 0 if there is no limit.
   void OnContainerMemory(int64_t bytes);
@@ -54,7 +53,6 @@ class MetricsObserver final : public Observer {
   void OnSent(TransferPath path, TransferKind kind, int64_t bytes) override;
   void OnReceive(absl::Duration took) override;
   void OnReply(absl::Duration took) override;
-  void OnStream(bool open) override;
   // LayerObserver.
   void OnContribution(absl::string_view train_job, ContributionKind kind, int64_t bytes) override;
   void OnDuplicate(absl::string_view train_job, ContributionKind kind) override;
@@ -70,7 +68,6 @@ class MetricsObserver final : public Observer {
   void OnSessionInstalled(absl::string_view train_job) override;
   void OnSessionRemoved(absl::string_view train_job) override;
   void OnSessionMemory(absl::string_view train_job, int64_t reserved) override;
-  void OnSessionGradientMemory(absl::string_view train_job, int64_t reserved) override;
   void OnStragglers(absl::string_view train_job, const std::vector<uint32_t>& ranks) override;
   void OnShardSessions(int64_t sessions) override;
   void OnQuarantinedSessions(int64_t sessions) override;

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Accepts connections on a listening socket, and continues after the process has run out of file descriptors. gRPC
-// 1.51's own listener stops permanently in that case.
+// Listening sockets: opens a TCP port, and accepts connections. Accepting continues after the process has run out of
+// file descriptors; gRPC 1.51's own listener stops permanently in that case.
 #pragma once
 
 #include <functional>
+#include <string>
 #include <thread>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 #include "kernels/base/mutex.h"
 
@@ -36,5 +40,17 @@ class Acceptor {
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;
 };
+
+struct TcpSocket {
+  int fd = -1;  // bound and listening; owned by the caller
+  int port = 0;
+};
+
+// Binds `address`, host:port or [host]:port, to the first of the host's addresses that can be bound. Port 0 selects a
+// free one. 0.0.0.0 means all addresses of the machine, including IPv6 if it is available. Connections wait until they
+// are accepted. They send without delay (TCP_NODELAY), and end if sent data are not acknowledged within
+// wire::kKeepaliveTimeout. Returns Unavailable, with the address and the system's reason, if the address cannot be
+// bound, for example because another process has the port. `option` is what the error names.
+absl::StatusOr<TcpSocket> ListenTcp(const std::string& address, absl::string_view option = "listen");
 
 }  // namespace precondor

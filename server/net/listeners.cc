@@ -12,7 +12,7 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
-#include "server/net/tcp_listener.h"
+#include "server/net/acceptor.h"
 
 namespace precondor {
 

@@ -14,10 +14,52 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/session_spec.h"
-#include "server/policy/lease.h"
-#include "server/policy/loss_trend.h"
 
 namespace precondor {
+
+// Consecutive steps with one mode: from first_step to the step before the next interval.
+struct ModeInterval {
+  uint64_t first_step = 0;
+  Mode mode = Mode::kSecondOrder;
+  bool operator==(const ModeInterval&) const = default;
+};
+
+// Returns the mode of `step`. `schedule` ascends by first_step, and its first interval begins at 0. An empty schedule
+// means second order.
+Mode ModeAt(absl::Span<const ModeInterval> schedule, uint64_t step);
+
+// Returns the part of the schedule that covers [from_step, through_step]. Its first interval begins at from_step.
+std::vector<ModeInterval> ModesBetween(absl::Span<const ModeInterval> schedule, uint64_t from_step,
+                                       uint64_t through_step);
+
+inline constexpr double kLossDecay = 0.95;  // weight of the past in smoothed losses
+
+// A phase begins with the first step, at each step at which the learning rate rises, and where it changes abruptly.
+// Units: loss, and loss per step.
+struct LossTrend {
+  bool started = false;      // false until a step was counted; the other fields are then undefined
+  double loss = 0;           // l: exponential mean of the losses
+  double rate = 0;           // r: exponential mean of l's decrease per step; positive while the loss decreases
+  double learning_rate = 0;  // of the last step with a known one; 0 means none yet
+  uint64_t phase_step = 0;   // t0: step at which the phase began
+  double phase_loss = 0;     // l(t0): smoothed loss at that step
+  uint64_t phase_steps = 0;  // number of steps counted since t0
+  bool operator==(const LossTrend&) const = default;
+};
+
+// Returns the trend after a step, or nullopt if the loss is not finite or a sum would exceed f64's range. A learning
+// rate that is not finite and positive counts as unknown. While the learning rate rises, every step begins a phase.
+std::optional<LossTrend> AdvanceTrend(const FallbackConfig& config, const LossTrend& trend, uint64_t step, double loss,
+                                      double learning_rate);
+
+// Returns `trend` with a phase that begins at `step`.
+LossTrend BeginPhase(const LossTrend& trend, uint64_t step);
+
+// Returns the decrease of the smoothed loss since t0: l(t0) - l.
+double PhaseDecrease(const LossTrend& trend);
+
+// Returns the mean decrease per counted step since t0; 0 if no step was counted.
+double PhaseMeanRate(const LossTrend& trend);
 
 // One finished step of the session. A step is counted if its loss is finite and it was not skipped. Other steps change
 // only last_step and uncounted_steps.

@@ -8,7 +8,7 @@
 
 #include "kernels/base/byte_codec.h"
 #include "kernels/base/status_macros.h"
-#include "server/recovery/coordinator_encoding.h"
+#include "server/recovery/record_codec.h"
 
 namespace precondor::recovery {
 namespace {

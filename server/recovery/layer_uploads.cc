@@ -54,7 +54,6 @@ absl::StatusOr<std::optional<LayerImage>> LayerUploads::Add(const LayerPiece& pi
   }
   LayerImage image;
   if (piece.fetched) {
-    image.held = !bytes.empty();
     image.state = std::move(bytes);
   } else {
     const uint32_t checksum = store::Crc32c(bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encodes and decodes the records of a shard's log and the files of its snapshots (docs/operate/storage.md). Pure
-// functions.
+// Encodes and decodes the records of shards' and coordinators' logs and the files of snapshots
+// (docs/operate/storage.md). Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "server/core/api/coordinator_journal.h"
 #include "server/core/api/shard_journal.h"
 
 namespace precondor::recovery {
@@ -22,8 +23,7 @@ enum class RecordType : uint8_t {
   kUpdate = 3,
   kFailedUpdate = 4,
   kPlan = 5,
-  kFactors = 6,
-  // 7 and 8 are reserved: development versions wrote them for factors on other disks.
+  // 6, 7 and 8 are reserved: development versions wrote them for factors that a session did not hold.
   kQuarantine = 9,
   kGradient = 10,  // in the log of gradients alone
 };
@@ -68,5 +68,25 @@ constexpr uint64_t kMostImageHeadBytes = 64 << 10;
 std::string EncodeImageHead(const LayerImage& image);
 // Decodes a whole file. Returns DATA_LOSS if it is damaged, FAILED_PRECONDITION if it has another format.
 absl::StatusOr<LayerImage> DecodeImage(absl::string_view bytes);
+
+// --- a coordinator's records. The bytes are equal on a disk and in etcd.
+
+// Stable numbers of the record kinds: 1 + the index in CoordinatorRecord.
+inline constexpr uint8_t kSessionRecord = 1;
+inline constexpr uint8_t kMembershipRecord = 2;
+inline constexpr uint8_t kLeaseRecord = 3;
+inline constexpr uint8_t kCloseRecord = 4;
+inline constexpr uint8_t kSnapshotsRecord = 5;
+inline constexpr uint8_t kClosingRecord = 6;
+inline constexpr uint8_t kLeaderRecord = 7;
+
+uint8_t KindOf(const CoordinatorRecord& record);
+uint64_t SessionIdOf(const CoordinatorRecord& record);  // 0 if the record belongs to no session
+
+// Returns a version byte followed by the record's fields, a session's description as its message. Returns
+// INVALID_ARGUMENT if that has a method without a message.
+absl::StatusOr<std::string> EncodeCoordinatorRecord(const CoordinatorRecord& record);
+// Returns DATA_LOSS if the bytes are not a record of that kind, FAILED_PRECONDITION if they are of another version.
+absl::StatusOr<CoordinatorRecord> DecodeCoordinatorRecord(uint8_t kind, absl::string_view bytes);
 
 }  // namespace precondor::recovery

@@ -19,8 +19,8 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
+#include "server/core/api/observer.h"
 #include "server/core/api/shard_journal.h"
-#include "server/core/api/store_observer.h"
 #include "server/recovery/record_codec.h"
 #include "server/store/record_log.h"
 

@@ -20,8 +20,8 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
+#include "server/core/api/observer.h"
 #include "server/core/api/shard_journal.h"
-#include "server/core/api/store_observer.h"
 #include "server/recovery/gradient_log.h"
 #include "server/store/snapshot_store.h"
 

@@ -46,7 +46,6 @@ constexpr MethodRoles kMethods[] = {
     {"/precondor.v1.ShardService/DescribeShard", kCoordinator},
     {"/precondor.v1.ShardService/InstallSession", kCoordinator},
     {"/precondor.v1.ShardService/FenceSession", kCoordinator},
-    {"/precondor.v1.ShardService/HoldFactors", kCoordinator},
     {"/precondor.v1.ShardService/TakeSnapshot", kCoordinator},
     {"/precondor.v1.ShardService/RemoveSession", kCoordinator},
     {"/precondor.v1.ShardService/QuarantineSession", kCoordinator},

@@ -160,7 +160,6 @@ absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& in
   request.set_rollback_epoch(install.rollback_epoch);
   request.set_resume_step(install.rollback_step);
   PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(install.spec));
-  request.set_factors_released(install.factors_released);
   request.mutable_layers()->Add(install.layers.begin(), install.layers.end());
   EncodeMembers(install.members, *request.mutable_members());
   request.set_secret(install.access.secret);
@@ -191,7 +190,6 @@ absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& re
   install.rollback_step = request.resume_step();
   PRECONDOR_ASSIGN_OR_RETURN(install.spec, wire::DecodeSessionSpec(request.spec()));
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(install.spec));
-  install.factors_released = request.factors_released();
   install.access = {.secret = request.secret(), .tenants = {request.tenants().begin(), request.tenants().end()}};
   install.must_be_held = request.must_be_held();
   install.layers.assign(request.layers().begin(), request.layers().end());
@@ -232,7 +230,6 @@ v1::DescribeShardResponse EncodeDescription(const ShardDescription& description)
     held->set_name(wire::SafeText(session.name));
     held->set_epoch(session.epoch);
     held->set_reserved_bytes(static_cast<uint64_t>(session.reserved_bytes));
-    held->set_factors_released(session.factors_released);
     held->set_joined(session.joined);
     held->set_last_step(session.last_step);
   }
@@ -252,7 +249,7 @@ ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
   }
   for (const v1::HeldSession& session : response.sessions()) {
     out.sessions.push_back({session.session_id(), session.name(), session.epoch(), Bytes(session.reserved_bytes()),
-                            session.factors_released(), session.joined(), session.last_step()});
+                            session.joined(), session.last_step()});
   }
   return out;
 }

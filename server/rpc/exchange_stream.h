@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <grpcpp/grpcpp.h>
 #include <map>
 #include <memory>
@@ -11,22 +12,48 @@
 #include <tuple>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/chunk_assembler.h"
 #include "proto/wire/shared_channel.h"
-#include "server/core/api/transfer_observer.h"
+#include "proto/wire/shared_memory.h"
+#include "server/core/api/observer.h"
 #include "server/core/shard/shard_data_plane.h"
 #include "server/rpc/frame_queue.h"
 #include "server/rpc/payload_path.h"
-#include "server/rpc/shared_memory_limit.h"
 #include "server/rpc/shared_regions.h"
 #include "server/rpc/step_spans.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {
+
+// Bounds the memory that streams share with workers of this host for their messages. Thread-safe. Lifetime: outlives
+// its holds.
+class SharedMemoryLimit {
+ public:
+  // With `most_bytes` 0, no stream gets memory.
+  explicit SharedMemoryLimit(int64_t most_bytes) : most_bytes_(most_bytes) {}
+
+  struct GiveBack {
+    void operator()(SharedMemoryLimit* limit) const { limit->bytes_.fetch_sub(kBytes); }
+  };
+  // The right to the memory of one stream; it ends with this object.
+  using Hold = std::unique_ptr<SharedMemoryLimit, GiveBack>;
+
+  // Whether to offer memory to `peer`, as gRPC names the peer of a call: it is on this host.
+  bool MayOffer(const std::string& peer) const;
+  // Returns RESOURCE_EXHAUSTED (CAPACITY) if other streams have all of it.
+  absl::StatusOr<Hold> Take();
+
+ private:
+  static constexpr int64_t kBytes = static_cast<int64_t>(wire::SharedMemory::kBytes);
+
+  const int64_t most_bytes_;
+  std::atomic<int64_t> bytes_ = 0;
+};
 
 // Handles one Exchange call. Lifetime: the object owns itself and deletes itself in OnDone. Threads: one gRPC thread at
 // a time reads; any thread can push answers to the FrameQueue. A contribution that is refused gets an ERROR frame, and

@@ -7,7 +7,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
-#include "proto/wire/region_codec.h"
+#include "proto/wire/slot_table.h"
 #include "proto/wire/tensor_codec.h"
 #include "server/rpc/convert.h"
 
@@ -50,20 +50,13 @@ absl::StatusOr<OpenPayloads::Hold> OpenPayloads::Begin(const ContributionKey& ke
   }
   ++open.payloads;
   open.bytes += bytes;
-  bytes_ += bytes;
   return Hold(this, GiveBack{rank, bytes});
-}
-
-uint64_t OpenPayloads::bytes() const {
-  const MutexLock lock(mu_);
-  return bytes_;
 }
 
 void OpenPayloads::End(const Rank& rank, uint64_t bytes) {
   const MutexLock lock(mu_);
   const auto open = ranks_.find(rank);
   open->second.bytes -= bytes;
-  bytes_ -= bytes;
   if (--open->second.payloads == 0) ranks_.erase(open);
 }
 

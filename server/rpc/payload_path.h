@@ -19,7 +19,7 @@
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/chunk_assembler.h"
 #include "proto/wire/frame_codec.h"
-#include "server/core/api/transfer_observer.h"
+#include "server/core/api/observer.h"
 #include "server/core/shard/shard.h"
 #include "server/rpc/frame_queue.h"
 #include "server/rpc/shared_regions.h"
@@ -49,9 +49,6 @@ class OpenPayloads {
   // or more and would have more than twice the credit. The client can retry.
   absl::StatusOr<Hold> Begin(const ContributionKey& key, uint64_t bytes);
 
-  // Sum over all ranks.
-  uint64_t bytes() const;
-
  private:
   struct OfRank {
     uint64_t payloads = 0, bytes = 0;
@@ -59,9 +56,8 @@ class OpenPayloads {
   void End(const Rank& rank, uint64_t bytes);
 
   const uint64_t most_bytes_;
-  mutable Mutex mu_;
+  Mutex mu_;
   absl::flat_hash_map<Rank, OfRank> ranks_ ABSL_GUARDED_BY(mu_);  // only ranks with incomplete payloads
-  uint64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 // Assembles inline payloads, takes slots, and makes the callbacks that send answers. Threads: only the thread that

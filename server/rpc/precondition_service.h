@@ -10,8 +10,8 @@
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "server/core/shard/shard_data_plane.h"
 #include "server/rpc/bounded_handler.h"
+#include "server/rpc/exchange_stream.h"
 #include "server/rpc/payload_path.h"
-#include "server/rpc/shared_memory_limit.h"
 #include "server/rpc/shared_regions.h"
 #include "server/rpc/unary.h"
 
@@ -56,11 +56,6 @@ class PreconditionService final
   grpc::ServerUnaryReactor* ListMissingRanks(grpc::CallbackServerContext* context,
                                              const v1::ListMissingRanksRequest* request,
                                              v1::ListMissingRanksResponse* response) override;
-
-  // Bytes of payloads that workers have begun and not ended.
-  int64_t incomplete_bytes() const { return static_cast<int64_t>(open_payloads_.bytes()); }
-  // Bytes of memory that streams share with their workers.
-  int64_t shared_memory_bytes() const { return shared_memory_.bytes(); }
 
  private:
   // Calls of a step's ranks wait for each other: their payloads are counted as those of streams are, once they are

@@ -18,7 +18,7 @@
 #include "proto/wire/certificates.h"
 #include "proto/wire/channel_security.h"
 #include "server/rpc/access_list.h"
-#include "server/rpc/call_limits.h"
+#include "server/rpc/request_budget.h"
 
 namespace precondor::rpc {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/rpc/session_service.h"
-
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,7 +9,8 @@
 #include "precondor/v1/session.pb.h"
 #include "proto/wire/spec_codec.h"
 #include "server/rpc/convert.h"
-#include "server/trace/operation.h"
+#include "server/rpc/services.h"
+#include "server/trace/tracer.h"
 
 namespace precondor::rpc {
 

@@ -17,12 +17,10 @@
 #include "kernels/base/trace_context.h"
 #include "kernels/base/unix_address.h"
 #include "precondor/v1/shard.grpc.pb.h"
-#include "proto/wire/direct_channel.h"
-#include "proto/wire/grpc_deadline.h"
-#include "proto/wire/keepalive.h"
+#include "proto/wire/channel.h"
 #include "proto/wire/status_codec.h"
 #include "server/rpc/convert.h"
-#include "server/trace/operation.h"
+#include "server/trace/tracer.h"
 
 namespace precondor::rpc {
 namespace {
@@ -75,15 +73,6 @@ class ShardClient final : public ShardControl {
     PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::FenceSession, EncodeFence(fence), response));
     if (!response.must_roll_back()) return std::nullopt;
     return response.step();
-  }
-
-  absl::Status HoldFactors(const FactorHold& hold) override {
-    v1::HoldFactorsRequest request;
-    request.set_session_id(hold.session_id);
-    request.set_version(hold.version);
-    request.set_hold(hold.hold);
-    v1::HoldFactorsResponse response;
-    return Call(&v1::ShardService::Stub::HoldFactors, request, response);
   }
 
   absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/rpc/shard_service.h"
-
 #include <functional>
 #include <type_traits>
 #include <utility>
@@ -8,6 +6,7 @@
 #include "kernels/base/status_macros.h"
 #include "precondor/v1/shard.pb.h"
 #include "server/rpc/convert.h"
+#include "server/rpc/services.h"
 
 namespace precondor::rpc {
 namespace {
@@ -32,10 +31,6 @@ absl::Status FenceSession(const v1::FenceSessionRequest& request, v1::FenceSessi
   response.set_must_roll_back(gone.has_value());
   response.set_step(gone.value_or(0));
   return absl::OkStatus();
-}
-
-absl::Status HoldFactors(const v1::HoldFactorsRequest& request, v1::HoldFactorsResponse&, Shard& shard) {
-  return shard.HoldFactors({.session_id = request.session_id(), .version = request.version(), .hold = request.hold()});
 }
 
 absl::Status TakeSnapshot(const v1::TakeSnapshotRequest& request, v1::TakeSnapshotResponse& response, Shard& shard) {
@@ -77,7 +72,6 @@ ShardService::ShardService(Shard& shard, ControlRunner& runner) : ControlService
   ServeBy(run_admitted, DescribeShard, shard);
   ServeBy(run_admitted, InstallSession, shard);
   ServeBy(run_admitted, FenceSession, shard);
-  ServeBy(run_admitted, HoldFactors, shard);
   ServeBy(run_admitted, TakeSnapshot, shard);
   ServeBy(run_admitted, RemoveSession, shard);
   ServeBy(run_admitted, QuarantineSession, shard);

@@ -8,7 +8,7 @@
 #include "absl/strings/match.h"
 
 #include "kernels/base/status_macros.h"
-#include "proto/wire/region_codec.h"
+#include "proto/wire/slot_table.h"
 
 namespace precondor::rpc {
 

@@ -21,7 +21,7 @@
 #include "kernels/region_copy_queue.h"
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/slot_table.h"
-#include "server/core/api/device_payload.h"
+#include "server/core/api/contribution.h"
 #include "server/core/resources/memory_account.h"
 
 namespace precondor::rpc {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/rpc/snapshot_service.h"
-
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +8,7 @@
 #include "kernels/base/status_macros.h"
 #include "proto/wire/spec_codec.h"
 #include "server/rpc/convert.h"
+#include "server/rpc/services.h"
 
 namespace precondor::rpc {
 namespace {

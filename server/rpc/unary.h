@@ -21,7 +21,6 @@
 #include "proto/wire/status_codec.h"
 #include "server/core/api/executor.h"
 #include "server/rpc/request_budget.h"
-#include "server/trace/operation.h"
 #include "server/trace/tracer.h"
 
 namespace precondor::rpc {

@@ -6,21 +6,81 @@
 #include <climits>
 #include <dirent.h>
 #include <fcntl.h>
+#include <string>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/uio.h>
+#include <system_error>
 #include <unistd.h>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/store/posix_calls.h"
 
 namespace precondor::store {
 namespace {
+
+// Returns the status that FileSystem specifies for `error`, an errno.
+absl::Status IoError(absl::string_view operation, absl::string_view path, int error) {
+  const std::string message =
+      absl::StrCat(operation, " ", path, ": ", std::generic_category().message(error), " (errno ", error, ")");
+  switch (error) {
+    case ENOENT:
+      return absl::NotFoundError(message);
+    case EEXIST:
+      return absl::AlreadyExistsError(message);
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return absl::ResourceExhaustedError(message);
+    default:
+      return absl::UnavailableError(message);
+  }
+}
+
+// Repeats a call that a signal interrupted.
+template <typename Call>
+auto Uninterrupted(Call call) {
+  decltype(call()) result;
+  do {
+    result = call();
+  } while (result < 0 && errno == EINTR);
+  return result;
+}
+
+// Owns an open file descriptor and closes it on destruction.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int get() const { return fd_; }
+  // Closes the descriptor and returns its error, with `path` in the message.
+  absl::Status Close(absl::string_view path) {
+    // Not repeated: after EINTR Linux has closed the descriptor.
+    if (close(std::exchange(fd_, -1)) < 0 && errno != EINTR) return IoError("close", path, errno);
+    return absl::OkStatus();
+  }
+
+ private:
+  int fd_;
+};
+
+// Opens a file with O_CLOEXEC.
+absl::StatusOr<Descriptor> OpenDescriptor(const std::string& path, int flags) {
+  const int fd = Uninterrupted([&] { return open(path.c_str(), flags | O_CLOEXEC, 0600); });
+  if (fd < 0) return IoError("open", path, errno);
+  return Descriptor(fd);
+}
 
 class PosixWritableFile final : public WritableFile {
  public:

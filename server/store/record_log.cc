@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/store/record_log_format.h"
+#include "server/store/log_reader.h"
 
 namespace precondor::store {
 absl::StatusOr<std::unique_ptr<RecordLog>> RecordLog::Open(FileSystem& fs, std::string dir,

@@ -17,9 +17,34 @@
 
 #include "kernels/base/mutex.h"
 #include "server/store/file_system.h"
-#include "server/store/snapshot_format.h"
 
 namespace precondor::store {
+
+// --- byte format of a snapshot's files (docs/operate/storage.md). Messages do not contain the file's name.
+
+struct SnapshotFile {
+  uint64_t file_bytes = 0;  // including the file's header
+  uint32_t checksum = 0;    // CRC-32C of the whole file
+  bool operator==(const SnapshotFile&) const = default;
+};
+
+struct SnapshotManifest {
+  uint64_t id = 0;
+  std::string metadata;                       // defined by the caller
+  std::map<std::string, SnapshotFile> files;  // by key
+};
+
+// Returns the bytes that precede the caller's bytes in a file.
+std::string EncodeSnapshotFileHeader(uint64_t id, absl::string_view key);
+// Checks that `file` is what the manifest expects for `key`. Returns DataLoss if not, and FailedPrecondition for a
+// newer format.
+absl::Status CheckSnapshotFile(absl::string_view file, uint64_t id, absl::string_view key,
+                               const SnapshotFile& expected);
+
+std::string EncodeManifest(const SnapshotManifest& manifest);
+// Returns DataLoss if the bytes are damaged or of a snapshot other than `id`, and FailedPrecondition for a newer
+// format.
+absl::StatusOr<SnapshotManifest> DecodeManifest(absl::string_view bytes, uint64_t id);
 
 // Writes one snapshot under a temporary name that readers ignore. If destroyed before Commit, it removes what it wrote.
 // Threads: calls may overlap, so that layers can be written in parallel, but no call may overlap Commit.

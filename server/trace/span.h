@@ -42,4 +42,17 @@ struct Span {
   std::optional<TraceContext> link = {};  // a related span that is not the parent
 };
 
+inline constexpr char kOtlpPath[] = "/v1/traces";
+
+// The server that the spans are from.
+struct Resource {
+  std::string version;
+  std::string role;
+  std::string instance;  // an address of the server
+};
+
+// Returns an ExportTraceServiceRequest. `wall_offset` is what to add to a time of MonotonicNow to get the wall clock's
+// time.
+std::string EncodeOtlp(const Resource& resource, const std::vector<Span>& spans, absl::Duration wall_offset);
+
 }  // namespace precondor::trace

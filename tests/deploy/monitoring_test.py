@@ -272,8 +272,8 @@ class Live(unittest.TestCase):
                        'precondor_transfer_bytes_total{direction="received",path="stream",kind="gradient"}',
                        'precondor_transfer_bytes_total{direction="sent",path="stream",kind="answer"}',
                        'precondor_contributions_total{kind="gradient",result="accepted"}',
-                       'precondor_admissions_total{result="admitted"}', 'precondor_job_reserved_bytes{part="factors"}',
-                       'precondor_job_reserved_bytes{part="gradients"}', "precondor_shard_step_number",
+                       'precondor_admissions_total{result="admitted"}', 'precondor_job_reserved_bytes',
+                       "precondor_shard_step_number",
                        "precondor_last_snapshot_bytes", "precondor_log_size_bytes", "precondor_log_sync_seconds_count",
                        "precondor_snapshot_seconds_count", "precondor_lease_step_number - precondor_last_step_number",
                        'precondor_mode_step_seconds{mode="second_order"}'):

@@ -13,7 +13,6 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "server/core/coordinator/coordinator_session.h"
-#include "server/core/coordinator/session_messages.h"
 #include "server/core/shard/fencing_gate.h"
 
 namespace precondor::explore {
@@ -230,7 +229,6 @@ class Actor {
       case ActionKind::kClose:
         WriteRecord(CloseRecord{.session_id = id});
         return true;
-      case ActionKind::kHoldFactors:
       case ActionKind::kBeginSnapshot:
       case ActionKind::kAskForParts:
         world_.violation = absl::StrCat("an action that no session of this world needs: ", action.name);

@@ -62,7 +62,7 @@ LayerWorld LayerExplorer::Start() const {
   LayerWorld world(rules_);
   world.ranks.resize(static_cast<size_t>(limits_.ranks));
   world.first_steps.resize(world.ranks.size());
-  (void)world.machine.Step(FactorsReplaced{.held = true, .factor_version = 0});
+  (void)world.machine.Step(FactorsReplaced{});
   return world;
 }
 

@@ -123,7 +123,6 @@ void LayerExplorer::Compute(LayerWorld& world, const ComputeAnswer& effect) cons
       AnswerDone{.id = effect.id,
                  .plan = {.decision = answer.decision, .factor_version = answer.version, .reason = {}},
                  .plan_holds = !lacks,
-                 .held = true,
                  .factor_version = world.factors.size()});
   world.work.insert(world.work.begin(), effects.begin(), effects.end());
 }
@@ -158,7 +157,6 @@ void LayerExplorer::Carry(LayerWorld& world, const Effect& effect) const {
                                        .step = apply->step,
                                        .logged = apply->logged,
                                        .restored = apply->logged && !apply->empty,
-                                       .held = true,
                                        .factor_version = world.factors.size()}));
   } else if (const auto* compute = std::get_if<ComputeAnswer>(&effect)) {
     Compute(world, *compute);
@@ -245,8 +243,7 @@ void LayerExplorer::CrashShard(LayerWorld& world, size_t records, size_t gradien
     answered = answered || later->second.restored.plan.has_value();
     if (answered) later->second.restored.updated = true;
   }
-  ReplayFinished finished{
-      .rollback_epoch = rollback_epoch, .steps = {}, .held = true, .factor_version = world.factors.size()};
+  ReplayFinished finished{.rollback_epoch = rollback_epoch, .steps = {}, .factor_version = world.factors.size()};
   for (auto& [step, replayed] : steps) {
     RestoredStep& restored = replayed.restored;
     restored.passed = !restored.answered && restored.plan.has_value() &&

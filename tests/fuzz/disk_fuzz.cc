@@ -8,13 +8,12 @@
 
 #include "kernels/base/byte_codec.h"
 #include "kernels/base/check.h"
-#include "server/recovery/coordinator_encoding.h"
 #include "server/recovery/record_codec.h"
 #include "server/recovery/shard_snapshots.h"
 #include "server/store/crc32c.h"
+#include "server/store/log_reader.h"
 #include "server/store/record_log.h"
-#include "server/store/record_log_format.h"
-#include "server/store/snapshot_format.h"
+#include "server/store/snapshot_store.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/fake_file_system.h"
 
@@ -130,7 +129,7 @@ std::vector<std::string> Seeds() {
   const LayerStep at{.session_id = 7, .layer = 0, .step = 10, .rollback_epoch = 1, .updates = 1};
   const std::vector<ShardRecord> records = {Install(), RemoveRecord{.session_id = 7},
                                             UpdateRecord{.at = at, .contributions = {contribution}},
-                                            PlanRecord{.at = at}, FactorsRecord{.at = at, .held = false}};
+                                            PlanRecord{.at = at}};
   for (const ShardRecord& record : records) {
     const auto encoded = recovery::EncodeRecord(record);
     seeds.push_back(Of(0, std::string(1, static_cast<char>(encoded->type)) + Joined(encoded->Pieces())));

@@ -18,7 +18,7 @@
 
 #include "kernels/base/check.h"
 #include "server/http/http_server.h"
-#include "server/net/tcp_listener.h"
+#include "server/net/acceptor.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace precondor::fuzz {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The messages of sessions and shards: decoded, checked and, where that is right, installed on a shard.
-
 #include "kernels/base/check.h"
 #include "kernels/base/trace_context.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/methods/registry.h"
 #include "precondor/v1/shard.pb.h"
 #include "proto/wire/decoded_size.h"
-#include "proto/wire/region_codec.h"
+#include "proto/wire/slot_table.h"
 #include "proto/wire/spec_codec.h"
 #include "server/core/shard/shard.h"
 #include "server/rpc/convert.h"

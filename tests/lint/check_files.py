@@ -38,21 +38,20 @@ PROGRAMS = (".cc", ".cu", ".h", ".cuh", ".py")
 MAY_ASK_FOR_WALL_CLOCK = {
     "kernels/base/clock.h",  # the clock itself
     "kernels/base/log.cc",  # times of log lines
-    "proto/wire/grpc_deadline.h",  # gRPC turns it into monotonic time at once
+    "proto/wire/channel.h",  # gRPC turns it into monotonic time at once
     "server/metrics/metrics_observer.cc",  # Unix times, which Prometheus compares with its own
     "server/rpc/server_security.cc",  # what a certificate's validity is compared with
     "server/trace/tracer.cc",  # spans have Unix times
     "server/app/app.cc",  # number of a process' memory
     "server/core/coordinator/coordinator_opening.cc",  # session ids, beyond those of a journal that is lost
     "server/core/shard/fencing_gate.cc",  # bound of fencing tokens, which may be times
-    "server/core/shard/session_factors.cc",  # numbers of releases, beyond those of a log that is lost
-    "server/core/coordinator/coordinator_leader.cc",  # fencing tokens, beyond those of a journal that is lost
+    "server/core/coordinator/coordinator.cc",  # fencing tokens, beyond those of a journal that is lost
     "client/cpp/src/client.cc",  # incarnations, beyond those of the processes before
     "client/python/examples/training.py",  # names of sessions, which no other run has
 }
 # gRPC's own functions make channels that may dial a proxy in place of the address.
 CHANNELS = re.compile(r"\bgrpc::(CreateChannel|CreateCustomChannel)\(")
-MAKES_CHANNELS = "proto/wire/direct_channel.cc"
+MAKES_CHANNELS = "proto/wire/channel.cc"
 # Methods describe themselves (MethodTraits): code elsewhere that names one would have to be changed for the next.
 METHODS = "kernels/methods/"
 TRAITS = re.compile(r'\bMethodTraits k\w+Traits = \{\s*\.name = "(\w+)"')
@@ -100,7 +99,7 @@ def _check_clock(path, text):
 def _check_channels(path, text):
     if path.startswith(PRODUCT) and path != MAKES_CHANNELS:
         for match in CHANNELS.finditer(text):
-            yield f"{path}:{line_of(text, match.start())}: '{match.group(0)}': use MakeDirectChannel (proto/wire/direct_channel.h)"
+            yield f"{path}:{line_of(text, match.start())}: '{match.group(0)}': use MakeDirectChannel (proto/wire/channel.h)"
 
 
 def _check_method_names(path, text, methods):

@@ -39,7 +39,7 @@ OURS = [
     ("server/metrics/", CORE + ["server/core/", "server/http/"]),
     # It stores bytes that the layers above it hand down.
     ("server/store/", ["kernels/base/"]),
-    ("server/etcd/", ["kernels/base/", "server/policy/", "server/core/api/coordinator_journal.h", "server/recovery/coordinator_encoding.h",
+    ("server/etcd/", ["kernels/base/", "server/policy/", "server/core/api/coordinator_journal.h", "server/recovery/record_codec.h",
                       "proto/wire/"]),
     ("server/trace/", ["kernels/base/"]),
     ("server/rpc/", CORE + ["server/core/", "server/store/", "server/trace/", "proto/wire/", "precondor/v1/"]),

@@ -17,7 +17,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "server/net/tcp_listener.h"
 #include "tests/support/wait_until.h"
 
 namespace precondor {

@@ -19,7 +19,7 @@
 #include "server/etcd/etcd_client.h"
 #include "server/etcd/etcd_election.h"
 #include "server/etcd/etcd_log.h"
-#include "server/recovery/coordinator_encoding.h"
+#include "server/recovery/record_codec.h"
 #include "tests/support/child_process.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/server/core/coordinator/coordinator_fixture.h"

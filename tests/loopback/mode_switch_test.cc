@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A job that falls back to first order, returns, and loses its coordinator in between, over TCP: what every worker
-// gets at every step, what moves, and what the shards still hold.
+// gets at every step, what moves, and that the factors go on from where they were.
 #include <algorithm>
 #include <atomic>
 #include <barrier>
@@ -119,8 +119,8 @@ class Job {
                 .ok());
       }
       if (!worker.SendsGradient(index)) continue;
-      answers[layer].values =
-          spec.exchange == ExchangeMode::kDirect ? Gradient(step, index, rank) : Average(step, index);
+      const uint64_t of = step + gradients_ahead;
+      answers[layer].values = spec.exchange == ExchangeMode::kDirect ? Gradient(of, index, rank) : Average(of, index);
       // A rank that has the job's average need not ask in first order.
       if (rank == 0 && answers[layer].mode == Mode::kFirstOrder && WorkersPrecondition(spec)) {
         answers[layer].decision = Decision::kIdentity;
@@ -192,6 +192,7 @@ class Job {
   std::unique_ptr<Client> client;
   std::vector<std::unique_ptr<Worker>> workers;
   std::barrier<> step_done{kWorkers};
+  uint64_t gradients_ahead = 0;  // a step has the gradients of so many steps later
 };
 
 bool Await(const std::function<bool()>& condition) {
@@ -234,83 +235,78 @@ class ModeSwitchTest : public ::testing::TestWithParam<ExchangeMode> {
   }
 };
 
-TEST_P(ModeSwitchTest, FallsBackForAllAtOnceFreesTheFactorsAndReturnsToFreshOnes) {
-  Job job(GetParam(), {.policy = FallbackPolicy::kAtStep, .at_step = 20});
+// An operator's choice holds from the first step that no rank has been granted: 39 + kLease is the last granted one.
+constexpr uint64_t kFallback = 20, kBack = 40 + kLease, kEnd = kBack + 10;
+
+// The answers to steps kBack to kEnd of a job that had no step in first order: the ones after kFallback of another job.
+std::vector<std::vector<std::vector<Answer>>> WithoutFirstOrder(ExchangeMode exchange) {
+  Job job(exchange, {.policy = FallbackPolicy::kNever});
   job.Join();
-  const std::string reserved = "precondor_job_reserved_bytes{part=\"factors\",train_job=\"job\"}";
-  std::vector<double> before;
-  for (const auto& shard : job.shards) before.push_back(Metric(*shard, reserved));
-  const auto second = job.Run(0, 20);
-  for (uint64_t step = 0; step < 20; ++step) ExpectSecondOrder(second[step], step, step / 2 + 1);
-  const Traffic at_fallback = job.TotalTraffic();
-
-  const auto first = job.Run(20, 60);
-  for (uint64_t step = 20; step < 60; ++step) ExpectFirstOrder(first[step - 20], step);
-  const Traffic after = job.TotalTraffic();
-  EXPECT_EQ(after.statistics_bytes, at_fallback.statistics_bytes);
-  const int64_t moved = GetParam() == ExchangeMode::kDirect ? 40 * 4 * kWorkers * kElements * 4 : 0;
-  EXPECT_EQ(after.gradient_bytes - at_fallback.gradient_bytes, moved);
-  EXPECT_EQ(after.result_bytes - at_fallback.result_bytes, moved);
-  for (size_t s = 0; s < job.shards.size(); ++s) {
-    // A shard gives the factors of one layer back after the other.
-    EXPECT_TRUE(Await([&] {
-      const std::vector<v1::LayerStats> stats = job.shards[s]->Stats("job");
-      return Metric(*job.shards[s], reserved) < before[s] &&
-             std::all_of(stats.begin(), stats.end(), [](const auto& layer) { return layer.state_bytes() == 0; });
-    })) << "shard "
-        << s;
-    for (const v1::LayerStats& layer : job.shards[s]->Stats("job")) EXPECT_EQ(layer.rejected(), 0u);
-  }
-  EXPECT_EQ(Metric(*job.server, "precondor_second_order_mode{train_job=\"job\"}"), 0);
-
-  // An operator's choice holds from the first step that no rank has been granted: 59 + kLease is the last granted one.
-  job.Force(v1::MODE_SECOND_ORDER);
-  const uint64_t back = 60 + kLease;
-  const auto rest = job.Run(60, back + 10);
-  for (uint64_t step = 60; step < back; ++step) ExpectFirstOrder(rest[step - 60], step);
-  for (uint64_t step = back; step < back + 10; ++step) {
-    ExpectSecondOrder(rest[step - 60], step, (step - back) / 2 + 1);
-  }
-  for (size_t s = 0; s < job.shards.size(); ++s) EXPECT_EQ(Metric(*job.shards[s], reserved), before[s]);
+  job.Run(0, kFallback);
+  job.gradients_ahead = kBack - kFallback;
+  return job.Run(kFallback, kFallback + kEnd - kBack);
 }
 
-// With data directories: also when the shards are lost while they have no factors.
-TEST_P(ModeSwitchTest, BeginsAnewAlsoWhenShardsWithoutFactorsAreLost) {
-  std::vector<std::vector<std::vector<Answer>>> undisturbed;
+TEST_P(ModeSwitchTest, FallsBackForAllAtOnceAndGoesOnWithTheFactorsThatItHad) {
+  const auto expected = WithoutFirstOrder(GetParam());
   for (const bool lost : {false, true}) {
-    SCOPED_TRACE(testing::Message() << "lost " << lost);
+    SCOPED_TRACE(testing::Message() << "shards are lost in first order: " << lost);
     const TempDir dir;
-    Job job(GetParam(), {.policy = FallbackPolicy::kAtStep, .at_step = 20}, dir.path());
+    Job job(GetParam(), {.policy = FallbackPolicy::kAtStep, .at_step = kFallback}, lost ? dir.path() : "");
     job.Join();
-    const std::string reserved = "precondor_job_reserved_bytes{part=\"factors\",train_job=\"job\"}";
+    const auto second = job.Run(0, kFallback);
+    for (uint64_t step = 0; step < kFallback; ++step) ExpectSecondOrder(second[step], step, step / 2 + 1);
+    const std::string reserved = "precondor_job_reserved_bytes{train_job=\"job\"}";
     std::vector<double> before;
     for (const auto& shard : job.shards) before.push_back(Metric(*shard, reserved));
-    job.Run(0, 20);
-    job.Run(20, 30);
-    for (size_t s = 0; s < job.shards.size(); ++s) {
-      EXPECT_TRUE(Await([&] { return Metric(*job.shards[s], reserved) < before[s]; })) << "shard " << s;
-      if (!lost) continue;
+    const Traffic at_fallback = job.TotalTraffic();
+
+    auto first = job.Run(kFallback, 30);
+    for (size_t s = 0; lost && s < job.shards.size(); ++s) {
       job.KillShard(s);
       job.StartShard(s);
     }
-    const auto first = job.Run(30, 40);
-    for (uint64_t step = 30; step < 40; ++step) ExpectFirstOrder(first[step - 30], step);
-    for (const auto& shard : job.shards) {
-      for (const v1::LayerStats& layer : shard->Stats("job")) EXPECT_EQ(layer.state_bytes(), 0u);
-    }
-
-    job.Force(v1::MODE_SECOND_ORDER);
-    const uint64_t back = 40 + kLease;
-    const auto rest = job.Run(40, back + 10);
-    for (uint64_t step = back; step < back + 10; ++step) {
-      ExpectSecondOrder(rest[step - 40], step, (step - back) / 2 + 1);
+    for (auto& step : job.Run(30, 40)) first.push_back(std::move(step));
+    for (uint64_t step = kFallback; step < 40; ++step) ExpectFirstOrder(first[step - kFallback], step);
+    const Traffic after = job.TotalTraffic();
+    const int64_t moved = GetParam() == ExchangeMode::kDirect ? 20 * 4 * kWorkers * kElements * 4 : 0;
+    if (!lost) {  // else with repetitions
+      EXPECT_EQ(after.statistics_bytes, at_fallback.statistics_bytes);
+      EXPECT_EQ(after.gradient_bytes - at_fallback.gradient_bytes, moved);
+      EXPECT_EQ(after.result_bytes - at_fallback.result_bytes, moved);
     }
     for (size_t s = 0; s < job.shards.size(); ++s) {
-      EXPECT_EQ(Metric(*job.shards[s], reserved), before[s]) << "shard " << s;
+      EXPECT_EQ(Metric(*job.shards[s], reserved), before[s]);
+      for (const v1::LayerStats& layer : job.shards[s]->Stats("job")) {
+        EXPECT_GT(layer.state_bytes(), 0u);
+        EXPECT_EQ(layer.rejected(), 0u);
+      }
     }
-    EXPECT_TRUE(!lost || rest == undisturbed);
-    undisturbed = rest;
+    EXPECT_EQ(Metric(*job.server, "precondor_second_order_mode{train_job=\"job\"}"), 0);
+
+    job.Force(v1::MODE_SECOND_ORDER);
+    const auto rest = job.Run(40, kEnd);
+    for (uint64_t step = 40; step < kBack; ++step) ExpectFirstOrder(rest[step - 40], step);
+    for (uint64_t step = kBack; step < kEnd; ++step) {
+      EXPECT_EQ(rest[step - 40], expected[step - kBack]) << step;
+      ExpectSecondOrder(rest[step - 40], step, (kFallback + step - kBack) / 2 + 1);
+    }
   }
+}
+
+TEST_P(ModeSwitchTest, ShardsThatLoseTheirMemoryInFirstOrderHaveFreshFactorsAtTheReturn) {
+  Job job(GetParam(), {.policy = FallbackPolicy::kAtStep, .at_step = kFallback});
+  job.Join();
+  job.Run(0, 30);
+  for (size_t s = 0; s < job.shards.size(); ++s) {
+    job.KillShard(s);
+    job.StartShard(s);
+  }
+  const auto first = job.Run(30, 40);
+  for (uint64_t step = 30; step < 40; ++step) ExpectFirstOrder(first[step - 30], step);
+  job.Force(v1::MODE_SECOND_ORDER);
+  const auto rest = job.Run(40, kEnd);
+  for (uint64_t step = kBack; step < kEnd; ++step) ExpectSecondOrder(rest[step - 40], step, (step - kBack) / 2 + 1);
 }
 
 TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {

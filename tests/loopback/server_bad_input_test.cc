@@ -492,27 +492,6 @@ TEST(ServerSessionTest, AFrameShowsTheSecretOnceForItsStream) {
   }
 }
 
-TEST(ServerSessionTest, BadLayerTablesAreRefused) {
-  RawServer server;
-  const std::pair<void (*)(v1::SessionSpec&), const char*> kTables[] = {
-      {[](v1::SessionSpec& s) { s.mutable_layers(1)->set_name("layer0"); }, "layer0"},
-      {[](v1::SessionSpec& s) { s.mutable_layers(1)->set_d_in(0); }, "layer1"},
-      {[](v1::SessionSpec& s) { s.mutable_layers(1)->set_d_out(int64_t{1} << 40); }, "layer1"},
-      {[](v1::SessionSpec& s) { s.clear_layers(); }, "layers"},
-  };
-  for (const auto& [spoil, message] : kTables) {
-    v1::SessionSpec spec = RawServer::Spec("job");
-    spoil(spec);
-    const grpc::Status status = server.Open(spec);
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-    EXPECT_THAT(status.error_message(), HasSubstr(message));
-  }
-  v1::ListSessionsResponse sessions;
-  TimedContext context;
-  ASSERT_TRUE(server.admin->ListSessions(&context, {}, &sessions).ok());
-  EXPECT_EQ(sessions.sessions_size(), 0);
-}
-
 TEST(ServerSessionTest, MoreThanATenantsLimitsAreRefused) {
   ServerConfig config;
   config.tenant_max_sessions = 1;
@@ -525,32 +504,6 @@ TEST(ServerSessionTest, MoreThanATenantsLimitsAreRefused) {
   config.tenant_max_bytes = 1;
   RawServer by_bytes(config);
   EXPECT_THAT(by_bytes.Open(RawServer::Spec("one")).error_message(), HasSubstr("at most 1 bytes"));
-}
-
-TEST(ServerSessionTest, SecondOpenWithAnotherSpecNamesTheField) {
-  RawServer server;
-  ASSERT_TRUE(server.Open(RawServer::Spec("job")).ok());
-  v1::SessionSpec other = RawServer::Spec("job");
-  other.set_seed(12);
-  const grpc::Status status = server.Open(other);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_SPEC_MISMATCH);
-  EXPECT_THAT(status.error_message(), HasSubstr("seed"));
-}
-
-TEST(ServerSessionTest, JoiningTwiceIsIdempotentAndALaterProcessFences) {
-  RawServer server;
-  const v1::JoinSessionResponse first = server.OpenAndJoin("job");
-  v1::JoinSessionResponse again;
-  ASSERT_TRUE(server.Join("job", 0, kRawIncarnation, &again).ok());
-  EXPECT_EQ(again.epoch(), first.epoch());
-  v1::JoinSessionResponse later;
-  ASSERT_TRUE(server.Join("job", 0, kRawIncarnation + 1, &later).ok());
-  EXPECT_GT(later.epoch(), first.epoch());
-  v1::PreconditionResponse response;
-  EXPECT_EQ(DetailOf(server.Precondition(RawRequest(first, 0, 0), &response)).reason(), v1::ERROR_REASON_STALE_EPOCH);
-  const grpc::Status fenced = server.Join("job", 0, kRawIncarnation, &again);
-  EXPECT_EQ(DetailOf(fenced).reason(), v1::ERROR_REASON_STALE_INCARNATION);
 }
 
 // Fields that no message has, of three bytes each.

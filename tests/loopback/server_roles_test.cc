@@ -13,7 +13,6 @@
 #include "tests/loopback/generic_call.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/loopback/relay.h"
-#include "tests/support/dead_port.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/wait_until.h"
 
@@ -139,19 +138,6 @@ TEST_F(ServerRolesTest, ASessionLivesOnBothShardsAndLeavesNothingBehind) {
   EXPECT_THAT(coordinator_->app().metrics_text(), Not(HasSubstr("train_job=")));
 }
 
-TEST_F(ServerRolesTest, ALayerThatNoShardHoldsIsRefusedWhateverAllHoldTogether) {
-  constexpr int64_t kMiB = 1 << 20;
-  for (int i = 0; i < 2; ++i) shards_.push_back(StartShard(5 * kMiB));
-  coordinator_ = StartCoordinator({AddressOf(*shards_[0]), AddressOf(*shards_[1])});
-  v1::SessionSpec spec = RawServer::Spec("job");
-  spec.mutable_layers(0)->set_d_out(1024);
-  spec.mutable_layers(0)->set_d_in(1024);
-  const grpc::Status status = coordinator_->Open(spec);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(status.error_message(), HasSubstr("5242880"));
-  ExpectEmpty(*shards_[0]);
-}
-
 TEST_F(ServerRolesTest, ShardsMayBeOnSockets) {
   const TempDir folder;
   for (const char* name : {"/a", "/b"}) {
@@ -160,18 +146,6 @@ TEST_F(ServerRolesTest, ShardsMayBeOnSockets) {
   coordinator_ = StartCoordinator({AddressOf(*shards_[0]), AddressOf(*shards_[1])});
   const v1::JoinSessionResponse job = coordinator_->OpenAndJoin("job");
   EXPECT_NE(OwnerOf(job, 0), OwnerOf(job, 1)) << "each under its path";
-}
-
-TEST_F(ServerRolesTest, AShardThatIsNotThereMakesOpenUnavailable) {
-  const std::unique_ptr<RawServer> live = StartShard();
-  const DeadPort dead;
-  const auto coordinator = StartCoordinator({AddressOf(*live), dead.address()}, 200);
-  const grpc::Status status = coordinator->Open(RawServer::Spec("job"));
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_THAT(status.error_message(), AllOf(HasSubstr("session \"job\""), HasSubstr("shard " + dead.address())));
-  ExpectEmpty(*live);
-  EXPECT_EQ(InfoOf(*coordinator).sessions(), 0u);
-  EXPECT_EQ(InfoOf(*coordinator).shards_size(), 2);
 }
 
 TEST_F(ServerRolesTest, AShardThatFailsAtTheInstallationFreesTheOther) {
@@ -210,18 +184,6 @@ TEST_F(ServerRolesTest, TooLargeASessionIsRefusedWithTheNumbers) {
   EXPECT_THAT(status.error_message(), AllOf(HasSubstr("session \"job\""), HasSubstr("2097152")));
   for (const auto& shard : shards_) ExpectEmpty(*shard);
   EXPECT_TRUE(coordinator_->Open(RawServer::Spec("job")).ok()) << "the name is free for what does fit";
-}
-
-TEST_F(ServerRolesTest, AFrameForALayerOfAnotherShardIsNotItsOwners) {
-  Start();
-  const v1::JoinSessionResponse job = coordinator_->OpenAndJoin("job");
-  for (uint32_t layer = 0; layer < 2; ++layer) {
-    RawServer& other = *shards_[1 - OwnerOf(job, layer)];
-    v1::PreconditionResponse response;
-    const grpc::Status status = other.Precondition(RawRequest(job, 0, static_cast<int>(layer)), &response);
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-    EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_NOT_OWNER) << status.error_message();
-  }
 }
 
 TEST_F(ServerRolesTest, EachRoleServesItsOwnServicesAlone) {

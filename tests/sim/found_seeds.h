@@ -36,13 +36,10 @@ constexpr FoundSeed kFoundSeeds[] = {
     {17332, 21,
      "a rank that had yet to begin was taken for one that begins after the step, and an update lacked its part"},
     {745161, 21, "a session that ended stayed where an install came late"},
-    {789994, 21,
-     "ranks that returned from first order were told that there are no factors, before they were held again"},
     {778712, 21, "a rank that had done all its steps did not say where it begins, and another waited for it"},
     {400044, 21, "ranks whose first step sends nothing did not say where they begin, and a delegate waited for them"},
     {308528, 21, "a rank waited for gradients of a step that the others had passed and a shard had lost"},
     {808653, 21, "a step that had lost its answer held up the later ones"},
-    {1011408, 21, "steps in second order were promised while shards held no factors"},
     {1456620, 21, "the job had begun again; then as with 308528, which is told to the job and no fault"},
     {159, 23, "a shard that ended between a step's update and its pulls gave the update to no worker"},
     {206, 23, "a shard that ended wrote factors that were past a step which is answered again"},
@@ -51,7 +48,6 @@ constexpr FoundSeed kFoundSeeds[] = {
     {3004663, 17, "a shard took a gradient ahead of the RESUME before it, which it had refused without the session"},
     {4001055, 17, "as with 3004663"},
     {5003339, 17, "statistics that were being repeated when an epoch ended were missing in the epoch after the next"},
-    {5070276, 17, "no fault: factors made after a release and a restart were taken for ones that come back"},
 };
 
 }  // namespace precondor::sim

@@ -30,30 +30,17 @@ std::string LayerWitness::Text(const std::string& what, uint64_t step) const {
 void LayerWitness::RolledBack(uint64_t generation) { generation_ = generation; }
 
 std::string LayerWitness::Made() {
-  // After a release only a restore brings back factors that were there before.
-  const bool fresh = released_ && !restoring_;
-  if ((replaying_ && !fresh) || inexact_) {
+  if (replaying_ || inexact_) {
     replaced_ = std::exchange(state_, {});
     return "";
   }
   replaying_ = false;
   for (auto& [key, step] : steps_) step.optional = true;
-  const bool allowed = Last().version == 0 || released_ || restoring_;
-  if (released_) {
-    returned_ = began_anew_ = true;
-    applied_.clear();
-    state_ = {};
-  }
-  return allowed ? "" : "I5: layer " + std::to_string(layer_) + " has lost its factors";
+  return Last().version == 0 || restoring_ ? "" : "I5: layer " + std::to_string(layer_) + " has lost its factors";
 }
 
 std::string LayerWitness::Restored() {
   restoring_ = false;
-  // Factors that were dropped do not come back.
-  if (!inexact_ && began_anew_ && Last().version == 0) {
-    replaying_ = false;
-    state_ = {};
-  }
   if (!learns_ || inexact_ || !replaying_) return "";
   return "I5: layer " + std::to_string(layer_) + " comes back without gradients that it had taken in";
 }
@@ -63,7 +50,7 @@ void LayerWitness::Lost(bool machine) {
   unchecked_ = inexact_ && !learns_;
   inexact_ = inexact_ || machine;
   restoring_ = true;
-  replaying_ = Last().version > 0 || began_anew_ || inexact_;
+  replaying_ = Last().version > 0 || inexact_;
   state_ = replaced_ = {};
   resumed_.clear();
   for (auto& [key, step] : steps_) {
@@ -141,12 +128,9 @@ std::string LayerWitness::Replayed(const Stacked& update, const MethodState& aft
 std::string LayerWitness::Counted(const ContributionHeader& header, bool refused) {
   const ContributionKey& key = header.key;
   Contributors& counted = steps_[{generation_, key.step}].counted[header.kind];
-  if (released_) steps_[{generation_, key.step}].optional = true;
   const bool fresh = counted.try_emplace(key.rank, key.incarnation).second;
   // Nonsense is refused each time, and stands for its rank the first time.
-  // Without factors there is nothing that it could count for.
-  const bool idle = released_ && header.kind == ContributionKind::kStatistics;
-  if (fresh || refused || idle || inexact_) return "";
+  if (fresh || refused || inexact_) return "";
   return Text("I1: rank " + std::to_string(key.rank) + " counted twice", key.step);
 }
 
@@ -172,8 +156,6 @@ std::string LayerWitness::Updated(const Stacked& update, const MethodState& afte
   const std::optional<uint64_t> step = NextUpdate(update);
   const uint64_t last = last_update_.has_value() ? last_update_->second : 0;
   if (!step.has_value()) return Text("I2: an update that is not the next step's contributors'; the last one", last);
-  // Updates that are queued for the factors that go are still applied to them.
-  if (returned_) returned_ = released_ = false;
   if (after != After(Last(), update)) return Text("I2: an update of another state than the last", *step);
   state_ = after;
   states_.emplace(after.digest, after);
@@ -183,7 +165,6 @@ std::string LayerWitness::Updated(const Stacked& update, const MethodState& afte
 }
 
 std::string LayerWitness::CheckVersion(uint64_t step, uint64_t version) const {
-  if (version == 0 && released_) return "";
   if (version > applied_.size()) return Text("I2: a factor version that never was", step);
   if (learns_) {
     const bool own = version > 0 && applied_[version - 1].step == StepKey{generation_, step};
@@ -273,10 +254,7 @@ std::string LayerWitness::Answered(const ContributionKey& key, Mode mode, const 
   if (inexact_) return learns_ ? CheckLearned(key.step, result) : "";
   Step& step = steps_[{generation_, key.step}];
   if (step.answer.has_value()) {
-    // Factors are released when every rank is past the steps that need them: a pull that comes again, to a shard that
-    // has restarted, is no rank's answer.
-    const bool past = WorkersPrecondition(spec_) && released_ && result.factor_version == 0;
-    if (past || SameAnswer(*step.answer, result)) return "";
+    if (SameAnswer(*step.answer, result)) return "";
     return Text("I3: two answers, of version " + std::to_string(step.answer->factor_version) + " " +
                     step.answer->reason + " and " + std::to_string(result.factor_version) + " " + result.reason,
                 key.step);

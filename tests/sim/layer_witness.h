@@ -39,9 +39,7 @@ class LayerWitness {
   void RolledBack(uint64_t generation);
   uint64_t generation() const { return generation_; }
 
-  // The shard was told that the factors are not needed; it may begin with fresh ones later.
-  void Released() { released_ = true; }
-  // The shard made factors, to load a state into or not (I5: it had none, or was told to let go of them).
+  // The shard made factors, to load a state into or not (I5: it had none).
   std::string Made();
   // The shard's process died. `machine`: with what its disk had not taken yet, so that what comes after may differ from
   // what was; that it comes back with a state that once was is still checked.
@@ -76,7 +74,7 @@ class LayerWitness {
     std::map<ContributionKind, Contributors> counted;
     Contributors gathered;  // what an update may be made of since the shard died with it
     std::optional<GradientResult> answer;
-    bool optional = false;  // its update may be left out: there were no factors for a while
+    bool optional = false;  // its update may be left out
   };
   struct Applied {
     StepKey step;
@@ -120,9 +118,6 @@ class LayerWitness {
   bool restoring_ = false;                              // reading
   bool inexact_ = false;
   bool unchecked_ = false;
-  bool released_ = false;       // and no update has come since the return
-  bool returned_ = false;       // and the same
-  bool began_anew_ = false;     // fresh factors have replaced dropped ones
   std::set<uint32_t> resumed_;  // ranks that have said where they are since the shard came back
 };
 

@@ -50,10 +50,6 @@ absl::StatusOr<std::optional<uint64_t>> SimControl::Fence(const EpochFence& fenc
   return Call<absl::StatusOr<std::optional<uint64_t>>>([fence](SimShard& to) { return to.Fence(fence); });
 }
 
-absl::Status SimControl::HoldFactors(const FactorHold& hold) {
-  return Call<absl::Status>([hold](SimShard& to) { return to.HoldFactors(hold); });
-}
-
 absl::StatusOr<bool> SimControl::Remove(uint64_t session_id) {
   return Call<absl::StatusOr<bool>>([session_id](SimShard& to) { return to.Remove(session_id); });
 }

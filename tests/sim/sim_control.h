@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <vector>
 
 #include "server/core/api/shard_control.h"
 #include "tests/sim/sim_shard.h"
@@ -22,7 +21,6 @@ class SimControl final : public ShardControl {
   absl::StatusOr<ShardDescription> Describe() override;
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override;
-  absl::Status HoldFactors(const FactorHold& hold) override;
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
   absl::StatusOr<bool> Quarantine(uint64_t session_id) override;
 

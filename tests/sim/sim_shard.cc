@@ -232,13 +232,6 @@ absl::StatusOr<std::optional<uint64_t>> SimShard::Fence(const EpochFence& fence)
   return gone;
 }
 
-absl::Status SimShard::HoldFactors(const FactorHold& hold) {
-  world_.trace().Note([&] { return process_.name() + (hold.hold ? " holds factors" : " releases factors"); });
-  const absl::Status held = shard_->HoldFactors(hold);
-  if (held.ok() && !hold.hold) ForEachWitness([](LayerWitness& witness) { witness.Released(); });
-  return held;
-}
-
 absl::StatusOr<bool> SimShard::Remove(uint64_t session_id) {
   world_.trace().Note([&] { return process_.name() + " remove"; });
   absl::StatusOr<bool> existed = shard_->Remove(session_id);

@@ -62,7 +62,6 @@ class SimShard {
   absl::StatusOr<ShardDescription> Describe() { return shard_->Describe(); }
   absl::StatusOr<int64_t> Install(const SessionInstall& install);
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence);
-  absl::Status HoldFactors(const FactorHold& hold);
   absl::StatusOr<bool> Remove(uint64_t session_id);
   absl::StatusOr<bool> Quarantine(uint64_t session_id);
 

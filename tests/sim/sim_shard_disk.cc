@@ -10,7 +10,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "server/recovery/record_codec.h"
-#include "server/store/record_log_format.h"
+#include "server/store/log_reader.h"
 #include "tests/sim/world.h"
 
 namespace precondor::sim {

@@ -140,7 +140,7 @@ class Script {
     rules_ = {.spec = &spec_, .needs_statistics = !learns_, .window_steps = line.Number("window", 2)};
     epoch_ = 1;
     machine_ = std::make_unique<LayerMachine>(rules_, epoch_, /*rollback_epoch=*/0, line.Members("members"));
-    (void)machine_->Step(FactorsReplaced{.held = true, .factor_version = 0});
+    (void)machine_->Step(FactorsReplaced{});
     factors_ = 0;
     steps_.clear();
     updated_.clear();
@@ -192,7 +192,7 @@ class Script {
     }
     if (name == "replay-finished") {
       factors_ = line.Number("factors", 0);
-      return ReplayFinished{line.Number("rollback_epoch", 0), std::exchange(restored_, {}), true, factors_, now_};
+      return ReplayFinished{line.Number("rollback_epoch", 0), std::exchange(restored_, {}), factors_, now_};
     }
     const uint64_t epoch = line.Number("epoch", epoch_);
     const ContributionKey key{
@@ -251,14 +251,14 @@ class Script {
       }
       Print(absl::StrCat("(update ", failed ? "failed" : "done", ": factors=", factors_, ")"));
       const bool restored = update->logged && !update->empty;
-      Feed(UpdateDone{update->id, update->step, update->logged, restored, failed, /*held=*/true, factors_});
+      Feed(UpdateDone{update->id, update->step, update->logged, restored, failed, factors_});
     } else if (const auto* compute = std::get_if<ComputeAnswer>(&effect)) {
       const bool lacks = learns_ && compute->plan.has_value() && compute->plan->factor_version > factors_ + 1;
       const bool taken_in = compute->plan.has_value() && compute->plan->factor_version == factors_;
       if (learns_ && compute->skip_reason.empty() && !taken_in) ++factors_;
       Plan plan = PlanOf(*compute);
       Print(absl::StrCat("(answer done: ", TextOf(plan), lacks ? ", not as planned" : "", ")"));
-      Feed(AnswerDone{.id = compute->id, .plan = plan, .plan_holds = !lacks, .held = true, .factor_version = factors_});
+      Feed(AnswerDone{.id = compute->id, .plan = plan, .plan_holds = !lacks, .factor_version = factors_});
     } else {
       Print("(answer visible)");
       Feed(AnswerVisible{std::get<DeliverAnswer>(effect).id});

@@ -6,9 +6,7 @@
 #include "absl/strings/match.h"
 
 #include "kernels/base/unix_address.h"
-#include "proto/wire/direct_channel.h"
-#include "proto/wire/keepalive.h"
-#include "proto/wire/write_buffer.h"
+#include "proto/wire/channel.h"
 
 namespace precondor {
 

@@ -20,7 +20,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/trace_context.h"
 #include "kernels/base/unix_address.h"
-#include "proto/wire/grpc_deadline.h"
+#include "proto/wire/channel.h"
 #include "proto/wire/method_path.h"
 #include "proto/wire/status_codec.h"
 

@@ -52,7 +52,7 @@ class LocalFactors {
   void Stop();
 
   // Announces second-order steps of the layer from `since` on, which is 0 or the first step after first order. Fetches
-  // the factors if the layer has none for this run of steps: the shards have released those from before first order.
+  // the factors if the layer has none for this run of steps: it has dropped those from before first order.
   void NeedSecondOrder(int64_t layer, uint64_t since);
   // Returns the sink for the answer to the layer's PULL of `step`; null if that answer is expected already. Call in
   // order of steps.

@@ -55,7 +55,7 @@ class Outbox {
   // stream's, the kept contributions are sent again too, each at its place, and before everything a RESUME for each
   // layer that has had an answer. Returns true in that case; false for the first stream.
   bool StartStream(uint64_t credit_bytes, uint64_t shard_generation = 0);
-  // Records that the shards have released the factors of all steps before `step`, so that no RESUME claims them. If
+  // Records that the workers have dropped the factors of all steps before `step`, so that no RESUME claims them. If
   // this rank works on a later step than `step`, all ranks do, and contributions of earlier steps are not repeated for
   // the other ranks: the shard would apply them to newer factors.
   void DropUnansweredBefore(uint64_t step);
@@ -188,7 +188,7 @@ class Outbox {
   // Last answer to a gradient or pull by layer. Before the first one, the answer to a fetch.
   struct LastAnswer {
     uint64_t step = 0;
-    uint64_t factor_version = 0;  // 0 in first order, when the shard may release the factors
+    uint64_t factor_version = 0;  // 0 in first order: no answer needs the factors of an earlier one
     Mode mode = Mode::kSecondOrder;
   };
   std::map<uint32_t, LastAnswer> answered_;

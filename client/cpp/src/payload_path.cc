@@ -9,7 +9,7 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
-#include "proto/wire/region_codec.h"
+#include "proto/wire/slot_table.h"
 
 namespace precondor {
 

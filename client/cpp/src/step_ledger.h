@@ -28,7 +28,7 @@ struct WorkerDirective {
   // Returns the first step of the run of steps in one mode that contains `step`.
   uint64_t ModeSince(uint64_t step) const;
   // Returns the first step of the last first-order run that begins at or before `step`; 0 if there is none. Factors of
-  // earlier steps are of no use to `step`, and the shards may have released them.
+  // earlier steps are of no use to `step`: a worker fetches factors after first order.
   uint64_t LastFirstOrder(uint64_t step) const;
   // True if the job has rolled back in an epoch after `epoch` to a step before `next_step`, so that a worker whose next
   // step is `next_step` has finished steps that are undone.

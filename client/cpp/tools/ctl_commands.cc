@@ -20,7 +20,7 @@
 #include "client/cpp/tools/plan.h"
 #include "client/cpp/tools/plan_report.h"
 #include "kernels/base/status_macros.h"
-#include "proto/wire/grpc_deadline.h"
+#include "proto/wire/channel.h"
 #include "proto/wire/status_codec.h"
 
 namespace precondor {

@@ -12,7 +12,6 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/registry.h"
-#include "server/core/resources/placement_input.h"
 #include "server/core/resources/reservation.h"
 #include "server/policy/placement.h"
 

@@ -351,7 +351,7 @@ class Worker:
         rank sends anything for the next step before this call returns.
 
         Returns:
-            The factors as the layer's method saves them; b"" if the layer has none (first order).
+            The factors as the layer's method saves them.
 
         Raises:
             NotFoundError: no such layer. DeadlineExceededError: result_timeout.

@@ -7,17 +7,54 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "kernels/backend.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/gradient_part.h"
+#include "kernels/base/matrix_view.h"
 #include "kernels/base/session_spec.h"
-#include "server/core/api/device_payload.h"
+#include "kernels/device_plane.h"
 
 namespace precondor {
+
+// Host bytes that one owner fills and then moves to another.
+using Payload = std::vector<uint8_t>;
+
+// A gradient that its worker has written to memory of the backend's device. The worker does not change it before it has
+// the answer.
+struct DevicePayload {
+  ConstMatrixView values;  // [d_out, d_in]
+  PayloadFacts facts;
+  std::shared_ptr<const void> memory;  // keeps the memory allocated
+  int64_t bytes() const { return values.size() * static_cast<int64_t>(sizeof(float)); }
+};
+
+// An answer that stays in device memory while ranks may ask for it. Thread-safe. Must not outlive its backend.
+class DeviceAnswer {
+ public:
+  DeviceAnswer(Backend& backend, DeviceMatrix matrix) : backend_(backend), matrix_(std::move(matrix)) {}
+  ConstMatrixView view() const { return matrix_.view(); }
+  int64_t bytes() const { return view().size() * static_cast<int64_t>(sizeof(float)); }
+  // Returns its f32 elements in wire form. Returns the backend's errors.
+  absl::StatusOr<std::shared_ptr<const Payload>> Download() const {
+    // Heap blocks are aligned for f32, and the wire's byte order is the host's.
+    Payload host(static_cast<size_t>(bytes()));
+    const ConstMatrixView from = view();
+    const absl::Status status =
+        backend_.Download(from, MatrixView(reinterpret_cast<float*>(host.data()), from.rows, from.cols));
+    if (!status.ok()) return status;
+    return std::make_shared<const Payload>(std::move(host));
+  }
+
+ private:
+  Backend& backend_;
+  const DeviceMatrix matrix_;
+};
 
 // kPull takes the gradient's place at a statistic step if workers have factors themselves (WorkersPrecondition). It has
 // no payload.
@@ -85,7 +122,7 @@ struct StageTimes {
 enum class AnswerCause : uint8_t {
   kNone,        // the answer is a preconditioned gradient
   kFirstOrder,  // the step's mode
-  kNoFactors,   // none yet, or none since a fallback
+  kNoFactors,   // none yet
   kUnchanged,   // pull: the step's statistics have not changed the factors
   kFailed,      // the method, the device or an allocation
   kNotFinite,   // the average of the gradients is not finite

@@ -15,7 +15,6 @@
 #include "kernels/base/session_spec.h"
 #include "server/core/api/session_access.h"
 #include "server/policy/fallback.h"
-#include "server/policy/lease.h"
 
 namespace precondor {
 

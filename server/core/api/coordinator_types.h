@@ -12,7 +12,6 @@
 #include "server/core/api/coordinator_journal.h"
 #include "server/core/api/shard_control.h"
 #include "server/policy/fallback.h"
-#include "server/policy/lease.h"
 
 namespace precondor {
 

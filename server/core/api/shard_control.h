@@ -19,7 +19,6 @@ struct HeldSession {
   std::string name;
   uint64_t epoch = 0;
   int64_t reserved_bytes = 0;
-  bool factors_released = false;
   uint32_t joined = 0;     // ranks whose holders the shard knows
   uint64_t last_step = 0;  // greatest step that has begun here since the last rollback
 };
@@ -54,20 +53,11 @@ struct SessionInstall {
   uint64_t rollback_epoch = 0;
   uint64_t rollback_step = 0;  // step to which the job rolled back then
   SessionSpec spec;
-  std::vector<uint32_t> layers;   // owned by this shard, ascending
-  std::vector<Member> members;    // ranks that have joined; frames are accepted once all have
-  bool factors_released = false;  // a session that is new here begins without factors; see HoldFactors
-  SessionAccess access = {};      // has the secret that the session's frames must show
+  std::vector<uint32_t> layers;  // owned by this shard, ascending
+  std::vector<Member> members;   // ranks that have joined; frames are accepted once all have
+  SessionAccess access = {};     // has the secret that the session's frames must show
   // The factors were restored, and no rank has reported a step: a shard that does not hold the session has lost them.
   bool must_be_held = false;
-};
-
-// Says whether a session's factors are needed. Of one coordinator's requests the one with the greatest version counts:
-// a request whose version is not greater than an earlier one changes nothing.
-struct FactorHold {
-  uint64_t session_id = 0;
-  uint64_t version = 0;  // at least 1
-  bool hold = true;
 };
 
 // A request of the coordinator to take the shard's part of a session snapshot as of `step`.
@@ -126,11 +116,6 @@ class ShardControl {
   // lowest first_step of a new member that this shard no longer keeps. Returns nullopt if it keeps all of them, or if
   // the epoch is already installed. Returns NOT_FOUND (UNKNOWN_SESSION) or FAILED_PRECONDITION (STALE_EPOCH).
   virtual absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) = 0;
-  // If not `hold`: drops the session's factors, and frees their memory once the queued work that uses them has ended.
-  // Statistics are then not applied. If `hold`: reserves their memory again and begins with fresh factors. Returns
-  // RESOURCE_EXHAUSTED (CAPACITY) if there is no memory for them, or UNAVAILABLE if layers still have to drop the
-  // earlier ones; there are no factors then. Returns NOT_FOUND (UNKNOWN_SESSION).
-  virtual absl::Status HoldFactors(const FactorHold& hold) = 0;
   // Orders the shard's part of a snapshot and returns its progress. Returns INVALID_ARGUMENT if the step has already
   // begun and no such part exists, FAILED_PRECONDITION if the shard has no data directory (a restored part
   // needs none) or has lost an order that it had accepted (`repeated`), ABORTED with the reason if the part was given

@@ -26,7 +26,7 @@ struct LayerStep {
   uint64_t step = 0;
   // Epoch with which the job last rolled back to an earlier step, which dropped the layer's open steps; 0: none.
   uint64_t rollback_epoch = 0;
-  // Number of the layer's records of updates and factors so far, this one included. Gaps show lost records.
+  // Number of the layer's records of updates so far, this one included. Gaps show lost records.
   uint64_t updates = 0;
 };
 
@@ -71,19 +71,14 @@ struct GradientRecord {
   // In rank order, as in UpdateRecord. If it is not empty, the record is of covariances, and `average` is unused.
   std::vector<StagedContribution> covariances = {};
 };
-// The layer has dropped its factors, or has fresh ones; see ShardControl::HoldFactors.
-struct FactorsRecord {
-  LayerStep at;
-  bool held = false;
-};
 // The session has left memory for quarantine, or has been restored from it. Records of its last work can still follow.
 struct QuarantineRecord {
   uint64_t session_id = 0;
   bool back = false;
   uint64_t last_step = 0;  // greatest step that had begun
 };
-using ShardRecord = std::variant<InstallRecord, RemoveRecord, UpdateRecord, FailedUpdateRecord, PlanRecord,
-                                 FactorsRecord, QuarantineRecord>;
+using ShardRecord =
+    std::variant<InstallRecord, RemoveRecord, UpdateRecord, FailedUpdateRecord, PlanRecord, QuarantineRecord>;
 
 // The state of a step that ranks may still repeat.
 struct StepOutcome {
@@ -98,7 +93,6 @@ struct LayerImage {
   LayerStep at;
   uint64_t factor_version = 0;
   std::vector<StepOutcome> outcomes;  // of the steps in the window, ascending
-  bool held = true;                   // false: the layer has no factors and `state` is empty
   std::string state;                  // LayerState::Save
 };
 

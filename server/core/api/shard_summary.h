@@ -37,7 +37,6 @@ struct ShardSessionSummary {
   uint64_t last_step = 0;
   Mode mode = Mode::kSecondOrder;  // mode of last_step
   int64_t reserved_bytes = 0;
-  bool factors_released = false;
   uint64_t updates_lost = 0;  // since the session has been in this process; see LayerDriver::Resume
   // Since when the journal lacks gradients of the session; see ShardJournal::LacksGradientsSince.
   std::optional<absl::Time> lacks_gradients_since;

@@ -10,8 +10,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/core/coordinator/coordinator.h"
 #include "server/core/coordinator/coordinator_context.h"
-#include "server/core/coordinator/session_messages.h"
-#include "server/core/coordinator/session_operations.h"
+#include "server/core/coordinator/coordinator_session.h"
 
 namespace precondor {
 namespace {
@@ -64,26 +63,16 @@ absl::Status TellShards(CoordinatorContext& c, CoordinatorSession& session) {
   std::vector<SessionInstall> installs;
   Membership told;
   uint32_t joined = 0;
-  bool factors_first = false;
   {
     MutexLock lock(c.mu);
-    factors_first = WorkersPrecondition(session.spec) && session.members().epoch() > 1 && session.NeedsFactors();
     installs = MakeInstalls(session);
     told = session.members().membership();
     joined = session.members().joined();
   }
-  // Before a rank can fetch factors: a rank that is told that there are none would continue with other factors than one
-  // that asks later.
-  if (factors_first) PRECONDOR_RETURN_IF_ERROR(HoldFactors(c, session));
   PRECONDOR_RETURN_IF_ERROR(InstallOnShards(c, installs));
   c.observer.OnEpoch(session.spec.name, told.epoch, joined, session.spec.world_size);
-  bool factors_again = false;
-  {
-    MutexLock lock(c.mu);
-    factors_again = session.NoteShardsTold(told);
-  }
-  // Without factors, the steps that the job repeats would be answered IDENTITY.
-  if (factors_again && !factors_first) HoldFactors(c, session).IgnoreError();
+  MutexLock lock(c.mu);
+  session.NoteShardsTold(told);
   return absl::OkStatus();
 }
 

@@ -10,9 +10,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/core/coordinator/coordinator.h"
 #include "server/core/coordinator/coordinator_context.h"
-#include "server/core/coordinator/session_messages.h"
-#include "server/core/coordinator/session_operations.h"
-#include "server/core/resources/placement_input.h"
+#include "server/core/coordinator/coordinator_session.h"
 #include "server/core/resources/reservation.h"
 #include "server/policy/placement.h"
 

@@ -2,7 +2,6 @@
 #include "server/core/coordinator/coordinator_session.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 #include <variant>
 
@@ -10,7 +9,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/wire_bounds.h"
+#include "server/policy/fallback.h"
 
 namespace precondor {
 namespace {
@@ -25,8 +24,6 @@ uint64_t GrantedThrough(const SessionRecord& record, const SessionMembers& membe
   return members.epoch() == 1 && members.joined() == 0 ? lease_steps : record.lease.durable_through;
 }
 
-uint64_t OpenFrom(const FallbackState& fallback) { return fallback.observed ? StepSum(fallback.last_step, 1) : 0; }
-
 }  // namespace
 
 CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps)
@@ -34,12 +31,12 @@ CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_step
       spec(std::move(record.spec)),
       access(std::move(record.access)),
       placement(std::move(record.placement)),
-      lease_steps_(lease_steps),
       members_(spec.name, std::move(record.membership)),
       leases_(record.lease, lease_steps, GrantedThrough(record, members_, lease_steps)),
       // Reports are not written down: the ranks of a session from the journal may have made any number.
-      progress_(spec.world_size, lease_steps, OpenFrom(record.lease.fallback), members_.ever_active()),
-      mode_policy_(spec.fallback, record.lease.fallback),
+      progress_(spec.world_size, lease_steps, members_.ever_active()),
+      fallback_(std::move(record.lease.fallback)),
+      decision_(Decide(spec.fallback, fallback_)),
       snapshots_(spec.name) {}
 
 // --- durable state --------------------------------------------------------------------------------------------------
@@ -55,11 +52,6 @@ absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t 
                                        limit, ", ", kMaxStepLead, " after the last step of the session's lease, got ",
                                        first_step, "; a job that begins there needs a new session"));
   }
-  if (next->epoch == members_.epoch()) return next;
-  // If workers have factors, this one needs those of its step, which the shards have released.
-  const bool lacks = WorkersPrecondition(spec) && !NeedsFactors() &&
-                     ModeAt(leases_.durable().schedule, first_step) == Mode::kSecondOrder;
-  if (lacks) next = SessionMembers::RolledBack(*std::move(next), first_step);
   return next;
 }
 
@@ -71,14 +63,7 @@ absl::StatusOr<SnapshotEntry> CoordinatorSession::PlanSnapshot() {
 }
 
 std::optional<LeaseTerms> CoordinatorSession::BeginLeaseWrite() {
-  return leases_.BeginWrite(
-      mode_policy_.WantedSchedule(leases_.durable().schedule, leases_.first_open_step(), progress_.open_from()),
-      mode_policy_.state());
-}
-
-void CoordinatorSession::StayInFirstOrder() {
-  mode_policy_.StayInFirstOrderUntil(StepSum(progress_.open_from(), lease_steps_));
-  leases_.AbandonWrite();
+  return leases_.BeginWrite(ApplyDecision(decision_, leases_.durable().schedule, leases_.first_open_step()), fallback_);
 }
 
 void CoordinatorSession::Adopt(CoordinatorRecord written) {
@@ -97,11 +82,6 @@ void CoordinatorSession::NoteInDoubt(const CoordinatorRecord& record) {
 
 void CoordinatorSession::AdoptMembership(Membership next) {
   const bool new_epoch = next.epoch != members_.epoch();
-  if (next.rollback_epoch != members_.membership().rollback_epoch) {
-    const bool needed_before = NeedsFactors();
-    progress_.GoBackTo(next.resume_step);
-    rolled_back_ = !needed_before && NeedsFactors();
-  }
   members_.Adopt(std::move(next));
   if (new_epoch) progress_.BeginEpoch();
 }
@@ -126,13 +106,20 @@ absl::StatusOr<std::optional<LossTable::StepLoss>> CoordinatorSession::Report(co
   const std::optional<FinishedStep> finished = progress_.Report(report, now);
   if (!finished.has_value()) return std::nullopt;
   const LossTable::StepLoss& loss = finished->loss;
-  mode_policy_.Observe({.step = loss.step,
-                        .loss = loss.loss,
-                        .learning_rate = loss.learning_rate,
-                        .seconds = finished->seconds,
-                        .mode = ModeAt(leases_.durable().schedule, loss.step),
-                        .skipped = loss.finite == 0});
+  fallback_ = Advance(spec.fallback, fallback_,
+                      {.step = loss.step,
+                       .loss = loss.loss,
+                       .learning_rate = loss.learning_rate,
+                       .seconds = finished->seconds,
+                       .mode = ModeAt(leases_.durable().schedule, loss.step),
+                       .skipped = loss.finite == 0});
+  decision_ = Decide(spec.fallback, fallback_);
   return loss;
+}
+
+void CoordinatorSession::Force(std::optional<Mode> mode) {
+  fallback_ = precondor::Force(spec.fallback, fallback_, mode);
+  decision_ = Decide(spec.fallback, fallback_);
 }
 
 void CoordinatorSession::WantFirstSteps() {
@@ -141,22 +128,76 @@ void CoordinatorSession::WantFirstSteps() {
   leases_.ExtendBeyond(*std::min_element(steps.begin(), steps.end()));
 }
 
-// --- factors --------------------------------------------------------------------------------------------------------
-
-bool CoordinatorSession::NeedsFactors() const {
-  const std::vector<ModeInterval> to_come =
-      ModesBetween(leases_.planned_schedule(), progress_.open_from(), std::numeric_limits<uint64_t>::max());
-  return std::any_of(to_come.begin(), to_come.end(),
-                     [](const ModeInterval& interval) { return interval.mode == Mode::kSecondOrder; });
+SessionRecord MakeRecord(const CoordinatorSession& session) {
+  return {.session_id = session.id,
+          .spec = session.spec,
+          .placement = session.placement,
+          .membership = session.members().membership(),
+          .lease = session.leases().durable(),
+          .access = session.access};
 }
 
-FactorHold CoordinatorSession::MakeFactorHold() {
-  return {.session_id = id, .version = ++hold_version_, .hold = NeedsFactors()};
+EpochFence MakeFence(const CoordinatorSession& session) {
+  return {.session_id = session.id, .epoch = session.members().epoch(), .members = session.members().Members()};
 }
 
-bool CoordinatorSession::NoteShardsTold(const Membership& told) {
-  members_.NoteShardsTold(told);
-  return members_.shards_told() && std::exchange(rolled_back_, false);
+std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session) {
+  const Membership& membership = session.members().membership();
+  // Once a rank has had an answer, its RESUME tells the shard what is lost.
+  const bool must_be_held = !session.progress().begun() && session.snapshots().HeldRestored().has_value();
+  std::vector<SessionInstall> installs;
+  for (const PlacedLayers& placed : session.placement) {
+    installs.push_back({.session_id = session.id,
+                        .epoch = membership.epoch,
+                        .rollback_epoch = membership.rollback_epoch,
+                        .rollback_step = membership.resume_step,
+                        .spec = session.spec,
+                        .layers = placed.layers,
+                        .members = session.members().Members(),
+                        .access = session.access,
+                        .must_be_held = must_be_held});
+  }
+  return installs;
+}
+
+Directive MakeDirective(const CoordinatorSession& session) {
+  const Membership& membership = session.members().membership();
+  const StepLeases& leases = session.leases();
+  const std::vector<SnapshotEntry>& snapshots = session.snapshots().list();
+  // A snapshot is announced after EndSnapshotPlan: it may fail before that.
+  const bool announced = !snapshots.empty() && snapshots.back().state != SnapshotState::kFailed &&
+                         leases.held_before() != snapshots.back().step;
+  return {.lease_through_step = leases.granted_through(),
+          .modes = ModesBetween(leases.durable().schedule, 0, leases.granted_through()),
+          .epoch = membership.epoch,
+          .rollback_epoch = membership.rollback_epoch,
+          .resume_step = membership.resume_step,
+          .snapshot_at = announced ? snapshots.back().step : 0,
+          .snapshot_number = announced ? snapshots.back().number : 0};
+}
+
+Mode LastMode(const CoordinatorSession& session) {
+  return ModeAt(session.leases().durable().schedule, session.progress().last_step());
+}
+
+CoordinatorSessionSummary MakeSummary(const CoordinatorSession& session) {
+  std::vector<ShardAssignment> shard_map;
+  for (const PlacedLayers& placed : session.placement) {
+    if (!placed.layers.empty()) shard_map.push_back({.address = placed.address, .layers = placed.layers});
+  }
+  return {.session_id = session.id,
+          .spec = session.spec,
+          .epoch = session.members().epoch(),
+          .joined = session.members().joined(),
+          .last_step = session.progress().last_step(),
+          .shard_steps = session.progress().shard_steps(),
+          .mode = LastMode(session),
+          .loss = session.progress().last_loss(),
+          .shard_map = std::move(shard_map),
+          .decision = session.decision(),
+          .modes = session.leases().durable().schedule,
+          .forced = session.fallback().forced,
+          .snapshots = session.snapshots().list()};
 }
 
 }  // namespace precondor

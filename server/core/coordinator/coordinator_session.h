@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The coordinator's state of one session. Each part of the state is a class of its own. This class has the rules that
 // involve several parts, and the single way to change durable state. The Coordinator calls shards and writes the
-// journal; session_messages.h makes the messages about a session.
+// journal.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@
 #include "server/core/api/coordinator_journal.h"
 #include "server/core/api/coordinator_types.h"
 #include "server/core/api/shard_control.h"
-#include "server/core/coordinator/mode_policy.h"
 #include "server/core/coordinator/session_members.h"
 #include "server/core/coordinator/session_snapshots.h"
 #include "server/core/coordinator/step_leases.h"
 #include "server/core/coordinator/step_progress.h"
+#include "server/policy/fallback.h"
 
 namespace precondor {
 
@@ -43,24 +43,23 @@ class CoordinatorSession {
   const SessionMembers& members() const { return members_; }
   const StepLeases& leases() const { return leases_; }
   const StepProgress& progress() const { return progress_; }
-  const ModePolicy& mode_policy() const { return mode_policy_; }
+  // The mode that the session should have: the state of its fallback policy and the last decision. They run ahead of
+  // the durable state: a decision takes effect once leases() has it in a durable lease.
+  const FallbackState& fallback() const { return fallback_; }
+  const FallbackDecision& decision() const { return decision_; }
   const SessionSnapshots& snapshots() const { return snapshots_; }
 
   // --- durable state ----------------------------------------------------------------------------------------------
-  // Calls SessionMembers::PlanJoin. If a new epoch begins and the joining worker lacks factors that the shards have
-  // released, the plan also rolls the job back to `first_step`.
+  // Calls SessionMembers::PlanJoin. Returns INVALID_ARGUMENT (MALFORMED) also for a step far beyond the lease.
   absl::StatusOr<std::optional<Membership>> PlanJoin(uint32_t rank, uint64_t incarnation, uint64_t first_step) const;
   // Plans a snapshot as of the first step that has not been granted to any rank. No lease reaches that step before
   // EndSnapshotPlan. Returns the errors of SessionSnapshots::Plan.
   absl::StatusOr<SnapshotEntry> PlanSnapshot();
   void EndSnapshotPlan() { leases_.EndHold(); }
   // Returns a lease to write: a longer one, or a change of mode from the first step that has not been granted to any
-  // rank. Until Adopt, NoteInDoubt or StayInFirstOrder, no step that it changes is granted. Returns nullopt if nothing
-  // has changed or a lease is already being written.
+  // rank. Until Adopt or NoteInDoubt, no step that it changes is granted. Returns nullopt if nothing has changed or a
+  // lease is already being written.
   std::optional<LeaseTerms> BeginLeaseWrite();
-  // Abandons that lease because the shards cannot hold the factors. The return to second order is tried again a lease
-  // later.
-  void StayInFirstOrder();
   // Applies a MembershipRecord, LeaseRecord or SnapshotsRecord of this session that has become durable.
   void Adopt(CoordinatorRecord written);
   void NoteInDoubt(const CoordinatorRecord& record);
@@ -73,34 +72,37 @@ class CoordinatorSession {
   // Requests a lease from the lowest step with which a rank begins, once all ranks are there. No step is made before,
   // and a rank alone could otherwise have leases that reach any step.
   void WantFirstSteps();
-  // See ModePolicy::Force.
-  void Force(std::optional<Mode> mode) { mode_policy_.Force(mode); }
+  // Sets the mode for an operator; nullopt returns the choice to the policy.
+  void Force(std::optional<Mode> mode);
 
   // Notes the greatest step that the shard reports to have begun.
   void NoteShardStep(size_t shard, uint64_t last_step) { progress_.NoteShard(placement[shard].address, last_step); }
 
-  // --- factors ----------------------------------------------------------------------------------------------------
-  // Returns whether a step from progress().open_from() on is in second order.
-  bool NeedsFactors() const;
-  // Returns a request with the result of NeedsFactors. Its version is greater than those of all earlier requests of
-  // this process.
-  FactorHold MakeFactorHold();
-  // Calls SessionMembers::NoteShardsTold. Returns true if the job rolled back with this membership from first order to
-  // steps in second order. The shards may have released its factors then.
-  bool NoteShardsTold(const Membership& told);
+  // See SessionMembers::NoteShardsTold.
+  void NoteShardsTold(const Membership& told) { members_.NoteShardsTold(told); }
 
  private:
   void AdoptMembership(Membership next);
 
-  const uint64_t lease_steps_;
   SessionMembers members_;
   StepLeases leases_;
   StepProgress progress_;
-  ModePolicy mode_policy_;
+  FallbackState fallback_;
+  FallbackDecision decision_;  // made from fallback_
   SessionSnapshots snapshots_;
-  // A rollback from first order to steps in second order has been adopted, and the shards have not been told.
-  bool rolled_back_ = false;
-  uint64_t hold_version_ = 0;
 };
+
+// --- messages about a session to the journal, shards, workers and operators
+
+// Returns the session's state except its snapshots.
+SessionRecord MakeRecord(const CoordinatorSession& session);
+// Announces the session's epoch, for each shard with layers.
+EpochFence MakeFence(const CoordinatorSession& session);
+// Returns one entry for each shard, in the coordinator's order. Entries without layers must not be sent.
+std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session);
+Directive MakeDirective(const CoordinatorSession& session);
+CoordinatorSessionSummary MakeSummary(const CoordinatorSession& session);
+// Returns the mode of the last step that all ranks have reported.
+Mode LastMode(const CoordinatorSession& session);
 
 }  // namespace precondor

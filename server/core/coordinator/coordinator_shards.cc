@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls to shards, and the periodic repair: probes each shard, and carries out what reconcile.h finds.
-
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
 #include "server/core/coordinator/coordinator.h"
 #include "server/core/coordinator/coordinator_context.h"
-#include "server/core/coordinator/session_messages.h"
-#include "server/core/coordinator/session_operations.h"
+#include "server/core/coordinator/coordinator_session.h"
 
 namespace precondor {
 namespace {
@@ -29,24 +27,6 @@ absl::StatusOr<ShardDescription> Probe(CoordinatorContext& c, size_t shard) {
   }
   c.observer.OnUnreachableShards(c.watch.unreachable());
   return description;
-}
-
-absl::Status SendFactorHold(CoordinatorContext& c, const CoordinatorSession& session, size_t shard,
-                            const FactorHold& hold) {
-  absl::Status status = c.shards[shard].control->HoldFactors(hold);
-  if (!status.ok()) {
-    c.logger.Log(Severity::kWarning, hold.hold ? "factors not held again" : "factors not released",
-                 {{"session", session.spec.name},
-                  {"session_id", session.id},
-                  {"shard", c.shards[shard].address},
-                  {"reason", absl::string_view(status.message())}});
-  }
-  return status;
-}
-
-FactorHold MakeHold(CoordinatorContext& c, CoordinatorSession& session) {
-  MutexLock lock(c.mu);
-  return session.MakeFactorHold();
 }
 
 absl::Status ClearFromShard(CoordinatorContext& c, const CoordinatorAction& action) {
@@ -117,17 +97,6 @@ absl::Status InstallOnShards(const CoordinatorContext& c, const std::vector<Sess
   return absl::OkStatus();
 }
 
-absl::Status HoldFactors(CoordinatorContext& c, CoordinatorSession& session) {
-  const FactorHold hold = MakeHold(c, session);
-  for (size_t s = 0; s < c.shards.size(); ++s) {
-    if (session.placement[s].layers.empty()) continue;
-    const absl::Status held = SendFactorHold(c, session, s, hold);
-    // A shard that has lost the session makes factors at its next Install.
-    if (GetErrorReason(held) != ErrorReason::kUnknownSession) PRECONDOR_RETURN_IF_ERROR(held);
-  }
-  return absl::OkStatus();
-}
-
 absl::Status RemoveEnding(CoordinatorContext& c, uint64_t session_id, size_t shard) {
   {
     MutexLock lock(c.mu);
@@ -164,10 +133,6 @@ absl::Status CarryOut(CoordinatorContext& c, const CoordinatorAction& action) {
     case ActionKind::kRemoveAbandoned:
     case ActionKind::kQuarantine:
       return ClearFromShard(c, action);
-    case ActionKind::kHoldFactors: {
-      const std::shared_ptr<CoordinatorSession> session = c.Find(action.session_id);
-      return session == nullptr ? absl::OkStatus() : SendFactorHold(c, *session, action.shard, MakeHold(c, *session));
-    }
     case ActionKind::kClose:
       WriteClose(c, action.session_id);
       return absl::OkStatus();

@@ -11,8 +11,7 @@
 #include "kernels/base/wire_bounds.h"
 #include "server/core/coordinator/coordinator.h"
 #include "server/core/coordinator/coordinator_context.h"
-#include "server/core/coordinator/session_messages.h"
-#include "server/core/coordinator/session_operations.h"
+#include "server/core/coordinator/coordinator_session.h"
 
 namespace precondor {
 namespace {

@@ -11,7 +11,6 @@
 
 #include "kernels/base/session_memory.h"
 #include "server/core/coordinator/coordinator_session.h"
-#include "server/core/coordinator/session_messages.h"
 
 namespace precondor {
 namespace {

@@ -16,7 +16,7 @@
 #include "absl/types/span.h"
 
 #include "server/core/api/coordinator_journal.h"
-#include "server/core/coordinator/tenant_limits.h"
+#include "server/core/coordinator/coordinator_options.h"
 
 namespace precondor {
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <memory>
 
 #include "absl/algorithm/container.h"
 
@@ -70,15 +69,6 @@ std::vector<CoordinatorAction> ReconcileShard(const CoordinatorState& state, siz
     if (!one.removed[shard]) actions.push_back({.kind = ActionKind::kRemoveEnding, .shard = shard, .session_id = id});
   }
   absl::c_move(ClearUnknown(state, shard, observed), std::back_inserter(actions));
-  for (const HeldSession& held : observed.sessions) {
-    const std::shared_ptr<CoordinatorSession> session = state.Find(held.session_id);
-    if (session == nullptr || session->NeedsFactors() != held.factors_released) continue;
-    // A return to second order that is being written makes the shards hold factors itself. A second request beside its
-    // own would make it fail, because the shard changes them already.
-    if (session->leases().planned_schedule() != session->leases().durable().schedule) continue;
-    actions.push_back(
-        {.kind = ActionKind::kHoldFactors, .shard = shard, .session_id = session->id, .name = session->spec.name});
-  }
   for (const auto& [id, session] : state.open) {
     if (!BelongsOn(*session, shard)) continue;
     if (FindCurrent(*session, observed) != nullptr && session->members().shards_told()) continue;

@@ -18,7 +18,6 @@ enum class ActionKind : uint8_t {
   kRemoveEnding,     // removes a session that ends
   kRemoveAbandoned,  // removes a session of this process whose Install was late
   kQuarantine,       // puts an unknown session in quarantine: another journal may have it
-  kHoldFactors,      // releases or holds the session's factors
   kInstall,          // installs an open session, or tells all its shards the members
   // On all shards of a session.
   kClose,          // writes the CloseRecord of a session that every shard has removed

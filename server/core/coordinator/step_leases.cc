@@ -27,10 +27,6 @@ StepLeases::StepLeases(LeaseTerms durable, uint64_t lease_steps, uint64_t grante
       wanted_through_(granted_through),
       granted_through_(granted_through) {}
 
-const std::vector<ModeInterval>& StepLeases::planned_schedule() const {
-  return pending_.has_value() ? pending_->schedule : durable_.schedule;
-}
-
 void StepLeases::ExtendBeyond(uint64_t step) {
   wanted_through_ = std::max(wanted_through_, StepSum(step, lease_steps_));
   Grant();
@@ -67,11 +63,6 @@ void StepLeases::Adopt(LeaseTerms written) {
 void StepLeases::NoteInDoubt() {
   const std::optional<LeaseTerms> written = std::exchange(pending_, std::nullopt);
   mode_in_doubt_ = mode_in_doubt_ || written->schedule != durable_.schedule;
-  Grant();
-}
-
-void StepLeases::AbandonWrite() {
-  pending_.reset();
   Grant();
 }
 

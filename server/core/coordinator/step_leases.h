@@ -12,7 +12,6 @@
 #include "kernels/base/session_spec.h"
 #include "server/core/api/coordinator_journal.h"
 #include "server/policy/fallback.h"
-#include "server/policy/lease.h"
 
 namespace precondor {
 
@@ -30,8 +29,6 @@ class StepLeases {
   static LeaseTerms First(const SessionSpec& spec, uint64_t lease_steps);
 
   const LeaseTerms& durable() const { return durable_; }
-  // Returns the schedule that is being written, or else the durable one.
-  const std::vector<ModeInterval>& planned_schedule() const;
   // Returns the last step that was ever granted to a rank.
   uint64_t granted_through() const { return granted_through_; }
   uint64_t first_open_step() const { return StepSum(granted_through_, 1); }
@@ -40,14 +37,12 @@ class StepLeases {
   void ExtendBeyond(uint64_t step);
 
   // Returns a lease to write if it must be longer, `schedule` or the operator's choice in `fallback` has changed, or an
-  // earlier write is in doubt. Returns nullopt otherwise, or if a lease is already being written. Adopt, NoteInDoubt or
-  // AbandonWrite ends the write.
+  // earlier write is in doubt. Returns nullopt otherwise, or if a lease is already being written. Adopt or
+  // NoteInDoubt ends the write.
   std::optional<LeaseTerms> BeginWrite(std::vector<ModeInterval> schedule, const FallbackState& fallback);
   void Adopt(LeaseTerms written);
   // Ends a write whose record may or may not be durable.
   void NoteInDoubt();
-  // Ends a write that was not attempted.
-  void AbandonWrite();
 
   // Keeps leases from reaching this step until EndHold.
   void HoldBefore(uint64_t step) { held_before_ = step; }

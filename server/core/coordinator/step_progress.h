@@ -2,17 +2,66 @@
 // The steps that all ranks of a session have reported, and their losses.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 
 #include "server/core/api/coordinator_types.h"
-#include "server/core/coordinator/loss_table.h"
 
 namespace precondor {
+
+// Averages each step's loss over the ranks that have reported it. Keeps the reports of the last `max_steps` steps
+// reported, or of fewer if they are more than `most_reports_`. Not
+// thread-safe.
+class LossTable {
+ public:
+  struct StepLoss {
+    uint64_t step = 0;
+    double loss = 0;           // mean over the ranks with a finite loss, weighted by samples; NaN if there are none
+    int64_t finite = 0;        // number of these ranks
+    uint64_t samples = 0;      // sum of their samples
+    double learning_rate = 0;  // greatest reported value; 0: none
+  };
+
+  LossTable(int64_t world_size, size_t max_steps) : world_size_(world_size), max_steps_(max_steps) {}
+
+  // Adds a report. Returns the step's loss when the last rank has reported it, once for each step. Returns nullopt
+  // before that, for a repetition, and for steps that are no longer kept. Sums in rank order, so the result does not
+  // depend on the order of arrival. If there are too many steps, drops the oldest, finished or not.
+  std::optional<StepLoss> Add(uint32_t rank, uint64_t step, double loss, uint64_t samples, bool finite,
+                              double learning_rate);
+
+  // Forgets all steps. Called in a new epoch, because the job may go back.
+  void Clear();
+
+ private:
+  struct Report {
+    uint32_t rank = 0;
+    bool finite = false;
+    double loss = 0;
+    uint64_t samples = 0;
+    double learning_rate = 0;
+  };
+  struct Step {
+    std::vector<Report> reports;  // in the order of arrival; empty once the step is finished
+    std::vector<bool> in;         // by rank: whether its report has arrived
+    bool finished = false;
+  };
+  static StepLoss Average(uint64_t step, Step& entry);
+
+  const int64_t world_size_;
+  const size_t max_steps_;
+  // Most bytes of unfinished steps: 256 KiB, or four steps of all ranks, which wait for each other.
+  const int64_t most_reports_ = std::max<int64_t>(8192, 4 * world_size_);
+  std::map<uint64_t, Step> steps_;
+  int64_t kept_reports_ = 0;  // of unfinished steps
+  uint64_t kept_from_ = 0;    // steps below this one are no longer kept
+};
 
 struct FinishedStep {
   LossTable::StepLoss loss;
@@ -22,15 +71,13 @@ struct FinishedStep {
 // Not thread-safe.
 class StepProgress {
  public:
-  // `open_from` and `begun`: see the functions of these names.
-  StepProgress(int64_t world_size, uint64_t lease_steps, uint64_t open_from, bool begun);
+  // `begun`: see the function of this name.
+  StepProgress(int64_t world_size, uint64_t lease_steps, bool begun);
 
   // Adds a member's report. Returns the step if this report completed it. `now` is monotonic.
   std::optional<FinishedStep> Report(const StepReport& report, absl::Time now);
   // Begins a new epoch: reports of earlier epochs no longer count.
   void BeginEpoch();
-  // Sets open_from() for a rollback of the job to this step.
-  void GoBackTo(uint64_t step) { open_from_ = step; }
 
   // Returns whether a rank has reported a step, in any epoch, or may have before the coordinator was restarted.
   bool begun() const { return begun_; }
@@ -41,8 +88,6 @@ class StepProgress {
   const std::map<std::string, uint64_t>& shard_steps() const { return shard_steps_; }
   // Returns the loss of the last finished step that had a finite one.
   double last_loss() const { return last_loss_; }
-  // Returns the step after the greatest one that all ranks have reported. A rollback sets it back.
-  uint64_t open_from() const { return open_from_; }
   // Returns whether all ranks have reported a step at least a lease beyond `step`. A shard without the step never gets
   // it then.
   bool HasPassed(uint64_t step) const;
@@ -52,7 +97,6 @@ class StepProgress {
   LossTable losses_;
   uint64_t last_step_ = 0;
   std::map<std::string, uint64_t> shard_steps_;
-  uint64_t open_from_;
   bool begun_;
   double last_loss_ = 0;
   absl::Time last_finished_ = absl::InfinitePast();

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -11,11 +12,57 @@
 #include "kernels/base/fiber.h"
 #include "kernels/base/mutex.h"
 #include "server/core/api/executor.h"
-#include "server/core/api/fiber_pool.h"
-#include "server/core/executors/background_threads.h"
 #include "server/core/executors/strand_queue.h"
 
 namespace precondor {
+
+// Runs tasks on threads of a lower priority, which are created for the first task. Thread-safe; mu_ is a leaf. The
+// destructor runs all posted tasks and joins the threads.
+class BackgroundThreads {
+ public:
+  explicit BackgroundThreads(int threads) : count_(threads) {}
+  ~BackgroundThreads() { Stop(); }
+  BackgroundThreads(const BackgroundThreads&) = delete;
+  BackgroundThreads& operator=(const BackgroundThreads&) = delete;
+
+  void Post(Executor::Task task);
+  // Runs all posted tasks and joins the threads. Precondition: no task is posted afterwards.
+  void Stop();
+
+ private:
+  void Work();
+
+  const int count_;
+
+  Mutex mu_;
+  CondVar changed_;
+  std::deque<Executor::Task> tasks_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mu_);
+};
+
+// Keeps fibers for reuse. Not thread-safe: the executor guards it. Precondition of the destructor: all fibers have
+// ended.
+class FiberPool {
+ public:
+  // Returns a fiber whose function has ended, or null if the system has no memory for another stack. `home` is as in
+  // Fiber::Make.
+  Fiber* Take(FiberScheduler& home) {
+    if (idle_.empty()) {
+      std::unique_ptr<Fiber> made = Fiber::Make(home);
+      if (made == nullptr) return nullptr;
+      return fibers_.emplace_back(std::move(made)).get();
+    }
+    Fiber* const fiber = idle_.back();
+    idle_.pop_back();
+    return fiber;
+  }
+  void Return(Fiber& fiber) { idle_.push_back(&fiber); }
+
+ private:
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Fiber*> idle_;
+};
 
 // Runs strands on a fixed number of threads. Ready strands take turns (StrandQueue). At most as many tasks of one
 // session run at once as there are threads. If a session has work and no thread, because tasks of other sessions have

@@ -7,10 +7,47 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/time/time.h"
+
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
+
+void LayerCounters::CountUpdate(const LayerWorker::UpdateOutcome& outcome) {
+  if (!outcome.attempted || !outcome.status.ok()) return;
+  update_seconds_ += absl::ToDoubleSeconds(outcome.took);
+  stats_.update_seconds = update_seconds_ / static_cast<double>(++updates_);
+}
+
+void LayerCounters::CountAnswer(const GradientResult& answer) {
+  switch (answer.decision) {
+    case Decision::kPreconditioned:
+      precondition_seconds_ += absl::ToDoubleSeconds(answer.took.precondition);
+      stats_.precondition_seconds = precondition_seconds_ / static_cast<double>(++stats_.preconditioned);
+      break;
+    case Decision::kIdentity:
+      ++stats_.identity;
+      break;
+    case Decision::kSkip:
+      ++stats_.skipped;
+      break;
+  }
+}
+
+void LayerCounters::Show(const LayerWorker::StateView& view) {
+  stats_.factor_version = view.version;
+  stats_.state_bytes = view.bytes;
+  stats_.input_representation = view.summary.input_representation;
+  stats_.output_representation = view.summary.output_representation;
+  stats_.input_rank = view.summary.input_rank;
+  stats_.output_rank = view.summary.output_rank;
+  stats_.input_damping = view.summary.input_damping;
+  stats_.output_damping = view.summary.output_damping;
+  stats_.failed_decompositions = view.summary.failed_decompositions;
+  stats_.factor_resets = view.summary.resets;
+}
+
 namespace {
 
 LayerRules RulesOf(const SessionContext& session, uint32_t layer) {
@@ -24,12 +61,8 @@ LayerRules RulesOf(const SessionContext& session, uint32_t layer) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<LayerDriver>> LayerDriver::Create(std::shared_ptr<SessionContext> session,
-                                                                 uint32_t layer, const SessionInstall& install,
-                                                                 bool held) {
-  std::unique_ptr<LayerState> state;
-  if (held) {
-    PRECONDOR_ASSIGN_OR_RETURN(state, session->MakeState(layer));
-  }
+                                                                 uint32_t layer, const SessionInstall& install) {
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state, session->MakeState(layer));
   return std::shared_ptr<LayerDriver>(new LayerDriver(std::move(session), layer, install, std::move(state)));
 }
 
@@ -215,7 +248,6 @@ void LayerDriver::Update(const ApplyUpdate& effect, StepData& data) {
                   .logged = effect.logged,
                   .restored = effect.logged && !effect.empty,
                   .failed = failed,
-                  .held = view.held,
                   .factor_version = view.version});
 }
 
@@ -242,11 +274,7 @@ void LayerDriver::Answer(const ComputeAnswer& effect, StepData& data, std::vecto
   }
   answer.took.update = data.update_took;
   const LayerWorker::StateView view = ShowFactors();
-  AnswerDone done{.id = effect.id,
-                  .plan = PlanOf(answer),
-                  .plan_holds = plan_holds,
-                  .held = view.held,
-                  .factor_version = view.version};
+  AnswerDone done{.id = effect.id, .plan = PlanOf(answer), .plan_holds = plan_holds, .factor_version = view.version};
   {
     MutexLock lock(mu_);
     data.answer = std::move(answer);
@@ -277,18 +305,6 @@ void LayerDriver::Give(const GradientResult& answer, std::vector<AnswerRequest>&
 
 // --- factors and replay ---------------------------------------------------------------------------------------------
 
-void LayerDriver::ReplaceFactors(std::unique_ptr<LayerState> state, std::function<void()> done) {
-  Post([next = std::move(state), done = std::move(done)](LayerDriver& layer) mutable {
-    layer.Feed(FactorsNeeded{});
-    if (next != nullptr || layer.has_factors()) {
-      layer.worker_.SetState(std::move(next));
-      layer.journal_.FactorsChanged(layer.has_factors());
-      layer.NoteFactorsReplaced();
-    }
-    if (done) done();
-  });
-}
-
 void LayerDriver::RestoreFactors(std::unique_ptr<LayerState> state, uint64_t step) {
   Post([next = std::move(state), step](LayerDriver& layer) mutable {
     layer.worker_.SetState(std::move(next));
@@ -306,7 +322,7 @@ LayerWorker::StateView LayerDriver::ShowFactors() {
 
 void LayerDriver::NoteFactorsReplaced() {
   const LayerWorker::StateView view = ShowFactors();
-  Feed(FactorsReplaced{.held = view.held, .factor_version = view.version});
+  Feed(FactorsReplaced{.factor_version = view.version});
 }
 
 LayerReplay& LayerDriver::replay() {
@@ -326,7 +342,6 @@ void LayerDriver::FinishReplay() {
     const LayerWorker::StateView view = worker_.view();
     ReplayFinished event{.rollback_epoch = outcome.rollback_epoch,
                          .steps = {},
-                         .held = view.held,
                          .factor_version = view.version,
                          .now = session_->shard->clock.Now()};
     std::vector<StepOutcome> outcomes;

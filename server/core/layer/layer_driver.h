@@ -2,11 +2,14 @@
 // Runs one layer of a session: feeds events to the layer's state machine and carries out the effects that it returns.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -18,8 +21,8 @@
 #include "kernels/base/mutex.h"
 #include "server/core/api/contribution.h"
 #include "server/core/api/shard_control.h"
+#include "server/core/api/shard_summary.h"
 #include "server/core/layer/admission.h"
-#include "server/core/layer/layer_counters.h"
 #include "server/core/layer/layer_events.h"
 #include "server/core/layer/layer_journal.h"
 #include "server/core/layer/layer_machine.h"
@@ -30,6 +33,32 @@
 
 namespace precondor {
 
+// Accumulates the LayerStats of one layer. Not thread-safe: LayerDriver::mu_ guards it.
+class LayerCounters {
+ public:
+  LayerCounters(uint32_t layer, std::string name) {
+    stats_.layer = layer;
+    stats_.name = std::move(name);
+  }
+
+  void CountAccepted(uint64_t accepted) { stats_.accepted += accepted; }
+  void CountDuplicate() { ++stats_.duplicates; }
+  void CountRejected() { ++stats_.rejected; }
+  void CountSealed(uint64_t step) { stats_.last_sealed_step = std::max(stats_.last_sealed_step, step); }
+  void CountUpdate(const LayerWorker::UpdateOutcome& outcome);
+  void CountAnswer(const GradientResult& answer);
+  void Show(const LayerWorker::StateView& view);
+
+  const LayerStats& stats() const { return stats_; }
+
+ private:
+  LayerStats stats_;
+  // Sums in seconds, and the count, from which the means in stats_ are computed.
+  double update_seconds_ = 0;
+  double precondition_seconds_ = 0;
+  uint64_t updates_ = 0;
+};
+
 // Runs one layer of a session. Owns the layer's lock, strand, payloads, factors and journal. A contribution goes
 // through Submit -> LayerMachine (under the lock) -> its effects, which wake the strand -> Run, until the machine has
 // no work left. layer_driver.cc has the events, layer_effects.cc how each effect is carried out. Thread-safe. Lock
@@ -38,10 +67,9 @@ namespace precondor {
 // no worker or strand uses the layer at that time.
 class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
  public:
-  // Creates a layer that has fresh factors if `held`, and no factors otherwise. Returns the errors of
-  // Method::MakeState.
+  // Creates a layer that has fresh factors. Returns the errors of Method::MakeState.
   static absl::StatusOr<std::shared_ptr<LayerDriver>> Create(std::shared_ptr<SessionContext> session, uint32_t layer,
-                                                             const SessionInstall& install, bool held);
+                                                             const SessionInstall& install);
 
   // See LayerMachine::Check.
   absl::Status Check(const ContributionHeader& header) const;
@@ -75,16 +103,10 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // Drops all steps, refuses later contributions and ends waiting requests with `why`.
   void Close(const absl::Status& why);
 
-  // Changes of the factors besides updates. They happen on the strand, after the work that is queued there, and are
-  // recorded in the journal. ReplaceFactors gives the layer `state`; null drops its factors, if it has any. It calls
-  // `done`, if set, afterwards, on the strand.
-  void ReplaceFactors(std::unique_ptr<LayerState> state, std::function<void()> done = nullptr);
   // Returns fresh factors for the layer, or the errors of Method::MakeState.
   absl::StatusOr<std::unique_ptr<LayerState>> MakeFactors() const { return session_->MakeState(layer_); }
   // Gives a layer that has had no contribution the factors of a snapshot as of `step`, and its image to the journal.
   void RestoreFactors(std::unique_ptr<LayerState> state, uint64_t step);
-  // Precondition: no ReplaceFactors is under way.
-  bool has_factors() const { return worker_.has_factors(); }
 
   // Gives the journal the layer's image for a snapshot as of `step`, which the session has not begun, after the work
   // that is queued. Calls `done` afterwards, on the strand.

@@ -64,7 +64,7 @@ struct Closed {
 // The worker can do the next piece of work. The effects are those of that piece. If there are none, the worker sleeps
 // until WakeWorker.
 struct WorkerReady {};
-// The factors are about to be read or replaced. The effects apply the pending updates of the journal: these belong to
+// The factors are about to be read. The effects apply the pending updates of the journal: these belong to
 // the current factors and would otherwise never get their turn.
 struct FactorsNeeded {};
 struct UpdateDone {
@@ -73,7 +73,6 @@ struct UpdateDone {
   bool logged = false;    // as in ApplyUpdate
   bool restored = false;  // logged and not empty
   bool failed = false;    // the update was tried and failed; the factors are unchanged
-  bool held = false;      // the layer has factors
   uint64_t factor_version = 0;
 };
 struct AnswerDone {
@@ -81,7 +80,6 @@ struct AnswerDone {
   Plan plan;  // plan of the computed answer
   // If false, the answer that ComputeAnswer's plan names cannot be made again, and no active rank has received it.
   bool plan_holds = true;
-  bool held = false;
   uint64_t factor_version = 0;
 };
 // The journal has the plan, so ranks may get the answer. The effect is GiveAnswer, for all requests that wait. The
@@ -93,7 +91,6 @@ struct AnswerDelivered {
   StepId id = 0;
 };
 struct FactorsReplaced {
-  bool held = false;
   uint64_t factor_version = 0;
 };
 // A step that replay has restored from the journal.
@@ -110,7 +107,6 @@ struct RestoredStep {
 struct ReplayFinished {
   uint64_t rollback_epoch = 0;
   std::vector<RestoredStep> steps;  // ascending
-  bool held = false;
   uint64_t factor_version = 0;
   absl::Time now = {};
 };

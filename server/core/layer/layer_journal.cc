@@ -48,8 +48,7 @@ void LayerJournal::BeginStep(uint64_t rollback_epoch, uint64_t step, const Layer
 void LayerJournal::GiveImage(uint64_t snapshot_step, const LayerWorker& worker) {
   if (journal_ == nullptr) return;
   last_snapshot_step_ = snapshot_step;
-  const bool held = worker.has_factors();
-  absl::StatusOr<std::string> state = held ? worker.Save() : std::string();
+  absl::StatusOr<std::string> state = worker.Save();
   if (!state.ok()) {
     session_.shard->logger.Log(Severity::kWarning, "no image of the layer; its session's snapshot is left out",
                                {{"session", session_.spec.name},
@@ -61,7 +60,6 @@ void LayerJournal::GiveImage(uint64_t snapshot_step, const LayerWorker& worker) 
   journal_->Keep({.at = At(snapshot_step),
                   .factor_version = worker.view().version,
                   .outcomes = std::vector<StepOutcome>(outcomes_.begin(), outcomes_.end()),
-                  .held = held,
                   .state = *std::move(state)});
 }
 
@@ -81,7 +79,7 @@ void LayerJournal::BeforeUpdate(uint64_t step, const LayerWorker& worker,
   if (journal_ == nullptr) return;
   OutcomeOf(step, Mode::kSecondOrder).updated = true;
   if (covariances_) {
-    if (logged || contributions.empty() || !worker.has_factors()) return;
+    if (logged || contributions.empty()) return;
     GradientRecord record{
         .at = At(step), .factor_version = worker.view().version, .covariances = std::move(contributions)};
     if (journal_->AppendGradient(record)) RequestSnapshot();
@@ -122,13 +120,6 @@ void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const Plan& plan) {
   if (journal_ == nullptr) return;
   OutcomeOf(step, mode).plan = plan;
   journal_->Append(PlanRecord{.at = At(step), .mode = mode, .plan = plan});
-}
-
-void LayerJournal::FactorsChanged(bool held) {
-  if (journal_ == nullptr) return;
-  ++updates_;
-  const LayerStep at = At(outcomes_.empty() ? 0 : outcomes_.back().step);
-  journal_->Append(FactorsRecord{.at = at, .held = held});
 }
 
 void LayerJournal::Resume(uint64_t rollback_epoch, uint64_t updates, std::vector<StepOutcome> outcomes) {

@@ -34,9 +34,6 @@ class LayerJournal {
   // Records the plan of an answer that no rank has received yet.
   void BeforeAnswer(uint64_t step, Mode mode, const Plan& plan);
 
-  // Writes a FactorsRecord: the layer has dropped its factors, or has fresh ones.
-  void FactorsChanged(bool held);
-
   // Sets the state from which a restored layer continues.
   void Resume(uint64_t rollback_epoch, uint64_t updates, std::vector<StepOutcome> outcomes);
 

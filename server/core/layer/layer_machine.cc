@@ -352,7 +352,6 @@ void LayerMachine::On(const FactorsNeeded&, Effects& effects) {
 
 void LayerMachine::On(const UpdateDone& event, Effects& effects) {
   if (event.failed && !event.logged) effects.push_back(AppendFailedUpdate{event.step});
-  factors_.held = event.held;
   factors_.version = event.factor_version;
   if (event.restored) --factors_.restored_updates;
   WindowStep* const of = window_.FindId(event.id);
@@ -369,7 +368,6 @@ void LayerMachine::On(const UpdateDone& event, Effects& effects) {
 }
 
 void LayerMachine::On(const AnswerDone& event, Effects& effects) {
-  factors_.held = event.held;
   factors_.version = event.factor_version;
   WindowStep* const of = window_.FindId(event.id);
   if (of == nullptr || of->gradient.state != PhaseState::kSealed) return;  // dropped meanwhile
@@ -406,14 +404,10 @@ void LayerMachine::On(const AnswerVisible& event, Effects& effects) {
 
 void LayerMachine::On(const AnswerDelivered&, Effects&) { delivering_ = 0; }
 
-void LayerMachine::On(const FactorsReplaced& event, Effects&) {
-  factors_.held = event.held;
-  factors_.version = event.factor_version;
-}
+void LayerMachine::On(const FactorsReplaced& event, Effects&) { factors_.version = event.factor_version; }
 
 void LayerMachine::On(const ReplayFinished& event, Effects& effects) {
   rollback_epoch_ = event.rollback_epoch;
-  factors_.held = event.held;
   factors_.version = event.factor_version;
   bool work = false;
   for (const RestoredStep& restored : event.steps) {

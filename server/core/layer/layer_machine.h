@@ -62,8 +62,8 @@ class LayerMachine {
   template <typename H>
   friend H AbslHashValue(H h, const LayerMachine& machine) {
     h = H::combine(std::move(h), machine.window_, machine.ranks_, machine.epoch_, machine.rollback_epoch_);
-    return H::combine(std::move(h), machine.factors_.version, machine.factors_.restored_updates, machine.factors_.held,
-                      machine.awake_, machine.delivering_, machine.goes_on_at_.value_or(~uint64_t{0}));
+    return H::combine(std::move(h), machine.factors_.version, machine.factors_.restored_updates, machine.awake_,
+                      machine.delivering_, machine.goes_on_at_.value_or(~uint64_t{0}));
   }
   // Returns the epoch of the job's last rollback to an earlier step; 0 means none.
   uint64_t rollback_epoch() const { return rollback_epoch_; }
@@ -148,7 +148,6 @@ class LayerMachine {
   uint64_t epoch_;
   uint64_t rollback_epoch_;
   struct {
-    bool held = false;              // the layer has factors
     uint64_t version = 0;           // of the current factors
     uint64_t restored_updates = 0;  // updates of the journal that `version` does not include yet
   } factors_;

@@ -133,7 +133,7 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
     return;
   }
   const uint64_t known = factors_.version + factors_.restored_updates;
-  const uint64_t lost = factors_.held && event.factor_version > known ? event.factor_version - known : 0;
+  const uint64_t lost = event.factor_version > known ? event.factor_version - known : 0;
   // A RESUME is repeated until its acknowledgement has come. The rank is then told the same again.
   const uint64_t told = event.begins ? lost : ranks_.NoteUpdatesLost(key.rank, lost);
   const auto report = [&] {

@@ -11,8 +11,7 @@
 namespace precondor {
 
 absl::Status LayerReplay::Load(const LayerImage& image) {
-  if (image.held != worker_.has_factors()) PRECONDOR_RETURN_IF_ERROR(SetHeld(image.held));
-  if (image.held) PRECONDOR_RETURN_IF_ERROR(worker_.Load(image.state));
+  PRECONDOR_RETURN_IF_ERROR(worker_.Load(image.state));
   rollback_epoch_ = image.at.rollback_epoch;
   image_updates_ = received_ = applied_ = image.at.updates;
   for (const StepOutcome& outcome : image.outcomes) {
@@ -52,18 +51,12 @@ ReplayedStep* LayerReplay::Find(const LayerStep& at, Mode mode) {
   return &found;
 }
 
-absl::Status LayerReplay::Receive(const LayerStep& at) {
-  if (at.updates == received_ + 1) {
-    ++received_;
-    return absl::OkStatus();
-  }
-  return absl::DataLossError(
-      absl::StrCat("layer ", at.layer, " step ", at.step, ": expected update ", received_ + 1, ", got ", at.updates));
-}
-
 absl::Status LayerReplay::Add(UpdateRecord record) {
   if (record.at.updates <= image_updates_) return absl::OkStatus();
-  PRECONDOR_RETURN_IF_ERROR(Receive(record.at));
+  if (record.at.updates != ++received_) {
+    return absl::DataLossError(absl::StrCat("layer ", record.at.layer, " step ", record.at.step, ": expected update ",
+                                            received_, ", got ", record.at.updates));
+  }
   ReplayedStep* step = Find(record.at, Mode::kSecondOrder);
   if (step == nullptr) {
     Apply({.outcome = {.step = record.at.step, .plan = {}}, .contributions = std::move(record.contributions)});
@@ -75,7 +68,7 @@ absl::Status LayerReplay::Add(UpdateRecord record) {
 }
 
 absl::Status LayerReplay::Add(GradientRecord record) {
-  if (record.at.updates != received_ || !worker_.has_factors()) return absl::OkStatus();
+  if (record.at.updates != received_) return absl::OkStatus();
   if (!record.covariances.empty()) {
     AddCovariances(std::move(record));
     return absl::OkStatus();
@@ -139,24 +132,6 @@ absl::Status LayerReplay::Add(const PlanRecord& record) {
   return absl::OkStatus();
 }
 
-absl::Status LayerReplay::SetHeld(bool held) {
-  if (held) return worker_.MakeFresh();
-  worker_.SetState(nullptr);
-  return absl::OkStatus();
-}
-
-absl::Status LayerReplay::Add(const FactorsRecord& record) {
-  if (record.at.updates <= image_updates_) return absl::OkStatus();
-  PRECONDOR_RETURN_IF_ERROR(Receive(record.at));
-  BeginAt(record.at.rollback_epoch);
-  // Updates before this record belong to the factors that it replaces.
-  for (auto& [number, step] : steps_) {
-    Apply(std::exchange(step, {.outcome = step.outcome, .contributions = {}, .failed = step.failed}));
-  }
-  ++applied_;
-  return SetHeld(record.held);
-}
-
 void LayerReplay::GiveUpUnlogged() {
   bool answered = false;  // this step or a later one
   for (auto later = steps_.rbegin(); later != steps_.rend(); ++later) {
@@ -172,8 +147,8 @@ void LayerReplay::CheckPlans() {
                                  [](const auto& step) { return step.second.outcome.plan.has_value(); });
   if (last == steps_.rend() || last->second.outcome.plan->factor_version >= worker_.view().version) return;
   for (auto& [number, step] : steps_) step.answer.reset();
-  // The version tells ranks how many updates they lose. Without memory for fresh factors the layer has none.
-  SetHeld(true).IgnoreError();
+  // The version tells ranks how many updates they lose. Without memory for fresh factors these stay.
+  worker_.MakeFresh().IgnoreError();
 }
 
 LayerReplay::Outcome LayerReplay::Finish(uint64_t rollback_epoch) {

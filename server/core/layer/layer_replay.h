@@ -31,17 +31,13 @@ class LayerReplay {
   // `worker` must be new and must outlive this object.
   LayerReplay(LayerWorker& worker, uint64_t window_steps) : worker_(worker), window_(window_steps) {}
 
-  // Loads the image. Precondition: no record has been added. Returns the errors of LayerState::Load and
-  // Method::MakeState.
+  // Loads the image. Precondition: no record has been added. Returns the errors of LayerState::Load.
   absl::Status Load(const LayerImage& image);
   // Add the next record. Records that the image includes already are ignored. Returns DataLoss if records before this
   // one are missing.
   absl::Status Add(UpdateRecord record);
   absl::Status Add(const FailedUpdateRecord& record);
   absl::Status Add(const PlanRecord& record);
-  // Adds the next record. Returns DataLoss if records before this one are missing, and the errors of
-  // Method::MakeState.
-  absl::Status Add(const FactorsRecord& record);
   // Adds the next gradient or covariances. Precondition: all records of the other kinds have been added. Ignores a
   // record that the factors include, that factors before them included, or that does not follow: then the journal lacks
   // records.
@@ -60,9 +56,6 @@ class LayerReplay {
   // restored layer writes such records before it has applied the updates of the window.
   absl::Status CheckFollows(const LayerStep& at) const;
   void BeginAt(uint64_t rollback_epoch);
-  absl::Status SetHeld(bool held);
-  // Counts a record that changes factors. Returns DataLoss if it is not the next one.
-  absl::Status Receive(const LayerStep& at);
   ReplayedStep* Find(const LayerStep& at, Mode mode);
   void Apply(ReplayedStep step);
   // Adds covariances: they are applied like the vectors of an UpdateRecord.

@@ -13,7 +13,7 @@
 #include "server/core/layer/gradient_parts.h"
 #include "server/core/layer/reduction.h"
 #include "server/core/layer/statistics_merge.h"
-#include "server/core/resources/host_buffer.h"
+#include "server/core/resources/memory_pools.h"
 #include "server/core/resources/reservation.h"
 
 namespace precondor {
@@ -54,7 +54,7 @@ absl::Status LayerWorker::MakeFresh() {
 void LayerWorker::SetState(std::unique_ptr<LayerState> state) {
   state_ = std::move(state);
   saved_ = nullptr;
-  if (state_ != nullptr) PostDeferredWork();
+  PostDeferredWork();
 }
 
 absl::Status LayerWorker::Load(absl::string_view bytes) {
@@ -70,14 +70,11 @@ void LayerWorker::PostDeferredWork() {
   session_.shard->executor.PostBackground(std::move(work));
 }
 
-LayerWorker::StateView LayerWorker::view() const {
-  if (state_ == nullptr) return {};
-  return {true, state_->version(), state_->bytes(), state_->summary()};
-}
+LayerWorker::StateView LayerWorker::view() const { return {state_->version(), state_->bytes(), state_->summary()}; }
 
 LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<StagedContribution> contributions) {
   UpdateOutcome outcome;
-  if (!contributions.empty() && state_ != nullptr) {
+  if (!contributions.empty()) {
     outcome.attempted = true;
     const LayerState::Summary before = state_->summary();
     saved_ = nullptr;
@@ -127,11 +124,6 @@ absl::StatusOr<PublishedUpdate> LayerWorker::Seal(const LayerStatistics& merged)
 absl::StatusOr<GradientResult> LayerWorker::Fetch() {
   GradientResult result;
   result.factor_version = view().version;
-  if (state_ == nullptr) {
-    result.reason = NoFactors();
-    result.cause = AnswerCause::kNoFactors;
-    return result;
-  }
   result.decision = Decision::kPreconditioned;
   result.bytes = saved_;
   if (result.bytes != nullptr) return result;
@@ -143,10 +135,6 @@ absl::StatusOr<GradientResult> LayerWorker::Fetch() {
   // Every rank fetches factors that workers keep. For a checkpoint they are read once, and gradients can change them.
   if (WorkersPrecondition(session_.spec)) saved_ = result.bytes;
   return result;
-}
-
-std::string LayerWorker::NoFactors() const {
-  return absl::StrCat("layer \"", spec_.name, "\" has no factors since the fallback to first order");
 }
 
 // --- answers --------------------------------------------------------------------------------------------------------
@@ -231,8 +219,8 @@ void LayerWorker::Average(StepData& data, std::vector<StagedContribution> contri
 
 bool LayerWorker::LearnsFrom(const StepData& data) const {
   const bool identity = data.plan.has_value() && data.plan->decision == Decision::kIdentity;
-  return method_.learns_from_gradients() && state_ != nullptr && data.lost.ok() && data.mode == Mode::kSecondOrder &&
-         !identity && !HasTakenIn(data);
+  return method_.learns_from_gradients() && data.lost.ok() && data.mode == Mode::kSecondOrder && !identity &&
+         !HasTakenIn(data);
 }
 
 absl::StatusOr<StagedContribution> LayerWorker::TakeAverage(StepData& data) {
@@ -293,8 +281,8 @@ GradientResult LayerWorker::Precondition(StepData& data) {
 }
 
 bool LayerWorker::HasTakenIn(const StepData& data) const {
-  return method_.learns_from_gradients() && state_ != nullptr && data.plan.has_value() &&
-         data.plan->decision == Decision::kPreconditioned && data.plan->factor_version == state_->version();
+  return method_.learns_from_gradients() && data.plan.has_value() && data.plan->decision == Decision::kPreconditioned &&
+         data.plan->factor_version == state_->version();
 }
 
 int64_t LayerWorker::WireBytes() const {
@@ -307,7 +295,6 @@ bool LayerWorker::LacksGradientsOf(const Plan& plan) const {
 }
 
 absl::Status LayerWorker::CheckReady() const {
-  if (state_ == nullptr) return absl::FailedPreconditionError(NoFactors());
   if (state_->ready()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("layer \"", spec_.name, "\" has no factors yet"));
 }
@@ -464,8 +451,8 @@ GradientResult LayerWorker::PublishUpdate(const StepData& data) {
     answer.tensors = data.update->tensors;
     answer.bytes = data.update->bytes;
   } else {
-    answer.reason = state_ == nullptr ? NoFactors() : "the step's statistics have changed nothing";
-    answer.cause = state_ == nullptr ? AnswerCause::kNoFactors : AnswerCause::kUnchanged;
+    answer.reason = "the step's statistics have changed nothing";
+    answer.cause = AnswerCause::kUnchanged;
   }
   answer.factor_version = view().version;
   return answer;

@@ -32,7 +32,6 @@ class LayerWorker {
 
   // The part of the state that LayerStats shows.
   struct StateView {
-    bool held = false;  // the layer has factors
     uint64_t version = 0;
     int64_t bytes = 0;
     LayerState::Summary summary;
@@ -69,8 +68,7 @@ class LayerWorker {
   GradientResult Relearn(StagedContribution average);
   // Answers a sealed phase of pulls with the result of the step's update.
   GradientResult PublishUpdate(const StepData& data);
-  // Returns the current factors, or IDENTITY and the reason if the layer has none. Returns Unavailable if the factors
-  // cannot be read now.
+  // Returns the current factors, or Unavailable if they cannot be read now.
   absl::StatusOr<GradientResult> Fetch();
 
   // Returns the answer SKIP for a step without a usable average; frees the gradients that have been added up.
@@ -81,26 +79,24 @@ class LayerWorker {
   // LayerDriver::Resume ensures.
   bool LacksGradientsOf(const Plan& plan) const;
 
-  // Replaces the factors. Without factors (null), updates do nothing and preconditions fail.
+  // Replaces the factors.
   void SetState(std::unique_ptr<LayerState> state);
-  bool has_factors() const { return state_ != nullptr; }
   // Replaces the factors by fresh ones. Returns the errors of Method::MakeState.
   absl::Status MakeFresh();
   StateView view() const;
-  // See LayerState. Precondition: has_factors().
+  // See LayerState.
   absl::StatusOr<std::string> Save() const { return state_->Save(); }
   absl::Status Load(absl::string_view bytes);
 
  private:
   absl::Status ApplyStatistics(std::vector<StagedContribution>& contributions, UpdateOutcome& outcome);
   absl::StatusOr<PublishedUpdate> Seal(const LayerStatistics& merged) const;
-  std::string NoFactors() const;
   // Posts the deferred work of the factors to the executor's background threads.
   void PostDeferredWork();
   // Returns true if the factors include the step's gradient and their last answer is that of the step. Only a method
   // that learns from gradients can be in this state.
   bool HasTakenIn(const StepData& data) const;
-  // Returns FailedPrecondition if the layer has no factors yet, or none since the fallback to first order.
+  // Returns FailedPrecondition if the layer has no factors yet.
   absl::Status CheckReady() const;
   AnswerCause CauseOfFailure() const;  // cause for an answer if the method has failed
   // Preconditions d into u, both on the device; repeats the last answer if `taken_in`. If `u_squared` is not null, it
@@ -127,7 +123,7 @@ class LayerWorker {
   const bool single_;  // one rank sends the gradient, so there is nothing to add up
   const uint32_t layer_;
   const Method& method_;
-  std::unique_ptr<LayerState> state_;                // null while the layer has no factors
+  std::unique_ptr<LayerState> state_;
   std::shared_ptr<Backend::ExpectedTask> expected_;  // null unless a task of the layer is expected
   // Result of state_->Save(), shared by all requests of one factor version; null if it has not been saved.
   std::shared_ptr<const Payload> saved_;

@@ -11,7 +11,7 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/dtype.h"
-#include "server/core/resources/host_buffer.h"
+#include "server/core/resources/memory_pools.h"
 
 namespace precondor {
 

@@ -7,7 +7,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/core/layer/admission.h"
 #include "server/core/layer/reduction.h"
-#include "server/core/resources/host_buffer.h"
+#include "server/core/resources/memory_pools.h"
 
 namespace precondor {
 namespace {

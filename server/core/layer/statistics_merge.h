@@ -9,7 +9,7 @@
 
 #include "kernels/methods/method.h"
 #include "server/core/api/contribution.h"
-#include "server/core/resources/scratch_pool.h"
+#include "server/core/resources/memory_pools.h"
 
 namespace precondor {
 

@@ -19,7 +19,7 @@
 #include "server/core/layer/gradient_parts.h"
 #include "server/core/layer/layer_events.h"
 #include "server/core/layer/reduction.h"
-#include "server/core/resources/host_buffer.h"
+#include "server/core/resources/memory_pools.h"
 #include "server/core/resources/reservation.h"
 
 namespace precondor {

@@ -4,7 +4,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
-#include "server/policy/admission.h"
 
 namespace precondor {
 
@@ -16,21 +15,18 @@ MemoryAccount::MemoryAccount(int64_t capacity_bytes, ShardObserver& observer)
 
 absl::Status MemoryAccount::Reserve(absl::string_view session, int64_t bytes) {
   MutexLock lock(mu_);
-  const AdmissionDecision decision = DecideAdmission({.needed = bytes, .reserved = reserved_, .capacity = capacity_});
-  observer_.OnAdmission(decision.admit);
-  if (!decision.admit) {
+  // Subtracted instead of added, because `bytes` depends on a client's layer table and may be near the end of the
+  // range.
+  const bool fits = bytes <= capacity_ - reserved_;
+  observer_.OnAdmission(fits);
+  if (!fits) {
     return ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
-                          absl::StrCat("session \"", session, "\" ", decision.reason));
+                          absl::StrCat("session \"", session, "\" does not fit: needed ", bytes, " bytes, reserved ",
+                                       reserved_, " of capacity ", capacity_));
   }
   reserved_ += bytes;
   Report();
   return absl::OkStatus();
-}
-
-void MemoryAccount::ReserveUsed(int64_t bytes) {
-  MutexLock lock(mu_);
-  reserved_ += bytes;
-  Report();
 }
 
 void MemoryAccount::Release(int64_t bytes) {

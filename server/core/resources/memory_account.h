@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 
 #include "kernels/base/mutex.h"
-#include "server/core/api/shard_observer.h"
+#include "server/core/api/observer.h"
 
 namespace precondor {
 
@@ -20,8 +20,6 @@ class MemoryAccount {
 
   // Returns RESOURCE_EXHAUSTED (CAPACITY), with needed, reserved and capacity bytes, if too little is left.
   absl::Status Reserve(absl::string_view session, int64_t bytes);
-  // Reserves bytes that are in use already, also beyond the capacity.
-  void ReserveUsed(int64_t bytes);
   void Release(int64_t bytes);
   int64_t reserved() const;
   int64_t capacity() const { return capacity_; }

@@ -32,13 +32,6 @@ int64_t GradientBytes(const SessionSpec& spec, const LayerSpec& layer) {
   return contributors > 1 ? AddBytes(gradients, Mul(elements, 8)) : gradients;
 }
 
-int64_t StagingBytes(const SessionSpec& spec, const LayerSpec& layer, int64_t statistics, int window_steps) {
-  const int64_t slots = Mul(spec.world_size + GradientContributors(spec), kBytesPerContribution);
-  const int64_t payloads =
-      AddBytes(Mul(window_steps + 1, AddBytes(statistics, slots)), Mul(window_steps, GradientBytes(spec, layer)));
-  return AddBytes(payloads, LayerTableBytes(spec, layer, GradientContributors(spec)));
-}
-
 // Returns the bytes of the answers to workers that have factors.
 int64_t PulledAnswerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
   if (!WorkersPrecondition(spec) || !method.needs_statistics()) return 0;
@@ -47,10 +40,14 @@ int64_t PulledAnswerBytes(const SessionSpec& spec, const Method& method, uint32_
   return AddBytes(Mul(window_steps, replayed ? Mul(StatisticsScratchElements(spec, layer), 4) : state), Mul(2, state));
 }
 
-int64_t StagingBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
-  return AddBytes(StagingBytes(spec, spec.layers[layer], method.needs_statistics() ? StatisticsBytes(spec, layer) : 0,
-                               window_steps),
-                  PulledAnswerBytes(spec, method, layer, window_steps));
+int64_t StagingBytes(const SessionSpec& spec, const Method& method, uint32_t index, int window_steps) {
+  const LayerSpec& layer = spec.layers[index];
+  const int64_t statistics = method.needs_statistics() ? StatisticsBytes(spec, index) : 0;
+  const int64_t slots = Mul(spec.world_size + GradientContributors(spec), kBytesPerContribution);
+  const int64_t payloads =
+      AddBytes(Mul(window_steps + 1, AddBytes(statistics, slots)), Mul(window_steps, GradientBytes(spec, layer)));
+  return AddBytes(AddBytes(payloads, LayerTableBytes(spec, layer, GradientContributors(spec))),
+                  PulledAnswerBytes(spec, method, index, window_steps));
 }
 
 // Bytes of scratch of one layer's operations.
@@ -133,22 +130,14 @@ Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods
   return sum;
 }
 
-Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,
-                                         int parallelism) {
-  Reservation reservation;
-  if (!layers.empty()) reservation.staging = SessionTableBytes(spec);
-  int64_t widest = 0, all = 0;
-  for (uint32_t index : layers) {
-    const LayerSpec& layer = spec.layers[index];
-    reservation.staging = AddBytes(reservation.staging, StagingBytes(spec, layer, /*statistics=*/0, window_steps));
-    if (WorkersPrecondition(spec)) continue;
-    const int64_t gradient = Mul(layer.d_out * layer.d_in, 4);
-    widest = std::max(widest, gradient);
-    all = AddBytes(all, gradient);
+std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const MethodSet& methods) {
+  std::vector<PlacementLayer> layers;
+  layers.reserve(spec.layers.size());
+  for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
+    layers.push_back({.cost = methods.of(layer).StepFlops(spec.layers[layer], VectorsPerStep(spec, layer)),
+                      .bytes = LayerBytes(spec, methods.of(layer), layer, kDefaultWindowSteps)});
   }
-  // D on the host if the wire's type is not f32.
-  if (spec.gradient_dtype != DType::kF32) reservation.scratch = std::min(Mul(parallelism, widest), all);
-  return reservation;
+  return layers;
 }
 
 }  // namespace precondor

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/types/span.h"
 
@@ -10,6 +11,7 @@
 #include "kernels/methods/method.h"
 #include "kernels/methods/registry.h"
 #include "server/core/api/contribution.h"
+#include "server/policy/placement.h"
 
 namespace precondor {
 
@@ -40,11 +42,6 @@ struct Reservation {
 Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                                int window_steps, int parallelism);
 
-// Returns the bound for the layers in first order: slots, and unless workers have factors, the gradients and what
-// averages them.
-Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,
-                                         int parallelism);
-
 // Return floats of scratch on the device: those in which one layer's statistics of a step are merged; those for its
 // gradient and the answer.
 int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer);
@@ -59,5 +56,8 @@ int64_t GradientContributors(const SessionSpec& spec);
 // what describes the payload.
 inline constexpr int64_t kBytesPerSlot = 16;
 inline constexpr int64_t kBytesPerContribution = kBytesPerSlot + sizeof(StagedContribution);
+
+// Returns cost and memory of every layer. The cost is the FLOPs of one step: update and preconditioning.
+std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const MethodSet& methods);
 
 }  // namespace precondor

@@ -15,9 +15,8 @@
 #include "kernels/methods/registry.h"
 #include "server/core/api/executor.h"
 #include "server/core/api/session_access.h"
-#include "server/core/resources/payload_pool.h"
+#include "server/core/resources/memory_pools.h"
 #include "server/core/resources/reservation.h"
-#include "server/core/resources/scratch_pool.h"
 #include "server/core/resources/shard_context.h"
 
 namespace precondor {
@@ -86,10 +85,8 @@ class RestoredLayers {
 // One per session. Constant after construction, except the pools and begun_steps, which are thread-safe, and the
 // atomics.
 struct SessionContext {
-  ~SessionContext() { Trim(); }
-
   // Frees the scratch memory and the memory that the backend caches: sessions with other shapes cannot reuse it.
-  void Trim() {
+  ~SessionContext() {
     statistics_scratch.Trim();
     gradient_scratch.Trim();
     shard->backend.Trim();

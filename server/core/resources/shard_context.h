@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "absl/time/time.h"
@@ -34,8 +33,6 @@ struct ShardOptions {
   // The shard's journal, or null for none. Borrowed; must outlive the executor's last task.
   ShardJournal* journal = nullptr;
   uint64_t snapshot_interval_steps = 0;  // between two snapshots; 0: only those requested
-  // Returns freed memory to the system. Called when a session's factors have been released. May be empty.
-  std::function<void()> trim_memory;
   // How long a session stays in quarantine before the shard deletes it.
   absl::Duration quarantine_time = absl::InfiniteDuration();
   std::string ring_device;  // DevicePlane::device of the device, in whose memory gradients may be; empty: none
@@ -57,6 +54,13 @@ struct ShardContext {
 };
 
 // Describes the device: reserved bytes, and the fault that made it unusable. Thread-safe.
-DeviceUse DescribeDevice(const ShardContext& shard);
+inline DeviceUse DescribeDevice(const ShardContext& shard) {
+  const std::string& name = shard.options.device_name;
+  return {.name = name.empty() ? std::string(shard.backend.name()) : name,
+          .capacity_bytes = shard.memory.capacity(),
+          .reserved_bytes = shard.memory.reserved(),
+          .fault = std::string(shard.backend.fault().message()),
+          .ring_device = shard.options.ring_device};
+}
 
 }  // namespace precondor

@@ -36,16 +36,6 @@ absl::Status CheckInstall(const SessionInstall& install) {
   return absl::OkStatus();
 }
 
-SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionInstall& install, const MethodSet& methods) {
-  const int window = shard.options.window_steps, parallelism = shard.executor.parallelism();
-  return {.held = ComputeReservation(install.spec, methods, install.layers, window, parallelism).total(),
-          .released = ComputeFirstOrderReservation(install.spec, install.layers, window, parallelism).total()};
-}
-
-int64_t BytesOf(const SessionInstall& install, const SessionFactors::Sizes& sizes) {
-  return install.factors_released ? sizes.released : sizes.held;
-}
-
 // Makes scratch memory for the session's layers. Must agree with ComputeReservation.
 ScratchPool MakeScratch(const ShardContext& shard, const SessionInstall& install,
                         int64_t (*elements)(const SessionSpec& spec, uint32_t layer)) {
@@ -65,7 +55,7 @@ absl::StatusOr<int64_t> SessionInstaller::Install(const SessionInstall& install,
     // record too. An install without news is not recorded: earlier records say more.
     if ((*session)->holders().IsNews(install)) Record(install, source);
     PRECONDOR_RETURN_IF_ERROR((*session)->Reinstall(install));
-    return (*session)->factors().reserved_bytes();
+    return (*session)->reserved_bytes();
   }
   return InstallNew(install, source);
 }
@@ -87,8 +77,9 @@ absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& insta
   // A replay replaces no session: the journal has a record of its own for each removed session.
   if (source == Source::kCoordinator) PRECONDOR_RETURN_IF_ERROR(quarantine_.ReplaceSameNameSession(install));
   PRECONDOR_RETURN_IF_ERROR(serving_.CheckNotDraining(install.spec.name));
-  const SessionFactors::Sizes sizes = FactorSizes(*shard_, install, methods);
-  const int64_t bytes = BytesOf(install, sizes);
+  const int64_t bytes = ComputeReservation(install.spec, methods, install.layers, shard_->options.window_steps,
+                                           shard_->executor.parallelism())
+                            .total();
   PRECONDOR_RETURN_IF_ERROR(shard_->memory.Reserve(install.spec.name, bytes));
   std::shared_ptr<SessionContext> session_context(
       new SessionContext{.shard = shard_,
@@ -101,7 +92,7 @@ absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& insta
                          .gradient_scratch = MakeScratch(*shard_, install, GradientScratchElements),
                          .restored_layers = RestoredLayers(install.spec.layers.size())});
   absl::StatusOr<std::shared_ptr<ShardSession>> session =
-      ShardSession::Create(std::move(session_context), install, sizes);
+      ShardSession::Create(std::move(session_context), install, bytes);
   if (!session.ok()) {
     shard_->memory.Release(bytes);
     return session.status();
@@ -111,16 +102,9 @@ absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& insta
   if (!sessions_.Insert(*session)) {
     // An identical, concurrent Install was faster. Its session may already be in quarantine again.
     shard_->observer.OnSessionRemoved(install.spec.name);
-    shard_->memory.Release((*session)->factors().Close());
+    shard_->memory.Release(bytes);
     return Install(install, source);
   }
-  Report(install, sizes);
-  return bytes;
-}
-
-void SessionInstaller::Report(const SessionInstall& install, const SessionFactors::Sizes& sizes) {
-  const int64_t bytes = BytesOf(install, sizes);
-  shard_->observer.OnSessionGradientMemory(install.spec.name, sizes.released);
   shard_->observer.OnSessionMemory(install.spec.name, bytes);
   shard_->logger.Log(Severity::kInfo, "session installed",
                      {{"session", install.spec.name},
@@ -128,6 +112,7 @@ void SessionInstaller::Report(const SessionInstall& install, const SessionFactor
                       {"epoch", install.epoch},
                       {"layers", static_cast<uint64_t>(install.layers.size())},
                       {"reserved_bytes", bytes}});
+  return bytes;
 }
 
 }  // namespace precondor

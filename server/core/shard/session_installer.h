@@ -8,8 +8,6 @@
 #include "absl/status/statusor.h"
 
 #include "server/core/api/shard_control.h"
-#include "server/core/shard/serving_state.h"
-#include "server/core/shard/session_factors.h"
 #include "server/core/shard/shard_quarantine.h"
 #include "server/core/shard/shard_sessions.h"
 
@@ -33,8 +31,6 @@ class SessionInstaller {
   // Installs a session that is not on the shard: makes room for it, makes its factors and adds it to the table.
   absl::StatusOr<int64_t> InstallNew(const SessionInstall& install, Source source);
   void Record(const SessionInstall& install, Source source);
-  // Reports to the observer and the log what the session has reserved.
-  void Report(const SessionInstall& install, const SessionFactors::Sizes& sizes);
 
   const std::shared_ptr<ShardContext> shard_;
   ShardSessions& sessions_;

@@ -55,7 +55,6 @@ absl::StatusOr<ShardDescription> Shard::Describe() {
                                     .name = session.spec.name,
                                     .epoch = session.epoch,
                                     .reserved_bytes = session.reserved_bytes,
-                                    .factors_released = session.factors_released,
                                     .joined = session.joined,
                                     .last_step = session.last_step});
   }
@@ -82,15 +81,6 @@ absl::StatusOr<std::optional<uint64_t>> Shard::Fence(const EpochFence& fence) {
   });
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, sessions_.FindAny(fence.session_id));
   return session->Fence(fence);
-}
-
-absl::Status Shard::HoldFactors(const FactorHold& hold) {
-  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, sessions_.Find(hold.session_id));
-  const HoldVersion version{.leader = gate_.current(), .number = hold.version};
-  if (hold.hold) return session->factors().Hold(version);
-  session->factors().Release(version);
-  return absl::OkStatus();
 }
 
 absl::StatusOr<SnapshotProgress> Shard::TakeSnapshot(const SnapshotOrder& order) { return snapshots_.Take(order); }

@@ -16,7 +16,6 @@
 #include "server/core/api/shard_summary.h"
 #include "server/core/resources/shard_context.h"
 #include "server/core/shard/fencing_gate.h"
-#include "server/core/shard/serving_state.h"
 #include "server/core/shard/session_installer.h"
 #include "server/core/shard/shard_data_plane.h"
 #include "server/core/shard/shard_quarantine.h"
@@ -49,7 +48,6 @@ class Shard final : public ShardControl {
   absl::StatusOr<ShardDescription> Describe() override;
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override;
-  absl::Status HoldFactors(const FactorHold& hold) override;
   absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override;
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
   absl::StatusOr<bool> Quarantine(uint64_t session_id) override;

@@ -12,7 +12,6 @@
 #include "kernels/base/session_spec.h"
 #include "server/core/api/contribution.h"
 #include "server/core/layer/admission.h"
-#include "server/core/shard/serving_state.h"
 #include "server/core/shard/shard_sessions.h"
 
 namespace precondor {

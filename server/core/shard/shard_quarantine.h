@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 
 #include "server/core/api/shard_control.h"
-#include "server/core/shard/serving_state.h"
 #include "server/core/shard/shard_sessions.h"
 
 namespace precondor {

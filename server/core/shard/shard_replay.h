@@ -13,7 +13,6 @@
 #include "kernels/base/mutex.h"
 #include "server/core/api/shard_journal.h"
 #include "server/core/shard/fencing_gate.h"
-#include "server/core/shard/serving_state.h"
 #include "server/core/shard/session_installer.h"
 #include "server/core/shard/shard_sessions.h"
 

@@ -14,32 +14,115 @@
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
+namespace {
+
+using absl::StatusCode;
+
+std::shared_ptr<RankHolders> MakeHolders(const SessionInstall& install) {
+  auto holders = std::make_shared<RankHolders>();
+  holders->epoch = install.epoch;
+  holders->incarnations.assign(install.spec.world_size, 0);
+  for (const Member& member : install.members) {
+    if (holders->incarnations[member.rank] == 0) ++holders->joined;
+    holders->incarnations[member.rank] = member.incarnation;
+  }
+  return holders;
+}
+
+std::vector<Member> Replaced(const std::vector<uint64_t>& incarnations, const std::vector<Member>& members) {
+  std::vector<Member> replaced;
+  for (const Member& member : members) {
+    if (incarnations[member.rank] != member.incarnation) replaced.push_back(member);
+  }
+  return replaced;
+}
+
+}  // namespace
+
+SessionHolders::SessionHolders(const SessionSpec& spec, const SessionInstall& install)
+    : spec_(spec), holders_(MakeHolders(install)) {}
+
+std::shared_ptr<const RankHolders> SessionHolders::current() const {
+  MutexLock lock(mu_);
+  return holders_;
+}
+
+absl::Status SessionHolders::StaleEpoch(uint64_t got) const {
+  return ReasonedStatus(
+      StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
+      absl::StrCat("session \"", spec_.name, "\": expected epoch ", holders_->epoch, " or later, got ", got));
+}
+
+bool SessionHolders::IsNews(const SessionInstall& install) const {
+  const std::shared_ptr<const RankHolders> known = current();
+  if (install.epoch != known->epoch || known->fenced) return install.epoch >= known->epoch;
+  return std::any_of(install.members.begin(), install.members.end(),
+                     [&](const Member& member) { return known->incarnations[member.rank] == 0; });
+}
+
+absl::StatusOr<std::optional<std::vector<Member>>> SessionHolders::Install(const SessionInstall& install) {
+  std::shared_ptr<RankHolders> next = MakeHolders(install);
+  std::optional<std::vector<Member>> replaced;
+  MutexLock lock(mu_);
+  if (install.epoch < holders_->epoch) return StaleEpoch(install.epoch);
+  if (install.epoch > holders_->epoch || holders_->fenced) {
+    replaced = Replaced(holders_->incarnations, install.members);
+  }
+  for (size_t rank = 0; rank < next->incarnations.size() && !replaced.has_value(); ++rank) {
+    const uint64_t have = holders_->incarnations[rank];
+    uint64_t& got = next->incarnations[rank];
+    if (have == 0 || have == got) continue;
+    if (got != 0) {
+      return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kStaleIncarnation,
+                            absl::StrCat("session \"", spec_.name, "\" epoch ", install.epoch, " rank ", rank,
+                                         ": held by incarnation ", have, ", got ", got));
+    }
+    got = have;
+    ++next->joined;
+  }
+  holders_ = std::move(next);
+  return replaced;
+}
+
+absl::StatusOr<std::optional<std::vector<Member>>> SessionHolders::Fence(const EpochFence& fence) {
+  MutexLock lock(mu_);
+  if (fence.epoch < holders_->epoch) return StaleEpoch(fence.epoch);
+  if (fence.epoch == holders_->epoch && !holders_->fenced) return std::nullopt;
+  for (const Member& member : fence.members) {
+    if (member.rank < holders_->incarnations.size()) continue;
+    return ReasonedStatus(StatusCode::kInvalidArgument, ErrorReason::kUnknownRank,
+                          absl::StrCat("session \"", spec_.name, "\": members: expected ranks below ",
+                                       holders_->incarnations.size(), ", got ", member.rank));
+  }
+  auto fenced = std::make_shared<RankHolders>(*holders_);
+  fenced->epoch = fence.epoch;
+  fenced->fenced = true;
+  holders_ = std::move(fenced);
+  return Replaced(holders_->incarnations, fence.members);
+}
 
 using absl::StatusCode;
 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_ptr<SessionContext> context,
                                                                    const SessionInstall& install,
-                                                                   const SessionFactors::Sizes& sizes) {
+                                                                   int64_t reserved_bytes) {
   // Later installs name this rollback too.
   context->begun_steps.RollBack(install.rollback_epoch, install.rollback_step);
   std::vector<std::shared_ptr<LayerDriver>> layers(install.spec.layers.size());
-  std::vector<std::shared_ptr<LayerDriver>> owned;
   for (uint32_t layer : install.layers) {
-    PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context, layer, install, !install.factors_released));
-    owned.push_back(layers[layer]);
+    PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context, layer, install));
   }
-  auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes, !install.factors_released);
   return std::shared_ptr<ShardSession>(
-      new ShardSession(std::move(context), install.layers, std::move(layers), std::move(factors), install));
+      new ShardSession(std::move(context), install.layers, std::move(layers), install, reserved_bytes));
 }
 
 ShardSession::ShardSession(std::shared_ptr<SessionContext> context, std::vector<uint32_t> owned,
-                           std::vector<std::shared_ptr<LayerDriver>> layers, std::shared_ptr<SessionFactors> factors,
-                           const SessionInstall& install)
+                           std::vector<std::shared_ptr<LayerDriver>> layers, const SessionInstall& install,
+                           int64_t reserved_bytes)
     : context_(std::move(context)),
       owned_(std::move(owned)),
       layers_(std::move(layers)),
-      factors_(std::move(factors)),
+      reserved_bytes_(reserved_bytes),
       holders_(context_->spec, install) {}
 
 absl::Status ShardSession::CheckSpec(const SessionInstall& install) const {
@@ -97,7 +180,6 @@ void ShardSession::Close(const absl::Status& why) {
 
 void ShardSession::FinishReplay() {
   for (const uint32_t layer : owned_) layers_[layer]->FinishReplay();
-  factors_->FinishReplay();
 }
 
 void ShardSession::ReportStragglers(absl::Time since) {
@@ -132,8 +214,7 @@ ShardSessionSummary ShardSession::summary() const {
           .joined = members->joined,
           .last_step = last.step,
           .mode = last.mode,
-          .reserved_bytes = factors_->reserved_bytes(),
-          .factors_released = !factors_->held(),
+          .reserved_bytes = reserved_bytes_,
           .updates_lost = context_->updates_lost.load(std::memory_order_relaxed),
           .lacks_gradients_since = journal == nullptr ? std::nullopt : journal->LacksGradientsSince(id()),
           .lagging_ranks = std::move(lagging_ranks)};

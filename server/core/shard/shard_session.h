@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -14,21 +15,54 @@
 #include "kernels/base/mutex.h"
 #include "server/core/api/shard_control.h"
 #include "server/core/api/shard_summary.h"
+#include "server/core/layer/admission.h"
 #include "server/core/layer/layer_driver.h"
 #include "server/core/resources/session_context.h"
-#include "server/core/shard/session_factors.h"
-#include "server/core/shard/session_holders.h"
 
 namespace precondor {
+
+// The holders of a session's ranks, as a shard knows them. Thread-safe; mu_ is a leaf lock. The epoch never decreases.
+// `spec` must outlive the object.
+class SessionHolders {
+ public:
+  SessionHolders(const SessionSpec& spec, const SessionInstall& install);
+
+  // Returns a snapshot, which is never edited.
+  std::shared_ptr<const RankHolders> current() const;
+  uint64_t epoch() const { return current()->epoch; }
+  // Returns the errors of CheckSender.
+  absl::Status Check(const ContributionKey& key) const { return CheckSender(spec_, *current(), key); }
+
+  // Returns whether Install would change the epoch or the members.
+  bool IsNews(const SessionInstall& install) const;
+  // Adopts the members of `install`. If a new epoch begins, returns the members whose ranks had another holder, or
+  // none, before. Returns nullopt if the current epoch continues. Returns FAILED_PRECONDITION and changes nothing:
+  // STALE_EPOCH if the epoch is earlier than the current one, STALE_INCARNATION if a rank has another holder in the
+  // same epoch.
+  absl::StatusOr<std::optional<std::vector<Member>>> Install(const SessionInstall& install);
+  // Ends the current epoch because that of `fence` is about to begin. Returns the members of `fence` whose ranks had
+  // another holder, or none, before. Returns nullopt if the epoch has already been installed here. Returns
+  // FAILED_PRECONDITION (STALE_EPOCH) if the epoch is earlier than the current one, INVALID_ARGUMENT (UNKNOWN_RANK) if
+  // a member's rank does not exist.
+  absl::StatusOr<std::optional<std::vector<Member>>> Fence(const EpochFence& fence);
+
+ private:
+  absl::Status StaleEpoch(uint64_t got) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const SessionSpec& spec_;
+
+  mutable Mutex mu_;
+  // Replaced as a whole, never edited.
+  std::shared_ptr<const RankHolders> holders_ ABSL_GUARDED_BY(mu_);
+};
 
 // Thread-safe. mu_ is a leaf lock; layers are called without it.
 class ShardSession {
  public:
-  // Makes the session, with fresh factors if they are needed. Precondition: the caller has reserved the one of `sizes`
-  // that applies. Returns the errors of Method::MakeState.
+  // Makes the session, with fresh factors. Precondition: the caller has reserved `reserved_bytes`, and releases them
+  // when the session has left the shard. Returns the errors of Method::MakeState.
   static absl::StatusOr<std::shared_ptr<ShardSession>> Create(std::shared_ptr<SessionContext> context,
-                                                              const SessionInstall& install,
-                                                              const SessionFactors::Sizes& sizes);
+                                                              const SessionInstall& install, int64_t reserved_bytes);
 
   // Handles a later Install of the session (see ShardControl). Returns FAILED_PRECONDITION: SPEC_MISMATCH for another
   // spec or other layers, STALE_EPOCH, or STALE_INCARNATION if a rank has another holder in the same epoch.
@@ -53,13 +87,12 @@ class ShardSession {
   uint64_t id() const { return context_->session_id; }
   SessionContext& context() const { return *context_; }
   std::shared_ptr<SessionContext> shared_context() const { return context_; }
-  SessionFactors& factors() const { return *factors_; }
+  int64_t reserved_bytes() const { return reserved_bytes_; }
   ShardSessionSummary summary() const;
 
  private:
   ShardSession(std::shared_ptr<SessionContext> context, std::vector<uint32_t> owned,
-               std::vector<std::shared_ptr<LayerDriver>> layers, std::shared_ptr<SessionFactors> factors,
-               const SessionInstall& install);
+               std::vector<std::shared_ptr<LayerDriver>> layers, const SessionInstall& install, int64_t reserved_bytes);
   absl::Status CheckSpec(const SessionInstall& install) const;
   absl::Status EpochHasBegun(uint64_t epoch) const;
   // Ends the earlier epochs of a layer and begins that of `install`. `replaced`: see LayerDriver::BeginEpoch.
@@ -69,7 +102,7 @@ class ShardSession {
   const std::shared_ptr<SessionContext> context_;
   const std::vector<uint32_t> owned_;
   const std::vector<std::shared_ptr<LayerDriver>> layers_;  // by layer index; null: owned by another shard
-  const std::shared_ptr<SessionFactors> factors_;
+  const int64_t reserved_bytes_;
 
   SessionHolders holders_;
 

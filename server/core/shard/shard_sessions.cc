@@ -112,7 +112,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSessions::TakeOut(uint64_t se
       journal->Append(RemoveRecord{session_id});
     }
   }
-  shard_.memory.Release(session->factors().Close());
+  shard_.memory.Release(session->reserved_bytes());
   shard_.observer.OnSessionRemoved(name);
   return session;
 }

@@ -12,15 +12,43 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
+#include "kernels/base/error_reason.h"
 #include "kernels/base/mutex.h"
 #include "server/core/resources/shard_context.h"
-#include "server/core/shard/session_factors.h"
 
 namespace precondor {
 
+// Whether a shard accepts calls, and whether it accepts new sessions. Thread-safe. A shard serves from the start,
+// unless BeginReplay is called first.
+class ServingState {
+ public:
+  // Returns UNAVAILABLE from BeginReplay until FinishReplay.
+  absl::Status Check() const {
+    if (!replaying_.load(std::memory_order_acquire)) return absl::OkStatus();
+    return absl::UnavailableError("the shard is bringing its sessions back");
+  }
+  // Returns UNAVAILABLE (DRAINING) after BeginDrain. `session` is the name of the session to be opened, for the
+  // message.
+  absl::Status CheckNotDraining(absl::string_view session) const {
+    if (!draining_.load(std::memory_order_acquire)) return absl::OkStatus();
+    return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kDraining,
+                          absl::StrCat("session \"", session, "\": the shard is draining"));
+  }
+
+  void BeginReplay() { replaying_.store(true, std::memory_order_release); }
+  void FinishReplay() { replaying_.store(false, std::memory_order_release); }
+  void BeginDrain() { draining_.store(true, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> replaying_ = false;
+  std::atomic<bool> draining_ = false;
+};
+
 class ShardSession;
+struct SessionContext;
 
 // State of a session that is in quarantine or moving to or from it. In all states but kClosing and kStored the session
 // belongs to the thread that has claimed it.
@@ -40,7 +68,7 @@ enum class Removal : uint8_t {
 };
 
 // Thread-safe. A session is in the table, in quarantine, or, while it is being restored, in both; Find does not return
-// it then. Lock order: mu_ before the lock of SessionFactors; no other lock is taken under it.
+// it then. mu_ is a leaf lock.
 class ShardSessions {
  public:
   // `shard` must outlive the table.

@@ -79,11 +79,9 @@ absl::StatusOr<std::shared_ptr<ShardSession>> SnapshotRequests::FindRestorable(u
     return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotOwner,
                           absl::StrCat("session \"", spec.name, "\" layer ", index, ": not on this shard"));
   }
-  const ShardSessionSummary summary = session->summary();
-  if (summary.joined > 0 || summary.factors_released) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "session \"", spec.name, "\" layer \"", layer->spec().name, "\": cannot be restored, ",
-        summary.joined > 0 ? "the session is in use" : "the session is in first order and holds no factors"));
+  if (session->summary().joined > 0) {
+    return absl::FailedPreconditionError(absl::StrCat("session \"", spec.name, "\" layer \"", layer->spec().name,
+                                                      "\": cannot be restored, the session is in use"));
   }
   return session;
 }
@@ -107,7 +105,8 @@ absl::Status SnapshotRequests::RestoreLayer(const LayerImage& image) {
   if (!restored.Claim(image.at.layer)) return absl::OkStatus();
   auto unclaim = absl::MakeCleanup([&] { restored.Release(image.at.layer); });
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state, layer->MakeFactors());
-  if (image.held) {
+  // Nothing stands for fresh factors.
+  if (!image.state.empty()) {
     if (const absl::Status loaded = state->Load(image.state); !loaded.ok()) {
       return absl::Status(loaded.code(), absl::StrCat("session \"", spec.name, "\" layer \"", layer->spec().name,
                                                       "\": ", loaded.message()));

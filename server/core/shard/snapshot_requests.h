@@ -12,7 +12,6 @@
 #include "server/core/api/session_access.h"
 #include "server/core/api/shard_control.h"
 #include "server/core/api/shard_journal.h"
-#include "server/core/shard/serving_state.h"
 #include "server/core/shard/shard_sessions.h"
 
 namespace precondor {

@@ -294,7 +294,7 @@ def factor_versions_grow(history):
                 greatest = 0
             before = step
             version, decision = by_step[step]
-            if decision == "IDENTITY":  # also all of first order, whose factors are others afterwards
+            if decision == "IDENTITY":  # also all of first order, in which a restarted shard tells no rank what it lost
                 greatest = 0
             elif version < greatest:
                 yield f"layer {layer} has factors of version {version} at step {step}, of {greatest} before"

@@ -240,10 +240,9 @@ class Worker {
   // long as an update. Returns FAILED_PRECONDITION in the other modes, and DEADLINE_EXCEEDED after result_timeout.
   virtual absl::StatusOr<uint64_t> FactorsChecksum(int64_t layer) = 0;
 
-  // Reads a layer's factors from its shard, for Client::RestoreSession. Returns the bytes of LayerState::Save, or an
-  // empty string if the layer has no factors (first order). The factors are exactly those after the last step if every
-  // rank has that step's answers and has called Flush, and if no rank sends anything for the next step before the call
-  // returns. Returns DEADLINE_EXCEEDED after result_timeout.
+  // Reads a layer's factors from its shard, for Client::RestoreSession. Returns the bytes of LayerState::Save. The
+  // factors are exactly those after the last step if every rank has that step's answers and has called Flush, and if no
+  // rank sends anything for the next step before the call returns. Returns DEADLINE_EXCEEDED after result_timeout.
   virtual absl::StatusOr<std::string> ReadFactors(int64_t layer) = 0;
 
   // Waits until all contributions sent so far are acknowledged. Returns the first refusal of statistics since the last

@@ -117,7 +117,7 @@ def restore_factors(state: Mapping[str, Any], group: Group, client: Client,
         if group.rank > 0:
             return False
         if state["mode"] == "FIRST_ORDER":
-            raise lacks_factors(f"session {name}: the checkpoint is of first order, in which the servers have no factors")
+            raise lacks_factors(f"session {name}: the checkpoint is of first order, and a restored session chooses its mode anew")
         factors = [tensor.cpu().numpy().tobytes() for tensor in state["factors"]]
         if len(factors) != len(layers):
             raise InvalidArgumentError(f"state: expected the factors of {len(layers)} layers, got {len(factors)}", "INVALID_ARGUMENT")

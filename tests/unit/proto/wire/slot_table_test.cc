@@ -4,7 +4,6 @@
 #include "gtest/gtest.h"
 
 #include "kernels/base/error_reason.h"
-#include "proto/wire/region_codec.h"
 
 namespace precondor::wire {
 namespace {

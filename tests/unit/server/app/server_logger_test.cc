@@ -13,7 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "server/trace/operation.h"
+#include "server/trace/tracer.h"
 #include "tests/support/fake_clock.h"
 
 namespace precondor {

@@ -25,7 +25,7 @@
 #include "kernels/base/sanitizers.h"
 #include "server/metrics/catalog.h"
 #include "server/metrics/metrics_observer.h"
-#include "server/net/tcp_listener.h"
+#include "server/net/acceptor.h"
 
 namespace precondor::metrics {
 namespace {
@@ -103,10 +103,6 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnShardStep("job", 43);
   metrics.OnDroppedLogLines(2);
   metrics.OnAcceptFailure();
-  metrics.OnStream(/*open=*/true);
-  metrics.OnStream(/*open=*/true);
-  metrics.OnStream(/*open=*/false);
-  metrics.OnStreamMemory(48, 49);
   metrics.OnMemoryBudget("messages", 77);
   metrics.OnContainerMemory(99);
   metrics.OnCertificateExpiry(1'000'000'000);
@@ -115,7 +111,6 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnTraceSpans(9, 3);
   metrics.OnAdmission(true);
   metrics.OnAdmission(false);
-  metrics.OnSessionGradientMemory("job", 30);
   metrics.OnSessionMemory("job", 100);
   metrics.OnLogSync(absl::Milliseconds(6), 4096);
   metrics.OnSnapshotWritten("job", absl::Seconds(2), 512);
@@ -246,9 +241,6 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_shard_step_number{train_job="job"})", 43},
       {R"(precondor_dropped_log_lines_total)", 5},
       {R"(precondor_accept_failures_total)", 1},
-      {R"(precondor_open_streams)", 1},
-      {R"(precondor_incomplete_bytes)", 48},
-      {R"(precondor_shared_memory_bytes)", 49},
       {R"(precondor_memory_budget_bytes{part="messages"})", 77},
       {R"(precondor_container_memory_bytes)", 99},
       {R"(precondor_certificate_expiry_timestamp_seconds)", 1e9},
@@ -256,8 +248,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {"precondor_dropped_trace_spans_total", 3},
       {R"(precondor_admissions_total{result="admitted"})", 1},
       {R"(precondor_admissions_total{result="refused"})", 1},
-      {R"(precondor_job_reserved_bytes{part="gradients",train_job="job"})", 30},
-      {R"(precondor_job_reserved_bytes{part="factors",train_job="job"})", 70},
+      {R"(precondor_job_reserved_bytes{train_job="job"})", 100},
       {"precondor_log_size_bytes", 4096},
       {"precondor_log_sync_seconds_sum", 0.006},
       {"precondor_snapshot_seconds_sum", 2},
@@ -331,7 +322,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
 
 // The cost to a Prometheus: a job's own series on a server that is coordinator and shard, and all others, whose number
 // follows from the code and not from what runs.
-TEST(MetricsTest, AJobCostsAtMost59Series) {
+TEST(MetricsTest, AJobCostsAtMost58Series) {
   MetricsObserver metrics("1", "all");
   const size_t without = Parse(metrics.Render()).samples.size();
   Drive(metrics);
@@ -340,7 +331,7 @@ TEST(MetricsTest, AJobCostsAtMost59Series) {
     of_job += absl::StrContains(series, "train_job=\"job\"") ? 1 : 0;
   }
   EXPECT_GT(of_job, 40u);
-  EXPECT_LE(of_job, 59u);
+  EXPECT_LE(of_job, 58u);
   EXPECT_LE(without, 200u);
   const size_t with_one = Parse(metrics.Render()).samples.size();
   metrics.OnSessionInstalled("other");

@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 
 #include "kernels/base/random.h"
-#include "server/recovery/coordinator_encoding.h"
+#include "server/recovery/record_codec.h"
 #include "tests/support/fake_file_system.h"
 #include "tests/unit/server/core/coordinator/coordinator_fixture.h"
 #include "tests/unit/server/recovery/sample_records.h"

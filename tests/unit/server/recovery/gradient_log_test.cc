@@ -8,7 +8,7 @@
 
 #include "gtest/gtest.h"
 
-#include "server/core/api/store_observer.h"
+#include "server/core/api/observer.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_file_system.h"
 

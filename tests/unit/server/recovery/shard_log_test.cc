@@ -128,8 +128,7 @@ TEST_F(ShardLogTest, ASnapshotFromBeforeALostDecisionHealsNothing) {
   fs.set_full(true);
   log->Append(MakeUpdate(7, 0, 1));  // something to write, also where the install has been synced in the background
   log->Sync();
-  // Factors that came or went, and what a step was answered, change the layer without an update.
-  log->Append(FactorsRecord{.at = {.session_id = 7, .layer = 1, .step = 40, .rollback_epoch = 2}, .held = true});
+  // A plan changes the layer without an update.
   log->Append(PlanRecord{.at = {.session_id = 7, .layer = 0, .step = 50, .rollback_epoch = 2}, .plan = {}});
   fs.set_full(false);
   AwaitWritable();

@@ -3,8 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
 namespace precondor::rpc {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr uint64_t kMost = RequestBudget::kMostBytes;
 
@@ -28,5 +33,38 @@ TEST(RequestBudgetTest, RefusesWhatIsTooLargeByItself) {
   EXPECT_TRUE(budget.Begin("large", kMost, kMost).ok());
 }
 
+const absl::Time kStart = absl::FromUnixSeconds(1000);
+
+// The calls of `tenant` that are admitted of a hundred at once.
+int AdmittedAtOnce(CallLimits& limits, const std::string& tenant, absl::Time now) {
+  int admitted = 0;
+  for (int i = 0; i < 100; ++i) admitted += limits.Admit(tenant, now).ok() ? 1 : 0;
+  return admitted;
+}
+
+TEST(CallLimitsTest, AdmitsASecondsCallsAtOnceAndThenAsTimeGoesBy) {
+  CallLimits limits(10);
+  EXPECT_EQ(AdmittedAtOnce(limits, "a", kStart), 10);
+  EXPECT_EQ(AdmittedAtOnce(limits, "a", kStart + absl::Milliseconds(99)), 0);
+  EXPECT_EQ(AdmittedAtOnce(limits, "a", kStart + absl::Milliseconds(501)), 5);
+  EXPECT_EQ(AdmittedAtOnce(limits, "a", kStart + absl::Hours(1)), 10) << "no more after a long silence";
+}
+
+TEST(CallLimitsTest, TenantsDoNotTakeEachOthersCalls) {
+  CallLimits limits(10);
+  EXPECT_EQ(AdmittedAtOnce(limits, "a", kStart), 10);
+  EXPECT_EQ(AdmittedAtOnce(limits, "b", kStart), 10);
+}
+
+TEST(CallLimitsTest, RefusesWithTheNumberAndZeroIsNoLimit) {
+  CallLimits limits(1), none(0);
+  ASSERT_TRUE(limits.Admit("a", kStart).ok());
+  const absl::Status refused = limits.Admit("a", kStart);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("at most 1 calls a second of one tenant (tenant_max_calls)"));
+  EXPECT_EQ(AdmittedAtOnce(none, "a", kStart), 100);
+}
+
 }  // namespace
+
 }  // namespace precondor::rpc

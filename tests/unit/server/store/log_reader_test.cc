@@ -13,7 +13,6 @@
 #include "gtest/gtest.h"
 
 #include "server/store/record_log.h"
-#include "server/store/record_log_format.h"
 #include "tests/support/fake_file_system.h"
 
 namespace precondor::store {

@@ -17,8 +17,8 @@
 #include "kernels/base/byte_codec.h"
 #include "kernels/base/mutex.h"
 #include "server/store/crc32c.h"
+#include "server/store/log_reader.h"
 #include "server/store/posix_file_system.h"
-#include "server/store/record_log_format.h"
 #include "tests/support/fake_file_system.h"
 #include "tests/support/temp_dir.h"
 

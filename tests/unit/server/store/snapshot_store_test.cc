@@ -19,7 +19,6 @@
 #include "kernels/base/random.h"
 #include "server/store/crc32c.h"
 #include "server/store/posix_file_system.h"
-#include "server/store/snapshot_format.h"
 #include "tests/support/fake_file_system.h"
 #include "tests/support/temp_dir.h"
 

@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/mutex.h"
-#include "server/trace/operation.h"
 
 namespace precondor::trace {
 namespace {

@@ -42,7 +42,7 @@ class FakeShard final : public ShardControl {
     description.advertise_address = advertise;
     description.device = {.name = "cuda:0", .capacity_bytes = capacity, .ring_device = ring_device};
     for (const auto& [id, install] : installed) {
-      description.sessions.push_back({id, install.spec.name, install.epoch, kSessionBytes, released[id],
+      description.sessions.push_back({id, install.spec.name, install.epoch, kSessionBytes,
                                       static_cast<uint32_t>(install.members.size()), last_step});
       description.device.reserved_bytes += kSessionBytes;
     }
@@ -63,15 +63,6 @@ class FakeShard final : public ShardControl {
     if (down) return absl::UnavailableError("down");
     fences.push_back(fence.epoch);
     return gone;
-  }
-  absl::Status HoldFactors(const FactorHold& hold) override {
-    if (down) return absl::UnavailableError("down");
-    if (hold.hold && refuse_factors) return absl::ResourceExhaustedError("full");
-    const std::pair version(leader, hold.version);
-    EXPECT_LT(factors_version[hold.session_id], version);
-    factors_version[hold.session_id] = version;
-    released[hold.session_id] = !hold.hold;
-    return absl::OkStatus();
   }
   absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
     if (during_order) during_order();
@@ -110,9 +101,6 @@ class FakeShard final : public ShardControl {
   std::optional<uint64_t> gone;  // what Fence says
   std::vector<uint64_t> fences;  // epochs
   std::map<uint64_t, SessionInstall> installed;
-  bool refuse_factors = false;
-  std::map<uint64_t, bool> released;
-  std::map<uint64_t, std::pair<uint64_t, uint64_t>> factors_version;  // the leader's token, and its version
   std::function<absl::Status()> during_remove;
   std::function<void()> during_order;
   std::vector<SnapshotOrder> orders;
@@ -140,10 +128,6 @@ class ShardHandle final : public ShardControl {
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
     PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
     return shard_->Fence(fence);
-  }
-  absl::Status HoldFactors(const FactorHold& hold) override {
-    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
-    return shard_->HoldFactors(hold);
   }
   absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
     PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));

@@ -5,7 +5,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "kernels/base/error_reason.h"
 #include "server/core/coordinator/coordinator_session.h"
+#include "server/core/coordinator/session_members.h"
 
 namespace precondor {
 namespace {
@@ -86,5 +88,40 @@ TEST(CoordinatorStateTest, ItsRecordsRestoreIt) {
   EXPECT_TRUE(absl::IsFailedPrecondition(RestoreState(state.Records(), {}, 10).status()));
 }
 
+SessionMembers MakeMembers(int64_t world_size) {
+  SessionSpec spec;
+  spec.world_size = world_size;
+  return SessionMembers("run", SessionMembers::First(spec));
+}
+
+void Join(SessionMembers& members, uint32_t rank, uint64_t incarnation, uint64_t first_step) {
+  const auto next = members.PlanJoin(rank, incarnation, first_step);
+  ASSERT_TRUE(next.ok() && next->has_value());
+  members.Adopt(**next);
+}
+
+TEST(SessionMembersTest, RemembersThatAllRanksHadJoined) {
+  SessionMembers members = MakeMembers(2);
+  Join(members, 0, 5, 3);
+  EXPECT_FALSE(members.ever_active());
+  Join(members, 1, 6, 3);
+  EXPECT_TRUE(members.ever_active());
+  const auto left = members.PlanLeave(0, 5);
+  ASSERT_TRUE(left.ok() && left->has_value());
+  members.Adopt(**left);
+  EXPECT_TRUE(SessionMembers("job", members.membership()).ever_active()) << "after a restart of the coordinator";
+}
+
+TEST(SessionMembersTest, AfterARollbackNoRankBeginsLater) {
+  SessionMembers members = MakeMembers(2);
+  Join(members, 0, 5, 2);
+  Join(members, 1, 6, 9);
+  const Membership back = SessionMembers::RolledBack(members.membership(), 4);
+  EXPECT_EQ(back.rollback_epoch, 1u);
+  EXPECT_EQ(back.resume_step, 4u);
+  EXPECT_THAT(back.first_steps, ElementsAre(2u, 4u));
+}
+
 }  // namespace
+
 }  // namespace precondor

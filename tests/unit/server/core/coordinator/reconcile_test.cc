@@ -26,10 +26,9 @@ class ReconcileTest : public ::testing::Test {
     state.BeginEnding(kEnding, 3);
     state.Abandon(kAbandoned);
   }
-  void AddSession(uint64_t id, const std::string& name, const FallbackConfig& fallback = {}) {
+  void AddSession(uint64_t id, const std::string& name) {
     SessionSpec spec;
     spec.name = name;
-    spec.fallback = fallback;
     state.Open(std::make_shared<CoordinatorSession>(
         SessionRecord{.session_id = id,
                       .spec = spec,
@@ -64,15 +63,11 @@ class ReconcileTest : public ::testing::Test {
   // The report of a shard that holds the session as it should.
   HeldSession Current(uint64_t id = kOpen) {
     const SessionMembers& members = Session(id).members();
-    return {.session_id = id,
-            .name = Session(id).spec.name,
-            .epoch = members.epoch(),
-            .factors_released = !Session(id).NeedsFactors(),
-            .joined = members.joined()};
+    return {.session_id = id, .name = Session(id).spec.name, .epoch = members.epoch(), .joined = members.joined()};
   }
 
   static std::vector<std::string> Texts(const std::vector<CoordinatorAction>& actions) {
-    static const char* const kNames[] = {"remove ending", "remove abandoned", "quarantine",   "hold factors", "install",
+    static const char* const kNames[] = {"remove ending", "remove abandoned", "quarantine",   "install",
                                          "close",         "begin snapshot",   "ask for parts"};
     std::vector<std::string> texts;
     for (const CoordinatorAction& action : actions) {
@@ -155,38 +150,6 @@ TEST_F(ReconcileTest, ASessionThatHasLostItsRestoredFactorsIsNotInstalledAgain) 
   Join(5);
   SetSnapshots({{.number = 1, .state = SnapshotState::kFailed, .reason = "lost", .parts = {}, .restores = true}});
   EXPECT_THAT(Shard(0, {}), IsEmpty());
-}
-
-TEST_F(ReconcileTest, FactorsAreHeldWhereTheyAreNeededAndReleasedWhereNot) {
-  state.ending.clear();
-  Join(5);
-  AddSession(20, "first order", {.policy = FallbackPolicy::kAtStep, .at_step = 0});
-  HeldSession held = Current(), released = Current();
-  released.factors_released = true;
-  HeldSession first_held = Current(20), first_released = Current(20);
-  first_held.factors_released = false;
-  Session(20).NoteShardsTold(Session(20).members().membership());
-  ASSERT_FALSE(held.factors_released);
-  ASSERT_TRUE(first_released.factors_released);
-  EXPECT_THAT(Shard(0, {held, first_released}), IsEmpty());
-  EXPECT_THAT(Shard(0, {released, first_held}),
-              ElementsAre("hold factors 10 on 0 open", "hold factors 20 on 0 first order"));
-}
-
-TEST_F(ReconcileTest, AReturnThatIsBeingWrittenAsksForItsFactorsItself) {
-  state.ending.clear();
-  Join(5);
-  AddSession(20, "first order", {.policy = FallbackPolicy::kAtStep, .at_step = 0});
-  Session(20).NoteShardsTold(Session(20).members().membership());
-  const HeldSession released = Current(20);
-  ASSERT_TRUE(released.factors_released);
-  Session(20).Force(Mode::kSecondOrder);
-  const std::optional<LeaseTerms> lease = Session(20).BeginLeaseWrite();
-  ASSERT_TRUE(lease.has_value());
-  ASSERT_TRUE(Session(20).NeedsFactors());
-  EXPECT_THAT(Shard(0, {Current(), released}), IsEmpty());
-  Session(20).Adopt(LeaseRecord{.session_id = 20, .lease = *lease});
-  EXPECT_THAT(Shard(0, {Current(), released}), ElementsAre("hold factors 20 on 0 first order"));
 }
 
 TEST_F(ReconcileTest, StepsOfShardsAreNotedIfTheirReportIsUpToDate) {

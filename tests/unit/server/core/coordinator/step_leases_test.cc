@@ -34,7 +34,6 @@ TEST(StepLeasesTest, NoLeaseGrowsIntoAChangeOfModeUntilItIsWritten) {
   StepLeases leases = MakeLeases();
   const auto change = leases.BeginWrite(FirstOrderFrom(11), {});
   ASSERT_TRUE(change.has_value());
-  EXPECT_EQ(leases.planned_schedule(), FirstOrderFrom(11));
   leases.ExtendBeyond(5);
   EXPECT_EQ(leases.granted_through(), 10u);
   leases.NoteInDoubt();
@@ -44,15 +43,6 @@ TEST(StepLeasesTest, NoLeaseGrowsIntoAChangeOfModeUntilItIsWritten) {
   ASSERT_TRUE(again.has_value()) << "what is in doubt is written again";
   leases.Adopt(*again);
   EXPECT_EQ(leases.granted_through(), 16u);
-}
-
-TEST(StepLeasesTest, AWriteThatIsAbandonedLeavesNoDoubt) {
-  StepLeases leases = MakeLeases();
-  ASSERT_TRUE(leases.BeginWrite(FirstOrderFrom(11), {}).has_value());
-  leases.ExtendBeyond(5);
-  leases.AbandonWrite();
-  EXPECT_EQ(leases.granted_through(), 15u);
-  EXPECT_EQ(leases.planned_schedule(), leases.durable().schedule);
 }
 
 TEST(StepLeasesTest, AnOperatorsChoiceIsWrittenWhereItChangesNoMode) {

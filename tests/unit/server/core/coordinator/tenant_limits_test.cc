@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One tenant's sessions take no more than their limits, whatever the others have.
-#include "server/core/coordinator/tenant_limits.h"
-
+#include "server/core/coordinator/coordinator_options.h"
 #include "tests/unit/server/core/coordinator/coordinator_fixture.h"
 
 namespace precondor {

@@ -17,11 +17,6 @@
 namespace precondor {
 namespace {
 
-struct LossObserver : Observer {
-  void OnUpdatesLost(absl::string_view, int64_t updates) override { lost += updates; }
-  int64_t lost = 0;
-};
-
 class GradientMethodTest : public ShardFixture, public ::testing::WithParamInterface<MethodConfig> {
  protected:
   static constexpr int64_t kRows = 3, kCols = 4;

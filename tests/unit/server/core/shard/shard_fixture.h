@@ -53,6 +53,12 @@ inline Payload EncodeValues(DType dtype, const std::vector<float>& values, float
 inline constexpr int64_t kTables = kBytesPerSession + 2 * kBytesPerRank + 2 * (kBytesPerTableRow + kBytesPerLayer) +
                                    11 * (kTableNames + kLayerNames) + 2 * 2 * (kBytesPerLayerRank + kBytesPerRequest);
 
+// Counts the updates that workers have had and a shard lacks.
+struct LossObserver : Observer {
+  void OnUpdatesLost(absl::string_view, int64_t updates) override { lost += updates; }
+  int64_t lost = 0;
+};
+
 // Two layers, [2, 3] and [3, 2]; every step carries statistics unless a test changes the spec before Start.
 class ShardFixture : public ::testing::Test {
  protected:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mode of a step on a shard: who fixes it, what is taken in, what is answered.
+#include "tests/support/memory_journal.h"
 #include "tests/unit/server/core/shard/shard_fixture.h"
 
 namespace precondor {
@@ -18,12 +19,13 @@ class ShardModeTest : public ShardFixture {
     Payload payload = Filled(header, value);
     return Send(header, std::move(payload));
   }
-  void SecondOrderStep(uint64_t step) {
+  void SecondOrderStep(uint64_t step, uint64_t version = 1) {
     for (uint32_t rank = 0; rank < 2; ++rank) Statistics(step, rank, 1);
     Gradient(step, 0, 1);
     const auto reply = Gradient(step, 1, 1);
     ASSERT_TRUE(reply->result.has_value());
     EXPECT_EQ(reply->decision(), Decision::kPreconditioned);
+    EXPECT_EQ((*reply->result)->factor_version, version);
   }
 };
 
@@ -40,6 +42,32 @@ TEST_F(ShardModeTest, FirstOrderAnswersTheAverageAndNeedsNoStatistics) {
   EXPECT_EQ(shard->in_flight(), 0);
   EXPECT_EQ(shard->ListSessions()[0].last_step, 1u);
   EXPECT_EQ(shard->ListSessions()[0].mode, Mode::kFirstOrder);
+}
+
+// The last snapshot is of before first order, of its steps, or of the step after them.
+TEST_F(ShardModeTest, FactorsGoOnAfterFirstOrderAlsoWhereTheShardWasLost) {
+  for (const uint64_t interval : {0, 1, 2, 3, 4}) {
+    SCOPED_TRACE(interval);
+    MemoryJournal journal;
+    spec.layers.resize(1);
+    options.journal = &journal;
+    options.snapshot_interval_steps = interval;
+    shard.reset();
+    Start();
+    const int64_t reserved = shard->memory()->reserved();
+    for (uint64_t step = 0; step < 6; ++step) {
+      if (step == 2 || step == 3) {
+        FirstOrderGradient(step, 0, 1);
+        EXPECT_EQ(FirstOrderGradient(step, 1, 3)->decision(), Decision::kIdentity);
+      } else {
+        SecondOrderStep(step, step < 2 ? step + 1 : step - 1);
+      }
+      MakeShard();
+      journal.Restore(*shard);
+      EXPECT_TRUE(shard->replay().Finish().empty());
+      EXPECT_EQ(shard->memory()->reserved(), reserved);
+    }
+  }
 }
 
 TEST_F(ShardModeTest, FirstOrderTakesNoStatistics) {

@@ -281,20 +281,6 @@ TEST_F(ShardJournalTest, CovariancesComeBackFromTheJournalOfGradients) {
   EXPECT_EQ(shard->in_flight(), 0);
 }
 
-TEST_F(ShardJournalTest, ASessionThatLostARecordOfItsFactorsIsGivenUp) {
-  Start();
-  Statistics(0, 0, 1);
-  Gradient(0, 0, 1);
-  journal->LoseNext(static_cast<int>(spec.layers.size()));
-  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 1, .hold = false}).ok());
-  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 2, .hold = true}).ok());
-  // These are of fresh factors, and the journal would apply them to the old ones.
-  Statistics(1, 0, 1);
-  MakeShard();
-  journal->Restore(*shard);
-  EXPECT_EQ(shard->replay().Finish(), std::vector<uint64_t>{kSession});
-}
-
 TEST_F(ShardJournalTest, NobodyIsServedBeforeEverythingIsBack) {
   Start();
   Statistics(0, 0, 1);
@@ -377,22 +363,6 @@ TEST_F(ShardJournalTest, WhatAShardThatCameBackGathersIsWrittenDownToo) {
   EXPECT_TRUE(Statistics(1, 0, 1)->duplicate());
   EXPECT_EQ(StatsOf(0).factor_version, 2u);
   EXPECT_EQ(log->updates().size(), 5u) << "one in the first life, two in each of the others";
-}
-
-TEST_F(ShardJournalTest, ARestoredUpdateIsOfTheFactorsOfItsTime) {
-  Start();
-  Statistics(0, 0, 1);
-  Gradient(0, 0, 1);
-  Statistics(1, 0, 1);
-  EXPECT_EQ(StatsOf(0).factor_version, 2u);
-  ReplaceShard();
-  // The update waits for its turn after step 0's gradient; the factors that it belongs to go before.
-  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 1, .hold = false}).ok());
-  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 2, .hold = true}).ok());
-  Gradient(0, 0, 1);
-  Gradient(1, 0, 1);
-  EXPECT_EQ(StatsOf(0).factor_version, 0u) << "it goes with them, and is not applied again";
-  EXPECT_TRUE(Statistics(1, 0, 1)->duplicate());
 }
 
 TEST_F(ShardJournalTest, AStepThatIsAskedForAgainMeetsTheFactorsOfItsTime) {

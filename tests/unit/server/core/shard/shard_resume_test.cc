@@ -19,11 +19,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-struct LossObserver : Observer {
-  void OnUpdatesLost(absl::string_view, int64_t updates) override { lost += updates; }
-  int64_t lost = 0;
-};
-
 class ShardResumeTest : public ShardFixture {
  protected:
   absl::Status Resume(uint64_t step, uint32_t rank, uint64_t factor_version, uint64_t next_step) {

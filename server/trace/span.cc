@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/trace/otlp.h"
+#include "server/trace/span.h"
 
 #include "absl/strings/str_cat.h"
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "proto/wire/message_pipe.h"
+#include "proto/wire/shared_memory.h"
 
 #include <cstring>
 #include <gmock/gmock.h>
@@ -7,8 +7,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-
-#include "proto/wire/shared_memory.h"
 
 namespace precondor::wire {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/core/coordinator/tenant_limits.h"
+#include "server/core/coordinator/coordinator_options.h"
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"

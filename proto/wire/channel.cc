@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "proto/wire/keepalive.h"
+#include "proto/wire/channel.h"
 
+#include <grpcpp/create_channel.h>
 #include <grpcpp/server_builder.h>
 #include <grpcpp/support/channel_arguments.h>
 
 namespace precondor::wire {
+
+std::shared_ptr<grpc::Channel> MakeDirectChannel(const std::string& target,
+                                                 const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+                                                 grpc::ChannelArguments arguments) {
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(target, credentials, arguments);
+}
+
 namespace {
 
 int Milliseconds(absl::Duration duration) { return static_cast<int>(absl::ToInt64Milliseconds(duration)); }

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Costs and memory of layers, and the memory of a shard.
+#include "server/core/resources/reservation.h"
+
+#include <limits>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/error_reason.h"
+#include "server/core/resources/memory_account.h"
+#include "tests/support/fake_method.h"
+
+namespace precondor {
+namespace {
+
+TEST(ReservationTest, ALayersCostIsItsFlops) {
+  SessionSpec spec;
+  spec.method.name = "fake";
+  spec.layers = {{.name = "small", .d_out = 10, .d_in = 10, .has_bias = false},
+                 {.name = "large", .d_out = 10, .d_in = 20, .has_bias = false}};
+  const auto methods = MethodSet::Make(spec, [](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+    return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
+  });
+  ASSERT_TRUE(methods.ok()) << methods.status();
+  const std::vector<PlacementLayer> layers = EstimateLayers(spec, *methods);
+  EXPECT_EQ(layers[0].cost, 100);
+  EXPECT_EQ(layers[1].cost, 200);
+  EXPECT_GT(layers[1].bytes, layers[0].bytes);
+}
+
+TEST(MemoryAccountTest, AdmitsUpToTheLastByteAndNamesTheNumbers) {
+  Observer observer;
+  MemoryAccount account(100, observer);
+  ASSERT_TRUE(account.Reserve("a", 40).ok());
+  for (const int64_t bytes : {int64_t{61}, std::numeric_limits<int64_t>::max()}) {
+    const absl::Status refused = account.Reserve("b", bytes);
+    EXPECT_EQ(GetErrorReason(refused), ErrorReason::kCapacity);
+    EXPECT_EQ(refused.message(),
+              absl::StrCat("session \"b\" does not fit: needed ", bytes, " bytes, reserved 40 of capacity 100"));
+  }
+  ASSERT_TRUE(account.Reserve("b", 60).ok());
+  ASSERT_TRUE(account.Reserve("c", 0).ok());
+  EXPECT_EQ(account.reserved(), 100);
+}
+
+}  // namespace
+}  // namespace precondor
