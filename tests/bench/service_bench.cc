@@ -10,9 +10,7 @@
 #include "absl/status/statusor.h"
 
 #include "client/cpp/tools/flags.h"
-#include "client/cpp/tools/perf_options.h"
-#include "client/cpp/tools/perf_rows.h"
-#include "client/cpp/tools/perf_server.h"
+#include "client/cpp/tools/perf.h"
 #include "tests/bench/service_jobs.h"
 #include "tests/bench/service_layers.h"
 #include "tests/bench/service_statistics.h"
@@ -57,7 +55,7 @@ int Main(const std::vector<std::string>& arguments) {
                                                {"warmup", count(options.warmup), "1 ... 100000"},
                                                {"rank", count(options.rank), "1 ... 100000"},
                                                {"threads", count(options.threads), "1 ... 100000"}});
-  if (measures.ok() && !*measures) {
+  if (measures.ok() && measures->help) {
     std::cout << kUsage;
     return 0;
   }

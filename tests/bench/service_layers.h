@@ -6,9 +6,7 @@
 
 #include "absl/status/statusor.h"
 
-#include "client/cpp/tools/perf_options.h"
-#include "client/cpp/tools/perf_rows.h"
-#include "client/cpp/tools/perf_server.h"
+#include "client/cpp/tools/perf.h"
 
 namespace precondor {
 

@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 
 #include "client/cpp/src/control.h"
-#include "client/cpp/tools/perf_steps.h"
+#include "client/cpp/tools/perf_training.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/client.h"

@@ -12,7 +12,6 @@
 #include "client/python/src/python_call.h"
 #include "client/python/src/spec_dict.h"
 #include "kernels/base/blas_core.h"
-#include "precondor/methods.h"
 #include "precondor/statistics.h"
 
 namespace py = pybind11;

@@ -89,8 +89,8 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments, 
   Options options;
   options.data_path = std::string(default_data_path);
   SetTask("autoencoder", options.run);
-  PRECONDOR_ASSIGN_OR_RETURN(const bool trains, ParseFlags(arguments, Flags(options)));
-  if (!trains) return absl::InvalidArgumentError("tests/e2e/trainer/options.cc has the flags");
+  PRECONDOR_ASSIGN_OR_RETURN(const ParsedOptions flags, ParseFlags(arguments, Flags(options)));
+  if (flags.help) return absl::InvalidArgumentError("tests/e2e/trainer/options.cc has the flags");
   if (options.steps > 0) options.run.steps = options.steps;
   return options;
 }

@@ -49,7 +49,7 @@ TEST(OptionsTest, TakesValuesInBothForms) {
 TEST(OptionsTest, SaysWhatIsWrong) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--workers=0"}, "--workers: expected 1 ... 128, got \"0\""},
-      {{"--workers"}, "--workers needs a value"},
+      {{"--workers"}, "--workers: expected a value"},
       {{"--task=chess"}, "--task: expected autoencoder or classifier, got \"chess\""},
       {{"--option=rank"}, "--option: expected NAME=VALUE, got \"rank\""},
       {{"--optimizer=magic"}, "--optimizer: expected adamw, lamb, sgd or plain, got \"magic\""},

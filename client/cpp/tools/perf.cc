@@ -1,13 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/tools/perf_options.h"
+#include "client/cpp/tools/perf.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include <nlohmann/json.hpp>
 
+#include "client/cpp/src/control.h"
+#include "client/cpp/tools/ctl_render.h"
 #include "client/cpp/tools/flags.h"
 #include "client/cpp/tools/model_shapes.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
+
+extern char** environ;
 
 namespace precondor {
 namespace {
@@ -41,21 +59,26 @@ bool SetWorkers(absl::string_view value, PerfOptions& options) {
   return true;
 }
 
+nlohmann::json Number(const std::optional<double>& value) {
+  return value.has_value() ? nlohmann::json(*value) : nlohmann::json(nullptr);
+}
+
+std::string Text(const std::optional<double>& value) {
+  return value.has_value() ? absl::StrFormat("%.4g", *value) : "-";
+}
+
 }  // namespace
 
 absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arguments) {
   PerfOptions options;
-  absl::string_view for_training;  // last given flag that is for the workload training alone; empty if none
-  const auto of_training = [&for_training](absl::string_view name, const FlagSetter& set) -> FlagSetter {
-    return [&for_training, name, set](absl::string_view value) { return for_training = name, set(value); };
-  };
+  const std::string training_only = "workload training";
   const std::vector<Flag> flags = {
       {"workers", [&options](absl::string_view value) { return SetWorkers(value, options); }, kCount},
-      {"method", of_training("--method", Text(options.method))},
-      {"exchange", of_training("--exchange", Choice(options.exchange, ExchangeMode::kReplay, ExchangeModeName)),
-       "DIRECT, DELEGATE, REPLAY or PULL_FACTORS"},
+      {"method", Text(options.method), "", training_only},
+      {"exchange", Choice(options.exchange, ExchangeMode::kReplay, ExchangeModeName),
+       "DIRECT, DELEGATE, REPLAY or PULL_FACTORS", training_only},
       {"steps", Count(options.steps), kCount},
-      {"seconds", of_training("--seconds", Count(options.seconds)), kCount},
+      {"seconds", Count(options.seconds), kCount, training_only},
       {"warmup", Count(options.warmup), kCount},
       {"rank", Count(options.rank), kCount},
       {"threads", Count(options.threads), kCount},
@@ -71,8 +94,8 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
       {"tls-cert", Text(options.security.tls_cert)},
       {"tls-key", Text(options.security.tls_key)},
   };
-  PRECONDOR_ASSIGN_OR_RETURN(const bool measures, ParseFlags(arguments, flags));
-  if (!measures) {
+  PRECONDOR_ASSIGN_OR_RETURN(const ParsedOptions given, ParseFlags(arguments, flags));
+  if (given.help) {
     options.workload = "help";
     return options;
   }
@@ -91,9 +114,7 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
     return absl::InvalidArgumentError("--workers: several numbers are for the workload training only");
   }
   if (training && options.sweep.empty()) options.sweep = {options.workers};
-  if (!training && !for_training.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(for_training, ": for the workload training only"));
-  }
+  PRECONDOR_RETURN_IF_ERROR(given.CheckCommand(absl::StrCat("workload ", options.workload)));
   if (!options.security.tls_ca.empty() && options.workload != "gradients") {
     return absl::InvalidArgumentError("--tls-ca: for the workload gradients only");
   }
@@ -177,6 +198,101 @@ Examples
   precondor-perf --workload=plan --preset=bert-large --scale=4 --workers=1 --server-binary=precondor-server
   precondor-perf --workload=gradients --layers=model.json --server=gpu0:7070
 )";
+}
+
+std::string RowsJson(const std::vector<PerfRow>& rows) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const PerfRow& row : rows) {
+    list.push_back({{"name", row.name},
+                    {"value", row.value},
+                    {"unit", row.unit},
+                    {"limit", Number(row.limit)},
+                    {"ratio", Number(row.ratio)},
+                    {"target", Number(row.target)},
+                    {"pass", row.pass}});
+  }
+  return nlohmann::json{{"rows", list}}.dump(1) + "\n";
+}
+
+std::string RowsTable(const std::vector<PerfRow>& rows) {
+  std::vector<std::vector<std::string>> cells = {{"NAME", "VALUE", "UNIT", "LIMIT", "RATIO", "TARGET", "PASS"}};
+  for (const PerfRow& row : rows) {
+    cells.push_back({row.name, Text(row.value), row.unit, Text(row.limit), Text(row.ratio), Text(row.target),
+                     row.pass ? "yes" : "NO"});
+  }
+  return FormatTable(cells);
+}
+
+double Percentile(std::vector<double> samples, double fraction) {
+  std::sort(samples.begin(), samples.end());
+  const double rank = std::ceil(fraction * static_cast<double>(samples.size()));
+  return samples[static_cast<size_t>(std::clamp(rank, 1.0, static_cast<double>(samples.size()))) - 1];
+}
+
+absl::StatusOr<std::unique_ptr<PerfServer>> PerfServer::Start(const PerfOptions& options) {
+  std::unique_ptr<PerfServer> server(new PerfServer());
+  if (!options.server.empty()) {
+    server->address_ = options.server;
+    return server;
+  }
+  char folder[] = "/tmp/precondor-perf-XXXXXX";
+  if (mkdtemp(folder) == nullptr) return absl::InternalError("cannot make a folder in /tmp");
+  server->folder_ = folder;
+  const std::string port_file = server->folder_ + "/port";
+  std::vector<std::string> arguments = {options.server_binary, "--listen=127.0.0.1:0",
+                                        absl::StrCat("--port-file=", port_file),
+                                        absl::StrCat("--threads=", options.threads), "--log-level=error"};
+  if (!options.security.tls_cert.empty()) {
+    arguments.push_back(absl::StrCat("--tls-cert=", options.security.tls_cert));
+    arguments.push_back(absl::StrCat("--tls-key=", options.security.tls_key));
+  }
+  if (!options.data_dir.empty()) arguments.push_back(absl::StrCat("--data-dir=", options.data_dir));
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  pointers.push_back(nullptr);
+  if (posix_spawn(&server->pid_, options.server_binary.c_str(), nullptr, nullptr, pointers.data(), environ) != 0) {
+    server->pid_ = 0;
+    return absl::NotFoundError(absl::StrCat("cannot start ", options.server_binary));
+  }
+  const absl::Time deadline = MonotonicNow() + absl::Seconds(30);
+  Canceller canceller;
+  while (MonotonicNow() < deadline && waitpid(server->pid_, nullptr, WNOHANG) == 0) {
+    std::ifstream file(port_file);
+    std::string port;
+    if (std::getline(file, port) && !port.empty()) {
+      server->address_ = port.find(':') == std::string::npos ? absl::StrCat("127.0.0.1:", port) : port;
+      return server;
+    }
+    canceller.Pause(absl::Milliseconds(10));
+  }
+  return absl::UnavailableError(absl::StrCat(options.server_binary, ": did not open its port"));
+}
+
+PerfServer::~PerfServer() {
+  if (pid_ != 0) {
+    kill(pid_, SIGTERM);
+    waitpid(pid_, nullptr, 0);
+  }
+  if (!folder_.empty()) {
+    unlink((folder_ + "/port").c_str());
+    rmdir(folder_.c_str());
+  }
+}
+
+int64_t PerfServer::resident_bytes() const {
+  if (pid_ == 0) return 0;
+  std::ifstream file(absl::StrCat("/proc/", pid_, "/statm"));
+  int64_t total = 0, resident = 0;
+  file >> total >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+double PerfServer::processor_seconds() const {
+  if (pid_ == 0) return 0;
+  clockid_t clock = {};
+  timespec time = {};
+  if (clock_getcpuclockid(pid_, &clock) != 0 || clock_gettime(clock, &time) != 0) return 0;
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 }  // namespace precondor
