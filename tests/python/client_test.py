@@ -22,7 +22,7 @@ import numpy as np
 
 import method_options
 import precondor
-from precondor import _programs
+from precondor.server import path_of
 from interop_test import ROOT, Server, TIMEOUT_S, write_stubs
 from client_training import EXCHANGES, reference, train
 import test_program
@@ -462,7 +462,7 @@ class ClientTest(unittest.TestCase):
                         spec(self.name, fallback=precondor.Fallback("AT_STEP", at_step=7), **options))
             session = self.client.open_session(spec(self.name, **options))
             for mode, status, said in (("second-order", 0, "^$"), ("first-order", 1, f"got FIRST_ORDER: {refused}"), ("auto", 0, "^$")):
-                done = subprocess.run([_programs.path_of("precondorctl"), f"--server={self.server.address}", "mode", self.name, mode],
+                done = subprocess.run([path_of("precondorctl"), f"--server={self.server.address}", "mode", self.name, mode],
                                       capture_output=True, text=True, check=False)
                 self.assertEqual(done.returncode, status, done.stderr)
                 self.assertRegex(done.stderr, said)

@@ -9,8 +9,8 @@
 #include "absl/time/time.h"
 
 #include "client/python/src/client_objects.h"
+#include "client/python/src/conversions.h"
 #include "client/python/src/python_call.h"
-#include "client/python/src/spec_dict.h"
 #include "kernels/base/blas_core.h"
 #include "precondor/statistics.h"
 

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// NumPy arrays as matrix views. All functions need the GIL.
+// NumPy arrays as matrix views, and session descriptions as dictionaries of plain values, of which
+// precondor/_session.py makes its classes. All functions need the GIL. Names are those of PRECONDOR_FIELDS in
+// kernels/base, enumerations their stable names.
 #pragma once
 
 #include <cstdint>
 #include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include "absl/status/statusor.h"
 
 #include "kernels/base/matrix_view.h"
+#include "kernels/base/session_spec.h"
 #include "precondor/client.h"
 
 namespace precondor::python {
@@ -26,5 +32,11 @@ DeviceTensor OnDevice(const char* what, const pybind11::object& array, int devic
 // New, not initialised.
 pybind11::array_t<float> NewMatrix(int64_t rows, int64_t cols);
 MatrixView ViewOf(pybind11::array_t<float>& matrix);
+
+// What is left out has its default. InvalidArgument names the field, what was expected and what came; so for an
+// unknown field.
+absl::StatusOr<SessionSpec> SpecFromDict(const pybind11::dict& dict);
+// Every field.
+pybind11::dict SpecToDict(const SessionSpec& spec);
 
 }  // namespace precondor::python
