@@ -223,7 +223,7 @@ def main():
             texts[name] = _help_of([path])
         if texts:
             texts.update({s: _help_of([str(ROOT / s)]) for s in SCRIPTS if (ROOT / s).is_file()})
-            texts[EXAMPLES] = " ".join(flag for path in (ROOT / EXAMPLES).glob("*.py")
+            texts[EXAMPLES] = " ".join(flag for path in (ROOT / EXAMPLES).rglob("*.py")
                                        for flag in ADDED_FLAG.findall(path.read_text(encoding="utf-8")))
         else:
             print("flags were not compared: no --program given")

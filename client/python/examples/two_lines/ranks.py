@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains an autoencoder of handwritten digits: DistributedDataParallel. The lines with `pre` are Precondor's.
+"""Trains an autoencoder of handwritten digits: DistributedDataParallel or fully_shard (FSDP2). The lines with `pre` are Precondor's.
 
-  torchrun --nproc_per_node 2 ddp.py
+  torchrun --nproc_per_node 2 ranks.py
+  torchrun --nproc_per_node 2 ranks.py --fully-shard        torch 2.6 or later
 """
 
+import argparse
 import pathlib
 import sys
 
@@ -16,11 +18,18 @@ from precondor.torch import Preconditioner
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from digits_data import Digits
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--fully-shard", action="store_true")
+sharded = parser.parse_args().fully_shard
 dist.init_process_group("gloo")
 torch.manual_seed(1)
 digits = Digits()
 model = nn.Sequential(nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 48), nn.Tanh(), nn.Linear(48, 64))
-model = nn.parallel.DistributedDataParallel(model)
+if sharded:
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)))
+else:
+    model = nn.parallel.DistributedDataParallel(model)
 pre = Preconditioner(model, "local")
 optimizer = pre.make_optimizer(lr=0.01)
 for step in range(101):
