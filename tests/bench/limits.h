@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One vector into a factor, and what a dense inverse takes without any of our forms.
+// The rates of one core at which it multiplies and adds in f32, reads, and reads and writes in place, when it does
+// nothing else; and one vector into a factor, by our forms and by BLAS alone.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,12 @@
 #include "kernels/methods/make_factor.h"
 
 namespace precondor {
+
+// Some tens of microseconds of fused multiply-adds with the widest vectors that this processor has; returns their FLOP.
+double RunFmas();
+
+float ReadAll(const float* data, int64_t count);
+void ScaleAll(float* data, int64_t count);
 
 // Both abort where the backend refuses.
 DeviceMatrix OneRow(Backend& backend, const std::vector<float>& elements);
