@@ -6,17 +6,15 @@ set -euo pipefail
 
 usage() {
   cat <<'HELP'
-Usage: deploy/quickstart.sh [--full] [--json FILE] [--no-install] [--binaries DIR] [-- FLAGS...]
-By default it trains two small models with AdamW alone and with two methods of Precondor, one seed, and shows how many
-steps each of them needs: under a minute once built.
-  --full          the whole table: all methods, AdamW and LAMB, five seeds, learning rates searched for every row; 20 minutes
+Usage: deploy/quickstart.sh [--json FILE] [--no-install] [--binaries DIR] [-- FLAGS...]
+Trains two small models with AdamW alone and with two methods of Precondor, and shows how many steps each of them needs: under
+a minute once built.
   --json FILE     where to write the results (build/quickstart/runs.json)
   --no-install    do not look for missing packages
   --binaries DIR  an existing build tree to use; implies --no-install and builds nothing
   --help          this text
-FLAGS go to tests/bench/digits.py, whose --help describes them: --tasks, --methods, --optimizers, --seeds, --exchange, --fallback,
---workers, --steps; --learning-rate, or --search with --grid, --rate-seeds and --write-rates. For example
-  deploy/quickstart.sh -- --tasks autoencoder --methods none,kfac --seeds 3
+FLAGS go to tests/bench/digits.py, whose --help describes them: --tasks, --methods and --seeds. For example
+  deploy/quickstart.sh -- --tasks autoencoder --methods all --seeds 3
 The servers' logs stay in build/quickstart. Safe to run again; the second time nothing is installed or built anew.
 HELP
 }
@@ -32,13 +30,8 @@ json="$out/runs.json"
 install=yes
 binaries=""
 flags=()
-targets=(precondor-server digits_trainer)
 while (( $# )); do
   case "$1" in
-    --full)
-      flags+=(--methods=all "--optimizers=adamw,lamb" --seeds=5 --search)
-      targets+=(digits_in_process)
-      shift ;;
     --json) [[ -n "${2:-}" ]] || fail "--json needs a file" 2; json=$(realpath -m "$2"); shift 2 ;;
     --binaries) [[ -n "${2:-}" ]] || fail "--binaries needs a folder" 2; binaries=$(realpath -m "$2"); shift 2 ;;
     --no-install) install=no; shift ;;
@@ -47,7 +40,6 @@ while (( $# )); do
     *) usage >&2; fail "unknown argument: $1" 2 ;;
   esac
 done
-if [[ " ${flags[*]} " == *" --search "* && " ${targets[*]} " != *digits_in_process* ]]; then targets+=(digits_in_process); fi
 cd "$root"
 mkdir -p "$out" "$(dirname "$json")"
 
@@ -57,9 +49,9 @@ if [[ -z "$binaries" ]]; then
     deploy/install.sh
   fi
   binaries="$root/build/dev"
-  echo "quickstart, 2 of 3: building ${targets[*]} in build/dev"
+  echo "quickstart, 2 of 3: building precondor-server and digits_trainer in build/dev"
   cmake --preset dev >"$out/configure.log" || { cat "$out/configure.log" >&2; fail "cmake failed"; }
-  cmake --build --preset dev --target "${targets[@]}"
+  cmake --build --preset dev --target precondor-server digits_trainer
 fi
 server="$binaries/server/precondor-server"
 for program in "$server" "$binaries/tests/e2e/trainer/digits_trainer"; do

@@ -60,23 +60,20 @@ size_t SlotTable::in_use() const {
   return slots_.size();
 }
 
-static_assert(static_cast<int>(RegionKind::kCuda) == v1::RING_KIND_CUDA, "RegionKind has values of v1::RingKind");
-
-v1::Ring EncodeRegion(RegionKind kind, const std::string& device, uint64_t bytes, const std::string& handle) {
+v1::Ring EncodeRegion(const std::string& device, uint64_t bytes, const std::string& handle) {
   v1::Ring ring;
-  ring.set_kind(static_cast<v1::RingKind>(kind));
+  ring.set_kind(v1::RING_KIND_CUDA);
   ring.set_device(device);
   ring.set_bytes(bytes);
   ring.set_handle(handle);
   return ring;
 }
 
-absl::Status CheckRegion(const v1::Ring& got, RegionKind kind, const std::string& device) {
-  const auto expected = static_cast<v1::RingKind>(kind);
-  if (got.kind() == expected && got.device() == device && got.bytes() > 0) return absl::OkStatus();
+absl::Status CheckRegion(const v1::Ring& got, const std::string& device) {
+  if (got.kind() == v1::RING_KIND_CUDA && got.device() == device && got.bytes() > 0) return absl::OkStatus();
   return ReasonedStatus(
       absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
-      absl::StrCat("ring: expected ", v1::RingKind_Name(expected),
+      absl::StrCat("ring: expected ", v1::RingKind_Name(v1::RING_KIND_CUDA),
                    " on the device that was offered, and bytes above 0, got kind ", static_cast<int>(got.kind()),
                    got.device() == device ? "" : ", another device", " and ", got.bytes(), " bytes"));
 }

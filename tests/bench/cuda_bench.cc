@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures the CUDA backend: a device's limits (cuda_limits.h) and whole steps (cuda_step.h), as a list of cases that
+// Measures the CUDA backend: a device's limits and whole steps (cuda_timer.h), as a list of cases that
 // each have a name. It runs on a device, or on tests/support/cuda_host.
 //
 //   cuda_bench --json=FILE | --lines  [--short] [--profile] [--only=NAME,...] [--list]
@@ -27,8 +27,7 @@
 
 #include "kernels/base/process_setup.h"
 #include "tests/bench/bench_rows.h"
-#include "tests/bench/cuda_limits.h"
-#include "tests/bench/cuda_step.h"
+#include "tests/bench/cuda_timer.h"
 
 namespace precondor {
 namespace {

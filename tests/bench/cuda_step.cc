@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/bench/cuda_step.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -17,6 +15,7 @@
 #include "kernels/cuda/launch_count.h"
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
+#include "tests/bench/cuda_timer.h"
 #include "tests/support/task_group.h"
 #include "tests/support/test_backend.h"
 

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times work on a CUDA stream with a pair of events, so that a result is the device's time and not the host's.
+// The parts of cuda_bench: times on a device's stream, the device's limits, and the rows of a step.
 #pragma once
 
 #include <cuda_runtime_api.h>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "kernels/backend.h"
 #include "tests/bench/bench_rows.h"
 
 namespace precondor {
@@ -45,5 +48,39 @@ absl::StatusOr<Summary> TimeCalls(cudaStream_t stream, BenchMode mode, const std
 
 // Runs `work` for a profiler that was started with "profile from start off", and waits for the stream.
 absl::Status ProfileOnce(cudaStream_t stream, const std::function<absl::Status()>& work);
+
+// The device's rates a second, as this process has measured them; 0: not measured.
+struct DeviceLimits {
+  double bytes = 0;       // of a copy, read and written
+  double f32_flops = 0;   // of products in f32
+  double bf16_flops = 0;  // of products in bf16, on tensor cores
+};
+
+class CudaLimits {
+ public:
+  explicit CudaLimits(BenchMode mode);
+
+  // The rows of "limit/cuda/". Other rows have a limit only once this has succeeded.
+  absl::StatusOr<std::vector<BenchRow>> Measure();
+
+  DeviceLimits found() const { return {copied_per_second_, f32_per_second_, bf16_per_second_}; }
+  absl::Status fault() const { return backend_->fault(); }
+
+ private:
+  absl::StatusOr<Summary> Time(const std::function<absl::Status()>& work) const;
+  absl::StatusOr<Summary> TimeBf16Gemm(int64_t n) const;
+  absl::StatusOr<DeviceMatrix> Normal(int64_t rows, int64_t cols, uint64_t seed) const;
+
+  const BenchMode mode_;
+  const std::unique_ptr<Backend> backend_;
+  double copied_per_second_ = 0, f32_per_second_ = 0, bf16_per_second_ = 0;
+};
+
+// The steps there are, each the name of its first row: "step/cuda/low_rank_64".
+std::vector<std::string> CudaStepNames(BenchMode mode);
+
+// The rows of one of them. Answers are compared with the definition in doubles first; a wrong one aborts. None when a
+// profiler measures.
+std::vector<BenchRow> MeasureCudaStep(const std::string& name, BenchMode mode, const DeviceLimits& limits);
 
 }  // namespace precondor

@@ -20,8 +20,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/methods/deferred_factor.h"
 #include "tests/bench/bench_rows.h"
-#include "tests/bench/naive_update.h"
-#include "tests/bench/stream_limits.h"
+#include "tests/bench/limits.h"
 
 extern "C" {
 void spotrf_(const char* uplo, const int* n, float* a, const int* lda, int* info);

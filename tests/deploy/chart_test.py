@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The Helm chart, the kustomizations and the example jobs: rendered, held to schemas and to each other, and planted faults found.
+"""The Helm chart and the example jobs: rendered, held to schemas and to each other, and planted faults found.
 
 With --full the pods run: the rendered templates in podman, the examples' program with two ranks.
 """
 
 import argparse
 import copy
-import functools
 import json
 import pathlib
 import re
@@ -72,26 +71,16 @@ def load(text):
     return [thing for thing in yaml.load_all(text, Loader=loader) if thing]
 
 
-def template(values, *flags):
+def template(values, namespace="training"):
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         json.dump(values, file)
         file.flush()
-        return load(run("helm", "template", "precondor", CHART, "--namespace", "training", "--values", file.name, *flags).stdout)
+        return load(run("helm", "template", "precondor", CHART, "--namespace", namespace, "--values", file.name).stdout)
 
 
-@functools.cache
-def rendered():
-    """A copy of deploy/ in which render.sh has run; git does not keep what it renders."""
-    folder = tempfile.TemporaryDirectory()
-    copied = pathlib.Path(folder.name) / "deploy"
-    run("cp", "-R", ROOT / "deploy", copied)
-    (copied / "kustomize" / "base" / "precondor.yaml").unlink(missing_ok=True)
-    run(copied / "helm" / "render.sh")
-    return folder, copied / "kustomize"
-
-
-def kustomize(folder):
-    return load(run("kubectl", "kustomize", rendered()[1] / folder).stdout)
+def example(name):
+    """The objects of an example, after those of the chart that it needs."""
+    return template({}, namespace="precondor") + load(run("kubectl", "kustomize", ROOT / "deploy/kustomize/examples" / name).stdout)
 
 
 def find(objects, kind, name):
@@ -246,37 +235,13 @@ class ChartTest(unittest.TestCase):
         compare("values", values, schema)
 
 
-class KustomizeTest(unittest.TestCase):
-    def test_base_is_the_chart_with_its_defaults(self):
-        """But for the namespace, the chart's test and two labels of a release."""
-        ours = [thing for thing in template({}) if thing["kind"] != "Pod"]
-        base = [thing for thing in kustomize("base") if thing["kind"] != "Namespace"]
-        for thing in ours:
-            for label in ("helm.sh/chart", "app.kubernetes.io/managed-by"):
-                del thing["metadata"]["labels"][label]
-            thing["metadata"]["namespace"] = "precondor"
-        key = manifests.name_of
-        self.assertEqual(sorted(base, key=key), sorted(ours, key=key))
-
-    def test_base_and_overlays_have_no_finding(self):
-        for folder in ("base", *(f"overlays/{path.name}" for path in sorted((rendered()[1] / "overlays").iterdir()))):
-            with self.subTest(folder):
-                self.assertEqual(manifests.findings(kustomize(folder), programs), [])
-
-    def test_examples_have_no_finding_beside_the_base(self):
+class ExamplesTest(unittest.TestCase):
+    def test_examples_have_no_finding_beside_the_chart(self):
         for name in EXAMPLES:
             with self.subTest(name):
-                objects = kustomize("base") + kustomize(f"examples/{name}")
+                objects = example(name)
                 self.assertEqual(manifests.findings(objects, programs), [])
                 self.assertIn("wait" if name != "trainjob" else "until precondorctl", json.dumps(objects[-1]))
-
-    def test_secure_lets_in_the_examples_alone(self):
-        for policy in (thing for thing in kustomize("overlays/secure") if thing["kind"] == "NetworkPolicy"):
-            peers = [peer["podSelector"] for rule in policy["spec"]["ingress"] for peer in rule["from"] if "podSelector" in peer]
-            self.assertNotIn({}, peers)
-            for name in EXAMPLES[:3]:
-                pod = next(manifests.pod_templates(kustomize(f"examples/{name}")))
-                self.assertTrue(any(manifests.selects(peer, pod.labels) for peer in peers), name)
 
 
 class PlantedFaultTest(unittest.TestCase):
@@ -285,7 +250,7 @@ class PlantedFaultTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.good = template(VALUES["monitoring"])
-        cls.examples = {name: kustomize("base") + kustomize(f"examples/{name}") for name in EXAMPLES}
+        cls.examples = {name: example(name) for name in EXAMPLES}
 
     def found(self, plant, objects=None):
         objects = copy.deepcopy(objects or self.good)

@@ -10,7 +10,6 @@ Usage: images_test.py --binaries DIR [--full] [-k PATTERN]
 
 import argparse
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -27,7 +26,7 @@ skip_unless_root()
 
 import compose
 import wheels
-from cluster import say, wait_for
+from cluster import wait_for
 from compose_test import MONITORING_PORTS
 from containers import BASE_IMAGE, HARDENED, SERVER_IMAGE, Engine, Network, root_archives
 
@@ -35,8 +34,6 @@ DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 MAX_SERVER_BYTES = 256 << 20
 MAX_CLIENT_BYTES = 512 << 20
 DEBIANS_PYTHON = "/usr/bin/python3"
-TORCH2 = [DEBIANS_PYTHON, "-B", ROOT / "tests/python/torch2.py"]
-TORCH_DEADLINE_S = 240  # importing torch in each rank takes long on a busy machine
 # Debian's programs in the place of the images that deploy/compose names, and as the user of those.
 MONITORING_FILE = f"""FROM {BASE_IMAGE}
 COPY prometheus* /usr/bin/
@@ -146,16 +143,11 @@ class ShortTest(ImageCase):
 
 
 class FullTest(ImageCase):
-    def start_server(self, network, name, outside=False):
-        """A server of deploy/compose, with less memory. Workers dial its name, or with `outside` its address."""
-        variables = {"PRECONDOR_HOST": network.addresses[name]} if outside else {}
-        command = compose.services(**variables)[name]["command"]
-        flags = [flag for flag in command if not flag.startswith("--memory-limit=")]
-        engine.start(name, *flags, "--memory-limit=256MiB", options=[*network.options(name), f"--volume={name}:/data"])
-
-    def start_service(self, network, **options):
+    def start_service(self, network):
+        """The servers of deploy/compose, with less memory."""
         for name in ("shard0", "shard1", "coordinator"):
-            self.start_server(network, name, **options)
+            flags = [flag for flag in compose.services()[name]["command"] if not flag.startswith("--memory-limit=")]
+            engine.start(name, *flags, "--memory-limit=256MiB", options=[*network.options(name), f"--volume={name}:/data"])
 
     def step(self):
         sessions = json.loads(engine.podman("exec", "coordinator", "precondorctl", "sessions", "--json"))["sessions"]
@@ -202,67 +194,6 @@ class FullTest(ImageCase):
             for name in ("coordinator", "shard0", "shard1"):
                 self.assertEqual(engine.stop(name), 0)
         self.assertEqual(len({tuple(value) for value in hashes.values()}), 1, hashes)
-
-    def train_with_torch(self, network, disturb=None, **arguments):
-        """Runs restart_training.py with `arguments` under torchrun, in the host `client`. Returns the answers of its two ranks.
-
-        With `disturb` they train until it has returned.
-        """
-        over = self.folder / "over"
-        over.unlink(missing_ok=True)
-        arguments = {"address": f"{network.addresses['coordinator']}:7070", "session": "job", "over": str(over), **arguments}
-        command = ["ip", "netns", "exec", network.prefix + "client", *TORCH2, "-m", "torch.distributed.run", "--nproc_per_node=2",
-                   "--master_addr=127.0.0.1", ROOT / "tests/python/restart_training.py", json.dumps(arguments), self.folder]
-        log = self.folder / "torchrun.log"
-        with open(log, "wb") as out, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                                                      env=self.torch_environment) as job:
-            try:
-                if disturb:
-                    wait_for("20 steps", lambda: job.poll() is not None or self.step() > 20, TORCH_DEADLINE_S)
-                    disturb()
-                    self.assertIsNone(job.poll(), "the job ended while it was disturbed")
-                    over.touch()
-                self.assertEqual(job.wait(TORCH_DEADLINE_S), 0, "a rank ended early")
-            except BaseException:
-                say(log.read_text(encoding="utf-8"))
-                raise
-            finally:
-                job.terminate()
-        return [json.loads((self.folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]
-
-    def test_new_containers_of_both_shards_change_no_weight_of_torchs_default(self):
-        self.torch_environment = {**os.environ, "PYTHONPATH": str(binaries / "client/python"), "PYTHONDONTWRITEBYTECODE": "1",
-                                  "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        if subprocess.run([*TORCH2, "-c", "import torch, precondor"], env=self.torch_environment, check=False).returncode:
-            self.skipTest("no torch 2, or no Python package in the build tree")
-
-        def drain(shard):
-            self.assertEqual(engine.stop(shard), 0)
-
-        def kill(shard):
-            engine.podman("kill", "--signal=KILL", shard)
-            self.assertEqual(engine.podman("wait", shard).strip(), "137")
-
-        def disturb():
-            for end in (drain, kill):
-                for shard in ("shard0", "shard1"):
-                    end(shard)
-                    engine.podman("rm", shard)  # its volume stays
-                    self.start_server(network, shard, outside=True)
-                    self.await_progress()
-                    say(f"{exchange}, {end.__name__}: {shard} has another container, step {self.step()}")
-
-        with Network(["coordinator", "shard0", "shard1", "client"]) as network:
-            self.start_service(network, outside=True)
-            for exchange in ("DIRECT", "DELEGATE"):
-                ranks = self.train_with_torch(network, disturb, exchange=exchange)
-                steps = len(ranks[0][0])
-                known = self.train_with_torch(network, exchange=exchange, steps=steps)[0][0]
-                for hashes, lost, metrics, texts in ranks:
-                    say(f"{exchange}: after {steps} steps {hashes[-1]}, undisturbed {known[-1]}")
-                    differs = next((step for step in range(steps) if hashes[step] != known[step]), None)
-                    self.assertIsNone(differs, "the first step with other weights")
-                    self.assertEqual((lost, metrics["updates_lost"], texts), ({}, 0, []))
 
     def test_prometheus_and_alertmanager_beside_the_service(self):
         """Debian's programs with the files and flags of deploy/compose. There is no Grafana to run beside them."""

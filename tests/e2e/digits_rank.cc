@@ -19,8 +19,6 @@
 #include "kernels/base/byte_codec.h"
 #include "kernels/base/process_setup.h"
 #include "kernels/base/status_macros.h"
-#include "tests/e2e/trainer/options.h"
-#include "tests/e2e/trainer/service_exchange.h"
 #include "tests/e2e/trainer/trainer.h"
 
 namespace precondor::e2e {

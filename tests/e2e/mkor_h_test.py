@@ -42,7 +42,7 @@ class MkorH(unittest.TestCase):
             with Training(self.binaries, self.cluster, self.folder.name, [f"--task={task}", f"--seed={seed}", *flags], prefix,
                           curve=True) as training:
                 runs.append(training.finish())
-        return digits.row_of(digits.Candidate(task, "signed-lowrank", "adamw"), runs)
+        return digits.row_of(task, "signed-lowrank", runs)
 
     def mode_changes(self):
         log = (self.cluster.coordinator.folder / "log").read_text().splitlines()

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs deploy/quickstart.sh and holds its results to what the project promises.
 
-Usage: quickstart_test.py --binaries DIR    run it with the programs of a build tree, then check
-       quickstart_test.py --results FILE    check the results of an earlier run, e.g. build/quickstart/runs.json
+Usage: quickstart_test.py --binaries DIR
 """
 
 import argparse
@@ -19,8 +18,6 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FIELDS = {"task", "row", "method", "statistics", "base_optimizer", "exchange", "workers", "shards", "learning_rate", "seeds",
-          "fallback", "modes", "final_loss", "steps_to_adamw_final", "bytes_per_step", "seconds"}
 # Share of AdamW's steps after which its final loss is reached, at most.
 PROMISES = {("autoencoder", "signed-lowrank"): 1 / 3, ("autoencoder", "mean-lowrank"): 0.4, ("autoencoder", "soap"): 1 / 3,
             ("classifier", "signed-lowrank"): 0.55, ("classifier", "soap"): 0.4}
@@ -38,7 +35,6 @@ class Results(unittest.TestCase):
 
     def test_rows_are_complete(self):
         for run in self.runs + self.others:
-            self.assertLessEqual(FIELDS, set(run))
             count = len(run["seeds"])
             self.assertGreaterEqual(count, 1)
             self.assertEqual([len(run["final_loss"]), len(run["steps_to_adamw_final"])], [count, count])
@@ -50,32 +46,23 @@ class Results(unittest.TestCase):
         for run in self.runs + self.others:
             shapes = [(d_out, d_in + 1) for d_in, d_out in zip(widths[run["task"]], widths[run["task"]][1:])]
             workers = run["workers"]
-            # f32, there and back; in DIRECT by every worker.
-            gradients = 2 * 4 * sum(m * n for m, n in shapes) * (workers if run["exchange"] == "DIRECT" else 1)
-            if run["exchange"] == "DELEGATE" and run["fallback"] != "never":
-                continue  # tests/e2e/mkor_h_test.py
+            # f32, there and back, by every worker.
+            gradients = 2 * 4 * sum(m * n for m, n in shapes) * workers
             self.assertAlmostEqual(run["bytes_per_step"]["gradients"], gradients, delta=0.001 * gradients)
             # f16, q vectors a side, at the first ten steps and every tenth.
-            if run["statistics"] == "COVARIANCE":
-                continue
             vectors = {"NONE": 0, "MEAN": 1, "SIGNED": -(-16 // workers)}[run["statistics"]]
             steps = sum(1 for step in range(run["steps"]) if step < 10 or step % 10 == 0)
             expected = 2 * vectors * workers * sum(m + n for m, n in shapes) * steps / run["steps"]
-            if run["fallback"] == "never":
-                self.assertAlmostEqual(run["bytes_per_step"]["statistics"], expected, delta=0.001 * expected + 1e-9)
-            else:
-                self.assertLessEqual(run["bytes_per_step"]["statistics"], 1.001 * expected)
+            self.assertAlmostEqual(run["bytes_per_step"]["statistics"], expected, delta=0.001 * expected + 1e-9)
 
     def test_every_promise_has_a_run(self):
-        if self.runs:  # results of an earlier run may be of some rows
-            self.assertLessEqual(set(PROMISES), {(run["task"], run["row"]) for run in self.runs + self.others})
+        self.assertLessEqual(set(PROMISES), {(run["task"], run["row"]) for run in self.runs + self.others})
 
     def test_is_better_than_first_order(self):
         for runs, ((task, row), share) in itertools.product((self.runs, self.others), PROMISES.items()):
             if (task, row) not in {(r["task"], r["row"]) for r in runs}:
                 continue
-            run = self.find(runs, task=task, row=row, base_optimizer="plain" if row == "soap" else "adamw")
-            adamw = self.find(runs, task=task, row="none", base_optimizer="adamw")
+            run, adamw = self.find(runs, task=task, row=row), self.find(runs, task=task, row="none")
             steps = [float("inf") if s is None else s for s in run["steps_to_adamw_final"]]
             with self.subTest(task=task, row=row, steps=steps):
                 self.assertLessEqual(statistics.median(steps), share * adamw["steps"])
@@ -111,17 +98,14 @@ def check_table(text, runs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    choice = parser.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--binaries", type=pathlib.Path)
-    choice.add_argument("--results", type=pathlib.Path)
-    args = parser.parse_args()
+    parser.add_argument("--binaries", type=pathlib.Path, required=True)
+    binaries = parser.parse_args().binaries.resolve()
     with tempfile.TemporaryDirectory() as folder:
-        results = args.results or pathlib.Path(folder) / "runs.json"
-        if args.binaries:
-            text = run_quickstart(args.binaries.resolve(), results)
-            Results.runs = json.loads(results.read_text())["runs"]
-            check_table(text, Results.runs)
-            run_quickstart(args.binaries.resolve(), results, "--", "--seeds=2", "--tasks=autoencoder", "--methods=none,mean-lowrank")
+        results = pathlib.Path(folder) / "runs.json"
+        text = run_quickstart(binaries, results)
+        Results.runs = json.loads(results.read_text())["runs"]
+        check_table(text, Results.runs)
+        run_quickstart(binaries, results, "--", "--seeds=2", "--tasks=autoencoder", "--methods=none,mean-lowrank")
         Results.others = json.loads(results.read_text())["runs"]
     unittest.main(argv=[sys.argv[0]])
 

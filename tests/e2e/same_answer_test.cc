@@ -6,17 +6,53 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 
-#include "tests/e2e/in_process.h"
-#include "tests/e2e/local_service.h"
-#include "tests/e2e/service_training.h"
-#include "tests/e2e/trainer/digits_data.h"
-#include "tests/e2e/trainer/options.h"
+#include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+#include "server/app/app.h"
+#include "tests/e2e/trainer/model.h"
 #include "tests/e2e/trainer/trainer.h"
+#include "tests/e2e/training.h"
 
 namespace precondor::e2e {
 namespace {
+
+// A coordinator and its shards on loopback, each the whole server as main() starts it, in this process.
+class LocalService {
+ public:
+  // Serves when it returns, on free ports.
+  static absl::StatusOr<std::unique_ptr<LocalService>> Start(int shards);
+
+  std::string coordinator() const { return AddressOf(*coordinator_); }
+
+ private:
+  LocalService() = default;
+  static std::string AddressOf(const App& app);
+
+  NullLogger logger_;
+  std::vector<std::unique_ptr<App>> shards_;
+  std::unique_ptr<App> coordinator_;  // goes first
+};
+
+std::string LocalService::AddressOf(const App& app) { return absl::StrCat("127.0.0.1:", app.port()); }
+
+absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(int shards) {
+  std::unique_ptr<LocalService> service(new LocalService());
+  ServerConfig config;
+  config.listen = {"127.0.0.1:0"};
+  config.role = ServerRole::kShard;
+  ServerConfig coordinator = config;
+  coordinator.role = ServerRole::kCoordinator;
+  for (int i = 0; i < shards; ++i) {
+    PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<App> shard, App::Start(config, service->logger_));
+    coordinator.shards.push_back(AddressOf(*shard));
+    service->shards_.push_back(std::move(shard));
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(service->coordinator_, App::Start(coordinator, service->logger_));
+  return service;
+}
 
 constexpr int64_t kSteps = 200;
 

@@ -18,7 +18,7 @@ import sys
 from check_sentences import prose_findings
 from lint_support import ROOT, Case, Tree, line_of, self_test
 
-SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "tests/torch2.sh", "deploy/helm/render.sh", "deploy/pack-server.sh", "deploy/build-wheel.sh",
+SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "tests/torch2.sh", "deploy/pack-server.sh", "deploy/build-wheel.sh",
            "tests/run.sh", "tests/gpu.sh", "tests/bench/run.sh", "tests/lint/tidy.sh",
            "tests/e2e/quickstart_test.py", "tests/bench/digits.py", "tests/bench/training/run.sh", "tests/bench/gpu_targets.py"]
 # Programs whose help may need packages that are not there: their flags are read in the sources of their folder.
@@ -32,7 +32,7 @@ OTHERS = {"--preset", "--build", "--install", "--prefix", "--test-dir", "--targe
 FLAG = re.compile(r"(?<![\w-])--(?!gtest_)[a-z][a-z0-9-]*[a-z0-9]")
 METRIC = re.compile(r"\bprecondor_[a-z0-9_]+")
 SAMPLES = re.compile(r"_(bucket|sum|count)$")  # of a histogram
-OTHERS |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--previous"}  # helm's and kubectl's
+OTHERS |= {"--namespace", "--create-namespace", "--set", "--skip-tests", "--wait", "--for", "--previous"}  # helm's and kubectl's
 OPENING = re.compile(r"# [^\n]+\n\nAfter this page you can ")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 HEADING = re.compile(r"^#{1,6} +(.*?)[ #]*$", re.MULTILINE)
@@ -223,7 +223,7 @@ def main():
             texts[name] = _help_of([path])
         if texts:
             texts.update({s: _help_of([str(ROOT / s)]) for s in SCRIPTS if (ROOT / s).is_file()})
-            texts[EXAMPLES] = " ".join(flag for path in (ROOT / EXAMPLES).glob("*.py")
+            texts[EXAMPLES] = " ".join(flag for path in (ROOT / EXAMPLES).rglob("*.py")
                                        for flag in ADDED_FLAG.findall(path.read_text(encoding="utf-8")))
         else:
             print("flags were not compared: no --program given")

@@ -66,7 +66,7 @@ MAY_NAME_METHODS = {
     "client/python/precondor/migrate.py": None,       # each library has one of them
     "client/python/precondor/torch/_preconditioner.py": None,  # likewise
     "client/python/examples/": None,  # they choose
-    "client/cpp/tools/perf_": None,  # they measure what they name
+    "client/cpp/tools/perf": None,  # they measure what they name
     "client/cpp/tools/ctl_render.cc": "identity",  # a decision
     "server/http/status_pages.cc": "identity",
 }

@@ -121,7 +121,7 @@ WORDS = [
     # pybind11's way to raise a Python exception.
     (r"\bthrow\b(?! std::bad_alloc\(\))", ["client/python/src/python_call.cc"], "we throw nothing: return a Status"),
     (r"\b(sleep_for|sleep_until|usleep|SleepFor)\b", ["client/cpp/", "server/", "tests/support/",
-      "tests/bench/service_jobs"],  # the job itself pauses between its steps
+      "tests/bench/service_bench"],  # the job itself pauses between its steps
      "tests wait for a condition, not for time"),
 ]
 CORE_WORDS = [

@@ -21,8 +21,6 @@ import unittest
 import grpc
 import numpy as np
 
-import method_options
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60
 WORLD_SIZE = 2
@@ -316,27 +314,6 @@ class InteropTest(unittest.TestCase):
         np.testing.assert_allclose(np.linalg.norm(answer), np.linalg.norm(mean), rtol=1e-4)
         self.assertGreater(np.linalg.norm(answer - mean), 1e-3 * np.linalg.norm(mean))
 
-    def test_a_repetition_is_acknowledged_and_other_bytes_are_refused(self):
-        p, c = pb.precondition_pb2, pb.common_pb2
-        self.open("interop-repeat")
-        ranks = self.join("interop-repeat")
-        first = self.unary_answers(ranks, 0)
-        stream = Stream(ranks[1])
-        header, payload = ranks[1].gradient(0, 0)
-        stream.send(header, payload)
-        answer, acks = stream.answer(header)
-        self.assertEqual(acks, [(p.FRAME_KIND_GRADIENT, True)])
-        self.assertEqual(answer, first[1][0])
-        stream.send(header, bytes(len(payload)))
-        frame = stream.read()
-        self.assertEqual(frame.header.kind, p.FRAME_KIND_ERROR)
-        self.assertEqual(frame.contribution, p.FRAME_KIND_GRADIENT)
-        self.assertEqual((frame.error.code, frame.error.reason),
-                         (grpc.StatusCode.ABORTED.value[0], c.ERROR_REASON_CONFLICT))
-        self.assertIn('session "interop-repeat" step 0 layer 0 "small" rank 1', frame.error.message)
-        stream.close()
-        self.close("interop-repeat")
-
     def test_errors_carry_their_detail(self):
         c = pb.common_pb2
         self.open("interop-errors")
@@ -356,58 +333,6 @@ class InteropTest(unittest.TestCase):
         self.assertEqual(raised.exception.code(), grpc.StatusCode.NOT_FOUND)
         self.assertEqual(detail_of(raised.exception).reason, c.ERROR_REASON_UNKNOWN_SESSION)
         self.close("interop-errors")
-
-    def test_an_abstaining_rank_makes_everybody_skip(self):
-        p = pb.precondition_pb2
-        self.open("interop-abstain")
-        ranks = self.join("interop-abstain")
-        streams = [Stream(rank) for rank in ranks]
-        header, payload = ranks[0].gradient(11, 0)  # a step that takes no statistics
-        streams[0].send(header, payload)
-        abstention, _ = ranks[1].header(p.FRAME_KIND_GRADIENT, 11, 0, [])
-        abstention.abstain = True
-        streams[1].send(abstention, b"")
-        for stream, wanted in zip(streams, (header, abstention)):
-            answer, acks = stream.answer(wanted)
-            self.assertEqual(answer, (pb.common_pb2.DECISION_SKIP, 0, b""))
-            self.assertEqual(acks, [(p.FRAME_KIND_GRADIENT, False)])
-            stream.close()
-        self.close("interop-abstain")
-
-    def test_a_new_incarnation_begins_an_epoch_and_fences_the_old(self):
-        p, c = pb.precondition_pb2, pb.common_pb2
-        self.open("interop-epoch")
-        ranks = self.join("interop-epoch")
-        stream = Stream(ranks[0])
-        again = self.sessions.JoinSession(
-            pb.session_pb2.JoinSessionRequest(name="interop-epoch", rank=1, incarnation=9), timeout=TIMEOUT_S)
-        self.assertGreater(again.epoch, ranks[0].joined.epoch)
-        header, payload = ranks[0].gradient(0, 0)
-        stream.send(header, payload)
-        frame = stream.read()
-        self.assertEqual(frame.header.kind, p.FRAME_KIND_ERROR)
-        self.assertEqual(frame.error.reason, c.ERROR_REASON_STALE_EPOCH)
-        stream.close()
-        with self.assertRaises(grpc.RpcError) as raised:
-            self.sessions.JoinSession(
-                pb.session_pb2.JoinSessionRequest(name="interop-epoch", rank=1, incarnation=2), timeout=TIMEOUT_S)
-        self.assertEqual(detail_of(raised.exception).reason, c.ERROR_REASON_STALE_INCARNATION)
-        self.close("interop-epoch")
-
-    def test_what_is_no_frame_ends_the_stream_and_nothing_else(self):
-        self.open("interop-garbage")
-        ranks = self.join("interop-garbage")
-        five_gigabytes = b"\x7a\x80\xe4\x97\xd0\x12xyz"  # a payload's tag, its length, three bytes of it
-        for garbage in (b"\xff\xff", five_gigabytes, b"\x7a\x01x\x7a\x01y"):
-            stream = Stream(ranks[0], serialize=lambda frame: frame)
-            stream.outgoing.put(garbage)
-            with self.assertRaises(grpc.RpcError) as raised:
-                stream.read()
-            self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT, raised.exception.details())
-            self.assertEqual(detail_of(raised.exception).reason, pb.common_pb2.ERROR_REASON_MALFORMED)
-            stream.outgoing.put(None)
-        self.assertEqual(self.unary_answers(ranks, 0)[0][0][0], pb.common_pb2.DECISION_PRECONDITIONED)
-        self.close("interop-garbage")
 
     def test_health_and_reflection_answer(self):
         # Their protos are not on every machine: the few bytes of the messages are written out.
@@ -429,46 +354,6 @@ class InteropTest(unittest.TestCase):
         self.assertEqual((got.statistics_dtype, got.gradient_dtype), (c.DATA_TYPE_F16, c.DATA_TYPE_F32))
         self.assertEqual(got.method.WhichOneof("method"), "mkor")
         self.close("interop-defaults")
-
-    def open_with(self, name, method):
-        """Opens a session of two layers; the second has the method as its exception. Both are `method`."""
-        c = pb.common_pb2
-        layers = [c.Layer(name=layer, d_out=4, d_in=6) for layer in "vw"]
-        return self.sessions.OpenSession(pb.session_pb2.OpenSessionRequest(spec=c.SessionSpec(
-            name=name, world_size=1, method=method, layers=layers,
-            layer_methods=[c.LayerMethod(method=method, statistics=c.STATISTICS_KIND_MEAN, layers=[1])])),
-                                         timeout=TIMEOUT_S)
-
-    def test_every_option_of_every_method_reaches_the_server(self):
-        method_options.check_complete(self, pb.common_pb2)
-        admin = pb.admin_pb2_grpc.AdminServiceStub(self.control)
-        for name, method, options in method_options.each():
-            with self.subTest(name=name):
-                config = pb.common_pb2.MethodConfig()
-                message = getattr(config, method)
-                message.SetInParent()
-                for option, value in options.items():
-                    setattr(message, option, value)
-                self.assertTrue(self.open_with(name, config).created)
-                listed = admin.ListSessions(pb.admin_pb2.ListSessionsRequest(), timeout=TIMEOUT_S).sessions
-                got, = (session.spec for session in listed if session.spec.name == name)
-                self.assertEqual(got.method, config)
-                self.assertEqual([layer.method for layer in got.layer_methods], [config])
-                self.close(name)
-
-    def test_options_that_are_wrong_are_refused_by_name(self):
-        c = pb.common_pb2
-        newer = c.MethodConfig(mkor=c.MkorConfig.FromString(b"\xf8\x3e\x01"))  # field 1007, varint
-        for text, method in (
-            ("option products: expected F32, BF16, TF32, got \"F64\"",
-             c.MethodConfig(mkor=c.MkorConfig(products="F64"))),
-            ("option storage: expected F32, F16, got \"\"", c.MethodConfig(mkor=c.MkorConfig(storage=""))),
-            ("method.mkor: expected one of clip, damping, gamma, max_factor_dim, norm_threshold, products, rank, "
-             "representation, rule, scaling, scaling_clip, storage, zeta, got unknown field 1007", newer)):
-            with self.subTest(text=text), self.assertRaises(grpc.RpcError) as raised:
-                self.open_with("interop-options", method)
-            self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
-            self.assertIn(text, raised.exception.details())
 
 
 def main():

@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small model with the default method of precondor.torch and writes down its weights' hashes: a rank of a restart test.
-
-Usage, under torchrun: restart_training.py ARGUMENTS FOLDER. ARGUMENTS are those of train() without the rank, as JSON. What train()
-returns goes to FOLDER/<rank>.json.
-"""
+"""Trains a small model with the default method of precondor.torch: a rank of a restart test."""
 
 import hashlib
-import json
 import pathlib
-import sys
 import warnings
 
 import torch
@@ -72,15 +66,3 @@ def train(rank, address, session, exchange, steps=None, over=None):
                 dist.broadcast(ends, 0)
             metrics = pre.metrics()
     return hashes, lost, metrics, [str(one.message) for one in caught if "has lost" in str(one.message)]
-
-
-def main():
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    answer = train(rank, **json.loads(sys.argv[1]))
-    pathlib.Path(sys.argv[2], f"{rank}.json").write_text(json.dumps(answer), encoding="utf-8")
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import precondor
 import precondor.torch
 from interop_test import Server
-from precondor import _programs
+from precondor.server import path_of
 from precondor.torch._exchange import Pair
 
 
@@ -244,12 +244,12 @@ class CompileTest(torch_case.ServerCase):
             self.fail(f"the mode does not become {mode}")
 
         with tempfile.TemporaryDirectory() as folder:
-            server = Server(_programs.path_of("precondor-server"), folder, "--lease-steps=1")
+            server = Server(path_of("precondor-server"), folder, "--lease-steps=1")
             try:
                 pre = precondor.torch.Preconditioner(called, server.address, session="modes", method="mkor",
                                                      statistics=precondor.Statistics(inv_freq=1))
                 for mode in ("first-order", "second-order") * 3:
-                    subprocess.run([_programs.path_of("precondorctl"), f"--server={server.address}", "mode", "modes", mode],
+                    subprocess.run([path_of("precondorctl"), f"--server={server.address}", "mode", "modes", mode],
                                    check=True, stdout=subprocess.DEVNULL)
                     train_until(pre, mode.replace("-", "_").upper())
                 pre.close(end_session=True)

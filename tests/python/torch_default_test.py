@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 import precondor
-from precondor import Selection, _programs
+from precondor import Selection
+from precondor.server import path_of
 from precondor.server import LocalServer
 from precondor.torch import Preconditioner, _recipe
 from torch_optimizer_test import Wrapper
@@ -293,7 +294,7 @@ class DefaultTest(torch_case.ServerCase):
         address = self.enterContext(LocalServer([f"--data-dir={folder}/data", "--lease-steps=2"])).address
 
         def control(action):
-            return subprocess.run([_programs.path_of("precondorctl"), f"--server={address}", "snapshot", action, "snapshot", "--json"],
+            return subprocess.run([path_of("precondorctl"), f"--server={address}", "snapshot", action, "snapshot", "--json"],
                                   capture_output=True, check=True).stdout
 
         def is_complete(step):

@@ -185,25 +185,6 @@ class FaultsTest(unittest.TestCase):
             restart.join()
         self.assertEqual(len(restarts), 3 * (1 + len(EXCHANGES)))
 
-    def test_a_shard_that_comes_back_with_nothing(self):
-        """Its layers begin anew."""
-        cluster = self.cluster(durable=False)
-        restarts = []
-
-        def before_step(step):
-            if step == 5:
-                cluster.shards[0].kill()
-                restarts.append(threading.Thread(target=cluster.shards[0].start))
-                restarts[-1].start()
-
-        _, results = self.train(cluster, exchange="DELEGATE", before_step=before_step)
-        restarts[0].join()
-        self.assertEqual(len(results), 12)
-        decisions = [sorted(result.decisions.values()) for result in results]
-        self.assertIn("IDENTITY", decisions[5])
-        self.assertIn("PRECONDITIONED", decisions[5])
-        self.assertEqual(set(decisions[-1]), {"PRECONDITIONED"})
-
     def test_servers_that_stay_away(self):
         cluster = self.cluster()
 
@@ -227,7 +208,6 @@ class FaultsTest(unittest.TestCase):
         cluster.shards[0].signal(signal.SIGCONT)
         step = torch.load(self.checkpoints / "checkpoint-0.pt")["pre"]["step"]
         self.assertEqual(self.train(cluster, steps=step + 2)[1][0].step, step)
-
 
     def test_control_c_leaves_no_rank_behind(self):
         for exchange in ("DIRECT", "DELEGATE"):

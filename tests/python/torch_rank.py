@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 import precondor.torch
 from host_as_device import host_as_device
 from interop_test import TIMEOUT_S
-from precondor.torch import _agreement, _group
+from precondor.torch import _exchange, _group
 import torch_training
 
 
@@ -225,7 +225,7 @@ def agree(rank, address, session, checksums, steps, failed=None):
     del address, session
     layers = [precondor.Layer(str(place), 2, 2) for place in range(len(checksums[rank]))]
     worker = types.SimpleNamespace(factors_checksum=checksums[rank].__getitem__, spec=types.SimpleNamespace(inv_freq=2))
-    agreement = _agreement.Agreement(worker, _group.Group(None, torch.device("cpu")), layers)
+    agreement = _exchange.Agreement(worker, _group.Group(None, torch.device("cpu")), layers)
     for step in range(steps):
         agreement.check(step, rank == failed)
 

@@ -121,15 +121,15 @@ class TwoLinesTest(unittest.TestCase):
             self.expect_learning(program.name)
 
     def test_ddp(self):
-        self.expect_learning("ddp.py", ranks=2)
+        self.expect_learning("ranks.py", ranks=2)
 
     @unittest.skipIf(torch.__version__.startswith("1."), "needs torch 2.6")
     def test_fully_sharded(self):
-        self.expect_learning("fully_sharded.py", ranks=2)
+        self.expect_learning("ranks.py", "--fully-shard", ranks=2)
 
     @unittest.skipIf(torch.__version__.startswith("1."), "needs torch 2.4")
     def test_compiled(self):
-        self.expect_learning("compiled.py", "--backend", "aot_eager")
+        self.expect_learning("plain_loop.py", "--compile", "aot_eager")
 
     def test_a_job_resumes_on_a_new_server_of_its_own(self):
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))

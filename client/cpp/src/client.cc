@@ -11,12 +11,11 @@
 #include "absl/time/clock.h"
 
 #include "client/cpp/src/control.h"
-#include "client/cpp/src/restore.h"
-#include "client/cpp/src/version.h"
 #include "client/cpp/src/worker.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_module.h"
+#include "kernels/methods/registry.h"
 #include "proto/wire/spec_codec.h"
 
 namespace precondor {
@@ -162,6 +161,18 @@ std::unique_ptr<Client> Client::Make(ClientOptions options) {
   auto control =
       std::make_shared<ControlClient>(options.coordinator, options.rpc_timeout, options.security, options.traceparent);
   return std::make_unique<ClientImpl>(std::move(options), std::move(control));
+}
+
+std::vector<MethodTraits> KnownMethods() { return AllMethodTraits(); }
+
+bool Worker::NeedsStatistics(uint64_t step, int64_t layer) const {
+  const SessionSpec& spec = session().spec;
+  return ModeOf(step) == Mode::kSecondOrder && IsStatisticStep(spec, step) && TakesStatistics(spec, layer);
+}
+
+bool Worker::SendsGradient(int64_t layer) const {
+  const auto& [spec, rank, rollback_step] = session();
+  return spec.exchange != ExchangeMode::kDelegate || DelegateRank(spec, layer) == static_cast<int32_t>(rank);
 }
 
 }  // namespace precondor

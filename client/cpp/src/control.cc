@@ -2,19 +2,27 @@
 #include "client/cpp/src/control.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/impl/client_unary_call.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
+#include <grpcpp/support/channel_arguments.h>
 #include <grpcpp/support/status.h>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/time.h"
 
-#include "client/cpp/src/channel.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
@@ -53,6 +61,40 @@ bool PauseOrConnect(grpc::Channel& channel, absl::Duration duration, Canceller& 
   }
   return false;
 }
+
+// Returns what must be equal: the major version and, before 1.0, the minor version (else 0).
+std::optional<std::pair<int, int>> Series(absl::string_view version) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(version, '.');
+  int major = 0, minor = 0, patch = 0;
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &major) || !absl::SimpleAtoi(parts[1], &minor) ||
+      !absl::SimpleAtoi(parts[2], &patch)) {
+    return std::nullopt;
+  }
+  return std::pair(major, major == 0 ? minor : 0);
+}
+
+constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr absl::Duration kPause = absl::Milliseconds(100);
+// A shard assembles the layers of a few sessions at a time.
+constexpr absl::Duration kMostWait = absl::Minutes(2);
+
+absl::StatusOr<bool> SendOnce(ControlClient& shard, v1::RestoreLayerRequest& piece, absl::string_view bytes,
+                              Canceller& canceller) {
+  size_t offset = 0;
+  bool restored = false;
+  do {
+    const absl::string_view data = bytes.substr(offset, kPieceBytes);
+    piece.set_offset(offset);
+    piece.set_data(std::string(data));
+    PRECONDOR_ASSIGN_OR_RETURN(const auto taken, shard.Call<v1::RestoreLayerResponse>(piece, canceller));
+    restored = taken.restored();
+    offset += data.size();
+  } while (offset < bytes.size());
+  return restored;
+}
+
+constexpr absl::Duration kPatience = absl::Seconds(1);
+constexpr absl::Duration kSilence = absl::Seconds(5);
 
 }  // namespace
 
@@ -184,6 +226,78 @@ absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, 
     if (!canceller.Pause(pause)) return absl::CancelledError(absl::StrCat("session ", request.name(), ": cancelled"));
     pause = std::min(pause * 2, kLastJoinPause);
   }
+}
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const wire::ChannelSecurity& security) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  // Gives each channel its own connection, so that closing the channel closes the connection. That releases borrowed
+  // memory when a peer does not respond.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);  // the default of 30 s is longer than a restart
+  arguments.SetInt(GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, wire::kWriteBufferBytes);
+  wire::SetKeepalive(arguments);
+  return wire::MakeDirectChannel(DialTarget(address), security.CredentialsFor(address), arguments);
+}
+
+absl::string_view TlsHint(absl::string_view reason, bool tls) {
+  if (absl::StrContains(reason, "wrong version number")) return "; the server may expect plaintext";
+  if (!absl::StrContains(reason, "Socket closed")) return "";
+  return tls ? "; the server may refuse this client's certificate, or require one" : "; the server may expect TLS";
+}
+
+absl::Status CheckVersions(absl::string_view client, absl::string_view address, absl::string_view server) {
+  const std::optional<std::pair<int, int>> wanted = Series(client), got = Series(server);
+  if (wanted.has_value() && wanted == got) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("server ", address, ": version mismatch: this client is Precondor ", client, ", the server is ",
+                   server.empty() ? "one that does not say its version" : absl::StrCat("Precondor ", server),
+                   ": install the same release on both sides (what goes together: the same major version, and before "
+                   "1.0 the same minor version)"));
+}
+
+absl::Status SendLayer(ControlClient& shard, v1::RestoreLayerRequest piece, absl::string_view bytes,
+                       Canceller& canceller) {
+  piece.set_total_bytes(bytes.size());
+  const absl::Time deadline = MonotonicNow() + kMostWait;
+  while (true) {
+    const absl::StatusOr<bool> restored = SendOnce(shard, piece, bytes, canceller);
+    if (restored.ok()) {
+      if (*restored) return absl::OkStatus();
+      return absl::InternalError(
+          absl::StrCat("layer ", piece.layer(), ": was sent completely, but the shard expects more"));
+    }
+    // Other sessions are restored there, or an answer was lost and a piece was sent twice.
+    const bool again =
+        GetErrorReason(restored.status()) == ErrorReason::kCapacity || absl::IsOutOfRange(restored.status());
+    if (!again || MonotonicNow() + kPause >= deadline || !canceller.Pause(kPause)) return restored.status();
+  }
+}
+
+MissingRanks::MissingRanks(v1::FrameHeader sender, std::vector<std::string> layers,
+                           std::shared_ptr<const wire::ChannelSecurity> security)
+    : sender_(std::move(sender)), layers_(std::move(layers)), security_(std::move(security)) {}
+
+std::string MissingRanks::Describe(const std::string& shard, uint64_t epoch, uint64_t step, uint32_t layer) const {
+  {
+    MutexLock lock(mu_);
+    if (MonotonicNow() < silent_until_) return "";
+  }
+  v1::ListMissingRanksRequest request;
+  *request.mutable_key() = sender_;
+  request.mutable_key()->set_epoch(epoch);
+  request.mutable_key()->set_step(step);
+  request.mutable_key()->set_layer(layer);
+  Canceller canceller;
+  const auto missing =
+      ControlClient(shard, kPatience, security_, "").Call<v1::ListMissingRanksResponse>(request, canceller);
+  if (missing.ok()) return RanksText(absl::StrCat("; layer ", layers_[layer], " waits for "), missing->ranks());
+  MutexLock lock(mu_);
+  silent_until_ = MonotonicNow() + kSilence;
+  return "";
 }
 
 }  // namespace precondor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Unary control calls to a server. Each has a deadline, is repeated while no server answers, and can be cancelled.
+// How a client talks to servers apart from a stream: channels, unary control calls and what is made of them.
 #pragma once
 
 #include <condition_variable>
@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,7 +20,9 @@
 
 #include "kernels/base/mutex.h"
 #include "precondor/v1/admin.pb.h"
+#include "precondor/v1/precondition.pb.h"
 #include "precondor/v1/session.pb.h"
+#include "precondor/v1/snapshot.pb.h"
 #include "proto/wire/channel_security.h"
 
 namespace grpc {
@@ -100,5 +103,44 @@ std::string RanksText(absl::string_view begin, absl::Span<const uint32_t> ranks)
 // Repeats JoinSession until every rank has joined. Returns DEADLINE_EXCEEDED after `timeout`.
 absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, const v1::JoinSessionRequest& request,
                                                         absl::Duration timeout, Canceller& canceller);
+
+// Returns a channel that has its own connection, reconnects quickly, detects a dead server by keepalive, and does not
+// limit message sizes.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const wire::ChannelSecurity& security);
+
+// Suggests a cause for a connection that ended with this reason, to be appended to a message; empty if there is none to
+// suggest. In a TLS handshake a peer gives no reason.
+absl::string_view TlsHint(absl::string_view reason, bool tls);
+
+// Compares two versions "major.minor.patch". They are compatible if their majors are equal and, for major 0, their
+// minors too. Returns FAILED_PRECONDITION otherwise, and for text of another form. The message has the server's
+// address, both versions and what to do.
+absl::Status CheckVersions(absl::string_view client, absl::string_view address, absl::string_view server);
+
+// Sends `bytes` in pieces. `piece` has every field except total_bytes, offset and data. While the shard has no room for
+// the layer, tries again for at most two minutes. Returns the errors of RestoreLayer, or INTERNAL if the shard has
+// every byte and still waits for more.
+absl::Status SendLayer(ControlClient& shard, v1::RestoreLayerRequest piece, absl::string_view bytes,
+                       Canceller& canceller);
+
+// Asks a shard which ranks a step waits for. A worker and its futures share one, because a future may outlive its
+// worker. Thread-safe.
+class MissingRanks {
+ public:
+  // `sender` has the session, the rank, the incarnation and the secret of the worker; `layers` are the layers' names.
+  MissingRanks(v1::FrameHeader sender, std::vector<std::string> layers,
+               std::shared_ptr<const wire::ChannelSecurity> security);
+
+  // Returns "; layer NAME waits for ranks 1, 3", or "" if the shard names none. Waits 1 s at most. After a call without
+  // an answer, calls of the next 5 s return "" at once.
+  std::string Describe(const std::string& shard, uint64_t epoch, uint64_t step, uint32_t layer) const;
+
+ private:
+  const v1::FrameHeader sender_;
+  const std::vector<std::string> layers_;
+  const std::shared_ptr<const wire::ChannelSecurity> security_;
+  mutable Mutex mu_;
+  mutable absl::Time silent_until_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+};
 
 }  // namespace precondor

@@ -3,6 +3,7 @@
 // steps, and preconditions gradients with the factors. Does no I/O; the computation has its own threads.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -18,16 +19,63 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
-#include "client/cpp/src/answer_sink.h"
-#include "client/cpp/src/factor_update.h"
+#include "client/cpp/src/contribution.h"
 #include "client/cpp/src/result_state.h"
 #include "kernels/backend.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/registry.h"
+#include "precondor/client.h"
 
 namespace precondor {
+
+// Content of the answer: the vectors of one update, or whole factors.
+struct FactorUpdate {
+  Decision decision = Decision::kIdentity;  // kIdentity: the step changed nothing, or there are no factors
+  uint64_t factor_version = 0;              // version of the factors after the update
+  std::string reason;
+  std::array<int64_t, 2> rows = {0, 0};  // rows of a and of g; 0: `bytes` are from LayerState::Save
+  std::string bytes;                     // a [rows, d_in], then g [rows, d_out], in f32 as on the wire; or the factors
+};
+
+// Receives one answer. Thread-safe; calls `done` once, without holding its lock.
+class FactorUpdateSink final : public AnswerSink {
+ public:
+  struct Limits {
+    std::array<int64_t, 2> dims = {0, 0};  // d_in, d_out
+    int64_t most_rows = 0;                 // limit for vectors; 0: no vectors are expected
+    int64_t most_bytes = 0;                // limit for factors
+  };
+  using Done = std::function<void(absl::StatusOr<FactorUpdate> update)>;
+
+  // `what` begins the messages of errors.
+  FactorUpdateSink(std::string what, const Limits& limits, Done done);
+
+  absl::Status Begin(absl::Span<const wire::TensorFormat> tensors, uint64_t payload_bytes) override;
+  absl::Status Append(uint64_t offset, const wire::ReceivedBytes& chunk) override;
+  bool HasAllBytes() const override;
+  void Restart() override;
+  bool Complete(Preconditioned outcome) override;
+  bool Fail(absl::Status status) override;
+  bool ready() const override;
+
+ private:
+  // Returns the rows of a and g according to `tensors`; {0, 0} for factors.
+  absl::StatusOr<std::array<int64_t, 2>> RowsOf(absl::Span<const wire::TensorFormat> tensors,
+                                                uint64_t payload_bytes) const;
+
+  const std::string what_;
+  const Limits limits_;
+  const Done done_;
+
+  mutable Mutex mu_;
+  bool over_ ABSL_GUARDED_BY(mu_) = false;
+  bool begun_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t expected_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  FactorUpdate update_ ABSL_GUARDED_BY(mu_);
+};
 
 // Keeps the factors of all layers of one worker. Thread-safe. Invariants:
 // - A layer's factors of version v are those that its shard had after the updates of equal statistic steps: an update
@@ -74,9 +122,6 @@ class LocalFactors {
   // Waits for all expected updates of the layer and returns a checksum of its factors; 0 if it has none. Returns
   // DEADLINE_EXCEEDED after `deadline`.
   absl::StatusOr<uint64_t> Checksum(int64_t layer, absl::Time deadline);
-
-  // Version of a layer's factors, for tests; 0 if it has none.
-  uint64_t VersionOf(int64_t layer) const;
 
  private:
   enum class SyncState : uint8_t { kUnknown, kFetching, kKnown };

@@ -3,11 +3,13 @@
 // caller may use that memory.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -15,13 +17,37 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-#include "client/cpp/src/answer_sink.h"
-#include "client/cpp/src/held_sender.h"
+#include "client/cpp/src/contribution.h"
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/mutex.h"
 #include "precondor/client.h"
 
 namespace precondor {
+
+// Thread-safe. Another rank may wait for a gradient that is held back, so every call that waits calls Send first.
+class HeldSender {
+ public:
+  explicit HeldSender(std::function<void()> send) : send_(std::move(send)) {}
+
+  // Records that something is held back.
+  void NoteHeld() { holds_ = true; }
+  // Sends it, if there is anything.
+  void Send() {
+    if (!holds_.exchange(false)) return;
+    MutexLock lock(mu_);
+    if (send_ != nullptr) send_();
+  }
+  // After this, Send does nothing.
+  void Stop() {
+    MutexLock lock(mu_);
+    send_ = nullptr;
+  }
+
+ private:
+  std::atomic<bool> holds_ = false;
+  Mutex mu_;
+  std::function<void()> send_ ABSL_GUARDED_BY(mu_);
+};
 
 // One gradient's answer. Invariants: `out` is written only between Begin and Complete, and never after ready(). ready()
 // requires an outcome, and that no thread reads the gradient's memory. Chunks arrive in order; after a lost stream they

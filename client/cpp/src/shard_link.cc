@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "client/cpp/src/channel.h"
+#include "client/cpp/src/control.h"
 #include "client/cpp/src/shard_link_stream.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"

@@ -7,6 +7,7 @@
 // chunks of a result.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -22,8 +23,8 @@
 
 #include "client/cpp/src/outbox.h"
 #include "client/cpp/src/payload_path.h"
-#include "client/cpp/src/traffic.h"
 #include "kernels/base/mutex.h"
+#include "precondor/client.h"
 #include "proto/wire/channel_security.h"
 #include "proto/wire/frame_codec.h"
 #include "proto/wire/shared_memory.h"
@@ -34,6 +35,25 @@ class Status;
 }  // namespace grpc
 
 namespace precondor {
+
+// Thread-safe. Read does not return a consistent snapshot of all counters.
+struct TrafficCounters {
+  std::atomic<int64_t> statistics_bytes{0};
+  std::atomic<int64_t> gradient_bytes{0};
+  std::atomic<int64_t> result_bytes{0};
+  std::atomic<int64_t> overhead_bytes{0};
+  std::atomic<int64_t> reconnects{0};
+
+  Traffic Read() const {
+    Traffic traffic;
+    traffic.statistics_bytes = statistics_bytes.load(std::memory_order_relaxed);
+    traffic.gradient_bytes = gradient_bytes.load(std::memory_order_relaxed);
+    traffic.result_bytes = result_bytes.load(std::memory_order_relaxed);
+    traffic.overhead_bytes = overhead_bytes.load(std::memory_order_relaxed);
+    traffic.reconnects = reconnects.load(std::memory_order_relaxed);
+    return traffic;
+  }
+};
 
 // Sends contributions to one shard, and completes them with the shard's answers. Thread-safe. Hooks are called on
 // gRPC's threads or in Tick, and never after the link's destruction. All hooks except `wake` are called without the

@@ -15,14 +15,12 @@
 #include "absl/time/time.h"
 
 #include "client/cpp/src/control.h"
-#include "client/cpp/src/device_send_queue.h"
-#include "client/cpp/src/held_sender.h"
+#include "client/cpp/src/device_gradients.h"
 #include "client/cpp/src/local_factors.h"
-#include "client/cpp/src/missing_ranks.h"
+#include "client/cpp/src/result_state.h"
 #include "client/cpp/src/shard_link.h"
 #include "client/cpp/src/shard_routes.h"
 #include "client/cpp/src/step_control.h"
-#include "client/cpp/src/traffic.h"
 #include "kernels/base/mutex.h"
 #include "precondor/client.h"
 

@@ -2,24 +2,29 @@
 #include "client/cpp/tools/ctl_commands.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <future>
+#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include <google/protobuf/wrappers.pb.h>
 #include <nlohmann/json.hpp>
 
-#include "client/cpp/src/channel.h"
 #include "client/cpp/src/control.h"
 #include "client/cpp/tools/ctl_render.h"
-#include "client/cpp/tools/ctl_restore.h"
+#include "client/cpp/tools/flags.h"
 #include "client/cpp/tools/plan.h"
-#include "client/cpp/tools/plan_report.h"
+#include "client/cpp/tools/plan_command.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/unix_address.h"
 #include "proto/wire/channel.h"
 #include "proto/wire/status_codec.h"
 
@@ -207,16 +212,8 @@ absl::StatusOr<CtlOutput> RunSnapshots(const CtlOptions& options) {
 }
 
 const char* HealthName(int32_t status) {
-  switch (status) {
-    case 1:
-      return "SERVING";
-    case 2:
-      return "NOT_SERVING";
-    case 3:
-      return "SERVICE_UNKNOWN";
-    default:
-      return "UNKNOWN";
-  }
+  constexpr const char* kNames[] = {"UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"};
+  return kNames[status > 0 && status <= 3 ? status : 0];
 }
 
 // HealthCheckRequest and HealthCheckResponse have the wire format of the well-known wrappers: one field, number 1.
@@ -308,10 +305,170 @@ constexpr CtlCommand kCommands[] = {
     {"help", "", "", "The command prints this text.", RunHelp},
 };
 
+constexpr std::array<absl::string_view, 3> kModes = {"second-order", "first-order", "auto"};
+
+// Returns the commands' first words, or the second words of the commands with the first word `name`.
+std::string Expected(absl::string_view name = "") {
+  std::vector<absl::string_view> words;
+  for (const CtlCommand& command : CtlCommands()) {
+    const absl::string_view word = name.empty() ? command.name : command.action;
+    if ((name.empty() || command.name == name) && (words.empty() || words.back() != word)) words.push_back(word);
+  }
+  return absl::StrJoin(words, ", ");
+}
+
+constexpr char kDuration[] = "a duration such as 10s or 500ms";
+constexpr char kRestore[] = "command snapshot restore";
+
+FlagSetter Positive(absl::Duration& out) {
+  return [&out](absl::string_view text) { return absl::ParseDuration(text, &out) && out > absl::ZeroDuration(); };
+}
+
+FlagSetter Given(bool& out) {
+  return [&out](absl::string_view) { return out = true; };
+}
+
+std::vector<Flag> CtlFlags(CtlOptions& o) {
+  const auto server = [&o](absl::string_view v) { return Text(o.server)(v) && CheckServerAddress(v).ok(); };
+  const auto add_path = [&o](absl::string_view v) { return !o.snapshot_paths.emplace_back(v).empty(); };
+  std::vector<Flag> flags = {
+      {"server", server, "host:port or unix:/path/to/socket"},
+      {"tls-ca", Text(o.security.tls_ca)},
+      {"tls-cert", Text(o.security.tls_cert)},
+      {"tls-key", Text(o.security.tls_key)},
+      {"token-file", Text(o.security.token_file)},
+      {"timeout", Positive(o.timeout), kDuration},
+      {"json", Given(o.json), "", "", /*takes_value=*/false},
+      {"deadline", Positive(o.drain_deadline), kDuration, "command drain"},
+      {"snapshot-path", add_path, "a directory", kRestore},
+      {"snapshot", Integer(o.snapshot, 1, INT64_MAX), "the number of a snapshot as snapshot list shows it", kRestore},
+      {"world-size", Integer(o.world_size, 1, kMaxWorldSize), absl::StrCat("a number of ranks, 1 ... ", kMaxWorldSize),
+       kRestore},
+      {"replace", Given(o.replace), "", kRestore, /*takes_value=*/false},
+  };
+  for (Flag& flag : PlanFlags(o.plan)) flags.push_back(std::move(flag));
+  return flags;
+}
+
+absl::Status CheckSecurity(const ClientSecurity& files) {
+  if (files.tls_cert.empty() != files.tls_key.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(files.tls_cert.empty() ? "--tls-key" : "--tls-cert", ": expected ",
+                                                   files.tls_cert.empty() ? "--tls-cert" : "--tls-key",
+                                                   " beside it, got none"));
+  }
+  if (!files.tls_ca.empty() || (files.tls_cert.empty() && files.token_file.empty())) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(files.token_file.empty() ? "--tls-cert" : "--token-file",
+                                                 ": expected --tls-ca beside it, got none"));
+}
+
+absl::StatusOr<const CtlCommand*> FindCommand(const std::vector<std::string>& words) {
+  if (words.empty()) return absl::InvalidArgumentError(absl::StrCat("expected a command: ", Expected()));
+  const std::string action = words.size() > 1 ? words[1] : "";
+  bool known = false;
+  for (const CtlCommand& command : CtlCommands()) {
+    if (command.name != words[0]) continue;
+    if (command.action.empty() || command.action == action) return &command;
+    known = true;
+  }
+  return absl::InvalidArgumentError(
+      known ? absl::StrCat(words[0], ": expected ", Expected(words[0]), ", got \"", action, "\"")
+            : absl::StrCat("expected ", Expected(), ", got \"", words[0], "\""));
+}
+
+absl::Status CheckCommand(const std::vector<std::string>& words, CtlOptions& options) {
+  PRECONDOR_ASSIGN_OR_RETURN(options.command, FindCommand(words));
+  const CtlCommand& command = *options.command;
+  const size_t own = command.action.empty() ? 1 : 2;
+  const std::vector<absl::string_view> expected = absl::StrSplit(command.arguments, ' ', absl::SkipEmpty());
+  if (words.size() == own && !expected.empty() && expected[0][0] != '[') {
+    return absl::InvalidArgumentError(absl::StrCat(command.name, command.action.empty() ? "" : " ", command.action,
+                                                   ": expected the name of a session"));
+  }
+  if (words.size() > own + expected.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(command.name, ": unexpected argument \"", words[own + expected.size()], "\""));
+  }
+  if (words.size() > own) options.argument = words[own];
+  if (words.size() <= own + 1) return absl::OkStatus();
+  options.mode = words[own + 1];
+  if (std::find(kModes.begin(), kModes.end(), options.mode) != kModes.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("mode: expected ", absl::StrJoin(kModes, ", "), ", got \"", options.mode, "\""));
+}
+
 }  // namespace
 
 absl::Span<const CtlCommand> CtlCommands() { return kCommands; }
 
 absl::StatusOr<CtlOutput> RunCtlCommand(const CtlOptions& options) { return options.command->run(options); }
+
+absl::StatusOr<CtlOptions> ParseCtlOptions(const std::vector<std::string>& arguments) {
+  CtlOptions options;
+  PRECONDOR_ASSIGN_OR_RETURN(const ParsedOptions flags, ParseFlags(arguments, CtlFlags(options), /*takes_words=*/true));
+  PRECONDOR_RETURN_IF_ERROR(CheckCommand(flags.help ? std::vector<std::string>{"help"} : flags.words, options));
+  if (flags.help) return options;
+  const CtlCommand& command = *options.command;
+  PRECONDOR_RETURN_IF_ERROR(
+      flags.CheckCommand(absl::StrCat("command ", command.name, command.action.empty() ? "" : " ", command.action)));
+  PRECONDOR_RETURN_IF_ERROR(CheckSecurity(options.security));
+  if (command.action == "restore" && options.snapshot_paths.empty()) {
+    return absl::InvalidArgumentError("snapshot restore: expected --snapshot-path, a data directory of each shard");
+  }
+  if (command.name == "plan") PRECONDOR_RETURN_IF_ERROR(CheckPlan(options.plan));
+  return options;
+}
+
+std::string CtlHelp() {
+  std::string commands;
+  for (const CtlCommand& command : CtlCommands()) {
+    absl::StrAppend(&commands, "  ", command.name, command.action.empty() ? "" : " ", command.action,
+                    command.arguments.empty() ? "" : " ", command.arguments, "\n      ", command.help, "\n");
+  }
+  return absl::StrCat(
+      "precondorctl: asks and steers running servers.\n\nUsage: precondorctl [FLAGS] COMMAND\n\nCommands\n", commands,
+      R"(
+Connection
+  --server=ADDRESS  default 127.0.0.1:7070
+      The command asks the server at host:port or unix:/path/to/socket.
+  --tls-ca=FILE  default none
+      The server's certificate needs the signature of an authority in this file. Without it, the connection is plaintext.
+  --tls-cert=FILE  default none
+      The command shows this certificate to a server that asks for one.
+  --tls-key=FILE  default none
+      This file has the private key of --tls-cert.
+  --token-file=FILE  default none
+      Every call carries the bearer token in this file. The flag needs --tls-ca.
+  --timeout=DURATION  default 10 s
+      A call fails after this time, such as 500ms or 10s.
+
+Commands' own flags
+  --deadline=DURATION  default the server's --drain-deadline-ms
+      A drain waits this long for work in flight.
+  --snapshot-path=DIR  default none
+      A restore reads this data directory of a shard, or a copy of it. Give the flag once for each shard.
+  --snapshot=ID  default the newest
+      A restore reads the snapshot with this number, which snapshot list shows.
+  --world-size=N  default that of the snapshot
+      The restored job has this many ranks.
+  --replace
+      A restore first closes a session of this name. The factors of that session are deleted.
+
+Output
+  --json
+      The command prints one JSON document, and no table.
+  --help
+      The command prints this text.
+
+Exit status: 0 done; 1 no answer, a refusal or an unhealthy server; 2 wrong usage.
+
+Examples
+  precondorctl --server=coordinator:7070 status
+  precondorctl layers bert --json | jq '.layers[] | select(.rejected > 0)'
+  precondorctl --server=coordinator:7070 mode bert first-order
+  precondorctl --server=shard-3:7070 health && echo ready
+  precondorctl --server=shard-3:7070 drain --deadline=30s
+  precondorctl snapshot restore bert --snapshot-path=/backup/shard-0 --snapshot-path=/backup/shard-1
+)");
+}
 
 }  // namespace precondor

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/tools/ctl_restore.h"
-
 #include <string>
 #include <utility>
 
@@ -8,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "client/cpp/src/control.h"
-#include "client/cpp/src/restore.h"
+#include "client/cpp/tools/ctl_commands.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/spec_codec.h"

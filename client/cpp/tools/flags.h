@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Command lines of flags, each with a value, for precondor-perf and the example.
+// Command lines of flags, --name=value or --name value, for the programs of this folder and the tests' own.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
 
@@ -19,8 +20,9 @@ using FlagSetter = std::function<bool(absl::string_view)>;  // false: not a valu
 struct Flag {
   std::string name;  // without dashes
   FlagSetter set;
-  std::string expected = {};  // its values, for messages and help
-  std::string help = {};
+  std::string expected = {};  // its values, for messages
+  std::string only = {};      // the command that it is for; empty: all
+  bool takes_value = true;    // false: set("") when it is given
 };
 
 // Setters that write to `out`, which outlives them.
@@ -41,7 +43,7 @@ template <typename T>
 FlagSetter Choice(T& out, T last, absl::string_view (*name_of)(T)) {
   return [&out, last, name_of](absl::string_view text) {
     for (int i = 1; i <= static_cast<int>(last); ++i) {
-      if (absl::AsciiStrToUpper(text) != name_of(static_cast<T>(i))) continue;
+      if (!absl::EqualsIgnoreCase(text, name_of(static_cast<T>(i)))) continue;
       out = static_cast<T>(i);
       return true;
     }
@@ -49,8 +51,17 @@ FlagSetter Choice(T& out, T last, absl::string_view (*name_of)(T)) {
   };
 }
 
-// Sets flags from arguments --name=value or --name value; false when one of them asks for help. InvalidArgument names
-// the flag, what was expected and what came.
-absl::StatusOr<bool> ParseFlags(const std::vector<std::string>& arguments, const std::vector<Flag>& flags);
+struct ParsedOptions {
+  bool help = false;                        // --help or -h was given; what follows it is not read
+  std::vector<std::string> words;           // the arguments that are no flags
+  std::map<std::string, std::string> only;  // by Flag::only: a given flag
+
+  // InvalidArgument if a flag was given that is for another command.
+  absl::Status CheckCommand(absl::string_view command) const;
+};
+
+// Sets flags. InvalidArgument names the flag, what was expected and what came; without `takes_words` also for a word.
+absl::StatusOr<ParsedOptions> ParseFlags(const std::vector<std::string>& arguments, const std::vector<Flag>& flags,
+                                         bool takes_words = false);
 
 }  // namespace precondor

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/tools/perf_gradients.h"
-
 #include <algorithm>
 #include <arpa/inet.h>
 #include <map>
@@ -18,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
+#include "client/cpp/tools/perf.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/client.h"

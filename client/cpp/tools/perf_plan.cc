@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/tools/perf_plan.h"
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -9,6 +7,7 @@
 #include "absl/time/time.h"
 
 #include "client/cpp/src/control.h"
+#include "client/cpp/tools/perf.h"
 #include "client/cpp/tools/perf_training.h"
 #include "client/cpp/tools/plan.h"
 #include "kernels/base/clock.h"

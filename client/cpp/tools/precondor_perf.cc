@@ -9,12 +9,8 @@
 
 #include "absl/status/statusor.h"
 
-#include "client/cpp/tools/perf_gradients.h"
-#include "client/cpp/tools/perf_options.h"
-#include "client/cpp/tools/perf_plan.h"
-#include "client/cpp/tools/perf_rows.h"
-#include "client/cpp/tools/perf_server.h"
-#include "client/cpp/tools/perf_sweep.h"
+#include "client/cpp/tools/perf.h"
+#include "client/cpp/tools/perf_training.h"
 
 namespace {
 

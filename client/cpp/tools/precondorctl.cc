@@ -10,7 +10,6 @@
 #include "absl/strings/string_view.h"
 
 #include "client/cpp/tools/ctl_commands.h"
-#include "client/cpp/tools/ctl_options.h"
 #include "kernels/base/printable.h"
 
 namespace {

@@ -67,6 +67,3 @@ class Characters:
         """Windows at even distances over the held-out part."""
         last = len(self.held_out) - self._context - 1
         return self.windows(self.held_out, [last * i // max(1, size - 1) for i in range(size)])
-
-    def decode(self, numbers):
-        return "".join(self.vocabulary[number] for number in numbers)

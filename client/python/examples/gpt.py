@@ -7,7 +7,7 @@ The text is that of Debian's package bible-kjv (apt-get install bible-kjv), or a
 examples:
   gpt.py                                      300 steps; starts a server of its own
   gpt.py --precondition none --steps 1000 --json losses.json
-  gpt.py --text notes.txt --sample 200
+  gpt.py --text notes.txt
   python3 -m torch.distributed.run --nproc_per_node 2 gpt.py
 """
 
@@ -85,47 +85,24 @@ def make_task(arguments):
     def make_model():
         return Gpt(len(data.vocabulary), arguments.context, arguments.dim, arguments.layers, arguments.heads)
 
-    def look(model):
-        if arguments.sample:
-            print(sample(model, data, arguments.sample))
-        return {"loss": loss_of(model, held_out).item()}
-
     # The head is a table over the vocabulary, as the embeddings are: those are left to the optimizer.
-    return training.Task("gpt", make_model, lambda step: data.batch(step, arguments.batch, arguments.seed), loss_of, look,
+    return training.Task("gpt", make_model, lambda step: data.batch(step, arguments.batch, arguments.seed), loss_of,
+                         lambda model: {"loss": loss_of(model, held_out).item()},
                          RATES, {"representation": "LOW_RANK", "rank": 16}, skip=("head",))
 
 
-def sample(model, data, count):
-    """Characters that the model writes after a new line."""
-    generator = torch.Generator().manual_seed(1)
-    written = [data.vocabulary.index("\n") if "\n" in data.vocabulary else 0]
-    for _ in range(count):
-        logits = model(torch.tensor([written[-len(model.mask):]]))[0, -1]
-        written.append(torch.multinomial(logits.softmax(-1), 1, generator=generator).item())
-    return data.decode(written[1:])
-
-
-def add_model_arguments(parser):
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     group = parser.add_argument_group("model")
     group.add_argument("--text", metavar="FILE", help="instead of the King James text; UTF-8")
     group.add_argument("--context", type=program.positive, default=64, help="characters (%(default)s)")
     group.add_argument("--dim", type=program.positive, default=128, help="(%(default)s)")
     group.add_argument("--layers", type=program.positive, default=5, help="(%(default)s)")
     group.add_argument("--heads", type=program.positive, default=4, help="(%(default)s)")
-    group.add_argument("--sample", type=int, default=0, metavar="N", help="print N characters at each look at held-out data")
-
-
-def check_model_arguments(parser, arguments):
-    if arguments.dim % arguments.heads:
-        parser.error(f"--dim: expected a multiple of the {arguments.heads} heads, got {arguments.dim}")
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_arguments(parser)
     training.add_arguments(parser, steps=300, batch=16)
     arguments = parser.parse_args()
-    check_model_arguments(parser, arguments)
+    if arguments.dim % arguments.heads:
+        parser.error(f"--dim: expected a multiple of the {arguments.heads} heads, got {arguments.dim}")
     training.run_task(parser, arguments, make_task)
 
 

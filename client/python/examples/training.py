@@ -11,12 +11,64 @@ import time
 from typing import Any, Callable, Dict, Tuple
 
 import torch
+import torch.distributed
 
 import precondor
 from precondor import METHODS
 from precondor.torch import Preconditioner
-from job import Job
 from program import open_json, positive, positive_number, write_json
+
+# What the last collective worked on: gloo's threads let go of a tensor after its collective is over, and if theirs is the last
+# reference they want the interpreter's lock for it, with which torch 1.13 waits for them when a group ends.
+_kept = []
+
+
+class Job:
+    """This process's place among those that torchrun has started; a single one without torchrun. A context manager."""
+
+    def __init__(self):
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0"))
+        if self.world_size > 1:
+            torch.distributed.init_process_group("gloo")
+
+    @property
+    def first(self):
+        return self.rank == 0
+
+    def wrap(self, model):
+        """The model, whose gradients are averaged over ranks where there are several."""
+        return torch.nn.parallel.DistributedDataParallel(model) if self.world_size > 1 else model
+
+    def share(self, value):
+        """Rank 0's value, on every rank."""
+        if self.world_size == 1:
+            return value
+        box = [value]
+        torch.distributed.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def mean(self, values):
+        """The means over ranks of a list of numbers."""
+        totals = torch.tensor(values, dtype=torch.float64)
+        if self.world_size > 1:
+            torch.distributed.all_reduce(totals)
+            _kept.append(totals)
+        return (totals / self.world_size).tolist()
+
+    def part_of(self, batch):
+        """This rank's rows of each tensor of a batch; as many as any other rank's."""
+        part = len(batch[0]) // self.world_size
+        return tuple(tensor[self.rank * part:(self.rank + 1) * part] for tensor in batch)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, error, *unused):
+        if self.world_size > 1:
+            if error is None:
+                torch.distributed.barrier()  # gives gloo's threads the time to let go of what came before
+            torch.distributed.destroy_process_group()
 
 
 @dataclasses.dataclass
@@ -50,7 +102,10 @@ def method_option(text):
     return name, value
 
 
-def add_method_arguments(group):
+def add_arguments(parser, steps, batch):
+    """What gpt and convnet have in common."""
+    group = parser.add_argument_group("preconditioner")
+    group.add_argument("--precondition", choices=("server", "none"), default="server", help="by Precondor or not at all (%(default)s)")
     group.add_argument("--method", choices=sorted(METHODS), default="mkor", help="the server's (%(default)s)")
     group.add_argument("--option", type=method_option, action="append", default=[], metavar="NAME=VALUE",
                        help="of the method, e.g. rank=32; may be repeated")
@@ -60,35 +115,23 @@ def add_method_arguments(group):
     group.add_argument("--gradient-dtype", choices=("f32", "bf16", "f16"), default="f32", help="on the wire (%(default)s)")
     group.add_argument("--overlap", action="store_true",
                        help="gradients leave during the backward pass; not under torchrun, where they are averaged first")
-
-
-def add_run_arguments(parser, steps, batch):
+    group.add_argument("--server", metavar="ADDRESS", default="local",
+                       help="one that runs already, host:port or unix:/path/to/socket; else one is started for this run")
     group = parser.add_argument_group("training")
     group.add_argument("--steps", type=positive, default=steps, help="optimizer steps (%(default)s)")
     group.add_argument("--batch", type=positive, default=batch, help="rows of a step, over all ranks (%(default)s)")
     group.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
     group.add_argument("--learning-rate", type=positive_number, metavar="RATE",
                        help="at first; it falls to 0 along a line (a rate that was tried, for the example and preconditioner)")
-    group.add_argument("--weight-decay", type=float, default=0.01, help="of matrices (%(default)s)")
     group.add_argument("--seed", type=int, default=1)
+    group.add_argument("--eval-every", type=positive, default=50, help="steps between looks at held-out data (%(default)s)")
     group.add_argument("--quiet", action="store_true", help="no progress")
-
-
-def add_arguments(parser, steps, batch):
-    """What digits, gpt and convnet have in common."""
-    group = parser.add_argument_group("preconditioner")
-    group.add_argument("--precondition", choices=("server", "none"), default="server", help="by Precondor or not at all (%(default)s)")
-    add_method_arguments(group)
-    add_run_arguments(parser, steps, batch)
-    parser.add_argument("--eval-every", type=positive, default=50, help="steps between looks at held-out data (%(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write settings, losses and times; - is standard output")
-    parser.add_argument("--server", metavar="ADDRESS", default="local",
-                        help="one that runs already, host:port or unix:/path/to/socket; else one is started for this run")
+    group.add_argument("--json", metavar="FILE", help="write settings, losses and times; - is standard output")
 
 
 def make_optimizer(arguments, model, rate):
     """Weight decay for matrices, not for biases and what normalisation has."""
-    groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": arguments.weight_decay},
+    groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.01},
               {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0}]
     if arguments.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=0.9)
@@ -115,9 +158,6 @@ class Trainer:
                                               exchange=arguments.exchange, skip=task.skip, overlap=arguments.overlap,
                                               gradient_dtype=arguments.gradient_dtype, seed=arguments.seed)
 
-    def bare_model(self):
-        return self.model.module if self.job.world_size > 1 else self.model
-
     def step(self, number):
         """One optimizer step; this rank's loss."""
         batch = self.job.part_of(self.task.batch(number))
@@ -132,7 +172,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self):
-        model = self.bare_model()
+        model = self.model.module if self.job.world_size > 1 else self.model
         model.eval()
         numbers = self.task.held_out(model)
         model.train()
@@ -147,29 +187,10 @@ class Trainer:
             self.server_side.__exit__(*error)
 
 
-class Progress:
-    """A line on standard error now and then; one line that changes where that is a terminal."""
-
-    def __init__(self, name, steps, shown):
-        self._name, self._steps, self._shown = name, steps, shown
-        self._changes = shown and sys.stderr.isatty()
-        self._begin = time.monotonic()
-
-    def show(self, done, text):
-        if self._shown:
-            spent = time.monotonic() - self._begin
-            line = f"{self._name}: step {done} of {self._steps}, {spent:.0f} s, {text}"
-            print(f"\r{line:<100}" if self._changes else line, end="" if self._changes else "\n", file=sys.stderr, flush=True)
-
-    def end(self):
-        if self._changes:
-            print(file=sys.stderr)
-
-
 def train(trainer, arguments, job):
     """All steps. Returns losses (means over ranks), held-out numbers, and seconds of each step."""
     losses, held_out, seconds = [], [], []
-    progress = Progress(trainer.task.name, arguments.steps, job.first and not arguments.quiet)
+    first = time.monotonic()
     for step in range(arguments.steps):
         begin = time.monotonic()
         losses.append(trainer.step(step))
@@ -177,8 +198,9 @@ def train(trainer, arguments, job):
         if job.first and ((step + 1) % arguments.eval_every == 0 or step + 1 == arguments.steps):
             held_out.append({"step": step + 1, **trainer.evaluate()})
             numbers = ", ".join(f"{name} {value:.4f}" for name, value in held_out[-1].items() if name != "step")
-            progress.show(step + 1, f"training loss {losses[-1]:.4f}, held-out {numbers}")
-    progress.end()
+            if not arguments.quiet:
+                print(f"{trainer.task.name}: step {step + 1} of {arguments.steps}, {time.monotonic() - first:.0f} s, "
+                      f"training loss {losses[-1]:.4f}, held-out {numbers}", file=sys.stderr, flush=True)
     return job.mean(losses), held_out, seconds
 
 

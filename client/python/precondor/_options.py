@@ -12,8 +12,7 @@ import os
 from typing import TYPE_CHECKING, Mapping, Optional, Sequence, Type, Union
 
 from ._errors import check_bool, check_mapping, check_number, check_text, check_whole, expect_instance, invalid
-from ._layer_methods import compile_pattern, expect_whole_updates
-from ._session import Fallback, Method, as_method
+from ._session import Fallback, Method, as_method, compile_pattern, expect_whole_updates
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ This module imports jax and optax; `import precondor` does not.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,10 @@ import optax
 from jax.sharding import Mesh
 
 from . import migrate
-from ._jax_connection import Connection
-from ._jax_layers import Split
-from ._jax_group import Group
-from ._errors import check_mapping
-from ._layer_methods import by_pattern, expect_whole_updates
+from ._errors import InvalidArgumentError, check_mapping
+from ._jax_connection import Connection, Group
 from ._options import ClientOptions
-from ._session import Method, SessionSpec, as_method
+from ._session import Layer, Method, SessionSpec, as_method, by_pattern, expect_whole_updates
 
 __all__ = ["PrecondorState", "Transformation", "kron", "scale_by_precondor"]
 
@@ -138,13 +135,13 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
     adam = optax.scale_by_adam(b1, b2)
 
     def init(params: Any) -> PrecondorState:
-        vectors = Split(params, scanned_layers).vectors
+        vectors = _Split(params, scanned_layers).vectors
         return PrecondorState.tree_unflatten(connection, (jnp.zeros((), jnp.int32), adam.init(vectors) if vectors else None))
 
     def update(updates: Any, state: PrecondorState, params: Any = None, *, value: Any = math.nan,
                **unused: Any) -> Tuple[Any, PrecondorState]:
         del params, unused
-        split = Split(updates, scanned_layers)
+        split = _Split(updates, scanned_layers)
         layers = split.layers()
         before = state.connection
         run = before if before and before.arguments == connection.arguments and not before.is_closed else connection
@@ -194,3 +191,63 @@ def _transformation(functions: optax.GradientTransformationExtraArgs, connection
     made = Transformation(*functions)
     made.connection = connection
     return made
+
+
+class _Split:
+    """Splits a tree's leaves into stacks of layers, with the indexes `places`, and `vectors`, the other leaves by index.
+
+    A stack has one layer; that of a scanned leaf has as many as the leaf's first dimension.
+    """
+
+    def __init__(self, tree: Any, scanned: Any = None) -> None:
+        paths, self._structure = jax.tree_util.tree_flatten_with_path(tree)
+        self._names = [".".join(_name_of(key) for key in path) or "weight" for path, _ in paths]
+        self.leaves: List[Any] = [leaf for _, leaf in paths]
+        is_scanned = self._flags(scanned)
+        self._counts = [jnp.shape(leaf)[0] if flag and jnp.ndim(leaf) > 0 else 0 for leaf, flag in zip(self.leaves, is_scanned)]
+        self._dims = [tuple(side for side in jnp.shape(leaf)[1 if count else 0:] if side > 1)
+                      for leaf, count in zip(self.leaves, self._counts)]
+        self.places = [place for place, leaf in enumerate(self.leaves)
+                       if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and len(self._dims[place]) > 1]
+        self.vectors = {place: leaf for place, leaf in enumerate(self.leaves) if place not in self.places}
+        if not self.places:
+            raise InvalidArgumentError("updates: expected a tree with a real array of two or more dimensions, got "
+                                       f"{dict(zip(self._names, (jnp.shape(leaf) for leaf in self.leaves)))}", "INVALID_ARGUMENT")
+
+    def _flags(self, scanned: Any) -> List[bool]:
+        if scanned is None:
+            return [False] * len(self.leaves)
+        flags, structure = jax.tree_util.tree_flatten(scanned)
+        if structure != self._structure:
+            raise InvalidArgumentError(f"scanned_layers: expected a tree like that of the updates, {self._structure}, got {structure}",
+                                       "INVALID_ARGUMENT")
+        return [bool(flag) for flag in flags]
+
+    def layers(self) -> List[Layer]:
+        """Layers of all stacks, in order."""
+        found: List[Layer] = []
+        for place in self.places:
+            dims, count = self._dims[place], self._counts[place]
+            names = [f"{self._names[place]}.{index}" for index in range(count)] if count else [self._names[place]]
+            found += [Layer(name, *_matrix_shape(dims), shape=dims) for name in names]
+        return found
+
+    def stacks(self) -> List[jax.Array]:
+        """One f32 array [layers, d_out, d_in] for each of `places`."""
+        return [self.leaves[place].astype(jnp.float32).reshape(self._counts[place] or 1, *_matrix_shape(self._dims[place]))
+                for place in self.places]
+
+    def joined(self, stacks: Sequence[jax.Array], vectors: Mapping[int, Any]) -> Any:
+        """Returns a tree of the original structure, shapes and types."""
+        parts: Dict[int, Any] = {**vectors, **dict(zip(self.places, stacks))}
+        return jax.tree_util.tree_unflatten(
+            self._structure,
+            [parts[place].reshape(jnp.shape(leaf)).astype(leaf.dtype) for place, leaf in enumerate(self.leaves)])
+
+
+def _name_of(key: Any) -> str:
+    return str(next(getattr(key, field) for field in ("key", "idx", "name") if hasattr(key, field)))
+
+
+def _matrix_shape(dims: Sequence[int]) -> Tuple[int, int]:
+    return dims[0], math.prod(dims[1:])

@@ -12,12 +12,12 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import weakref
 from typing import Callable, Dict, Hashable, List, Mapping, Optional, Sequence, Tuple, Union
 
-from . import _programs
 from ._errors import InvalidArgumentError, UnavailableError, check_mapping, check_number, invalid
 
 _MOST_SOCKET_PATH = 100  # bytes; Linux accepts 107
@@ -91,7 +91,7 @@ class LocalServer:
         """Starts a process. Returns the file that it writes when it takes calls, and its command."""
         ready = self._folder / f"{name}.address"
         try:
-            command = [_programs.path_of("precondor-server"), f"--listen=unix:{self._folder / name}", f"--port-file={ready}",
+            command = [path_of("precondor-server"), f"--listen=unix:{self._folder / name}", f"--port-file={ready}",
                        f"--exit-with-pid={self._pid}", "--log-level=warning", *options]
             self._processes.append(subprocess.Popen(
                 command,
@@ -320,5 +320,39 @@ def _end(processes: "Sequence[subprocess.Popen[bytes]]", folder: pathlib.Path, o
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def path_of(name: str) -> str:
+    """Returns the path of a program of the package.
+
+    Raises:
+        UnavailableError: This installation has no programs; one from a wheel has them.
+    """
+    program = pathlib.Path(__file__).absolute().parent / "bin" / name
+    if not program.is_file():
+        raise UnavailableError(f"{name}: expected it in {program.parent}, where this installation of precondor has no programs",
+                               "UNAVAILABLE", advice="Install the package from a wheel")
+    if not os.access(program, os.X_OK):  # some installers keep no file modes
+        program.chmod(0o755)
+    return str(program)
+
+
+# The installed commands call these functions.
+def _run(name: str) -> None:
+    program = path_of(name)
+    sys.stdout.flush()
+    os.execv(program, [name, *sys.argv[1:]])
+
+
+def _run_server() -> None:
+    _run("precondor-server")
+
+
+def _run_ctl() -> None:
+    _run("precondorctl")
+
+
+def _run_perf() -> None:
+    _run("precondor-perf")
+
+
 if __name__ == "__main__":
-    _programs.server()
+    _run_server()

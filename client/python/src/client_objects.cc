@@ -12,8 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
-#include "client/python/src/arrays.h"
-#include "client/python/src/spec_dict.h"
+#include "client/python/src/conversions.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 

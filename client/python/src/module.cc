@@ -9,10 +9,9 @@
 #include "absl/time/time.h"
 
 #include "client/python/src/client_objects.h"
+#include "client/python/src/conversions.h"
 #include "client/python/src/python_call.h"
-#include "client/python/src/spec_dict.h"
 #include "kernels/base/process_setup.h"
-#include "precondor/methods.h"
 #include "precondor/statistics.h"
 
 namespace py = pybind11;

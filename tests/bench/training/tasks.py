@@ -18,7 +18,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "client" / "python" / "examples"))
 
 import convnet
-import digits
 import gpt
 from bible_text import Characters, king_james, verses
 from digits_data import Digits
@@ -72,6 +71,17 @@ def char_lstm(steps):
                 lambda model: gpt.loss_of(model, held_out), ("characters.weight", "head.weight"))
 
 
+def mlp(widths):
+    """Linear layers with tanh between them."""
+    modules = []
+    for d_in, d_out in zip(widths, widths[1:]):
+        layer = nn.Linear(d_in, d_out)
+        nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        modules += [layer, nn.Tanh()]
+    return nn.Sequential(*modules[:-1])
+
+
 @functools.lru_cache(None)
 def autoencoder():
     data = Digits()
@@ -79,7 +89,7 @@ def autoencoder():
     def loss(model, batch):
         return functional.mse_loss(model(batch[0]), batch[0])
 
-    return Task(600, lambda: digits.mlp(digits.WIDTHS["autoencoder"]),
+    return Task(600, lambda: mlp((64, 48, 24, 8, 24, 48, 64)),
                 lambda step, seed: data.batch(step, 128, seed), loss, lambda model: loss(model, data.held_out))
 
 

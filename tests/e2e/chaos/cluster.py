@@ -356,8 +356,7 @@ class Training:
         self.program = [*prefix, pathlib.Path(binaries) / ("tests/e2e/digits_rank" if ranks else threads)]
         self.record = record
         self.flags = [f"--coordinator={cluster.coordinator.address}", f"--workers={world_size}", "--task=classifier",
-                      *digits.ROWS[row].flags(), f"--optimizer={digits.ROWS[row].optimizer or 'adamw'}", "--learning-rate=0.016",
-                      *arguments]
+                      *digits.ROWS[row].flags(), "--learning-rate=0.016", *arguments]
         self.errors = self.folder / "training.log"
         self.errors.write_bytes(b"")
         self.processes = []

@@ -19,10 +19,8 @@
 #include "kernels/base/process_setup.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/client.h"
-#include "tests/e2e/trainer/digits_data.h"
-#include "tests/e2e/trainer/options.h"
-#include "tests/e2e/trainer/rank_reducer.h"
-#include "tests/e2e/trainer/service_exchange.h"
+#include "tests/e2e/trainer/model.h"
+#include "tests/e2e/trainer/trainer.h"
 
 namespace precondor::digits {
 namespace {

@@ -1,20 +1,81 @@
 // SPDX-License-Identifier: Apache-2.0
-// One worker's model and its steps. It does not know how gradients are preconditioned: a GradientExchange does that.
+// A training run, and one worker's steps of it: alone, or through the service.
 #pragma once
 
+#include <algorithm>
+#include <barrier>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
-#include "tests/e2e/trainer/digits_data.h"
-#include "tests/e2e/trainer/mlp.h"
-#include "tests/e2e/trainer/optimizer.h"
-#include "tests/e2e/trainer/options.h"
+#include "kernels/base/matrix_view.h"
+#include "kernels/base/session_spec.h"
+#include "precondor/client.h"
+#include "tests/e2e/trainer/model.h"
 
 namespace precondor::digits {
+
+// A weight matrix whose last column is the bias, and its preconditioned gradient. Both are contiguous.
+struct Parameter {
+  MatrixView weight;
+  ConstMatrixView gradient;
+};
+
+// The state is stored by the parameter's index in the list, so the list must have one order in all steps.
+class Optimizer {
+ public:
+  // adamw, sgd, or plain, which is sgd without momentum.
+  static absl::StatusOr<Optimizer> Make(absl::string_view name);
+
+  void Step(absl::Span<const Parameter> parameters, double learning_rate);
+
+  // All that the next step depends on except the weights.
+  std::string SaveState() const;
+  absl::Status LoadState(absl::string_view state);
+
+ private:
+  explicit Optimizer(absl::string_view name) : name_(name) {}
+
+  std::string name_;
+  int64_t step_ = 0;                         // number of the update in progress, from 1
+  std::vector<std::vector<float>> moments_;  // of each parameter: the first ones, then the second ones
+};
+
+inline constexpr int64_t kBatchSize = 128;
+
+// Everything that the course of the training is a function of.
+struct Run {
+  Run() { session.seed = 1, session.world_size = 4; }
+  std::string task;
+  MlpSpec model;
+  int64_t steps = 0;
+  // The session of the service: method, statistics, exchange mode, layers, number of workers. Its seed is that of
+  // weights and batches too. Method "identity" averages the gradients and leaves the rest to the base optimizer.
+  SessionSpec session;
+  std::string optimizer = "adamw";
+  double learning_rate = 0.016;  // at the first step; falls linearly to zero
+};
+
+struct Options {
+  Run run;
+  int64_t steps = 0;        // 0: the task's own; ParseOptions has put them into `run`
+  std::string coordinator;  // host:port
+  std::string data_path;
+  std::string csv_path;
+};
+
+// Makes `run` one of the task "classifier" or "autoencoder", whose model is the session's layers. False for other
+// names.
+bool SetTask(absl::string_view name, Run& run);
+
+// Flags are --name=value or --name value. InvalidArgument names the flag, what was expected and what came.
+absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments, absl::string_view default_data_path);
 
 struct RowRange {
   int64_t begin = 0;
@@ -76,5 +137,74 @@ class Trainer {
 
 // FNV-1a of the weights' bits: equal replicas have equal hashes.
 uint64_t HashWeights(const std::vector<HostMatrix>& weights);
+
+// All ranks make the same calls in the same order, one thread each; every call waits for all ranks. Matrices are
+// contiguous, and have one shape on all ranks.
+class RankReducer {
+ public:
+  explicit RankReducer(int32_t ranks) : slots_(static_cast<size_t>(ranks)), weights_(slots_.size()), barrier_(ranks) {}
+
+  // matrix = sum_i weight_i matrix_i / sum_i weight_i over the ranks, in f64 and in rank order: all ranks get equal
+  // bits.
+  void WeightedMean(int32_t rank, double weight, MatrixView matrix) {
+    slots_[static_cast<size_t>(rank)].assign(matrix.data, matrix.data + matrix.size());
+    weights_[static_cast<size_t>(rank)] = weight;
+    barrier_.arrive_and_wait();
+    double total = 0;
+    for (const double one : weights_) total += one;
+    for (int64_t i = 0; i < matrix.size(); ++i) {
+      double sum = 0;
+      for (size_t r = 0; r < slots_.size(); ++r) {
+        sum += weights_[r] * static_cast<double>(slots_[r][static_cast<size_t>(i)]);
+      }
+      matrix.data[i] = static_cast<float>(sum / total);
+    }
+    barrier_.arrive_and_wait();  // no rank fills its slot again before all have read it
+  }
+
+  // matrix = the matrix of rank `root`.
+  void Broadcast(int32_t rank, int32_t root, MatrixView matrix) {
+    std::vector<float>& slot = slots_[static_cast<size_t>(root)];
+    if (rank == root) slot.assign(matrix.data, matrix.data + matrix.size());
+    barrier_.arrive_and_wait();
+    if (rank != root) std::copy(slot.begin(), slot.end(), matrix.data);
+    barrier_.arrive_and_wait();
+  }
+
+ private:
+  std::vector<std::vector<float>> slots_;  // of each rank
+  std::vector<double> weights_;
+  std::barrier<> barrier_;
+};
+
+// DIRECT: every worker sends its gradient and the shard averages them. DELEGATE: `reducer` averages, one worker for
+// each layer sends the average, and `reducer` passes the answer on. REPLAY and PULL_FACTORS: `reducer` averages, and
+// each worker preconditions the average itself. With a reducer LayerReady has one order on all ranks.
+class ServiceExchange final : public GradientExchange {
+ public:
+  // `worker` and `reducer` outlive the exchange; `reducer` may be null in DIRECT.
+  ServiceExchange(Worker& worker, RankReducer* reducer) : worker_(worker), reducer_(reducer) {}
+
+  RowRange Rows(int64_t batch_size) const override;
+  absl::Status LayerReady(uint64_t step, const LayerTap& tap) override;
+  absl::StatusOr<bool> Finish(uint64_t step, double loss, double learning_rate) override;
+
+ private:
+  struct Pending {
+    int64_t layer = 0;
+    MatrixView gradient;
+    PreconditionFuture future;  // where this rank sends the layer
+  };
+
+  absl::Status SendStatistics(uint64_t step, const LayerTap& tap);
+  // Passes the delegates' answers, and whether one of them was to skip, to all ranks.
+  bool ShareAnswers(bool apply);
+
+  Worker& worker_;
+  RankReducer* const reducer_;
+  std::vector<Pending> pending_;              // of the current step
+  uint64_t samples_ = 0;                      // rows of the current step
+  std::map<int64_t, uint64_t> lost_updates_;  // WorkerStatus::lost_updates of the last step
+};
 
 }  // namespace precondor::digits

@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 #include <nlohmann/json.hpp>
 
-#include "client/cpp/tools/ctl_options.h"
+#include "client/cpp/tools/ctl_commands.h"
 #include "client/cpp/tools/ctl_render.h"
 
 namespace precondor {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients in device memory whose streams are slow, hang, or come when no call waits any more.
-#include "client/cpp/src/device_send_queue.h"
-
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -12,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "client/cpp/src/device_answer.h"
+#include "client/cpp/src/device_gradients.h"
 #include "kernels/base/clock.h"
 #include "tests/support/fake_plane.h"
 

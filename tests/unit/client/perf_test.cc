@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/tools/perf.h"
+
 #include <string>
 #include <vector>
 
@@ -6,9 +8,7 @@
 #include "gtest/gtest.h"
 #include <nlohmann/json.hpp>
 
-#include "client/cpp/tools/perf_options.h"
-#include "client/cpp/tools/perf_rows.h"
-#include "client/cpp/tools/perf_sweep.h"
+#include "client/cpp/tools/perf_training.h"
 
 namespace precondor {
 namespace {
@@ -49,7 +49,7 @@ TEST(PerfOptionsTest, SaysWhatIsWrong) {
     return std::string(ParsePerfOptions(arguments).status().message());
   };
   EXPECT_THAT(message({"training"}), HasSubstr("unknown flag training"));
-  EXPECT_THAT(message({"--workload"}), HasSubstr("--workload needs a value"));
+  EXPECT_THAT(message({"--workload"}), HasSubstr("--workload: expected a value"));
   EXPECT_THAT(message({"--speed=1"}), HasSubstr("unknown flag --speed"));
   EXPECT_THAT(message({"--workers=0"}), HasSubstr("--workers: expected 1 ... 100000, got \"0\""));
   EXPECT_THAT(message({"--workers=1,,2"}), HasSubstr("--workers: expected 1 ... 100000, got \"1,,2\""));

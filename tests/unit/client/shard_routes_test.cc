@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "client/cpp/src/traffic.h"
+#include "client/cpp/src/shard_link.h"
 
 namespace precondor {
 namespace {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/src/version.h"
-
 #include <string>
 
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+
+#include "client/cpp/src/control.h"
 
 namespace precondor {
 namespace {

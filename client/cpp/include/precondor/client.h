@@ -23,6 +23,7 @@
 
 #include "kernels/base/client_security.h"
 #include "kernels/base/matrix_view.h"
+#include "kernels/base/method_traits.h"
 #include "kernels/base/session_spec.h"
 #include "precondor/gradient_buffers.h"
 
@@ -266,5 +267,8 @@ class Worker {
   // Gives the rank back to the coordinator. The destructor closes the connections and does not give the rank back.
   virtual absl::Status Leave() = 0;
 };
+
+// Returns the methods of this version, in no particular order. Thread-safe.
+std::vector<MethodTraits> KnownMethods();
 
 }  // namespace precondor

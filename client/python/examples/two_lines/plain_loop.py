@@ -3,8 +3,10 @@
 """Trains an autoencoder of handwritten digits: a plain loop. The lines with `pre` are Precondor's.
 
   plain_loop.py
+  plain_loop.py --compile inductor        torch 2.4 or later, and a C++ compiler; aot_eager needs none
 """
 
+import argparse
 import pathlib
 import sys
 
@@ -15,9 +17,14 @@ from precondor.torch import Preconditioner
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from digits_data import Digits
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--compile", metavar="BACKEND")
+backend = parser.parse_args().compile
 torch.manual_seed(1)
 digits = Digits()
 model = nn.Sequential(nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 48), nn.Tanh(), nn.Linear(48, 64))
+if backend:
+    model = torch.compile(model, backend=backend, fullgraph=True)
 pre = Preconditioner(model, "local")
 optimizer = pre.make_optimizer(lr=0.01)
 for step in range(101):

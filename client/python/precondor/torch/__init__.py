@@ -9,6 +9,6 @@ from .._options import Selection
 from ._layers import register_layer
 from ._optimizer import BaseOptimizer
 from ._preconditioner import Preconditioner
-from ._result import StepResult
+from ._reporter import StepResult
 
 __all__ = ["BaseOptimizer", "Preconditioner", "Selection", "StepResult", "register_layer"]

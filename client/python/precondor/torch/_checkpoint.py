@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple, TypeVar, Unio
 import torch
 
 from .._client import Client, Session, Worker
-from .. import _programs
+from .. import server
 from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, ResourceExhaustedError, UnavailableError, invalid
 from .._options import Security
 from .._session import SessionSpec
@@ -154,7 +154,7 @@ def restore_snapshot(state: Mapping[str, Any], paths: Union[str, "os.PathLike[st
         paths = [paths]
     if not precondorctl:
         try:
-            precondorctl = _programs.path_of("precondorctl")
+            precondorctl = server.path_of("precondorctl")
         except UnavailableError:
             precondorctl = "precondorctl"
     files = [f"--{field.replace('_', '-')}={path}" for field, path in dataclasses.asdict(security or Security()).items() if path]

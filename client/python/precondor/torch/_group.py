@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from .._errors import AbortedError, DeadlineExceededError, PrecondorError, from_status
-from ._compiled import original
+from ._hooks import original
 
 _TorchError: Any = getattr(dist, "DistBackendError", RuntimeError)  # which torch before 2.0 has not
 _TIMED_OUT = re.compile("timed out|timeout", re.IGNORECASE)

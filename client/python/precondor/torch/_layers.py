@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from .._errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError
-from .._layer_methods import by_pattern, compile_pattern, expect_whole_updates
+from .._session import Layer, LayerMethod, Method, as_method, by_pattern, compile_pattern, expect_whole_updates
 from .._options import Selection
-from .._session import Layer, LayerMethod, Method, as_method
 
 # (rows of the input without the 1 of a bias, rows of the output's gradient), both [n, d], of one group.
 Rows = Tuple[torch.Tensor, torch.Tensor]

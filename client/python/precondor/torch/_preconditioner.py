@@ -19,19 +19,17 @@ from .. import server
 from .._client import Client, Session, Worker
 from .._errors import (FailedPreconditionError, InvalidArgumentError, PrecondorError, UnavailableError,
                        UnimplementedError, check_number, from_status)
-from .._layer_methods import statistics_of
+from .._session import Fallback, Layer, Method, SessionSpec, statistics_of, traits_of
 from .._options import ClientOptions, Selection, Statistics
-from .._session import Fallback, Layer, Method, SessionSpec, traits_of
 from . import _group, _layers, _local, _optimizer, _recipe, _sharded
 from ._amp import skip_text, trained_by, unscale
 from ._arguments import check_options, check_types, count_of, number_of, rate_of
 from ._buckets import average_rest, rest_of
 from ._checkpoint import (add_factors, check_state, has_factors, lacks_factors, make_state, open_session, restore_factors,
                           restore_snapshot)
-from ._compiled import SUPPORTED, Switch, guard_hooks, is_compiled, lost_call, original
+from ._hooks import SUPPORTED, Switch, guard_hooks, is_compiled, lost_call, original
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, scale_of, shards_of, slots_of, store
-from ._reporter import Reporter
-from ._result import StepResult
+from ._reporter import Reporter, StepResult
 from ._tensor_parallel import divide, divided, own_parts
 from ._watch import watch
 

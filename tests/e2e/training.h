@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training in one process and through a service: final weights, which tests compare.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "kernels/backend.h"
+#include "kernels/base/session_spec.h"
+#include "kernels/methods/method.h"
+#include "tests/e2e/trainer/model.h"
+#include "tests/e2e/trainer/trainer.h"
+
+namespace precondor::e2e {
+
+class InProcessExchange final : public digits::GradientExchange {
+ public:
+  // `backend` outlives the exchange.
+  static absl::StatusOr<std::unique_ptr<InProcessExchange>> Make(SessionSpec spec, Backend& backend);
+
+  digits::RowRange Rows(int64_t batch_size) const override { return digits::RowRange{0, batch_size}; }
+  absl::Status LayerReady(uint64_t step, const digits::LayerTap& tap) override;
+  absl::StatusOr<bool> Finish(uint64_t step, double loss, double learning_rate) override { return true; }
+
+ private:
+  InProcessExchange(SessionSpec spec, Backend& backend) : spec_(std::move(spec)), backend_(backend) {}
+
+  const SessionSpec spec_;
+  Backend& backend_;
+  std::vector<std::unique_ptr<LayerState>> states_;
+};
+
+// Trains `run` in this process: the course that training through the service takes, but for rounding.
+absl::StatusOr<digits::Mlp> TrainInProcess(const digits::Run& run, const digits::DigitsData& data);
+
+struct ServiceRun {
+  std::string coordinator;  // host:port
+  std::string session;      // its name; unique on the coordinator
+  digits::Run run;
+  // Not 0: every rank hands its layers over in an order of its own at every step, drawn by this seed. DIRECT only.
+  uint64_t shuffle_seed = 0;
+};
+
+// Final weights of every rank. The session is closed afterwards.
+absl::StatusOr<std::vector<std::vector<digits::HostMatrix>>> TrainThroughService(const ServiceRun& job,
+                                                                                 const digits::DigitsData& data);
+
+// A run of 4 workers whose method and statistics are those of a row of tests/bench/digits.py, by its name there, in
+// f32. Aborts for a name that is not below.
+digits::Run RunOfRow(absl::string_view row, absl::string_view task, int64_t steps);
+
+// |x - y| / |y| over all layers together.
+double RelativeDifference(const std::vector<digits::HostMatrix>& x, const std::vector<digits::HostMatrix>& y);
+
+}  // namespace precondor::e2e
