@@ -177,6 +177,8 @@ class Outbox {
   absl::Time NextEvent(absl::Time now) const;
 
   size_t unacknowledged() const { return unacknowledged_; }
+  // Whether a part of an entry's payload is written, and the rest is not.
+  bool sending() const { return sending_.has_value(); }
   bool empty() const { return entries_.empty(); }
 
  private:

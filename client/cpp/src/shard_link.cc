@@ -106,7 +106,10 @@ absl::Time ShardLink::Tick(absl::Time now) {
   absl::Time next;
   {
     MutexLock lock(mu_);
+    const bool was_sending = outbox_.sending();
     expired = outbox_.TakeExpired(now);
+    // The shard holds the first part of that payload as long as the stream.
+    if (was_sending && !outbox_.sending()) CancelStream();
     broken = broken_;
     for (const Outbox::Item& item : expired) {
       if (item->result == nullptr) hooks_.refused_statistics(LateError(item->id, broken));

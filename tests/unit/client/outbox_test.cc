@@ -193,6 +193,16 @@ TEST_F(OutboxTest, ExpiresWhatIsLate) {
   EXPECT_EQ(WriteAll(), "G0.0[0+10]");
 }
 
+TEST_F(OutboxTest, TellsOfAPayloadThatExpiresBetweenItsChunks) {
+  outbox_.StartStream(4 * wire::kChunkBytes);
+  ASSERT_TRUE(Add(Gradient(0, 0), wire::kChunkBytes + 1, kNow + absl::Seconds(1)).ok());
+  EXPECT_FALSE(outbox_.sending());
+  ASSERT_TRUE(outbox_.Next(kNow).has_value());
+  EXPECT_TRUE(outbox_.sending());
+  EXPECT_EQ(outbox_.TakeExpired(kNow + absl::Seconds(1)).size(), 1u);
+  EXPECT_FALSE(outbox_.sending());
+}
+
 TEST_F(OutboxTest, TakeAllLeavesNothing) {
   outbox_.StartStream(kCredit);
   ASSERT_TRUE(Add(Statistics(0, 0), 10).ok());
