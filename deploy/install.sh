@@ -18,6 +18,7 @@ test_packages=(
   python3-yaml python3-grpcio python3-protobuf python3-numpy
   python3-torch  # 570 MB with what it needs; has gloo
   bible-kjv      # the text of an example
+  python3-matplotlib  # the figure of an example
 )
 
 bench_packages=(python3-torch bible-kjv mate-backgrounds)

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -203,6 +204,22 @@ class ProgramsTest(unittest.TestCase):
         self.assertNotIn("Traceback", rest)
         with self.assertRaises(ProcessLookupError):
             os.kill(own_server, 0)
+
+    def test_the_notebook_draws_both_losses(self):
+        import matplotlib  # pylint: disable=import-outside-toplevel,unused-import  # deploy/install.sh --test has it
+        cells = (EXAMPLES / "losses_notebook.py").read_text(encoding="utf-8")
+        self.assertIn("STEPS = 600\n", cells)
+        self.assertGreaterEqual(cells.count("\n# %%"), 8)
+        few = self.folder / "few.py"
+        few.write_text(cells.replace("STEPS = 600\n", "STEPS = 40\n"), encoding="utf-8")
+        path = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run([sys.executable, "-B", few], cwd=self.folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+                              env={**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "PYTHONPATH": path})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for name in ("AdamW", "Precondor"):
+            first, last = map(float, re.search(rf"^{name}: loss ([\d.]+) at the first step, ([\d.]+) at the last", done.stdout, re.MULTILINE).groups())
+            self.assertLess(last, 0.5 * first)
+        self.assertEqual((self.folder / "losses.png").read_bytes()[:4], b"\x89PNG")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/wire_bounds.h"
 #include "server/policy/fallback.h"
 
 namespace precondor {
