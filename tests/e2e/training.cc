@@ -16,6 +16,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/methods/registry.h"
 #include "precondor/client.h"
 #include "precondor/statistics.h"
 #include "tests/e2e/trainer/model.h"
