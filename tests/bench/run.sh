@@ -96,9 +96,9 @@ esac
 case "$filter" in
   . | *gemm*) run gemm "$build/tests/bench/gemm_bench" --json="$out/gemm.json" "${quick_flags[@]}" ;;
 esac
-for rows in statistics jobs; do
+for rows in statistics jobs layers; do
   case "$rows:$filter" in
-    *:. | statistics:*statistics* | statistics:*memory* | jobs:*jobs*)
+    *:. | statistics:*statistics* | statistics:*memory* | jobs:*jobs* | layers:*layers*)
       run "$rows" "$build/tests/bench/service_bench" --rows="$rows" --server-binary="$build/server/precondor-server" \
         --json="$out/$rows.json" "${load_flags[@]}" ;;
   esac

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a server under load: the families statistics/ and memory/, or jobs/, of tests/bench/run.sh.
+// Rows of a server under load: the families statistics/ and memory/, jobs/, or layers/, of tests/bench/run.sh.
 #include <algorithm>
 #include <atomic>
 #include <fstream>
@@ -9,6 +9,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <sys/resource.h>
 #include <thread>
 #include <vector>
 
@@ -374,23 +375,101 @@ absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& option
   return rows;
 }
 
-constexpr char kUsage[] = R"(Usage: service_bench --rows=statistics|jobs --server-binary=FILE [FLAGS]
+// --- a step of small layers ------------------------------------------------------------------------------------------
+
+constexpr int kStepLayers = 16;
+constexpr int64_t kStepSide = 64;
+constexpr double kTargetMilliseconds = 0.4;
+constexpr double kTargetMicroseconds = 20;  // of both processes, for a layer
+
+double ProcessorSeconds() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) { return static_cast<double>(time.tv_sec) + 1e-6 * time.tv_usec; };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+// Runs one step, and returns its milliseconds.
+absl::StatusOr<double> LayersStep(Worker& worker, uint64_t step, const std::vector<float>& gradient,
+                                  std::vector<std::vector<float>>& answers) {
+  const absl::Time start = MonotonicNow();
+  std::vector<PreconditionFuture> futures;
+  for (size_t layer = 0; layer < kStepLayers; ++layer) {
+    futures.push_back(worker.Precondition(step, static_cast<int64_t>(layer),
+                                          {ConstMatrixView(gradient.data(), kStepSide, kStepSide),
+                                           MatrixView(answers[layer].data(), kStepSide, kStepSide)},
+                                          1,
+                                          /*more=*/true));
+  }
+  // As the Python client does: the last one's answer is usually the last, so that this thread wakes up once.
+  for (auto future = futures.rbegin(); future != futures.rend(); ++future) {
+    PRECONDOR_RETURN_IF_ERROR(future->Wait().status());
+  }
+  const double milliseconds = absl::ToDoubleMilliseconds(MonotonicNow() - start);
+  PRECONDOR_RETURN_IF_ERROR(worker.ReportStep(step, 1, 1, true, 0.1).Wait().status());
+  return milliseconds;
+}
+
+absl::StatusOr<std::vector<PerfRow>> MeasureLayers(const PerfOptions& options, const PerfServer& server) {
+  SessionSpec spec;
+  spec.name = "perf-step";
+  spec.method.name = "identity";
+  spec.inv_freq = 1 << 30;
+  spec.warmup_steps = 0;
+  for (int layer = 0; layer < kStepLayers; ++layer)
+    spec.layers.push_back({absl::StrCat("l", layer), kStepSide, kStepSide, false});
+  ClientOptions client_options;
+  client_options.coordinator = server.address();
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Client::Connect(client_options));
+  PRECONDOR_RETURN_IF_ERROR(client->OpenSession(spec).status());
+  const std::vector<float> gradient(kStepSide * kStepSide, 0.5F);
+  std::vector<std::vector<float>> answers(kStepLayers, gradient);  // must outlive the worker
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, client->Join(spec.name, {0, 0}));
+  uint64_t step = 0;
+  std::vector<double> milliseconds;
+  double own = 0, servers = 0;
+  for (int64_t i = 0; i < options.warmup + options.steps; ++i) {
+    if (i == options.warmup) own = ProcessorSeconds(), servers = server.processor_seconds();
+    PRECONDOR_ASSIGN_OR_RETURN(const double took, LayersStep(*worker, step++, gradient, answers));
+    if (i >= options.warmup) milliseconds.push_back(took);
+  }
+  const auto micros = [&](double seconds) { return 1e6 * seconds / static_cast<double>(options.steps * kStepLayers); };
+  own = micros(ProcessorSeconds() - own);
+  servers = micros(server.processor_seconds() - servers);
+  worker.reset();
+  PRECONDOR_RETURN_IF_ERROR(client->CloseSession(spec.name).status());
+  PerfRow p50{"layers/step_p50", Percentile(milliseconds, 0.5), "ms"};
+  p50.target = kTargetMilliseconds;
+  p50.pass = p50.value <= *p50.target;
+  PerfRow both{"layers/processor", own + servers, "us"};
+  both.target = kTargetMicroseconds;
+  both.pass = both.value <= *both.target;
+  return std::vector<PerfRow>{p50,
+                              {"layers/step_p99", Percentile(milliseconds, 0.99), "ms"},
+                              both,
+                              {"layers/processor_client", own, "us"},
+                              {"layers/processor_server", servers, "us"}};
+}
+
+constexpr char kUsage[] = R"(Usage: service_bench --rows=statistics|jobs|layers --server-binary=FILE [FLAGS]
   --rows=statistics  statistic steps of BERT-Large's 144 linear layers: workers send one f16 vector a side and layer, the
                      server applies them. p50 and p99 of a whole step, the part that is not kernels (less the time in
                      updates by the server's counters, over its threads; the same with factors of rank 1; and transport
                      alone, with the method identity), and the server's memory against the computed.
   --rows=jobs        a small job (4 layers of 64 x 64, method muon) alone and beside a large one (16 of 384 x 384) on the
                      server, in turns: p50 and p99 of its steps, at most twice as long beside as alone.
+  --rows=layers      a step of 16 layers of 64 x 64, method identity, by one worker: its p50 and p99, and the processor
+                     time of a layer.
   --server-binary=FILE  the precondor-server to start on loopback and stop; its memory is read
   --json=FILE        the rows {name, value, unit, limit, ratio, target, pass}
   --workers=8  --steps=60  --warmup=40  --rank=128  --threads=2
 )";
 
 absl::StatusOr<std::vector<PerfRow>> Measure(const std::string& rows, const PerfOptions& options) {
-  const std::map<std::string, decltype(&MeasureJobs)> families = {{"jobs", MeasureJobs},
-                                                                  {"statistics", MeasureStatistics}};
+  const std::map<std::string, decltype(&MeasureJobs)> families = {
+      {"jobs", MeasureJobs}, {"layers", MeasureLayers}, {"statistics", MeasureStatistics}};
   const auto family = families.find(rows);
-  if (family == families.end()) return absl::InvalidArgumentError("--rows: expected jobs or statistics");
+  if (family == families.end()) return absl::InvalidArgumentError("--rows: expected jobs, layers or statistics");
   const auto server = PerfServer::Start(options);
   if (!server.ok()) return server.status();
   return family->second(options, **server);
