@@ -195,7 +195,7 @@ class Backend {
   // the direction is 0. squares = |d|^2, |direction|^2, |u|^2; if one of them is not finite, all outputs and the
   // squares behind it are unspecified. Outputs must not alias each other or an input. `precision` rounds the factors of
   // all products, and kBf16 x and the products too. Backends without an implementation in `precision` use f32.
-  // Scratch of the default: m n + 4 k^2 elements, k = min(m, n), or m n + 2 k^2 if max(m, n) < 2 k.
+  // Scratch of the default: m n + 2 k^2 elements, k = min(m, n), or m n + 4 k^2 where operation::OnGram.
   absl::Status NewtonSchulz(const operation::NewtonSchulz& step);
   // One step of orthogonal iteration for symmetric a [n, n], of which both triangles are read, from the orthonormal
   // rows of q [n, n]: sorts the rows by falling q_i' a q_i, multiplies them by a and makes them orthonormal as

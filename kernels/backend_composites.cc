@@ -98,13 +98,6 @@ absl::Status ProductOfLowRank(Backend& backend, const LowRankInverse& out_side, 
   return backend.Gemm(-scale, left.view(), Transpose::kNo, right.view(), Transpose::kNo, 1.0, u);
 }
 
-// If max(m, n) is at least this many times min(m, n), iterations on the matrix [k, k] take fewer products: of each pair
-// of 2 k^2 max(m, n), they take one instead of `steps`, and of 2 k^3, four instead of one, all with symmetric results.
-constexpr int64_t kLeastRatioOfGram = 2;
-// Rounding leaves eigenvalues of x x' that are a little below 0, and each iteration takes them 12 times as far below.
-// After five iterations of f32 their part of the answer is below 1e-3.
-constexpr int64_t kMostGramSteps = 5;
-
 // p = (linear I + cubic a + quintic a a) for symmetric a.
 absl::Status Polynomial(Backend& backend, ConstMatrixView a, MatrixView p) {
   PRECONDOR_RETURN_IF_ERROR(backend.Copy(a, p));
@@ -375,9 +368,9 @@ absl::Status Backend::RunByPrimitives(const operation::NewtonSchulz& step) {
   const MatrixView x = normalized.view();
   PRECONDOR_RETURN_IF_ERROR(Copy(direction, x));
   PRECONDOR_RETURN_IF_ERROR(ScaleBy(1 / (std::sqrt(step.squares[1]) + step.epsilon), x));
-  const bool on_gram = std::max(m, n) >= kLeastRatioOfGram * std::min(m, n) && step.steps <= kMostGramSteps;
-  PRECONDOR_RETURN_IF_ERROR(on_gram ? IterateOnGram(*this, step.steps, step.scale, x, step.u)
-                                    : IterateOnMatrix(*this, step.steps, step.scale, x, step.u));
+  PRECONDOR_RETURN_IF_ERROR(operation::OnGram(m, n, step.steps)
+                                ? IterateOnGram(*this, step.steps, step.scale, x, step.u)
+                                : IterateOnMatrix(*this, step.steps, step.scale, x, step.u));
   PRECONDOR_ASSIGN_OR_RETURN(step.squares[2], Dot(step.u, step.u));
   return absl::OkStatus();
 }

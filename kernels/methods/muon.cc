@@ -222,16 +222,16 @@ class Muon final : public Method {
     return (matrices * Elements(layer) + 2 * FactorElements(layer)) * kElementBytes;
   }
 
-  // The next state, and either the iteration's second matrix and four square matrices of the short side, or in batches
-  // (RunTogether) two of each and one more that unused places of a batch share, with padding.
-  // With a factor, one more matrix; then, one after the other, the iterations, a batch of products
-  // (FixedBatches), and the inverse.
+  // The next state, and either the iteration's second matrix and two or four square ones of the short side, or in
+  // batches (RunTogether) two of each and one more that unused places of a batch share, with padding. With a factor,
+  // one more matrix; then, one after the other, the iterations, a batch of products (FixedBatches), and the inverse.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
     const int64_t k = ShortSide(layer);
     const int64_t of_row = 7, of_matrix = 127;  // elements of padding
     const int64_t batched = 3 * (layer.d_out * (layer.d_in + of_row) + k * (k + of_row) + 2 * of_matrix);
     const bool bf16 = config_.precision.value_or(ProductPrecision::kBf16) == ProductPrecision::kBf16;
-    const int64_t scratch = std::max(Elements(layer) + 4 * k * k, bf16 ? batched / 2 : batched);
+    const int64_t squares = operation::OnGram(layer.d_out, layer.d_in, config_.ns_steps) ? 4 : 2;
+    const int64_t scratch = std::max(Elements(layer) + squares * k * k, bf16 ? batched / 2 : batched);
     const int64_t square = FactorElements(layer);
     if (square == 0) return StateBytes(layer) + scratch * kElementBytes;
     const int64_t products = std::max(Elements(layer), square);

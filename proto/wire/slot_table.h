@@ -12,7 +12,6 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/mutex.h"
-#include "kernels/device_plane.h"
 #include "precondor/v1/precondition.pb.h"
 
 namespace precondor::wire {
