@@ -141,7 +141,7 @@ FallbackDecision Decide(const FallbackConfig& config, const FallbackState& state
 // indicates a change.
 FallbackState Force(const FallbackConfig& config, const FallbackState& state, std::optional<Mode> mode);
 
-// Returns `schedule` (server/policy/lease.h) with a decision applied. Steps before `first_open_step` keep their modes.
+// Returns `schedule` with a decision applied. Steps before `first_open_step` keep their modes.
 // Applying a decision again changes nothing.
 std::vector<ModeInterval> ApplyDecision(const FallbackDecision& decision, absl::Span<const ModeInterval> schedule,
                                         uint64_t first_open_step);

@@ -169,7 +169,7 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments, 
   options.data_path = std::string(default_data_path);
   SetTask("autoencoder", options.run);
   PRECONDOR_ASSIGN_OR_RETURN(const ParsedOptions flags, ParseFlags(arguments, Flags(options)));
-  if (flags.help) return absl::InvalidArgumentError("tests/e2e/trainer/options.cc has the flags");
+  if (flags.help) return absl::InvalidArgumentError("tests/e2e/trainer/trainer.cc has the flags");
   if (options.steps > 0) options.run.steps = options.steps;
   return options;
 }
