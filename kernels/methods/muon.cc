@@ -239,8 +239,8 @@ class Muon final : public Method {
            std::max(std::max(scratch, products) * kElementBytes, SpdInverseScratchBytes(layer.d_in));
   }
 
-  // Per iteration: X X' and P X take 2 k m n each, A A takes 2 k^3. A factor takes two products, and an inverse where
-  // that is due.
+  // Without operation::OnGram, which takes less. Per iteration: X X' and P X take 2 k m n each, A A takes 2 k^3. A
+  // factor takes two products, and an inverse where that is due.
   double StepFlops(const LayerSpec& layer, int64_t) const override {
     const auto k = static_cast<double>(ShortSide(layer)), elements = static_cast<double>(Elements(layer));
     const auto square = static_cast<double>(FactorElements(layer)), d_in = static_cast<double>(layer.d_in);

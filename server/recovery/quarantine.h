@@ -23,7 +23,7 @@
 namespace precondor::recovery {
 
 // The quarantine on a shard's disk. Each session has a directory `<dir>/<session_id>` with a copy of its records from
-// the shard's log and a state file. The session's snapshots and released factors stay where they are.
+// the shard's log and a state file. The session's snapshots stay where they are.
 //
 // A session that has returned keeps its directory until two later snapshots are durable. Until then its records are the
 // ones in the directory, followed by those of the shard's log from the sequence of its return on.

@@ -261,7 +261,7 @@ def check(tree):
 
 CASES = [
     Case("allowed", {
-        "server/core/shard/shard.cc": '#include <vector>\n#include "server/policy/lease.h"\n#include "kernels/backend.h"\n',
+        "server/core/shard/shard.cc": '#include <vector>\n#include "server/policy/fallback.h"\n#include "kernels/backend.h"\n',
         "server/metrics/registry.cc": "#include <prometheus/registry.h>\n",
         "kernels/cuda/gemm.cu": "#include <cuda_runtime.h>\n",
         "server/app/config.cc": "const char* v = std::getenv(name);\n",

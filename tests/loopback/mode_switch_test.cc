@@ -307,6 +307,7 @@ TEST_P(ModeSwitchTest, ShardsThatLoseTheirMemoryInFirstOrderHaveFreshFactorsAtTh
   job.Force(v1::MODE_SECOND_ORDER);
   const auto rest = job.Run(40, kEnd);
   for (uint64_t step = kBack; step < kEnd; ++step) ExpectSecondOrder(rest[step - 40], step, (step - kBack) / 2 + 1);
+  for (const auto& worker : job.workers) EXPECT_TRUE(worker->status().lost_updates.empty());
 }
 
 TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {

@@ -25,12 +25,12 @@ class SimLink {
     uint64_t epoch = 0;
     uint32_t rank = 0;
     uint64_t incarnation = 0;
-    bool keep_gradients = false;  // see ShardLink::Options
+    bool keep_gradients = false, has_factors = false;  // see ShardLink::Options
   };
   struct Hooks {
     std::function<void(uint32_t layer, const GradientResult& result)> answered;  // a gradient
     std::function<void()> handed;  // a pull or a fetch has its answer, or never gets one
-    std::function<uint64_t()> drop_unanswered_before;
+    std::function<uint64_t()> last_first_order;
     std::function<void(uint64_t epoch)> stale_epoch;
     std::function<void(const absl::Status&)> failed;  // an error that the rank's trainer gets
   };

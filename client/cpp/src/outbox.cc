@@ -327,6 +327,10 @@ void Outbox::DropBefore(uint64_t step) {
 
 void Outbox::DropUnansweredBefore(uint64_t step) {
   if (working_on_ > step) DropBefore(step);
+  ForgetVersionsBefore(step);
+}
+
+void Outbox::ForgetVersionsBefore(uint64_t step) {
   std::set<uint32_t> dropped;
   for (auto& [layer, last] : answered_) {
     if (last.step >= step || last.factor_version == 0) continue;

@@ -102,9 +102,12 @@ class Outbox {
   // stream's, the kept contributions are sent again too, each at its place, and before everything a RESUME for each
   // layer that has had an answer. Returns true in that case; false for the first stream.
   bool StartStream(uint64_t credit_bytes, uint64_t shard_generation = 0);
-  // Records that the workers have dropped the factors of all steps before `step`, so that no RESUME claims them. If
-  // this rank works on a later step than `step`, all ranks do, and contributions of earlier steps are not repeated for
-  // the other ranks: the shard would apply them to newer factors.
+  // Records that first order has followed the steps before `step`, so that no RESUME claims their factors: a shard that
+  // has lost them meanwhile has lost nothing that an answer needs.
+  void ForgetVersionsBefore(uint64_t step);
+  // ForgetVersionsBefore for workers that have the factors themselves and have dropped those of these steps. If this
+  // rank works on a later step than `step`, all ranks do, and contributions of earlier steps are not repeated for the
+  // other ranks: the shard would apply them to newer factors.
   void DropUnansweredBefore(uint64_t step);
   void StopStream();
   // Tells the shard that this process has taken its rank over and sends nothing for the layer before `step`. Sends a

@@ -147,8 +147,7 @@ bool ShardLink::OpenWith(std::unique_ptr<wire::SharedMemory> memory) {
 }
 
 void ShardLink::Open(const v1::ExchangeResponse& credit, std::unique_ptr<wire::SharedMemory> memory) {
-  const uint64_t drop_unanswered_before =
-      hooks_.drop_unanswered_before == nullptr ? 0 : hooks_.drop_unanswered_before();
+  const uint64_t first_order = hooks_.last_first_order == nullptr ? 0 : hooks_.last_first_order();
   MutexLock lock(mu_);
   if (state_ != StreamState::kOpening) return;
   if (memory != nullptr) stream_->UseSharedMemory(std::move(memory));
@@ -158,7 +157,11 @@ void ShardLink::Open(const v1::ExchangeResponse& credit, std::unique_ptr<wire::S
   bundles_ = credit.takes_bundles();
   path_.OnStreamOpen(credit);
   changed_.notify_all();
-  outbox_.DropUnansweredBefore(drop_unanswered_before);
+  if (options_.has_factors) {
+    outbox_.DropUnansweredBefore(first_order);
+  } else {
+    outbox_.ForgetVersionsBefore(first_order);
+  }
   backoff_ = kFirstBackoff;
   if (outbox_.StartStream(credit.credit_bytes(), credit.shard_generation()))
     outbox_.RetryRefusalsUntil(MonotonicNow() + options_.result_timeout);

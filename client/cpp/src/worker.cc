@@ -121,10 +121,11 @@ std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint
   link.connect_timeout = options_.connect_timeout;
   link.result_timeout = options_.result_timeout;
   link.keep_gradients = spec_.exchange != ExchangeMode::kDelegate && spec_.world_size > 1;
+  link.has_factors = WorkersPrecondition(spec_);
   ShardLink::Hooks hooks;
   hooks.wake = [this] { Wake(); };
   hooks.stale_epoch = [this](uint64_t stale) { OnStaleEpoch(stale); };
-  if (WorkersPrecondition(spec_)) hooks.drop_unanswered_before = [this] { return steps_->LastFirstOrder(); };
+  hooks.last_first_order = [this] { return steps_->LastFirstOrder(); };
   hooks.forgotten = [this] { Ask(); };
   hooks.fatal = [this](const absl::Status& status) { Fail(status); };
   hooks.refused_statistics = [this](const absl::Status& status) { OnRefusedStatistics(status); };

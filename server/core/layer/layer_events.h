@@ -64,8 +64,7 @@ struct Closed {
 // The worker can do the next piece of work. The effects are those of that piece. If there are none, the worker sleeps
 // until WakeWorker.
 struct WorkerReady {};
-// The factors are about to be read. The effects apply the pending updates of the journal: these belong to
-// the current factors and would otherwise never get their turn.
+// The factors are about to be read. The effects apply the pending updates of the journal, which the reader expects.
 struct FactorsNeeded {};
 struct UpdateDone {
   StepId id = 0;

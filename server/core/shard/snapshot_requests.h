@@ -33,8 +33,8 @@ class SnapshotRequests {
   // Gives a layer the factors of an image as of `at.step`, or fresh factors if the image has none. Precondition: no
   // rank has joined the session. If the coordinator has ordered a restore, the last layer completes the shard's part.
   // Does nothing if the layer has been restored before.
-  // Errors change nothing: NOT_FOUND (UNKNOWN_SESSION), FAILED_PRECONDITION if the session is in use, has no factors or
-  // does not have the layer here (NOT_OWNER), and the errors of LayerState::Load.
+  // Errors change nothing: NOT_FOUND (UNKNOWN_SESSION), FAILED_PRECONDITION if the session is in use or does not
+  // have the layer here (NOT_OWNER), and the errors of LayerState::Load.
   absl::Status RestoreLayer(const LayerImage& image);
   // Returns an upper bound of the saved state's bytes in an image for this layer. Returns PERMISSION_DENIED if `caller`
   // does not show the session's secret, and the errors of RestoreLayer except those of LayerState::Load.

@@ -84,6 +84,20 @@ TEST_F(OutboxTest, APullIsKeptAndTheLastOneIsToldToAnotherMemory) {
   EXPECT_THAT(WriteAll(), StartsWith("R20.0v0"));
 }
 
+TEST_F(OutboxTest, VersionsFromBeforeFirstOrderAreNotClaimed) {
+  outbox_.StartStream(kCredit, 7);
+  ASSERT_TRUE(Add(Gradient(10, 0), 10).ok());
+  WriteAll();
+  EXPECT_NE(outbox_.Acknowledge(Gradient(10, 0)), nullptr);
+  Finish(Gradient(10, 0));
+  outbox_.ForgetVersionsBefore(10);
+  outbox_.StartStream(kCredit, 8);
+  EXPECT_EQ(WriteAll(), "R10.0v100 | G10.0[0+10]");
+  outbox_.ForgetVersionsBefore(11);
+  outbox_.StartStream(kCredit, 9);
+  EXPECT_EQ(WriteAll(), "R10.0v0 | G10.0[0+10]");
+}
+
 TEST_F(OutboxTest, RefusesTheSameKeyTwiceUntilItIsDone) {
   outbox_.StartStream(kCredit);
   ASSERT_TRUE(Add(Statistics(0, 0), 10).ok());
