@@ -36,7 +36,7 @@ CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_step
       leases_(record.lease, lease_steps, GrantedThrough(record, members_, lease_steps)),
       // Reports are not written down: the ranks of a session from the journal may have made any number.
       progress_(spec.world_size, lease_steps, members_.ever_active()),
-      fallback_(std::move(record.lease.fallback)),
+      fallback_(record.lease.fallback),
       decision_(Decide(spec.fallback, fallback_)),
       snapshots_(spec.name) {}
 
