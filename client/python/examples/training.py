@@ -103,7 +103,7 @@ def method_option(text):
 
 
 def add_arguments(parser, steps, batch):
-    """What gpt and convnet have in common."""
+    """Adds the arguments that gpt and convnet share."""
     group = parser.add_argument_group("preconditioner")
     group.add_argument("--precondition", choices=("server", "none"), default="server", help="by Precondor or not at all (%(default)s)")
     group.add_argument("--method", choices=sorted(METHODS), default="mkor", help="the server's (%(default)s)")

@@ -33,7 +33,7 @@ _MOST_BYTES = 2048
 _MOST_CPU_BYTES = 65536  # JAX copies arrays of this size at once
 _FAILED = -1  # of a rank that raised an error; below 0, which is that of a step that is skipped
 
-# Of a rank, a step's scalars and the rank's shares: an i32, whether the rank may use its answers, and the answers.
+# A rank's scalars of a step and its shares: an i32, whether the rank may use its answers, and the answers.
 Callback = Callable[..., Tuple[Any, Any, List[np.ndarray]]]
 
 

@@ -33,7 +33,7 @@ DeviceTensor OnDevice(const char* what, const pybind11::object& array, int devic
 pybind11::array_t<float> NewMatrix(int64_t rows, int64_t cols);
 MatrixView ViewOf(pybind11::array_t<float>& matrix);
 
-// What is left out has its default. InvalidArgument names the field, what was expected and what came; so for an
+// A field that is left out has its default. InvalidArgument names the field, what was expected and what came; so for an
 // unknown field.
 absl::StatusOr<SessionSpec> SpecFromDict(const pybind11::dict& dict);
 // Every field.

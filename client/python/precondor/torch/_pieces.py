@@ -208,7 +208,7 @@ class _Part:
 
 def _part(slot: Any, piece: Piece) -> _Part:
     rows, cols = slot.layer.d_out, slot.layer.d_in
-    # Where the piece lies in the matrix; without memory.
+    # The place of the piece in the matrix; it has no memory.
     view = slot.matrix.split(torch.empty(rows, cols, device="meta"))[piece.part][piece.there]
     long = [one for one in range(view.dim()) if view.shape[one] > 1]
     down = sorted((one for one in long if view.stride(one) >= cols), key=lambda one: -view.stride(one))
