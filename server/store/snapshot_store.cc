@@ -326,11 +326,4 @@ absl::Status SnapshotStore::Remove(uint64_t id) {
   return RemoveTree(fs_, removed);
 }
 
-absl::Status SnapshotStore::Keep(uint64_t count) {
-  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, List());
-  const uint64_t kept = std::max<uint64_t>(count, 1);
-  for (size_t i = 0; i + kept < ids.size(); ++i) PRECONDOR_RETURN_IF_ERROR(Remove(ids[i]));
-  return absl::OkStatus();
-}
-
 }  // namespace precondor::store

@@ -91,9 +91,8 @@ struct FoundSnapshot {
 };
 
 // The snapshots in one directory. A greater id means a later snapshot.
-// Owned by one component; a lock file keeps others out. Threads: calls may overlap, except that Remove and Keep must
-// not overlap reads of a snapshot that they remove. `fs` must outlive the store, and the store must outlive its
-// writers.
+// Owned by one component; a lock file keeps others out. Threads: calls may overlap, except that Remove must not
+// overlap reads of the snapshot that it removes. `fs` must outlive the store, and the store must outlive its writers.
 class SnapshotStore {
  public:
   // Creates `dir` (its parent must exist), takes its lock and removes unfinished snapshots of an earlier process.
@@ -119,8 +118,6 @@ class SnapshotStore {
   absl::StatusOr<FoundSnapshot> LatestValid() const;
 
   absl::Status Remove(uint64_t id);  // OK if it does not exist
-  // Removes all but the `count` newest snapshots, oldest first. At least one remains.
-  absl::Status Keep(uint64_t count);
 
  private:
   SnapshotStore(FileSystem& fs, std::string dir) : fs_(fs), dir_(std::move(dir)) {}

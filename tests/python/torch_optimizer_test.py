@@ -118,6 +118,24 @@ class OptimizerTest(torch_case.ServerCase):
                 # torch rounds every product to bf16, by 2^-9, in five iterations of three products: 0.022 seen.
                 self.assertLess((moved - expected).norm() / expected.norm(), 0.05)
 
+    def test_a_clipped_answer_gives_one_warning(self):
+        model = Net()
+        pre = self.preconditioner(model, method="muon")
+        optimizer = pre.make_optimizer(0.01)
+
+        def one_step(clips_before, clips_after):
+            optimizer.zero_grad()
+            loss_of(model, 1).backward()
+            if clips_before:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            pre.step()
+            if clips_after:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+        self.expect_warning("", one_step, True, False)
+        self.expect_warning("Clip before", one_step, False, True)
+
     def train(self, name, how, **options):
         """The model after some steps, and what was reported as losses. how: of the loop."""
         model, losses = Net(), []

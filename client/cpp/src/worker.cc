@@ -194,7 +194,7 @@ WorkerStatus WorkerImpl::status() const {
 }
 
 absl::Status WorkerImpl::CheckResume(const WorkerDirective& directive, uint64_t epoch, uint64_t next_step) const {
-  if (directive.rollback_epoch <= epoch || next_step <= directive.resume_step) return absl::OkStatus();
+  if (!directive.LeavesBehind(epoch, next_step)) return absl::OkStatus();
   return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch,
                         absl::StrCat("session ", session_, ": the job has gone back to step ", directive.resume_step,
                                      ", rank ", rank_, " has answers of step ", next_step - 1, ": go back to step ",

@@ -46,11 +46,7 @@ absl::Status ReadMethod(const PlanOptions& options, MethodConfig& method) {
   for (const auto& [name, text] : options.method_options) {
     const auto info = std::find_if(known->begin(), known->end(),
                                    [&name = name](const OptionInfo& option) { return option.name == name; });
-    if (info == known->end()) {
-      const bool has_flag = name == "rank" || name == "representation";
-      return Wrong(has_flag ? name : "option", absl::StrCat("an option of method ", method.name),
-                   has_flag ? text : name);
-    }
+    if (info == known->end()) return Wrong("option", absl::StrCat("an option of method ", method.name), name);
     method.options[name] = ValueOf(info->type, text);
   }
   return MakeMethod(method).status();
@@ -154,15 +150,10 @@ std::vector<Flag> PlanFlags(PlanOptions& options) {
     options.method_options[parts.first] = parts.second;
     return absl::StrContains(text, '=') && !parts.first.empty();
   };
-  const auto set_method_option = [&options](const char* name) -> FlagSetter {
-    return [&options, name](absl::string_view text) { return Text(options.method_options[name])(text); };
-  };
   std::vector<Flag> flags = {
       {"preset", Text(options.preset)},
       {"layers", Text(options.layers_file)},
       {"method", Text(spec.method.name)},
-      {"rank", set_method_option("rank")},
-      {"representation", set_method_option("representation")},
       {"option", add_option, "NAME=VALUE"},
       {"scale", Integer(options.expand.scale, 1, kMaxDimension), range(1, kMaxDimension)},
       {"workers", Integer(spec.world_size, 1, kMaxWorldSize), range(1, kMaxWorldSize)},
@@ -211,10 +202,6 @@ Plan: the session
       The job has this many ranks.
   --method=NAME  default mkor
       The session has this method.
-  --rank=N  default the method's
-      The factors have this rank.
-  --representation=AUTO|DENSE|LOW_RANK  default AUTO
-      The factors have this form.
   --option=NAME=VALUE  default none
       The method has this option. Give the flag once for each option.
   --exchange=DIRECT|DELEGATE|SHARDED|REPLAY|PULL_FACTORS  default DIRECT
@@ -246,7 +233,7 @@ Exit status of plan: 0 the session fits; 1 it does not, or a file cannot be read
 
 Examples of plan, which asks no server
   precondorctl plan --preset=bert-large --workers=64 --exchange=DELEGATE --network-gbps=25 --shard-memory-gib=64
-  precondorctl plan --preset=llama2-7b --rank=128 --representation=LOW_RANK --exchange=REPLAY --device-tflops=30
+  precondorctl plan --preset=llama2-7b --option=rank=128 --exchange=REPLAY --device-tflops=30
   precondorctl plan --layers=model.json --shards=4 --json | jq .shards_by_memory
 )";
 }

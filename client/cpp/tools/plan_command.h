@@ -25,7 +25,7 @@ struct PlanOptions {
   std::string layers_file;  // one of preset and layers_file is given
   ExpandOptions expand;
   double shard_memory_gib = 8;
-  std::map<std::string, std::string> method_options;  // by name, as given: --rank, --representation and --option
+  std::map<std::string, std::string> method_options;  // by name, as given
   PlanInput input;                                    // without the layers
 };
 // The flags that set `options`, which outlives them.

@@ -116,7 +116,7 @@ class PayloadPool : public std::enable_shared_from_this<PayloadPool> {
 
   explicit PayloadPool(int64_t most_bytes) : most_bytes_(static_cast<uint64_t>(most_bytes)) {}
 
-  // Returns an empty payload, with room for `bytes` if one is kept that is at most a quarter larger.
+  // Returns an empty payload, with room for `bytes` if one is kept that is at most a sixteenth larger.
   Payload Take(uint64_t bytes);
   // Keeps the payload's memory if there is room for it. Its contents are of no use any more.
   void Give(Payload payload);

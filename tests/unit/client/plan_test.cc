@@ -146,8 +146,8 @@ TEST(PlanCommandTest, SaysWhetherTheSessionFits) {
 
 TEST(PlanOptionsTest, ReadsFlags) {
   const auto options =
-      ParseCtlOptions({"plan", "--preset=bert-large", "--workers", "64", "--exchange=DELEGATE", "--rank=128",
-                       "--representation=LOW_RANK", "--option=rule=BLEND", "--option=gamma=0.5", "--network-gbps=25",
+      ParseCtlOptions({"plan", "--preset=bert-large", "--workers", "64", "--exchange=DELEGATE", "--option=rank=128",
+                       "--option=representation=LOW_RANK", "--option=rule=BLEND", "--option=gamma=0.5", "--network-gbps=25",
                        "--shard-memory-gib=0.5", "--shards=3", "--gradient-dtype=bf16", "--statistics=MEAN", "--json"});
   ASSERT_TRUE(options.ok()) << options.status();
   const PlanInput& input = options->plan.input;
@@ -181,12 +181,12 @@ TEST(PlanOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--network-gbps=fast"}),
               HasSubstr("--network-gbps: expected a number"));
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--method=adam"}), HasSubstr("--method: expected mkor"));
-  EXPECT_THAT(message({"plan", "--preset=bert-large", "--method=eva", "--rank=4"}),
-              HasSubstr("--rank: expected an option of method eva, got \"4\""));
+  EXPECT_THAT(message({"plan", "--preset=bert-large", "--method=eva", "--option=rank=4"}),
+              HasSubstr("--option: expected an option of method eva, got \"rank\""));
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--option=colour=red"}),
               HasSubstr("--option: expected an option of method mkor, got \"colour\""));
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--option=rank"}), HasSubstr("--option: expected NAME=VALUE"));
-  EXPECT_THAT(message({"plan", "--preset=bert-large", "--rank=many"}), HasSubstr("rank"));
+  EXPECT_THAT(message({"plan", "--preset=bert-large", "--option=rank=many"}), HasSubstr("rank"));
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--gradient-dtype=f64"}), HasSubstr("expected f32, f16 or bf16"));
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--statistics=COVARIANCE"}),
               HasSubstr("statistics: expected vectors for method mkor, got COVARIANCE"));

@@ -12,11 +12,12 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 
 import torch
 from torch import nn
+from torch.optim.adamw import adamw
 
 from .._errors import InvalidArgumentError, UnimplementedError, check_number, invalid
 from ._hooks import is_tracing
 from ._layers import has_gradient
-from ._sharded import local
+from ._sharded import local, settle
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 # Attributes by which wrappers hold an optimizer: of accelerate, DeepSpeed and Lightning, of torch, of SAM and Lookahead.
@@ -24,11 +25,12 @@ _WRAPPED = ("optimizer", "optim", "base_optimizer")
 
 
 class BaseOptimizer(torch.optim.Optimizer):
-    """AdamW; in groups with plain=True w <- (1 - lr weight_decay) w - lr grad, for layers whose answers are whole
+    """torch's AdamW; in groups with plain=True w <- (1 - lr weight_decay) w - lr grad, for layers whose answers are whole
     updates.
 
-    AdamW is that of torch, with its defaults, but weight_decay is 0.01 for groups that give none. A group's lr_scale
-    multiplies its lr, also if a scheduler sets it. Preconditioner.make_optimizer makes one with the groups of a model.
+    weight_decay is 0.01 for groups that give none. A group's lr_scale multiplies its lr, also if a scheduler sets it.
+    Tensors of CUDA devices are updated by a few kernels for a whole group. Preconditioner.make_optimizer makes one with the
+    groups of a model.
 
     Raises:
         InvalidArgumentError: An option is no number, or is out of range.
@@ -56,34 +58,37 @@ class BaseOptimizer(torch.optim.Optimizer):
         if self._before_update is not None and not is_tracing():
             self._before_update()
         for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            if not trained:
+                continue
+            settle(trained)
+            weights, grads = [local(p) for p in trained], [local(p.grad) for p in trained]
             rate = group["lr"] * group["lr_scale"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                p.mul_(1 - rate * group["weight_decay"])
-                if group["plain"]:
-                    p.add_(p.grad, alpha=-rate)
-                else:
-                    self._adam(group, p, rate)
+            if group["plain"]:
+                torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+                torch._foreach_add_(weights, grads, alpha=-rate)
+            else:
+                self._adam(group, trained, weights, grads, rate)
         return loss
 
-    def _adam(self, group: Dict[str, Any], p: torch.Tensor, rate: float) -> None:
-        state = self.state[p]
-        if not state:
-            state["step"] = 0
-            for moment in _MOMENTS:
-                state[moment] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        state["step"] += 1
-        (beta1, beta2), (m, v) = group["betas"], (state[moment] for moment in _MOMENTS)
-        m.lerp_(p.grad, 1 - beta1)
-        v.mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
-        root = (v.sqrt() / (1 - beta2**state["step"])**0.5).add_(group["eps"])
-        p.addcdiv_(m, root, value=-rate / (1 - beta1**state["step"]))
+    def _adam(self, group: Dict[str, Any], trained: List[nn.Parameter], weights: List[torch.Tensor], grads: List[torch.Tensor],
+              rate: float) -> None:
+        for p in trained:
+            state = self.state[p]
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                for moment in _MOMENTS:
+                    state[moment] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        means, squares = ([local(self.state[p][moment]) for p in trained] for moment in _MOMENTS)
+        adamw(weights, grads, means, squares, [], [self.state[p]["step"] for p in trained],
+              has_complex=any(one.is_complex() for one in weights), amsgrad=False, maximize=False, lr=rate, eps=group["eps"],
+              beta1=group["betas"][0], beta2=group["betas"][1], weight_decay=group["weight_decay"])
 
 
 class StepWatch:
     """Warns of steps that train badly, once of each kind: steps of the preconditioner and of optimizers that do not alternate,
-    frozen weights that are trained, gradients that are not finite, and calls without statistics.
+    answers that were changed before the optimizer's step, frozen weights that are trained, gradients that are not finite, and
+    calls without statistics.
 
     Attributes:
         ended: The preconditioner is closed, and makes no more steps.
@@ -98,6 +103,8 @@ class StepWatch:
         self._lacks_gradients = self._lacks_steps = False  # warned of
         self._sees_updates = False  # whether an optimizer's step was ever seen: compiled ones are not
         self._awaits_update = False  # whether one has to come before the preconditioner's next step
+        self._updates: List[nn.Parameter] = []  # that a watched optimizer trains by whole updates
+        self._answer: Optional[Tuple[nn.Parameter, int]] = None  # one of these, and the version of its gradient, the answer
         self._held = held
         self.ended = False
         held.callback(setattr, self, "ended", True)
@@ -124,10 +131,17 @@ class StepWatch:
     def after_step(self, skipped: bool) -> None:
         """Called at the end of Preconditioner.step(). The optimizer need not step if it was skipped."""
         self._awaits_update = self._sees_updates and not skipped
+        # What clips gradients changes all of them, even by a factor of 1.
+        self._answer = next(((one, local(one.grad)._version) for one in self._updates if has_gradient(one)), None)
 
     def on_update(self) -> None:
         """Called in an optimizer's step."""
         self._sees_updates, self._awaits_update = True, False
+        (parameter, version), self._answer = self._answer or (None, 0), None
+        if parameter is not None and has_gradient(parameter) and local(parameter.grad)._version != version:
+            self.once("changed", "optimizer.step(): gradients were changed since Preconditioner.step(), as clip_grad_norm_ does. They are "
+                                 "whole updates, with norms in the hundreds, which clipping shrinks to almost nothing. Clip before "
+                                 "Preconditioner.step()")
 
     def has_given(self, kind: Union[str, int]) -> bool:
         return kind in self._given
@@ -140,6 +154,7 @@ class StepWatch:
 
     def watch(self, optimizer: BaseOptimizer) -> None:
         """Watches the optimizer's steps. One without gradients, or with zeros, which only makes its state, may be alone."""
+        self._updates = [one for group in optimizer.param_groups if group["plain"] for one in group["params"]]
         seen = 0
 
         def before_update() -> None:

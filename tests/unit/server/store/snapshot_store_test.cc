@@ -181,11 +181,9 @@ TEST_F(SnapshotStoreTest, ANewerFormatIsNotDamageForWhichAnOlderSnapshotServes) 
   EXPECT_EQ(store_->LatestValid()->manifest.id, 1u);
 }
 
-TEST_F(SnapshotStoreTest, KeepsTheNewest) {
-  for (const uint64_t id : {1, 2, 3, 10}) ASSERT_TRUE(Write(*store_, id, kContents).ok());
-  ASSERT_TRUE(store_->Keep(2).ok());
-  EXPECT_THAT(*store_->List(), ElementsAre(3, 10));
-  ASSERT_TRUE(store_->Keep(0).ok());
+TEST_F(SnapshotStoreTest, RemovesASnapshotOnce) {
+  for (const uint64_t id : {3, 10}) ASSERT_TRUE(Write(*store_, id, kContents).ok());
+  ASSERT_TRUE(store_->Remove(3).ok());
   EXPECT_THAT(*store_->List(), ElementsAre(10));
   ASSERT_TRUE(store_->Remove(10).ok());
   EXPECT_TRUE(store_->Remove(10).ok());
@@ -309,7 +307,7 @@ TEST(SnapshotStoreCrashTest, WhatWasCommittedIsThereAndWhole) {
       for (uint64_t i = 0; i < 1 + next(4); ++i) contents[absl::StrCat("k", i)] = std::string(next(9000), 'a' + i);
       written[round] = contents;
       if (Write(**store, round, contents, absl::StrCat("meta ", round)).ok()) last_committed = round;
-      (*store)->Keep(2).IgnoreError();
+      if (last_committed > 1) (*store)->Remove(last_committed - 1).IgnoreError();
       fs.set_hook(nullptr);
       fs.Crash();
       ++crashes;
