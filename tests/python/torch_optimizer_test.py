@@ -7,13 +7,14 @@ Skips with 77, and says so, where torch is not installed.
 
 import copy
 import unittest
+from unittest import mock
 
 import torch_case  # before torch: it skips where there is none
 import torch
 from torch import nn
 
 import precondor
-from precondor.torch import BaseOptimizer
+from precondor.torch import BaseOptimizer, _optimizer
 from torch_training import make_scaler
 
 try:
@@ -82,6 +83,10 @@ class OptimizerTest(torch_case.ServerCase):
                 optimizer = BaseOptimizer(optimizer.param_groups, lr=1.0)
                 optimizer.load_state_dict(saved)
         self.expect_equal(model, wanted, 1e-6)
+
+    def test_fused_kernels_as_on_a_gpu(self):
+        with mock.patch.object(_optimizer, "_FUSED_ON", ("cpu",)):
+            self.test_base_optimizer_is_adamw_and_plain_descent()
 
     def test_groups(self):
         model = Net()

@@ -13,7 +13,7 @@ import inspect
 import math
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Literal, Mapping, Optional, Sequence, Tuple, TypeVar, Union, overload
+from typing import Any, Callable, Dict, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union, overload
 
 import numpy as np
 
@@ -69,8 +69,7 @@ def _names_arguments(call: _Call) -> _Call:
     return checked  # type: ignore[return-value]
 
 
-@dataclasses.dataclass(frozen=True)
-class Preconditioned:
+class Preconditioned(NamedTuple):  # a step makes one for each layer
     """Outcome of one gradient.
 
     Attributes:

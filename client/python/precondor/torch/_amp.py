@@ -18,7 +18,10 @@ from ._sharded import local
 
 def trained_by(optimizer: Optional[torch.optim.Optimizer], model: nn.Module, layers: Iterable[nn.Parameter]) -> List[nn.Parameter]:
     """Returns the parameters that a step changes: the optimizer's and those of layers; without an optimizer the model's."""
-    return list(model.parameters() if optimizer is None else parameters_of(optimizer).union(layers))
+    if optimizer is None:
+        return list(model.parameters())
+    # By id, because a tensor's hash is slow.
+    return list({id(one): one for one in (*(one for group in optimizer.param_groups for one in group["params"]), *layers)}.values())
 
 
 def gradients_of(parameters: Iterable[nn.Parameter]) -> List[torch.Tensor]:
@@ -27,13 +30,17 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> List[torch.Tensor]:
 
 
 def are_finite(gradients: Sequence[torch.Tensor]) -> bool:
-    """Returns whether no value is infinite or NaN. Reads each value once, and waits once for each device."""
-    sums: Dict[torch.device, List[torch.Tensor]] = {}
+    """Returns whether no value is infinite or NaN. Reads each value once, and waits once for each device and type."""
+    kinds: Dict[Tuple[torch.device, torch.dtype], List[torch.Tensor]] = {}
     for one in gradients:
-        sums.setdefault(one.device, []).append(one.sum(dtype=torch.float32))
-    # A value that is not finite makes its sum not finite. So may large ones.
-    return all(bool(torch.isfinite(torch.stack(of_device)).all()) for of_device in sums.values()) or \
-        all(bool(torch.isfinite(one).all()) for one in gradients)
+        kinds.setdefault((one.device, one.dtype), []).append(one)
+
+    def have_finite_norms(alike: List[torch.Tensor]) -> bool:
+        wide = torch.float32 if alike[0].element_size() < 4 else None
+        return bool(torch.isfinite(torch.stack(torch._foreach_norm(alike, 2, dtype=wide))).all())
+
+    # A value that is not finite makes its norm not finite. So may large ones.
+    return all(map(have_finite_norms, kinds.values())) or all(bool(torch.isfinite(one).all()) for one in gradients)
 
 
 def skip_text(step: int, model: nn.Module) -> str:

@@ -5,7 +5,7 @@ DELEGATE, passes them on to the other ranks."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import AbstractSet, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -35,14 +35,17 @@ class Slot:
     buffer: Optional[torch.Tensor] = None  # f32 [d_out, d_in]
     on_device: bool = False  # the buffer is in the memory of the weight's CUDA device, not in host memory
     parts: Any = None  # the buffer's parts, from Matrix.split
+    array: Optional[np.ndarray] = None  # the buffer, if it is in host memory
     value: Optional[torch.Tensor] = None  # this step's answer
     # With has_lookups: bool [d_out, 1], rows of this step's gradient that are all zeros.
     untouched: Optional[torch.Tensor] = None
     split: Optional[Split] = None  # under tensor parallelism
     delegate: int = 0  # rank that sends the gradient in DELEGATE; known with the session
+    sends: bool = True  # whether this rank sends the gradient; known with the session
 
     def use(self, buffer: torch.Tensor, on_device: bool) -> None:
         self.buffer, self.on_device, self.parts = buffer, on_device, self.matrix.split(buffer)
+        self.array = None if on_device else buffer.numpy()
 
 
 @dataclasses.dataclass
@@ -114,12 +117,13 @@ class Exchange:
         self._agreement = Agreement(worker, group, [slot.layer for slot in slots]) if has_factors and group.size > 1 else None
         self._futures: Dict[int, Future] = {}
         self._sent: set = set()
+        self._part: Tuple[int, bool] = (-1, False)  # a step, and takes_part() of it
         self._placed = False  # whether this step's _flat has been placed
         self._heights = {slot.place: worker.spec.sketches if kind == "SIGNED" else 1
                          for slot, kind in zip(slots, kinds_of(worker.spec)) if slot.split is not None}
         self._joined: Dict[int, Optional[Joined]] = {}  # this step's statistics of layers with `split`
         for slot in slots:
-            slot.delegate = delegate_of(worker.spec, slot.place)
+            slot.delegate, slot.sends = delegate_of(worker.spec, slot.place), worker.sends_gradient(slot.place)
         if self._delegates:
             self._make_flat(None)
 
@@ -131,7 +135,9 @@ class Exchange:
 
     def takes_part(self, step: int) -> bool:
         """Returns whether the servers answer this step. If not, the job's averaged gradients are the answers."""
-        return self._worker.mode(step) == "SECOND_ORDER" or self._worker.spec.exchange == "DIRECT"
+        if self._part[0] != step:
+            self._part = step, self._worker.mode(step) == "SECOND_ORDER" or self._worker.spec.exchange == "DIRECT"
+        return self._part[1]
 
     def device_plane(self) -> Dict[str, Any]:
         """Returns WorkerStatus.device_plane, with the reason if gradients are copied to the host here before they are
@@ -139,29 +145,34 @@ class Exchange:
         use = self._worker.status().device_plane
         return {**use, "reason": self._why_host or use["reason"]}
 
-    @torch.no_grad()
-    def collect(self, step: int, pairs: Mapping[int, Pair], loss_scale: float) -> None:
-        """Collects the gradients and the statistics that ranks have in parts. Call it before a step's first send()."""
+    def collect(self, step: int, pairs: Mapping[int, Pair], loss_scale: float, wanted: AbstractSet[int]) -> None:
+        """Collects the gradients and the statistics that ranks have in parts. Call it before a step's first send().
+
+        Args:
+            step: The step.
+            pairs: This rank's statistics, by index of the layer.
+            loss_scale: The loss scale that they have.
+            wanted: Indexes of the layers whose statistics the step takes.
+        """
         if self._shards is not None and self.takes_part(step):
             if self._delegates:
                 self._place_flat()
             self._shards.collect()
         splits = {slot.place: slot.split for slot in self._slots
-                  if slot.split is not None and self._worker.needs_statistics(step, slot.place)}
+                  if slot.split is not None and slot.place in wanted}
         if splits:
             own = {place: pairs[place].finish(loss_scale) for place in splits if place in pairs}
             self._joined = join(self._group, splits, self._heights, own)
 
-    @torch.no_grad()
-    def send(self, step: int, slot: Slot, pair: Optional[Pair], *, finite: bool, loss_scale: float, samples: int,
+    def send(self, step: int, slot: Slot, pair: Optional[Pair], *, wanted: bool, finite: bool, loss_scale: float, samples: int,
              more: bool = False) -> None:
-        """Sends the slot's statistics, if the step takes any, and its gradient, if this rank sends it. With `more`, other slots
-        or receive() follow at once."""
+        """Sends the slot's statistics, if they are wanted, and its gradient, if this rank sends it. With `more`, other slots or
+        receive() follow at once."""
         worker = self._worker
         self._sent.add(slot.place)
-        if worker.needs_statistics(step, slot.place):
+        if wanted:
             self._send_statistics(step, slot, pair if finite else None, loss_scale)
-        if not self.takes_part(step) or not worker.sends_gradient(slot.place):
+        if not slot.sends or not self.takes_part(step):
             return
         slot.untouched = None
         if isinstance(self._shards, Parts) and finite and slot.matrix.has_gradient():
@@ -174,7 +185,7 @@ class Exchange:
         if not self._stays_on_device(slot):
             slot.value = self._load(slot, False)
             self._mark_untouched(slot)
-            array = slot.value.numpy()
+            array = slot.array if slot.value is slot.buffer else slot.value.numpy()
             self._futures[slot.place] = worker.precondition(step, slot.place, array, samples, out=array, more=more)
             return
         slot.value = self._load(slot, True)
@@ -400,7 +411,6 @@ def scale_of(clips: Mapping[int, float], answers: Mapping[int, Answer], rate: Op
     return kl_clip_scale([answers[place].inner_product for place in clipped], rate, clips[clipped[0]])
 
 
-@torch.no_grad()
 def store(slots: Sequence[Slot], answers: Mapping[int, Answer], clips: Mapping[int, float], scale: float,
           shards: Union[Shards, Parts, None]) -> None:
     """Writes a step's answers to the gradients. `scale` is that of the layers in `clips`."""

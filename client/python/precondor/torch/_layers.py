@@ -139,6 +139,8 @@ class Matrix:
             self._of_group(self.bias.grad, group).copy_(bias, non_blocking=True)
 
     def _of_group(self, grad: torch.Tensor, group: int) -> torch.Tensor:
+        if len(self.sizes) == 1:
+            return grad
         axis = min(self.axis, grad.dim() - 1)
         return grad.narrow(axis, *self.range_of(group, grad.shape[axis]))
 
@@ -392,9 +394,16 @@ def refuse_unknown(model: nn.Module) -> None:
 
 def check_present(model: nn.Module, matrices: Iterable[Matrix]) -> None:
     """Raises FailedPreconditionError for a layer with a parameter that the model no longer has."""
-    held = {id(parameter) for parameter in model.parameters()}
+    held, seen, modules = set(), {id(model)}, [model]
+    while modules:  # model.parameters() takes several times as long, at every step
+        module = modules.pop()
+        held.update(map(id, module._parameters.values()))
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                modules.append(child)
     for matrix in matrices:
-        if any(id(parameter) not in held for parameter in matrix.parameters()):
+        if not held.issuperset(map(id, matrix.parameters())):
             raise FailedPreconditionError(
                 f"layer {matrix.name}: a parameter of it is no longer the model's, and has no gradient to precondition",
                 "FAILED_PRECONDITION", "UNSPECIFIED",

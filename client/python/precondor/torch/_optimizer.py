@@ -20,6 +20,7 @@ from ._layers import has_gradient
 from ._sharded import local, settle
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_FUSED_ON = ("cuda",)
 # Attributes by which wrappers hold an optimizer: of accelerate, DeepSpeed and Lightning, of torch, of SAM and Lookahead.
 _WRAPPED = ("optimizer", "optim", "base_optimizer")
 
@@ -28,9 +29,8 @@ class BaseOptimizer(torch.optim.Optimizer):
     """torch's AdamW; in groups with plain=True w <- (1 - lr weight_decay) w - lr grad, for layers whose answers are whole
     updates.
 
-    weight_decay is 0.01 for groups that give none. A group's lr_scale multiplies its lr, also if a scheduler sets it.
-    Tensors of CUDA devices are updated by a few kernels for a whole group. Preconditioner.make_optimizer makes one with the
-    groups of a model.
+    weight_decay is 0.01 for groups that give none. A group's lr_scale multiplies its lr, also if a scheduler sets it. A few
+    kernels of torch update a whole group. Preconditioner.make_optimizer makes one with the groups of a model.
 
     Raises:
         InvalidArgumentError: An option is no number, or is out of range.
@@ -46,7 +46,8 @@ class BaseOptimizer(torch.optim.Optimizer):
             raise invalid("betas", "two numbers", betas)
         for place, beta in enumerate(betas):
             check_number(f"betas[{place}]", beta, 0.0, 1.0)
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, plain=False, lr_scale=1.0))
+        # With `fused`, load_state_dict moves the steps to the devices of their parameters.
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, plain=False, lr_scale=1.0, fused=True))
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -63,26 +64,32 @@ class BaseOptimizer(torch.optim.Optimizer):
                 continue
             settle(trained)
             weights, grads = [local(p) for p in trained], [local(p.grad) for p in trained]
-            rate = group["lr"] * group["lr_scale"]
+            rate, decay = group["lr"] * group["lr_scale"], group["weight_decay"]
             if group["plain"]:
-                torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+                torch._foreach_mul_(weights, 1 - rate * decay)
                 torch._foreach_add_(weights, grads, alpha=-rate)
-            else:
-                self._adam(group, trained, weights, grads, rate)
+                continue
+            states = [self._state_of(p) for p in trained]
+            (means, squares), steps = ([local(state[moment]) for state in states] for moment in _MOMENTS), [state["step"] for state in states]
+            fused = _can_fuse(weights, grads, means, squares, steps)
+            adamw(weights, grads, means, squares, [], steps, fused=fused, foreach=not fused, lr=rate, beta1=group["betas"][0],
+                  beta2=group["betas"][1], eps=group["eps"], weight_decay=decay, amsgrad=False, maximize=False,
+                  has_complex=any(one.is_complex() for one in weights))
         return loss
 
-    def _adam(self, group: Dict[str, Any], trained: List[nn.Parameter], weights: List[torch.Tensor], grads: List[torch.Tensor],
-              rate: float) -> None:
-        for p in trained:
-            state = self.state[p]
-            if not state:
-                state["step"] = torch.tensor(0.0)
-                for moment in _MOMENTS:
-                    state[moment] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        means, squares = ([local(self.state[p][moment]) for p in trained] for moment in _MOMENTS)
-        adamw(weights, grads, means, squares, [], [self.state[p]["step"] for p in trained],
-              has_complex=any(one.is_complex() for one in weights), amsgrad=False, maximize=False, lr=rate, eps=group["eps"],
-              beta1=group["betas"][0], beta2=group["betas"][1], weight_decay=group["weight_decay"])
+    def _state_of(self, p: torch.Tensor) -> Dict[str, torch.Tensor]:
+        state = self.state[p]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+            for moment in _MOMENTS:
+                state[moment] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        return state
+
+
+def _can_fuse(*groups: Sequence[torch.Tensor]) -> bool:
+    """Returns whether torch's fused kernels take the tensors. They look at no strides. On a CPU their rounding depends on an
+    element's place, so that a part of a tensor would not get what the whole one does."""
+    return all(one.is_contiguous() and one.is_floating_point() and one.device.type in _FUSED_ON for group in groups for one in group)
 
 
 class StepWatch:

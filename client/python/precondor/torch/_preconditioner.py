@@ -244,6 +244,7 @@ class Preconditioner:
 
     # --- a step -----------------------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def step(self, loss: Union[float, torch.Tensor, None] = None, *, samples: int = 1,
              learning_rate: Optional[float] = None, scaler: Optional[Any] = None) -> StepResult:
         """Replaces each layer's gradient by the preconditioned one. Call it on every rank, once for each step.
@@ -283,7 +284,7 @@ class Preconditioner:
                                      (not self._ddp or self._overlap) and not answers_first, self._shards is not None)
         if not answers_first:
             self._settle(finite, samples, scaler)
-        self._exchange.collect(self._step, self._pairs if finite else {}, loss_scale)
+        self._exchange.collect(self._step, self._pairs if finite else {}, loss_scale, self._wanted)
         answers = self._answers(finite, loss_scale, samples)
         if answers_first:
             finite = self._group.all(finite)
@@ -609,6 +610,7 @@ class Preconditioner:
                     pair = self._pairs[slot.place] = Pair(self._worker, step, slot, self._kinds[slot.place], self._mean_positions)
                 pair.add(a, g, samples)
 
+    @torch.no_grad()
     def _on_gradient(self, slots: Sequence[Slot], parameter: int) -> None:
         if self._holding or self._worker is None:
             return
@@ -630,10 +632,10 @@ class Preconditioner:
             average_rest(self._group, self._model, self._parameters() if self._spec.exchange == "DIRECT" else (), samples)
 
     def _send(self, slot: Slot, *, finite: bool, loss_scale: float, samples: int, more: bool = False) -> None:
-        pair = self._pairs.get(slot.place)
-        if pair is None and finite and slot.place in self._wanted:
+        pair, wanted = self._pairs.get(slot.place), slot.place in self._wanted
+        if pair is None and finite and wanted:
             self._miss(slot)
-        self._exchange.send(self._step, slot, pair, finite=finite, loss_scale=loss_scale, samples=samples, more=more)
+        self._exchange.send(self._step, slot, pair, wanted=wanted, finite=finite, loss_scale=loss_scale, samples=samples, more=more)
 
     def _answers(self, finite: bool, loss_scale: float, samples: int) -> Dict[int, Answer]:
         """Sends the step and returns its answers. At a statistic step all ranks raise an error of an answer, or of _miss, that one

@@ -13,9 +13,12 @@ from torch import nn
 from .._errors import InvalidArgumentError, UnimplementedError
 from ._layers import Matrix
 
+_WHOLE = (torch.Tensor, nn.Parameter)
+
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, "__create_chunk_list__") and hasattr(tensor, "device_mesh")
+    # The types first: to look for an attribute in vain takes longer.
+    return type(tensor) not in _WHOLE and hasattr(tensor, "__create_chunk_list__") and hasattr(tensor, "device_mesh")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
