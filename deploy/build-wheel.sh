@@ -75,7 +75,7 @@ else
 fi
 licences=$(echo "$tree"/precondor-*.dist-info)/licenses
 mapfile -t objects < <(find "$tree" -type f \( -name '*.so' -o -path '*/bin/*' \))
-"$root/deploy/sbom.py" bundle --licences "$licences" --components "${licences%/*}/sboms/precondor.cdx.json" \
+"$root/deploy/sbom.py" --licences "$licences" --bill "${licences%/*}/sboms/precondor.cdx.json" \
   --static libopenblas-pthread-dev --static libhwy-dev --static nlohmann-json3-dev --static libabsl-dev "${objects[@]}"
 cp "$root/LICENSE" "$licences/precondor"
 strip "$tree"/precondor/bin/*

@@ -8,7 +8,7 @@ usage() {
 Usage: deploy/pack-server.sh [--binaries DIR] [--tree DIR] [--help]
   --binaries DIR  The programs come from this build tree; default build/dev
   --tree DIR      The script writes this folder for container images (deploy/docker), and no archive. The folder has bin,
-                  lib, the licences of the libraries, and components.json for deploy/sbom.py
+                  lib, the licences of the libraries, and a bill of materials, sbom.cdx.json
   --help          this text
 Writes build/server.tar.xz: precondor-server, the program that deploy/quickstart.sh trains with, libprecondor-cuda.so where
 it was built, and in lib all libraries they need but glibc, the C++ runtime and CUDA's own. Built on Debian 12, it wants
@@ -76,7 +76,7 @@ awk -v leave="$from_the_machine" '$3 ~ /^\// && $1 !~ leave {print $3}' <<<"$lib
   xargs cp -L -t "$stage/lib"
 find "$stage" -type f -exec strip --strip-debug {} +
 if [[ -n "$tree" ]]; then
-  deploy/sbom.py bundle --licences "$stage/licences" --components "$stage/components.json" \
+  deploy/sbom.py --licences "$stage/licences" --bill "$stage/sbom.cdx.json" \
     --static libhwy-dev --static libabsl-dev --static nlohmann-json3-dev "${objects[@]}"
   cp LICENSE "$stage/licences/precondor"
   chmod -R u=rwX,go=rX "$stage"
