@@ -119,6 +119,7 @@ class CpuBackend final : public Backend {
 
  private:
   absl::StatusOr<float*> DoAllocate(int64_t elements) override { return memory_.Allocate(elements); }
+  absl::StatusOr<float*> DoAllocateScratch(int64_t elements) override { return memory_.AllocateUnset(elements); }
   void DoFree(float* data, int64_t elements) override { memory_.Free(data, elements); }
   int64_t DoAllocatedBytes() const override { return memory_.live_bytes(); }
   void DoTrim() override { memory_.Trim(); }

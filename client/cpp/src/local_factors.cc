@@ -311,17 +311,12 @@ bool LocalFactors::WorkOn(int64_t index) {
 }
 
 void LocalFactors::TakeFetched(int64_t index, absl::StatusOr<FactorUpdate> fetched) {
-  absl::Status status = fetched.status();
-  if (status.ok() && fetched->decision == Decision::kIdentity) {
-    states_[static_cast<size_t>(index)] = nullptr;
-  } else if (status.ok()) {
-    status = LoadState(index, fetched->bytes);
-  }
+  const absl::Status status = fetched.ok() ? LoadState(index, fetched->bytes) : fetched.status();
   if (!status.ok()) return GiveUp(index, 0, status);
   const LayerState* const state = states_[static_cast<size_t>(index)].get();
   MutexLock lock(mu_);
   layers_[static_cast<size_t>(index)].sync_state = SyncState::kKnown;
-  layers_[static_cast<size_t>(index)].version = state == nullptr ? 0 : state->version();
+  layers_[static_cast<size_t>(index)].version = state->version();
 }
 
 void LocalFactors::TakeUpdate(int64_t index, uint64_t step, ReceivedUpdate received) {

@@ -33,7 +33,7 @@ namespace precondor {
 
 // Content of the answer: the vectors of one update, or whole factors.
 struct FactorUpdate {
-  Decision decision = Decision::kIdentity;  // kIdentity: the step changed nothing, or there are no factors
+  Decision decision = Decision::kIdentity;  // kIdentity: the step changed nothing
   uint64_t factor_version = 0;              // version of the factors after the update
   std::string reason;
   std::array<int64_t, 2> rows = {0, 0};  // rows of a and of g; 0: `bytes` are from LayerState::Save
