@@ -14,6 +14,7 @@
 #include "kernels/backend.h"
 #include "kernels/base/random.h"
 #include "tests/reference/naive_linear_algebra.h"
+#include "tests/support/device_dense.h"
 #include "tests/support/random_dense.h"
 #include "tests/support/test_backend.h"
 
@@ -25,48 +26,7 @@ using testing::HasSubstr;
 
 constexpr double kEpsilon = std::numeric_limits<float>::epsilon();
 
-// A device matrix inside a larger one whose other elements are guards: the view has a stride and neighbours that no
-// operation may touch.
-class Guarded {
- public:
-  Guarded(Backend& backend, const Dense& values) : backend_(backend), rows_(values.rows), cols_(values.cols) {
-    std::vector<float> host((rows_ + 2) * (cols_ + 3), kGuard);
-    for (int64_t i = 0; i < rows_; ++i) {
-      for (int64_t j = 0; j < cols_; ++j) host[(i + 1) * (cols_ + 3) + 1 + j] = static_cast<float>(values.at(i, j));
-    }
-    storage_ = backend.Allocate(rows_ + 2, cols_ + 3).value();
-    EXPECT_TRUE(backend.Upload(ConstMatrixView(host.data(), rows_ + 2, cols_ + 3), storage_.view()).ok());
-  }
-  MatrixView view() {
-    MatrixView all = storage_.view();
-    return MatrixView(all.row(1) + 1, rows_, cols_, all.stride);
-  }
-  // The values; fails the test when a guard has changed.
-  Dense Read() {
-    std::vector<float> host((rows_ + 2) * (cols_ + 3));
-    EXPECT_TRUE(backend_.Download(storage_.view(), MatrixView(host.data(), rows_ + 2, cols_ + 3)).ok());
-    Dense out(rows_, cols_);
-    for (int64_t i = 0; i < rows_ + 2; ++i) {
-      for (int64_t j = 0; j < cols_ + 3; ++j) {
-        const float value = host[i * (cols_ + 3) + j];
-        if (i >= 1 && i <= rows_ && j >= 1 && j <= cols_) {
-          out.at(i - 1, j - 1) = value;
-        } else {
-          EXPECT_EQ(value, kGuard) << "guard at " << i << ", " << j;
-        }
-      }
-    }
-    return out;
-  }
-
- private:
-  static constexpr float kGuard = 12345.0f;
-  Backend& backend_;
-  int64_t rows_, cols_;
-  DeviceMatrix storage_;
-};
-
-double Distance(const Dense& a, const Dense& b) { return FrobeniusNorm(reference::Combination(1, a, -1, b)); }
+using Guarded = GuardedMatrix;
 
 // Symmetric positive definite with the given condition, from a product of random reflections of a diagonal.
 Dense SpdMatrix(int64_t n, double condition, uint64_t seed) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/reference/naive_linear_algebra.h"
+#include "tests/support/device_dense.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/random_dense.h"
 #include "tests/support/test_backend.h"
@@ -19,13 +20,6 @@ namespace {
 using reference::Dense;
 using reference::Product;
 using reference::Transposed;
-
-DeviceMatrix Put(Backend& backend, const Dense& x) {
-  const std::vector<float> host(x.data.begin(), x.data.end());
-  DeviceMatrix device = backend.Allocate(x.rows, x.cols).value();
-  EXPECT_TRUE(backend.Upload(ConstMatrixView(host.data(), x.rows, x.cols), device.view()).ok());
-  return device;
-}
 
 // A side J = c (I - P'SP), S = s (I + s P P' s)^-1 s: the inverse of I + P' s^2 P times c.
 struct Side {
@@ -47,8 +41,8 @@ struct Side {
       j = reference::Combination(1, j, -1, Product(Transposed(vectors), Product(core, vectors)));
     }
     j = reference::Combination(c, j, 0, j);
-    device_vectors = Put(backend, vectors);
-    device_core = Put(backend, core);
+    device_vectors = OnDevice(backend, vectors);
+    device_core = OnDevice(backend, core);
     form = {c, device_vectors.view(), device_core.view(), roots};
   }
   Dense vectors, j;
@@ -79,8 +73,8 @@ TEST_P(ScaledPreconditionTest, TheRuleSeesBothLengthsAndItsFactorIsInTheAnswer) 
       Side out(backend_, 0.5, p, m, 3.0, 1), in(backend_, 0.25, q, n, 2.0, 2);
       if (!with_roots) out.form.roots = in.form.roots = {};
       const Dense d = RandomDense(m, n, 3), expected = Product(Product(out.j, d), in.j);
-      const DeviceMatrix device_d = Put(backend_, d);
-      DeviceMatrix u = Put(backend_, Dense(m, n, NAN));
+      const DeviceMatrix device_d = OnDevice(backend_, d);
+      DeviceMatrix u = OnDevice(backend_, Dense(m, n, NAN));
       double d_length = 0, u_length = 0;
       const auto rule = [&](double d_given, double u_given) {
         d_length = d_given;
@@ -91,10 +85,9 @@ TEST_P(ScaledPreconditionTest, TheRuleSeesBothLengthsAndItsFactorIsInTheAnswer) 
       const double length = FrobeniusNorm(expected), factor = 1.5 * FrobeniusNorm(d) / length;
       EXPECT_NEAR(d_length / FrobeniusNorm(d), 1, 1e-6);
       EXPECT_NEAR(u_length / length, 1, 1e-4) << m << "x" << n << ", " << p << ", " << q;
-      std::vector<float> got(m * n);
-      ASSERT_TRUE(backend_.Download(u.view(), MatrixView(got.data(), m, n)).ok());
-      for (size_t i = 0; i < got.size(); ++i) {
-        EXPECT_NEAR(got[i] / factor, expected.data[i], kTolerance * FrobeniusNorm(d)) << m << "x" << n;
+      const Dense got = OnHost(backend_, u.view());
+      for (size_t i = 0; i < got.data.size(); ++i) {
+        EXPECT_NEAR(got.data[i] / factor, expected.data[i], kTolerance * FrobeniusNorm(d)) << m << "x" << n;
       }
     }
   }
@@ -109,31 +102,26 @@ TEST_P(ScaledPreconditionTest, PrecisionsAreOffByTheirRoundingAlone) {
   for (const auto& [m, n, p, q] : sizes) {
     const Side out(backend_, 0.5, p, m, 3.0, 1), in(backend_, 0.25, q, n, 2.0, 2);
     const Dense d = RandomDense(m, n, 3), expected = Product(Product(out.j, d), in.j);
-    const DeviceMatrix device_d = Put(backend_, d);
+    const DeviceMatrix device_d = OnDevice(backend_, d);
     for (const auto& [precision, tolerance] : {std::pair(ProductPrecision::kBf16, 0x1p-6),
                                                {ProductPrecision::kTf32, 0x1p-7},
                                                {ProductPrecision::kF32, 1e-6}}) {
-      DeviceMatrix u = Put(backend_, Dense(m, n, NAN));
+      DeviceMatrix u = OnDevice(backend_, Dense(m, n, NAN));
       double u_length = 0;
       const auto rule = [&](double, double given) {
         u_length = given;
         return absl::StatusOr<double>(1.0);
       };
       ASSERT_TRUE(backend_.LowRankPrecondition(out.form, in.form, device_d.view(), rule, u.view(), precision).ok());
-      std::vector<float> got(m * n);
-      ASSERT_TRUE(backend_.Download(u.view(), MatrixView(got.data(), m, n)).ok());
-      double off = 0, square = 0;
-      for (size_t i = 0; i < got.size(); ++i) {
-        off += std::pow(got[i] - expected.data[i], 2);
-        square += double{got[i]} * got[i];
-      }
-      EXPECT_LE(std::sqrt(off), tolerance * 0.125 * FrobeniusNorm(d)) << m << "x" << n << ", " << p << ", " << q;
-      EXPECT_NEAR(u_length / std::sqrt(square), 1, 1e-5);
+      const Dense got = OnHost(backend_, u.view());
+      const double off = Distance(got, expected);
+      EXPECT_LE(off, tolerance * 0.125 * FrobeniusNorm(d)) << m << "x" << n << ", " << p << ", " << q;
+      EXPECT_NEAR(u_length / FrobeniusNorm(got), 1, 1e-5);
       // Small products of TF32 are f32's.
       const bool rounds =
           precision == ProductPrecision::kBf16 ? p + q > 8 : precision == ProductPrecision::kTf32 && m > 300;
       if (rounds && backend_.name() == "cuda" && GetParam()) {
-        EXPECT_GT(std::sqrt(off), 1e-6 * FrobeniusNorm(d)) << "of f32, where it is not asked for";
+        EXPECT_GT(off, 1e-6 * FrobeniusNorm(d)) << "of f32, where it is not asked for";
       }
     }
   }
@@ -151,7 +139,7 @@ TEST_P(ScaledPreconditionTest, KnowsTheLengthOfWhatIsNearlyGone) {
     }
     const Dense expected = Product(Product(out.j, d), in.j);
     ASSERT_LT(FrobeniusNorm(expected), 0.01 * FrobeniusNorm(d));
-    const DeviceMatrix device_d = Put(backend_, d);
+    const DeviceMatrix device_d = OnDevice(backend_, d);
     DeviceMatrix u = backend_.Allocate(m, n).value();
     double u_length = 0;
     const auto rule = [&](double, double given) {
@@ -159,25 +147,21 @@ TEST_P(ScaledPreconditionTest, KnowsTheLengthOfWhatIsNearlyGone) {
       return absl::StatusOr<double>(1.0);
     };
     ASSERT_TRUE(backend_.LowRankPrecondition(out.form, in.form, device_d.view(), rule, u.view()).ok());
-    std::vector<float> got(m * n);
-    ASSERT_TRUE(backend_.Download(u.view(), MatrixView(got.data(), m, n)).ok());
-    double square = 0;
-    for (const double element : got) square += element * element;
-    EXPECT_NEAR(u_length / std::sqrt(square), 1, 1e-6) << "the length of the answer in memory, rounding included";
+    EXPECT_NEAR(u_length / FrobeniusNorm(OnHost(backend_, u.view())), 1, 1e-6)
+        << "the length of the answer in memory, rounding included";
   }
 }
 
 TEST_P(ScaledPreconditionTest, FactorsBeyondF32AreNoneOfItsAnswers) {
   const Side out(backend_, 1e-30, 2, 8, 1.0, 1), in(backend_, 1e-5, 2, 6, 1.0, 2);
   const Dense d = RandomDense(8, 6, 3), expected = Product(Product(out.j, d), in.j);
-  const DeviceMatrix device_d = Put(backend_, d);
+  const DeviceMatrix device_d = OnDevice(backend_, d);
   DeviceMatrix u = backend_.Allocate(8, 6).value();
   for (const double factor : {1e40, 0.0}) {
     const auto rule = [&](double, double) { return absl::StatusOr<double>(factor); };
     ASSERT_TRUE(backend_.LowRankPrecondition(out.form, in.form, device_d.view(), rule, u.view()).ok());
-    std::vector<float> got(8 * 6);
-    ASSERT_TRUE(backend_.Download(u.view(), MatrixView(got.data(), 8, 6)).ok());
-    for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], factor * expected.data[i], 1e-4 * 1e5);
+    const Dense got = OnHost(backend_, u.view());
+    for (size_t i = 0; i < got.data.size(); ++i) EXPECT_NEAR(got.data[i], factor * expected.data[i], 1e-4 * 1e5);
   }
 }
 
@@ -187,7 +171,7 @@ TEST_P(ScaledPreconditionTest, PassesTheRulesErrorsOn) {
   for (const double element : {1.0, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
     Dense d = RandomDense(9, 7, 3);
     d.at(4, 4) = element;
-    const DeviceMatrix device_d = Put(backend_, d);
+    const DeviceMatrix device_d = OnDevice(backend_, d);
     double seen = 0;
     const auto rule = [&](double d_length, double) -> absl::StatusOr<double> {
       seen = d_length;
@@ -216,20 +200,18 @@ TEST_P(ScaledPreconditionTest, CoresAreTheirDefinition) {
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t j = 0; j < n; ++j) expected.at(i, j) *= roots[i] * roots[j];
     }
-    const DeviceMatrix device_gram = Put(backend_, packed);
-    DeviceMatrix core = Put(backend_, Dense(n, n, NAN));
-    DeviceMatrix kept = Put(backend_, Dense(1, n * (n + 1) / 2, NAN));
+    const DeviceMatrix device_gram = OnDevice(backend_, packed);
+    DeviceMatrix core = OnDevice(backend_, Dense(n, n, NAN));
+    DeviceMatrix kept = OnDevice(backend_, Dense(1, n * (n + 1) / 2, NAN));
     ASSERT_TRUE(backend_.LowRankCore(roots, device_gram.view(), core.view(), kept.view()).ok()) << n;
-    std::vector<float> got(n * n), half(kept.view().size());
-    ASSERT_TRUE(backend_.Download(core.view(), MatrixView(got.data(), n, n)).ok());
-    ASSERT_TRUE(backend_.Download(kept.view(), MatrixView(half.data(), 1, kept.cols())).ok());
+    const Dense got = OnHost(backend_, core.view()), half = OnHost(backend_, kept.view());
     // I + s G s may be rounded to f32; its eigenvalues are 1 or more, so that its inverse is as far off.
     const double tolerance = 4 * 6e-8 * reference::FrobeniusNorm(damped);
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t j = 0; j < n; ++j) {
-        ASSERT_NEAR(got[i * n + j], expected.at(i, j), tolerance) << n << ": " << i << ", " << j;
-        ASSERT_EQ(got[i * n + j], got[j * n + i]);
-        ASSERT_EQ(half[std::max(i, j) * (std::max(i, j) + 1) / 2 + std::min(i, j)], got[i * n + j]);
+        ASSERT_NEAR(got.at(i, j), expected.at(i, j), tolerance) << n << ": " << i << ", " << j;
+        ASSERT_EQ(got.at(i, j), got.at(j, i));
+        ASSERT_EQ(half.at(0, std::max(i, j) * (std::max(i, j) + 1) / 2 + std::min(i, j)), got.at(i, j));
       }
     }
   }
@@ -261,23 +243,21 @@ TEST_P(ScaledPreconditionTest, AppendedRowsAndTheirGramMatrixAreTheirDefinition)
         poisoned_gram.data[at] = NAN;
       }
     }
-    const DeviceMatrix device_rows = Put(backend_, rows);
-    DeviceMatrix device_vectors = Put(backend_, poisoned), device_gram = Put(backend_, poisoned_gram);
+    const DeviceMatrix device_rows = OnDevice(backend_, rows);
+    DeviceMatrix device_vectors = OnDevice(backend_, poisoned), device_gram = OnDevice(backend_, poisoned_gram);
     ASSERT_TRUE(
         backend_.LowRankAppend(scales, device_rows.view(), slots, device_vectors.view(), device_gram.view()).ok());
-    std::vector<float> got(n * d), got_gram(gram.data.size());
-    ASSERT_TRUE(backend_.Download(device_vectors.view(), MatrixView(got.data(), n, d)).ok());
-    ASSERT_TRUE(backend_.Download(device_gram.view(), MatrixView(got_gram.data(), 1, device_gram.cols())).ok());
-    for (int64_t i = 0; i < n * d; ++i) ASSERT_EQ(got[i], static_cast<float>(vectors.data[i])) << n << ": " << i;
-    for (size_t i = 0; i < got_gram.size(); ++i) {
-      ASSERT_NEAR(got_gram[i], gram.data[i], 6e-8 * static_cast<double>(d * d)) << n << ": " << i;
+    const Dense got = OnHost(backend_, device_vectors.view()), got_gram = OnHost(backend_, device_gram.view());
+    for (int64_t i = 0; i < n * d; ++i) ASSERT_EQ(got.data[i], static_cast<float>(vectors.data[i])) << n << ": " << i;
+    for (size_t i = 0; i < gram.data.size(); ++i) {
+      ASSERT_NEAR(got_gram.data[i], gram.data[i], 6e-8 * static_cast<double>(d * d)) << n << ": " << i;
     }
   }
 }
 
 TEST_P(ScaledPreconditionTest, RefusesSlotsThatAreNone) {
-  DeviceMatrix rows = Put(backend_, Dense(2, 3)), vectors = Put(backend_, Dense(4, 3)),
-               gram = Put(backend_, Dense(1, 10));
+  DeviceMatrix rows = OnDevice(backend_, Dense(2, 3)), vectors = OnDevice(backend_, Dense(4, 3)),
+               gram = OnDevice(backend_, Dense(1, 10));
   const std::vector<double> scales(2, 1.0);
   for (const std::vector<int64_t>& slots : {std::vector<int64_t>{1, 1}, {2, 1}, {-1, 2}, {3, 4}}) {
     const absl::Status status = backend_.LowRankAppend(scales, rows.view(), slots, vectors.view(), gram.view());
@@ -293,9 +273,9 @@ TEST_P(ScaledPreconditionTest, RefusesSlotsThatAreNone) {
 
 TEST_P(ScaledPreconditionTest, RefusesCoresThatAreNone) {
   const std::vector<double> root = {1.0};
-  DeviceMatrix core = Put(backend_, Dense(1, 1));
+  DeviceMatrix core = OnDevice(backend_, Dense(1, 1));
   for (const double bad : {-2.0, static_cast<double>(NAN)}) {
-    const DeviceMatrix gram = Put(backend_, Dense(1, 1, bad));
+    const DeviceMatrix gram = OnDevice(backend_, Dense(1, 1, bad));
     EXPECT_TRUE(absl::IsFailedPrecondition(backend_.LowRankCore(root, gram.view(), core.view()))) << bad;
   }
   const absl::Status shape = backend_.LowRankCore({1.0, 2.0}, core.view(), core.view());

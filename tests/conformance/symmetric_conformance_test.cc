@@ -15,6 +15,7 @@
 
 #include "kernels/backend.h"
 #include "tests/reference/naive_linear_algebra.h"
+#include "tests/support/device_dense.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/packed_tiles.h"
 #include "tests/support/random_dense.h"
@@ -62,41 +63,8 @@ class SymmetricConformanceTest : public testing::TestWithParam<DeviceCase> {
   void SetUp() override { device_ = GetParam().make(); }
   Backend& backend() { return *device_.backend; }
 
-  // In a wider one, whose other columns are guards that no operation may touch.
-  struct Guarded {
-    DeviceMatrix storage;
-    int64_t cols = 0;
-    MatrixView view() {
-      const MatrixView all = storage.view();
-      return MatrixView(all.rows == 0 ? nullptr : all.data + 1, all.rows, cols, all.stride);
-    }
-  };
-  Guarded Put(const Dense& x) {
-    Guarded out{backend().Allocate(x.rows, x.cols + 3).value(), x.cols};
-    std::vector<float> host(x.rows * (x.cols + 3), 12345.0f);
-    for (int64_t i = 0; i < x.rows; ++i) {
-      for (int64_t j = 0; j < x.cols; ++j) host[i * (x.cols + 3) + 1 + j] = static_cast<float>(x.at(i, j));
-    }
-    EXPECT_TRUE(backend().Upload(ConstMatrixView(host.data(), x.rows, x.cols + 3), out.storage.view()).ok());
-    return out;
-  }
-  Dense Read(Guarded& x) {
-    const int64_t rows = x.storage.rows(), cols = x.cols + 3;
-    std::vector<float> host(rows * cols);
-    EXPECT_TRUE(backend().Download(x.storage.view(), MatrixView(host.data(), rows, cols)).ok());
-    Dense out(rows, x.cols);
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < cols; ++j) {
-        const float value = host[i * cols + j];
-        if (j >= 1 && j <= x.cols) {
-          out.at(i, j - 1) = value;
-        } else {
-          EXPECT_EQ(value, 12345.0f) << "guard at " << i << ", " << j;
-        }
-      }
-    }
-    return out;
-  }
+  using Guarded = GuardedMatrix;
+  Guarded Put(const Dense& x) { return Guarded(backend(), x); }
   SymmetricMatrix Compressed(const Dense& x, SymmetricStorage storage) {
     SymmetricMatrix m = backend().AllocateSymmetric(x.rows, storage).value();
     const std::vector<float> host(x.data.begin(), x.data.end());
@@ -106,7 +74,7 @@ class SymmetricConformanceTest : public testing::TestWithParam<DeviceCase> {
   Dense Expanded(const SymmetricMatrix& m) {
     Guarded x = Put(Dense(m.n(), m.n(), kNaN));
     EXPECT_TRUE(backend().SymmetricExpand({1.0, 0.0, {}, ConstMatrixView(nullptr, 0, m.n()), m}, x.view()).ok());
-    return Read(x);
+    return x.Read();
   }
   static std::vector<SymmetricStorage> Storages() { return {SymmetricStorage::kF32, SymmetricStorage::kF16}; }
   static double Rounding(SymmetricStorage storage) {
@@ -142,7 +110,7 @@ class SymmetricConformanceTest : public testing::TestWithParam<DeviceCase> {
       for (int64_t j = 0; j < i; ++j) ASSERT_EQ(got.at(i, j), got.at(j, i));
     }
     // The matrix is the stored one, so that its rounding does not enter.
-    const Dense product = reference::Product(v, got), got_y = Read(y);
+    const Dense product = reference::Product(v, got), got_y = y.Read();
     const double length = static_cast<double>(n);
     const double y_bound = (length + 2) * Rounding(SymmetricStorage::kF32) * length * size;
     for (size_t i = 0; i < got_y.data.size(); ++i) ASSERT_NEAR(got_y.data[i], product.data[i], y_bound) << n;
@@ -206,7 +174,7 @@ TEST_P(SymmetricConformanceTest, ExpandsToTheBitWhatAnUpdateWouldStore) {
     ASSERT_TRUE(backend().SymmetricExpand({0.75, 0.125, weights, rows.view(), m}, expanded.view()).ok());
     EXPECT_EQ(Expanded(m).data, x.data) << "m is an input";
     ASSERT_TRUE(backend().SymmetricUpdateMultiply(0.75, 0.125, weights, rows.view(), m, none.view(), none.view()).ok());
-    EXPECT_EQ(Expanded(m).data, Read(expanded).data);
+    EXPECT_EQ(Expanded(m).data, expanded.Read().data);
   }
 }
 
@@ -225,7 +193,7 @@ TEST_P(SymmetricConformanceTest, FusedIsUpdateThenMultiplyToTheBit) {
         backend().SymmetricUpdateMultiply(0.75, 0.125, weights, rows.view(), apart, none.view(), none.view()).ok());
     ASSERT_TRUE(backend().SymmetricUpdateMultiply(1.0, 0.0, {}, none.view(), apart, v.view(), y_apart.view()).ok());
     EXPECT_EQ(Expanded(fused).data, Expanded(apart).data);
-    EXPECT_EQ(Read(y_fused).data, Read(y_apart).data);
+    EXPECT_EQ(y_fused.Read().data, y_apart.Read().data);
   }
 }
 
@@ -274,7 +242,7 @@ TEST_P(SymmetricConformanceTest, MultipliesByFormsAsByTheirMatrices) {
       const ConstMatrixView there = precondor::Expanded(backend(), l, made).value();
       Guarded left = Put(Dense(m, m));
       ASSERT_TRUE(backend().Copy(there, left.view()).ok());
-      const Dense of_d = Read(d), expected = reference::Product(reference::Product(Read(left), of_d), Read(full));
+      const Dense of_d = d.Read(), expected = reference::Product(reference::Product(left.Read(), of_d), full.Read());
       for (const ProductPrecision precision :
            {ProductPrecision::kF32, ProductPrecision::kBf16, ProductPrecision::kTf32}) {
         if (!backend().SupportsPrecision(precision)) continue;
@@ -286,8 +254,8 @@ TEST_P(SymmetricConformanceTest, MultipliesByFormsAsByTheirMatrices) {
           return absl::StatusOr<double>(0.5);
         };
         ASSERT_TRUE(backend().DensePrecondition(l, full.view(), d.view(), rule, u.view(), precision).ok());
-        const Dense got = Read(u);
-        const double most = FrobeniusNorm(Read(left)) * FrobeniusNorm(of_d) * FrobeniusNorm(Read(full));
+        const Dense got = u.Read();
+        const double most = FrobeniusNorm(left.Read()) * FrobeniusNorm(of_d) * FrobeniusNorm(full.Read());
         const double tolerance = precision == ProductPrecision::kBf16   ? 5.1 / 512
                                  : precision == ProductPrecision::kTf32 ? 4.1 / 1024
                                                                         : 1e-6;
@@ -333,15 +301,14 @@ TEST_P(SymmetricConformanceTest, ShermanMorrisonTermsAreWhatAStepTakesAway) {
     const absl::Status made = backend().ShermanMorrisonTerms(form, factor, device_v.view(), work.view(), terms.view(),
                                                              absl::MakeSpan(squares));
     ASSERT_TRUE(made.ok()) << made;
-    EXPECT_EQ(Read(device_v).data, v.data);
-    const Dense got = Read(terms), product = reference::Product(reference::Transposed(got), got);
-    EXPECT_LE(FrobeniusNorm(reference::Combination(1, product, -1, expected)), 2e-5 * FrobeniusNorm(expected))
-        << n << " " << k << " " << p;
+    EXPECT_EQ(device_v.Read().data, v.data);
+    const Dense got = terms.Read(), product = reference::Product(reference::Transposed(got), got);
+    EXPECT_LE(Distance(product, expected), 2e-5 * FrobeniusNorm(expected)) << n << " " << k << " " << p;
     for (int64_t j = 0; j < n; ++j) ASSERT_NEAR(squares[j], product.at(j, j), 1e-6 * product.at(j, j) + 1e-12) << j;
     // Without squares, and the same.
     Guarded again = Put(y), others = Put(Dense(k, n, kNaN));
     ASSERT_TRUE(backend().ShermanMorrisonTerms(form, factor, device_v.view(), again.view(), others.view(), {}).ok());
-    EXPECT_EQ(Read(others).data, got.data);
+    EXPECT_EQ(others.Read().data, got.data);
   }
 }
 

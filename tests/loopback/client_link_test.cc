@@ -18,6 +18,7 @@
 #include "kernels/base/wire_bounds.h"
 #include "precondor/client.h"
 #include "tests/loopback/scripted_server.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/wait_until.h"
 
 namespace precondor {
@@ -319,9 +320,7 @@ TEST(ClientLinkTest, FlushReportsTheFirstRefusalOnce) {
   });
   const auto worker = Join(Options(server));
   for (int64_t layer = 0; layer < 3; ++layer) ASSERT_TRUE(SendStatistics(*worker, 0, layer).ok());
-  const absl::Status status = worker->Flush();
-  EXPECT_EQ(GetErrorReason(status), ErrorReason::kNonFinite);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1 has a NaN"));
+  EXPECT_THAT(worker->Flush(), ReasonIs(ErrorReason::kNonFinite, HasSubstr("layer 1 has a NaN")));
   EXPECT_TRUE(worker->Flush().ok());
 }
 
@@ -336,8 +335,8 @@ TEST(ClientLinkTest, ARefusedGradientFailsItsFutureAndANonFiniteOneSkips) {
   });
   const auto worker = Join(Options(server));
   Tensor gradient = Tensor::Ramp(0), other = Tensor::Ramp(1);
-  const auto refused = worker->Precondition(0, 0, {gradient.view(), gradient.view()}, kSamples).Wait();
-  EXPECT_EQ(GetErrorReason(refused.status()), ErrorReason::kConflict);
+  EXPECT_THAT(worker->Precondition(0, 0, {gradient.view(), gradient.view()}, kSamples).Wait(),
+              ReasonIs(ErrorReason::kConflict));
   const auto skipped = worker->Precondition(0, 1, {other.view(), other.view()}, kSamples).Wait();
   ASSERT_TRUE(skipped.ok());
   EXPECT_EQ(skipped->decision, Decision::kSkip);
@@ -368,9 +367,8 @@ TEST(ClientLinkTest, AnAbstentionIsNotAnsweredWithWhatAnEarlierProcessHasSent) {
   ScriptedServer server(Spec());
   server.Change([](Script& script) { script.without_tensor = v1::DECISION_PRECONDITIONED; });
   const auto worker = Join(Options(server));
-  const absl::Status status = worker->AbstainGradient(0, 1).Wait().status();
-  EXPECT_TRUE(absl::IsAborted(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("step 0 layer 1: this rank abstained"));
+  EXPECT_THAT(worker->AbstainGradient(0, 1).Wait(),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("step 0 layer 1: this rank abstained")));
 }
 
 TEST(ClientLinkTest, GivesUpAtTheDeadlineAndNamesWhatWasLate) {
@@ -574,18 +572,15 @@ TEST(ClientConnectTest, NamesAServerThatIsNotThere) {
   ClientOptions options;
   options.coordinator = address;
   options.connect_timeout = absl::Milliseconds(200);
-  const auto client = Client::Connect(options);
-  EXPECT_EQ(client.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(client.status().message()), HasSubstr(address));
+  EXPECT_THAT(Client::Connect(options), StatusIs(absl::StatusCode::kUnavailable, HasSubstr(address)));
 }
 
 TEST(ClientConnectTest, NamesAServerOfAnotherRelease) {
   ScriptedServer server(Spec());
   server.Change([](Script& script) { script.version = "99.0.0"; });
-  const auto client = Client::Connect(Options(server));
-  EXPECT_EQ(client.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(client.status().message()), HasSubstr(server.address()));
-  EXPECT_THAT(std::string(client.status().message()), HasSubstr("Precondor 99.0.0"));
+  EXPECT_THAT(Client::Connect(Options(server)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       testing::AllOf(HasSubstr(server.address()), HasSubstr("Precondor 99.0.0"))));
 }
 
 TEST(ClientConnectTest, JoinGivesUpWhenTheOthersDoNotCome) {
@@ -595,9 +590,8 @@ TEST(ClientConnectTest, JoinGivesUpWhenTheOthersDoNotCome) {
   options.join_timeout = absl::Milliseconds(100);
   auto client = Client::Connect(options);
   ASSERT_TRUE(client.ok());
-  const auto worker = (*client)->Join("client-test", {0, 7});
-  EXPECT_EQ(worker.status().code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(std::string(worker.status().message()), HasSubstr("not every other rank"));
+  EXPECT_THAT((*client)->Join("client-test", {0, 7}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("not every other rank")));
 }
 
 TEST(ClientConnectTest, CancelEndsTheWaitForTheOthers) {

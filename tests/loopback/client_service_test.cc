@@ -2,7 +2,6 @@
 // The client against a whole server in this process, over TCP.
 #include <cstdint>
 #include <filesystem>
-#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,6 +21,7 @@
 #include "tests/loopback/relay.h"
 #include "tests/loopback/service_client.h"
 #include "tests/support/normal_floats.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
 namespace precondor {
@@ -257,28 +257,8 @@ TEST(ClientServiceUnixTest, AClientFindsTheNextServerOfThePath) {
 }
 
 TEST(ClientServiceUnixTest, AnAddressThatNoSocketCanHaveIsToldAtOnce) {
-  const auto client = Client::Connect({.coordinator = absl::StrCat("unix:/", std::string(107, 'a'))});
-  EXPECT_EQ(client.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(client.status().message()), HasSubstr("1 ... 107 bytes, got 108"));
-}
-
-TEST(ClientServiceFaultTest, ANewProcessOfARankFencesTheOld) {
-  const Server server;
-  const auto client = server.Connect();
-  ASSERT_TRUE(client->OpenSession(Spec("identity", 1, ExchangeMode::kDirect, DType::kF32)).ok());
-  const auto first = client->Join("test", {0, 1});
-  ASSERT_TRUE(first.ok()) << first.status();
-  RunRank(**first, 1);
-  const auto second = client->Join("test", {0, 2});
-  ASSERT_TRUE(second.ok()) << second.status();
-  std::vector<float> gradient = Gradient(1, 0, 0);
-  const MatrixView view(gradient.data(), kShapes[0].first, kShapes[0].second);
-  const auto fenced = (*first)->Precondition(1, 0, {view, view}, 1).Wait();
-  EXPECT_EQ(GetErrorReason(fenced.status()), ErrorReason::kStaleIncarnation) << fenced.status();
-  EXPECT_EQ(GetErrorReason((*first)->ReportStep(1, 1, 1, true, 0.1).Wait().status()), ErrorReason::kStaleIncarnation);
-  const auto held = (*second)->Precondition(1, 0, {view, view}, 1).Wait();
-  EXPECT_TRUE(held.ok()) << held.status();
-  EXPECT_EQ(client->Join("test", {0, 1}).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Client::Connect({.coordinator = absl::StrCat("unix:/", std::string(107, 'a'))}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("1 ... 107 bytes, got 108")));
 }
 
 TEST(ClientServiceFaultTest, ASessionThatAnotherProcessHasReplacedCanBeJoined) {
@@ -295,41 +275,6 @@ TEST(ClientServiceFaultTest, ASessionThatAnotherProcessHasReplacedCanBeJoined) {
   EXPECT_EQ(RunRank(**worker, 1)[0].size(), kShapes.size());
 }
 
-TEST(ClientServiceFaultTest, ANonFiniteVectorSurfacesInFlushAndANonFiniteGradientSkips) {
-  const Server server;
-  const auto client = server.Connect();
-  ASSERT_TRUE(client->OpenSession(Spec("mkor", 1, ExchangeMode::kDirect, DType::kF32)).ok());
-  const auto worker = client->Join("test", {0, 1});
-  ASSERT_TRUE(worker.ok()) << worker.status();
-  const auto [d_out, d_in] = kShapes[0];
-  std::vector<float> a = Normal(d_in, 1), g = Normal(d_out, 2);
-  g[1] = std::numeric_limits<float>::quiet_NaN();
-  ASSERT_TRUE(
-      (*worker)->SendStatistics(0, 0, ConstMatrixView(a.data(), 1, d_in), ConstMatrixView(g.data(), 1, d_out), 1).ok());
-  EXPECT_EQ(GetErrorReason((*worker)->Flush()), ErrorReason::kNonFinite);
-  EXPECT_TRUE((*worker)->Flush().ok());
-  std::vector<float> gradient = Gradient(0, 0, 0);
-  gradient[3] = std::numeric_limits<float>::infinity();
-  const MatrixView view(gradient.data(), d_out, d_in);
-  const auto skipped = (*worker)->Precondition(0, 0, {view, view}, 1).Wait();
-  ASSERT_TRUE(skipped.ok()) << skipped.status();
-  EXPECT_EQ(skipped->decision, Decision::kSkip);
-}
-
-TEST(ClientServiceFaultTest, AnotherSpecIsRefusedAndNamesTheField) {
-  const Server server;
-  const auto client = server.Connect();
-  SessionSpec spec = Spec("mkor", 1, ExchangeMode::kDirect, DType::kF32);
-  EXPECT_TRUE(*client->OpenSession(spec));
-  EXPECT_FALSE(*client->OpenSession(spec));
-  spec.inv_freq = 3;
-  const auto other = client->OpenSession(spec);
-  EXPECT_EQ(GetErrorReason(other.status()), ErrorReason::kSpecMismatch);
-  EXPECT_THAT(std::string(other.status().message()), HasSubstr("inv_freq"));
-  EXPECT_FALSE(*client->CloseSession("unknown"));
-  EXPECT_EQ(client->Join("unknown", {0, 1}).status().code(), absl::StatusCode::kNotFound);
-}
-
 TEST(ClientServiceFaultTest, AServerThatEndsFailsWhatIsOutstandingAtItsDeadline) {
   auto server = std::make_unique<Server>();
   ClientOptions options;
@@ -344,9 +289,9 @@ TEST(ClientServiceFaultTest, AServerThatEndsFailsWhatIsOutstandingAtItsDeadline)
   server.reset();
   std::vector<float> gradient = Gradient(0, 1, 0);
   const MatrixView view(gradient.data(), kShapes[1].first, kShapes[1].second);
-  const absl::Status late = (*worker)->Precondition(0, 1, {view, view}, 1).Wait().status();
-  EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(std::string(late.message()), HasSubstr("which the shard announces (--advertise), ended: "));
+  EXPECT_THAT(
+      (*worker)->Precondition(0, 1, {view, view}, 1).Wait(),
+      StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("which the shard announces (--advertise), ended: ")));
   // The report waits for a coordinator; the lease does not end with it.
   EXPECT_TRUE((*worker)->ReportStep(0, 1, 1, true, 0.1).Wait().ok());
 }
@@ -390,8 +335,7 @@ TEST(CtlCommandsTest, AskARunningServer) {
 TEST(CtlCommandsTest, HealthSaysWhyNoServerAnswers) {
   const auto options = ParseCtlOptions({"health", "--server=127.0.0.1:1", "--timeout=100ms"});
   ASSERT_TRUE(options.ok());
-  EXPECT_THAT(std::string(RunCtlCommand(*options).status().message()),
-              AllOf(HasSubstr("no answer within 100ms"), HasSubstr("onnect")));
+  EXPECT_THAT(RunCtlCommand(*options), MessageIs(AllOf(HasSubstr("no answer within 100ms"), HasSubstr("onnect"))));
 }
 
 }  // namespace

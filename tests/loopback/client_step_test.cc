@@ -15,6 +15,7 @@
 #include "kernels/base/error_reason.h"
 #include "precondor/client.h"
 #include "tests/loopback/scripted_server.h"
+#include "tests/support/status_matchers.h"
 
 namespace precondor {
 namespace {
@@ -85,14 +86,11 @@ TEST(ClientStepTest, TheWaitHasAnEndThatNamesCoordinatorAndStep) {
   options.lease_timeout = absl::Milliseconds(300);
   options.rpc_timeout = absl::Milliseconds(100);
   const auto worker = Join(options);
-  const absl::Status late = Report(*worker, 0).status();
-  EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded) << late;
-  EXPECT_THAT(std::string(late.message()),
-              HasSubstr("coordinator " + server.address() + " has granted no step beyond 0 within 300ms"));
+  EXPECT_THAT(Report(*worker, 0),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("coordinator " + server.address() + " has granted no step beyond 0 within 300ms")));
   // So does what is sent for the step that waits.
-  const absl::Status early = worker->AbstainStatistics(1, 0);
-  EXPECT_EQ(early.code(), absl::StatusCode::kDeadlineExceeded) << early;
-  EXPECT_THAT(std::string(early.message()), HasSubstr("step 1"));
+  EXPECT_THAT(worker->AbstainStatistics(1, 0), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("step 1")));
 }
 
 TEST(ClientStepTest, AsksAgainWhereTheCoordinatorPromisesNothingYet) {
@@ -171,8 +169,8 @@ TEST(ClientStepTest, FailsWhenTheJobHasGoneBackBehindIt) {
       continue;
     }
     EXPECT_EQ(directive.status().code(), absl::StatusCode::kAborted) << directive.status();
-    EXPECT_THAT(std::string(directive.status().message()),
-                HasSubstr("gone back to step " + std::to_string(resume) + ", rank 0 has answers of step 5"));
+    EXPECT_THAT(directive,
+                MessageIs(HasSubstr("gone back to step " + std::to_string(resume) + ", rank 0 has answers of step 5")));
     EXPECT_EQ(worker->Flush().code(), absl::StatusCode::kAborted);
     EXPECT_EQ(worker->AbstainGradient(6, 0).Wait().status().code(), absl::StatusCode::kAborted);
     EXPECT_EQ(server.joins(), 2) << "and asks no more";

@@ -16,13 +16,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-v1::GetServerInfoResponse InfoOf(RawServer& server) {
-  v1::GetServerInfoResponse info;
-  TimedContext context;
-  EXPECT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
-  return info;
-}
-
 TEST(DeviceLossTest, HealthTellsOfALostDevice) {
   const TempDir folder;
   const std::string file = folder.path() + "/lost";
@@ -56,7 +49,7 @@ TEST(DeviceLossTest, HealthTellsOfALostDevice) {
   EXPECT_THAT(step(1), UnorderedElementsAre(v1::DECISION_IDENTITY, v1::DECISION_IDENTITY));
   EXPECT_TRUE(WaitUntil([&] { return health() == std::pair(kNotServing, kNotServing); }));
   EXPECT_EQ(Metric(server, "precondor_device_status{device=\"cuda:0\"}"), 0);
-  EXPECT_THAT(InfoOf(server).devices(0).fault(), HasSubstr("CUDA device 0 is lost since this fault"));
+  EXPECT_THAT(server.Info().devices(0).fault(), HasSubstr("CUDA device 0 is lost since this fault"));
   // A process that is told to end is not to be killed for it.
   server.app().RequestDrain(absl::Seconds(30));
   EXPECT_EQ(health(), std::pair(kNotServing, kServing));

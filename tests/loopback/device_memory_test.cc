@@ -34,12 +34,6 @@ class DeviceMemoryTest : public testing::Test {
     config.backend = "cuda";
     return config;
   }
-  static v1::DeviceMemory InfoOf(RawServer& server) {
-    v1::GetServerInfoResponse info;
-    TimedContext context;
-    EXPECT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
-    return info.devices(0);
-  }
   // One dense factor of 512 MiB, one of 4 bytes.
   static v1::SessionSpec LargeSpec() {
     v1::SessionSpec spec = RawServer::Spec("large");
@@ -66,9 +60,7 @@ TEST_F(DeviceMemoryTest, AFirstStepWithoutAnyMemoryIsARefusalOrIdentity) {
   v1::SessionSpec spec = RawServer::Spec("job");
   spec.mutable_method()->mutable_mkor()->set_representation("DENSE");
   spec.mutable_method()->mutable_mkor()->clear_rank();
-  ASSERT_TRUE(server.Open(spec).ok());
-  v1::JoinSessionResponse job;
-  ASSERT_TRUE(server.Join("job", 0, kRawIncarnation, &job).ok());
+  const v1::JoinSessionResponse job = server.OpenAndJoin(spec);
   const auto decision = [&](uint64_t step, int layer) {
     v1::PreconditionResponse response;
     const grpc::Status status = server.Precondition(RawRequest(job, step, layer), &response);
@@ -79,7 +71,7 @@ TEST_F(DeviceMemoryTest, AFirstStepWithoutAnyMemoryIsARefusalOrIdentity) {
   for (uint64_t step = 0; step < 2; ++step) {
     for (const int layer : {0, 1}) EXPECT_EQ(decision(step, layer), v1::DECISION_IDENTITY) << step;
   }
-  EXPECT_EQ(InfoOf(server).fault(), "");
+  EXPECT_EQ(server.Info().devices(0).fault(), "");
   SetDeviceMemory(8 * kGiB);
   for (const int layer : {0, 1}) EXPECT_EQ(decision(2, layer), v1::DECISION_PRECONDITIONED);
 }
@@ -87,7 +79,7 @@ TEST_F(DeviceMemoryTest, AFirstStepWithoutAnyMemoryIsARefusalOrIdentity) {
 TEST_F(DeviceMemoryTest, SessionsMayReserveNoMoreThanTheDeviceHas) {
   SetDeviceMemory(2 * kGiB);
   RawServer server(Config());
-  const auto capacity = static_cast<int64_t>(InfoOf(server).capacity_bytes());
+  const auto capacity = static_cast<int64_t>(server.Info().devices(0).capacity_bytes());
   EXPECT_LT(capacity, 2 * kGiB - kReserveBytes);
   EXPECT_GT(capacity, kGiB / 2);
   v1::SessionSpec large = LargeSpec();
@@ -121,7 +113,7 @@ TEST_F(DeviceMemoryTest, RunningOutInTheMiddleOfASessionIsARefusalOrIdentity) {
   const grpc::Status refused = server.Open(LargeSpec());
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << refused.error_message();
   EXPECT_THAT(step(1), Each(AnyOf(v1::DECISION_PRECONDITIONED, v1::DECISION_IDENTITY)));
-  EXPECT_EQ(InfoOf(server).fault(), "");
+  EXPECT_EQ(server.Info().devices(0).fault(), "");
 
   SetDeviceMemory(8 * kGiB);
   EXPECT_THAT(step(2), Each(v1::DECISION_PRECONDITIONED));

@@ -96,12 +96,7 @@ class Job {
   void Join() {
     client = ConnectTo(relay.address());
     ASSERT_TRUE(client->OpenSession(spec).ok());
-    workers.resize(kWorkers);
-    ForEachRank(kWorkers, [&](uint32_t rank) {
-      auto worker = client->Join(spec.name, {.rank = rank, .incarnation = 1});
-      ASSERT_TRUE(worker.ok()) << worker.status();
-      workers[rank] = *std::move(worker);
-    });
+    workers = JoinAll(*client, spec);
   }
 
   // One rank's part of a step, as a trainer does it; its answers by layer.

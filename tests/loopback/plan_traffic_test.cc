@@ -65,9 +65,7 @@ Measured Measure(const SessionSpec& spec) {
   RawServer server;
   const std::unique_ptr<Client> client = ConnectTo(server.address());
   EXPECT_TRUE(client->OpenSession(spec).ok());
-  v1::GetServerInfoResponse info;
-  TimedContext context;
-  EXPECT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
+  const auto reserved_bytes = static_cast<int64_t>(server.Info().reserved_bytes());
   std::vector<Traffic> counted(kWorkers);
   std::barrier step_end(kWorkers);  // in DELEGATE a job's ranks wait for each other: they share the answers
   ForEachRank(kWorkers, [&](uint32_t rank) {
@@ -82,7 +80,7 @@ Measured Measure(const SessionSpec& spec) {
     ASSERT_TRUE((*worker)->Flush().ok());
     counted[rank] = (*worker)->status().traffic;
   });
-  return {counted[0], static_cast<int64_t>(info.reserved_bytes())};
+  return {counted[0], reserved_bytes};
 }
 
 class PlanTrafficTest : public ::testing::TestWithParam<ExchangeMode> {};

@@ -28,7 +28,7 @@ constexpr size_t kElements = kRows * kCols;
 class QuarantineLoopbackTest : public ::testing::Test {
  protected:
   QuarantineLoopbackTest() {
-    for (int s = 0; s < 2; ++s) shards_.push_back(StartShard(s, "127.0.0.1:0"));
+    for (int s = 0; s < 2; ++s) shards_.push_back(StartShard(s));
     StartCoordinator();
     spec_.name = "job";
     spec_.statistics = StatisticsKind::kPerWorkerMean;
@@ -37,10 +37,9 @@ class QuarantineLoopbackTest : public ::testing::Test {
     for (size_t i = 0; i < kLayers; ++i) spec_.layers.push_back({absl::StrCat("layer", i), kRows, kCols, false});
   }
 
-  std::unique_ptr<RawServer> StartShard(int shard, const std::string& listen) {
+  std::unique_ptr<RawServer> StartShard(int shard) {
     ServerConfig config;
     config.role = ServerRole::kShard;
-    config.listen = {listen};
     config.data_dir = absl::StrCat(dir_.path(), "/shard", shard);
     config.snapshot_interval_steps = 3;
     return std::make_unique<RawServer>(config);
@@ -58,16 +57,6 @@ class QuarantineLoopbackTest : public ::testing::Test {
   void RestartCoordinator(const std::string& journal) {
     coordinator_.reset();
     journal_ = journal;
-    StartCoordinator();
-  }
-  // And the coordinator, with its journal.
-  void RestartShards() {
-    coordinator_.reset();
-    for (int s = 0; s < 2; ++s) {
-      const std::string listen = shards_[s]->app().addresses().front();
-      shards_[s].reset();
-      shards_[s] = StartShard(s, listen);
-    }
     StartCoordinator();
   }
   std::string address() const { return coordinator_->address(); }
@@ -174,19 +163,6 @@ TEST_F(QuarantineLoopbackTest, SnapshotRestoreReadsWhatShardsKeepOfALostJournal)
   EXPECT_TRUE(Kept(0) == 1 && Kept(1) == 1) << "the lost session stays until its time is over";
 }
 
-TEST_F(QuarantineLoopbackTest, StaysThereWhileShardsAreRestarted) {
-  const std::vector<std::vector<float>> expected = Expected(5, 8);
-  Train(0, 5);
-  RestartCoordinator("-empty");
-  ASSERT_TRUE(AwaitQuarantine());
-  RestartShards();
-  EXPECT_TRUE(Kept(0) == 1 && Kept(1) == 1);
-  EXPECT_EQ(Reserved(), 0);
-  RestartCoordinator("-first");
-  EXPECT_TRUE(WaitUntil([&] { return Reserved() > 0; }));
-  EXPECT_EQ(Train(5, 8), expected);
-}
-
 // The session comes back without an operator: the journal knows it.
 TEST_F(QuarantineLoopbackTest, AWrongPathDoesNoHarm) {
   const std::vector<std::vector<float>> expected = Expected(4, 8);
@@ -196,25 +172,6 @@ TEST_F(QuarantineLoopbackTest, AWrongPathDoesNoHarm) {
   RestartCoordinator("-first");
   EXPECT_TRUE(WaitUntil([&] { return Reserved() > 0; }));
   EXPECT_EQ(Train(4, 8), expected);
-}
-
-TEST_F(QuarantineLoopbackTest, AJobOfTheSameNameBeginsAnewBesideIt) {
-  const std::vector<std::vector<float>> expected = Expected(0, 2);
-  Train(0, 3);
-  RestartCoordinator("-empty");
-  EXPECT_EQ(Train(0, 2), expected);
-  ASSERT_TRUE(AwaitQuarantine());
-  ASSERT_TRUE(*client_->CloseSession("job"));
-  RestartShards();
-  EXPECT_TRUE(Kept(0) == 1 && Kept(1) == 1);
-}
-
-TEST_F(QuarantineLoopbackTest, WhatIsClosedIsRemoved) {
-  Train(0, 3);
-  ASSERT_TRUE(*client_->CloseSession("job"));
-  RestartCoordinator("-empty");
-  Train(0, 1);  // by then the coordinator has looked at its shards
-  EXPECT_EQ(Kept(0) + Kept(1), 0);
 }
 
 }  // namespace

@@ -101,11 +101,14 @@ class RawServer {
   }
 
   v1::JoinSessionResponse OpenAndJoin(const std::string& name, int world_size = 1) {
-    const grpc::Status opened = Open(Spec(name, world_size));
+    return OpenAndJoin(Spec(name, world_size));
+  }
+  v1::JoinSessionResponse OpenAndJoin(const v1::SessionSpec& spec) {
+    const grpc::Status opened = Open(spec);
     EXPECT_TRUE(opened.ok()) << opened.error_message();
     v1::JoinSessionResponse joined;
-    for (int rank = 0; rank < world_size; ++rank) {
-      const grpc::Status status = Join(name, static_cast<uint32_t>(rank), kRawIncarnation, &joined);
+    for (int rank = 0; rank < spec.world_size(); ++rank) {
+      const grpc::Status status = Join(spec.name(), static_cast<uint32_t>(rank), kRawIncarnation, &joined);
       EXPECT_TRUE(status.ok()) << status.error_message();
     }
     EXPECT_TRUE(joined.active());
@@ -125,6 +128,14 @@ class RawServer {
     const grpc::Status status = admin->GetLayerStats(&context, request, &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return {response.layers().begin(), response.layers().end()};
+  }
+
+  v1::GetServerInfoResponse Info() {
+    v1::GetServerInfoResponse info;
+    TimedContext context;
+    const grpc::Status status = admin->GetServerInfo(&context, {}, &info);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return info;
   }
 
   std::unique_ptr<v1::SessionService::Stub> sessions;

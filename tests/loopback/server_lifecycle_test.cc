@@ -41,11 +41,8 @@ TEST(ServerLifecycleTest, DrainTurnsReadinessAndNotLivenessAndRefusesSessions) {
   const grpc::Status status = server.Open(RawServer::Spec("late"));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_DRAINING);
-  v1::GetServerInfoResponse info;
-  TimedContext context;
-  ASSERT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
-  EXPECT_TRUE(info.draining());
-  EXPECT_EQ(info.role(), v1::ROLE_ALL);
+  EXPECT_TRUE(server.Info().draining());
+  EXPECT_EQ(server.Info().role(), v1::ROLE_ALL);
 }
 
 TEST(ServerLifecycleTest, ListensOnASocketAndAPortAndWorkersDialTheFirst) {
@@ -171,9 +168,7 @@ TEST(ServerLifecycleTest, SilentShardHoldsUpOnlyThoseWhoNeedIt) {
   for (int i = 0; i < kThreads; ++i) open(i);
   EXPECT_TRUE(WaitUntil([&] { return shard.calls() == kThreads; }));
   for (int i = 0; i < kThreads; ++i) open(kThreads + i);
-  v1::GetServerInfoResponse info;
-  TimedContext context;
-  EXPECT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
+  server.Info();
   EXPECT_EQ(ended, 0);
   server.app().RequestDrain(absl::Milliseconds(1));
   std::thread waiting([&] { server.app().Wait().IgnoreError(); });

@@ -42,17 +42,9 @@ std::unique_ptr<RawServer> StartCoordinator(std::vector<std::string> shards, int
   return std::make_unique<RawServer>(config);
 }
 
-v1::GetServerInfoResponse InfoOf(RawServer& server) {
-  v1::GetServerInfoResponse info;
-  TimedContext context;
-  const grpc::Status status = server.admin->GetServerInfo(&context, {}, &info);
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  return info;
-}
-
 void ExpectEmpty(RawServer& shard) {
-  EXPECT_EQ(InfoOf(shard).reserved_bytes(), 0u);
-  EXPECT_EQ(InfoOf(shard).sessions(), 0u);
+  EXPECT_EQ(shard.Info().reserved_bytes(), 0u);
+  EXPECT_EQ(shard.Info().sessions(), 0u);
 }
 
 // Describes itself like any other, and refuses every installation.
@@ -116,7 +108,7 @@ TEST_F(ServerRolesTest, ASessionLivesOnBothShardsAndLeavesNothingBehind) {
   ASSERT_EQ(job.shard_map().assignments_size(), 2);
   for (uint32_t layer = 0; layer < 2; ++layer) {
     RawServer& owner = *shards_[OwnerOf(job, layer)];
-    EXPECT_GT(InfoOf(owner).reserved_bytes(), 0u);
+    EXPECT_GT(owner.Info().reserved_bytes(), 0u);
     EXPECT_THAT(owner.app().metrics_text(), AllOf(HasSubstr("precondor_updates_total{train_job=\"job\"} 0"),
                                                   Not(HasSubstr("precondor_training_loss{"))));
     v1::PreconditionResponse response;
@@ -166,7 +158,7 @@ TEST_F(ServerRolesTest, AShardThatFailsAtTheInstallationFreesTheOther) {
                 HasSubstr("precondor_rpcs_total{code=\"ok\",method=\"ShardService/InstallSession\"} 1"));
     ExpectEmpty(*live);
     EXPECT_THAT(live->app().metrics_text(), Not(HasSubstr("train_job=")));
-    EXPECT_EQ(InfoOf(*coordinator).sessions(), 0u);
+    EXPECT_EQ(coordinator->Info().sessions(), 0u);
   }
 }
 
@@ -220,7 +212,7 @@ TEST_F(ServerRolesTest, WatchersSeeTheDrain) {
     EXPECT_EQ(HealthStatus(readiness.Read()), 2);
     EXPECT_EQ(CheckHealth(server->channel(), ""), 2);
     EXPECT_EQ(CheckHealth(server->channel(), "liveness"), 1);
-    EXPECT_TRUE(InfoOf(*server).draining());
+    EXPECT_TRUE(server->Info().draining());
   }
   EXPECT_EQ(CheckHealth(shards_[1]->channel(), ""), 1) << "no call drained it";
 }
@@ -271,7 +263,7 @@ TEST_F(ServerRolesTest, ACoordinatorThatIsReplacedStopsAndIsNotReady) {
   const grpc::Status refused = coordinator_->Open(RawServer::Spec("late"));
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(refused.error_message(), HasSubstr("another coordinator has taken over"));
-  for (const auto& shard : shards_) EXPECT_EQ(InfoOf(*shard).sessions(), 1u) << "the later one's stays";
+  for (const auto& shard : shards_) EXPECT_EQ(shard->Info().sessions(), 1u) << "the later one's stays";
   EXPECT_EQ(CheckHealth(later->channel(), ""), 1);
 }
 
@@ -305,7 +297,7 @@ TEST_F(ServerRolesTest, ADrainingShardFinishesItsSessionsAndTakesNoNewOnes) {
   Start();
   const v1::JoinSessionResponse job = coordinator_->OpenAndJoin("job");
   const size_t drained = OwnerOf(job, 0);
-  const uint64_t reserved = InfoOf(*shards_[1 - drained]).reserved_bytes();
+  const uint64_t reserved = shards_[1 - drained]->Info().reserved_bytes();
   shards_[drained]->app().RequestDrain(absl::Minutes(1));
   v1::PreconditionResponse response;
   const grpc::Status answered = shards_[drained]->Precondition(RawRequest(job, 0, 0), &response);
@@ -314,7 +306,7 @@ TEST_F(ServerRolesTest, ADrainingShardFinishesItsSessionsAndTakesNoNewOnes) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_DRAINING);
   EXPECT_THAT(status.error_message(), HasSubstr("shard " + AddressOf(*shards_[drained])));
-  EXPECT_EQ(InfoOf(*shards_[1 - drained]).reserved_bytes(), reserved) << "the late session was taken back";
+  EXPECT_EQ(shards_[1 - drained]->Info().reserved_bytes(), reserved) << "the late session was taken back";
   EXPECT_TRUE(shards_[drained]->app().Wait().ok());
 }
 

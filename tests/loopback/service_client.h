@@ -31,6 +31,18 @@ inline void ForEachRank(uint32_t ranks, const std::function<void(uint32_t rank)>
   for (std::thread& thread : threads) thread.join();
 }
 
+// All ranks join at once, as each waits for the others.
+inline std::vector<std::unique_ptr<Worker>> JoinAll(Client& client, const SessionSpec& spec, uint64_t incarnation = 1,
+                                                    uint64_t first_step = 0) {
+  std::vector<std::unique_ptr<Worker>> workers(static_cast<size_t>(spec.world_size));
+  ForEachRank(static_cast<uint32_t>(spec.world_size), [&](uint32_t rank) {
+    auto worker = client.Join(spec.name, {.rank = rank, .incarnation = incarnation, .first_step = first_step});
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    workers[rank] = *std::move(worker);
+  });
+  return workers;
+}
+
 // Returns the text that precondorctl prints.
 inline absl::StatusOr<std::string> Ctl(const std::string& address, std::vector<std::string> arguments) {
   arguments.push_back("--server=" + address);

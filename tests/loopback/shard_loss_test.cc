@@ -64,12 +64,7 @@ class Job {
     workers.clear();
     client = ConnectTo(server->address());
     ASSERT_TRUE(client->OpenSession(spec).ok());
-    workers.resize(kWorkers);
-    ForEachRank(kWorkers, [&](uint32_t rank) {
-      auto worker = client->Join(spec.name, {.rank = rank, .incarnation = incarnation, .first_step = first_step});
-      ASSERT_TRUE(worker.ok()) << worker.status();
-      workers[rank] = *std::move(worker);
-    });
+    workers = JoinAll(*client, spec, incarnation, first_step);
   }
 
   // The gradient of a rank's data at these weights.

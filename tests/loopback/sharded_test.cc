@@ -3,7 +3,6 @@
 // DELEGATE gives to the whole gradient, bit for bit.
 #include <cstdint>
 #include <functional>
-#include <future>
 #include <limits>
 #include <memory>
 #include <string>
@@ -19,6 +18,7 @@
 #include "tests/loopback/raw_client.h"
 #include "tests/loopback/service_client.h"
 #include "tests/support/normal_floats.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
 namespace precondor {
@@ -99,16 +99,9 @@ class ShardedTest : public ::testing::Test {
     ASSERT_TRUE(client_->OpenSession(spec).ok());
     Join(1);
   }
-  // All ranks at once, as each waits for the others.
   void Join(uint64_t incarnation) {
     workers_.clear();
-    std::vector<std::future<absl::StatusOr<std::unique_ptr<Worker>>>> joins;
-    for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      joins.push_back(std::async(std::launch::async, [this, rank, incarnation] {
-        return client_->Join(spec_.name, {.rank = rank, .incarnation = incarnation});
-      }));
-    }
-    for (auto& join : joins) workers_.push_back(*join.get());
+    workers_ = JoinAll(*client_, spec_, incarnation);
   }
   // As SIGKILL, and a new process over the same directory.
   void Restart() {
@@ -230,11 +223,9 @@ TEST_F(ShardedTest, PartsThatOverlapAreRefusedAndChangeNothing) {
   std::vector<PreconditionFuture> futures;
   for (uint32_t rank = 0; rank < 3; ++rank) futures.push_back(Send(0, rank, ByRows(rank), whole));
   for (const auto& worker : workers_) EXPECT_TRUE(worker->Flush().ok());  // the others' parts are there
-  const auto refused = Send(0, 3, {{.row = 1, .rows = 1, .cols = 4}}, whole).Wait();
-  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << refused.status();
-  EXPECT_EQ(GetErrorReason(refused.status()), ErrorReason::kShapeMismatch);
-  EXPECT_THAT(std::string(refused.status().message()),
-              HasSubstr("parts: expected at most 0 elements that other ranks have not sent, got 4"));
+  EXPECT_THAT(Send(0, 3, {{.row = 1, .rows = 1, .cols = 4}}, whole).Wait(),
+              StatusIs(absl::StatusCode::kInvalidArgument, ErrorReason::kShapeMismatch,
+                       HasSubstr("parts: expected at most 0 elements that other ranks have not sent, got 4")));
   EXPECT_EQ(Take(3, Send(0, 3, {}, whole)).decision, Decision::kPreconditioned);
   for (uint32_t rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(Take(rank, futures[rank]).decision, Decision::kPreconditioned);

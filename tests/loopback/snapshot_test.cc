@@ -17,6 +17,7 @@
 #include "precondor/client.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/loopback/service_client.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
 namespace precondor {
@@ -238,13 +239,10 @@ TEST(RestoreTest, TakesTheJobBackOnTheShardsThatItRunsOn) {
   const TempDir dir, copy;
   Original original(dir.path());
   const auto here = RestoreFrom(dir.path());
-  const absl::Status exists = original.cluster.Ctl(here).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(exists)) << exists;
-  EXPECT_THAT(std::string(exists.message()), HasSubstr("there is one"));
+  EXPECT_THAT(original.cluster.Ctl(here), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("there is one")));
   auto replace = here;
   replace.push_back("--replace");
-  const absl::Status held = original.cluster.Ctl(replace).status();
-  EXPECT_THAT(std::string(held.message()), HasSubstr("copy it first"));
+  EXPECT_THAT(original.cluster.Ctl(replace), MessageIs(HasSubstr("copy it first")));
   ASSERT_TRUE(original.trainer.Step().ok()) << "nothing has been touched";
   const Weights expected = original.trainer.weights;
   const uint64_t end = original.trainer.next;
@@ -274,9 +272,7 @@ TEST(RestoreTest, ADamagedFileIsFoundBeforeAnythingIsTouched) {
   file.close();
   auto replace = RestoreFrom(copy.path());
   replace.push_back("--replace");
-  const absl::Status refused = original.cluster.Ctl(replace).status();
-  EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr(damaged));
+  EXPECT_THAT(original.cluster.Ctl(replace), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(damaged)));
   EXPECT_TRUE(original.trainer.Step().ok());
   // Nor is half a snapshot one.
   const absl::Status half =
@@ -296,9 +292,7 @@ TEST(SnapshotTest, WithoutADataDirectoryItIsRefused) {
   ASSERT_TRUE((*client)->OpenSession(MakeSpec()).ok());
   const auto parsed = ParseCtlOptions({"snapshot", "create", "job", "--server=" + options.coordinator});
   ASSERT_TRUE(parsed.ok());
-  const absl::Status refused = RunCtlCommand(*parsed).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("no data directory"));
+  EXPECT_THAT(RunCtlCommand(*parsed), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no data directory")));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
 namespace precondor {
@@ -79,9 +80,8 @@ TEST_F(UnixListenerTest, APeersUserIsKnown) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
   EXPECT_TRUE(CheckPeerUser(ends[0], geteuid()).ok());
-  const absl::Status other = CheckPeerUser(ends[0], geteuid() + 1);
-  EXPECT_EQ(other.code(), absl::StatusCode::kPermissionDenied);
-  EXPECT_THAT(std::string(other.message()), HasSubstr("expected a process of user"));
+  EXPECT_THAT(CheckPeerUser(ends[0], geteuid() + 1),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("expected a process of user")));
   close(ends[0]);
   close(ends[1]);
   EXPECT_EQ(CheckPeerUser(ends[0], geteuid()).code(), absl::StatusCode::kUnavailable);
@@ -108,24 +108,21 @@ TEST_F(UnixListenerTest, ReplacesASocketThatNobodyAnswersAt) {
 TEST_F(UnixListenerTest, LeavesAPathAloneThatIsInUse) {
   const auto first = UnixListener::Bind(path_);
   ASSERT_TRUE(first.ok()) << first.status();
-  const auto second = UnixListener::Bind(path_);
-  EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_THAT(std::string(second.status().message()), AllOf(HasSubstr(path_), HasSubstr("another process listens")));
+  EXPECT_THAT(UnixListener::Bind(path_), StatusIs(absl::StatusCode::kAlreadyExists,
+                                                  AllOf(HasSubstr(path_), HasSubstr("another process listens"))));
   EXPECT_EQ(Dial(), 0);
 }
 
 TEST_F(UnixListenerTest, LeavesFilesAloneThatAreNoSockets) {
   std::ofstream(path_) << "precious";
-  const auto listener = UnixListener::Bind(path_);
-  EXPECT_EQ(listener.status().code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_THAT(std::string(listener.status().message()), HasSubstr("expected a socket or nothing, got another file"));
+  EXPECT_THAT(UnixListener::Bind(path_),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("expected a socket or nothing, got another file")));
   EXPECT_EQ(std::filesystem::file_size(path_), 8u);
 }
 
 TEST_F(UnixListenerTest, TellsWhyAPathCannotBe) {
-  const auto listener = UnixListener::Bind(folder_.path() + "/none/s");
-  EXPECT_EQ(listener.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(listener.status().message()), AllOf(HasSubstr("/none/s"), HasSubstr("No such file")));
+  EXPECT_THAT(UnixListener::Bind(folder_.path() + "/none/s"),
+              StatusIs(absl::StatusCode::kUnavailable, AllOf(HasSubstr("/none/s"), HasSubstr("No such file"))));
 }
 
 TEST_F(UnixListenerTest, OfSeveralAtOnceOneGetsThePath) {

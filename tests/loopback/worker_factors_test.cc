@@ -25,6 +25,7 @@
 #include "tests/loopback/raw_client.h"
 #include "tests/loopback/service_client.h"
 #include "tests/support/normal_floats.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/wait_until.h"
 
@@ -52,6 +53,12 @@ class Cluster {
     client_ = ConnectTo(coordinator_->address());
   }
   Client& client() { return *client_; }
+  std::unique_ptr<Worker> Join(const SessionSpec& spec, uint32_t rank, uint64_t incarnation = 1,
+                               uint64_t first_step = 0) {
+    auto worker = client_->Join(spec.name, {.rank = rank, .incarnation = incarnation, .first_step = first_step});
+    EXPECT_TRUE(worker.ok()) << worker.status();
+    return *std::move(worker);
+  }
   RawServer& coordinator() { return *coordinator_; }
   RawServer& shard(size_t index) { return *shards_[index]; }
   // As SIGKILL and a new process over the same directory.
@@ -159,9 +166,7 @@ std::vector<std::vector<Step>> Train(Cluster& cluster, const SessionSpec& spec, 
   std::vector<std::vector<uint64_t>> checksums(answers.size());
   std::barrier<> together(spec.world_size);  // as the job's own average keeps its ranks
   ForEachRank(static_cast<uint32_t>(spec.world_size), [&](uint32_t rank) {
-    auto joined = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 0});
-    ASSERT_TRUE(joined.ok()) << joined.status();
-    std::unique_ptr<Worker> worker = *std::move(joined);
+    std::unique_ptr<Worker> worker = cluster.Join(spec, rank);
     for (uint64_t step = 0; step < steps; ++step) {
       if (hook) hook(step, worker);
       absl::StatusOr<Step> answered = RunStep(*worker, step);
@@ -210,11 +215,9 @@ void ExpectAll(const std::vector<std::vector<Step>>& answers, const std::vector<
 
 // The worker's process ends, and another one has its rank from that step on.
 void BeginAgain(Cluster& cluster, const SessionSpec& spec, uint64_t step, std::unique_ptr<Worker>& worker) {
-  const WorkerOptions as{.rank = worker->session().rank, .incarnation = step + 2, .first_step = step};
+  const uint32_t rank = worker->session().rank;
   worker = nullptr;
-  auto again = cluster.client().Join(spec.name, as);
-  ASSERT_TRUE(again.ok()) << again.status();
-  worker = *std::move(again);
+  worker = cluster.Join(spec, rank, /*incarnation=*/step + 2, step);
 }
 
 class WorkerFactorsTest : public ::testing::TestWithParam<ExchangeMode> {
@@ -330,21 +333,19 @@ TEST_P(WorkerFactorsTest, FactorsThatAShardHasLostAreLostForAll) {
   std::vector<absl::Status> ends(2);
   std::vector<Step> after(2);
   ForEachRank(2, [&](uint32_t rank) {
-    auto worker = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 0});
-    ASSERT_TRUE(worker.ok()) << worker.status();
+    std::unique_ptr<Worker> worker = cluster.Join(spec, rank);
     for (uint64_t step = 0; ends[rank].ok(); ++step) {
-      ends[rank] = RunStep(**worker, step).status();
+      ends[rank] = RunStep(*worker, step).status();
       if (step != 2) continue;
       together.arrive_and_wait();
       if (rank == 0) cluster.Forget(0);
       together.arrive_and_wait();
     }
-    worker->reset();
+    worker.reset();
     together.arrive_and_wait();  // one that has the lost answers would tell the new ones that they are lost
-    auto again = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 2, .first_step = 3});
-    ASSERT_TRUE(again.ok()) << again.status();
+    worker = cluster.Join(spec, rank, /*incarnation=*/2, 3);
     for (uint64_t step = 3; step < 6; ++step) {
-      absl::StatusOr<Step> answered = RunStep(**again, step);
+      absl::StatusOr<Step> answered = RunStep(*worker, step);
       ASSERT_TRUE(answered.ok()) << answered.status();
       after[rank] = *std::move(answered);
     }
@@ -361,12 +362,7 @@ TEST_P(WorkerFactorsTest, AbstentionsAreFollowed) {
   const SessionSpec spec = Spec(GetParam(), 2);
   Cluster cluster(1);
   ASSERT_TRUE(cluster.client().OpenSession(spec).ok());
-  std::vector<std::unique_ptr<Worker>> workers(2);
-  std::vector<std::thread> joining;
-  for (uint32_t rank : {0u, 1u}) {
-    joining.emplace_back([&, rank] { workers[rank] = *cluster.client().Join(spec.name, {.rank = rank}); });
-  }
-  for (std::thread& thread : joining) thread.join();
+  const std::vector<std::unique_ptr<Worker>> workers = JoinAll(cluster.client(), spec);
   const auto version = [&](uint32_t rank, uint64_t step) {
     std::vector<float> gradient = Normal(5 * 7, step);
     const MatrixView view(gradient.data(), 5, 7);
@@ -389,16 +385,15 @@ TEST_P(WorkerFactorsTest, CallsOutOfOrderAreRefused) {
   const SessionSpec spec = Spec(GetParam(), 1);
   Cluster cluster(1);
   ASSERT_TRUE(cluster.client().OpenSession(spec).ok());
-  const std::unique_ptr<Worker> worker = *cluster.client().Join(spec.name, {.rank = 0});
+  const std::unique_ptr<Worker> worker = cluster.Join(spec, 0);
   std::vector<float> gradient = Normal(5 * 7, 1);
   const MatrixView view(gradient.data(), 5, 7);
-  const auto early = worker->Precondition(0, 0, {view, view}, 1).Wait();
-  EXPECT_EQ(early.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(early.status().message()), HasSubstr("layer 0: expected the statistics of step 0"));
+  EXPECT_THAT(worker->Precondition(0, 0, {view, view}, 1).Wait(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("layer 0: expected the statistics of step 0")));
   ASSERT_TRUE(SendStatistics(*worker, 0, 0).ok());
   ASSERT_TRUE(SendStatistics(*worker, 1, 0).ok());
-  const auto late = worker->Precondition(0, 0, {view, view}, 1).Wait();
-  EXPECT_THAT(std::string(late.status().message()), HasSubstr("before the statistics of step 1"));
+  EXPECT_THAT(worker->Precondition(0, 0, {view, view}, 1).Wait(),
+              MessageIs(HasSubstr("before the statistics of step 1")));
   EXPECT_TRUE(worker->Precondition(1, 0, {view, view}, 1).Wait().ok());
 }
 
@@ -469,7 +464,7 @@ std::vector<std::string> ReadAll(Worker& worker) {
 // Returns the checkpoint of a job of one rank after its first four steps.
 std::vector<std::string> FactorsOfFourSteps(Cluster& cluster, const SessionSpec& spec) {
   EXPECT_TRUE(cluster.client().OpenSession(spec).ok());
-  const std::unique_ptr<Worker> worker = *cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1});
+  const std::unique_ptr<Worker> worker = cluster.Join(spec, 0);
   RunSteps(*worker, 0, 4);
   return ReadAll(*worker);
 }
@@ -487,18 +482,16 @@ TEST_P(CheckpointTest, AJobResumesOnOtherServersBitwise) {
     for (const uint64_t at : {4, 7}) {  // a statistic step is next, or not
       spec.name = absl::StrCat("test", at);
       ASSERT_TRUE(first.client().OpenSession(spec).ok());
-      auto worker = first.client().Join(spec.name, {.rank = 0, .incarnation = 1, .first_step = 0});
-      ASSERT_TRUE(worker.ok()) << worker.status();
-      RunSteps(**worker, 0, at);
-      const std::vector<std::string> factors = ReadAll(**worker);
-      const std::vector<Step> expected = RunSteps(**worker, at, at + 7);
+      const std::unique_ptr<Worker> worker = first.Join(spec, 0);
+      RunSteps(*worker, 0, at);
+      const std::vector<std::string> factors = ReadAll(*worker);
+      const std::vector<Step> expected = RunSteps(*worker, at, at + 7);
       Cluster second(3, /*on_disk=*/at == 7);
       const absl::Status restored = second.client().RestoreSession(spec, at, factors);
       ASSERT_TRUE(restored.ok()) << restored;
-      auto resumed = second.client().Join(spec.name, {.rank = 0, .incarnation = 1, .first_step = at});
-      ASSERT_TRUE(resumed.ok()) << resumed.status();
-      EXPECT_EQ(ReadAll(**resumed), factors);
-      ExpectAll({RunSteps(**resumed, at, at + 7)}, expected);
+      const std::unique_ptr<Worker> resumed = second.Join(spec, 0, /*incarnation=*/1, at);
+      EXPECT_EQ(ReadAll(*resumed), factors);
+      ExpectAll({RunSteps(*resumed, at, at + 7)}, expected);
     }
   }
 }
@@ -509,9 +502,8 @@ TEST(CheckpointTest, RefusesWhatItCannotRestore) {
   Cluster cluster(1, /*on_disk=*/false);
   Client& client = cluster.client();
   const SessionSpec spec = Spec(ExchangeMode::kDirect, 1);
-  const absl::Status few = client.RestoreSession(spec, 3, std::vector<std::string>(1));
-  EXPECT_TRUE(absl::IsInvalidArgument(few)) << few;
-  EXPECT_THAT(std::string(few.message()), HasSubstr("expected the factors of 4 layers, got 1"));
+  EXPECT_THAT(client.RestoreSession(spec, 3, std::vector<std::string>(1)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("expected the factors of 4 layers, got 1")));
   const absl::Status wrong = client.RestoreSession(spec, 3, std::vector<std::string>(spec.layers.size(), "wrong"));
   EXPECT_FALSE(wrong.ok());
   EXPECT_THAT(std::string(wrong.message()), HasSubstr("layer \"layer0\""));
@@ -519,24 +511,34 @@ TEST(CheckpointTest, RefusesWhatItCannotRestore) {
   EXPECT_TRUE(absl::IsFailedPrecondition(client.RestoreSession(spec, 3, std::vector<std::string>(spec.layers.size()))));
 }
 
-TEST(CheckpointTest, OnlyWhoShowsTheSecretRestoresALayer) {
-  Cluster cluster(1, /*on_disk=*/false);
-  const auto coordinator = v1::SnapshotService::NewStub(cluster.coordinator().channel());
-  const auto shard = v1::SnapshotService::NewStub(cluster.shard(0).channel());
+v1::RestoreSessionResponse BeginRestoring(Cluster& cluster, const v1::SessionSpec& spec) {
   v1::RestoreSessionRequest request;
-  *request.mutable_spec() = RawServer::Spec("job");
+  *request.mutable_spec() = spec;
   v1::RestoreSessionResponse opened;
   TimedContext context;
-  ASSERT_TRUE(coordinator->RestoreSession(&context, request, &opened).ok());
-  const auto restore = [&](const std::string& secret) {
-    v1::RestoreLayerRequest piece;
-    piece.set_session_id(opened.session_id());
-    piece.set_fetched(true);
-    piece.set_secret(secret);
-    v1::RestoreLayerResponse response;
-    TimedContext of_call;
-    return shard->RestoreLayer(&of_call, piece, &response).error_code();
-  };
+  EXPECT_TRUE(
+      v1::SnapshotService::NewStub(cluster.coordinator().channel())->RestoreSession(&context, request, &opened).ok());
+  return opened;
+}
+
+// Sends shard 0 a layer's factors, which are none.
+grpc::StatusCode RestoreLayer(Cluster& cluster, uint64_t session_id, uint32_t layer, const std::string& secret) {
+  v1::RestoreLayerRequest piece;
+  piece.set_session_id(session_id);
+  piece.set_layer(layer);
+  piece.set_fetched(true);
+  piece.set_secret(secret);
+  v1::RestoreLayerResponse response;
+  TimedContext context;
+  return v1::SnapshotService::NewStub(cluster.shard(0).channel())
+      ->RestoreLayer(&context, piece, &response)
+      .error_code();
+}
+
+TEST(CheckpointTest, OnlyWhoShowsTheSecretRestoresALayer) {
+  Cluster cluster(1, /*on_disk=*/false);
+  const v1::RestoreSessionResponse opened = BeginRestoring(cluster, RawServer::Spec("job"));
+  const auto restore = [&](const std::string& secret) { return RestoreLayer(cluster, opened.session_id(), 0, secret); };
   EXPECT_EQ(restore(""), grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_EQ(restore(std::string(opened.secret().size(), 'x')), grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_EQ(restore(opened.secret()), grpc::StatusCode::OK);
@@ -546,34 +548,21 @@ TEST(CheckpointTest, OnlyWhoShowsTheSecretRestoresALayer) {
 TEST(CheckpointTest, AShardThatForgetsItsPartFailsTheRestore) {
   Cluster cluster(2, /*on_disk=*/false);
   const SessionSpec spec = Spec(ExchangeMode::kDirect, 1);
-  const auto coordinator = v1::SnapshotService::NewStub(cluster.coordinator().channel());
-  v1::RestoreSessionRequest request;
-  *request.mutable_spec() = *wire::EncodeSessionSpec(spec);
-  v1::RestoreSessionResponse opened;
-  TimedContext context;
-  ASSERT_TRUE(coordinator->RestoreSession(&context, request, &opened).ok());
+  const v1::RestoreSessionResponse opened = BeginRestoring(cluster, *wire::EncodeSessionSpec(spec));
   // Shard 0 has its part when it is restarted; shard 1 never gets its own.
-  const auto shard = v1::SnapshotService::NewStub(cluster.shard(0).channel());
   for (const v1::ShardAssignment& assignment : opened.shard_map().assignments()) {
-    if (assignment.address() != absl::StrCat("127.0.0.1:", cluster.shard(0).app().port())) continue;
+    if (assignment.address() != cluster.shard(0).address()) continue;
     for (const uint32_t layer : assignment.layers()) {
-      v1::RestoreLayerRequest piece;
-      piece.set_session_id(opened.session_id());
-      piece.set_layer(layer);
-      piece.set_fetched(true);
-      piece.set_secret(opened.secret());
-      v1::RestoreLayerResponse response;
-      TimedContext of_call;
-      ASSERT_TRUE(shard->RestoreLayer(&of_call, piece, &response).ok());
+      ASSERT_EQ(RestoreLayer(cluster, opened.session_id(), layer, opened.secret()), grpc::StatusCode::OK);
     }
   }
   cluster.Restart(0);
   const auto joined = cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1, .first_step = 0});
   EXPECT_TRUE(absl::IsDataLoss(joined.status())) << joined.status();
   // The coordinator may ask for the part before it has installed the session again, or afterwards.
-  EXPECT_THAT(std::string(joined.status().message()),
-              AllOf(HasSubstr("could not be restored as of step 0; close it: shard 127.0.0.1:"),
-                    AnyOf(HasSubstr("restarted while the session was restored"), HasSubstr("no such session"))));
+  EXPECT_THAT(joined, MessageIs(AllOf(
+                          HasSubstr("could not be restored as of step 0; close it: shard 127.0.0.1:"),
+                          AnyOf(HasSubstr("restarted while the session was restored"), HasSubstr("no such session")))));
 }
 
 // Begins a session with factors, and waits until its shards have them.
@@ -596,9 +585,8 @@ TEST(CheckpointTest, NoRankBeginsOnAShardThatHasForgottenTheRestoredFactors) {
   spec.name = "resumed";
   Restore(cluster, spec, factors);
   cluster.Restart(0);
-  const auto joined = cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1, .first_step = 4});
-  EXPECT_TRUE(absl::IsDataLoss(joined.status())) << joined.status();
-  EXPECT_THAT(std::string(joined.status().message()), HasSubstr("restored factors are lost"));
+  EXPECT_THAT(cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1, .first_step = 4}),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("restored factors are lost")));
   ASSERT_TRUE(cluster.client().CloseSession(spec.name).ok());
   const absl::Status again = cluster.client().RestoreSession(spec, 4, factors);
   EXPECT_TRUE(again.ok()) << again;
@@ -611,21 +599,17 @@ TEST(CheckpointTest, NoRankGoesOnWithoutRestoredFactorsThatNoStepHasUsed) {
   const std::vector<std::string> factors = FactorsOfFourSteps(cluster, spec);
   spec.name = "resumed";
   Restore(cluster, spec, factors);
-  auto worker = cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1, .first_step = 4});
-  ASSERT_TRUE(worker.ok()) << worker.status();
+  std::unique_ptr<Worker> worker = cluster.Join(spec, 0, /*incarnation=*/1, 4);
   cluster.Restart(0);
-  const absl::StatusOr<Step> lost = RunStep(**worker, 4);
-  EXPECT_TRUE(absl::IsDataLoss(lost.status())) << lost.status();
-  EXPECT_THAT(std::string(lost.status().message()), HasSubstr("restored factors are lost"));
-  *worker = nullptr;
+  EXPECT_THAT(RunStep(*worker, 4), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("restored factors are lost")));
+  worker = nullptr;
   ASSERT_TRUE(cluster.client().CloseSession(spec.name).ok());
 
   Restore(cluster, spec, factors);
-  worker = cluster.client().Join(spec.name, {.rank = 0, .incarnation = 1, .first_step = 4});
-  ASSERT_TRUE(worker.ok()) << worker.status();
-  RunSteps(**worker, 4, 5);
+  worker = cluster.Join(spec, 0, /*incarnation=*/1, 4);
+  RunSteps(*worker, 4, 5);
   cluster.Restart(0);  // from here on the shard is told what it lacks
-  RunSteps(**worker, 5, 7);
+  RunSteps(*worker, 5, 7);
 }
 
 // All ranks read at once, and the shard answers one FETCH of the session at a time.
@@ -639,11 +623,10 @@ TEST(CheckpointTest, AJobResumesWithAnotherNumberOfRanks) {
   ASSERT_TRUE(restored.ok()) << restored;
   std::barrier<> together(2);
   ForEachRank(2, [&](uint32_t rank) {
-    const auto worker = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 4});
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    for (int i = 0; i < 10; ++i) EXPECT_EQ(ReadAll(**worker), factors);
+    const std::unique_ptr<Worker> worker = cluster.Join(spec, rank, /*incarnation=*/1, 4);
+    for (int i = 0; i < 10; ++i) EXPECT_EQ(ReadAll(*worker), factors);
     together.arrive_and_wait();
-    const std::vector<Step> answers = RunSteps(**worker, 4, 7);
+    const std::vector<Step> answers = RunSteps(*worker, 4, 7);
     for (const Answer& answer : answers.back()) EXPECT_EQ(answer.decision, Decision::kPreconditioned);
   });
 }

@@ -8,6 +8,7 @@
 
 #include "client/cpp/tools/ctl_commands.h"
 #include "client/cpp/tools/ctl_render.h"
+#include "tests/support/text_proto.h"
 
 namespace precondor {
 namespace {
@@ -102,15 +103,9 @@ TEST(CtlRenderTest, FormatsBytes) {
 }
 
 TEST(CtlRenderTest, ShowsServersThatAnswerAndThoseThatDoNot) {
-  v1::GetServerInfoResponse info;
-  info.set_version("0.1.0");
-  info.set_role(v1::ROLE_SHARD);
-  info.set_uptime_seconds(90);
-  info.set_backend("cpu");
-  info.set_capacity_bytes(uint64_t{2} << 30);
-  info.set_reserved_bytes(uint64_t{1} << 20);
-  info.set_sessions(2);
-  info.set_draining(true);
+  const auto info = FromText<v1::GetServerInfoResponse>(R"(
+    version: "0.1.0" role: ROLE_SHARD uptime_seconds: 90 backend: "cpu" capacity_bytes: 2147483648
+    reserved_bytes: 1048576 sessions: 2 draining: true)");
   const std::vector<ServerStatus> servers = {{"a:1", info, ""}, {"b:2", {}, "no answer within 1s"}};
   const std::string table = StatusTable(servers);
   EXPECT_THAT(table, HasSubstr("a:1      shard  0.1.0    1m30s   cpu      1.0 MiB   2.0 GiB          2  draining"));
@@ -132,15 +127,9 @@ TEST(CtlRenderTest, SaysThatADeviceIsLost) {
 }
 
 TEST(CtlRenderTest, ShowsTheModeAndWhy) {
-  v1::ModeStatus status;
-  status.set_mode(v1::MODE_SECOND_ORDER);
-  status.set_step(400);
-  status.set_rule("LOSS_RATE");
-  status.set_reason("the loss falls fast enough");
-  status.set_rate(0.5);
-  v1::ModeInterval* interval = status.add_schedule();
-  interval->set_first_step(417);
-  interval->set_mode(v1::MODE_FIRST_ORDER);
+  auto status = FromText<v1::ModeStatus>(R"(
+    mode: MODE_SECOND_ORDER step: 400 rule: "LOSS_RATE" reason: "the loss falls fast enough" rate: 0.5
+    schedule { first_step: 417 mode: MODE_FIRST_ORDER })");
   EXPECT_THAT(ModeTable("bert", status), HasSubstr("bert: second_order at step 400, by policy\nLOSS_RATE: the loss"));
   EXPECT_THAT(ModeTable("bert", status), HasSubstr("417  first_order"));
   EXPECT_TRUE(ModeJson("bert", status)["forced"].is_null());
@@ -153,23 +142,11 @@ TEST(CtlRenderTest, ShowsTheModeAndWhy) {
 }
 
 TEST(CtlRenderTest, ShowsSnapshots) {
-  v1::SnapshotInfo info;
-  info.set_session("bert");
-  info.set_step(1200);
-  info.set_snapshot_id(3);
-  info.set_layers(24);
-  info.set_bytes(1536);
+  const auto info = FromText<v1::SnapshotInfo>(R"(session: "bert" step: 1200 snapshot_id: 3 layers: 24 bytes: 1536)");
   const std::vector<ShardSnapshot> snapshots = {{"a:1", info, ""}, {"b:2", info, "whole"}};
-  v1::SessionSnapshot session;
-  session.set_session("bert");
-  session.set_snapshot_id(7);
-  session.set_step(1200);
-  session.set_epoch(2);
-  session.set_state(v1::SNAPSHOT_STATE_UNDER_WAY);
-  session.add_parts()->set_snapshot_id(3);
-  session.mutable_parts(0)->set_shard("a:1");
-  session.mutable_parts(0)->add_layers(4);
-  session.add_parts()->set_shard("b:2");
+  const auto session = FromText<v1::SessionSnapshot>(R"(
+    session: "bert" snapshot_id: 7 step: 1200 epoch: 2 state: SNAPSHOT_STATE_UNDER_WAY
+    parts { snapshot_id: 3 shard: "a:1" layers: 4 } parts { shard: "b:2" })");
   const std::string table = SnapshotsTable({session}, snapshots);
   EXPECT_THAT(table, HasSubstr("bert      7  1200      2  under_way  1/2 shards       -\n"));
   EXPECT_THAT(table, HasSubstr("bert     1200  a:1     3      24  1.5 KiB  -\n"));
@@ -183,33 +160,19 @@ TEST(CtlRenderTest, ShowsSnapshots) {
 }
 
 TEST(CtlRenderTest, ShowsSessionsAndLayers) {
-  v1::ListSessionsResponse response;
-  v1::SessionSummary* session = response.add_sessions();
-  session->mutable_spec()->set_name("bert");
-  session->mutable_spec()->set_world_size(4);
-  session->mutable_spec()->set_exchange(v1::EXCHANGE_MODE_DELEGATE);
-  session->mutable_spec()->set_statistics(v1::STATISTICS_KIND_SIGNED);
-  session->mutable_spec()->add_layers();
-  session->mutable_spec()->mutable_method()->mutable_identity();
-  session->set_joined(3);
-  session->set_mode(v1::MODE_SECOND_ORDER);
-  session->set_loss(0.25);
+  const auto response = FromText<v1::ListSessionsResponse>(R"(
+    sessions { joined: 3 mode: MODE_SECOND_ORDER loss: 0.25
+               spec { name: "bert" world_size: 4 exchange: EXCHANGE_MODE_DELEGATE statistics: STATISTICS_KIND_SIGNED
+                      layers {} method { identity {} } } })");
   EXPECT_THAT(SessionsTable(response), HasSubstr("bert  identity       1  3/4"));
   const nlohmann::json sessions = SessionsJson(response);
   EXPECT_EQ(sessions["sessions"][0]["exchange"], "delegate");
   EXPECT_EQ(sessions["sessions"][0]["mode"], "second_order");
   EXPECT_EQ(sessions["sessions"][0]["loss"], 0.25);
 
-  v1::LayerStats layer;
-  layer.set_layer(3);
-  layer.set_name("encoder.3");
-  layer.set_input_representation("low_rank");
-  layer.set_input_rank(64);
-  layer.set_output_representation("dense");
-  layer.set_rejected(7);
-  layer.set_failed_decompositions(3);
-  layer.set_factor_resets(1);
-  layer.set_update_seconds(1.5e-3);
+  const auto layer = FromText<v1::LayerStats>(R"(
+    layer: 3 name: "encoder.3" input_representation: "low_rank" input_rank: 64 output_representation: "dense"
+    rejected: 7 failed_decompositions: 3 factor_resets: 1 update_seconds: 1.5e-3)");
   EXPECT_THAT(LayersTable({layer}), HasSubstr("low_rank(64)  dense"));
   EXPECT_THAT(LayersTable({layer}), HasSubstr("1500.0"));
   const nlohmann::json layers = LayersJson("bert", {layer});

@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
 namespace precondor {
@@ -67,8 +68,8 @@ TEST(ModelShapesTest, EveryPresetIsAValidSession) {
     spec.layers = *ExpandLayers(*model, {});
     EXPECT_TRUE(ValidateSessionSpec(spec).ok()) << ValidateSessionSpec(spec);
   }
-  EXPECT_THAT(std::string(PresetShapes("vgg").status().message()),
-              HasSubstr("expected one of resnet50, bert-large, gpt2-xl, llama2-7b, got \"vgg\""));
+  EXPECT_THAT(PresetShapes("vgg"),
+              MessageIs(HasSubstr("expected one of resnet50, bert-large, gpt2-xl, llama2-7b, got \"vgg\"")));
 }
 
 TEST(ModelShapesTest, EntriesOfEqualCountRepeatAsABlock) {
@@ -110,8 +111,7 @@ TEST(ModelShapesTest, SaysWhatIsWrongWithWhichEntry) {
   const auto many = ParseLayerTable(R"([{"name": "a", "d_out": 1, "d_in": 1, "count": 65536},
                                         {"name": "b", "d_out": 1, "d_in": 1}])",
                                     "f.json");
-  EXPECT_THAT(std::string(ExpandLayers(*many, {}).status().message()),
-              HasSubstr("expected at most 65536 layers, got 65537"));
+  EXPECT_THAT(ExpandLayers(*many, {}), MessageIs(HasSubstr("expected at most 65536 layers, got 65537")));
 }
 
 TEST(ModelShapesTest, ReadsAFile) {
@@ -122,9 +122,7 @@ TEST(ModelShapesTest, ReadsAFile) {
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ(model->layers.size(), 1u);
   EXPECT_EQ(model->name, path);
-  const auto missing = ReadLayerTable(path + "x");
-  EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(missing.status().message()), HasSubstr("layers.jsonx"));
+  EXPECT_THAT(ReadLayerTable(path + "x"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("layers.jsonx")));
 }
 
 }  // namespace

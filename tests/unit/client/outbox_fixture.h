@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 
 #include "client/cpp/src/outbox.h"
@@ -35,6 +37,17 @@ inline char Letter(v1::FrameKind kind) {
   }
 }
 
+// The key of text as WriteAll writes it: "S5.0", or "S5.0+10" with a number of bytes.
+inline ContributionId IdOf(absl::string_view text) {
+  const std::vector<std::string> numbers = absl::StrSplit(text.substr(1), absl::ByAnyChar(".+"));
+  const uint64_t step = std::stoull(numbers[0]);
+  const uint32_t layer = static_cast<uint32_t>(std::stoul(numbers[1]));
+  for (const ContributionId& id : {Gradient(step, layer), Pull(step, layer), Fetch(step, layer)}) {
+    if (Letter(id.kind) == text[0]) return id;
+  }
+  return Statistics(step, layer);
+}
+
 inline absl::Status Refusal(ErrorReason reason, absl::StatusCode code = absl::StatusCode::kFailedPrecondition) {
   return ReasonedStatus(code, reason, "refused");
 }
@@ -53,6 +66,17 @@ class OutboxTest : public ::testing::Test {
     item->payload_owner = payload;
     item->deadline = deadline;
     return outbox.Add(std::move(item));
+  }
+  // Adds contributions in order: "S5.0+10 G5.0+11" are 10 bytes of statistics and 11 of a gradient.
+  void Submit(absl::string_view text) { SubmitTo(outbox_, text); }
+  static void SubmitTo(Outbox& outbox, absl::string_view text) {
+    for (const absl::string_view word : absl::StrSplit(text, ' ')) {
+      const std::vector<std::string> parts = absl::StrSplit(word, '+');
+      ASSERT_TRUE(AddTo(outbox, IdOf(word), std::stoull(parts[1])).ok()) << word;
+    }
+  }
+  void Acknowledge(absl::string_view text) {
+    for (const absl::string_view word : absl::StrSplit(text, ' ')) outbox_.Acknowledge(IdOf(word));
   }
   // Everything that may be written now, e.g. "R0.1v3 | S0.1[0+10] G0.1[0+20]": kind, step, layer, and factor version or
   // chunk. B: RESUME of a process that begins. | : nothing was written until the RESUMEs before it were acknowledged.
@@ -82,6 +106,16 @@ class OutboxTest : public ::testing::Test {
                 std::to_string(frame->chunk.size) + ']';
       }
     }
+  }
+
+  void SubmitAndWrite(absl::string_view text) {
+    Submit(text);
+    WriteAll();
+  }
+  // Starts a stream to the memory of this generation; all that it writes.
+  std::string NewStream(uint64_t generation) {
+    outbox_.StartStream(kCredit, generation);
+    return WriteAll();
   }
 
   // Its result has come, made with factors of ten updates a step; the gradient is kept.

@@ -17,37 +17,27 @@ namespace {
 
 TEST_F(OutboxTest, AShardThatCameBackGetsWhatOtherRanksMayNeedAgain) {
   outbox_.StartStream(kCredit, 1);
-  ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
-  ASSERT_TRUE(Add(Gradient(5, 0), 11).ok());
-  ASSERT_TRUE(Add(Gradient(5, 1), 12).ok());
-  WriteAll();
-  outbox_.Acknowledge(Statistics(5, 0));
-  outbox_.Acknowledge(Gradient(5, 0));
+  SubmitAndWrite("S5.0+10 G5.0+11 G5.1+12");
+  Acknowledge("S5.0 G5.0");
   Finish(Gradient(5, 0));
-  ASSERT_TRUE(Add(Gradient(6, 0), 13).ok());
-  WriteAll();
-  outbox_.StartStream(kCredit, 1);  // the same memory: nothing that was answered
-  EXPECT_EQ(WriteAll(), "G5.1[0+12] G6.0[0+13]");
-  outbox_.StartStream(kCredit, 2);
-  EXPECT_EQ(WriteAll(), "R5.0v50 | S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
+  SubmitAndWrite("G6.0+13");
+  EXPECT_EQ(NewStream(1), "G5.1[0+12] G6.0[0+13]") << "the same memory: nothing that was answered";
+  EXPECT_EQ(NewStream(2), "R5.0v50 | S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
   // No call waits for their answers: an acknowledgement, or any refusal, ends them.
   EXPECT_TRUE(outbox_.WasCounted(Gradient(5, 0), Refusal(ErrorReason::kStaleStep, absl::StatusCode::kAborted)));
   EXPECT_EQ(outbox_.Find(Gradient(5, 0))->result, nullptr);
-  outbox_.Acknowledge(Gradient(5, 0));
-  outbox_.Acknowledge(Statistics(5, 0));
+  Acknowledge("G5.0 S5.0");
   EXPECT_EQ(outbox_.Find(Gradient(5, 0)), nullptr);
   EXPECT_EQ(outbox_.unacknowledged(), 2u);
   // Lost once more before anything else is answered.
-  outbox_.StartStream(kCredit, 3);
-  EXPECT_EQ(WriteAll(), "R5.0v50 | S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
+  EXPECT_EQ(NewStream(3), "R5.0v50 | S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
 }
 
 TEST_F(OutboxTest, NothingGoesAheadOfAResumeThatIsRefused) {
   outbox_.StartStream(kCredit, 1);
-  ASSERT_TRUE(Add(Gradient(5, 0), 11).ok());
-  WriteAll();
+  SubmitAndWrite("G5.0+11");
   Finish(Gradient(5, 0));
-  ASSERT_TRUE(Add(Gradient(6, 0), 12).ok());
+  Submit("G6.0+12");
   outbox_.StartStream(kCredit, 2);
   const auto resume = outbox_.Next(kNow);
   ASSERT_EQ(resume->item->id.kind, v1::FRAME_KIND_RESUME);
@@ -61,24 +51,17 @@ TEST_F(OutboxTest, NothingGoesAheadOfAResumeThatIsRefused) {
 
 TEST_F(OutboxTest, AnAnswerToALaterSubmissionEndsTheKeeping) {
   outbox_.StartStream(kCredit, 1);
-  ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
-  ASSERT_TRUE(Add(Gradient(5, 0), 11).ok());
-  ASSERT_TRUE(Add(Gradient(6, 0), 12).ok());  // before the answer of step 5 has come
+  Submit("S5.0+10 G5.0+11 G6.0+12");  // before the answer of step 5 has come
   WriteAll();
-  outbox_.Acknowledge(Statistics(5, 0));
+  Acknowledge("S5.0");
   Finish(Gradient(5, 0));
   Finish(Gradient(6, 0));
-  ASSERT_TRUE(Add(Gradient(7, 0), 13).ok());
-  WriteAll();
-  outbox_.StartStream(kCredit, 2);
-  EXPECT_EQ(WriteAll(), "R5.0v60 | S5.0[0+10] G5.0[0+11] G6.0[0+12] G7.0[0+13]");
+  SubmitAndWrite("G7.0+13");
+  EXPECT_EQ(NewStream(2), "R5.0v60 | S5.0[0+10] G5.0[0+11] G6.0[0+12] G7.0[0+13]");
   Finish(Gradient(7, 0));  // submitted after the answers of both
-  outbox_.Acknowledge(Statistics(5, 0));
-  outbox_.Acknowledge(Gradient(5, 0));
-  outbox_.Acknowledge(Gradient(6, 0));
+  Acknowledge("S5.0 G5.0 G6.0");
   outbox_.Acknowledge({v1::FRAME_KIND_RESUME, 5, 0});
-  outbox_.StartStream(kCredit, 3);
-  EXPECT_EQ(WriteAll(), "R7.0v70 | G7.0[0+13]");
+  EXPECT_EQ(NewStream(3), "R7.0v70 | G7.0[0+13]");
 }
 
 TEST_F(OutboxTest, StatisticsOfALayerWhoseGradientAnotherRankSendsAreKeptForAFewSteps) {
@@ -88,8 +71,7 @@ TEST_F(OutboxTest, StatisticsOfALayerWhoseGradientAnotherRankSendsAreKeptForAFew
     WriteAll();
     outbox_.Acknowledge(Statistics(step, 0));
   }
-  outbox_.StartStream(kCredit, 2);
-  EXPECT_EQ(WriteAll(), "S3.0[0+10] S4.0[0+10] S5.0[0+10]");
+  EXPECT_EQ(NewStream(2), "S3.0[0+10] S4.0[0+10] S5.0[0+10]");
 }
 
 TEST_F(OutboxTest, AJobThatGoesBackLeavesWhatItKept) {
@@ -103,40 +85,32 @@ TEST_F(OutboxTest, AJobThatGoesBackLeavesWhatItKept) {
     outbox_.Acknowledge(Statistics(step, 0));
     Finish(Gradient(step, 0));
   }
-  ASSERT_TRUE(Add(Statistics(5, 0), 12).ok());
-  outbox_.StartStream(kCredit, 2);
-  EXPECT_EQ(WriteAll(), "S5.0[0+12]");
+  Submit("S5.0+12");
+  EXPECT_EQ(NewStream(2), "S5.0[0+12]");
 }
 
 TEST_F(OutboxTest, GradientsAreNotKeptForAShardThatRemembersNothing) {
   outbox_.StartStream(kCredit, 0);
-  ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
-  ASSERT_TRUE(Add(Gradient(5, 0), 11).ok());
-  WriteAll();
-  outbox_.Acknowledge(Statistics(5, 0));
+  SubmitAndWrite("S5.0+10 G5.0+11");
+  Acknowledge("S5.0");
   Finish(Gradient(5, 0));
-  outbox_.StartStream(kCredit, 2);
-  EXPECT_EQ(WriteAll(), "R6.0v50 | S5.0[0+10]");
+  EXPECT_EQ(NewStream(2), "R6.0v50 | S5.0[0+10]");
 }
 
 TEST_F(OutboxTest, AMemoryThatMayBeAnotherIsToldWhatHasBeenAnswered) {
   outbox_.StartStream(kCredit, 0);
-  ASSERT_TRUE(Add(Gradient(5, 0), 11).ok());
-  ASSERT_TRUE(Add(Gradient(5, 1), 11).ok());
-  WriteAll();
+  SubmitAndWrite("G5.0+11 G5.1+11");
   Finish(Gradient(5, 0));
-  outbox_.Remove(Gradient(5, 1));  // refused: it will not come again either
-  outbox_.StartStream(kCredit, 0);
-  EXPECT_EQ(WriteAll(), "R6.1v0 R6.0v50");
+  outbox_.Remove(Gradient(5, 1));
+  EXPECT_EQ(NewStream(0), "R6.1v0 R6.0v50") << "refused: it will not come again either";
   // Its fate is no concern of the caller's.
   const ContributionId resume{v1::FRAME_KIND_RESUME, 6, 0};
   EXPECT_TRUE(outbox_.WasCounted(resume, Refusal(ErrorReason::kMalformed)));
   EXPECT_NE(outbox_.Acknowledge(resume), nullptr);
   EXPECT_EQ(outbox_.answered_through(), 5u);
   // The job goes back: step 5 will be answered anew.
-  ASSERT_TRUE(Add(Statistics(4, 0), 10).ok());
-  outbox_.StartStream(kCredit, 0);
-  EXPECT_EQ(WriteAll(), "R6.1v0 | S4.0[0+10]");
+  Submit("S4.0+10");
+  EXPECT_EQ(NewStream(0), "R6.1v0 | S4.0[0+10]");
 }
 
 TEST_F(OutboxTest, ANewMemoryHasTimeToSettle) {
@@ -193,8 +167,7 @@ TEST_F(OutboxTest, InFirstOrderNoFactorsAreRemembered) {
   ASSERT_TRUE(outbox_.Add(std::make_shared<Contribution>(item)).ok());
   WriteAll();
   Finish(Gradient(5, 0));
-  outbox_.StartStream(kCredit, 0);
-  EXPECT_EQ(WriteAll(), "R6.0v0");
+  EXPECT_EQ(NewStream(0), "R6.0v0");
 }
 
 TEST_F(OutboxTest, WhatIsKeptHasBytesOfItsOwn) {
@@ -345,12 +318,11 @@ TEST_F(OutboxTest, WhatIsRefusedForItsValuesGoesAgainAsAnAbstentionAndIsKept) {
   }
   EXPECT_EQ(outbox_.unacknowledged(), 2u);
   EXPECT_EQ(WriteAll(), "S0.0[0+0] G0.0[0+0]");
-  outbox_.Acknowledge(Statistics(0, 0));
+  Acknowledge("S0.0");
   Finish(Gradient(0, 0));
   EXPECT_TRUE(outbox_.empty());
   // The shard that counted them has lost its memory.
-  outbox_.StartStream(kCredit, 8);
-  EXPECT_EQ(WriteAll(), "R0.0v0 | S0.0[0+0] G0.0[0+0]");
+  EXPECT_EQ(NewStream(8), "R0.0v0 | S0.0[0+0] G0.0[0+0]");
   EXPECT_TRUE(outbox_.Find(Gradient(0, 0))->abstain);
 }
 
@@ -360,7 +332,7 @@ TEST_F(OutboxTest, OnlyWhatWasSeenIsReplaced) {
   const auto other = std::make_shared<Contribution>(*expired);
   EXPECT_TRUE(outbox_.Holds(expired));
   ASSERT_EQ(outbox_.TakeExpired(kNow).size(), 1u);
-  ASSERT_TRUE(Add(Gradient(0, 0), 10).ok());
+  Submit("G0.0+10");
   const Outbox::Item newer = outbox_.Find(Gradient(0, 0));
   EXPECT_FALSE(outbox_.Holds(expired));
   outbox_.Replace(expired, other);
@@ -371,8 +343,7 @@ TEST_F(OutboxTest, OnlyWhatWasSeenIsReplaced) {
 
 TEST_F(OutboxTest, ARefusalForItsValuesGivesTheCreditBack) {
   outbox_.StartStream(20);
-  ASSERT_TRUE(Add(Gradient(0, 0), 15).ok());
-  ASSERT_TRUE(Add(Gradient(0, 1), 15).ok());
+  Submit("G0.0+15 G0.1+15");
   EXPECT_EQ(WriteAll(), "G0.0[0+15]");
   outbox_.AbstainInstead(Gradient(0, 0));
   EXPECT_EQ(WriteAll(), "G0.0[0+0] G0.1[0+15]");

@@ -15,7 +15,7 @@ namespace {
 using ::testing::StartsWith;
 
 TEST_F(OutboxTest, SendsNothingWithoutAStream) {
-  ASSERT_TRUE(Add(Statistics(0, 1), 10).ok());
+  Submit("S0.1+10");
   EXPECT_EQ(WriteAll(), "");
   outbox_.StartStream(kCredit);
   EXPECT_EQ(WriteAll(), "S0.1[0+10]");
@@ -24,17 +24,15 @@ TEST_F(OutboxTest, SendsNothingWithoutAStream) {
 
 TEST_F(OutboxTest, KeepsTheOrderAndCutsIntoChunks) {
   outbox_.StartStream(uint64_t{10} << 20);
-  ASSERT_TRUE(Add(Statistics(3, 0), 10).ok());
+  Submit("S3.0+10");
   ASSERT_TRUE(Add(Gradient(3, 0), 2 * wire::kChunkBytes + 5).ok());
-  ASSERT_TRUE(Add(Gradient(3, 1), 0).ok());
+  Submit("G3.1+0");
   EXPECT_EQ(WriteAll(), "S3.0[0+10] G3.0[0+1048576] G3.0[1048576+1048576] G3.0[2097152+5] G3.1[0+0]");
 }
 
 TEST_F(OutboxTest, StatisticsAreDoneWithTheAckAndGradientsWithTheResult) {
   outbox_.StartStream(kCredit);
-  ASSERT_TRUE(Add(Statistics(0, 0), 10).ok());
-  ASSERT_TRUE(Add(Gradient(0, 0), 10).ok());
-  WriteAll();
+  SubmitAndWrite("S0.0+10 G0.0+10");
   EXPECT_NE(outbox_.Acknowledge(Statistics(0, 0)), nullptr);
   EXPECT_EQ(outbox_.Acknowledge(Statistics(0, 0)), nullptr);
   EXPECT_EQ(outbox_.unacknowledged(), 1u);
@@ -53,8 +51,7 @@ TEST_F(OutboxTest, BeforeTheFirstPullAnotherMemoryIsToldWhatWasFetched) {
     WriteAll();
     outbox_.Finish(Fetch(step, layer), nullptr, 3);
   }
-  outbox_.StartStream(kCredit, 8);
-  EXPECT_EQ(WriteAll(), "R10.1v3") << "layer 0 has everything before it";
+  EXPECT_EQ(NewStream(8), "R10.1v3") << "layer 0 has everything before it";
   EXPECT_EQ(outbox_.answered_through(), 9u);
 }
 
@@ -72,13 +69,10 @@ TEST_F(OutboxTest, APullIsKeptAndTheLastOneIsToldToAnotherMemory) {
   }
   EXPECT_TRUE(outbox_.empty());
   EXPECT_EQ(outbox_.answered_through(), 20u);
-  ASSERT_TRUE(Add(Fetch(20, 0), 0).ok());
-  WriteAll();
-  outbox_.StartStream(kCredit, 8);
-  EXPECT_EQ(WriteAll(), "R20.0v200 | P20.0[0+0] F20.0[0+0]");
+  SubmitAndWrite("F20.0+0");
+  EXPECT_EQ(NewStream(8), "R20.0v200 | P20.0[0+0] F20.0[0+0]");
   outbox_.DropUnansweredBefore(20);
-  outbox_.StartStream(kCredit, 9);
-  EXPECT_THAT(WriteAll(), StartsWith("R20.0v200"));
+  EXPECT_THAT(NewStream(9), StartsWith("R20.0v200"));
   outbox_.DropUnansweredBefore(21);
   outbox_.StartStream(kCredit, 10);
   EXPECT_THAT(WriteAll(), StartsWith("R20.0v0"));
@@ -86,62 +80,52 @@ TEST_F(OutboxTest, APullIsKeptAndTheLastOneIsToldToAnotherMemory) {
 
 TEST_F(OutboxTest, VersionsFromBeforeFirstOrderAreNotClaimed) {
   outbox_.StartStream(kCredit, 7);
-  ASSERT_TRUE(Add(Gradient(10, 0), 10).ok());
-  WriteAll();
+  SubmitAndWrite("G10.0+10");
   EXPECT_NE(outbox_.Acknowledge(Gradient(10, 0)), nullptr);
   Finish(Gradient(10, 0));
   outbox_.ForgetVersionsBefore(10);
-  outbox_.StartStream(kCredit, 8);
-  EXPECT_EQ(WriteAll(), "R10.0v100 | G10.0[0+10]");
+  EXPECT_EQ(NewStream(8), "R10.0v100 | G10.0[0+10]");
   outbox_.ForgetVersionsBefore(11);
-  outbox_.StartStream(kCredit, 9);
-  EXPECT_EQ(WriteAll(), "R10.0v0 | G10.0[0+10]");
+  EXPECT_EQ(NewStream(9), "R10.0v0 | G10.0[0+10]");
 }
 
 TEST_F(OutboxTest, RefusesTheSameKeyTwiceUntilItIsDone) {
   outbox_.StartStream(kCredit);
-  ASSERT_TRUE(Add(Statistics(0, 0), 10).ok());
+  Submit("S0.0+10");
   EXPECT_EQ(Add(Statistics(0, 0), 10).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(Add(Gradient(0, 0), 10).ok());
   WriteAll();
-  outbox_.Acknowledge(Statistics(0, 0));
+  Acknowledge("S0.0");
   EXPECT_TRUE(Add(Statistics(0, 0), 10).ok());
 }
 
 TEST_F(OutboxTest, StaysWithinTheCredit) {
   outbox_.StartStream(kCredit);
-  ASSERT_TRUE(Add(Gradient(0, 0), 600).ok());
-  ASSERT_TRUE(Add(Gradient(0, 1), 600).ok());
-  ASSERT_TRUE(Add(Gradient(0, 2), 400).ok());
+  Submit("G0.0+600 G0.1+600 G0.2+400");
   EXPECT_EQ(WriteAll(), "G0.0[0+600]");
-  outbox_.Acknowledge(Gradient(0, 0));
+  Acknowledge("G0.0");
   EXPECT_EQ(WriteAll(), "G0.1[0+600] G0.2[0+400]");
 }
 
 TEST_F(OutboxTest, APayloadLargerThanTheCreditGoesAlone) {
   outbox_.StartStream(kCredit);
-  ASSERT_TRUE(Add(Gradient(0, 0), 10).ok());
-  ASSERT_TRUE(Add(Gradient(0, 1), 5000).ok());
-  ASSERT_TRUE(Add(Gradient(0, 2), 10).ok());
+  Submit("G0.0+10 G0.1+5000 G0.2+10");
   EXPECT_EQ(WriteAll(), "G0.0[0+10]");
-  outbox_.Acknowledge(Gradient(0, 0));
+  Acknowledge("G0.0");
   EXPECT_EQ(WriteAll(), "G0.1[0+5000]");
-  outbox_.Acknowledge(Gradient(0, 1));
+  Acknowledge("G0.1");
   EXPECT_EQ(WriteAll(), "G0.2[0+10]");
 }
 
 TEST_F(OutboxTest, ANewStreamRepeatsWhatWasNotAnsweredInItsOrder) {
   outbox_.StartStream(uint64_t{4} << 20, 1);
-  ASSERT_TRUE(Add(Statistics(0, 0), 10).ok());
-  ASSERT_TRUE(Add(Gradient(0, 0), 20).ok());
-  ASSERT_TRUE(Add(Statistics(0, 1), 30).ok());
+  Submit("S0.0+10 G0.0+20 S0.1+30");
   ASSERT_TRUE(Add(Gradient(0, 1), wire::kChunkBytes + 1).ok());
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(outbox_.Next(kNow).has_value());  // the last is half sent
-  outbox_.Acknowledge(Statistics(0, 0));
-  outbox_.Acknowledge(Gradient(0, 0));
+  Acknowledge("S0.0 G0.0");
   outbox_.StopStream();
   EXPECT_EQ(WriteAll(), "");
-  ASSERT_TRUE(Add(Statistics(0, 2), 40).ok());
+  Submit("S0.2+40");
   outbox_.StartStream(uint64_t{4} << 20, 1);
   EXPECT_EQ(WriteAll(), "G0.0[0+20] S0.1[0+30] G0.1[0+1048576] G0.1[1048576+1] S0.2[0+40]");
   EXPECT_EQ(outbox_.unacknowledged(), 4u);
@@ -150,7 +134,7 @@ TEST_F(OutboxTest, ANewStreamRepeatsWhatWasNotAnsweredInItsOrder) {
 TEST_F(OutboxTest, AnAnswerThatOvertakesTheLastChunkStopsTheRest) {
   outbox_.StartStream(uint64_t{8} << 20);
   ASSERT_TRUE(Add(Gradient(0, 0), 3 * wire::kChunkBytes).ok());
-  ASSERT_TRUE(Add(Gradient(0, 1), 5).ok());
+  Submit("G0.1+5");
   ASSERT_TRUE(outbox_.Next(kNow).has_value());
   ASSERT_NE(outbox_.Remove(Gradient(0, 0)), nullptr);
   EXPECT_EQ(WriteAll(), "G0.1[0+5]");
@@ -158,8 +142,7 @@ TEST_F(OutboxTest, AnAnswerThatOvertakesTheLastChunkStopsTheRest) {
 
 TEST_F(OutboxTest, RetriesAfterAPauseAndTellsWhen) {
   outbox_.StartStream(kCredit);
-  ASSERT_TRUE(Add(Statistics(0, 0), 10).ok());
-  WriteAll();
+  SubmitAndWrite("S0.0+10");
   const absl::Time later = kNow + absl::Milliseconds(20);
   outbox_.RetryAfter(Statistics(0, 0), kNow, absl::Milliseconds(20));
   EXPECT_EQ(outbox_.NextEvent(kNow), later);
@@ -170,7 +153,7 @@ TEST_F(OutboxTest, RetriesAfterAPauseAndTellsWhen) {
 
 TEST_F(OutboxTest, PausesGrowWithEachRefusalUntilTheNextStream) {
   outbox_.StartStream(kCredit);
-  ASSERT_TRUE(Add(Gradient(0, 0), 900).ok());
+  Submit("G0.0+900");
   absl::Time now = kNow;
   for (const int64_t pause_ms : {20, 40, 80, 160, 320, 640, 640}) {
     ASSERT_EQ(WriteAll(now), "G0.0[0+900]");
@@ -186,8 +169,7 @@ TEST_F(OutboxTest, PausesGrowWithEachRefusalUntilTheNextStream) {
 
 TEST_F(OutboxTest, ParkedItemsWaitForTheNextStreamAndUseNoCredit) {
   outbox_.StartStream(kCredit);
-  ASSERT_TRUE(Add(Gradient(0, 0), 900).ok());
-  ASSERT_TRUE(Add(Gradient(0, 1), 900).ok());
+  Submit("G0.0+900 G0.1+900");
   EXPECT_EQ(WriteAll(), "G0.0[0+900]");
   outbox_.Park(Gradient(0, 0));
   EXPECT_EQ(WriteAll(), "G0.1[0+900]");
@@ -219,8 +201,7 @@ TEST_F(OutboxTest, TellsOfAPayloadThatExpiresBetweenItsChunks) {
 
 TEST_F(OutboxTest, TakeAllLeavesNothing) {
   outbox_.StartStream(kCredit);
-  ASSERT_TRUE(Add(Statistics(0, 0), 10).ok());
-  ASSERT_TRUE(Add(Gradient(0, 0), 10).ok());
+  Submit("S0.0+10 G0.0+10");
   ASSERT_TRUE(outbox_.Next(kNow).has_value());
   EXPECT_EQ(outbox_.TakeAll().size(), 2u);
   EXPECT_TRUE(outbox_.empty());
@@ -230,25 +211,18 @@ TEST_F(OutboxTest, TakeAllLeavesNothing) {
 
 TEST_F(OutboxTest, ANewEpochRepeatsAcknowledgedStatisticsOfStepsThatMayBeOpen) {
   outbox_.StartStream(kCredit, 1);
-  ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
-  ASSERT_TRUE(Add(Statistics(5, 1), 11).ok());
-  ASSERT_TRUE(Add(Gradient(5, 0), 12).ok());
-  ASSERT_TRUE(Add(Gradient(5, 1), 13).ok());
-  WriteAll();
-  outbox_.Acknowledge(Statistics(5, 0));
-  outbox_.Acknowledge(Statistics(5, 1));
+  SubmitAndWrite("S5.0+10 S5.1+11 G5.0+12 G5.1+13");
+  Acknowledge("S5.0 S5.1");
   outbox_.Remove(Gradient(5, 0));  // its result: step 5 of layer 0 was sealed
   outbox_.Reopen();
-  outbox_.StartStream(kCredit, 1);
-  EXPECT_EQ(WriteAll(), "S5.1[0+11] G5.1[0+13]");
+  EXPECT_EQ(NewStream(1), "S5.1[0+11] G5.1[0+13]");
   // A refusal of a repetition tells nothing that the caller should hear.
   EXPECT_TRUE(outbox_.WasCounted(Statistics(5, 1), Refusal(ErrorReason::kConflict)));
 }
 
 TEST_F(OutboxTest, AStaleStepAnswersARepetitionThatWasCounted) {
   outbox_.StartStream(kCredit);
-  ASSERT_TRUE(Add(Statistics(0, 0), 10).ok());
-  ASSERT_TRUE(Add(Statistics(0, 1), 10).ok());
+  Submit("S0.0+10 S0.1+10");
   ASSERT_TRUE(outbox_.Next(kNow).has_value());
   outbox_.StartStream(kCredit);
   WriteAll();
@@ -260,40 +234,33 @@ TEST_F(OutboxTest, AStaleStepAnswersARepetitionThatWasCounted) {
 
 TEST_F(OutboxTest, StatisticsOfAStepThatIsOverAreRepeatedInALaterEpoch) {
   outbox_.StartStream(kCredit, 1);
-  ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
-  WriteAll();
-  outbox_.Acknowledge(Statistics(5, 0));
+  SubmitAndWrite("S5.0+10");
+  Acknowledge("S5.0");
   outbox_.Reopen();
-  outbox_.StartStream(kCredit, 1);
-  EXPECT_EQ(WriteAll(), "S5.0[0+10]");
+  EXPECT_EQ(NewStream(1), "S5.0[0+10]");
   // Refused as STALE_STEP.
   outbox_.Remove(Statistics(5, 0));
   // The job may go back to just this step, which this rank has not finished.
   outbox_.Reopen();
-  outbox_.StartStream(kCredit, 1);
-  EXPECT_EQ(WriteAll(), "S5.0[0+10]");
+  EXPECT_EQ(NewStream(1), "S5.0[0+10]");
 }
 
 TEST_F(OutboxTest, StatisticsThatAreBeingRepeatedAreRepeatedInTheNextEpochToo) {
   outbox_.StartStream(kCredit, 1);
-  ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
-  WriteAll();
-  outbox_.Acknowledge(Statistics(5, 0));
-  outbox_.StartStream(kCredit, 2);  // another memory
-  EXPECT_EQ(WriteAll(), "S5.0[0+10]");
+  SubmitAndWrite("S5.0+10");
+  Acknowledge("S5.0");
+  EXPECT_EQ(NewStream(2), "S5.0[0+10]") << "another memory";
   for (int epoch = 2; epoch < 5; ++epoch) {
     outbox_.Reopen();
-    outbox_.StartStream(kCredit, 2);
-    EXPECT_EQ(WriteAll(), "S5.0[0+10]") << epoch;
-    outbox_.Acknowledge(Statistics(5, 0));
+    EXPECT_EQ(NewStream(2), "S5.0[0+10]") << epoch;
+    Acknowledge("S5.0");
   }
 }
 
 TEST_F(OutboxTest, ALayerThatMovesTakesAlongWhatTheNextEpochRepeats) {
   outbox_.StartStream(kCredit, 1);
-  ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
-  WriteAll();
-  outbox_.Acknowledge(Statistics(5, 0));
+  SubmitAndWrite("S5.0+10");
+  Acknowledge("S5.0");
   outbox_.StartStream(kCredit, 2);  // another memory, to which it is repeated
   outbox_.Reopen();
   outbox_.StopStream();
@@ -309,18 +276,14 @@ TEST_F(OutboxTest, ALayerThatMovesTakesAlongWhatTheNextEpochRepeats) {
 
 TEST_F(OutboxTest, AProcessThatTookItsRankOverSaysWhereItBegins) {
   outbox_.BeginAt(0, 5);
-  ASSERT_TRUE(Add(Gradient(5, 0), 10).ok());
-  outbox_.StartStream(kCredit, 1);
-  EXPECT_EQ(WriteAll(), "B5.0 | G5.0[0+10]");
+  Submit("G5.0+10");
+  EXPECT_EQ(NewStream(1), "B5.0 | G5.0[0+10]");
   outbox_.Acknowledge({v1::FRAME_KIND_RESUME, 5, 0});
-  outbox_.StartStream(kCredit, 1);
-  EXPECT_EQ(WriteAll(), "G5.0[0+10]") << "that memory knows";
-  outbox_.StartStream(kCredit, 2);
-  EXPECT_EQ(WriteAll(), "B5.0 | G5.0[0+10]");
+  EXPECT_EQ(NewStream(1), "G5.0[0+10]") << "that memory knows";
+  EXPECT_EQ(NewStream(2), "B5.0 | G5.0[0+10]");
   // The acknowledgement is lost, and the answer says more.
   outbox_.Finish(Gradient(5, 0), Outbox::CopyToKeep(*outbox_.Find(Gradient(5, 0))), 3);
-  outbox_.StartStream(kCredit, 3);
-  EXPECT_EQ(WriteAll(), "R5.0v3 | G5.0[0+10]");
+  EXPECT_EQ(NewStream(3), "R5.0v3 | G5.0[0+10]");
 }
 
 }  // namespace

@@ -24,18 +24,21 @@ struct Cost {
   int64_t launches, waits;
 };
 
-// The launches of each step of mkor, of so many layers at once, of so many shapes, and so many vectors a side.
+// The cost of each step of so many layers at once, of so many shapes. Methods that take statistics get `vectors` of
+// them a side before each gradient.
 std::vector<Cost> CostOfSteps(const MethodConfig& config, int layers, int steps, int vectors, int shapes) {
   const std::unique_ptr<Backend> backend = MakeGroupingBackend(MakeCudaBackend({}).value(), {});
   TaskGroup tasks(*backend);
   const std::unique_ptr<Method> method = MakeMethod(config).value();
+  const bool updates = method->needs_statistics();
   std::vector<LayerSpec> specs;
   std::vector<std::unique_ptr<LayerState>> states;
   std::vector<DeviceMatrix> a, g, d, u;
   VectorStream stream(Stream::kCorrelated, 140, 1);
   for (int i = 0; i < layers; ++i) {
     const int shape = i % shapes;
-    specs.push_back({"any", 13 + 5 * shape, 40 + 3 * shape, false});
+    specs.push_back(updates ? LayerSpec{"any", 13 + 5 * shape, 40 + 3 * shape}
+                            : LayerSpec{"any", 12 + shape, 17 - 3 * shape});
     states.push_back(method->MakeState(specs[i], *backend).value());
     d.push_back(ToDevice(*backend, {stream.Gaussian(specs[i].d_out * specs[i].d_in)}));
     u.push_back(backend->Allocate(specs[i].d_out, specs[i].d_in).value());
@@ -46,23 +49,29 @@ std::vector<Cost> CostOfSteps(const MethodConfig& config, int layers, int steps,
     g.clear();
     for (const LayerSpec& spec : specs) {
       reference::Vectors of_a, of_g;
-      for (int vector = 0; vector < vectors; ++vector) {
+      for (int vector = 0; updates && vector < vectors; ++vector) {
         of_a.push_back(stream.Gaussian(spec.d_in));
         of_g.push_back(stream.Gaussian(spec.d_out));
       }
       a.push_back(ToDevice(*backend, of_a));
       g.push_back(ToDevice(*backend, of_g));
     }
-    EXPECT_FALSE(ToHost(*backend, a.back().view()).empty());  // waits for all that was launched
+    EXPECT_FALSE(ToHost(*backend, u.back().view()).empty());  // waits for all that was launched
     const int64_t launches = cuda::launch_count, waits = cuda_host::Waits();
     tasks.Run(layers, [&](int i) {
-      EXPECT_TRUE(states[i]->Update({a[i].view(), g[i].view()}).ok());
+      if (updates) {
+        EXPECT_TRUE(states[i]->Update({a[i].view(), g[i].view()}).ok());
+      }
       const ConstMatrixView gradient(d[i].view().data, specs[i].d_out, specs[i].d_in);
-      EXPECT_TRUE(states[i]->Precondition(gradient, u[i].view()).ok());
+      const absl::Status answered = states[i]->Precondition(gradient, u[i].view());
+      EXPECT_TRUE(answered.ok()) << answered;
     });
     costs.push_back({cuda::launch_count - launches, cuda_host::Waits() - waits});
   }
   return costs;
+}
+std::vector<Cost> CostsByGradients(const MethodConfig& config, int layers, int shapes, int steps) {
+  return CostOfSteps(config, layers, steps, /*vectors=*/0, shapes);
 }
 std::vector<int64_t> LaunchesOfSteps(const MethodConfig& config, int layers, int steps, int vectors = 2,
                                      int shapes = 100) {
@@ -114,34 +123,6 @@ TEST(CudaLaunchesTest, DenseStepsTakeAsManyWhateverTheLayersOfAShape) {
     for (int64_t& launches : of_two) launches += products == "F32" ? 0 : products == "BF16" ? 4 : 6;
     EXPECT_EQ(LaunchesOfSteps(config, 6, 3, 1, 3), of_two) << products << ", three shapes";
   }
-}
-
-// The launches of each step of a method that learns from gradients.
-std::vector<Cost> CostsByGradients(const MethodConfig& config, int layers, int shapes, int steps) {
-  const std::unique_ptr<Backend> backend = MakeGroupingBackend(MakeCudaBackend({}).value(), {});
-  TaskGroup tasks(*backend);
-  const std::unique_ptr<Method> method = MakeMethod(config).value();
-  std::vector<std::unique_ptr<LayerState>> states;
-  std::vector<DeviceMatrix> d, u;
-  VectorStream stream(Stream::kCorrelated, 140, 1);
-  for (int i = 0; i < layers; ++i) {
-    const LayerSpec spec{"any", 12 + i % shapes, 17 - 3 * (i % shapes), false};
-    states.push_back(method->MakeState(spec, *backend).value());
-    d.push_back(ToDevice(*backend, {stream.Gaussian(spec.d_out * spec.d_in)}));
-    u.push_back(backend->Allocate(spec.d_out, spec.d_in).value());
-  }
-  std::vector<Cost> costs;
-  for (int step = 0; step < steps; ++step) {
-    EXPECT_FALSE(ToHost(*backend, u.back().view()).empty());  // waits for all that was launched
-    const int64_t launches = cuda::launch_count, waits = cuda_host::Waits();
-    tasks.Run(layers, [&](int i) {
-      const ConstMatrixView gradient(d[i].view().data, u[i].view().rows, u[i].view().cols);
-      const absl::Status answered = states[i]->Precondition(gradient, u[i].view());
-      EXPECT_TRUE(answered.ok()) << answered;
-    });
-    costs.push_back({cuda::launch_count - launches, cuda_host::Waits() - waits});
-  }
-  return costs;
 }
 
 // The momentum of all layers, the input of their iterations, four launches for each of five iterations, and the
@@ -203,40 +184,49 @@ TEST(CudaLaunchesTest, StepsOfKfacTakeAsManyWhateverTheLayersOfAShape) {
   EXPECT_LE(of_two.back(), 33);
 }
 
-// Expects `steps` answers from a backend without room for more than what is reserved and some tables of jobs and
-// addresses.
-void ExpectToFit(const MethodConfig& config, const LayerSpec& layer, int steps) {
-  SCOPED_TRACE(config.name + " " + std::to_string(layer.d_out) + " x " + std::to_string(layer.d_in));
+// Expects `steps` answers from a backend without room for more than what is reserved and `tables` bytes.
+void ExpectToFit(const MethodConfig& config, const LayerSpec& layer, int steps, int64_t tables) {
+  SCOPED_TRACE(testing::Message() << Describe(config) << ": " << layer.d_out << " x " << layer.d_in);
   const std::unique_ptr<Method> method = MakeMethod(config).value();
-  constexpr int64_t kTables = 64 << 10;
-  const int64_t elements = layer.d_out * layer.d_in;
-  const int64_t limit = method->StateBytes(layer) + method->ScratchBytes(layer, 1) + 4 * 2 * elements + kTables;
+  const bool updates = method->needs_statistics();
+  const int64_t elements = layer.d_out * layer.d_in, of_vectors = updates ? layer.d_out + layer.d_in : 0;
+  const int64_t limit =
+      method->StateBytes(layer) + method->ScratchBytes(layer, 1) + 4 * (2 * elements + of_vectors) + tables;
   const std::unique_ptr<Backend> backend = MakeCudaBackend({.memory_limit_bytes = limit}).value();
   const std::unique_ptr<LayerState> state = method->MakeState(layer, *backend).value();
   VectorStream stream(Stream::kCorrelated, 100, 1);
-  DeviceMatrix u = backend->Allocate(layer.d_out, layer.d_in).value();
+  DeviceMatrix a, g, u = backend->Allocate(layer.d_out, layer.d_in).value();
+  if (updates) {
+    a = ToDevice(*backend, {stream.Gaussian(layer.d_in)});
+    g = ToDevice(*backend, {stream.Gaussian(layer.d_out)});
+  }
   for (int step = 0; step < steps; ++step) {
+    if (updates) {
+      const absl::Status updated = state->Update({a.view(), g.view()});
+      ASSERT_TRUE(updated.ok()) << "step " << step << ": " << updated;
+    }
     const DeviceMatrix d = ToDevice(*backend, {stream.Gaussian(elements)});
     const absl::Status answered =
         state->Precondition(ConstMatrixView(d.view().data, layer.d_out, layer.d_in), u.view());
-    EXPECT_TRUE(answered.ok()) << "step " << step << ": " << answered;
+    ASSERT_TRUE(answered.ok()) << "step " << step << ": " << answered;
   }
 }
 
+constexpr int64_t kTables = 64 << 10;  // of jobs and addresses, and partial sums
+
 TEST(CudaLaunchesTest, StepsOfMuonAndSoapTakeNoMoreMemoryThanIsReserved) {
   for (const std::string precision : {"AUTO", "TF32", "F32"}) {
-    SCOPED_TRACE(precision);
     for (const auto& [m, n] : {std::pair<int64_t, int64_t>(97, 201), {201, 97}, {130, 130}, {300, 1}}) {
-      ExpectToFit({"muon", {{"precision", precision}}}, {"any", m, n, false}, 1);
+      ExpectToFit({"muon", {{"precision", precision}}}, {"any", m, n}, 1, kTables);
       ExpectToFit({"muon", {{"precision", precision}, {"input_factor", true}, {"refresh_interval", 1.0}}},
-                  {"any", m, n, false}, 3);
+                  {"any", m, n}, 3, kTables);
     }
     MethodConfig soap{"soap", {{"precision", precision}, {"refresh_interval", 1.0}, {"max_factor_dim", 300.0}}};
     for (const auto& [m, n] : {std::pair<int64_t, int64_t>(97, 201), {201, 97}, {130, 130}, {300, 1}, {500, 60}}) {
-      ExpectToFit(soap, {"any", m, n, false}, 4);
+      ExpectToFit(soap, {"any", m, n}, 4, kTables);
     }
     soap.options["merge_small_dims"] = false;
-    ExpectToFit(soap, {"any", 64, 30 * 20, false, {64, 30, 20}}, 4);
+    ExpectToFit(soap, {"any", 64, 30 * 20, false, {64, 30, 20}}, 4, kTables);
   }
 }
 
@@ -244,58 +234,20 @@ TEST(CudaLaunchesTest, StepsInLowRankTakeNoMoreMemoryThanIsReserved) {
   for (const char* products : {"F32", "TF32", "BF16"}) {
     for (const double rank : {4.0, 64.0}) {
       for (const auto& [m, n] : {std::pair<int64_t, int64_t>(97, 201), {200, 96}, {130, 130}, {300, 1}, {8, 512}}) {
-        SCOPED_TRACE(testing::Message() << products << ", rank " << rank << ": " << m << " x " << n);
-        const std::unique_ptr<Method> method = MakeMethod(InLowRank(rank, products)).value();
-        const LayerSpec layer{"any", m, n, false};
-        constexpr int64_t kTables = 64 << 10;  // of jobs and addresses, and partial sums
-        const int64_t limit =
-            method->StateBytes(layer) + method->ScratchBytes(layer, 1) + 4 * (2 * m * n + m + n) + kTables;
-        const std::unique_ptr<Backend> backend = MakeCudaBackend({.memory_limit_bytes = limit}).value();
-        const std::unique_ptr<LayerState> state = method->MakeState(layer, *backend).value();
-        VectorStream stream(Stream::kCorrelated, 100, 1);
-        const DeviceMatrix a = ToDevice(*backend, {stream.Gaussian(n)}), g = ToDevice(*backend, {stream.Gaussian(m)});
-        const DeviceMatrix d = ToDevice(*backend, {stream.Gaussian(m * n)});
-        DeviceMatrix u = backend->Allocate(m, n).value();
-        for (int step = 0; step < 6; ++step) {
-          ASSERT_TRUE(state->Update({a.view(), g.view()}).ok());
-          const absl::Status answered = state->Precondition(ConstMatrixView(d.view().data, m, n), u.view());
-          ASSERT_TRUE(answered.ok()) << answered;
-        }
+        ExpectToFit(InLowRank(rank, products), {"any", m, n}, 6, kTables);
       }
     }
   }
 }
 
-// A backend without room for more than what is reserved; of that next to nothing for low rank, which dense steps could
-// use.
+// Low rank has next to nothing of what is reserved, which dense steps could use.
 TEST(CudaLaunchesTest, DenseStepsTakeNoMoreMemoryThanIsReserved) {
-  for (const char* products : {"BF16", "TF32", "F32"}) {
+  for (const std::string products : {"BF16", "TF32", "F32"}) {
     for (const auto& [rule, d_in, d_out] :
-         {std::tuple("BLEND", 97, 201), {"EXACT_DAMPED", 97, 201}, {"BLEND", 200, 96}}) {
-      const std::unique_ptr<Method> method = MakeMethod({"mkor",
-                                                         {{"representation", std::string("DENSE")},
-                                                          {"rule", std::string(rule)},
-                                                          {"rank", 1.0},
-                                                          {"products", std::string(products)}}})
-                                                 .value();
-      const LayerSpec layer{"any", d_out, d_in, false};
-      const int64_t of_steps = 4 * (2 * layer.d_in * layer.d_out + layer.d_in + layer.d_out);
-      const std::unique_ptr<Backend> backend =
-          MakeCudaBackend({.memory_limit_bytes = method->StateBytes(layer) + method->ScratchBytes(layer, 1) + of_steps})
-              .value();
-      const std::unique_ptr<LayerState> state = method->MakeState(layer, *backend).value();
-      VectorStream stream(Stream::kCorrelated, layer.d_in, 1);
-      const DeviceMatrix a = ToDevice(*backend, {stream.Gaussian(layer.d_in)});
-      const DeviceMatrix g = ToDevice(*backend, {stream.Gaussian(layer.d_out)});
-      const DeviceMatrix d = ToDevice(*backend, {stream.Gaussian(layer.d_out * layer.d_in)});
-      DeviceMatrix u = backend->Allocate(layer.d_out, layer.d_in).value();
-      for (int step = 0; step < 18; ++step) {
-        const absl::Status updated = state->Update({a.view(), g.view()});
-        ASSERT_TRUE(updated.ok()) << products << " " << rule << ": " << updated;
-        const ConstMatrixView gradient(d.view().data, layer.d_out, layer.d_in);
-        const absl::Status answered = state->Precondition(gradient, u.view());
-        ASSERT_TRUE(answered.ok()) << products << " " << rule << ": " << answered;
-      }
+         {std::tuple<std::string, int64_t, int64_t>("BLEND", 97, 201), {"EXACT_DAMPED", 97, 201}, {"BLEND", 200, 96}}) {
+      ExpectToFit(
+          {"mkor", {{"representation", std::string("DENSE")}, {"rule", rule}, {"rank", 1.0}, {"products", products}}},
+          {"any", d_out, d_in}, 18, /*tables=*/0);
     }
   }
 }

@@ -234,34 +234,6 @@ TEST(FactorTest, AShortFactorKeepsItsCoreUntilItChanges) {
   }
 }
 
-TEST(FactorTest, HoldsWhatItSaysAndNeedsNoMoreScratch) {
-  for (UpdateRule rule :
-       {UpdateRule::kExactDamped, UpdateRule::kReference, UpdateRule::kBlend, UpdateRule::kPublished}) {
-    for (Representation representation : {Representation::kDense, Representation::kLowRank}) {
-      for (int64_t k : {1, 4, 16, 40}) {
-        const int64_t d = 96, rank = 64;
-        const MkorConfig config = Config(rule, representation, rank);
-        const std::unique_ptr<Backend> cpu = MakeTestBackend();
-        FaultyBackend backend(*cpu);
-        const absl::StatusOr<std::unique_ptr<Factor>> factor = MakeFactor(config, d, 0, backend);
-        ASSERT_TRUE(factor.ok());
-        EXPECT_EQ(backend.allocated_bytes(), FactorStateBytes(config, d));
-        EXPECT_EQ((*factor)->bytes(), FactorStateBytes(config, d));
-        VectorStream stream(Stream::kCorrelated, d, 7);
-        for (int step = 0; step < 30; ++step) {
-          const DeviceMatrix vectors = ToDevice(*cpu, stream.Next(k));
-          backend.ResetPeak();
-          ASSERT_TRUE((*factor)->Prepare(vectors.view()).ok());
-          EXPECT_LE(backend.peak_bytes(), FactorStateBytes(config, d) + FactorScratchBytes(config, d, k));
-          ASSERT_TRUE((*factor)->Conclude().ok());
-          (*factor)->Commit();
-          EXPECT_EQ(backend.allocated_bytes(), FactorStateBytes(config, d));
-        }
-      }
-    }
-  }
-}
-
 // One vector a step at gamma .85: the last of 64 weighs 5e-6 of them all, and goes as the next one comes. What that
 // costs is bounded as in TruncationErrorIsBoundedByTheDroppedTrace, with tr(T) <= gamma^63 tr(L) = 3.6e-5 d mu for
 // lambda = 1; f32's 2e-5 is beside it.

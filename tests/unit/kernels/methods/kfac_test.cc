@@ -139,6 +139,36 @@ INSTANTIATE_TEST_SUITE_P(All, KfacOracle,
                                                           LayerSpec{"tall", 17, 3, true}),
                                           testing::Bool()));
 
+// One layer on a backend that fails when it is told to, and its statistics.
+struct FaultyLayer {
+  explicit FaultyLayer(const Options& options, LayerSpec spec = {"layer", 4, 6, false})
+      : method(Make(options)), layer(std::move(spec)) {}
+  LayerDriver Healthy() { return LayerDriver(*method, layer, *cpu); }
+  // Both have the same statistics.
+  void UpdateWith(LayerDriver& other) {
+    const reference::Vectors va = a.Next(3), vg = g.Next(3);
+    ASSERT_TRUE(driver.Update(va, vg).ok());
+    ASSERT_TRUE(other.Update(va, vg).ok());
+  }
+  void Update(int count = 1) {
+    for (int i = 0; i < count; ++i) ASSERT_TRUE(driver.Update(a.Next(3), g.Next(3)).ok());
+  }
+  void Refuse(bool refuses) {
+    backend.RefuseEigen(refuses);
+    backend.RefuseInverses(refuses);
+  }
+  LayerState::Summary summary() { return driver.state().summary(); }
+  reference::Vector Answer() { return driver.Precondition(d).value(); }
+
+  const std::unique_ptr<Backend> cpu = MakeTestBackend();
+  FaultyBackend backend{*cpu};
+  const std::unique_ptr<Method> method;
+  const LayerSpec layer;
+  LayerDriver driver{*method, layer, backend};
+  VectorStream a{Stream::kCorrelated, layer.d_in, 1}, g{Stream::kCorrelated, layer.d_out, 2};
+  const reference::Vector d = a.Gaussian(layer.d_out * layer.d_in);
+};
+
 // A side may come as a covariance while the other comes as vectors; the same second moment gives the same answer.
 TEST(KfacTest, TheFormsOfStatisticsMix) {
   const std::unique_ptr<Backend> backend = MakeTestBackend();
@@ -209,77 +239,53 @@ TEST(KfacTest, NegativeEigenvaluesCountAsZero) {
 // No decomposition: the last good one stays in use, statistics go on, every one of them tries again, the third failure
 // in a row begins anew from I, and that is said.
 TEST(KfacTest, AFailedDecompositionKeepsTheLastGoodOne) {
-  for (const char* form : {"EIGEN", "INVERSE"}) {
-    for (const bool prediv : {false, true}) {
-      if (prediv && std::string(form) == "INVERSE") continue;
-      SCOPED_TRACE(form);
-      const std::unique_ptr<Backend> cpu = MakeTestBackend();
-      FaultyBackend backend(*cpu);
-      const std::unique_ptr<Method> method =
-          Make({{"form", std::string(form)}, {"prediv", prediv}, {"inv_update_steps", std::string("4")}});
-      const LayerSpec layer{"layer", 4, 6, false};
-      LayerDriver driver(*method, layer, backend);
-      VectorStream a(Stream::kCorrelated, 6, 1), g(Stream::kCorrelated, 4, 2);
-      const auto update = [&] { ASSERT_TRUE(driver.Update(a.Next(3), g.Next(3)).ok()); };
-      const reference::Vector d = a.Gaussian(24);
-      for (int step = 0; step < 4; ++step) update();
-      const reference::Vector good = driver.Precondition(d).value();
-      backend.RefuseEigen(true);
-      backend.RefuseInverses(true);
-      for (int failure = 1; failure <= 2; ++failure) {
-        update();
-        EXPECT_EQ(driver.Precondition(d).value(), good);
-        EXPECT_TRUE(driver.state().ready());
-        EXPECT_EQ(driver.state().summary().failed_decompositions, failure);
-        EXPECT_EQ(driver.state().summary().resets, 0);
-      }
-      // One that succeeds ends the row; the next is due at update 8.
-      backend.RefuseEigen(false);
-      backend.RefuseInverses(false);
-      update();
-      const reference::Vector better = driver.Precondition(d).value();
-      EXPECT_NE(better, good);
-      update();
-      EXPECT_EQ(driver.Precondition(d).value(), better);
-      backend.RefuseEigen(true);
-      backend.RefuseInverses(true);
-      for (int failure = 3; failure <= 4; ++failure) update();
-      EXPECT_EQ(driver.Precondition(d).value(), better);
-      update();
-      EXPECT_EQ(driver.state().summary().failed_decompositions, 5);
-      EXPECT_EQ(driver.state().summary().resets, 1);
-      EXPECT_FALSE(driver.state().ready());
-      EXPECT_EQ(driver.state().version(), 11u);
-      EXPECT_EQ(driver.Precondition(d).value(), d);
-      EXPECT_EQ(driver.state().bytes(), method->StateBytes(layer));
-      // Anew: what follows is what a fresh layer would make of it.
-      backend.RefuseEigen(false);
-      backend.RefuseInverses(false);
-      LayerDriver fresh(*method, layer, *cpu);
-      const reference::Vectors va = a.Next(3), vg = g.Next(3);
-      ASSERT_TRUE(driver.Update(va, vg).ok());
-      ASSERT_TRUE(fresh.Update(va, vg).ok());
-      EXPECT_EQ(driver.Precondition(d).value(), fresh.Precondition(d).value());
+  for (const auto& [form, prediv] : {std::pair("EIGEN", false), {"EIGEN", true}, {"INVERSE", false}}) {
+    SCOPED_TRACE(testing::Message() << form << ", prediv " << prediv);
+    FaultyLayer faulty({{"form", std::string(form)}, {"prediv", prediv}, {"inv_update_steps", std::string("4")}});
+    faulty.Update(4);
+    const reference::Vector good = faulty.Answer();
+    faulty.Refuse(true);
+    for (int failure = 1; failure <= 2; ++failure) {
+      faulty.Update();
+      EXPECT_EQ(faulty.Answer(), good);
+      EXPECT_TRUE(faulty.driver.state().ready());
+      EXPECT_EQ(faulty.summary().failed_decompositions, failure);
+      EXPECT_EQ(faulty.summary().resets, 0);
     }
+    // One that succeeds ends the row; the next is due at update 8.
+    faulty.Refuse(false);
+    faulty.Update();
+    const reference::Vector better = faulty.Answer();
+    EXPECT_NE(better, good);
+    faulty.Update();
+    EXPECT_EQ(faulty.Answer(), better);
+    faulty.Refuse(true);
+    faulty.Update(2);
+    EXPECT_EQ(faulty.Answer(), better);
+    faulty.Update();
+    EXPECT_EQ(faulty.summary().failed_decompositions, 5);
+    EXPECT_EQ(faulty.summary().resets, 1);
+    EXPECT_FALSE(faulty.driver.state().ready());
+    EXPECT_EQ(faulty.driver.state().version(), 11u);
+    EXPECT_EQ(faulty.Answer(), faulty.d);
+    EXPECT_EQ(faulty.driver.state().bytes(), faulty.method->StateBytes(faulty.layer));
+    // Anew: what follows is what a fresh layer would make of it.
+    faulty.Refuse(false);
+    LayerDriver fresh = faulty.Healthy();
+    faulty.UpdateWith(fresh);
+    EXPECT_EQ(faulty.Answer(), fresh.Precondition(faulty.d).value());
   }
 }
 
 TEST(KfacTest, ARefusedCholeskyIsRepeatedByEigenvalues) {
-  const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  FaultyBackend backend(*cpu);
-  const std::unique_ptr<Method> method = Make({{"form", std::string("INVERSE")}, {"damping", std::string("0.1")}});
-  const LayerSpec layer{"layer", 5, 8, false};
-  LayerDriver one(*method, layer, backend), other(*method, layer, *cpu);
-  VectorStream a(Stream::kCorrelated, 8, 1), g(Stream::kCorrelated, 5, 2);
-  backend.RefuseInverses(true);
+  FaultyLayer faulty({{"form", std::string("INVERSE")}, {"damping", std::string("0.1")}}, {"layer", 5, 8, false});
+  LayerDriver other = faulty.Healthy();
+  faulty.backend.RefuseInverses(true);
   for (int step = 0; step < 10; ++step) {
-    const reference::Vectors va = a.Next(3), vg = g.Next(3);
-    ASSERT_TRUE(one.Update(va, vg).ok());
-    ASSERT_TRUE(other.Update(va, vg).ok());
-    const reference::Vector d = a.Gaussian(40);
-    EXPECT_LE(RelativeDifference(one.Precondition(d).value(), other.Precondition(d).value()), 1e-4);
+    faulty.UpdateWith(other);
+    EXPECT_LE(RelativeDifference(faulty.Answer(), other.Precondition(faulty.d).value()), 1e-4);
   }
-  EXPECT_EQ(one.state().summary().failed_decompositions, 0);
+  EXPECT_EQ(faulty.summary().failed_decompositions, 0);
 }
 
 // With one interval for all, layers decompose at different updates, the same ones on every run; the first update of all
@@ -316,18 +322,14 @@ TEST(KfacTest, StaggersDecompositionsOverLayers) {
 
 // Failures that have been counted survive, and so does the reset that they lead to.
 TEST(KfacTest, ASavedStateRemembersItsFailures) {
-  const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  FaultyBackend backend(*cpu);
-  const std::unique_ptr<Method> method = Make();
-  const LayerSpec layer{"layer", 2, 3, false};
-  LayerDriver driver(*method, layer, backend), other(*method, layer, backend);
-  VectorStream a(Stream::kCorrelated, 3, 1), g(Stream::kCorrelated, 2, 2);
-  ASSERT_TRUE(driver.Update(a.Next(2), g.Next(2)).ok());
-  backend.RefuseEigen(true);
-  for (int step = 0; step < 2; ++step) ASSERT_TRUE(driver.Update(a.Next(2), g.Next(2)).ok());
-  ASSERT_TRUE(other.state().Load(driver.state().Save().value()).ok());
+  FaultyLayer faulty({});
+  faulty.Update();
+  faulty.Refuse(true);
+  faulty.Update(2);
+  LayerDriver other(*faulty.method, faulty.layer, faulty.backend);
+  ASSERT_TRUE(other.state().Load(faulty.driver.state().Save().value()).ok());
   EXPECT_TRUE(other.state().ready());
-  ASSERT_TRUE(other.Update(a.Next(2), g.Next(2)).ok());
+  faulty.UpdateWith(other);
   EXPECT_FALSE(other.state().ready());
   EXPECT_EQ(other.state().summary().resets, 1);
 }
@@ -399,109 +401,80 @@ TEST(KfacTest, DeferredWorkOutlivesItsState) {
 
 // A loaded state has its work to give as well.
 TEST(KfacTest, ASavedStateKeepsWhatWasDeferred) {
-  const std::unique_ptr<Backend> backend = MakeTestBackend();
-  const std::unique_ptr<Method> method = Make({{"refresh_lag", 3.0}, {"inv_update_steps", std::string("4")}});
-  const LayerSpec layer{"layer", 4, 7, false};
-  LayerDriver driver(*method, layer, *backend), other(*method, layer, *backend);
-  VectorStream a(Stream::kCorrelated, 7, 1), g(Stream::kCorrelated, 4, 2);
-  for (int step = 0; step < 6; ++step) ASSERT_TRUE(driver.Update(a.Next(2), g.Next(2)).ok());
-  const std::string bytes = driver.state().Save().value();
+  FaultyLayer faulty({{"refresh_lag", 3.0}, {"inv_update_steps", std::string("4")}});
+  faulty.Update(6);
+  const std::string bytes = faulty.driver.state().Save().value();
+  LayerDriver other = faulty.Healthy(), fresh = faulty.Healthy();
   ASSERT_TRUE(other.state().Load(bytes).ok());
   const std::function<void()> work = other.state().TakeDeferredWork();
   ASSERT_NE(work, nullptr);
   work();
   EXPECT_EQ(other.state().Save().value(), bytes);
   // And a state that loads another forgets its own deferred work.
-  LayerDriver fresh(*method, layer, *backend);
   ASSERT_TRUE(other.state().Load(fresh.state().Save().value()).ok());
   EXPECT_EQ(other.state().TakeDeferredWork(), nullptr);
-  EXPECT_LT(other.state().bytes(), method->StateBytes(layer));
+  EXPECT_LT(other.state().bytes(), faulty.method->StateBytes(faulty.layer));
   // One with another lag is another configuration.
-  const std::unique_ptr<Method> at_once = Make({{"inv_update_steps", std::string("4")}});
-  EXPECT_EQ(LayerDriver(*at_once, layer, *backend).state().Load(bytes).code(), absl::StatusCode::kFailedPrecondition);
+  LayerDriver at_once(*Make({{"inv_update_steps", std::string("4")}}), faulty.layer, *faulty.cpu);
+  EXPECT_EQ(at_once.state().Load(bytes).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 // The failure counts when the result is due, and the repetition is deferred as well.
 TEST(KfacTest, AFailedDeferredDecompositionKeepsTheLastGoodOne) {
-  const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  FaultyBackend backend(*cpu);
-  const std::unique_ptr<Method> method = Make({{"refresh_lag", 2.0}, {"inv_update_steps", std::string("4")}});
-  const LayerSpec layer{"layer", 4, 6, false};
-  LayerDriver driver(*method, layer, backend);
-  VectorStream a(Stream::kCorrelated, 6, 1), g(Stream::kCorrelated, 4, 2);
+  FaultyLayer faulty({{"refresh_lag", 2.0}, {"inv_update_steps", std::string("4")}});
   const auto update = [&] {
-    ASSERT_TRUE(driver.Update(a.Next(3), g.Next(3)).ok());
-    if (const std::function<void()> work = driver.state().TakeDeferredWork()) work();
+    faulty.Update();
+    if (const std::function<void()> work = faulty.driver.state().TakeDeferredWork()) work();
   };
-  const reference::Vector d = a.Gaussian(24);
   for (int step = 0; step < 4; ++step) update();
-  const reference::Vector good = driver.Precondition(d).value();
-  backend.RefuseEigen(true);
+  const reference::Vector good = faulty.Answer();
+  faulty.Refuse(true);
   // Deferred at update 4, 6 and 8; known at 6, 8 and 10.
   for (int step = 4; step < 10; ++step) {
     update();
-    EXPECT_EQ(driver.Precondition(d).value(), good);
-    EXPECT_EQ(driver.state().summary().failed_decompositions, (step - 4) / 2) << step;
+    EXPECT_EQ(faulty.Answer(), good);
+    EXPECT_EQ(faulty.summary().failed_decompositions, (step - 4) / 2) << step;
   }
   update();
-  EXPECT_EQ(driver.state().summary().failed_decompositions, 3);
-  EXPECT_EQ(driver.state().summary().resets, 1);
-  EXPECT_FALSE(driver.state().ready());
-  EXPECT_EQ(driver.Precondition(d).value(), d);
+  EXPECT_EQ(faulty.summary().failed_decompositions, 3);
+  EXPECT_EQ(faulty.summary().resets, 1);
+  EXPECT_FALSE(faulty.driver.state().ready());
+  EXPECT_EQ(faulty.Answer(), faulty.d);
   // Anew: the first decomposition is not deferred.
-  backend.RefuseEigen(false);
-  LayerDriver fresh(*method, layer, *cpu);
-  const reference::Vectors va = a.Next(3), vg = g.Next(3);
-  ASSERT_TRUE(driver.Update(va, vg).ok());
-  ASSERT_TRUE(fresh.Update(va, vg).ok());
-  EXPECT_EQ(driver.Precondition(d).value(), fresh.Precondition(d).value());
+  faulty.Refuse(false);
+  LayerDriver fresh = faulty.Healthy();
+  faulty.UpdateWith(fresh);
+  EXPECT_EQ(faulty.Answer(), fresh.Precondition(faulty.d).value());
 }
 
 // An accumulation is given up with the factors.
 TEST(KfacTest, AResetBeginsAnewAmidAnAccumulation) {
-  const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  FaultyBackend backend(*cpu);
-  const std::unique_ptr<Method> method = Make({{"refresh_lag", 1.0}, {"accumulation_steps", 2.0}});
-  const LayerSpec layer{"layer", 4, 6, false};
-  LayerDriver driver(*method, layer, backend), fresh(*method, layer, *cpu);
-  VectorStream a(Stream::kCorrelated, 6, 1), g(Stream::kCorrelated, 4, 2);
-  for (int step = 0; step < 5; ++step) ASSERT_TRUE(driver.Update(a.Next(3), g.Next(3)).ok());
-  backend.RefuseEigen(true);
-  for (int step = 0; step < 20 && driver.state().summary().resets == 0; ++step) {
-    ASSERT_TRUE(driver.Update(a.Next(3), g.Next(3)).ok());
-  }
-  ASSERT_EQ(driver.state().summary().resets, 1);
-  backend.RefuseEigen(false);
-  const reference::Vector d = a.Gaussian(24);
-  for (int step = 0; step < 2; ++step) {
-    const reference::Vectors va = a.Next(3), vg = g.Next(3);
-    ASSERT_TRUE(driver.Update(va, vg).ok());
-    ASSERT_TRUE(fresh.Update(va, vg).ok());
-  }
+  FaultyLayer faulty({{"refresh_lag", 1.0}, {"accumulation_steps", 2.0}});
+  faulty.Update(5);
+  faulty.Refuse(true);
+  for (int step = 0; step < 20 && faulty.summary().resets == 0; ++step) faulty.Update();
+  ASSERT_EQ(faulty.summary().resets, 1);
+  faulty.Refuse(false);
+  LayerDriver fresh = faulty.Healthy();
+  for (int step = 0; step < 2; ++step) faulty.UpdateWith(fresh);
   ASSERT_TRUE(fresh.state().ready());
-  EXPECT_EQ(driver.Precondition(d).value(), fresh.Precondition(d).value());
+  EXPECT_EQ(faulty.Answer(), fresh.Precondition(faulty.d).value());
 }
 
 // A fault of the device beside the steps costs nothing: the update that needs the result makes it.
 TEST(KfacTest, DeferredWorkThatFailedIsRepeated) {
-  const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  FaultyBackend backend(*cpu);
-  const std::unique_ptr<Method> method = Make({{"refresh_lag", 1.0}, {"prediv", true}});
-  const LayerSpec layer{"layer", 4, 6, false};
   for (int64_t fault = 0, faults = 1; fault < faults; ++fault) {
-    LayerDriver driver(*method, layer, backend), other(*method, layer, *cpu);
-    VectorStream a(Stream::kCorrelated, 6, 1), g(Stream::kCorrelated, 4, 2);
+    FaultyLayer faulty({{"refresh_lag", 1.0}, {"prediv", true}});
+    LayerDriver other = faulty.Healthy();
     for (int step = 0; step < 4; ++step) {
-      const reference::Vectors va = a.Next(3), vg = g.Next(3);
-      ASSERT_TRUE(driver.Update(va, vg).ok());
-      ASSERT_TRUE(other.Update(va, vg).ok());
+      faulty.UpdateWith(other);
       if (step != 2) continue;
-      backend.FailAt(fault);
-      driver.state().TakeDeferredWork()();
-      if (backend.failed()) ++faults;
-      backend.NeverFail();
+      faulty.backend.FailAt(fault);
+      faulty.driver.state().TakeDeferredWork()();
+      if (faulty.backend.failed()) ++faults;
+      faulty.backend.NeverFail();
     }
-    EXPECT_EQ(driver.state().Save().value(), other.state().Save().value());
+    EXPECT_EQ(faulty.driver.state().Save().value(), other.state().Save().value());
     if (fault <= 5) {
       EXPECT_EQ(faults, fault + 2);  // there are as many operations, and more
     }

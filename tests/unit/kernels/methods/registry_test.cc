@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 
 #include "kernels/methods/mkor.h"
+#include "tests/support/status_matchers.h"
 
 namespace precondor {
 namespace {
@@ -64,9 +65,8 @@ TEST(RegistryTest, KnowsItsMethods) {
   EXPECT_THAT(MethodNames(), IsSupersetOf({"mkor", "identity"}));
   MethodConfig config;
   config.name = "adam";
-  const absl::Status status = MakeMethod(config).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("adam"), HasSubstr(absl::StrJoin(MethodNames(), ", "))));
+  EXPECT_THAT(MakeMethod(config), StatusIs(absl::StatusCode::kNotFound,
+                                           AllOf(HasSubstr("adam"), HasSubstr(absl::StrJoin(MethodNames(), ", ")))));
 }
 
 TEST(RegistryTest, WarnsOfWhatTrainsBadly) {
@@ -97,20 +97,17 @@ TEST(MethodSetTest, GivesEachLayerItsOwn) {
 TEST(MethodSetTest, NamesTheEntryThatIsWrong) {
   SessionSpec spec = ThreeLayers();
   spec.layer_methods = {{.method = {.name = "mkor", .options = {{"rank", -1.0}}}, .layers = {1}}};
-  const absl::Status status = MethodSet::Make(spec).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("layer_methods[0]: "));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("rank"));
+  EXPECT_THAT(MethodSet::Make(spec), StatusIs(absl::StatusCode::kInvalidArgument,
+                                              testing::AllOf(HasSubstr("layer_methods[0]: "), HasSubstr("rank"))));
 }
 
 TEST(MethodSetTest, RefusesCovariancesForMethodsThatTakeVectors) {
   SessionSpec spec = ThreeLayers();
   spec.layer_methods = {
       {.method = {.name = "mkor", .options = {}}, .statistics = StatisticsKind::kCovariance, .layers = {1}}};
-  const absl::Status status = MethodSet::Make(spec).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("layer 1 \"second\": statistics: expected vectors for method mkor"));
+  EXPECT_THAT(MethodSet::Make(spec),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("layer 1 \"second\": statistics: expected vectors for method mkor")));
 }
 
 TEST(MethodSetTest, RefusesMethodsWhoseFactorsWorkersCannotHold) {

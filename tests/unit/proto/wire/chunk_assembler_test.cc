@@ -10,6 +10,8 @@
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/sanitizers.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/text_proto.h"
 #include "tests/unit/proto/wire/wire_testing.h"
 
 namespace precondor::wire {
@@ -20,20 +22,11 @@ using Progress = ChunkAssembler::Progress;
 
 // A gradient of [1, elements] in f32.
 v1::FrameHeader Header(uint32_t layer, int64_t elements) {
-  v1::FrameHeader header;
-  header.set_session_id(11);
-  header.set_epoch(2);
-  header.set_step(5);
+  auto header = FromText<v1::FrameHeader>(R"(
+    session_id: 11 epoch: 2 step: 5 rank: 1 incarnation: 77 kind: FRAME_KIND_GRADIENT mode: MODE_SECOND_ORDER samples: 8
+    tensors { data_type: DATA_TYPE_F32 dims: 1 })");
   header.set_layer(layer);
-  header.set_rank(1);
-  header.set_incarnation(77);
-  header.set_kind(v1::FRAME_KIND_GRADIENT);
-  header.set_mode(v1::MODE_SECOND_ORDER);
-  header.set_samples(8);
-  v1::TensorHeader& tensor = *header.add_tensors();
-  tensor.set_data_type(v1::DATA_TYPE_F32);
-  tensor.add_dims(1);
-  tensor.add_dims(elements);
+  header.mutable_tensors(0)->add_dims(elements);
   header.set_payload_bytes(4 * elements);
   return header;
 }
@@ -71,12 +64,9 @@ class ChunkAssemblerTest : public ::testing::Test {
   }
   void ExpectRefused(const v1::FrameHeader& header, const std::string& bytes, ErrorReason reason,
                      const std::string& text) {
-    const absl::Status status = Add(header, bytes).status();
-    EXPECT_EQ(status.code(), reason == ErrorReason::kCapacity ? absl::StatusCode::kResourceExhausted
-                                                              : absl::StatusCode::kInvalidArgument)
-        << status;
-    EXPECT_EQ(GetErrorReason(status), reason) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+    EXPECT_THAT(Add(header, bytes), StatusIs(reason == ErrorReason::kCapacity ? absl::StatusCode::kResourceExhausted
+                                                                              : absl::StatusCode::kInvalidArgument,
+                                             reason, HasSubstr(text)));
   }
 
   std::optional<ChunkAssembler> assembler_{AssemblerLimits{.max_open = 4, .max_open_bytes = 1000}};
@@ -170,8 +160,7 @@ TEST_F(ChunkAssemblerTest, AsksBeforeItTakesMemory) {
   verdict_ = ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch, "epoch 2, now 3");
   // 4 TB: a server that allocated first would not come back from this.
   const v1::FrameHeader header = Header(1, int64_t{1} << 40);
-  const absl::Status status = Add(header, Bytes(50, 1)).status();
-  EXPECT_EQ(GetErrorReason(status), ErrorReason::kStaleEpoch);
+  EXPECT_THAT(Add(header, Bytes(50, 1)), ReasonIs(ErrorReason::kStaleEpoch));
   EXPECT_EQ(open_bytes_when_asked_, 0u);
   EXPECT_EQ(assembler_->open(), 0u);
   EXPECT_EQ(assembler_->open_bytes(), 0u);

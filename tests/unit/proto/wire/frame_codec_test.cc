@@ -16,6 +16,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/text_proto.h"
 #include "tests/unit/proto/wire/wire_testing.h"
 
 namespace {
@@ -37,39 +39,20 @@ namespace {
 using ::testing::HasSubstr;
 
 v1::ExchangeRequest Request() {
-  v1::ExchangeRequest request;
-  v1::FrameHeader& header = *request.mutable_header();
-  header.set_session_id(0xFEDCBA9876543210ull);
-  header.set_epoch(3);
-  header.set_step(12345);
-  header.set_layer(143);
-  header.set_rank(7);
-  header.set_incarnation(1700000000000000000ull);
-  header.set_kind(v1::FRAME_KIND_STATISTICS);
-  header.set_mode(v1::MODE_SECOND_ORDER);
-  header.set_samples(128);
-  for (const int64_t d : {1024, 4096}) {
-    v1::TensorHeader& tensor = *header.add_tensors();
-    tensor.set_data_type(v1::DATA_TYPE_F16);
-    tensor.add_dims(4);
-    tensor.add_dims(d);
-    tensor.set_scale(8);
-  }
-  header.set_chunk_offset(1 << 20);
-  header.set_payload_bytes(3 << 20);
-  return request;
+  return FromText<v1::ExchangeRequest>(R"(
+    header {
+      session_id: 0xFEDCBA9876543210 epoch: 3 step: 12345 layer: 143 rank: 7 incarnation: 1700000000000000000
+      kind: FRAME_KIND_STATISTICS mode: MODE_SECOND_ORDER samples: 128 chunk_offset: 1048576 payload_bytes: 3145728
+      tensors { data_type: DATA_TYPE_F16 dims: 4 dims: 1024 scale: 8 }
+      tensors { data_type: DATA_TYPE_F16 dims: 4 dims: 4096 scale: 8 }
+    })");
 }
 
 v1::ExchangeResponse Response() {
-  v1::ExchangeResponse response;
+  auto response = FromText<v1::ExchangeResponse>(R"(
+    duplicate: true error { message: "größer" } credit_bytes: 1099511627776 contribution: FRAME_KIND_GRADIENT
+    outcome { decision: DECISION_IDENTITY inner_product: -1.5e-3 reason: "no statistics yet" })");
   *response.mutable_header() = Request().header();
-  response.set_duplicate(true);
-  response.mutable_outcome()->set_decision(v1::DECISION_IDENTITY);
-  response.mutable_outcome()->set_inner_product(-1.5e-3);
-  response.mutable_outcome()->set_reason("no statistics yet");
-  response.mutable_error()->set_message("größer");
-  response.set_credit_bytes(1ull << 40);
-  response.set_contribution(v1::FRAME_KIND_GRADIENT);
   return response;
 }
 
@@ -287,10 +270,9 @@ TEST(FrameCodecTest, RefusesMalformedFrames) {
   };
   for (const auto& c : cases) {
     for (const std::vector<size_t>& cuts : {std::vector<size_t>{}, {1}, {c.bytes.size() / 2, c.bytes.size() - 1}}) {
-      const absl::Status status = DecodeRequest(Sliced(c.bytes, cuts)).status();
-      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.name;
-      EXPECT_EQ(GetErrorReason(status), ErrorReason::kMalformed) << c.name;
-      EXPECT_THAT(std::string(status.message()), HasSubstr(c.expected)) << c.name;
+      EXPECT_THAT(DecodeRequest(Sliced(c.bytes, cuts)),
+                  StatusIs(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed, HasSubstr(c.expected)))
+          << c.name;
     }
   }
 }
@@ -298,8 +280,7 @@ TEST(FrameCodecTest, RefusesMalformedFrames) {
 TEST(FrameCodecTest, ManySmallFieldsAreHeldToTheLimitToo) {
   std::string bytes;
   while (bytes.size() <= kMaxHeaderBytes) bytes += std::string("\xA0\x06\x01", 3);
-  const absl::Status status = DecodeRequest(Sliced(bytes)).status();
-  EXPECT_EQ(GetErrorReason(status), ErrorReason::kMalformed) << status;
+  EXPECT_THAT(DecodeRequest(Sliced(bytes)), ReasonIs(ErrorReason::kMalformed));
 }
 
 TEST(FrameCodecTest, RefusesTextThatIsNotUtf8) {

@@ -9,6 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "tests/support/status_matchers.h"
+
 namespace precondor::wire {
 namespace {
 
@@ -52,10 +54,8 @@ TEST(StatusCodecTest, ForeignDetailsAreLeftOut) {
   other_code.set_code(5);
   other_code.set_reason(v1::ERROR_REASON_UNKNOWN_LAYER);
   for (const std::string& details : {std::string("\xff\xff\xff"), std::string(), other_code.SerializeAsString()}) {
-    const absl::Status status = FromGrpcStatus(grpc::Status(grpc::StatusCode::UNAVAILABLE, "connection lost", details));
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_EQ(status.message(), "connection lost");
-    EXPECT_EQ(GetErrorReason(status), ErrorReason::kUnspecified);
+    EXPECT_THAT(FromGrpcStatus(grpc::Status(grpc::StatusCode::UNAVAILABLE, "connection lost", details)),
+                StatusIs(absl::StatusCode::kUnavailable, ErrorReason::kUnspecified, "connection lost"));
   }
 }
 
@@ -72,9 +72,7 @@ TEST(StatusCodecTest, CodesOutsideTheRangeAreUnknown) {
     v1::ErrorDetail detail;
     detail.set_code(code);
     detail.set_message("text");
-    const absl::Status status = FromErrorDetail(detail);
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnknown) << code;
-    EXPECT_EQ(status.message(), "text");
+    EXPECT_THAT(FromErrorDetail(detail), StatusIs(absl::StatusCode::kUnknown, "text")) << code;
   }
 }
 

@@ -108,9 +108,7 @@ TEST_F(CoordinatorLogTest, ALogWithoutItsBeginningIsRefused) {
   while (fs_.files().size() < 4) ASSERT_TRUE(log_->Append(LeaseThrough(1, ++step)).ok());  // two locks, two segments
   log_ = nullptr;
   ASSERT_TRUE(fs_.RemoveFile("coordinator/log/00000000000000000001.log").ok());
-  const absl::Status status = Reopen();
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("has no whole compaction"));
+  EXPECT_THAT(Reopen(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("has no whole compaction")));
 }
 
 TEST_F(CoordinatorLogTest, ATornEndIsCutOff) {
@@ -132,9 +130,7 @@ TEST_F(CoordinatorLogTest, DamageIsNamed) {
   log_ = nullptr;
   const std::string path = "coordinator/log/00000000000000000001.log";
   ASSERT_TRUE(fs_.FlipBit(path, 8 * 100));
-  const absl::Status status = Reopen();
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat(path, " at offset 24")));
+  EXPECT_THAT(Reopen(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(absl::StrCat(path, " at offset 24"))));
 }
 
 TEST_F(CoordinatorLogTest, ADirectoryOfAnotherVersionIsRefusedAndLeftAsItIs) {
@@ -146,11 +142,10 @@ TEST_F(CoordinatorLogTest, ADirectoryOfAnotherVersionIsRefusedAndLeftAsItIs) {
   }
   const std::string path = "coordinator/log/00000000000000000001.log";
   const std::string before = fs_.ReadFile(path).value();
-  const absl::Status status = Reopen();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(status.message(),
-            "coordinator: record 1: coordinator record: format: expected 8, got 6, of another version: "
-            "docs/operate/operations.md#upgrade says how to go on");
+  EXPECT_THAT(Reopen(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "coordinator: record 1: coordinator record: format: expected 8, got 6, of another version: "
+                       "docs/operate/operations.md#upgrade says how to go on"));
   EXPECT_EQ(fs_.ReadFile(path).value(), before);
 }
 
@@ -184,9 +179,8 @@ TEST_F(CoordinatorLogTest, DoesNotGoOnWithoutWhatWasDurable) {
   fs_.set_hook(nullptr);
   ASSERT_TRUE(fs_.RemoveFile("coordinator/log/00000000000000000001.log").ok());
   for (int i = 0; i < 2; ++i) {
-    const absl::Status status = log_->Append(SampleSession(2));
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("expected 1, which was durable"));
+    EXPECT_THAT(log_->Append(SampleSession(2)),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("expected 1, which was durable")));
   }
 }
 
@@ -301,7 +295,7 @@ class StoredCoordinatorTest : public CoordinatorFixture {
 TEST_F(StoredCoordinatorTest, ComesBackFromItsDiskAfterManyStepsAndCompactions) {
   Restart();
   const uint64_t id = Open();
-  for (uint32_t rank = 0; rank < 2; ++rank) ASSERT_TRUE(coordinator->JoinSession("job", rank, 5, 0).ok());
+  JoinAll();
   uint64_t granted = 0;
   for (uint64_t step = 0; step < 400; ++step) {
     for (uint32_t rank = 0; rank < 2; ++rank) {
@@ -326,9 +320,8 @@ TEST_F(StoredCoordinatorTest, RefusesOnAFullDiskAndGoesOnWhenThereIsRoom) {
   Restart();
   Open();
   fs_.set_capacity(fs_.used_bytes());
-  const absl::Status refused = coordinator->JoinSession("job", 0, 5, 0).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("disk full"));
+  EXPECT_THAT(coordinator->JoinSession("job", 0, 5, 0),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("disk full")));
   EXPECT_EQ(coordinator->GetSession("job")->joined, 0u);
   spec.name = "another";
   EXPECT_EQ(coordinator->OpenSession(spec).status().code(), absl::StatusCode::kUnavailable);

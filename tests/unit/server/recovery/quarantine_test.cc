@@ -8,65 +8,32 @@
 #include "server/recovery/shard_store.h"
 #include "server/store/posix_file_system.h"
 #include "tests/support/damage_file.h"
-#include "tests/support/failing_file_system.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/wait_until.h"
-#include "tests/unit/server/core/shard/shard_fixture.h"
+#include "tests/unit/server/recovery/stored_shard_fixture.h"
 
 namespace precondor::recovery {
 namespace {
 
-class QuarantineTest : public ShardFixture {
- protected:
-  QuarantineTest() {
-    spec.world_size = 1;
-    spec.method.name = "mkor";
-    options.make_method = MakeMethod;
-    options.snapshot_interval_steps = 4;
-    log_options.sync_interval = log_options.reopen_interval = absl::Milliseconds(1);
-    log_options.log.segment_bytes = 2000;
-  }
-  ~QuarantineTest() override { shard.reset(); }
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
-  // The process ends and comes back.
+class QuarantineTest : public StoredShardFixture {
+ protected:
   void Reopen() {
-    shard.reset();
-    store.reset();
-    store = std::make_unique<ShardStore>(fs, dir.path() + "/data", log_options, clock, logger, observer);
-    options.journal = store.get();
-    shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, observer);
-    shard->replay().Begin();
-    const absl::Status restored = store->Restore(*shard);
+    const absl::Status restored = StoredShardFixture::Reopen(fs, clock);
     ASSERT_TRUE(restored.ok()) << restored;
   }
   // On a new disk.
   void Begin() {
-    shard.reset();
-    store.reset();
-    std::filesystem::remove_all(dir.path() + "/data");
+    EndProcess();
+    std::filesystem::remove_all(data);
     epoch = 1;
     Reopen();
     ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   }
-  std::vector<float> Step(uint64_t step) {
-    std::vector<float> answers;
-    for (uint32_t layer : {0, 1}) {
-      for (ContributionKind kind : {ContributionKind::kStatistics, ContributionKind::kGradient}) {
-        const ContributionHeader header = Header(kind, step, 0, layer);
-        Payload payload = Filled(header, 1.0f + 0.25f * static_cast<float>((step * 7 + layer) % 11));
-        const std::shared_ptr<Reply> reply = Send(header, std::move(payload));
-        EXPECT_TRUE(reply->accepted()) << "step " << step << ": " << reply->ack->status();
-        if (kind == ContributionKind::kStatistics || !reply->accepted()) continue;
-        for (float value : reply->values()) answers.push_back(value);
-      }
-    }
-    return answers;
-  }
   std::vector<std::vector<float>> Uninterrupted() {
     Begin();
-    std::vector<std::vector<float>> answers;
-    for (uint64_t step = 0; step < kSteps; ++step) answers.push_back(Step(step));
-    return answers;
+    return Steps(0, kSteps);
   }
   void Quarantine() {
     const auto existed = shard->Quarantine(kSession);
@@ -93,7 +60,7 @@ class QuarantineTest : public ShardFixture {
     for (const QuarantinedSession& session : store->ListQuarantined()) ids.push_back(session.install.session_id);
     return ids;
   }
-  std::string InShard(const std::string& name) const { return dir.path() + "/data/shard/" + name; }
+  std::string InShard(const std::string& name) const { return data + "/shard/" + name; }
   void FinishFiles() { store->snapshots().WaitIdle(); }
   // As a coordinator does that has its journal again.
   void BringBack() {
@@ -105,10 +72,6 @@ class QuarantineTest : public ShardFixture {
 
   static constexpr uint64_t kSteps = 24;
   static constexpr uint64_t kOther = kSession + 1;
-  TempDir dir;
-  FailingFileSystem fs;
-  ShardLogOptions log_options;
-  std::unique_ptr<ShardStore> store;
 };
 
 TEST_F(QuarantineTest, GivesFactorsBackBitwiseAfterAnyStep) {
@@ -116,7 +79,7 @@ TEST_F(QuarantineTest, GivesFactorsBackBitwiseAfterAnyStep) {
   for (const uint64_t stop : {1, 4, 6}) {
     for (const bool restart : {false, true}) {
       Begin();
-      for (uint64_t step = 0; step < stop; ++step) Step(step);
+      Steps(0, stop);
       Quarantine();
       if (restart) Reopen();
       EXPECT_TRUE(shard->ListSessions().empty()) << "it does not come back by itself";
@@ -150,10 +113,10 @@ TEST_F(QuarantineTest, TakesASessionASecondTime) {
 
 TEST_F(QuarantineTest, KeepsItsRecordsNoLongerThanNeeded) {
   Begin();
-  for (uint64_t step = 0; step < 6; ++step) Step(step);
+  Steps(0, 6);
   Quarantine();
   BringBack();
-  const std::string kept = dir.path() + "/data/shard/quarantine/7";
+  const std::string kept = InShard("quarantine/7");
   EXPECT_TRUE(std::filesystem::exists(kept));
   // Those that the interval makes are at 8, 12, 16.
   for (uint64_t step = 6; step < kSteps; ++step) {
@@ -165,7 +128,7 @@ TEST_F(QuarantineTest, KeepsItsRecordsNoLongerThanNeeded) {
 
 TEST_F(QuarantineTest, RefusesFramesAndIsDeletedByRemove) {
   Begin();
-  for (uint64_t step = 0; step < 6; ++step) Step(step);
+  Steps(0, 6);
   Quarantine();
   const std::shared_ptr<Reply> refused = Gradient(6, 0, 1);
   EXPECT_EQ(refused->reason(), ErrorReason::kNotActive) << refused->ack->status();
@@ -177,7 +140,7 @@ TEST_F(QuarantineTest, RefusesFramesAndIsDeletedByRemove) {
   EXPECT_TRUE(store->ListQuarantined().empty());
   EXPECT_TRUE(shard->ListSessions().empty());
   for (const std::string part : {"quarantine", "snapshots"}) {
-    EXPECT_TRUE(std::filesystem::is_empty(dir.path() + "/data/shard/" + part)) << part;
+    EXPECT_TRUE(std::filesystem::is_empty(InShard(part))) << part;
   }
   EXPECT_FALSE(*shard->Remove(kSession));
 }
@@ -222,41 +185,33 @@ TEST_F(QuarantineTest, StaysForEverWithoutATime) {
 TEST_F(QuarantineTest, MakesRoomForASessionOfTheSameName) {
   Begin();
   Step(0);
-  SessionInstall other = MakeInstall();
-  other.session_id = kSession + 1;
-  ASSERT_TRUE(shard->Install(other).ok());
-  ASSERT_EQ(shard->ListSessions().size(), 1u);
-  EXPECT_EQ(shard->ListSessions().front().session_id, kSession + 1);
+  ASSERT_TRUE(shard->Install(OtherInstall(kOther, spec.name)).ok());
+  EXPECT_THAT(Sessions(), ElementsAre(kOther));
   shard->upkeep().CompleteQuarantine();
-  ASSERT_EQ(store->ListQuarantined().size(), 1u);
+  EXPECT_THAT(Quarantined(), ElementsAre(kSession));
   // A crash before it is written down: the log has both.
   Begin();
   Step(0);
-  ASSERT_TRUE(shard->Install(other).ok());
+  ASSERT_TRUE(shard->Install(OtherInstall(kOther, spec.name)).ok());
   Reopen();
   shard->upkeep().CompleteQuarantine();
-  ASSERT_EQ(shard->ListSessions().size(), 1u);
-  EXPECT_EQ(shard->ListSessions().front().session_id, kSession + 1);
-  EXPECT_EQ(store->ListQuarantined().size(), 1u);
+  EXPECT_THAT(Sessions(), ElementsAre(kOther));
+  EXPECT_THAT(Quarantined(), ElementsAre(kSession));
 }
 
 TEST_F(QuarantineTest, StaysWhenItCannotComeBack) {
   options.snapshot_interval_steps = 0;
   Begin();
-  for (uint64_t step = 0; step < 6; ++step) Step(step);
+  Steps(0, 6);
   Quarantine();
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(dir.path() + "/data/shard/quarantine")) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(InShard("quarantine"))) {
     if (entry.path().extension() == ".log") DamageFile(entry.path().string());
   }
-  const absl::Status refused = shard->Install(MakeInstall(2)).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
+  EXPECT_THAT(shard->Install(MakeInstall(2)), StatusIs(absl::StatusCode::kDataLoss));
   EXPECT_EQ(store->ListQuarantined().size(), 1u);
   EXPECT_EQ(shard->memory()->reserved(), 0);
   EXPECT_TRUE(*shard->Remove(kSession));
 }
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 // The session that came between has a later id and the same name. In the log it comes before the session's return.
 TEST_F(QuarantineTest, ComesBackWhateverALaterSessionOfItsNameCameTo) {
@@ -265,7 +220,7 @@ TEST_F(QuarantineTest, ComesBackWhateverALaterSessionOfItsNameCameTo) {
   for (const End end : {End::kRemoved, End::kQuarantined, End::kOnItsWay}) {
     for (const bool restart : {false, true}) {
       Begin();
-      for (uint64_t step = 0; step < 6; ++step) Step(step);
+      Steps(0, 6);
       ASSERT_TRUE(shard->Install(OtherInstall(kOther, spec.name)).ok());
       EXPECT_THAT(Sessions(), ElementsAre(kOther));
       shard->upkeep().CompleteQuarantine();
@@ -298,7 +253,7 @@ TEST_F(QuarantineTest, ARestartNeedsNoRoomForWhatHasGone) {
     Begin();
     options.capacity_bytes = shard->memory()->reserved();
     Reopen();
-    for (uint64_t step = 0; step < 6; ++step) Step(step);
+    Steps(0, 6);
     FinishFiles();
     ASSERT_TRUE(*(end == End::kRemoved ? shard->Remove(kSession) : shard->Quarantine(kSession)));
     ASSERT_TRUE(shard->Install(OtherInstall(kOther, "other")).ok());
@@ -310,8 +265,7 @@ TEST_F(QuarantineTest, ARestartNeedsNoRoomForWhatHasGone) {
     }
     FinishFiles();
     if (end == End::kFilesLeft) {  // a crash after the record
-      shard.reset();
-      store.reset();
+      EndProcess();
       for (const std::string part : {"quarantine", "snapshots"}) {
         std::filesystem::remove_all(InShard(part));
         std::filesystem::copy(dir.path() + "/before/" + part, InShard(part), std::filesystem::copy_options::recursive);
@@ -353,7 +307,7 @@ TEST_F(QuarantineTest, ARemovedSessionCanBeInstalledAgain) {
 TEST_F(QuarantineTest, IsDeletedOnlyOnceTheLogSaysSo) {
   const std::vector<std::vector<float>> expected = Uninterrupted();
   Begin();
-  for (uint64_t step = 0; step < 6; ++step) Step(step);
+  Steps(0, 6);
   Quarantine();
   fs.set_full(true);
   EXPECT_EQ(shard->Remove(kSession).status().code(), absl::StatusCode::kUnavailable);
@@ -371,7 +325,7 @@ TEST_F(QuarantineTest, IsDeletedOnlyOnceTheLogSaysSo) {
 // Its name is another session's; what the disk has of it stays for a person to look at.
 TEST_F(QuarantineTest, TakesWhatItsLogLacksRecordsOfWhenItsNameIsNeeded) {
   Begin();
-  for (uint64_t step = 0; step < 3; ++step) Step(step);
+  Steps(0, 3);
   fs.set_full(true);
   store->log().Sync();
   ASSERT_FALSE(store->log().writable());
@@ -393,7 +347,7 @@ TEST_F(QuarantineTest, TakesWhatItsLogLacksRecordsOfWhenItsNameIsNeeded) {
 TEST_F(QuarantineTest, OneOnItsWayIsNeitherInstalledNorRemoved) {
   const std::vector<std::vector<float>> expected = Uninterrupted();
   Begin();
-  for (uint64_t step = 0; step < 6; ++step) Step(step);
+  Steps(0, 6);
   ASSERT_TRUE(*shard->Quarantine(kSession));
   EXPECT_THAT(Quarantined(), IsEmpty()) << "it is written down by CompleteQuarantine alone";
   EXPECT_EQ(GetErrorReason(shard->Install(MakeInstall(2)).status()), ErrorReason::kNotActive);
@@ -409,7 +363,7 @@ TEST_F(QuarantineTest, ItsDirectoryIsAnotherProcesssUntilThatEnds) {
   Step(0);
   const std::string unfinished = InShard("quarantine/99");
   std::filesystem::create_directory(unfinished);
-  ShardStore second(fs, dir.path() + "/data", log_options, clock, logger, observer);
+  ShardStore second(fs, data, log_options, clock, logger, observer);
   Shard other(options, *backend, executor, clock, logger, observer);
   other.replay().Begin();
   EXPECT_EQ(second.Restore(other).code(), absl::StatusCode::kFailedPrecondition);
@@ -442,8 +396,7 @@ TEST_F(QuarantineTest, AnAgeThatIsWrittenUndoesNothing) {
 
 TEST_F(QuarantineTest, WithoutADataDirectoryThereIsNothingToKeep) {
   options.journal = nullptr;
-  MakeShard();
-  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  Start();
   EXPECT_TRUE(*shard->Quarantine(kSession));
   EXPECT_FALSE(*shard->Quarantine(kSession));
   EXPECT_EQ(shard->memory()->reserved(), 0);

@@ -12,6 +12,7 @@
 
 #include "kernels/base/byte_codec.h"
 #include "proto/wire/spec_codec.h"
+#include "tests/support/status_matchers.h"
 #include "tests/unit/server/recovery/recovery_testing.h"
 #include "tests/unit/server/recovery/sample_records.h"
 
@@ -112,16 +113,15 @@ TEST(RecordCodec, RefusesOtherVersions) {
   std::string bytes = EncodeImageHead(image) + image.state;
   for (const char format : {0, 1, 2, 3, 4, 5, 7}) {
     bytes[0] = format;
-    const absl::Status refused = DecodeImage(bytes).status();
-    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-    EXPECT_EQ(refused.message(),
-              absl::StrCat("layer image: format: expected 6, got ", static_cast<int>(format),
-                           ", of another version: docs/operate/operations.md#upgrade says how to go on"));
+    EXPECT_THAT(DecodeImage(bytes),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         absl::StrCat("layer image: format: expected 6, got ", static_cast<int>(format),
+                                      ", of another version: docs/operate/operations.md#upgrade says how to go on")));
   }
   for (const uint8_t type : {0, 6, 7, 8, 10}) {
-    const absl::Status refused = DecodeRecord(type, "").status();
-    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-    EXPECT_EQ(refused.message(), absl::StrCat("record type: expected 1 ... 5 or 9, got ", static_cast<int>(type)));
+    EXPECT_THAT(DecodeRecord(type, ""),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         absl::StrCat("record type: expected 1 ... 5 or 9, got ", static_cast<int>(type))));
   }
 }
 
@@ -209,9 +209,8 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
 TEST(CoordinatorEncodingTest, ADescriptionThatCannotBeWrittenOrReadIsNamed) {
   SessionRecord record = SampleSession(7);
   record.spec.method.options["rnk"] = 3.0;
-  const absl::Status written = EncodeCoordinatorRecord(record).status();
-  EXPECT_EQ(written.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(written.message()), HasSubstr("method.mkor: expected one of"));
+  EXPECT_THAT(EncodeCoordinatorRecord(record),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("method.mkor: expected one of")));
   // As a later version might write it.
   record = SampleSession(7);
   v1::SessionSpec spec = *wire::EncodeSessionSpec(record.spec);
@@ -269,15 +268,13 @@ TEST(CoordinatorEncodingTest, OtherFormatsAndKindsAreNamed) {
   std::string bytes = Encoded(CloseRecord{1});
   for (const char format : {0, 1, 6, 7, 9}) {
     bytes[0] = format;
-    const absl::Status refused = DecodeCoordinatorRecord(kCloseRecord, bytes).status();
-    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_EQ(refused.message(),
-              absl::StrCat("coordinator record: format: expected 8, got ", static_cast<int>(format),
-                           ", of another version: docs/operate/operations.md#upgrade says how to go on"));
+    EXPECT_THAT(DecodeCoordinatorRecord(kCloseRecord, bytes),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         absl::StrCat("coordinator record: format: expected 8, got ", static_cast<int>(format),
+                                      ", of another version: docs/operate/operations.md#upgrade says how to go on")));
   }
-  const absl::Status kind = DecodeCoordinatorRecord(8, bytes).status();
-  EXPECT_EQ(kind.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(kind.message()), HasSubstr("kind 8, this program knows 1 to 7"));
+  EXPECT_THAT(DecodeCoordinatorRecord(8, bytes),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("kind 8, this program knows 1 to 7")));
 }
 
 }  // namespace

@@ -1,19 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // A shard whose machine loses its power.
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "server/recovery/shard_store.h"
 #include "tests/support/fake_file_system.h"
-#include "tests/unit/server/core/shard/shard_fixture.h"
+#include "tests/unit/server/recovery/stored_shard_fixture.h"
 
 namespace precondor::recovery {
 namespace {
 
 // The disk in memory for one thread, given to the several of a store.
 class LockedFileSystem final : public store::FileSystem {
+  template <typename Function, typename... Arguments>
+  auto Locked(Function function, const Arguments&... arguments) {
+    MutexLock lock(mu_);
+    return std::invoke(function, disk_, arguments...);
+  }
+
  public:
   explicit LockedFileSystem(uint64_t seed) : disk_(seed) {}
   void Crash() {
@@ -28,44 +34,26 @@ class LockedFileSystem final : public store::FileSystem {
     return std::make_unique<File>(mu_, *std::move(made));
   }
   absl::StatusOr<std::string> ReadFile(const std::string& path) override {
-    MutexLock lock(mu_);
-    return disk_.ReadFile(path);
+    return Locked(&FakeFileSystem::ReadFile, path);
   }
   absl::StatusOr<std::string> ReadRange(const std::string& path, uint64_t offset, uint64_t length) override {
-    MutexLock lock(mu_);
-    return disk_.ReadRange(path, offset, length);
+    return Locked(&FakeFileSystem::ReadRange, path, offset, length);
   }
   absl::StatusOr<uint64_t> FileSize(const std::string& path) override {
-    MutexLock lock(mu_);
-    return disk_.FileSize(path);
+    return Locked(&FakeFileSystem::FileSize, path);
   }
   absl::StatusOr<std::vector<std::string>> List(const std::string& dir) override {
-    MutexLock lock(mu_);
-    return disk_.List(dir);
+    return Locked(&FakeFileSystem::List, dir);
   }
   absl::Status Rename(const std::string& from, const std::string& to) override {
-    MutexLock lock(mu_);
-    return disk_.Rename(from, to);
+    return Locked(&FakeFileSystem::Rename, from, to);
   }
-  absl::Status RemoveFile(const std::string& path) override {
-    MutexLock lock(mu_);
-    return disk_.RemoveFile(path);
-  }
-  absl::Status RemoveDir(const std::string& path) override {
-    MutexLock lock(mu_);
-    return disk_.RemoveDir(path);
-  }
-  absl::Status MakeDir(const std::string& path) override {
-    MutexLock lock(mu_);
-    return disk_.MakeDir(path);
-  }
-  absl::Status SyncDir(const std::string& dir) override {
-    MutexLock lock(mu_);
-    return disk_.SyncDir(dir);
-  }
+  absl::Status RemoveFile(const std::string& path) override { return Locked(&FakeFileSystem::RemoveFile, path); }
+  absl::Status RemoveDir(const std::string& path) override { return Locked(&FakeFileSystem::RemoveDir, path); }
+  absl::Status MakeDir(const std::string& path) override { return Locked(&FakeFileSystem::MakeDir, path); }
+  absl::Status SyncDir(const std::string& dir) override { return Locked(&FakeFileSystem::SyncDir, dir); }
   absl::StatusOr<uint64_t> FreeSpace(const std::string& dir) override {
-    MutexLock lock(mu_);
-    return disk_.FreeSpace(dir);
+    return Locked(&FakeFileSystem::FreeSpace, dir);
   }
   absl::StatusOr<std::unique_ptr<store::FileLock>> Lock(const std::string& path) override {
     MutexLock lock(mu_);
@@ -116,23 +104,18 @@ class LockedFileSystem final : public store::FileSystem {
   FakeFileSystem disk_;
 };
 
-class ShardCrashTest : public ShardFixture {
+class ShardCrashTest : public StoredShardFixture {
  protected:
   ShardCrashTest() {
-    spec.method.name = "mkor";
-    options.make_method = MakeMethod;
+    spec.world_size = 2;
+    options.snapshot_interval_steps = 0;
     // The background does not do what an acknowledgement has to wait for.
-    log_options.sync_interval = absl::Hours(1);
+    log_options = {.sync_interval = absl::Hours(1)};
+    data = "/data";
   }
-  ~ShardCrashTest() override { shard.reset(); }
 
-  void Open(store::FileSystem& fs) {
-    shard.reset();
-    store.reset();
-    store = std::make_unique<ShardStore>(fs, "/data", log_options, real_clock, logger, observer);
-    options.journal = store.get();
-    MakeShard().replay().Begin();
-    const absl::Status status = store->Restore(*shard);
+  void Open(LockedFileSystem& disk) {
+    const absl::Status status = Reopen(disk, real_clock);
     ASSERT_TRUE(status.ok()) << status;
   }
   SessionInstall InstallOf(uint64_t session_id, uint64_t epoch) const {
@@ -141,10 +124,6 @@ class ShardCrashTest : public ShardFixture {
     install.spec.name += std::to_string(session_id);
     return install;
   }
-
-  ShardLogOptions log_options;
-  RealClock real_clock;
-  std::unique_ptr<ShardStore> store;
 };
 
 TEST_F(ShardCrashTest, WhatWasInstalledIsThereAfterTheMachineCrashed) {
@@ -160,8 +139,7 @@ TEST_F(ShardCrashTest, WhatWasInstalledIsThereAfterTheMachineCrashed) {
     std::map<uint64_t, uint64_t> epochs;
     for (const ShardSessionSummary& session : shard->ListSessions()) epochs[session.session_id] = session.epoch;
     EXPECT_EQ(epochs, (std::map<uint64_t, uint64_t>{{1, 1}, {2, 3}, {3, 1}, {4, 1}})) << "seed " << seed;
-    shard.reset();
-    store.reset();
+    EndProcess();
   }
 }
 

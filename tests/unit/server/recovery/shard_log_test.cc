@@ -5,6 +5,7 @@
 
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/wait_until.h"
 #include "tests/unit/server/recovery/recovery_testing.h"
 
 namespace precondor::recovery {
@@ -42,9 +43,7 @@ class ShardLogTest : public ::testing::Test {
   }
   // Until the log takes records again.
   void AwaitWritable() {
-    const absl::Time deadline = absl::Now() + absl::Seconds(30);
-    while (!log->writable() && absl::Now() < deadline) std::this_thread::yield();
-    ASSERT_TRUE(log->writable());
+    ASSERT_TRUE(WaitUntil([&] { return log->writable(); }));
   }
 
   TempDir dir;

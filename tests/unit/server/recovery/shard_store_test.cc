@@ -11,64 +11,26 @@
 #include "server/recovery/stored_session.h"
 #include "server/store/crc32c.h"
 #include "tests/support/damage_file.h"
-#include "tests/support/failing_file_system.h"
-#include "tests/support/temp_dir.h"
-#include "tests/unit/server/core/shard/shard_fixture.h"
+#include "tests/support/wait_until.h"
+#include "tests/unit/server/recovery/stored_shard_fixture.h"
 
 namespace precondor::recovery {
 namespace {
 
-class ShardStoreTest : public ShardFixture {
+class ShardStoreTest : public StoredShardFixture {
  protected:
-  ShardStoreTest() {
-    spec.world_size = 1;
-    spec.method.name = "mkor";
-    options.make_method = MakeMethod;
-    options.snapshot_interval_steps = 4;
-    log_options.sync_interval = log_options.reopen_interval = absl::Milliseconds(1);
-    log_options.log.segment_bytes = 2000;
-  }
-  ~ShardStoreTest() override { shard.reset(); }
-
-  // The process ends and comes back.
-  absl::Status Reopen() {
-    shard.reset();
-    store.reset();
-    store = std::make_unique<ShardStore>(fs, dir.path() + data, log_options, real_clock, logger, seen);
-    options.journal = store.get();
-    shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, seen);
-    shard->replay().Begin();
-    return store->Restore(*shard);
-  }
+  absl::Status Reopen() { return StoredShardFixture::Reopen(fs, real_clock); }
   void Open() {
     const absl::Status status = Reopen();
     ASSERT_TRUE(status.ok()) << status;
     if (!shard->ListSessions().empty()) return;
     ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   }
-  // Both layers' answers of the step, after which they have had `updates`; by default one in each step.
-  std::vector<float> Step(uint64_t step) { return Step(step, step + 1); }
-  std::vector<float> Step(uint64_t step, uint64_t updates) {
-    std::vector<float> answers;
-    for (uint32_t layer : {0, 1}) {
-      for (ContributionKind kind : {ContributionKind::kStatistics, ContributionKind::kGradient}) {
-        const ContributionHeader header = Header(kind, step, 0, layer);
-        Payload payload = Filled(header, 1.0f + 0.25f * static_cast<float>((step * 7 + layer) % 11));
-        const std::shared_ptr<Reply> reply = Send(header, std::move(payload));
-        EXPECT_TRUE(reply->accepted()) << reply->ack->status();
-        if (kind == ContributionKind::kStatistics) continue;
-        EXPECT_EQ((*reply->result)->factor_version, updates) << step;
-        for (float value : reply->values()) answers.push_back(value);
-      }
-    }
-    return answers;
-  }
   void FirstOrderStep(uint64_t step) {
     for (uint32_t layer : {0, 1}) {
       ContributionHeader header = Header(ContributionKind::kGradient, step, 0, layer);
       header.mode = Mode::kFirstOrder;
-      Payload payload = Filled(header, 1);
-      EXPECT_EQ(Send(header, std::move(payload))->decision(), Decision::kIdentity);
+      EXPECT_EQ(SendFilled(header, 1)->decision(), Decision::kIdentity);
     }
   }
   std::vector<std::string> Files(const std::string& part) const {
@@ -81,14 +43,6 @@ class ShardStoreTest : public ShardFixture {
     std::sort(found.begin(), found.end());
     return found;
   }
-
-  TempDir dir;
-  std::string data = "/data";
-  FailingFileSystem fs;
-  ShardLogOptions log_options;
-  RealClock real_clock;
-  Observer seen;
-  std::unique_ptr<ShardStore> store;
 };
 
 TEST_F(ShardStoreTest, RemembersTheNewestCoordinator) {
@@ -96,19 +50,15 @@ TEST_F(ShardStoreTest, RemembersTheNewestCoordinator) {
   ASSERT_TRUE(shard->Admit(7).ok());
   ASSERT_TRUE(shard->Admit(9).ok());
   Open();
-  const absl::Status refused = shard->Admit(8).status();
-  EXPECT_EQ(GetErrorReason(refused), ErrorReason::kStaleLeader) << refused;
+  EXPECT_THAT(shard->Admit(8), ReasonIs(ErrorReason::kStaleLeader));
   EXPECT_TRUE(shard->Admit(9).ok());
-  DamageFile(dir.path() + data + "/shard/leader");
-  const absl::Status damaged = Reopen();
-  EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss) << damaged;
-  EXPECT_THAT(std::string(damaged.message()), ::testing::HasSubstr("shard/leader"));
+  DamageFile(data + "/shard/leader");
+  EXPECT_THAT(Reopen(), StatusIs(absl::StatusCode::kDataLoss, ::testing::HasSubstr("shard/leader")));
 }
 
 TEST_F(ShardStoreTest, ComesBackAfterEveryStepAsIfNothingHadBeen) {
   Open();
-  std::vector<std::vector<float>> expected;
-  for (uint64_t step = 0; step < 20; ++step) expected.push_back(Step(step));
+  const std::vector<std::vector<float>> expected = Steps(0, 20);
   ASSERT_TRUE(*shard->Remove(kSession));
   for (uint64_t step = 0; step < 20; ++step) {
     Open();
@@ -124,17 +74,15 @@ TEST_F(ShardStoreTest, ComesBackAfterEveryStepAsIfNothingHadBeen) {
 
 TEST_F(ShardStoreTest, ASessionWithoutRoomStopsTheStartAndLosesNothing) {
   Open();
-  std::vector<std::vector<float>> expected;
-  for (uint64_t step = 0; step < 10; ++step) expected.push_back(Step(step));
+  const std::vector<std::vector<float>> expected = Steps(0, 10);
   ASSERT_TRUE(*shard->Remove(kSession));
   Open();
   for (uint64_t step = 0; step < 6; ++step) EXPECT_EQ(Step(step), expected[step]) << step;
   store->snapshots().WaitIdle();
   const int64_t capacity = std::exchange(options.capacity_bytes, shard->memory()->reserved() - 1);
   for (int start = 0; start < 2; ++start) {
-    const absl::Status status = Reopen();
-    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
-    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("do not all fit: session \"job\""));
+    EXPECT_THAT(Reopen(),
+                StatusIs(absl::StatusCode::kResourceExhausted, testing::HasSubstr("do not all fit: session \"job\"")));
   }
   options.capacity_bytes = capacity;
   Open();
@@ -263,7 +211,7 @@ TEST_F(ShardStoreTest, RestoredLayersGoOnBitwiseAlsoAfterARestart) {
     EXPECT_TRUE(absl::IsFailedPrecondition(shard->snapshots().RestoreLayer(images.back()))) << "the session is in use";
     EXPECT_TRUE(absl::IsFailedPrecondition(shard->snapshots().RestorableBytes(kSession, layer, {}).status()));
   }
-  data = "/restored";  // another machine's disk
+  data = dir.path() + "/restored";  // another machine's disk
   ASSERT_TRUE(Reopen().ok());
   SessionInstall install = MakeInstall();
   const std::vector<Member> members = std::exchange(install.members, {});
@@ -342,8 +290,7 @@ TEST_F(ShardStoreTest, AnOrderThatARestartForgotIsNotTakenUpAgain) {
   Step(0);
   Open();
   order.repeated = true;
-  const absl::Status status = shard->TakeSnapshot(order).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(shard->TakeSnapshot(order), StatusIs(absl::StatusCode::kFailedPrecondition));
   order = {.session_id = kSession, .number = 2, .step = 0};
   EXPECT_TRUE(absl::IsInvalidArgument(shard->TakeSnapshot(order).status())) << "the step has begun";
   order.session_id = kSession + 1;
@@ -370,11 +317,10 @@ TEST_F(ShardStoreTest, ADiskThatFailsStopsNothingAndASnapshotHeals) {
   store->log().Sync();
   Step(4);
   EXPECT_TRUE(store->log().stale(kSession));
-  for (uint64_t step = 5; step < 6; ++step) Step(step);  // a snapshot that cannot be written
+  Step(5);  // a snapshot that cannot be written
   store->snapshots().WaitIdle();
   fs.set_full(false);
-  const absl::Time deadline = absl::Now() + absl::Seconds(30);
-  while (!store->log().writable() && absl::Now() < deadline) std::this_thread::yield();
+  ASSERT_TRUE(WaitUntil([&] { return store->log().writable(); }));
   for (uint64_t step = 6; step < 10; ++step) Step(step);
   store->snapshots().WaitIdle();
   EXPECT_FALSE(store->log().stale(kSession));
@@ -392,8 +338,7 @@ TEST_F(ShardStoreTest, AStaleSessionIsGivenUpRatherThanBroughtBackWrong) {
   store->log().Sync();
   Step(2);
   fs.set_full(false);
-  const absl::Time deadline = absl::Now() + absl::Seconds(30);
-  while (!store->log().writable() && absl::Now() < deadline) std::this_thread::yield();
+  ASSERT_TRUE(WaitUntil([&] { return store->log().writable(); }));
   Step(3);
   ASSERT_TRUE(Reopen().ok());
   EXPECT_TRUE(shard->ListSessions().empty());
@@ -426,7 +371,7 @@ TEST_F(ShardStoreTest, FactorsStayInFirstOrderWheneverTheShardIsLost) {
     for (const uint64_t interval : {0, 3, 4, 5}) {
       SCOPED_TRACE(testing::Message() << "interval " << interval << " lose " << lose);
       options.snapshot_interval_steps = interval;
-      data = absl::StrCat("/", lose ? "lost" : "kept", interval);
+      data = absl::StrCat(dir.path(), "/", lose ? "lost" : "kept", interval);
       ASSERT_TRUE(Reopen().ok());
       const std::vector<std::vector<float>> answers = run(lose);
       if (expected.empty()) expected = answers;
@@ -455,9 +400,7 @@ TEST_F(ShardStoreTest, DamageInTheLogIsAnErrorThatNamesTheFile) {
   const std::vector<std::string> segments = Files(".log");
   ASSERT_GT(segments.size(), 2u);
   DamageFile(segments[0]);
-  const absl::Status status = Reopen();
-  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
-  EXPECT_NE(status.message().find(segments[0]), std::string::npos) << status;
+  EXPECT_THAT(Reopen(), StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr(segments[0])));
 }
 
 }  // namespace

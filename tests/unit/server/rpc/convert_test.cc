@@ -8,36 +8,23 @@
 #include <vector>
 
 #include "gmock/gmock.h"
-#include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 
 #include "kernels/base/error_reason.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/text_proto.h"
 
 namespace precondor::rpc {
 namespace {
 
-using ::google::protobuf::util::MessageDifferencer;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 v1::FrameHeader GradientHeader() {
-  v1::FrameHeader header;
-  header.set_session_id(std::numeric_limits<uint64_t>::max());
-  header.set_epoch(2);
-  header.set_step(uint64_t{1} << 40);
-  header.set_layer(4);
-  header.set_rank(5);
-  header.set_incarnation(6);
-  header.set_kind(v1::FRAME_KIND_GRADIENT);
-  header.set_mode(v1::MODE_FIRST_ORDER);
-  header.set_samples(32);
-  header.set_abstain(true);
-  v1::TensorHeader* tensor = header.add_tensors();
-  tensor->set_data_type(v1::DATA_TYPE_F16);
-  tensor->add_dims(7);
-  tensor->add_dims(8);
-  tensor->set_scale(0.5f);
-  return header;
+  return FromText<v1::FrameHeader>(R"(
+    session_id: 18446744073709551615 epoch: 2 step: 1099511627776 layer: 4 rank: 5 incarnation: 6
+    kind: FRAME_KIND_GRADIENT mode: MODE_FIRST_ORDER samples: 32 abstain: true
+    tensors { data_type: DATA_TYPE_F16 dims: 7 dims: 8 scale: 0.5 })");
 }
 
 TEST(ConvertTest, DecodesEveryFieldOfAHeader) {
@@ -83,39 +70,34 @@ TEST(ConvertTest, RefusesHeadersAndNamesTheField) {
     ErrorReason reason = ErrorReason::kMalformed;
   };
   const std::vector<Case> cases = {
-      {[](v1::FrameHeader& h) { h.clear_kind(); }, "header.kind: expected STATISTICS, GRADIENT or PULL, got 0"},
-      {[](v1::FrameHeader& h) { h.set_kind(v1::FRAME_KIND_RESULT); }, "header.kind"},
-      {[](v1::FrameHeader& h) { h.set_kind(static_cast<v1::FrameKind>(99)); }, "got 99"},
-      {[](v1::FrameHeader& h) { h.clear_mode(); }, "header.mode"},
-      {[](v1::FrameHeader& h) { h.set_mode(static_cast<v1::Mode>(9)); }, "header.mode"},
-      {[](v1::FrameHeader& h) { h.mutable_tensors(0)->clear_data_type(); }, "tensors[0].data_type"},
-      {[](v1::FrameHeader& h) { h.mutable_tensors(0)->clear_dims(); }, "tensors[0].dims"},
-      {[](v1::FrameHeader& h) { h.mutable_tensors(0)->set_dims(1, -1); }, "tensors[0].dims"},
-      {[](v1::FrameHeader& h) { h.mutable_tensors(0)->set_scale(std::numeric_limits<float>::infinity()); },
-       "tensors[0].scale"},
-      {[](v1::FrameHeader& h) { h.mutable_tensors(0)->set_dims(0, std::numeric_limits<int64_t>::max()); }, "tensors[0]",
+      {[](auto& h) { h.clear_kind(); }, "header.kind: expected STATISTICS, GRADIENT or PULL, got 0"},
+      {[](auto& h) { h.set_kind(v1::FRAME_KIND_RESULT); }, "header.kind"},
+      {[](auto& h) { h.set_kind(static_cast<v1::FrameKind>(99)); }, "got 99"},
+      {[](auto& h) { h.clear_mode(); }, "header.mode"},
+      {[](auto& h) { h.set_mode(static_cast<v1::Mode>(9)); }, "header.mode"},
+      {[](auto& h) { h.mutable_tensors(0)->clear_data_type(); }, "tensors[0].data_type"},
+      {[](auto& h) { h.mutable_tensors(0)->clear_dims(); }, "tensors[0].dims"},
+      {[](auto& h) { h.mutable_tensors(0)->set_dims(1, -1); }, "tensors[0].dims"},
+      {[](auto& h) { h.mutable_tensors(0)->set_scale(std::numeric_limits<float>::infinity()); }, "tensors[0].scale"},
+      {[](auto& h) { h.mutable_tensors(0)->set_dims(0, std::numeric_limits<int64_t>::max()); }, "tensors[0]",
        ErrorReason::kSizeMismatch},
   };
   for (const Case& spoilt : cases) {
     v1::FrameHeader header = GradientHeader();
     spoilt.spoil(header);
-    const absl::Status status = DecodeHeader(header).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << spoilt.names;
-    EXPECT_EQ(GetErrorReason(status), spoilt.reason) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(spoilt.names));
+    EXPECT_THAT(DecodeHeader(header),
+                StatusIs(absl::StatusCode::kInvalidArgument, spoilt.reason, HasSubstr(spoilt.names)))
+        << spoilt.names;
   }
 }
 
 TEST(ConvertTest, AnAnswerHasTheKeyOfItsContributionAlone) {
-  v1::FrameHeader expected = GradientHeader();
-  expected.set_kind(v1::FRAME_KIND_ACK);
-  expected.clear_samples();
-  expected.clear_abstain();
-  expected.clear_tensors();
   v1::FrameHeader contribution = GradientHeader();
   contribution.set_chunk_offset(3);
   contribution.set_payload_bytes(112);
-  EXPECT_TRUE(MessageDifferencer::Equals(AnswerHeader(contribution, v1::FRAME_KIND_ACK), expected));
+  EXPECT_THAT(AnswerHeader(contribution, v1::FRAME_KIND_ACK), EqualsText(R"(
+    session_id: 18446744073709551615 epoch: 2 step: 1099511627776 layer: 4 rank: 5 incarnation: 6
+    kind: FRAME_KIND_ACK mode: MODE_FIRST_ORDER)"));
 }
 
 TEST(ConvertTest, ResultCarriesItsTensorAndOutcome) {
@@ -128,13 +110,8 @@ TEST(ConvertTest, ResultCarriesItsTensorAndOutcome) {
   v1::FrameHeader header;
   v1::Outcome outcome;
   EncodeResult(result, header, outcome);
-  EXPECT_EQ(outcome.decision(), v1::DECISION_PRECONDITIONED);
-  EXPECT_EQ(outcome.factor_version(), 12u);
-  EXPECT_EQ(outcome.inner_product(), -0.25);
-  ASSERT_EQ(header.tensors_size(), 1);
-  EXPECT_EQ(header.tensors(0).data_type(), v1::DATA_TYPE_BF16);
-  EXPECT_THAT(header.tensors(0).dims(), ElementsAre(2, 3));
-  EXPECT_EQ(header.payload_bytes(), 12u);
+  EXPECT_THAT(outcome, EqualsText("decision: DECISION_PRECONDITIONED factor_version: 12 inner_product: -0.25"));
+  EXPECT_THAT(header, EqualsText("tensors { data_type: DATA_TYPE_BF16 dims: 2 dims: 3 } payload_bytes: 12"));
 }
 
 TEST(ConvertTest, ASkipHasNoTensorAndItsReasonIsText) {
@@ -156,25 +133,16 @@ TEST(ConvertTest, ASkipHasNoTensorAndItsReasonIsText) {
 }
 
 TEST(ConvertTest, DirectiveAndShardMapKeepOrder) {
-  const v1::Directive directive = EncodeDirective(
-      {.lease_through_step = 70,
-       .modes = {{.first_step = 0, .mode = Mode::kSecondOrder}, {.first_step = 50, .mode = Mode::kFirstOrder}},
-       .epoch = 3});
-  EXPECT_EQ(directive.lease_through_step(), 70u);
-  EXPECT_EQ(directive.epoch(), 3u);
-  ASSERT_EQ(directive.modes_size(), 2);
-  EXPECT_EQ(directive.modes(0).first_step(), 0u);
-  EXPECT_EQ(directive.modes(0).mode(), v1::MODE_SECOND_ORDER);
-  EXPECT_EQ(directive.modes(1).first_step(), 50u);
-  EXPECT_EQ(directive.modes(1).mode(), v1::MODE_FIRST_ORDER);
-
-  const v1::ShardMap map = EncodeShardMap(9, {{.address = "b:2", .layers = {0, 2}}, {.address = "a:1", .layers = {1}}});
-  EXPECT_EQ(map.epoch(), 9u);
-  ASSERT_EQ(map.assignments_size(), 2);
-  EXPECT_EQ(map.assignments(0).address(), "b:2");
-  EXPECT_THAT(map.assignments(0).layers(), ElementsAre(0u, 2u));
-  EXPECT_EQ(map.assignments(1).address(), "a:1");
-  EXPECT_THAT(map.assignments(1).layers(), ElementsAre(1u));
+  const Directive directive = {
+      .lease_through_step = 70,
+      .modes = {{.first_step = 0, .mode = Mode::kSecondOrder}, {.first_step = 50, .mode = Mode::kFirstOrder}},
+      .epoch = 3};
+  EXPECT_THAT(EncodeDirective(directive), EqualsText(R"(
+    lease_through_step: 70 epoch: 3
+    modes { first_step: 0 mode: MODE_SECOND_ORDER } modes { first_step: 50 mode: MODE_FIRST_ORDER })"));
+  EXPECT_THAT(EncodeShardMap(9, {{.address = "b:2", .layers = {0, 2}}, {.address = "a:1", .layers = {1}}}),
+              EqualsText(R"(
+    epoch: 9 assignments { address: "b:2" layers: 0 layers: 2 } assignments { address: "a:1" layers: 1 })"));
 }
 
 SessionInstall MakeInstall() {
@@ -222,35 +190,32 @@ TEST(ConvertTest, InstallsThatMakeNoSenseAreRefused) {
   };
   using Request = v1::InstallSessionRequest;
   const std::vector<Case> cases = {
-      {[](Request& r) { r.clear_spec(); }, "name", ErrorReason::kUnspecified},
-      {[](Request& r) { r.mutable_spec()->set_exchange(static_cast<v1::ExchangeMode>(99)); }, "exchange",
+      {[](auto& r) { r.clear_spec(); }, "name", ErrorReason::kUnspecified},
+      {[](auto& r) { r.mutable_spec()->set_exchange(static_cast<v1::ExchangeMode>(99)); }, "exchange",
        ErrorReason::kMalformed},
-      {[](Request& r) { r.mutable_spec()->set_name("a b"); }, "name", ErrorReason::kUnspecified},
-      {[](Request& r) { r.set_layers(1, 3); }, "layers[1]: expected ascending places below 3, got 3",
+      {[](auto& r) { r.mutable_spec()->set_name("a b"); }, "name", ErrorReason::kUnspecified},
+      {[](auto& r) { r.set_layers(1, 3); }, "layers[1]: expected ascending places below 3, got 3",
        ErrorReason::kUnknownLayer},
-      {[](Request& r) { r.set_layers(0, 2); }, "layers[1]: expected ascending places below 3, got 2",
+      {[](auto& r) { r.set_layers(0, 2); }, "layers[1]: expected ascending places below 3, got 2",
        ErrorReason::kUnknownLayer},
-      {[](Request& r) { r.mutable_members(0)->set_rank(3); }, "members: expected ranks below 3, got 3",
+      {[](auto& r) { r.mutable_members(0)->set_rank(3); }, "members: expected ranks below 3, got 3",
        ErrorReason::kUnknownRank},
-      {[](Request& r) { r.mutable_members(0)->set_rank(0); }, "members: expected each rank once, got 0 twice",
+      {[](auto& r) { r.mutable_members(0)->set_rank(0); }, "members: expected each rank once, got 0 twice",
        ErrorReason::kMalformed},
   };
   for (const Case& spoilt : cases) {
     Request request = *EncodeInstall(MakeInstall());
     spoilt.spoil(request);
-    const absl::Status status = DecodeInstall(request).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << spoilt.names << ": " << status;
-    EXPECT_EQ(GetErrorReason(status), spoilt.reason) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(spoilt.names));
+    EXPECT_THAT(DecodeInstall(request),
+                StatusIs(absl::StatusCode::kInvalidArgument, spoilt.reason, HasSubstr(spoilt.names)))
+        << spoilt.names;
   }
 }
 
 TEST(ConvertTest, AnInstallOfAMethodThatTheWireLacksIsRefused) {
   SessionInstall install = MakeInstall();
   install.spec.method.name = "nonsense";
-  const absl::Status status = EncodeInstall(install).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("nonsense"));
+  EXPECT_THAT(EncodeInstall(install), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("nonsense")));
 }
 
 TEST(ConvertTest, ADescriptionComesBackTheSame) {
@@ -305,29 +270,12 @@ TEST(ConvertTest, LayerStatsAreEncodedFieldByField) {
   stats.last_sealed_step = 11;
   stats.update_seconds = 0.125;
   stats.precondition_seconds = 0.0625;
-  v1::LayerStats expected;
-  expected.set_layer(1);
-  expected.set_name("first");
-  expected.set_factor_version(2);
-  expected.set_input_representation("low_rank");
-  expected.set_output_representation("dense");
-  expected.set_input_rank(3);
-  expected.set_output_rank(4);
-  expected.set_input_damping(0.5);
-  expected.set_output_damping(0.25);
-  expected.set_failed_decompositions(12);
-  expected.set_factor_resets(13);
-  expected.set_state_bytes(uint64_t{1} << 40);
-  expected.set_accepted(5);
-  expected.set_duplicates(6);
-  expected.set_rejected(7);
-  expected.set_preconditioned(8);
-  expected.set_identity(9);
-  expected.set_skipped(10);
-  expected.set_last_sealed_step(11);
-  expected.set_update_seconds(0.125);
-  expected.set_precondition_seconds(0.0625);
-  EXPECT_TRUE(MessageDifferencer::Equals(EncodeLayerStats(stats), expected));
+  const auto expected = FromText<v1::LayerStats>(R"(
+      layer: 1 name: "first" factor_version: 2 input_representation: "low_rank" output_representation: "dense"
+      input_rank: 3 output_rank: 4 input_damping: 0.5 output_damping: 0.25 failed_decompositions: 12
+      factor_resets: 13 state_bytes: 1099511627776 accepted: 5 duplicates: 6 rejected: 7 preconditioned: 8 identity: 9 skipped: 10
+      last_sealed_step: 11 update_seconds: 0.125 precondition_seconds: 0.0625)");
+  EXPECT_THAT(EncodeLayerStats(stats), EqualsText(expected.DebugString()));
   // A new field is to be set above.
   std::vector<const google::protobuf::FieldDescriptor*> set;
   expected.GetReflection()->ListFields(expected, &set);

@@ -11,11 +11,9 @@ namespace {
 class CoordinatorFencingTest : public CoordinatorFixture {
  protected:
   // Another process on the journal that `journal_in_use` is; the one before stays, as one that was paused.
-  void Succeed(const std::vector<CoordinatorRecord>& records) {
+  void Succeed() {
     paused = std::move(coordinator);
-    MakeCoordinator();
-    const absl::Status restored = coordinator->Restore(records);
-    ASSERT_TRUE(restored.ok()) << restored;
+    Restart();
   }
   int Calls() const { return shards[0]->calls + shards[1]->calls; }
 
@@ -27,7 +25,7 @@ TEST_F(CoordinatorFencingTest, APausedLeaderTouchesNothingOfItsSuccessor) {
   options.on_replaced = [&](const absl::Status& why) { reasons.push_back(why); };
   MakeCoordinator();
   ASSERT_TRUE(coordinator->Restore({}).ok());
-  Succeed(journal.records);
+  Succeed();
   const uint64_t id = Open();  // of which the paused one knows nothing
   paused->Reconcile();
   for (const auto& shard : shards) {
@@ -39,9 +37,8 @@ TEST_F(CoordinatorFencingTest, APausedLeaderTouchesNothingOfItsSuccessor) {
 
   // It has stopped: it tells this to each caller, and calls no shard any more.
   const int calls = Calls();
-  const absl::Status refused = paused->OpenSession(spec).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(GetErrorReason(refused), ErrorReason::kUnspecified) << "a client asks again, and may find who leads";
+  EXPECT_THAT(paused->OpenSession(spec), StatusIs(absl::StatusCode::kUnavailable, ErrorReason::kUnspecified))
+      << "a client asks again, and may find who leads";
   paused->Reconcile();
   paused->ProbeShard(0);
   EXPECT_EQ(Calls(), calls);
@@ -51,7 +48,7 @@ TEST_F(CoordinatorFencingTest, APausedLeaderTouchesNothingOfItsSuccessor) {
 
 TEST_F(CoordinatorFencingTest, ACallThatIsRefusedChangesNothingAndEndsTheLead) {
   const uint64_t id = Open();
-  Succeed(journal.records);
+  Succeed();
   coordinator->Reconcile();
   EXPECT_EQ(paused->CloseSession("job").status().code(), absl::StatusCode::kUnavailable);
   for (const auto& shard : shards) EXPECT_TRUE(shard->installed.contains(id));
@@ -70,8 +67,7 @@ TEST_F(CoordinatorFencingTest, TheTokenGrowsWithEachStartAndIsWrittenDownFirst) 
       EXPECT_GT(lead->token, last);
       EXPECT_EQ(shards[0]->leader, last) << "written before any shard is called";
     };
-    MakeCoordinator();
-    ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+    Restart();
     coordinator->Reconcile();
     EXPECT_GT(shards[0]->leader, last);
     EXPECT_EQ(shards[1]->leader, shards[0]->leader);
@@ -80,15 +76,14 @@ TEST_F(CoordinatorFencingTest, TheTokenGrowsWithEachStartAndIsWrittenDownFirst) 
     Open();
   }
   EXPECT_GE(journal.compactions, 1);
-  Succeed(journal.records);
+  Succeed();
   coordinator->Reconcile();
   EXPECT_GT(shards[0]->leader, last) << "a compaction keeps it";
 }
 
 TEST_F(CoordinatorFencingTest, WithoutAJournalThatTakesItNobodyLeads) {
   journal.fail = true;
-  const absl::Status status = coordinator->Restore({});
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(coordinator->Restore({}), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_EQ(Calls(), 0);
 }
 
@@ -102,11 +97,9 @@ TEST_F(CoordinatorFencingTest, StorageThatElectsALeaderGivesTheToken) {
 
 class CoordinatorQuarantineTest : public CoordinatorFixture {
  protected:
-  void Restart() {
+  void RestartLater() {
     clock.Advance(absl::Seconds(1));
-    MakeCoordinator();
-    const absl::Status restored = coordinator->Restore(journal.records);
-    ASSERT_TRUE(restored.ok()) << restored;
+    Restart();
     coordinator->Reconcile();
   }
 };
@@ -126,18 +119,18 @@ TEST_F(CoordinatorQuarantineTest, RemovesWhatItGaveUpItself) {
 TEST_F(CoordinatorQuarantineTest, LeadsWithoutItsJournalUnlessTheClockIsBehind) {
   const uint64_t id = Open();
   journal.records.clear();
-  Restart();
+  RestartLater();
   for (const auto& shard : shards) EXPECT_TRUE(shard->quarantined.contains(id));
   const uint64_t token = shards[0]->leader;
   journal.records.clear();
-  Restart();
+  RestartLater();
   EXPECT_GT(shards[0]->leader, token);
   journal.records.clear();
   clock.SetWall(-absl::Hours(1));
-  Restart();
+  RestartLater();
   EXPECT_EQ(coordinator->OpenSession(spec).status().code(), absl::StatusCode::kUnavailable);
   for (const auto& shard : shards) shard->leader = 0;  // as docs/operate/operations.md says: their files are removed
-  Restart();
+  RestartLater();
   EXPECT_TRUE(coordinator->OpenSession(spec).ok());
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -20,24 +21,23 @@
 #include "server/core/coordinator/coordinator.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_method.h"
+#include "tests/support/status_matchers.h"
 
 namespace precondor {
 
 // Keeps the calls to a shard, and has faults on demand.
-class FakeShard final : public ShardControl {
- public:
+struct FakeShard {
   static constexpr int64_t kSessionBytes = 1 << 30;
-  uint64_t last_step = 0;  // of every session
+
   // As a real one: refuses tokens below the greatest.
   absl::Status Admit(uint64_t token) {
     ++calls;
     if (token < leader)
       return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleLeader, "stale");
     leader = token;
-    return absl::OkStatus();
+    return down ? absl::UnavailableError("down") : absl::OkStatus();
   }
-  absl::StatusOr<ShardDescription> Describe() override {
-    if (down) return absl::UnavailableError("down");
+  absl::StatusOr<ShardDescription> Describe() {
     ShardDescription description;
     description.advertise_address = advertise;
     description.device = {.name = "cuda:0", .capacity_bytes = capacity, .ring_device = ring_device};
@@ -48,38 +48,32 @@ class FakeShard final : public ShardControl {
     }
     return description;
   }
-  absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
+  absl::StatusOr<int64_t> Install(const SessionInstall& install) {
     // A coordinator that asks under its lock would never get here.
     last_install = install.session_id;
     if (during_install) during_install();
     if (refuse_installs) return absl::ResourceExhaustedError("full");
-    if (down) return absl::UnavailableError("down");
     quarantined.erase(install.session_id);
     installed[install.session_id] = install;
     ++installs;
     return 1;
   }
-  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
-    if (down) return absl::UnavailableError("down");
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) {
     fences.push_back(fence.epoch);
     return gone;
   }
-  absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
+  absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) {
     if (during_order) during_order();
-    if (down) return absl::UnavailableError("down");
     orders.push_back(order);
     if (!order_status.ok()) return order_status;
     return progress;
   }
-  absl::StatusOr<bool> Remove(uint64_t session_id) override {
-    if (down) return absl::UnavailableError("down");
+  absl::StatusOr<bool> Remove(uint64_t session_id) {
     if (during_remove) PRECONDOR_RETURN_IF_ERROR(during_remove());
     ++removals;
     return installed.erase(session_id) + quarantined.erase(session_id) > 0;
   }
-
-  absl::StatusOr<bool> Quarantine(uint64_t session_id) override {
-    if (down) return absl::UnavailableError("down");
+  absl::StatusOr<bool> Quarantine(uint64_t session_id) {
     const auto found = installed.find(session_id);
     if (found == installed.end()) return false;
     quarantined[session_id] = {.install = found->second, .last_step = 7};
@@ -88,9 +82,10 @@ class FakeShard final : public ShardControl {
   }
 
   std::map<uint64_t, QuarantinedSession> quarantined;
-  uint64_t leader = 0;  // the greatest token
+  std::map<uint64_t, SessionInstall> installed;
+  uint64_t last_step = 0;  // of every session
+  uint64_t leader = 0;     // the greatest token
   int calls = 0;
-  const Clock* clock = nullptr;
   std::string advertise;
   std::string own;  // ShardControl::own_address
   std::string ring_device;
@@ -100,7 +95,6 @@ class FakeShard final : public ShardControl {
   std::function<void()> during_install;
   std::optional<uint64_t> gone;  // what Fence says
   std::vector<uint64_t> fences;  // epochs
-  std::map<uint64_t, SessionInstall> installed;
   std::function<absl::Status()> during_remove;
   std::function<void()> during_order;
   std::vector<SnapshotOrder> orders;
@@ -117,32 +111,25 @@ class ShardHandle final : public ShardControl {
   explicit ShardHandle(std::shared_ptr<FakeShard> shard) : shard_(std::move(shard)) {}
   void BecomeLeader(uint64_t token) override { token_ = token; }
   std::string own_address() const override { return shard_->own; }
-  absl::StatusOr<ShardDescription> Describe() override {
-    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
-    return shard_->Describe();
-  }
-  absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
-    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
-    return shard_->Install(install);
-  }
+  absl::StatusOr<ShardDescription> Describe() override { return Call(&FakeShard::Describe); }
+  absl::StatusOr<int64_t> Install(const SessionInstall& install) override { return Call(&FakeShard::Install, install); }
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
-    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
-    return shard_->Fence(fence);
+    return Call(&FakeShard::Fence, fence);
   }
   absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
-    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
-    return shard_->TakeSnapshot(order);
+    return Call(&FakeShard::TakeSnapshot, order);
   }
-  absl::StatusOr<bool> Remove(uint64_t session_id) override {
-    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
-    return shard_->Remove(session_id);
-  }
-  absl::StatusOr<bool> Quarantine(uint64_t session_id) override {
-    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
-    return shard_->Quarantine(session_id);
-  }
+  absl::StatusOr<bool> Remove(uint64_t session_id) override { return Call(&FakeShard::Remove, session_id); }
+  absl::StatusOr<bool> Quarantine(uint64_t session_id) override { return Call(&FakeShard::Quarantine, session_id); }
 
  private:
+  template <typename Function, typename... Arguments>
+  std::invoke_result_t<Function, FakeShard&, const Arguments&...> Call(Function function,
+                                                                       const Arguments&... arguments) {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return std::invoke(function, *shard_, arguments...);
+  }
+
   const std::shared_ptr<FakeShard> shard_;
   uint64_t token_ = 0;
 };
@@ -194,20 +181,38 @@ class CoordinatorFixture : public ::testing::Test {
   void MakeCoordinator() {
     std::vector<ShardEndpoint> endpoints;
     for (size_t s = 0; s < shards.size(); ++s) {
-      shards[s]->clock = &clock;
       endpoints.push_back(
           {.address = "shard" + std::to_string(s), .control = std::make_unique<ShardHandle>(shards[s])});
     }
     coordinator =
         std::make_unique<Coordinator>(options, std::move(endpoints), *journal_in_use, clock, logger, observer);
   }
+  // Makes one that has read the journal.
+  void Restart() {
+    MakeCoordinator();
+    const absl::Status restored = coordinator->Restore(journal.records);
+    ASSERT_TRUE(restored.ok()) << restored;
+  }
   uint64_t Open() {
     auto opened = coordinator->OpenSession(spec);
     EXPECT_TRUE(opened.ok()) << opened.status();
     return opened->session_id;
   }
+  void JoinAll() {
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      const auto joined = coordinator->JoinSession(spec.name, rank, 5, 0);
+      ASSERT_TRUE(joined.ok()) << joined.status();
+    }
+  }
   StepReport Report(uint64_t session, uint64_t epoch, uint32_t rank, uint64_t step, double loss) const {
     return {.session_id = session, .epoch = epoch, .rank = rank, .incarnation = 5, .step = step, .loss = loss};
+  }
+
+  // Both ranks report the step; the last answer.
+  absl::StatusOr<Directive> ReportAll(uint64_t session, uint64_t step) {
+    const uint64_t epoch = coordinator->GetSession(spec.name)->epoch;
+    coordinator->ReportStep(Report(session, epoch, 0, step, 1)).IgnoreError();
+    return coordinator->ReportStep(Report(session, epoch, 1, step, 1));
   }
 
   FakeClock clock;

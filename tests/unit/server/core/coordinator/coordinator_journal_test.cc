@@ -12,22 +12,6 @@ using ::testing::HasSubstr;
 
 class CoordinatorJournalTest : public CoordinatorFixture {
  protected:
-  void JoinAll(uint64_t incarnation = 5, uint64_t first_step = 0) {
-    for (uint32_t rank = 0; rank < 2; ++rank) {
-      const auto joined = coordinator->JoinSession("job", rank, incarnation, first_step);
-      ASSERT_TRUE(joined.ok()) << joined.status();
-    }
-  }
-  // Both ranks report the step; the last answer.
-  absl::StatusOr<Directive> ReportAll(uint64_t session, uint64_t step, double loss = 1) {
-    coordinator->ReportStep(Report(session, 1, 0, step, loss)).IgnoreError();
-    return coordinator->ReportStep(Report(session, 1, 1, step, loss));
-  }
-  void CrashAndRestore() {
-    MakeCoordinator();
-    const absl::Status restored = coordinator->Restore(journal.records);
-    ASSERT_TRUE(restored.ok()) << restored;
-  }
   static Mode ModeIn(const Directive& directive, uint64_t step) { return ModeAt(directive.modes, step); }
 };
 
@@ -37,7 +21,7 @@ TEST_F(CoordinatorJournalTest, WorkersGetTheAddressThatTheOwnShardHasNow) {
   MakeCoordinator();
   Open();
   shards[0]->own = "127.0.0.1:2";
-  CrashAndRestore();
+  Restart();
   const auto joined = coordinator->JoinSession("job", 0, 5, 0);
   ASSERT_TRUE(joined.ok()) << joined.status();
   ASSERT_EQ(joined->shard_map.size(), 1u);
@@ -76,7 +60,7 @@ TEST_F(CoordinatorJournalTest, RestoresSessionsMembersAndSchedule) {
   JoinAll();
   ASSERT_TRUE(coordinator->JoinSession("job", 1, 6, 3).ok());
   const CoordinatorSessionSummary before = coordinator->ListSessions()[0];
-  CrashAndRestore();
+  Restart();
   ASSERT_EQ(coordinator->ListSessions().size(), 1u);
   const CoordinatorSessionSummary after = coordinator->ListSessions()[0];
   EXPECT_EQ(after.session_id, id);
@@ -98,7 +82,7 @@ TEST_F(CoordinatorJournalTest, AnOpeningThatSeemedToFailIsReplacedByTheNext) {
   EXPECT_FALSE(coordinator->OpenSession(spec).ok());
   journal.fail = journal.lands = false;
   const uint64_t id = Open();
-  CrashAndRestore();
+  Restart();
   ASSERT_EQ(coordinator->ListSessions().size(), 1u) << "one of the name";
   EXPECT_EQ(coordinator->ListSessions()[0].session_id, id);
   EXPECT_TRUE(*coordinator->CloseSession("job"));
@@ -124,7 +108,7 @@ TEST_F(CoordinatorJournalTest, CandidateAnswersNothingBeforeItLeads) {
 TEST_F(CoordinatorJournalTest, ClosedSessionsStayClosed) {
   Open();
   EXPECT_TRUE(*coordinator->CloseSession("job"));
-  CrashAndRestore();
+  Restart();
   EXPECT_TRUE(coordinator->ListSessions().empty());
 }
 
@@ -149,7 +133,7 @@ TEST_F(CoordinatorJournalTest, AClosingThatACrashInterruptsIsFinished) {
   EXPECT_EQ(coordinator->CloseSession("job").status().code(), absl::StatusCode::kUnavailable);
   EXPECT_FALSE(shards[0]->installed.contains(id));
   EXPECT_TRUE(shards[1]->installed.contains(id));
-  CrashAndRestore();
+  Restart();
   coordinator->Reconcile();
   EXPECT_TRUE(coordinator->ListSessions().empty());
   EXPECT_FALSE(shards[0]->installed.contains(id)) << "nothing is installed again";
@@ -169,7 +153,7 @@ TEST_F(CoordinatorJournalTest, AClosingOutlivesACompaction) {
   journal.compact_above = 0;
   Open();
   EXPECT_GE(journal.compactions, 1);
-  CrashAndRestore();
+  Restart();
   shards[1]->during_remove = nullptr;
   coordinator->Reconcile();
   EXPECT_FALSE(shards[1]->installed.contains(id));
@@ -183,7 +167,7 @@ TEST_F(CoordinatorJournalTest, TheNameOfASessionThatEndsIsFree) {
   shards[1]->down = false;
   const uint64_t next = Open();
   EXPECT_NE(next, id);
-  CrashAndRestore();
+  Restart();
   coordinator->Reconcile();
   ASSERT_EQ(coordinator->ListSessions().size(), 1u);
   EXPECT_EQ(coordinator->ListSessions()[0].session_id, next);
@@ -207,8 +191,7 @@ TEST_F(CoordinatorJournalTest, AnAddedShardTakesLayersOfLaterSessionsAlone) {
   };
   const auto before = layers();
   shards.push_back(std::make_shared<FakeShard>());
-  MakeCoordinator();
-  ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+  Restart();
   coordinator->Reconcile();
   EXPECT_EQ(layers(), before);
   EXPECT_FALSE(shards.back()->installed.contains(id));
@@ -223,7 +206,7 @@ TEST_F(CoordinatorJournalTest, LeasesGoOnAboveWhatWasPromised) {
   uint64_t granted = 0;
   for (uint64_t step = 0; step < 30; ++step) granted = ReportAll(id, step)->lease_through_step;
   EXPECT_EQ(granted, 39u);
-  CrashAndRestore();
+  Restart();
   const auto joined = coordinator->JoinSession("job", 0, 5, 30);
   ASSERT_TRUE(joined.ok());
   EXPECT_GE(joined->directive.lease_through_step, granted) << "a worker may rely on what it was told";
@@ -244,8 +227,7 @@ TEST_F(CoordinatorJournalTest, LeasesEndWhereTheDiskDoes) {
   }
   EXPECT_LT(step, 1000u) << "steps were granted that are in no journal";
   journal.fail = false;
-  MakeCoordinator();
-  ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+  Restart();
   EXPECT_GE(coordinator->JoinSession("job", 0, 5, 0)->directive.lease_through_step, granted);
   EXPECT_GT(ReportAll(id, granted)->lease_through_step, granted) << "and go on when it is back";
 }
@@ -270,7 +252,7 @@ TEST_F(CoordinatorJournalTest, ForcedModeBeginsAfterEveryGrantedStep) {
   for (uint64_t step = 1; step <= granted; ++step) directive = *ReportAll(id, step);
   EXPECT_EQ(ModeIn(directive, granted), Mode::kSecondOrder);
   EXPECT_EQ(ModeIn(directive, granted + 1), Mode::kFirstOrder);
-  CrashAndRestore();
+  Restart();
   EXPECT_EQ(coordinator->GetSession("job")->modes, set->modes);
   EXPECT_EQ(coordinator->GetSession("job")->forced, Mode::kFirstOrder);
   EXPECT_EQ(coordinator->SetMode("unknown", Mode::kFirstOrder).status().code(), absl::StatusCode::kNotFound);
@@ -296,15 +278,14 @@ TEST_F(CoordinatorJournalTest, ChangeOfModeThatMayHaveBeenWrittenHoldsLeasesUnti
     SCOPED_TRACE(lands ? "it was" : "it was not");
     spec.name = lands ? "landed" : "lost";
     const uint64_t id = Open();
-    for (uint32_t rank = 0; rank < 2; ++rank) ASSERT_TRUE(coordinator->JoinSession(spec.name, rank, 5, 0).ok());
+    JoinAll();
     const uint64_t granted = ReportAll(id, 0)->lease_through_step;
     journal.fail = true;
     journal.lands = lands;
     coordinator->SetMode(spec.name, Mode::kFirstOrder).IgnoreError();
     EXPECT_EQ(ReportAll(id, 1)->lease_through_step, granted) << "neither schedule may be relied on";
     journal.fail = false;
-    MakeCoordinator();
-    ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+    Restart();
     const Directive directive = coordinator->JoinSession(spec.name, 0, 5, 0)->directive;
     EXPECT_EQ(ModeIn(directive, granted + 1), lands ? Mode::kFirstOrder : Mode::kSecondOrder);
     EXPECT_EQ(ModeIn(directive, granted), Mode::kSecondOrder);
@@ -331,7 +312,7 @@ TEST_F(CoordinatorJournalTest, GoingBackIsWrittenDownBeforeShardsAndWorkersHearO
     EXPECT_THAT(shard->fences, ElementsAre(2u));
   }
   shards[1]->gone.reset();
-  CrashAndRestore();
+  Restart();
   EXPECT_EQ(coordinator->JoinSession("job", 0, 5, 0)->directive.rollback_epoch, 2u);
   ASSERT_TRUE(coordinator->JoinSession("job", 0, 7, 41).ok());
   for (const auto& shard : shards) {
@@ -362,7 +343,7 @@ TEST_F(CoordinatorJournalTest, ReconcileInstallsWhatAShardLacksAndQuarantinesWha
   SessionInstall orphan;
   orphan.session_id = 99;
   shards[1]->installed[99] = orphan;
-  CrashAndRestore();
+  Restart();
   coordinator->Reconcile();
   ASSERT_TRUE(shards[0]->installed.contains(id));
   EXPECT_EQ(shards[0]->installed.at(id).members.size(), 2u);
@@ -382,7 +363,7 @@ TEST_F(CoordinatorJournalTest, CompactionKeepsWhatCounts) {
   for (uint64_t step = 0; step < 300; ++step) granted = ReportAll(id, step)->lease_through_step;
   EXPECT_GT(journal.compactions, 0);
   EXPECT_LE(journal.records.size(), 5u);
-  CrashAndRestore();
+  Restart();
   EXPECT_EQ(coordinator->ListSessions()[0].joined, 2u);
   EXPECT_GE(coordinator->JoinSession("job", 0, 5, 0)->directive.lease_through_step, granted);
 }

@@ -16,20 +16,19 @@ class CoordinatorSnapshotsTest : public CoordinatorFixture {
  protected:
   uint64_t OpenAndJoin() {
     const uint64_t id = Open();
-    for (uint32_t rank = 0; rank < 2; ++rank) EXPECT_TRUE(coordinator->JoinSession("job", rank, 5, 0).ok());
+    JoinAll();
     return id;
   }
   Directive ReportAll(uint64_t id, uint64_t step) {
-    Directive directive;
-    for (uint32_t rank = 0; rank < 2; ++rank) {
-      const auto reported = coordinator->ReportStep(Report(id, coordinator->GetSession("job")->epoch, rank, step, 1));
-      EXPECT_TRUE(reported.ok()) << reported.status();
-      if (reported.ok()) directive = *reported;
-    }
-    return directive;
+    const auto reported = CoordinatorFixture::ReportAll(id, step);
+    EXPECT_TRUE(reported.ok()) << reported.status();
+    return reported.value_or(Directive());
   }
   void MakeDurable(size_t shard, uint64_t snapshot_id) {
     shards[shard]->progress = {.begun = true, .durable = true, .snapshot_id = snapshot_id};
+  }
+  void MakeAllDurable(uint64_t snapshot_id) {
+    for (size_t s = 0; s < shards.size(); ++s) MakeDurable(s, snapshot_id);
   }
   std::vector<SnapshotEntry> Listed() const { return coordinator->GetSession("job")->snapshots; }
   // Takes one that is complete.
@@ -37,7 +36,7 @@ class CoordinatorSnapshotsTest : public CoordinatorFixture {
     for (auto& shard : shards) shard->progress = {};
     ASSERT_TRUE(coordinator->CreateSnapshot("job").ok());
     ReportAll(id, step);
-    for (size_t s = 0; s < shards.size(); ++s) MakeDurable(s, step + 1);
+    MakeAllDurable(step + 1);
     coordinator->Reconcile();
     ASSERT_EQ(Listed().back().state, SnapshotState::kComplete);
   }
@@ -105,9 +104,8 @@ TEST_F(CoordinatorSnapshotsTest, IsCompleteOnceEveryPartIsDurable) {
 TEST_F(CoordinatorSnapshotsTest, AShardThatCannotTakeItsPartFailsIt) {
   const uint64_t id = OpenAndJoin();
   shards[1]->order_status = absl::FailedPreconditionError("no data directory");
-  const absl::Status refused = coordinator->CreateSnapshot("job").status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("shard shard1: no data directory"));
+  EXPECT_THAT(coordinator->CreateSnapshot("job"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("shard shard1: no data directory")));
   ASSERT_EQ(Listed().size(), 1u);
   EXPECT_EQ(Listed()[0].state, SnapshotState::kFailed);
   EXPECT_THAT(Listed()[0].reason, HasSubstr("shard1"));
@@ -147,7 +145,7 @@ TEST_F(CoordinatorSnapshotsTest, AJobThatGoesBackFailsWhatIsUnderWay) {
   ASSERT_TRUE(coordinator->CreateSnapshot("job").ok());
   shards[0]->gone = 0;
   ASSERT_TRUE(coordinator->JoinSession("job", 1, 6, 0).ok());
-  for (size_t s = 0; s < 2; ++s) MakeDurable(s, 1);
+  MakeAllDurable(1);
   coordinator->Reconcile();
   EXPECT_EQ(Listed()[0].state, SnapshotState::kFailed) << "its parts could be of two histories";
   EXPECT_THAT(Listed()[0].reason, HasSubstr("rolled back to step 0"));
@@ -164,8 +162,7 @@ TEST_F(CoordinatorSnapshotsTest, SurvivesTheCoordinator) {
       ASSERT_TRUE(coordinator->SetMode("job", Mode::kSecondOrder).ok());
       journal.compact_above = 1000;
     }
-    MakeCoordinator();
-    ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+    Restart();
     ASSERT_EQ(Listed().size(), 1u);
     EXPECT_EQ(Listed()[0].state, SnapshotState::kUnderWay);
     EXPECT_EQ(coordinator->JoinSession("job", 0, 5, 0)->directive.snapshot_at, first);
@@ -176,8 +173,7 @@ TEST_F(CoordinatorSnapshotsTest, SurvivesTheCoordinator) {
   coordinator->Reconcile();
   EXPECT_TRUE(shards[0]->orders.back().repeated) << "a shard that knows nothing of it must not begin it now";
   EXPECT_EQ(Listed()[0].state, SnapshotState::kComplete);
-  MakeCoordinator();
-  ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+  Restart();
   EXPECT_EQ(Listed()[0].state, SnapshotState::kComplete);
   EXPECT_EQ(Listed()[0].parts[1].snapshot_id, 5u);
 }
@@ -203,8 +199,7 @@ TEST_F(CoordinatorSnapshotsTest, TheObserverHearsOfEachOnceAndOfTheLastCompleteO
   EXPECT_EQ(observer.failed_snapshots, 1);
   // One that comes back from its journal knows the step; it has taken none itself.
   observer.last_snapshot.reset();
-  MakeCoordinator();
-  ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+  Restart();
   EXPECT_EQ(observer.last_snapshot, Listed().back().step);
   EXPECT_EQ(observer.complete_snapshots, 2);
 }
@@ -218,7 +213,7 @@ TEST_F(CoordinatorSnapshotsTest, ADiskThatFailsBeginsNothing) {
   EXPECT_THAT(Listed(), IsEmpty());
   EXPECT_EQ(ReportAll(id, 0).lease_through_step, options.lease_steps);
   ASSERT_TRUE(coordinator->CreateSnapshot("job").ok());
-  for (size_t s = 0; s < 2; ++s) MakeDurable(s, 1);
+  MakeAllDurable(1);
   journal.fail = true;
   coordinator->Reconcile();
   EXPECT_EQ(Listed()[0].state, SnapshotState::kUnderWay) << "not before it is written";
@@ -247,7 +242,7 @@ TEST_F(CoordinatorSnapshotsTest, ThePolicyTakesThemByItself) {
     coordinator->Reconcile();
     if (Listed().empty() || Listed().back().state != SnapshotState::kUnderWay) continue;
     cuts.push_back(Listed().back().step);
-    for (size_t s = 0; s < 2; ++s) MakeDurable(s, step);
+    MakeAllDurable(step);
     coordinator->Reconcile();
     for (auto& shard : shards) shard->progress = {};
   }
@@ -269,8 +264,7 @@ TEST_F(CoordinatorSnapshotsTest, NobodyJoinsASessionBeforeItIsRestored) {
   EXPECT_TRUE(absl::IsUnavailable(coordinator->JoinSession("job", 0, 5, 640).status()));
   MakeDurable(0, 1);
   coordinator->Reconcile();
-  MakeCoordinator();
-  ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+  Restart();
   EXPECT_TRUE(absl::IsUnavailable(coordinator->JoinSession("job", 0, 5, 640).status())) << "half of it";
   MakeDurable(1, 1);
   coordinator->Reconcile();
@@ -278,8 +272,7 @@ TEST_F(CoordinatorSnapshotsTest, NobodyJoinsASessionBeforeItIsRestored) {
   const auto joined = coordinator->JoinSession("job", 1, 5, 640);
   ASSERT_TRUE(joined.ok()) << joined.status();
   EXPECT_GE(joined->directive.lease_through_step, 640u);
-  const absl::Status again = coordinator->RestoreSession(spec, 640).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(again)) << again;
+  EXPECT_THAT(coordinator->RestoreSession(spec, 640), StatusIs(absl::StatusCode::kFailedPrecondition));
   spec.layers[0].d_in = 5;
   EXPECT_EQ(GetErrorReason(coordinator->RestoreSession(spec, 640).status()), ErrorReason::kSpecMismatch);
 }
@@ -288,9 +281,8 @@ TEST_F(CoordinatorSnapshotsTest, ARestoreThatFailedKeepsEverybodyOut) {
   ASSERT_TRUE(coordinator->RestoreSession(spec, 640).ok());
   shards[1]->order_status = absl::FailedPreconditionError("restarted before it was durable");
   coordinator->Reconcile();
-  const absl::Status joined = coordinator->JoinSession("job", 0, 5, 640).status();
-  EXPECT_TRUE(absl::IsDataLoss(joined)) << joined;
-  EXPECT_THAT(std::string(joined.message()), HasSubstr("shard shard1: restarted"));
+  EXPECT_THAT(coordinator->JoinSession("job", 0, 5, 640),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("shard shard1: restarted")));
   EXPECT_TRUE(absl::IsDataLoss(coordinator->CreateSnapshot("job").status()));
   shards[1]->order_status = absl::OkStatus();
   ASSERT_TRUE(*coordinator->CloseSession("job"));
@@ -298,9 +290,8 @@ TEST_F(CoordinatorSnapshotsTest, ARestoreThatFailedKeepsEverybodyOut) {
 }
 
 TEST_F(CoordinatorSnapshotsTest, UnknownSessionsAreNamed) {
-  const absl::Status status = coordinator->CreateSnapshot("other").status();
-  EXPECT_TRUE(absl::IsNotFound(status));
-  EXPECT_EQ(GetErrorReason(status), ErrorReason::kUnknownSession);
+  EXPECT_THAT(coordinator->CreateSnapshot("other"),
+              StatusIs(absl::StatusCode::kNotFound, ErrorReason::kUnknownSession));
 }
 
 }  // namespace

@@ -52,8 +52,7 @@ TEST_F(CoordinatorTest, ARankOnAShardsDeviceSendsItsLayers) {
   EXPECT_TRUE(coordinator->OpenSession(opened->spec).ok());
   SessionSpec other = opened->spec;
   other.delegates = {0, 1, 0, 1};
-  EXPECT_THAT(std::string(coordinator->OpenSession(other).status().message()),
-              HasSubstr("delegates: have [1, 0, 1, 0], got [0, 1, 0, 1]"));
+  EXPECT_THAT(coordinator->OpenSession(other), MessageIs(HasSubstr("delegates: have [1, 0, 1, 0], got [0, 1, 0, 1]")));
 }
 
 TEST_F(CoordinatorTest, DevicesChooseNoDelegatesInOtherExchangesAndNoneThatWereGiven) {
@@ -68,19 +67,16 @@ TEST_F(CoordinatorTest, DevicesChooseNoDelegatesInOtherExchangesAndNoneThatWereG
 
 TEST_F(CoordinatorTest, RanksHaveOneDeviceEach) {
   const std::vector<std::string> one = {"a"}, long_name = {"a", std::string(65, 'x')};
-  EXPECT_THAT(std::string(coordinator->OpenSession(spec, {}, one).status().message()),
-              HasSubstr("rank_devices: expected none or 2, got 1"));
-  EXPECT_THAT(std::string(coordinator->OpenSession(spec, {}, long_name).status().message()),
-              HasSubstr("rank_devices: expected at most 64 bytes, got 65"));
+  EXPECT_THAT(coordinator->OpenSession(spec, {}, one), MessageIs(HasSubstr("rank_devices: expected none or 2, got 1")));
+  EXPECT_THAT(coordinator->OpenSession(spec, {}, long_name),
+              MessageIs(HasSubstr("rank_devices: expected at most 64 bytes, got 65")));
 }
 
 TEST_F(CoordinatorTest, AnotherSpecUnderTheNameIsRefusedAndTheFieldNamed) {
   Open();
   spec.inv_freq = 77;
-  const absl::Status status = coordinator->OpenSession(spec).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(GetErrorReason(status), ErrorReason::kSpecMismatch);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("inv_freq"));
+  EXPECT_THAT(coordinator->OpenSession(spec),
+              StatusIs(absl::StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch, HasSubstr("inv_freq")));
 }
 
 TEST_F(CoordinatorTest, ChecksEverythingBeforeAskingShards) {
@@ -109,9 +105,7 @@ TEST_F(CoordinatorTest, SpreadsLayersAndNamesTheAddressesToDial) {
 
 TEST_F(CoordinatorTest, FailedOpenLeavesNothingBehind) {
   shards[1]->refuse_installs = true;
-  const absl::Status status = coordinator->OpenSession(spec).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("shard1"));
+  EXPECT_THAT(coordinator->OpenSession(spec), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("shard1")));
   EXPECT_TRUE(shards[0]->installed.empty());
   EXPECT_TRUE(coordinator->ListSessions().empty());
   shards[1]->refuse_installs = false;
@@ -120,16 +114,12 @@ TEST_F(CoordinatorTest, FailedOpenLeavesNothingBehind) {
 
 TEST_F(CoordinatorTest, DeadShardMakesOpenUnavailable) {
   shards[1]->down = true;
-  const absl::Status status = coordinator->OpenSession(spec).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("shard1"));
+  EXPECT_THAT(coordinator->OpenSession(spec), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("shard1")));
 }
 
 TEST_F(CoordinatorTest, MemoryThatDoesNotSufficeIsRefusedWithNumbers) {
   for (const auto& shard : shards) shard->capacity = 10;
-  const absl::Status status = coordinator->OpenSession(spec).status();
-  EXPECT_EQ(GetErrorReason(status), ErrorReason::kCapacity);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("has left is 10"));
+  EXPECT_THAT(coordinator->OpenSession(spec), ReasonIs(ErrorReason::kCapacity, HasSubstr("has left is 10")));
 }
 
 TEST_F(CoordinatorTest, SessionsThatNobodyKnowsMakeRoomForNewOnes) {
@@ -182,8 +172,7 @@ TEST_F(CoordinatorTest, SessionBecomesActiveWithTheLastRank) {
 
 TEST_F(CoordinatorTest, RestartedWorkerFencesTheOldOneWithANewEpoch) {
   const uint64_t id = Open();
-  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
-  coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
+  JoinAll();
   const int told = shards[0]->installs;
   EXPECT_EQ(coordinator->JoinSession("job", 1, 5, 0)->epoch, 1u);
   EXPECT_EQ(shards[0]->installs, told) << "the same incarnation changes nothing";
@@ -192,8 +181,7 @@ TEST_F(CoordinatorTest, RestartedWorkerFencesTheOldOneWithANewEpoch) {
   EXPECT_EQ(restarted->epoch, 2u);
   EXPECT_TRUE(restarted->active);
   EXPECT_EQ(shards[0]->installed[id].epoch, 2u);
-  const absl::Status old = coordinator->JoinSession("job", 1, 5, 0).status();
-  EXPECT_EQ(GetErrorReason(old), ErrorReason::kStaleIncarnation);
+  EXPECT_THAT(coordinator->JoinSession("job", 1, 5, 0), ReasonIs(ErrorReason::kStaleIncarnation));
   EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(id, 2, 1, 0, 1)).status()), ErrorReason::kStaleIncarnation);
   EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(id, 1, 0, 0, 1)).status()), ErrorReason::kStaleEpoch);
   EXPECT_TRUE(coordinator->ReportStep(Report(id, 2, 0, 0, 1)).ok());
@@ -221,18 +209,17 @@ TEST_F(CoordinatorTest, RefusesUnknownRanksSessionsAndIncarnations) {
 TEST_F(CoordinatorTest, RefusesNumbersThatLeaveNoRoomForLaterOnes) {
   const uint64_t id = Open();
   constexpr uint64_t kAll = ~uint64_t{0};
-  const absl::Status far = coordinator->JoinSession("job", 0, 5, kAll).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(far)) << far;
-  EXPECT_THAT(std::string(far.message()), HasSubstr("first_step: expected at most 281474976710656, got"));
-  const absl::Status last = coordinator->JoinSession("job", 0, kAll, 0).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(last)) << last;
-  EXPECT_THAT(std::string(last.message()), HasSubstr("incarnation: expected 1 ... 9223372036854775807, got"));
-  for (const uint32_t rank : {0u, 1u}) ASSERT_TRUE(coordinator->JoinSession("job", rank, 5, 0).ok());
+  EXPECT_THAT(
+      coordinator->JoinSession("job", 0, 5, kAll),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("first_step: expected at most 281474976710656, got")));
+  EXPECT_THAT(
+      coordinator->JoinSession("job", 0, kAll, 0),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("incarnation: expected 1 ... 9223372036854775807, got")));
+  JoinAll();
   StepReport report = Report(id, 1, 0, 0, 1);
   report.samples = kAll;
-  const absl::Status heavy = coordinator->ReportStep(report).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(heavy)) << heavy;
-  EXPECT_THAT(std::string(heavy.message()), HasSubstr("samples: expected at most"));
+  EXPECT_THAT(coordinator->ReportStep(report),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("samples: expected at most")));
   report.samples = 1;
   EXPECT_TRUE(coordinator->ReportStep(report).ok());
 }
@@ -243,11 +230,10 @@ TEST_F(CoordinatorTest, DescriptionsAndRanksAreCountedAndRefusedWithNumbers) {
   Open();
   spec.name = "wide";
   spec.world_size = 65536;
-  const absl::Status wide = coordinator->OpenSession(spec).status();
-  EXPECT_EQ(GetErrorReason(wide), ErrorReason::kCapacity) << wide;
-  EXPECT_THAT(std::string(wide.message()),
-              AllOf(HasSubstr(absl::StrCat("keeps ", options.table_bytes)), HasSubstr("in 1 sessions"),
-                    HasSubstr(absl::StrCat("needs ", SessionTableBytes(spec)))));
+  EXPECT_THAT(coordinator->OpenSession(spec),
+              ReasonIs(ErrorReason::kCapacity,
+                       AllOf(HasSubstr(absl::StrCat("keeps ", options.table_bytes)), HasSubstr("in 1 sessions"),
+                             HasSubstr(absl::StrCat("needs ", SessionTableBytes(spec))))));
   spec.name = "next";
   spec.world_size = 2;
   ASSERT_TRUE(coordinator->OpenSession(spec).ok());
@@ -273,10 +259,9 @@ TEST_F(CoordinatorTest, OneRankThatBeginsFarAheadGetsNoLeaseThere) {
   Open();
   ASSERT_TRUE(coordinator->JoinSession("job", 0, 5, uint64_t{1} << 48).ok());
   EXPECT_EQ(coordinator->JoinSession("job", 1, 5, 0)->directive.lease_through_step, 10u);
-  const absl::Status far = coordinator->JoinSession("job", 0, 6, uint64_t{1} << 48).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(far)) << far;
-  EXPECT_THAT(std::string(far.message()),
-              AllOf(HasSubstr("first_step: expected at most 16777226"), HasSubstr("got 281474976710656")));
+  EXPECT_THAT(coordinator->JoinSession("job", 0, 6, uint64_t{1} << 48),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("first_step: expected at most 16777226"), HasSubstr("got 281474976710656"))));
   EXPECT_EQ(coordinator->JoinSession("job", 0, 6, 20'000)->directive.lease_through_step, 10u) << "the other is at 0";
   EXPECT_EQ(coordinator->JoinSession("job", 1, 6, 20'000)->directive.lease_through_step, 20'010u)
       << "all have loaded a checkpoint of another run";
@@ -284,8 +269,7 @@ TEST_F(CoordinatorTest, OneRankThatBeginsFarAheadGetsNoLeaseThere) {
 
 TEST_F(CoordinatorTest, ReportsAreAveragedOnceAndExtendTheLease) {
   const uint64_t id = Open();
-  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
-  coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
+  JoinAll();
   EXPECT_EQ(coordinator->ReportStep(Report(id, 1, 0, 7, 2.0))->lease_through_step, 17u);
   EXPECT_EQ(coordinator->ReportStep(Report(id, 1, 0, 7, 2.0))->lease_through_step, 17u);
   EXPECT_TRUE(observer.losses.empty());
@@ -314,8 +298,7 @@ TEST_F(CoordinatorTest, ListsTheGreatestStepThatEachShardHasToldInThisEpoch) {
 
 TEST_F(CoordinatorTest, TellsAStepOfNoFiniteLossToo) {
   const uint64_t id = Open();
-  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
-  coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
+  JoinAll();
   for (uint32_t rank = 0; rank < 2; ++rank) {
     ASSERT_TRUE(coordinator->ReportStep(Report(id, 1, rank, 0, std::nan(""))).ok());
   }
@@ -338,8 +321,7 @@ TEST_F(CoordinatorTest, TellsHowManyRanksAreInAsItChanges) {
 
 TEST_F(CoordinatorTest, LeftRankMayBeTakenAgainInANewEpoch) {
   const uint64_t id = Open();
-  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
-  coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
+  JoinAll();
   EXPECT_TRUE(coordinator->LeaveSession(id, 0, 5).ok());
   EXPECT_TRUE(coordinator->LeaveSession(id, 0, 5).ok()) << "repeated";
   EXPECT_EQ(coordinator->ListSessions()[0].joined, 1u);
@@ -370,9 +352,7 @@ TEST_F(CoordinatorTest, DrainingRefusesNewSessionsAlone) {
   EXPECT_TRUE(coordinator->JoinSession("job", 0, 5, 0).ok());
   SessionSpec other = spec;
   other.name = "other";
-  const absl::Status status = coordinator->OpenSession(other).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(GetErrorReason(status), ErrorReason::kDraining);
+  EXPECT_THAT(coordinator->OpenSession(other), StatusIs(absl::StatusCode::kUnavailable, ErrorReason::kDraining));
 }
 
 TEST_F(CoordinatorTest, AShardThatDoesNotAnswerIsReportedOnceAndWhenItAnswersAgain) {

@@ -30,18 +30,17 @@ TEST_F(TenantLimitsTest, SessionsAreCountedByTenant) {
   EXPECT_TRUE(Open("a1", Of({"tenant a"})).ok());
   EXPECT_TRUE(Open("a2", Of({"tenant a"})).ok());
   EXPECT_TRUE(Open("a2", Of({"tenant a"})).ok()) << "it is there";
-  const absl::Status refused = Open("a3", Of({"tenant a"}));
-  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(GetErrorReason(refused), ErrorReason::kCapacity);
-  EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("\"a3\""), HasSubstr(": tenant a: expected at most 2 sessions"), HasSubstr("got 2")));
+  EXPECT_THAT(
+      Open("a3", Of({"tenant a"})),
+      StatusIs(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
+               AllOf(HasSubstr("\"a3\""), HasSubstr(": tenant a: expected at most 2 sessions"), HasSubstr("got 2"))));
   EXPECT_TRUE(Open("b1", Of({"b"})).ok()) << "another tenant";
-  const absl::Status of_both = Open("both", Of({"tenant b", "tenant a"}));
-  EXPECT_THAT(std::string(of_both.message()), AllOf(HasSubstr("tenant a"), Not(HasSubstr("tenant b"))));
+  EXPECT_THAT(Open("both", Of({"tenant b", "tenant a"})),
+              MessageIs(AllOf(HasSubstr("tenant a"), Not(HasSubstr("tenant b")))));
   EXPECT_TRUE(Open("c1", Of({"token 0123"})).ok());
   EXPECT_TRUE(Open("c2", Of({"token 0123"})).ok());
-  EXPECT_THAT(std::string(Open("c3", Of({"token 0123"})).message()),
-              AllOf(HasSubstr("the caller's token: expected"), Not(HasSubstr("0123"))));
+  EXPECT_THAT(Open("c3", Of({"token 0123"})),
+              MessageIs(AllOf(HasSubstr("the caller's token: expected"), Not(HasSubstr("0123")))));
   ASSERT_TRUE(coordinator->CloseSession("a1", Of({"tenant a"})).ok());
   EXPECT_TRUE(Open("a3", Of({"tenant a"})).ok());
 }
@@ -51,11 +50,10 @@ TEST_F(TenantLimitsTest, BytesAreThoseOfPlacement) {
   Limit({.bytes = 2 * Bytes()});
   EXPECT_TRUE(Open("a1", Of({"tenant a"})).ok());
   EXPECT_TRUE(Open("a2", Of({"tenant a"})).ok());
-  const absl::Status refused = Open("a3", Of({"tenant a"}));
-  EXPECT_EQ(GetErrorReason(refused), ErrorReason::kCapacity);
-  EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr(absl::StrCat("at most ", 2 * Bytes(), " bytes")), HasSubstr("in 2 sessions"),
-                    HasSubstr(absl::StrCat("and ", Bytes(), " more"))));
+  EXPECT_THAT(Open("a3", Of({"tenant a"})),
+              ReasonIs(ErrorReason::kCapacity,
+                       AllOf(HasSubstr(absl::StrCat("at most ", 2 * Bytes(), " bytes")), HasSubstr("in 2 sessions"),
+                             HasSubstr(absl::StrCat("and ", Bytes(), " more")))));
 }
 
 TEST_F(TenantLimitsTest, WithoutAnAccessFileAllAreOneTenant) {

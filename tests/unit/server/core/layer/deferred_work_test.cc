@@ -39,38 +39,16 @@ class DeferredWorkTest : public ShardFixture {
     options.make_method = MakeMethod;
   }
 
-  // All ranks' contributions to a step; their answers once the executor has nothing to do.
-  std::vector<Payload> RunStep(Shard& on, Executor& by, uint64_t step) {
-    std::vector<absl::StatusOr<GradientResult>> results(spec.layers.size());
-    for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-      for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
-        if (IsStatisticStep(spec, step)) {
-          const ContributionHeader header = Header(ContributionKind::kStatistics, step, rank, layer);
-          SubmitTo(on, header, Distinct(header),
-                   [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); });
-        }
-        const ContributionHeader header = Header(ContributionKind::kGradient, step, rank, layer);
-        SubmitTo(
-            on, header, Distinct(header),
-            [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); },
-            [&results, rank, layer](absl::StatusOr<GradientResult> result) {
-              if (rank == 0) results[layer] = std::move(result);
-            });
-      }
-    }
-    by.Drain();
-    std::vector<Payload> answers;
-    for (const absl::StatusOr<GradientResult>& result : results) {
-      EXPECT_TRUE(result.ok()) << result.status();
-      answers.push_back(result.ok() && result->bytes != nullptr ? *result->bytes : Payload());
-    }
-    return answers;
-  }
   std::vector<std::vector<Payload>> RunJob(Executor& by) {
     Shard job(options, *backend, by, clock, logger, observer);
     EXPECT_TRUE(job.Install(MakeInstall()).ok());
     std::vector<std::vector<Payload>> answers;
-    for (uint64_t step = 0; step < 24; ++step) answers.push_back(RunStep(job, by, step));
+    for (uint64_t step = 0; step < 24; ++step) {
+      std::vector<Payload>& of_step = answers.emplace_back();
+      for (const GradientResult& result : RunStep(job, by, step)) {
+        of_step.push_back(result.bytes == nullptr ? Payload() : *result.bytes);
+      }
+    }
     return answers;
   }
 };

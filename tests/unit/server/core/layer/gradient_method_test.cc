@@ -40,6 +40,12 @@ class GradientMethodTest : public ShardFixture, public ::testing::WithParamInter
     journal.Restore(*shard);
     ASSERT_TRUE(shard->replay().Finish().empty());
   }
+  // Steps 0 to `last` by all ranks.
+  void TrainThrough(uint64_t last) {
+    for (uint64_t step = 0; step <= last; ++step) {
+      for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) SendGradient(step, rank);
+    }
+  }
 
   // The gradient of a step. Every rank has the same, whose average is itself.
   static std::vector<float> GradientOf(uint64_t step) {
@@ -52,15 +58,6 @@ class GradientMethodTest : public ShardFixture, public ::testing::WithParamInter
   std::shared_ptr<Reply> SendGradient(uint64_t step, uint32_t rank = 0) {
     const ContributionHeader header = Header(ContributionKind::kGradient, step, rank);
     return Send(header, EncodeValues(spec.gradient_dtype, GradientOf(step), 1.0f));
-  }
-  // The rank has the answers to the steps before `next_step`, and keeps the gradient of `step`.
-  absl::StatusOr<uint64_t> Resume(uint64_t step, uint32_t rank, uint64_t factor_version, uint64_t next_step) {
-    return shard->data_plane().Resume({.key = Header(ContributionKind::kGradient, step, rank).key,
-                                       .factor_version = factor_version,
-                                       .next_step = next_step});
-  }
-  absl::Status Resume(uint64_t step, uint32_t rank, uint64_t factor_version) {
-    return Resume(step, rank, factor_version, step).status();
   }
 
   // The method called directly with the gradients of these steps, in order: the last answer.
@@ -83,10 +80,8 @@ class GradientMethodTest : public ShardFixture, public ::testing::WithParamInter
     return steps;
   }
   void ExpectAnswer(const Reply& reply, const std::vector<uint64_t>& steps) {
-    ASSERT_TRUE(reply.result.has_value());
-    ASSERT_TRUE(reply.result->ok()) << reply.result->status();
     EXPECT_EQ(reply.decision(), Decision::kPreconditioned);
-    EXPECT_EQ((*reply.result)->factor_version, steps.size());
+    EXPECT_EQ(reply.version(), steps.size());
     EXPECT_EQ(reply.values(), Direct(steps));
   }
 
@@ -113,7 +108,7 @@ TEST_P(GradientMethodTest, PreconditionsFromTheFirstGradientOnAndCountsThem) {
 TEST_P(GradientMethodTest, AGradientThatTheSnapshotHasIsAnsweredAgainAndNotCounted) {
   Begin();
   // Step 4's work gives the snapshot of steps 0 ... 3; its answer is lost with the shard.
-  for (uint64_t step = 0; step <= 4; ++step) SendGradient(step);
+  TrainThrough(4);
   ASSERT_EQ(journal.snapshots(), 1);
   Crash();
   EXPECT_EQ(StatsOf(0).factor_version, 4u);
@@ -128,7 +123,7 @@ TEST_P(GradientMethodTest, AGradientThatTheSnapshotHasIsAnsweredAgainAndNotCount
 
 TEST_P(GradientMethodTest, GoesOnFromTheSnapshotWithoutTheGradientsSince) {
   Begin();
-  for (uint64_t step = 0; step <= 7; ++step) SendGradient(step);
+  TrainThrough(7);
   Crash();
   // The answer of step 7 never came; that of 6 did, and its gradient is sent again too.
   ASSERT_TRUE(Resume(7, 0, 7).ok());
@@ -162,10 +157,7 @@ TEST_P(GradientMethodTest, EverySnapshotsStepIsExactForOneRank) {
 TEST_P(GradientMethodTest, ReplicasNeverGetTwoAnswersToOneStep) {
   spec.world_size = 2;
   Begin();
-  for (uint64_t step = 0; step <= 6; ++step) {
-    SendGradient(step, 0);
-    SendGradient(step, 1);
-  }
+  TrainThrough(6);
   // Rank 0 has the answer of step 6, rank 1 has not.
   Crash();
   EXPECT_EQ(Resume(6, 0, 7, 7).value(), 3u);
@@ -182,7 +174,7 @@ TEST_P(GradientMethodTest, ReplicasNeverGetTwoAnswersToOneStep) {
     install.members[rank] = {.rank = rank, .incarnation = 2, .first_step = 5};
   }
   ASSERT_TRUE(shard->Install(install).ok());
-  EXPECT_FALSE(SendGradient(5, 0)->result.has_value());
+  EXPECT_FALSE(SendGradient(5, 0)->answered());
   const std::shared_ptr<Reply> answered = SendGradient(5, 1);
   ExpectAnswer(*answered, {0, 1, 2, 3, 5});
 }
@@ -202,9 +194,7 @@ TEST_P(GradientMethodTest, ARankThatNeverHadAnAnswerAsksForALostOne) {
 TEST_P(GradientMethodTest, ReplicasThatHaveEqualAnswersGoOnWithOlderFactors) {
   spec.world_size = 2;
   Begin();
-  for (uint64_t step = 0; step <= 6; ++step) {
-    for (uint32_t rank : {0u, 1u}) SendGradient(step, rank);
-  }
+  TrainThrough(6);
   Crash();
   for (uint32_t rank : {0u, 1u}) {
     EXPECT_EQ(Resume(6, rank, 7, 7).value(), 3u);
@@ -224,9 +214,7 @@ TEST_P(GradientMethodTest, ReplicasThatHaveEqualAnswersGoOnWithOlderFactors) {
 TEST_P(GradientMethodTest, ARepeatedResumeTellsTheLossAgain) {
   spec.world_size = 2;
   Begin();
-  for (uint64_t step = 0; step <= 6; ++step) {
-    for (uint32_t rank : {0u, 1u}) SendGradient(step, rank);
-  }
+  TrainThrough(6);
   Crash();
   for (uint32_t rank : {0u, 1u}) EXPECT_EQ(Resume(6, rank, 7, 7).value(), 3u);
   EXPECT_EQ(Resume(6, 0, 7, 7).value(), 3u) << "its acknowledgement may not have come";
@@ -264,15 +252,14 @@ TEST_P(GradientMethodTest, ARankGetsTheAnswerOfATornStepWithoutTheOthersGradient
     EXPECT_EQ(Resume(5, 1, 6, 6).value(), 0u);
     const std::shared_ptr<Reply> again = SendGradient(6, 1);
     EXPECT_TRUE(again->duplicate());
-    ASSERT_TRUE(again->result.has_value() && again->result->ok());
-    EXPECT_EQ(*(*again->result)->bytes, *(*had->result)->bytes);
-    EXPECT_EQ((*again->result)->factor_version, 7u);
+    EXPECT_EQ(*again->answer().bytes, *had->answer().bytes);
+    EXPECT_EQ(again->version(), 7u);
     // Rank 0 keeps the step's gradient for others and sends it again; the next step is answered to both.
     EXPECT_EQ(Resume(6, 0, 7, 7).value(), 0u);
     EXPECT_TRUE(SendGradient(6, 0)->duplicate());
     SendGradient(7, 0);
     const std::shared_ptr<Reply> next = SendGradient(7, 1);
-    EXPECT_EQ((*next->result)->factor_version, 8u);
+    EXPECT_EQ(next->version(), 8u);
     EXPECT_EQ(shard->in_flight(), 0);
     ASSERT_TRUE(shard->Remove(kSession).ok());
     journal.Clear();
@@ -338,9 +325,7 @@ TEST_P(GradientMethodTest, GradientsOfAnotherHistoryThanThePlansAreNotTakenIn) {
 TEST_P(GradientMethodTest, AFinalSnapshotIsExactWithoutAJournalOfGradients) {
   spec.world_size = 2;
   Begin();
-  for (uint64_t step = 0; step <= 6; ++step) {
-    for (uint32_t rank : {0u, 1u}) SendGradient(step, rank);
-  }
+  TrainThrough(6);
   EXPECT_TRUE(shard->upkeep().WriteFinalSnapshots(absl::InfiniteFuture()).empty());
   Crash();
   EXPECT_EQ(StatsOf(0).factor_version, 7u);
@@ -356,9 +341,7 @@ TEST_P(GradientMethodTest, AFinalSnapshotIsExactWithoutAJournalOfGradients) {
 TEST_P(GradientMethodTest, StepsBeforeTheLastOneOfAFinalSnapshotAreNotAnsweredAgain) {
   spec.world_size = 2;
   Begin();
-  for (uint64_t step = 0; step <= 6; ++step) {
-    for (uint32_t rank : {0u, 1u}) SendGradient(step, rank);
-  }
+  TrainThrough(6);
   EXPECT_TRUE(shard->upkeep().WriteFinalSnapshots(absl::InfiniteFuture()).empty());
   Crash();
   // Both lack the answer of step 6, and repeat the gradient of step 5 too.
@@ -373,10 +356,7 @@ TEST_P(GradientMethodTest, StepsBeforeTheLastOneOfAFinalSnapshotAreNotAnsweredAg
 TEST_P(GradientMethodTest, AnAnswerThatNobodyHasHadIsMadeAgain) {
   spec.world_size = 2;
   Begin();
-  for (uint64_t step = 0; step <= 4; ++step) {
-    SendGradient(step, 0);
-    SendGradient(step, 1);
-  }
+  TrainThrough(4);
   Crash();
   // Step 3 is the oldest that each of them keeps.
   for (uint32_t rank : {0u, 1u}) ASSERT_TRUE(Resume(3, rank, 4).ok());
@@ -428,7 +408,7 @@ TEST_P(GradientMethodTest, AnUpdateThatCannotBeMadeIsSkipped) {
   ASSERT_TRUE(faults.failed());
   faults.NeverFail();
   EXPECT_EQ(failed->decision(), Decision::kSkip);
-  EXPECT_EQ((*failed->result)->cause, AnswerCause::kFailed);
+  EXPECT_EQ(failed->answer().cause, AnswerCause::kFailed);
   EXPECT_THAT(lines, testing::ElementsAre(testing::HasSubstr("step skipped")));
   ExpectAnswer(*SendGradient(2), {0, 2});
   shard.reset();  // before `cpu`

@@ -15,19 +15,38 @@
 namespace precondor {
 namespace {
 
-TEST(ReservationTest, ALayersCostIsItsFlops) {
-  SessionSpec spec;
-  spec.method.name = "fake";
-  spec.layers = {{.name = "small", .d_out = 10, .d_in = 10, .has_bias = false},
-                 {.name = "large", .d_out = 10, .d_in = 20, .has_bias = false}};
-  const auto methods = MethodSet::Make(spec, [](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
-    return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
-  });
-  ASSERT_TRUE(methods.ok()) << methods.status();
-  const std::vector<PlacementLayer> layers = EstimateLayers(spec, *methods);
+class ReservationTest : public testing::Test {
+ protected:
+  static SessionSpec TwoLayers() {
+    SessionSpec spec;
+    spec.method.name = "fake";
+    spec.gradient_dtype = DType::kBF16;
+    spec.layers = {{.name = "small", .d_out = 10, .d_in = 10, .has_bias = false},
+                   {.name = "large", .d_out = 10, .d_in = 20, .has_bias = false}};
+    return spec;
+  }
+  const SessionSpec spec = TwoLayers();
+  const MethodSet methods = MethodSet::Make(spec, [](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+                              return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
+                            }).value();
+};
+
+TEST_F(ReservationTest, ALayersCostIsItsFlops) {
+  const std::vector<PlacementLayer> layers = EstimateLayers(spec, methods);
   EXPECT_EQ(layers[0].cost, 100);
   EXPECT_EQ(layers[1].cost, 200);
   EXPECT_GT(layers[1].bytes, layers[0].bytes);
+}
+
+TEST_F(ReservationTest, ScratchIsEachLayersOwnWhereAllAreAtWorkAtOnce) {
+  const auto of = [&](std::vector<uint32_t> layers, int parallelism) {
+    return ComputeReservation(spec, methods, layers, /*window_steps=*/2, parallelism).scratch;
+  };
+  const int64_t narrow = of({0}, 1), wide = of({1}, 1);
+  EXPECT_GT(wide, narrow);
+  EXPECT_EQ(of({0, 1}, 1), wide);
+  EXPECT_EQ(of({0, 1}, 2), narrow + wide);
+  EXPECT_EQ(of({0, 1}, 512), narrow + wide);
 }
 
 TEST(MemoryAccountTest, AdmitsUpToTheLastByteAndNamesTheNumbers) {

@@ -12,6 +12,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "tests/support/fake_clock.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/wait_until.h"
 
 namespace precondor {
@@ -36,10 +37,8 @@ TEST_F(FencingGateTest, RefusesWhoHasBeenReplaced) {
   EXPECT_TRUE(gate.Enter(5).ok());
   EXPECT_TRUE(gate.Enter(5).ok());
   EXPECT_TRUE(gate.Enter(9).ok());
-  const absl::Status refused = gate.Enter(8).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(GetErrorReason(refused), ErrorReason::kStaleLeader);
-  EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("expected at least 9"), HasSubstr("got 8")));
+  EXPECT_THAT(gate.Enter(8), StatusIs(absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleLeader,
+                                      AllOf(HasSubstr("expected at least 9"), HasSubstr("got 8"))));
   EXPECT_EQ(gate.Enter(0).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(remembered, ElementsAre(5, 9)) << "once each";
 }
@@ -49,10 +48,8 @@ TEST_F(FencingGateTest, RefusesATokenFarAboveTheClockAndTheTokensBefore) {
   ASSERT_TRUE(gate.Enter(5).ok());
   constexpr uint64_t kYear = uint64_t{366} * 24 * 3600 * 1'000'000'000;
   for (const uint64_t token : {2 * kYear, ~uint64_t{0}}) {
-    const absl::Status refused = gate.Enter(token).status();
-    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(refused.message()),
-                AllOf(HasSubstr("expected at most "), HasSubstr(std::to_string(token))));
+    EXPECT_THAT(gate.Enter(token), StatusIs(absl::StatusCode::kInvalidArgument,
+                                            AllOf(HasSubstr("expected at most "), HasSubstr(std::to_string(token)))));
   }
   EXPECT_TRUE(gate.Enter(6).ok());
   EXPECT_TRUE(gate.Enter(kYear + 6).ok());
@@ -71,9 +68,7 @@ TEST_F(FencingGateTest, WhatAnEarlierProcessRememberedCounts) {
 TEST_F(FencingGateTest, NobodyGetsInWithATokenThatIsNotDurable) {
   ASSERT_TRUE(gate.Enter(5).ok());
   disk = absl::ResourceExhaustedError("no space left");
-  const absl::Status refused = gate.Enter(6).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("no space left"));
+  EXPECT_THAT(gate.Enter(6), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no space left")));
   EXPECT_FALSE(gate.Enter(5).ok()) << "there is a later one";
   disk = absl::OkStatus();
   EXPECT_TRUE(gate.Enter(6).ok());

@@ -47,34 +47,16 @@ class ShardCudaTest : public ShardFixture {
     shard = std::make_unique<Shard>(options, *cuda_, *executor_, clock, logger, observer);
     return *shard;
   }
-  // All ranks' contributions to a step; the layers' answers.
-  std::vector<GradientResult> Step(uint64_t step) {
-    std::vector<absl::StatusOr<GradientResult>> results(spec.layers.size());
-    for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-      for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
-        const ContributionHeader statistics = Header(ContributionKind::kStatistics, step, rank, layer);
-        SubmitTo(*shard, statistics, Distinct(statistics),
-                 [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); });
-        const ContributionHeader gradient = Header(ContributionKind::kGradient, step, rank, layer);
-        SubmitTo(
-            *shard, gradient, Distinct(gradient),
-            [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); },
-            [&results, rank, layer](absl::StatusOr<GradientResult> result) {
-              if (rank == 0) results[layer] = std::move(result);
-            });
-      }
+  void UseLowRankLayers(int64_t count) {
+    spec.method = {.name = "mkor", .options = {{"representation", "LOW_RANK"}, {"rank", 64.0}}};
+    spec.layers.clear();
+    for (int64_t i = 0; i < count; ++i) {
+      spec.layers.push_back({.name = absl::StrCat("l", i), .d_out = 17 + i, .d_in = 60 - i, .has_bias = false});
     }
-    executor_->Drain();
-    std::vector<GradientResult> answers;
-    for (absl::StatusOr<GradientResult>& result : results) {
-      EXPECT_TRUE(result.ok()) << result.status();
-      answers.push_back(result.ok() ? *std::move(result) : GradientResult());
-    }
-    return answers;
   }
   std::vector<Payload> Answers(uint64_t step) {
     std::vector<Payload> answers;
-    for (const GradientResult& result : Step(step)) {
+    for (const GradientResult& result : RunStep(*shard, *executor_, step)) {
       EXPECT_EQ(result.decision, Decision::kPreconditioned) << result.reason;
       answers.push_back(result.bytes == nullptr ? Payload() : *result.bytes);
     }
@@ -90,11 +72,7 @@ class ShardCudaTest : public ShardFixture {
 // Every layer's update and answer pass through the threads of the executor, and share their launches on the driver's.
 TEST_F(ShardCudaTest, AStepTakesTenLaunchesOnAnyNumberOfThreads) {
   constexpr int kLayers = 20;
-  spec.method = {.name = "mkor", .options = {{"representation", "LOW_RANK"}, {"rank", 64.0}}};
-  spec.layers.clear();
-  for (int64_t i = 0; i < kLayers; ++i) {
-    spec.layers.push_back({.name = absl::StrCat("l", i), .d_out = 17 + i, .d_in = 60 - i, .has_bias = false});
-  }
+  UseLowRankLayers(kLayers);
   grouping_.tasks_at_start = kLayers;
   std::vector<Payload> expected;
   for (const int threads : {1, 2, 16, 32}) {
@@ -114,11 +92,7 @@ TEST_F(ShardCudaTest, AStepTakesTenLaunchesOnAnyNumberOfThreads) {
 // tasks that come together, and each round ends: no sealed layer is expected for longer than it takes to come.
 TEST_F(ShardCudaTest, AnUpdateTakesOneUploadALayerAndWaitsForSealedLayers) {
   constexpr int kLayers = 20;
-  spec.method = {.name = "mkor", .options = {{"representation", "LOW_RANK"}, {"rank", 64.0}}};
-  spec.layers.clear();
-  for (int64_t i = 0; i < kLayers; ++i) {
-    spec.layers.push_back({.name = absl::StrCat("l", i), .d_out = 17 + i, .d_in = 60 - i, .has_bias = false});
-  }
+  UseLowRankLayers(kLayers);
   threads_ = 1;
   std::vector<int64_t> launches_together;  // by step
   for (const bool together : {true, false}) {
@@ -174,7 +148,7 @@ TEST_F(ShardCudaTest, LayersOfALostDeviceAnswerIdentityAndWhy) {
   cuda_host::FailCall(0, cudaErrorECCUncorrectable);
   EXPECT_FALSE(cuda_->Allocate(1, 1).ok());
   for (uint64_t step = 1; step < 3; ++step) {
-    for (const GradientResult& answer : Step(step)) {
+    for (const GradientResult& answer : RunStep(*shard, *executor_, step)) {
       EXPECT_EQ(answer.decision, Decision::kIdentity);
       EXPECT_EQ(answer.factor_version, 1u);
       EXPECT_THAT(answer.reason, HasSubstr("CUDA device 0 is lost"));

@@ -44,8 +44,8 @@ class ShardMemoryTest : public ShardFixture {
           EXPECT_TRUE(reply->accepted()) << reply->ack->status();
         }
       }
-      EXPECT_EQ(reply->decision(), decision) << layer << ": " << (*reply->result)->reason;
-      EXPECT_EQ((*reply->result)->factor_version, version) << layer;
+      EXPECT_EQ(reply->decision(), decision) << layer << ": " << reply->answer().reason;
+      EXPECT_EQ(reply->version(), version) << layer;
     }
   }
 

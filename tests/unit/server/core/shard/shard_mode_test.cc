@@ -15,17 +15,13 @@ class ShardModeTest : public ShardFixture {
   std::shared_ptr<Reply> FirstOrderGradient(uint64_t step, uint32_t rank, float value, uint64_t samples = 1) {
     ContributionHeader header = Header(ContributionKind::kGradient, step, rank);
     header.mode = Mode::kFirstOrder;
-    header.samples = samples;
-    Payload payload = Filled(header, value);
-    return Send(header, std::move(payload));
+    return SendFilled(header, value, samples);
   }
   void SecondOrderStep(uint64_t step, uint64_t version = 1) {
-    for (uint32_t rank = 0; rank < 2; ++rank) Statistics(step, rank, 1);
-    Gradient(step, 0, 1);
-    const auto reply = Gradient(step, 1, 1);
-    ASSERT_TRUE(reply->result.has_value());
+    AllStatistics(step);
+    const auto reply = Gradients(step, {1, 1});
     EXPECT_EQ(reply->decision(), Decision::kPreconditioned);
-    EXPECT_EQ((*reply->result)->factor_version, version);
+    EXPECT_EQ(reply->version(), version);
   }
 };
 
@@ -34,9 +30,8 @@ TEST_F(ShardModeTest, FirstOrderAnswersTheAverageAndNeedsNoStatistics) {
   SecondOrderStep(0);
   const auto first = FirstOrderGradient(1, 0, 1.0f, 1);
   const auto second = FirstOrderGradient(1, 1, 5.0f, 3);
-  ASSERT_TRUE(first->result.has_value() && second->result.has_value());
   EXPECT_EQ(first->decision(), Decision::kIdentity);
-  EXPECT_EQ((*first->result)->reason, "first order");
+  EXPECT_EQ(first->answer().reason, "first order");
   EXPECT_THAT(second->values(), Each(FloatEq((1 * 1 + 3 * 5) / 4.0f)));
   EXPECT_EQ(log->updates().size(), 1u);
   EXPECT_EQ(shard->in_flight(), 0);
@@ -62,9 +57,7 @@ TEST_F(ShardModeTest, FactorsGoOnAfterFirstOrderAlsoWhereTheShardWasLost) {
       } else {
         SecondOrderStep(step, step < 2 ? step + 1 : step - 1);
       }
-      MakeShard();
-      journal.Restore(*shard);
-      EXPECT_TRUE(shard->replay().Finish().empty());
+      ComeBack(journal);
       EXPECT_EQ(shard->memory()->reserved(), reserved);
     }
   }
@@ -97,8 +90,7 @@ TEST_F(ShardModeTest, FirstContributionFixesTheModeOfItsStepAndLayer) {
   EXPECT_EQ(Statistics(1, 1, 1)->reason(), ErrorReason::kModeConflict);
   // A refused contribution leaves no trace: both steps end as they began.
   EXPECT_TRUE(Statistics(0, 1, 1)->accepted());
-  Gradient(0, 0, 1);
-  EXPECT_EQ(Gradient(0, 1, 1)->decision(), Decision::kPreconditioned);
+  EXPECT_EQ(Gradients(0, {1, 1})->decision(), Decision::kPreconditioned);
   EXPECT_EQ(FirstOrderGradient(1, 1, 1)->decision(), Decision::kIdentity);
 }
 
@@ -128,18 +120,12 @@ TEST_F(ShardModeTest, GradientsInFirstOrderSkipAndRepeatLikeOthers) {
 TEST_F(ShardModeTest, DelegateGoesOnAnyDistanceAfterASilentStretch) {
   spec.exchange = ExchangeMode::kDelegate;
   Start();
-  const auto step_of_first_layer = [this](uint64_t step) {
-    for (uint32_t rank = 0; rank < 2; ++rank) Statistics(step, rank, 1);
-    return Gradient(step, 0, 1);
-  };
-  EXPECT_EQ(step_of_first_layer(0)->decision(), Decision::kPreconditioned);
+  EXPECT_EQ(SendStep(0)[0]->decision(), Decision::kPreconditioned);
   // A gradient that comes although none is expected is answered with itself.
   const auto stray = FirstOrderGradient(1, 0, 3);
   EXPECT_EQ(stray->decision(), Decision::kIdentity);
   EXPECT_THAT(stray->values(), Each(FloatEq(3)));
-  const auto back = step_of_first_layer(5000);
-  ASSERT_TRUE(back->result.has_value());
-  EXPECT_EQ(back->decision(), Decision::kPreconditioned);
+  EXPECT_EQ(SendStep(5000)[0]->decision(), Decision::kPreconditioned);
   // Not over a step that is still open.
   Statistics(5001, 0, 1);
   EXPECT_EQ(Gradient(9000, 0, 1)->reason(), ErrorReason::kStepTooFarAhead);

@@ -53,7 +53,7 @@ class ShardRecoveryTest : public ShardFixture {
   bool Advance(Lane& lane) {
     if (lane.step == kSteps) return true;
     if (lane.waiting != nullptr) {
-      if (!lane.waiting->result.has_value()) return false;
+      if (!lane.waiting->answered()) return false;
       EXPECT_TRUE(lane.waiting->result->ok()) << lane.waiting->result->status();
       if (lane.waiting->result->ok()) {
         const GradientResult& answer = **lane.waiting->result;
@@ -71,22 +71,16 @@ class ShardRecoveryTest : public ShardFixture {
     return false;
   }
 
-  void ReplaceShard() {
-    MakeShard();
-    journal->Restore(*shard);
-    EXPECT_TRUE(shard->replay().Finish().empty());
-  }
-
   // The shard is lost with every answer that was under way; workers send again what they keep.
   void Crash(std::vector<Lane>& lanes, std::mt19937_64& random) {
-    ReplaceShard();
+    ComeBack(*journal);
     std::shuffle(lanes.begin(), lanes.end(), random);
     for (Lane& lane : lanes) {
       if (lane.step > 0) {
-        const ContributionHeader last = Header(ContributionKind::kGradient, lane.step - 1, lane.rank, lane.layer);
+        const ContributionKey last = Header(ContributionKind::kGradient, lane.step - 1, lane.rank, lane.layer).key;
         const absl::Status known =
             shard->data_plane()
-                .Resume({.key = last.key, .factor_version = lane.factor_version, .next_step = last.key.step})
+                .Resume({.key = last, .factor_version = lane.factor_version, .next_step = last.step})
                 .status();
         EXPECT_TRUE(known.ok()) << known;
         for (ContributionKind kind : Kinds(lane.step - 1)) SendOne(lane, kind, lane.step - 1);
@@ -104,8 +98,7 @@ class ShardRecoveryTest : public ShardFixture {
     shard.reset();
     journal = std::make_unique<MemoryJournal>();
     options.journal = journal.get();
-    MakeShard();
-    EXPECT_TRUE(shard->Install(MakeInstall()).ok());
+    Start();
     std::mt19937_64 random(seed);
     std::bernoulli_distribution crash(crashes);
     std::vector<Lane> lanes;
@@ -170,19 +163,21 @@ class ShardJournalTest : public ShardRecoveryTest {
     spec.world_size = 1;
     spec.inv_freq = 1;
     spec.method = {.name = "fake", .options = {}};
-    options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
-      return std::make_unique<FakeMethod>(log, needs_statistics);
-    };
+    UseFakeMethod();
+  }
+  void StartWithCovariances() {
+    spec.statistics = StatisticsKind::kCovariance;
+    spec.layers.pop_back();
+    UseFakeMethod(/*takes_covariances=*/true);
+    Start();
   }
 };
 
 TEST_F(ShardJournalTest, ASessionWithAGapInItsRecordsIsGivenUp) {
   Start();
-  Statistics(0, 0, 1);
-  Gradient(0, 0, 1);
+  SendStep(0);
   journal->LoseNext(1);
-  Statistics(1, 0, 1);
-  Gradient(1, 0, 1);
+  SendStep(1);
   Statistics(2, 0, 1);
   MakeShard();
   journal->Restore(*shard);
@@ -192,17 +187,15 @@ TEST_F(ShardJournalTest, ASessionWithAGapInItsRecordsIsGivenUp) {
   // The coordinator installs it anew, and that is what comes back then.
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   Statistics(3, 0, 1);
-  ReplaceShard();
+  ComeBack(*journal);
   EXPECT_EQ(shard->ListSessions().size(), 1u);
 }
 
 TEST_F(ShardJournalTest, AnAnswerShowsThatTheUpdateBeforeItIsMissing) {
   Start();
-  Statistics(0, 0, 1);
-  Gradient(0, 0, 1);
+  SendStep(0);
   journal->LoseNext(1);
-  Statistics(1, 0, 1);
-  Gradient(1, 0, 1);
+  SendStep(1);
   MakeShard();
   journal->Restore(*shard);
   EXPECT_EQ(shard->replay().Finish(), std::vector<uint64_t>{kSession});
@@ -213,69 +206,39 @@ TEST_F(ShardJournalTest, ASnapshotHealsAGap) {
   spec.layers.pop_back();
   Start();
   journal->LoseNext(1);
-  for (uint64_t step = 0; step < 3; ++step) {
-    Statistics(step, 0, 1);
-    Gradient(step, 0, 1);
-  }
+  for (uint64_t step = 0; step < 3; ++step) SendStep(step);
   EXPECT_EQ(journal->snapshots(), 1);
-  ReplaceShard();
+  ComeBack(*journal);
   const std::shared_ptr<Reply> reply = Gradient(3, 0, 1);
   Statistics(3, 0, 1);
-  EXPECT_EQ((*reply->result)->factor_version, 4u);
+  EXPECT_EQ(reply->version(), 4u);
 }
 
 TEST_F(ShardJournalTest, CovariancesThatTheJournalDroppedAreLost) {
-  spec.statistics = StatisticsKind::kCovariance;
-  spec.layers.pop_back();
   options.snapshot_interval_steps = 2;
-  options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
-    return std::make_unique<FakeMethod>(log, true, /*takes_covariances=*/true);
-  };
-  Start();
-  for (uint64_t step = 0; step < 6; ++step) {
-    EXPECT_TRUE(Statistics(step, 0, 1)->accepted());
-    const std::shared_ptr<Reply> reply = Gradient(step, 0, 1);
-    ASSERT_TRUE(reply->result.has_value());
-    EXPECT_EQ((*reply->result)->factor_version, step + 1);
-  }
+  StartWithCovariances();
+  for (uint64_t step = 0; step < 6; ++step) EXPECT_EQ(SendStep(step)[0]->version(), step + 1);
   EXPECT_EQ(journal->snapshots(), 2);
-  ReplaceShard();
+  ComeBack(*journal);
   // The cut before step 4 has four updates; those of steps 4 and 5 were dropped.
-  ASSERT_TRUE(shard->data_plane()
-                  .Resume({.key = Header(ContributionKind::kGradient, 6, 0).key, .factor_version = 6, .next_step = 6})
-                  .ok());
-  Statistics(6, 0, 1);
-  const std::shared_ptr<Reply> reply = Gradient(6, 0, 1);
-  ASSERT_TRUE(reply->result.has_value());
+  ASSERT_TRUE(Resume(6, 0, 6).ok());
+  const std::shared_ptr<Reply> reply = SendStep(6)[0];
   EXPECT_EQ(reply->decision(), Decision::kPreconditioned);
-  EXPECT_EQ((*reply->result)->factor_version, 5u);
+  EXPECT_EQ(reply->version(), 5u);
   EXPECT_EQ(shard->in_flight(), 0);
 }
 
 TEST_F(ShardJournalTest, CovariancesComeBackFromTheJournalOfGradients) {
-  spec.statistics = StatisticsKind::kCovariance;
-  spec.layers.pop_back();
   options.snapshot_interval_steps = 4;
-  options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
-    return std::make_unique<FakeMethod>(log, true, /*takes_covariances=*/true);
-  };
   journal->set_keeps_gradients(true);
-  Start();
+  StartWithCovariances();
   for (uint64_t step = 0; step < 9; ++step) {
-    EXPECT_TRUE(Statistics(step, 0, 1)->accepted());
-    const std::shared_ptr<Reply> reply = Gradient(step, 0, 1);
-    const std::vector<float> before = reply->values();
-    ReplaceShard();
-    EXPECT_EQ(
-        shard->data_plane()
-            .Resume(
-                {.key = Header(ContributionKind::kGradient, step, 0).key, .factor_version = step, .next_step = step})
-            .value(),
-        0u);
+    const std::vector<float> before = SendStep(step)[0]->values();
+    ComeBack(*journal);
+    EXPECT_EQ(Resume(step, 0, step).value(), 0u);
     EXPECT_TRUE(Statistics(step, 0, 1)->duplicate());
     const std::shared_ptr<Reply> again = Gradient(step, 0, 1);
-    ASSERT_TRUE(again->result.has_value());
-    EXPECT_EQ((*again->result)->factor_version, step + 1);
+    EXPECT_EQ(again->version(), step + 1);
     EXPECT_EQ(again->values(), before);
   }
   EXPECT_EQ(shard->in_flight(), 0);
@@ -293,29 +256,27 @@ TEST_F(ShardJournalTest, NobodyIsServedBeforeEverythingIsBack) {
   EXPECT_TRUE(absl::IsUnavailable(Gradient(0, 0, 1)->ack->status()));
   shard->replay().Finish();
   EXPECT_EQ(shard->Describe()->sessions.size(), 1u);
-  EXPECT_EQ((*Gradient(0, 0, 1)->result)->factor_version, 1u);
+  EXPECT_EQ(Gradient(0, 0, 1)->version(), 1u);
 }
 
 TEST_F(ShardJournalTest, ARemovedSessionStaysRemoved) {
   Start();
   Statistics(0, 0, 1);
   ASSERT_TRUE(*shard->Remove(kSession));
-  ReplaceShard();
+  ComeBack(*journal);
   EXPECT_TRUE(shard->ListSessions().empty());
 }
 
 TEST_F(ShardJournalTest, AnUpdateThatFailedIsNotMadeAfterAll) {
   Start();
-  Statistics(0, 0, 1);
-  Gradient(0, 0, 1);
+  SendStep(0);
   log->set_fail_updates(true);
-  Statistics(1, 0, 1);
-  const std::shared_ptr<Reply> before = Gradient(1, 0, 1);
+  const std::shared_ptr<Reply> before = SendStep(1)[0];
   log->set_fail_updates(false);
-  ReplaceShard();
+  ComeBack(*journal);
   const std::shared_ptr<Reply> again = Gradient(1, 0, 1);
-  EXPECT_EQ((*before->result)->factor_version, 1u);
-  EXPECT_EQ((*again->result)->factor_version, 1u);
+  EXPECT_EQ(before->version(), 1u);
+  EXPECT_EQ(again->version(), 1u);
   EXPECT_EQ(again->values(), before->values());
 }
 
@@ -325,40 +286,39 @@ TEST_F(ShardJournalTest, AnIdentityThatWasAnsweredIsAnsweredAgain) {
   log->set_poison_results(true);
   EXPECT_EQ(Gradient(0, 0, 1)->decision(), Decision::kIdentity);
   log->set_poison_results(false);
-  ReplaceShard();
+  ComeBack(*journal);
   const std::shared_ptr<Reply> again = Gradient(0, 0, 1);
   EXPECT_EQ(again->decision(), Decision::kIdentity);
-  EXPECT_EQ((*again->result)->reason, "the preconditioned gradient is not finite");
+  EXPECT_EQ(again->answer().reason, "the preconditioned gradient is not finite");
 }
 
 TEST_F(ShardJournalTest, AnAnswerThatCannotBeRepeatedIsAnError) {
   Start();
   Statistics(0, 0, 1);
   EXPECT_EQ(Gradient(0, 0, 1)->decision(), Decision::kPreconditioned);
-  ReplaceShard();
+  ComeBack(*journal);
   log->set_poison_results(true);
   const std::shared_ptr<Reply> again = Gradient(0, 0, 1);
-  ASSERT_TRUE(again->result.has_value());
-  EXPECT_EQ(again->result->status().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(again->outcome(), StatusIs(absl::StatusCode::kInternal));
   EXPECT_EQ(shard->in_flight(), 0);
 }
 
 TEST_F(ShardJournalTest, StatisticsThatWereCountedAreNotCountedAgain) {
   Start();
   Statistics(0, 0, 1);
-  ReplaceShard();
+  ComeBack(*journal);
   EXPECT_TRUE(Statistics(0, 0, 1)->duplicate());
-  EXPECT_EQ((*Gradient(0, 0, 1)->result)->factor_version, 1u);
+  EXPECT_EQ(Gradient(0, 0, 1)->version(), 1u);
 }
 
 TEST_F(ShardJournalTest, WhatAShardThatCameBackGathersIsWrittenDownToo) {
   Start();
   Statistics(0, 0, 1);
-  ReplaceShard();
+  ComeBack(*journal);
   Gradient(0, 0, 1);
   EXPECT_FALSE(Statistics(1, 0, 1)->duplicate());
   EXPECT_EQ(StatsOf(0).factor_version, 2u);
-  ReplaceShard();
+  ComeBack(*journal);
   Gradient(0, 0, 1);
   EXPECT_TRUE(Statistics(1, 0, 1)->duplicate());
   EXPECT_EQ(StatsOf(0).factor_version, 2u);
@@ -368,45 +328,34 @@ TEST_F(ShardJournalTest, WhatAShardThatCameBackGathersIsWrittenDownToo) {
 TEST_F(ShardJournalTest, AStepThatIsAskedForAgainMeetsTheFactorsOfItsTime) {
   spec.world_size = 2;
   Start();
-  for (uint64_t step : {0, 1}) {
-    for (uint32_t rank : {0, 1}) Statistics(step, rank, 1);
-    for (uint32_t rank : {0, 1}) {
-      if (step == 0) Gradient(step, rank, 1);
-    }
-  }
+  SendStep(0);
+  AllStatistics(1);
   EXPECT_EQ(StatsOf(0).factor_version, 2u);
-  ReplaceShard();
+  ComeBack(*journal);
   // One rank had its answer of step 0, the other one had not.
-  Gradient(0, 0, 1);
-  EXPECT_EQ((*Gradient(0, 1, 1)->result)->factor_version, 1u);
-  Gradient(1, 0, 1);
-  EXPECT_EQ((*Gradient(1, 1, 1)->result)->factor_version, 2u);
+  EXPECT_EQ(Gradients(0, {1, 1})->version(), 1u);
+  EXPECT_EQ(Gradients(1, {1, 1})->version(), 2u);
 }
 
 TEST_F(ShardJournalTest, AStepThatNobodyAsksForAgainHoldsNothingUp) {
   spec.world_size = 2;
   Start();
-  for (uint32_t rank : {0, 1}) Statistics(0, rank, 1);
-  for (uint32_t rank : {0, 1}) Gradient(0, rank, 1);
-  ReplaceShard();
+  SendStep(0);
+  ComeBack(*journal);
   // One rank repeats what it need not, the other one goes on.
   const std::shared_ptr<Reply> repeated = Gradient(0, 0, 1);
-  for (uint32_t rank : {0, 1}) Statistics(1, rank, 1);
-  Gradient(1, 0, 1);
-  EXPECT_EQ((*Gradient(1, 1, 1)->result)->factor_version, 2u);
-  ASSERT_TRUE(repeated->result.has_value());
-  EXPECT_EQ(GetErrorReason(repeated->result->status()), ErrorReason::kStaleStep);
+  AllStatistics(1);
+  EXPECT_EQ(Gradients(1, {1, 1})->version(), 2u);
+  EXPECT_EQ(GetErrorReason(repeated->outcome()), ErrorReason::kStaleStep);
   EXPECT_EQ(shard->in_flight(), 0);
 }
 
 TEST_F(ShardJournalTest, AStepThatWasPassedOverIsGoneForWhoeverBeginsWithIt) {
   spec.world_size = 2;
   Start();
-  for (uint64_t step = 0; step < 2; ++step) {
-    if (step == 1) ReplaceShard();
-    for (uint32_t rank : {0, 1}) Statistics(step, rank, 1);
-    for (uint32_t rank : {0, 1}) Gradient(step, rank, 1);
-  }
+  SendStep(0);
+  ComeBack(*journal);
+  SendStep(1);
   const auto fence = [this](uint64_t at_epoch, uint64_t first_step) {
     return shard->Fence({.session_id = kSession,
                          .epoch = at_epoch,
@@ -430,47 +379,27 @@ TEST_F(ShardJournalTest, AnInstallThatComesLateIsNotWhatTheShardComesBackFrom) {
 
 TEST_F(ShardJournalTest, AJobThatWentBackComesBackToWhereItWas) {
   Start();
-  for (uint64_t step = 0; step < 9; ++step) {
-    Statistics(step, 0, 1);
-    Gradient(step, 0, 1);
-  }
-  SessionInstall back = MakeInstall(2);
-  back.rollback_epoch = 2;
-  back.rollback_step = 3;
-  ASSERT_TRUE(shard->Install(back).ok());
-  epoch = 2;
-  ReplaceShard();
+  for (uint64_t step = 0; step < 9; ++step) SendStep(step);
+  Replace({}, 0, /*rollback_step=*/3);
+  ComeBack(*journal);
   // Nothing of the steps beyond is left in the way; their updates are in the factors.
-  Statistics(3, 0, 1);
-  EXPECT_EQ((*Gradient(3, 0, 1)->result)->factor_version, 10u);
-  ReplaceShard();
-  EXPECT_EQ((*Gradient(3, 0, 1)->result)->factor_version, 10u);
+  EXPECT_EQ(SendStep(3)[0]->version(), 10u);
+  ComeBack(*journal);
+  EXPECT_EQ(Gradient(3, 0, 1)->version(), 10u);
   // Back once more, with an update in hand that has come back and not had its turn.
-  back.epoch = 3;
-  back.rollback_epoch = 3;
-  back.rollback_step = 1;
-  ASSERT_TRUE(shard->Install(back).ok());
-  epoch = 3;
-  Statistics(1, 0, 1);
-  EXPECT_EQ((*Gradient(1, 0, 1)->result)->factor_version, 11u);
+  Replace({}, 0, /*rollback_step=*/1);
+  EXPECT_EQ(SendStep(1)[0]->version(), 11u);
 }
 
 TEST_F(ShardJournalTest, AJobThatWentBackGetsSnapshotsOfTheStepsThatComeAgain) {
   spec.layers.pop_back();
   Start();
   const auto train = [this](uint64_t from, uint64_t through) {
-    for (uint64_t step = from; step <= through; ++step) {
-      Statistics(step, 0, 1);
-      Gradient(step, 0, 1);
-    }
+    for (uint64_t step = from; step <= through; ++step) SendStep(step);
   };
   train(0, 8);
   EXPECT_TRUE(absl::IsInvalidArgument(shard->snapshots().Request("job", 5)));
-  SessionInstall back = MakeInstall(2);
-  back.rollback_epoch = 2;
-  back.rollback_step = 3;
-  ASSERT_TRUE(shard->Install(back).ok());
-  epoch = 2;
+  Replace({}, 0, /*rollback_step=*/3);
   EXPECT_TRUE(absl::IsInvalidArgument(shard->snapshots().Request("job", 2)));
   ASSERT_TRUE(shard->snapshots().Request("job", 3).ok()) << "the first of them";
   train(3, 3);
@@ -480,10 +409,9 @@ TEST_F(ShardJournalTest, AJobThatWentBackGetsSnapshotsOfTheStepsThatComeAgain) {
   EXPECT_EQ(journal->snapshots(), 1);
   train(5, 6);
   EXPECT_EQ(journal->snapshots(), 2);
-  ReplaceShard();
+  ComeBack(*journal);
   EXPECT_EQ(shard->Describe()->sessions[0].last_step, 6u);
-  Statistics(7, 0, 1);
-  EXPECT_EQ((*Gradient(7, 0, 1)->result)->factor_version, 14u) << "nine updates, four again, and this one";
+  EXPECT_EQ(SendStep(7)[0]->version(), 14u) << "nine updates, four again, and this one";
 }
 
 }  // namespace
