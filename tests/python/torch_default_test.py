@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Preconditioner where no method is named, and with embeddings.
-
-Skips with 77, and says so, where torch is not installed.
-"""
+"""Preconditioner where no method is named, and with embeddings."""
 
 import copy
 import json
@@ -15,11 +12,11 @@ import time
 import warnings
 from unittest import mock
 
-import torch_case  # before torch: it skips where there is none
 import torch
 from torch import nn
 
 import precondor
+import torch_case
 from precondor import Selection
 from precondor.server import path_of
 from precondor.server import LocalServer
@@ -136,8 +133,7 @@ class DefaultTest(torch_case.ServerCase):
         for number, (options, methods) in enumerate((
                 ({"method": "soap"}, {"soap"}), ({"skip": ["rnn"]}, set()), ({"selection": Selection(skip_types=nn.LSTM)}, set()), ({"method": "mkor"}, set()),
                 ({"method": "mkor", "parameter_methods": {"rnn.weight.*": "kron"}}, {"kron"}))):
-            with self.subTest(options=options), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with self.subTest(options=options), warnings.catch_warnings(action="ignore"):
                 pre = self.preconditioner(Recurrent(), f"{self.name}-{number}", **{"method": None, **options})
                 self.assertEqual({method for name, method in self.methods(pre).items() if name.startswith("rnn")}, methods)
 
@@ -153,8 +149,7 @@ class DefaultTest(torch_case.ServerCase):
                  ({}, {"parameter_methods": {"rows": "soap"}}, "", "muon"), ({"frozen": True}, {}, "", "muon"),
                  ({"layers": 2}, {"skip": ["body.0"]}, "", "eva"), ({"layers": 2}, {"skip": ["body.0"], "method": None}, "no layers", "mkor"))
         for number, (model, options, warning, method) in enumerate(cases):
-            with self.subTest(options=options), warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with self.subTest(options=options), warnings.catch_warnings(record=True, action="always") as caught:
                 pre = self.preconditioner(Own(**model), f"{self.name}-{number}", **{"method": "eva" if model.get("layers") else None, **options})
                 self.assertEqual(len(caught), 1 if warning else 0)
                 self.assertRegex("".join(str(one.message) for one in caught), warning or "^$")
@@ -180,8 +175,7 @@ class DefaultTest(torch_case.ServerCase):
             for given in (None, rate):
                 torch.manual_seed(5)
                 model = kind()
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
+                with warnings.catch_warnings(action="ignore"):
                     pre = self.preconditioner(model, f"{self.name}-{layer}-{given}", method=None, layer_methods={layer: "kfac"})
                 pre.make_optimizer(0.1)
                 (100 * model(torch.arange(7)).square().sum()).backward()

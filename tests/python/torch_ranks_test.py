@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""precondor.torch in a job of two processes on gloo: the trajectory of the formulas in every exchange, and what fails.
-
-Skips with 77, and says so, where torch or its gloo is not installed.
-"""
+"""precondor.torch in a job of two processes on gloo: the trajectory of the formulas in every exchange, and what fails."""
 
 import contextlib
 import pathlib
@@ -11,12 +8,11 @@ import re
 import tempfile
 import unittest
 
-import test_program
-test_program.import_torch()
 import numpy as np
 import torch
 
 import precondor
+import test_program
 import torch_reference
 import torch_training
 from interop_test import Server
@@ -43,15 +39,13 @@ class RanksTest(unittest.TestCase):
     def train(self, case, **options):
         """Both ranks' results, after a check that they have the same weights to the bit."""
         answers = results(self.run_both("train", case=case, **options))
-        for one, other in zip(answers[0][1], answers[1][1]):
-            np.testing.assert_array_equal(one, other)
+        test_program.expect_close(answers[0][1], answers[1][1])
         return answers
 
     def expect_reference(self, case, answers, **options):
         losses, weights = torch_reference.train(torch_reference.CASES[case], world_size=2, **options)
         np.testing.assert_allclose(np.mean([answer[0] for answer in answers], axis=0), losses, rtol=0, atol=TOLERANCE)
-        for got, wanted in zip(answers[0][1], weights):
-            np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE)
+        test_program.expect_close(answers[0][1], weights, TOLERANCE)
 
     def test_trajectory_is_that_of_the_formulas(self):
         for exchange in EXCHANGES:
@@ -78,8 +72,7 @@ class RanksTest(unittest.TestCase):
                     self.assertEqual({d for result in answers[1][2] for d in result["decisions"].values()}, {"PRECONDITIONED"})
 
     def test_rows_that_no_rank_looked_up_stay(self):
-        hows = [("plain", "DIRECT"), ("plain", "DELEGATE"), ("ddp", "DELEGATE")]
-        for how, exchange in hows if torch.__version__.startswith("1.") else [*hows, ("fsdp", "DELEGATE")]:
+        for how, exchange in (("plain", "DIRECT"), ("plain", "DELEGATE"), ("ddp", "DELEGATE"), ("fsdp", "DELEGATE")):
             for method in ("soap", "muon"):
                 with self.subTest(how=how, exchange=exchange, method=method):
                     one, other = self.run_both("lookups", session=f"{self.name}-{how}-{exchange}-{method}", how=how,
@@ -174,8 +167,7 @@ class RanksTest(unittest.TestCase):
                     with tempfile.TemporaryDirectory() as folder:
                         answers += self.run_both("resume", folder=folder, stops=stops, exchange=exchange)
                 for one, other in zip(whole + parts, parts + [whole[1], whole[0]]):
-                    for got, wanted in zip(one, other):
-                        np.testing.assert_array_equal(got, wanted)
+                    test_program.expect_close(one, other)
 
     def test_factors_in_a_checkpoint_need_nothing_of_the_servers(self):
         for exchange in EXCHANGES:
@@ -194,8 +186,7 @@ class RanksTest(unittest.TestCase):
                             for path, content in saved.items():
                                 path.write_bytes(content)
                             resumed = self.run_both("resume", folder=folder, stops=(12,), **{**options, "address": address})
-                            for got, wanted in zip(resumed[0] + resumed[1], whole[0] + whole[1]):
-                                np.testing.assert_array_equal(got, wanted)
+                            test_program.expect_close(resumed[0] + resumed[1], whole[0] + whole[1])
                     finally:
                         elsewhere.process.kill()
 
@@ -209,17 +200,14 @@ class RanksTest(unittest.TestCase):
                 torch_training.train_with_checkpoints(self.server.address, f"{self.name}-b", folder, steps=8, **options)
                 (mine / "checkpoint-1.pt").write_bytes((mine / "checkpoint-0.pt").read_bytes())
                 for weights in self.run_both("resume", folder=folder, stops=(12,), session=f"{self.name}-c", **options):
-                    for got, wanted in zip(weights, whole):
-                        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4)  # sums in another order, f16 statistics
+                    test_program.expect_close(weights, whole, 1e-4)  # sums in another order, f16 statistics
 
-    @unittest.skipIf(torch.__version__.startswith("1."), "needs torch 2.2")
     def test_distributed_checkpoints_have_factors(self):
         with tempfile.TemporaryDirectory() as folder:
             ((saved, loaded), step), (of_other, _) = self.run_both("distributed_checkpoint", folder=folder)
         self.assertEqual(step, 2)
         self.assertGreater(len(saved), 0)
-        for got, wanted in zip(loaded, saved):
-            np.testing.assert_array_equal(got, wanted)
+        test_program.expect_close(loaded, saved)
         self.assertEqual(of_other, [[], []])
 
     def test_a_job_that_goes_back_is_told_on_every_rank(self):
@@ -287,8 +275,7 @@ class RanksTest(unittest.TestCase):
                 self.assertEqual(one[0], other[0])
                 self.assertRegex("".join(one[1]), "goes on without input factors")
                 self.assertEqual(other[1], [], "rank 0 has said it")
-                for own, others in zip(one[2], other[2]):
-                    np.testing.assert_array_equal(own, others)
+                test_program.expect_close(one[2], other[2])
 
     def test_factors_that_are_not_the_same_end_the_job_on_every_rank(self):
         same = [1 << 63, 5, (1 << 64) - 1]
@@ -333,8 +320,6 @@ class RanksTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
-        test_program.skip("this torch has no gloo")
     RanksTest.program = test_program.parse("--server").server
 
     def begin(server):
