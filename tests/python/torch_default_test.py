@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 import warnings
 from unittest import mock
 
@@ -17,9 +16,9 @@ from torch import nn
 
 import precondor
 import torch_case
+from cluster import wait_for
 from precondor import Selection
-from precondor.server import path_of
-from precondor.server import LocalServer
+from precondor.server import LocalServer, path_of
 from precondor.torch import Preconditioner, _recipe
 from torch_optimizer_test import Wrapper
 
@@ -309,9 +308,7 @@ class DefaultTest(torch_case.ServerCase):
                 options = {}
                 if name == "snapshot":
                     self.train(pre, model, optimizer, 5)
-                    deadline = time.monotonic() + 120
-                    while not is_complete(saved[2]["step"]):
-                        self.assertLess(time.monotonic(), deadline)
+                    wait_for("the snapshot to be complete", lambda: is_complete(saved[2]["step"]), 120)
                     options = {"snapshot_paths": shutil.copytree(f"{folder}/data", f"{folder}/copy")}
                 pre.close(end_session=name != "session")
                 pre, *rest = self.begin(address, name)

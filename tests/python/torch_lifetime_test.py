@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from unittest import mock
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 
 import precondor
 import torch_case
+from cluster import wait_for
 from interop_test import Server, TIMEOUT_S
 from precondor import server
 from precondor.torch import Preconditioner
@@ -82,10 +82,7 @@ class LifetimeTest(torch_case.ServerCase):
         for _ in range(3):
             call()
         gc.collect()
-        end = time.monotonic() + TIMEOUT_S
-        while threads() > before[0] or descriptors() > before[1]:
-            self.assertLess(time.monotonic(), end, f"threads and descriptors: {before} before, {(threads(), descriptors())} now")
-            os.sched_yield()
+        wait_for(f"threads and descriptors as before, {before}", lambda: threads() <= before[0] and descriptors() <= before[1], TIMEOUT_S)
 
     # --- failures -----------------------------------------------------------------------------------------------------
 

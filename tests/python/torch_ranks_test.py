@@ -3,6 +3,7 @@
 """precondor.torch in a job of two processes on gloo: the trajectory of the formulas in every exchange, and what fails."""
 
 import contextlib
+import itertools
 import pathlib
 import re
 import tempfile
@@ -22,6 +23,7 @@ from torch_test import TOLERANCE
 # With the nets whose method each can have.
 EXCHANGES = {"DIRECT": ("mlp", "conv", "kfac"), "DELEGATE": ("mlp", "conv", "kfac"), "REPLAY": ("mlp", "conv"),
              "PULL_FACTORS": ("mlp", "conv", "kfac")}
+WAYS = tuple(itertools.product(EXCHANGES, (False, True)))  # with a plain model, and under DDP
 
 
 class RanksTest(unittest.TestCase):
@@ -48,14 +50,12 @@ class RanksTest(unittest.TestCase):
         test_program.expect_close(answers[0][1], weights, TOLERANCE)
 
     def test_trajectory_is_that_of_the_formulas(self):
-        for exchange in EXCHANGES:
-            for ddp in (False, True):
-                for case in EXCHANGES[exchange]:
-                    with self.subTest(exchange=exchange, ddp=ddp, case=case):
-                        answers = self.train(case, exchange=exchange, ddp=ddp)
-                        self.expect_reference(case, answers)
-                        self.assertEqual({d for result in answers[1][2] for d in result["decisions"].values()},
-                                         {"PRECONDITIONED"})
+        for exchange, ddp in WAYS:
+            for case in EXCHANGES[exchange]:
+                with self.subTest(exchange=exchange, ddp=ddp, case=case):
+                    answers = self.train(case, exchange=exchange, ddp=ddp)
+                    self.expect_reference(case, answers)
+                    self.assertEqual({d for result in answers[1][2] for d in result["decisions"].values()}, {"PRECONDITIONED"})
 
     def test_the_default_is_direct_and_delegate_for_ddp(self):
         for ddp, exchange in ((False, "DIRECT"), (True, "DELEGATE")):
@@ -95,32 +95,26 @@ class RanksTest(unittest.TestCase):
                     self.assertRegex(own["other"], "takes no communication hook")
 
     def test_micro_batches_are_one_batch(self):
-        for exchange in EXCHANGES:
-            for ddp in (False, True):
-                with self.subTest(exchange=exchange, ddp=ddp):
-                    self.expect_reference("mlp", self.train("mlp", exchange=exchange, ddp=ddp, micro_batches=4))
+        for exchange, ddp in WAYS:
+            with self.subTest(exchange=exchange, ddp=ddp):
+                self.expect_reference("mlp", self.train("mlp", exchange=exchange, ddp=ddp, micro_batches=4))
+
+    def expect_skipped_on_both(self, scale, **options):
+        for exchange, ddp in WAYS:
+            with self.subTest(exchange=exchange, ddp=ddp):
+                # DDP's average is infinite on both; with a plain model the ranks have to tell each other.
+                overflow = ((0, 4), (1, 4)) if ddp else ((1, 4),)
+                answers = self.train("mlp", exchange=exchange, ddp=ddp, overflow=overflow, **options)
+                self.expect_reference("mlp", answers, skipped=[4])
+                for answer in answers:
+                    self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])
+                    self.assertEqual(answer[4], scale)  # or the ranks' losses, and whatever hangs on the scale, part
 
     def test_an_overflow_of_one_rank_skips_the_step_on_both(self):
-        for exchange in EXCHANGES:
-            for ddp in (False, True):
-                with self.subTest(exchange=exchange, ddp=ddp):
-                    # DDP's average is infinite on both; with a plain model the ranks have to tell each other.
-                    overflow = ((0, 4), (1, 4)) if ddp else ((1, 4),)
-                    answers = self.train("mlp", exchange=exchange, ddp=ddp, scaler=64.0, overflow=overflow)
-                    self.expect_reference("mlp", answers, skipped=[4])
-                    for answer in answers:
-                        self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])
-                        self.assertEqual(answer[4], 32.0)  # or the ranks' losses, and whatever hangs on the scale, part
+        self.expect_skipped_on_both(32.0, scaler=64.0)
 
     def test_a_gradient_of_one_rank_that_is_not_finite_skips_the_step_on_both(self):
-        for exchange in EXCHANGES:
-            for ddp in (False, True):
-                with self.subTest(exchange=exchange, ddp=ddp):
-                    overflow = ((0, 4), (1, 4)) if ddp else ((1, 4),)
-                    answers = self.train("mlp", exchange=exchange, ddp=ddp, overflow=overflow)
-                    self.expect_reference("mlp", answers, skipped=[4])
-                    for answer in answers:
-                        self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])
+        self.expect_skipped_on_both(None)
         for ddp in (False, True):  # gradients of layers have left
             for answer in self.train("mlp", session=f"{self.name}-{ddp}", ddp=ddp, exchange="DIRECT", overlap=True, overflow=((1, 4),)):
                 self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])

@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
+import test_program
+from cluster import wait_for
 from examples_test import EXAMPLES, ROOT, TIMEOUT_S, launcher, run
 
 # The README's lines leave these out: a model and a batch, and at the dots a loop.
@@ -143,10 +144,8 @@ class TwoLinesTest(unittest.TestCase):
             os.kill(*servers.values(), signal.SIGKILL)
             job.stdout.read()  # until each rank has ended
         self.assertNotEqual(job.returncode, 0)
-        end = time.monotonic() + TIMEOUT_S
-        while servers_in(folder):
-            self.assertLess(time.monotonic(), end, "a server outlives its job")
+        wait_for("the job's server to end", lambda: not servers_in(folder), TIMEOUT_S)
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], "-v"])
+    test_program.run()
