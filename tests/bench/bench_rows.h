@@ -60,9 +60,6 @@ std::vector<std::vector<double>> TakeTurns(const std::vector<std::function<doubl
 // The median over turns of above[turn] / below[turn].
 double MedianRatio(const std::vector<double>& above, const std::vector<double>& below);
 
-// The slope of log y over log x by least squares, for positive x and y.
-double GrowthExponent(const std::vector<double>& x, const std::vector<double>& y);
-
 std::vector<float> Gaussian(int64_t count, uint64_t seed);
 
 // (L / (1 - gamma^t) + damping tr(L / (1 - gamma^t)) / d I) x in doubles, for L the decayed average of v v' over t

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rates of one core at which it multiplies and adds in f32, reads, and reads and writes in place, when it does
-// nothing else; and one vector into a factor, by our forms and by BLAS alone.
+// nothing else; and one vector into a factor.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,5 @@ void ScaleAll(float* data, int64_t count);
 // Both abort where the backend refuses.
 DeviceMatrix OneRow(Backend& backend, const std::vector<float>& elements);
 void UpdateOnce(Factor& factor, ConstMatrixView vector);
-
-// Each d x d matrix of `all`, which lie one below the other, by gemv + scal + ger + amax with the vector [1, d]. The
-// last maximum, so that none of it is left out.
-float NaiveUpdates(int64_t d, MatrixView all, ConstMatrixView vector);
 
 }  // namespace precondor

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cost of recovery for a shard of BERT-Large's layers, and of a small GPT's with muon, and how fast
 // it does: two shards in this process take the same steps in turns, one with a journal on a disk, one without.
-// Usage: recovery_bench --dir=DIR --json=FILE [--steps=N] [--short] [--gradients]
-// --gradients measures muon alone.
+// Usage: recovery_bench --dir=DIR --json=FILE [--steps=N] [--short]
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -46,7 +45,6 @@ struct Options {
   std::string dir;
   int64_t steps = 40;  // of which the log holds the records in the replay
   bool is_short = false;
-  bool only_gradients = false;
 };
 
 SessionSpec Spec(const Options& options) {
@@ -234,7 +232,6 @@ class Bench {
 
   void Run() {
     std::filesystem::remove_all(Data());  // of a run that was cut short
-    if (options_.only_gradients) return Gradients();
     auto plain = std::make_unique<Server>(spec_, "");
     auto logged = std::make_unique<Server>(spec_, Data());
     plain->Install();
@@ -452,7 +449,6 @@ int main(int argc, char** argv) {
         if (absl::ConsumePrefix(&argument, "--steps=")) {
           return absl::SimpleAtoi(argument, &options.steps) && options.steps > 0;
         }
-        if (argument == "--gradients") return options.only_gradients = true;
         if (!absl::ConsumePrefix(&argument, "--dir=")) return false;
         options.dir = std::string(argument);
         return true;

@@ -12,6 +12,7 @@ import re
 import statistics
 import sys
 
+
 def row(name, value, unit, limit=None, ratio=None, quartiles=None):
     return {"name": name, "value": value, "unit": unit, "limit": limit, "ratio": ratio, "target": None, "pass": True,
             "spread": quartiles}
@@ -23,6 +24,20 @@ def spread(values):
         return None
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return {"q1": low, "q3": high, "n": len(values)}
+
+
+def end_without(what):
+    """Ends a program that lacks something, with the line that tests/gpu.sh reports as its reason."""
+    print(f"no {what}", flush=True)
+    sys.exit(0)
+
+
+def require(torch, device, optimizer="AdamW"):
+    """Ends a program that needs this device, or an optimizer of later releases of torch."""
+    if device == "cuda" and not torch.cuda.is_available():
+        end_without(f"device that torch {torch.__version__} can use")
+    if not hasattr(torch.optim, optimizer):
+        end_without(f"torch.optim.{optimizer} in torch {torch.__version__}")
 
 
 def number(value):

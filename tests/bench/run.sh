@@ -7,12 +7,11 @@ usage() {
   cat <<'HELP'
 Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR] [--help]
   --filter RE      only rows whose name matches; a family that it does not name is left out.
-                   Kernels: update/, precondition/ and gemm/, with the machine's limits.
+                   Kernels: update/, precondition/ and gemm/.
                    BERT-Large through a server: statistics/ and memory/.
                    Transport: gradients/ in shared memory, gradients/grpc/, gradients/tls/.
                    A small job beside a large one on one server: jobs/.
-                   Log and snapshots on the disk of TMPDIR: store/.
-                   A restart of a shard with BERT-Large's layers: recovery/.
+                   A restart of a shard with BERT-Large's layers, on the disk of TMPDIR: recovery/.
                    A step over BERT-Large's layers beside torch, with 10 GB and some minutes: step/.
   --json FILE      write the rows there as well
   --short          one quick repetition: shows that everything runs and is right; the figures mean little, and a
@@ -86,7 +85,7 @@ run() {
 
 if [[ -x "$build/tests/bench/tiles_bench" ]]; then
   case "$filter" in
-    . | *update* | *tiles* | *growth*) run tiles "$build/tests/bench/tiles_bench" --json="$out/tiles.json" "${quick_flags[@]}" ;;
+    . | *update* | *tiles*) run tiles "$build/tests/bench/tiles_bench" --json="$out/tiles.json" "${quick_flags[@]}" ;;
   esac
 fi
 case "$filter" in
@@ -117,9 +116,6 @@ case "$filter" in
       --tls-cert="$out/certificates/server.pem" --tls-key="$out/certificates/server.key" \
       --server-binary="$build/server/precondor-server" --json="$out/gradients_tls.json" "${load_flags[@]}"
     unset PRECONDOR_SHARED_MEMORY_BYTES ;;
-esac
-case "$filter" in
-  . | *store*) run store "$build/tests/bench/store_bench" --dir="$out/store" --json="$out/store.json" "${quick_flags[@]}" ;;
 esac
 case "$filter" in
   . | *recovery*) run recovery "$build/tests/bench/recovery_bench" --dir="$out/recovery" --json="$out/recovery.json" \

@@ -144,18 +144,6 @@ absl::StatusOr<std::vector<PerfRow>> MeasureJobs(const PerfOptions& options, con
 
 constexpr double kMilli = 1e3;
 
-int64_t FactorElements(const std::vector<LayerSpec>& layers) {
-  int64_t elements = 0;
-  for (const LayerSpec& layer : layers) elements += layer.d_in + layer.d_out;
-  return elements;
-}
-
-int64_t DenseElements(const std::vector<LayerSpec>& layers) {
-  int64_t elements = 0;
-  for (const LayerSpec& layer : layers) elements += layer.d_in * layer.d_in + layer.d_out * layer.d_out;
-  return elements;
-}
-
 int64_t Widest(const std::vector<LayerSpec>& layers) {
   int64_t widest = 0;
   for (const LayerSpec& layer : layers) widest = std::max({widest, layer.d_in, layer.d_out});
@@ -294,8 +282,7 @@ class Run {
 
 struct Measured {
   std::vector<double> seconds;
-  std::vector<double> kernel_seconds;  // of each step: time in kernels, divided by the server's threads
-  std::vector<double> other_seconds;   // of each step: the rest of its time
+  std::vector<double> other_seconds;  // of each step: its time without that in kernels, divided by the server's threads
   int64_t resident_bytes = 0;
   int64_t state_bytes = 0;
   int64_t payload_bytes = 0;  // of one worker in one step
@@ -313,7 +300,6 @@ absl::StatusOr<Measured> Measure(const PerfOptions& options, const std::vector<L
     PRECONDOR_ASSIGN_OR_RETURN(const Counters after, run.ReadCounters());
     const double kernels = (after.update_seconds - before.update_seconds) / static_cast<double>(options.threads);
     measured.seconds.push_back(seconds);
-    measured.kernel_seconds.push_back(kernels);
     measured.other_seconds.push_back(seconds - kernels);
     before = after;
   }
@@ -325,52 +311,35 @@ absl::StatusOr<Measured> Measure(const PerfOptions& options, const std::vector<L
 }
 
 // Measures steps, and the server's memory. A step begins when all workers begin to send, and ends when every layer has
-// applied all statistics. Memory is compared with the factors' vectors and with the state that the server reports, each
-// plus two copies of a step's statistics.
+// applied all statistics. Memory is compared with the state that the server reports and two copies of a step's
+// statistics.
 absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& options, const PerfServer& server) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<LayerSpec> layers, PerfLayers(options));
   const int64_t idle_bytes = server.resident_bytes();
   // Measures the run whose memory is reported first, while the server has held nothing else.
   PRECONDOR_ASSIGN_OR_RETURN(const Measured mkor, Measure(options, layers, "mkor", options.rank, server));
-  PRECONDOR_ASSIGN_OR_RETURN(const Measured least, Measure(options, layers, "mkor", 1, server));
   PRECONDOR_ASSIGN_OR_RETURN(const Measured transport, Measure(options, layers, "identity", 0, server));
   const double step = Percentile(mkor.seconds, 0.5) * kMilli;
-  const double kernels = Percentile(mkor.kernel_seconds, 0.5) * kMilli;
   const double other = Percentile(mkor.other_seconds, 0.5) * kMilli;
-  const double least_step = Percentile(least.seconds, 0.5) * kMilli;
-  const double least_other = Percentile(least.other_seconds, 0.5) * kMilli;
   const double transport_step = Percentile(transport.seconds, 0.5) * kMilli;
   constexpr double kTargetMs = 20;
   std::vector<PerfRow> rows = {
       {"statistics/step_p50", step, "ms"},
       {"statistics/step_p99", Percentile(mkor.seconds, 0.99) * kMilli, "ms"},
-      {"statistics/kernels_over_threads_p50", kernels, "ms", step, kernels / step},
       {"statistics/not_kernels_p50", other, "ms", step, other / step, kTargetMs,
        // A negative value means that other work on the machine delayed the threads, so the measurement is invalid.
        other >= 0 && other < kTargetMs},
       {"statistics/transport_acknowledged", transport_step, "ms", step, transport_step / step},
-      {"statistics/rank1_step_p50", least_step, "ms", step, least_step / step},
-      {"statistics/rank1_not_kernels_p50", least_other, "ms", step, least_other / step},
-      {"statistics/payload_per_worker", static_cast<double>(mkor.payload_bytes) / 1e6, "MB"},
   };
   if (mkor.resident_bytes > 0) {
-    const double vectors = static_cast<double>(FactorElements(layers) * options.rank * 4) / 1e6;
     const double state = static_cast<double>(mkor.state_bytes) / 1e6;
     // The vectors (f16) of every worker in one step, twice: as the transport received them, and as kept until they are
     // reduced.
     const double staging = 2 * static_cast<double>(options.workers * mkor.payload_bytes) / 1e6;
     const double resident = static_cast<double>(mkor.resident_bytes - idle_bytes) / 1e6;
-    const double dense = static_cast<double>(DenseElements(layers) * 4) / 1e6;
-    constexpr double kTargetRatio = 1.1;
-    const auto against = [&](const char* name, double computed) {
-      const double target = kTargetRatio * computed;
-      rows.push_back({name, resident, "MB", computed, resident / computed, target, resident <= target});
-    };
-    against("memory/resident_to_vectors_and_staging", vectors + staging);
-    against("memory/resident_to_state_and_staging", state + staging);
-    rows.push_back({"memory/staging", staging, "MB"});
-    rows.push_back({"memory/idle", static_cast<double>(idle_bytes) / 1e6, "MB"});
-    rows.push_back({"memory/state", state, "MB", dense, state / dense});
+    const double computed = state + staging, target = 1.1 * computed;
+    rows.push_back({"memory/resident_to_state_and_staging", resident, "MB", computed, resident / computed, target,
+                    resident <= target});
   }
   return rows;
 }
@@ -454,8 +423,8 @@ absl::StatusOr<std::vector<PerfRow>> MeasureLayers(const PerfOptions& options, c
 constexpr char kUsage[] = R"(Usage: service_bench --rows=statistics|jobs|layers --server-binary=FILE [FLAGS]
   --rows=statistics  statistic steps of BERT-Large's 144 linear layers: workers send one f16 vector a side and layer, the
                      server applies them. p50 and p99 of a whole step, the part that is not kernels (less the time in
-                     updates by the server's counters, over its threads; the same with factors of rank 1; and transport
-                     alone, with the method identity), and the server's memory against the computed.
+                     updates by the server's counters, over its threads; and transport alone, with the method identity),
+                     and the server's memory against the computed.
   --rows=jobs        a small job (4 layers of 64 x 64, method muon) alone and beside a large one (16 of 384 x 384) on the
                      server, in turns: p50 and p99 of its steps, at most twice as long beside as alone.
   --rows=layers      a step of 16 layers of 64 x 64, method identity, by one worker: its p50 and p99, and the processor

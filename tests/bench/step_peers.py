@@ -30,15 +30,8 @@ GAMMA = 0.95
 REFRESH_STEPS, MOST_SIDE = 10, 2048
 
 
-def end_without(what):
-    print(f"no {what}", flush=True)
-    sys.exit(0)
-
-
 def muon(layers):
     """Returns a function that makes a step."""
-    if not hasattr(torch.optim, "Muon"):
-        end_without(f"torch.optim.Muon in torch {torch.__version__}")
     optimizer = torch.optim.Muon(layers, lr=1e-3)
     return optimizer.step
 
@@ -47,7 +40,7 @@ def soap(layers):
     try:
         import heavyball  # pylint: disable=import-outside-toplevel
     except ImportError as error:
-        end_without(error)
+        rows.end_without(error)
     heavyball.utils.compile_mode = "default"  # others search for the fastest kernels, for minutes
     optimizer = heavyball.SOAP(layers, lr=1e-3, precondition_frequency=REFRESH_STEPS, max_precond_dim=MOST_SIDE)
     return optimizer.step
@@ -116,8 +109,7 @@ def main():
     parser.add_argument("--short", action="store_true", help="one block, of layers a sixteenth as long")
     arguments = parser.parse_args()
     device, kind = arguments.device, arguments.kind
-    if device == "cuda" and not torch.cuda.is_available():
-        end_without(f"device that torch {torch.__version__} can use")
+    rows.require(torch, device, "Muon" if kind == "muon" else "AdamW")
     torch.manual_seed(1)
     blocks, divisor = (1, 16) if arguments.short else (step_rows.BLOCKS, 1)
     layers = [torch.nn.Parameter(torch.randn(d_out // divisor, d_in // divisor, device=device)) for d_out, d_in in step_rows.BLOCK * blocks]
@@ -150,5 +142,5 @@ if __name__ == "__main__":
     try:
         import torch
     except ImportError as missing:
-        end_without(missing)
+        rows.end_without(missing)
     main()

@@ -3,8 +3,8 @@
 """Rows of a whole step over BERT-Large's 144 linear layers: low rank, dense, and the same in torch, in turns.
 
 A ratio is the median of its turns' ratios: what else runs on the machine slows both sides of one, or neither. torch is
-Debian's python3-torch (deploy/install.sh --bench); without it its rows are left out, and why is printed. All layers are
-there at once, 10 GB with torch; where the machine has less memory to spare fewer blocks are taken, which is printed too.
+that of tests/torch2.sh; without it its rows are left out, and why is printed. All layers are there at once, 10 GB with
+torch; where the machine has less memory to spare fewer blocks are taken, which is printed too.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 
 BLOCK = [(1024, 1024)] * 4 + [(4096, 1024), (1024, 4096)]  # d_out, d_in
 BLOCKS = 24
+TURNS = 3
 RANKS = (64, 128)
 DENSE = "dense_f32"
 # The memory of one block, and of a process before it has any.
@@ -51,17 +52,16 @@ class Child:
         self.process.wait()
 
 
-def start_torch(python):
-    """A Child and torch's version, or None and why there is none."""
-    try:
-        child = Child([python, "-B", str(pathlib.Path(__file__).with_name("step_torch.py"))])
-    except OSError as error:
-        return None, str(error)
+def start_torch():
+    """A Child, or None if there is no torch, which is printed."""
+    here = pathlib.Path(__file__).resolve().parent
+    child = Child([sys.executable, "-B", str(here.parent / "python/torch2.py"), str(here / "step_torch.py")])
     first = child.read()
-    if first.startswith("ready "):
-        return child, first.removeprefix("ready ")
+    if first == "ready":
+        return child
+    print(f"step_rows.py: torch is left out: {first}")
     child.close()
-    return None, first.removeprefix("no ")
+    return None
 
 
 def available_bytes():
@@ -143,14 +143,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bench", required=True, help="step_bench")
     parser.add_argument("--json", required=True)
-    parser.add_argument("--torch-python", default="/usr/bin/python3", help="the interpreter that may have torch")
-    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--short", action="store_true", help="one block, one turn")
     arguments = parser.parse_args()
 
-    torch, said = start_torch(arguments.torch_python)
-    if torch is None:
-        print(f"step_rows.py: torch is left out: {said}; deploy/install.sh --bench has it")
+    torch = start_torch()
     block_bytes = BLOCK_BYTES + (TORCH_BLOCK_BYTES if torch else 0)
     blocks = 1 if arguments.short else min(BLOCKS, max(1, (available_bytes() - SPARE_BYTES) // block_bytes))
     if not arguments.short and blocks < BLOCKS:
@@ -161,7 +157,7 @@ def main():
     check_and_make(bench, kinds, blocks, rows)
     if torch:
         rows.add("step/torch_memory", int(torch.ask("make", blocks)) / 1e6, "MB")
-    measure(bench, torch, kinds, 1 if arguments.short else arguments.turns, rows)
+    measure(bench, torch, kinds, 1 if arguments.short else TURNS, rows)
     rows.add("step/layers", blocks * len(BLOCK), "layers")
     for child in (bench, torch):
         if child:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Updates of a dense factor by one vector, in tiles and as others do them, on one thread. All of a size are measured in
+// Updates of a dense factor by one vector, in tiles of f32 and of f16, on one thread. All of a size are measured in
 // turns, each over so many factors that none is still in a cache when its turn comes again, as in a model's step. A
 // row's limit is what this core's memory allows for the bytes that an update must move, measured in the same turns;
 // what is measured was compared with the recursion in doubles first. Time is the thread's processor time, and a ratio
@@ -11,21 +11,14 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 
 #include "kernels/base/check.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/methods/deferred_factor.h"
 #include "tests/bench/bench_rows.h"
 #include "tests/bench/limits.h"
-
-extern "C" {
-void spotrf_(const char* uplo, const int* n, float* a, const int* lda, int* info);
-void spotri_(const char* uplo, const int* n, float* a, const int* lda, int* info);
-}
 
 namespace precondor {
 namespace {
@@ -79,10 +72,7 @@ class Bench {
     const int64_t pool_bytes = short_ ? int64_t{16} << 20 : int64_t{96} << 20;
     const int64_t tile_bytes = TileBytes(d, SymmetricStorage::kF32);
     const int64_t factors = std::max<int64_t>(1, pool_bytes / tile_bytes);
-    const int64_t full = std::max<int64_t>(1, pool_bytes / (4 * d * d));
     DeviceMatrix stream = backend_->Allocate(factors, tile_bytes / 4).value();
-    DeviceMatrix naive = backend_->Allocate(full * d, d).value();
-    Fill(naive.view());
     const DeviceMatrix vector = OneRow(*backend_, Gaussian(d, 3));
     std::vector<std::unique_ptr<Factor>> f32 = Pool(d, SymmetricStorage::kF32, factors);
     std::vector<std::unique_ptr<Factor>> f16 = Pool(d, SymmetricStorage::kF16, 2 * factors);
@@ -96,9 +86,7 @@ class Bench {
         },
         [&] { return Timed([&] { UpdateAll(f32, vector.view()); }, factors * kUpdates); },
         [&] { return Timed([&] { UpdateAll(f16, vector.view()); }, 2 * factors * kUpdates); },
-        [&] { return Timed([&] { sink_ = NaiveUpdates(d, naive.view(), vector.view()); }, full); },
     };
-    if (d == 1024 || d == 4096 || short_) measured.push_back([&] { return Cholesky(d); });
     std::vector<std::vector<double>> seconds(measured.size());
     for (int turn = -1; turn < (short_ ? 1 : 11); ++turn) {  // the first warms up
       for (size_t i = 0; i < measured.size(); ++i) {
@@ -107,11 +95,6 @@ class Bench {
       }
     }
     Report(d, seconds);
-  }
-
-  void Growth() {
-    rows_.push_back({"update/tiles_f32_growth", GrowthExponent(sides_, f32_seconds_), "exponent", 0, 2.05, true});
-    rows_.push_back({"update/tiles_f16_growth", GrowthExponent(sides_, f16_seconds_), "exponent", 0, 2.05, true});
   }
 
   const std::vector<BenchRow>& rows() const { return rows_; }
@@ -126,22 +109,6 @@ class Bench {
     for (int i = 0; i < 4; ++i) work();
   }
 
-  // potrf and potri, f32, of one matrix: what K-FAC does where these do an update.
-  static double Cholesky(int64_t d) {
-    const int n = static_cast<int>(d);
-    std::vector<float> a(d * d, 0.5f);
-    for (int64_t i = 0; i < d; ++i) a[i * d + i] = static_cast<float>(d);
-    return Timed(
-        [&] {
-          int info = 0;
-          spotrf_("U", &n, a.data(), &n, &info);
-          PRECONDOR_CHECK(info == 0);
-          spotri_("U", &n, a.data(), &n, &info);
-          PRECONDOR_CHECK(info == 0);
-        },
-        1);
-  }
-
   void Check(int64_t d) {
     for (const auto& [storage, name] : {std::pair(SymmetricStorage::kF32, "f32"), {SymmetricStorage::kF16, "f16"}}) {
       const double bound = storage == SymmetricStorage::kF32 ? 5e-6 : 1e-4;
@@ -149,11 +116,7 @@ class Bench {
                        bound, true});
       const int64_t before = backend_->allocated_bytes();
       const std::unique_ptr<Factor> factor = MakeFactor(Config(storage), d, 0, *backend_).value();
-      const int64_t bytes = backend_->allocated_bytes() - before;
-      PRECONDOR_CHECK(bytes == FactorStateBytes(Config(storage), d));
-      const double full = 4 * static_cast<double>(d) * static_cast<double>(d);
-      rows_.push_back(
-          {absl::StrCat("update/tiles_", name, "_memory/d:", d), static_cast<double>(bytes) / full, "of full f32"});
+      PRECONDOR_CHECK(backend_->allocated_bytes() - before == FactorStateBytes(Config(storage), d));
     }
   }
 
@@ -169,7 +132,7 @@ class Bench {
            static_cast<double>(TileBytes(d, SymmetricStorage::kF32));
   }
 
-  // Prints the seconds of each turn: read, read and write, f32, f16, BLAS, and Cholesky where it was run.
+  // seconds: of each turn, to read, to read and write, and of an update in f32 and f16.
   void Report(int64_t d, const std::vector<std::vector<double>>& seconds) {
     const size_t turns = seconds[0].size();
     const auto quotient = [&](auto above, size_t below) {
@@ -183,31 +146,11 @@ class Bench {
     const auto f16_limit = [&](size_t turn) {
       return LimitSeconds(d, SymmetricStorage::kF16, seconds[0][turn], seconds[1][turn]);
     };
-    const auto blas = [&](size_t turn) { return seconds[4][turn]; };
     const double f32 = Median(seconds[2]), f16 = Median(seconds[3]);
     const bool large = d >= 1024;
-    const double blas_target = d == 1024   ? 4
-                               : d == 4096 ? 8
-                                           : 0,
-                 cholesky_target = d == 1024   ? 150
-                                   : d == 4096 ? 500
-                                               : 0;
     const auto name = [d](absl::string_view what) { return absl::StrCat(what, "/d:", d); };
     rows_.push_back({name("update/tiles_f32"), f32 * 1e6, "us", f32 * quotient(f32_limit, 2) * 1e6, large ? 0.8 : 0});
     rows_.push_back({name("update/tiles_f16"), f16 * 1e6, "us", f16 * quotient(f16_limit, 3) * 1e6, large ? 0.7 : 0});
-    rows_.push_back({name("update/blas"), Median(seconds[4]) * 1e6, "us"});
-    rows_.push_back({name("update/blas_to_tiles_f32"), quotient(blas, 2), "x", 0, blas_target});
-    rows_.push_back({name("update/blas_to_tiles_f16"), quotient(blas, 3), "x"});
-    if (seconds.size() > 5) {
-      const auto cholesky = [&](size_t turn) { return seconds[5][turn]; };
-      rows_.push_back({name("update/cholesky_to_tiles_f32"), quotient(cholesky, 2), "x", 0, cholesky_target});
-    }
-    const double bytes = static_cast<double>(TileBytes(d, SymmetricStorage::kF32));
-    rows_.push_back({name("limit/tiles_read"), bytes / Median(seconds[0]) / 1e9, "GB/s"});
-    rows_.push_back({name("limit/tiles_read_write"), 2 * bytes / Median(seconds[1]) / 1e9, "GB/s"});
-    sides_.push_back(static_cast<double>(d));
-    f32_seconds_.push_back(f32);
-    f16_seconds_.push_back(f16);
   }
 
   std::vector<std::unique_ptr<Factor>> Pool(int64_t d, SymmetricStorage storage, int64_t count) {
@@ -223,36 +166,21 @@ class Bench {
     }
   }
 
-  static void Fill(MatrixView x) {
-    for (int64_t i = 0; i < x.rows; ++i) std::fill(x.row(i), x.row(i) + x.cols, 1e-3f);
-  }
-
   const bool short_;
   const std::unique_ptr<Backend> backend_;
   std::vector<BenchRow> rows_;
-  std::vector<double> sides_, f32_seconds_, f16_seconds_;
   volatile float sink_ = 0;
 };
 
-// `only`: one size; 0: all of them, and how time grows with it.
-std::vector<BenchRow> Measure(bool is_short, int64_t only) {
-  std::vector<int64_t> sizes = {256, 512};
-  if (!is_short) sizes.insert(sizes.end(), {1024, 2048, 4096, 8192});
-  if (only > 0) sizes = {only};
+std::vector<BenchRow> Measure(bool is_short) {
   Bench bench(is_short);
-  for (const int64_t d : sizes) bench.Size(d);
-  if (only == 0) bench.Growth();
+  for (const int64_t d : {256, 1024, 4096, 8192}) {
+    if (!is_short || d == 256) bench.Size(d);
+  }
   return bench.rows();
 }
 
 }  // namespace
 }  // namespace precondor
 
-int main(int argc, char** argv) {
-  int64_t only = 0;
-  const auto take_size = [&](absl::string_view argument) {
-    return absl::ConsumePrefix(&argument, "--d=") && absl::SimpleAtoi(argument, &only) && only > 0;
-  };
-  return precondor::BenchMain(
-      argc, argv, [&](bool is_short) { return precondor::Measure(is_short, only); }, take_size);
-}
+int main(int argc, char** argv) { return precondor::BenchMain(argc, argv, precondor::Measure); }

@@ -7,7 +7,6 @@ of the test's own; addresses are those of RFC 5737.
 
 import contextlib
 import fcntl
-import itertools
 import json
 import os
 import pathlib
@@ -108,7 +107,6 @@ class Engine:
             '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\nruntime = "runc"\nlock_type = "file"\n'
             f'tmp_dir = "{self.folder}/tmp"\n')
         self.environment = store_environment(self.folder)
-        self.namespaces = itertools.count()
 
     def __enter__(self):
         return self

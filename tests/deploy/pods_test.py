@@ -20,7 +20,7 @@ import sys
 import tempfile
 import unittest
 
-from deploy_tools import require, run, skip_unless_root
+from deploy_tools import ROOT, require, run, skip_unless_root
 
 require("etcd", "helm", "podman", "buildah", "debootstrap", "runc", "ip", "nsenter")
 skip_unless_root()
@@ -185,9 +185,9 @@ class PodsTest(unittest.TestCase):
 
 class ExampleTest(unittest.TestCase):
     def test_two_ranks_train(self):
-        python = "/usr/bin/python3"  # Debian's, which has torch
+        python = [sys.executable, ROOT / "tests/python/torch2.py"]
         environment = {**os.environ, "PYTHONPATH": str(binaries / "client/python")}
-        if subprocess.run([python, "-c", "import torch, precondor"], env=environment, capture_output=True, check=False).returncode:
+        if subprocess.run([*python, "-c", "import torch, precondor"], env=environment, capture_output=True, check=False).returncode:
             self.skipTest("no torch, or no Python package in the build tree")
         program = chart_test.KUSTOMIZE / "examples" / "program" / "train.py"
         with tempfile.TemporaryDirectory() as folder:
@@ -195,7 +195,7 @@ class ExampleTest(unittest.TestCase):
             self.addCleanup(server.close)
             server.start()
             environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE="2")
-            ranks = [subprocess.Popen([python, program, server.address, "example"], env={**environment, "RANK": str(rank)}, text=True,
+            ranks = [subprocess.Popen([*python, program, server.address, "example"], env={**environment, "RANK": str(rank)}, text=True,
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in (0, 1)]
             for rank in ranks:
                 self.addCleanup(rank.wait)

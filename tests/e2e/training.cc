@@ -84,6 +84,55 @@ absl::StatusOr<HostMatrix> MergedStatistics(const SessionSpec& spec, SketchKey k
   return merged;
 }
 
+// Preconditions in this process. `spec` and `backend` outlive it.
+class InProcessExchange final : public GradientExchange {
+ public:
+  InProcessExchange(const SessionSpec& spec, Backend& backend) : spec_(spec), backend_(backend) {}
+
+  absl::Status MakeStates() {
+    PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec_));
+    PRECONDOR_ASSIGN_OR_RETURN(const MethodSet methods, MethodSet::Make(spec_));
+    for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+      const Method& method = methods.of(static_cast<int64_t>(layer));
+      PRECONDOR_ASSIGN_OR_RETURN(states_.emplace_back(), method.MakeState(spec_.layers[layer], backend_));
+    }
+    return absl::OkStatus();
+  }
+  RowRange Rows(int64_t batch_size) const override { return RowRange{0, batch_size}; }
+  absl::Status LayerReady(uint64_t step, const LayerTap& tap) override {
+    LayerState& state = *states_[static_cast<size_t>(tap.layer)];
+    if (TakesStatistics(spec_, tap.layer) && IsStatisticStep(spec_, step)) {
+      SketchKey key{spec_.seed, step, static_cast<uint32_t>(tap.layer), Side::kInput, 0};
+      PRECONDOR_ASSIGN_OR_RETURN(const HostMatrix a, MergedStatistics(spec_, key, tap.inputs, 1.0));
+      key.side = Side::kOutput;
+      // The gradients are those of a mean over the rows: undo its division.
+      const auto rows = static_cast<double>(tap.output_gradients.rows);
+      PRECONDOR_ASSIGN_OR_RETURN(const HostMatrix g, MergedStatistics(spec_, key, tap.output_gradients, rows));
+      PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix device_a, backend_.Allocate(a.rows(), a.cols()));
+      PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix device_g, backend_.Allocate(g.rows(), g.cols()));
+      PRECONDOR_RETURN_IF_ERROR(backend_.Upload(a.view(), device_a.view()));
+      PRECONDOR_RETURN_IF_ERROR(backend_.Upload(g.view(), device_g.view()));
+      const bool a_packed = a.cols() != tap.inputs.cols;
+      const bool g_packed = g.cols() != tap.output_gradients.cols;
+      LayerStatistics merged;
+      (a_packed ? merged.a_covariance : merged.a) = device_a.view();
+      (g_packed ? merged.g_covariance : merged.g) = device_g.view();
+      PRECONDOR_RETURN_IF_ERROR(state.Update(merged));
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix d, backend_.Allocate(tap.gradient.rows, tap.gradient.cols));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.Allocate(tap.gradient.rows, tap.gradient.cols));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Upload(tap.gradient, d.view()));
+    PRECONDOR_RETURN_IF_ERROR(state.Precondition(d.view(), u.view()));
+    return backend_.Download(u.view(), tap.gradient);
+  }
+  absl::StatusOr<bool> Finish(uint64_t step, double loss, double learning_rate) override { return true; }
+
+ private:
+  const SessionSpec& spec_;
+  Backend& backend_;
+  std::vector<std::unique_ptr<LayerState>> states_;
+};
+
 // Hands layers over in an order drawn for each (seed, rank, step).
 class ShuffledExchange final : public GradientExchange {
  public:
@@ -122,53 +171,14 @@ absl::StatusOr<std::vector<HostMatrix>> TrainRank(const ServiceRun& job, const d
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<InProcessExchange>> InProcessExchange::Make(SessionSpec spec, Backend& backend) {
-  PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec));
-  auto exchange = std::unique_ptr<InProcessExchange>(new InProcessExchange(std::move(spec), backend));
-  PRECONDOR_ASSIGN_OR_RETURN(const MethodSet methods, MethodSet::Make(exchange->spec_));
-  for (size_t layer = 0; layer < exchange->spec_.layers.size(); ++layer) {
-    const Method& method = methods.of(static_cast<int64_t>(layer));
-    PRECONDOR_ASSIGN_OR_RETURN(exchange->states_.emplace_back(),
-                               method.MakeState(exchange->spec_.layers[layer], backend));
-  }
-  return exchange;
-}
-
-absl::Status InProcessExchange::LayerReady(uint64_t step, const LayerTap& tap) {
-  LayerState& state = *states_[static_cast<size_t>(tap.layer)];
-  if (TakesStatistics(spec_, tap.layer) && IsStatisticStep(spec_, step)) {
-    SketchKey key{spec_.seed, step, static_cast<uint32_t>(tap.layer), Side::kInput, 0};
-    PRECONDOR_ASSIGN_OR_RETURN(const HostMatrix a, MergedStatistics(spec_, key, tap.inputs, 1.0));
-    key.side = Side::kOutput;
-    // The gradients are those of a mean over the rows: undo its division.
-    PRECONDOR_ASSIGN_OR_RETURN(const HostMatrix g, MergedStatistics(spec_, key, tap.output_gradients,
-                                                                    static_cast<double>(tap.output_gradients.rows)));
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix device_a, backend_.Allocate(a.rows(), a.cols()));
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix device_g, backend_.Allocate(g.rows(), g.cols()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Upload(a.view(), device_a.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Upload(g.view(), device_g.view()));
-    const bool a_packed = a.cols() != tap.inputs.cols;
-    const bool g_packed = g.cols() != tap.output_gradients.cols;
-    LayerStatistics merged;
-    (a_packed ? merged.a_covariance : merged.a) = device_a.view();
-    (g_packed ? merged.g_covariance : merged.g) = device_g.view();
-    PRECONDOR_RETURN_IF_ERROR(state.Update(merged));
-  }
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix d, backend_.Allocate(tap.gradient.rows, tap.gradient.cols));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.Allocate(tap.gradient.rows, tap.gradient.cols));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Upload(tap.gradient, d.view()));
-  PRECONDOR_RETURN_IF_ERROR(state.Precondition(d.view(), u.view()));
-  return backend_.Download(u.view(), tap.gradient);
-}
-
 absl::StatusOr<digits::Mlp> TrainInProcess(const digits::Run& run, const digits::DigitsData& data) {
   SessionSpec spec = run.session;
   spec.name = "in-process";
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, MakeCpuBackend(CpuBackendOptions{}));
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<InProcessExchange> exchange,
-                             InProcessExchange::Make(std::move(spec), *backend));
+  InProcessExchange exchange(spec, *backend);
+  PRECONDOR_RETURN_IF_ERROR(exchange.MakeStates());
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<digits::Trainer> trainer, digits::Trainer::Make(run, data));
-  while (!trainer->done()) PRECONDOR_RETURN_IF_ERROR(trainer->Step(*exchange));
+  while (!trainer->done()) PRECONDOR_RETURN_IF_ERROR(trainer->Step(exchange));
   return std::move(trainer->model());
 }
 

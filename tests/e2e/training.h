@@ -3,39 +3,16 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-#include "kernels/backend.h"
-#include "kernels/base/session_spec.h"
-#include "kernels/methods/method.h"
 #include "tests/e2e/trainer/model.h"
 #include "tests/e2e/trainer/trainer.h"
 
 namespace precondor::e2e {
-
-class InProcessExchange final : public digits::GradientExchange {
- public:
-  // `backend` outlives the exchange.
-  static absl::StatusOr<std::unique_ptr<InProcessExchange>> Make(SessionSpec spec, Backend& backend);
-
-  digits::RowRange Rows(int64_t batch_size) const override { return digits::RowRange{0, batch_size}; }
-  absl::Status LayerReady(uint64_t step, const digits::LayerTap& tap) override;
-  absl::StatusOr<bool> Finish(uint64_t step, double loss, double learning_rate) override { return true; }
-
- private:
-  InProcessExchange(SessionSpec spec, Backend& backend) : spec_(std::move(spec)), backend_(backend) {}
-
-  const SessionSpec spec_;
-  Backend& backend_;
-  std::vector<std::unique_ptr<LayerState>> states_;
-};
 
 // Trains `run` in this process: the course that training through the service takes, but for rounding.
 absl::StatusOr<digits::Mlp> TrainInProcess(const digits::Run& run, const digits::DigitsData& data);

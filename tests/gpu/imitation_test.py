@@ -3,7 +3,6 @@
 """tests/gpu.sh from end to end over the host's imitation of CUDA: an unpacked pack in an otherwise empty folder, run with
 an empty environment. Takes the build folder that has the programs."""
 
-import os
 import pathlib
 import re
 import shutil

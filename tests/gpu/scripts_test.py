@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The Python programs of tests/gpu.sh's phases, in short on the CPU. CTest runs it in tests/torch2.sh's environment."""
+"""The Python programs of tests/gpu.sh's phases, in short on the CPU."""
 
 import pathlib
 import subprocess

@@ -30,8 +30,7 @@ try:
     from precondor.server import LocalServer
     from precondor.torch import Preconditioner
 except ImportError as missing:
-    print(f"no {missing}")
-    sys.exit(0)
+    rows.end_without(missing)
 
 RING_BYTES = 3 << 30  # above BERT-Large's gradients, so that a step's all fit
 STEPS, SHORT_STEPS = 11, 2
@@ -139,9 +138,7 @@ def main():
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--short", action="store_true", help="one block, of layers a part as long")
     arguments = parser.parse_args()
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        print(f"no device that torch {torch.__version__} can use")
-        return
+    rows.require(torch, arguments.device)
     torch.manual_seed(1)
     {"muon": muon, "statistics": mkor_statistics}[arguments.kind](arguments.short, arguments.device)
 

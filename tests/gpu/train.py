@@ -34,8 +34,7 @@ try:
     from torch.nn import functional
     from precondor.torch import Preconditioner
 except ImportError as missing:
-    print(f"no {missing}")
-    sys.exit(0)
+    rows.end_without(missing)
 
 TOKEN = re.compile(r"[A-Za-z_]+|\d| +|\n|[^\sA-Za-z_\d]|\s")
 VOCABULARY = 50304  # GPT-2's, rounded up
@@ -221,12 +220,7 @@ def main():
     parser.add_argument("--short", action="store_true", help="a small model and 6 steps")
     arguments = parser.parse_args()
     device = arguments.device
-    if device == "cuda" and not torch.cuda.is_available():
-        print(f"no device that torch {torch.__version__} can use")
-        return
-    if not hasattr(torch.optim, "Muon"):
-        print(f"no torch.optim.Muon in torch {torch.__version__}")
-        return
+    rows.require(torch, device, "Muon")
     steps, turn = (6, 3) if arguments.short else (arguments.steps, STEPS_A_TURN)
     sizes = {"length": 32, "width": 64, "heads": 2, "blocks": 2} if arguments.short else {"length": 1024, "width": 768, "heads": 12, "blocks": 12}
     count = 2 if arguments.short else 16

@@ -13,10 +13,9 @@ import argparse
 import posixpath
 import re
 import subprocess
-import sys
 
 from check_sentences import prose_findings
-from lint_support import ROOT, Case, Tree, line_of, self_test
+from lint_support import ROOT, Case, Tree, line_of, report, self_test
 
 SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "tests/torch2.sh", "deploy/pack-server.sh", "deploy/build-wheel.sh",
            "tests/run.sh", "tests/gpu.sh", "tests/bench/run.sh", "tests/lint/tidy.sh",
@@ -228,10 +227,7 @@ def main():
         else:
             print("flags were not compared: no --program given")
         findings = check(Tree(), texts)
-    for finding in findings:
-        print(finding)
-    print(f"check_docs.py: {len(findings)} finding(s)")
-    sys.exit(1 if findings else 0)
+    report(findings)
 
 
 if __name__ == "__main__":

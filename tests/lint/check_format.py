@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """clang-format 14 with the root's .clang-format would change nothing. Mend with: clang-format-14 -i FILE"""
 
-import pathlib
 import re
 import subprocess
 import tempfile
@@ -31,10 +30,7 @@ def check(tree):
     if tree.on_disk:
         return _findings(ROOT, paths)
     with tempfile.TemporaryDirectory() as folder:
-        for path in paths:
-            file = pathlib.Path(folder) / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(tree.read(path), encoding="utf-8")
+        tree.write(folder, paths)
         return _findings(folder, paths)
 
 

@@ -3,13 +3,11 @@
 """The report of ptxas on every kernel: registers, shared memory, stack and spills within limits, and no trap, which is
 what the compiler leaves of code that it takes for undefined."""
 
-import argparse
 import pathlib
 import re
-import sys
 import tempfile
 
-from lint_support import ROOT, Case, Tree, compile_cuda, self_test
+from lint_support import ROOT, Case, compile_cuda, main
 
 TARGETS = ["sm_80", "sm_90", "sm_100"]
 FLAGS = ["-no-compress", f"-gencode=arch=compute_80,code=[compute_80,{','.join(TARGETS)}]"]  # PTX in the object, as text
@@ -43,7 +41,7 @@ def _check_source(nvcc, tree, path, folder):
     source, binary = ROOT / path, folder / "kernels.o"
     if not tree.on_disk:
         source = folder / path
-        source.write_text(tree.read(path), encoding="utf-8")
+        tree.write(folder, [path])
     done = compile_cuda(nvcc, FLAGS, source, binary)
     if done.returncode != 0:
         return [f"{path}: {done.stderr.strip().splitlines()[:1]}"]
@@ -59,15 +57,12 @@ def _check_source(nvcc, tree, path, folder):
     return findings
 
 
-def check_with(nvcc):
-    def check(tree):
-        findings = []
-        with tempfile.TemporaryDirectory() as folder:
-            for path in tree.paths(".cu"):
-                findings += _check_source(nvcc, tree, path, pathlib.Path(folder))
-        return findings
-
-    return check
+def check(tree, nvcc):
+    findings = []
+    with tempfile.TemporaryDirectory() as folder:
+        for path in tree.paths(".cu"):
+            findings += _check_source(nvcc, tree, path, pathlib.Path(folder))
+    return findings
 
 
 _GREEDY = """
@@ -89,19 +84,5 @@ CASES = [
     Case("does not compile", {"a.cu": "__global__ void BadKernel(\n"}, ["a.cu"]),
 ]
 
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--nvcc", required=True, help="the compiler")
-    parser.add_argument("--self-test", action="store_true", help="check the lint itself")
-    arguments = parser.parse_args()
-    check = check_with(arguments.nvcc)
-    findings = self_test(check, CASES) if arguments.self_test else check(Tree())
-    for finding in findings:
-        print(finding)
-    print(f"check_kernels.py: {len(findings)} finding(s)")
-    sys.exit(1 if findings else 0)
-
-
 if __name__ == "__main__":
-    main()
+    main(check, CASES, "--nvcc")

@@ -6,14 +6,13 @@ buf comes from PyPI (buf-bin) into a virtual environment in the build folder, wh
 once. Where that fails, the check exits with 77, which CTest shows as skipped.
 """
 
-import argparse
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 
-from lint_support import ROOT, Case, Tree, self_test
+from lint_support import ROOT, Case, main
 
 BUF = "buf-bin==1.75.0"
 SKIPPED = 77
@@ -43,14 +42,11 @@ def _buf(venv):
     return program
 
 
-def lint(program, tree):
+def check(tree, venv):
     """buf's findings, one a line, with paths from the root."""
+    program = _buf(pathlib.Path(venv).absolute())
     with tempfile.TemporaryDirectory() as folder:
-        for path in tree.paths(".proto", "buf.yaml"):
-            if path.startswith(FOLDER):
-                copy = pathlib.Path(folder) / path
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_text(tree.read(path), encoding="utf-8")
+        tree.write(folder, [path for path in tree.paths(".proto", "buf.yaml") if path.startswith(FOLDER)])
         where = pathlib.Path(folder) / FOLDER
         if not list(where.rglob("*.proto")):
             return [f"no .proto file below {FOLDER}"]
@@ -81,24 +77,5 @@ CASES = [
     Case("no protos", {"proto/buf.yaml": _RULES}, ["no .proto file"]),
 ]
 
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--venv", type=pathlib.Path, required=True, help="where buf is, or is to be installed")
-    parser.add_argument("--self-test", action="store_true", help="check the lint itself")
-    arguments = parser.parse_args()
-    program = _buf(arguments.venv.absolute())
-
-    def check(tree):
-        return lint(program, tree)
-
-    findings = self_test(check, CASES) if arguments.self_test else check(Tree())
-    for finding in findings:
-        print(finding)
-    what = "self-test" if arguments.self_test else "tree"
-    print(f"check_protos.py: {what}: {len(findings)} finding(s)")
-    sys.exit(1 if findings else 0)
-
-
 if __name__ == "__main__":
-    main()
+    main(check, CASES, "--venv")

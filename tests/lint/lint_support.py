@@ -43,6 +43,13 @@ class Tree:
     def has(self, path):
         return path in self._files if not self.on_disk else (ROOT / path).is_file()
 
+    def write(self, folder, paths):
+        """Writes copies of the files into a folder, for a tool that reads files."""
+        for path in paths:
+            copy = pathlib.Path(folder) / path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(self.read(path), encoding="utf-8")
+
 
 @dataclasses.dataclass
 class Case:
@@ -93,13 +100,24 @@ def self_test(check, cases):
     return failures
 
 
-def main(check, cases):
+def main(check, cases, *required):
+    """The command line of a lint. `check` gets the values of the `required` options behind the tree."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--self-test", action="store_true", help="check the lint itself")
-    arguments = parser.parse_args()
-    findings = self_test(check, cases) if arguments.self_test else check(Tree())
+    for option in required:
+        parser.add_argument(option, required=True)
+    arguments = vars(parser.parse_args())
+    tests_itself = arguments.pop("self_test")
+
+    def check_with(tree):
+        return check(tree, *arguments.values())
+
+    report(self_test(check_with, cases) if tests_itself else check_with(Tree()))
+
+
+def report(findings):
+    """Prints the findings, and ends the program."""
     for finding in findings:
         print(finding)
-    what = "self-test" if arguments.self_test else "tree"
-    print(f"{pathlib.Path(sys.argv[0]).name}: {what}: {len(findings)} finding(s)")
+    print(f"{pathlib.Path(sys.argv[0]).name}: {len(findings)} finding(s)")
     sys.exit(1 if findings else 0)

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The callbacks for transformers and Lightning do in their frameworks' loops what the two lines do in a loop of one's own.
-
-CTest runs it in tests/torch2.sh's environment, which has both.
-"""
+"""The callbacks for transformers and Lightning do in their frameworks' loops what the two lines do in a loop of one's own."""
 
 import contextlib
 import sys
@@ -13,14 +10,12 @@ import unittest.mock
 import warnings
 
 import numpy as np
-
-import test_program
-
 import torch
 import transformers
 from torch import nn
 
 import precondor
+import test_program
 from precondor.torch import Preconditioner
 from precondor.torch.callbacks import huggingface, lightning
 from torch_rank import ask, results, running
@@ -172,8 +167,7 @@ class CallbacksTest(unittest.TestCase):
     def setUp(self):
         self.name = self.id().rsplit(".", 1)[-1]
         self.folder = self.enterContext(tempfile.TemporaryDirectory())
-        self.enterContext(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # theirs, of deprecations and of how many cores a loader might have
+        self.enterContext(warnings.catch_warnings(action="ignore"))  # theirs, of deprecations and of how many cores a loader might have
 
     def expect_same(self, train):
         """`train` trains a Model in a framework with a session's name and batches a step; its weights and reported losses."""
@@ -217,8 +211,7 @@ class CallbacksTest(unittest.TestCase):
             disable_tqdm=True, use_cpu=True, remove_unused_columns=False, optim="adamw_torch")
         for method, count in (("soap", 1), ("mkor", 0)):
             callback = huggingface.PrecondorCallback(server.address, session=f"{self.name}-{method}", method=method)
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 transformers.Trainer(Model(), arguments, train_dataset=rows(), callbacks=[callback]).train()
             told = [one for one in caught if "answers of soap are whole updates, which AdamW would normalize again" in str(one.message)]
             self.assertEqual(len(told), count)
@@ -262,8 +255,7 @@ class CallbacksTest(unittest.TestCase):
                     for got, kind in results(ask(ranks, function, RANK_DEADLINE_S, address=server.address, folder=self.folder, bf16=bf16,
                                                  session=f"{function}-{bf16}")):
                         self.assertEqual(kind, "DTensor")
-                        for one, other in zip(got, wanted):
-                            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+                        test_program.expect_close(got, wanted, tolerance)
 
 
 if __name__ == "__main__":

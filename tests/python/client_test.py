@@ -63,8 +63,7 @@ class ClientTest(unittest.TestCase):
         # Numbers near 1, and J's condition is at most 1 + d: some ten of f32's 6e-8 a step, for 30 steps.
         tolerance = 2e-5
         np.testing.assert_allclose(losses, wanted_losses, rtol=0, atol=tolerance)
-        for got, wanted in zip(weights, wanted_weights):
-            np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance)
+        test_program.expect_close(weights, wanted_weights, tolerance)
         self.assertLess(wanted_losses[-1], 0.5 * wanted_losses[0], "the problem is solvable, so a wrong answer shows")
 
     def test_trajectory_is_that_of_the_formula(self):
@@ -86,7 +85,7 @@ class ClientTest(unittest.TestCase):
                 self.assertTrue(self.client.close_session(name))
 
     def test_workers_with_factors_leave_the_process_blas_alone_and_round_as_the_server_does(self):
-        blas = ctypes.CDLL("libopenblas.so.0")  # the one of Debian's NumPy and torch
+        blas = ctypes.CDLL("libopenblas.so.0")  # that of Debian's NumPy
         self.addCleanup(blas.openblas_set_num_threads, blas.openblas_get_num_threads())
         random = np.random.default_rng(3)
         d_out, d_in = 160, 384  # beyond what OpenBLAS leaves to one thread

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The JAX example: its optax transformation trains as the formulas in f64 do, and the program learns.
-
-JAX and optax are those of tests/torch2.sh's environment, in which CTest runs it.
-"""
+"""The JAX example: its optax transformation trains as the formulas in f64 do, and the program learns."""
 
 import pathlib
 import subprocess
@@ -52,8 +49,7 @@ class JaxTest(unittest.TestCase):
         expected_losses, expected = client_training.reference(1)
         # As in client_test.py: some ten of f32's 6e-8 a step, for 30 steps.
         np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=2e-5)
-        for got, wanted in zip(weights, expected):
-            np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
+        test_program.expect_close(weights, expected, 2e-5)
         self.assertGreater(traffic["statistics_bytes"], 0)
 
     def test_a_gradient_that_is_not_finite_becomes_zero(self):
@@ -101,6 +97,5 @@ class JaxTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    test_program.parse("--server")
     sys.path.insert(0, str(EXAMPLES))
     test_program.run()

@@ -8,13 +8,13 @@ import pathlib
 import sys
 import unittest.mock
 
-import torch_case  # before torch: it skips where there is none
 import numpy as np
 import torch
 from torch import nn
 
 from precondor import InvalidArgumentError, Statistics, migrate
 import migrate_signatures as signatures
+import torch_case
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "reference"))
 import published  # pylint: disable=wrong-import-position

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""precondor.optax: its updates are those of precondor.Client for the same gradients, and Adam's for vectors.
-
-JAX and optax are those of tests/torch2.sh's environment, in which CTest runs it.
-"""
+"""precondor.optax: its updates are those of precondor.Client for the same gradients, and Adam's for vectors."""
 
 import copy
 import functools

@@ -8,6 +8,7 @@ import warnings
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import precondor.torch
 
@@ -44,11 +45,9 @@ def train(rank, address, session, exchange, steps=None, over=None):
     if exchange == "DELEGATE":
         called = nn.parallel.DistributedDataParallel(model)
     elif exchange == "SHARDED":
-        from torch.distributed.fsdp import fully_shard  # pylint: disable=import-outside-toplevel
         fully_shard(model)
     hashes, lost = [], {}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         with precondor.torch.Preconditioner(called, address, session=session, exchange=exchange) as pre:
             optimizer = pre.make_optimizer(0.02)
             ends = torch.zeros(1)

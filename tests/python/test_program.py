@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a file of tests as a program: its arguments, its server, and how it skips and ends."""
+"""Runs a file of tests as a program: its arguments, its server, and how it ends. And what several files compare with."""
 
 import argparse
 import contextlib
@@ -8,22 +8,17 @@ import sys
 import tempfile
 import unittest
 
-from interop_test import Server
+import numpy as np
 
-SKIPPED = 77  # what CTest shows as skipped
+from interop_test import ROOT, Server
 
-
-def skip(reason):
-    print(f"{os.path.basename(sys.argv[0])}: skipped: {reason}")
-    sys.exit(SKIPPED)
+sys.path.append(str(ROOT / "tests/e2e/chaos"))  # for `cluster`, which starts servers and waits for conditions
 
 
-def import_torch():
-    """Ends the program as skipped where torch is not installed."""
-    try:
-        import torch  # pylint: disable=import-outside-toplevel,unused-import
-    except ImportError as error:
-        skip(f"{error}; deploy/install.sh --test installs torch")
+def expect_close(got, wanted, tolerance=0.0):
+    """Expects the wanted arrays, each within the tolerance; 0: to the bit."""
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
 
 def parse(*names):

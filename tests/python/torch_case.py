@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frame of tests of precondor.torch in one process: a server, and preconditioners that end after a test.
-
-Importing it skips with 77, and says so, where torch is not installed.
-"""
+"""The frame of tests of precondor.torch in one process: a server, and preconditioners that end after a test."""
 
 import unittest
 import warnings
 
-import test_program
-test_program.import_torch()
-import precondor.torch
 import torch
+
+import precondor.torch
+import test_program
 
 torch.set_num_threads(1)
 
@@ -30,8 +27,7 @@ class ServerCase(unittest.TestCase):
     def expect_warning(self, pattern, call, *arguments):
         """Expects one UserWarning, with the pattern; for an empty pattern, none. The second call warns of nothing."""
         for wanted in (pattern, ""):
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 call(*arguments)
             texts = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
             self.assertEqual(len(texts), 1 if wanted else 0, texts)

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""precondor.torch of compiled models: the statistics and the training of the model as it is, in one graph.
-
-Needs torch 2.4 or later: CTest runs it in tests/torch2.sh's environment.
-"""
+"""precondor.torch of compiled models: the statistics and the training of the model as it is, in one graph."""
 
 import shutil
 import subprocess
@@ -12,7 +9,6 @@ import tempfile
 import unittest
 import unittest.mock
 
-import torch_case  # before torch: it skips where there is none
 import numpy as np
 import torch
 from torch import nn
@@ -20,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import precondor
 import precondor.torch
+import test_program
+import torch_case
 from interop_test import Server
 from precondor.server import path_of
 from precondor.torch._exchange import Pair
@@ -150,8 +148,7 @@ class CompileTest(torch_case.ServerCase):
             self.assertEqual(one[2], other[2])
             for side in (0, 1):
                 np.testing.assert_allclose(one[side], other[side], rtol=0, atol=tolerance * max(1, np.abs(other[side]).max()))
-        for one, other in zip(got[0], wanted[0]):
-            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+        test_program.expect_close(got[0], wanted[0], tolerance)
 
     def test_training_is_that_of_the_model_as_it_is(self):
         for statistics, method in (("SIGNED", "mkor"), ("MEAN", "eva"), ("COVARIANCE", "kfac")):

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Preconditioner where no method is named, and with embeddings.
-
-Skips with 77, and says so, where torch is not installed.
-"""
+"""Preconditioner where no method is named, and with embeddings."""
 
 import copy
 import json
@@ -11,18 +8,17 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 import warnings
 from unittest import mock
 
-import torch_case  # before torch: it skips where there is none
 import torch
 from torch import nn
 
 import precondor
+import torch_case
+from cluster import wait_for
 from precondor import Selection
-from precondor.server import path_of
-from precondor.server import LocalServer
+from precondor.server import LocalServer, path_of
 from precondor.torch import Preconditioner, _recipe
 from torch_optimizer_test import Wrapper
 
@@ -136,8 +132,7 @@ class DefaultTest(torch_case.ServerCase):
         for number, (options, methods) in enumerate((
                 ({"method": "soap"}, {"soap"}), ({"skip": ["rnn"]}, set()), ({"selection": Selection(skip_types=nn.LSTM)}, set()), ({"method": "mkor"}, set()),
                 ({"method": "mkor", "parameter_methods": {"rnn.weight.*": "kron"}}, {"kron"}))):
-            with self.subTest(options=options), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with self.subTest(options=options), warnings.catch_warnings(action="ignore"):
                 pre = self.preconditioner(Recurrent(), f"{self.name}-{number}", **{"method": None, **options})
                 self.assertEqual({method for name, method in self.methods(pre).items() if name.startswith("rnn")}, methods)
 
@@ -153,8 +148,7 @@ class DefaultTest(torch_case.ServerCase):
                  ({}, {"parameter_methods": {"rows": "soap"}}, "", "muon"), ({"frozen": True}, {}, "", "muon"),
                  ({"layers": 2}, {"skip": ["body.0"]}, "", "eva"), ({"layers": 2}, {"skip": ["body.0"], "method": None}, "no layers", "mkor"))
         for number, (model, options, warning, method) in enumerate(cases):
-            with self.subTest(options=options), warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with self.subTest(options=options), warnings.catch_warnings(record=True, action="always") as caught:
                 pre = self.preconditioner(Own(**model), f"{self.name}-{number}", **{"method": "eva" if model.get("layers") else None, **options})
                 self.assertEqual(len(caught), 1 if warning else 0)
                 self.assertRegex("".join(str(one.message) for one in caught), warning or "^$")
@@ -180,8 +174,7 @@ class DefaultTest(torch_case.ServerCase):
             for given in (None, rate):
                 torch.manual_seed(5)
                 model = kind()
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
+                with warnings.catch_warnings(action="ignore"):
                     pre = self.preconditioner(model, f"{self.name}-{layer}-{given}", method=None, layer_methods={layer: "kfac"})
                 pre.make_optimizer(0.1)
                 (100 * model(torch.arange(7)).square().sum()).backward()
@@ -315,9 +308,7 @@ class DefaultTest(torch_case.ServerCase):
                 options = {}
                 if name == "snapshot":
                     self.train(pre, model, optimizer, 5)
-                    deadline = time.monotonic() + 120
-                    while not is_complete(saved[2]["step"]):
-                        self.assertLess(time.monotonic(), deadline)
+                    wait_for("the snapshot to be complete", lambda: is_complete(saved[2]["step"]), 120)
                     options = {"snapshot_paths": shutil.copytree(f"{folder}/data", f"{folder}/copy")}
                 pre.close(end_session=name != "session")
                 pre, *rest = self.begin(address, name)

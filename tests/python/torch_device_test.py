@@ -3,8 +3,7 @@
 """precondor.torch with gradients in device memory, and a server whose CUDA backend runs on the host, whose memory stands
 for the device's.
 
-"The same" is to the bit, and as gradients of the host are answered. Skips with 77, and says so, where torch is not
-installed.
+"The same" is to the bit, and as gradients of the host are answered.
 """
 
 import pathlib
@@ -13,14 +12,13 @@ import tempfile
 import unittest
 import warnings
 
-import test_program
-test_program.import_torch()
-import numpy as np
 import torch
 from torch import nn
 
 import precondor
 import precondor.torch
+import test_program
+import torch_local
 from host_as_device import host_as_device
 from torch_rank import ask, results, running
 from torch_training import CASES, train
@@ -54,10 +52,6 @@ class TorchDeviceTest(unittest.TestCase):
         _, weights, self.results, _ = train(address, session, case, at_end=at_end, client=CLIENT, **options)
         return weights
 
-    def expect_same(self, got, wanted):
-        for one, other in zip(got, wanted):
-            np.testing.assert_array_equal(one, other)
-
     def test_gradients_stay_on_their_device(self):
         _, address = self.start(RING)
         for case, options in (("mlp", {}), ("conv", {"overlap": True, "micro_batches": 2}), ("kfac", {"exchange": "DELEGATE"})):
@@ -66,7 +60,7 @@ class TorchDeviceTest(unittest.TestCase):
                 self.assertEqual((self.plane["in_ring"], self.plane["over_socket"]), (0, 0))
                 self.assertGreater(self.plane["gradient_bytes"], 0)
                 with host_as_device() as calls:
-                    self.expect_same(self.train(address, "device", case, **options), wanted)
+                    test_program.expect_close(self.train(address, "device", case, **options), wanted)
                 sent = CASES[case].steps * len(self.results[0].decisions)
                 self.assertEqual((self.plane["in_ring"], self.plane["over_socket"], self.plane["reason"]), (sent, 0, ""))
                 self.assertEqual((self.plane["gradient_bytes"], self.plane["result_bytes"]), (0, 0))
@@ -83,7 +77,7 @@ class TorchDeviceTest(unittest.TestCase):
             with self.subTest(name):
                 wanted = self.train(at, f"{name}-host", **options)
                 with host_as_device(lambda tensor, device=device: device) as calls:
-                    self.expect_same(self.train(at, f"{name}-device", **options), wanted)
+                    test_program.expect_close(self.train(at, f"{name}-device", **options), wanted)
                 self.assertRegex(self.plane["reason"], reason)
                 self.assertEqual(self.plane["in_ring"], 0)
                 sent = CASES["mlp"].steps * len(self.results[0].decisions)
@@ -97,7 +91,7 @@ class TorchDeviceTest(unittest.TestCase):
         wanted = self.train(address, "host")
         bias_free = (6, 7)  # the mlp's second layer
         with host_as_device(lambda tensor: 0 if tuple(tensor.shape) == bias_free else None):
-            self.expect_same(self.train(address, "device"), wanted)
+            test_program.expect_close(self.train(address, "device"), wanted)
         self.assertEqual(self.plane["in_ring"], CASES["mlp"].steps)
         self.assertGreater(self.plane["gradient_bytes"], 0)
 
@@ -122,7 +116,7 @@ class TorchDeviceTest(unittest.TestCase):
             got, _, use = answers("device")
         self.assertEqual(use, {"backends": ["cuda"], "in_ring": 2, "over_socket": 0, "reason": ""})
         self.assertEqual([one is None for one in got], [one is None for one in wanted])
-        self.expect_same([one for one in got if one is not None], [one for one in wanted if one is not None])
+        test_program.expect_close([one for one in got if one is not None], [one for one in wanted if one is not None])
 
     def test_a_server_on_the_cpu_is_told_to_a_model_on_a_gpu(self):
         for backend in ("cpu", "cuda"):
@@ -139,7 +133,7 @@ class TorchDeviceTest(unittest.TestCase):
         options = {"case": "kfac", "scaler": 1024.0, "overflow": ((0, 3),)}
         wanted = self.train(address, "host", **options)
         with host_as_device():
-            self.expect_same(self.train(address, "device", **options), wanted)
+            test_program.expect_close(self.train(address, "device", **options), wanted)
         self.assertEqual([result.step for result in self.results if result.skipped], [3])
         self.assertEqual(self.plane["in_ring"], (CASES["kfac"].steps - 1) * len(self.results[0].decisions))
 
@@ -185,7 +179,7 @@ class TorchDeviceTest(unittest.TestCase):
         wanted, _ = run(other, None)
         with host_as_device():
             got, use = run(address, 0, lose=2)
-            self.expect_same(got, wanted)
+            test_program.expect_close(got, wanted)
             self.assertEqual(use["in_ring"] + use["over_socket"], 10)
             self.assertGreaterEqual(use["in_ring"], 6)  # before it was lost and after it had come back
             server = lost[0][0]
@@ -195,9 +189,9 @@ class TorchDeviceTest(unittest.TestCase):
     def test_several_ranks(self):
         """DELEGATE: each sends its layers from its device, and passes the answers on. DIRECT: the server adds up."""
         _, address = self.start(RING)
-        with running(self.folder, [{}, {}]) as ranks:
+        with running(self.folder, [{}, {}], torch_local.FUNCTIONS) as ranks:
             def train_both(**arguments):
-                return results(ask(ranks, "train_on_device", address=address, case="mlp", **arguments))
+                return results(ask(ranks, "train", address=address, case="mlp", **arguments))
 
             steps = CASES["mlp"].steps
             for ddp in (False, True):
@@ -209,7 +203,7 @@ class TorchDeviceTest(unittest.TestCase):
                         apart = train_both(session=f"one-{exchange}-{ddp}", devices=[0, 5], **options)
                         got = train_both(session=f"device-{exchange}-{ddp}", devices=[0, 0], **options)
                         for weights, _ in (*got, *apart):
-                            self.expect_same(weights, wanted[0][0])
+                            test_program.expect_close(weights, wanted[0][0])
                         self.assertEqual([plane["in_ring"] for _, plane in got], in_ring)
                         # The rank whose device the server has sends all layers.
                         self.assertEqual([plane["in_ring"] for _, plane in apart], [sum(in_ring), 0])

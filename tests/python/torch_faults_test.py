@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """precondor.torch when processes end: trainers that go on from a checkpoint, servers that are killed, Ctrl-C.
 
-"Bitwise" is compared with a run that nothing happens to. Skips with 77, and says so, where torch is not installed.
+"Bitwise" is compared with a run that nothing happens to.
 """
 
 import json
@@ -15,18 +15,14 @@ import tempfile
 import threading
 import unittest
 
-import test_program
-test_program.import_torch()
-import numpy as np
 import torch
 
 import precondor
+import test_program
+from cluster import Cluster, wait_for
 from torch_training import train_with_checkpoints
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / "e2e/chaos"))
-from cluster import Cluster, wait_for  # noqa: E402  pylint: disable=wrong-import-position
-
 torch.set_num_threads(1)
 DEADLINE_S = 60
 EXCHANGES = ("DIRECT", "REPLAY", "PULL_FACTORS")
@@ -57,8 +53,7 @@ class FaultsTest(unittest.TestCase):
         return self.expected[exchange]
 
     def expect_bitwise(self, cluster, weights, exchange):
-        for one, other in zip(weights, self.undisturbed(cluster, exchange)):
-            np.testing.assert_array_equal(one, other)
+        test_program.expect_close(weights, self.undisturbed(cluster, exchange))
 
     def program(self, cluster, **options):
         return subprocess.Popen([sys.executable, "-B", HERE / "torch_training.py", cluster.coordinator.address, "job",
@@ -99,8 +94,7 @@ class FaultsTest(unittest.TestCase):
                 path.write_bytes(kept)
                 weights, results = self.train(cluster, method=method)
                 self.assertEqual(results[0].step, 5)
-                for one, other in zip(weights, expected):
-                    np.testing.assert_array_equal(one, other)
+                test_program.expect_close(weights, expected)
                 path.unlink()
 
     def test_a_session_that_the_servers_have_lost(self):
@@ -159,8 +153,7 @@ class FaultsTest(unittest.TestCase):
                 self.train(second, load={"snapshot_paths": paths})
         weights, results = self.train(second, load=load)
         self.assertEqual(results[0].step, state["step"])
-        for one, other in zip(weights, expected):
-            np.testing.assert_array_equal(one, other)
+        test_program.expect_close(weights, expected)
 
     # --- servers --------------------------------------------------------------------------------------------------------
 
@@ -234,5 +227,4 @@ def use_the_servers_arithmetic():
 if __name__ == "__main__":
     use_the_servers_arithmetic()
     FaultsTest.binaries = test_program.parse("--binaries").binaries
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
     test_program.run()

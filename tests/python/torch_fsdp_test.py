@@ -1,26 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""precondor.torch under fully_shard (FSDP2) trains as under DistributedDataParallel, with two and four ranks on gloo.
-
-Needs torch 2.6 or later: CTest runs it in tests/torch2.sh's environment.
-"""
+"""precondor.torch under fully_shard (FSDP2) trains as under DistributedDataParallel, with two and four ranks on gloo."""
 
 import concurrent.futures
 import contextlib
 import pathlib
-import sys
 import tempfile
 import unittest
-
-import numpy as np
 
 import precondor
 import torch_sharded
 import test_program
+from cluster import Cluster, wait_for
 from torch_rank import ask, results, running
-
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "e2e/chaos"))
-from cluster import Cluster, wait_for  # noqa: E402  pylint: disable=wrong-import-position
 
 DEADLINE_S = 240  # importing torch's compiler in each rank takes a minute and more on a busy machine
 
@@ -54,8 +46,7 @@ class FsdpTest(unittest.TestCase):
                 for weights, decisions, names, _ in self.run_all(size, "train", how="fsdp", **how, **options):
                     self.assertEqual(set(decisions.values()), {"PRECONDITIONED"})
                     self.assertEqual(names, wanted[2])
-                    for got, expected in zip(weights, wanted[0]):
-                        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+                    test_program.expect_close(weights, wanted[0], tolerance)
 
     # Two ranks: a sum of two numbers has one order. With four gloo's all-reduce and reduce-scatter add in different ones.
     def test_weights_are_ddps(self):
@@ -124,8 +115,7 @@ class FsdpTest(unittest.TestCase):
                 killed = thread.submit(kill)
                 options = {"how": "fsdp", "exchange": "SHARDED", "pause": str(pause), "address": cluster.coordinator.address}
                 for weights, *_ in self.run_all(2, "train", **options):
-                    for got, expected in zip(weights, wanted):
-                        np.testing.assert_array_equal(got, expected)
+                    test_program.expect_close(weights, wanted)
                 killed.result()
 
     def expect_undivided(self, size, reference, tolerance, tensor, **options):
@@ -135,8 +125,7 @@ class FsdpTest(unittest.TestCase):
             wanted = self.undivided(2, "train_divided", tensor=reference, **plain)[0]
             for weights, decisions in self.run_all(size, "train_divided", tensor=tensor, **options):
                 self.assertEqual(set(decisions.values()), {"PRECONDITIONED"})
-                for got, expected in zip(weights, wanted):
-                    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+                test_program.expect_close(weights, wanted, tolerance)
 
     def test_tensor_parallelism(self):
         for sequence in (False, True):

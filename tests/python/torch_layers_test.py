@@ -1,26 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules and parameters precondor.torch makes layers, and that their rows are those of their gradients.
-
-Skips with 77, and says so, where torch is not installed.
-"""
+"""Which modules and parameters precondor.torch makes layers, and that their rows are those of their gradients."""
 
 import copy
-import unittest
 from unittest import mock
 import warnings
 
-import torch_case  # before torch: it skips where there is none
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 import precondor
+import torch_case
 from precondor.torch import _layers, _preconditioner, register_layer
-
-try:
-    from transformers.pytorch_utils import Conv1D
-except ImportError:
-    Conv1D = None
 
 
 class Right(nn.Module):
@@ -68,9 +61,9 @@ CASES = [
     (lambda: nn.ConvTranspose2d(3, 2, (2, 3), stride=(3, 1), dilation=(1, 2), bias=False), (2, 3, 4, 3)),
     (lambda: nn.ConvTranspose2d(4, 4, 2, stride=1, dilation=3, output_padding=2, padding=1, groups=2), (2, 4, 3, 3)),
     (lambda: nn.ConvTranspose3d(2, 3, (1, 2, 3), stride=2, padding=(0, 1, 1)), (2, 2, 2, 3, 2)),
+    (lambda: Conv1D(3, 4), (2, 5, 4)),
+    (lambda: Conv1D(6, 4), (2, 5, 4), 2),
 ]
-if Conv1D is not None:
-    CASES += [(lambda: Conv1D(3, 4), (2, 5, 4)), (lambda: Conv1D(6, 4), (2, 5, 4), 2)]
 
 
 class Tied(nn.Module):
@@ -278,8 +271,7 @@ class LayersTest(torch_case.ServerCase):
         self.assertEqual(pre.left["places.weight"], "frozen")
         model.places.weight.requires_grad_(True)
         model(torch.arange(5)).sum().backward()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", category=UserWarning)
+        with warnings.catch_warnings(action="error", category=UserWarning):
             pre.step(1.0)
 
     def test_frozen_matrices_with_a_method_are_no_layers_for_that_alone(self):
@@ -295,9 +287,7 @@ class LayersTest(torch_case.ServerCase):
                 chosen = _layers.choose(model, _layers.Choice((), precondor.Selection(), {pattern: "soap"}))
                 self.assertEqual(sorted(chosen.frozen), sorted(["body.weight", *frozen]))
 
-    @unittest.skipIf(Conv1D is None, "transformers is not installed")
     def test_gpt2(self):
-        from transformers import GPT2Config, GPT2LMHeadModel
         model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=8, n_embd=12, n_layer=2, n_head=2))
         pre = self.preconditioner(model, parameter_methods={"transformer.w[tp]e.weight": "soap"})
         blocks = [f"transformer.h.{block}.{name}" for block in range(2)
@@ -309,9 +299,7 @@ class LayersTest(torch_case.ServerCase):
         loss.backward()
         self.assertEqual(set(pre.step(loss).decisions.values()), {"PRECONDITIONED"})
 
-    @unittest.skipIf(Conv1D is None, "transformers is not installed")
     def test_mixtral(self):
-        from transformers import MixtralConfig, MixtralForCausalLM
         model = MixtralForCausalLM(MixtralConfig(
             vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
             num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=16))

@@ -1,24 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A Preconditioner that fails, is dropped or is replaced leaves nothing behind.
-
-Skips with 77, and says so, where torch is not installed.
-"""
+"""A Preconditioner that fails, is dropped or is replaced leaves nothing behind."""
 
 import gc
 import os
 import subprocess
 import sys
 import tempfile
-import time
-import unittest
 from unittest import mock
 
-import torch_case  # before torch: it skips where there is none
 import torch
 from torch import nn
 
 import precondor
+import torch_case
+from cluster import wait_for
 from interop_test import Server, TIMEOUT_S
 from precondor import server
 from precondor.torch import Preconditioner
@@ -38,8 +34,7 @@ class Net(nn.Module):
 def left_on(model):
     """Returns the traces that a Preconditioner could leave on a model: hooks and attributes."""
     hooks = [(name, kind, len(getattr(module, kind))) for name, module in model.named_modules()
-             for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_always_called")
-             if hasattr(module, kind)]
+             for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_always_called")]
     own = [(name, sorted(vars(module))) for name, module in model.named_modules()]
     of_parameters = [(name, sorted(vars(parameter)), len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ()))
                      for name, parameter in model.named_parameters()]
@@ -87,10 +82,7 @@ class LifetimeTest(torch_case.ServerCase):
         for _ in range(3):
             call()
         gc.collect()
-        end = time.monotonic() + TIMEOUT_S
-        while threads() > before[0] or descriptors() > before[1]:
-            self.assertLess(time.monotonic(), end, f"threads and descriptors: {before} before, {(threads(), descriptors())} now")
-            os.sched_yield()
+        wait_for(f"threads and descriptors as before, {before}", lambda: threads() <= before[0] and descriptors() <= before[1], TIMEOUT_S)
 
     # --- failures -----------------------------------------------------------------------------------------------------
 
@@ -185,8 +177,7 @@ class LifetimeTest(torch_case.ServerCase):
         def attaches():
             pre = self.make(model, client=precondor.ClientOptions(replace=True))
             optimizer = pre.make_optimizer(0.01)
-            if hasattr(optimizer, "register_step_pre_hook"):
-                pre.attach(optimizer)
+            pre.attach(optimizer)
             train(model, pre, optimizer=optimizer)
 
         def makes():
@@ -198,7 +189,6 @@ class LifetimeTest(torch_case.ServerCase):
                 self.assertEqual(left_on(model), clean)
                 losses.clear()
 
-    @unittest.skipUnless(hasattr(torch.optim.Optimizer, "register_step_pre_hook"), "torch before 2.0")
     def test_an_optimizer_that_is_attached_again_makes_one_step(self):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), 0.05)

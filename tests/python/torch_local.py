@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training of torch_local_test.py in each rank. devices: of each rank, which its memory stands for; None: the host."""
+"""The training of jobs on devices in each rank. devices: of each rank, which its memory stands for; None: the host."""
 
 import os
 import select
@@ -9,12 +9,12 @@ import subprocess
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import precondor.torch
 from host_as_device import host_as_device
 import torch_rank
 
-HAS_FULLY_SHARD = int(torch.__version__.split(".", maxsplit=1)[0]) >= 2
 STEPS = 5
 LOST = 2  # the step in which a shard is lost
 
@@ -73,7 +73,6 @@ def train_over_a_loss(rank, pid, command, **arguments):
 
 
 def train_in_parts(rank, **arguments):
-    from torch.distributed.fsdp import fully_shard  # pylint: disable=import-outside-toplevel
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6, bias=False), nn.Tanh(), nn.Linear(6, 3))
     fully_shard(model)

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job's own GPUs: Preconditioner(model, "local") on 2 and 4 devices, which the host's memory stands for.
 
-"The same" is to the bit, and as a server on one device answers layers that rank layer % ranks sends. Skips with 77, and
-says so, where torch is not installed.
+"The same" is to the bit, and as a server on one device answers layers that rank layer % ranks sends.
 """
 
 import os
@@ -13,9 +12,6 @@ import subprocess
 import tempfile
 import unittest
 
-import test_program
-test_program.import_torch()
-import numpy as np
 import torch
 from torch import nn
 
@@ -23,6 +19,7 @@ import precondor
 import precondor.torch
 from host_as_device import host_as_device
 from precondor import server
+import test_program
 import torch_local
 from torch_rank import ask, results, running
 from torch_training import CASES
@@ -67,8 +64,7 @@ class LocalCase(unittest.TestCase):
 
     def expect_same(self, answers, wanted):
         for weights, _ in answers:
-            for one, other in zip(weights, wanted[0][0]):
-                np.testing.assert_array_equal(one, other)
+            test_program.expect_close(weights, wanted[0][0])
 
     def expect_in_rings(self, answers, gradients):
         self.assertEqual(sum(use["in_ring"] for _, use in answers), gradients)
@@ -185,15 +181,14 @@ class TorchLocalTest(LocalCase):
             precondor.torch.Preconditioner(model, "local", method="muon", client=precondor.ClientOptions(local_memory="1MiB"))
 
 
-if torch_local.HAS_FULLY_SHARD:
-    class FullyShardedTest(LocalCase):
-        def test_gradients_in_parts_meet_on_the_device_of_their_shard(self):
-            _, address = self.start("one", "--backend=cuda")
-            ranks = self.ranks([{}, {}])
-            wanted = self.ask(ranks, "train_in_parts", address=address, session="host", devices=[None, None])
-            got = self.ask(ranks, "train_in_parts", address="local", session="", devices=[2, 3])
-            self.expect_same(got, wanted)
-            self.expect_in_rings(got, torch_local.STEPS * len(got[0][1]["delegates"]))
+class FullyShardedTest(LocalCase):
+    def test_gradients_in_parts_meet_on_the_device_of_their_shard(self):
+        _, address = self.start("one", "--backend=cuda")
+        ranks = self.ranks([{}, {}])
+        wanted = self.ask(ranks, "train_in_parts", address=address, session="host", devices=[None, None])
+        got = self.ask(ranks, "train_in_parts", address="local", session="", devices=[2, 3])
+        self.expect_same(got, wanted)
+        self.expect_in_rings(got, torch_local.STEPS * len(got[0][1]["delegates"]))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models with the structure and the names of widespread ones. Those of transformers are only made where it is installed."""
+"""Small models with the structure and the names of widespread ones."""
 
 import torch
+import transformers
 from torch import nn
-
-try:
-    import transformers
-except ImportError:
-    transformers = None
 
 SIZES = {"vocab_size": 90, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 

@@ -1,31 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""precondor.torch where modules are called in uncommon ways: checkpoints, autocast, calls that raise or have no rows.
-
-Skips with 77, and says so, where torch is not installed.
-"""
+"""precondor.torch where modules are called in uncommon ways: checkpoints, autocast, calls that raise or have no rows."""
 
 import contextlib
 import copy
-import inspect
 import itertools
 import os
 import signal
 import warnings
 import weakref
 
-import torch_case  # before torch: it skips where there is none
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import precondor
+import torch_case
 from interop_test import TIMEOUT_S
-
-try:
-    from torch.func import functional_call
-except ImportError:
-    from torch.nn.utils.stateless import functional_call
 
 REPLACE = precondor.ClientOptions(replace=True)
 
@@ -156,8 +148,7 @@ class ModulesTest(torch_case.ServerCase):
 
     def expect_warning(self, pattern, model, *backwards):
         """Expects one warning of a step for each of the backward passes. Returns the decisions of the last."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             pre = self.preconditioner(model, client=REPLACE)
             for backward in backwards:
                 model.zero_grad()
@@ -249,8 +240,7 @@ class ModulesTest(torch_case.ServerCase):
             self.addCleanup(torch.__future__.set_overwrite_module_params_on_conversion, False)
             model[1].to(torch.float64)
 
-        assigns = "assign" in inspect.signature(nn.Module.load_state_dict).parameters  # from torch 2.1 on
-        for steps, replace in itertools.product((0, 1), (assign, assign_bias, change_module, convert, *[load] * assigns)):
+        for steps, replace in itertools.product((0, 1), (assign, assign_bias, change_module, convert, load)):
             with self.subTest(replace=replace.__name__, steps=steps):
                 model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
                 pre = self.preconditioner(model, f"{replace.__name__}-{steps}")
@@ -299,8 +289,7 @@ class ModulesTest(torch_case.ServerCase):
             torch.autograd.grad(output, list(model.parameters()), torch.stack([torch.ones_like(output)] * 2), is_grads_batched=True)
             model(x).sum().backward()
 
-        for how, replaced in ((backward, ""), (backward, "1"), *(((transformed, ""), (transformed, "1"), (each_sample, ""), (batched, "")) if
-                                                                  hasattr(torch, "func") else ())):
+        for how, replaced in ((backward, ""), (backward, "1"), (transformed, ""), (transformed, "1"), (each_sample, ""), (batched, "")):
             for method in ("mkor", None):
                 with self.subTest(how=how.__name__, replaced=replaced, method=method):
                     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
@@ -309,8 +298,7 @@ class ModulesTest(torch_case.ServerCase):
                     optimizer = pre.make_optimizer(0.1)
                     for step in range(3):
                         optimizer.zero_grad(set_to_none=True)
-                        with warnings.catch_warnings(record=True) as caught:
-                            warnings.simplefilter("always")
+                        with warnings.catch_warnings(record=True, action="always") as caught:
                             how(model) if step < 2 else model(x).sum().backward()
                             gradient = model[1].weight.grad.clone()
                             decisions = pre.step(1.0).decisions
@@ -376,13 +364,12 @@ class ModulesTest(torch_case.ServerCase):
                 finally:
                     torch.set_default_dtype(torch.float32)
                 self.expect_equal(got, wanted)
-                if hasattr(torch, "set_default_device"):
-                    torch.set_default_device("meta")
-                    try:
-                        got = self.gradients(model, lambda model, pre: model(x).sum().backward(), **options)
-                    finally:
-                        torch.set_default_device("cpu")
-                    self.expect_equal(got, wanted)
+                torch.set_default_device("meta")
+                try:
+                    got = self.gradients(model, lambda model, pre: model(x).sum().backward(), **options)
+                finally:
+                    torch.set_default_device("cpu")
+                self.expect_equal(got, wanted)
 
     def test_a_forked_child_is_told(self):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))

@@ -14,11 +14,12 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import fully_shard
 
 import precondor.torch
-from host_as_device import host_as_device
 from interop_test import TIMEOUT_S
 from precondor.torch import _exchange, _group
 import torch_training
@@ -39,14 +40,6 @@ def train(rank, ddp=False, default_dtype=torch.float32, **arguments):
     return losses, [weight.numpy() for weight in weights], [dataclasses.asdict(result) for result in results], exchange, scale
 
 
-def train_on_device(rank, devices, **arguments):
-    """Last weights, and Preconditioner.device_plane. devices: of each rank, which its memory stands for; None: the host."""
-    planes = []
-    with host_as_device(lambda tensor: devices[rank]):
-        weights = train(rank, at_end=lambda pre: planes.append(pre.device_plane()), **arguments)[1]
-    return weights, planes[0]
-
-
 def resume(rank, folder, stops, end=True, **arguments):
     """torch_training.train_with_checkpoints in parts that end before the steps of `stops`; the last ends the session."""
     for stop in stops:
@@ -57,7 +50,6 @@ def resume(rank, folder, stops, end=True, **arguments):
 
 def distributed_checkpoint(rank, address, session, folder):
     """Returns a state with factors as torch.distributed.checkpoint saves and loads it, and the step that it resumes at."""
-    import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
     case = torch_training.CASES["mlp"]
     model = case.model()
     states = []
@@ -102,7 +94,6 @@ def lookups(rank, address, session, how, exchange, method):
     if how == "ddp":
         called = nn.parallel.DistributedDataParallel(model)
     elif how == "fsdp":
-        from torch.distributed.fsdp import fully_shard  # pylint: disable=import-outside-toplevel
         fully_shard(model)
     answers = []
     with precondor.torch.Preconditioner(called, address, session=session, exchange=exchange, method="identity",
@@ -169,7 +160,7 @@ def absent(rank, address, session, method, overlap=False, scale=None, ends=False
     pre = precondor.torch.Preconditioner(called, address, session=session, process_group=group, method=method,
                                          statistics=precondor.Statistics(inv_freq=1), **options)
     optimizer = pre.make_optimizer(0.01) if method is None else torch.optim.SGD(model.parameters(), 0.01)
-    scaler = None if scale is None else torch_training.make_scaler(scale)
+    scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
     try:
         for _ in range(3 - (rank == 1)):
             optimizer.zero_grad()
@@ -283,7 +274,7 @@ def buckets(rank, address, session, gradient_as_bucket_view):
 
 
 FUNCTIONS = {function.__name__: function
-             for function in (train, train_on_device, resume, unequal, lookups, unused, orphan, uneven, absent, without_room, differ, agree, steps,
+             for function in (train, resume, unequal, lookups, unused, orphan, uneven, absent, without_room, differ, agree, steps,
                               buckets, distributed_checkpoint)}
 
 

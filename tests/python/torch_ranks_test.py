@@ -1,22 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""precondor.torch in a job of two processes on gloo: the trajectory of the formulas in every exchange, and what fails.
-
-Skips with 77, and says so, where torch or its gloo is not installed.
-"""
+"""precondor.torch in a job of two processes on gloo: the trajectory of the formulas in every exchange, and what fails."""
 
 import contextlib
+import itertools
 import pathlib
 import re
 import tempfile
 import unittest
 
-import test_program
-test_program.import_torch()
 import numpy as np
 import torch
 
 import precondor
+import test_program
 import torch_reference
 import torch_training
 from interop_test import Server
@@ -26,6 +23,7 @@ from torch_test import TOLERANCE
 # With the nets whose method each can have.
 EXCHANGES = {"DIRECT": ("mlp", "conv", "kfac"), "DELEGATE": ("mlp", "conv", "kfac"), "REPLAY": ("mlp", "conv"),
              "PULL_FACTORS": ("mlp", "conv", "kfac")}
+WAYS = tuple(itertools.product(EXCHANGES, (False, True)))  # with a plain model, and under DDP
 
 
 class RanksTest(unittest.TestCase):
@@ -43,25 +41,21 @@ class RanksTest(unittest.TestCase):
     def train(self, case, **options):
         """Both ranks' results, after a check that they have the same weights to the bit."""
         answers = results(self.run_both("train", case=case, **options))
-        for one, other in zip(answers[0][1], answers[1][1]):
-            np.testing.assert_array_equal(one, other)
+        test_program.expect_close(answers[0][1], answers[1][1])
         return answers
 
     def expect_reference(self, case, answers, **options):
         losses, weights = torch_reference.train(torch_reference.CASES[case], world_size=2, **options)
         np.testing.assert_allclose(np.mean([answer[0] for answer in answers], axis=0), losses, rtol=0, atol=TOLERANCE)
-        for got, wanted in zip(answers[0][1], weights):
-            np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE)
+        test_program.expect_close(answers[0][1], weights, TOLERANCE)
 
     def test_trajectory_is_that_of_the_formulas(self):
-        for exchange in EXCHANGES:
-            for ddp in (False, True):
-                for case in EXCHANGES[exchange]:
-                    with self.subTest(exchange=exchange, ddp=ddp, case=case):
-                        answers = self.train(case, exchange=exchange, ddp=ddp)
-                        self.expect_reference(case, answers)
-                        self.assertEqual({d for result in answers[1][2] for d in result["decisions"].values()},
-                                         {"PRECONDITIONED"})
+        for exchange, ddp in WAYS:
+            for case in EXCHANGES[exchange]:
+                with self.subTest(exchange=exchange, ddp=ddp, case=case):
+                    answers = self.train(case, exchange=exchange, ddp=ddp)
+                    self.expect_reference(case, answers)
+                    self.assertEqual({d for result in answers[1][2] for d in result["decisions"].values()}, {"PRECONDITIONED"})
 
     def test_the_default_is_direct_and_delegate_for_ddp(self):
         for ddp, exchange in ((False, "DIRECT"), (True, "DELEGATE")):
@@ -78,8 +72,7 @@ class RanksTest(unittest.TestCase):
                     self.assertEqual({d for result in answers[1][2] for d in result["decisions"].values()}, {"PRECONDITIONED"})
 
     def test_rows_that_no_rank_looked_up_stay(self):
-        hows = [("plain", "DIRECT"), ("plain", "DELEGATE"), ("ddp", "DELEGATE")]
-        for how, exchange in hows if torch.__version__.startswith("1.") else [*hows, ("fsdp", "DELEGATE")]:
+        for how, exchange in (("plain", "DIRECT"), ("plain", "DELEGATE"), ("ddp", "DELEGATE"), ("fsdp", "DELEGATE")):
             for method in ("soap", "muon"):
                 with self.subTest(how=how, exchange=exchange, method=method):
                     one, other = self.run_both("lookups", session=f"{self.name}-{how}-{exchange}-{method}", how=how,
@@ -102,32 +95,26 @@ class RanksTest(unittest.TestCase):
                     self.assertRegex(own["other"], "takes no communication hook")
 
     def test_micro_batches_are_one_batch(self):
-        for exchange in EXCHANGES:
-            for ddp in (False, True):
-                with self.subTest(exchange=exchange, ddp=ddp):
-                    self.expect_reference("mlp", self.train("mlp", exchange=exchange, ddp=ddp, micro_batches=4))
+        for exchange, ddp in WAYS:
+            with self.subTest(exchange=exchange, ddp=ddp):
+                self.expect_reference("mlp", self.train("mlp", exchange=exchange, ddp=ddp, micro_batches=4))
+
+    def expect_skipped_on_both(self, scale, **options):
+        for exchange, ddp in WAYS:
+            with self.subTest(exchange=exchange, ddp=ddp):
+                # DDP's average is infinite on both; with a plain model the ranks have to tell each other.
+                overflow = ((0, 4), (1, 4)) if ddp else ((1, 4),)
+                answers = self.train("mlp", exchange=exchange, ddp=ddp, overflow=overflow, **options)
+                self.expect_reference("mlp", answers, skipped=[4])
+                for answer in answers:
+                    self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])
+                    self.assertEqual(answer[4], scale)  # or the ranks' losses, and whatever hangs on the scale, part
 
     def test_an_overflow_of_one_rank_skips_the_step_on_both(self):
-        for exchange in EXCHANGES:
-            for ddp in (False, True):
-                with self.subTest(exchange=exchange, ddp=ddp):
-                    # DDP's average is infinite on both; with a plain model the ranks have to tell each other.
-                    overflow = ((0, 4), (1, 4)) if ddp else ((1, 4),)
-                    answers = self.train("mlp", exchange=exchange, ddp=ddp, scaler=64.0, overflow=overflow)
-                    self.expect_reference("mlp", answers, skipped=[4])
-                    for answer in answers:
-                        self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])
-                        self.assertEqual(answer[4], 32.0)  # or the ranks' losses, and whatever hangs on the scale, part
+        self.expect_skipped_on_both(32.0, scaler=64.0)
 
     def test_a_gradient_of_one_rank_that_is_not_finite_skips_the_step_on_both(self):
-        for exchange in EXCHANGES:
-            for ddp in (False, True):
-                with self.subTest(exchange=exchange, ddp=ddp):
-                    overflow = ((0, 4), (1, 4)) if ddp else ((1, 4),)
-                    answers = self.train("mlp", exchange=exchange, ddp=ddp, overflow=overflow)
-                    self.expect_reference("mlp", answers, skipped=[4])
-                    for answer in answers:
-                        self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])
+        self.expect_skipped_on_both(None)
         for ddp in (False, True):  # gradients of layers have left
             for answer in self.train("mlp", session=f"{self.name}-{ddp}", ddp=ddp, exchange="DIRECT", overlap=True, overflow=((1, 4),)):
                 self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])
@@ -174,8 +161,7 @@ class RanksTest(unittest.TestCase):
                     with tempfile.TemporaryDirectory() as folder:
                         answers += self.run_both("resume", folder=folder, stops=stops, exchange=exchange)
                 for one, other in zip(whole + parts, parts + [whole[1], whole[0]]):
-                    for got, wanted in zip(one, other):
-                        np.testing.assert_array_equal(got, wanted)
+                    test_program.expect_close(one, other)
 
     def test_factors_in_a_checkpoint_need_nothing_of_the_servers(self):
         for exchange in EXCHANGES:
@@ -194,8 +180,7 @@ class RanksTest(unittest.TestCase):
                             for path, content in saved.items():
                                 path.write_bytes(content)
                             resumed = self.run_both("resume", folder=folder, stops=(12,), **{**options, "address": address})
-                            for got, wanted in zip(resumed[0] + resumed[1], whole[0] + whole[1]):
-                                np.testing.assert_array_equal(got, wanted)
+                            test_program.expect_close(resumed[0] + resumed[1], whole[0] + whole[1])
                     finally:
                         elsewhere.process.kill()
 
@@ -209,17 +194,14 @@ class RanksTest(unittest.TestCase):
                 torch_training.train_with_checkpoints(self.server.address, f"{self.name}-b", folder, steps=8, **options)
                 (mine / "checkpoint-1.pt").write_bytes((mine / "checkpoint-0.pt").read_bytes())
                 for weights in self.run_both("resume", folder=folder, stops=(12,), session=f"{self.name}-c", **options):
-                    for got, wanted in zip(weights, whole):
-                        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4)  # sums in another order, f16 statistics
+                    test_program.expect_close(weights, whole, 1e-4)  # sums in another order, f16 statistics
 
-    @unittest.skipIf(torch.__version__.startswith("1."), "needs torch 2.2")
     def test_distributed_checkpoints_have_factors(self):
         with tempfile.TemporaryDirectory() as folder:
             ((saved, loaded), step), (of_other, _) = self.run_both("distributed_checkpoint", folder=folder)
         self.assertEqual(step, 2)
         self.assertGreater(len(saved), 0)
-        for got, wanted in zip(loaded, saved):
-            np.testing.assert_array_equal(got, wanted)
+        test_program.expect_close(loaded, saved)
         self.assertEqual(of_other, [[], []])
 
     def test_a_job_that_goes_back_is_told_on_every_rank(self):
@@ -287,8 +269,7 @@ class RanksTest(unittest.TestCase):
                 self.assertEqual(one[0], other[0])
                 self.assertRegex("".join(one[1]), "goes on without input factors")
                 self.assertEqual(other[1], [], "rank 0 has said it")
-                for own, others in zip(one[2], other[2]):
-                    np.testing.assert_array_equal(own, others)
+                test_program.expect_close(one[2], other[2])
 
     def test_factors_that_are_not_the_same_end_the_job_on_every_rank(self):
         same = [1 << 63, 5, (1 << 64) - 1]
@@ -333,8 +314,6 @@ class RanksTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
-        test_program.skip("this torch has no gloo")
     RanksTest.program = test_program.parse("--server").server
 
     def begin(server):

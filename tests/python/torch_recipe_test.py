@@ -1,21 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table of print(Preconditioner) for widespread models: how each weight is trained, and why. Needs no server.
-
-Skips with 77, and says so, where torch is not installed.
-"""
+"""The table of print(Preconditioner) for widespread models: how each weight is trained, and why. Needs no server."""
 
 import re
-import sys
 import unittest
 import warnings
 from unittest import mock
 
-try:
-    from torch import nn
-except ImportError as error:
-    print(f"skipped: {error}; deploy/install.sh --test installs torch")
-    sys.exit(77)
+from torch import nn
 
 from precondor.torch import Preconditioner, Selection
 import torch_models as models
@@ -24,8 +16,7 @@ from torch_models import SIZES, of_transformers
 
 def printed(model, **options):
     """Returns the rows of print(pre) without those of vectors that modules have of their own, and the warnings."""
-    with mock.patch.object(Preconditioner, "_open"), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with mock.patch.object(Preconditioner, "_open"), warnings.catch_warnings(record=True, action="always") as caught:
         pre = Preconditioner(model, "localhost:1", session="recipe", **options)
     text = str(pre)
     pre.close()
@@ -33,7 +24,6 @@ def printed(model, **options):
     rows = [" | ".join(re.split("  +", row)) for row in text.splitlines()]
     assert rows[:2] == ["Preconditioner of session recipe", "layer or parameter | trained by | why"]
     return [row for row in rows[2:] if not re.match(f"({'|'.join(vectors)})( |$)", row)], [str(one.message) for one in caught]
-
 
 
 # Names in blocks that have queries, keys and values apart.
@@ -208,7 +198,6 @@ class RecipeTest(unittest.TestCase):
             with self.subTest(name):
                 self.check(make(), rows)
 
-    @unittest.skipIf(models.transformers is None, "transformers is not installed")
     def test_models_of_transformers(self):
         for name, ((model, config, options), rows) in OF_TRANSFORMERS.items():
             with self.subTest(name):
@@ -268,7 +257,6 @@ class RecipeTest(unittest.TestCase):
             rnn.weight_hh_l1.group0 (x 4) | muon | gates of a recurrent module
             words.weight | optimizer | embedding of words""", layer_methods={".*": "kfac"})
 
-    @unittest.skipIf(models.transformers is None, "transformers is not installed")
     def test_blocks_are_shown(self):
         (model, config, options), rows = OF_TRANSFORMERS["GPT-2"]
         self.check(of_transformers(model, config, **options), rows.replace("c_attn (x 2)", "c_attn.group0 (x 6)"),

@@ -11,6 +11,11 @@ import weakref
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, PrepareModuleInputOutput, RowwiseParallel,
+                                               SequenceParallel, parallelize_module)
 
 import precondor.torch
 
@@ -80,9 +85,6 @@ def make(how, reshard=True, hsdp=False, by_columns=False, compiled=False, bf16=F
         model.blocks[0] = Experts()
     if how == "ddp":
         return model, nn.parallel.DistributedDataParallel(model)
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    from torch.distributed.tensor import Shard
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard")) if hsdp else \
         init_device_mesh("cpu", (size,))
@@ -190,11 +192,6 @@ class Residuals(nn.Sequential):
 
 def divided(tensor, sequence, partial, hidden, words, hsdp):
     """(the model, the rank's place among the data) for groups of `tensor` ranks, with fully_shard if there are several."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, PrepareModuleInputOutput, RowwiseParallel,
-                                                   SequenceParallel, parallelize_module)
     model = Residuals(hidden, words)
     data = dist.get_world_size() // tensor
     if hsdp:
@@ -258,10 +255,6 @@ def train_divided(rank, address, session, tensor, sequence=False, partial=False,
 
 def refused(rank, address, session, case):
     """The error that Preconditioner, or its first step, raises."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-    from torch.distributed.tensor import Shard, distribute_tensor
-    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
     del rank
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model, options, scaler = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), {}, None

@@ -2,30 +2,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """precondor.torch against a server of its own: the trajectory of the formulas, layers, statistics and errors.
 
-Skips with 77, and says so, where torch is not installed. Several ranks are torch_ranks_test.py's, uncommon ways to call
-modules torch_modules_test.py's.
+Several ranks are torch_ranks_test.py's, uncommon ways to call modules torch_modules_test.py's.
 """
 
 import copy
+import importlib
 import itertools
 import json
 import re
 import subprocess
 import sys
 import warnings
+from unittest import mock
 
-import torch_case  # before torch: it skips where there is none
 import numpy as np
 import torch
 from torch import nn
 
 import precondor
 import precondor.torch
+import test_program
+import torch_case
 import torch_reference
 from interop_test import ROOT, TIMEOUT_S
 from precondor.torch._statistics import Covariance, Vectors
 import torch_training
-from torch_training import make_scaler, train
+from torch_training import train
 
 # f32 beside f64: some ten roundings of 6e-8 a step on numbers near 1, and J's condition is at most 1 + d (mkor) or a few
 # hundred (kfac), for ten steps.
@@ -57,10 +59,6 @@ class Rows:
 
 
 class TorchTest(torch_case.ServerCase):
-    def expect_close(self, got, wanted, tolerance=TOLERANCE):
-        for one, other in zip(got, wanted):
-            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
-
     def test_security_is_the_clients(self):
         with self.assertRaisesRegex(precondor.NotFoundError, "cannot read /nothing"):
             precondor.torch.Preconditioner(nn.Linear(3, 2), self.server.address, session="s",
@@ -75,8 +73,8 @@ class TorchTest(torch_case.ServerCase):
                 self.assertLess(min(losses[1:]), losses[0])
                 for overlap in (False, True):
                     got_losses, got, results, _ = train(self.server.address, f"{self.name}-{name}", name, overlap=overlap)
-                    self.expect_close([got_losses], [losses])
-                    self.expect_close(got, weights)
+                    test_program.expect_close([got_losses], [losses], TOLERANCE)
+                    test_program.expect_close(got, weights, TOLERANCE)
                     self.assertEqual({d for result in results for d in result.decisions.values()}, {"PRECONDITIONED"})
                     if case.method == "kfac":
                         self.assertLess(min(result.scale for result in results), 1)
@@ -87,14 +85,14 @@ class TorchTest(torch_case.ServerCase):
                 with self.subTest(case=case, overlap=overlap):
                     whole = train(self.server.address, f"{self.name}-1", case, micro_batches=1, overlap=overlap)
                     parts = train(self.server.address, f"{self.name}-4", case, micro_batches=4, overlap=overlap)
-                    self.expect_close(parts[1], whole[1], 2e-5)
+                    test_program.expect_close(parts[1], whole[1], 2e-5)
 
     def test_sketches_of_micro_batches_are_one_batchs(self):
         """SIGNED, the default, has the signs of the rows' places in the whole batch."""
         options = {"statistics": torch_training.statistics("SIGNED", sketches=3), "seed": 9}
         whole = train(self.server.address, f"{self.name}-1", "conv", micro_batches=1, **options)
         parts = train(self.server.address, f"{self.name}-4", "conv", micro_batches=4, **options)
-        self.expect_close(parts[1], whole[1], 2e-5)
+        test_program.expect_close(parts[1], whole[1], 2e-5)
 
     def test_loss_scales_change_nothing_and_an_overflow_skips_a_step(self):
         case = torch_reference.CASES["kfac"]
@@ -104,7 +102,7 @@ class TorchTest(torch_case.ServerCase):
                 with self.subTest(overflow=overflow, unscale=unscale):
                     _, got, results, scale = train(self.server.address, self.name, "kfac", scaler=1024.0, unscale=unscale,
                                                    overflow=overflow, micro_batches=2)
-                    self.expect_close(got, weights)
+                    test_program.expect_close(got, weights, TOLERANCE)
                     self.assertEqual([result.step for result in results if result.skipped], [step for _, step in overflow])
                     self.assertEqual(scale, 1024.0 / 2**len(overflow))
 
@@ -236,8 +234,7 @@ class TorchTest(torch_case.ServerCase):
                     before = copy.deepcopy(model.state_dict())
                     if step in bad:
                         bad[step](model)
-                        with warnings.catch_warnings(record=True) as caught:
-                            warnings.simplefilter("always")
+                        with warnings.catch_warnings(record=True, action="always") as caught:
                             result = pre.step(loss)
                         told = [str(one.message) for one in caught if "is not finite. The step is skipped" in str(one.message)]
                         self.assertEqual(len(told), step == min(bad), step)
@@ -349,8 +346,7 @@ class TorchTest(torch_case.ServerCase):
         pre = self.preconditioner(model)
         for step in range(2):
             nn.functional.linear(model[0](torch.ones(2, 4)), model[1].weight).sum().backward()
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 decisions = pre.step().decisions
             self.assertEqual(decisions, {"0": "PRECONDITIONED", "1": "IDENTITY"})
             self.assertEqual([str(one.message).split(":")[0] for one in caught], [] if step else ["layer 1"])
@@ -402,8 +398,7 @@ class TorchTest(torch_case.ServerCase):
         pre = self.preconditioner(model, method="eva")
         (100 * nn.functional.linear(model[0](torch.ones(2, 4)), model[1].weight).square().mean()).backward()
         before = [copy.deepcopy(layer.weight.grad) for layer in model]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of layer 1, which is not called
+        with warnings.catch_warnings(action="ignore"):  # of layer 1, which is not called
             result = pre.step(1.0, learning_rate=1.0)
         self.assertEqual(result.decisions, {"0": "PRECONDITIONED", "1": "IDENTITY"})
         self.assertLess(result.scale, 1)
@@ -499,7 +494,7 @@ class TorchTest(torch_case.ServerCase):
         half = torch.optim.SGD(model["one"].parameters(), 0.1)
         for optimizer, loss_scale in ((half, 64.0), (own, 64.0), (own, float("inf"))):
             pre = self.preconditioner(model, optimizer=optimizer, client=precondor.ClientOptions(replace=True))
-            scaler = make_scaler(loss_scale)
+            scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale)
             model.zero_grad(set_to_none=True)
             output = model["two"](model["one"](model["words"](torch.tensor([1, 2]))))
             scaler.scale(output.square().mean()).backward()
@@ -515,7 +510,7 @@ class TorchTest(torch_case.ServerCase):
             pre.close()  # its report has to be answered before the next one replaces the session
         everything = torch.optim.SGD(model.parameters(), 0.1)
         pre = self.preconditioner(model, optimizer=everything, client=precondor.ClientOptions(replace=True))
-        scaler = make_scaler(64.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
         model.zero_grad(set_to_none=True)
         scaler.scale(model["two"](model["one"](model["words"](torch.tensor([1, 2])))).square().mean()).backward()
         self.assertFalse(pre.step(1.0, scaler=scaler).skipped)
@@ -527,6 +522,10 @@ class TorchTest(torch_case.ServerCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         losses = [float(line.split()[0]) for line in done.stdout.splitlines()]
         self.assertLess(losses[-1], 0.3 * losses[0])
+
+    def test_an_older_torch_is_refused(self):
+        with mock.patch.object(torch, "__version__", torch.torch_version.TorchVersion("2.5.1")):
+            self.expect(ImportError, "needs torch 2.6 or later, got 2.5.1", importlib.reload, precondor.torch)
 
     def test_torch_is_imported_by_its_own_part_alone(self):
         program = "import sys, precondor; assert 'torch' not in sys.modules; import precondor.torch; assert 'torch' in sys.modules"

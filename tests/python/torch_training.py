@@ -32,51 +32,6 @@ def options(case):
     return {"method": method, "statistics": statistics(kind)}
 
 
-class Scaler:
-    """The part of torch's GradScaler that Preconditioner uses, where that is for CUDA alone: before torch 2.3."""
-
-    def __init__(self, loss_scale=1.0):
-        self._scale = loss_scale
-        self._unscaled = False
-        self._found = False
-
-    def is_enabled(self):
-        return True
-
-    def get_scale(self):
-        return self._scale
-
-    def scale(self, loss):
-        return loss * self._scale
-
-    def unscale_(self, optimizer):
-        if self._unscaled:
-            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
-        self._unscaled = True
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        gradients = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
-        for gradient in gradients:
-            gradient.mul_(1 / self._scale)
-        self._found = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
-
-    def step(self, optimizer):
-        if not self._unscaled:
-            self.unscale_(optimizer)
-        if not self._found:
-            optimizer.step()
-
-    def update(self):
-        self._scale *= 0.5 if self._found else 1.0
-        self._unscaled = self._found = False
-
-
-def make_scaler(loss_scale):
-    """For the CPU."""
-    if hasattr(torch, "amp") and hasattr(torch.amp, "GradScaler"):
-        return torch.amp.GradScaler("cpu", init_scale=loss_scale)
-    return Scaler(loss_scale)
-
-
 def train(address, session, case, rank=0, world_size=1, micro_batches=1, wrap=None, scaler=None, unscale=False,
           overflow=(), at_end=lambda pre: None, **changes):
     """(the losses of this rank, last weights, results of the steps, the loss scale at the end).
@@ -88,7 +43,7 @@ def train(address, session, case, rank=0, world_size=1, micro_batches=1, wrap=No
     model = case.model()
     trained = model if wrap is None else wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), case.rate, momentum=case.momentum)
-    amp = None if scaler is None else make_scaler(scaler)
+    amp = None if scaler is None else torch.amp.GradScaler("cpu", init_scale=scaler)
     losses, results = [], []
     with precondor.torch.Preconditioner(trained, address, session=session, optimizer=optimizer,
                                         **{**options(case), **changes}) as pre:

@@ -7,19 +7,15 @@ import concurrent.futures
 import http.server
 import json
 import pathlib
-import re
-import subprocess
 import tempfile
 import threading
-import time
 import unittest
-import urllib.request
 
 import numpy as np
 import precondor
 import test_program
+from cluster import Server, wait_for
 
-TIMEOUT_S = 60
 STEPS = 4
 RANKS = 2
 LAYERS = [precondor.Layer("a", 8, 16), precondor.Layer("b", 16, 8)]
@@ -71,40 +67,6 @@ def attributes_of(thing):
     return values
 
 
-class Server:
-    """A process, until the with statement ends."""
-
-    program = None
-
-    def __init__(self, folder, *flags):
-        self.port_file = pathlib.Path(tempfile.mkdtemp(dir=folder)) / "port"
-        self.metrics_file = self.port_file.with_name("metrics")
-        self.log = open(self.port_file.with_name("log"), "w+b")
-        self.process = subprocess.Popen(
-            [self.program, "--listen=127.0.0.1:0", f"--port-file={self.port_file}", "--metrics-listen=127.0.0.1:0",
-             f"--metrics-port-file={self.metrics_file}", "--log-format=json", "--threads=2", *flags], stderr=self.log)
-        deadline = time.monotonic() + TIMEOUT_S
-        while not self.port_file.exists():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"precondor-server {flags}: {self.lines()}")
-            threading.Event().wait(0.01)
-        self.address = f"127.0.0.1:{self.port_file.read_text().strip()}"
-
-    def lines(self):
-        self.log.flush()
-        return pathlib.Path(self.log.name).read_text(encoding="utf-8").splitlines()
-
-    def metric(self, name):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_file.read_text().strip()}/metrics",
-                                    timeout=TIMEOUT_S) as page:
-            return float(re.search(rf"^{name} (\S+)$", page.read().decode(), re.MULTILINE).group(1))
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(TIMEOUT_S)
-        self.log.close()
-
-
 def run_rank(address, name, rank):
     traceparent = f"00-{APPLICATION[0]}-{APPLICATION[1]}-01" if rank == 0 else ""
     with precondor.Client(address, precondor.ClientOptions(traceparent=traceparent)) as client, client.join(name, rank) as worker:
@@ -122,20 +84,24 @@ def run_rank(address, name, rank):
 
 
 class TracingTest(unittest.TestCase):
+    binaries = None
+
     def setUp(self):
         self.collector = Collector()
         self.addCleanup(self.collector.stop)
         self.folder = self.enterContext(tempfile.TemporaryDirectory())
 
-    def start(self, ratio, *flags, endpoint=None):
-        server = Server(self.folder, f"--trace-endpoint={endpoint or f'http://127.0.0.1:{self.collector.server_port}'}",
-                        f"--trace-ratio={ratio}", *flags)
-        self.addCleanup(lambda: server.process.poll() is None and server.stop())
+    def start(self, name, ratio, *flags, endpoint=None):
+        server = Server(self.binaries, self.folder, name, [
+            f"--trace-endpoint={endpoint or f'http://127.0.0.1:{self.collector.server_port}'}", f"--trace-ratio={ratio}",
+            "--log-format=json", "--threads=2", *flags])
+        self.addCleanup(server.close)
+        server.start()
         return server
 
     def train(self, ratio):
-        shards = [self.start(ratio, "--role=shard") for _ in range(2)]
-        coordinator = self.start(ratio, "--role=coordinator", "--shards=" + ",".join(shard.address for shard in shards))
+        shards = [self.start(f"shard{i}", ratio, "--role=shard") for i in range(2)]
+        coordinator = self.start("coordinator", ratio, "--role=coordinator", "--shards=" + ",".join(shard.address for shard in shards))
         with precondor.Client(coordinator.address) as client:
             session = client.open_session(precondor.SessionSpec("run", LAYERS, "mkor", world_size=RANKS, inv_freq=1,
                                                                 statistics="PER_WORKER_MEAN"))
@@ -143,10 +109,10 @@ class TracingTest(unittest.TestCase):
                 for rank in [ranks.submit(run_rank, coordinator.address, "run", rank) for rank in range(RANKS)]:
                     rank.result()
             session.close()
-        lines = [json.loads(line) for line in coordinator.lines()]
+        lines = [json.loads(line) for line in (coordinator.folder / "log").read_text(encoding="utf-8").splitlines()]
         # A server sends what waits before it ends.
         for server in (coordinator, *shards):
-            server.stop()
+            server.terminate()
         return self.collector.spans, lines
 
     def named(self, spans, name):
@@ -185,10 +151,10 @@ class TracingTest(unittest.TestCase):
                          [APPLICATION[0]])
 
     def test_a_failed_call_says_why(self):
-        server = self.start(0)
+        server = self.start("server", 0)
         with precondor.Client(server.address) as client, self.assertRaises(precondor.NotFoundError):
             client.join("nowhere")
-        server.stop()
+        server.terminate()
         joined, = self.named(self.collector.spans, CALL + "SessionService/JoinSession")
         self.assertEqual(joined["status"]["code"], 2)
         self.assertIn("nowhere", joined["status"]["message"])
@@ -197,17 +163,14 @@ class TracingTest(unittest.TestCase):
         with Collector() as gone:
             gone.stop()
             endpoint = f"http://127.0.0.1:{gone.server_port}"
-        server = self.start(1, endpoint=endpoint)
+        server = self.start("server", 1, endpoint=endpoint)
         with precondor.Client(server.address) as client:
             client.open_session(precondor.SessionSpec("run", LAYERS, "identity")).close()
-        deadline = time.monotonic() + TIMEOUT_S
-        while server.metric("precondor_dropped_trace_spans_total") < 2 and time.monotonic() < deadline:
-            threading.Event().wait(0.05)
-        self.assertGreaterEqual(server.metric("precondor_dropped_trace_spans_total"), 2)
+        wait_for("two dropped spans", lambda: server.metric("precondor_dropped_trace_spans_total") >= 2)
         self.assertGreaterEqual(server.metric("precondor_trace_spans_total"),
                                 server.metric("precondor_dropped_trace_spans_total"))
 
 
 if __name__ == "__main__":
-    Server.program = test_program.parse("--server").server
+    TracingTest.binaries = pathlib.Path(test_program.parse("--server").server).resolve().parents[1]
     test_program.run()

@@ -3,8 +3,6 @@
 """The programs of client/python/examples/two_lines train: alone, under torchrun and compiled; so do the lines of the README.
 
 A killed job leaves no server.
-
-Exits with 77 where torch is missing, and says so; on torch 1.13 fully_shard and torch.compile are skipped.
 """
 
 import os
@@ -14,12 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
-from examples_test import EXAMPLES, ROOT, TIMEOUT_S, TORCHRUN, free_port
-
-import torch
+import test_program
+from cluster import wait_for
+from examples_test import EXAMPLES, ROOT, TIMEOUT_S, launcher, run
 
 # The README's lines leave these out: a model and a batch, and at the dots a loop.
 BEFORE = """
@@ -81,10 +78,6 @@ while True:
 """
 
 
-def launch(ranks):
-    return [*TORCHRUN, str(ranks), "--master_addr", "127.0.0.1", "--master_port", free_port()]
-
-
 def servers_in(folder):
     """The processes that listen in `folder`: their pids, and the pids of those whose servers they are."""
     found = {}
@@ -100,10 +93,7 @@ def servers_in(folder):
 
 class TwoLinesTest(unittest.TestCase):
     def expect_learning(self, program, *arguments, ranks=1):
-        launcher = [] if ranks == 1 else launch(ranks)
-        done = subprocess.run([sys.executable, "-B", *launcher, str(EXAMPLES / "two_lines" / program), *arguments],
-                              capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
-                              env={**os.environ, "OMP_NUM_THREADS": "1"})
+        done = run(EXAMPLES / "two_lines" / program, *arguments, ranks=ranks)
         self.assertEqual(done.returncode, 0, done.stderr)
         losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", done.stdout)]
         self.assertEqual(len(losses), 6, done.stdout)
@@ -123,32 +113,29 @@ class TwoLinesTest(unittest.TestCase):
     def test_ddp(self):
         self.expect_learning("ranks.py", ranks=2)
 
-    @unittest.skipIf(torch.__version__.startswith("1."), "needs torch 2.6")
     def test_fully_sharded(self):
         self.expect_learning("ranks.py", "--fully-shard", ranks=2)
 
-    @unittest.skipIf(torch.__version__.startswith("1."), "needs torch 2.4")
     def test_compiled(self):
         self.expect_learning("plain_loop.py", "--compile", "aot_eager")
 
     def test_a_job_resumes_on_a_new_server_of_its_own(self):
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 
-        def run(first, last, name):
+        def train(first, last, name):
             return subprocess.run([sys.executable, "-B", "-c", RESUMED, str(first), str(last), folder / name], capture_output=True, text=True,
-                                  timeout=TIMEOUT_S, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout
+                                  timeout=TIMEOUT_S, check=True).stdout
 
-        whole = run(0, 10, "whole.pt")
-        run(0, 5, "parts.pt")
-        self.assertEqual(run(5, 10, "parts.pt"), whole)
+        whole = train(0, 10, "whole.pt")
+        train(0, 5, "parts.pt")
+        self.assertEqual(train(5, 10, "parts.pt"), whole)
 
     def test_a_job_whose_first_rank_is_killed_leaves_no_server(self):
         folder = self.enterContext(tempfile.TemporaryDirectory())
         program = pathlib.Path(folder, "endless.py")
         program.write_text(ENDLESS, encoding="utf-8")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
-        with subprocess.Popen([sys.executable, "-B", *launch(2), str(program)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              text=True, env=environment) as job:
+        with subprocess.Popen([sys.executable, "-B", *launcher(2), str(program)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              text=True, env={**os.environ, "TMPDIR": folder}) as job:
             self.addCleanup(job.kill)
             for _ in range(10):
                 self.assertEqual(job.stdout.readline(), "step\n")
@@ -157,10 +144,8 @@ class TwoLinesTest(unittest.TestCase):
             os.kill(*servers.values(), signal.SIGKILL)
             job.stdout.read()  # until each rank has ended
         self.assertNotEqual(job.returncode, 0)
-        end = time.monotonic() + TIMEOUT_S
-        while servers_in(folder):
-            self.assertLess(time.monotonic(), end, "a server outlives its job")
+        wait_for("the job's server to end", lambda: not servers_in(folder), TIMEOUT_S)
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], "-v"])
+    test_program.run()

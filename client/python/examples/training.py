@@ -18,10 +18,6 @@ from precondor import METHODS
 from precondor.torch import Preconditioner
 from program import open_json, positive, positive_number, write_json
 
-# What the last collective worked on: gloo's threads let go of a tensor after its collective is over, and if theirs is the last
-# reference they want the interpreter's lock for it, with which torch 1.13 waits for them when a group ends.
-_kept = []
-
 
 class Job:
     """This process's place among those that torchrun has started; a single one without torchrun. A context manager."""
@@ -53,7 +49,6 @@ class Job:
         totals = torch.tensor(values, dtype=torch.float64)
         if self.world_size > 1:
             torch.distributed.all_reduce(totals)
-            _kept.append(totals)
         return (totals / self.world_size).tolist()
 
     def part_of(self, batch):
@@ -67,7 +62,7 @@ class Job:
     def __exit__(self, error, *unused):
         if self.world_size > 1:
             if error is None:
-                torch.distributed.barrier()  # gives gloo's threads the time to let go of what came before
+                torch.distributed.barrier()  # the server ends with the first rank
             torch.distributed.destroy_process_group()
 
 

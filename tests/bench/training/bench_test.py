@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The training benchmark's own arithmetic: tuning, resuming, tables, and that its peers compute what the servers compute.
-
-CTest runs it in tests/torch2.sh's environment.
-"""
+"""The training benchmark's own arithmetic: tuning, resuming, tables, and that its peers compute what the servers compute."""
 
 import math
 import pathlib

@@ -8,34 +8,8 @@ def _matrix(tensor):
     return tensor.flatten(1) if tensor.dim() > 2 else tensor
 
 
-class Muon(torch.optim.Optimizer):
-    """Jordan et al. 2024: Nesterov momentum .95, five Newton-Schulz iterations, in f32; scaled to the root mean square of AdamW's
-    updates (arXiv:2502.16982). torch.optim.Muon takes no convolutions."""
-
-    def __init__(self, params, lr, weight_decay=0.01):
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                grad = _matrix(p.grad)
-                momentum = self.state[p].setdefault("momentum", torch.zeros_like(grad))
-                momentum.mul_(0.95).add_(grad)
-                x = grad + 0.95 * momentum
-                x = x.T if x.shape[0] > x.shape[1] else x
-                x = x / (x.norm() + 1e-7)
-                for _ in range(5):
-                    a = x @ x.T
-                    x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-                x = x.T if grad.shape[0] > grad.shape[1] else x
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.sub_(x.reshape(p.shape), alpha=group["lr"] * 0.2 * max(grad.shape)**0.5)
-
-
-class Soap(torch.optim.Optimizer):
-    """Vyas et al. (arXiv:2409.11321): betas .95, an orthogonal iteration of the bases every 10 steps, all parameters; Adam where a
-    parameter is a vector."""
+class _Peer(torch.optim.Optimizer):
+    """Moves weights by _update() of their gradient as a matrix, with AdamW's weight decay."""
 
     def __init__(self, params, lr, weight_decay=0.01):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
@@ -47,6 +21,27 @@ class Soap(torch.optim.Optimizer):
                 update = self._update(self.state[p], _matrix(p.grad))
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.sub_(update.reshape(p.shape), alpha=group["lr"])
+
+
+class Muon(_Peer):
+    """Jordan et al. 2024: Nesterov momentum .95, five Newton-Schulz iterations, in f32; scaled to the root mean square of AdamW's
+    updates (arXiv:2502.16982). torch.optim.Muon takes no convolutions."""
+
+    def _update(self, state, grad):
+        momentum = state.setdefault("momentum", torch.zeros_like(grad))
+        momentum.mul_(0.95).add_(grad)
+        x = grad + 0.95 * momentum
+        x = x.T if x.shape[0] > x.shape[1] else x
+        x = x / (x.norm() + 1e-7)
+        for _ in range(5):
+            a = x @ x.T
+            x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+        return 0.2 * max(grad.shape)**0.5 * (x.T if grad.shape[0] > grad.shape[1] else x)
+
+
+class Soap(_Peer):
+    """Vyas et al. (arXiv:2409.11321): betas .95, an orthogonal iteration of the bases every 10 steps, all parameters; Adam where a
+    parameter is a vector."""
 
     def _update(self, state, grad):
         if not state:

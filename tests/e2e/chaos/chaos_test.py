@@ -15,11 +15,9 @@ import contextlib
 import errno
 import os
 import pathlib
-import shutil
-import signal
 import subprocess
 
-from cluster import Etcd, Training, wait_for
+from cluster import Etcd, Training, restart_all, stopped, wait_for
 from faults import LEAD_IN, FaultTest, argument_parser, checker, run
 
 
@@ -42,12 +40,7 @@ class ChaosTest(FaultTest):
 
     def test_all_shards_killed_at_once(self):
         with self.cluster() as cluster:
-            def disturb(_):
-                for shard in cluster.shards:
-                    shard.kill()
-                for shard in cluster.shards:
-                    shard.start()
-            row = self.train(cluster, disturb)
+            row = self.train(cluster, lambda _: restart_all(cluster.shards))
         self.expect_undisturbed_weights(row)
 
     def test_paused_shards(self):
@@ -55,11 +48,8 @@ class ChaosTest(FaultTest):
             def disturb(_):
                 shard = self.random.choice(cluster.shards)
                 before = cluster.step()
-                shard.signal(signal.SIGSTOP)
-                try:
+                with stopped(shard.process.pid):
                     self.await_standstill(cluster)
-                finally:
-                    shard.signal(signal.SIGCONT)
                 self.await_progress(cluster, before)
             row = self.train(cluster, disturb)
         self.expect_undisturbed_weights(row)
@@ -83,13 +73,10 @@ class ChaosTest(FaultTest):
             def disturb(training):
                 shard, worker = self.random.choice(cluster.shards), self.random.choice(training.workers())
                 before = cluster.step()
-                os.kill(worker, signal.SIGSTOP)
-                try:
+                with stopped(worker):
                     self.await_standstill(cluster)
                     self.assertEqual(shard.terminate(), 0)
                     shard.start()
-                finally:
-                    os.kill(worker, signal.SIGCONT)
                 self.await_progress(cluster, before)
             row = self.train(cluster, disturb, ranks=True)
         self.expect_undisturbed_weights(row)
@@ -102,20 +89,14 @@ class ChaosTest(FaultTest):
 
     def test_killed_leaders_of_coordinators_on_etcd(self):
         """The journal is in etcd: a coordinator that has nothing of its own comes back with everything."""
-        if shutil.which("etcd") is None:
-            self.skipTest("no etcd on this machine: deploy/install.sh --test installs it")
         with Etcd(self.folder.name) as etcd:
             with self.cluster(coordinator_arguments=["--lease-steps=8", f"--etcd-endpoints={etcd.address}",
                                                      "--etcd-lease-ms=2000"]) as cluster:
-                def disturb(_):
-                    cluster.coordinator.restart()
-                row = self.train(cluster, disturb)
+                row = self.train(cluster, lambda _: cluster.coordinator.restart())
         self.expect_undisturbed_weights(row)
 
     def test_etcd_silent_for_longer_than_the_lease(self):
         """No coordinator leads then: the process ends, and its successor keeps all leases that it had granted."""
-        if shutil.which("etcd") is None:
-            self.skipTest("no etcd on this machine: deploy/install.sh --test installs it")
         with Etcd(self.folder.name) as etcd:
             # A lease must not carry the run to its end.
             with self.cluster(coordinator_arguments=["--lease-steps=2", f"--etcd-endpoints={etcd.address}",
@@ -123,14 +104,11 @@ class ChaosTest(FaultTest):
                 def disturb(training):
                     before = cluster.step()
                     with self.unhealthy(checker.COORDINATOR):
-                        etcd.process.send_signal(signal.SIGSTOP)
-                        try:
+                        with stopped(etcd.process.pid):
                             wait_for("the coordinator to end", lambda: cluster.coordinator.process.poll() is not None)
                             if not training.running():
                                 training.finish()
                                 self.fail("the run ended before its coordinator")
-                        finally:
-                            etcd.process.send_signal(signal.SIGCONT)
                         cluster.coordinator.start()
                         self.await_progress(cluster, before)  # etcd takes a moment
                 row = self.train(cluster, disturb)
@@ -138,12 +116,7 @@ class ChaosTest(FaultTest):
 
     def test_everything_killed_at_once(self):
         with self.cluster() as cluster:
-            def disturb(_):
-                for server in cluster.servers():
-                    server.kill()
-                for server in cluster.servers():
-                    server.start()
-            row = self.train(cluster, disturb)
+            row = self.train(cluster, lambda _: restart_all(cluster.servers()))
         self.expect_undisturbed_weights(row)
 
     # --- workers -----------------------------------------------------------------------------------------------------
@@ -162,16 +135,13 @@ class ChaosTest(FaultTest):
                 workers = training.workers()
                 rank = self.random.randrange(len(workers))
                 before = cluster.step()
-                os.kill(workers[rank], signal.SIGSTOP)
-                try:
+                with stopped(workers[rank]):
                     wait_for(f"the shards to name rank {rank}",
                              lambda: any(shard.metric("precondor_lagging_workers") == 1 and
                                          shard.metric("precondor_lagging_rank_number") == rank
                                          for shard in cluster.shards))
                     shown = [session["shard"] for shard in cluster.shards for session in shard.status()["sessions"]]
                     self.assertIn((1, [rank]), [(one["lagging_workers"], one["lagging_ranks"]) for one in shown])
-                finally:
-                    os.kill(workers[rank], signal.SIGCONT)
                 self.await_progress(cluster, before)
             row = self.train(cluster, disturb, ranks=True)
             logs = "".join((shard.folder / "log").read_text() for shard in cluster.shards)

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import unittest
 import urllib.request
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
@@ -147,10 +148,30 @@ class Server:
             self.kill()
 
 
+@contextlib.contextmanager
+def stopped(pid):
+    """The process stands still in this context."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def restart_all(servers):
+    """Kills all before the first one comes back."""
+    for server in servers:
+        server.kill()
+    for server in servers:
+        server.start()
+
+
 class Etcd:
-    """One etcd with its data in `folder`, from Debian's etcd-server."""
+    """One etcd with its data in `folder`, from Debian's etcd-server; the test is skipped without it."""
 
     def __init__(self, folder):
+        if shutil.which("etcd") is None:
+            raise unittest.SkipTest("no etcd on this machine: deploy/install.sh --test installs it")
         self.folder = pathlib.Path(folder) / "etcd"
         self.folder.mkdir()
         for _ in range(3):

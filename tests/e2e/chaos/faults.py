@@ -98,8 +98,6 @@ class FaultTest(unittest.TestCase):
         self.lost.append(checker.Fault(server, began, time.monotonic_ns()))
 
     def expect_valid_history(self, cluster, training):
-        if not training.record:
-            return
         history = checker.History.read(training.histories())
         self.assertGreater(len(history.frames), 0)
         say(f"{self.id().split('.')[-1]}: a history of {len(history.calls)} calls and {len(history.frames)} frames")

@@ -16,13 +16,12 @@ As root, servers have small disks of their own, which are full for a while.
 import contextlib
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
 import time
 
-from cluster import Etcd, Switch, wait_for
+from cluster import Etcd, Switch, restart_all, stopped, wait_for
 from faults import STEPS_A_FAULT, FaultTest, argument_parser, checker, run
 
 CLOCK_STEPS = 3  # times that each server's clock is set
@@ -46,21 +45,10 @@ class MixedTest(FaultTest):
         cluster.coordinator.restart()
 
     def kill_everything(self, cluster, _):
-        for server in cluster.servers():
-            server.kill()
-        for server in cluster.servers():
-            server.start()
-
-    @contextlib.contextmanager
-    def stopped(self, pid):
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(pid, signal.SIGCONT)
+        restart_all(cluster.servers())
 
     def stop_shard(self, cluster, _):
-        with self.stopped(self.random.choice(cluster.shards).process.pid):
+        with stopped(self.random.choice(cluster.shards).process.pid):
             self.await_standstill(cluster)
 
     def stop_coordinator(self, cluster, _):
@@ -77,20 +65,20 @@ class MixedTest(FaultTest):
                 seen, since = now, time.monotonic()
             return time.monotonic() > since + PATIENCE_S
 
-        with self.stopped(cluster.coordinator.process.pid):
+        with stopped(cluster.coordinator.process.pid):
             wait_for("the job to stand still", still)
 
     def kill_worker(self, _, training):
         training.restart(self.random.randrange(training.WORKERS))
 
     def stop_worker(self, cluster, training):
-        with self.stopped(self.random.choice(training.workers())):
+        with stopped(self.random.choice(training.workers())):
             self.await_standstill(cluster)
 
     def replace_stopped_worker(self, cluster, training):
         rank = self.random.randrange(training.WORKERS)
         epoch = wait_for("the epoch", lambda: cluster.coordinator.metric("precondor_epoch_number"))
-        with self.stopped(training.workers()[rank]):
+        with stopped(training.workers()[rank]):
             replaced = training.replace(rank)
             self.addCleanup(replaced.kill)
             wait_for("another epoch", lambda: (cluster.coordinator.metric("precondor_epoch_number") or 0) > epoch)
@@ -155,7 +143,7 @@ class MixedTest(FaultTest):
             else:
                 self.await_step(cluster, training, before + 5)
         if server.metric("precondor_log_stale_status"):
-            with self.stopped(training.workers()[0]):  # the job waits, or seconds of its steps go by
+            with stopped(training.workers()[0]):  # the job waits, or seconds of its steps go by
                 wait_for("the shard to open its log again", lambda: b"log can be written again" in (server.folder / "log").read_bytes()[logged:])
         wait_for("all servers to write again, and a snapshot that has what the log lacks", lambda: not any(
             one.metric("precondor_log_stale_status") or one.metric("precondor_journal_failing_status") for one in cluster.servers()))
@@ -203,8 +191,6 @@ class MixedTest(FaultTest):
 
     def test_two_coordinators(self):
         """The one that leads is killed, or stopped for so long that the other one leads, and then goes on beside it."""
-        if shutil.which("etcd") is None:
-            self.skipTest("no etcd on this machine: deploy/install.sh --test installs it")
         self.kills *= 2
         steps = f"--steps={self.steps() + self.kills * STEPS_A_LEADER}"
         with Etcd(self.folder.name) as etcd, \

@@ -22,7 +22,7 @@ import interop_test as interop  # pylint: disable=wrong-import-position
 # Small, so that rounds are short; answers of the second fill HTTP/2's windows when they are not read.
 interop.LAYERS = (("small", 5, 7, False), ("wide", 64, 256, True))
 TIMEOUT_S = interop.TIMEOUT_S
-HALF_OPEN, CONNECTS, STREAMS, CALLS = 6, 24, 4, 80  # of each in a round
+HALF_OPEN, CONNECTS, STREAMS, CALLS, SHAPES = 6, 24, 4, 80, 5  # of each in a round
 
 WINDOW, FRAME_BYTES = 65535, 16384  # what HTTP/2 begins with
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -186,9 +186,8 @@ class Job:
 class Churn:
     """Clients of one server. Its methods may be called on several threads at once."""
 
-    def __init__(self, server, shapes=0):
+    def __init__(self, server):
         self.server = server
-        self.shapes = shapes  # jobs of other shapes in a round
         self.random = random.Random(1)
         self.mutex = threading.Lock()
         self.counts = collections.Counter(calls=0, sessions=0, connects=0, streams=0)
@@ -245,14 +244,14 @@ class Churn:
     def other_shapes(self):
         """Jobs with dense factors of any size, opened and closed."""
         c, s = interop.pb.common_pb2, interop.pb.session_pb2
-        for _ in range(self.shapes):
+        for _ in range(SHAPES):
             layers = [c.Layer(name=f"layer{i}", d_out=self.random.randrange(8, 384), d_in=self.random.randrange(8, 384))
                       for i in range(4)]
             method = c.MethodConfig(mkor=c.MkorConfig(rule="BLEND", representation="DENSE"))
             spec = c.SessionSpec(name="soak-shape", world_size=2, method=method, layers=layers)
             assert self.sessions.OpenSession(s.OpenSessionRequest(spec=spec), timeout=TIMEOUT_S).created
             assert self.sessions.CloseSession(s.CloseSessionRequest(name="soak-shape"), timeout=TIMEOUT_S).existed
-        self.count(sessions=self.shapes, calls=2 * self.shapes)
+        self.count(sessions=SHAPES, calls=2 * SHAPES)
 
     def broken_streams(self):
         """Streams that end in the middle of a contribution, and connections that end in the middle of a frame."""

@@ -10,7 +10,7 @@ were, and measures memory, disk and the times of two fixed operations. The round
 EXAMPLES = """\
 examples:
   soak.py --binaries build/dev                                 a minute, as CTest runs it
-  soak.py --binaries build/dev --seconds 25200 --json soak.json    seven hours
+  soak.py --binaries build/dev --seconds 25200     seven hours
 exit status: 0 nothing grew; 1 something grew, failed or ended, and the last lines say what; 2 usage
 """
 
@@ -38,6 +38,8 @@ from cluster import Failure, say  # pylint: disable=wrong-import-position
 THREADS = 5
 PROBES = 40  # of each fixed operation in a round
 RETURN_S = 60  # for what clients held to be free again
+WARM_UP = 4  # rounds that are not measured
+PROGRESS_S = 10  # between lines
 # The growth that is allowed per thousand operations, and by how much the level of a server without a leak wanders in a run of any length: of
 # anonymous memory as glibc's arenas and gRPC's slices fragment, of what the allocator has given out as threads keep blocks
 # that are free. A short run cannot see a leak below that.
@@ -58,10 +60,10 @@ def bytes_in(folder):
 class Subject:
     """One server, its clients and what was measured of it."""
 
-    def __init__(self, binaries, folder, name, arguments, shapes=0):
+    def __init__(self, binaries, folder, name, arguments):
         self.server = cluster.Server(binaries, folder, name, ["--role=all", *arguments])
         self.server.start()
-        self.churn = churn.Churn(self.server, shapes)
+        self.churn = churn.Churn(self.server)
         self.baseline = None
         self.rounds = []
 
@@ -158,11 +160,11 @@ class Subject:
         if in_flight != 0 or status != 0:
             yield f"{self.server.name}: expected 0 in flight at the drain and exit status 0, got {in_flight} and {status}"
 
-    def findings(self, bound):
+    def findings(self):
         operations = [one["operations"] for one in self.rounds]
         for name, wander in WANDER_BYTES.items():
             found = slope.growth(operations, [one[name] for one in self.rounds])
-            most = bound + wander / ((operations[-1] - operations[0]) / 1000)
+            most = BOUND_BYTES + wander / ((operations[-1] - operations[0]) / 1000)
             if found.above(most):
                 yield (f"{self.server.name}: {name} grow by {found.slope:.0f} per thousand operations "
                        f"(by thirds {found.by_thirds:.0f}), expected at most {most:.0f}")
@@ -175,21 +177,21 @@ def run(arguments, folder):
         churn.interop.generate_stubs(arguments.protoc, arguments.grpc_plugin, folder)
         for name, flags in (("memory", ()), ("disk", (f"--data-dir={pathlib.Path(folder) / 'disk/data'}",
                                                       f"--snapshot-interval-steps={PROBES // 2}"))):
-            subjects.append(Subject(arguments.binaries, folder, name, flags, arguments.shapes))
+            subjects.append(Subject(arguments.binaries, folder, name, flags))
         begin = said = time.monotonic()
         number = 0
-        while number < arguments.warm_up + 6 or time.monotonic() - begin < arguments.seconds:
+        while number < WARM_UP + 6 or time.monotonic() - begin < arguments.seconds:
             for subject in subjects:
-                now = subject.round(pool, number < arguments.warm_up)
+                now = subject.round(pool, number < WARM_UP)
             number += 1
-            if time.monotonic() - said > arguments.progress:
+            if time.monotonic() - said > PROGRESS_S:
                 said = time.monotonic()
                 say(f"round {number}, {said - begin:.0f} s: " + "; ".join(
                     f"{one.server.name} {sum(one.churn.counts.values())} operations, "
                     f"{one.figures()['anonymous_bytes'] / 2**20:.1f} MiB" for one in subjects)
                     + f", {now['descriptors']} descriptors, {now['threads']} threads")
         for subject in subjects:
-            findings += subject.findings(arguments.bound_bytes)
+            findings += subject.findings()
             findings += subject.end()
     except (Failure, AssertionError, churn.grpc.RpcError, OSError, KeyboardInterrupt) as failure:
         findings.append(f"{type(failure).__name__}: {failure}")
@@ -200,13 +202,7 @@ def run(arguments, folder):
         pool.shutdown(cancel_futures=True)
         for subject in subjects:
             subject.server.close()
-    reports = {one.server.name: one.report() for one in subjects if len(one.rounds) >= 6}
-    if arguments.json:
-        series = {one.server.name: [{name: value for name, value in row.items() if not name.endswith("_ms")}
-                                    for row in one.rounds[::len(one.rounds) // 2000 + 1]] for one in subjects}
-        result = {"findings": findings, "reports": reports, "series": series}
-        pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(reports, indent=1))
+    print(json.dumps({one.server.name: one.report() for one in subjects if len(one.rounds) >= 6}, indent=1))
     print("\n".join(findings) or "nothing grew")
     return 1 if findings else 0
 
@@ -216,22 +212,9 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binaries", required=True, help="build folder with server/precondor-server")
     parser.add_argument("--seconds", type=float, default=60, help="time of the rounds; default 60")
-    parser.add_argument("--warm-up", type=int, default=4, help="rounds that are not measured; default 4")
-    parser.add_argument("--shapes", type=int, default=5, metavar="JOBS", help="jobs of other shapes in a round; default 5")
-    parser.add_argument("--bound-bytes", type=int, default=BOUND_BYTES,
-                        help=f"growth of memory that is allowed per thousand operations, beside {WANDER_BYTES} in the whole "
-                             f"run; default {BOUND_BYTES}")
-    parser.add_argument("--progress", type=float, default=10, metavar="SECONDS", help="pause between lines; default 10")
-    parser.add_argument("--json", metavar="FILE", help="counts, figures and the series of at most 2,000 rounds")
     parser.add_argument("--protoc", default=shutil.which("protoc"))
     parser.add_argument("--grpc-plugin", default=shutil.which("grpc_python_plugin"))
     arguments = parser.parse_args()
-    if arguments.seconds <= 0 or arguments.warm_up < 1:
-        parser.error("expected a positive --seconds, and --warm-up of 1 or more")
-    for name, path in (("server/precondor-server", pathlib.Path(arguments.binaries) / "server/precondor-server"),
-                       ("protoc", arguments.protoc), ("grpc_python_plugin", arguments.grpc_plugin)):
-        if path is None or not pathlib.Path(path).is_file():
-            parser.error(f"{name} does not exist: {path}")
     with tempfile.TemporaryDirectory() as folder:
         sys.exit(run(arguments, folder))
 

@@ -3,7 +3,7 @@
 """Trains an autoencoder of handwritten digits: a plain loop. The lines with `pre` are Precondor's.
 
   plain_loop.py
-  plain_loop.py --compile inductor        torch 2.4 or later, and a C++ compiler; aot_eager needs none
+  plain_loop.py --compile inductor        needs a C++ compiler; aot_eager needs none
 """
 
 import argparse

@@ -3,7 +3,7 @@
 """Trains an autoencoder of handwritten digits: DistributedDataParallel or fully_shard (FSDP2). The lines with `pre` are Precondor's.
 
   torchrun --nproc_per_node 2 ranks.py
-  torchrun --nproc_per_node 2 ranks.py --fully-shard        torch 2.6 or later
+  torchrun --nproc_per_node 2 ranks.py --fully-shard
 """
 
 import argparse

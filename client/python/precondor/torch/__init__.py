@@ -2,8 +2,14 @@
 """Precondor for PyTorch: Preconditioner replaces a model's gradients by preconditioned ones. docs/use/pytorch.md is the
 manual.
 
-This package imports torch, 1.13 or later; `import precondor` does not.
+This package imports torch, 2.6 or later; `import precondor` does not.
 """
+
+# pylint: disable=wrong-import-position  # an older torch gets one clear error
+import torch as _torch
+
+if _torch.__version__ < (2, 6):
+    raise ImportError(f"precondor.torch needs torch 2.6 or later, got {_torch.__version__}")
 
 from .._options import Selection
 from ._layers import register_layer

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from .._errors import AbortedError, DeadlineExceededError, PrecondorError, from_status
 from ._hooks import original
 
-_TorchError: Any = getattr(dist, "DistBackendError", RuntimeError)  # which torch before 2.0 has not
+_TorchError: Any = getattr(dist, "DistBackendError", RuntimeError)  # torch may be built without its distributed package
 _TIMED_OUT = re.compile("timed out|timeout", re.IGNORECASE)
 _LOST = re.compile("closed|closure|reset by peer|broken pipe|refused|aborted|exited", re.IGNORECASE)
 _GRACE_S = 2.0  # how long a rank whose collective has failed waits to learn whose has failed too
@@ -29,11 +29,6 @@ class CollectiveDeadlineError(DeadlineExceededError, _TorchError):
 
 class CollectiveAbortedError(AbortedError, _TorchError):
     """A collective failed because another rank ended, or timed out in it. Is also torch's class of errors."""
-
-
-# Keeps tensors of collectives alive. When the interpreter ends, torch 1.13 waits with the GIL for gloo's thread, which
-# may need the GIL to free a tensor that Python no longer references.
-_kept: List[torch.Tensor] = []
 
 
 class Group:
@@ -53,7 +48,6 @@ class Group:
         self._flat = torch.zeros(0, dtype=torch.float32, device=self.device)
         self._flags = torch.zeros(0, dtype=torch.float32, device=self.device)
         self._range = torch.zeros(0, dtype=torch.int64, device=self.device)
-        _kept.append(self._flag)
 
     def rank_of(self, global_rank: int) -> int:
         """Returns the rank in this group of a process of the job."""
@@ -84,7 +78,6 @@ class Group:
         values: List[Any] = [None] * self.size
         with self.waiting("all_gather_object"):
             dist.all_gather_object(values, value, group=self._group)
-        self.all(True)  # afterwards gloo's thread no longer uses the tensors of the call above
         return values
 
     def all(self, flag: bool) -> bool:
@@ -102,7 +95,6 @@ class Group:
             return flags
         if self._flags.numel() < flags.numel():
             self._flags = torch.zeros(flags.numel(), dtype=torch.float32, device=self.device)
-            _kept.append(self._flags)
         counts = self._flags[:flags.numel()]
         counts.copy_(flags)
         with self.waiting("all_reduce"):
@@ -115,7 +107,6 @@ class Group:
             return list(values), list(values)
         if self._range.numel() < 2 * len(values):
             self._range = torch.zeros(2 * len(values), dtype=torch.int64, device=self.device)
-            _kept.append(self._range)
         both = self._range[:2 * len(values)]
         both.copy_(torch.tensor([*(-value for value in values), *values], dtype=torch.int64, device="cpu"))
         with self.waiting("all_reduce"):

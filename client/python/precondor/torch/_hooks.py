@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of modules and parameters, also under torch.compile, from torch 2.4 on.
+"""Hooks of modules that also serve under torch.compile.
 
 Where a module is traced, Python code of a hook is lost or breaks the graph. There the hook adds a tap to the graph
 instead: a function that returns the module's output, and whose backward pass calls Python with the input and the
@@ -8,7 +8,6 @@ output's gradient.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import sys
 import weakref
@@ -20,7 +19,7 @@ from torch import nn
 from .._errors import FailedPreconditionError
 
 # Whether torch.compile is tracing the current call.
-is_tracing: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+is_tracing: Callable[[], bool] = torch.compiler.is_compiling
 
 
 class Hook:
@@ -40,45 +39,6 @@ class Hook:
     def __reduce__(self) -> Tuple[type, Tuple[()]]:
         return Hook, ()
 
-
-class _NodeHandle:
-    """Handle of a hook on an autograd node, which it keeps alive."""
-
-    def __init__(self, node: Any, handle: Any) -> None:
-        self._node = node
-        self._handle = handle
-
-    def remove(self) -> None:
-        self._handle.remove()
-        self._node = None
-
-
-def right_after_forward(module: nn.Module, hook: Hook) -> Any:
-    """Registers `hook` to run before the module's existing forward hooks, which may replace the output. Returns the
-    handle."""
-    handle = module.register_forward_hook(hook)
-    module._forward_hooks.move_to_end(handle.id, last=False)  # like torch 2's prepend=True
-    return handle
-
-
-def after_forward(module: nn.Module, call: Callable[..., Any]) -> Any:
-    """Registers `call` to run after each forward pass of the module; from torch 2.1 on also after one that raised.
-    Returns the handle."""
-    always = {"always_call": True} if "always_call" in inspect.signature(module.register_forward_hook).parameters else {}
-    return module.register_forward_hook(Hook(call), **always)
-
-
-def after_accumulation(parameter: nn.Parameter, call: Callable[[], None]) -> Any:
-    """Registers `call` to run after each addition of a backward pass to parameter.grad. Returns a handle with
-    remove()."""
-    if hasattr(parameter, "register_post_accumulate_grad_hook"):
-        return parameter.register_post_accumulate_grad_hook(lambda unused: call())
-    with torch.enable_grad():
-        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-    return _NodeHandle(node, node.register_hook(lambda *unused: call()))
-
-
-SUPPORTED = hasattr(torch.library, "custom_op")
 
 # Receives a call in a compiled graph: the input and the output's gradient.
 Tell = Callable[[torch.Tensor, torch.Tensor], None]
@@ -102,20 +62,20 @@ class Switch:
         self.on = True
 
 
-if SUPPORTED:
-    # The leaf's gradient needs the output, so that the graph keeps the call. The key is a tensor, whose value is not
-    # guarded, so that blocks that are compiled separately share their graphs.
-    @torch.library.custom_op("precondor::tap", mutates_args=())
-    def _tell(x: torch.Tensor, grad: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        hook = _hooks.get(int(key))
-        if hook is not None:
-            hook.tell(x, grad)
-        return torch.zeros((), dtype=torch.float32, device="cpu")
+# The leaf's gradient needs the output, so that the graph keeps the call. The key is a tensor, whose value is not guarded,
+# so that blocks that are compiled separately share their graphs.
+@torch.library.custom_op("precondor::tap", mutates_args=())
+def _tell(x: torch.Tensor, grad: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    hook = _hooks.get(int(key))
+    if hook is not None:
+        hook.tell(x, grad)
+    return torch.zeros((), dtype=torch.float32, device="cpu")
 
-    @_tell.register_fake
-    def _(x: torch.Tensor, grad: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        del x, grad, key
-        return torch.zeros((), dtype=torch.float32, device="cpu")
+
+@_tell.register_fake
+def _(x: torch.Tensor, grad: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    del x, grad, key
+    return torch.zeros((), dtype=torch.float32, device="cpu")
 
 
 class _Tap(torch.autograd.Function):
@@ -166,8 +126,8 @@ def guard_hooks() -> bool:
     before the hooks would stay in use. The first call discards the graphs compiled so far, because they do not check
     either.
     """
-    if not SUPPORTED or "torch._dynamo" not in sys.modules:
-        return not SUPPORTED
+    if "torch._dynamo" not in sys.modules:
+        return False
     if torch._dynamo.config.skip_nnmodule_hook_guards:
         torch._dynamo.config.skip_nnmodule_hook_guards = False
         torch.compiler.reset()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.adamw import adamw
 
-from .._errors import InvalidArgumentError, UnimplementedError, check_number, invalid
+from .._errors import InvalidArgumentError, check_number, invalid
 from ._hooks import is_tracing
 from ._layers import has_gradient
 from ._sharded import local, settle
@@ -175,7 +175,7 @@ class StepWatch:
         optimizer._before_update = before_update
 
     def follow(self, optimizer: Any) -> None:
-        """Follows the steps of an optimizer of another kind, if torch tells of them (2.0 and later)."""
+        """Follows the steps of an optimizer of another kind, if it has torch's hooks."""
         optimizer = unwrapped(optimizer)
         if hasattr(optimizer, "_optimizer_step_post_hooks"):
             self._held.callback(optimizer.register_step_post_hook(lambda *unused: self.on_update()).remove)
@@ -245,14 +245,10 @@ def attach(optimizer: Any, parameters: Sequence[nn.Parameter], step: Callable[[A
     `parameters`.
 
     Raises:
-        UnimplementedError: torch before 2.0.
         InvalidArgumentError: No optimizer, LBFGS, one that does not train every layer, or a wrapper that has a GradScaler, or
             whose optimizer is not to be found.
     """
     check_optimizer("attach", optimizer)
-    if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
-        raise UnimplementedError(f"attach: needs torch 2.0 or later, got {torch.__version__}", "UNIMPLEMENTED", "UNSPECIFIED",
-                                 "Call step() before optimizer.step()")
     if getattr(getattr(optimizer, "scaler", None), "is_enabled", lambda: False)():
         raise InvalidArgumentError("attach: the optimizer's wrapper has a GradScaler, whose scale the statistics would have",
                                    "INVALID_ARGUMENT", "UNSPECIFIED", "Call step(loss, scaler=...) before its step")

@@ -10,15 +10,14 @@ import math
 import os
 import time
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
 
 from .. import server
 from .._client import Client, Session, Worker
-from .._errors import (FailedPreconditionError, InvalidArgumentError, PrecondorError, UnavailableError,
-                       UnimplementedError, check_number, from_status)
+from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnavailableError, check_number, from_status
 from .._session import Fallback, Layer, Method, SessionSpec, statistics_of, traits_of
 from .._options import ClientOptions, Selection, Statistics
 from . import _group, _layers, _local, _optimizer, _recipe, _sharded
@@ -27,7 +26,7 @@ from ._arguments import check_options, check_types, count_of, number_of, rate_of
 from ._buckets import average_rest, rest_of
 from ._checkpoint import (add_factors, check_state, has_factors, lacks_factors, make_state, open_session, restore_factors,
                           restore_snapshot)
-from ._hooks import SUPPORTED, Switch, guard_hooks, is_compiled, lost_call, original
+from ._hooks import Switch, guard_hooks, is_compiled, lost_call, original
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, scale_of, shards_of, slots_of, store
 from ._reporter import Reporter, StepResult
 from ._tensor_parallel import divide, divided, own_parts
@@ -121,8 +120,6 @@ class Preconditioner:
                     {"layer_methods": layer_methods, "parameter_methods": parameter_methods},
                     {"selection": (selection, Selection), "statistics": (statistics, Statistics), "fallback": (fallback, Fallback),
                      "client": (client, ClientOptions)})
-        if is_compiled(model) and not SUPPORTED:
-            raise UnimplementedError(f"model: is compiled: needs torch 2.4 or later, got {torch.__version__}", "UNIMPLEMENTED")
         _layers.refuse_unknown(model)
         self._outer = model
         self._model, self._group, self._ddp = _group.of(model, process_group)
@@ -324,7 +321,6 @@ class Preconditioner:
         scaler=scaler) yourself.
 
         Raises:
-            UnimplementedError: torch before 2.0.
             InvalidArgumentError: LBFGS, or an optimizer that does not train every layer.
         """
         def before(loss: Any) -> None:

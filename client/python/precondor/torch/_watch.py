@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ._exchange import Slot
-from ._hooks import Hook, Switch, TappedHook, after_accumulation, after_forward, right_after_forward
+from ._hooks import Hook, Switch, TappedHook
 from ._layers import Chosen, Matrix
 
 # Receives a call: its matrix, the input, the output, and how many of the weight's rows lie before and behind those
@@ -52,8 +52,7 @@ class Tap:
             _entered.append(self)
 
     def leave(self, *unused: Any) -> None:
-        """Ends observing. Called after the forward pass, and when the preconditioner is closed: before torch 2.1 a
-        forward pass that raises does not call it."""
+        """Ends observing. Called after the forward pass, also after one that raised, and when the preconditioner is closed."""
         if self in _entered:
             _entered.remove(self)
         if not _entered and nn.functional.linear is _linear:
@@ -99,14 +98,15 @@ def watch(held: contextlib.ExitStack, layers: Sequence[Slot], chosen: Chosen, sw
     for module, matrix in chosen.matrices:
         own = slots[matrix]
         if module is not None:
-            held.callback(right_after_forward(module, TappedHook(
-                lambda module, inputs, output, own=own: on_forward(own, module, inputs, output),
-                lambda x, grad, own=own: on_tap(own, x, grad), switch)).remove)
+            hook = TappedHook(lambda module, inputs, output, own=own: on_forward(own, module, inputs, output),
+                              lambda x, grad, own=own: on_tap(own, x, grad), switch)
+            held.callback(module.register_forward_hook(hook, prepend=True).remove)  # hooks of others may replace the output
         if overlap:
             for parameter in matrix.parameters():
-                held.callback(after_accumulation(parameter, lambda own=own, of=id(parameter): on_gradient(own, of)).remove)
+                held.callback(parameter.register_post_accumulate_grad_hook(
+                    lambda unused, own=own, of=id(parameter): on_gradient(own, of)).remove)
     for attention, matrices in chosen.attentions.items():
         tap = Tap(matrices, lambda matrix, x, output, around: on_call(slots[matrix], x, output, around))
         held.callback(tap.leave)
         held.callback(attention.register_forward_pre_hook(Hook(tap.enter)).remove)
-        held.callback(after_forward(attention, tap.leave).remove)
+        held.callback(attention.register_forward_hook(Hook(tap.leave), always_call=True).remove)
