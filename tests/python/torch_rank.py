@@ -14,10 +14,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.fsdp import fully_shard
 
 import precondor.torch
 from interop_test import TIMEOUT_S
@@ -50,6 +48,7 @@ def resume(rank, folder, stops, end=True, **arguments):
 
 def distributed_checkpoint(rank, address, session, folder):
     """Returns a state with factors as torch.distributed.checkpoint saves and loads it, and the step that it resumes at."""
+    import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel  # a second
     case = torch_training.CASES["mlp"]
     model = case.model()
     states = []
@@ -94,6 +93,7 @@ def lookups(rank, address, session, how, exchange, method):
     if how == "ddp":
         called = nn.parallel.DistributedDataParallel(model)
     elif how == "fsdp":
+        from torch.distributed.fsdp import fully_shard  # pylint: disable=import-outside-toplevel
         fully_shard(model)
     answers = []
     with precondor.torch.Preconditioner(called, address, session=session, exchange=exchange, method="identity",
