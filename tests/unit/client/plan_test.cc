@@ -145,10 +145,10 @@ TEST(PlanCommandTest, SaysWhetherTheSessionFits) {
 }
 
 TEST(PlanOptionsTest, ReadsFlags) {
-  const auto options =
-      ParseCtlOptions({"plan", "--preset=bert-large", "--workers", "64", "--exchange=DELEGATE", "--option=rank=128",
-                       "--option=representation=LOW_RANK", "--option=rule=BLEND", "--option=gamma=0.5", "--network-gbps=25",
-                       "--shard-memory-gib=0.5", "--shards=3", "--gradient-dtype=bf16", "--statistics=MEAN", "--json"});
+  const auto options = ParseCtlOptions({"plan", "--preset=bert-large", "--workers", "64", "--exchange=DELEGATE",
+                                        "--option=rank=128", "--option=representation=LOW_RANK", "--option=rule=BLEND",
+                                        "--option=gamma=0.5", "--network-gbps=25", "--shard-memory-gib=0.5",
+                                        "--shards=3", "--gradient-dtype=bf16", "--statistics=MEAN", "--json"});
   ASSERT_TRUE(options.ok()) << options.status();
   const PlanInput& input = options->plan.input;
   EXPECT_EQ(options->plan.preset, "bert-large");

@@ -17,7 +17,7 @@ _WHOLE = (torch.Tensor, nn.Parameter)
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    # The types first: to look for an attribute in vain takes longer.
+    # The types first: it takes longer to find that an attribute is missing.
     return type(tensor) not in _WHOLE and hasattr(tensor, "__create_chunk_list__") and hasattr(tensor, "device_mesh")
 
 
