@@ -80,13 +80,11 @@ def train(arguments):
 
 
 class OptaxProcessesTest(unittest.TestCase):
-    program = None
-
     def start(self, folder, address, *more):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        processes = [subprocess.Popen([sys.executable, "-B", __file__, "--server", self.program, "--process", str(process), "--address", address,
+        processes = [subprocess.Popen([sys.executable, "-B", __file__, "--process", str(process), "--address", address,
                                   "--jax-coordinator", f"127.0.0.1:{port}", "--checkpoint", f"{folder}/checkpoint.npz", *more],
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for process in range(PROCESSES)]
         for process in processes:
@@ -123,7 +121,6 @@ class OptaxProcessesTest(unittest.TestCase):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", required=True)
     parser.add_argument("--process", type=int, help="the number of this process of a run")
     parser.add_argument("--address", help="of the run's server")
     parser.add_argument("--jax-coordinator", help="address of process 0, for jax.distributed")
@@ -133,7 +130,6 @@ def main():
     if arguments.process is not None:
         train(arguments)
         return
-    OptaxProcessesTest.program = arguments.server
     unittest.main(argv=[sys.argv[0], "-v"])
 
 
