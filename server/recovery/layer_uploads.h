@@ -25,7 +25,7 @@ struct LayerPiece {
   uint64_t offset = 0;
   uint64_t total_bytes = 0;  // of the whole layer
   uint32_t checksum = 0;     // CRC-32C of the whole layer
-  bool fetched = false;      // a saved state, empty for a layer without factors; otherwise an image
+  bool fetched = false;      // a saved state; otherwise an image
   absl::string_view data;
 };
 

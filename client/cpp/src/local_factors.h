@@ -191,7 +191,7 @@ class LocalFactors {
   std::deque<int64_t> ready_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
-  // By layer; null: no factors. Used only by the thread that works on the layer.
+  // By layer; null: not fetched. Used only by the thread that works on the layer.
   std::vector<std::unique_ptr<LayerState>> states_;
   std::vector<std::thread> threads_;
 };

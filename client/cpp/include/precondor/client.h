@@ -236,7 +236,7 @@ class Worker {
   virtual absl::Status DevicePlaneStatus(int64_t layer, int device) = 0;
 
   // Returns a checksum of the layer's factors in REPLAY and PULL_FACTORS, with the updates of every statistic step to
-  // which this rank has contributed; 0 if the layer has no factors. Ranks get equal values if their factors are bitwise
+  // which this rank has contributed; 0 if it has none yet. Ranks get equal values if their factors are bitwise
   // equal. A job can compare the values of all ranks at one step; the library does not compare them. Takes about as
   // long as an update. Returns FAILED_PRECONDITION in the other modes, and DEADLINE_EXCEEDED after result_timeout.
   virtual absl::StatusOr<uint64_t> FactorsChecksum(int64_t layer) = 0;

@@ -8,7 +8,7 @@ This package imports torch, 2.6 or later; `import precondor` does not.
 # pylint: disable=wrong-import-position  # an older torch gets one clear error
 import torch as _torch
 
-if _torch.__version__ < (2, 6):
+if tuple(map(int, _torch.__version__.split(".")[:2])) < (2, 6):
     raise ImportError(f"precondor.torch needs torch 2.6 or later, got {_torch.__version__}")
 
 from .._options import Selection

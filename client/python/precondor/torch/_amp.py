@@ -107,5 +107,5 @@ def unscale(scaler: Optional[Any], optimizer: Optional[torch.optim.Optimizer], t
         if averages:
             raise InvalidArgumentError(
                 "scaler: unscale_ has been called, and this rank's scaler does not know of the other ranks' overflows",
-                "INVALID_ARGUMENT", "UNSPECIFIED", "Leave unscale_ to step(), and clip after it") from None
+                "INVALID_ARGUMENT", "UNSPECIFIED", "Leave unscale_ to step(), and clip after it, with a method such as mkor") from None
     return loss_scale, finite

@@ -190,7 +190,7 @@ class Group:
         store = c10d._pg_map[self._group or c10d._get_default_group()][1]
         here = f"{place} {call}"
 
-        def count(key: Any, increment: int = 0) -> int:  # torch before 2.0 has no Store.check
+        def count(key: Any, increment: int = 0) -> int:  # a key that was never set counts 0
             return store.add(f"precondor/{key}", increment)
 
         store.set(f"precondor/{self.rank}", place)

@@ -63,33 +63,38 @@ class BaseOptimizer(torch.optim.Optimizer):
             if not trained:
                 continue
             settle(trained)
-            weights, grads = [local(p) for p in trained], [local(p.grad) for p in trained]
-            rate, decay = group["lr"] * group["lr_scale"], group["weight_decay"]
+            rate, decay = float(group["lr"]) * group["lr_scale"], group["weight_decay"]
             if group["plain"]:
+                weights = [local(p) for p in trained]
                 torch._foreach_mul_(weights, 1 - rate * decay)
-                torch._foreach_add_(weights, grads, alpha=-rate)
+                torch._foreach_add_(weights, [local(p.grad) for p in trained], alpha=-rate)
                 continue
-            states = [self._state_of(p) for p in trained]
-            (means, squares), steps = ([local(state[moment]) for state in states] for moment in _MOMENTS), [state["step"] for state in states]
-            fused = _can_fuse(weights, grads, means, squares, steps)
-            adamw(weights, grads, means, squares, [], steps, fused=fused, foreach=not fused, lr=rate, beta1=group["betas"][0],
-                  beta2=group["betas"][1], eps=group["eps"], weight_decay=decay, amsgrad=False, maximize=False,
-                  has_complex=any(one.is_complex() for one in weights))
+            rows = [self._row_of(p) for p in trained]
+            for fused in (True, False):
+                chosen = [row for row in rows if _can_fuse(row) == fused]
+                if chosen:
+                    weights, grads, means, squares, steps = map(list, zip(*chosen))
+                    # capturable: a step on a GPU is not waited for.
+                    adamw(weights, grads, means, squares, [], steps, fused=fused, foreach=not fused,
+                          capturable=not fused and all(one.is_cuda for one in steps), lr=rate, beta1=group["betas"][0],
+                          beta2=group["betas"][1], eps=group["eps"], weight_decay=decay, amsgrad=False, maximize=False,
+                          has_complex=any(one.is_complex() for one in weights))
         return loss
 
-    def _state_of(self, p: torch.Tensor) -> Dict[str, torch.Tensor]:
+    def _row_of(self, p: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Returns this rank's part of the parameter, of its gradient and of its moments, and its step."""
         state = self.state[p]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
             for moment in _MOMENTS:
                 state[moment] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        return state
+        return local(p), local(p.grad), *(local(state[moment]) for moment in _MOMENTS), state["step"]
 
 
-def _can_fuse(*groups: Sequence[torch.Tensor]) -> bool:
+def _can_fuse(row: Sequence[torch.Tensor]) -> bool:
     """Returns whether torch's fused kernels take the tensors. They look at no strides. On a CPU their rounding depends on an
     element's place, so that a part of a tensor would not get what the whole one does."""
-    return all(one.is_contiguous() and one.is_floating_point() and one.device.type in _FUSED_ON for group in groups for one in group)
+    return all(one.is_contiguous() and one.is_floating_point() and one.device.type in _FUSED_ON for one in row)
 
 
 class StepWatch:
@@ -138,8 +143,9 @@ class StepWatch:
     def after_step(self, skipped: bool) -> None:
         """Called at the end of Preconditioner.step(). The optimizer need not step if it was skipped."""
         self._awaits_update = self._sees_updates and not skipped
-        # What clips gradients changes all of them, even by a factor of 1.
-        self._answer = next(((one, local(one.grad)._version) for one in self._updates if has_gradient(one)), None)
+        # What clips gradients changes all of them, even by a factor of 1. Views count the changes of all that they share with.
+        self._answer = next(((one, local(one.grad)._version) for one in self._updates
+                             if has_gradient(one) and not local(one.grad)._is_view()), None)
 
     def on_update(self) -> None:
         """Called in an optimizer's step."""
