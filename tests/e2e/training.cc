@@ -207,7 +207,7 @@ absl::StatusOr<std::vector<std::vector<HostMatrix>>> TrainThroughService(const S
   return weights;
 }
 
-digits::Run RunOfRow(absl::string_view row, absl::string_view task, int64_t steps) {
+digits::Run RunOfRow(absl::string_view row, int64_t steps) {
   const std::string dense = "--option=representation=DENSE";
   const std::vector<std::string> kfac = {"--method=kfac", "--option=scaling=NORM_RESCALE", "--option=pi_split=true",
                                          "--option=factor_decay=piecewise(0, 1: 0.95)", "--option=damping=0.00003"};
@@ -228,7 +228,7 @@ digits::Run RunOfRow(absl::string_view row, absl::string_view task, int64_t step
   };
   digits::Run run = digits::ParseOptions(rows.at(row), "").value().run;
   if (row == "kfac-covariance") run.session.statistics = StatisticsKind::kCovariance;
-  PRECONDOR_CHECK(digits::SetTask(task, run));
+  PRECONDOR_CHECK(digits::SetTask("autoencoder", run));
   run.steps = steps;
   run.session.statistics_dtype = DType::kF32;
   return run;

@@ -29,9 +29,9 @@ struct ServiceRun {
 absl::StatusOr<std::vector<std::vector<digits::HostMatrix>>> TrainThroughService(const ServiceRun& job,
                                                                                  const digits::DigitsData& data);
 
-// A run of 4 workers whose method and statistics are those of a row of tests/bench/digits.py, by its name there, in
+// A run of the autoencoder by 4 workers whose method and statistics are those of a row of tests/bench/digits.py, by its name there, in
 // f32. Aborts for a name that is not below.
-digits::Run RunOfRow(absl::string_view row, absl::string_view task, int64_t steps);
+digits::Run RunOfRow(absl::string_view row, int64_t steps);
 
 // |x - y| / |y| over all layers together.
 double RelativeDifference(const std::vector<digits::HostMatrix>& x, const std::vector<digits::HostMatrix>& y);
