@@ -143,7 +143,7 @@ class StepWatch:
     def after_step(self, skipped: bool) -> None:
         """Called at the end of Preconditioner.step(). The optimizer need not step if it was skipped."""
         self._awaits_update = self._sees_updates and not skipped
-        # What clips gradients changes all of them, even by a factor of 1. Views count the changes of all that they share with.
+        # Clipping changes all gradients, even by a factor of 1. Views count the changes of all that they share with.
         self._answer = next(((one, local(one.grad)._version) for one in self._updates
                              if has_gradient(one) and not local(one.grad)._is_view()), None)
 
