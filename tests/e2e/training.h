@@ -29,8 +29,8 @@ struct ServiceRun {
 absl::StatusOr<std::vector<std::vector<digits::HostMatrix>>> TrainThroughService(const ServiceRun& job,
                                                                                  const digits::DigitsData& data);
 
-// A run of the autoencoder by 4 workers whose method and statistics are those of a row of tests/bench/digits.py, by its name there, in
-// f32. Aborts for a name that is not below.
+// A run of the autoencoder by 4 workers whose method and statistics are those of a row of tests/bench/digits.py, by its
+// name there, in f32. Aborts for a name that is not below.
 digits::Run RunOfRow(absl::string_view row, int64_t steps);
 
 // |x - y| / |y| over all layers together.
