@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The low-rank form's update, and its precondition beside the dense one, on one thread. What is compared takes turns;
+// The low-rank form's update, and its precondition beside the dense one, on one thread. Compared rows take turns;
 // what is measured was compared with doubles before. Time is the thread's processor time, and a ratio the median of its
 // turns' ratios.
 #include <cmath>

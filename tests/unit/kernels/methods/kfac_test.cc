@@ -252,7 +252,7 @@ TEST(KfacTest, AFailedDecompositionKeepsTheLastGoodOne) {
       EXPECT_EQ(faulty.summary().failed_decompositions, failure);
       EXPECT_EQ(faulty.summary().resets, 0);
     }
-    // One that succeeds ends the row; the next is due at update 8.
+    // A success ends the row; the next is due at update 8.
     faulty.Refuse(false);
     faulty.Update();
     const reference::Vector better = faulty.Answer();
