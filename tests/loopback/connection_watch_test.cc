@@ -101,6 +101,12 @@ class Peer {
     }
     return all;
   }
+  // Takes what has come, so that the server can go on writing.
+  void Drain() const {
+    char seen[4096];
+    while (recv(fd_, seen, sizeof(seen), MSG_DONTWAIT) > 0) {
+    }
+  }
 
  private:
   static constexpr char kPayload[] = "pingpong";
@@ -187,14 +193,15 @@ TEST_F(ConnectionWatchTest, EndsAConnectionThatResetsItsStreams) {
   absl::Time now = MonotonicNow();
   uint32_t stream = 1;
   // 50 in a millisecond of the test's clock. A slow server answers most of them before it reads their ends, and those
-  // do not count.
+  // do not count. No PING asks how far it has read: gRPC itself ends a connection with many of them and no answer.
   EXPECT_TRUE(WaitUntil([&] {
     std::string calls;
     for (const uint32_t end = stream + 100; stream < end; stream += 2) {
       calls += Call(stream) + Frame(kReset, 0, stream, std::string("\0\0\0\x8", 4));
     }
     hostile.Send(calls);
-    return !hostile.Ping() || !Check(now += absl::Milliseconds(1)).empty();
+    hostile.Drain();
+    return !Check(now += absl::Milliseconds(1)).empty();
   }));
   EXPECT_THAT(refused(), ElementsAre(HasSubstr("calls in a second that end before they are answered")));
   EXPECT_FALSE(hostile.Ping());
