@@ -122,6 +122,34 @@ def unused(rank, address, session, exchange):
     return {"decision": decisions["1"], "weights": [p.tolist() for p in model.parameters()]}
 
 
+def late(rank, address, session, exchange, by_hand, method=None):
+    """Weights after six steps with lag=1, or with `by_hand` after steps whose answers this function uses a step later. Both ranks leave out
+    layer 1 in step 2, and step 3 has a gradient that is not finite."""
+    torch.manual_seed(1)
+    model = nn.ModuleList([nn.Embedding(5, 4), nn.Linear(4, 4), nn.Conv1d(4, 4, 3, padding=1, groups=2), nn.LayerNorm(4), nn.Linear(4, 3)])
+    options = {"selection": precondor.Selection(embeddings="soap"), "lag": int(not by_hand)}
+    answers, skipped = [None], []
+    with precondor.torch.Preconditioner(model, address, session=session, exchange=exchange, method=method, **options) as pre:
+        optimizer = pre.make_optimizer(0.05)
+        layers = [parameter for name, parameter in model.named_parameters() if not name.startswith("3")]
+        for step in range(6):
+            optimizer.zero_grad()
+            x = model[0](torch.randint(5, (6, 7), generator=torch.Generator().manual_seed(10 * step + rank)))
+            x = x if step == 2 else torch.tanh(model[1](x))
+            loss = model[4](model[3](model[2](x.mT).mT)).square().mean()
+            loss.backward()
+            if step == 3:
+                model[3].bias.grad[rank] = float("inf")
+            with warnings.catch_warnings(action="ignore"):
+                skipped.append(pre.step(loss).skipped)
+            if by_hand and not skipped[-1]:
+                answers.append([None if parameter.grad is None else parameter.grad.clone() for parameter in layers])
+                for parameter, answer in zip(layers, answers[-2] or [None] * len(layers)):
+                    parameter.grad = answer
+            optimizer.step()
+    return [parameter.detach().numpy() for parameter in model.parameters()], skipped
+
+
 def orphan(rank, address, session, server):
     """The server is killed in the second step of a net whose only layer is rank 0's to send."""
     model = nn.Linear(3, 3)
@@ -274,7 +302,7 @@ def buckets(rank, address, session, gradient_as_bucket_view):
 
 
 FUNCTIONS = {function.__name__: function
-             for function in (train, resume, unequal, lookups, unused, orphan, uneven, absent, without_room, differ, agree, steps,
+             for function in (train, resume, unequal, lookups, unused, late, orphan, uneven, absent, without_room, differ, agree, steps,
                               buckets, distributed_checkpoint)}
 
 
