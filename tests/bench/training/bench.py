@@ -48,11 +48,11 @@ class Alone:
 
 
 class Ours(Alone):
-    """Preconditioner, and the optimizer that it makes."""
+    """Preconditioner, and the given optimizer or the one that it makes."""
 
-    def __init__(self, model, rate, **options):
-        self._preconditioner = Preconditioner(model, "local", **options)
-        super().__init__(self._preconditioner.make_optimizer(rate, weight_decay=WEIGHT_DECAY))
+    def __init__(self, model, rate, optimizer=None, **options):
+        self._preconditioner = Preconditioner(model, "local", optimizer=optimizer, **options)
+        super().__init__(optimizer or self._preconditioner.make_optimizer(rate, weight_decay=WEIGHT_DECAY))
 
     def step(self, loss):
         self._preconditioner.step(loss)
@@ -75,6 +75,10 @@ def adamw(model, rate, unused):
 
 def sgd(model, rate, unused):
     return Alone(torch.optim.SGD(groups(model.parameters()), lr=rate, momentum=0.9))
+
+
+def lamb(model, rate, unused):
+    return Alone(peers.Lamb(groups(model.parameters()), lr=rate))
 
 
 def muon(model, rate, task):
@@ -119,10 +123,14 @@ def processor_seconds():
 METHODS = {
     "AdamW": (adamw, 0.5),
     "SGD": (sgd, 16),
+    "LAMB": (lamb, 1),
     "Muon": (muon, 2),
     "SOAP": (soap, 2),
     "PSGD Kron": (kron, 0.25),
     "mkor": (lambda model, rate, task: Ours(model, rate, method="mkor"), 1),
+    "mkor, LAMB": (lambda model, rate, task: Ours(model, rate, peers.Lamb(groups(model.parameters()), rate), method="mkor"), 1),
+    "eva, LAMB": (lambda model, rate, task: Ours(model, rate, peers.Lamb(groups(model.parameters()), rate), method="eva"), 1),
+    "kfac, LAMB": (lambda model, rate, task: Ours(model, rate, peers.Lamb(groups(model.parameters()), rate), method="kfac"), 1),
     **{f"mkor_h {fallback}": (functools.partial(mkor_h, fallback), 1) for fallback in (0.1, 0.25, 0.5, 0.75, 1.0)},
     "mkor_h LOSS_RATE": (functools.partial(mkor_h, Fallback("LOSS_RATE")), 1),
     "soap": (lambda model, rate, task: Ours(model, rate, method="soap", selection=Selection(embeddings="soap")), 2),
@@ -301,8 +309,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=pathlib.Path, required=True, help="file of existing rows, to which new rows are added")
     parser.add_argument("--task", nargs="+", choices=tasks.TASKS, default=list(tasks.TASKS))
-    parser.add_argument("--method", nargs="+", choices=METHODS, help="all but mkor_h and variants of the default",
-                        default=[method for method in METHODS if not method.startswith(("mkor_h", "default, "))])
+    parser.add_argument("--method", nargs="+", choices=METHODS, help="all but mkor_h, LAMB and variants of the default",
+                        default=[method for method in METHODS if not re.search("mkor_h|LAMB|default, ", method)])
     parser.add_argument("--seeds", type=int, default=3, help="of the best rate (%(default)s)")
     parser.add_argument("--times", action="store_true", help="measure steps' times too, where no other job runs")
     parser.add_argument("--table", action="store_true", help="print the tables in Markdown, and train nothing")

@@ -78,6 +78,13 @@ class BenchTest(unittest.TestCase):
                     worker.precondition(step, 0, numpy.ones((64, 64), numpy.float32), 1).result()
             self.assertGreater(bench.processor_seconds() - before, time.process_time() - own)
 
+    def test_lambs_first_step_is_as_long_as_the_weights(self):
+        weight = nn.Parameter(torch.tensor([[3.0, -1.0], [2.0, 0.5]]))
+        weight.grad = torch.tensor([[0.1, 5.0], [-2.0, 1e-2]])
+        wanted = weight.detach() - 0.01 * weight.detach().norm() * weight.grad.sign() / 2
+        peers.Lamb([weight], 0.01).step()
+        torch.testing.assert_close(weight.detach(), wanted, rtol=1e-4, atol=0)
+
     def test_the_default_trains_recurrent_models_no_worse_than_adamw(self):
         task = tasks.char_lstm(120)
         for seed in (1, 2):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers to compare with, as their authors publish them: Muon and SOAP, in as few lines as the formulas allow."""
+"""Optimizers to compare with, as their authors publish them: Muon, SOAP and LAMB, in as few lines as the formulas allow."""
 
 import torch
 
@@ -80,3 +80,26 @@ class Soap(_Peer):
             state["q"][side] = torch.linalg.qr(one @ q[:, order])[0]
             state["v"] = state["v"].index_select(side, order)
         state["m"] = self._turn(state, m, False)
+
+
+class Lamb(torch.optim.Optimizer):
+    """You et al. (arXiv:1904.00962), algorithm 2, with betas .9 and .999: Adam's updates, with weight decay, as long as their weights."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+                state["step"] += 1
+                state["m"].lerp_(p.grad, 0.1)
+                state["v"].lerp_(p.grad.square(), 0.001)
+                m, v = (state[name] / (1 - beta**state["step"]) for name, beta in (("m", 0.9), ("v", 0.999)))
+                update = m / (v.sqrt() + 1e-6) + group["weight_decay"] * p
+                length, update_length = p.norm(), update.norm()
+                ratio = length / update_length if length > 0 and update_length > 0 else 1.0
+                p.sub_(update, alpha=float(group["lr"] * ratio))
