@@ -47,7 +47,7 @@ polyline { fill: none; stroke: var(--key); stroke-width: 1.5; stroke-linecap: ro
 <body>
 <header><h1>Precondor</h1><span id="server" class="soft"></span><span id="state" role="status">reading</span></header>
 <main id="main"></main>
-<p class="soft">Read only. <a href="/metrics">/metrics</a> <a href="/status">/status</a> <a href="/layers">/layers</a></p>
+<p class="soft">Read only. <a href="/metrics">/metrics</a> <a href="/status">/status</a></p>
 <script>
 "use strict";
 const STAGES = ["receive", "seal_wait", "update", "precondition", "reply"];
@@ -116,20 +116,14 @@ function number(x, digits = 4) {
   if (x !== 0 && Math.abs(x) < 1e-3) return x.toExponential(2);
   return x.toLocaleString("en", {maximumSignificantDigits: digits});
 }
-function bytes(x) {
+function scaled(x, step, units) {
   if (!Number.isFinite(x)) return "none";
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let i = 0;
-  while (x >= 1024 && i < units.length - 1) { x /= 1024; ++i; }
+  while (x >= step && i < units.length - 1) { x /= step; ++i; }
   return number(x, 3) + " " + units[i];
 }
-function rate(x) {
-  if (!Number.isFinite(x)) return "none";
-  const units = ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"];
-  let i = 0;
-  while (x >= 1000 && i < units.length - 1) { x /= 1000; ++i; }
-  return number(x, 3) + " " + units[i];
-}
+const bytes = x => scaled(x, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
+const rate = x => scaled(x, 1000, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]);
 function seconds(x) {
   if (!Number.isFinite(x)) return "none";
   return x < 1e-3 ? number(x * 1e6, 3) + " µs" : x < 1 ? number(x * 1000, 3) + " ms" : number(x, 3) + " s";

@@ -38,7 +38,7 @@ enum Stage : uint8_t { kReceive, kSealWait, kUpdate, kPrecondition, kReply };
 constexpr std::array<const char*, 5> kStages = {"receive", "seal_wait", "update", "precondition", "reply"};
 constexpr std::array<Stage, 3> kJobStageList = {kSealWait, kUpdate, kPrecondition};
 constexpr std::array<const char*, 2> kDirections = {"received", "sent"};
-constexpr std::array<const char*, 3> kPaths = {"stream", "unary", "ring"};
+constexpr std::array<const char*, 2> kPaths = {"stream", "ring"};
 constexpr std::array<const char*, 4> kTransferKinds = {"statistics", "gradient", "answer", "factors"};
 constexpr size_t kAnswerCauses = std::size(kAnswerCauseNames);
 constexpr std::array<Decision, 3> kDecisions = {Decision::kPreconditioned, Decision::kIdentity, Decision::kSkip};
@@ -138,10 +138,8 @@ class MetricsObserver::Impl {
       admissions_[admitted] =
           &AddCounter(Metric("precondor_admissions_total"), {{"result", admitted ? "admitted" : "refused"}});
     }
-    for (const auto& [path, kind] : {std::pair(0, 0), {0, 1}, {1, 0}, {1, 1}, {2, 1}}) {
-      AddTransfer(0, path, kind);
-    }
-    for (const auto& [path, kind] : {std::pair(0, 2), {0, 3}, {1, 2}, {2, 2}}) AddTransfer(1, path, kind);
+    for (const auto& [path, kind] : {std::pair(0, 0), {0, 1}, {1, 1}}) AddTransfer(0, path, kind);
+    for (const auto& [path, kind] : {std::pair(0, 2), {0, 3}, {1, 2}}) AddTransfer(1, path, kind);
     gauge(Metric("precondor_start_timestamp_seconds")).Set(UnixSeconds());
   }
 
@@ -237,7 +235,7 @@ class MetricsObserver::Impl {
 
   absl::Status Serve(int listening_socket, std::map<std::string, Page> pages) {
     pages["/metrics"] = {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-                         .make = [this](const Query&) -> absl::StatusOr<std::string> { return Render(); }};
+                         .make = [this] { return Render(); }};
     PRECONDOR_ASSIGN_OR_RETURN(http_, HttpServer::Start(listening_socket, std::move(pages)));
     return absl::OkStatus();
   }
@@ -526,11 +524,11 @@ void MetricsObserver::OnJournal(bool ok) {
 }
 void MetricsObserver::OnDecision(absl::string_view train_job, const FallbackDecision& decision) {
   impl_->WithCoordinatorJob(train_job, [&](Impl::CoordinatorJob& job) {
-    job.gauge(Metric("precondor_smoothed_loss")).Set(decision.inputs.loss);
-    job.gauge(Metric("precondor_loss_rate")).Set(decision.inputs.rate);
-    job.gauge(Metric("precondor_fallback_threshold_rate")).Set(decision.inputs.threshold_rate);
-    job.second_order_seconds->Set(decision.inputs.second_order_seconds);
-    job.first_order_seconds->Set(decision.inputs.first_order_seconds);
+    job.gauge(Metric("precondor_smoothed_loss")).Set(decision.state.trend.loss);
+    job.gauge(Metric("precondor_loss_rate")).Set(decision.state.trend.rate);
+    job.gauge(Metric("precondor_fallback_threshold_rate")).Set(decision.threshold_rate);
+    job.second_order_seconds->Set(decision.state.second_order_seconds);
+    job.first_order_seconds->Set(decision.state.first_order_seconds);
   });
 }
 void MetricsObserver::OnSessionSnapshot(absl::string_view train_job, bool complete) {
