@@ -19,6 +19,7 @@
 #include "tests/loopback/service_client.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/wait_until.h"
 
 namespace precondor {
 namespace {
@@ -155,15 +156,12 @@ class Trainer {
 
 // Waits until the last one is what it becomes in the end.
 nlohmann::json AwaitLast(const Cluster& cluster) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
   nlohmann::json last;
-  do {
-    const nlohmann::json listed = cluster.List();
-    if (listed["session_snapshots"].empty()) continue;
-    last = listed["session_snapshots"].back();
-    if (last["state"] != "under_way") return last;
-  } while (absl::Now() < deadline);
-  ADD_FAILURE() << "still under way: " << last;
+  EXPECT_TRUE(WaitUntil([&] {
+    const nlohmann::json listed = cluster.List()["session_snapshots"];
+    if (!listed.empty()) last = listed.back();
+    return !listed.empty() && last["state"] != "under_way";
+  })) << last;
   return last;
 }
 
