@@ -14,7 +14,7 @@ import argparse
 import pathlib
 import sys
 
-import step_rows
+import bert_large
 
 # FLOP and bytes a second, of dense matrices without sparsity, at boost clock. Sources: the datasheets of NVIDIA's H100
 # and H200 Tensor Core GPUs, column SXM of each. Both give TF32 and BF16 with sparsity, which is twice these. A device
@@ -29,7 +29,7 @@ LAUNCH_SECONDS = 2e-6  # from the begin of a kernel to the begin of the next on 
 # A step of ours takes at most so many times that in torch (step_peers.py).
 MOST_OF_TORCH = {"muon": 1.2, "soap": 1.5, "mkor": 1.0}
 
-LAYERS = step_rows.BLOCK * step_rows.BLOCKS  # d_out, d_in of BERT-Large's 144 linear layers
+LAYERS = bert_large.BLOCK * bert_large.BLOCKS  # d_out, d_in of each
 LAUNCHES = 10  # of a dense step, whatever the layers of a shape
 # Launches of a step in low rank: norms, columns, cores, copies, answers, scale, and the calls of cuBLAS by FixedBatches; at
 # r = 64 a recompression besides.
@@ -75,9 +75,9 @@ def _low_rank_step(rank, pipe):
 
 def _steps():
     """Name of the kind of step, what it is, its FLOP and bytes, and its launches."""
-    for rank in step_rows.RANKS:
-        yield f"low_rank_{rank}", f"low rank, r = {rank}, F32", *_low_rank_step(rank, "FP32"), LOW_RANK_LAUNCHES[rank]
-        yield f"low_rank_{rank}_tf32", f"low rank, r = {rank}, TF32", *_low_rank_step(rank, "TF32"), LOW_RANK_LAUNCHES[rank]
+    for rank, launches in LOW_RANK_LAUNCHES.items():
+        yield f"low_rank_{rank}", f"low rank, r = {rank}, F32", *_low_rank_step(rank, "FP32"), launches
+        yield f"low_rank_{rank}_tf32", f"low rank, r = {rank}, TF32", *_low_rank_step(rank, "TF32"), launches
     # A triangle of each factor is read; it is written once in 16 steps, which this leaves out.
     dense_bytes = F32_BYTES * (2 * GRADIENTS + FACTORS / 2)
     dense_flop = sum(2 * m * n * (m + n) for m, n in LAYERS)

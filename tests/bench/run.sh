@@ -12,7 +12,6 @@ Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR
                    Transport: gradients/ in shared memory, gradients/grpc/, gradients/tls/.
                    A small job beside a large one on one server: jobs/.
                    A restart of a shard with BERT-Large's layers, on the disk of TMPDIR: recovery/.
-                   A step over BERT-Large's layers beside torch, with 10 GB and some minutes: step/.
   --json FILE      write the rows there as well
   --short          one quick repetition: shows that everything runs and is right; the figures mean little, and a
                    missed target is no failure
@@ -120,11 +119,6 @@ esac
 case "$filter" in
   . | *recovery*) run recovery "$build/tests/bench/recovery_bench" --dir="$out/recovery" --json="$out/recovery.json" \
     "${quick_flags[@]}" ;;
-esac
-case "$filter" in
-  . | *step/*) run step python3 -B tests/bench/step_rows.py --bench "$build/tests/bench/step_bench" --json="$out/step.json" \
-    "${quick_flags[@]}"
-    grep '^step_rows.py: ' "$out/step.log" >&2 || true ;;  # what was left out
 esac
 if (( ${#results[@]} == 0 )); then
   echo "tests/bench/run.sh: no row matches $filter" >&2

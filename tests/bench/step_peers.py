@@ -23,8 +23,8 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 # pylint: disable=wrong-import-position
+import bert_large
 import rows
-import step_rows
 
 GAMMA = 0.95
 REFRESH_STEPS, MOST_SIDE = 10, 2048
@@ -111,8 +111,8 @@ def main():
     device, kind = arguments.device, arguments.kind
     rows.require(torch, device, "Muon" if kind == "muon" else "AdamW")
     torch.manual_seed(1)
-    blocks, divisor = (1, 16) if arguments.short else (step_rows.BLOCKS, 1)
-    layers = [torch.nn.Parameter(torch.randn(d_out // divisor, d_in // divisor, device=device)) for d_out, d_in in step_rows.BLOCK * blocks]
+    blocks, divisor = (1, 16) if arguments.short else (bert_large.BLOCKS, 1)
+    layers = [torch.nn.Parameter(torch.randn(d_out // divisor, d_in // divisor, device=device)) for d_out, d_in in bert_large.BLOCK * blocks]
     before = [layer.detach().clone() for layer in layers[:6]]
 
     def new_gradients():

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
-#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -13,8 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 
 #include "precondor/client.h"
 #include "tests/loopback/raw_client.h"
@@ -22,11 +20,10 @@
 #include "tests/loopback/service_client.h"
 #include "tests/support/dead_port.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/wait_until.h"
 
 namespace precondor {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr int64_t kOut = 6, kIn = 5;
 constexpr int32_t kWorkers = 4;
@@ -190,15 +187,6 @@ class Job {
   uint64_t gradients_ahead = 0;  // a step has the gradients of so many steps later
 };
 
-bool Await(const std::function<bool()>& condition) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
-  while (!condition()) {
-    if (absl::Now() > deadline) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
 class ModeSwitchTest : public ::testing::TestWithParam<ExchangeMode> {
  protected:
   // Every rank that has an answer has the first one's.
@@ -335,7 +323,7 @@ TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {
       }
     });
   });
-  EXPECT_TRUE(Await([&] { return at_the_end == kWorkers; }));
+  EXPECT_TRUE(WaitUntil([&] { return at_the_end == kWorkers; }));
   EXPECT_EQ(furthest, granted) << "no step beyond the lease is started";
   EXPECT_NE(training.wait_for(std::chrono::seconds(0)), std::future_status::ready);
   job.relay.Target(there);
@@ -348,65 +336,13 @@ TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {
     }
   }
   // The reports that the ranks made while the server was gone have arrived.
-  EXPECT_TRUE(Await([&] { return Metric(*job.server, "precondor_last_step_number{train_job=\"job\"}") == 14; }));
-}
-
-// These exchanges have gradient frames.
-using ModeConflictTest = ModeSwitchTest;
-
-TEST_P(ModeConflictTest, AFrameInAnotherModeThanItsStepIsRefusedAndCounted) {
-  Job job(GetParam(), {.policy = FallbackPolicy::kNever});
-  job.Join();
-  ForEachRank(kWorkers, [&](uint32_t rank) {
-    if (rank == 0) return;
-    for (int64_t layer = 0; layer < 4; ++layer) EXPECT_TRUE(job.workers[rank]->AbstainStatistics(0, layer).ok());
-    EXPECT_TRUE(job.workers[rank]->Flush().ok());
-  });
-  // The library never says this: rank 0 believes step 0 to be in first order.
-  v1::JoinSessionResponse joined;
-  ASSERT_TRUE(job.server->Join("job", 0, 1, &joined).ok());
-  const v1::ShardAssignment& owner = joined.shard_map().assignments(0);
-  RawStep request;
-  v1::FrameHeader& header = request.gradient;
-  header.set_session_id(joined.session_id());
-  header.set_epoch(joined.epoch());
-  header.set_incarnation(1);
-  header.set_secret(joined.secret());
-  header.set_layer(owner.layers(0));
-  header.set_kind(v1::FRAME_KIND_GRADIENT);
-  header.set_mode(v1::MODE_FIRST_ORDER);
-  header.set_samples(1);
-  v1::TensorHeader& tensor = *header.add_tensors();
-  tensor.set_data_type(v1::DATA_TYPE_F32);
-  tensor.add_dims(kOut);
-  tensor.add_dims(kIn);
-  header.set_payload_bytes(kElements * 4);
-  request.payload.assign(kElements * 4, '\0');
-  RawServer* shard = nullptr;
-  for (size_t s = 0; s < job.shards.size(); ++s) {
-    if (job.shard_relays[s]->address() == owner.address()) shard = job.shards[s].get();
-  }
-  ASSERT_NE(shard, nullptr);
-  // In DELEGATE rank 0 sends layers 0 and, with four workers, no other.
-  if (GetParam() == ExchangeMode::kDelegate) header.set_rank(owner.layers(0) % kWorkers);
-  v1::ExchangeResponse response;
-  const grpc::Status status = shard->Precondition(request, &response);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_MODE_CONFLICT);
-  EXPECT_THAT(status.error_message(), HasSubstr("expected mode SECOND_ORDER as the step began, got FIRST_ORDER"));
-  EXPECT_EQ(Metric(*shard, "precondor_rejected_total{reason=\"mode_conflict\"}"), 1);
-}
-
-std::string Name(const ::testing::TestParamInfo<ExchangeMode>& test) {
-  return std::string(ExchangeModeName(test.param));
+  EXPECT_TRUE(WaitUntil([&] { return Metric(*job.server, "precondor_last_step_number{train_job=\"job\"}") == 14; }));
 }
 
 INSTANTIATE_TEST_SUITE_P(Exchange, ModeSwitchTest,
                          ::testing::Values(ExchangeMode::kDirect, ExchangeMode::kDelegate, ExchangeMode::kReplay,
                                            ExchangeMode::kPullFactors),
-                         Name);
-INSTANTIATE_TEST_SUITE_P(Exchange, ModeConflictTest, ::testing::Values(ExchangeMode::kDirect, ExchangeMode::kDelegate),
-                         Name);
+                         [](const auto& info) { return std::string(ExchangeModeName(info.param)); });
 
 }  // namespace
 }  // namespace precondor

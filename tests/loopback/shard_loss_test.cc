@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One of three shards loses its memory, and the job goes on: real servers and clients over TCP.
+// One of three shards loses its memory, or a session of it, and the job goes on: real servers and clients over TCP.
 #include <algorithm>
 #include <atomic>
 #include <barrier>
@@ -20,6 +20,7 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/client.h"
+#include "precondor/v1/shard.grpc.pb.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/loopback/service_client.h"
 #include "tests/support/temp_dir.h"
@@ -155,6 +156,29 @@ class Job {
     shards[shard] = std::make_unique<RawServer>(config);
   }
 
+  // The coordinator's call to a shard when a session is over, with the coordinator's own token, which the refusal of a
+  // smaller one names.
+  void RemoveSessionFrom(size_t shard) {
+    const std::unique_ptr<v1::ShardService::Stub> stub = v1::ShardService::NewStub(shards[shard]->channel());
+    v1::DescribeShardRequest describe;
+    describe.set_fencing_token(1);
+    v1::DescribeShardResponse described;
+    TimedContext refused, asking, removing;
+    const std::string refusal = stub->DescribeShard(&refused, describe, &described).error_message();
+    const std::string before = "expected at least ";
+    const size_t at = refusal.find(before);
+    ASSERT_NE(at, std::string::npos) << refusal;
+    describe.set_fencing_token(std::stoull(refusal.substr(at + before.size())));
+    ASSERT_TRUE(stub->DescribeShard(&asking, describe, &described).ok());
+    ASSERT_EQ(described.sessions_size(), 1);
+    v1::RemoveSessionRequest request;
+    request.set_session_id(described.sessions(0).session_id());
+    request.set_fencing_token(describe.fencing_token());
+    v1::RemoveSessionResponse response;
+    const grpc::Status status = stub->RemoveSession(&removing, request, &response);
+    ASSERT_TRUE(status.ok() && response.existed()) << status.error_message();
+  }
+
   ServerConfig ShardConfig() {
     ServerConfig config;
     config.role = ServerRole::kShard;
@@ -250,6 +274,24 @@ TEST_F(ForgottenTest, WhereAllRanksGetEachAnswerNoneGetsAnother) {
   job.Join(/*incarnation=*/2, resume);
   job.Run(resume, resume + 20);
   ExpectEqualWeights(job);
+}
+
+// The shard gets the session again from the coordinator within one process, on streams that stay. All ranks have the
+// same answers: they go on with factors that are new, and each is told how many updates are lost.
+TEST_F(ForgottenTest, ASessionThatIsRemovedAndInstalledAgainIsALossThatAllAreTold) {
+  for (const bool keeps_logs : {true, false}) {
+    Job job(ExchangeMode::kDirect, keeps_logs);
+    job.Join();
+    job.Run(0, 8);
+    job.RemoveSessionFrom(1);
+    job.Run(8, 16);
+    ExpectEqualWeights(job);
+    for (const auto& worker : job.workers) {
+      const std::map<int64_t, uint64_t> lost = worker->status().lost_updates;
+      EXPECT_EQ(lost.size(), kLayers / 3) << "of one shard";
+      for (const auto& [layer, updates] : lost) EXPECT_EQ(updates, 2u) << "layer " << layer;
+    }
+  }
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "tests/loopback/service_client.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/wait_until.h"
 
 namespace precondor {
 namespace {
@@ -67,57 +68,50 @@ class Cluster {
   std::unique_ptr<RawServer> server_;
 };
 
-SessionSpec MakeSpec() {
+SessionSpec MakeSpec(int32_t ranks = 1) {
   SessionSpec spec;
   spec.name = "job";
-  spec.statistics = StatisticsKind::kPerWorkerMean;
+  spec.world_size = ranks;
+  spec.statistics = StatisticsKind::kMean;
   spec.inv_freq = 2;
   spec.method.options["rank"] = 4.0;
   for (size_t i = 0; i < kLayers; ++i) spec.layers.push_back({absl::StrCat("layer", i), kRows, kCols, false});
   return spec;
 }
 
-// One rank that trains: weights follow what the service answers.
+// A job that trains: weights follow what the service answers. All ranks have the same statistics and gradients, so that
+// any number of them has the same weights.
 class Trainer {
  public:
-  Trainer(const Cluster& cluster, uint64_t first_step, Weights begin) : weights(std::move(begin)), next(first_step) {
+  Trainer(const Cluster& cluster, uint64_t first_step, Weights begin, int32_t ranks = 1)
+      : weights(std::move(begin)), next(first_step) {
     client_ = ConnectTo(cluster.address());
-    const auto opened = client_->OpenSession(MakeSpec());
+    const auto opened = client_->OpenSession(MakeSpec(ranks));
     EXPECT_TRUE(opened.ok()) << opened.status();
-    auto joined = client_->Join(
-        "job",
-        {.rank = 0, .incarnation = static_cast<uint64_t>(absl::GetCurrentTimeNanos()), .first_step = first_step});
-    EXPECT_TRUE(joined.ok()) << joined.status();
-    worker_ = *std::move(joined);
+    workers_ = JoinAll(*client_, MakeSpec(ranks), static_cast<uint64_t>(absl::GetCurrentTimeNanos()), first_step);
   }
   static Weights Begin() { return Weights(kLayers, std::vector<float>(kElements, 1.0f)); }
 
   absl::Status Step() {
-    Weights answers(kLayers, std::vector<float>(kElements));
+    std::vector<Weights> answers(workers_.size(), Weights(kLayers, std::vector<float>(kElements)));
     std::vector<PreconditionFuture> futures;
-    for (size_t layer = 0; layer < kLayers; ++layer) {
-      const auto index = static_cast<int64_t>(layer);
-      if (worker_->NeedsStatistics(next, index)) {
-        const std::vector<float> a(kCols, weights[layer][0] + 0.1f * static_cast<float>(next % 7));
-        const std::vector<float> g(kRows, weights[layer][1] + 0.2f * static_cast<float>(layer));
-        const absl::Status sent = worker_->SendStatistics(next, index, ConstMatrixView(a.data(), 1, kCols),
-                                                          ConstMatrixView(g.data(), 1, kRows), 1);
-        if (!sent.ok()) return sent;
-      }
-      for (size_t i = 0; i < kElements; ++i) {
-        answers[layer][i] = weights[layer][i] * std::sin(static_cast<float>(next * 7 + layer * 3 + i + 1));
-      }
-      const MatrixView view(answers[layer].data(), kRows, kCols);
-      futures.push_back(worker_->Precondition(next, index, {view, view}, 1));
+    absl::Status done;
+    for (size_t rank = 0; rank < workers_.size(); ++rank) done.Update(Send(*workers_[rank], answers[rank], futures));
+    for (const PreconditionFuture& future : futures) done.Update(future.Wait().status());
+    if (!done.ok()) return done;
+    std::vector<ReportFuture> reports;
+    for (size_t rank = 0; rank < workers_.size(); ++rank) {
+      EXPECT_EQ(answers[rank], answers[0]) << "rank " << rank;
+      reports.push_back(workers_[rank]->ReportStep(next, 1.0, 1, true, 0.1));
+    }
+    for (const ReportFuture& report : reports) {
+      const auto told = report.Wait();
+      if (!told.ok()) return told.status();
+      directive = *told;
     }
     for (size_t layer = 0; layer < kLayers; ++layer) {
-      const auto outcome = futures[layer].Wait();
-      if (!outcome.ok()) return outcome.status();
-      for (size_t i = 0; i < kElements; ++i) weights[layer][i] -= kRate * answers[layer][i];
+      for (size_t i = 0; i < kElements; ++i) weights[layer][i] -= kRate * answers[0][layer][i];
     }
-    const auto told = worker_->ReportStep(next, 1.0, 1, true, 0.1).Wait();
-    if (!told.ok()) return told.status();
-    directive = *told;
     ++next;
     // As a trainer would: its checkpoint goes with the service's snapshot.
     if (directive.snapshot_at == next) checkpoint = weights;
@@ -136,21 +130,38 @@ class Trainer {
   Weights checkpoint;
 
  private:
+  // A rank's part of the step. `answers`: its gradients, and where their answers come.
+  absl::Status Send(Worker& worker, Weights& answers, std::vector<PreconditionFuture>& futures) const {
+    for (size_t layer = 0; layer < kLayers; ++layer) {
+      const auto index = static_cast<int64_t>(layer);
+      if (worker.NeedsStatistics(next, index)) {
+        const std::vector<float> a(kCols, weights[layer][0] + 0.1f * static_cast<float>(next % 7));
+        const std::vector<float> g(kRows, weights[layer][1] + 0.2f * static_cast<float>(layer));
+        const absl::Status sent = worker.SendStatistics(next, index, ConstMatrixView(a.data(), 1, kCols),
+                                                        ConstMatrixView(g.data(), 1, kRows), 1);
+        if (!sent.ok()) return sent;
+      }
+      for (size_t i = 0; i < kElements; ++i) {
+        answers[layer][i] = weights[layer][i] * std::sin(static_cast<float>(next * 7 + layer * 3 + i + 1));
+      }
+      const MatrixView view(answers[layer].data(), kRows, kCols);
+      futures.push_back(worker.Precondition(next, index, {view, view}, 1));
+    }
+    return absl::OkStatus();
+  }
+
   std::unique_ptr<Client> client_;
-  std::unique_ptr<Worker> worker_;
+  std::vector<std::unique_ptr<Worker>> workers_;
 };
 
 // Waits until the last one is what it becomes in the end.
 nlohmann::json AwaitLast(const Cluster& cluster) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
   nlohmann::json last;
-  do {
-    const nlohmann::json listed = cluster.List();
-    if (listed["session_snapshots"].empty()) continue;
-    last = listed["session_snapshots"].back();
-    if (last["state"] != "under_way") return last;
-  } while (absl::Now() < deadline);
-  ADD_FAILURE() << "still under way: " << last;
+  EXPECT_TRUE(WaitUntil([&] {
+    const nlohmann::json listed = cluster.List()["session_snapshots"];
+    if (!listed.empty()) last = listed.back();
+    return !listed.empty() && last["state"] != "under_way";
+  })) << last;
   return last;
 }
 
@@ -205,7 +216,7 @@ std::vector<std::string> RestoreFrom(const std::string& dir) {
   return {"snapshot", "restore", "job", "--snapshot-path", dir + "/shard0", "--snapshot-path", dir + "/shard1"};
 }
 
-TEST(RestoreTest, GoesOnBitwiseOnAnyNumberOfShards) {
+TEST(RestoreTest, GoesOnBitwiseOnAnyNumberOfShardsAndRanks) {
   const TempDir dir;
   std::filesystem::create_directory(dir.path() + "/two");
   Weights expected, checkpoint;
@@ -216,16 +227,18 @@ TEST(RestoreTest, GoesOnBitwiseOnAnyNumberOfShards) {
     checkpoint = original.trainer.checkpoint;
     step = original.step;
   }
-  for (const int shards : {1, 2, 3}) {
+  for (const auto& [shards, ranks] : {std::pair(1, 1), {2, 1}, {3, 2}}) {
     const std::string place = absl::StrCat(dir.path(), "/", shards);
     std::filesystem::create_directory(place);
     const Cluster cluster(place, shards);
-    const auto restored = cluster.Ctl(RestoreFrom(dir.path() + "/two"));
+    auto restore = RestoreFrom(dir.path() + "/two");
+    restore.push_back(absl::StrCat("--world-size=", ranks));
+    const auto restored = cluster.Ctl(restore);
     ASSERT_TRUE(restored.ok()) << restored.status();
     EXPECT_THAT(*restored, HasSubstr(absl::StrCat("begins with step ", step)));
-    Trainer trainer(cluster, step, checkpoint);
+    Trainer trainer(cluster, step, checkpoint, ranks);
     ASSERT_NO_FATAL_FAILURE(trainer.RunTo(step + 10));
-    EXPECT_EQ(trainer.weights, expected) << shards << " shards";
+    EXPECT_EQ(trainer.weights, expected) << shards << " shards, " << ranks << " ranks";
   }
   // With factors of its own a job comes to other weights.
   std::filesystem::create_directory(dir.path() + "/fresh");

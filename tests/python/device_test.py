@@ -68,18 +68,6 @@ class DeviceTest(unittest.TestCase):
 
         self.run_with(["--device-plane-bytes=2MiB"], body)
 
-    def test_without_a_ring_it_goes_through_the_host(self):
-
-        def body(worker):
-            array = np.ones(SHAPE, np.float32)
-            self.assertEqual(worker.precondition(0, 0, OnDevice(array), 1).result().decision, "IDENTITY")
-            worker.flush()
-            self.assertEqual(worker.status().device_plane["over_socket"], 1)
-            self.assertIn("offers no ring", worker.status().device_plane["reason"])
-            self.assertIn("offers no ring", worker.device_plane_status(0))
-
-        self.run_with([], body)
-
     def test_what_is_no_such_matrix_is_refused(self):
 
         def body(worker):

@@ -87,31 +87,6 @@ with Preconditioner(model, "local", method="identity") as pre:
         assert pre.step(1.0).decisions == {"used": "IDENTITY", "unused": "SKIP"}
 """
 
-RANK = """
-import sys
-import torch, torch.distributed as dist
-import precondor
-from precondor.torch import Preconditioner
-rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-if size > 1:
-    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=size)
-torch.manual_seed(3)
-model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-pre = Preconditioner(model, "local", method="mkor", optimizer=optimizer, statistics=precondor.Statistics(inv_freq=2))
-torch.manual_seed(10 + rank)
-for step in range(12):
-    x = torch.randn(16, 6)
-    optimizer.zero_grad()
-    loss = (model(x) - x[:, :4].sin()).square().mean()
-    loss.backward()
-    result = pre.step(loss)
-    optimizer.step()
-print(result.decisions["0"], sum(float(w.double().sum()) for w in model.parameters()))
-pre.close()
-"""
-
-
 class LocalServerTest(unittest.TestCase):
 
     def setUp(self):
@@ -172,15 +147,6 @@ class LocalServerTest(unittest.TestCase):
                 self.assertTrue(os.path.exists(folder))
         with server.LocalServer():
             self.assertFalse(os.path.exists(folder))
-
-    def test_it_ends_when_it_is_dropped(self):
-        one = server.LocalServer()
-        pid = one.pid
-        one = server.LocalServer()
-        self.assertTrue(ends(pid))
-        self.assertEqual(answer_of(one.address), 6.0)
-        self.assertEqual(len(os.listdir(self._folder.name)), 1)
-        one.close()
 
     def test_nothing_waits_for_one_that_has_ended(self):
         """Neither in the process whose server it was, where the error says how it has ended, nor in another one."""
@@ -284,16 +250,6 @@ class LocalServerTest(unittest.TestCase):
         version = subprocess.run([sys.executable, "-m", "precondor.server", "--version"], capture_output=True, text=True,
                                  check=True)
         self.assertEqual(version.stdout.split()[0], "precondor-server")
-
-    @unittest.skipIf(torch is None, "no torch")
-    def test_ranks_share_the_first_ones(self):
-        for size in (1, 2):
-            store = os.path.join(self._folder.name, f"store{size}")
-            ranks = [run(RANK, str(rank), str(size), store) for rank in range(size)]
-            answers = {rank.communicate(timeout=300)[0] for rank in ranks}
-            self.assertEqual([rank.returncode for rank in ranks], [0] * size)
-            [answer] = answers  # ranks have the same weights
-            self.assertTrue(answer.startswith("PRECONDITIONED"), answer)
 
 
 if __name__ == "__main__":

@@ -33,33 +33,6 @@ for step in range(101):
     if step % 20 == 0:
         print(f"step {step}: loss {loss.item():.4f}")
     """
-# Trains from step sys.argv[1], loaded from the file sys.argv[3] unless it is 0, to before sys.argv[2], and saves.
-RESUMED = """
-import sys
-import torch
-from precondor.torch import Preconditioner
-torch.manual_seed(1)
-model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
-first, last, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-pre = Preconditioner(model, "local")
-optimizer = pre.make_optimizer(lr=0.02)
-if first:
-    saved = torch.load(path)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    pre.load_state_dict(saved["pre"])
-for step in range(first, last):
-    torch.manual_seed(100 + step)
-    x = torch.randn(64, 8)
-    optimizer.zero_grad()
-    loss = torch.nn.functional.mse_loss(model(x), torch.tanh(x[:, :4]))
-    loss.backward()
-    pre.step(loss)
-    optimizer.step()
-torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "pre": pre.state_dict(factors=True)}, path)
-print(sum(weight.double().sum().item() for weight in model.parameters()), pre.step_number)
-pre.close()
-"""
 # A rank that trains until it is ended.
 ENDLESS = """
 import torch
@@ -118,17 +91,6 @@ class TwoLinesTest(unittest.TestCase):
 
     def test_compiled(self):
         self.expect_learning("plain_loop.py", "--compile", "aot_eager")
-
-    def test_a_job_resumes_on_a_new_server_of_its_own(self):
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-
-        def train(first, last, name):
-            return subprocess.run([sys.executable, "-B", "-c", RESUMED, str(first), str(last), folder / name], capture_output=True, text=True,
-                                  timeout=TIMEOUT_S, check=True).stdout
-
-        whole = train(0, 10, "whole.pt")
-        train(0, 5, "parts.pt")
-        self.assertEqual(train(5, 10, "parts.pt"), whole)
 
     def test_a_job_whose_first_rank_is_killed_leaves_no_server(self):
         folder = self.enterContext(tempfile.TemporaryDirectory())

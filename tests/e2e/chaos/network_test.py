@@ -20,7 +20,7 @@ from faults import FaultTest, argument_parser, run
 from link import DIRECTIONS, Fault, Link, enter_own_network, server_address, why_no_link
 
 WORKERS = 4
-# f32, of the classifier's layers. Every worker sends one of each a step and gets one back; in DELEGATE one worker does.
+# f32, of the classifier's layers. Every worker sends one of each a step and gets one back.
 WIDTHS = [64, 64, 64, 10]
 GRADIENT_BYTES = 4 * sum(d_out * (d_in + 1) for d_in, d_out in zip(WIDTHS, WIDTHS[1:]))
 BAD = Fault(loss=0.02, delay_s=0.020, jitter_s=0.010)
@@ -63,26 +63,26 @@ class NetworkTest(FaultTest):
         self.expect_undisturbed_weights(row)
 
     # --- between all workers and all servers -----------------------------------------------------------------------------
-    def train_over_link(self, disturb, exchange="direct"):
+    def train_over_link(self, disturb):
         """Trains with the workers behind a link, with `disturb(link, cluster, training)` at `kills` instants."""
         if self.no_link:
             self.skipTest(self.no_link)
         with Link(self.random.randrange(1 << 32), servers=3) as link, \
                 self.cluster(coordinator_host=server_address(0), shard_host=lambda i: server_address(1 + i)) as cluster:
             def disturb_busy_link(training):
-                self.expect_traffic(link, cluster.step(), WORKERS if exchange == "direct" else 1)
+                self.expect_traffic(link, cluster.step())
                 disturb(link, cluster, training)
-            row = self.train(cluster, disturb_busy_link, f"--exchange={exchange}", prefix=link.prefix)
+            row = self.train(cluster, disturb_busy_link, prefix=link.prefix)
             say(f"{self.id().split('.')[-1]}: {link.counters()}, retransmits {link.retransmits()}")
-        self.expect_undisturbed_weights(row, f"--exchange={exchange}")
+        self.expect_undisturbed_weights(row)
 
-    def expect_traffic(self, link, step, gradients):
+    def expect_traffic(self, link, step):
         """All that the workers and the shards had to tell each other until then did go through the link."""
         self.assertGreater(step, 0)
         for direction, counters in link.counters().items():
-            self.assertGreaterEqual(counters.bytes, step * gradients * GRADIENT_BYTES, direction)
+            self.assertGreaterEqual(counters.bytes, step * WORKERS * GRADIENT_BYTES, direction)
 
-    def lose_and_delay(self, exchange):
+    def test_loss_and_delay(self):
         def disturb(link, cluster, training):
             before, retransmits = link.counters(), link.retransmits()
             link.set(BAD, BAD)
@@ -97,13 +97,7 @@ class NetworkTest(FaultTest):
                     self.assertGreater(mean_delay, BAD.delay_s - BAD.jitter_s)
             link.set()
 
-        self.train_over_link(disturb, exchange)
-
-    def test_loss_and_delay_direct(self):
-        self.lose_and_delay("direct")
-
-    def test_loss_and_delay_delegate(self):
-        self.lose_and_delay("delegate")
+        self.train_over_link(disturb)
 
     def test_blackout(self):
         """Lasts until all workers have given up their connections and failed to dial again."""

@@ -11,7 +11,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "absl/types/span.h"
 
 #include "client/cpp/tools/flags.h"
@@ -52,13 +51,9 @@ bool SetRate(absl::string_view text, double& out) { return absl::SimpleAtod(text
 
 // Settings for runs of a few hundred steps.
 bool SetFallback(absl::string_view name, FallbackConfig& config) {
-  config = {.rate_decay = 0.98, .min_steps = 60, .beta = 0.04, .patience_steps = 20};
-  if (absl::ConsumePrefix(&name, "at-step:")) {
-    config.policy = FallbackPolicy::kAtStep;
-    return absl::SimpleAtoi(name, &config.at_step.emplace());
-  }
-  if (name == "loss-rate") config.policy = FallbackPolicy::kLossRate;
-  return name == "never" || config.policy != FallbackPolicy::kNever;
+  config = {
+      .policy = FallbackPolicy::kLossRate, .rate_decay = 0.98, .min_steps = 60, .beta = 0.04, .patience_steps = 20};
+  return name == "loss-rate";
 }
 
 // True and false are flags, numbers are numbers, the rest is text.
@@ -97,7 +92,7 @@ std::vector<Flag> Flags(Options& o) {
        "signed, mean, per_worker_mean or covariance"},
       {"optimizer", set_optimizer, "adamw, sgd or plain"},
       {"learning-rate", set_rate, "RATE"},  // at the first step; it falls linearly to zero
-      {"fallback", set_fallback, "never, loss-rate or at-step:N"},
+      {"fallback", set_fallback, "loss-rate"},
       // DIRECT: the shards average the gradients, otherwise the workers do.
       {"exchange", Choice(session.exchange, ExchangeMode::kReplay, ExchangeModeName),
        "direct, delegate, replay or pull_factors"},
