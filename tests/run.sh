@@ -37,6 +37,8 @@ while (( $# )); do
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+jobs=$(( $(nproc) + 1 ))  # some tests wait more than they compute
+
 run() {
   echo "== $*"
   "$@"
@@ -51,11 +53,11 @@ run cmake --build --preset "$preset"
 record=()
 if [[ "$label" == deploy* ]]; then record=(--output-junit "$PWD/build/$preset/deploy.xml" --test-output-size-passed 1000000); fi
 case "$label" in
-  "") run ctest --preset "$preset" -j 2 ;;
+  "") run ctest --preset "$preset" -j "$jobs" ;;
   # The presets leave these out, and a preset's exclusion wins over a label given here.
   gpu | bench | soak | upgrade | restarts | deploy-full)
     run ctest --test-dir "build/$preset" -L "^$label\$" --output-on-failure --no-tests=error --timeout 1800 "${record[@]}" ;;
-  *) run ctest --preset "$preset" -L "^$label\$" -j 2 "${record[@]}" ;;
+  *) run ctest --preset "$preset" -L "^$label\$" -j "$jobs" "${record[@]}" ;;
 esac
 if [[ "$label" == deploy* ]]; then
   python3 - "build/$preset/deploy.xml" <<'PYTHON'

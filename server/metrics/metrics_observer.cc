@@ -401,7 +401,7 @@ void MetricsObserver::OnSent(TransferPath path, TransferKind kind, int64_t bytes
     counter->Increment(static_cast<double>(bytes));
   }
 }
-void MetricsObserver::OnReceive(absl::Duration took) { impl_->ObserveStage(kReceive, took); }
+void MetricsObserver::OnAcknowledged(absl::Duration took) { impl_->ObserveStage(kReceive, took); }
 void MetricsObserver::OnReply(absl::Duration took) { impl_->ObserveStage(kReply, took); }
 
 void MetricsObserver::OnSessionInstalled(absl::string_view train_job) { impl_->Install(train_job); }

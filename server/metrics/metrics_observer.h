@@ -51,7 +51,7 @@ class MetricsObserver final : public Observer {
   // TransferObserver.
   void OnReceived(TransferPath path, TransferKind kind, int64_t bytes) override;
   void OnSent(TransferPath path, TransferKind kind, int64_t bytes) override;
-  void OnReceive(absl::Duration took) override;
+  void OnAcknowledged(absl::Duration took) override;
   void OnReply(absl::Duration took) override;
   // LayerObserver.
   void OnContribution(absl::string_view train_job, ContributionKind kind, int64_t bytes) override;

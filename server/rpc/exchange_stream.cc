@@ -440,7 +440,7 @@ void ExchangeStream::Submit(AdmittedContribution admitted, const v1::FrameHeader
   std::shared_ptr<StepSpan> span = SpanOf(header);
   auto ack = [queue = queue_, &observer = observer_, &clock = clock_, began, header, is_answered = answer != nullptr,
               slot = std::move(slot), span](const absl::StatusOr<bool>& duplicate) {
-    observer.OnReceive(clock.Now() - began);
+    observer.OnAcknowledged(clock.Now() - began);
     if (span != nullptr) span->OnAcknowledged(static_cast<int64_t>(header.payload_bytes()));
     if (duplicate.ok()) {
       PushAck(*queue, header, *duplicate);

@@ -279,7 +279,7 @@ class MigrateTest(torch_case.ServerCase):
         self.refuses("muon: ns_coefficients: expected .*, got .2, -1.5, 0.5.. The servers", migrate.muon, ns_coefficients=(2, -1.5, 0.5))
         pre = self.preconditioner(model(), **arguments)
         self.assertEqual([layer.name for layer in pre.layers], ["3", "5"])
-        self.assertEqual(set(pre.left), {"0.weight", "0.bias", "3.bias", "5.bias"})
+        self.assertEqual(set(pre.others), {"0.weight", "0.bias", "3.bias", "5.bias"})
 
     def greatest_move(self, name, make, migrated, expected, steps):
         """Trains, and compares each step's move of each matrix with that of expected(place, weight, gradient) in f64."""

@@ -86,7 +86,7 @@ class DefaultTest(torch_case.ServerCase):
         model = Net()
         pre = self.preconditioner(model, method=None)
         self.assertEqual(self.methods(pre), {"body": "muon", "head": "soap"})
-        self.assertEqual(set(pre.left), {"norm.weight", "norm.bias", "table.weight"})
+        self.assertEqual(set(pre.others), {"norm.weight", "norm.bias", "table.weight"})
         optimizer = pre.make_optimizer(0.02)
         self.assertEqual({(group["lr"], group["betas"]) for group in optimizer.param_groups}, {(0.02, (0.95, 0.95))})
         scales = {parameter: group["lr_scale"] for group in optimizer.param_groups for parameter in group["params"]}
@@ -107,7 +107,7 @@ class DefaultTest(torch_case.ServerCase):
         pre = self.preconditioner(model, method=None)
         methods = self.methods(pre)
         self.assertEqual({name: method for name, method in methods.items() if method != "muon"}, {"head": "identity"})
-        self.assertEqual(sorted(name for name in pre.left if "weight" in name), ["table.weight"])
+        self.assertEqual(sorted(name for name in pre.others if "weight" in name), ["table.weight"])
         sizes = {layer.name: (layer.d_out, layer.d_in) for layer in pre.layers}
         for name, gates, size in (("rnn.weight_ih_l1_reverse", 4, (4, 6)), ("rnn.weight_hh_l0", 4, (4, 3)), ("rnn.weight_hr_l0", 1, (3, 4)),
                                   ("gru.weight_ih_l0", 3, (3, 6)), ("plain.weight_hh_l0", 1, (2, 2)), ("cell.weight_ih", 3, (3, 2))):
@@ -220,7 +220,7 @@ class DefaultTest(torch_case.ServerCase):
     def test_a_tied_weight_is_one_layer(self):
         pre = self.preconditioner(Net(tied=True), method=None)
         self.assertEqual(self.methods(pre), {"body": "muon", "table.weight": "soap"})
-        self.assertEqual(set(pre.left), {"norm.weight", "norm.bias", "head.bias"})
+        self.assertEqual(set(pre.others), {"norm.weight", "norm.bias", "head.bias"})
         self.assertEqual({group["lr_scale"] for group in pre.param_groups()}, {1.0})
         pre = self.preconditioner(Net(tied=True), f"{self.name}-2", method=None, selection=Selection(embeddings=""))
         self.assertEqual(self.methods(pre), {"body": "muon"})
@@ -384,7 +384,7 @@ class DefaultTest(torch_case.ServerCase):
         pre = self.preconditioner(Mixture(), method=None, selection=Selection(max_dim=20))
         self.assertEqual(self.methods(pre), {"first": "soap", "last": "soap", **dict.fromkeys(experts, "muon")})
         self.assertEqual([(layer.d_out, layer.d_in) for layer in pre.layers if layer.name in experts], [(5, 4)] * 3 + [(5, 3)] * 3)
-        self.assertEqual(set(pre.left), {"experts.bias", "other.places", "experts.pairs.weight", "experts.pairs.bias", "experts.conv.weight", "experts.conv.bias"})
+        self.assertEqual(set(pre.others), {"experts.bias", "other.places", "experts.pairs.weight", "experts.pairs.bias", "experts.conv.weight", "experts.conv.bias"})
         for number, (options, methods) in enumerate((
                 ({"selection": Selection(max_dim=20, experts="")}, {}), ({"skip": ["experts"]}, {}), ({"method": "mkor"}, {}),
                 ({"method": "mkor", "selection": Selection(max_dim=20, experts="kron")}, dict.fromkeys(experts, "kron")),
@@ -424,9 +424,9 @@ class DefaultTest(torch_case.ServerCase):
         pre = self.preconditioner(model, f"{self.name}-2", selection=Selection(embeddings="kron"), layer_methods={"head": "soap"})
         self.assertEqual(self.methods(pre), {"body": "mkor", "head": "soap", "table.weight": "kron"})
         pre = self.preconditioner(model, f"{self.name}-3", selection=Selection(embeddings="kron"), skip=["table"])
-        self.assertEqual(pre.left["table.weight"], "skip")
+        self.assertEqual(pre.others["table.weight"], "skip")
         pre = self.preconditioner(Net(sparse=True), f"{self.name}-4", selection=Selection(embeddings="kron"))
-        self.assertEqual(pre.left["table.weight"], "its gradients are sparse")
+        self.assertEqual(pre.others["table.weight"], "its gradients are sparse")
         self.expect(precondor.InvalidArgumentError, "selection.embeddings: expected one of kron, soap, muon, .* got mkor",
                     Selection, embeddings="mkor")
 

@@ -217,7 +217,7 @@ class LayersTest(torch_case.ServerCase):
         model = nn.Sequential(Derived(4, 3), nn.Bilinear(2, 3, 4))
         pre = self.preconditioner(model)
         self.assertEqual([layer.name for layer in pre.layers], ["0"])
-        self.assertEqual(pre.left["1.weight"], "a parameter of Bilinear")
+        self.assertEqual(pre.others["1.weight"], "a parameter of Bilinear")
 
     def test_weights_that_are_unfrozen_later_are_told(self):
         model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 3))
@@ -268,7 +268,7 @@ class LayersTest(torch_case.ServerCase):
         model = Tied()
         model.places.weight.requires_grad_(False)
         pre = self.preconditioner(model)
-        self.assertEqual(pre.left["places.weight"], "frozen")
+        self.assertEqual(pre.others["places.weight"], "frozen")
         model.places.weight.requires_grad_(True)
         model(torch.arange(5)).sum().backward()
         with warnings.catch_warnings(action="error", category=UserWarning):
@@ -293,7 +293,7 @@ class LayersTest(torch_case.ServerCase):
         blocks = [f"transformer.h.{block}.{name}" for block in range(2)
                   for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")]
         self.assertEqual([layer.name for layer in pre.layers], [*blocks, "transformer.wte.weight", "transformer.wpe.weight"])
-        self.assertEqual(sum("ln_" not in name for name in pre.left), 0)
+        self.assertEqual(sum("ln_" not in name for name in pre.others), 0)
         characters = torch.randint(50, (3, 8))
         loss = model(characters, labels=characters).loss
         loss.backward()
@@ -307,7 +307,7 @@ class LayersTest(torch_case.ServerCase):
         experts = [f"model.layers.{block}.mlp.experts.{name}.expert{expert}" for block in range(2)
                    for name in ("gate_up_proj", "down_proj") for expert in range(4)]
         self.assertEqual([layer.name for layer in pre.layers if "expert" in layer.name], experts)
-        self.assertFalse([name for name in pre.left if "expert" in name])
+        self.assertFalse([name for name in pre.others if "expert" in name])
         optimizer = pre.make_optimizer(lr=0.02)
         characters = torch.randint(50, (8, 12), generator=torch.Generator().manual_seed(2))
         losses = []
@@ -327,7 +327,7 @@ class LayersTest(torch_case.ServerCase):
         pre = self.preconditioner(model, parameter_methods={"table.*": "soap", ".*": precondor.Method("kron", {"momentum": 0.5})},
                                   layer_methods={".*": "mkor"})
         self.assertEqual([layer.name for layer in pre.layers], ["body", "table.weight", "places.weight"])
-        self.assertEqual(pre.left, {})
+        self.assertEqual(pre.others, {})
         self.assertEqual([(one.method.name, one.layers) for one in pre.spec.layer_methods],
                          [("soap", (1,)), ("kron", (2,)), ("mkor", (0,))])
         # The same gradients as a layer's that is called.

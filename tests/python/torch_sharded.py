@@ -322,7 +322,7 @@ def released(rank, address, session):
     with precondor.torch.Preconditioner(model, address, session=session, method="mkor") as pre:
         model(torch.ones(2, 2, 3, 3)).sum().backward()
         pre.step()
-        buffers = [weakref.ref(buffer) for buffer in pre._shards._buffers.values()]
+        buffers = [weakref.ref(buffer) for buffer in pre._pieces._buffers.values()]
     del pre
     gc.collect()
     return sum(buffer() is not None for buffer in buffers), len(buffers)

@@ -148,7 +148,7 @@ class TorchTest(torch_case.ServerCase):
         self.assertEqual([(layer.name, layer.d_out, layer.d_in, layer.has_bias) for layer in pre.layers],
                          [("first", 8, 7, True), ("grouped.group0", 3, 19, True), ("grouped.group1", 3, 19, True),
                           ("no_bias", 6, 6, False), ("up", 16, 4, False)])
-        left = pre.left
+        left = pre.others
         self.assertRegex(left.pop("head.weight"), "longer side of 2000")
         self.assertEqual({name: left[name] for name in ("frozen.weight", "one.weight", "tied.weight", "skipped.bias",
                                                         "up.bias", "typed.weight", "no_bias.bias", "norm.bias", "words.weight",
@@ -166,7 +166,7 @@ class TorchTest(torch_case.ServerCase):
         pre = self.preconditioner(nn.Sequential(nn.Conv2d(2, 3, (4, 5)), nn.Linear(3, 3)), method="kron",
                                   selection=precondor.Selection(fold_bias=False))
         self.assertEqual(pre.layers, (precondor.Layer("0", 3, 40, False, (3, 2, 4, 5)), precondor.Layer("1", 3, 3)))
-        self.assertEqual(pre.left, dict.fromkeys(["0.bias", "1.bias"], "a bias that is not folded in"))
+        self.assertEqual(pre.others, dict.fromkeys(["0.bias", "1.bias"], "a bias that is not folded in"))
 
     def test_unused_frozen_and_zero_layers(self):
         class Net(nn.Module):

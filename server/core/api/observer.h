@@ -87,7 +87,7 @@ class TransferObserver {
   virtual void OnReceived(TransferPath path, TransferKind kind, int64_t bytes) {}
   virtual void OnSent(TransferPath path, TransferKind kind, int64_t bytes) {}
   // `took` is the time from the first frame of a contribution to its acknowledgement or refusal.
-  virtual void OnReceive(absl::Duration took) {}
+  virtual void OnAcknowledged(absl::Duration took) {}
   // `took` is the time from when an answer waits to be written to a stream until the transport has taken its last
   // frame.
   virtual void OnReply(absl::Duration took) {}

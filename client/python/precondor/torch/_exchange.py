@@ -16,7 +16,7 @@ from .._session import Layer, SessionSpec, delegate_of, traits_of
 from . import _device
 from ._group import Group
 from ._layers import Matrix
-from ._pieces import LINE, Parts, Shards
+from ._pieces import LINE, Gathering, Parts
 from ._statistics import Covariance, Vectors
 from ._tensor_parallel import Joined, Split, join
 
@@ -89,7 +89,7 @@ class Exchange:
     backward pass."""
 
     def __init__(self, worker: Worker, group: Group, slots: Sequence[Slot], in_place: bool = True,
-                 shards: Union[Shards, Parts, None] = None, lag: bool = False) -> None:
+                 pieces: Union[Gathering, Parts, None] = None, lag: bool = False) -> None:
         """Makes the exchange of one worker.
 
         Args:
@@ -97,15 +97,15 @@ class Exchange:
             group: The job's ranks.
             slots: The session's layers.
             in_place: Gradients may be sent from, and answers written to, their own memory if its layout allows it.
-            shards: For a model whose parameters are divided: Parts in SHARDED, Shards in DELEGATE.
+            pieces: For a model whose parameters are divided: Parts in SHARDED, Gathering in DELEGATE.
             lag: A step gets the answers to the previous step's gradients.
         """
         self._worker = worker
         self._group = group
         self._slots = slots
         self._in_place, self._lag = in_place and not lag, lag
-        self._shards = shards
-        self._delegates = worker.spec.exchange == "DELEGATE" and (group.size > 1 or shards is not None)
+        self._pieces = pieces
+        self._delegates = worker.spec.exchange == "DELEGATE" and (group.size > 1 or pieces is not None)
         self.updates_lost: Dict[str, int] = {}  # of the last step; see StepResult
         self._lost_before: Mapping[str, int] = {}  # all that this rank knew of at the last step
         # DELEGATE: for each rank the decision, product and lost updates of its layers, then their values
@@ -158,10 +158,10 @@ class Exchange:
             loss_scale: The loss scale that they have.
             wanted: Indexes of the layers whose statistics the step takes.
         """
-        if self._shards is not None and self.takes_part(step):
+        if self._pieces is not None and self.takes_part(step):
             if self._delegates:
                 self._place_flat()
-            self._shards.collect()
+            self._pieces.collect()
         splits = {slot.place: slot.split for slot in self._slots
                   if slot.split is not None and slot.place in wanted}
         if splits:
@@ -179,8 +179,8 @@ class Exchange:
         if not slot.sends or not self.takes_part(step):
             return
         slot.untouched = None
-        if isinstance(self._shards, Parts) and finite and slot.matrix.has_gradient():
-            self._futures[slot.place] = self._shards.send(worker, step, slot)
+        if isinstance(self._pieces, Parts) and finite and slot.matrix.has_gradient():
+            self._futures[slot.place] = self._pieces.send(worker, step, slot)
             return
         if not finite or not slot.matrix.has_gradient():
             slot.value = None
@@ -281,8 +281,8 @@ class Exchange:
                     parameter.grad = None
                 continue
             factor = scale if slot.place in clips and answer.decision == "PRECONDITIONED" else 1.0
-            if self._shards is not None:
-                self._shards.store(slot.place, factor)
+            if self._pieces is not None:
+                self._pieces.store(slot.place, factor)
                 continue
             if factor != 1.0:
                 value.mul_(factor)
@@ -342,7 +342,7 @@ class Exchange:
         if self._delegates:
             self._place_flat()
             return slot.on_device
-        if self._shards is not None:
+        if self._pieces is not None:
             return False
         device = _device.ordinal(slot.matrix.weight)
         return device is not None and self._takes_from(slot, device)
@@ -353,7 +353,7 @@ class Exchange:
         return not why_not
 
     def _load(self, slot: Slot, on_device: bool) -> torch.Tensor:
-        if self._shards is not None:
+        if self._pieces is not None:
             return slot.buffer
         weight = slot.matrix.weight
         cuda = _device.ordinal(weight) is not None
@@ -390,7 +390,7 @@ class Exchange:
     def _make_flat(self, device: Optional[torch.device]) -> None:
         """Makes the flat buffers in the memory of `device`; None: in host memory."""
         self._flat, self._flat_on_device = [], device is not None
-        for rank in range(self._group.size) if self._shards is None else [self._group.rank]:
+        for rank in range(self._group.size) if self._pieces is None else [self._group.rank]:
             owned = self._owned(rank)
             sizes = [slot.layer.d_out * slot.layer.d_in for slot in owned]
             flat = _buffer(LINE * len(owned) + sum(sizes), device, self._group.device.type == "cuda").zero_()
@@ -405,9 +405,9 @@ class Exchange:
         lines: Dict[int, Sequence[float]] = {}
         own_lines = torch.tensor([self._line(slot, own.get(slot.place), failure) for slot in self._owned(self._group.rank)],
                                  dtype=torch.float32, device="cpu").view(-1, LINE)
-        if self._shards is not None:
-            lines = self._shards.distribute(own_lines)
-        for rank, flat in enumerate(self._flat if self._shards is None else []):
+        if self._pieces is not None:
+            lines = self._pieces.distribute(own_lines)
+        for rank, flat in enumerate(self._flat if self._pieces is None else []):
             owned = self._owned(rank)
             if not owned:
                 continue
@@ -457,8 +457,8 @@ def clip_of(spec: SessionSpec) -> Dict[int, str]:
     return clips
 
 
-def shards_of(spec: SessionSpec, group: Group, slots: Sequence[Slot]) -> Union[Shards, Parts]:
-    return Parts(group, slots) if spec.exchange == "SHARDED" else Shards(group, slots)
+def make_pieces(spec: SessionSpec, group: Group, slots: Sequence[Slot]) -> Union[Gathering, Parts]:
+    return Parts(group, slots) if spec.exchange == "SHARDED" else Gathering(group, slots)
 
 
 def scale_of(clips: Mapping[int, float], answers: Mapping[int, Answer], rate: Optional[float]) -> float:

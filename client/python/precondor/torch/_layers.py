@@ -286,14 +286,14 @@ class Chosen:
         matrices: In the session's order, each with the module whose calls are observed; None for an attention's
             projection and for a layer by its gradients alone.
         attentions: Attentions with the matrices that they use.
-        left: Reasons why the other parameters are left to the optimizer, by name.
+        others: Reasons why the other parameters are left to the optimizer, by name.
         kinds: Kinds of embeddings, experts and matrices of recurrent modules, layers or not, by parameter.
         frozen: Matrices that are no layers only because they are frozen, by name.
     """
 
     matrices: List[Tuple[Optional[nn.Module], Matrix]]
     attentions: Dict[nn.MultiheadAttention, List[Matrix]]
-    left: Dict[str, str]
+    others: Dict[str, str]
     kinds: Dict[nn.Parameter, str] = dataclasses.field(default_factory=dict)
     frozen: Dict[str, nn.Parameter] = dataclasses.field(default_factory=dict)
 
@@ -552,7 +552,7 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
             chosen.matrices.append((module if user is None else None, matrix))
             if user is not None:
                 chosen.attentions.setdefault(user, []).append(matrix)
-        chosen.left.update({names[id(one)]: reasons[id(one)] for one in own if id(one) in reasons})
+        chosen.others.update({names[id(one)]: reasons[id(one)] for one in own if id(one) in reasons})
     _set_kinds(model, chosen)
     if choice.divides_fused:
         _divide_fused(model, choice, chosen)
@@ -584,14 +584,14 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
     chosen.kinds = {parameter: kind for parameter, (kind, _, _) in found.items()}
     parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     unused = set(choice.parameter_methods)
-    for name in list(chosen.left):
+    for name in list(chosen.others):
         parameter = parameters[name]
         pattern = next((one for one in choice.parameter_methods if re.fullmatch(one, name)), None)
         kind, of, module = found.get(parameter, ("", "", None))
         method = choice.by_kind.get(kind) if pattern is None else as_method(choice.parameter_methods[pattern])
         if method is None and kind:
-            chosen.left[name] = kind if parameter.requires_grad else "frozen"
-        elif method is None and chosen.left[name] == "frozen" and parameter.dim() > 1:  # a module's own
+            chosen.others[name] = kind if parameter.requires_grad else "frozen"
+        elif method is None and chosen.others[name] == "frozen" and parameter.dim() > 1:  # a module's own
             chosen.frozen[name] = parameter
         if method is None or parameter.dim() < 2 or not parameter.is_floating_point():
             continue
@@ -605,17 +605,17 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
             if module.sparse:
                 reason = "its gradients are sparse"
         if reason:
-            chosen.left[name] = reason
+            chosen.others[name] = reason
             if reason == "frozen":
                 chosen.frozen[name] = parameter
             continue
         unused -= {pattern}
-        del chosen.left[name]
+        del chosen.others[name]
         matrix.kind, matrix.method = kind if pattern is None else NAMED, method
         chosen.matrices.append((None, matrix))
     if unused:
         raise InvalidArgumentError(f"parameter_methods: no matrix that is left to the optimizer has a name that {min(unused)!r} "
-                                   f"matches; left are {chosen.left}", "INVALID_ARGUMENT")
+                                   f"matches; left are {chosen.others}", "INVALID_ARGUMENT")
 
 
 def _split(name: str) -> Tuple[str, Optional["re.Match[str]"]]:

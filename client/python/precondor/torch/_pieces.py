@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pieces of layers that ranks have, where the parameters of a model are divided among them.
 
-Each rank has a rectangle of every parameter, which torch's DTensor describes, or all of it. Shards moves the pieces to one rank for
+Each rank has a rectangle of every parameter, which torch's DTensor describes, or all of it. Gathering moves the pieces to one rank for
 each layer; Parts (exchange SHARDED) sends them as they are.
 """
 
@@ -101,7 +101,7 @@ def pieces_of(group: Group, slots: Sequence[Any]) -> List[List[List[Piece]]]:
 
 LINE = 3  # numbers that go with a layer's answer
 
-class Shards:
+class Gathering:
     """Moves the gradients and answers of the session's layers between ranks. Collective: every rank makes equal calls,
     in one order."""
 

@@ -27,7 +27,7 @@ from ._buckets import average_rest, rest_of
 from ._checkpoint import (add_factors, check_state, has_factors, lacks_factors, make_state, open_session, restore_factors,
                           restore_snapshot)
 from ._hooks import Switch, guard_hooks, is_compiled, lost_call, original
-from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, scale_of, shards_of, slots_of
+from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, make_pieces, methods_of, scale_of, slots_of
 from ._reporter import Reporter, StepResult
 from ._tensor_parallel import divide, divided, own_parts
 from ._watch import watch
@@ -54,7 +54,7 @@ class Preconditioner:
         loss.backward(); pre.step(loss); optimizer.step()
 
     Hooks record the modules' inputs and output gradients, of which the statistics are sent at statistic steps. step()
-    sends each layer's gradient and replaces it by the answer. Parameters that are no layers (`left`) keep their
+    sends each layer's gradient and replaces it by the answer. Parameters that are no layers (`others`) keep their
     gradients. With torch.distributed every rank makes one, at one point of the program, and calls step() equally often.
 
     The constructor opens the session. The rank joins, and so waits for all other ranks, in the first forward pass with
@@ -132,11 +132,11 @@ class Preconditioner:
         choice = _layers.Choice(skip, selection, parameter_methods or {})
         self._recipe, chosen = _recipe.choose(self._model, choice, method, exchange, fallback, self._optimizer)
         method = self._recipe.method
-        self._left, self._scales = chosen.left, self._recipe.scales(self._model, chosen)
+        self._others, self._scales = chosen.others, self._recipe.scales(self._model, chosen)
         matrices = [matrix for _, matrix in chosen.matrices]
         self._slots = slots_of(matrices)
         if not self._slots:
-            raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._left}",
+            raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._others}",
                                        "INVALID_ARGUMENT")
         _sharded.refuse_whole(self._model, matrices)
         servers = _local.JobServer(self._group, self._slots, address, session, client.local_memory)
@@ -151,7 +151,7 @@ class Preconditioner:
         self._kinds, self._methods = kinds_of(self._spec), methods_of(self._spec)
         self._clips = {place: float(clip) for place, clip in clip_of(self._spec).items()}
         self._averages = not self._ddp and not sharded and self._group.size > 1
-        self._shards = shards_of(self._spec, self._group, self._slots) if sharded else None
+        self._pieces = make_pieces(self._spec, self._group, self._slots) if sharded else None
         self._spec = divide(self._spec, self._slots, self._methods, self._kinds, self._group, bool(_sharded.modules_of(self._model)))
         before = self._recipe.before_factors()
         self._other_spec = dataclasses.replace(self._spec, method=before.method, layer_methods=_layers.exceptions(
@@ -195,7 +195,7 @@ class Preconditioner:
         """A table of layers and other parameters, of how each is trained, and why."""
         layers = ((slot.layer.name, _recipe.label_of(self._spec, slot.place), slot.matrix) for slot in self._slots)
         parameters = {_layers.plain_name(name): parameter for name, parameter in self._model.named_parameters()}
-        left = ((name, reason, parameters.get(name)) for name, reason in self._left.items())
+        left = ((name, reason, parameters.get(name)) for name, reason in self._others.items())
         return f"Preconditioner of session {self._spec.name}\n{self._recipe.describe(layers, left, self._scales)}"
 
     # --- properties ---------------------------------------------------------------------------------------------------
@@ -206,9 +206,9 @@ class Preconditioner:
         return tuple(self._spec.layers)
 
     @property
-    def left(self) -> Dict[str, str]:
+    def others(self) -> Dict[str, str]:
         """Reasons, or kinds, of the parameters that are left to the optimizer, by name."""
-        return dict(self._left)
+        return dict(self._others)
 
     @property
     def spec(self) -> SessionSpec:
@@ -282,7 +282,7 @@ class Preconditioner:
         # A server names the ranks that are missing, and a collective does not. But statistics are sent if all ranks agree.
         answers_first = self._averages and self._spec.exchange == "DIRECT" and scaler is None and not self._wanted and not self._lag
         loss_scale, finite = unscale(scaler, self._optimizer, trained, self._slots, self._group, self._averages,
-                                     (not self._ddp or self._overlap) and not answers_first, self._shards is not None)
+                                     (not self._ddp or self._overlap) and not answers_first, self._pieces is not None)
         if not answers_first:
             self._settle(finite, samples, scaler)
         self._exchange.collect(self._step, self._pairs if finite else {}, loss_scale, self._wanted)
@@ -345,7 +345,7 @@ class Preconditioner:
         with contextlib.ExitStack() as stack:
             if self._ddp:
                 stack.enter_context(outer.no_sync())
-            elif self._shards is not None:
+            elif self._pieces is not None:
                 stack.enter_context(_sharded.without_sync(outer))
             self._holding += 1
             try:
@@ -519,7 +519,7 @@ class Preconditioner:
                 f"client=ClientOptions(replace=True)")
         self._worker = self._session.join(self._group.rank, first_step)
         # DDP writes its buckets to the gradients at the end of the backward pass, when answers may have arrived.
-        self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, shards=self._shards,
+        self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, pieces=self._pieces,
                                   lag=self._lag)
         self._reporter = Reporter(self._worker)
         self._held.callback(self._worker.close)
@@ -541,7 +541,7 @@ class Preconditioner:
         if not torch.is_grad_enabled() or not isinstance(output, torch.Tensor) or output.grad_fn is None:
             return
         # functional_call puts other tensors in a weight's place. So does fully_shard during a forward pass.
-        if not _sharded.has_memory(output) or (self._shards is None and module.weight is not slots[0].matrix.weight):
+        if not _sharded.has_memory(output) or (self._pieces is None and module.weight is not slots[0].matrix.weight):
             self._functional = True
             return
         if not inputs:

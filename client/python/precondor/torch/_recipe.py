@@ -235,7 +235,7 @@ def _most_left(model: nn.Module, chosen: Chosen, counts_skipped: bool) -> str:
     embeddings = {parameter for module in model.modules() if isinstance(module, EMBEDDINGS) for parameter in module._parameters.values()}
     sizes = {plain_name(name): parameter.numel() for name, parameter in model.named_parameters()
              if parameter.requires_grad and parameter.dim() > 1 and parameter not in embeddings}
-    left: List[str] = [name for name in sizes if name in chosen.left and (counts_skipped or not chosen.left[name].startswith("skip"))]
+    left: List[str] = [name for name in sizes if name in chosen.others and (counts_skipped or not chosen.others[name].startswith("skip"))]
     if 2 * sum(sizes[name] for name in left) <= sum(sizes.values()):
         return ""
     return ", ".join(sorted(left, key=sizes.__getitem__, reverse=True)[:3])

@@ -98,7 +98,7 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnReceived(TransferPath::kStream, TransferKind::kGradient, 1000);
   metrics.OnReceived(TransferPath::kStream, TransferKind::kAnswer, 1);  // does not occur
   metrics.OnSent(TransferPath::kRing, TransferKind::kAnswer, 64);
-  metrics.OnReceive(absl::Milliseconds(3));
+  metrics.OnAcknowledged(absl::Milliseconds(3));
   metrics.OnReply(absl::Milliseconds(7));
   metrics.OnShardStep("job", 43);
   metrics.OnDroppedLogLines(2);
