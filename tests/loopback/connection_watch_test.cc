@@ -94,7 +94,8 @@ class Peer {
   bool Ping() const { return absl::StrContains(BytesUntilPing(), kPayload); }
   // All that the server sends until it answers a PING or ends the connection.
   std::string BytesUntilPing() const { return Ask(Frame(kPing, 0, 0, kPayload), kPayload); }
-  // As Ping, but gRPC ends no connection for many of them: the server acknowledges a SETTINGS frame.
+  // As Ping, but gRPC ends no connection for many of them: the server acknowledges a SETTINGS frame. As the constructor
+  // has sent one, it has read all before the call before this one.
   bool IsRead() const {
     const std::string acknowledgement = Frame(kSettings, kAck, 0, "");
     return absl::StrContains(Ask(Frame(kSettings, 0, 0, ""), acknowledgement), acknowledgement);

@@ -155,13 +155,13 @@ class RanksTest(unittest.TestCase):
 
     def test_answers_may_be_used_a_step_later(self):
         for exchange in ("DIRECT", "DELEGATE"):
-            for method in (None, "mkor"):
+            for method in (None, "mkor", "kfac"):  # the last one's answers are scaled by the trainer
                 with self.subTest(exchange=exchange, method=method):
-                    late, by_hand = (results(self.run_both("late", exchange=exchange, by_hand=by_hand, method=method, session=f"{self.name}-{exchange}-{method}-{by_hand}"))
-                                     for by_hand in (False, True))
+                    late, by_hand = (results(self.run_both("late", exchange=exchange, by_hand=by_hand, method=method,
+                                                           session=f"{self.name}-{exchange}-{method}-{by_hand}")) for by_hand in (False, True))
                     test_program.expect_close(late[0][0] + late[1][0], by_hand[0][0] + by_hand[1][0])
                     test_program.expect_close(late[0][0], late[1][0])
-                    self.assertEqual(late[0][1], [False] * 3 + [True] + [False] * 2)
+                    self.assertEqual(late[0][1], [False] * 3 + [True] + [False] * 3)
 
     def test_a_job_goes_on_bitwise_from_its_checkpoints(self):
         for exchange, more in (*((exchange, {}) for exchange in EXCHANGES), ("DIRECT", {"lag": 1}), ("DELEGATE", {"lag": 1})):
@@ -213,6 +213,10 @@ class RanksTest(unittest.TestCase):
         self.assertGreater(len(saved), 0)
         test_program.expect_close(loaded, saved)
         self.assertEqual(of_other, [[], []])
+        with tempfile.TemporaryDirectory() as folder:  # both ranks have the answers that are still to be used
+            for (saved, loaded), _ in results(self.run_both("distributed_checkpoint", folder=folder, session=f"{self.name}-late", lag=1)):
+                self.assertGreater(len(saved), 0)
+                test_program.expect_close(loaded, saved)
 
     def test_a_job_that_goes_back_is_told_on_every_rank(self):
         with tempfile.TemporaryDirectory() as folder:

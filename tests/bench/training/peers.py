@@ -92,6 +92,8 @@ class Lamb(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             for p in group["params"]:
+                if p.grad is None:  # of a step that Preconditioner has skipped
+                    continue
                 state = self.state[p]
                 if not state:
                     state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))

@@ -120,7 +120,8 @@ class Exchange:
         self._futures: Dict[int, Future] = {}
         self._sent: set = set()
         self._part: Tuple[int, bool] = (-1, False)  # a step, and takes_part() of it
-        self._late: Dict[int, Answer] = {}
+        self._sent_step = -1  # that of _sent
+        self._late: Optional[Dict[int, Answer]] = {}  # None: lost
         self._keeps_late = False
         self._placed = False  # whether this step's _flat has been placed
         self._heights = {slot.place: worker.spec.sketches if kind == "SIGNED" else 1
@@ -174,6 +175,7 @@ class Exchange:
         receive() follow at once."""
         worker = self._worker
         self._sent.add(slot.place)
+        self._sent_step = step
         if wanted:
             self._send_statistics(step, slot, pair if finite else None, loss_scale)
         if not slot.sends or not self.takes_part(step):
@@ -237,17 +239,29 @@ class Exchange:
 
     def receive_late(self, step: int) -> Dict[int, Answer]:
         """With lag: receive(), once for each step, and moves the answers to slot.late, so that the next gradients have room.
-        Returns nothing before the first step, and the same again after a step that is not finite."""
+        Returns nothing before the first step, and the same again after a step that is not finite.
+
+        Raises:
+            AbortedError: The answers are lost, by an error in an earlier call.
+        """
         if self._sent:
-            answers = self.receive(step)
-            if not self._keeps_late:
-                self._late = answers
-                for slot in self._slots:
-                    if slot.value is not None:
-                        slot.late = torch.empty_like(slot.value) if slot.late is None else slot.late
-                        slot.late.copy_(slot.value)
+            late, self._late = self._late, None
+            if self._sent_step == step:
+                answers = self.receive(step)
+                self._late = late if self._keeps_late else self._move(answers)
             self._keeps_late = False
+        if self._late is None:
+            raise AbortedError(f"step {step}: its answers are lost by an error that came before they were used", "ABORTED", "UNSPECIFIED",
+                               "All ranks go back to one checkpoint")
         return self._late
+
+    def _move(self, answers: Dict[int, Answer]) -> Dict[int, Answer]:
+        for slot in self._slots:
+            if slot.value is not None:
+                if slot.late is None or slot.late.device != slot.value.device:
+                    slot.late = torch.empty_like(slot.value, pin_memory=slot.value.is_pinned())
+                slot.late.copy_(slot.value)
+        return answers
 
     def late_state(self, step: int) -> Tuple[Any, ...]:
         """Returns what receive_late() returns, and copies of slot.late, as plain values and tensors."""
@@ -259,7 +273,7 @@ class Exchange:
             self._late[place] = Answer(decision, product)
             self._slots[place].late = None if value is None else value.clone()
 
-    def store(self, answers: Mapping[int, Answer], clips: Mapping[int, float], scale: float, finite: bool) -> None:
+    def store(self, step: int, answers: Mapping[int, Answer], clips: Mapping[int, float], scale: float, finite: bool) -> None:
         """Writes a step's answers to the gradients. `scale` is that of the layers in `clips`. With lag and a step that is not finite, the
         next step gets the answers again."""
         if self._lag and not finite:
@@ -274,8 +288,8 @@ class Exchange:
             value = slot.late if self._lag else slot.value
             if not self._lag:
                 slot.value = None
-                if answer is None:
-                    continue
+            if answer is None and not (self._lag and self.takes_part(step)):
+                continue
             if answer is None or answer.decision == "SKIP":
                 for parameter in slot.matrix.parameters():
                     parameter.grad = None

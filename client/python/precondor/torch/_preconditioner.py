@@ -107,7 +107,7 @@ class Preconditioner:
             overlap: Send gradients during the backward pass: one backward pass a step outside no_sync(), no change of
                 gradients before step(), and DIRECT. DDP averages the other parameters by its only communication hook.
             lag: 1: step() gives the answers to the previous step's gradients, which the servers compute during the passes
-                between. The first step's gradients of layers are None. Not for models in parts, overlap and `fallback`.
+                between; in the first step layers have none. Not for models in parts, overlap and `fallback`.
             process_group: A group of torch.distributed; None: DDP's, or the default one.
             fallback: When the job falls back to first order.
             seed: That of precondor.SessionSpec.
@@ -291,12 +291,13 @@ class Preconditioner:
             finite = self._group.all(finite)
             self._settle(finite, samples, scaler)
         scale = scale_of(self._clips, answers, rate)
-        self._exchange.store(answers, self._clips, scale, finite)
+        self._exchange.store(self._step, answers, self._clips, scale, finite)
         for parameter in () if finite else trained:
             parameter.grad = None
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
+        used = answers if finite or not self._lag else {}
         result = StepResult(self._step, self.mode,
-                            {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
+                            {slot.layer.name: used[slot.place].decision for slot in self._slots if slot.place in used},
                             not finite, scale, self._exchange.updates_lost)
         self._updates_lost += sum(result.updates_lost.values())
         self._warnings.after_step(not finite)
@@ -384,7 +385,7 @@ class Preconditioner:
 
         Call it on every rank after optimizer.step() and before the next forward pass, and save it with the model's and the
         optimizer's state. Waits until the servers have acknowledged everything, so that a job that is killed at any
-        instant can resume.
+        instant can resume. All but factors and, with lag, unused answers are plain values.
 
         Args:
             factors: Rank 0 also reads the servers' factors into its state, which then needs no session on the servers.
@@ -392,8 +393,8 @@ class Preconditioner:
         together = self._group.check if factors else lambda call: call()
         together(self._flush)
         state = make_state(self._spec, self._step, self._snapshot_id(), self.mode)
-        if self._lag and self._exchange is not None:
-            state["late"] = self._exchange.late_state(self._step - 1)
+        if self._lag:
+            state["late"] = () if self._exchange is None else together(lambda: self._exchange.late_state(self._step - 1))
         return add_factors(state, self._group, self._worker) if factors else state
 
     def load_state_dict(self, state: Mapping[str, Any], *, exact: bool = True, precondorctl: str = "",
