@@ -38,7 +38,7 @@ enum Stage : uint8_t { kReceive, kSealWait, kUpdate, kPrecondition, kReply };
 constexpr std::array<const char*, 5> kStages = {"receive", "seal_wait", "update", "precondition", "reply"};
 constexpr std::array<Stage, 3> kJobStageList = {kSealWait, kUpdate, kPrecondition};
 constexpr std::array<const char*, 2> kDirections = {"received", "sent"};
-constexpr std::array<const char*, 3> kPaths = {"stream", "unary", "ring"};
+constexpr std::array<const char*, 2> kPaths = {"stream", "ring"};
 constexpr std::array<const char*, 4> kTransferKinds = {"statistics", "gradient", "answer", "factors"};
 constexpr size_t kAnswerCauses = std::size(kAnswerCauseNames);
 constexpr std::array<Decision, 3> kDecisions = {Decision::kPreconditioned, Decision::kIdentity, Decision::kSkip};
@@ -138,10 +138,8 @@ class MetricsObserver::Impl {
       admissions_[admitted] =
           &AddCounter(Metric("precondor_admissions_total"), {{"result", admitted ? "admitted" : "refused"}});
     }
-    for (const auto& [path, kind] : {std::pair(0, 0), {0, 1}, {1, 0}, {1, 1}, {2, 1}}) {
-      AddTransfer(0, path, kind);
-    }
-    for (const auto& [path, kind] : {std::pair(0, 2), {0, 3}, {1, 2}, {2, 2}}) AddTransfer(1, path, kind);
+    for (const auto& [path, kind] : {std::pair(0, 0), {0, 1}, {1, 1}}) AddTransfer(0, path, kind);
+    for (const auto& [path, kind] : {std::pair(0, 2), {0, 3}, {1, 2}}) AddTransfer(1, path, kind);
     gauge(Metric("precondor_start_timestamp_seconds")).Set(UnixSeconds());
   }
 

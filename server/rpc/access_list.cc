@@ -30,7 +30,6 @@ constexpr MethodRoles kMethods[] = {
     {"/precondor.v1.SessionService/LeaveSession", kWorker},
     {"/precondor.v1.SessionService/CloseSession", kWorker | kOperator},  // a job closes its session when it ends
     {"/precondor.v1.PreconditionService/Exchange", kWorker},
-    {"/precondor.v1.PreconditionService/Precondition", kWorker},
     {"/precondor.v1.PreconditionService/ListMissingRanks", kWorker},
     {"/precondor.v1.AdminService/GetServerInfo", kAnyRole},  // each client's first call
     {"/precondor.v1.AdminService/ListSessions", kOperator},

@@ -65,7 +65,7 @@ class ControlService : public grpc::Service {
     MarkMethodCallback(
         static_cast<int>(paths_.size()) - 1,
         BoundedHandler<Request, Response>(
-            runner_, method, WithinBudget(runner_, method),
+            runner_, method,
             [run, method, handler, &subject](grpc::CallbackServerContext* context, const Request* request,
                                              Response* response) -> grpc::ServerUnaryReactor* {
               return run(context, method, *request, [=, &subject] {

@@ -26,8 +26,8 @@
 
 namespace precondor::rpc {
 
-// Counts the payloads that each rank has begun and not completed, over all its streams and unary calls, so that a rank
-// cannot make the server use more memory by opening more streams. Thread-safe. Lifetime: outlives its holds.
+// Counts the payloads that each rank has begun and not completed, over all its streams, so that a rank cannot make the
+// server use more memory by opening more streams. Thread-safe. Lifetime: outlives its holds.
 class OpenPayloads {
  private:
   using Rank = std::pair<uint64_t, uint32_t>;  // session and rank

@@ -53,7 +53,7 @@ std::vector<Call> MakeCalls() {
   std::vector<Call> calls;
   for (const auto* file :
        {v1::OpenSessionRequest::descriptor()->file(), v1::CreateSnapshotRequest::descriptor()->file(),
-        v1::GetModeRequest::descriptor()->file(), v1::PreconditionRequest::descriptor()->file(),
+        v1::GetModeRequest::descriptor()->file(), v1::ListMissingRanksRequest::descriptor()->file(),
         v1::InstallSessionRequest::descriptor()->file()}) {
     for (int s = 0; s < file->service_count(); ++s) {
       const auto* service = file->service(s);
@@ -134,7 +134,7 @@ void EndJobs() {
 
 void TrainAsUsual() {
   const v1::JoinSessionResponse joined = Service().OpenAndJoin("another-job");
-  v1::PreconditionResponse response;
+  v1::ExchangeResponse response;
   PRECONDOR_CHECK(Service().Precondition(RawRequest(joined, 0, 0), &response).ok());
   PRECONDOR_CHECK(response.outcome().decision() == v1::DECISION_PRECONDITIONED);
 }
@@ -171,7 +171,9 @@ std::vector<std::string> Seeds() {
   report.set_samples(1);
   report.set_finite(true);
   add("/ReportStep", 30, report);
-  add("/Precondition", 30, RawRequest({}, 0, 0));
+  v1::ListMissingRanksRequest missing;
+  missing.mutable_key()->set_layer(1);
+  add("/ListMissingRanks", 30, missing);
   v1::InstallSessionRequest install;
   *install.mutable_spec() = RawServer::Spec("installed");
   install.set_session_id(5);

@@ -364,11 +364,11 @@ void Close(const std::string& name, const v1::JoinSessionResponse& joined) {
 void TrainAsUsual() {
   const std::string name = "another-job";
   const v1::JoinSessionResponse joined = OpenAndJoin(name);
-  std::array<v1::PreconditionResponse, kRanks> answers;
+  std::array<v1::ExchangeResponse, kRanks> answers;
   const auto step = [&](uint32_t rank) {
-    v1::PreconditionRequest request = RawRequest(joined, 0, 0);
-    request.mutable_gradient()->set_rank(rank);
-    request.mutable_statistics()->set_rank(rank);
+    RawStep request = RawRequest(joined, 0, 0);
+    request.gradient.set_rank(rank);
+    request.statistics.set_rank(rank);
     PRECONDOR_CHECK(TheServer().Precondition(request, &answers[rank]).ok());
   };
   std::thread other([&] { step(1); });

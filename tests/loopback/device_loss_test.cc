@@ -32,7 +32,7 @@ TEST(DeviceLossTest, HealthTellsOfALostDevice) {
   const auto step = [&](uint64_t step) {
     std::vector<v1::Decision> decisions;
     for (int layer = 0; layer < 2; ++layer) {
-      v1::PreconditionResponse response;
+      v1::ExchangeResponse response;
       const grpc::Status status = server.Precondition(RawRequest(job, step, layer), &response);
       EXPECT_TRUE(status.ok()) << status.error_message();
       decisions.push_back(response.outcome().decision());

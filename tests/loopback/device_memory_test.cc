@@ -62,7 +62,7 @@ TEST_F(DeviceMemoryTest, AFirstStepWithoutAnyMemoryIsARefusalOrIdentity) {
   spec.mutable_method()->mutable_mkor()->clear_rank();
   const v1::JoinSessionResponse job = server.OpenAndJoin(spec);
   const auto decision = [&](uint64_t step, int layer) {
-    v1::PreconditionResponse response;
+    v1::ExchangeResponse response;
     const grpc::Status status = server.Precondition(RawRequest(job, step, layer), &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return response.outcome().decision();
@@ -98,7 +98,7 @@ TEST_F(DeviceMemoryTest, RunningOutInTheMiddleOfASessionIsARefusalOrIdentity) {
   const auto step = [&](uint64_t step) {
     std::vector<v1::Decision> decisions;
     for (int layer = 0; layer < 2; ++layer) {
-      v1::PreconditionResponse response;
+      v1::ExchangeResponse response;
       const grpc::Status status = server.Precondition(RawRequest(job, step, layer), &response);
       EXPECT_THAT(status.error_code(), AnyOf(grpc::StatusCode::OK, grpc::StatusCode::RESOURCE_EXHAUSTED))
           << status.error_message();

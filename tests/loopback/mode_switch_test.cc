@@ -366,8 +366,8 @@ TEST_P(ModeConflictTest, AFrameInAnotherModeThanItsStepIsRefusedAndCounted) {
   v1::JoinSessionResponse joined;
   ASSERT_TRUE(job.server->Join("job", 0, 1, &joined).ok());
   const v1::ShardAssignment& owner = joined.shard_map().assignments(0);
-  v1::PreconditionRequest request;
-  v1::FrameHeader& header = *request.mutable_gradient();
+  RawStep request;
+  v1::FrameHeader& header = request.gradient;
   header.set_session_id(joined.session_id());
   header.set_epoch(joined.epoch());
   header.set_incarnation(1);
@@ -381,7 +381,7 @@ TEST_P(ModeConflictTest, AFrameInAnotherModeThanItsStepIsRefusedAndCounted) {
   tensor.add_dims(kOut);
   tensor.add_dims(kIn);
   header.set_payload_bytes(kElements * 4);
-  request.set_payload(std::string(kElements * 4, '\0'));
+  request.payload.assign(kElements * 4, '\0');
   RawServer* shard = nullptr;
   for (size_t s = 0; s < job.shards.size(); ++s) {
     if (job.shard_relays[s]->address() == owner.address()) shard = job.shards[s].get();
@@ -389,7 +389,7 @@ TEST_P(ModeConflictTest, AFrameInAnotherModeThanItsStepIsRefusedAndCounted) {
   ASSERT_NE(shard, nullptr);
   // In DELEGATE rank 0 sends layers 0 and, with four workers, no other.
   if (GetParam() == ExchangeMode::kDelegate) header.set_rank(owner.layers(0) % kWorkers);
-  v1::PreconditionResponse response;
+  v1::ExchangeResponse response;
   const grpc::Status status = shard->Precondition(request, &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_MODE_CONFLICT);

@@ -42,6 +42,14 @@ inline v1::ErrorDetail DetailOf(const grpc::Status& status) {
   return detail;
 }
 
+// One worker's contributions to a step of a layer.
+struct RawStep {
+  v1::FrameHeader statistics;  // without a kind: none
+  std::string statistics_payload;
+  v1::FrameHeader gradient;
+  std::string payload;
+};
+
 class RawServer {
  public:
   explicit RawServer(ServerConfig config = {}) {
@@ -115,10 +123,8 @@ class RawServer {
     return joined;
   }
 
-  grpc::Status Precondition(const v1::PreconditionRequest& request, v1::PreconditionResponse* response) {
-    TimedContext context;
-    return data->Precondition(&context, request, response);
-  }
+  // Sends the contributions on a stream of their own, and waits for the RESULT. Returns the first ERROR as a status.
+  grpc::Status Precondition(const RawStep& step, v1::ExchangeResponse* result);
 
   std::vector<v1::LayerStats> Stats(const std::string& session) {
     v1::GetLayerStatsRequest request;
@@ -235,14 +241,38 @@ class RawStream {
   std::unique_ptr<grpc::ClientReaderWriter<v1::ExchangeRequest, v1::ExchangeResponse>> call_;
 };
 
-// A correct request of one worker: statistics and gradient of one layer.
-inline v1::PreconditionRequest RawRequest(const v1::JoinSessionResponse& joined, uint64_t step, int layer) {
-  v1::PreconditionRequest request;
-  *request.mutable_statistics() = RawHeader(joined, v1::FRAME_KIND_STATISTICS, step, layer);
-  request.set_statistics_payload(RawFloats(kRawRows[layer] + kRawCols[layer], step * 2 + layer + 1));
-  *request.mutable_gradient() = RawHeader(joined, v1::FRAME_KIND_GRADIENT, step, layer);
-  request.set_payload(RawFloats(kRawRows[layer] * kRawCols[layer], step * 2 + layer + 50));
-  return request;
+inline grpc::Status RawServer::Precondition(const RawStep& step, v1::ExchangeResponse* result) {
+  TimedContext context;
+  const auto call = data->Exchange(&context);
+  const auto send = [&call](const v1::FrameHeader& header, const std::string& payload) {
+    v1::ExchangeRequest frame;
+    *frame.mutable_header() = header;
+    frame.set_payload(payload);
+    call->Write(frame);
+  };
+  if (step.statistics.kind() != v1::FRAME_KIND_UNSPECIFIED) send(step.statistics, step.statistics_payload);
+  send(step.gradient, step.payload);
+  while (call->Read(result)) {
+    if (result->header().kind() == v1::FRAME_KIND_ERROR) {
+      context.TryCancel();
+      const v1::ErrorDetail& error = result->error();
+      return grpc::Status(static_cast<grpc::StatusCode>(error.code()), error.message(), error.SerializeAsString());
+    }
+    if (result->header().kind() != v1::FRAME_KIND_RESULT) continue;
+    call->WritesDone();
+    v1::ExchangeResponse more;
+    EXPECT_FALSE(call->Read(&more)) << more.DebugString();
+    break;
+  }
+  return call->Finish();
+}
+
+// Correct contributions of rank 0.
+inline RawStep RawRequest(const v1::JoinSessionResponse& joined, uint64_t step, int layer) {
+  return {.statistics = RawHeader(joined, v1::FRAME_KIND_STATISTICS, step, layer),
+          .statistics_payload = RawFloats(kRawRows[layer] + kRawCols[layer], step * 2 + layer + 1),
+          .gradient = RawHeader(joined, v1::FRAME_KIND_GRADIENT, step, layer),
+          .payload = RawFloats(kRawRows[layer] * kRawCols[layer], step * 2 + layer + 50)};
 }
 
 // A value of /metrics; -1 when it is missing.

@@ -155,13 +155,13 @@ TEST_F(RingFramesTest, BadFramesAreRefusedAndChangeNothing) {
   *statistics.mutable_header() = RawHeader(job_, v1::FRAME_KIND_STATISTICS, 0, 0);
   statistics.mutable_header()->set_ring_offset(0);
   ExpectRefused(stream.Ask(statistics), v1::ERROR_REASON_MALFORMED, "in a ring");
-  v1::PreconditionRequest unary = RawRequest(job_, 0, 0);
-  unary.mutable_gradient()->set_ring_offset(0);
-  v1::PreconditionResponse response;
-  EXPECT_EQ(server_.Precondition(unary, &response).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  RawStep without_ring = RawRequest(job_, 0, 0);  // on a stream of its own
+  without_ring.gradient.set_ring_offset(0);
+  v1::ExchangeResponse response;
+  EXPECT_EQ(server_.Precondition(without_ring, &response).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   // Nothing has been counted.
-  unary.mutable_gradient()->clear_ring_offset();
-  EXPECT_TRUE(server_.Precondition(unary, &response).ok());
+  without_ring.gradient.clear_ring_offset();
+  EXPECT_TRUE(server_.Precondition(without_ring, &response).ok());
   EXPECT_EQ(response.outcome().decision(), v1::DECISION_PRECONDITIONED);
   stream.End();
 }

@@ -19,58 +19,58 @@ using ::testing::Not;
 
 struct BadCase {
   const char* name;
-  void (*spoil)(v1::PreconditionRequest& request);  // spoils the gradient
+  void (*spoil)(RawStep& step);  // spoils the gradient
   grpc::StatusCode code;
   v1::ErrorReason reason;
   const char* message;
 };
 
 const BadCase kCases[] = {
-    {"UnknownSession", [](auto& r) { r.mutable_gradient()->set_session_id(99); }, grpc::StatusCode::NOT_FOUND,
+    {"UnknownSession", [](auto& r) { r.gradient.set_session_id(99); }, grpc::StatusCode::NOT_FOUND,
      v1::ERROR_REASON_UNKNOWN_SESSION, "99"},
-    {"UnknownLayer", [](auto& r) { r.mutable_gradient()->set_layer(9); }, grpc::StatusCode::NOT_FOUND,
+    {"UnknownLayer", [](auto& r) { r.gradient.set_layer(9); }, grpc::StatusCode::NOT_FOUND,
      v1::ERROR_REASON_UNKNOWN_LAYER, "9"},
-    {"UnknownRank", [](auto& r) { r.mutable_gradient()->set_rank(5); }, grpc::StatusCode::NOT_FOUND,
-     v1::ERROR_REASON_UNKNOWN_RANK, "5"},
+    {"UnknownRank", [](auto& r) { r.gradient.set_rank(5); }, grpc::StatusCode::NOT_FOUND, v1::ERROR_REASON_UNKNOWN_RANK,
+     "5"},
     {"WrongShape",
      [](auto& r) {
-       r.mutable_gradient()->mutable_tensors(0)->set_dims(0, kRawCols[0]);
-       r.mutable_gradient()->mutable_tensors(0)->set_dims(1, kRawRows[0]);
+       r.gradient.mutable_tensors(0)->set_dims(0, kRawCols[0]);
+       r.gradient.mutable_tensors(0)->set_dims(1, kRawRows[0]);
      },
      grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_SHAPE_MISMATCH, "[3, 4]"},
     {"WrongDataType",
      [](auto& r) {
-       r.mutable_gradient()->mutable_tensors(0)->set_data_type(v1::DATA_TYPE_BF16);
-       r.mutable_gradient()->set_payload_bytes(24);
-       r.mutable_payload()->resize(24);
+       r.gradient.mutable_tensors(0)->set_data_type(v1::DATA_TYPE_BF16);
+       r.gradient.set_payload_bytes(24);
+       r.payload.resize(24);
      },
      grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_DTYPE_MISMATCH, "bf16"},
     {"TooFewBytes",
      [](auto& r) {
-       r.mutable_gradient()->set_payload_bytes(44);
-       r.mutable_payload()->resize(44);
+       r.gradient.set_payload_bytes(44);
+       r.payload.resize(44);
      },
      grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_SIZE_MISMATCH, "44"},
     {"FiveGigabytesClaimed",
      [](auto& r) {
-       r.mutable_gradient()->set_payload_bytes(uint64_t{5} << 30);
-       r.mutable_gradient()->mutable_tensors(0)->set_dims(0, 1 << 20);
-       r.mutable_gradient()->mutable_tensors(0)->set_dims(1, 1280);
+       r.gradient.set_payload_bytes(uint64_t{5} << 30);
+       r.gradient.mutable_tensors(0)->set_dims(0, 1 << 20);
+       r.gradient.mutable_tensors(0)->set_dims(1, 1280);
      },
      grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_SHAPE_MISMATCH, "1048576"},
-    {"StepFarAhead", [](auto& r) { r.mutable_gradient()->set_step(1000); }, grpc::StatusCode::FAILED_PRECONDITION,
+    {"StepFarAhead", [](auto& r) { r.gradient.set_step(1000); }, grpc::StatusCode::FAILED_PRECONDITION,
      v1::ERROR_REASON_STEP_TOO_FAR_AHEAD, "1000"},
-    {"LaterEpoch", [](auto& r) { r.mutable_gradient()->set_epoch(r.gradient().epoch() + 3); },
-     grpc::StatusCode::UNAVAILABLE, v1::ERROR_REASON_FUTURE_EPOCH, "epoch"},
-    {"EarlierEpoch", [](auto& r) { r.mutable_gradient()->set_epoch(0); }, grpc::StatusCode::FAILED_PRECONDITION,
+    {"LaterEpoch", [](auto& r) { r.gradient.set_epoch(r.gradient.epoch() + 3); }, grpc::StatusCode::UNAVAILABLE,
+     v1::ERROR_REASON_FUTURE_EPOCH, "epoch"},
+    {"EarlierEpoch", [](auto& r) { r.gradient.set_epoch(0); }, grpc::StatusCode::FAILED_PRECONDITION,
      v1::ERROR_REASON_STALE_EPOCH, "epoch"},
-    {"EarlierIncarnation", [](auto& r) { r.mutable_gradient()->set_incarnation(6); },
-     grpc::StatusCode::FAILED_PRECONDITION, v1::ERROR_REASON_STALE_INCARNATION, "6"},
-    {"ModeUnset", [](auto& r) { r.mutable_gradient()->set_mode(v1::MODE_UNSPECIFIED); },
-     grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_MALFORMED, "mode"},
-    {"KindOfAnAnswer", [](auto& r) { r.mutable_gradient()->set_kind(v1::FRAME_KIND_RESULT); },
-     grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_MALFORMED, "kind"},
-    {"NegativeDimension", [](auto& r) { r.mutable_gradient()->mutable_tensors(0)->set_dims(0, -3); },
+    {"EarlierIncarnation", [](auto& r) { r.gradient.set_incarnation(6); }, grpc::StatusCode::FAILED_PRECONDITION,
+     v1::ERROR_REASON_STALE_INCARNATION, "6"},
+    {"ModeUnset", [](auto& r) { r.gradient.set_mode(v1::MODE_UNSPECIFIED); }, grpc::StatusCode::INVALID_ARGUMENT,
+     v1::ERROR_REASON_MALFORMED, "mode"},
+    {"KindOfAnAnswer", [](auto& r) { r.gradient.set_kind(v1::FRAME_KIND_RESULT); }, grpc::StatusCode::INVALID_ARGUMENT,
+     v1::ERROR_REASON_MALFORMED, "kind"},
+    {"NegativeDimension", [](auto& r) { r.gradient.mutable_tensors(0)->set_dims(0, -3); },
      grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_MALFORMED, "-3"},
 };
 
@@ -87,7 +87,7 @@ class ServerBadInputTest : public ::testing::TestWithParam<BadCase> {
   // One good step of both sessions: the same bytes, and the same factors behind them.
   void ExpectEqualSteps(uint64_t step) {
     for (int layer = 0; layer < 2; ++layer) {
-      v1::PreconditionResponse got, want;
+      v1::ExchangeResponse got, want;
       const grpc::Status of_job = server_.Precondition(RawRequest(job_, step, layer), &got);
       ASSERT_TRUE(of_job.ok()) << of_job.error_message();
       const grpc::Status of_twin = server_.Precondition(RawRequest(twin_, step, layer), &want);
@@ -112,34 +112,18 @@ class ServerBadInputTest : public ::testing::TestWithParam<BadCase> {
   v1::JoinSessionResponse job_, twin_;
 };
 
-TEST_P(ServerBadInputTest, UnaryIsRefusedAndChangesNothing) {
-  v1::PreconditionRequest request = RawRequest(job_, 1, 0);
-  request.clear_statistics();
-  request.clear_statistics_payload();
-  GetParam().spoil(request);
-  // The unary form holds whole payloads, so that a claim beyond them is a matter of bytes before it is one of shape.
-  const bool claims_more = request.gradient().payload_bytes() != request.payload().size();
-  v1::PreconditionResponse response;
-  const grpc::Status status = server_.Precondition(request, &response);
-  EXPECT_EQ(status.error_code(), GetParam().code) << status.error_message();
-  if (!claims_more) {
-    EXPECT_EQ(DetailOf(status).reason(), GetParam().reason) << status.error_message();
-    EXPECT_THAT(status.error_message(), HasSubstr(GetParam().message));
-  }
-  ExpectEqualSteps(1);
-}
-
 TEST_P(ServerBadInputTest, FrameIsRefusedAndTheStreamGoesOn) {
-  v1::PreconditionRequest spoiled = RawRequest(job_, 1, 0);
+  RawStep spoiled = RawRequest(job_, 1, 0);
   GetParam().spoil(spoiled);
   RawStream stream(server_);
   EXPECT_GT(stream.credit, 0u);
-  EXPECT_EQ(stream.Ask(spoiled.gradient(), spoiled.payload()), v1::FRAME_KIND_ERROR);
+  EXPECT_EQ(stream.Ask(spoiled.gradient, spoiled.payload), v1::FRAME_KIND_ERROR);
+  EXPECT_EQ(stream.answer.error().code(), GetParam().code) << stream.answer.error().message();
   EXPECT_EQ(stream.answer.error().reason(), GetParam().reason) << stream.answer.error().message();
   EXPECT_THAT(stream.answer.error().message(), HasSubstr(GetParam().message));
   // The same stream takes a good contribution afterwards: the statistics that the next step has anyway.
-  const v1::PreconditionRequest good = RawRequest(job_, 1, 0);
-  EXPECT_EQ(stream.Ask(good.statistics(), good.statistics_payload()), v1::FRAME_KIND_ACK)
+  const RawStep good = RawRequest(job_, 1, 0);
+  EXPECT_EQ(stream.Ask(good.statistics, good.statistics_payload), v1::FRAME_KIND_ACK)
       << stream.answer.error().message();
   EXPECT_FALSE(stream.answer.duplicate());
   EXPECT_TRUE(stream.Finish([](const v1::ExchangeResponse& answer) { ADD_FAILURE() << answer.DebugString(); }).ok());
@@ -160,7 +144,7 @@ TEST(ServerStreamTest, GarbageEndsTheStreamAlone) {
   const grpc::Status status = stream.End();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_MALFORMED);
-  v1::PreconditionResponse response;
+  v1::ExchangeResponse response;
   EXPECT_TRUE(server.Precondition(RawRequest(job, 0, 0), &response).ok());
 }
 
@@ -251,7 +235,7 @@ TEST(ServerStreamTest, ResumeIsAcknowledgedOrRefusedByItsKey) {
   EXPECT_EQ(answer.header().kind(), v1::FRAME_KIND_ERROR);
   EXPECT_EQ(answer.error().reason(), v1::ERROR_REASON_UNKNOWN_LAYER);
   // Its word binds the rank.
-  v1::PreconditionResponse response;
+  v1::ExchangeResponse response;
   EXPECT_EQ(DetailOf(server.Precondition(RawRequest(job, 6, 0), &response)).reason(), v1::ERROR_REASON_STALE_STEP);
   EXPECT_TRUE(server.Precondition(RawRequest(job, 7, 0), &response).ok());
 }
@@ -301,7 +285,7 @@ TEST(ServerStreamTest, DisconnectInTheMiddleOfAContributionLeavesNothing) {
     EXPECT_FALSE(stream.Finish().ok());
   }
   EXPECT_EQ(server.Stats("job")[0].accepted(), 0u);
-  v1::PreconditionResponse response;
+  v1::ExchangeResponse response;
   const grpc::Status status = server.Precondition(RawRequest(job, 0, 0), &response);
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
@@ -365,9 +349,9 @@ TEST(ServerStreamTest, OversizeMessageIsRefused) {
   config.max_message_bytes = 4 << 20;
   RawServer server(config);
   const v1::JoinSessionResponse job = server.OpenAndJoin("job");
-  v1::PreconditionRequest request = RawRequest(job, 0, 0);
-  request.mutable_payload()->resize(5 << 20);
-  v1::PreconditionResponse response;
+  RawStep request = RawRequest(job, 0, 0);
+  request.payload.resize(5 << 20);
+  v1::ExchangeResponse response;
   EXPECT_EQ(server.Precondition(request, &response).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_TRUE(server.Precondition(RawRequest(job, 0, 0), &response).ok());
 }
@@ -380,10 +364,10 @@ TEST(ServerSessionTest, WithoutTheSecretNoNumberIsOfUse) {
   EXPECT_EQ(job.secret().size(), 16u);
   for (const std::string& secret : {std::string(), std::string(16, 'x')}) {
     seen.set_secret(secret);
-    v1::PreconditionResponse response;
-    const grpc::Status unary = server.Precondition(RawRequest(seen, 0, 0), &response);
-    EXPECT_EQ(unary.error_code(), grpc::StatusCode::PERMISSION_DENIED);
-    EXPECT_THAT(unary.error_message(), Not(HasSubstr("job\"")));
+    v1::ExchangeResponse response;
+    const grpc::Status refused = server.Precondition(RawRequest(seen, 0, 0), &response);
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+    EXPECT_THAT(refused.error_message(), Not(HasSubstr("job\"")));
     RawStream stream(server);
     for (const v1::FrameKind kind :
          {v1::FRAME_KIND_GRADIENT, v1::FRAME_KIND_RESUME, v1::FRAME_KIND_FETCH, v1::FRAME_KIND_PULL}) {
@@ -413,7 +397,7 @@ TEST(ServerSessionTest, WithoutTheSecretNoNumberIsOfUse) {
     EXPECT_EQ(call(&Stub::LeaveSession, v1::LeaveSessionRequest(), v1::LeaveSessionResponse()),
               grpc::StatusCode::PERMISSION_DENIED);
   }
-  v1::PreconditionResponse response;
+  v1::ExchangeResponse response;
   EXPECT_TRUE(server.Precondition(RawRequest(job, 0, 0), &response).ok());
   EXPECT_EQ(server.Stats("job")[0].accepted(), 2u) << "nothing of the others' was taken in";
 }
@@ -464,9 +448,10 @@ TEST(ServerBadInputTest, EveryCallRefusesARequestThatGrowsWhenItIsDecoded) {
   RawServer shard(of_shard);
   const std::string grows = UnknownFields(1'500'000);  // 72 MB
   int refused = 0;
-  for (const auto* file : {v1::OpenSessionRequest::descriptor()->file(), v1::GetModeRequest::descriptor()->file(),
-                           v1::PreconditionRequest::descriptor()->file(), v1::RestoreLayerRequest::descriptor()->file(),
-                           v1::DescribeShardRequest::descriptor()->file()}) {
+  for (const auto* file :
+       {v1::OpenSessionRequest::descriptor()->file(), v1::GetModeRequest::descriptor()->file(),
+        v1::ListMissingRanksRequest::descriptor()->file(), v1::RestoreLayerRequest::descriptor()->file(),
+        v1::DescribeShardRequest::descriptor()->file()}) {
     const auto* service = file->service(0);
     RawServer& serves = service->name() == "ShardService" ? shard : server;
     for (int i = 0; i < service->method_count(); ++i) {
@@ -479,7 +464,7 @@ TEST(ServerBadInputTest, EveryCallRefusesARequestThatGrowsWhenItIsDecoded) {
       ++refused;
     }
   }
-  EXPECT_EQ(refused, 24);
+  EXPECT_EQ(refused, 23);
 }
 
 TEST(ServerBadInputTest, WhatRequestsTakeIsGivenBack) {

@@ -66,7 +66,7 @@ TEST(ServerLifecycleTest, ConnectedClientsOutliveTheFileOfTheirSocket) {
   RawServer server(config);
   const v1::JoinSessionResponse job = server.OpenAndJoin("job");
   ASSERT_TRUE(std::filesystem::remove(path));
-  v1::PreconditionResponse response;
+  v1::ExchangeResponse response;
   const grpc::Status status = server.Precondition(RawRequest(job, 0, 0), &response);
   EXPECT_TRUE(status.ok()) << status.error_message();
   grpc::ChannelArguments own_connection;
@@ -94,18 +94,18 @@ TEST(ServerLifecycleTest, AServerOfAllRolesFindsItsSessionsAgainAtAnotherAddress
     ASSERT_TRUE(status.ok()) << status.error_message();
     ASSERT_EQ(joined.shard_map().assignments_size(), 1);
     EXPECT_EQ(joined.shard_map().assignments(0).address(), server.app().addresses().front());
-    v1::PreconditionResponse response;
+    v1::ExchangeResponse response;
     EXPECT_TRUE(server.Precondition(RawRequest(joined, 0, 0), &response).ok());
   }
 }
 
-// A call that waits for another rank must neither outlive its client nor keep the server from ending.
-TEST(ServerLifecycleTest, WaitingUnaryCallDoesNotKeepTheServerUp) {
+// A gradient that waits for another rank must not keep the server from ending.
+TEST(ServerLifecycleTest, AWaitingGradientDoesNotKeepTheServerUp) {
   RawServer server;
   const v1::JoinSessionResponse job = server.OpenAndJoin("job", 2);
   grpc::Status status;
   std::thread waiting([&] {
-    v1::PreconditionResponse response;
+    v1::ExchangeResponse response;
     status = server.Precondition(RawRequest(job, 0, 0), &response);
   });
   EXPECT_TRUE(WaitUntil([&] { return server.Stats("job")[0].accepted() == 2; }));
@@ -182,10 +182,10 @@ TEST(ServerLifecycleTest, SilentShardHoldsUpOnlyThoseWhoNeedIt) {
 TEST(ServerLifecycleTest, MetricsTellRefusals) {
   RawServer server;
   const v1::JoinSessionResponse job = server.OpenAndJoin("job");
-  v1::PreconditionRequest request = RawRequest(job, 0, 0);
-  request.mutable_gradient()->set_epoch(0);
-  request.clear_statistics();
-  v1::PreconditionResponse response;
+  RawStep request = RawRequest(job, 0, 0);
+  request.gradient.set_epoch(0);
+  request.statistics.Clear();
+  v1::ExchangeResponse response;
   EXPECT_FALSE(server.Precondition(request, &response).ok());
   EXPECT_EQ(server.Stats("job")[0].rejected(), 1u);
   EXPECT_THAT(server.app().metrics_text(),

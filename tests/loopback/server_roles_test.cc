@@ -111,7 +111,7 @@ TEST_F(ServerRolesTest, ASessionLivesOnBothShardsAndLeavesNothingBehind) {
     EXPECT_GT(owner.Info().reserved_bytes(), 0u);
     EXPECT_THAT(owner.app().metrics_text(), AllOf(HasSubstr("precondor_updates_total{train_job=\"job\"} 0"),
                                                   Not(HasSubstr("precondor_training_loss{"))));
-    v1::PreconditionResponse response;
+    v1::ExchangeResponse response;
     const grpc::Status status = owner.Precondition(RawRequest(job, 0, static_cast<int>(layer)), &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
     EXPECT_EQ(response.outcome().decision(), v1::DECISION_PRECONDITIONED);
@@ -288,7 +288,7 @@ TEST_F(ServerRolesTest, ADrainedCoordinatorLeavesTheShardsAtWork) {
   EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_DRAINING);
   coordinator_->app().Wait().IgnoreError();  // a coordinator has no factors
   coordinator_->owned_app().reset();
-  v1::PreconditionResponse response;
+  v1::ExchangeResponse response;
   const grpc::Status answered = shards_[OwnerOf(job, 0)]->Precondition(RawRequest(job, 0, 0), &response);
   EXPECT_TRUE(answered.ok()) << answered.error_message();
 }
@@ -299,7 +299,7 @@ TEST_F(ServerRolesTest, ADrainingShardFinishesItsSessionsAndTakesNoNewOnes) {
   const size_t drained = OwnerOf(job, 0);
   const uint64_t reserved = shards_[1 - drained]->Info().reserved_bytes();
   shards_[drained]->app().RequestDrain(absl::Minutes(1));
-  v1::PreconditionResponse response;
+  v1::ExchangeResponse response;
   const grpc::Status answered = shards_[drained]->Precondition(RawRequest(job, 0, 0), &response);
   EXPECT_TRUE(answered.ok()) << answered.error_message();
   const grpc::Status status = coordinator_->Open(RawServer::Spec("late"));

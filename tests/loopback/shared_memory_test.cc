@@ -84,7 +84,7 @@ class SharedMemoryStreamTest : public ::testing::Test {
   }
   // The server answers other jobs as before.
   void ExpectServes() {
-    v1::PreconditionResponse response;
+    v1::ExchangeResponse response;
     const grpc::Status status = server_.Precondition(RawRequest(server_.OpenAndJoin("other"), 0, 0), &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
   }
@@ -94,14 +94,14 @@ class SharedMemoryStreamTest : public ::testing::Test {
 };
 
 TEST_F(SharedMemoryStreamTest, AnswersThroughItAsByGrpc) {
-  const v1::PreconditionRequest request = RawRequest(job_, 0, 0);
+  const RawStep request = RawRequest(job_, 0, 0);
   const v1::JoinSessionResponse other = server_.OpenAndJoin("other");
-  v1::PreconditionResponse want;
+  v1::ExchangeResponse want;
   ASSERT_TRUE(server_.Precondition(RawRequest(other, 0, 0), &want).ok());
   SharedStream stream(server_);
-  stream.SendShared(request.statistics(), request.statistics_payload());
+  stream.SendShared(request.statistics, request.statistics_payload);
   EXPECT_EQ(stream.ReadShared().header().kind(), v1::FRAME_KIND_ACK);
-  stream.SendShared(request.gradient(), request.payload());
+  stream.SendShared(request.gradient, request.payload);
   EXPECT_EQ(stream.ReadShared().header().kind(), v1::FRAME_KIND_ACK);
   const v1::ExchangeResponse result = stream.ReadShared();
   EXPECT_EQ(result.header().kind(), v1::FRAME_KIND_RESULT);

@@ -22,7 +22,7 @@ namespace precondor {
 namespace {
 
 constexpr int kWorldSize = 2;
-constexpr int kSteps = 3;
+constexpr int kSteps = 2;
 constexpr uint64_t kSamples[kWorldSize] = {3, 5};
 
 // The same numbers as interop_test.py's `pattern`: multiples of 2^-10 in [-1, 1), exact in every element type used.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client made of grpcio and generated stubs, with nothing of Precondor's in it, gets the C++ client's answers.
 
-Starts a server with all roles, generates the stubs from proto/, runs a session of two ranks with the unary call and
-with the stream, and compares every answer bit by bit with what cpp_client_answer got for the same inputs. Also reads
-as an example: docs/develop/protocol.md tells the rules that this follows.
+Starts a server with all roles, generates the stubs from proto/, runs a session of two ranks, and compares every answer
+bit by bit with what cpp_client_answer got for the same inputs. Also reads as an example: docs/develop/protocol.md tells
+the rules that this follows.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60
 WORLD_SIZE = 2
-STEPS = 3
+STEPS = 2
 SAMPLES = (3, 5)
 SKETCHES = 2
 LAYERS = (("small", 5, 7, False), ("large", 300, 1001, True))
@@ -102,7 +102,7 @@ class Server:
 
 
 class Rank:
-    """One worker: its key, its contributions, and the two ways to send them."""
+    """One worker: its key and its contributions."""
 
     def __init__(self, address, rank, joined):
         options = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
@@ -135,16 +135,6 @@ class Rank:
         d = pattern(d_out * d_in, salt(step, layer, self.rank, 2)).reshape(d_out, d_in)
         return self.header(pb.precondition_pb2.FRAME_KIND_GRADIENT, step, layer,
                            [(d.astype("<f4"), pb.common_pb2.DATA_TYPE_F32)])
-
-    def unary(self, step, layer):
-        """(decision, factor version, answer's bytes)"""
-        statistics, statistics_payload = self.statistics(step, layer)
-        gradient, payload = self.gradient(step, layer)
-        response = self.stub.Precondition(pb.precondition_pb2.PreconditionRequest(
-            gradient=gradient, statistics=statistics, statistics_payload=statistics_payload, payload=payload),
-                                          timeout=TIMEOUT_S)
-        assert response.header.payload_bytes == len(response.payload)
-        return response.outcome.decision, response.outcome.factor_version, response.payload
 
 
 class Stream:
@@ -261,7 +251,7 @@ class InteropTest(unittest.TestCase):
         self.assertEqual(begin, len(data))
         return answers
 
-    def stream_answers(self, ranks, step, serialize=None):
+    def stream_answers(self, ranks, step, serialize):
         """[rank][layer] -> answer, over one stream a rank at the same time."""
 
         def one(rank):
@@ -281,19 +271,12 @@ class InteropTest(unittest.TestCase):
         with concurrent.futures.ThreadPoolExecutor(WORLD_SIZE) as pool:
             return list(pool.map(one, ranks))
 
-    def unary_answers(self, ranks, step):
-        with concurrent.futures.ThreadPoolExecutor(WORLD_SIZE * len(LAYERS)) as pool:
-            calls = [[pool.submit(rank.unary, step, layer) for layer in range(len(LAYERS))] for rank in ranks]
-            return [[call.result() for call in row] for row in calls]
-
     def test_answers_equal_the_cpp_clients(self):
         expected = self.cpp_answers()
         self.assertTrue(self.open("interop-python").created)
         ranks = self.join("interop-python")
-        ways = [self.unary_answers, self.stream_answers,
-                lambda r, s: self.stream_answers(r, s, serialize=payload_first)]
-        for step, way in enumerate(ways):
-            answers = way(ranks, step)
+        for step, serialize in enumerate((None, payload_first)):
+            answers = self.stream_answers(ranks, step, serialize)
             for layer in range(len(LAYERS)):
                 with self.subTest(step=step, layer=layer):
                     self.assertEqual(answers[0][layer], answers[1][layer], "all ranks get the same bytes")
@@ -329,7 +312,7 @@ class InteropTest(unittest.TestCase):
         ranks = self.join("interop-errors")
         ranks[0].joined.session_id += 1
         with self.assertRaises(grpc.RpcError) as raised:
-            ranks[0].unary(0, 0)
+            self.report(ranks, 0)
         self.assertEqual(raised.exception.code(), grpc.StatusCode.NOT_FOUND)
         self.assertEqual(detail_of(raised.exception).reason, c.ERROR_REASON_UNKNOWN_SESSION)
         self.close("interop-errors")

@@ -75,9 +75,8 @@ class StoreObserver {
   virtual void OnSnapshot(absl::string_view train_job, bool ok) {}
 };
 
-// How a payload travels between a worker and this process: frames of a stream, a unary call, or a ring in the memory
-// of a device.
-enum class TransferPath : uint8_t { kStream, kUnary, kRing };
+// How a payload travels between a worker and this process: frames of a stream, or a ring in the memory of a device.
+enum class TransferPath : uint8_t { kStream, kRing };
 enum class TransferKind : uint8_t { kStatistics, kGradient, kAnswer, kFactors };
 
 // Receives the notifications about payloads in transit. Observer has the rules for these calls.

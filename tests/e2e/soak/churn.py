@@ -154,21 +154,22 @@ class Job:
             name=self.name, rank=rank, incarnation=incarnation), timeout=TIMEOUT_S)
 
     def step(self, step):
-        """One step of all ranks by unary calls, and its reports."""
-        calls = []
-        for rank, layer in itertools.product(self.ranks, range(len(interop.LAYERS))):
-            statistics, statistics_payload = rank.statistics(step, layer)
-            gradient, payload = rank.gradient(step, layer)
-            calls.append(rank.stub.Precondition.future(interop.pb.precondition_pb2.PreconditionRequest(
-                gradient=gradient, statistics=statistics, statistics_payload=statistics_payload, payload=payload),
-                                                       timeout=TIMEOUT_S))
-        for call in calls:
-            expect(call.result().outcome.decision, interop.pb.common_pb2.DECISION_PRECONDITIONED)
+        """One step of all ranks, each on a stream of its own, and its reports."""
+        streams = [interop.Stream(rank) for rank in self.ranks]
+        for layer in range(len(interop.LAYERS)):
+            for rank, stream in zip(self.ranks, streams):
+                stream.send(*rank.statistics(step, layer))
+                stream.send(*rank.gradient(step, layer))
+            for rank, stream in zip(self.ranks, streams):
+                (decision, _, _), _ = stream.answer(rank.gradient(step, layer)[0])
+                expect(decision, interop.pb.common_pb2.DECISION_PRECONDITIONED)
+        for stream in streams:
+            stream.close()
         for rank in self.ranks:
             self.churn.sessions.ReportStep(interop.pb.session_pb2.ReportStepRequest(
                 session_id=rank.joined.session_id, epoch=rank.joined.epoch, rank=rank.rank, incarnation=rank.rank + 1,
                 step=step, loss=1.0, samples=1, finite=True, secret=rank.joined.secret), timeout=TIMEOUT_S)
-        self.churn.count(calls=len(calls) + len(self.ranks))
+        self.churn.count(streams=len(streams), calls=len(self.ranks))
 
     def close(self, leave=False):
         if leave:
@@ -295,21 +296,24 @@ class Churn:
 
     def cancelled_calls(self):
         job = self.job("")
-        gradient, payload = job.ranks[0].gradient(0, 0)
-        request = interop.pb.precondition_pb2.PreconditionRequest(gradient=gradient, payload=payload)
-        waiting = [job.ranks[0].stub.Precondition.future(request, timeout=TIMEOUT_S) for _ in range(4)]  # for rank 1
-        late = job.ranks[0].stub.Precondition.future(request, timeout=0.02)
+        waiting = [interop.Stream(job.ranks[0]) for _ in range(4)]  # for rank 1
+        for stream in waiting:
+            stream.send(*job.ranks[0].gradient(0, 0))
         at_once = [self.admin.ListSessions.future(interop.pb.admin_pb2.ListSessionsRequest(), timeout=TIMEOUT_S)
                    for _ in range(8)]
         for call in at_once:
             call.cancel()
-        expect(code_of(late.result), grpc.StatusCode.DEADLINE_EXCEEDED)
-        for call in waiting[:2]:
-            call.cancel()
+        p = interop.pb.precondition_pb2
+        for stream in waiting:
+            expect(stream.read().header.kind, p.FRAME_KIND_ACK)
+        for stream in waiting[:2]:
+            stream.call.cancel()
+            stream.outgoing.put(None)
         job.close()
-        for call in waiting[2:]:  # the session's end answers them
-            assert code_of(call.result) != grpc.StatusCode.OK
-        self.count(calls=len(waiting) + len(at_once) + 1)
+        for stream in waiting[2:]:
+            expect(stream.read().header.kind, p.FRAME_KIND_ERROR)  # the session has ended
+            stream.close()
+        self.count(streams=len(waiting), calls=len(at_once))
 
     def connect(self, port=None):
         self.count(connects=1)

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "precondor/v1/precondition.pb.h"
 #include "precondor/v1/session.pb.h"
+#include "precondor/v1/snapshot.pb.h"
 
 namespace precondor::wire {
 namespace {
@@ -54,9 +54,9 @@ TEST(DecodedSizeTest, IsAtLeastWhatProtobufUses) {
   EXPECT_LE(SizeOf<v1::OpenSessionRequest>(open.SerializeAsString()),
             4 * Used<v1::OpenSessionRequest>(open.SerializeAsString()));
 
-  v1::PreconditionRequest gradient;
-  gradient.set_payload(std::string(1 << 20, 'g'));
-  EXPECT_LE(SizeOf<v1::PreconditionRequest>(gradient.SerializeAsString()), (1 << 20) + 4096);
+  v1::RestoreLayerRequest piece;
+  piece.set_data(std::string(1 << 20, 'p'));
+  EXPECT_LE(SizeOf<v1::RestoreLayerRequest>(piece.SerializeAsString()), (1 << 20) + 4096);
 }
 
 TEST(DecodedSizeTest, CountsWhatTheMessageDoesNotKnow) {
