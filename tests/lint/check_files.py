@@ -47,7 +47,6 @@ MAY_ASK_FOR_WALL_CLOCK = {
     "server/core/shard/fencing_gate.cc",  # bound of fencing tokens, which may be times
     "server/core/coordinator/coordinator.cc",  # fencing tokens, beyond those of a journal that is lost
     "client/cpp/src/client.cc",  # incarnations, beyond those of the processes before
-    "client/python/examples/training.py",  # names of sessions, which no other run has
 }
 # gRPC's own functions make channels that may dial a proxy in place of the address.
 CHANNELS = re.compile(r"\bgrpc::(CreateChannel|CreateCustomChannel)\(")

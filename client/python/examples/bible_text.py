@@ -7,8 +7,6 @@ import subprocess
 
 import torch
 
-from program import ExampleError
-
 RANGE = "Gen1:1-Rev22:21"
 REFERENCE = re.compile(r"^(\w+?)\d+:\d+ ", re.MULTILINE)  # with the book's name
 HELD_OUT_SHARE = 10
@@ -18,14 +16,14 @@ def _printed():
     """A verse a line, each after its reference."""
     program = shutil.which("bible")
     if program is None:
-        raise ExampleError("no program `bible`, which has the text: install it (apt-get install bible-kjv) or give a text "
-                           "of your own with --text")
+        raise SystemExit("no program `bible`, which has the text: install it (apt-get install bible-kjv) or give a text "
+                         "of your own with --text")
     # It takes a bible.data of the folder it is in before its own; -f: a verse a line.
     done = subprocess.run([program, "-f", RANGE], cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           encoding="ascii", errors="replace", check=False)
     if done.returncode != 0 or not REFERENCE.sub("", done.stdout, count=1).startswith("In the beginning"):
-        raise ExampleError(f"{program} {RANGE}: expected Genesis to Revelation, got status {done.returncode} and "
-                           f"\"{(done.stderr or done.stdout).strip()[:80]}\"")
+        raise SystemExit(f"{program} {RANGE}: expected Genesis to Revelation, got status {done.returncode} and "
+                         f"\"{(done.stderr or done.stdout).strip()[:80]}\"")
     return done.stdout
 
 
@@ -50,8 +48,8 @@ class Characters:
         self.train, self.held_out = numbers[:boundary], numbers[boundary:]
         self._context = context
         if len(self.held_out) <= context:
-            raise ExampleError(f"text: expected more than {HELD_OUT_SHARE * (context + 1)} characters for a context of "
-                               f"{context}, got {len(text)}")
+            raise SystemExit(f"text: expected more than {HELD_OUT_SHARE * (context + 1)} characters for a context of "
+                             f"{context}, got {len(text)}")
 
     def windows(self, part, begins):
         """Inputs and targets [n, context]: the characters from each beginning, and those that follow them."""

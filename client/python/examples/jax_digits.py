@@ -18,7 +18,6 @@ import numpy as np
 import optax
 
 import precondor
-import program
 from precondor.server import LocalServer
 from optax_precondor import gradients_and_rows, mlp, scale_by_precondor
 
@@ -90,4 +89,4 @@ def main():
 
 
 if __name__ == "__main__":
-    program.run(main)
+    main()
