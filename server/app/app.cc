@@ -306,11 +306,7 @@ class ServerApp final : public App {
   }
 
   std::map<std::string, metrics::Page> MakePages() {
-    const auto layers = [this](const metrics::Query& query) {
-      const auto session = query.find("session");
-      return LayersPage(shard_.get(), session == query.end() ? "" : session->second);
-    };
-    const auto status = [this](const metrics::Query&) -> absl::StatusOr<std::string> {
+    const auto status = [this] {
       return StatusPage({.version = PRECONDOR_VERSION,
                          .role = ServerRoleName(config_.role),
                          .draining = draining(),
@@ -318,9 +314,8 @@ class ServerApp final : public App {
                          .shard = shard_.get(),
                          .coordinator = coordinator_.get()});
     };
-    const auto page = [](const metrics::Query&) -> absl::StatusOr<std::string> { return kStatusHtml; };
+    const auto page = [] { return kStatusHtml; };
     return {{"/", {.content_type = "text/html; charset=utf-8", .make = page}},
-            {"/layers", {.content_type = "application/json", .make = layers}},
             {"/status", {.content_type = "application/json", .make = status}}};
   }
 

@@ -41,7 +41,7 @@ class PageState {
   const std::string& content_type() const { return page_.content_type; }
   // Makes the page when no other thread does. Returns ResourceExhausted if clients leave too much of it unread. The
   // caller gives Read the size of what it got.
-  absl::StatusOr<std::string> Make(const Query& query) {
+  absl::StatusOr<std::string> Make() {
     {
       MutexLock lock(mu_);
       made_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !making_; });
@@ -51,10 +51,10 @@ class PageState {
       }
       making_ = true;
     }
-    absl::StatusOr<std::string> body = page_.make(query);
+    std::string body = page_.make();
     MutexLock lock(mu_);
     making_ = false;
-    if (body.ok()) unread_bytes_ += body->size();
+    unread_bytes_ += body.size();
     made_.notify_all();
     return body;
   }
@@ -101,23 +101,6 @@ MHD_Result Answer(MHD_Connection* connection, unsigned status, const std::string
   return queued;
 }
 
-unsigned HttpStatusOf(const absl::Status& status) {
-  if (absl::IsNotFound(status)) return MHD_HTTP_NOT_FOUND;
-  return absl::IsResourceExhausted(status) ? MHD_HTTP_SERVICE_UNAVAILABLE : MHD_HTTP_INTERNAL_SERVER_ERROR;
-}
-
-Query QueryOf(MHD_Connection* connection) {
-  Query query;
-  const auto add = [](void* to, MHD_ValueKind, const char* name, size_t name_size, const char* value,
-                      size_t value_size) {
-    static_cast<Query*>(to)->emplace(std::string(name, name_size),
-                                     value == nullptr ? std::string() : std::string(value, value_size));
-    return MHD_YES;
-  };
-  MHD_get_connection_values_n(connection, MHD_GET_ARGUMENT_KIND, add, &query);
-  return query;
-}
-
 class MicrohttpdServer final : public HttpServer {
  public:
   explicit MicrohttpdServer(std::map<std::string, Page> pages) {
@@ -160,9 +143,9 @@ class MicrohttpdServer final : public HttpServer {
     const auto found = pages_.find(path);
     if (found == pages_.end()) return Answer(connection, MHD_HTTP_NOT_FOUND, kText, "no such page\n");
     PageState& page = found->second;
-    absl::StatusOr<std::string> body = page.Make(QueryOf(connection));
+    absl::StatusOr<std::string> body = page.Make();
     if (body.ok()) return Answer(connection, MHD_HTTP_OK, page.content_type(), *std::move(body), &page);
-    return Answer(connection, HttpStatusOf(body.status()), kText, absl::StrCat(body.status().message(), "\n"));
+    return Answer(connection, MHD_HTTP_SERVICE_UNAVAILABLE, kText, absl::StrCat(body.status().message(), "\n"));
   }
 
   std::map<std::string, PageState> pages_;  // const after construction

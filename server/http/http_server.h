@@ -11,13 +11,9 @@
 
 namespace precondor::metrics {
 
-using Query = std::map<std::string, std::string>;  // decoded parameters of a request, by name
-
 struct Page {
   std::string content_type;
-  // Called on a connection's thread, for one request at a time. An error is answered with its message and the HTTP
-  // status 404 for NotFound, 500 otherwise.
-  std::function<absl::StatusOr<std::string>(const Query& query)> make;
+  std::function<std::string()> make;  // called on a connection's thread, for one request at a time
 };
 
 // An HTTP server that answers GET and HEAD and refuses other methods, so that a client cannot change anything. Clients

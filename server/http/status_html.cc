@@ -47,7 +47,7 @@ polyline { fill: none; stroke: var(--key); stroke-width: 1.5; stroke-linecap: ro
 <body>
 <header><h1>Precondor</h1><span id="server" class="soft"></span><span id="state" role="status">reading</span></header>
 <main id="main"></main>
-<p class="soft">Read only. <a href="/metrics">/metrics</a> <a href="/status">/status</a> <a href="/layers">/layers</a></p>
+<p class="soft">Read only. <a href="/metrics">/metrics</a> <a href="/status">/status</a></p>
 <script>
 "use strict";
 const STAGES = ["receive", "seal_wait", "update", "precondition", "reply"];

@@ -7,20 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include <nlohmann/json.hpp>
-
-#include "kernels/base/status_macros.h"
 
 namespace precondor {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// With a negative `indent` on one line. In ASCII, since a terminal may show it.
-std::string Dump(const Json& json, int indent = -1) {
-  return json.dump(indent, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
-}
 
 // JSON has no NaN and no infinity.
 Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
@@ -28,29 +20,6 @@ Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(nul
 // Returns null for nullopt.
 Json SecondsSince(std::optional<absl::Time> since, absl::Time now) {
   return since.has_value() ? Json(absl::ToInt64Seconds(now - *since)) : Json(nullptr);
-}
-
-Json LayerObject(const LayerStats& stats) {
-  return {
-      {"layer", stats.layer},
-      {"name", stats.name},
-      {"factor_version", stats.factor_version},
-      {"last_sealed_step", stats.last_sealed_step},
-      {"input",
-       {{"representation", stats.input_representation},
-        {"rank", stats.input_rank},
-        {"damping", Number(stats.input_damping)}}},
-      {"output",
-       {{"representation", stats.output_representation},
-        {"rank", stats.output_rank},
-        {"damping", Number(stats.output_damping)}}},
-      {"failed_decompositions", stats.failed_decompositions},
-      {"factor_resets", stats.factor_resets},
-      {"state_bytes", stats.state_bytes},
-      {"contributions", {{"accepted", stats.accepted}, {"duplicate", stats.duplicates}, {"rejected", stats.rejected}}},
-      {"results", {{"preconditioned", stats.preconditioned}, {"identity", stats.identity}, {"skip", stats.skipped}}},
-      {"mean_update_seconds", Number(stats.update_seconds)},
-      {"mean_precondition_seconds", Number(stats.precondition_seconds)}};
 }
 
 Json SessionObject(const SessionSpec& spec, uint64_t epoch, uint32_t joined, Mode mode) {
@@ -112,38 +81,13 @@ std::string StatusPage(const StatusSubject& subject) {
   }
   Json objects = Json::array();
   for (auto& [name, object] : sessions) objects.push_back(std::move(object));
-  return Dump({{"version", std::string(subject.version)},
-               {"role", std::string(subject.role)},
-               {"draining", subject.draining},
-               {"shards", std::move(shards)},
-               {"sessions", std::move(objects)}},
-              1) +
-         "\n";
-}
-
-absl::StatusOr<std::string> LayersPage(const Shard* shard, absl::string_view session) {
-  // Layer by layer: as one object, the layers of a large model would take ten times the page's memory.
-  std::string page = "{\"sessions\": [";
-  size_t sessions = 0;
-  if (shard != nullptr) {
-    for (const ShardSessionSummary& summary : shard->ListSessions()) {
-      if (!session.empty() && summary.spec.name != session) continue;
-      const absl::StatusOr<std::vector<LayerStats>> layers = shard->GetLayerStats(summary.spec.name);
-      if (!layers.ok()) continue;  // removed meanwhile
-      absl::StrAppend(&page, sessions++ == 0 ? "" : ",", "\n{\"train_job\": ", Dump(summary.spec.name),
-                      ", \"epoch\": ", summary.epoch, ", \"layers\": [");
-      const char* separator = "\n";
-      for (const LayerStats& stats : *layers) {
-        absl::StrAppend(&page, std::exchange(separator, ",\n"), Dump(LayerObject(stats)));
-      }
-      page += "]}";
-    }
-  }
-  if (!session.empty() && sessions == 0) {
-    return absl::NotFoundError(absl::StrCat("session \"", session.substr(0, 128), "\" is not on this server"));
-  }
-  page += "]}\n";
-  return page;
+  const Json page = {{"version", std::string(subject.version)},
+                     {"role", std::string(subject.role)},
+                     {"draining", subject.draining},
+                     {"shards", std::move(shards)},
+                     {"sessions", std::move(objects)}};
+  // In ASCII, since a terminal may show it.
+  return page.dump(/*indent=*/1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace precondor

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON pages of the metrics port in addition to /metrics. They are made on request, so that data by layer need not be
-// labels of metrics. docs/operate/monitoring.md says how to ask for them.
+// Pages of the metrics port in addition to /metrics.
 #pragma once
 
 #include <string>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
@@ -14,10 +12,6 @@
 
 namespace precondor {
 
-// Returns counters and factor state of each layer of a session, or of all sessions if `session` is empty. Without a
-// shard there are none. Returns NotFound if there is no session of that name.
-absl::StatusOr<std::string> LayersPage(const Shard* shard, absl::string_view session);
-
 struct StatusSubject {
   absl::string_view version, role;
   bool draining = false;
@@ -25,7 +19,7 @@ struct StatusSubject {
   const Shard* shard = nullptr;              // null if the server is not a shard
   const Coordinator* coordinator = nullptr;  // null if the server is not a coordinator
 };
-// Returns the sessions that the server knows as coordinator, shard or both.
+// Returns the sessions that the server knows as coordinator, shard or both, as JSON.
 std::string StatusPage(const StatusSubject& subject);
 
 // HTML of the metrics port's status page: one page without external assets. It reads /status and /metrics of its server

@@ -235,7 +235,7 @@ class MetricsObserver::Impl {
 
   absl::Status Serve(int listening_socket, std::map<std::string, Page> pages) {
     pages["/metrics"] = {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-                         .make = [this](const Query&) -> absl::StatusOr<std::string> { return Render(); }};
+                         .make = [this] { return Render(); }};
     PRECONDOR_ASSIGN_OR_RETURN(http_, HttpServer::Start(listening_socket, std::move(pages)));
     return absl::OkStatus();
   }

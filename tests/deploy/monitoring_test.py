@@ -289,7 +289,7 @@ class Live(unittest.TestCase):
         server.start()
         wait_for("a lost line", lambda: server.metric("precondor_dropped_log_lines_total"))
 
-    def test_a_job_costs_few_series_and_layers_are_a_page(self):
+    def test_a_job_costs_few_series(self):
         jobs = self.prometheus.ask("label/train_job/values")
         self.assertEqual(len(jobs), 1)
         shard = self.cluster.shards[0]
@@ -299,14 +299,6 @@ class Live(unittest.TestCase):
             counted = run("bash", "-c", "curl -sf http://$0/metrics | grep '^precondor_' | grep -vc train_job=",
                           f"127.0.0.1:{server.metrics_port}", timeout=60).stdout
             self.assertLessEqual(int(counted), 600)
-        page = f"http://127.0.0.1:{shard.metrics_port}/layers"
-        layers = json.loads(get(f"{page}?session={urllib.parse.quote(jobs[0])}"))["sessions"][0]["layers"]
-        self.assertGreater(layers[0]["factor_version"], 0)
-        self.assertEqual(json.loads(get(page))["sessions"][0]["train_job"], jobs[0])
-        with self.assertRaises(urllib.error.HTTPError) as refused:
-            get(f"{page}?session=none")
-        self.assertEqual(refused.exception.code, 404)
-        refused.exception.close()
 
     def test_the_commands_of_the_runbooks_run(self):
         environment = runbook_environment(self.cluster, self.prometheus.ask("label/train_job/values")[0])

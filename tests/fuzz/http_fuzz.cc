@@ -28,12 +28,7 @@ int Port() {
   static const std::pair<int, std::unique_ptr<metrics::HttpServer>> server = [] {
     const absl::StatusOr<TcpSocket> socket = ListenTcp("127.0.0.1:0");
     PRECONDOR_CHECK(socket.ok());
-    const metrics::Page page = {.content_type = "text/plain",
-                                .make = [](const metrics::Query& query) -> absl::StatusOr<std::string> {
-                                  std::string text = "page";
-                                  for (const auto& [name, value] : query) absl::StrAppend(&text, name, value);
-                                  return text;
-                                }};
+    const metrics::Page page = {.content_type = "text/plain", .make = [] { return "page"; }};
     auto started = metrics::HttpServer::Start(socket->fd, {{"/", page}, {"/metrics", page}});
     PRECONDOR_CHECK(started.ok());
     return std::pair(socket->port, *std::move(started));

@@ -321,16 +321,18 @@ class ServerTest(Attacks, unittest.TestCase):
 
     def test_pages_that_are_not_read(self):
         c, s = interop.pb.common_pb2, interop.pb.session_pb2
-        spec = c.SessionSpec(name="pages", world_size=1, exchange=c.EXCHANGE_MODE_DIRECT, method=c.MethodConfig(muon=c.MuonConfig()),
-                             layers=[c.Layer(name=f"layer{i}", d_out=2, d_in=2) for i in range(5000)])
-        interop.pb.session_pb2_grpc.SessionServiceStub(self.channel()).OpenSession(s.OpenSessionRequest(spec=spec), timeout=60)
+        sessions = interop.pb.session_pb2_grpc.SessionServiceStub(self.channel())
+        for number in range(100):  # with series of their own
+            spec = c.SessionSpec(name=f"pages{number}", world_size=1, exchange=c.EXCHANGE_MODE_DIRECT,
+                                 method=c.MethodConfig(muon=c.MuonConfig()), layers=[c.Layer(name="layer", d_out=2, d_in=2)])
+            sessions.OpenSession(s.OpenSessionRequest(spec=spec), timeout=60)
         readers = [socket.socket() for _ in range(64)]
         for number, reader in enumerate(readers):
             self.addCleanup(reader.close)
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             reader.bind((f"127.0.1.{1 + number // 8}", 0))
             reader.connect(("127.0.0.1", self.server.metrics_port))
-            reader.sendall(b"GET /layers HTTP/1.0\r\n\r\n")
+            reader.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         answers = [reader.recv(12, socket.MSG_WAITALL) for reader in readers]
         self.assertEqual(set(answers), {b"HTTP/1.1 200", b"HTTP/1.1 503"})
         self.await_steps()
