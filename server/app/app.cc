@@ -328,9 +328,6 @@ class ServerApp final : public App {
     subject.coordinator = coordinator_.get();
     subject.caller = MakeCallerFn();
     if (shard_ == nullptr) return subject;
-    subject.create = [this](const std::string& session, uint64_t step) {
-      return shard_->snapshots().Request(session, step);
-    };
     subject.list = [this]() -> absl::StatusOr<std::vector<v1::SnapshotInfo>> {
       PRECONDOR_RETURN_IF_ERROR(shard_->data_plane().CheckServing());
       std::vector<v1::SnapshotInfo> infos;

@@ -68,7 +68,6 @@ class ShardService final : public ControlService {
 // server is not a coordinator; the functions are empty if it is not a shard.
 struct SnapshotSubject {
   Coordinator* coordinator = nullptr;
-  std::function<absl::Status(const std::string& session, uint64_t step)> create;
   std::function<absl::StatusOr<std::vector<v1::SnapshotInfo>>()> list;
   std::function<absl::StatusOr<v1::SnapshotInfo>(uint64_t session_id, uint64_t snapshot_id)> verify;
   // Returns true if this piece has completed the layer, which now has the factors.

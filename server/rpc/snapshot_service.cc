@@ -3,8 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-
 #include "kernels/base/status_macros.h"
 #include "proto/wire/spec_codec.h"
 #include "server/rpc/convert.h"
@@ -15,12 +13,8 @@ namespace {
 
 absl::Status CreateSnapshot(const v1::CreateSnapshotRequest& request, v1::CreateSnapshotResponse& response,
                             const SnapshotSubject& subject) {
-  response.set_step(request.step());
-  if (request.step() != 0 && subject.create) return subject.create(request.session(), request.step());
-  if (request.step() != 0 || subject.coordinator == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "step: ", request.step() == 0 ? "a shard expects one that no rank has begun, got 0"
-                                      : absl::StrCat("a coordinator chooses it, expected 0, got ", request.step())));
+  if (subject.coordinator == nullptr) {
+    return absl::FailedPreconditionError("snapshot: a coordinator chooses its step, this is none");
   }
   PRECONDOR_ASSIGN_OR_RETURN(const SnapshotEntry begun, subject.coordinator->CreateSnapshot(request.session()));
   response.set_snapshot_id(begun.number);

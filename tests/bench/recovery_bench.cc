@@ -145,7 +145,9 @@ class Server {
     for (const LayerStats& layer : *stats) sum += layer.update_seconds * static_cast<double>(layer.factor_version);
     return sum;
   }
-  void RequestSnapshot() { PRECONDOR_CHECK(shard_->snapshots().Request(spec_.name, step_).ok()); }
+  void RequestSnapshot() {
+    PRECONDOR_CHECK(shard_->snapshots().Take({.session_id = kSession, .number = step_, .step = step_}).ok());
+  }
   int64_t snapshots() const { return observer_.snapshots; }
   ShardStore& store() { return *store_; }
   uint64_t factor_version() const { return shard_->GetLayerStats(spec_.name)->front().factor_version; }

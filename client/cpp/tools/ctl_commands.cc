@@ -136,33 +136,18 @@ absl::StatusOr<CtlOutput> RunMode(const CtlOptions& options) {
   return CtlOutput{options.json ? Dump(ModeJson(options.argument, status)) : ModeTable(options.argument, status), true};
 }
 
-// Requests a snapshot. A coordinator chooses the step. For a single shard this chooses a step that is kAhead after the
-// last step of the session, which is further than a job gets meanwhile.
 absl::StatusOr<CtlOutput> RunCreate(const CtlOptions& options) {
-  constexpr uint64_t kAhead = 10;
   ControlClient server(options.server, options.timeout, options.security);
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(server, options));
-  const bool coordinates = info.role() != v1::ROLE_SHARD;
+  PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
   Canceller canceller;
   v1::CreateSnapshotRequest request;
   request.set_session(options.argument);
-  if (!coordinates) {
-    PRECONDOR_ASSIGN_OR_RETURN(const auto sessions,
-                               server.Call<v1::ListSessionsResponse>(v1::ListSessionsRequest(), canceller));
-    for (const v1::SessionSummary& session : sessions.sessions()) {
-      if (session.spec().name() == options.argument) request.set_step(session.last_step() + kAhead);
-    }
-    if (request.step() == 0) {
-      return absl::NotFoundError(absl::StrCat("server ", options.server, ": no session ", options.argument));
-    }
-  }
   PRECONDOR_ASSIGN_OR_RETURN(const auto begun, server.Call<v1::CreateSnapshotResponse>(request, canceller));
   if (options.json) {
     return CtlOutput{
         Dump({{"session", options.argument}, {"snapshot_id", begun.snapshot_id()}, {"step", begun.step()}}), true};
   }
-  const std::string which = coordinates ? absl::StrCat("snapshot ", begun.snapshot_id()) : "this shard's part alone";
-  return CtlOutput{absl::StrCat(options.argument, ": ", which, " as of step ", begun.step(),
+  return CtlOutput{absl::StrCat(options.argument, ": snapshot ", begun.snapshot_id(), " as of step ", begun.step(),
                                 ", once the job has come to it; snapshot list tells what became of it\n"),
                    true};
 }

@@ -30,15 +30,6 @@ absl::Status RequestOf(SessionContext& session, uint64_t step) {
 
 }  // namespace
 
-absl::Status SnapshotRequests::Request(absl::string_view session_name, uint64_t step) {
-  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
-  if (shard_.options.journal == nullptr) {
-    return absl::FailedPreconditionError("snapshot: this shard has no data directory");
-  }
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, sessions_.FindByName(session_name));
-  return RequestOf(session->context(), step);
-}
-
 absl::StatusOr<SnapshotProgress> SnapshotRequests::Take(const SnapshotOrder& order) {
   PRECONDOR_RETURN_IF_ERROR(serving_.Check());
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, sessions_.Find(order.session_id));

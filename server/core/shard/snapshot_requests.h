@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots that a coordinator or an operator requests, and layers that begin with the factors of a snapshot.
+// Snapshots that a coordinator orders, and layers that begin with the factors of a snapshot.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 
 #include "server/core/api/session_access.h"
 #include "server/core/api/shard_control.h"
@@ -25,10 +24,6 @@ class SnapshotRequests {
 
   // See ShardControl::TakeSnapshot.
   absl::StatusOr<SnapshotProgress> Take(const SnapshotOrder& order);
-
-  // Makes the session's layers give images for a snapshot as of `step`. Returns NOT_FOUND (UNKNOWN_SESSION),
-  // FAILED_PRECONDITION if the shard has no journal, INVALID_ARGUMENT if the step has already begun.
-  absl::Status Request(absl::string_view session_name, uint64_t step);
 
   // Gives a layer the factors of an image as of `at.step`, or fresh factors if the image has none. Precondition: no
   // rank has joined the session. If the coordinator has ordered a restore, the last layer completes the shard's part.

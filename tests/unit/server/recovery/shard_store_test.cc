@@ -109,9 +109,12 @@ TEST_F(ShardStoreTest, ASnapshotThatIsAskedForIsACutAtItsStep) {
   options.snapshot_interval_steps = 0;
   Open();
   for (uint64_t step = 0; step < 3; ++step) Step(step);
-  EXPECT_TRUE(absl::IsInvalidArgument(shard->snapshots().Request("job", 2)));
-  EXPECT_TRUE(absl::IsNotFound(shard->snapshots().Request("other", 5)));
-  ASSERT_TRUE(shard->snapshots().Request("job", 5).ok());
+  const auto request = [this](uint64_t session_id, uint64_t step) {
+    return shard->snapshots().Take({.session_id = session_id, .number = step, .step = step}).status();
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(request(kSession, 2)));
+  EXPECT_TRUE(absl::IsNotFound(request(kSession + 1, 5)));
+  ASSERT_TRUE(request(kSession, 5).ok());
   for (uint64_t step = 3; step < 8; ++step) Step(step);
   store->snapshots().WaitIdle();
   const std::vector<SnapshotSummary> found = store->snapshots().List().value();

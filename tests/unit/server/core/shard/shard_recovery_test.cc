@@ -397,14 +397,17 @@ TEST_F(ShardJournalTest, AJobThatWentBackGetsSnapshotsOfTheStepsThatComeAgain) {
   const auto train = [this](uint64_t from, uint64_t through) {
     for (uint64_t step = from; step <= through; ++step) SendStep(step);
   };
+  const auto request = [this](uint64_t step) {
+    return shard->snapshots().Take({.session_id = kSession, .number = step, .step = step}).status();
+  };
   train(0, 8);
-  EXPECT_TRUE(absl::IsInvalidArgument(shard->snapshots().Request("job", 5)));
+  EXPECT_TRUE(absl::IsInvalidArgument(request(5)));
   Replace({}, 0, /*rollback_step=*/3);
-  EXPECT_TRUE(absl::IsInvalidArgument(shard->snapshots().Request("job", 2)));
-  ASSERT_TRUE(shard->snapshots().Request("job", 3).ok()) << "the first of them";
+  EXPECT_TRUE(absl::IsInvalidArgument(request(2)));
+  ASSERT_TRUE(request(3).ok()) << "the first of them";
   train(3, 3);
   EXPECT_EQ(journal->snapshots(), 1);
-  ASSERT_TRUE(shard->snapshots().Request("job", 5).ok());
+  ASSERT_TRUE(request(5).ok());
   train(4, 4);
   EXPECT_EQ(journal->snapshots(), 1);
   train(5, 6);
