@@ -41,14 +41,14 @@ Json CoordinatorObject(const CoordinatorSessionSummary& session) {
   for (const SnapshotEntry& snapshot : session.snapshots) {
     if (snapshot.state == SnapshotState::kComplete) last_snapshot = snapshot.step;
   }
-  const FallbackInputs& inputs = session.decision.inputs;
+  const LossTrend& trend = session.decision.state.trend;
   Json shard_steps = Json::array();
   for (const auto& [address, step] : session.shard_steps) {
     shard_steps.push_back({{"shard", address}, {"last_step", step}});
   }
   return {{"last_step", session.last_step},      {"shard_steps", std::move(shard_steps)},
-          {"loss", Number(session.loss)},        {"smoothed_loss", Number(inputs.loss)},
-          {"loss_rate", Number(inputs.rate)},    {"rule", std::string(FallbackReasonName(session.decision.reason))},
+          {"loss", Number(session.loss)},        {"smoothed_loss", Number(trend.loss)},
+          {"loss_rate", Number(trend.rate)},     {"rule", std::string(FallbackReasonName(session.decision.reason))},
           {"reason", session.decision.sentence}, {"last_snapshot_step", std::move(last_snapshot)}};
 }
 

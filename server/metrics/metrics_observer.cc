@@ -524,11 +524,11 @@ void MetricsObserver::OnJournal(bool ok) {
 }
 void MetricsObserver::OnDecision(absl::string_view train_job, const FallbackDecision& decision) {
   impl_->WithCoordinatorJob(train_job, [&](Impl::CoordinatorJob& job) {
-    job.gauge(Metric("precondor_smoothed_loss")).Set(decision.inputs.loss);
-    job.gauge(Metric("precondor_loss_rate")).Set(decision.inputs.rate);
-    job.gauge(Metric("precondor_fallback_threshold_rate")).Set(decision.inputs.threshold_rate);
-    job.second_order_seconds->Set(decision.inputs.second_order_seconds);
-    job.first_order_seconds->Set(decision.inputs.first_order_seconds);
+    job.gauge(Metric("precondor_smoothed_loss")).Set(decision.state.trend.loss);
+    job.gauge(Metric("precondor_loss_rate")).Set(decision.state.trend.rate);
+    job.gauge(Metric("precondor_fallback_threshold_rate")).Set(decision.threshold_rate);
+    job.second_order_seconds->Set(decision.state.second_order_seconds);
+    job.first_order_seconds->Set(decision.state.first_order_seconds);
   });
 }
 void MetricsObserver::OnSessionSnapshot(absl::string_view train_job, bool complete) {

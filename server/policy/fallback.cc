@@ -80,25 +80,6 @@ void TakeSeconds(const StepObservation& observation, FallbackState& state) {
   seconds = seconds == 0 ? observation.seconds : kLossDecay * seconds + (1 - kLossDecay) * observation.seconds;
 }
 
-FallbackInputs Inputs(const FallbackConfig& config, const FallbackState& state) {
-  return {.step = state.last_step,
-          .uncounted_steps = state.uncounted_steps,
-          .loss = state.trend.loss,
-          .rate = state.trend.rate,
-          .phase_step = state.trend.phase_step,
-          .phase_steps = state.trend.phase_steps,
-          .phase_loss = state.trend.phase_loss,
-          .phase_decrease = PhaseDecrease(state.trend),
-          .phase_mean_rate = PhaseMeanRate(state.trend),
-          .threshold_rate = ThresholdRate(config, state),
-          .learning_rate = state.trend.learning_rate,
-          .streak_steps = state.streak_steps,
-          .second_order_seconds = state.second_order_seconds,
-          .first_order_seconds = state.first_order_seconds,
-          .policy_mode = state.mode,
-          .switch_step = state.switch_step};
-}
-
 FallbackReason Reason(const FallbackConfig& config, const FallbackState& state, Mode mode) {
   if (state.forced) return FallbackReason::kForced;
   if (config.policy == FallbackPolicy::kNever) return FallbackReason::kNever;
@@ -109,16 +90,17 @@ FallbackReason Reason(const FallbackConfig& config, const FallbackState& state, 
   return state.streak_steps > 0 ? FallbackReason::kSlow : FallbackReason::kStillFalling;
 }
 
-std::string Trend(const FallbackInputs& in) {
-  return absl::StrCat("at step ", in.step, " the smoothed loss ", in.loss, " falls by ", in.rate, " a step, ");
+std::string Trend(const FallbackState& state) {
+  return absl::StrCat("at step ", state.last_step, " the smoothed loss ", state.trend.loss, " falls by ",
+                      state.trend.rate, " a step, ");
 }
 
-std::string Against(const FallbackInputs& in) {
-  return absl::StrCat(in.threshold_rate, " (the mean since step ", in.phase_step, " is ", in.phase_mean_rate, ")");
+std::string Against(const LossTrend& trend, double threshold_rate) {
+  return absl::StrCat(threshold_rate, " (the mean since step ", trend.phase_step, " is ", PhaseMeanRate(trend), ")");
 }
 
 std::string Sentence(const FallbackConfig& config, const FallbackState& state, FallbackReason reason,
-                     const FallbackInputs& in) {
+                     double threshold_rate) {
   switch (reason) {
     case FallbackReason::kNever:
       return "second order: the policy is NEVER";
@@ -127,18 +109,18 @@ std::string Sentence(const FallbackConfig& config, const FallbackState& state, F
     case FallbackReason::kForced:
       return absl::StrCat(ModeName(*state.forced), " is forced by an operator");
     case FallbackReason::kTooEarly:
-      return absl::StrCat("second order: ", in.phase_steps, " of ", config.min_steps, " steps counted since step ",
-                          in.phase_step);
+      return absl::StrCat("second order: ", state.trend.phase_steps, " of ", config.min_steps,
+                          " steps counted since step ", state.trend.phase_step);
     case FallbackReason::kStillFalling:
-      return absl::StrCat("second order: ", Trend(in), "not less than ", Against(in));
+      return absl::StrCat("second order: ", Trend(state), "not less than ", Against(state.trend, threshold_rate));
     case FallbackReason::kSlow:
-      return absl::StrCat("second order: ", Trend(in), "less than ", Against(in), ", for ", in.streak_steps, " of ",
-                          config.patience_steps, " steps");
+      return absl::StrCat("second order: ", Trend(state), "less than ", Against(state.trend, threshold_rate), ", for ",
+                          state.streak_steps, " of ", config.patience_steps, " steps");
     case FallbackReason::kLossRate:
-      return absl::StrCat("falls back to first order: ", Trend(in), "less than ", Against(in), ", for ",
-                          in.streak_steps, " steps");
+      return absl::StrCat("falls back to first order: ", Trend(state), "less than ",
+                          Against(state.trend, threshold_rate), ", for ", state.streak_steps, " steps");
     case FallbackReason::kStaysFirstOrder:
-      return absl::StrCat("first order since step ", in.switch_step);
+      return absl::StrCat("first order since step ", state.switch_step);
   }
   return "";
 }
@@ -211,7 +193,8 @@ FallbackState Force(const FallbackConfig& config, const FallbackState& state, st
 
 FallbackDecision Decide(const FallbackConfig& config, const FallbackState& state) {
   FallbackDecision decision;
-  decision.inputs = Inputs(config, state);
+  decision.state = state;
+  decision.threshold_rate = ThresholdRate(config, state);
   const Mode policy_mode = PolicyMode(config, state);
   decision.reason = Reason(config, state, policy_mode);
   decision.mode = policy_mode;
@@ -221,7 +204,7 @@ FallbackDecision Decide(const FallbackConfig& config, const FallbackState& state
     decision.mode = Mode::kFirstOrder;
     decision.from_step = *config.at_step;
   }
-  decision.sentence = Sentence(config, state, decision.reason, decision.inputs);
+  decision.sentence = Sentence(config, state, decision.reason, decision.threshold_rate);
   return decision;
 }
 

@@ -99,34 +99,14 @@ enum class FallbackReason : uint8_t {
   kStaysFirstOrder = 12,  // after a fallback
 };
 
-// The numbers behind a decision, for the audit log and metrics. Units are those of FallbackState and LossTrend.
-struct FallbackInputs {
-  uint64_t step = 0;  // last step observed
-  uint64_t uncounted_steps = 0;
-  double loss = 0;
-  double rate = 0;
-  uint64_t phase_step = 0;
-  uint64_t phase_steps = 0;
-  double phase_loss = 0;
-  double phase_decrease = 0;
-  double phase_mean_rate = 0;
-  double threshold_rate = 0;  // `rate` is compared with it: beta times the mean
-  double learning_rate = 0;
-  int32_t streak_steps = 0;
-  double second_order_seconds = 0;
-  double first_order_seconds = 0;
-  Mode policy_mode = Mode::kSecondOrder;  // mode before this decision
-  uint64_t switch_step = 0;
-  bool operator==(const FallbackInputs&) const = default;
-};
-
 struct FallbackDecision {
   Mode mode = Mode::kSecondOrder;
   // First step of `mode`, or the first step not granted yet if that is later. Steps before it are in second order.
   uint64_t from_step = 0;
   FallbackReason reason = FallbackReason::kNever;
-  std::string sentence;  // explanation with the numbers
-  FallbackInputs inputs;
+  std::string sentence;       // explanation with the numbers
+  FallbackState state;        // which was decided on, for the audit log and metrics
+  double threshold_rate = 0;  // state.trend.rate is compared with it: beta times the mean
   bool operator==(const FallbackDecision&) const = default;
 };
 

@@ -127,18 +127,18 @@ v1::ModeStatus EncodeModeStatus(const CoordinatorSessionSummary& session) {
   v1::ModeStatus out;
   out.set_mode(wire::EncodeMode(session.mode));
   for (const ModeInterval& interval : session.modes) *out.add_schedule() = EncodeInterval(interval);
-  if (session.forced.has_value()) out.set_forced(wire::EncodeMode(*session.forced));
   out.set_rule(std::string(FallbackReasonName(session.decision.reason)));
   out.set_reason(wire::SafeText(session.decision.sentence));
-  const FallbackInputs& inputs = session.decision.inputs;
-  out.set_step(inputs.step);
-  out.set_loss(inputs.loss);
-  out.set_rate(inputs.rate);
-  out.set_threshold_rate(inputs.threshold_rate);
-  out.set_phase_steps(inputs.phase_steps);
-  out.set_streak_steps(static_cast<uint64_t>(inputs.streak_steps));
-  out.set_second_order_seconds(inputs.second_order_seconds);
-  out.set_first_order_seconds(inputs.first_order_seconds);
+  const FallbackState& state = session.decision.state;
+  if (state.forced.has_value()) out.set_forced(wire::EncodeMode(*state.forced));
+  out.set_step(state.last_step);
+  out.set_loss(state.trend.loss);
+  out.set_rate(state.trend.rate);
+  out.set_threshold_rate(session.decision.threshold_rate);
+  out.set_phase_steps(state.trend.phase_steps);
+  out.set_streak_steps(static_cast<uint64_t>(state.streak_steps));
+  out.set_second_order_seconds(state.second_order_seconds);
+  out.set_first_order_seconds(state.first_order_seconds);
   return out;
 }
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -72,7 +71,6 @@ struct CoordinatorSessionSummary {
   std::vector<ShardAssignment> shard_map;
   FallbackDecision decision;  // last decision, with its inputs
   std::vector<ModeInterval> modes;
-  std::optional<Mode> forced;  // mode set by an operator
   std::vector<SnapshotEntry> snapshots;
 };
 

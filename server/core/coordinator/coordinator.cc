@@ -38,19 +38,19 @@ void WriteLease(CoordinatorContext& c, CoordinatorSession& session) {
   if (!written.ok() || before == lease->schedule) return;
   const ModeInterval& last = lease->schedule.back();
   c.observer.OnModeChange(session.spec.name, last.mode);
-  // The audit log: the decision and its inputs.
+  // The audit log: the decision and its numbers.
   c.logger.Log(Severity::kInfo, "mode changes",
                {{"session", session.spec.name},
                 {"mode", ModeName(last.mode)},
                 {"from_step", last.first_step},
                 {"rule", FallbackReasonName(decision.reason)},
                 {"reason", decision.sentence},
-                {"step", decision.inputs.step},
-                {"loss", decision.inputs.loss},
-                {"rate", decision.inputs.rate},
-                {"threshold_rate", decision.inputs.threshold_rate},
-                {"phase_steps", decision.inputs.phase_steps},
-                {"streak_steps", static_cast<int64_t>(decision.inputs.streak_steps)}});
+                {"step", decision.state.last_step},
+                {"loss", decision.state.trend.loss},
+                {"rate", decision.state.trend.rate},
+                {"threshold_rate", decision.threshold_rate},
+                {"phase_steps", decision.state.trend.phase_steps},
+                {"streak_steps", static_cast<int64_t>(decision.state.streak_steps)}});
 }
 
 absl::StatusOr<Directive> Coordinator::ReportStep(const StepReport& report, const SessionCaller& caller) {

@@ -36,8 +36,7 @@ CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_step
       leases_(record.lease, lease_steps, GrantedThrough(record, members_, lease_steps)),
       // Reports are not written down: the ranks of a session from the journal may have made any number.
       progress_(spec.world_size, lease_steps, members_.ever_active()),
-      fallback_(record.lease.fallback),
-      decision_(Decide(spec.fallback, fallback_)),
+      decision_(Decide(spec.fallback, record.lease.fallback)),
       snapshots_(spec.name) {}
 
 // --- durable state --------------------------------------------------------------------------------------------------
@@ -64,7 +63,8 @@ absl::StatusOr<SnapshotEntry> CoordinatorSession::PlanSnapshot() {
 }
 
 std::optional<LeaseTerms> CoordinatorSession::BeginLeaseWrite() {
-  return leases_.BeginWrite(ApplyDecision(decision_, leases_.durable().schedule, leases_.first_open_step()), fallback_);
+  return leases_.BeginWrite(ApplyDecision(decision_, leases_.durable().schedule, leases_.first_open_step()),
+                            decision_.state);
 }
 
 void CoordinatorSession::Adopt(CoordinatorRecord written) {
@@ -107,20 +107,19 @@ absl::StatusOr<std::optional<LossTable::StepLoss>> CoordinatorSession::Report(co
   const std::optional<FinishedStep> finished = progress_.Report(report, now);
   if (!finished.has_value()) return std::nullopt;
   const LossTable::StepLoss& loss = finished->loss;
-  fallback_ = Advance(spec.fallback, fallback_,
-                      {.step = loss.step,
-                       .loss = loss.loss,
-                       .learning_rate = loss.learning_rate,
-                       .seconds = finished->seconds,
-                       .mode = ModeAt(leases_.durable().schedule, loss.step),
-                       .skipped = loss.finite == 0});
-  decision_ = Decide(spec.fallback, fallback_);
+  const FallbackState state = Advance(spec.fallback, decision_.state,
+                                      {.step = loss.step,
+                                       .loss = loss.loss,
+                                       .learning_rate = loss.learning_rate,
+                                       .seconds = finished->seconds,
+                                       .mode = ModeAt(leases_.durable().schedule, loss.step),
+                                       .skipped = loss.finite == 0});
+  decision_ = Decide(spec.fallback, state);
   return loss;
 }
 
 void CoordinatorSession::Force(std::optional<Mode> mode) {
-  fallback_ = precondor::Force(spec.fallback, fallback_, mode);
-  decision_ = Decide(spec.fallback, fallback_);
+  decision_ = Decide(spec.fallback, precondor::Force(spec.fallback, decision_.state, mode));
 }
 
 void CoordinatorSession::WantFirstSteps() {
@@ -197,7 +196,6 @@ CoordinatorSessionSummary MakeSummary(const CoordinatorSession& session) {
           .shard_map = std::move(shard_map),
           .decision = session.decision(),
           .modes = session.leases().durable().schedule,
-          .forced = session.fallback().forced,
           .snapshots = session.snapshots().list()};
 }
 

@@ -45,7 +45,6 @@ class CoordinatorSession {
   const StepProgress& progress() const { return progress_; }
   // The mode that the session should have: the state of its fallback policy and the last decision. They run ahead of
   // the durable state: a decision takes effect once leases() has it in a durable lease.
-  const FallbackState& fallback() const { return fallback_; }
   const FallbackDecision& decision() const { return decision_; }
   const SessionSnapshots& snapshots() const { return snapshots_; }
 
@@ -87,8 +86,7 @@ class CoordinatorSession {
   SessionMembers members_;
   StepLeases leases_;
   StepProgress progress_;
-  FallbackState fallback_;
-  FallbackDecision decision_;  // made from fallback_
+  FallbackDecision decision_;
   SessionSnapshots snapshots_;
 };
 

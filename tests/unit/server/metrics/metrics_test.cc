@@ -137,10 +137,10 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnStepReported("job", 41, 1.0, Mode::kSecondOrder);
   metrics.OnStepReported("job", 42, 0.5, Mode::kFirstOrder);
   FallbackDecision decision;
-  decision.inputs.loss = 0.75;
-  decision.inputs.rate = 0.125;
-  decision.inputs.threshold_rate = 0.25;
-  decision.inputs.second_order_seconds = 1.5;
+  decision.state.trend.loss = 0.75;
+  decision.state.trend.rate = 0.125;
+  decision.threshold_rate = 0.25;
+  decision.state.second_order_seconds = 1.5;
   metrics.OnDecision("job", decision);
   metrics.OnModeChange("job", Mode::kFirstOrder);
   metrics.OnStragglers("job", {3, 5});

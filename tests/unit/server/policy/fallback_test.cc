@@ -68,30 +68,26 @@ TEST(FallbackTest, LossRateDecidesByHand) {
   for (const auto& c : cases) {
     const FallbackDecision decision = Decide(Plain(), After(Plain(), c.losses));
     EXPECT_EQ(decision.reason, c.reason) << c.what << ": " << decision.sentence;
-    EXPECT_EQ(decision.inputs.streak_steps, c.streak) << c.what;
+    EXPECT_EQ(decision.state.streak_steps, c.streak) << c.what;
     EXPECT_EQ(decision.mode, c.reason == R::kLossRate ? Mode::kFirstOrder : Mode::kSecondOrder) << c.what;
     EXPECT_EQ(decision.from_step, 0u) << c.what;
   }
 }
 
-TEST(FallbackTest, ADecisionCarriesItsInputsAndSaysThem) {
-  const FallbackDecision decision = Decide(Plain(), After(Plain(), {64, 32, 16, 13, 12}));
-  const FallbackInputs& in = decision.inputs;
-  EXPECT_EQ(in.step, 4u);
-  EXPECT_EQ(in.uncounted_steps, 0u);
-  EXPECT_EQ(in.phase_step, 0u);
-  EXPECT_EQ(in.phase_steps, 4u);
-  EXPECT_EQ(in.streak_steps, 2);
-  EXPECT_EQ(in.policy_mode, Mode::kSecondOrder);
-  const std::vector<double> numbers = {in.loss,
-                                       in.rate,
-                                       in.phase_loss,
-                                       in.phase_decrease,
-                                       in.phase_mean_rate,
-                                       in.threshold_rate,
-                                       in.second_order_seconds,
-                                       in.learning_rate,
-                                       in.first_order_seconds};
+TEST(FallbackTest, ADecisionCarriesItsStateAndSaysItsNumbers) {
+  const FallbackState state = After(Plain(), {64, 32, 16, 13, 12});
+  const FallbackDecision decision = Decide(Plain(), state);
+  EXPECT_EQ(decision.state, state);
+  EXPECT_EQ(state.last_step, 4u);
+  EXPECT_EQ(state.uncounted_steps, 0u);
+  EXPECT_EQ(state.trend.phase_step, 0u);
+  EXPECT_EQ(state.trend.phase_steps, 4u);
+  EXPECT_EQ(state.streak_steps, 2);
+  EXPECT_EQ(state.mode, Mode::kSecondOrder);
+  const std::vector<double> numbers = {
+      state.trend.loss,           state.trend.rate,           state.trend.phase_loss,
+      PhaseDecrease(state.trend), PhaseMeanRate(state.trend), decision.threshold_rate,
+      state.second_order_seconds, state.trend.learning_rate,  state.first_order_seconds};
   EXPECT_THAT(numbers,
               testing::Pointwise(testing::DoubleNear(kRounding), {12.0, 1.0, 64.0, 52.0, 13.0, 3.25, 1.0, 0.0, 0.0}));
   EXPECT_EQ(
@@ -106,7 +102,7 @@ TEST(FallbackTest, AFallbackIsKeptWhateverTheLossDoesThen) {
   const FallbackDecision decision = Decide(Plain(), state);
   EXPECT_EQ(decision.mode, Mode::kFirstOrder);
   EXPECT_EQ(decision.reason, FallbackReason::kStaysFirstOrder);
-  EXPECT_EQ(decision.inputs.switch_step, 4u);
+  EXPECT_EQ(decision.state.switch_step, 4u);
   EXPECT_EQ(decision.sentence, "first order since step 4");
 }
 
@@ -131,7 +127,7 @@ TEST(FallbackTest, NeverStaysWhateverTheLossDoes) {
   const FallbackDecision decision = Decide(Plain(FallbackPolicy::kNever), state);
   EXPECT_EQ(decision.mode, Mode::kSecondOrder);
   EXPECT_EQ(decision.reason, FallbackReason::kNever);
-  EXPECT_NEAR(decision.inputs.loss, 12, kRounding) << "for the graphs";
+  EXPECT_NEAR(decision.state.trend.loss, 12, kRounding) << "for the graphs";
 }
 
 TEST(FallbackTest, AtStepIsKnownFromTheStart) {
@@ -216,7 +212,7 @@ TEST(FallbackForceTest, GoesBeforeEveryPolicy) {
       EXPECT_EQ(decision.reason, FallbackReason::kForced);
       EXPECT_EQ(decision.from_step, 0u);
       EXPECT_EQ(decision.sentence, std::string(ModeName(mode)) + " is forced by an operator");
-      EXPECT_NEAR(decision.inputs.loss, 12, kRounding) << "the trend goes on";
+      EXPECT_NEAR(decision.state.trend.loss, 12, kRounding) << "the trend goes on";
     }
   }
 }
@@ -226,7 +222,7 @@ TEST(FallbackForceTest, ThePolicyGoesOnFromTheForcedMode) {
   FallbackState state = Force(config, After(config, {64, 32, 16}), Mode::kFirstOrder);
   state = Force(config, After(config, {8, 4}, state), std::nullopt);
   EXPECT_EQ(Decide(config, state).reason, FallbackReason::kStaysFirstOrder);
-  EXPECT_EQ(Decide(config, state).inputs.switch_step, 4u);
+  EXPECT_EQ(Decide(config, state).state.switch_step, 4u);
   state = Force(config, state, Mode::kSecondOrder);
   state = Force(config, state, std::nullopt);
   EXPECT_EQ(Decide(config, state).reason, FallbackReason::kTooEarly) << "a new phase";

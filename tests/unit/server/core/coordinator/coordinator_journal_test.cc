@@ -254,7 +254,7 @@ TEST_F(CoordinatorJournalTest, ForcedModeBeginsAfterEveryGrantedStep) {
   EXPECT_EQ(ModeIn(directive, granted + 1), Mode::kFirstOrder);
   Restart();
   EXPECT_EQ(coordinator->GetSession("job")->modes, set->modes);
-  EXPECT_EQ(coordinator->GetSession("job")->forced, Mode::kFirstOrder);
+  EXPECT_EQ(coordinator->GetSession("job")->decision.state.forced, Mode::kFirstOrder);
   EXPECT_EQ(coordinator->SetMode("unknown", Mode::kFirstOrder).status().code(), absl::StatusCode::kNotFound);
 }
 
