@@ -37,20 +37,29 @@ std::string Dump(const nlohmann::json& document) {
   return document.dump(2, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-absl::StatusOr<v1::GetServerInfoResponse> GetInfo(ControlClient& server, const CtlOptions& options) {
+// Waits until the server at this address answers.
+absl::StatusOr<v1::GetServerInfoResponse> GetInfo(const CtlOptions& options, const std::string& address) {
+  ControlClient server(address, options.timeout, options.security);
   Canceller canceller;
   return server.WaitForServer(options.timeout, canceller);
 }
 
+// Waits until the server at this address answers, and then makes the call.
+template <typename Response, typename Request>
+absl::StatusOr<Response> Ask(const CtlOptions& options, const std::string& address, const Request& request) {
+  ControlClient server(address, options.timeout, options.security);
+  Canceller canceller;
+  PRECONDOR_RETURN_IF_ERROR(server.WaitForServer(options.timeout, canceller).status());
+  return server.Call<Response>(request, canceller);
+}
+
 absl::StatusOr<CtlOutput> RunStatus(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout, options.security);
-  PRECONDOR_ASSIGN_OR_RETURN(v1::GetServerInfoResponse info, GetInfo(server, options));
+  PRECONDOR_ASSIGN_OR_RETURN(v1::GetServerInfoResponse info, GetInfo(options, options.server));
   std::vector<ServerStatus> servers = {{options.server, info, ""}};
   CtlOutput output;
   if (info.role() == v1::ROLE_COORDINATOR) {
     for (const std::string& address : info.shards()) {
-      ControlClient shard(address, options.timeout, options.security);
-      const auto shard_info = GetInfo(shard, options);
+      const auto shard_info = GetInfo(options, address);
       output.ok &= shard_info.ok();
       servers.push_back({address, shard_info.ok() ? *shard_info : v1::GetServerInfoResponse(),
                          shard_info.ok() ? "" : std::string(shard_info.status().message())});
@@ -61,21 +70,15 @@ absl::StatusOr<CtlOutput> RunStatus(const CtlOptions& options) {
 }
 
 absl::StatusOr<CtlOutput> RunSessions(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout, options.security);
-  PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
-  Canceller canceller;
   PRECONDOR_ASSIGN_OR_RETURN(const auto response,
-                             server.Call<v1::ListSessionsResponse>(v1::ListSessionsRequest(), canceller));
+                             Ask<v1::ListSessionsResponse>(options, options.server, v1::ListSessionsRequest()));
   return CtlOutput{options.json ? Dump(SessionsJson(response)) : SessionsTable(response), true};
 }
 
 absl::StatusOr<CtlOutput> RunSession(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout, options.security);
-  PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
-  Canceller canceller;
   v1::CloseSessionRequest request;
   request.set_name(options.argument);
-  PRECONDOR_ASSIGN_OR_RETURN(const auto closed, server.Call<v1::CloseSessionResponse>(request, canceller));
+  PRECONDOR_ASSIGN_OR_RETURN(const auto closed, Ask<v1::CloseSessionResponse>(options, options.server, request));
   if (!closed.existed()) {
     return absl::NotFoundError(
         absl::StrCat("server ", options.server, ": no session ", options.argument, ", or no longer"));
@@ -86,63 +89,55 @@ absl::StatusOr<CtlOutput> RunSession(const CtlOptions& options) {
 
 // Shows the layers of a session. A coordinator owns no layers, so this asks its shards.
 absl::StatusOr<CtlOutput> RunLayers(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout, options.security);
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(server, options));
-  v1::GetLayerStatsRequest request;
-  request.set_session(options.argument);
-  std::vector<v1::LayerStats> layers;
-  Canceller canceller;
-  if (info.role() != v1::ROLE_COORDINATOR) {
-    PRECONDOR_ASSIGN_OR_RETURN(const auto response, server.Call<v1::GetLayerStatsResponse>(request, canceller));
-    layers.assign(response.layers().begin(), response.layers().end());
-  } else {
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(options, options.server));
+  std::vector<std::string> shards = {options.server};
+  if (info.role() == v1::ROLE_COORDINATOR) {
     PRECONDOR_ASSIGN_OR_RETURN(const auto sessions,
-                               server.Call<v1::ListSessionsResponse>(v1::ListSessionsRequest(), canceller));
+                               Ask<v1::ListSessionsResponse>(options, options.server, v1::ListSessionsRequest()));
     const auto found = std::find_if(sessions.sessions().begin(), sessions.sessions().end(),
                                     [&](const v1::SessionSummary& s) { return s.spec().name() == options.argument; });
     if (found == sessions.sessions().end()) {
       return absl::NotFoundError(absl::StrCat("server ", options.server, ": no session ", options.argument));
     }
+    shards.clear();
     for (const v1::ShardAssignment& assignment : found->shard_map().assignments()) {
-      ControlClient shard(assignment.address(), options.timeout, options.security);
-      PRECONDOR_RETURN_IF_ERROR(GetInfo(shard, options).status());
-      PRECONDOR_ASSIGN_OR_RETURN(const auto response, shard.Call<v1::GetLayerStatsResponse>(request, canceller));
-      layers.insert(layers.end(), response.layers().begin(), response.layers().end());
+      shards.push_back(assignment.address());
     }
-    std::sort(layers.begin(), layers.end(),
-              [](const v1::LayerStats& x, const v1::LayerStats& y) { return x.layer() < y.layer(); });
   }
+  v1::GetLayerStatsRequest request;
+  request.set_session(options.argument);
+  std::vector<v1::LayerStats> layers;
+  for (const std::string& address : shards) {
+    PRECONDOR_ASSIGN_OR_RETURN(const auto response, Ask<v1::GetLayerStatsResponse>(options, address, request));
+    layers.insert(layers.end(), response.layers().begin(), response.layers().end());
+  }
+  std::sort(layers.begin(), layers.end(),
+            [](const v1::LayerStats& x, const v1::LayerStats& y) { return x.layer() < y.layer(); });
   return CtlOutput{options.json ? Dump(LayersJson(options.argument, layers)) : LayersTable(layers), true};
 }
 
 absl::StatusOr<CtlOutput> RunMode(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout, options.security);
-  PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
-  Canceller canceller;
   v1::ModeStatus status;
   if (options.mode.empty()) {
     v1::GetModeRequest request;
     request.set_session(options.argument);
-    PRECONDOR_ASSIGN_OR_RETURN(auto response, server.Call<v1::GetModeResponse>(request, canceller));
+    PRECONDOR_ASSIGN_OR_RETURN(auto response, Ask<v1::GetModeResponse>(options, options.server, request));
     status = std::move(*response.mutable_status());
   } else {
     v1::SetModeRequest request;
     request.set_session(options.argument);
     if (options.mode == "second-order") request.set_mode(v1::MODE_SECOND_ORDER);
     if (options.mode == "first-order") request.set_mode(v1::MODE_FIRST_ORDER);
-    PRECONDOR_ASSIGN_OR_RETURN(auto response, server.Call<v1::SetModeResponse>(request, canceller));
+    PRECONDOR_ASSIGN_OR_RETURN(auto response, Ask<v1::SetModeResponse>(options, options.server, request));
     status = std::move(*response.mutable_status());
   }
   return CtlOutput{options.json ? Dump(ModeJson(options.argument, status)) : ModeTable(options.argument, status), true};
 }
 
 absl::StatusOr<CtlOutput> RunCreate(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout, options.security);
-  PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
-  Canceller canceller;
   v1::CreateSnapshotRequest request;
   request.set_session(options.argument);
-  PRECONDOR_ASSIGN_OR_RETURN(const auto begun, server.Call<v1::CreateSnapshotResponse>(request, canceller));
+  PRECONDOR_ASSIGN_OR_RETURN(const auto begun, Ask<v1::CreateSnapshotResponse>(options, options.server, request));
   if (options.json) {
     return CtlOutput{
         Dump({{"session", options.argument}, {"snapshot_id", begun.snapshot_id()}, {"step", begun.step()}}), true};
@@ -154,8 +149,7 @@ absl::StatusOr<CtlOutput> RunCreate(const CtlOptions& options) {
 
 absl::StatusOr<CtlOutput> RunSnapshots(const CtlOptions& options) {
   const bool verifies = options.command->action == "verify";
-  ControlClient server(options.server, options.timeout, options.security);
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(server, options));
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(options, options.server));
   std::vector<std::string> shards = {options.server};
   if (info.role() == v1::ROLE_COORDINATOR) shards.assign(info.shards().begin(), info.shards().end());
   Canceller canceller;
@@ -163,7 +157,7 @@ absl::StatusOr<CtlOutput> RunSnapshots(const CtlOptions& options) {
   std::vector<v1::SessionSnapshot> sessions;
   if (info.role() != v1::ROLE_SHARD && !verifies) {
     PRECONDOR_ASSIGN_OR_RETURN(const auto listed,
-                               server.Call<v1::ListSnapshotsResponse>(v1::ListSnapshotsRequest(), canceller));
+                               Ask<v1::ListSnapshotsResponse>(options, options.server, v1::ListSnapshotsRequest()));
     for (const v1::SessionSnapshot& snapshot : listed.session_snapshots()) {
       if (options.argument.empty() || snapshot.session() == options.argument) sessions.push_back(snapshot);
     }
@@ -238,13 +232,10 @@ absl::StatusOr<CtlOutput> RunHealth(const CtlOptions& options) {
 }
 
 absl::StatusOr<CtlOutput> RunDrain(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout, options.security);
-  PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
   v1::DrainRequest request;
   request.set_deadline_ms(
       static_cast<uint32_t>(std::min<int64_t>(absl::ToInt64Milliseconds(options.drain_deadline), int64_t{UINT32_MAX})));
-  Canceller canceller;
-  PRECONDOR_ASSIGN_OR_RETURN(const auto response, server.Call<v1::DrainResponse>(request, canceller));
+  PRECONDOR_ASSIGN_OR_RETURN(const auto response, Ask<v1::DrainResponse>(options, options.server, request));
   return CtlOutput{options.json ? Dump({{"server", options.server}, {"in_flight", response.in_flight()}})
                                 : absl::StrCat("draining ", options.server, ": ", response.in_flight(),
                                                " contributions in flight\n"),
