@@ -116,20 +116,14 @@ function number(x, digits = 4) {
   if (x !== 0 && Math.abs(x) < 1e-3) return x.toExponential(2);
   return x.toLocaleString("en", {maximumSignificantDigits: digits});
 }
-function bytes(x) {
+function scaled(x, step, units) {
   if (!Number.isFinite(x)) return "none";
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let i = 0;
-  while (x >= 1024 && i < units.length - 1) { x /= 1024; ++i; }
+  while (x >= step && i < units.length - 1) { x /= step; ++i; }
   return number(x, 3) + " " + units[i];
 }
-function rate(x) {
-  if (!Number.isFinite(x)) return "none";
-  const units = ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"];
-  let i = 0;
-  while (x >= 1000 && i < units.length - 1) { x /= 1000; ++i; }
-  return number(x, 3) + " " + units[i];
-}
+const bytes = x => scaled(x, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
+const rate = x => scaled(x, 1000, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]);
 function seconds(x) {
   if (!Number.isFinite(x)) return "none";
   return x < 1e-3 ? number(x * 1e6, 3) + " µs" : x < 1 ? number(x * 1000, 3) + " ms" : number(x, 3) + " s";

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <dirent.h>
 #include <fcntl.h>
+#include <filesystem>
 #include <string>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -181,18 +181,12 @@ absl::StatusOr<uint64_t> PosixFileSystem::FileSize(const std::string& path) {
 }
 
 absl::StatusOr<std::vector<std::string>> PosixFileSystem::List(const std::string& dir) {
-  DIR* const stream = opendir(dir.c_str());
-  if (stream == nullptr) return IoError("opendir", dir, errno);
   std::vector<std::string> names;
-  errno = 0;
-  while (const dirent* const entry = readdir(stream)) {
-    const absl::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
-    errno = 0;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(dir, error), end; !error && entry != end; entry.increment(error)) {
+    names.push_back(entry->path().filename().string());
   }
-  const int error = errno;
-  closedir(stream);
-  if (error != 0) return IoError("readdir", dir, error);
+  if (error) return IoError("list", dir, error.value());
   std::sort(names.begin(), names.end());
   return names;
 }
