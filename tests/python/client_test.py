@@ -233,20 +233,24 @@ class ClientTest(unittest.TestCase):
 
     def test_statistics_are_those_of_the_rows(self):
         rows = np.random.default_rng(1).standard_normal((50, 3)).astype(np.float32)
-        mean = precondor.compute_statistics(spec("s", statistics="MEAN"), rows, step=0, layer=0, side="input")
+
+        def statistics(rows, row_scale=1.0, **changes):
+            session = self.open(**changes)
+            with session.join() as worker:
+                got = worker.compute_statistics(0, 0, "input", rows, row_scale)
+            session.close()
+            return got
+
+        mean = statistics(rows, statistics="MEAN")
         np.testing.assert_allclose(mean, rows.mean(axis=0, dtype=np.float64, keepdims=True), atol=1e-6)
-        packed = precondor.compute_statistics(spec("s", statistics="COVARIANCE"), rows, step=0, layer=0, side="input",
-                                              row_scale=2)
+        packed = statistics(rows, 2, method="kfac", statistics="COVARIANCE")
         moment = 4 * rows.astype(np.float64).T @ rows / 50
         np.testing.assert_allclose(packed[0], moment[np.tril_indices(3)], rtol=1e-5, atol=1e-6)
         # One row leaves nothing but its sign.
-        signed = precondor.compute_statistics(spec("s", sketches=16), rows[:1], step=0, layer=0, side="input", row_scale=3)
+        signed = statistics(rows[:1], 3, sketches=16)
         self.assertEqual(signed.shape, (16, 3))
         np.testing.assert_allclose(np.abs(signed), np.tile(3 * np.abs(rows[0]), (16, 1)), rtol=1e-6)
-        worker = self.worker(seed=5)
-        np.testing.assert_array_equal(worker.compute_statistics(4, 0, "output", rows[:, :2]),
-                                      precondor.compute_statistics(worker.spec, rows[:, :2], step=4, layer=0, side="output"))
-        worker = self.enterContext(self.client.open_session(spec(f"{self.name}-q", sketches=3)).join())
+        worker = self.worker(sketches=3)
         signs = np.hstack([worker.sketch(2, 0, "input").signs(*part) for part in ((0, 31), (31, 19))])
         np.testing.assert_allclose(signs @ rows / np.sqrt(50), worker.compute_statistics(2, 0, "input", rows), atol=1e-6)
         self.expect(precondor.InvalidArgumentError, "at least one row", worker.sketch(2, 0, "input").signs, 0, 0)

@@ -107,20 +107,19 @@ class TorchTest(torch_case.ServerCase):
                     self.assertEqual(scale, 1024.0 / 2**len(overflow))
 
     def test_statistics_are_the_clients(self):
-        spec = precondor.SessionSpec(self.name, [precondor.Layer("a", 3, 5, True)], sketches=4, seed=3)
-        with precondor.Client(self.server.address) as client, client.open_session(spec).join() as worker:
-            self.addCleanup(precondor.Client(self.server.address).close_session, self.name)
-            x, g = torch.randn(40, 4), torch.randn(40, 3)
-            ones = np.concatenate([x.numpy(), np.ones((40, 1), np.float32)], 1)
-            for kind in ("SIGNED", "MEAN", "COVARIANCE"):
-                other = precondor.SessionSpec(self.name, spec.layers, sketches=4 if kind == "SIGNED" else 0, seed=3,
-                                              statistics=kind, method="kfac")
+        layers = [precondor.Layer("a", 3, 5, True)]
+        x, g = torch.randn(40, 4), torch.randn(40, 3)
+        ones = np.concatenate([x.numpy(), np.ones((40, 1), np.float32)], 1)
+        for kind, method, sketches in (("SIGNED", "mkor", 4), ("MEAN", "mkor", 0), ("COVARIANCE", "kfac", 0)):
+            spec = precondor.SessionSpec(f"{self.name}-{kind}", layers, sketches=sketches, seed=3, statistics=kind, method=method)
+            with precondor.Client(self.server.address) as client, client.open_session(spec).join() as worker:
+                self.addCleanup(precondor.Client(self.server.address).close_session, spec.name)
                 for rows in (2, 40):  # few rows of COVARIANCE are sent as they are
                     for side, part, with_ones in (("input", x, True), ("output", g, False)):
                         signs = worker.sketch(6, 0, side).signs if kind == "SIGNED" else None
-                        in_host = (lambda first, rows, side=side, ones=with_ones: worker.sketch(6, 0, side).sums(first, rows, ones))
-                        wanted = precondor.compute_statistics(other, ones[:rows] if with_ones else part[:rows].numpy(),
-                                                              step=6, layer=0, side=side, row_scale=2.0)
+                        in_host = (lambda first, rows, side=side, ones=with_ones, worker=worker:
+                                   worker.sketch(6, 0, side).sums(first, rows, ones))
+                        wanted = worker.compute_statistics(6, 0, side, ones[:rows] if with_ones else part[:rows].numpy(), 2.0)
                         for of_signs in (None, in_host) if kind == "SIGNED" else (None,):
                             sums = Covariance(with_ones) if kind == "COVARIANCE" else Vectors(signs, with_ones, of_signs)
                             for micro in part[:rows].split(7):

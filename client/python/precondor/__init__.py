@@ -5,8 +5,8 @@ gradients.
 Begin with Client. docs/use/python.md is the manual.
 """
 
-from ._client import (Client, Future, Preconditioned, Report, Session, Sketch, StepDirective, Worker, WorkerStatus, compute_statistics,
-                      cuda_device_id, kl_clip_scale)
+from ._client import (Client, Future, Preconditioned, Report, Session, Sketch, StepDirective, Worker, WorkerStatus, cuda_device_id,
+                      kl_clip_scale)
 from ._errors import (AbortedError, CancelledError, DataLossError, DeadlineExceededError, FailedPreconditionError,
                       ForkError, InternalError, InvalidArgumentError, NotFoundError, PermissionDeniedError,
                       PrecondorError, ResourceExhaustedError, UnauthenticatedError, UnavailableError, UnimplementedError)
@@ -20,5 +20,5 @@ __all__ = [
     "Fallback", "ForkError", "Future", "InternalError", "InvalidArgumentError", "Layer", "LayerMethod", "METHODS", "Method",
     "NotFoundError", "PermissionDeniedError", "Preconditioned", "PrecondorError", "Report", "ResourceExhaustedError", "Security", "Selection",
     "Session", "SessionSpec", "Sketch", "Statistics", "StepDirective", "UnauthenticatedError", "UnavailableError",
-    "UnimplementedError", "Worker", "WorkerStatus", "compute_statistics", "cuda_device_id", "kl_clip_scale"
+    "UnimplementedError", "Worker", "WorkerStatus", "cuda_device_id", "kl_clip_scale"
 ]

@@ -243,7 +243,23 @@ class Worker:
 
     @_names_arguments
     def compute_statistics(self, step: int, layer: int, side: str, rows: np.ndarray, row_scale: float = 1.0) -> np.ndarray:
-        """Computes one side's statistics of this rank's rows; see precondor.compute_statistics."""
+        """Computes one side's statistics of this rank's rows, for send_statistics. docs/develop/math/statistics.md has the formulas.
+
+        Args:
+            step: The step.
+            layer: Index of the layer.
+            side: "input" (d = d_in; with has_bias the rows end in a 1) or "output" (d = d_out; gradients of the outputs).
+            rows: [n, d], n >= 1.
+            row_scale: 1 for inputs. For output gradients of a loss that is a mean over rows, the number of rows.
+
+        Returns:
+            f32 [k, d] with k = 1 for means and the rank's number of sketches for SIGNED. For COVARIANCE [n, d], or the
+            packed lower triangle [1, d (d + 1) / 2] if that is smaller.
+
+        Raises:
+            InvalidArgumentError: rows have another shape, or side another value.
+            NotFoundError: No such layer.
+        """
         return self._core.statistics(step, layer, side, rows, row_scale)
 
     def sketch(self, step: int, layer: int, side: str, rank: Optional[int] = None) -> Sketch:
@@ -551,32 +567,6 @@ def cuda_device_id(device: int) -> bytes:
         UnavailableError: There is no such device, or the installation has no CUDA backend.
     """
     return _core.cuda_device_id(device)
-
-
-@_names_arguments
-def compute_statistics(spec: SessionSpec, rows: np.ndarray, *, step: int, layer: int, side: str, rank: int = 0,
-                       row_scale: float = 1.0) -> np.ndarray:
-    """Computes one side's statistics of one rank's rows, for Worker.send_statistics. A pure function;
-    docs/develop/math/statistics.md has the formulas.
-
-    Args:
-        spec: The session's description.
-        rows: [n, d], n >= 1.
-        step: The step.
-        layer: Index of the layer.
-        side: "input" (d = d_in; with has_bias the rows end in a 1) or "output" (d = d_out; gradients of the outputs).
-        rank: The rank.
-        row_scale: 1 for inputs. For output gradients of a loss that is a mean over rows, the number of rows.
-
-    Returns:
-        f32 [k, d] with k = 1 for means and the rank's number of sketches for SIGNED. For COVARIANCE [n, d], or the
-        packed lower triangle [1, d (d + 1) / 2] if that is smaller.
-
-    Raises:
-        InvalidArgumentError: rows have another shape, or side another value.
-        NotFoundError: No such layer.
-    """
-    return _core.compute_statistics(_session.to_dict(spec), rank, step, layer, side, rows, row_scale)
 
 
 @_names_arguments

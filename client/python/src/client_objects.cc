@@ -160,8 +160,29 @@ py::dict WorkerObject::Status() const {
 
 py::array WorkerObject::Statistics(uint64_t step, int64_t layer, const std::string& side, const py::object& rows,
                                    double row_scale) const {
+  CheckLayer(layer);
   const std::shared_ptr<Worker> worker = Get();
-  return StatisticsOf(worker->session().spec, worker->session().rank, step, layer, side, rows, row_scale);
+  const SessionSpec& spec = worker->session().spec;
+  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side), worker->session().rank};
+  const LayerSpec& shape = spec.layers[static_cast<size_t>(layer)];
+  const int64_t d = key.side == Side::kInput ? shape.d_in : shape.d_out;
+  const py::array readable = Readable("rows", rows);
+  if (readable.shape(0) < 1 || readable.shape(1) != d) {
+    Raise(ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kShapeMismatch,
+                         absl::StrCat("session ", spec.name, " layer ", layer, " ", side, ": rows: expected [n, ", d,
+                                      "] with n >= 1, got [", readable.shape(0), ", ", readable.shape(1), "]")));
+  }
+  const StatisticsShape extents = ShapeOfStatistics(spec, layer, d, readable.shape(0));
+  py::array_t<float> out = NewMatrix(extents.rows, extents.cols);
+  const ConstMatrixView rows_view = ViewOf(readable);
+  const MatrixView out_view = ViewOf(out);
+  absl::Status status;
+  {
+    py::gil_scoped_release released;
+    status = ComputeStatistics(spec, key, rows_view, row_scale, out_view);
+  }
+  RaiseUnlessOk(status);
+  return out;
 }
 
 void WorkerObject::CheckSketches(int64_t layer, int64_t rows) const {
@@ -418,33 +439,6 @@ bool ClientObject::CloseSession(const std::string& session) {
   absl::StatusOr<bool> existed;
   calls_.Run([&] { existed = client->CloseSession(session); }, [&] { client->Cancel(); });
   return calls_.ValueOrRaise(std::move(existed));
-}
-
-// --- statistics ---------------------------------------------------------------------------------------------------
-
-py::array StatisticsOf(const SessionSpec& spec, uint32_t rank, uint64_t step, int64_t layer, const std::string& side,
-                       const py::object& rows, double row_scale) {
-  RaiseUnlessOk(CheckLayerExists(spec, layer));
-  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side), rank};
-  const LayerSpec& shape = spec.layers[static_cast<size_t>(layer)];
-  const int64_t d = key.side == Side::kInput ? shape.d_in : shape.d_out;
-  const py::array readable = Readable("rows", rows);
-  if (readable.shape(0) < 1 || readable.shape(1) != d) {
-    Raise(ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kShapeMismatch,
-                         absl::StrCat("session ", spec.name, " layer ", layer, " ", side, ": rows: expected [n, ", d,
-                                      "] with n >= 1, got [", readable.shape(0), ", ", readable.shape(1), "]")));
-  }
-  const StatisticsShape extents = ShapeOfStatistics(spec, layer, d, readable.shape(0));
-  py::array_t<float> out = NewMatrix(extents.rows, extents.cols);
-  const ConstMatrixView rows_view = ViewOf(readable);
-  const MatrixView out_view = ViewOf(out);
-  absl::Status status;
-  {
-    py::gil_scoped_release released;
-    status = ComputeStatistics(spec, key, rows_view, row_scale, out_view);
-  }
-  RaiseUnlessOk(status);
-  return out;
 }
 
 }  // namespace precondor::python

@@ -156,8 +156,4 @@ class ClientObject {
   std::shared_ptr<Client> client_;
 };
 
-// Of any session, joined or not. `rank` keys the signs.
-pybind11::array StatisticsOf(const SessionSpec& spec, uint32_t rank, uint64_t step, int64_t layer,
-                             const std::string& side, const pybind11::object& rows, double row_scale);
-
 }  // namespace precondor::python

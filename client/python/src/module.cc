@@ -107,11 +107,6 @@ PYBIND11_MODULE(_core, m) {
   m.def("cuda_device_id",
         [](int device) { return py::bytes(precondor::python::ValueOrRaise(precondor::CudaDeviceId(device))); });
 
-  m.def("compute_statistics", [](const py::dict& spec, uint32_t rank, uint64_t step, int64_t layer,
-                                 const std::string& side, const py::object& rows, double row_scale) {
-    return precondor::python::StatisticsOf(precondor::python::ValueOrRaise(precondor::python::SpecFromDict(spec)), rank,
-                                           step, layer, side, rows, row_scale);
-  });
   m.def("kl_clip_scale", [](const std::vector<double>& inner_products, double learning_rate, double clip) {
     return precondor::KlClipScale(inner_products, learning_rate, clip);
   });
