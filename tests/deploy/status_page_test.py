@@ -356,7 +356,7 @@ class StatusPage(unittest.TestCase):
         for name in browser.run("return performance.getEntriesByType('resource').map(e => e.name)"):
             self.assertTrue(name.startswith((origin, "data:")), name)
         self.assertEqual(browser.run("return document.querySelectorAll('form, input, button, textarea').length"), 0)
-        for path in ("", "status", "layers", "metrics"):
+        for path in ("", "status", "metrics"):
             request = urllib.request.Request(self.page(self.cluster.shards[0]) + path, method="POST", data=b"x")
             with self.assertRaises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(request, timeout=10)

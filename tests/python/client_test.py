@@ -243,7 +243,7 @@ class ClientTest(unittest.TestCase):
 
         mean = statistics(rows, statistics="MEAN")
         np.testing.assert_allclose(mean, rows.mean(axis=0, dtype=np.float64, keepdims=True), atol=1e-6)
-        packed = statistics(rows, 2, method="kfac")
+        packed = statistics(rows, 2, method="kfac", statistics="COVARIANCE")
         moment = 4 * rows.astype(np.float64).T @ rows / 50
         np.testing.assert_allclose(packed[0], moment[np.tril_indices(3)], rtol=1e-5, atol=1e-6)
         # One row leaves nothing but its sign.
