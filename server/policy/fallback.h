@@ -105,7 +105,7 @@ struct FallbackDecision {
   uint64_t from_step = 0;
   FallbackReason reason = FallbackReason::kNever;
   std::string sentence;       // explanation with the numbers
-  FallbackState state;        // which was decided on, for the audit log and metrics
+  FallbackState state;        // the decision is made from it; for the audit log and metrics
   double threshold_rate = 0;  // state.trend.rate is compared with it: beta times the mean
   bool operator==(const FallbackDecision&) const = default;
 };

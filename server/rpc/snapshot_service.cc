@@ -14,7 +14,7 @@ namespace {
 absl::Status CreateSnapshot(const v1::CreateSnapshotRequest& request, v1::CreateSnapshotResponse& response,
                             const SnapshotSubject& subject) {
   if (subject.coordinator == nullptr) {
-    return absl::FailedPreconditionError("snapshot: a coordinator chooses its step, this is none");
+    return absl::FailedPreconditionError("snapshot create: expected a coordinator, got a shard");
   }
   PRECONDOR_ASSIGN_OR_RETURN(const SnapshotEntry begun, subject.coordinator->CreateSnapshot(request.session()));
   response.set_snapshot_id(begun.number);

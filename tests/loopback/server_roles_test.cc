@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 
 #include "precondor/v1/shard.grpc.pb.h"
+#include "precondor/v1/snapshot.grpc.pb.h"
 #include "tests/loopback/generic_call.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/loopback/relay.h"
@@ -201,6 +202,14 @@ TEST_F(ServerRolesTest, EachRoleServesItsOwnServicesAlone) {
       << "its coordinator calls its shard in the process";
   EXPECT_EQ(coordinator_->Open(RawServer::Spec("job")).error_code(), grpc::StatusCode::OK);
   EXPECT_EQ(shards_[0]->Open(RawServer::Spec("job")).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  v1::CreateSnapshotRequest request;
+  request.set_session("job");
+  v1::CreateSnapshotResponse response;
+  TimedContext context;
+  const grpc::Status refused =
+      v1::SnapshotService::NewStub(shards_[0]->channel())->CreateSnapshot(&context, request, &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(refused.error_message(), "snapshot create: expected a coordinator, got a shard");
 }
 
 TEST_F(ServerRolesTest, WatchersSeeTheDrain) {

@@ -69,7 +69,7 @@ struct CoordinatorSessionSummary {
   Mode mode = Mode::kSecondOrder;
   double loss = 0;
   std::vector<ShardAssignment> shard_map;
-  FallbackDecision decision;  // last decision, with its inputs
+  FallbackDecision decision;  // the last one
   std::vector<ModeInterval> modes;
   std::vector<SnapshotEntry> snapshots;
 };
