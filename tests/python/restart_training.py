@@ -40,8 +40,7 @@ def hash_of(model):
 
 def train(rank, address, session, exchange, steps=None, over=None):
     """Trains `steps` steps, or until the file `over` exists. Returns the hash of the weights after each step, StepResult.updates_lost
-    by step, pre.metrics() and the texts of warnings. `exchange` may end in "+lag": lag=1."""
-    exchange, _, lag = exchange.partition("+")
+    by step, pre.metrics() and the texts of warnings."""
     model = called = Net()
     if exchange == "DELEGATE":
         called = nn.parallel.DistributedDataParallel(model)
@@ -49,7 +48,7 @@ def train(rank, address, session, exchange, steps=None, over=None):
         fully_shard(model)
     hashes, lost = [], {}
     with warnings.catch_warnings(record=True, action="always") as caught:
-        with precondor.torch.Preconditioner(called, address, session=session, exchange=exchange, lag=int(lag == "lag")) as pre:
+        with precondor.torch.Preconditioner(called, address, session=session, exchange=exchange) as pre:
             optimizer = pre.make_optimizer(0.02)
             ends = torch.zeros(1)
             while not ends:

@@ -46,14 +46,14 @@ def resume(rank, folder, stops, end=True, **arguments):
     return weights
 
 
-def distributed_checkpoint(rank, address, session, folder, lag=0):
+def distributed_checkpoint(rank, address, session, folder):
     """Returns a state with factors as torch.distributed.checkpoint saves and loads it, and the step that it resumes at."""
     import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel  # a second
     case = torch_training.CASES["mlp"]
     model = case.model()
     states = []
     for step in range(2):
-        with precondor.torch.Preconditioner(model, address, session=session, method="mkor", lag=lag) as pre:
+        with precondor.torch.Preconditioner(model, address, session=session, method="mkor") as pre:
             if step == 1:
                 loaded = {"pre": pre.state_dict(factors=True)}
                 dcp.load(loaded, checkpoint_id=folder)
@@ -66,7 +66,7 @@ def distributed_checkpoint(rank, address, session, folder, lag=0):
                 states.append(pre.state_dict(factors=True))
                 dcp.save({"pre": states[0]}, checkpoint_id=folder)
         model.zero_grad()
-    factors = [[part.numpy().copy() for part in (*state.get("factors", ()), *(late[-1] for late in state.get("late", ())))] for state in states]
+    factors = [[part.numpy().copy() for part in state.get("factors", ())] for state in states]
     return factors, pre.step_number
 
 
@@ -120,36 +120,6 @@ def unused(rank, address, session, exchange):
         decisions = pre.step().decisions
         optimizer.step()
     return {"decision": decisions["1"], "weights": [p.tolist() for p in model.parameters()]}
-
-
-def late(rank, address, session, exchange, by_hand, method=None):
-    """Weights after seven steps with lag=1, or with `by_hand` after steps whose answers this function uses a step later. Both ranks leave out
-    layer 1 in step 2, one of them in step 4, and step 3 has a gradient that is not finite."""
-    torch.manual_seed(1)
-    model = nn.ModuleList([nn.Embedding(5, 4), nn.Linear(4, 4), nn.Conv1d(4, 4, 3, padding=1, groups=2), nn.LayerNorm(4), nn.Linear(4, 3)])
-    options = {"selection": precondor.Selection(embeddings="soap"), "lag": int(not by_hand)}
-    answers, skipped = [None], []
-    with warnings.catch_warnings(action="ignore"), precondor.torch.Preconditioner(
-            model, address, session=session, exchange=exchange, method=method, **options) as pre:
-        optimizer = pre.make_optimizer(0.05)
-        layers = [parameter for name, parameter in model.named_parameters() if not name.startswith("3")]
-        for step in range(7):
-            optimizer.zero_grad()
-            x = model[0](torch.randint(5, (6, 7), generator=torch.Generator().manual_seed(10 * step + rank)))
-            x = x if step == 2 or (step, rank, exchange) == (4, 1, "DIRECT") else torch.tanh(model[1](x))
-            loss = model[4](model[3](model[2](x.mT).mT)).square().mean()
-            loss.backward()
-            if step == 3:
-                model[3].bias.grad[rank] = float("inf")
-            skipped.append(pre.step(loss).skipped)
-            if by_hand and not skipped[-1]:
-                answers.append([None if parameter.grad is None else parameter.grad.clone() for parameter in layers])
-                for parameter, answer in zip(layers, answers[-2] or [None] * len(layers)):
-                    parameter.grad = answer
-            optimizer.step()
-            if step in (1, 3):
-                pre.state_dict()
-    return [parameter.detach().numpy() for parameter in model.parameters()], skipped
 
 
 def orphan(rank, address, session, server):
@@ -304,7 +274,7 @@ def buckets(rank, address, session, gradient_as_bucket_view):
 
 
 FUNCTIONS = {function.__name__: function
-             for function in (train, resume, unequal, lookups, unused, late, orphan, uneven, absent, without_room, differ, agree, steps,
+             for function in (train, resume, unequal, lookups, unused, orphan, uneven, absent, without_room, differ, agree, steps,
                               buckets, distributed_checkpoint)}
 
 

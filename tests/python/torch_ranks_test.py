@@ -153,23 +153,13 @@ class RanksTest(unittest.TestCase):
                 self.assertEqual([answer["decision"] for answer in answers], [wanted] * 2)
                 self.assertEqual(answers[0]["weights"], answers[1]["weights"])
 
-    def test_answers_may_be_used_a_step_later(self):
-        for exchange in ("DIRECT", "DELEGATE"):
-            for method in (None, "mkor", "kfac"):  # the last one's answers are scaled by the trainer
-                with self.subTest(exchange=exchange, method=method):
-                    late, by_hand = (results(self.run_both("late", exchange=exchange, by_hand=by_hand, method=method,
-                                                           session=f"{self.name}-{exchange}-{method}-{by_hand}")) for by_hand in (False, True))
-                    test_program.expect_close(late[0][0] + late[1][0], by_hand[0][0] + by_hand[1][0])
-                    test_program.expect_close(late[0][0], late[1][0])
-                    self.assertEqual(late[0][1], [False] * 3 + [True] + [False] * 3)
-
     def test_a_job_goes_on_bitwise_from_its_checkpoints(self):
-        for exchange, more in (*((exchange, {}) for exchange in EXCHANGES), ("DIRECT", {"lag": 1}), ("DELEGATE", {"lag": 1})):
-            with self.subTest(exchange=exchange, **more):
+        for exchange in EXCHANGES:
+            with self.subTest(exchange=exchange):
                 whole, parts = [], []
                 for answers, stops in ((whole, (12,)), (parts, (5, 8, 12))):
                     with tempfile.TemporaryDirectory() as folder:
-                        answers += self.run_both("resume", folder=folder, stops=stops, exchange=exchange, **more)
+                        answers += self.run_both("resume", folder=folder, stops=stops, exchange=exchange)
                 for one, other in zip(whole + parts, parts + [whole[1], whole[0]]):
                     test_program.expect_close(one, other)
 
@@ -213,10 +203,6 @@ class RanksTest(unittest.TestCase):
         self.assertGreater(len(saved), 0)
         test_program.expect_close(loaded, saved)
         self.assertEqual(of_other, [[], []])
-        with tempfile.TemporaryDirectory() as folder:  # both ranks have the answers that are still to be used
-            for (saved, loaded), _ in results(self.run_both("distributed_checkpoint", folder=folder, session=f"{self.name}-late", lag=1)):
-                self.assertGreater(len(saved), 0)
-                test_program.expect_close(loaded, saved)
 
     def test_a_job_that_goes_back_is_told_on_every_rank(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -155,8 +155,6 @@ class RestartTest(unittest.TestCase):
             self.expect_undisturbed(exchange, self.disturb(cluster, exchange, *(shard.restart for shard in cluster.shards)))
 
         self.in_each_exchange(test)
-        with self.subTest(exchange="DELEGATE+lag"):
-            test("DELEGATE+lag")
 
     # --- without: told ------------------------------------------------------------------------------------------------------
     def expect_told_or_lost(self, exchange, answers):

@@ -415,44 +415,6 @@ class TorchTest(torch_case.ServerCase):
         pre.load_state_dict(state)
         self.assertEqual(one_step(model, pre, optimizer, 1, 2, 5, 5).step, 1)
 
-    # --- lag --------------------------------------------------------------------------------------------------------------
-
-    def test_late_answers_that_were_lost_are_not_used_twice(self):
-        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-        pre = self.preconditioner(model, lag=1)
-        optimizer = pre.make_optimizer(0.1)
-        for _ in range(2):
-            one_step(model, pre, optimizer, 5, 4)
-            optimizer.step()
-        with mock.patch.object(pre._exchange, "receive", side_effect=precondor.DeadlineExceededError("late", "DEADLINE_EXCEEDED")):
-            self.expect(precondor.DeadlineExceededError, "late", pre.state_dict)
-        pre._exchange._sent.clear()  # as receive() does
-        for call in (pre.state_dict, pre.step):
-            self.expect(precondor.AbortedError, "step 1: its answers are lost", call)
-
-    def test_a_state_with_late_answers_wants_lag(self):
-        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-        pre = self.preconditioner(model, lag=1)
-        one_step(model, pre, pre.make_optimizer(0.1), 5, 4)
-        state = pre.state_dict()
-        pre.close()
-        self.expect(precondor.InvalidArgumentError, "answers that have not been used, .* lag=1", self.preconditioner(model).load_state_dict, state)
-
-    def test_in_first_order_gradients_are_not_late(self):
-        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-        pre = self.preconditioner(model, lag=1, exchange="DELEGATE")
-        optimizer = pre.make_optimizer(0.1)
-        grads = []
-        with mock.patch.object(precondor.torch._exchange.Exchange, "takes_part", lambda exchange, step: step < 3):
-            for step in range(5):
-                optimizer.zero_grad()
-                model(torch.randn(5, 4)).square().mean().backward()
-                own = model[0].weight.grad.clone()
-                pre.step(1.0)
-                grads.append((own, model[0].weight.grad))
-        self.assertIsNone(grads[0][1])
-        self.assertEqual([torch.equal(*pair) for pair in grads[1:]], [False, False, False, True])
-
     # --- errors ---------------------------------------------------------------------------------------------------------
 
     def test_overlap_wants_one_backward_pass(self):
@@ -492,10 +454,6 @@ class TorchTest(torch_case.ServerCase):
                 (precondor.UnimplementedError, r"model\.0 is a FullyShardedDataParallel. Use fully_shard.*docs/use/limits", sharded, {}),
                 (precondor.UnimplementedError, "parameter weight is divided by DeepSpeed's ZeRO-3. Use fully_shard", zero, {}),
                 (precondor.UnimplementedError, "model is a DataParallel", nn.DataParallel(linear), {}),
-                (precondor.InvalidArgumentError, "lag: expected 0 or 1, got 2", linear, {"lag": 2}),
-                (precondor.UnimplementedError, "lag: expected DIRECT or DELEGATE, .* got REPLAY$", linear, {"lag": 1, "exchange": "REPLAY"}),
-                (precondor.UnimplementedError, "lag: .*, got DIRECT, overlap, fallback$", linear,
-                 {"lag": 1, "overlap": True, "fallback": precondor.Fallback("LOSS_RATE")}),
                 (bad, "has no shape yet", nn.LazyLinear(3), {}), (bad, "no layer to precondition", nn.LayerNorm(4), {}),
                 (bad, r"skip: expected a regular expression, got '\('", linear, {"skip": ["("]}),
                 (bad, r"skip: expected several regular expressions, got the text 'head'.*\['head'\]", linear,

@@ -80,14 +80,13 @@ def rate_of(given: Optional[float], optimizer: Optional[torch.optim.Optimizer], 
     return given
 
 
-def check_options(spec: SessionSpec, *, sharded: bool, overlap: bool, lag: int, several: bool) -> None:
+def check_options(spec: SessionSpec, *, sharded: bool, overlap: bool, several: bool) -> None:
     """Refuses options that cannot be combined.
 
     Args:
         spec: The session's description.
         sharded: The model's parameters are divided, by fully_shard or tensor parallelism.
         overlap: Gradients are sent during the backward pass.
-        lag: Steps after which answers are used.
         several: There are several ranks, or DistributedDataParallel.
 
     Raises:
@@ -97,12 +96,6 @@ def check_options(spec: SessionSpec, *, sharded: bool, overlap: bool, lag: int, 
         raise UnimplementedError(
             f"exchange {spec.exchange}{', overlap' * overlap}: expected DELEGATE or SHARDED, without overlap, for a model in parts",
             "UNIMPLEMENTED", "UNSPECIFIED", "A rank has a part of every gradient, and only after the backward pass")
-    if lag not in (0, 1):
-        raise invalid("lag", "0 or 1", lag)
-    if lag and (sharded or overlap or spec.exchange not in ("DIRECT", "DELEGATE") or spec.fallback.policy != "NEVER"):
-        raise UnimplementedError(
-            f"lag: expected DIRECT or DELEGATE, without overlap and fallback, and no model in parts, got {spec.exchange}"
-            f"{', overlap' * overlap}{', fallback' * (spec.fallback.policy != 'NEVER')}{', a model in parts' * sharded}", "UNIMPLEMENTED")
     if spec.exchange == "SHARDED" and not sharded:
         raise InvalidArgumentError("exchange SHARDED: expected a model under fully_shard or tensor parallelism", "INVALID_ARGUMENT")
     if overlap and several and spec.exchange != "DIRECT":

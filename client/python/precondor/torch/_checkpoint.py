@@ -30,9 +30,9 @@ def make_state(spec: SessionSpec, step: int, snapshot_id: int, mode: str) -> Dic
             "layers": [dataclasses.astuple(layer) for layer in spec.layers], "methods": methods_of(spec)}
 
 
-def check_state(state: Mapping[str, Any], spec: SessionSpec, worker: Optional[Worker], lag: bool) -> None:
+def check_state(state: Mapping[str, Any], spec: SessionSpec, worker: Optional[Worker]) -> None:
     """Raises FailedPreconditionError if the rank has joined, and InvalidArgumentError unless the state is one of this
-    session, or has factors for a session of these layers and methods, or if it has answers that only `lag` uses."""
+    session, or has factors for a session of these layers and methods."""
     if worker is not None:
         raise FailedPreconditionError("load_state_dict: call it before the first forward pass", "FAILED_PRECONDITION")
     if not isinstance(state, Mapping):
@@ -48,8 +48,6 @@ def check_state(state: Mapping[str, Any], spec: SessionSpec, worker: Optional[Wo
                           f"{state['session']} of {len(got)} layers, {spec.name} of {len(expected)}")
         raise InvalidArgumentError(f"state: of another session or model: it has, and this has, {difference}",
                                    "INVALID_ARGUMENT")
-    if state.get("late") and not lag:
-        raise InvalidArgumentError("state: it has answers that have not been used, for a Preconditioner with lag=1", "INVALID_ARGUMENT")
     for layer, had, has in zip(spec.layers, state.get("methods", methods_of(spec)), methods_of(spec)):
         if had != has:
             raise InvalidArgumentError(f"state: layer {layer.name}: it has the method {had}, this session has {has}",

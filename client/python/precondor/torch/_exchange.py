@@ -37,7 +37,6 @@ class Slot:
     parts: Any = None  # the buffer's parts, from Matrix.split
     array: Optional[np.ndarray] = None  # the buffer, if it is in host memory
     value: Optional[torch.Tensor] = None  # this step's answer
-    late: Optional[torch.Tensor] = None  # with lag: the previous step's answer
     # With has_lookups: bool [d_out, 1], rows of this step's gradient that are all zeros.
     untouched: Optional[torch.Tensor] = None
     split: Optional[Split] = None  # under tensor parallelism
@@ -89,7 +88,7 @@ class Exchange:
     backward pass."""
 
     def __init__(self, worker: Worker, group: Group, slots: Sequence[Slot], in_place: bool = True,
-                 pieces: Union[Gathering, Parts, None] = None, lag: bool = False) -> None:
+                 pieces: Union[Gathering, Parts, None] = None) -> None:
         """Makes the exchange of one worker.
 
         Args:
@@ -98,12 +97,11 @@ class Exchange:
             slots: The session's layers.
             in_place: Gradients may be sent from, and answers written to, their own memory if its layout allows it.
             pieces: For a model whose parameters are divided: Parts in SHARDED, Gathering in DELEGATE.
-            lag: A step gets the answers to the previous step's gradients.
         """
         self._worker = worker
         self._group = group
         self._slots = slots
-        self._in_place, self._lag = in_place and not lag, lag
+        self._in_place = in_place
         self._pieces = pieces
         self._delegates = worker.spec.exchange == "DELEGATE" and (group.size > 1 or pieces is not None)
         self.updates_lost: Dict[str, int] = {}  # of the last step; see StepResult
@@ -120,9 +118,6 @@ class Exchange:
         self._futures: Dict[int, Future] = {}
         self._sent: set = set()
         self._part: Tuple[int, bool] = (-1, False)  # a step, and takes_part() of it
-        self._sent_step = -1  # that of _sent
-        self._late: Optional[Dict[int, Answer]] = {}  # None: lost
-        self._keeps_late = False
         self._placed = False  # whether this step's _flat has been placed
         self._heights = {slot.place: worker.spec.sketches if kind == "SIGNED" else 1
                          for slot, kind in zip(slots, kinds_of(worker.spec)) if slot.split is not None}
@@ -175,7 +170,6 @@ class Exchange:
         receive() follow at once."""
         worker = self._worker
         self._sent.add(slot.place)
-        self._sent_step = step
         if wanted:
             self._send_statistics(step, slot, pair if finite else None, loss_scale)
         if not slot.sends or not self.takes_part(step):
@@ -236,72 +230,6 @@ class Exchange:
             self._told_backends = True
             _device.tell_backends(status.device_plane["backends"], (slot.matrix.weight for slot in self._slots))
         return answers
-
-    def receive_late(self, step: int) -> Dict[int, Answer]:
-        """With lag: receive(), once for each step, and moves the answers to slot.late, so that the next gradients have room.
-        Returns nothing before the first step, and the same again after a step that is not finite.
-
-        Raises:
-            AbortedError: The answers are lost, by an error in an earlier call.
-        """
-        if self._sent:
-            late, self._late = self._late, None
-            if self._sent_step == step:
-                answers = self.receive(step)
-                self._late = late if self._keeps_late else self._move(answers)
-            self._keeps_late = False
-        if self._late is None:
-            raise AbortedError(f"step {step}: its answers are lost by an error that came before they were used", "ABORTED", "UNSPECIFIED",
-                               "All ranks go back to one checkpoint")
-        return self._late
-
-    def _move(self, answers: Dict[int, Answer]) -> Dict[int, Answer]:
-        for slot in self._slots:
-            if slot.value is not None:
-                if slot.late is None or slot.late.device != slot.value.device:
-                    slot.late = torch.empty_like(slot.value, pin_memory=slot.value.is_pinned())
-                slot.late.copy_(slot.value)
-        return answers
-
-    def late_state(self, step: int) -> Tuple[Any, ...]:
-        """Returns what receive_late() returns, and copies of slot.late, as plain values and tensors."""
-        return tuple((place, answer.decision, answer.inner_product, None if answer.decision == "SKIP" else self._slots[place].late.clone())
-                     for place, answer in self.receive_late(step).items())
-
-    def load_late_state(self, state: Sequence[Any]) -> None:
-        for place, decision, product, value in state:
-            self._late[place] = Answer(decision, product)
-            self._slots[place].late = None if value is None else value.clone()
-
-    def store(self, step: int, answers: Mapping[int, Answer], clips: Mapping[int, float], scale: float, finite: bool) -> None:
-        """Writes a step's answers to the gradients. `scale` is that of the layers in `clips`. With lag and a step that is not finite, the
-        next step gets the answers again."""
-        if self._lag and not finite:
-            self._keeps_late = True
-            return
-        for slot in self._slots if self._lag else ():
-            for parameter in slot.matrix.parameters() if slot.place in answers else ():
-                if parameter.grad is None and parameter.requires_grad:  # of a layer that this step has not used
-                    parameter.grad = torch.zeros_like(parameter)
-        for slot in self._slots:
-            answer = answers.get(slot.place)
-            value = slot.late if self._lag else slot.value
-            if not self._lag:
-                slot.value = None
-            if answer is None and not (self._lag and self.takes_part(step)):
-                continue
-            if answer is None or answer.decision == "SKIP":
-                for parameter in slot.matrix.parameters():
-                    parameter.grad = None
-                continue
-            factor = scale if slot.place in clips and answer.decision == "PRECONDITIONED" else 1.0
-            if self._pieces is not None:
-                self._pieces.store(slot.place, factor)
-                continue
-            if factor != 1.0:
-                value.mul_(factor)
-            if slot.matrix.has_gradient() and (self._lag or value is slot.buffer):  # without one, the answer is for other ranks
-                slot.matrix.store(slot.group, slot.matrix.split(value) if self._lag else slot.parts)
 
     def _lost_by_others(self, answers: Mapping[int, Answer]) -> Dict[str, int]:
         own = {slot.place for slot in self._owned(self._group.rank)}
@@ -481,6 +409,28 @@ def scale_of(clips: Mapping[int, float], answers: Mapping[int, Answer], rate: Op
     if not clipped:
         return 1.0
     return kl_clip_scale([answers[place].inner_product for place in clipped], rate, clips[clipped[0]])
+
+
+def store(slots: Sequence[Slot], answers: Mapping[int, Answer], clips: Mapping[int, float], scale: float,
+          pieces: Union[Gathering, Parts, None]) -> None:
+    """Writes a step's answers to the gradients. `scale` is that of the layers in `clips`."""
+    for slot in slots:
+        value, slot.value = slot.value, None
+        answer = answers.get(slot.place)
+        if answer is None:
+            continue
+        if answer.decision == "SKIP":
+            for parameter in slot.matrix.parameters():
+                parameter.grad = None
+            continue
+        factor = scale if slot.place in clips and answer.decision == "PRECONDITIONED" else 1.0
+        if pieces is not None:
+            pieces.store(slot.place, factor)
+            continue
+        if factor != 1.0:
+            value.mul_(factor)
+        if slot.matrix.has_gradient() and value is slot.buffer:  # without one, the answer is for other ranks
+            slot.matrix.store(slot.group, slot.parts)
 
 
 def slots_of(matrices: Sequence[Matrix]) -> List[Slot]:

@@ -27,7 +27,7 @@ from ._buckets import average_rest, rest_of
 from ._checkpoint import (add_factors, check_state, has_factors, lacks_factors, make_state, open_session, restore_factors,
                           restore_snapshot)
 from ._hooks import Switch, guard_hooks, is_compiled, lost_call, original
-from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, make_pieces, methods_of, scale_of, slots_of
+from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, make_pieces, methods_of, scale_of, slots_of, store
 from ._reporter import Reporter, StepResult
 from ._tensor_parallel import divide, divided, own_parts
 from ._watch import watch
@@ -77,7 +77,6 @@ class Preconditioner:
         exchange: str = "",
         gradient_dtype: str = "f32",
         overlap: bool = False,
-        lag: int = 0,
         process_group: Any = None,
         fallback: Fallback = Fallback(),
         seed: int = 0,
@@ -106,8 +105,6 @@ class Preconditioner:
             gradient_dtype: Type of gradients on the wire: "f32", "f16" or "bf16".
             overlap: Send gradients during the backward pass: one backward pass a step outside no_sync(), no change of
                 gradients before step(), and DIRECT. DDP averages the other parameters by its only communication hook.
-            lag: 1: step() gives the answers to the previous step's gradients, which the servers compute during the passes
-                between; in the first step layers have none. Not for models in parts, overlap and `fallback`.
             process_group: A group of torch.distributed; None: DDP's, or the default one.
             fallback: When the job falls back to first order.
             seed: That of precondor.SessionSpec.
@@ -128,7 +125,6 @@ class Preconditioner:
         self._model, self._group, self._ddp = _group.of(model, process_group)
         sharded = _sharded.refuse_unknown(self._model, self._group.size)
         self._optimizer, self._overlap = None if optimizer is None else _optimizer.unwrapped(optimizer), overlap
-        self._lag = bool(lag)
         choice = _layers.Choice(skip, selection, parameter_methods or {})
         self._recipe, chosen = _recipe.choose(self._model, choice, method, exchange, fallback, self._optimizer)
         method = self._recipe.method
@@ -146,7 +142,7 @@ class Preconditioner:
             statistics=statistics_of(method, statistics.kind), sketches=statistics.sketches, inv_freq=statistics.inv_freq,
             warmup_steps=statistics.warmup_steps, statistics_dtype=statistics.dtype, gradient_dtype=gradient_dtype, fallback=fallback,
             layer_methods=_layers.exceptions(matrices, self._recipe.layer_methods(layer_methods, matrices), statistics.kind))
-        check_options(self._spec, sharded=sharded, overlap=overlap, lag=lag, several=self._ddp or self._group.size > 1)
+        check_options(self._spec, sharded=sharded, overlap=overlap, several=self._ddp or self._group.size > 1)
         self._rest = rest_of(model) if overlap and self._ddp else None
         self._kinds, self._methods = kinds_of(self._spec), methods_of(self._spec)
         self._clips = {place: float(clip) for place, clip in clip_of(self._spec).items()}
@@ -275,12 +271,12 @@ class Preconditioner:
         self._warnings.before_step(self._functional and bool(self._wanted))
         self._reporter.wait()
         rate = rate_of(learning_rate, self._optimizer, bool(self._clips), self._slots[min(self._clips, default=0)].matrix.weight)
-        if self._overlap and self._exchange.any_sent() and (scaler is not None or samples != 1):
+        if self._exchange.any_sent() and (scaler is not None or samples != 1):
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
                                        "INVALID_ARGUMENT")
         trained = trained_by(self._optimizer, self._model, self._parameters())
         # A server names the ranks that are missing, and a collective does not. But statistics are sent if all ranks agree.
-        answers_first = self._averages and self._spec.exchange == "DIRECT" and scaler is None and not self._wanted and not self._lag
+        answers_first = self._averages and self._spec.exchange == "DIRECT" and scaler is None and not self._wanted
         loss_scale, finite = unscale(scaler, self._optimizer, trained, self._slots, self._group, self._averages,
                                      (not self._ddp or self._overlap) and not answers_first, self._pieces is not None)
         if not answers_first:
@@ -291,13 +287,12 @@ class Preconditioner:
             finite = self._group.all(finite)
             self._settle(finite, samples, scaler)
         scale = scale_of(self._clips, answers, rate)
-        self._exchange.store(self._step, answers, self._clips, scale, finite)
+        store(self._slots, answers, self._clips, scale, self._pieces)
         for parameter in () if finite else trained:
             parameter.grad = None
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
-        used = answers if finite or not self._lag else {}
         result = StepResult(self._step, self.mode,
-                            {slot.layer.name: used[slot.place].decision for slot in self._slots if slot.place in used},
+                            {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
                             not finite, scale, self._exchange.updates_lost)
         self._updates_lost += sum(result.updates_lost.values())
         self._warnings.after_step(not finite)
@@ -373,7 +368,7 @@ class Preconditioner:
         Raises:
             FailedPreconditionError: With overlap, if gradients have been sent already.
         """
-        if self._overlap and self._exchange is not None and self._exchange.any_sent():
+        if self._exchange is not None and self._exchange.any_sent():
             raise FailedPreconditionError(f"discard: gradients of step {self._step} have left", "FAILED_PRECONDITION",
                                           "UNSPECIFIED", "Without overlap they leave in step() alone")
         self._begin(self._step)
@@ -385,7 +380,7 @@ class Preconditioner:
 
         Call it on every rank after optimizer.step() and before the next forward pass, and save it with the model's and the
         optimizer's state. Waits until the servers have acknowledged everything, so that a job that is killed at any
-        instant can resume. All but factors and, with lag, unused answers are plain values.
+        instant can resume.
 
         Args:
             factors: Rank 0 also reads the servers' factors into its state, which then needs no session on the servers.
@@ -393,8 +388,6 @@ class Preconditioner:
         together = self._group.check if factors else lambda call: call()
         together(self._flush)
         state = make_state(self._spec, self._step, self._snapshot_id(), self.mode)
-        if self._lag:
-            state["late"] = () if self._exchange is None else together(lambda: self._exchange.late_state(self._step - 1))
         return add_factors(state, self._group, self._worker) if factors else state
 
     def load_state_dict(self, state: Mapping[str, Any], *, exact: bool = True, precondorctl: str = "",
@@ -415,7 +408,7 @@ class Preconditioner:
             InvalidArgumentError: The state is of other layers, or has no snapshot.
             FailedPreconditionError: The rank has joined already; with `exact`, the factors are not those of the step.
         """
-        self._group.check(lambda: check_state(state, self._spec, self._worker, self._lag))
+        self._group.check(lambda: check_state(state, self._spec, self._worker))
         step = state["step"]
         if snapshot_paths:
             self._group.check(lambda: self._group.rank == 0 and restore_snapshot(
@@ -433,7 +426,6 @@ class Preconditioner:
             self._worker.close()
             self._worker = None
             raise lacks_factors(f"session {self._spec.name}: the job has been beyond step {step}, and the factors are of a later step")
-        self._exchange.load_late_state(state.get("late", ()))
 
     def close(self, *, end_session: bool = False) -> None:
         """Removes the hooks and disconnects; later calls do nothing. The session stays, to resume from a checkpoint.
@@ -520,8 +512,7 @@ class Preconditioner:
                 f"client=ClientOptions(replace=True)")
         self._worker = self._session.join(self._group.rank, first_step)
         # DDP writes its buckets to the gradients at the end of the backward pass, when answers may have arrived.
-        self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, pieces=self._pieces,
-                                  lag=self._lag)
+        self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, pieces=self._pieces)
         self._reporter = Reporter(self._worker)
         self._held.callback(self._worker.close)
         self._begin(first_step)
@@ -643,10 +634,9 @@ class Preconditioner:
         self._exchange.send(self._step, slot, pair, wanted=wanted, finite=finite, loss_scale=loss_scale, samples=samples, more=more)
 
     def _answers(self, finite: bool, loss_scale: float, samples: int) -> Dict[int, Answer]:
-        """Sends the step and returns its answers, with lag those of the previous one. At a statistic step all ranks raise an error that one
-        found, of an answer or of _miss; in SHARDED, where nothing else is collective, at every step, and also an error of sending."""
+        """Sends the step and returns its answers. At a statistic step all ranks raise an error of an answer, or of _miss, that one
+        of them found; in SHARDED, where nothing else is collective, at every step, and also an error of sending."""
         sharded = self._spec.exchange == "SHARDED"
-        together = self._group.check if self._wanted or sharded else lambda call: call()
 
         def send() -> None:
             for slot in reversed(self._slots):
@@ -656,15 +646,14 @@ class Preconditioner:
         def receive() -> Dict[int, Answer]:
             if sharded:
                 send()
-            answers = self._exchange.receive(self._step) if late is None else late
+            answers = self._exchange.receive(self._step)
             if self._missed is not None:
                 raise self._missed
             return answers
 
-        late = together(lambda: self._exchange.receive_late(self._step - 1)) if self._lag else None
         if not sharded:
             send()
-        return together(receive)
+        return self._group.check(receive) if self._wanted or sharded else receive()
 
     def _miss(self, slot: Slot) -> None:
         """Warns of a layer with a gradient but no call. If compiled code may have lost the call, stores an error."""

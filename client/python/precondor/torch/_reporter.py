@@ -20,8 +20,7 @@ class StepResult:
         step: Number of the step.
         mode: "SECOND_ORDER" or "FIRST_ORDER".
         decisions: By layer name: "PRECONDITIONED", "IDENTITY" (the averaged gradient itself) or "SKIP" (.grad is None
-            now). Empty if the job's own gradients are the answers: in first order, except in DIRECT. With lag those of the
-            previous step, and empty for a skipped step, after which they are used.
+            now). Empty if the job's own gradients are the answers: in first order, except in DIRECT.
         skipped: The whole step was skipped because a gradient of some rank was not finite: .grad of every parameter of the
             optimizer is None now.
         scale: The factor of KL_CLIP; 1 for other scalings.
