@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of torch_ranks_test.py: a process in a gloo group that does what it is told, one function after the other."""
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -310,19 +311,31 @@ def start(size, folder, environments, functions):
     return processes, [end[0] for end in ends]
 
 
+_owed = collections.Counter()  # by pipe: answers that had not come in time, and belong to no later question
+
+
 def ask(ranks, name, deadline_s=TIMEOUT_S, /, **arguments):
     """Returns the function's result on each rank; a raised exception as it was."""
     for rank in ranks:
+        while _owed[rank]:
+            receive(rank, deadline_s)
+            _owed[rank] -= 1
         rank.send((name, arguments))
     return answers_of(ranks, deadline_s)
 
 
+def receive(rank, deadline_s):
+    if not rank.poll(deadline_s):
+        raise TimeoutError("a rank does not answer")
+    return rank.recv()
+
+
 def answers_of(ranks, deadline_s):
+    _owed.update(ranks)
     answers = []
     for rank in ranks:
-        if not rank.poll(deadline_s):
-            raise TimeoutError("a rank does not answer")
-        answers.append(rank.recv())
+        answers.append(receive(rank, deadline_s))
+        _owed[rank] -= 1
     return answers
 
 
