@@ -264,7 +264,7 @@ TEST_F(SecurityTest, EachMethodOfEachServiceIsRefusedWithoutAToken) {
       }
     }
   }
-  EXPECT_GE(methods, 25);
+  EXPECT_GE(methods, 24);
   EXPECT_EQ(CheckHealth(channel, ""), 1);  // for probes
   EXPECT_EQ(GenericCall(channel, "/precondor.v1.Unknown/Method", "").End().error_code(),
             grpc::StatusCode::UNAUTHENTICATED);
