@@ -172,6 +172,10 @@ class Job:
         self.churn.count(streams=len(streams), calls=len(self.ranks))
 
     def close(self, leave=False):
+        self.end(leave)
+        self.disconnect()
+
+    def end(self, leave=False):
         if leave:
             for rank in self.ranks:
                 self.churn.sessions.LeaveSession(interop.pb.session_pb2.LeaveSessionRequest(
@@ -179,9 +183,11 @@ class Job:
                     secret=rank.joined.secret), timeout=TIMEOUT_S)
         assert self.churn.sessions.CloseSession(interop.pb.session_pb2.CloseSessionRequest(name=self.name),
                                                 timeout=TIMEOUT_S).existed, self.name
+        self.churn.count(calls=1 + len(self.ranks) * leave)
+
+    def disconnect(self):
         for rank in self.ranks:
             rank.channel.close()
-        self.churn.count(calls=1 + len(self.ranks) * leave)
 
 
 class Churn:
@@ -309,10 +315,11 @@ class Churn:
         for stream in waiting[:2]:
             stream.call.cancel()
             stream.outgoing.put(None)
-        job.close()
+        job.end()
         for stream in waiting[2:]:
             expect(stream.read().header.kind, p.FRAME_KIND_ERROR)  # the session has ended
             stream.close()
+        job.disconnect()
         self.count(streams=len(waiting), calls=len(at_once))
 
     def connect(self, port=None):
