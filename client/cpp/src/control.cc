@@ -93,7 +93,7 @@ absl::StatusOr<bool> SendOnce(ControlClient& shard, v1::RestoreLayerRequest& pie
   return restored;
 }
 
-constexpr absl::Duration kPatience = absl::Seconds(1);
+constexpr absl::Duration kPatience = absl::Seconds(3);
 constexpr absl::Duration kSilence = absl::Seconds(5);
 
 }  // namespace

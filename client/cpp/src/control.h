@@ -131,7 +131,7 @@ class MissingRanks {
   MissingRanks(v1::FrameHeader sender, std::vector<std::string> layers,
                std::shared_ptr<const wire::ChannelSecurity> security);
 
-  // Returns "; layer NAME waits for ranks 1, 3", or "" if the shard names none. Waits 1 s at most. After a call without
+  // Returns "; layer NAME waits for ranks 1, 3", or "" if the shard names none. Waits 3 s at most. After a call without
   // an answer, calls of the next 5 s return "" at once.
   std::string Describe(const std::string& shard, uint64_t epoch, uint64_t step, uint32_t layer) const;
 

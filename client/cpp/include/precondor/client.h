@@ -122,7 +122,7 @@ class PreconditionFuture {
   // Waits until the answer is ready, at most for `timeout`. Returns ready().
   bool WaitFor(absl::Duration timeout) const;
   // Waits for the answer, at most until result_timeout after the submission; then returns DEADLINE_EXCEEDED, which
-  // names the session, step and layer, and the ranks that the step waits for, which it asks the shard (1 s at most).
+  // names the session, step and layer, and the ranks that the step waits for, which it asks the shard (3 s at most).
   // Repeated calls return the first call's result.
   absl::StatusOr<Preconditioned> Wait() const;
 
