@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations of torchtitan 0.3 with Precondor's optimizer. Start its trainer in a checkout of torchtitan, which has its test data:
+"""Configurations of torchtitan 0.3 with Precondor's optimizer. To start its trainer in a checkout of it, which has test data:
 
   export PYTHONPATH=FOLDER_OF_THIS_FILE
   torchrun --nproc_per_node 8 -m torchtitan.train --module torchtitan_config --config llama3_debugmodel --optimizer.lr 0.003
