@@ -48,6 +48,8 @@ constexpr FoundSeed kFoundSeeds[] = {
     {3004663, 17, "a shard took a gradient ahead of the RESUME before it, which it had refused without the session"},
     {4001055, 17, "as with 3004663"},
     {5003339, 17, "statistics that were being repeated when an epoch ended were missing in the epoch after the next"},
+    {70021969, 17, "a lone worker whose shard lost its factors twice in a row ended with an error"},
+    {70267092, 17, "a rank that was behind the step of a rollback was no longer waited for (the simulator's own fault)"},
 };
 
 }  // namespace precondor::sim

@@ -105,7 +105,6 @@ void SimWorker::OnJoined(const JoinResult& joined) {
   }
   epoch_ = joined.epoch;
   session_ = joined.session_id;
-  generation_ = directive.rollback_epoch;
   // Answers of a step that it has not finished bind it just so.
   uint64_t next_step = step_;
   for (const auto& [address, link] : links_) {
@@ -113,9 +112,15 @@ void SimWorker::OnJoined(const JoinResult& joined) {
   }
   if (directive.LeavesBehind(known, next_step)) GoBack(directive);
   ledger_.Adopt(directive);
+  EnterGeneration();
   ChangeEpoch(joined.shard_map);
   if (factors_ == nullptr && WorkersPrecondition(world_.spec())) MakeFactors();
   if (first || finished_) BeginStep();
+}
+
+// A rank that has yet to finish a step before that of a rollback finishes it as the others have.
+void SimWorker::EnterGeneration() {
+  if (step_ >= ledger_.directive().resume_step) generation_ = ledger_.directive().rollback_epoch;
 }
 
 // The trainer is told so, goes back, and joins with a worker that knows nothing.
@@ -180,6 +185,7 @@ void SimWorker::BeginStep() {
     return;
   }
   if (!ledger_.MayStart(step_)) return;
+  EnterGeneration();
   begun_ = true;
   mode_ = ledger_.directive().ModeOf(step_);
   const uint64_t weights = checkpoints_.weights(step_);

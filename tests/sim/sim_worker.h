@@ -31,7 +31,10 @@ class SimWorker {
 
   void Start();
   bool done() const { return finished_; }
-  uint64_t generation() const { return generation_; }
+  // Whether the job's all-reduce of the step can have the rank's part.
+  bool HasReached(uint64_t generation, uint64_t step) const {
+    return step_ >= step && (generation_ == generation || step < ledger_.directive().resume_step);
+  }
   uint64_t step() const { return step_; }
   uint64_t incarnation() const { return incarnation_; }
   std::string Describe() const;  // for messages
@@ -55,6 +58,7 @@ class SimWorker {
   WorkerDirective DirectiveOf(const Directive& directive) const;
   void SendJoin();
   void OnJoined(const JoinResult& joined);
+  void EnterGeneration();
   void GoBack(const WorkerDirective& directive);
   // Goes on in epoch_ with these shards.
   void ChangeEpoch(const std::vector<ShardAssignment>& shard_map);

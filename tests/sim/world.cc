@@ -150,7 +150,7 @@ bool World::AllDone() const {
 
 bool World::AllReached(uint64_t generation, uint64_t step) const {
   return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-    return rank.worker != nullptr && rank.worker->generation() == generation && rank.worker->step() >= step;
+    return rank.worker != nullptr && rank.worker->HasReached(generation, step);
   });
 }
 

@@ -362,9 +362,13 @@ LocalFactors::Verdict LocalFactors::Apply(int64_t index, const ReceivedUpdate& r
     if (why.ok()) return Verdict::kOver;
   }
   if (!received.fetched_since) return Verdict::kFetch;
-  why = absl::FailedPreconditionError(absl::StrCat(
-      Describe(index), ": the step's factors are of version ", factors.factor_version, ", those fetched of version ",
-      version, ", which nothing leads from to it: go back to a checkpoint with all ranks, and join again"));
+  // The shard has lost factors since it answered. A lone worker goes on with those that are left: no rank has others.
+  if (spec_.world_size == 1) return Verdict::kOver;
+  why = ReasonedStatus(absl::StatusCode::kDataLoss, ErrorReason::kStateLost,
+                       absl::StrCat(Describe(index), ": the step's factors are of version ", factors.factor_version,
+                                    ", those fetched of version ", version,
+                                    ", which nothing leads from to it: go back to a checkpoint with all ranks, and "
+                                    "join again"));
   return Verdict::kFailed;
 }
 

@@ -85,8 +85,9 @@ void DeliverVectors(AnswerSink& sink, uint64_t version, const std::vector<float>
 // Statistic steps are 0, 2, 4 ...; a test plays the shard.
 class LocalFactorsTest : public ::testing::Test {
  protected:
-  LocalFactorsTest() {
+  explicit LocalFactorsTest(int world_size = 2) {
     spec_.name = "job";
+    spec_.world_size = world_size;
     spec_.exchange = ExchangeMode::kReplay;
     spec_.statistics = StatisticsKind::kMean;
     spec_.inv_freq = 2;
@@ -203,7 +204,25 @@ TEST_F(LocalFactorsTest, WhoeverMissesAnUpdateFetches) {
   for (const uint64_t step : {4, 6, 8}) shard_->Update(step);
   DeliverVectors(*next, 4, vectors);
   GiveFactors(*AwaitFetch(2));
-  ExpectFailure(*late, absl::StatusCode::kFailedPrecondition, "of version 4, those fetched of version 5");
+  ExpectFailure(*late, absl::StatusCode::kDataLoss, "of version 4, those fetched of version 5");
+}
+
+class LoneWorkerTest : public LocalFactorsTest {
+ protected:
+  LoneWorkerTest() : LocalFactorsTest(/*world_size=*/1) {}
+};
+
+TEST_F(LoneWorkerTest, GoesOnWithTheFactorsOfAShardThatLostOthers) {
+  const std::string fresh = shard_->Saved();
+  const std::vector<float> vectors = shard_->Update(0);
+  const auto pull = factors_->ExpectUpdate(0, 2);
+  const auto asked = Ask(2);
+  GiveFactors(*AwaitFetch(0));
+  DeliverVectors(*pull, 3, vectors);
+  Deliver(*AwaitFetch(1), 0, {}, fresh);
+  const auto outcome = asked->answer->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->factor_version, 0u);
 }
 
 TEST_F(LocalFactorsTest, ARefusedPullIsMadeUpForByAFetch) {
