@@ -34,8 +34,9 @@ class MemoryJournal final : public ShardJournal {
   }
   void Keep(LayerImage image) override {
     MutexLock lock(mu_);
-    if (image.at.step != snapshot_step_) {
-      snapshot_step_ = image.at.step;
+    const std::pair at(image.at.rollback_epoch, image.at.step);
+    if (at != snapshot_at_) {
+      snapshot_at_ = at;
       images_.clear();
       records_at_snapshot_ = records_.size();
     }
@@ -65,7 +66,7 @@ class MemoryJournal final : public ShardJournal {
     snapshot_.clear();
     images_.clear();
     snapshot_install_.reset();
-    snapshot_step_ = 0;
+    snapshot_at_ = {};
   }
   // Off: gradients are dropped, as by a journal without room for them.
   void set_keeps_gradients(bool keeps) {
@@ -98,7 +99,7 @@ class MemoryJournal final : public ShardJournal {
   bool keeps_gradients_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<InstallRecord> install_ ABSL_GUARDED_BY(mu_);
   int lose_next_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t snapshot_step_ ABSL_GUARDED_BY(mu_) = 0;
+  std::pair<uint64_t, uint64_t> snapshot_at_ ABSL_GUARDED_BY(mu_);  // rollback epoch, step
   size_t records_at_snapshot_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<uint32_t, LayerImage> images_ ABSL_GUARDED_BY(mu_);
   std::optional<InstallRecord> snapshot_install_ ABSL_GUARDED_BY(mu_);

@@ -308,9 +308,18 @@ void LayerDriver::Give(const GradientResult& answer, std::vector<AnswerRequest>&
 void LayerDriver::RestoreFactors(std::unique_ptr<LayerState> state, uint64_t step) {
   Post([next = std::move(state), step](LayerDriver& layer) mutable {
     layer.worker_.SetState(std::move(next));
-    layer.journal_.GiveImage(step, layer.worker_);
+    layer.GiveImage(step);
     layer.NoteFactorsReplaced();
   });
+}
+
+void LayerDriver::GiveImage(uint64_t step) {
+  uint64_t rollback_epoch = 0;
+  {
+    MutexLock lock(mu_);
+    rollback_epoch = machine_.rollback_epoch();
+  }
+  journal_.GiveImage(rollback_epoch, step, worker_);
 }
 
 LayerWorker::StateView LayerDriver::ShowFactors() {
@@ -385,7 +394,7 @@ void LayerDriver::FinishReplay() {
 void LayerDriver::GiveFinalImage(uint64_t step, std::function<void()> done) {
   Post([step, done = std::move(done)](LayerDriver& layer) {
     layer.Feed(FactorsNeeded{});
-    layer.journal_.GiveImage(step, layer.worker_);
+    layer.GiveImage(step);
     done();
   });
 }

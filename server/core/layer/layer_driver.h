@@ -180,6 +180,8 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   void Answer(const ComputeAnswer& effect, StepData& data, std::vector<StagedContribution> contributions);
   LayerWorker::StateView ShowFactors();
   void NoteFactorsReplaced();
+  // Gives the journal the layer's image as of `step`.
+  void GiveImage(uint64_t step);
 
   // Const after construction.
   const std::shared_ptr<SessionContext> session_;

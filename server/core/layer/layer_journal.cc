@@ -29,24 +29,32 @@ uint64_t LayerJournal::SnapshotStepBefore(uint64_t step) const {
   return asked_for <= step && asked_for > last_step_ ? std::max(regular, asked_for) : regular;
 }
 
-void LayerJournal::BeginStep(uint64_t rollback_epoch, uint64_t step, const LayerWorker& worker) {
-  if (journal_ == nullptr) return;
-  if (rollback_epoch != rollback_epoch_) {
-    // The job has rolled back, so it repeats the steps from here on.
-    rollback_epoch_ = rollback_epoch;
-    outcomes_.clear();
-    last_snapshot_step_ = SnapshotStepBefore(step);
-    // The layer may have no work in the first steps.
-    const uint64_t resumed_at = std::min(session_.begun_steps.rollback_step(), step);
-    last_step_ = resumed_at == 0 ? 0 : resumed_at - 1;
-  }
-  const uint64_t snapshot_step = SnapshotStepBefore(step);
-  last_step_ = step;
-  if (snapshot_step > last_snapshot_step_) GiveImage(snapshot_step, worker);
+void LayerJournal::NoteRollback(uint64_t rollback_epoch, uint64_t step) {
+  if (rollback_epoch == rollback_epoch_) return;
+  // The job repeats the steps from here on.
+  rollback_epoch_ = rollback_epoch;
+  outcomes_.clear();
+  last_snapshot_step_ = SnapshotStepBefore(step);
+  // The layer may have no work in the first steps.
+  const uint64_t resumed_at = std::min(session_.begun_steps.rollback_step(), step);
+  last_step_ = resumed_at == 0 ? 0 : resumed_at - 1;
 }
 
-void LayerJournal::GiveImage(uint64_t snapshot_step, const LayerWorker& worker) {
+void LayerJournal::BeginStep(uint64_t rollback_epoch, uint64_t step, const LayerWorker& worker) {
   if (journal_ == nullptr) return;
+  NoteRollback(rollback_epoch, step);
+  const uint64_t snapshot_step = SnapshotStepBefore(step);
+  last_step_ = step;
+  if (snapshot_step > last_snapshot_step_) Keep(snapshot_step, worker);
+}
+
+void LayerJournal::GiveImage(uint64_t rollback_epoch, uint64_t step, const LayerWorker& worker) {
+  if (journal_ == nullptr) return;
+  NoteRollback(rollback_epoch, step);
+  Keep(step, worker);
+}
+
+void LayerJournal::Keep(uint64_t snapshot_step, const LayerWorker& worker) {
   last_snapshot_step_ = snapshot_step;
   absl::StatusOr<std::string> state = worker.Save();
   if (!state.ok()) {

@@ -23,7 +23,7 @@ class LayerJournal {
   // step worked on and not after `step`.
   void BeginStep(uint64_t rollback_epoch, uint64_t step, const LayerWorker& worker);
   // Gives the journal the layer's image as it is now, as of `step`, which no layer of the session has begun.
-  void GiveImage(uint64_t step, const LayerWorker& worker);
+  void GiveImage(uint64_t rollback_epoch, uint64_t step, const LayerWorker& worker);
   // Records the contributions that are about to be applied. `logged` means that the journal has the record already.
   void BeforeUpdate(uint64_t step, const LayerWorker& worker, std::vector<StagedContribution>& contributions,
                     bool logged);
@@ -38,6 +38,9 @@ class LayerJournal {
   void Resume(uint64_t rollback_epoch, uint64_t updates, std::vector<StepOutcome> outcomes);
 
  private:
+  // Notes the job's last rollback if it is a new one. `step` is the next step of the layer.
+  void NoteRollback(uint64_t rollback_epoch, uint64_t step);
+  void Keep(uint64_t snapshot_step, const LayerWorker& worker);
   // Requests a snapshot as of a step that no layer has begun.
   void RequestSnapshot();
   LayerStep At(uint64_t step) const;

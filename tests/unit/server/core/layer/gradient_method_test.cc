@@ -319,8 +319,7 @@ TEST_P(GradientMethodTest, GradientsOfAnotherHistoryThanThePlansAreNotTakenIn) {
   ExpectAnswer(*SendGradient(5), {5});
 }
 
-// --- a drain
-// ----------------------------------------------------------------------------------------------------------
+// --- a drain --------------------------------------------------------------------------------------------------------
 
 TEST_P(GradientMethodTest, AFinalSnapshotIsExactWithoutAJournalOfGradients) {
   spec.world_size = 2;
@@ -336,6 +335,19 @@ TEST_P(GradientMethodTest, AFinalSnapshotIsExactWithoutAJournalOfGradients) {
   ExpectAnswer(*SendGradient(6, 1), Steps(7));
   SendGradient(7, 0);
   ExpectAnswer(*SendGradient(7, 1), Steps(8));
+}
+
+TEST_P(GradientMethodTest, AFinalSnapshotHasLayersWithoutAStepSinceARollback) {
+  spec.layers.push_back(spec.layers[0]);
+  spec.layers[1].name = "idle";
+  Begin();
+  TrainThrough(2);
+  Replace({}, 0, /*rollback_step=*/1);
+  SendGradient(1);
+  EXPECT_TRUE(shard->upkeep().WriteFinalSnapshots(absl::InfiniteFuture()).empty());
+  EXPECT_EQ(journal.snapshots(), 1);
+  Crash();
+  EXPECT_EQ(StatsOf(0).factor_version, 4u);
 }
 
 TEST_P(GradientMethodTest, StepsBeforeTheLastOneOfAFinalSnapshotAreNotAnsweredAgain) {
