@@ -49,8 +49,10 @@ constexpr FoundSeed kFoundSeeds[] = {
     {4001055, 17, "as with 3004663"},
     {5003339, 17, "statistics that were being repeated when an epoch ended were missing in the epoch after the next"},
     {70021969, 17, "a lone worker whose shard lost its factors twice in a row ended with an error"},
-    {70267092, 17, "a rank that was behind the step of a rollback was no longer waited for (the simulator's own fault)"},
-    {81015369, 17, "a shard that drained after a rollback wrote no factors: a layer without work since had the old epoch"},
+    {70267092, 17,
+     "a rank that was behind the step of a rollback was no longer waited for (the simulator's own fault)"},
+    {81015369, 17,
+     "a shard that drained after a rollback wrote no factors: a layer without work since had the old epoch"},
     {81008572, 17, "statistics that were refused once more hid whose the update was (the simulator's own fault)"},
 };
 
