@@ -53,6 +53,7 @@ constexpr FoundSeed kFoundSeeds[] = {
      "a rank that was behind the step of a rollback was no longer waited for (the simulator's own fault)"},
     {81015369, 17,
      "a shard that drained after a rollback wrote no factors: a layer without work since had the old epoch"},
+    {81096775, 17, "ranks that fetched after first order, one before and one after a loss, had different factors"},
     {81008572, 17, "statistics that were refused once more hid whose the update was (the simulator's own fault)"},
 };
 

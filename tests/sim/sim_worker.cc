@@ -200,7 +200,6 @@ void SimWorker::BeginStep() {
   const bool second = mode_ == Mode::kSecondOrder;
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
     if (second && IsStatisticStep(spec, step_) && !world_.scenario().learns) SubmitStatistics(layer);
-    if (!second && factors_ != nullptr) factors_->Release(layer);
     const bool asks = factors_ != nullptr || spec.exchange == ExchangeMode::kSharded ||
                       DelegateRank(spec, layer) == static_cast<int32_t>(rank_);
     if (direct || (second && asks)) asked_[layer] = {};
@@ -227,7 +226,7 @@ void SimWorker::SubmitGradients() {
 void SimWorker::SubmitStatistics(uint32_t layer) {
   std::shared_ptr<AnswerSink> update;
   if (factors_ != nullptr) {
-    factors_->NeedSecondOrder(layer, ledger_.directive().ModeSince(step_));
+    factors_->Need(layer);
     update = factors_->ExpectUpdate(layer, step_);
     PRECONDOR_CHECK(update != nullptr);
   }
@@ -266,7 +265,7 @@ void SimWorker::MakeFactors() {
                                                   static_cast<uint32_t>(layer), sink);
                                     });
   for (uint32_t layer = 0; layer < world_.spec().layers.size(); ++layer) {
-    factors_->NeedSecondOrder(layer, ledger_.directive().ModeSince(step_));
+    factors_->Need(layer);
   }
 }
 
@@ -279,8 +278,8 @@ std::shared_ptr<SimWorker::Local> SimWorker::Precondition(uint32_t layer) {
   const LayerSpec& shape = world_.spec().layers[layer];
   const MatrixView out(local->out.data(), shape.d_out, shape.d_in);
   local->state = std::make_shared<PreconditionFuture::State>(process_.name(), out, false, false);
-  factors_->Precondition(step_, ledger_.directive().ModeSince(step_), layer,
-                         ConstMatrixView(local->gradient.data(), shape.d_out, shape.d_in), out, local->state);
+  factors_->Precondition(step_, layer, ConstMatrixView(local->gradient.data(), shape.d_out, shape.d_in), out,
+                         local->state);
   return local;
 }
 

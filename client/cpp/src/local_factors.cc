@@ -129,20 +129,11 @@ void LocalFactors::StartFetch(int64_t layer) {
                          }));
 }
 
-void LocalFactors::NeedSecondOrder(int64_t index, uint64_t since) {
-  if (!methods_.of(index).needs_statistics()) return;
+void LocalFactors::Need(int64_t index) {
   {
     MutexLock lock(mu_);
     Layer& layer = layers_[static_cast<size_t>(index)];
-    if (!failed_.ok()) return;
-    const bool other = std::exchange(layer.since, since) != since;
-    layer.release = false;
-    if (layer.sync_state != SyncState::kUnknown) {
-      if (other) layer.renew_from = since;
-      if (other) Wake(index);
-      return;
-    }
-    layer.renew_from.reset();
+    if (!failed_.ok() || layer.sync_state != SyncState::kUnknown) return;
     layer.sync_state = SyncState::kFetching;
   }
   StartFetch(index);
@@ -187,9 +178,9 @@ absl::Status LocalFactors::CheckStep(const Layer& layer, int64_t index, uint64_t
                                                     ", or an abstention from them, before its gradient"));
 }
 
-void LocalFactors::Precondition(uint64_t step, uint64_t since, int64_t layer, ConstMatrixView gradient, MatrixView out,
+void LocalFactors::Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
                                 const std::shared_ptr<PreconditionFuture::State>& answer) {
-  NeedSecondOrder(layer, since);
+  Need(layer);
   absl::Status status;
   {
     MutexLock lock(mu_);
@@ -202,13 +193,6 @@ void LocalFactors::Precondition(uint64_t step, uint64_t since, int64_t layer, Co
     }
   }
   if (!status.ok()) answer->Fail(status);
-}
-
-void LocalFactors::Release(int64_t layer) {
-  if (!methods_.of(layer).needs_statistics()) return;
-  MutexLock lock(mu_);
-  layers_[static_cast<size_t>(layer)].release = true;
-  Wake(layer);
 }
 
 void LocalFactors::Fail(const absl::Status& status) {
@@ -269,13 +253,12 @@ bool LocalFactors::WorkOn(int64_t index) {
   std::optional<absl::StatusOr<FactorUpdate>> fetched;
   std::optional<std::pair<uint64_t, ReceivedUpdate>> received;
   std::optional<Request> request;
-  bool renew = false;
   {
     MutexLock lock(mu_);
     Layer& layer = layers_[static_cast<size_t>(index)];
     const bool known = layer.sync_state == SyncState::kKnown;
-    const bool due = known && !layer.requests.empty() && !WaitsForRenewal(layer, layer.requests.front().step);
-    const bool told = known && !layer.open.empty() && !WaitsForRenewal(layer, *layer.open.begin());
+    const bool due = known && !layer.requests.empty();
+    const bool told = known && !layer.open.empty();
     if (layer.fetched.has_value()) {
       fetched = std::exchange(layer.fetched, std::nullopt);
     } else if (due && (layer.open.empty() || layer.requests.front().step < *layer.open.begin())) {
@@ -284,12 +267,6 @@ bool LocalFactors::WorkOn(int64_t index) {
     } else if (told && !layer.received.empty() && layer.received.begin()->first == *layer.open.begin()) {
       auto first = layer.received.extract(layer.received.begin());
       received.emplace(first.key(), std::move(first.mapped()));
-    } else if (known && (layer.release || layer.renew_from.has_value()) && !due && !told) {
-      renew = layer.renew_from.has_value();
-      layer.sync_state = renew ? SyncState::kFetching : SyncState::kUnknown;
-      layer.renew_from.reset();
-      layer.release = false;
-      layer.version = 0;
     } else {
       layer.busy = false;
       at_rest_.notify_all();
@@ -300,12 +277,9 @@ bool LocalFactors::WorkOn(int64_t index) {
     TakeFetched(index, *std::move(fetched));
   } else if (received.has_value()) {
     TakeUpdate(index, received->first, std::move(received->second));
-  } else if (request.has_value()) {
+  } else {
     absl::StatusOr<Preconditioned> answer = Compute(index, *request);
     answer.ok() ? request->answer->Complete(*std::move(answer)) : request->answer->Fail(answer.status());
-  } else {
-    states_[static_cast<size_t>(index)] = nullptr;
-    if (renew) StartFetch(index);
   }
   return true;
 }

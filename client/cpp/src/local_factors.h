@@ -99,9 +99,8 @@ class LocalFactors {
   // Ends the threads and answers the remaining requests with CANCELLED. `fetch` is not called afterwards.
   void Stop();
 
-  // Announces second-order steps of the layer from `since` on, which is 0 or the first step after first order. Fetches
-  // the factors if the layer has none for this run of steps: it has dropped those from before first order.
-  void NeedSecondOrder(int64_t layer, uint64_t since);
+  // Fetches the layer's factors if it has none. First order changes them neither here nor in the shard.
+  void Need(int64_t layer);
   // Returns the sink for the answer to the layer's PULL of `step`; null if that answer is expected already. Call in
   // order of steps.
   std::shared_ptr<AnswerSink> ExpectUpdate(int64_t layer, uint64_t step);
@@ -109,11 +108,9 @@ class LocalFactors {
   void CancelUpdate(int64_t layer, uint64_t step);
   // Preconditions `gradient` into `out`. Both are the caller's memory and must stay valid until `answer` is ready.
   // Fails with FAILED_PRECONDITION at a statistic step without a call of ExpectUpdate, and if the gradient's step is
-  // earlier than the last expected step. `since` as in NeedSecondOrder.
-  void Precondition(uint64_t step, uint64_t since, int64_t layer, ConstMatrixView gradient, MatrixView out,
+  // earlier than the last expected step.
+  void Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
                     const std::shared_ptr<PreconditionFuture::State>& answer);
-  // Frees the layer's factors, which first order does not use, once no open step or request needs them.
-  void Release(int64_t layer);
   // Does all available work on one layer, on this thread. Returns false if no layer has work.
   bool Work();
   // Answers all current and later requests with `status`.
@@ -142,10 +139,6 @@ class LocalFactors {
     std::map<uint64_t, ReceivedUpdate> received;  // answers to open steps
     std::optional<absl::StatusOr<FactorUpdate>> fetched;
     std::deque<Request> requests;
-    uint64_t since = 0;  // `since` of the last NeedSecondOrder
-    bool release = false;
-    // First step after first order. Once earlier steps are complete, the factors are fetched again for it.
-    std::optional<uint64_t> renew_from;
     // A statistic step whose update failed, and the error. The gradient of that step gets the error.
     std::optional<std::pair<uint64_t, absl::Status>> failure;
     uint64_t version = 0;
@@ -170,9 +163,6 @@ class LocalFactors {
   Verdict Apply(int64_t index, const ReceivedUpdate& received, absl::Status& why);
   absl::Status LoadState(int64_t index, const std::string& bytes);
   absl::Status Replay(int64_t index, const FactorUpdate& received);
-  static bool WaitsForRenewal(const Layer& layer, uint64_t step) {
-    return layer.renew_from.has_value() && step >= *layer.renew_from;
-  }
   // Answers the layer's requests from `from_step` on with `why`. The layer has to fetch factors before it goes on.
   void GiveUp(int64_t index, uint64_t from_step, const absl::Status& why);
   absl::StatusOr<Preconditioned> Compute(int64_t index, const Request& request);

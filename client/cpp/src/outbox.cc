@@ -43,7 +43,6 @@ absl::Status Outbox::Add(Item item) {
   if (const Entry* old = FindEntry(id); old != nullptr && old->already_answered) Erase(by_id_.at(id));
   PRECONDOR_RETURN_IF_ERROR(AddAt(next_sequence_, std::move(item)));
   kept_.OnSubmit(id);
-  working_on_ = id.step;
   // The job has rolled back, so that the answer belongs to an undone step. A FETCH belongs to no step.
   const auto last = id.kind == v1::FRAME_KIND_FETCH ? answered_.end() : answered_.find(id.layer);
   if (last != answered_.end() && id.step <= last->second.step) {
@@ -314,22 +313,6 @@ absl::Time Outbox::NextEvent(absl::Time now) const {
   return std::max(next, now);
 }
 
-void Outbox::DropBefore(uint64_t step) {
-  kept_.DropBefore(step);
-  std::erase_if(retained_, [step](const auto& of) { return of.second->id.step < step; });
-  std::vector<Sequence> unneeded;
-  for (const auto& [sequence, entry] : entries_) {
-    const ContributionId& id = entry.item->id;
-    if (entry.already_answered && id.step < step && id.kind != v1::FRAME_KIND_RESUME) unneeded.push_back(sequence);
-  }
-  for (const Sequence sequence : unneeded) Erase(sequence);
-}
-
-void Outbox::DropUnansweredBefore(uint64_t step) {
-  if (working_on_ > step) DropBefore(step);
-  ForgetVersionsBefore(step);
-}
-
 void Outbox::ForgetVersionsBefore(uint64_t step) {
   std::set<uint32_t> dropped;
   for (auto& [layer, last] : answered_) {
@@ -518,15 +501,6 @@ void RetransmitBuffer::OnSubmit(const ContributionId& id) {
   for (auto it = layer.answered_at.begin(); it != layer.answered_at.end();) {
     const Sequence kept = (it++)->first;
     if (items_.at(kept)->id.step >= id.step) Erase(layer, kept);
-  }
-}
-
-void RetransmitBuffer::DropBefore(uint64_t step) {
-  for (auto& [number, layer] : layers_) {
-    for (auto it = layer.answered_at.begin(); it != layer.answered_at.end();) {
-      const Sequence kept = (it++)->first;
-      if (items_.at(kept)->id.step < step) Erase(layer, kept);
-    }
   }
 }
 

@@ -39,9 +39,6 @@ class RetransmitBuffer {
   // layer's contributions of this step and later.
   void OnSubmit(const ContributionId& id);
 
-  // Drops the contributions of all steps before `step`.
-  void DropBefore(uint64_t step);
-
   // The lowest step for which a gradient of the layer is held; nullopt if there is none.
   std::optional<uint64_t> FirstGradient(uint32_t layer) const;
 
@@ -103,12 +100,8 @@ class Outbox {
   // layer that has had an answer. Returns true in that case; false for the first stream.
   bool StartStream(uint64_t credit_bytes, uint64_t shard_generation = 0);
   // Records that first order has followed the steps before `step`, so that no RESUME claims their factors: a shard that
-  // has lost them meanwhile has lost nothing that an answer needs.
+  // has lost them meanwhile has lost nothing that an answer needs. Not for workers that have the factors themselves.
   void ForgetVersionsBefore(uint64_t step);
-  // ForgetVersionsBefore for workers that have the factors themselves and have dropped those of these steps. If this
-  // rank works on a later step than `step`, all ranks do, and contributions of earlier steps are not repeated for the
-  // other ranks: the shard would apply them to newer factors.
-  void DropUnansweredBefore(uint64_t step);
   void StopStream();
   // Tells the shard that this process has taken its rank over and sends nothing for the layer before `step`. Sends a
   // RESUME before everything else, again to each other memory until the layer has had an answer. Without it the other
@@ -209,7 +202,6 @@ class Outbox {
   static bool UsesCredit(State state) { return state == State::kSending || state == State::kSent; }
 
   absl::Status AddAt(Sequence sequence, Item item);
-  void DropBefore(uint64_t step);
   void SendKeptAgain();
   // Tells the shard's new memory which step of the layer was answered last, so that the shard drops steps that can no
   // longer be completed.
@@ -230,7 +222,6 @@ class Outbox {
   absl::Time retry_refusals_until_ = absl::InfinitePast();
   bool started_before_ = false;
   uint64_t shard_generation_ = 0;
-  uint64_t working_on_ = 0;  // the step of the last Add
   uint64_t credit_bytes_ = 0;
   uint64_t credit_used_ = 0;  // payload bytes of entries being sent or sent
   size_t resumes_sent_ = 0;   // RESUMEs that the shard has not acknowledged

@@ -62,11 +62,6 @@ Mode StepControl::ModeOf(uint64_t step) const {
   return ledger_.directive().ModeOf(step);
 }
 
-uint64_t StepControl::ModeSince(uint64_t step) const {
-  MutexLock lock(mu_);
-  return ledger_.directive().ModeSince(step);
-}
-
 uint64_t StepControl::LastFirstOrder() const {
   MutexLock lock(mu_);
   return ledger_.directive().LastFirstOrder(ledger_.next_step());

@@ -44,7 +44,6 @@ class StepControl : public std::enable_shared_from_this<StepControl> {
   // See StepLedger.
   void Adopt(WorkerDirective directive);
   Mode ModeOf(uint64_t step) const;
-  uint64_t ModeSince(uint64_t step) const;
   uint64_t LastFirstOrder() const;
   // The lowest step that has not been reported.
   uint64_t next_step() const;

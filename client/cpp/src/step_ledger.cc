@@ -26,14 +26,6 @@ Mode WorkerDirective::ModeOf(uint64_t step) const {
   return mode;
 }
 
-uint64_t WorkerDirective::ModeSince(uint64_t step) const {
-  uint64_t since = 0;
-  for (const auto& [first_step, value] : modes) {
-    if (first_step <= step) since = first_step;
-  }
-  return since;
-}
-
 uint64_t WorkerDirective::LastFirstOrder(uint64_t step) const {
   uint64_t last = 0;
   for (const auto& [first_step, value] : modes) {

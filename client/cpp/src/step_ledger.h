@@ -25,10 +25,7 @@ struct WorkerDirective {
   uint64_t snapshot_at = 0;  // see StepDirective
   uint64_t snapshot_id = 0;
   Mode ModeOf(uint64_t step) const;
-  // Returns the first step of the run of steps in one mode that contains `step`.
-  uint64_t ModeSince(uint64_t step) const;
-  // Returns the first step of the last first-order run that begins at or before `step`; 0 if there is none. Factors of
-  // earlier steps are of no use to `step`: a worker fetches factors after first order.
+  // Returns the first step of the last first-order run that begins at or before `step`; 0 if there is none.
   uint64_t LastFirstOrder(uint64_t step) const;
   // True if the job has rolled back in an epoch after `epoch` to a step before `next_step`, so that a worker whose next
   // step is `next_step` has finished steps that are undone.

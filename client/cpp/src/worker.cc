@@ -78,8 +78,7 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
   // In first order too, because a FETCH tells the shards that this rank has begun.
   if (worker->factors_ != nullptr) {
     const int64_t layers = static_cast<int64_t>(worker->spec_.layers.size());
-    const uint64_t since = worker->steps_->ModeSince(as.first_step);
-    for (int64_t layer = 0; layer < layers; ++layer) worker->factors_->NeedSecondOrder(layer, since);
+    for (int64_t layer = 0; layer < layers; ++layer) worker->factors_->Need(layer);
   } else if (as.first_step > 0) {
     worker->routes_.BeginAt(as.first_step);
   }

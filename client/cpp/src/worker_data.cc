@@ -152,7 +152,7 @@ absl::Status WorkerImpl::SubmitStatistics(std::shared_ptr<Contribution> statisti
   statistics->deadline = MonotonicNow() + options_.result_timeout;
   const bool pulls = factors_ != nullptr && TakesStatistics(spec_, layer);
   if (!pulls) return routes_.Submit(static_cast<size_t>(layer), std::move(statistics));
-  factors_->NeedSecondOrder(layer, steps_->ModeSince(step));
+  factors_->Need(layer);
   std::shared_ptr<AnswerSink> update = factors_->ExpectUpdate(layer, step);
   if (update == nullptr) {
     return absl::AlreadyExistsError(absl::StrCat(Describe(step, layer), ": sent already and not yet answered"));
@@ -226,14 +226,11 @@ PreconditionFuture WorkerImpl::PreconditionMatrix(uint64_t step, int64_t layer, 
   status.Update(CheckShape(what, "out", out, shape.d_out, shape.d_in));
   status.Update(CheckSamples(what, samples));
   if (!status.ok()) return FailedFuture(status);
-  if (NeedsNoShard(*mode)) {
-    if (factors_ != nullptr) factors_->Release(layer);
-    return AnsweredFuture(what, gradient, out);
-  }
+  if (NeedsNoShard(*mode)) return AnsweredFuture(what, gradient, out);
   if (factors_ != nullptr) {
     auto state = std::make_shared<PreconditionFuture::State>(what, out, false, false);
     ExplainLate(*state, step, layer);
-    factors_->Precondition(step, steps_->ModeSince(step), layer, gradient, out, state);
+    factors_->Precondition(step, layer, gradient, out, state);
     return PreconditionFuture(std::move(state));
   }
   auto contribution = std::make_shared<Contribution>();

@@ -107,13 +107,13 @@ class LocalFactorsTest : public ::testing::Test {
     std::vector<float> gradient, out;
     std::shared_ptr<State> answer;
   };
-  std::unique_ptr<Asked> Ask(uint64_t step, uint64_t since = 0) {
+  std::unique_ptr<Asked> Ask(uint64_t step) {
     auto asked = std::make_unique<Asked>();
     asked->gradient = Normal(kRows * kCols, 100 + step);
     asked->out.resize(asked->gradient.size());
     const MatrixView out(asked->out.data(), kRows, kCols);
     asked->answer = std::make_shared<State>("gradient", out, false, false);
-    factors_->Precondition(step, since, 0, ConstMatrixView(asked->gradient.data(), kRows, kCols), out, asked->answer);
+    factors_->Precondition(step, 0, ConstMatrixView(asked->gradient.data(), kRows, kCols), out, asked->answer);
     return asked;
   }
   // Waits for the `index`-th FETCH.
@@ -153,7 +153,7 @@ class LocalFactorsTest : public ::testing::Test {
 TEST_F(LocalFactorsTest, GoesOnFromTheFactorsThatItFetches) {
   shard_->Update(1000);
   const auto between = Ask(1);
-  factors_->NeedSecondOrder(0, 0);
+  factors_->Need(0);
   EXPECT_EQ(fetches(), 1u);
   EXPECT_FALSE(between->answer->ready());
   GiveFactors(*AwaitFetch(0));
@@ -189,7 +189,7 @@ TEST_F(LocalFactorsTest, AnUpdateThatItHasChangesNothing) {
 }
 
 TEST_F(LocalFactorsTest, WhoeverMissesAnUpdateFetches) {
-  factors_->NeedSecondOrder(0, 0);
+  factors_->Need(0);
   GiveFactors(*AwaitFetch(0));
   shard_->Update(0);
   const auto pull = factors_->ExpectUpdate(0, 2);
@@ -226,7 +226,7 @@ TEST_F(LoneWorkerTest, GoesOnWithTheFactorsOfAShardThatLostOthers) {
 }
 
 TEST_F(LocalFactorsTest, ARefusedPullIsMadeUpForByAFetch) {
-  factors_->NeedSecondOrder(0, 0);
+  factors_->Need(0);
   GiveFactors(*AwaitFetch(0));
   const auto pull = factors_->ExpectUpdate(0, 0);
   const auto asked = Ask(0);
@@ -238,7 +238,7 @@ TEST_F(LocalFactorsTest, ARefusedPullIsMadeUpForByAFetch) {
 
 TEST_F(LocalFactorsTest, AnAnswerThatDoesNotComeFailsTheStepAndTheNextOneFetches) {
   shard_->Update(1000);
-  factors_->NeedSecondOrder(0, 0);
+  factors_->Need(0);
   GiveFactors(*AwaitFetch(0));
   const auto pull = factors_->ExpectUpdate(0, 0);
   const auto asked = Ask(0);
@@ -271,48 +271,22 @@ TEST_F(LocalFactorsTest, AGradientThatIsNotFiniteIsSkipped) {
   poisoned->gradient.assign(kRows * kCols, std::numeric_limits<float>::quiet_NaN());
   const MatrixView view(poisoned->gradient.data(), kRows, kCols);
   poisoned->answer = std::make_shared<State>("gradient", view, false, false);
-  factors_->Precondition(1, 0, 0, view, view, poisoned->answer);
+  factors_->Precondition(1, 0, view, view, poisoned->answer);
   EXPECT_EQ(poisoned->answer->Wait()->decision, Decision::kSkip);
 }
 
-TEST_F(LocalFactorsTest, ReleasedFactorsAreFetchedAnew) {
+TEST_F(LocalFactorsTest, GoesOnWithItsFactorsAfterFirstOrder) {
   shard_->Update(1000);
-  const auto first = Ask(1);
+  const auto before = Ask(1);
   GiveFactors(*AwaitFetch(0));
-  ExpectAnswer(*first);
-  factors_->Release(0);
-  // Released on a thread of its own: until then there are factors, and no need to fetch.
-  std::unique_ptr<Asked> again;
-  while (*factors_->Checksum(0, MonotonicNow() + kLong) != 0) std::this_thread::yield();
-  again = Ask(9);
-  GiveFactors(*AwaitFetch(1));
-  ExpectAnswer(*again);
-}
-
-// The shard has let go of its factors meanwhile, and counts their versions from 0 again.
-TEST_F(LocalFactorsTest, FactorsFromBeforeFirstOrderAreNotThoseAfterIt) {
-  shard_->Update(1000);
-  factors_->NeedSecondOrder(0, 0);
-  GiveFactors(*AwaitFetch(0));
-  const auto pull = factors_->ExpectUpdate(0, 8);
-  const auto before = Ask(8);
-  // Second order again from step 20 on, while step 8 is still open.
-  const auto after = Ask(21, 20);
-  EXPECT_EQ(fetches(), 1u) << "before what it has is used up";
-  DeliverVectors(*pull, 2, shard_->Update(8));
   ExpectAnswer(*before);
-  const auto fetch = AwaitFetch(1);
-  shard_ = std::make_unique<Shard>(spec_);
-  for (const uint64_t step : {20, 1001}) shard_->Update(step);  // the version that it has, of other factors
-  GiveFactors(*fetch);
-  ExpectAnswer(*after);
-  const auto next = Ask(23, 20);
-  ExpectAnswer(*next);
-  EXPECT_EQ(fetches(), 2u);
+  factors_->Need(0);
+  ExpectAnswer(*Ask(21));
+  EXPECT_EQ(fetches(), 1u);
 }
 
 TEST_F(LocalFactorsTest, ARefusedPullThatIsNotOverFailsItsStep) {
-  factors_->NeedSecondOrder(0, 0);
+  factors_->Need(0);
   GiveFactors(*AwaitFetch(0));
   const auto pull = factors_->ExpectUpdate(0, 0);
   pull->Fail(absl::InternalError("the answer cannot be repeated"));
@@ -324,7 +298,7 @@ TEST_F(LocalFactorsTest, ARefusedPullThatIsNotOverFailsItsStep) {
 }
 
 TEST_F(LocalFactorsTest, AStepIsExpectedOnceAtATime) {
-  factors_->NeedSecondOrder(0, 0);
+  factors_->Need(0);
   GiveFactors(*AwaitFetch(0));
   const auto pull = factors_->ExpectUpdate(0, 0);
   EXPECT_EQ(factors_->ExpectUpdate(0, 0), nullptr);
@@ -350,7 +324,7 @@ TEST_F(LocalFactorsTest, ChecksumsAreOfTheFactorsAfterWhatIsExpected) {
   const auto checksum = [this] { return factors_->Checksum(0, MonotonicNow() + kLong); };
   EXPECT_EQ(*checksum(), 0u) << "there are none";
   shard_->Update(1000);
-  factors_->NeedSecondOrder(0, 0);
+  factors_->Need(0);
   GiveFactors(*AwaitFetch(0));
   EXPECT_EQ(*checksum(), SavedChecksum(shard_->Saved()));
   const auto pull = factors_->ExpectUpdate(0, 2);

@@ -67,11 +67,7 @@ TEST(StepLedgerTest, ModesHoldFromTheirFirstStepOn) {
   directive.modes = {{0, Mode::kSecondOrder}, {4, Mode::kFirstOrder}};
   EXPECT_EQ(directive.ModeOf(3), Mode::kSecondOrder);
   EXPECT_EQ(directive.ModeOf(4), Mode::kFirstOrder);
-  EXPECT_EQ(directive.ModeSince(3), 0u);
-  EXPECT_EQ(directive.ModeSince(4), 4u);
   directive.modes.push_back({9, Mode::kSecondOrder});
-  EXPECT_EQ(directive.ModeSince(8), 4u);
-  EXPECT_EQ(directive.ModeSince(30), 9u);
   EXPECT_EQ(directive.LastFirstOrder(30), 4u);
   EXPECT_EQ(directive.LastFirstOrder(4), 4u);
   EXPECT_EQ(directive.LastFirstOrder(3), 0u) << "the shards need their factors until it is there";
