@@ -139,7 +139,7 @@ void SimShard::Drain(int64_t patience_us, int64_t down_us) {
 void SimShard::Die(Loss loss, bool losing, int64_t down_us) {
   dying_ = false;
   const bool machine = loss != Loss::kProcess;
-  fences_may_be_lost_ = disk_.failing();
+  fences_may_be_lost_ = disk_.has_failed();
   world_.trace().Note([&] {
     return process_.name() + (machine ? "'s machine crashes" : losing ? " is killed, its log stale" : " is killed");
   });
