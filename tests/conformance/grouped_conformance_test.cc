@@ -564,7 +564,7 @@ class RefusesTerms final : public ForwardingBackend {
 // Both sides of a layer ask together: where one has no terms neither changes, and the next update gives the bits of a
 // layer that never failed.
 TEST(MethodsInCompany, ASideWithoutTermsLeavesBothAlone) {
-  const LayerSpec layer{"any", 40, 70, false};
+  const LayerSpec layer{"any", 24, 40, false};
   const MethodConfig config{"mkor", {{"rule", std::string("BLEND")}, {"representation", std::string("DENSE")}}};
   const std::unique_ptr<Method> method = MakeMethod(config).value();
   const std::unique_ptr<Backend> device = MakeTestBackend();
@@ -576,7 +576,8 @@ TEST(MethodsInCompany, ASideWithoutTermsLeavesBothAlone) {
           MakeGroupingBackend(std::make_unique<RefusesTerms>(*device, without, refuses), {});
       LayerDriver healthy(*method, layer, *backend), troubled(*method, layer, *backend);
       VectorStream a(Stream::kCorrelated, layer.d_in, 1), g(Stream::kCorrelated, layer.d_out, 2);
-      for (int step = 0; step < 18; ++step) {  // terms of single vectors move into the matrix at the 16th
+      const int steps = 16 / k + 2;  // the sixteenth term moves all of them into the matrix
+      for (int step = 0; step < steps; ++step) {
         const reference::Vectors va = a.Next(k), vg = g.Next(k);
         const reference::Vector d = a.Gaussian(layer.d_out * layer.d_in);
         Backend::Task task(*backend);
