@@ -37,7 +37,7 @@ while (( $# )); do
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-jobs=$(( $(nproc) < 7 ? $(nproc) + 1 : 8 ))  # some tests wait more than they compute
+jobs=$(( $(nproc) < 4 ? 2 * $(nproc) : 8 ))  # many tests wait more than they compute
 
 run() {
   echo "== $*"

@@ -75,7 +75,8 @@ class Attacks:
         self.addCleanup(folder.cleanup)
         self.start(folder.name)
         self.assertAlmostEqual(self.server.metric("precondor_container_memory_bytes"), most, delta=4096)
-        self.job = cluster.Training(self.binaries, types.SimpleNamespace(coordinator=self.server), folder.name, ["--steps=1000000"])
+        self.job = cluster.Training(self.binaries, types.SimpleNamespace(coordinator=self.server), folder.name, ["--steps=1000000"],
+                                    prefix=("nice",))  # it would take what processors there are
         self.addCleanup(self.job.close)
         self.await_steps()
 
