@@ -61,7 +61,7 @@ HOLDER = """
 import sys
 from precondor import server
 one = server.LocalServer()
-print(one.pid, one.address, flush=True)
+print(*one.pids, one.address, flush=True)
 sys.stdin.readline()
 """
 
@@ -211,6 +211,39 @@ class LocalServerTest(unittest.TestCase):
                     pre.__exit__(None)
                 self.assertEqual((close.called, flush.called), (False, False))
 
+    @unittest.skipIf(torch is None, "no torch")
+    def test_training_goes_on_when_a_shard_is_killed(self):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 8))
+        x, y = torch.randn(64, 16), torch.randn(64, 8)
+        pre = self.enterContext(Preconditioner(model, "local"))
+        optimizer = pre.make_optimizer(0.01)
+
+        def train(steps):
+            for _ in range(steps):
+                optimizer.zero_grad()
+                loss = ((model(x) - y) ** 2).mean()
+                loss.backward()
+                self.assertEqual(set(pre.step(loss).decisions.values()), {"PRECONDITIONED"})
+                optimizer.step()
+            return loss.item()
+
+        before = train(5)
+        own, pids = server.shared(), set()
+        for _ in range(server._MOST_RESTARTS):
+            pids.add(own.pids[1])
+            with self.assertLogs("precondor", "WARNING") as told:
+                os.kill(own.pids[1], signal.SIGKILL)
+                with self.assertWarnsRegex(UserWarning, "a server has lost updates of 2 layers"):
+                    after = train(3)
+            self.assertRegex(told.output[0], "a shard of the local server has ended by SIGKILL, and is started again")
+        self.assertEqual(len(pids | {own.pids[1]}), server._MOST_RESTARTS + 1)
+        self.assertLess(after, before)
+        os.kill(own.pids[1], signal.SIGKILL)  # too often: the reason is not an accident
+        with self.assertRaisesRegex(p.UnavailableError, "has ended by SIGKILL"):
+            train(1)
+        self.assertFalse(own.running())
+
     def test_shared_is_one_a_process(self):
         one = server.shared()
         self.assertIs(server.shared(), one)
@@ -223,14 +256,14 @@ class LocalServerTest(unittest.TestCase):
         for kill in (False, True):
             environment = {**os.environ, "TMPDIR": self._folder.name}
             holder = run(HOLDER, stdin=subprocess.PIPE, env=environment)
-            pid, address = holder.stdout.readline().split()
+            *pids, address = holder.stdout.readline().split()
             self.assertEqual(answer_of(address), 6.0)
             if kill:
                 holder.send_signal(signal.SIGKILL)
             holder.stdin.close()
             holder.wait(timeout=DEADLINE_S)
             holder.stdout.close()
-            self.assertTrue(ends(pid), f"the server outlives a process that {kill=}")
+            self.assertTrue(all(map(ends, pids)), f"the server outlives a process that {kill=}")
             self.assertFalse(os.path.exists(address.removeprefix("unix:")))
         # The files of a killed process go with the next server's start.
         self.assertEqual(len(os.listdir(self._folder.name)), 1)

@@ -10,8 +10,10 @@ import pathlib
 import signal
 import subprocess
 import tempfile
+import time
 import unittest
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -35,6 +37,13 @@ def uuid_of(device):
     """Name of a device of the imitation, as CUDA_VISIBLE_DEVICES takes it."""
     text = (b"cuda on the hos" + bytes([ord("a") + device])).hex()
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def wait_for(what, condition):
+    until = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(.01)
 
 
 class LocalCase(unittest.TestCase):
@@ -135,17 +144,23 @@ class TorchLocalTest(LocalCase):
         self.assertEqual(sum(use["in_ring"] + use["over_socket"] for _, use in got), sent)
         self.assertGreaterEqual(sum(use["in_ring"] for _, use in got), sent - 4)  # not in the step, nor while the shard was away
 
-    def test_a_job_whose_shard_is_killed_says_so(self):
+    def test_a_shard_that_is_killed_comes_back_and_a_coordinator_does_not(self):
         one = server.LocalServer(gpus={uuid_of(0): "64MiB", uuid_of(3): 1 << 26}, timeout=TIMEOUT_S)
         self.addCleanup(one.close)
         self.assertEqual(len(one.pids), 3)
         self.assertTrue(one.running())
         self.assertFalse(server.has_ended(one.address))
         with precondor.Client(one.address) as client:
-            os.kill(one.pids[-1], signal.SIGKILL)
-            self.assertEqual(one._processes[-1].wait(TIMEOUT_S), -signal.SIGKILL)
-            self.assertTrue(server.has_ended(one.address))
-            self.assertFalse(one.running())
+            killed = one.pids[-1]
+            with self.assertLogs("precondor", "WARNING"):
+                os.kill(killed, signal.SIGKILL)
+                wait_for("another process", lambda: one.pids[-1] != killed)
+            self.assertFalse(server.has_ended(one.address))
+            with client.open_session(precondor.SessionSpec("s", [precondor.Layer("w", 2, 3)] * 2, "identity")).join() as worker:
+                for place in range(2):
+                    worker.precondition(0, place, np.ones((2, 3), np.float32), 1).result()
+            os.kill(one.pid, signal.SIGKILL)
+            wait_for("the server's end", lambda: server.has_ended(one.address) and not one.running())
             with self.assertRaisesRegex(precondor.UnavailableError, "local server at .* has ended by SIGKILL"):
                 client.open_session(precondor.SessionSpec("s", [precondor.Layer("w", 2, 3)], "identity"))
             with self.assertRaisesRegex(precondor.InvalidArgumentError, "rank_devices: expected bytes for each rank, got "):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import logging
 import os
 import pathlib
 import shutil
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from typing import Callable, Dict, Hashable, List, Mapping, Optional, Sequence, Tuple, Union
@@ -25,10 +27,15 @@ _POLL_S = 0.01
 _REASON_S = 5.0
 _REASON_LINES = 5
 _BAD_OPTION = 2  # exit status of precondor-server
-_OWN_OPTIONS = ("listen", "port-file", "exit-with-pid", "role")
-_LOCK = "lock"  # file in the folder; those of several servers begin with it
+_OWN_OPTIONS = ("listen", "port-file", "exit-with-pid", "role", "shards")
+_OF_COORDINATOR = ("metrics-listen", "metrics-port-file")  # processes cannot share it
+_LOCK = "lock"  # file in the folder, of the coordinator; those of shards begin with it
+_MOST_RESTARTS = 3  # of shards, within
+_RESTARTS_S = 3600.0
 _VARIABLES = "PRECONDOR_"  # options of precondor-server in the environment begin with it
 
+
+_log = logging.getLogger("precondor")
 
 # Open servers. They end with the interpreter, after modules imported later, which may use them.
 _open: "weakref.WeakSet[LocalServer]" = weakref.WeakSet()
@@ -42,9 +49,66 @@ def _close_all() -> None:
 atexit.register(_close_all)
 
 
+class _Processes:
+    """The coordinator's process, and those of shards. A shard that ends is started again: the coordinator gives it its sessions anew,
+    and the job goes on with fresh factors. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.all: List["subprocess.Popen[bytes]"] = []
+        self._lock = threading.Lock()
+        self._closing = False
+        self._restarts: List[float] = []
+        self._status: Optional[int] = None  # of the process whose end was that of the server
+        self._ended = threading.Event()
+
+    def keep(self, place: int, start: Callable[[], "subprocess.Popen[bytes]"]) -> None:
+        """Starts the shard again whenever it ends. If it has ended too often, or this is the coordinator, ends all of the server, so
+        that nobody waits for it. Returns when the server ends."""
+        while True:
+            status = self.all[place].wait()
+            with self._lock:
+                now = time.monotonic()
+                self._restarts = [one for one in self._restarts if now - one < _RESTARTS_S] + [now]
+                if place == 0 or self._closing or len(self._restarts) > _MOST_RESTARTS or self.all[0].poll() is not None:
+                    self._status = status if self._status is None else self._status
+                    self._ended.set()
+                    self._kill()
+                    return
+                _log.warning("a shard of the local server has ended %s, and is started again with fresh factors", _how(status))
+                try:
+                    self.all[place] = start()
+                except OSError:
+                    self._kill()
+                    raise
+
+    def _kill(self) -> None:
+        for process in () if self._closing else self.all:
+            process.kill()
+
+    def status(self) -> Optional[int]:
+        """Returns the exit status of the process whose end was that of the server; None: not known in this process. Call it after
+        that end."""
+        self._ended.wait(timeout=1.0)
+        return self._status
+
+    def end(self) -> None:
+        """Ends the processes; running calls get 1 s."""
+        with self._lock:
+            self._closing = True
+        for process in self.all:
+            process.terminate()
+        until = time.monotonic() + 1.0
+        for process in self.all:
+            try:
+                process.wait(timeout=max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
 class LocalServer:
-    """A server (coordinator and one shard) on a unix socket, for this process and others of the user on this host; or one
-    coordinator, and a shard for each of several GPUs.
+    """A coordinator and a shard, or a shard for each of several GPUs, on unix sockets, for this process and others of the user on
+    this host. A shard's process that ends is started again, up to three times an hour.
 
     It ends with close(), when the program drops the object, and with the process in every case, also after kill -9. Pass
     its address to Client or Preconditioner, and keep the object. Its options are `arguments` alone: PRECONDOR_* variables
@@ -59,10 +123,10 @@ class LocalServer:
 
         Args:
             arguments: Further options of precondor-server, such as "--memory-limit=32GiB"; `python -m precondor.server
-                --help` lists them. Those of address and role are the LocalServer's own.
-            gpus: Starts a shard on each of these GPUs, and a process for each: the GPU's name, as CUDA_VISIBLE_DEVICES takes
-                it ("GPU-8f2e..."), and --memory-limit. Gradients of the user's workers stay on their GPU
-                (--device-plane-bytes). `arguments` go to every process.
+                --help` lists them. Those of address and role are the LocalServer's own. They go to every process, but
+                --metrics-listen to the coordinator.
+            gpus: Starts a shard on each of these GPUs: the GPU's name, as CUDA_VISIBLE_DEVICES takes it ("GPU-8f2e..."), and
+                --memory-limit. Gradients of the user's workers stay on their GPU (--device-plane-bytes).
             timeout: Seconds to wait.
 
         Raises:
@@ -72,47 +136,36 @@ class LocalServer:
         arguments = _checked(arguments)
         check_number("timeout", timeout, 0.0)
         gpus = check_mapping("gpus", gpus)
+        path_of("precondor-server")
         _remove_left()
         self._pid = os.getpid()
         self._folder, lock = _new_folder()
-        self._processes: List["subprocess.Popen[bytes]"] = []
+        self._processes = _Processes()
         self._end = weakref.finalize(self, _end, self._processes, self._folder, self._pid)
         self._end.atexit = False  # _close_all ends it, when others no longer use it
         _open.add(self)
         try:
-            commands = [self._start(name, [*own, *arguments], variables, lock if place == 0 else _locked(self._folder, f"{_LOCK}-{name}"))
-                        for place, (name, own, variables) in enumerate(_parts(self._folder, gpus))]
-            self._await(commands, arguments, time.monotonic() + timeout, timeout)
+            starts = [_Start(self._folder, name, [*own, *(one for one in arguments if place == 0 or not _is_of_coordinator(one))],
+                             variables) for place, (name, own, variables) in enumerate(_parts(self._folder, gpus))]
+            for place, start in enumerate(starts):
+                self._processes.all.append(start(lock if place == 0 else None))
+            self._await(starts, arguments, time.monotonic() + timeout, timeout)
+            for place, start in enumerate(starts):
+                threading.Thread(target=self._processes.keep, args=(place, start), name=f"precondor-{place}", daemon=True).start()
         except BaseException:
             self.close()
             raise
 
-    def _start(self, name: str, options: Sequence[str], variables: Mapping[str, str], lock: int) -> Tuple[pathlib.Path, List[str]]:
-        """Starts a process. Returns the file that it writes when it takes calls, and its command."""
-        ready = self._folder / f"{name}.address"
-        try:
-            command = [path_of("precondor-server"), f"--listen=unix:{self._folder / name}", f"--port-file={ready}",
-                       f"--exit-with-pid={self._pid}", "--log-level=warning", *options]
-            self._processes.append(subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(lock,),  # the kernel unlocks the folder when the server has ended
-                env={**_environment(), **variables},
-                start_new_session=True))  # Ctrl-C at the terminal is meant for the training process
-        finally:
-            os.close(lock)
-        return ready, command
-
-    def _await(self, commands: Sequence[Tuple[pathlib.Path, List[str]]], arguments: Sequence[str], end: float, timeout: float) -> None:
-        for process, (ready, command) in zip(self._processes, commands):
-            while not ready.exists():
+    def _await(self, starts: Sequence["_Start"], arguments: Sequence[str], end: float, timeout: float) -> None:
+        for process, start in zip(self._processes.all, starts):
+            while not start.ready.exists():
                 status = process.poll()
                 if status is None and time.monotonic() < end:
                     time.sleep(_POLL_S)
                     continue
                 if status == _BAD_OPTION:
                     raise InvalidArgumentError(
-                        f"arguments: expected options of precondor-server, got {arguments}: {_refusal(command)}", "INVALID_ARGUMENT")
+                        f"arguments: expected options of precondor-server, got {arguments}: {_refusal(start.command)}", "INVALID_ARGUMENT")
                 came = "nothing" if status is None else f"its end {_how(status)}, see its log on standard error"
                 raise UnavailableError(f"precondor-server: expected it to take calls within {timeout:g} s, got {came}",
                                        "UNAVAILABLE")
@@ -124,17 +177,17 @@ class LocalServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the server, or of the coordinator."""
-        return self._processes[0].pid
+        """Process id of the coordinator."""
+        return self._processes.all[0].pid
 
     @property
     def pids(self) -> Tuple[int, ...]:
-        """Process ids of the server, or of the coordinator and of each GPU's shard."""
-        return tuple(process.pid for process in self._processes)
+        """Process ids of the coordinator and of each shard."""
+        return tuple(process.pid for process in self._processes.all)
 
     def running(self) -> bool:
-        """Returns whether the server runs, with all of its processes, and belongs to this process."""
-        return self._pid == os.getpid() and all(process.poll() is None for process in self._processes)
+        """Returns whether the server's coordinator runs, and belongs to this process."""
+        return self._pid == os.getpid() and self._processes.all[0].poll() is None
 
     def close(self) -> None:
         """Ends the server; running calls get 1 s. Later calls do nothing."""
@@ -162,12 +215,9 @@ def shared(kind: Hashable = None, start: Callable[[], LocalServer] = LocalServer
 
 
 def has_ended(address: str) -> bool:
-    """Returns whether `address` is that of a LocalServer, of this or another process of the user, of which a process has ended. No
+    """Returns whether `address` is that of a LocalServer, of this or another process of the user, whose coordinator has ended. No
     other server takes its place."""
-    if not _is_local(address):
-        return False
-    locks = list(_folder_of(address).glob(f"{_LOCK}*"))
-    return not locks or not all(_is_locked(lock) for lock in locks)
+    return _is_local(address) and not _is_locked(_folder_of(address) / _LOCK)
 
 
 def watch_of(address: str) -> Optional[Callable[[], None]]:
@@ -177,7 +227,7 @@ def watch_of(address: str) -> Optional[Callable[[], None]]:
         if not has_ended(address):
             return
         own = next((one for one in _open if one.address == address and one._pid == os.getpid()), None)
-        status = next((process.poll() for process in (() if own is None else own._processes) if process.poll() is not None), None)
+        status = None if own is None else own._processes.status()
         raise UnavailableError(f"the local server at {address} has ended{'' if status is None else ' ' + _how(status)}, and its "
                                "sessions with it", "UNAVAILABLE")
 
@@ -200,7 +250,7 @@ def _checked(arguments: Sequence[str]) -> List[str]:
         raise invalid("arguments", "a sequence of str, one for each option", arguments,
                       f"Write [{arguments!r}]" if isinstance(arguments, str) else "")
     for one in texts:
-        name = one.lstrip("-").split("=")[0].replace("_", "-")
+        name = _name_of(one)
         if name in _OWN_OPTIONS:
             raise invalid("arguments", f"no option --{name}, which LocalServer sets itself", one,
                           "Start precondor-server yourself for another address or role")
@@ -243,13 +293,41 @@ def _prefix() -> str:
 def _parts(folder: pathlib.Path, gpus: Mapping[str, Union[int, str]]) -> List[Tuple[str, List[str], Dict[str, str]]]:
     """Returns the processes, that of the coordinator first: the name of the socket, options, and variables of the environment."""
     shards = [(f"gpu{place}", ["--backend=cuda", f"--memory-limit={limit}", f"--device-plane-bytes={limit}"], {"CUDA_VISIBLE_DEVICES": gpu})
-              for place, (gpu, limit) in enumerate(gpus.items())]
-    if len(shards) < 2:
-        options, variables = shards[0][1:] if shards else ([], {})
-        return [("socket", ["--role=all", *options], variables)]
+              for place, (gpu, limit) in enumerate(gpus.items())] or [("shard", [], {})]
     addresses = ",".join(f"unix:{folder / name}" for name, _, _ in shards)
     return [("socket", ["--role=coordinator", f"--shards={addresses}"], {}),
             *((name, ["--role=shard", *options], variables) for name, options, variables in shards)]
+
+
+class _Start:
+    """Starts a process of a server, also again."""
+
+    def __init__(self, folder: pathlib.Path, name: str, options: Sequence[str], variables: Mapping[str, str]) -> None:
+        self._lock, self._variables = (folder, f"{_LOCK}-{name}"), variables
+        self.ready = folder / f"{name}.address"  # it writes this file when it takes calls
+        self.command = [path_of("precondor-server"), f"--listen=unix:{folder / name}", f"--port-file={self.ready}",
+                        f"--exit-with-pid={os.getpid()}", "--log-level=warning", *options]
+
+    def __call__(self, lock: Optional[int] = None) -> "subprocess.Popen[bytes]":
+        """`lock`: the lock that the process holds; None: its own."""
+        lock = _locked(*self._lock) if lock is None else lock
+        try:
+            return subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(lock,),  # the kernel unlocks the folder when the server has ended
+                env={**_environment(), **self._variables},
+                start_new_session=True)  # Ctrl-C at the terminal is meant for the training process
+        finally:
+            os.close(lock)
+
+
+def _is_of_coordinator(argument: str) -> bool:
+    return _name_of(argument) in _OF_COORDINATOR
+
+
+def _name_of(argument: str) -> str:
+    return argument.lstrip("-").split("=")[0].replace("_", "-")
 
 
 def _new_folder() -> Tuple[pathlib.Path, int]:
@@ -304,19 +382,10 @@ def _remove_left() -> None:
                 os.close(first)
 
 
-def _end(processes: "Sequence[subprocess.Popen[bytes]]", folder: pathlib.Path, owner: int) -> None:
+def _end(processes: _Processes, folder: pathlib.Path, owner: int) -> None:
     if os.getpid() != owner:  # a forked child's copy
         return
-    running = [process for process in processes if process.poll() is None]
-    for process in running:
-        process.terminate()
-    until = time.monotonic() + 1.0
-    for process in running:
-        try:
-            process.wait(timeout=max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    processes.end()
     shutil.rmtree(folder, ignore_errors=True)
 
 
