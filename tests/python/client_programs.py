@@ -124,7 +124,7 @@ def interrupt_result(address, name):
     """Ctrl-C while an answer waits for another rank's gradient; then it is waited for again."""
     workers = both(address, name)
     future = workers[0].precondition(0, 0, GRADIENT, 1)
-    interrupted("result", future.result)
+    interrupted("results", future.result)
     workers[1].precondition(0, 0, GRADIENT, 1)
     np.testing.assert_array_equal(future.result().gradient, GRADIENT)
 

@@ -328,12 +328,13 @@ class TorchTest(torch_case.ServerCase):
                 pre = self.preconditioner(model, method="identity", client=precondor.ClientOptions(replace=True))
                 self.assertEqual([layer.name for layer in pre.layers], names)
                 pre._join()
-                pre._wanted = frozenset(range(len(names)))
+                pre._wanted, pre._switch.on = frozenset(range(len(names))), True
                 pre._pairs = {slot.place: Rows() for slot in pre._slots}
                 model(*(torch.randn(*shape) for shape in shapes)).square().sum().backward()
                 for slot in pre._slots:
                     gradient = torch.empty(slot.layer.d_out, slot.layer.d_in)
-                    slot.matrix.load(slot.group, slot.matrix.split(gradient))
+                    for own, part in slot.matrix.pairs(slot.group, slot.matrix.split(gradient)):
+                        part.copy_(own)
                     made = sum(g.T @ nn.functional.pad(a, (0, int(slot.layer.has_bias)), value=1.0)
                                for a, g in pre._pairs[slot.place].rows)
                     torch.testing.assert_close(made, gradient, rtol=1e-4, atol=1e-4)

@@ -13,7 +13,7 @@ import inspect
 import math
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union, overload
+from typing import Any, Callable, Dict, List, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union, overload
 
 import numpy as np
 
@@ -140,7 +140,12 @@ class Future:
             PrecondorError: The gradient was refused, or had a wrong shape, layer or step: precondition() reports these
                 errors here.
         """
-        return Preconditioned(*self._core.result())
+        return results([self])[0]
+
+
+def results(futures: Sequence[Future]) -> List[Preconditioned]:
+    """Waits for answers of one worker, in order, and returns them. Raises the first error."""
+    return [Preconditioned(*one) for one in _core.results([future._core for future in futures])]
 
 
 def warn_of_lost_updates(session: str, lost: Mapping[str, int]) -> None:
@@ -329,7 +334,7 @@ class Worker:
             return Future(self._core.precondition_on_device(step, layer, gradient, samples, device, stream))
         if parts is not None:
             return Future(self._core.precondition_parts(step, layer, parts, gradient, out))
-        return Future(self._core.precondition(step, layer, gradient, out, samples, more))
+        return send_all(self, step, [(layer, gradient, out)], samples, more)[0]
 
     @_names_arguments
     def device_plane_status(self, layer: int, device: int = 0) -> str:
@@ -430,6 +435,12 @@ class Worker:
 
     def __exit__(self, *unused: object) -> None:
         self.close()
+
+
+def send_all(worker: Worker, step: int, gradients: Sequence[Tuple[int, Any, Optional[np.ndarray]]], samples: int,
+             more: bool) -> List[Future]:
+    """Does what Worker.precondition does for several layers: for each the index, and the gradient and `out` in host memory."""
+    return [Future(one) for one in worker._core.precondition(step, gradients, samples, more)]
 
 
 class Session:

@@ -66,18 +66,32 @@ bool FutureObject::Wait(double timeout_s) const {
   return future_.ready();
 }
 
-py::tuple FutureObject::Result() const {
-  process_.Check();
-  calls_.Until([this] { return future_.WaitFor(kSlice); });
-  absl::StatusOr<Preconditioned> answered;
-  {
-    py::gil_scoped_release released;  // a late answer's error takes a call
-    answered = future_.Wait();
+py::list FutureObject::Results(const std::vector<const FutureObject*>& futures) {
+  py::list results;
+  if (futures.empty()) return results;
+  const FutureObject& first = *futures.front();
+  first.process_.Check();
+  std::vector<Preconditioned> answers;
+  absl::Status failed;
+  first.calls_.Until([&] {
+    const absl::Time until = MonotonicNow() + kSlice;
+    while (failed.ok() && answers.size() < futures.size()) {
+      const PreconditionFuture& next = futures[answers.size()]->future_;
+      if (!next.WaitFor(until - MonotonicNow())) return false;
+      absl::StatusOr<Preconditioned> answer = next.Wait();  // a late answer's error takes a call
+      failed = answer.status();
+      if (answer.ok()) answers.push_back(*std::move(answer));
+    }
+    return true;
+  });
+  first.calls_.RaiseUnlessOk(failed);
+  for (size_t i = 0; i < futures.size(); ++i) {
+    const Preconditioned& answer = answers[i];
+    results.append(py::make_tuple(answer.decision == Decision::kSkip ? py::none() : futures[i]->gradient_,
+                                  Text(DecisionName(answer.decision)), answer.factor_version, answer.inner_product,
+                                  Text(answer.reason)));
   }
-  const Preconditioned answer = calls_.ValueOrRaise(std::move(answered));
-  return py::make_tuple(answer.decision == Decision::kSkip ? py::none() : gradient_,
-                        Text(DecisionName(answer.decision)), answer.factor_version, answer.inner_product,
-                        Text(answer.reason));
+  return results;
 }
 
 // --- Worker -------------------------------------------------------------------------------------------------------
@@ -249,29 +263,35 @@ void WorkerObject::ForgetAnswered() {
   while (!sent_.empty() && sent_.front()->future.ready()) sent_.pop_front();
 }
 
-std::unique_ptr<FutureObject> WorkerObject::Send(uint64_t step, const py::object& gradient, const py::object& out,
-                                                 const std::function<PreconditionFuture(Worker&)>& call) {
+std::vector<std::unique_ptr<FutureObject>> WorkerObject::Send(
+    uint64_t step, const std::vector<Sent>& sends, const std::function<PreconditionFuture(Worker&, size_t)>& call) {
   const std::shared_ptr<Worker> worker = Get();
   // Once a step: the check sends what waits for a next gradient.
   if (std::exchange(last_sent_step_, step) != step) ForgetAnswered();
-  // Held from before it is sent, also where a signal ends the call.
-  const auto under_way = std::make_shared<Sent>(Sent{PreconditionFuture(), gradient, out});
-  sent_.push_back(under_way);
-  PreconditionFuture future;
-  Run(*worker, step, [&] { future = call(*worker); });
-  under_way->future = future;
-  return std::make_unique<FutureObject>(std::move(future), out, calls_);
+  // Held from before they are sent, also where a signal ends the call.
+  std::vector<std::shared_ptr<Sent>> under_way;
+  for (const Sent& one : sends) sent_.push_back(under_way.emplace_back(std::make_shared<Sent>(one)));
+  Run(*worker, step, [&] {
+    for (size_t i = 0; i < sends.size(); ++i) under_way[i]->future = call(*worker, i);
+  });
+  std::vector<std::unique_ptr<FutureObject>> futures;
+  for (const auto& one : under_way) futures.push_back(std::make_unique<FutureObject>(one->future, one->out, calls_));
+  return futures;
 }
 
-std::unique_ptr<FutureObject> WorkerObject::Precondition(uint64_t step, int64_t layer, const py::object& gradient,
-                                                         const py::object& out, uint64_t samples, bool more) {
-  const py::array sent = Readable("gradient", gradient);
-  py::object answer = out;
-  if (out.is_none()) answer = NewMatrix(sent.shape(0), sent.shape(1));
-  const MatrixView answer_view = Writable("out", answer);
-  const ConstMatrixView gradient_view = ViewOf(sent);
-  return Send(step, sent, answer, [&](Worker& worker) {
-    return worker.Precondition(step, layer, {gradient_view, answer_view}, samples, more);
+std::vector<std::unique_ptr<FutureObject>> WorkerObject::Precondition(uint64_t step,
+                                                                      const std::vector<GradientTuple>& gradients,
+                                                                      uint64_t samples, bool more) {
+  std::vector<Sent> sends;
+  std::vector<GradientBuffers> buffers;
+  for (const auto& [layer, gradient, out] : gradients) {
+    const py::array sent = Readable("gradient", gradient);
+    const py::object answer = out.is_none() ? NewMatrix(sent.shape(0), sent.shape(1)) : out;
+    buffers.emplace_back(ViewOf(sent), Writable("out", answer));
+    sends.push_back({PreconditionFuture(), sent, answer});
+  }
+  return Send(step, sends, [&](Worker& worker, size_t i) {
+    return worker.Precondition(step, std::get<0>(gradients[i]), buffers[i], samples, more);
   });
 }
 
@@ -283,18 +303,18 @@ std::unique_ptr<FutureObject> WorkerObject::PreconditionParts(uint64_t step, int
   const py::array sent = Readable("gradient", gradient);
   const MatrixView answer_view = Writable("out", out);
   const ConstMatrixView gradient_view = ViewOf(sent);
-  return Send(step, sent, out, [&](Worker& worker) {
-    return worker.Precondition(step, layer, {rectangles, gradient_view, answer_view}, /*samples=*/1);
-  });
+  return std::move(Send(step, {{PreconditionFuture(), sent, out}}, [&](Worker& worker, size_t) {
+                     return worker.Precondition(step, layer, {rectangles, gradient_view, answer_view}, /*samples=*/1);
+                   }).front());
 }
 
 std::unique_ptr<FutureObject> WorkerObject::PreconditionOnDevice(uint64_t step, int64_t layer,
                                                                  const py::object& gradient, uint64_t samples,
                                                                  int device, uintptr_t stream) {
   const DeviceTensor tensor = OnDevice("gradient", gradient, device, stream);
-  return Send(step, gradient, gradient, [&](Worker& worker) {
-    return worker.Precondition(step, layer, {tensor, tensor}, samples);
-  });
+  return std::move(Send(step, {{PreconditionFuture(), gradient, gradient}}, [&](Worker& worker, size_t) {
+                     return worker.Precondition(step, layer, {tensor, tensor}, samples);
+                   }).front());
 }
 
 py::str WorkerObject::DevicePlaneStatus(int64_t layer, int device) const {

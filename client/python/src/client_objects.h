@@ -30,8 +30,9 @@ class FutureObject {
 
   bool Ready() const;
   bool Wait(double timeout_s) const;
-  // (gradient or None, decision, factor_version, inner_product, reason)
-  pybind11::tuple Result() const;
+  // (gradient or None, decision, factor_version, inner_product, reason) of each. Waits in order, and raises the first
+  // error.
+  static pybind11::list Results(const std::vector<const FutureObject*>& futures);
 
  private:
   const OwnProcess process_;
@@ -82,8 +83,10 @@ class WorkerObject {
   void SendStatistics(uint64_t step, int64_t layer, const pybind11::object& a, const pybind11::object& g,
                       uint64_t samples);
   void AbstainStatistics(uint64_t step, int64_t layer);
-  std::unique_ptr<FutureObject> Precondition(uint64_t step, int64_t layer, const pybind11::object& gradient,
-                                             const pybind11::object& out, uint64_t samples, bool more);
+  // layer, gradient, out
+  using GradientTuple = std::tuple<int64_t, pybind11::object, pybind11::object>;
+  std::vector<std::unique_ptr<FutureObject>> Precondition(uint64_t step, const std::vector<GradientTuple>& gradients,
+                                                          uint64_t samples, bool more);
   // row, rows, col, cols, sent
   using PartTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
   std::unique_ptr<FutureObject> PreconditionParts(uint64_t step, int64_t layer, const std::vector<PartTuple>& parts,
@@ -122,9 +125,10 @@ class WorkerObject {
   void Run(Worker& worker, const std::function<void()>& call) const;
   void ForgetAnswered();
   pybind11::tuple TakeDirective(const absl::StatusOr<StepDirective>& answer);
-  // Sends a gradient by `call`, which runs without the GIL, and holds both arrays until its answer.
-  std::unique_ptr<FutureObject> Send(uint64_t step, const pybind11::object& gradient, const pybind11::object& out,
-                                     const std::function<PreconditionFuture(Worker&)>& call);
+  // Sends gradients by `call`, which gets their indexes and runs without the GIL, and holds the arrays until the
+  // answers.
+  std::vector<std::unique_ptr<FutureObject>> Send(uint64_t step, const std::vector<Sent>& sends,
+                                                  const std::function<PreconditionFuture(Worker&, size_t)>& call);
 
   const OwnProcess process_;
   const ServerCalls calls_;

@@ -30,8 +30,8 @@ PYBIND11_MODULE(_core, m) {
 
   py::class_<FutureObject>(m, "Future")
       .def("ready", &FutureObject::Ready)
-      .def("wait", &FutureObject::Wait, py::arg("timeout_s"))
-      .def("result", &FutureObject::Result);
+      .def("wait", &FutureObject::Wait, py::arg("timeout_s"));
+  m.def("results", &FutureObject::Results);
 
   py::class_<ReportObject>(m, "Report").def("result", &ReportObject::Result);
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
@@ -14,6 +15,8 @@ from ._group import Group
 from ._layers import has_gradient
 from ._optimizer import parameters_of
 from ._sharded import local
+
+_COPIED = 1 << 18  # gradients of so many elements are copied and added up faster than each gets its norm
 
 
 def trained_by(optimizer: Optional[torch.optim.Optimizer], model: nn.Module, layers: Iterable[nn.Parameter]) -> List[nn.Parameter]:
@@ -35,12 +38,14 @@ def are_finite(gradients: Sequence[torch.Tensor]) -> bool:
     for one in gradients:
         kinds.setdefault((one.device, one.dtype), []).append(one)
 
-    def have_finite_norms(alike: List[torch.Tensor]) -> bool:
+    def have_finite_sum(alike: List[torch.Tensor]) -> bool:
         wide = torch.float32 if alike[0].element_size() < 4 else None
-        return bool(torch.isfinite(torch.stack(torch._foreach_norm(alike, 2, dtype=wide))).all())
+        few = sum(one.numel() for one in alike) <= _COPIED
+        values = torch._C._nn.flatten_dense_tensors(alike) if few else torch.stack(torch._foreach_norm(alike, 2, dtype=wide))
+        return math.isfinite(values.sum(dtype=wide).item())
 
-    # A value that is not finite makes its norm not finite. So may large ones.
-    return all(map(have_finite_norms, kinds.values())) or all(bool(torch.isfinite(one).all()) for one in gradients)
+    # A value that is not finite makes the sum not finite. So may large ones.
+    return all(map(have_finite_sum, kinds.values())) or all(bool(torch.isfinite(one).all()) for one in gradients)
 
 
 def skip_text(step: int, model: nn.Module) -> str:
@@ -52,7 +57,7 @@ def skip_text(step: int, model: nn.Module) -> str:
 
 
 def _values(grad: torch.Tensor) -> torch.Tensor:
-    grad = local(grad.detach())
+    grad = local(grad)
     grad = grad._values() if grad.is_sparse else grad
     return torch.view_as_real(grad) if grad.is_complex() else grad
 

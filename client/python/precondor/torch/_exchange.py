@@ -10,7 +10,7 @@ from typing import AbstractSet, Any, Dict, List, Mapping, Optional, Sequence, Tu
 import numpy as np
 import torch
 
-from .._client import Future, Worker, kl_clip_scale, lost_since, warn_of_lost_updates
+from .._client import Future, Worker, kl_clip_scale, lost_since, results, send_all, warn_of_lost_updates
 from .._errors import AbortedError, DataLossError, PrecondorError
 from .._session import Layer, SessionSpec, delegate_of, traits_of
 from . import _device
@@ -22,6 +22,7 @@ from ._tensor_parallel import Joined, Split, join
 
 _DECISIONS = ("PRECONDITIONED", "IDENTITY", "SKIP")
 _FAILED = -1.0
+_RUN = 8  # layers that are copied by one call and share a message, if they are small
 
 
 @dataclasses.dataclass
@@ -164,34 +165,37 @@ class Exchange:
             own = {place: pairs[place].finish(loss_scale) for place in splits if place in pairs}
             self._joined = join(self._group, splits, self._heights, own)
 
-    def send(self, step: int, slot: Slot, pair: Optional[Pair], *, wanted: bool, finite: bool, loss_scale: float, samples: int,
-             more: bool = False) -> None:
-        """Sends the slot's statistics, if they are wanted, and its gradient, if this rank sends it. With `more`, other slots or
+    def send(self, step: int, slots: Sequence[Slot], pairs: Mapping[int, Pair], *, wanted: AbstractSet[int], finite: bool,
+             loss_scale: float, samples: int, more: bool = False) -> None:
+        """Sends statistics of the slots that are in `wanted`, and the gradients that this rank sends. With `more`, other slots or
         receive() follow at once."""
+        takes_part = self.takes_part(step)
+        self._sent.update(slot.place for slot in slots)
+        loads = takes_part and finite and not isinstance(self._pieces, Parts)
+        for begin in range(0, len(slots), _RUN):
+            run = slots[begin:begin + _RUN]
+            arrays = self._load([slot for slot in run if slot.sends and slot.matrix.has_gradient()]) if loads else {}
+            if not wanted and len(arrays) == len(run):
+                gradients = [(place, array, array) for place, array in arrays.items()]
+                self._futures.update(zip(arrays, send_all(self._worker, step, gradients, samples, more)))
+                continue
+            for slot in run:
+                if slot.place in wanted:
+                    self._send_statistics(step, slot, pairs.get(slot.place) if finite else None, loss_scale)
+                if takes_part and slot.sends:
+                    self._futures[slot.place] = self._send_gradient(step, slot, arrays.get(slot.place), finite, samples, more)
+
+    def _send_gradient(self, step: int, slot: Slot, array: Optional[np.ndarray], finite: bool, samples: int, more: bool) -> Future:
         worker = self._worker
-        self._sent.add(slot.place)
-        if wanted:
-            self._send_statistics(step, slot, pair if finite else None, loss_scale)
-        if not slot.sends or not self.takes_part(step):
-            return
-        slot.untouched = None
-        if isinstance(self._pieces, Parts) and finite and slot.matrix.has_gradient():
-            self._futures[slot.place] = self._pieces.send(worker, step, slot)
-            return
+        if array is not None:
+            return worker.precondition(step, slot.place, array, samples, out=array, more=more)
         if not finite or not slot.matrix.has_gradient():
-            slot.value = None
-            self._futures[slot.place] = worker.abstain_gradient(step, slot.place)
-            return
-        if not self._stays_on_device(slot):
-            slot.value = self._load(slot, False)
-            self._mark_untouched(slot)
-            array = slot.array if slot.value is slot.buffer else slot.value.numpy()
-            self._futures[slot.place] = worker.precondition(step, slot.place, array, samples, out=array, more=more)
-            return
-        slot.value = self._load(slot, True)
-        self._mark_untouched(slot)
+            slot.value = slot.untouched = None
+            return worker.abstain_gradient(step, slot.place)
+        if isinstance(self._pieces, Parts):
+            return self._pieces.send(worker, step, slot)
         weight = slot.matrix.weight
-        self._futures[slot.place] = worker.precondition(
+        return worker.precondition(
             step, slot.place, _device.matrix(slot.value), samples, device=_device.ordinal(weight), stream=_device.stream(weight))
 
     def receive(self, step: int) -> Dict[int, Answer]:
@@ -202,8 +206,8 @@ class Exchange:
         self._share_untouched()
         try:
             # The answer to the last gradient is usually the last one, so that this thread wakes up only a few times.
-            for place, future in reversed(self._futures.items()):
-                result = future.result()
+            places = list(reversed(self._futures))
+            for place, result in zip(places, results([self._futures[place] for place in places])):
                 answers[place] = Answer(result.decision, result.inner_product)
         except PrecondorError as error:
             failure = error
@@ -235,11 +239,6 @@ class Exchange:
         own = {slot.place for slot in self._owned(self._group.rank)}
         return {slot.layer.name: answers[slot.place].updates_lost for slot in self._slots
                 if slot.place in answers and slot.place not in own and answers[slot.place].updates_lost > 0}
-
-    @staticmethod
-    def _mark_untouched(slot: Slot) -> None:
-        if slot.matrix.has_lookups:
-            slot.untouched = ~slot.value.ne(0).any(1, keepdim=True)
 
     def _share_untouched(self) -> None:
         """Determines which rows of embeddings and experts have no gradient on any rank. Called before a rank waits for
@@ -294,22 +293,33 @@ class Exchange:
         self._why_host = why_not or self._why_host
         return not why_not
 
-    def _load(self, slot: Slot, on_device: bool) -> torch.Tensor:
-        if self._pieces is not None:
-            return slot.buffer
-        weight = slot.matrix.weight
-        cuda = _device.ordinal(weight) is not None
-        if not self._delegates and self._in_place and (on_device or (not cuda and weight.device.type == "cpu")):
-            there = slot.matrix.in_place(slot.group)
-            if there is not None:
-                return there
-        if slot.buffer is None or slot.on_device != on_device:
-            buffer = _buffer(slot.layer.d_out * slot.layer.d_in, weight.device if on_device else None, cuda)
-            slot.use(buffer.view(slot.layer.d_out, slot.layer.d_in), on_device)
-        slot.matrix.load(slot.group, slot.parts)
-        if cuda and not on_device:
+    def _load(self, slots: Sequence[Slot]) -> Dict[int, np.ndarray]:
+        """Sets slot.value to the gradient's own memory, or to the buffer with a copy. Returns the arrays of those in host memory, by
+        index of the layer."""
+        arrays: Dict[int, np.ndarray] = {}
+        copies: List[Tuple[torch.Tensor, torch.Tensor]] = []
+        awaited: List[torch.Tensor] = []
+        for slot in slots:
+            on_device, weight = self._stays_on_device(slot), slot.matrix.weight
+            cuda, whole = _device.ordinal(weight) is not None, self._pieces is None
+            may = whole and not self._delegates and self._in_place and (on_device or (not cuda and weight.device.type == "cpu"))
+            there = slot.matrix.in_place(slot.group) if may else None
+            if there is None and whole:
+                if slot.buffer is None or slot.on_device != on_device:
+                    buffer = _buffer(slot.layer.d_out * slot.layer.d_in, weight.device if on_device else None, cuda)
+                    slot.use(buffer.view(slot.layer.d_out, slot.layer.d_in), on_device)
+                copies += [(part, gradient) for gradient, part in slot.matrix.pairs(slot.group, slot.parts)]
+                awaited += [weight] if cuda and not on_device else []
+            slot.value = slot.buffer if there is None else there
+            if not on_device:
+                arrays[slot.place] = slot.array if there is None else there.numpy()
+        _copy(copies)
+        for weight in awaited:
             _device.synchronize(weight)
-        return slot.buffer
+        for slot in slots:
+            if slot.matrix.has_lookups:
+                slot.untouched = ~slot.value.ne(0).any(1, keepdim=True)
+        return arrays
 
     # --- DELEGATE -----------------------------------------------------------------------------------------------------
 
@@ -379,6 +389,13 @@ class Exchange:
         return float(_DECISIONS.index(answer.decision)), answer.inner_product, lost
 
 
+def _copy(copies: Sequence[Tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copies to the first tensor of each pair from the second one."""
+    if copies:
+        targets, sources = zip(*copies)
+        torch._foreach_copy_(targets, sources, non_blocking=True)
+
+
 def _buffer(size: int, device: Optional[torch.device], pinned: bool) -> torch.Tensor:
     """Returns an f32 buffer on the device; None: in host memory."""
     if device is None and pinned:
@@ -414,6 +431,7 @@ def scale_of(clips: Mapping[int, float], answers: Mapping[int, Answer], rate: Op
 def store(slots: Sequence[Slot], answers: Mapping[int, Answer], clips: Mapping[int, float], scale: float,
           pieces: Union[Gathering, Parts, None]) -> None:
     """Writes a step's answers to the gradients. `scale` is that of the layers in `clips`."""
+    copies: List[Tuple[torch.Tensor, torch.Tensor]] = []
     for slot in slots:
         value, slot.value = slot.value, None
         answer = answers.get(slot.place)
@@ -430,7 +448,8 @@ def store(slots: Sequence[Slot], answers: Mapping[int, Answer], clips: Mapping[i
         if factor != 1.0:
             value.mul_(factor)
         if slot.matrix.has_gradient() and value is slot.buffer:  # without one, the answer is for other ranks
-            slot.matrix.store(slot.group, slot.parts)
+            copies += slot.matrix.pairs(slot.group, slot.parts)
+    _copy(copies)
 
 
 def slots_of(matrices: Sequence[Matrix]) -> List[Slot]:

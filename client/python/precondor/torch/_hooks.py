@@ -105,7 +105,7 @@ class TappedHook(Hook):
 
     def __call__(self, module: nn.Module, inputs: Tuple[Any, ...], output: Any) -> Any:
         if not is_tracing():
-            return super().__call__(module, inputs, output)
+            return super().__call__(module, inputs, output) if self._switch.on else None
         if not self._switch.on or not torch.is_grad_enabled() or not inputs or not isinstance(output, torch.Tensor) or \
                 not output.requires_grad:
             return None

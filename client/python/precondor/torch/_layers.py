@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import nn
@@ -122,21 +122,16 @@ class Matrix:
         weight = matrix[:, :columns].view(-1, *self.weight.shape[1:])
         return weight, None if self.bias is None else matrix[:, -1]
 
-    def load(self, group: int, parts: Tuple[torch.Tensor, Optional[torch.Tensor]]) -> None:
-        """Copies the gradient to f32 parts from split()."""
+    def pairs(self, group: int, parts: Tuple[torch.Tensor, Optional[torch.Tensor]]) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+        """Returns the gradients of weight and bias, each with its part from split(). The part of a bias without a gradient becomes
+        zeros."""
         weight, bias = parts
-        weight.copy_(self._of_group(self.weight.grad, group), non_blocking=True)
+        pairs = [(self._of_group(self.weight.grad, group), weight)]
         if bias is not None and has_gradient(self.bias):
-            bias.copy_(self._of_group(self.bias.grad, group), non_blocking=True)
+            pairs.append((self._of_group(self.bias.grad, group), bias))
         elif bias is not None:
             bias.zero_()
-
-    def store(self, group: int, parts: Tuple[torch.Tensor, Optional[torch.Tensor]]) -> None:
-        """Copies parts from split() to the gradient."""
-        weight, bias = parts
-        self._of_group(self.weight.grad, group).copy_(weight, non_blocking=True)
-        if bias is not None and has_gradient(self.bias):
-            self._of_group(self.bias.grad, group).copy_(bias, non_blocking=True)
+        return pairs
 
     def _of_group(self, grad: torch.Tensor, group: int) -> torch.Tensor:
         if len(self.sizes) == 1:
@@ -392,16 +387,25 @@ def refuse_unknown(model: nn.Module) -> None:
                                        "INVALID_ARGUMENT")
 
 
-def check_present(model: nn.Module, matrices: Iterable[Matrix]) -> None:
-    """Raises FailedPreconditionError for a layer with a parameter that the model no longer has."""
-    held, seen, modules = set(), {id(model)}, [model]
-    while modules:  # model.parameters() takes several times as long, at every step
+Entries = List[Tuple[Mapping[str, Any], str, Any]]  # of modules' dictionaries, by which a model has its modules and parameters
+
+
+def check_present(model: nn.Module, matrices: Iterable[Matrix], known: Entries) -> Entries:
+    """Raises FailedPreconditionError for a layer with a parameter that the model no longer has. `known` is the result of the last call,
+    or is empty: a model with these entries has not changed."""
+    if known and all(entries.get(name) is one for entries, name, one in known):
+        return known
+    found: Entries = []
+    seen, modules = {id(model)}, [model]
+    while modules:
         module = modules.pop()
-        held.update(map(id, module._parameters.values()))
+        for entries in (module._parameters, module._modules):
+            found += [(entries, name, one) for name, one in entries.items()]
         for child in module._modules.values():
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 modules.append(child)
+    held = {id(one) for _, _, one in found}
     for matrix in matrices:
         if not held.issuperset(map(id, matrix.parameters())):
             raise FailedPreconditionError(
@@ -409,6 +413,7 @@ def check_present(model: nn.Module, matrices: Iterable[Matrix]) -> None:
                 "FAILED_PRECONDITION", "UNSPECIFIED",
                 "Make Preconditioner after whatever replaces parameters: an assignment to a module, "
                 "load_state_dict(assign=True), weight_norm")
+    return found
 
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)

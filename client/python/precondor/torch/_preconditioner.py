@@ -131,6 +131,7 @@ class Preconditioner:
         self._others, self._scales = chosen.others, self._recipe.scales(self._model, chosen)
         matrices = [matrix for _, matrix in chosen.matrices]
         self._slots = slots_of(matrices)
+        self._entries: _layers.Entries = []
         if not self._slots:
             raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._others}",
                                        "INVALID_ARGUMENT")
@@ -145,6 +146,7 @@ class Preconditioner:
         check_options(self._spec, sharded=sharded, overlap=overlap, several=self._ddp or self._group.size > 1)
         self._rest = rest_of(model) if overlap and self._ddp else None
         self._kinds, self._methods = kinds_of(self._spec), methods_of(self._spec)
+        self._fed = [place for place, name in enumerate(self._methods) if traits_of(name).takes_statistics]
         self._clips = {place: float(clip) for place, clip in clip_of(self._spec).items()}
         self._averages = not self._ddp and not sharded and self._group.size > 1
         self._pieces = make_pieces(self._spec, self._group, self._slots) if sharded else None
@@ -265,7 +267,7 @@ class Preconditioner:
         """
         began = time.monotonic()
         loss, samples = number_of(loss), count_of(samples)
-        _layers.check_present(self._model, (slot.matrix for slot in self._slots))
+        self._entries = _layers.check_present(self._model, (slot.matrix for slot in self._slots), self._entries)
         self._join()
         self._recipe.check_optimizer(self._optimizer, self._methods, self._whole_updates)
         self._warnings.before_step(self._functional and bool(self._wanted))
@@ -525,8 +527,8 @@ class Preconditioner:
         self._pairs = {}
         self._missed = None
         self._arrived = set()
-        self._wanted = frozenset(slot.place for slot in self._slots
-                                 if self._worker is not None and self._worker.needs_statistics(step, slot.place))
+        self._wanted = frozenset(place for place in self._fed
+                                 if self._worker is not None and self._worker.needs_statistics(step, place))
         self._switch.on = self._worker is None or bool(self._wanted)
 
     def _on_forward(self, slots: Sequence[Slot], module: nn.Module, inputs: Tuple[Any, ...], output: Any) -> None:
@@ -617,8 +619,7 @@ class Preconditioner:
                 "FAILED_PRECONDITION", "UNSPECIFIED",
                 "With overlap put every backward pass of a step but the last into no_sync()")
         if all(id(one) in self._arrived for one in slots[0].matrix.parameters()):
-            for slot in slots:
-                self._send(slot, finite=True, loss_scale=1.0, samples=1)
+            self._send(slots, finite=True, loss_scale=1.0, samples=1)
 
     def _settle(self, finite: bool, samples: int, scaler: Optional[Any]) -> None:
         """Warns of a step that is skipped, and averages the gradients that neither DDP nor the server averages."""
@@ -627,11 +628,12 @@ class Preconditioner:
         if self._averages:
             average_rest(self._group, self._model, self._parameters() if self._spec.exchange == "DIRECT" else (), samples)
 
-    def _send(self, slot: Slot, *, finite: bool, loss_scale: float, samples: int, more: bool = False) -> None:
-        pair, wanted = self._pairs.get(slot.place), slot.place in self._wanted
-        if pair is None and finite and wanted:
-            self._miss(slot)
-        self._exchange.send(self._step, slot, pair, wanted=wanted, finite=finite, loss_scale=loss_scale, samples=samples, more=more)
+    def _send(self, slots: Sequence[Slot], *, finite: bool, loss_scale: float, samples: int, more: bool = False) -> None:
+        for slot in slots if finite and self._wanted else ():
+            if slot.place in self._wanted and slot.place not in self._pairs:
+                self._miss(slot)
+        self._exchange.send(self._step, slots, self._pairs, wanted=self._wanted, finite=finite, loss_scale=loss_scale, samples=samples,
+                            more=more)
 
     def _answers(self, finite: bool, loss_scale: float, samples: int) -> Dict[int, Answer]:
         """Sends the step and returns its answers. At a statistic step all ranks raise an error of an answer, or of _miss, that one
@@ -639,9 +641,8 @@ class Preconditioner:
         sharded = self._spec.exchange == "SHARDED"
 
         def send() -> None:
-            for slot in reversed(self._slots):
-                if not self._exchange.is_sent(slot):
-                    self._send(slot, finite=finite, loss_scale=loss_scale, samples=samples, more=True)
+            self._send([slot for slot in reversed(self._slots) if not self._exchange.is_sent(slot)], finite=finite,
+                       loss_scale=loss_scale, samples=samples, more=True)
 
         def receive() -> Dict[int, Answer]:
             if sharded:
