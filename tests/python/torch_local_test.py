@@ -156,7 +156,8 @@ class TorchLocalTest(LocalCase):
                 os.kill(killed, signal.SIGKILL)
                 wait_for("another process", lambda: one.pids[-1] != killed)
             self.assertFalse(server.has_ended(one.address))
-            with client.open_session(precondor.SessionSpec("s", [precondor.Layer("w", 2, 3)] * 2, "identity")).join() as worker:
+            spec = precondor.SessionSpec("s", [precondor.Layer(name, 2, 3) for name in "ab"], "identity")
+            with client.open_session(spec).join() as worker:
                 for place in range(2):
                     worker.precondition(0, place, np.ones((2, 3), np.float32), 1).result()
             os.kill(one.pid, signal.SIGKILL)

@@ -38,7 +38,7 @@ ENDLESS = """
 import torch
 from precondor.torch import Preconditioner
 torch.distributed.init_process_group("gloo")
-model = torch.nn.Linear(6, 4)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 4))
 pre = Preconditioner(model, "local")
 optimizer = pre.make_optimizer(lr=0.01)
 while True:
@@ -102,8 +102,14 @@ class TwoLinesTest(unittest.TestCase):
             for _ in range(10):
                 self.assertEqual(job.stdout.readline(), "step\n")
             servers = servers_in(folder)
-            self.assertEqual(len(servers), 1, servers)
-            os.kill(*servers.values(), signal.SIGKILL)
+            self.assertEqual(len(servers), 2, servers)  # a coordinator and a shard
+            shard, = (pid for pid in servers if b"--role=shard" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes())
+            os.kill(shard, signal.SIGKILL)  # it comes back
+            for _ in range(100):
+                self.assertEqual(job.stdout.readline(), "step\n")
+            self.assertNotEqual(set(servers_in(folder)), set(servers))
+            first, = set(servers.values())
+            os.kill(first, signal.SIGKILL)
             job.stdout.read()  # until each rank has ended
         self.assertNotEqual(job.returncode, 0)
         wait_for("the job's server to end", lambda: not servers_in(folder), TIMEOUT_S)
