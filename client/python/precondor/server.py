@@ -49,7 +49,7 @@ def _close_all() -> None:
 atexit.register(_close_all)
 
 
-class _Processes:
+class _ServerGroup:
     """The coordinator's process, and those of shards. A shard that ends is started again: the coordinator gives it its sessions anew,
     and the job goes on with fresh factors. Thread-safe."""
 
@@ -63,7 +63,7 @@ class _Processes:
 
     def keep(self, place: int, start: Callable[[], "subprocess.Popen[bytes]"]) -> None:
         """Starts the shard again whenever it ends. If it has ended too often, or this is the coordinator, ends all of the server, so
-        that nobody waits for it. Returns when the server ends."""
+        that no process waits for it. Returns when the server ends."""
         while True:
             status = self.all[place].wait()
             with self._lock:
@@ -140,12 +140,12 @@ class LocalServer:
         _remove_left()
         self._pid = os.getpid()
         self._folder, lock = _new_folder()
-        self._processes = _Processes()
+        self._processes = _ServerGroup()
         self._end = weakref.finalize(self, _end, self._processes, self._folder, self._pid)
         self._end.atexit = False  # _close_all ends it, when others no longer use it
         _open.add(self)
         try:
-            starts = [_Start(self._folder, name, [*own, *(one for one in arguments if place == 0 or not _is_of_coordinator(one))],
+            starts = [_ServerCommand(self._folder, name, [*own, *(one for one in arguments if place == 0 or not _is_of_coordinator(one))],
                              variables) for place, (name, own, variables) in enumerate(_parts(self._folder, gpus))]
             for place, start in enumerate(starts):
                 self._processes.all.append(start(lock if place == 0 else None))
@@ -156,7 +156,7 @@ class LocalServer:
             self.close()
             raise
 
-    def _await(self, starts: Sequence["_Start"], arguments: Sequence[str], end: float, timeout: float) -> None:
+    def _await(self, starts: Sequence["_ServerCommand"], arguments: Sequence[str], end: float, timeout: float) -> None:
         for process, start in zip(self._processes.all, starts):
             while not start.ready.exists():
                 status = process.poll()
@@ -299,7 +299,7 @@ def _parts(folder: pathlib.Path, gpus: Mapping[str, Union[int, str]]) -> List[Tu
             *((name, ["--role=shard", *options], variables) for name, options, variables in shards)]
 
 
-class _Start:
+class _ServerCommand:
     """Starts a process of a server, also again."""
 
     def __init__(self, folder: pathlib.Path, name: str, options: Sequence[str], variables: Mapping[str, str]) -> None:
@@ -382,7 +382,7 @@ def _remove_left() -> None:
                 os.close(first)
 
 
-def _end(processes: _Processes, folder: pathlib.Path, owner: int) -> None:
+def _end(processes: _ServerGroup, folder: pathlib.Path, owner: int) -> None:
     if os.getpid() != owner:  # a forked child's copy
         return
     processes.end()
