@@ -155,6 +155,12 @@ std::string LayerWitness::Updated(const Stacked& update, const MethodState& afte
   if (inexact_ || replaying_) return Replayed(update, after);
   const std::optional<uint64_t> step = NextUpdate(update);
   const uint64_t last = last_update_.has_value() ? last_update_->second : 0;
+  if (!step.has_value() && after == After(Last(), update) && Had(after)) {
+    // It had written the update when it died, and comes back with it; the contributors are counted no more.
+    state_ = after;
+    applied_.push_back({.step = last_update_.value_or(StepKey{}), .after = after});
+    return "";
+  }
   if (!step.has_value()) return Text("I2: an update that is not the next step's contributors'; the last one", last);
   if (after != After(Last(), update)) return Text("I2: an update of another state than the last", *step);
   state_ = after;
