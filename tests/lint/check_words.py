@@ -75,7 +75,6 @@ RETIRED = {
     "LeadRecord": "LeaderRecord",
     "SettleOnce": "MarkAnsweredOnce",
     "SettlesBy": "RetryRefusalsUntil",
-    "LetGoBefore": "DropUnansweredBefore",
     "SettledStep": "StepOutcome",
     "SettleFactors": "ReconcileFactors",
     "SettleQuarantine": "CompleteQuarantine",

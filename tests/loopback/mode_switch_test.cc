@@ -278,31 +278,41 @@ TEST_P(ModeSwitchTest, FallsBackForAllAtOnceAndGoesOnWithTheFactorsThatItHad) {
   }
 }
 
-TEST_P(ModeSwitchTest, ShardsThatLoseTheirMemoryInFirstOrderHaveFreshFactorsAtTheReturn) {
-  Job job(GetParam(), {.policy = FallbackPolicy::kAtStep, .at_step = kFallback});
+// A job that has fallen back, whose shards lose their memory, and that is told to return at kBack, up to that step.
+void LoseShardsInFirstOrder(Job& job) {
   job.Join();
   job.Run(0, 30);
   for (size_t s = 0; s < job.shards.size(); ++s) {
     job.KillShard(s);
     job.StartShard(s);
   }
-  const auto first = job.Run(30, 40);
-  for (uint64_t step = 30; step < 40; ++step) ExpectFirstOrder(first[step - 30], step);
+  job.Run(30, 40);
   job.Force(v1::MODE_SECOND_ORDER);
   job.Run(40, kBack);
-  if (WorkersPrecondition(job.spec)) {  // workers have those of before, which the shards do not
-    for (const auto& worker : job.workers) {
-      std::vector<float> values = Average(kBack, 0);
-      const MatrixView view(values.data(), kOut, kIn);
-      worker->AbstainStatistics(kBack, 0).IgnoreError();  // it may have heard of the loss
-      EXPECT_EQ(GetErrorReason(worker->Precondition(kBack, 0, {view, view}, 1).Wait().status()),
-                ErrorReason::kStateLost);
-    }
-    return;
-  }
+}
+
+class ServedModeSwitchTest : public ModeSwitchTest {};
+
+TEST_P(ServedModeSwitchTest, ShardsThatLoseTheirMemoryInFirstOrderHaveFreshFactorsAtTheReturn) {
+  Job job(GetParam(), {.policy = FallbackPolicy::kAtStep, .at_step = kFallback});
+  LoseShardsInFirstOrder(job);
   const auto rest = job.Run(kBack, kEnd);
   for (uint64_t step = kBack; step < kEnd; ++step) ExpectSecondOrder(rest[step - kBack], step, (step - kBack) / 2 + 1);
   for (const auto& worker : job.workers) EXPECT_TRUE(worker->status().lost_updates.empty());
+}
+
+class WorkersFactorsModeSwitchTest : public ModeSwitchTest {};
+
+// Workers have the factors of before, which the shards do not.
+TEST_P(WorkersFactorsModeSwitchTest, ShardsThatLoseTheirMemoryInFirstOrderSaySoAtTheReturn) {
+  Job job(GetParam(), {.policy = FallbackPolicy::kAtStep, .at_step = kFallback});
+  LoseShardsInFirstOrder(job);
+  for (const auto& worker : job.workers) {
+    std::vector<float> values = Average(kBack, 0);
+    const MatrixView view(values.data(), kOut, kIn);
+    worker->AbstainStatistics(kBack, 0).IgnoreError();  // it may have heard of the loss
+    EXPECT_EQ(GetErrorReason(worker->Precondition(kBack, 0, {view, view}, 1).Wait().status()), ErrorReason::kStateLost);
+  }
 }
 
 TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {
@@ -351,10 +361,15 @@ TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {
   EXPECT_TRUE(WaitUntil([&] { return Metric(*job.server, "precondor_last_step_number{train_job=\"job\"}") == 14; }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Exchange, ModeSwitchTest,
-                         ::testing::Values(ExchangeMode::kDirect, ExchangeMode::kDelegate, ExchangeMode::kReplay,
-                                           ExchangeMode::kPullFactors),
-                         [](const auto& info) { return std::string(ExchangeModeName(info.param)); });
+std::string NameOf(const ::testing::TestParamInfo<ExchangeMode>& info) {
+  return std::string(ExchangeModeName(info.param));
+}
+constexpr ExchangeMode kServed[] = {ExchangeMode::kDirect, ExchangeMode::kDelegate};
+constexpr ExchangeMode kByWorkers[] = {ExchangeMode::kReplay, ExchangeMode::kPullFactors};
+INSTANTIATE_TEST_SUITE_P(Served, ModeSwitchTest, ::testing::ValuesIn(kServed), NameOf);
+INSTANTIATE_TEST_SUITE_P(ByWorkers, ModeSwitchTest, ::testing::ValuesIn(kByWorkers), NameOf);
+INSTANTIATE_TEST_SUITE_P(Exchange, ServedModeSwitchTest, ::testing::ValuesIn(kServed), NameOf);
+INSTANTIATE_TEST_SUITE_P(Exchange, WorkersFactorsModeSwitchTest, ::testing::ValuesIn(kByWorkers), NameOf);
 
 }  // namespace
 }  // namespace precondor

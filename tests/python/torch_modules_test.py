@@ -372,21 +372,24 @@ class ModulesTest(torch_case.ServerCase):
                 self.expect_equal(got, wanted)
 
     def test_a_forked_child_is_told(self):
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
-        pre = self.preconditioner(model)
-        for call in (lambda: pre.step(1.0), lambda: model(torch.ones(2, 4))):
-            model(torch.randn(5, 4)).sum().backward()
-            pre.step(1.0)
-            child = os.fork()
-            if child == 0:
-                signal.alarm(TIMEOUT_S)  # of one that waits
-                try:
-                    call()
-                except precondor.ForkError:
-                    os._exit(0)
-                finally:
-                    os._exit(1)
-            self.assertEqual(os.waitpid(child, 0)[1], 0)
+        for method in ("mkor", "muon"):
+            model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+            pre = self.preconditioner(model, method, method=method)
+            pre.make_optimizer(0.1)
+            passes = [lambda: model(torch.ones(2, 4))] if method == "mkor" else []  # muon takes no statistics
+            for call in (lambda: pre.step(1.0), *passes):
+                model(torch.randn(5, 4)).sum().backward()
+                pre.step(1.0)
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(TIMEOUT_S)  # of one that waits
+                    try:
+                        call()
+                    except precondor.ForkError:
+                        os._exit(0)
+                    finally:
+                        os._exit(1)
+                self.assertEqual(os.waitpid(child, 0)[1], 0)
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ void SimLink::OnCredit(uint64_t shard_generation) {
   if (open_) return;
   open_ = true;
   last_read_us_ = world_.queue().now_us();
-  if (!options_.has_factors) outbox_.ForgetVersionsBefore(hooks_.last_first_order());
+  if (hooks_.last_first_order != nullptr) outbox_.ForgetVersionsBefore(hooks_.last_first_order());
   if (outbox_.StartStream(world_.scenario().credit_bytes, shard_generation)) {
     outbox_.RetryRefusalsUntil(Now() + absl::Microseconds(kRecoveryMicros));
   }

@@ -25,7 +25,7 @@ class SimLink {
     uint64_t epoch = 0;
     uint32_t rank = 0;
     uint64_t incarnation = 0;
-    bool keep_gradients = false, has_factors = false;  // see ShardLink::Options
+    bool keep_gradients = false;  // see ShardLink::Options
   };
   struct Hooks {
     std::function<void(uint32_t layer, const GradientResult& result)> answered;  // a gradient

@@ -154,11 +154,12 @@ std::unique_ptr<SimLink> SimWorker::MakeLink(SimShard& shard) {
   const SessionSpec& spec = world_.spec();
   SimLink::Options options{.session_id = session_, .epoch = epoch_, .rank = rank_, .incarnation = incarnation_};
   options.keep_gradients = spec.exchange != ExchangeMode::kDelegate && spec.world_size > 1;
-  options.has_factors = WorkersPrecondition(spec);
   SimLink::Hooks hooks;
   hooks.answered = [this](uint32_t layer, const GradientResult& result) { OnAnswer(layer, result); };
   hooks.handed = [this] { WorkOnFactors(); };
-  hooks.last_first_order = [this] { return ledger_.directive().LastFirstOrder(ledger_.next_step()); };
+  if (!WorkersPrecondition(spec)) {
+    hooks.last_first_order = [this] { return ledger_.directive().LastFirstOrder(ledger_.next_step()); };
+  }
   hooks.stale_epoch = [this](uint64_t epoch) {
     if (epoch == epoch_) SendJoin();
   };

@@ -139,6 +139,16 @@ void LocalFactors::Need(int64_t index) {
   StartFetch(index);
 }
 
+void LocalFactors::Refetch(int64_t index) {
+  {
+    MutexLock lock(mu_);
+    Layer& layer = layers_[static_cast<size_t>(index)];
+    if (!failed_.ok() || layer.sync_state != SyncState::kKnown || !methods_.of(index).needs_statistics()) return;
+    layer.sync_state = SyncState::kFetching;
+  }
+  StartFetch(index);
+}
+
 std::shared_ptr<AnswerSink> LocalFactors::ExpectUpdate(int64_t layer, uint64_t step) {
   {
     MutexLock lock(mu_);
@@ -325,24 +335,24 @@ LocalFactors::Verdict LocalFactors::Apply(int64_t index, const ReceivedUpdate& r
   const LayerState* const state = states_[static_cast<size_t>(index)].get();
   const uint64_t version = state == nullptr ? 0 : state->version();
   if (factors.factor_version == version) return Verdict::kOver;
-  if (factors.decision == Decision::kPreconditioned && factors.factor_version > version) {
-    if (factors.rows[0] == 0) {
-      why = LoadState(index, factors.bytes);
-    } else if (state != nullptr && factors.factor_version == version + 1) {
-      why = Replay(index, factors);
-    } else {
-      why = absl::FailedPreconditionError("they do not follow");
-    }
+  const bool whole = factors.rows[0] == 0;
+  const bool follows =
+      whole ? factors.factor_version > version : state != nullptr && factors.factor_version == version + 1;
+  if (factors.decision == Decision::kPreconditioned && follows) {
+    why = whole ? LoadState(index, factors.bytes) : Replay(index, factors);
     if (why.ok()) return Verdict::kOver;
   }
   if (!received.fetched_since) return Verdict::kFetch;
-  // The shard has lost factors since it answered. A lone worker goes on with those that are left: no rank has others.
-  if (spec_.world_size == 1) return Verdict::kOver;
-  why = ReasonedStatus(absl::StatusCode::kDataLoss, ErrorReason::kStateLost,
-                       absl::StrCat(Describe(index), ": the step's factors are of version ", factors.factor_version,
-                                    ", those fetched of version ", version,
-                                    ", which nothing leads from to it: go back to a checkpoint with all ranks, and "
-                                    "join again"));
+  if (!why.ok()) return Verdict::kFailed;
+  // Factors of an earlier version show that the shard has lost some since it answered. A lone worker goes on with those
+  // that are left: no rank has others.
+  const bool lost = factors.factor_version > version;
+  if (lost && spec_.world_size == 1) return Verdict::kOver;
+  const std::string text = absl::StrCat(
+      Describe(index), ": the step's factors are of version ", factors.factor_version, ", those fetched of version ",
+      version, ", which nothing leads from to it: go back to a checkpoint with all ranks, and join again");
+  why = lost ? ReasonedStatus(absl::StatusCode::kDataLoss, ErrorReason::kStateLost, text)
+             : absl::FailedPreconditionError(text);
   return Verdict::kFailed;
 }
 

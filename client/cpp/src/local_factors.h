@@ -101,6 +101,8 @@ class LocalFactors {
 
   // Fetches the layer's factors if it has none. First order changes them neither here nor in the shard.
   void Need(int64_t layer);
+  // Fetches the layer's factors although it has some: the shard has lost updates, and counts their versions anew.
+  void Refetch(int64_t layer);
   // Returns the sink for the answer to the layer's PULL of `step`; null if that answer is expected already. Call in
   // order of steps.
   std::shared_ptr<AnswerSink> ExpectUpdate(int64_t layer, uint64_t step);

@@ -73,14 +73,14 @@ class ShardLink {
     absl::Duration connect_timeout;  // until the first frame of a new stream
     absl::Duration result_timeout;   // timeout from which deadlines were computed, for messages
     bool keep_gradients = false;     // other ranks may need this rank's again if the shard is lost
-    bool has_factors = false;        // the worker has factors itself: REPLAY, PULL_FACTORS
   };
   struct Hooks {
     std::function<void()> wake;                       // there is work for Tick
     std::function<void(uint64_t epoch)> stale_epoch;  // `epoch` is over: join again
-    std::function<uint64_t()> last_first_order;       // the first step of the last first-order run; 0: none
-    std::function<void()> forgotten;                  // the shard does not know the session: ask the coordinator
-    std::function<void(const absl::Status&)> fatal;   // the worker cannot continue
+    // The first step of the last first-order run; 0: none. Null for a worker that has factors itself.
+    std::function<uint64_t()> last_first_order;
+    std::function<void()> forgotten;                 // the shard does not know the session: ask the coordinator
+    std::function<void(const absl::Status&)> fatal;  // the worker cannot continue
     std::function<void(const absl::Status&)> refused_statistics;
     std::function<void(uint32_t layer, uint64_t updates)> updates_lost;  // the shard goes on with older factors
   };

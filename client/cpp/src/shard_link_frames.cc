@@ -157,7 +157,7 @@ void ShardLink::Open(const v1::ExchangeResponse& credit, std::unique_ptr<wire::S
   bundles_ = credit.takes_bundles();
   path_.OnStreamOpen(credit);
   changed_.notify_all();
-  if (!options_.has_factors) outbox_.ForgetVersionsBefore(first_order);
+  outbox_.ForgetVersionsBefore(first_order);
   backoff_ = kFirstBackoff;
   if (outbox_.StartStream(credit.credit_bytes(), credit.shard_generation()))
     outbox_.RetryRefusalsUntil(MonotonicNow() + options_.result_timeout);

@@ -120,15 +120,16 @@ std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint
   link.connect_timeout = options_.connect_timeout;
   link.result_timeout = options_.result_timeout;
   link.keep_gradients = spec_.exchange != ExchangeMode::kDelegate && spec_.world_size > 1;
-  link.has_factors = WorkersPrecondition(spec_);
   ShardLink::Hooks hooks;
   hooks.wake = [this] { Wake(); };
   hooks.stale_epoch = [this](uint64_t stale) { OnStaleEpoch(stale); };
-  hooks.last_first_order = [this] { return steps_->LastFirstOrder(); };
+  if (!WorkersPrecondition(spec_)) hooks.last_first_order = [this] { return steps_->LastFirstOrder(); };
   hooks.forgotten = [this] { Ask(); };
   hooks.fatal = [this](const absl::Status& status) { Fail(status); };
   hooks.refused_statistics = [this](const absl::Status& status) { OnRefusedStatistics(status); };
   hooks.updates_lost = [this](uint32_t layer, uint64_t updates) {
+    // With several ranks such a loss ends the workers.
+    if (factors_ != nullptr && spec_.world_size == 1) factors_->Refetch(layer);
     MutexLock lock(mu_);
     lost_updates_[layer] += updates;
   };

@@ -30,7 +30,7 @@ _BAD_OPTION = 2  # exit status of precondor-server
 _OWN_OPTIONS = ("listen", "port-file", "exit-with-pid", "role", "shards")
 _OF_COORDINATOR = ("metrics-listen", "metrics-port-file")  # processes cannot share it
 _LOCK = "lock"  # file in the folder, of the coordinator; those of shards begin with it
-_MOST_RESTARTS = 3  # of shards, within
+_MOST_RESTARTS = 3  # of a shard within _RESTARTS_S
 _RESTARTS_S = 3600.0
 _VARIABLES = "PRECONDOR_"  # options of precondor-server in the environment begin with it
 
@@ -51,13 +51,13 @@ atexit.register(_close_all)
 
 class _ServerGroup:
     """The coordinator's process, and those of shards. A shard that ends is started again: the coordinator gives it its sessions anew,
-    and the job goes on with fresh factors. Thread-safe."""
+    and the job goes on. Thread-safe."""
 
     def __init__(self) -> None:
         self.all: List["subprocess.Popen[bytes]"] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may call end() in any thread
         self._closing = False
-        self._restarts: List[float] = []
+        self._ends: Dict[int, List[float]] = {}  # times of the last hour, by place
         self._status: Optional[int] = None  # of the process whose end was that of the server
         self._ended = threading.Event()
 
@@ -66,24 +66,31 @@ class _ServerGroup:
         that no process waits for it. Returns when the server ends."""
         while True:
             status = self.all[place].wait()
+            if not self._may_restart(place):
+                return self._give_up(status)
+            try:
+                _log.warning("a shard of the local server has ended %s, and is started again", _how(status))
+                started = start()
+            except Exception as error:  # whatever it is, the job must not wait
+                _log.error("the local server's shard cannot be started again: %s", error)
+                return self._give_up(status)
             with self._lock:
-                now = time.monotonic()
-                self._restarts = [one for one in self._restarts if now - one < _RESTARTS_S] + [now]
-                if place == 0 or self._closing or len(self._restarts) > _MOST_RESTARTS or self.all[0].poll() is not None:
-                    self._status = status if self._status is None else self._status
-                    self._ended.set()
-                    self._kill()
-                    return
-                _log.warning("a shard of the local server has ended %s, and is started again with fresh factors", _how(status))
-                try:
-                    self.all[place] = start()
-                except OSError:
-                    self._kill()
-                    raise
+                self.all[place] = started
+                if self._closing:
+                    started.kill()
 
-    def _kill(self) -> None:
-        for process in () if self._closing else self.all:
-            process.kill()
+    def _may_restart(self, place: int) -> bool:
+        now = time.monotonic()
+        with self._lock:
+            self._ends[place] = [one for one in self._ends.get(place, []) if now - one < _RESTARTS_S] + [now]
+            return place != 0 and not self._closing and len(self._ends[place]) <= _MOST_RESTARTS and self.all[0].poll() is None
+
+    def _give_up(self, status: int) -> None:
+        with self._lock:
+            self._status = status if self._status is None else self._status
+            self._ended.set()
+            for process in () if self._closing else self.all:
+                process.kill()
 
     def status(self) -> Optional[int]:
         """Returns the exit status of the process whose end was that of the server; None: not known in this process. Call it after
@@ -95,10 +102,11 @@ class _ServerGroup:
         """Ends the processes; running calls get 1 s."""
         with self._lock:
             self._closing = True
-        for process in self.all:
+            processes = list(self.all)
+        for process in processes:
             process.terminate()
         until = time.monotonic() + 1.0
-        for process in self.all:
+        for process in processes:
             try:
                 process.wait(timeout=max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -108,7 +116,7 @@ class _ServerGroup:
 
 class LocalServer:
     """A coordinator and a shard, or a shard for each of several GPUs, on unix sockets, for this process and others of the user on
-    this host. A shard's process that ends is started again, up to three times an hour.
+    this host. A shard's process that ends is started again, up to three times an hour; without --data-dir it has fresh factors.
 
     It ends with close(), when the program drops the object, and with the process in every case, also after kill -9. Pass
     its address to Client or Preconditioner, and keep the object. Its options are `arguments` alone: PRECONDOR_* variables
@@ -187,7 +195,7 @@ class LocalServer:
 
     def running(self) -> bool:
         """Returns whether the server's coordinator runs, and belongs to this process."""
-        return self._pid == os.getpid() and self._processes.all[0].poll() is None
+        return self._pid == os.getpid() and self._processes.all[0].poll() is None and not has_ended(self.address)
 
     def close(self) -> None:
         """Ends the server; running calls get 1 s. Later calls do nothing."""
@@ -296,14 +304,15 @@ def _parts(folder: pathlib.Path, gpus: Mapping[str, Union[int, str]]) -> List[Tu
               for place, (gpu, limit) in enumerate(gpus.items())] or [("shard", [], {})]
     addresses = ",".join(f"unix:{folder / name}" for name, _, _ in shards)
     return [("socket", ["--role=coordinator", f"--shards={addresses}"], {}),
-            *((name, ["--role=shard", *options], variables) for name, options, variables in shards)]
+            *((name, ["--role=shard", "--metrics-listen=", *options], variables) for name, options, variables in shards)]
 
 
 class _ServerCommand:
     """Starts a process of a server, also again."""
 
     def __init__(self, folder: pathlib.Path, name: str, options: Sequence[str], variables: Mapping[str, str]) -> None:
-        self._lock, self._variables = (folder, f"{_LOCK}-{name}"), variables
+        self._lock = folder, f"{_LOCK}-{name}"
+        self._environment, self._folder = {**_environment(), **variables}, os.getcwd()  # of the first time
         self.ready = folder / f"{name}.address"  # it writes this file when it takes calls
         self.command = [path_of("precondor-server"), f"--listen=unix:{folder / name}", f"--port-file={self.ready}",
                         f"--exit-with-pid={os.getpid()}", "--log-level=warning", *options]
@@ -316,7 +325,8 @@ class _ServerCommand:
                 self.command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(lock,),  # the kernel unlocks the folder when the server has ended
-                env={**_environment(), **self._variables},
+                env=self._environment,
+                cwd=self._folder,
                 start_new_session=True)  # Ctrl-C at the terminal is meant for the training process
         finally:
             os.close(lock)
@@ -345,8 +355,8 @@ def _new_folder() -> Tuple[pathlib.Path, int]:
 def _locked(folder: pathlib.Path, name: str) -> int:
     """Returns a descriptor that holds a new lock in the folder."""
     lock = os.open(folder / name, os.O_CREAT | os.O_RDWR, 0o600)
-    with contextlib.suppress(OSError):  # a file system without locks: then _is_locked cannot tell
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.suppress(OSError):  # a file system without locks, or a forked child has it: then _is_locked cannot tell
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return lock
 
 

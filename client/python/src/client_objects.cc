@@ -271,9 +271,19 @@ std::vector<std::unique_ptr<FutureObject>> WorkerObject::Send(
   // Held from before they are sent, also where a signal ends the call.
   std::vector<std::shared_ptr<Sent>> under_way;
   for (const Sent& one : sends) sent_.push_back(under_way.emplace_back(std::make_shared<Sent>(one)));
-  Run(*worker, step, [&] {
-    for (size_t i = 0; i < sends.size(); ++i) under_way[i]->future = call(*worker, i);
-  });
+  std::vector<PreconditionFuture> sent;  // other threads read those under way
+  const auto keep = [&] {
+    for (size_t i = 0; i < sent.size(); ++i) under_way[i]->future = sent[i];
+  };
+  try {
+    Run(*worker, step, [&] {
+      for (size_t i = 0; i < sends.size(); ++i) sent.push_back(call(*worker, i));
+    });
+  } catch (...) {
+    keep();
+    throw;
+  }
+  keep();
   std::vector<std::unique_ptr<FutureObject>> futures;
   for (const auto& one : under_way) futures.push_back(std::make_unique<FutureObject>(one->future, one->out, calls_));
   return futures;

@@ -204,7 +204,18 @@ TEST_F(LocalFactorsTest, WhoeverMissesAnUpdateFetches) {
   for (const uint64_t step : {4, 6, 8}) shard_->Update(step);
   DeliverVectors(*next, 4, vectors);
   GiveFactors(*AwaitFetch(2));
-  ExpectFailure(*late, absl::StatusCode::kDataLoss, "of version 4, those fetched of version 5");
+  ExpectFailure(*late, absl::StatusCode::kFailedPrecondition, "of version 4, those fetched of version 5");
+}
+
+TEST_F(LocalFactorsTest, FactorsThatTheShardHasLostSinceAreStateLost) {
+  const std::string fresh = shard_->Saved();
+  const std::vector<float> vectors = shard_->Update(0);
+  const auto pull = factors_->ExpectUpdate(0, 2);
+  const auto asked = Ask(2);
+  GiveFactors(*AwaitFetch(0));
+  DeliverVectors(*pull, 3, vectors);
+  Deliver(*AwaitFetch(1), 0, {}, fresh);
+  ExpectFailure(*asked, absl::StatusCode::kDataLoss, "of version 3, those fetched of version 0");
 }
 
 class LoneWorkerTest : public LocalFactorsTest {
@@ -223,6 +234,19 @@ TEST_F(LoneWorkerTest, GoesOnWithTheFactorsOfAShardThatLostOthers) {
   const auto outcome = asked->answer->Wait();
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->factor_version, 0u);
+}
+
+TEST_F(LoneWorkerTest, FetchesWhatAShardHasThatCountsVersionsAnew) {
+  shard_->Update(0);
+  const auto before = Ask(1);
+  GiveFactors(*AwaitFetch(0));
+  ExpectAnswer(*before);
+  shard_ = std::make_unique<Shard>(spec_);
+  shard_->Update(1000);  // the version that the worker has, of other factors
+  factors_->Refetch(0);
+  const auto after = Ask(3);
+  GiveFactors(*AwaitFetch(1));
+  ExpectAnswer(*after);
 }
 
 TEST_F(LocalFactorsTest, ARefusedPullIsMadeUpForByAFetch) {

@@ -5,7 +5,7 @@ DELEGATE, passes them on to the other ranks."""
 from __future__ import annotations
 
 import dataclasses
-from typing import AbstractSet, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from ._tensor_parallel import Joined, Split, join
 
 _DECISIONS = ("PRECONDITIONED", "IDENTITY", "SKIP")
 _FAILED = -1.0
-_RUN = 8  # layers that are copied by one call and share a message, if they are small
+_RUN, _RUN_ELEMENTS = 8, 1 << 18  # layers that are copied by one call and share a message, if they are small
 
 
 @dataclasses.dataclass
@@ -172,8 +172,7 @@ class Exchange:
         takes_part = self.takes_part(step)
         self._sent.update(slot.place for slot in slots)
         loads = takes_part and finite and not isinstance(self._pieces, Parts)
-        for begin in range(0, len(slots), _RUN):
-            run = slots[begin:begin + _RUN]
+        for run in _runs(slots if wanted else [slot for slot in slots if slot.sends]):
             arrays = self._load([slot for slot in run if slot.sends and slot.matrix.has_gradient()]) if loads else {}
             if not wanted and len(arrays) == len(run):
                 gradients = [(place, array, array) for place, array in arrays.items()]
@@ -308,6 +307,7 @@ class Exchange:
                 if slot.buffer is None or slot.on_device != on_device:
                     buffer = _buffer(slot.layer.d_out * slot.layer.d_in, weight.device if on_device else None, cuda)
                     slot.use(buffer.view(slot.layer.d_out, slot.layer.d_in), on_device)
+                slot.matrix.clear(slot.parts)
                 copies += [(part, gradient) for gradient, part in slot.matrix.pairs(slot.group, slot.parts)]
                 awaited += [weight] if cuda and not on_device else []
             slot.value = slot.buffer if there is None else there
@@ -387,6 +387,22 @@ class Exchange:
         if failure is not None:
             return _FAILED, 0.0, lost
         return float(_DECISIONS.index(answer.decision)), answer.inner_product, lost
+
+
+def _runs(slots: Sequence[Slot]) -> Iterator[List[Slot]]:
+    """Divides slots into runs of at most _RUN layers; with more than _RUN_ELEMENTS a layer is alone, so that it leaves while the next
+    one is copied."""
+    run: List[Slot] = []
+    size = 0
+    for slot in slots:
+        elements = slot.layer.d_out * slot.layer.d_in
+        if run and (len(run) == _RUN or size + elements > _RUN_ELEMENTS):
+            yield run
+            run, size = [], 0
+        run.append(slot)
+        size += elements
+    if run:
+        yield run
 
 
 def _copy(copies: Sequence[Tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -55,8 +55,8 @@ def lost_call(layer: str, step: int) -> FailedPreconditionError:
 
 
 class Switch:
-    """Whether forward passes that begin now get taps. Compiled code is guarded by it, so that steps without statistics
-    have a graph without taps."""
+    """Whether forward passes that begin now run hooks and get taps. Compiled code is guarded by it, so that steps without
+    statistics have a graph without taps."""
 
     def __init__(self) -> None:
         self.on = True
@@ -92,7 +92,8 @@ class _Tap(torch.autograd.Function):
 
 
 class TappedHook(Hook):
-    """A layer's forward hook: runs `call` if Python calls the module, and adds a tap if the module is traced."""
+    """A layer's forward hook. While the switch is on, it runs `call` if Python calls the module, and adds a tap if the module is
+    traced."""
 
     def __init__(self, call: Callable[..., Any], tell: Tell, switch: Switch) -> None:
         super().__init__(call)

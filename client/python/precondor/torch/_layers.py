@@ -123,15 +123,17 @@ class Matrix:
         return weight, None if self.bias is None else matrix[:, -1]
 
     def pairs(self, group: int, parts: Tuple[torch.Tensor, Optional[torch.Tensor]]) -> List[Tuple[torch.Tensor, torch.Tensor]]:
-        """Returns the gradients of weight and bias, each with its part from split(). The part of a bias without a gradient becomes
-        zeros."""
+        """Returns the gradients of weight and bias, if it has one, each with its part from split()."""
         weight, bias = parts
         pairs = [(self._of_group(self.weight.grad, group), weight)]
         if bias is not None and has_gradient(self.bias):
             pairs.append((self._of_group(self.bias.grad, group), bias))
-        elif bias is not None:
-            bias.zero_()
         return pairs
+
+    def clear(self, parts: Tuple[torch.Tensor, Optional[torch.Tensor]]) -> None:
+        """Sets the part of a bias without a gradient to zeros."""
+        if parts[1] is not None and not has_gradient(self.bias):
+            parts[1].zero_()
 
     def _of_group(self, grad: torch.Tensor, group: int) -> torch.Tensor:
         if len(self.sizes) == 1:

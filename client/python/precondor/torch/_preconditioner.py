@@ -86,8 +86,8 @@ class Preconditioner:
 
         Args:
             model: A plain module, one under fully_shard or tensor parallelism, or DistributedDataParallel itself; may be compiled.
-            address: The coordinator's: host:port, or unix:/path/to/socket; or "local": the first rank starts a server on
-                this host, or one for each of the model's GPUs, which end with that process (precondor.server).
+            address: The coordinator's: host:port, or unix:/path/to/socket; or "local": the first rank starts a
+                coordinator and a shard on this host, or a shard for each of the model's GPUs, which end with that process.
             session: Unique name of the training run; not needed with "local".
             method: For layers. None: muon for hidden linear layers and soap for others, which need make_optimizer(); or
                 mkor with another `optimizer`, exchange REPLAY or PULL_FACTORS, or `fallback`.
