@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.request
 from unittest import mock
 
 import numpy as np
@@ -38,9 +39,11 @@ def ends(pid):
 
 
 def kill(one):
-    """Kills a LocalServer, and waits for its end."""
+    """Kills a LocalServer's coordinator, and waits for the end of all its processes."""
+    pids = one.pids
     os.kill(one.pid, signal.SIGKILL)
-    ends(one.pid)
+    for pid in pids:
+        ends(pid)
 
 
 def answer_of(address):
@@ -127,6 +130,12 @@ class LocalServerTest(unittest.TestCase):
                     self.assertEqual(answer_of(one.address), 6.0)
                 with self.assertRaisesRegex(p.InvalidArgumentError, "unknown option .*thred"):
                     server.LocalServer(["--thred=1"])
+
+    def test_metrics_are_the_coordinators(self):
+        port = os.path.join(self._folder.name, "port")
+        with server.LocalServer(["--metrics-listen=127.0.0.1:0", f"--metrics-port-file={port}"]):
+            with open(port, encoding="ascii") as text, urllib.request.urlopen(f"http://127.0.0.1:{int(text.read())}/metrics") as page:
+                self.assertIn(b'role="coordinator"', page.read())
 
     def test_a_folder_that_no_socket_can_be_in(self):
         for name in ("a,b", "x" * 80, "100%?#é "):
