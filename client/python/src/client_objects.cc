@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
@@ -271,19 +272,15 @@ std::vector<std::unique_ptr<FutureObject>> WorkerObject::Send(
   // Held from before they are sent, also where a signal ends the call.
   std::vector<std::shared_ptr<Sent>> under_way;
   for (const Sent& one : sends) sent_.push_back(under_way.emplace_back(std::make_shared<Sent>(one)));
-  std::vector<PreconditionFuture> sent;  // other threads read those under way
-  const auto keep = [&] {
-    for (size_t i = 0; i < sent.size(); ++i) under_way[i]->future = sent[i];
-  };
-  try {
+  {
+    std::vector<PreconditionFuture> sent;  // other threads read those under way
+    const auto keep = absl::MakeCleanup([&] {
+      for (size_t i = 0; i < sent.size(); ++i) under_way[i]->future = sent[i];
+    });
     Run(*worker, step, [&] {
       for (size_t i = 0; i < sends.size(); ++i) sent.push_back(call(*worker, i));
     });
-  } catch (...) {
-    keep();
-    throw;
   }
-  keep();
   std::vector<std::unique_ptr<FutureObject>> futures;
   for (const auto& one : under_way) futures.push_back(std::make_unique<FutureObject>(one->future, one->out, calls_));
   return futures;
