@@ -128,6 +128,17 @@ class LocalFactorsTest : public ::testing::Test {
     MutexLock lock(mu_);
     return fetches_.size();
   }
+  // Step 2, whose update is of a version that the shard has lost when it is asked for its factors.
+  std::unique_ptr<Asked> AskOverALoss() {
+    const std::string fresh = shard_->Saved();
+    const std::vector<float> vectors = shard_->Update(0);
+    const auto pull = factors_->ExpectUpdate(0, 2);
+    auto asked = Ask(2);
+    GiveFactors(*AwaitFetch(0));
+    DeliverVectors(*pull, 3, vectors);
+    Deliver(*AwaitFetch(1), 0, {}, fresh);
+    return asked;
+  }
   void GiveFactors(AnswerSink& sink) { Deliver(sink, shard_->version(), {}, shard_->Saved()); }
   void ExpectAnswer(const Asked& asked) {
     const auto outcome = asked.answer->Wait();
@@ -208,13 +219,7 @@ TEST_F(LocalFactorsTest, WhoeverMissesAnUpdateFetches) {
 }
 
 TEST_F(LocalFactorsTest, FactorsThatTheShardHasLostSinceAreStateLost) {
-  const std::string fresh = shard_->Saved();
-  const std::vector<float> vectors = shard_->Update(0);
-  const auto pull = factors_->ExpectUpdate(0, 2);
-  const auto asked = Ask(2);
-  GiveFactors(*AwaitFetch(0));
-  DeliverVectors(*pull, 3, vectors);
-  Deliver(*AwaitFetch(1), 0, {}, fresh);
+  const auto asked = AskOverALoss();
   ExpectFailure(*asked, absl::StatusCode::kDataLoss, "of version 3, those fetched of version 0");
 }
 
@@ -224,13 +229,7 @@ class LoneWorkerTest : public LocalFactorsTest {
 };
 
 TEST_F(LoneWorkerTest, GoesOnWithTheFactorsOfAShardThatLostOthers) {
-  const std::string fresh = shard_->Saved();
-  const std::vector<float> vectors = shard_->Update(0);
-  const auto pull = factors_->ExpectUpdate(0, 2);
-  const auto asked = Ask(2);
-  GiveFactors(*AwaitFetch(0));
-  DeliverVectors(*pull, 3, vectors);
-  Deliver(*AwaitFetch(1), 0, {}, fresh);
+  const auto asked = AskOverALoss();
   const auto outcome = asked->answer->Wait();
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->factor_version, 0u);
