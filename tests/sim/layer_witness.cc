@@ -157,6 +157,14 @@ std::string LayerWitness::Updated(const Stacked& update, const MethodState& afte
   const uint64_t last = last_update_.has_value() ? last_update_->second : 0;
   if (!step.has_value() && after == After(Last(), update) && Had(after)) {
     // It had written the update when it died, and comes back with it; the contributors are counted no more.
+    for (auto it = last_update_.has_value() ? steps_.upper_bound(*last_update_) : steps_.begin(); it != steps_.end();
+         ++it) {
+      const auto counted =
+          it->second.counted.find(learns_ ? ContributionKind::kGradient : ContributionKind::kStatistics);
+      if (counted == it->second.counted.end() && it->second.gathered.empty()) continue;
+      it->second.optional = true;
+      break;
+    }
     state_ = after;
     applied_.push_back({.step = last_update_.value_or(StepKey{}), .after = after});
     return "";
