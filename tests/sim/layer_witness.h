@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -118,7 +117,8 @@ class LayerWitness {
   bool restoring_ = false;                              // reading
   bool inexact_ = false;
   bool unchecked_ = false;
-  std::set<uint32_t> resumed_;  // ranks that have said where they are since the shard came back
+  // The first step whose answer it lacks, of each rank that has said so since the shard came back.
+  std::map<uint32_t, uint64_t> resumed_;
 };
 
 }  // namespace precondor::sim
