@@ -53,6 +53,7 @@ ROWS = {
     "muon": Row("muon", "muon", optimizer="plain"),
     "eva": Row("eva", "eva", statistics="mean", options=("scaling=NORM_RESCALE",)),
     "kfac": Row("kfac", "kfac", statistics="signed", options=KFAC),
+    "kfac-covariance": Row("kfac, covariances", "kfac", statistics="covariance", options=KFAC),
 }
 
 

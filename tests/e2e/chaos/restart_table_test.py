@@ -36,7 +36,7 @@ STORAGE = {"kept": "`--data-dir`", "unjournalled": "`--gradient-journal-bytes=0`
 
 FIRST_FAULT, LAST_FAULT = 20, 60  # steps between which a server ends
 STEPS_AFTER = 40
-STEPS_A_DRAIN = 500  # that a job goes on at least until a drain cuts its streams, half a second
+STEPS_A_DRAIN = 1500  # that a job goes on at least until a drain cuts its streams, half a second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ class RestartTableTest(unittest.TestCase):
             else:
                 self.assertEqual(shard.terminate(), 0, shard.log_tail())
             self.assertTrue(training.running(), "the job ended before the shard was away")
-            before = cluster.step()
+            before = cluster.step() or 0
             shard.start()
             wait_for("the job to go on, or to end",
                      lambda before=before: not training.running() or (cluster.step() or 0) > before + 2)
