@@ -97,6 +97,7 @@ class AdmittedContribution {
 // The processes that may send to a session: the members of its epoch, as a shard knows them.
 struct RankHolders {
   uint64_t epoch = 0;
+  uint64_t rollback_epoch = 0;  // of the last install
   uint32_t joined = 0;
   bool fenced = false;                 // `epoch` is the next epoch, which is not installed here yet
   std::vector<uint64_t> incarnations;  // by rank; 0 if not joined; while fenced, the last epoch's

@@ -21,6 +21,7 @@ using absl::StatusCode;
 std::shared_ptr<RankHolders> MakeHolders(const SessionInstall& install) {
   auto holders = std::make_shared<RankHolders>();
   holders->epoch = install.epoch;
+  holders->rollback_epoch = install.rollback_epoch;
   holders->incarnations.assign(install.spec.world_size, 0);
   for (const Member& member : install.members) {
     if (holders->incarnations[member.rank] == 0) ++holders->joined;
@@ -56,7 +57,8 @@ absl::Status SessionHolders::StaleEpoch(uint64_t got) const {
 bool SessionHolders::IsNews(const SessionInstall& install) const {
   const std::shared_ptr<const RankHolders> known = current();
   if (install.epoch != known->epoch || known->fenced) return install.epoch >= known->epoch;
-  return std::any_of(install.members.begin(), install.members.end(),
+  return install.rollback_epoch > known->rollback_epoch ||
+         std::any_of(install.members.begin(), install.members.end(),
                      [&](const Member& member) { return known->incarnations[member.rank] == 0; });
 }
 
@@ -65,7 +67,9 @@ absl::StatusOr<std::optional<std::vector<Member>>> SessionHolders::Install(const
   std::optional<std::vector<Member>> replaced;
   MutexLock lock(mu_);
   if (install.epoch < holders_->epoch) return StaleEpoch(install.epoch);
-  if (install.epoch > holders_->epoch || holders_->fenced) {
+  // The coordinator may decide on a rollback in an epoch that this shard has, while another shard does not have it.
+  const bool rolls_back = install.rollback_epoch > holders_->rollback_epoch;
+  if (install.epoch > holders_->epoch || holders_->fenced || rolls_back) {
     replaced = Replaced(holders_->incarnations, install.members);
   }
   for (size_t rank = 0; rank < next->incarnations.size() && !replaced.has_value(); ++rank) {

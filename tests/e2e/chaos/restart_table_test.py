@@ -36,7 +36,7 @@ STORAGE = {"kept": "`--data-dir`", "unjournalled": "`--gradient-journal-bytes=0`
 
 FIRST_FAULT, LAST_FAULT = 20, 60  # steps between which a server ends
 STEPS_AFTER = 40
-STEPS_A_DRAIN = 1500  # that a job goes on at least until a drain cuts its streams, half a second
+STEPS_A_DRAIN = 1000  # that a job goes on at least until a drain cuts its streams, half a second
 
 
 @dataclasses.dataclass(frozen=True)

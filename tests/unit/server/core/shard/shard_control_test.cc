@@ -72,6 +72,22 @@ TEST_F(ShardControlTest, JobThatGoesBackDropsOpenSlotsAndKeepsFactors) {
   EXPECT_THAT(reply->values(), ::testing::Each(::testing::FloatEq(6.0f)));
 }
 
+// Another shard has died before it had the epoch, and lacks a step of its members.
+TEST_F(ShardControlTest, AJobCanGoBackInAnEpochThatTheShardHas) {
+  Start();
+  AllStatistics(0);
+  Gradients(0, {1, 1});
+  Replace({0, 1}, 1);
+  EXPECT_TRUE(Statistics(1, 0, 1)->accepted());
+  last_rollback = {.epoch = epoch, .step = 0};
+  for (int repetition = 0; repetition < 2; ++repetition) {
+    ASSERT_TRUE(shard->Install(MakeInstall(epoch)).ok());
+    EXPECT_EQ(shard->Describe()->sessions[0].epoch, epoch);
+  }
+  for (uint32_t rank : {0u, 1u}) EXPECT_TRUE(Statistics(0, rank, 7)->accepted()) << "other bytes than before";
+  EXPECT_EQ(Gradients(0, {3, 3})->version(), 2u);
+}
+
 TEST_F(ShardControlTest, FenceEndsTheEpochAndTellsWhetherTheStepsAreKept) {
   spec.inv_freq = 1000;
   options.window_steps = 2;
