@@ -54,7 +54,7 @@ constexpr FoundSeed kFoundSeeds[] = {
     {81015369, 17,
      "a shard that drained after a rollback wrote no factors: a layer without work since had the old epoch"},
     {81096775, 17, "ranks that fetched after first order, one before and one after a loss, had different factors"},
-    {150047655, 17, "a shard that had an epoch already did not roll back when the job went back in it"},
+    {150047655, 17, "a shard that had an epoch already did not follow a later rollback in it"},
     {81008572, 17, "statistics that were refused once more hid whose the update was (the simulator's own fault)"},
 };
 

@@ -36,9 +36,9 @@ class SessionHolders {
   // Returns whether Install would change the epoch or the members, or the job goes back by it.
   bool IsNews(const SessionInstall& install) const;
   // Adopts the members of `install`. If a new epoch begins, or the job goes back in this one, returns the members whose
-  // ranks had another holder, or none, before. Returns nullopt if the current epoch continues. Returns FAILED_PRECONDITION and changes nothing:
-  // STALE_EPOCH if the epoch is earlier than the current one, STALE_INCARNATION if a rank has another holder in the
-  // same epoch.
+  // ranks had another holder, or none, before. Returns nullopt if the current epoch continues. Returns
+  // FAILED_PRECONDITION and changes nothing: STALE_EPOCH if the epoch is earlier than the current one,
+  // STALE_INCARNATION if a rank has another holder in the same epoch.
   absl::StatusOr<std::optional<std::vector<Member>>> Install(const SessionInstall& install);
   // Ends the current epoch because that of `fence` is about to begin. Returns the members of `fence` whose ranks had
   // another holder, or none, before. Returns nullopt if the epoch has already been installed here. Returns
