@@ -10,7 +10,6 @@ import pathlib
 import signal
 import subprocess
 import tempfile
-import time
 import unittest
 
 import numpy as np
@@ -22,6 +21,7 @@ import precondor.torch
 from host_as_device import host_as_device
 from precondor import server
 import test_program
+from cluster import wait_for
 import torch_local
 from torch_rank import ask, results, running
 from torch_training import CASES
@@ -37,13 +37,6 @@ def uuid_of(device):
     """Name of a device of the imitation, as CUDA_VISIBLE_DEVICES takes it."""
     text = (b"cuda on the hos" + bytes([ord("a") + device])).hex()
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-
-
-def wait_for(what, condition):
-    until = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(.01)
 
 
 class LocalCase(unittest.TestCase):

@@ -297,20 +297,16 @@ bool LocalFactors::WorkOn(int64_t index) {
 void LocalFactors::TakeFetched(int64_t index, absl::StatusOr<FactorUpdate> fetched) {
   const absl::Status status = fetched.ok() ? LoadState(index, fetched->bytes) : fetched.status();
   if (!status.ok()) return GiveUp(index, 0, status);
-  const LayerState* const state = states_[static_cast<size_t>(index)].get();
   MutexLock lock(mu_);
   layers_[static_cast<size_t>(index)].sync_state = SyncState::kKnown;
-  layers_[static_cast<size_t>(index)].version = state->version();
 }
 
 void LocalFactors::TakeUpdate(int64_t index, uint64_t step, ReceivedUpdate received) {
   absl::Status why;
   const Verdict verdict = Apply(index, received, why);
-  const LayerState* const state = states_[static_cast<size_t>(index)].get();
   {
     MutexLock lock(mu_);
     Layer& layer = layers_[static_cast<size_t>(index)];
-    layer.version = state == nullptr ? 0 : state->version();
     if (verdict == Verdict::kFetch) {
       received.fetched_since = true;
       layer.received.insert({step, std::move(received)});

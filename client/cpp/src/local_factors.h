@@ -143,7 +143,6 @@ class LocalFactors {
     std::deque<Request> requests;
     // A statistic step whose update failed, and the error. The gradient of that step gets the error.
     std::optional<std::pair<uint64_t, absl::Status>> failure;
-    uint64_t version = 0;
     bool busy = false;    // a thread works on it or reads it
     bool queued = false;  // in ready_
   };
