@@ -218,10 +218,6 @@ def _check_links(path, text):
                 yield f"{path}: precondor_library({name}) must not link {target}"
 
 
-# A stream is a part of its link, and has a source of its own.
-KNOT = {("client/cpp/src/shard_link_stream", "client/cpp/src/shard_link")}
-
-
 def _cycles(includes, what):
     """Folders, or pairs of a header and its source, that include each other, directly or through others. `includes`:
     (including, included) -> the first file and line that does it, and the header."""
@@ -251,7 +247,7 @@ def check(tree):
             if match.group(2).startswith(("kernels/", "server/", "client/", "proto/")) and other != folder:
                 includes.setdefault((folder, other), (path, line_of(tree.read(path), match.start()), match.group(2)))
             pair = posixpath.splitext(path)[0], posixpath.splitext(match.group(2))[0]
-            if match.group(2).startswith(("kernels/", "server/", "client/", "proto/")) and pair[0] != pair[1] and pair not in KNOT:
+            if match.group(2).startswith(("kernels/", "server/", "client/", "proto/")) and pair[0] != pair[1]:
                 files.setdefault(pair, (path, line_of(tree.read(path), match.start()), match.group(2)))
     findings += [*_cycles(includes, "folders"), *_cycles(files, "files")]
     for path in tree.paths("CMakeLists.txt"):

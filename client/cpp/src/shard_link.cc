@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/src/control.h"
-#include "client/cpp/src/shard_link_stream.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/status_codec.h"
@@ -42,15 +41,6 @@ absl::string_view KindName(v1::FrameKind kind) {
 
 }  // namespace
 
-class ShardLink::Channel {
- public:
-  explicit Channel(const Options& options) : stub_(MakeChannel(options.address, *options.security)) {}
-  grpc::GenericStub& stub() { return stub_; }
-
- private:
-  grpc::GenericStub stub_;
-};
-
 ShardLink::ShardLink(Options options, Hooks hooks, TrafficCounters& traffic)
     : options_(std::move(options)),
       hooks_(std::move(hooks)),
@@ -81,7 +71,7 @@ ShardLink::~ShardLink() {
   MutexLock lock(mu_);
   changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return state_ == StreamState::kNone; });
   stream_.reset();
-  channel_.reset();
+  stub_.reset();
 }
 
 absl::Status ShardLink::Submit(Outbox::Item item) {
@@ -116,8 +106,8 @@ absl::Time ShardLink::Tick(absl::Time now) {
       path_.Expire(*item);
     }
     NotifyIfAcknowledged();
-    if (state_ == StreamState::kNone) stream_.reset();          // an ended call may still hold what it did not send
-    if (!failed_.ok() && stream_ == nullptr) channel_.reset();  // and so may its connection
+    if (state_ == StreamState::kNone) stream_.reset();       // an ended call may still hold what it did not send
+    if (!failed_.ok() && stream_ == nullptr) stub_.reset();  // and so may its connection
     if (state_ == StreamState::kNone && !closing_ && !moving_ && failed_.ok() && connect_at_ <= now) Connect(now);
     if (state_ == StreamState::kOpening && opening_deadline_ <= now) CancelStream();
     Pump();
@@ -155,7 +145,9 @@ absl::Status ShardLink::LateError(const ContributionId& id, const absl::Status& 
 }
 
 void ShardLink::Connect(absl::Time now) {
-  if (channel_ == nullptr || renew_channel_) channel_ = std::make_unique<Channel>(options_);
+  if (stub_ == nullptr || renew_channel_) {
+    stub_ = std::make_unique<grpc::GenericStub>(MakeChannel(options_.address, *options_.security));
+  }
   renew_channel_ = false;
   ahead_.reset();
   opening_.reset();
@@ -163,7 +155,7 @@ void ShardLink::Connect(absl::Time now) {
   showed_secret_ = false;
   state_ = StreamState::kOpening;
   opening_deadline_ = now + options_.connect_timeout;
-  stream_ = std::make_unique<Stream>(this, channel_->stub(), options_.traceparent);
+  stream_ = std::make_unique<ExchangeStream>(this, *stub_, options_.traceparent);
   stream_->Start();
 }
 

@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <grpcpp/generic/generic_stub.h>
 #include <memory>
 #include <optional>
 #include <set>
@@ -21,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
+#include "client/cpp/src/exchange_stream.h"
 #include "client/cpp/src/outbox.h"
 #include "client/cpp/src/payload_path.h"
 #include "kernels/base/mutex.h"
@@ -28,11 +30,6 @@
 #include "proto/wire/channel_security.h"
 #include "proto/wire/frame_codec.h"
 #include "proto/wire/shared_memory.h"
-
-namespace grpc {
-class ByteBuffer;
-class Status;
-}  // namespace grpc
 
 namespace precondor {
 
@@ -58,7 +55,7 @@ struct TrafficCounters {
 // Sends contributions to one shard, and completes them with the shard's answers. Thread-safe. Hooks are called on
 // gRPC's threads or in Tick, and never after the link's destruction. All hooks except `wake` are called without the
 // link's lock; `wake` must not call the link.
-class ShardLink {
+class ShardLink : private ExchangeEvents {
  public:
   struct Options {
     std::string address;
@@ -89,7 +86,7 @@ class ShardLink {
   ShardLink(Options options, Hooks hooks, TrafficCounters& traffic);
   // Ends the stream: cancels it if anything is outstanding, and half-closes it otherwise. Remaining contributions fail
   // as CANCELLED.
-  ~ShardLink();
+  ~ShardLink() override;
 
   const std::string& address() const { return options_.address; }
   // The shard's backend, as its last stream said; empty before the first one.
@@ -125,19 +122,16 @@ class ShardLink {
   size_t unacknowledged() const;
 
  private:
-  class Stream;
   enum class StreamState : uint8_t { kNone, kOpening, kOpen, kClosing };
   static constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 
-  // Events of the stream.
-  // `bytes` is the size of the encoded message.
-  void OnRead(absl::StatusOr<wire::Received<v1::ExchangeResponse>> message, size_t bytes);
+  void OnRead(absl::StatusOr<wire::Received<v1::ExchangeResponse>> message, size_t bytes) override;
+  void OnWriteDone(bool ok) override;
+  void OnBroken() override;
+  // Later streams use gRPC.
+  void OnMemoryBroken(const absl::Status& status) override;
+  void OnStreamDone(const grpc::Status& status) override;
   void OnFrame(const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload);
-  void OnWriteDone(bool ok);
-  void OnBroken();
-  // The shard has broken the stream's shared memory. Later streams use gRPC.
-  void OnMemoryBroken(const absl::Status& status);
-  void OnStreamDone(const grpc::Status& status);
 
   // Opens the stream, or first asks for shared memory if the shard offers it to this process.
   void OnCredit(const v1::ExchangeResponse& credit);
@@ -186,10 +180,9 @@ class ShardLink {
 
   mutable Mutex mu_;
   CondVar changed_;
-  class Channel;
-  std::unique_ptr<Channel> channel_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<grpc::GenericStub> stub_ ABSL_GUARDED_BY(mu_);  // has the channel; null before the first stream
   bool renew_channel_ ABSL_GUARDED_BY(mu_) = false;
-  std::unique_ptr<Stream> stream_ ABSL_GUARDED_BY(mu_);  // in state kNone: null, or a stream that has ended
+  std::unique_ptr<ExchangeStream> stream_ ABSL_GUARDED_BY(mu_);  // in state kNone: null, or a stream that has ended
   StreamState state_ ABSL_GUARDED_BY(mu_) = StreamState::kNone;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   int held_ ABSL_GUARDED_BY(mu_) = 0;                // contributions that Submit has not sent, because they may wait

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/src/shard_link.h"
-#include "client/cpp/src/shard_link_stream.h"
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"

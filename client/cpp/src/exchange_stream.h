@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One Exchange call of a ShardLink, and the shared memory that takes its place.
+// One Exchange call to a shard, and the shared memory that takes its place.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -10,20 +10,37 @@
 #include <string>
 #include <utility>
 
-#include "client/cpp/src/shard_link.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
 #include "kernels/base/trace_context.h"
 #include "proto/wire/frame_codec.h"
 #include "proto/wire/shared_channel.h"
 
 namespace precondor {
 
-// Forwards the events of one call to its link. Every operation starts under the link's lock while a read is
-// outstanding, so that gRPC cannot report the end in between; OnDone is the last event. The link deletes the stream
-// later on one of its own threads: the context holds the channel, and gRPC 1.51 crashes if a channel's last reference
-// is dropped on a gRPC callback thread.
-class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+// What happens to a stream. gRPC's threads, or the thread of the shared memory, call these.
+class ExchangeEvents {
  public:
-  Stream(ShardLink* link, grpc::GenericStub& stub, const std::string& traceparent) : link_(link) {
+  virtual ~ExchangeEvents() = default;
+  // `bytes` is the size of the encoded message.
+  virtual void OnRead(absl::StatusOr<wire::Received<v1::ExchangeResponse>> message, size_t bytes) = 0;
+  virtual void OnWriteDone(bool ok) = 0;
+  // Nothing more will be read.
+  virtual void OnBroken() = 0;
+  // The shard has broken the stream's shared memory.
+  virtual void OnMemoryBroken(const absl::Status& status) = 0;
+  // The last event.
+  virtual void OnStreamDone(const grpc::Status& status) = 0;
+};
+
+// Forwards the events of one call. The caller starts every operation under one lock while a read is outstanding, so
+// that gRPC cannot report the end in between. The caller deletes the stream later on one of its own threads: the
+// context holds the channel, and gRPC 1.51 crashes if a channel's last reference is dropped on a gRPC callback thread.
+class ExchangeStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  ExchangeStream(ExchangeEvents* events, grpc::GenericStub& stub, const std::string& traceparent) : events_(events) {
     context_.AddMetadata(kTraceparentKey, traceparent);
     stub.PrepareBidiStreamingCall(&context_, "/precondor.v1.PreconditionService/Exchange", {}, this);
   }
@@ -37,11 +54,11 @@ class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
         wire::SharedChannel::Side::kClient, std::move(memory),
         wire::SharedChannel::Events{.read =
                                         [this](absl::string_view message) {
-                                          link_->OnRead(wire::DecodeContiguousResponse(message), message.size());
+                                          events_->OnRead(wire::DecodeContiguousResponse(message), message.size());
                                           return true;
                                         },
-                                    .written = [this] { link_->OnWriteDone(/*ok=*/true); },
-                                    .broken = [this](const absl::Status& status) { link_->OnMemoryBroken(status); }});
+                                    .written = [this] { events_->OnWriteDone(/*ok=*/true); },
+                                    .broken = [this](const absl::Status& status) { events_->OnMemoryBroken(status); }});
     if (started.ok()) shared_ = *std::move(started);
   }
   // Returns true if the message has left. Otherwise OnWriteDone follows.
@@ -59,27 +76,28 @@ class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
  private:
   void OnReadDone(bool ok) override {
     if (!ok) {
-      link_->OnBroken();
+      events_->OnBroken();
       return;
     }
     if (shared_ != nullptr) {
-      link_->OnRead(absl::InternalError("expected frames through shared memory alone, got one by gRPC"), in_.Length());
+      events_->OnRead(absl::InternalError("expected frames through shared memory alone, got one by gRPC"),
+                      in_.Length());
       return;
     }
-    link_->OnRead(wire::DecodeResponse(in_), in_.Length());
+    events_->OnRead(wire::DecodeResponse(in_), in_.Length());
     in_.Clear();
     StartRead(&in_);
   }
   void OnWriteDone(bool ok) override {
     out_.Clear();  // it would keep the payload's memory borrowed until the next write
-    link_->OnWriteDone(ok);
+    events_->OnWriteDone(ok);
   }
   void OnDone(const grpc::Status& status) override {
     shared_ = nullptr;  // no event of it comes after the stream's end
-    link_->OnStreamDone(status);
+    events_->OnStreamDone(status);
   }
 
-  ShardLink* const link_;
+  ExchangeEvents* const events_;
   grpc::ClientContext context_;
   grpc::ByteBuffer in_;
   grpc::ByteBuffer out_;
