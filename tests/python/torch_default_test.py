@@ -143,10 +143,11 @@ class DefaultTest(torch_case.ServerCase):
                 self.rows, self.table = nn.Parameter(torch.randn(9, 6), not frozen and layers == 1), nn.Embedding(70, 6)
                 self.body = nn.Sequential(*(nn.Linear(6, 7 - layer) for layer in range(layers)))
 
-        cases = (({}, {}, r"most of the model's weights are no layers.*: rows\. method is therefore mkor", "mkor"),
-                 ({}, {"method": "eva"}, r"weights are no layers.*: rows\. register_layer", "eva"),
+        cases = (({}, {}, r"most of the model's weights are of no known layer: rows\. They are trained by muon", "muon"),
+                 ({}, {"selection": Selection(max_dim=8)}, r": rows\. They are left .* method is therefore mkor", "mkor"),
+                 ({}, {"method": "eva"}, r": rows\. They are left to the optimizer\. register_layer", "eva"),
                  ({}, {"parameter_methods": {"rows": "soap"}}, "", "muon"), ({"frozen": True}, {}, "", "muon"),
-                 ({"layers": 2}, {"skip": ["body.0"]}, "", "eva"), ({"layers": 2}, {"skip": ["body.0"], "method": None}, "no layers", "mkor"))
+                 ({"layers": 2}, {"skip": ["body.0"]}, "", "eva"), ({"layers": 2}, {"skip": ["body.0"], "method": None}, "no known layer", "mkor"))
         for number, (model, options, warning, method) in enumerate(cases):
             with self.subTest(options=options), warnings.catch_warnings(record=True, action="always") as caught:
                 pre = self.preconditioner(Own(**model), f"{self.name}-{number}", **{"method": "eva" if model.get("layers") else None, **options})
@@ -169,13 +170,13 @@ class DefaultTest(torch_case.ServerCase):
                 return self.body(self.rows[x])
 
         # Half the rate, and beside a table at four times the rate.
-        for kind, layer, rate in ((Own, "body", 0.05), (Net, "head", 0.1)):
+        for kind, layer, rate, options in ((Own, "body", 0.05, {"selection": Selection(max_dim=64)}), (Net, "head", 0.1, {})):
             scales = []
             for given in (None, rate):
                 torch.manual_seed(5)
                 model = kind()
                 with warnings.catch_warnings(action="ignore"):
-                    pre = self.preconditioner(model, f"{self.name}-{layer}-{given}", method=None, layer_methods={layer: "kfac"})
+                    pre = self.preconditioner(model, f"{self.name}-{layer}-{given}", method=None, layer_methods={layer: "kfac"}, **options)
                 pre.make_optimizer(0.1)
                 (100 * model(torch.arange(7)).square().sum()).backward()
                 scales.append(pre.step(1.0, learning_rate=given).scale)

@@ -203,14 +203,25 @@ class RecipeTest(unittest.TestCase):
             with self.subTest(name):
                 self.check(of_transformers(model, config, **options), rows)
 
-    def test_an_unknown_model_is_left_to_adamw_with_one_warning(self):
+    def test_matrices_of_unknown_modules(self):
+        """They are trained by muon where they are most of the model, with one warning."""
         rows, warned = printed(models.Unknown())
-        self.assertEqual(rows, ["dense | mkor, 0.5 x rate | hidden linear layer", "head | identity, 0.5 x rate | linear layer at an end",
+        self.assertEqual(rows, ["dense | muon with input factor | hidden linear layer", "head | soap | linear layer at an end",
+                                "layers.0.mix.kernel (x 2) | muon | matrix of an unknown module",
+                                "layers.0.wide.kernel (x 2) | muon | matrix of an unknown module",
+                                "words.weight | optimizer, 4 x rate | embedding of words"])
+        self.assertEqual(len(warned), 1)
+        self.assertRegex(warned[0], r"most of the model's weights are of no known layer: layers\.0\.wide\.kernel, .* by muon")
+
+    def test_a_model_that_is_left_to_adamw(self):
+        rows, warned = printed(models.Unknown(), selection=Selection(max_dim=20))
+        self.assertEqual(rows, ["dense | mkor, 0.5 x rate | hidden linear layer",
+                                "head.weight | optimizer, 0.5 x rate | its longer side of 90 is not in [2, 20]",
                                 "words.weight | optimizer, 0.5 x rate | embedding of words",
                                 "layers.0.mix.kernel (x 2) | optimizer, 0.5 x rate | a parameter of Projection",
                                 "layers.0.wide.kernel (x 2) | optimizer, 0.5 x rate | a parameter of Projection"])
         self.assertEqual(len(warned), 1)
-        self.assertRegex(warned[0], r"most of the model's weights are no layers.*: layers\.0\.wide\.kernel, .*AdamW at half of lr")
+        self.assertRegex(warned[0], r"most of the model's weights .*: head\.weight, .* are left to the optimizer.* AdamW at half of lr")
 
     def test_input_factors(self):
         """Layers of up to 2,048 inputs, and up to 4 for an output, have them, but for experts and separate queries and keys."""

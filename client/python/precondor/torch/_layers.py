@@ -24,6 +24,8 @@ SCORES, NARROW = "queries or keys", "linear layer of an expert or of few outputs
 # These are layers by their gradients alone, or the optimizer trains them.
 EXPERT, GATE, TIED = "stack of experts", "gates of a recurrent module", "embedding that another module shares"
 WORDS, TABLE = "embedding of words", "embedding"
+# Of a class that is neither torch's nor registered.
+UNKNOWN = "matrix of an unknown module"
 # Parameters that parameter_methods makes layers, and those of no kind.
 NAMED, OTHER = "parameter_methods", "other"
 
@@ -476,7 +478,8 @@ def _weights_of(module: nn.Module) -> Sequence[Tuple[str, str, str]]:
 
 
 def _kinds_of(model: nn.Module) -> Dict[nn.Parameter, Tuple[str, str, nn.Module]]:
-    """Returns the weights of embeddings, stacks of experts and recurrent modules, each with its kind, its module's name and the module.
+    """Returns the weights of embeddings, stacks of experts, recurrent and unknown modules, each with its kind, its module's name and the
+    module.
 
     A stack is a weight [experts, d_out, d_in]. The name or the class of its module, or its own name, must contain "expert". Weights of
     layers of another kind are left out. An embedding is one of words if its name says nothing else, or if it has the width of one, to
@@ -496,6 +499,8 @@ def _kinds_of(model: nn.Module) -> Dict[nn.Parameter, Tuple[str, str, nn.Module]
             elif parameter is not None and parameter.dim() == 3 and parameter.shape[0] > 1 and not is_other and \
                     "expert" in f"{name}.{own} {type(module).__name__}".lower():
                 found[parameter] = EXPERT, name, module
+            elif parameter is not None and parameter.dim() > 1 and not is_other and not type(module).__module__.startswith("torch.nn."):
+                found[parameter] = UNKNOWN, name, module
     for name, module in tables:
         kind = TIED if module.weight in others else WORDS if module.weight.shape[1] in widths else TABLE
         found[module.weight] = kind, name, module
@@ -596,7 +601,7 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
         pattern = next((one for one in choice.parameter_methods if re.fullmatch(one, name)), None)
         kind, of, module = found.get(parameter, ("", "", None))
         method = choice.by_kind.get(kind) if pattern is None else as_method(choice.parameter_methods[pattern])
-        if method is None and kind:
+        if method is None and kind not in ("", UNKNOWN):
             chosen.others[name] = kind if parameter.requires_grad else "frozen"
         elif method is None and chosen.others[name] == "frozen" and parameter.dim() > 1:  # a module's own
             chosen.frozen[name] = parameter

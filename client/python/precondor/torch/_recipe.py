@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .._session import METHODS, Fallback, Method, SessionSpec, as_method, traits_of
-from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, NARROW, OTHER, SCORES, TABLE, TIED, WORDS, Choice, Chosen, Matrix,
+from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, NARROW, OTHER, SCORES, TABLE, TIED, UNKNOWN, WORDS, Choice, Chosen, Matrix,
                       choose as choose_layers, plain_name)
 from ._optimizer import BaseOptimizer
 
@@ -40,11 +40,12 @@ RECIPE: Dict[str, Tuple[Union[Method, float], ...]] = {
     TIED:        (_SOAP,                  _SOAP,                  .5),
     WORDS:       (4.0,                    1.0,                    .5),
     TABLE:       (1.0,                    1.0,                    .5),
+    UNKNOWN:     (1.0,                    1.0,                    .5),  # muon if most matrices are of this kind
     OTHER:       (1.0,                    1.0,                    .5),  # and behind methods whose answers are no whole updates
 }
 # Betas of the optimizer that make_optimizer makes, in these models; None: AdamW's own, .9 and .999.
 BETAS = ((0.95, 0.95), (0.95, 0.95), None)
-MOST, RECURRENT, UNKNOWN = range(3)
+MOST, RECURRENT, LEFT = range(3)
 
 # Places in a sequence, in names of layers.
 _NUMBERS = re.compile(r"(?<![^.])(expert|group)?\d+(?![^.])")
@@ -185,14 +186,19 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     left = _most_left(model, chosen, by_default)
     if not left:
         return recipe, chosen
-    becomes = ""
+    trained_by = "are left to the optimizer"
     if by_default:
-        other, layers = _layers_of(model, choice, _of_model(UNKNOWN))
-        if layers.matrices:
-            recipe, chosen, becomes = other, layers, ("method is therefore mkor, and make_optimizer() makes AdamW at half of lr, as the "
-                                                      "default's is about twice AdamW's. ")
-    warnings.warn(f"Preconditioner: most of the model's weights are no layers, and are left to the optimizer: {left}. {becomes}"
-                  "register_layer() makes layers of modules, and parameter_methods= of other matrices")
+        owns, layers = _layers_of(model, choice, dataclasses.replace(recipe, by_kind={**recipe.by_kind, UNKNOWN: _MUON}))
+        if not _most_left(model, layers, by_default):
+            recipe, chosen, trained_by = owns, layers, "are trained by muon, of their gradients alone"
+        else:
+            other, layers = _layers_of(model, choice, _of_model(LEFT))
+            if layers.matrices:
+                recipe, chosen = other, layers
+                trained_by += (". method is therefore mkor, and make_optimizer() makes AdamW at half of lr, as the default's is about twice "
+                               "AdamW's")
+    warnings.warn(f"Preconditioner: most of the model's weights are of no known layer: {left}. They {trained_by}. "
+                  "register_layer() makes layers of modules, and parameter_methods= names methods of matrices")
     return recipe, chosen
 
 
