@@ -216,10 +216,10 @@ class RecipeTest(unittest.TestCase):
     def test_a_model_that_is_left_to_adamw(self):
         rows, warned = printed(models.Unknown(), selection=Selection(max_dim=20))
         self.assertEqual(rows, ["dense | mkor, 0.5 x rate | hidden linear layer",
-                                "head.weight | optimizer, 0.5 x rate | its longer side of 90 is not in [2, 20]",
                                 "words.weight | optimizer, 0.5 x rate | embedding of words",
                                 "layers.0.mix.kernel (x 2) | optimizer, 0.5 x rate | a parameter of Projection",
-                                "layers.0.wide.kernel (x 2) | optimizer, 0.5 x rate | a parameter of Projection"])
+                                "layers.0.wide.kernel (x 2) | optimizer, 0.5 x rate | a parameter of Projection",
+                                "head.weight | optimizer, 0.5 x rate | its longer side of 90 is not in [2, 20]"])
         self.assertEqual(len(warned), 1)
         self.assertRegex(warned[0], r"most of the model's weights .*: head\.weight, .* are left to the optimizer.* AdamW at half of lr")
 
