@@ -7,6 +7,7 @@ import unittest
 import warnings
 from unittest import mock
 
+import torch
 from torch import nn
 
 from precondor.torch import Preconditioner, Selection
@@ -212,6 +213,18 @@ class RecipeTest(unittest.TestCase):
                                 "words.weight | optimizer, 4 x rate | embedding of words"])
         self.assertEqual(len(warned), 1)
         self.assertRegex(warned[0], r"most of the model's weights are of no known layer: layers\.0\.wide\.kernel, .* by muon")
+
+    def test_unknown_are_matrices_alone(self):
+        class Lists(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.sides = nn.ParameterList([nn.Parameter(torch.zeros(6, 8)), nn.Parameter(torch.zeros(8, 6))])
+                self.heads, self.norm = nn.Parameter(torch.zeros(6, 2, 3)), nn.LayerNorm([4, 6])
+
+        rows, warned = printed(Lists())
+        self.assertEqual(rows, ["sides.0 (x 2) | muon | matrix of an unknown module", "heads | optimizer | a parameter of Lists",
+                                "norm.weight | optimizer | a parameter of LayerNorm", "norm.bias | optimizer | a parameter of LayerNorm"])
+        self.assertRegex(warned[0], r": sides\.0, sides\.1\. They are trained by muon")
 
     def test_a_model_that_is_left_to_adamw(self):
         rows, warned = printed(models.Unknown(), selection=Selection(max_dim=20))

@@ -429,6 +429,7 @@ _SCORES = re.compile(r"(^|_)((?P<query>w?q|quer(y|ies))|w?k|keys?)(_?(a|b|proj(e
 _ADAPTER = re.compile(r"\.lora_[AB]\.[^.]*$")
 _MOST_INPUTS_AN_OUTPUT = 4
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_LISTS = (nn.ParameterList, nn.ParameterDict)
 _TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 # Classes of linear layers, by name and module; the values are those of _registered.
@@ -499,7 +500,8 @@ def _kinds_of(model: nn.Module) -> Dict[nn.Parameter, Tuple[str, str, nn.Module]
             elif parameter is not None and parameter.dim() == 3 and parameter.shape[0] > 1 and not is_other and \
                     "expert" in f"{name}.{own} {type(module).__name__}".lower():
                 found[parameter] = EXPERT, name, module
-            elif parameter is not None and parameter.dim() > 1 and not is_other and not type(module).__module__.startswith("torch.nn."):
+            elif parameter is not None and parameter.dim() == 2 and not is_other and (
+                    isinstance(module, _LISTS) or not type(module).__module__.startswith("torch.nn.")):
                 found[parameter] = UNKNOWN, name, module
     for name, module in tables:
         kind = TIED if module.weight in others else WORDS if module.weight.shape[1] in widths else TABLE

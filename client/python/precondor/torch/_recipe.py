@@ -189,15 +189,15 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     trained_by = "are left to the optimizer"
     if by_default:
         owns, layers = _layers_of(model, choice, dataclasses.replace(recipe, by_kind={**recipe.by_kind, UNKNOWN: _MUON}))
+        other, rest = _layers_of(model, choice, _of_model(LEFT))
         if not _most_left(model, layers, by_default):
             recipe, chosen, trained_by = owns, layers, "are trained by muon, of their gradients alone"
-        else:
-            other, layers = _layers_of(model, choice, _of_model(LEFT))
-            if layers.matrices:
-                recipe, chosen = other, layers
-                trained_by += (". method is therefore mkor, and make_optimizer() makes AdamW at half of lr, as the default's is about twice "
-                               "AdamW's")
-    warnings.warn(f"Preconditioner: most of the model's weights are of no known layer: {left}. They {trained_by}. "
+            left = [name for name in left if name not in layers.others]
+        elif rest.matrices:
+            recipe, chosen = other, rest
+            trained_by += (". method is therefore mkor, and make_optimizer() makes AdamW at half of lr, as the default's is about twice "
+                           "AdamW's")
+    warnings.warn(f"Preconditioner: most of the model's weights are of no known layer: {', '.join(left[:3])}. They {trained_by}. "
                   "register_layer() makes layers of modules, and parameter_methods= names methods of matrices")
     return recipe, chosen
 
@@ -235,13 +235,13 @@ def _layers_of(model: nn.Module, choice: Choice, recipe: Recipe) -> Tuple[Recipe
         kind: value for kind, value in by_kind.items() if isinstance(value, Method)}))
 
 
-def _most_left(model: nn.Module, chosen: Chosen, counts_skipped: bool) -> str:
-    """Returns the names of the largest matrices that are no layers, if most are none; otherwise "". Those of embeddings do not
-    count, nor frozen ones, nor, without `counts_skipped`, those that skip and skip_types leave out."""
+def _most_left(model: nn.Module, chosen: Chosen, counts_skipped: bool) -> List[str]:
+    """Returns the names of the matrices that are no layers, the largest first, if most are none; otherwise []. Those of embeddings do
+    not count, nor frozen ones, nor, without `counts_skipped`, those that skip and skip_types leave out."""
     embeddings = {parameter for module in model.modules() if isinstance(module, EMBEDDINGS) for parameter in module._parameters.values()}
     sizes = {plain_name(name): parameter.numel() for name, parameter in model.named_parameters()
              if parameter.requires_grad and parameter.dim() > 1 and parameter not in embeddings}
     left: List[str] = [name for name in sizes if name in chosen.others and (counts_skipped or not chosen.others[name].startswith("skip"))]
     if 2 * sum(sizes[name] for name in left) <= sum(sizes.values()):
-        return ""
-    return ", ".join(sorted(left, key=sizes.__getitem__, reverse=True)[:3])
+        return []
+    return sorted(left, key=sizes.__getitem__, reverse=True)
