@@ -155,7 +155,7 @@ void ShardLink::Connect(absl::Time now) {
   showed_secret_ = false;
   state_ = StreamState::kOpening;
   opening_deadline_ = now + options_.connect_timeout;
-  stream_ = std::make_unique<ExchangeStream>(this, *stub_, options_.traceparent);
+  stream_ = std::make_unique<ExchangeStream>(static_cast<ExchangeEvents*>(this), *stub_, options_.traceparent);
   stream_->Start();
 }
 
