@@ -19,7 +19,7 @@ import torch_case
 from cluster import wait_for
 from precondor import Selection
 from precondor.server import LocalServer, path_of
-from precondor.torch import Preconditioner, _recipe
+from precondor.torch import Preconditioner, _recipe, make_optimizer
 from torch_optimizer_test import Wrapper
 
 # Rows of the table, by step: the first two look up every row, so that each has momentum.
@@ -377,6 +377,29 @@ class DefaultTest(torch_case.ServerCase):
             make(pre)
             self.expect_warning("", pre.step, 1.0)
             pre.close(end_session=True)
+
+    def test_an_optimizer_that_is_made_first(self):
+        """make_optimizer makes that of a Preconditioner of the same options, which uses it as its own."""
+        for number, options in enumerate(({}, {"method": "kron"}, {"method": "mkor"}, {"skip": ["body"]}, {"layer_methods": {"head": "kfac"}},
+                                          {"parameter_methods": {"table.weight": "muon"}}, {"selection": Selection(fold_bias=False)})):
+            with self.subTest(options=options):
+                model = Net()
+                wanted = self.preconditioner(model, f"{self.name}-{number}-own", **{"method": None, **options}).make_optimizer(0.1, weight_decay=0.3)
+                made = make_optimizer(model, 0.1, weight_decay=0.3, **options)
+                pre = self.preconditioner(model, f"{self.name}-{number}", **{"method": None, "optimizer": made, **options})
+                self.assertEqual([{**group, "params": [*map(id, group["params"])]} for group in made.param_groups],
+                                 [{**group, "params": [*map(id, group["params"])]} for group in wanted.param_groups])
+                model(torch.arange(7)).sum().backward()
+                with warnings.catch_warnings(record=True, action="always") as caught:
+                    pre.step(1.0)
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    made.step()
+                self.assertEqual(["gradients were changed" in str(one.message) for one in caught], [True] * (options.get("method") != "mkor"))
+        model = Net()
+        pre = self.preconditioner(model, f"{self.name}-other", method="mkor", optimizer=make_optimizer(model, 0.1))
+        model(torch.arange(7)).sum().backward()
+        with self.assertWarnsRegex(UserWarning, "applies gradients as whole updates that are none"):
+            pre.step(1.0)
 
     # --- stacks of experts ------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from .._options import Selection
 from ._layers import register_layer
 from ._optimizer import BaseOptimizer
 from ._preconditioner import Preconditioner
+from ._recipe import make_optimizer
 from ._reporter import StepResult
 
-__all__ = ["BaseOptimizer", "Preconditioner", "Selection", "StepResult", "register_layer"]
+__all__ = ["BaseOptimizer", "Preconditioner", "Selection", "StepResult", "make_optimizer", "register_layer"]

@@ -185,9 +185,11 @@ class StepWatch:
         optimizer._before_update = before_update
 
     def follow(self, optimizer: Any) -> None:
-        """Follows the steps of an optimizer of another kind, if it has torch's hooks."""
+        """Watches a BaseOptimizer, and follows the steps of one of another kind, if it has torch's hooks."""
         optimizer = unwrapped(optimizer)
-        if hasattr(optimizer, "_optimizer_step_post_hooks"):
+        if isinstance(optimizer, BaseOptimizer):
+            self.watch(optimizer)
+        elif hasattr(optimizer, "_optimizer_step_post_hooks"):
             self._held.callback(optimizer.register_step_post_hook(lambda *unused: self.on_update()).remove)
 
 

@@ -12,10 +12,11 @@ from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Mapping, Op
 import torch
 from torch import nn
 
+from .._options import Selection
 from .._session import METHODS, Fallback, Method, SessionSpec, as_method, traits_of
 from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, NARROW, OTHER, SCORES, TABLE, TIED, UNKNOWN, WORDS, Choice, Chosen, Matrix,
-                      choose as choose_layers, plain_name)
-from ._optimizer import BaseOptimizer
+                      choose as choose_layers, exceptions, plain_name)
+from ._optimizer import BaseOptimizer, groups_of
 
 _MUON, _MKOR = Method("muon"), Method("mkor")
 # docs/use/methods/muon.md has what the factor is worth.
@@ -141,7 +142,11 @@ class Recipe:
             whole_updates: Returns the parameters of layers whose answers are whole updates.
         """
         needs, self.needs_optimizer = self.needs_optimizer, False
-        whole = whole_updates() if needs else ()
+        whole = whole_updates() if needs else set()
+        if needs and isinstance(optimizer, BaseOptimizer) and not whole.issuperset(
+                parameter for group in optimizer.param_groups if group["plain"] for parameter in group["params"]):
+            warnings.warn("Preconditioner: optimizer= applies gradients as whole updates that are none. Give make_optimizer(), or whatever "
+                          "made its groups, the model and the options of Preconditioner")
         if not whole or (optimizer is not None and not _normalizes(optimizer, whole)):
             return
         named = " and ".join(sorted({name for name in methods if traits_of(name).whole_updates}))
@@ -200,6 +205,31 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     warnings.warn(f"Preconditioner: most of the model's weights are of no known layer: {', '.join(left[:3])}. They {trained_by}. "
                   "register_layer() makes layers of modules, and parameter_methods= names methods of matrices")
     return recipe, chosen
+
+
+def make_optimizer(model: nn.Module, lr: float, *, weight_decay: float = 0.01, method: Union[Method, str, None] = None,
+                   skip: Sequence[str] = (), layer_methods: Optional[Mapping[str, Union[Method, str]]] = None,
+                   parameter_methods: Optional[Mapping[str, Union[Method, str]]] = None, selection: Selection = Selection(),
+                   **options: Any) -> BaseOptimizer:
+    """Returns the optimizer that Preconditioner.make_optimizer() would return, without a Preconditioner: for a framework that wants the
+    optimizer before it distributes the model. Give it to the Preconditioner as optimizer=.
+
+    Args:
+        model: The plain model.
+        lr, weight_decay, options: As for Preconditioner.make_optimizer().
+        method, skip, layer_methods, parameter_methods, selection: As for Preconditioner, which gets the same.
+
+    Raises:
+        InvalidArgumentError: An option is invalid, or a pattern matches nothing.
+    """
+    with warnings.catch_warnings(action="ignore"):  # of the model: Preconditioner gives them
+        recipe, chosen = choose(model, Choice(skip, selection, parameter_methods or {}), method, "", Fallback(), None)
+    matrices = [matrix for _, matrix in chosen.matrices]
+    methods = {place: one.method for one in exceptions(matrices, recipe.layer_methods(layer_methods, matrices), "") for place in one.layers}
+    places = (matrix for matrix in matrices for _ in matrix.layers())
+    whole = {parameter for place, matrix in enumerate(places) if traits_of(methods.get(place, recipe.method)).whole_updates
+             for parameter in matrix.parameters()}
+    return BaseOptimizer(groups_of(model, whole, weight_decay, recipe.scales(model, chosen)), lr, **recipe.optimizer_options(options))
 
 
 def label_of(spec: SessionSpec, place: int) -> str:

@@ -3,23 +3,33 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+import pathlib
+from typing import Any, Dict, List, Optional
 
 import torch
 import transformers
 
 from .. import Preconditioner
+from . import _saved
+
+
+FILE = "precondor.pt"  # in each of Trainer's checkpoints
 
 
 class PrecondorCallback(transformers.TrainerCallback):
     """Preconditions gradients in transformers.Trainer.
 
-        Trainer(..., callbacks=[PrecondorCallback("127.0.0.1:7070", session="bert-run-7", method="mkor")])
+        class Trainer(transformers.Trainer):
+            def create_optimizer(self, model=None):
+                self.optimizer = precondor.torch.make_optimizer(self.model, lr=self.args.learning_rate)
+                return self.optimizer
 
-    Arguments are those of Preconditioner except model and optimizer. Layers are preconditioned after Trainer's
-    clipping. The reported loss is that of the model's output in training ({"loss": ...}), as the mean over accumulated
-    batches. preconditioner.metrics() has numbers for a logger. The session ends with the training. It is not part of
-    Trainer's checkpoints, so a resumed training needs another session name and begins with new factors.
+        Trainer(..., callbacks=[PrecondorCallback("local")])
+
+    Arguments are those of Preconditioner except model and optimizer; give make_optimizer the same. Another optimizer needs a method
+    such as mkor. Layers are preconditioned after Trainer's clipping. The reported loss is that of the model's output in training
+    ({"loss": ...}), as the mean over accumulated batches. preconditioner.metrics() has numbers for a logger. The session ends with the
+    training. Trainer's checkpoints have the servers' factors and momentum, and a resumed training goes on with them.
 
     Raises:
         NotImplementedError: For transformers before 4.46. When training begins, for fp16 (use bf16), DeepSpeed, or several
@@ -47,6 +57,8 @@ class PrecondorCallback(transformers.TrainerCallback):
             raise NotImplementedError(f"PrecondorCallback: expected one GPU a process, got {args.n_gpu}; start the program with "
                                       "torchrun")
         self.preconditioner = Preconditioner(model, self._address, optimizer=optimizer, **self._options)
+        if state.global_step > 0:
+            _saved.resume(self.preconditioner, _read(args, state))
         self._hook = model.register_forward_hook(self._keep_loss)
 
     def _keep_loss(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -59,8 +71,32 @@ class PrecondorCallback(transformers.TrainerCallback):
         self._losses.clear()
         self.preconditioner.step(loss)
 
+    def on_save(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        folder = _folder(args, state)
+        if self.preconditioner is None or args.save_only_model:
+            return
+        saved = self.preconditioner.state_dict(factors=True)
+        if state.is_world_process_zero and folder.is_dir():
+            torch.save(saved, folder / f"{FILE}.part")
+            (folder / f"{FILE}.part").replace(folder / FILE)
+
     def on_train_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
         assert self.preconditioner is not None
         self._hook.remove()
         self.preconditioner.close(end_session=True)
         self.preconditioner = None
+
+
+def _folder(args: Any, state: Any) -> pathlib.Path:
+    """Returns that of the step's checkpoint."""
+    return pathlib.Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def _read(args: Any, state: Any) -> Optional[Dict[str, Any]]:
+    """Returns the preconditioner's state in the checkpoint from which Trainer resumes, if it has one. Trainer does not tell where a
+    checkpoint lies that is given to train()."""
+    given = args.resume_from_checkpoint
+    for folder in (*((pathlib.Path(given),) if isinstance(given, str) else ()), _folder(args, state)):
+        if (folder / FILE).is_file():
+            return torch.load(folder / FILE, map_location="cpu", weights_only=True)
+    return None

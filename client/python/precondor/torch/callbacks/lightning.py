@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 import torch
 
@@ -12,18 +12,23 @@ try:
 except ImportError:
     from pytorch_lightning import Callback
 
-from .. import Preconditioner
+from .. import Preconditioner, _optimizer
+from . import _saved
 
 
 class PrecondorCallback(Callback):
     """Preconditions gradients in Lightning's Trainer, for modules with one optimizer under automatic optimization.
 
-        Trainer(..., callbacks=[PrecondorCallback("127.0.0.1:7070", session="bert-run-7", method="mkor")])
+        class Module(LightningModule):
+            def configure_optimizers(self):
+                return precondor.torch.make_optimizer(self, lr=0.01)
 
-    Arguments are those of Preconditioner except model and optimizer. Layers are preconditioned before Lightning's
-    clipping. The reported loss is training_step's, as the mean over accumulated batches. preconditioner.metrics() has
-    numbers for a logger. The session ends with the training. It is not part of Lightning's checkpoints, so a resumed
-    training needs another session name and begins with new factors.
+        Trainer(..., callbacks=[PrecondorCallback("local")])
+
+    Arguments are those of Preconditioner except model and optimizer; give make_optimizer the same. Another optimizer needs a method
+    such as mkor. Layers are preconditioned after Lightning's clipping. The reported loss is training_step's, as the mean over
+    accumulated batches. preconditioner.metrics() has numbers for a logger. The session ends with the training. Lightning's checkpoints
+    have the servers' factors and momentum, and a resumed training goes on with them.
 
     Raises:
         NotImplementedError: When training begins, for 16-mixed (use bf16-mixed), several optimizers or manual
@@ -36,6 +41,8 @@ class PrecondorCallback(Callback):
         self._address = address
         self._options = options
         self._loss: Optional[torch.Tensor] = None
+        self._state: Optional[Dict[str, Any]] = None  # before and after the training: that of a checkpoint
+        self._attached: Any = None
         self.preconditioner: Optional[Preconditioner] = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -44,24 +51,40 @@ class PrecondorCallback(Callback):
         if len(trainer.optimizers) != 1 or not pl_module.automatic_optimization:
             raise NotImplementedError(f"PrecondorCallback: expected one optimizer under automatic optimization, got "
                                       f"{len(trainer.optimizers)}, {'automatic' if pl_module.automatic_optimization else 'manual'}")
+        optimizer = trainer.optimizers[0]
         wrapped = isinstance(trainer.model, torch.nn.parallel.DistributedDataParallel)
-        self.preconditioner = Preconditioner(trainer.model if wrapped else pl_module, self._address,
-                                             optimizer=trainer.optimizers[0], **self._options)
+        self.preconditioner = Preconditioner(trainer.model if wrapped else pl_module, self._address, optimizer=optimizer, **self._options)
+        if trainer.global_step > 0:
+            _saved.resume(self.preconditioner, self._state)
+        # Lightning clips in the optimizer's closure, after on_before_optimizer_step.
+        self._attached = _optimizer.attach(optimizer, self.preconditioner._parameters(), self._step)
+
+    def state_dict(self) -> Dict[str, Any]:
+        return self._state or {} if self.preconditioner is None else self.preconditioner.state_dict(factors=True)
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        self._state = state_dict
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
         """Adds a batch's share of the step's loss, which Lightning has divided by the number of batches of a step."""
         self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
 
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+    def _step(self, unused: Any) -> None:
         assert self.preconditioner is not None
         self.preconditioner.step(self._loss)
         self._loss = None
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         assert self.preconditioner is not None
-        self.preconditioner.close(end_session=True)
-        self.preconditioner = None
+        # A checkpoint can be saved after the training.
+        self._state = self.preconditioner.state_dict(factors=True) if trainer.checkpoint_callback is not None else None
+        self._close(end_session=True)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._close(end_session=False)
+
+    def _close(self, end_session: bool) -> None:
         if self.preconditioner is not None:
-            self.preconditioner.close()
+            self._attached.remove()
+            self.preconditioner.close(end_session=end_session)
+            self.preconditioner = None
