@@ -195,10 +195,18 @@ void ConnectionWatch::Forget() {
   }
 }
 
+bool ConnectionWatch::IsActive(absl::Time now) {
+  for (auto& [key, connection] : connections_) {
+    const int64_t bytes = BytesReceived(connection.fd);
+    const bool sends = std::exchange(connection.bytes, bytes) != bytes;
+    if (sends || connection.complete_until != absl::InfiniteFuture()) active_until_ = now + kActiveTime;
+  }
+  return now < active_until_;
+}
+
 absl::Status ConnectionWatch::CheckMessage(Connection& connection, int64_t messages, absl::Time now) {
-  const int64_t bytes = BytesReceived(connection.fd);
-  if (std::exchange(connection.messages, messages) != messages) connection.bytes_at_message = bytes;
-  const int64_t incomplete = bytes - connection.bytes_at_message;
+  if (std::exchange(connection.messages, messages) != messages) connection.bytes_at_message = connection.bytes;
+  const int64_t incomplete = connection.bytes - connection.bytes_at_message;
   if (incomplete <= kMostPartialBytes) {
     connection.complete_until = absl::InfiniteFuture();
     return absl::OkStatus();
@@ -230,6 +238,7 @@ std::vector<absl::Status> ConnectionWatch::Check(absl::Time now) {
   if (connections_.empty()) return ended;
   std::erase_if(refused_until_, [now](const auto& refused) { return refused.second <= now; });
   next_check_ = now + kPerConnection * static_cast<double>(connections_.size());
+  if (!IsActive(now)) return ended;
   const std::map<std::string, Counts> all_counts = ReadCounts(server_id_);
   const bool next_window = now - window_ >= absl::Seconds(1);
   if (next_window) window_ = now;

@@ -32,6 +32,8 @@ class ConnectionWatch {
   // within kMessageTime and a second for each MiB.
   static constexpr int64_t kMostPartialBytes = 256 << 10;
   static constexpr absl::Duration kMessageTime = absl::Seconds(30);
+  // gRPC has counted what a peer has sent after this time.
+  static constexpr absl::Duration kActiveTime = absl::Seconds(2);
   // A peer of which a connection was ended gets no new one for this time.
   static constexpr absl::Duration kRefusalTime = absl::Seconds(5);
 
@@ -46,7 +48,8 @@ class ConnectionWatch {
   // or is refused for a time; the caller then closes it.
   absl::Status Add(int fd, absl::Time now);
   // Ends the connections that exceed a limit; returns why, for each. Call it often. It takes about 0.02 ms for a
-  // connection, and does nothing if it was called so recently that it would use more than some 2 % of a core.
+  // connection, and less if no peer has sent anything for kActiveTime. It does nothing if it was called so recently that
+  // it would use more than some 2 % of a core.
   std::vector<absl::Status> Check(absl::Time now);
 
  private:
@@ -55,6 +58,7 @@ class ConnectionWatch {
     uint64_t cookie = 0;  // the kernel's number of the socket; tells whether `fd` is still this connection's
     std::string peer;
     bool ended = false;
+    int64_t bytes = 0;                                   // received, as of the last check
     int64_t resets = 0;                                  // as of window_
     int64_t messages = 0;                                // as of the last check
     int64_t bytes_at_message = 0;                        // bytes received when `messages` grew
@@ -64,6 +68,8 @@ class ConnectionWatch {
 
   static absl::Status CheckMessage(Connection& connection, int64_t messages, absl::Time now);
   void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // the connections that have closed
+  // Takes note of what peers have sent. Returns false if their counters cannot have changed.
+  bool IsActive(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End(Connection& connection, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Mutex mu_;
@@ -72,6 +78,7 @@ class ConnectionWatch {
   std::map<std::string, size_t> of_peer_ ABSL_GUARDED_BY(mu_);            // number of connections
   std::map<std::string, absl::Time> refused_until_ ABSL_GUARDED_BY(mu_);  // by peer
   absl::Time next_check_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  absl::Time active_until_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   absl::Time window_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // begin of the second in which resets are counted
 };
 

@@ -2,6 +2,7 @@
 // Health, drain and the end of a server, in this process and as one of its own.
 #include <arpa/inet.h>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 
 #include "gmock/gmock.h"
 
@@ -280,6 +282,41 @@ TEST(ServerProcessTest, EndsWithZeroOnSigtermWhileAStreamIsOpen) {
   EXPECT_FALSE(stream->Read(&answer));
   EXPECT_FALSE(stream->Finish().ok());
   std::filesystem::remove(port_file);
+}
+
+TEST(ServerProcessTest, AnIdleServerTakesHardlyAnyTime) {
+  const TempDir folder;
+  const std::string port_file = folder.path() + "/port";
+  Process process({"--listen=127.0.0.1:0", "--port-file=" + port_file});
+  ASSERT_TRUE(WaitUntil([&] { return std::filesystem::exists(port_file) || !process.running(); }));
+  int port = 0;
+  std::ifstream(port_file) >> port;
+  const auto channel = grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials());
+  const auto stub = v1::PreconditionService::NewStub(channel);
+  TimedContext context;
+  const auto stream = stub->Exchange(&context);
+  v1::ExchangeResponse answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  const auto nanoseconds = [&process] {  // of all threads on a processor
+    int64_t sum = 0;
+    for (const auto& thread : std::filesystem::directory_iterator(absl::StrCat("/proc/", process.pid(), "/task"))) {
+      int64_t one = 0;
+      std::ifstream(thread.path() / "schedstat") >> one;
+      sum += one;
+    }
+    return sum;
+  };
+  // Once it has begun, two seconds cost less than 1 % of a processor.
+  constexpr auto kWindow = std::chrono::seconds(2);
+  int64_t before = nanoseconds();
+  auto end = std::chrono::steady_clock::now() + kWindow;
+  EXPECT_TRUE(WaitUntil([&] {
+    if (std::chrono::steady_clock::now() < end) return false;
+    const int64_t cost = nanoseconds() - std::exchange(before, nanoseconds());
+    end += kWindow;
+    return cost < 20'000'000;
+  }));
+  context.TryCancel();
 }
 
 TEST(ServerProcessTest, ItsSocketGoesWithItAndOutlivesAKill) {

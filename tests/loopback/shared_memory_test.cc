@@ -3,6 +3,7 @@
 #include "proto/wire/shared_memory.h"
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,6 +49,15 @@ class SharedStream : public RawStream {
     *frame.mutable_header() = header;
     frame.set_payload(payload);
     SendShared(frame.SerializeAsString());
+  }
+  // Returns false if the server has made no room in a second.
+  bool TrySendShared(const std::string& message) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    absl::StatusOr<bool> written = false;
+    while (written.ok() && !*written && std::chrono::steady_clock::now() < end) written = writer_->Write({message});
+    EXPECT_TRUE(written.ok()) << written.status();
+    memory_->server_doorbell().Ring();
+    return written.ok() && *written;
   }
   v1::ExchangeResponse ReadShared() {
     v1::ExchangeResponse response;
@@ -177,6 +187,25 @@ TEST_F(SharedMemoryStreamTest, BrokenPositionsEndTheStream) {
   other->SendShared(RawHeader(job_, v1::FRAME_KIND_GRADIENT, 0, 0), RawFloats(12, 1));
   EXPECT_EQ(other->End().error_code(), grpc::StatusCode::INTERNAL);
   ExpectServes();
+}
+
+TEST_F(SharedMemoryStreamTest, AClientThatReadsNoAnswersIsReadNoMore) {
+  SharedStream stream(server_);
+  v1::ExchangeRequest frame;
+  *frame.mutable_header() = RawHeader(job_, v1::FRAME_KIND_GRADIENT, 0, 0);
+  frame.mutable_header()->set_session_id(job_.session_id() + 1);  // answered by an ERROR
+  frame.set_payload(RawFloats(12, 1));
+  const std::string message = frame.SerializeAsString();
+  constexpr int kMostFrames = 1'000'000;
+  int frames = 0;
+  while (frames < kMostFrames && stream.TrySendShared(message)) ++frames;
+  EXPECT_LT(frames, kMostFrames);
+  ExpectServes();  // meanwhile
+  EXPECT_EQ(stream.ReadShared().header().kind(), v1::FRAME_KIND_ERROR);
+  stream.Cancel();
+  (void)stream.End();
+  std::optional<SharedStream> other;
+  Open(other);
 }
 
 TEST_F(SharedMemoryStreamTest, AClientThatRewritesMessagesHarmsItselfAlone) {

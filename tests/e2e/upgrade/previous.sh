@@ -4,8 +4,8 @@
 # Usage: previous.sh FOLDER     (FOLDER/build then has precondor-server and digits_recorded)
 set -euo pipefail
 
-# Until 0.1.0 is tagged: the first commit with all formats of adr/0037. After a release its tag.
-release=b60bf84d
+# Until 0.1.0 is tagged: the first commit with the formats, messages and arithmetic of today. After a release its tag.
+release=6b3b70cc
 
 (( $# == 1 )) || { echo "Usage: previous.sh FOLDER" >&2; exit 2; }
 mkdir -p "$1"
