@@ -385,7 +385,7 @@ class DefaultTest(torch_case.ServerCase):
             with self.subTest(options=options):
                 model = Net()
                 wanted = self.preconditioner(model, f"{self.name}-{number}-own", **{"method": None, **options}).make_optimizer(0.1, weight_decay=0.3)
-                made = make_optimizer(model, 0.1, weight_decay=0.3, **options)
+                made = make_optimizer(torch.compile(model), 0.1, weight_decay=0.3, **options)
                 pre = self.preconditioner(model, f"{self.name}-{number}", **{"method": None, "optimizer": made, **options})
                 self.assertEqual([{**group, "params": [*map(id, group["params"])]} for group in made.param_groups],
                                  [{**group, "params": [*map(id, group["params"])]} for group in wanted.param_groups])

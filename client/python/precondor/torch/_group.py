@@ -213,12 +213,17 @@ class Group:
         return ", ".join(texts) or f"all ranks have called it, rank {store.get(f'precondor/{here}/last').decode()} as the last"
 
 
+def inside(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns the model inside DistributedDataParallel and what torch.compile has wrapped around both."""
+    model = original(model)
+    return original(model.module) if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+
+
 def of(model: torch.nn.Module, process_group: Any) -> Tuple[torch.nn.Module, Group, bool]:
     """Returns the model inside DistributedDataParallel, its group, and whether DDP averages the gradients."""
-    model = original(model)
-    averaged = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    outer, model = original(model), inside(model)
+    averaged = outer is not model
     if averaged:
-        process_group = process_group or model.process_group
-        model = original(model.module)
+        process_group = process_group or outer.process_group
     first: Optional[torch.nn.Parameter] = next(model.parameters(), None)
     return model, Group(process_group, torch.device("cpu") if first is None else first.device), averaged

@@ -14,6 +14,7 @@ from torch import nn
 
 from .._options import Selection
 from .._session import METHODS, Fallback, Method, SessionSpec, as_method, traits_of
+from ._group import inside
 from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, NARROW, OTHER, SCORES, TABLE, TIED, UNKNOWN, WORDS, Choice, Chosen, Matrix,
                       choose as choose_layers, exceptions, plain_name)
 from ._optimizer import BaseOptimizer, groups_of
@@ -215,13 +216,14 @@ def make_optimizer(model: nn.Module, lr: float, *, weight_decay: float = 0.01, m
     optimizer before it distributes the model. Give it to the Preconditioner as optimizer=.
 
     Args:
-        model: The plain model.
+        model: As for Preconditioner.
         lr, weight_decay, options: As for Preconditioner.make_optimizer().
         method, skip, layer_methods, parameter_methods, selection: As for Preconditioner, which gets the same.
 
     Raises:
         InvalidArgumentError: An option is invalid, or a pattern matches nothing.
     """
+    model = inside(model)
     with warnings.catch_warnings(action="ignore"):  # of the model: Preconditioner gives them
         recipe, chosen = choose(model, Choice(skip, selection, parameter_methods or {}), method, "", Fallback(), None)
     matrices = [matrix for _, matrix in chosen.matrices]
