@@ -199,14 +199,16 @@ bool ConnectionWatch::IsActive(absl::Time now) {
   for (auto& [key, connection] : connections_) {
     const int64_t bytes = BytesReceived(connection.fd);
     const bool sends = std::exchange(connection.bytes, bytes) != bytes;
-    if (sends || connection.complete_until != absl::InfiniteFuture()) active_until_ = now + kActiveTime;
+    if (!sends && connection.complete_until == absl::InfiniteFuture()) continue;
+    active_until_ = now + std::max(kActiveTime, 2 * kPerConnection * static_cast<double>(connections_.size()));
   }
   return now < active_until_;
 }
 
 absl::Status ConnectionWatch::CheckMessage(Connection& connection, int64_t messages, absl::Time now) {
-  if (std::exchange(connection.messages, messages) != messages) connection.bytes_at_message = connection.bytes;
-  const int64_t incomplete = connection.bytes - connection.bytes_at_message;
+  const int64_t bytes = BytesReceived(connection.fd);  // later than gRPC's number
+  if (std::exchange(connection.messages, messages) != messages) connection.bytes_at_message = bytes;
+  const int64_t incomplete = bytes - connection.bytes_at_message;
   if (incomplete <= kMostPartialBytes) {
     connection.complete_until = absl::InfiniteFuture();
     return absl::OkStatus();

@@ -48,8 +48,8 @@ class ConnectionWatch {
   // or is refused for a time; the caller then closes it.
   absl::Status Add(int fd, absl::Time now);
   // Ends the connections that exceed a limit; returns why, for each. Call it often. It takes about 0.02 ms for a
-  // connection, and less if no peer has sent anything for kActiveTime. It does nothing if it was called so recently that
-  // it would use more than some 2 % of a core.
+  // connection, and less if no peer has sent anything for kActiveTime. It does nothing if it was called so recently
+  // that it would use more than some 2 % of a core.
   std::vector<absl::Status> Check(absl::Time now);
 
  private:

@@ -4,6 +4,7 @@
 
 import contextlib
 import pathlib
+import shutil
 import sys
 import tempfile
 import unittest
@@ -181,7 +182,22 @@ def sharded_by_hand(rank, address, session, folder):
     return weights(model), type(next(model.parameters())).__name__
 
 
-FUNCTIONS = {function.__name__: function for function in (sharded_transformers, sharded_lightning, sharded_by_hand)}
+def resumed_transformers(rank, address, session, folder):
+    """The weights after training by the default under DDP, after the second half of it from a checkpoint, and before."""
+    from accelerate.state import AcceleratorState
+    del rank
+    found = []
+    for path in (None, pathlib.Path(folder, f"checkpoint-{STEPS // 2}")):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        model = Model()
+        arguments = transformers_arguments(folder, save_strategy="steps", save_steps=STEPS // 2)
+        ByDefault(model, arguments, train_dataset=rows(), callbacks=[huggingface.PrecondorCallback(address, session=f"{session}-{path is None}")]).train(
+            resume_from_checkpoint=path and str(path))
+        found.append(weights(model))
+    return (*found, weights(Model()))
+
+
+FUNCTIONS = {function.__name__: function for function in (sharded_transformers, sharded_lightning, sharded_by_hand, resumed_transformers)}
 
 
 def remember_losses():
@@ -307,18 +323,29 @@ class CallbacksTest(unittest.TestCase):
 
     def test_transformers_trainer_resumes(self):
         """The second half of a training, from a checkpoint, is that of the whole one."""
-        def train(**options):
+        def train(folder, **options):
             model = Model()
-            ByDefault(model, transformers_arguments(self.folder, save_strategy="steps", save_steps=STEPS // 2), train_dataset=rows(),
+            ByDefault(model, transformers_arguments(folder, save_strategy="steps", save_steps=STEPS // 2), train_dataset=rows(),
                       callbacks=[huggingface.PrecondorCallback("local")]).train(**options)
             return weights(model)
 
-        wanted, checkpoint = train(), pathlib.Path(self.folder, f"checkpoint-{STEPS // 2}")
-        test_program.expect_close(train(resume_from_checkpoint=str(checkpoint)), wanted, 0)
-        (checkpoint / huggingface.FILE).unlink()
-        with self.assertWarnsRegex(UserWarning, "resumes with new factors and momentum"):
-            got = train(resume_from_checkpoint=str(checkpoint))
-        self.assertFalse(all(np.array_equal(one, other) for one, other in zip(got, wanted)))
+        folder = pathlib.Path(self.folder, "first")
+        wanted, checkpoint = train(folder), folder / f"checkpoint-{STEPS // 2}"
+        for output in (folder, pathlib.Path(self.folder, "second")):
+            with self.subTest(output.name):
+                test_program.expect_close(train(output, resume_from_checkpoint=str(checkpoint)), wanted, 0)
+        # It warns of a file of another checkpoint, and of none.
+        for change in (lambda: shutil.copy(folder / f"checkpoint-{STEPS}" / huggingface.FILE, checkpoint), (checkpoint / huggingface.FILE).unlink):
+            change()
+            with self.assertWarnsRegex(UserWarning, "resumes with new factors and momentum"):
+                got = train(folder, resume_from_checkpoint=str(checkpoint))
+            self.assertFalse(all(np.array_equal(one, other) for one, other in zip(got, wanted)))
+            train(folder)
+
+    def test_transformers_trainer_resumes_under_ddp(self):
+        for whole, resumed, first in self.in_ranks("resumed_transformers", session=self.name):
+            self.assertGreater(np.abs(whole[0] - first[0]).max(), 1e-3)
+            test_program.expect_close(resumed, whole, 0)
 
     def test_lightning_trainer_resumes(self):
         """The second half of a training, from a checkpoint, is that of the whole one."""
@@ -337,6 +364,26 @@ class CallbacksTest(unittest.TestCase):
         self.assertEqual((state["step"], len(state["factors"])), (STEPS, 3))
         half, = pathlib.Path(self.folder).glob(f"*step={STEPS // 2}.ckpt")
         test_program.expect_close(train(half)[0], wanted, 0)
+
+    def test_lightning_trainer_resumes_after_an_exception(self):
+        class Failing(Module):
+            def on_train_batch_end(self, *unused):
+                if self.trainer.global_step == STEPS // 3:
+                    raise KeyboardInterrupt
+
+        def fit(module, callbacks, path=None):
+            lightning_trainer(None, self.folder, callbacks=[lightning.PrecondorCallback("local"), *callbacks],
+                              enable_checkpointing=bool(callbacks)).fit(
+                module, torch.utils.data.DataLoader(rows(), batch_size=BATCH), ckpt_path=path)
+
+        with self.assertRaises(SystemExit):
+            fit(Failing(default=True), [base.pytorch.callbacks.OnExceptionCheckpoint(self.folder)])
+        path, = pathlib.Path(self.folder).glob("*.ckpt")
+        state = torch.load(path, weights_only=True)["callbacks"]["PrecondorCallback"]
+        self.assertEqual(state["step"], STEPS // 3)
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            fit(Module(default=True), [], path)
+        self.assertEqual([one for one in caught if "new factors" in str(one.message)], [])
 
     def in_ranks(self, function, **options):
         return results(ask(ranks, function, RANK_DEADLINE_S, address=server.address, folder=self.folder, **options))

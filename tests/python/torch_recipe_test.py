@@ -212,7 +212,7 @@ class RecipeTest(unittest.TestCase):
                                 "layers.0.wide.kernel (x 2) | muon | matrix of an unknown module",
                                 "words.weight | optimizer, 4 x rate | embedding of words"])
         self.assertEqual(len(warned), 1)
-        self.assertRegex(warned[0], r"most of the model's weights are of no known layer: layers\.0\.wide\.kernel, .* by muon")
+        self.assertRegex(warned[0], r"in modules that it does not know\. muon trains them by their gradients: layers\.0\.wide\.kernel, ")
 
     def test_unknown_are_matrices_alone(self):
         class Lists(nn.Module):
@@ -224,7 +224,7 @@ class RecipeTest(unittest.TestCase):
         rows, warned = printed(Lists())
         self.assertEqual(rows, ["sides.0 (x 2) | muon | matrix of an unknown module", "heads | optimizer | a parameter of Lists",
                                 "norm.weight | optimizer | a parameter of LayerNorm", "norm.bias | optimizer | a parameter of LayerNorm"])
-        self.assertRegex(warned[0], r": sides\.0, sides\.1\. They are trained by muon")
+        self.assertRegex(warned[0], r"by their gradients: sides\.0, sides\.1\. register_layer")
 
     def test_a_model_that_is_left_to_adamw(self):
         rows, warned = printed(models.Unknown(), selection=Selection(max_dim=20))
@@ -234,7 +234,7 @@ class RecipeTest(unittest.TestCase):
                                 "layers.0.wide.kernel (x 2) | optimizer, 0.5 x rate | a parameter of Projection",
                                 "head.weight | optimizer, 0.5 x rate | its longer side of 90 is not in [2, 20]"])
         self.assertEqual(len(warned), 1)
-        self.assertRegex(warned[0], r"most of the model's weights .*: head\.weight, .* are left to the optimizer.* AdamW at half of lr")
+        self.assertRegex(warned[0], r"no layers, and are left to the optimizer.* AdamW at half of lr.*: head\.weight, ")
 
     def test_input_factors(self):
         """Layers of up to 2,048 inputs, and up to 4 for an output, have them, but for experts and separate queries and keys."""

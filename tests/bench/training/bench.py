@@ -137,6 +137,7 @@ METHODS = {
     "default": (lambda model, rate, task: Ours(model, rate), 2),
     "default, no input_factor": (with_muon, 2),
     "default, input_factor everywhere": (functools.partial(with_muon, input_factor=True), 2),
+    "default, bf16": (lambda model, rate, task: Ours(model, rate, gradient_dtype="bf16"), 2),
     "default, fold_bias=False": (lambda model, rate, task: Ours(model, rate, selection=Selection(fold_bias=False)), 2),
 }
 

@@ -36,7 +36,8 @@ class BaseOptimizer(torch.optim.Optimizer):
         InvalidArgumentError: An option is no number, or is out of range.
     """
 
-    _before_update: Optional[Callable[[], None]] = None  # not part of copies
+    _before_update: Optional[Callable[[], None]] = None  # these are not part of copies
+    of_default = False  # its groups are those of the default's methods
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.01) -> None:

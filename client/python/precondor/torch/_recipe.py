@@ -5,6 +5,7 @@ choice."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import warnings
 from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
@@ -12,8 +13,10 @@ from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Mapping, Op
 import torch
 from torch import nn
 
+from .._errors import check_number
 from .._options import Selection
 from .._session import METHODS, Fallback, Method, SessionSpec, as_method, traits_of
+from ._arguments import check_types
 from ._group import inside
 from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, NARROW, OTHER, SCORES, TABLE, TIED, UNKNOWN, WORDS, Choice, Chosen, Matrix,
                       choose as choose_layers, exceptions, plain_name)
@@ -145,7 +148,7 @@ class Recipe:
         needs, self.needs_optimizer = self.needs_optimizer, False
         whole = whole_updates() if needs else set()
         if needs and isinstance(optimizer, BaseOptimizer) and not whole.issuperset(
-                parameter for group in optimizer.param_groups if group["plain"] for parameter in group["params"]):
+                parameter for group in optimizer.param_groups if group["plain"] for parameter in group["params"] if parameter.requires_grad):
             warnings.warn("Preconditioner: optimizer= applies gradients as whole updates that are none. Give make_optimizer(), or whatever "
                           "made its groups, the model and the options of Preconditioner")
         if not whole or (optimizer is not None and not _normalizes(optimizer, whole)):
@@ -183,7 +186,7 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
         method, exchange, fallback, optimizer: The arguments of Preconditioner.
     """
     takes_updates = optimizer is None or (
-        isinstance(optimizer, BaseOptimizer) and any(group["plain"] for group in optimizer.param_groups))
+        isinstance(optimizer, BaseOptimizer) and (optimizer.of_default or any(group["plain"] for group in optimizer.param_groups)))
     by_default = method is None and takes_updates and exchange not in ("REPLAY", "PULL_FACTORS") and fallback.policy == "NEVER"
     recipe = _of_model(MOST) if by_default else _of_method(as_method("mkor" if method is None else method))
     recipe, chosen = _layers_of(model, choice, recipe)
@@ -192,19 +195,18 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     left = _most_left(model, chosen, by_default)
     if not left:
         return recipe, chosen
-    trained_by = "are left to the optimizer"
+    what = "no layers, and are left to the optimizer"
     if by_default:
         owns, layers = _layers_of(model, choice, dataclasses.replace(recipe, by_kind={**recipe.by_kind, UNKNOWN: _MUON}))
         other, rest = _layers_of(model, choice, _of_model(LEFT))
         if not _most_left(model, layers, by_default):
-            recipe, chosen, trained_by = owns, layers, "are trained by muon, of their gradients alone"
+            recipe, chosen, what = owns, layers, "in modules that it does not know. muon trains them by their gradients"
             left = [name for name in left if name not in layers.others]
         elif rest.matrices:
             recipe, chosen = other, rest
-            trained_by += (". method is therefore mkor, and make_optimizer() makes AdamW at half of lr, as the default's is about twice "
-                           "AdamW's")
-    warnings.warn(f"Preconditioner: most of the model's weights are of no known layer: {', '.join(left[:3])}. They {trained_by}. "
-                  "register_layer() makes layers of modules, and parameter_methods= names methods of matrices")
+            what += ". method is therefore mkor, and make_optimizer() makes AdamW at half of lr, as the default's is about twice AdamW's"
+    warnings.warn(f"Preconditioner: most of the model's weights are {what}: {', '.join(left[:3])}. register_layer() makes layers of modules, "
+                  "and parameter_methods= of other matrices")
     return recipe, chosen
 
 
@@ -223,15 +225,20 @@ def make_optimizer(model: nn.Module, lr: float, *, weight_decay: float = 0.01, m
     Raises:
         InvalidArgumentError: An option is invalid, or a pattern matches nothing.
     """
+    check_types(model, None, {}, {"layer_methods": layer_methods, "parameter_methods": parameter_methods}, {"selection": (selection, Selection)})
+    check_number("weight_decay", weight_decay, 0.0, math.inf)
     model = inside(model)
-    with warnings.catch_warnings(action="ignore"):  # of the model: Preconditioner gives them
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Preconditioner warns of the model
         recipe, chosen = choose(model, Choice(skip, selection, parameter_methods or {}), method, "", Fallback(), None)
     matrices = [matrix for _, matrix in chosen.matrices]
     methods = {place: one.method for one in exceptions(matrices, recipe.layer_methods(layer_methods, matrices), "") for place in one.layers}
     places = (matrix for matrix in matrices for _ in matrix.layers())
     whole = {parameter for place, matrix in enumerate(places) if traits_of(methods.get(place, recipe.method)).whole_updates
              for parameter in matrix.parameters()}
-    return BaseOptimizer(groups_of(model, whole, weight_decay, recipe.scales(model, chosen)), lr, **recipe.optimizer_options(options))
+    made = BaseOptimizer(groups_of(model, whole, weight_decay, recipe.scales(model, chosen)), lr, **recipe.optimizer_options(options))
+    made.of_default = method is None
+    return made
 
 
 def label_of(spec: SessionSpec, place: int) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Dict, Optional
 
 import torch
@@ -12,6 +13,7 @@ try:
 except ImportError:
     from pytorch_lightning import Callback
 
+from ..._errors import PrecondorError
 from .. import Preconditioner, _optimizer
 from . import _saved
 
@@ -28,7 +30,12 @@ class PrecondorCallback(Callback):
     Arguments are those of Preconditioner except model and optimizer; give make_optimizer the same. Another optimizer needs a method
     such as mkor. Layers are preconditioned after Lightning's clipping. The reported loss is training_step's, as the mean over
     accumulated batches. preconditioner.metrics() has numbers for a logger. The session ends with the training. Lightning's checkpoints
-    have the servers' factors and momentum, and a resumed training goes on with them.
+    have the servers' factors and momentum, and a resumed training goes on with them, or warns that they are missing. Those of an
+    exception have them in a training of one process.
+
+    Args:
+        address, options: As for Preconditioner.
+        save_factors: False: checkpoints have no factors.
 
     Raises:
         NotImplementedError: When training begins, for 16-mixed (use bf16-mixed), several optimizers or manual
@@ -37,9 +44,9 @@ class PrecondorCallback(Callback):
     The beginning of training also raises the errors of Preconditioner.
     """
 
-    def __init__(self, address: str, **options: Any) -> None:
+    def __init__(self, address: str, *, save_factors: bool = True, **options: Any) -> None:
         self._address = address
-        self._options = options
+        self._options, self._saves = options, save_factors
         self._loss: Optional[torch.Tensor] = None
         self._state: Optional[Dict[str, Any]] = None  # before and after the training: that of a checkpoint
         self._attached: Any = None
@@ -55,12 +62,18 @@ class PrecondorCallback(Callback):
         wrapped = isinstance(trainer.model, torch.nn.parallel.DistributedDataParallel)
         self.preconditioner = Preconditioner(trainer.model if wrapped else pl_module, self._address, optimizer=optimizer, **self._options)
         if trainer.global_step > 0:
-            _saved.resume(self.preconditioner, self._state)
+            _saved.resume(self.preconditioner, lambda: self._state)
+        self._state = None
         # Lightning clips in the optimizer's closure, after on_before_optimizer_step.
         self._attached = _optimizer.attach(optimizer, self.preconditioner._parameters(), self._step)
 
     def state_dict(self) -> Dict[str, Any]:
-        return self._state or {} if self.preconditioner is None else self.preconditioner.state_dict(factors=True)
+        if self.preconditioner is None:
+            return self._state or {}
+        return self.preconditioner.state_dict(factors=True) if self._saves else {}
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Dict[str, Any]) -> None:
+        self._state = None  # load_state_dict follows if the checkpoint has one
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         self._state = state_dict
@@ -76,15 +89,21 @@ class PrecondorCallback(Callback):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         assert self.preconditioner is not None
-        # A checkpoint can be saved after the training.
-        self._state = self.preconditioner.state_dict(factors=True) if trainer.checkpoint_callback is not None else None
+        if trainer.checkpoint_callback is not None:  # a checkpoint can be saved after the training
+            self._state = self.state_dict()
         self._close(end_session=True)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        # Checkpoints of an exception are saved later. With several ranks, reading would wait for those without the exception.
+        if trainer.world_size == 1 and self.preconditioner is not None:
+            with contextlib.suppress(PrecondorError):
+                self._state = self.state_dict()
         self._close(end_session=False)
 
     def _close(self, end_session: bool) -> None:
-        if self.preconditioner is not None:
-            self._attached.remove()
-            self.preconditioner.close(end_session=end_session)
-            self.preconditioner = None
+        attached, self._attached = self._attached, None
+        if attached is not None:
+            attached.remove()
+        closed, self.preconditioner = self.preconditioner, None
+        if closed is not None:
+            closed.close(end_session=end_session)
