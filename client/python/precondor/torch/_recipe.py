@@ -198,13 +198,14 @@ def choose(model: nn.Module, choice: Choice, method: Union[Method, str, None], e
     what = "no layers, and are left to the optimizer"
     if by_default:
         owns, layers = _layers_of(model, choice, dataclasses.replace(recipe, by_kind={**recipe.by_kind, UNKNOWN: _MUON}))
-        other, rest = _layers_of(model, choice, _of_model(LEFT))
         if not _most_left(model, layers, by_default):
             recipe, chosen, what = owns, layers, "in modules that it does not know. muon trains them by their gradients"
             left = [name for name in left if name not in layers.others]
-        elif rest.matrices:
-            recipe, chosen = other, rest
-            what += ". method is therefore mkor, and make_optimizer() makes AdamW at half of lr, as the default's is about twice AdamW's"
+        else:
+            other, layers = _layers_of(model, choice, _of_model(LEFT))
+            if layers.matrices:
+                recipe, chosen = other, layers
+                what += ". method is therefore mkor, and make_optimizer() makes AdamW at half of lr, as the default's is about twice AdamW's"
     warnings.warn(f"Preconditioner: most of the model's weights are {what}: {', '.join(left[:3])}. register_layer() makes layers of modules, "
                   "and parameter_methods= of other matrices")
     return recipe, chosen
