@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from precondor.torch import Preconditioner, Selection
+from precondor.torch import Preconditioner, Selection, make_optimizer
 import torch_models as models
 from torch_models import SIZES, of_transformers
 
@@ -235,6 +235,12 @@ class RecipeTest(unittest.TestCase):
                                 "head.weight | optimizer, 0.5 x rate | its longer side of 90 is not in [2, 20]"])
         self.assertEqual(len(warned), 1)
         self.assertRegex(warned[0], r"no layers, and are left to the optimizer.* AdamW at half of lr.*: head\.weight, ")
+
+    def test_an_optimizer_that_is_made_first_changes_nothing(self):
+        for options in ({}, {"selection": Selection(max_dim=20)}):
+            for make in (models.Unknown, lambda: models.Blocks(lambda: models.Mixture(16)), lambda: models.Reader(nn.LSTM)):
+                model = make()
+                self.assertEqual(printed(model, optimizer=make_optimizer(model, 0.1, **options), **options), printed(model, **options))
 
     def test_input_factors(self):
         """Layers of up to 2,048 inputs, and up to 4 for an output, have them, but for experts and separate queries and keys."""

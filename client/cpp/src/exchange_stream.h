@@ -20,7 +20,7 @@
 
 namespace precondor {
 
-// What happens to a stream. gRPC's threads, or the thread of the shared memory, call these.
+// Takes the events of a stream, on gRPC's threads or on that of the shared memory.
 class ExchangeEvents {
  public:
   virtual ~ExchangeEvents() = default;

@@ -180,7 +180,8 @@ class ShardLink : private ExchangeEvents {
 
   mutable Mutex mu_;
   CondVar changed_;
-  std::unique_ptr<grpc::GenericStub> stub_ ABSL_GUARDED_BY(mu_);  // has the channel; null before the first stream
+  std::unique_ptr<grpc::GenericStub> stub_
+      ABSL_GUARDED_BY(mu_);  // has the channel; null before a stream and after Fail
   bool renew_channel_ ABSL_GUARDED_BY(mu_) = false;
   std::unique_ptr<ExchangeStream> stream_ ABSL_GUARDED_BY(mu_);  // in state kNone: null, or a stream that has ended
   StreamState state_ ABSL_GUARDED_BY(mu_) = StreamState::kNone;

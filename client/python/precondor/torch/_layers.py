@@ -24,7 +24,7 @@ SCORES, NARROW = "queries or keys", "linear layer of an expert or of few outputs
 # These are layers by their gradients alone, or the optimizer trains them.
 EXPERT, GATE, TIED = "stack of experts", "gates of a recurrent module", "embedding that another module shares"
 WORDS, TABLE = "embedding of words", "embedding"
-# Of a class that is neither torch's nor registered.
+# Its class is neither torch's nor registered.
 UNKNOWN = "matrix of an unknown module"
 # Parameters that parameter_methods makes layers, and those of no kind.
 NAMED, OTHER = "parameter_methods", "other"

@@ -17,6 +17,7 @@ from .._errors import check_number
 from .._options import Selection
 from .._session import METHODS, Fallback, Method, SessionSpec, as_method, traits_of
 from ._arguments import check_types
+from ._exchange import slots_of
 from ._group import inside
 from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, NARROW, OTHER, SCORES, TABLE, TIED, UNKNOWN, WORDS, Choice, Chosen, Matrix,
                       choose as choose_layers, exceptions, plain_name)
@@ -219,9 +220,9 @@ def make_optimizer(model: nn.Module, lr: float, *, weight_decay: float = 0.01, m
     optimizer before it distributes the model. Give it to the Preconditioner as optimizer=.
 
     Args:
-        model: As for Preconditioner.
-        lr, weight_decay, options: As for Preconditioner.make_optimizer().
-        method, skip, layer_methods, parameter_methods, selection: As for Preconditioner, which gets the same.
+        model: That of Preconditioner.
+        lr, weight_decay, options: Those of Preconditioner.make_optimizer().
+        method, skip, layer_methods, parameter_methods, selection: Those of Preconditioner, which gets the same.
 
     Raises:
         InvalidArgumentError: An option is invalid, or a pattern matches nothing.
@@ -234,9 +235,8 @@ def make_optimizer(model: nn.Module, lr: float, *, weight_decay: float = 0.01, m
         recipe, chosen = choose(model, Choice(skip, selection, parameter_methods or {}), method, "", Fallback(), None)
     matrices = [matrix for _, matrix in chosen.matrices]
     methods = {place: one.method for one in exceptions(matrices, recipe.layer_methods(layer_methods, matrices), "") for place in one.layers}
-    places = (matrix for matrix in matrices for _ in matrix.layers())
-    whole = {parameter for place, matrix in enumerate(places) if traits_of(methods.get(place, recipe.method)).whole_updates
-             for parameter in matrix.parameters()}
+    whole = {parameter for slot in slots_of(matrices) if traits_of(methods.get(slot.place, recipe.method)).whole_updates
+             for parameter in slot.matrix.parameters()}
     made = BaseOptimizer(groups_of(model, whole, weight_decay, recipe.scales(model, chosen)), lr, **recipe.optimizer_options(options))
     made.of_default = method is None
     return made

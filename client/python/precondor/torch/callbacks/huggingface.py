@@ -35,7 +35,7 @@ class PrecondorCallback(transformers.TrainerCallback):
     are missing. Checkpoints of a search, and those with save_only_model, have none.
 
     Args:
-        address, options: As for Preconditioner.
+        address, options: Those of Preconditioner.
         save_factors: False: checkpoints have no factors.
 
     Raises:

@@ -34,7 +34,7 @@ class PrecondorCallback(Callback):
     exception have them in a training of one process.
 
     Args:
-        address, options: As for Preconditioner.
+        address, options: Those of Preconditioner.
         save_factors: False: checkpoints have no factors.
 
     Raises:
