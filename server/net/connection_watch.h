@@ -70,6 +70,7 @@ class ConnectionWatch {
   void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // the connections that have closed
   // Takes note of what peers have sent. Returns false if their counters cannot have changed.
   bool IsActive(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<absl::Status> EndThoseOverLimits(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End(Connection& connection, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Mutex mu_;

@@ -3,17 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <random>
 #include <vector>
 
 namespace precondor {
 
-inline std::vector<float> Normal(int64_t count, uint64_t seed) {
-  std::mt19937_64 rng(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> out(static_cast<size_t>(count));
-  for (float& value : out) value = normal(rng);
-  return out;
-}
+std::vector<float> Normal(int64_t count, uint64_t seed);
 
 }  // namespace precondor

@@ -19,7 +19,7 @@
 // The language's names: NOLINTBEGIN(bugprone-reserved-identifier)
 #undef __shared__
 #undef __launch_bounds__
-#define __shared__ static thread_local
+#define __shared__ static  // one grid runs at a time
 #define __launch_bounds__(...)
 #define __syncthreads() ::precondor::cuda_host::WaitForBlock(__FILE__, __LINE__)
 #define __syncwarp() ::precondor::cuda_host::WaitForWarp(__FILE__, __LINE__)

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -18,13 +19,13 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-thread_local uint3 threadIdx, blockIdx;
-thread_local dim3 blockDim, gridDim;
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
 
 namespace precondor::cuda_host {
 namespace {
 
-constexpr size_t kStackBytes = size_t{256} << 10;
+constexpr size_t kStackBytes = size_t{64} << 10;
 constexpr unsigned kLanes = 32;
 
 // AddressSanitizer must be told of each change of stack. `fake_stack` is where it keeps that of the one left.
@@ -94,7 +95,8 @@ struct Block {
   }
 };
 
-thread_local Block running;
+std::mutex runs;  // held while a grid runs
+Block running;
 
 unsigned ThreadNumber() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 
@@ -217,6 +219,7 @@ unsigned char* LaneSlot(unsigned shuffle, unsigned lane) {
 }
 
 void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+  const std::lock_guard lock(runs);
   // As large as asked for, to 32 bytes, so that AddressSanitizer sees what is beyond it; filled with NaN.
   std::vector<SharedUnit>((shared_bytes + sizeof(SharedUnit) - 1) / sizeof(SharedUnit)).swap(running.dynamic_shared);
   const size_t threads = size_t{block.x} * block.y * block.z;
