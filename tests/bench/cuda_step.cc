@@ -26,24 +26,13 @@ constexpr double kGamma = 0.95, kDamping = 1.0, kBeta = 0.95;
 constexpr double kFloat = sizeof(float);
 constexpr int64_t kMostSoapSide = 2048;  // as step_peers.py has it
 
-std::vector<LayerSpec> Layers(bool is_short) {
-  const int64_t hidden = is_short ? 48 : 1024, inner = is_short ? 80 : 4096;
-  std::vector<LayerSpec> layers;
-  for (int block = 0; block < (is_short ? 1 : 24); ++block) {
-    for (const char* name : {"query", "key", "value", "output"}) {
-      layers.push_back({absl::StrCat("block", block, ".", name), hidden, hidden, false});
-    }
-    layers.push_back({absl::StrCat("block", block, ".up"), inner, hidden, false});
-    layers.push_back({absl::StrCat("block", block, ".down"), hidden, inner, false});
-  }
-  return layers;
-}
-
-// A step's method: mkor, where a rank of 0 stands for dense factors, or a method that learns from gradients.
+// A step's method: mkor, where a rank of 0 stands for dense factors, or a method that learns from gradients; and its
+// model.
 struct Kind {
   int64_t rank = 0;
   std::string products;
   std::string method = "mkor";
+  bool is_llama = false;  // the hidden layers of Llama 3.2 1B; otherwise BERT-Large's
 
   bool has_statistics() const { return method == "mkor"; }
   // Steps from one that refreshes to the next; 0: all steps are alike.
@@ -52,12 +41,34 @@ struct Kind {
 
 std::vector<Kind> Kinds(bool is_short) {
   const Kind muon = {.products = "BF16", .method = "muon"}, soap = {.products = "TF32", .method = "soap"};
-  if (is_short) return {{8, "F32"}, {8, "TF32"}, {0, "BF16"}, muon, soap};
-  return {{64, "F32"}, {64, "TF32"}, {128, "F32"}, {128, "TF32"}, {0, "BF16"}, muon, soap};
+  const Kind of_llama = {.products = "BF16", .method = "muon", .is_llama = true};
+  if (is_short) return {{8, "F32"}, {8, "TF32"}, {0, "BF16"}, muon, soap, of_llama};
+  return {{64, "F32"}, {64, "TF32"}, {128, "F32"}, {128, "TF32"}, {0, "BF16"}, muon, soap, of_llama};
+}
+
+// As models.py has them.
+std::vector<LayerSpec> Layers(const Kind& kind, bool is_short) {
+  const int64_t hidden = is_short ? 48 : (kind.is_llama ? 2048 : 1024), inner = is_short ? 80 : 4 * hidden;
+  const int64_t keys = kind.is_llama ? hidden / 4 : hidden;
+  const int blocks = is_short ? 1 : (kind.is_llama ? 16 : 24);
+  std::vector<LayerSpec> layers;
+  for (int block = 0; block < blocks; ++block) {
+    const auto add = [&](const char* name, int64_t rows, int64_t cols) {
+      layers.push_back({absl::StrCat("block", block, ".", name), rows, cols, false});
+    };
+    add("query", hidden, hidden);
+    add("key", keys, hidden);
+    add("value", keys, hidden);
+    add("output", hidden, hidden);
+    if (kind.is_llama) add("gate", inner, hidden);
+    add("up", inner, hidden);
+    add("down", hidden, inner);
+  }
+  return layers;
 }
 
 std::string NameOf(const Kind& kind) {
-  if (!kind.has_statistics()) return absl::StrCat("step/cuda/", kind.method);
+  if (!kind.has_statistics()) return absl::StrCat("step/cuda/", kind.method, kind.is_llama ? "_llama_1b" : "");
   const std::string factors = kind.rank == 0 ? "dense" : absl::StrCat("low_rank_", kind.rank);
   return absl::StrCat("step/cuda/", factors,
                       kind.products == "F32" ? "" : absl::StrCat("_", absl::AsciiStrToLower(kind.products)));
@@ -276,7 +287,7 @@ std::vector<BenchRow> MeasureCudaStep(const std::string& name, BenchMode mode, c
   PRECONDOR_CHECK(kind != kinds.end());
   const std::unique_ptr<Backend> backend =
       MakeGroupingBackend(MakeTestBackend(), {.threads = 8});  // as a server of 8 cores
-  const std::vector<LayerSpec> layers = Layers(is_short);
+  const std::vector<LayerSpec> layers = Layers(*kind, is_short);
   Model model(*kind, layers, *backend);
   for (int step = 0; step < 3; ++step) model.Step();
   if (kind->has_statistics()) {

@@ -14,7 +14,7 @@ import argparse
 import pathlib
 import sys
 
-import bert_large
+import models
 
 # FLOP and bytes a second, of dense matrices without sparsity, at boost clock. Sources: the datasheets of NVIDIA's H100
 # and H200 Tensor Core GPUs, column SXM of each. Both give TF32 and BF16 with sparsity, which is twice these. A device
@@ -27,9 +27,9 @@ DEVICES = {H100: {**_ARITHMETIC, "HBM": 3.35e12}, H200: {**_ARITHMETIC, "HBM": 4
 OVERHEAD = 1.2  # a step of many layers reaches its limit but for a fifth: launches, tails of grids, reductions
 LAUNCH_SECONDS = 2e-6  # from the begin of a kernel to the begin of the next on its stream, however short it is
 # A step of ours takes at most so many times that in torch (step_peers.py).
-MOST_OF_TORCH = {"muon": 1.2, "soap": 1.5, "mkor": 1.0}
+MOST_OF_TORCH = {"muon": 1.2, "muon_llama_1b": 1.2, "soap": 1.5, "mkor": 1.0}
 
-LAYERS = bert_large.BLOCK * bert_large.BLOCKS  # d_out, d_in of each
+LAYERS = models.BERT_LARGE.layers
 LAUNCHES = 10  # of a dense step, whatever the layers of a shape
 # Launches of a step in low rank: norms, columns, cores, copies, answers, scale, and the calls of cuBLAS by FixedBatches; at
 # r = 64 a recompression besides.
@@ -82,9 +82,11 @@ def _steps():
     dense_bytes = F32_BYTES * (2 * GRADIENTS + FACTORS / 2)
     dense_flop = sum(2 * m * n * (m + n) for m, n in LAYERS)
     yield "dense_bf16", "dense factors, BF16", {"BF16": dense_flop}, dense_bytes, LAUNCHES
-    # Five iterations of three products, and the momentum.
-    flop = sum(5 * (4 * min(m, n) ** 2 * max(m, n) + 2 * min(m, n) ** 3) for m, n in LAYERS)
-    yield "muon", "muon, BF16", {"BF16": flop}, 4 * F32_BYTES * GRADIENTS, 0
+    for kind in ("muon", "muon_llama_1b"):
+        layers = models.of_step(kind).layers
+        # Five iterations of three products, and the momentum.
+        flop = sum(5 * (4 * min(m, n) ** 2 * max(m, n) + 2 * min(m, n) ** 3) for m, n in layers)
+        yield kind, "muon, BF16", {"BF16": flop}, 4 * F32_BYTES * sum(m * n for m, n in layers), 0
     # To the basis, back, and the covariance, for each side with a factor; two moments.
     flop = sum(6 * m * n * side for m, n in LAYERS for side in (m, n) if side <= MOST_SOAP_SIDE)
     yield "soap", "soap, no refresh, TF32", {"TF32": flop}, 6 * F32_BYTES * GRADIENTS, 0
@@ -97,7 +99,7 @@ def _peer(kind):
 def _step_rows():
     kinds = list(_steps())
     for kind, what, flop, num_bytes, launches in kinds:
-        claim = f"step of BERT-Large's 144 layers, {what}"
+        claim = f"step of {models.of_step(kind).title}, {what}"
         yield _timed(f"step/cuda/{kind}", claim, "ms", flop, num_bytes, launches, OVERHEAD)
     for kind, what, _, _, _ in kinds:
         yield _counted(f"step/cuda/{kind}/to_torch", f"time of the step over that in torch, {what}", "x", MOST_OF_TORCH[_peer(kind)],
@@ -171,6 +173,7 @@ def self_test():
         ("r = 64 in F32: 155 GFLOP at 67 TFLOP/s", abs(by_name["step/cuda/low_rank_64"]["limit"][H100] - 2.308) < 1e-3),
         ("r = 64 in TF32: memory", by_name["step/cuda/low_rank_64_tf32"]["pipe"][H100] == "HBM"),
         ("dense in BF16: 2.47 TFLOP at 989 TFLOP/s", abs(by_name["step/cuda/dense_bf16"]["limit"][H200] - 2.50) < .01),
+        ("973 M parameters, 112 layers", (sum(m * n for m, n in models.LLAMA_1B.layers), len(models.LLAMA_1B.layers)) == (973_078_528, 112)),
         ("muon: 7.7 TFLOP", abs(by_name["step/cuda/muon"]["flop"]["BF16"] - 7.73e12) < 1e10),
     ]
     failed = [name for name, passed in cases if not passed]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The step of BERT-Large's 144 linear layers in torch, as a trainer without a server would make it.
+"""The step of a model's hidden linear layers in torch, as a trainer without a server would make it.
 
   muon   torch.optim.Muon: five Newton-Schulz iterations a matrix, in bf16
   soap   HeavyBall's SOAP: bases refreshed every tenth step, for sides up to 2048
@@ -10,7 +10,7 @@ Writes a row of tests/bench/rows.py, the median of the steps, or one line "no ..
 the device's, between two CUDA events, or on a CPU the clock's. The row of soap leaves out the steps that refresh, which
 have a row of their own.
 
-Example: step_peers.py muon --device cuda
+Examples: step_peers.py soap --device cuda; step_peers.py muon_llama_1b
 """
 
 import argparse
@@ -23,7 +23,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 # pylint: disable=wrong-import-position
-import bert_large
+import models
 import rows
 
 GAMMA = 0.95
@@ -77,7 +77,7 @@ def mkor(layers):
     return lambda: [group.step() for group in groups]
 
 
-KINDS = {"muon": muon, "soap": soap, "mkor": mkor}
+KINDS = {"muon": muon, "soap": soap, "mkor": mkor, "muon_llama_1b": muon}
 
 
 def timed(step, device):
@@ -109,11 +109,12 @@ def main():
     parser.add_argument("--short", action="store_true", help="one block, of layers a sixteenth as long")
     arguments = parser.parse_args()
     device, kind = arguments.device, arguments.kind
-    rows.require(torch, device, "Muon" if kind == "muon" else "AdamW")
+    rows.require(torch, device, "Muon" if KINDS[kind] is muon else "AdamW")
     torch.manual_seed(1)
-    blocks, divisor = (1, 16) if arguments.short else (bert_large.BLOCKS, 1)
-    layers = [torch.nn.Parameter(torch.randn(d_out // divisor, d_in // divisor, device=device)) for d_out, d_in in bert_large.BLOCK * blocks]
-    before = [layer.detach().clone() for layer in layers[:6]]
+    model = models.of_step(kind)
+    shapes, divisor = (model.block, 16) if arguments.short else (model.layers, 1)
+    layers = [torch.nn.Parameter(torch.randn(d_out // divisor, d_in // divisor, device=device)) for d_out, d_in in shapes]
+    before = [layer.detach().clone() for layer in layers[:len(model.block)]]
 
     def new_gradients():
         for layer in layers:

@@ -145,9 +145,9 @@ def run_script(runner, script):
 def _compare(runner, script, peer):
     """Rows for our steps over that of a peer."""
     kind = peer["name"].removeprefix(PEER)
-    beginnings = [beginning for beginning, name in phases.PEERS.items() if name == kind]
     for name, ours in _our_steps(runner).items():
-        if any(name.startswith(beginning) for beginning in beginnings) and "/" not in name:
+        of_ours = next((one for beginning, one in phases.PEERS.items() if name.startswith(beginning)), None)
+        if of_ours == kind and "/" not in name:
             ratio, most = ours / peer["value"], gpu_targets.MOST_OF_TORCH[kind]
             runner.row(script.name, {**rows.row(f"{STEP}{name}/to_torch", ratio, "x"), "target": most, "pass": ratio <= most})
 

@@ -247,6 +247,13 @@ class PhasesTest(unittest.TestCase):
         ratios = {name: (r["value"], r["pass"]) for name, r in summary.rows.items() if name.endswith("/to_torch")}
         self.assertEqual(ratios, {"step/cuda/low_rank_64/to_torch": (1 / 1.6, True), "step/cuda/dense_bf16/to_torch": (2 / 1.6, False)})
 
+    def test_steps_of_another_model_have_another_peer(self):
+        self.bench(*((name, f"echo '{json.dumps(row(name, 1.0))}'") for name in ("step/cuda/muon", "step/cuda/muon_llama_1b")))
+        for peer in ("muon", "muon_llama_1b"):
+            with self.python(f"echo '{json.dumps(row(f'step/torch/{peer}', 2.0))}'"):
+                summary = self.main(phase="steps")[2]
+            self.assertEqual([name for name in summary.rows if name.endswith("/to_torch")], [f"step/cuda/{peer}/to_torch"])
+
     def test_a_script_can_miss_something_or_fail(self):
         ours = json.dumps(row("step/torch/mkor"))
         for script, status, reason in (("echo 'no device'", "skipped", "no device"), (f"echo '{ours}'; echo Why; exit 9", "failed", "exit status 9: Why"),

@@ -15,7 +15,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "bench")]
 from gpu import report, results
 
 ROWS = {
-    "steps": {"step/torch/muon", "step/torch/mkor"},
+    "steps": {"step/torch/muon", "step/torch/muon_llama_1b", "step/torch/mkor"},
     "server": {"server/muon/ring", "server/muon/socket", "server/mkor/statistics", "server/mkor/without", "server/mkor/beyond"},
     "train": {f"train/{kind}/{what}" for kind in ("adamw", "muon", "precondor") for what in ("loss", "step")},
 }

@@ -21,7 +21,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 
 # pylint: disable=wrong-import-position
-import bert_large
+import models
 import rows
 
 try:
@@ -37,9 +37,9 @@ STEPS, SHORT_STEPS = 11, 2
 
 
 def new_model(short, device):
-    blocks, divisor = (1, 32) if short else (bert_large.BLOCKS, 1)
+    shapes, divisor = (models.BERT_LARGE.block, 32) if short else (models.BERT_LARGE.layers, 1)
     return torch.nn.ModuleList(torch.nn.Linear(d_in // divisor, d_out // divisor, bias=False, device=device)
-                               for d_out, d_in in bert_large.BLOCK * blocks)
+                               for d_out, d_in in shapes)
 
 
 def synchronize(device):

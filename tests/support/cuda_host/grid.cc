@@ -43,7 +43,11 @@ void CleanStack(void* stack) { ASAN_UNPOISON_MEMORY_REGION(stack, kStackBytes); 
 void BeginSwitch(void**, const void*, size_t) {}
 void EndSwitch(void*, const void**, size_t*) {}
 void CleanStack(void*) {}
+#ifdef __clang__
 #define PRECONDOR_SWITCHES_STACKS __attribute__((noinline))
+#else  // noipa: g++'s callers would keep values in registers that the function itself leaves alone
+#define PRECONDOR_SWITCHES_STACKS __attribute__((noipa))
+#endif
 #endif
 
 enum class State { kRuns, kAtBlock, kAtWarp, kDone };
@@ -100,6 +104,9 @@ Block running;
 
 unsigned ThreadNumber() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 
+// A function of its own: g++ keeps the place where a fiber goes on only if a call may come back to it.
+[[noreturn]] PRECONDOR_SWITCHES_STACKS void Jump(void** point) { __builtin_longjmp(point, 1); }
+
 // Until the fiber leaves. Both ways by the compiler's own setjmp, which asks nothing of the kernel and of which
 // AddressSanitizer does not hear: it takes longjmp for the end of what is on the stack.
 PRECONDOR_SWITCHES_STACKS void EnterFiber(Fiber& fiber) {
@@ -107,14 +114,14 @@ PRECONDOR_SWITCHES_STACKS void EnterFiber(Fiber& fiber) {
   BeginSwitch(&running.fake_stack, fiber.stack, kStackBytes);
   if (__builtin_setjmp(running.point) == 0) {
     if (!std::exchange(fiber.entered, true)) setcontext(&fiber.context);
-    __builtin_longjmp(fiber.point, 1);
+    Jump(fiber.point);
   }
   EndSwitch(running.fake_stack, nullptr, nullptr);
 }
 
 PRECONDOR_SWITCHES_STACKS void LeaveFiber(Fiber& fiber, bool for_good) {
   BeginSwitch(for_good ? nullptr : &fiber.fake_stack, running.stack, running.stack_bytes);
-  if (__builtin_setjmp(fiber.point) == 0) __builtin_longjmp(running.point, 1);
+  if (__builtin_setjmp(fiber.point) == 0) Jump(running.point);
   EndSwitch(fiber.fake_stack, &running.stack, &running.stack_bytes);
 }
 
