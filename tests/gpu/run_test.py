@@ -249,10 +249,11 @@ class PhasesTest(unittest.TestCase):
 
     def test_steps_of_another_model_have_another_peer(self):
         self.bench(*((name, f"echo '{json.dumps(row(name, 1.0))}'") for name in ("step/cuda/muon", "step/cuda/muon_llama_1b")))
-        for peer in ("muon", "muon_llama_1b"):
-            with self.python(f"echo '{json.dumps(row(f'step/torch/{peer}', 2.0))}'"):
+        for peer, took in (("muon", 2.0), ("muon_llama_1b", 4.0)):
+            with self.python(f"echo '{json.dumps(row(f'step/torch/{peer}', took))}'"):
                 summary = self.main(phase="steps")[2]
-            self.assertEqual([name for name in summary.rows if name.endswith("/to_torch")], [f"step/cuda/{peer}/to_torch"])
+        self.assertEqual({name: r["value"] for name, r in summary.rows.items() if name.endswith("/to_torch")},
+                         {"step/cuda/muon/to_torch": .5, "step/cuda/muon_llama_1b/to_torch": .25})
 
     def test_a_script_can_miss_something_or_fail(self):
         ours = json.dumps(row("step/torch/mkor"))

@@ -6,13 +6,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
 
+#include "kernels/base/mutex.h"
 #include "kernels/base/sanitizers.h"
 #if PRECONDOR_HAS_ASAN
 #include <sanitizer/asan_interface.h>
@@ -99,7 +99,7 @@ struct Block {
   }
 };
 
-std::mutex runs;  // held while a grid runs
+Mutex runs;  // held while a grid runs
 Block running;
 
 unsigned ThreadNumber() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
@@ -226,7 +226,7 @@ unsigned char* LaneSlot(unsigned shuffle, unsigned lane) {
 }
 
 void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
-  const std::lock_guard lock(runs);
+  MutexLock lock(runs);
   // As large as asked for, to 32 bytes, so that AddressSanitizer sees what is beyond it; filled with NaN.
   std::vector<SharedUnit>((shared_bytes + sizeof(SharedUnit) - 1) / sizeof(SharedUnit)).swap(running.dynamic_shared);
   const size_t threads = size_t{block.x} * block.y * block.z;
