@@ -39,11 +39,12 @@ def ends(pid):
 
 
 def kill(one):
-    """Kills a LocalServer's coordinator, and waits for the end of all its processes."""
+    """Kills a LocalServer's coordinator once too often, and waits for the end of all its processes."""
     pids = one.pids
-    os.kill(one.pid, signal.SIGKILL)
-    for pid in pids:
-        ends(pid)
+    with mock.patch.object(server, "_MOST_RESTARTS", 0):
+        os.kill(one.pid, signal.SIGKILL)
+        for pid in pids:
+            ends(pid)
 
 
 def answer_of(address):
@@ -252,6 +253,27 @@ class LocalServerTest(unittest.TestCase):
         with self.assertRaisesRegex(p.UnavailableError, "has ended by SIGKILL"):
             train(1)
         self.assertFalse(own.running())
+
+    def test_a_coordinator_that_is_killed_goes_on_with_its_sessions(self):
+        layer = p.Layer("fc", 2, 3)
+        with server.LocalServer() as one, p.Client(one.address) as client:
+            session = client.open_session(p.SessionSpec("local", [layer], "identity"))
+            with session.join() as worker:
+                for turn in range(2):
+                    killed = one.pid
+                    with self.assertLogs("precondor", "WARNING") as told:
+                        os.kill(killed, signal.SIGKILL)
+                        steps = range(300 * turn, 300 * (turn + 1))  # beyond the lease: the workers wait for the coordinator
+                        for step in steps:
+                            answer = worker.precondition(step, 0, np.ones((2, 3), np.float32), 1).result()
+                            worker.report_step(step, 1.0, 1, 0.1)
+                            self.assertEqual(answer.gradient.sum(), 6.0)
+                    self.assertEqual(told.output, ["WARNING:precondor:the coordinator of the local server has ended by SIGKILL, and is started again"])
+                    self.assertNotEqual(one.pid, killed)
+                    self.assertTrue(one.running())
+                    self.assertFalse(server.has_ended(one.address))
+            session.close()
+            self.assertEqual(answer_of(one.address), 6.0)
 
     def test_shared_is_one_a_process(self):
         one = server.shared()

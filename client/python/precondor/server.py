@@ -30,7 +30,7 @@ _BAD_OPTION = 2  # exit status of precondor-server
 _OWN_OPTIONS = ("listen", "port-file", "exit-with-pid", "role", "shards")
 _OF_COORDINATOR = ("metrics-listen", "metrics-port-file")  # processes cannot share it
 _LOCK = "lock"  # file in the folder, of the coordinator; those of shards begin with it
-_MOST_RESTARTS = 3  # of a shard within _RESTARTS_S
+_MOST_RESTARTS = 3  # of a process within _RESTARTS_S
 _RESTARTS_S = 3600.0
 _VARIABLES = "PRECONDOR_"  # options of precondor-server in the environment begin with it
 
@@ -50,8 +50,8 @@ atexit.register(_close_all)
 
 
 class _ServerGroup:
-    """The coordinator's process, and those of shards. A shard that ends is started again: the coordinator gives it its sessions anew,
-    and the job goes on. Thread-safe."""
+    """The coordinator's process, and those of shards. One that ends is started again, and the job goes on: the coordinator reads its
+    journal, and gives a shard its sessions anew. Thread-safe."""
 
     def __init__(self) -> None:
         self.all: List["subprocess.Popen[bytes]"] = []
@@ -61,29 +61,35 @@ class _ServerGroup:
         self._status: Optional[int] = None  # of the process whose end was that of the server
         self._ended = threading.Event()
 
+    def running(self) -> bool:
+        """Returns whether the processes run, or are started again when they end."""
+        with self._lock:
+            return not self._closing and not self._ended.is_set()
+
     def keep(self, place: int, start: Callable[[], "subprocess.Popen[bytes]"]) -> None:
-        """Starts the shard again whenever it ends. If it has ended too often, or this is the coordinator, ends all of the server, so
-        that no process waits for it. Returns when the server ends."""
+        """Starts the process again whenever it ends. If it has ended too often, ends all of the server, so that nothing waits for it.
+        Returns when the server ends."""
+        name = "a shard" if place else "the coordinator"
         while True:
             status = self.all[place].wait()
             if not self._may_restart(place):
                 return self._give_up(status)
             try:
-                _log.warning("a shard of the local server has ended %s, and is started again", _how(status))
+                _log.warning("%s of the local server has ended %s, and is started again", name, _how(status))
                 started = start()
             except Exception as error:  # whatever it is, the job must not wait
-                _log.error("the local server's shard cannot be started again: %s", error)
+                _log.error("%s of the local server cannot be started again: %s", name, error)
                 return self._give_up(status)
             with self._lock:
                 self.all[place] = started
-                if self._closing:
+                if not self.running():
                     started.kill()
 
     def _may_restart(self, place: int) -> bool:
         now = time.monotonic()
         with self._lock:
             self._ends[place] = [one for one in self._ends.get(place, []) if now - one < _RESTARTS_S] + [now]
-            return place != 0 and not self._closing and len(self._ends[place]) <= _MOST_RESTARTS and self.all[0].poll() is None
+            return self.running() and len(self._ends[place]) <= _MOST_RESTARTS
 
     def _give_up(self, status: int) -> None:
         with self._lock:
@@ -116,7 +122,7 @@ class _ServerGroup:
 
 class LocalServer:
     """A coordinator and a shard, or a shard for each of several GPUs, on unix sockets, for this process and others of the user on
-    this host. A shard's process that ends is started again, up to three times an hour; without --data-dir it has fresh factors.
+    this host. A process that ends is started again, up to three times an hour; a shard without --data-dir has fresh factors then.
 
     It ends with close(), when the program drops the object, and with the process in every case, also after kill -9. Pass
     its address to Client or Preconditioner, and keep the object. Its options are `arguments` alone: PRECONDOR_* variables
@@ -153,8 +159,9 @@ class LocalServer:
         self._end.atexit = False  # _close_all ends it, when others no longer use it
         _open.add(self)
         try:
+            journal = [] if any(_name_of(one) == "data-dir" for one in arguments) else [f"--data-dir={self._folder / 'journal'}"]
             starts = [_ServerCommand(self._folder, name, [*own, *(one for one in arguments if place == 0 or not _is_of_coordinator(one))],
-                             variables) for place, (name, own, variables) in enumerate(_parts(self._folder, gpus))]
+                                     variables) for place, (name, own, variables) in enumerate(_parts(self._folder, gpus, journal))]
             for place, start in enumerate(starts):
                 self._processes.all.append(start(lock if place == 0 else None))
             self._await(starts, arguments, time.monotonic() + timeout, timeout)
@@ -194,8 +201,8 @@ class LocalServer:
         return tuple(process.pid for process in self._processes.all)
 
     def running(self) -> bool:
-        """Returns whether the server's coordinator runs, and belongs to this process."""
-        return self._pid == os.getpid() and self._processes.all[0].poll() is None and not has_ended(self.address)
+        """Returns whether the server has not ended, and belongs to this process."""
+        return self._pid == os.getpid() and self._processes.running() and not has_ended(self.address)
 
     def close(self) -> None:
         """Ends the server; running calls get 1 s. Later calls do nothing."""
@@ -223,9 +230,13 @@ def shared(kind: Hashable = None, start: Callable[[], LocalServer] = LocalServer
 
 
 def has_ended(address: str) -> bool:
-    """Returns whether `address` is that of a LocalServer, of this or another process of the user, whose coordinator has ended. No
-    other server takes its place."""
-    return _is_local(address) and not _is_locked(_folder_of(address) / _LOCK)
+    """Returns whether `address` is that of a LocalServer, of this or another process of the user, that has ended. No other server
+    takes its place."""
+    if not _is_local(address):
+        return False
+    folder = _folder_of(address)
+    # A process that is started again leaves its lock for a moment, and others have theirs.
+    return not any(_is_locked(lock) for lock in (folder / _LOCK, *folder.glob(f"{_LOCK}-*")))
 
 
 def watch_of(address: str) -> Optional[Callable[[], None]]:
@@ -298,12 +309,12 @@ def _prefix() -> str:
     return f"precondor-{os.getuid()}-"
 
 
-def _parts(folder: pathlib.Path, gpus: Mapping[str, Union[int, str]]) -> List[Tuple[str, List[str], Dict[str, str]]]:
+def _parts(folder: pathlib.Path, gpus: Mapping[str, Union[int, str]], journal: Sequence[str]) -> List[Tuple[str, List[str], Dict[str, str]]]:
     """Returns the processes, that of the coordinator first: the name of the socket, options, and variables of the environment."""
     shards = [(f"gpu{place}", ["--backend=cuda", f"--memory-limit={limit}", f"--device-plane-bytes={limit}"], {"CUDA_VISIBLE_DEVICES": gpu})
               for place, (gpu, limit) in enumerate(gpus.items())] or [("shard", [], {})]
     addresses = ",".join(f"unix:{folder / name}" for name, _, _ in shards)
-    return [("socket", ["--role=coordinator", f"--shards={addresses}"], {}),
+    return [("socket", ["--role=coordinator", f"--shards={addresses}", *journal], {}),
             *((name, ["--role=shard", "--metrics-listen=", *options], variables) for name, options, variables in shards)]
 
 

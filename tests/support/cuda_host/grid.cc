@@ -25,6 +25,7 @@ dim3 blockDim, gridDim;
 namespace precondor::cuda_host {
 namespace {
 
+constexpr size_t kPageBytes = 4096;
 constexpr size_t kStackBytes = size_t{64} << 10;
 constexpr unsigned kLanes = 32;
 
@@ -94,7 +95,7 @@ struct Block {
   ~Block() {
     for (const auto& fiber : fibers) {
       CleanStack(fiber->stack);  // for who is given its place
-      munmap(fiber->stack, kStackBytes);
+      munmap(static_cast<char*>(fiber->stack) - kPageBytes, kPageBytes + kStackBytes);
     }
   }
 };
@@ -173,8 +174,11 @@ bool Release(size_t begin, size_t end, State state, const char* group) {
 Fiber& IdleFiber() {
   if (running.idle.empty()) {
     Fiber& fiber = *running.fibers.emplace_back(std::make_unique<Fiber>());
-    fiber.stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (fiber.stack == MAP_FAILED) std::abort();
+    // Below it a page that nothing may write.
+    void* const mapped = mmap(nullptr, kPageBytes + kStackBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) std::abort();
+    fiber.stack = static_cast<char*>(mapped) + kPageBytes;
+    if (mprotect(fiber.stack, kStackBytes, PROT_READ | PROT_WRITE) != 0) std::abort();
     running.idle.push_back(&fiber);
   }
   Fiber& fiber = *running.idle.back();
