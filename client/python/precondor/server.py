@@ -235,8 +235,8 @@ def has_ended(address: str) -> bool:
     if not _is_local(address):
         return False
     folder = _folder_of(address)
-    # A process that is started again leaves its lock for a moment, and others have theirs.
-    return not any(_is_locked(lock) for lock in (folder / _LOCK, *folder.glob(f"{_LOCK}-*")))
+    # A coordinator that is started again leaves its lock for a moment, and shards have theirs.
+    return not _is_locked(folder / _LOCK) and not any(_is_locked(lock) for lock in folder.glob(f"{_LOCK}-*"))
 
 
 def watch_of(address: str) -> Optional[Callable[[], None]]:
