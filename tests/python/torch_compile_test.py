@@ -192,6 +192,19 @@ class CompileTest(torch_case.ServerCase):
                 self.expect_same(self.train("compiled", model), wanted, 2e-6)
                 self.assertFalse(torch._dynamo.config.skip_nnmodule_hook_guards)
 
+    def test_without_statistics_nothing_is_watched_and_graphs_stay(self):
+        torch._dynamo.config.skip_nnmodule_hook_guards = True
+        graphs, model = Graphs(), Net()
+        model.compile(fullgraph=True, backend=graphs)
+        model(batch(0)).sum().backward()
+        pre = self.preconditioner(model, method=None)
+        pre.make_optimizer(0.01)
+        model(batch(0)).sum().backward()
+        self.assertEqual(set(pre.step(1.0).decisions.values()), {"PRECONDITIONED"})
+        self.assertEqual(len(graphs.graphs), 1)
+        self.assertTrue(torch._dynamo.config.skip_nnmodule_hook_guards)
+        self.assertFalse([module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks])
+
     def test_copies_and_closed_models_are_not_watched(self):
         model = Net()
         called = torch.compile(model, fullgraph=True, backend="aot_eager")

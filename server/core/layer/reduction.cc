@@ -14,8 +14,14 @@ namespace {
 // Elements decoded at a time: the buffer stays in the first-level cache, so that memory is read once.
 constexpr int64_t kReductionBlock = 1024;
 
+// A fixed number of elements at a time, which the compiler turns into vector code. The bits are those of a plain loop.
 void Accumulate(double weight, const float* values, int64_t count, double* sum) {
-  for (int64_t i = 0; i < count; ++i) sum[i] += weight * static_cast<double>(values[i]);
+  constexpr int64_t kLanes = 8;
+  const int64_t whole = count / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    for (int64_t j = i; j < i + kLanes; ++j) sum[j] += weight * static_cast<double>(values[j]);
+  }
+  for (int64_t i = whole; i < count; ++i) sum[i] += weight * static_cast<double>(values[i]);
 }
 
 // Eight independent sums: one chain of additions would be bound by their latency. Inlined below once for the baseline

@@ -34,7 +34,7 @@ def check_state(state: Mapping[str, Any], spec: SessionSpec, worker: Optional[Wo
     """Raises FailedPreconditionError if the rank has joined, and InvalidArgumentError unless the state is one of this
     session, or has factors for a session of these layers and methods."""
     if worker is not None:
-        raise FailedPreconditionError("load_state_dict: call it before the first forward pass", "FAILED_PRECONDITION")
+        raise FailedPreconditionError("load_state_dict: call it before the first forward pass or step", "FAILED_PRECONDITION")
     if not isinstance(state, Mapping):
         raise invalid("state", "the result of state_dict()", state)
     if state.get("format") != _FORMAT:

@@ -53,12 +53,12 @@ class Preconditioner:
         ...
         loss.backward(); pre.step(loss); optimizer.step()
 
-    Hooks record the modules' inputs and output gradients, of which the statistics are sent at statistic steps. step()
+    Where a method takes statistics, hooks record modules' inputs and output gradients at statistic steps. step()
     sends each layer's gradient and replaces it by the answer. Parameters that are no layers (`others`) keep their
     gradients. With torch.distributed every rank makes one, at one point of the program, and calls step() equally often.
 
-    The constructor opens the session. The rank joins, and so waits for all other ranks, in the first forward pass with
-    a gradient, the first step() or load_state_dict(). Not thread-safe.
+    The constructor opens the session. The rank joins, and so waits for all other ranks, in the first forward pass
+    of a layer with statistics, the first step() or load_state_dict(). Not thread-safe.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Preconditioner:
         except BaseException as error:
             self._give_up(error)
             raise
-        self._guarded = guard_hooks()
+        self._guarded = not self._fed or guard_hooks()
         _open.add(self)
 
     def __str__(self) -> str:
@@ -475,8 +475,8 @@ class Preconditioner:
         if self._rest is not None:
             held.callback(self._rest.end)
             self._rest.begin(self._group, self._parameters())
-        watch(held, self._slots, chosen, self._switch, on_forward=self._on_forward, on_tap=self._on_tap, on_call=self._on_call,
-              on_gradient=self._on_gradient, overlap=self._overlap)
+        watch(held, self._slots, self._fed, chosen, self._switch, on_forward=self._on_forward, on_tap=self._on_tap,
+              on_call=self._on_call, on_gradient=self._on_gradient, overlap=self._overlap)
 
     def _open_session(self, may_fail: bool = False) -> None:
         def open_it() -> None:

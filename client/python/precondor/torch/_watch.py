@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -79,13 +79,15 @@ def _weakly(method: Callable[..., Any]) -> Callable[..., None]:
     return call
 
 
-def watch(held: contextlib.ExitStack, layers: Sequence[Slot], chosen: Chosen, switch: Switch, *, on_forward: Callable[..., None],
-          on_tap: Callable[..., None], on_call: Callable[..., None], on_gradient: Callable[..., None], overlap: bool) -> None:
+def watch(held: contextlib.ExitStack, layers: Sequence[Slot], fed: Collection[int], chosen: Chosen, switch: Switch, *,
+          on_forward: Callable[..., None], on_tap: Callable[..., None], on_call: Callable[..., None],
+          on_gradient: Callable[..., None], overlap: bool) -> None:
     """Adds the hooks.
 
     Args:
         held: Removes them when it is closed.
         layers, chosen: The session's layers, and the modules that have them.
+        fed: Places of the layers whose methods take statistics. Forward passes of others are not followed.
         switch: Taps in compiled code use it.
         on_forward, on_tap, on_call, on_gradient: Methods of the Preconditioner that the hooks call.
         overlap: Also gradients of parameters are followed.
@@ -94,10 +96,11 @@ def watch(held: contextlib.ExitStack, layers: Sequence[Slot], chosen: Chosen, sw
     slots: Dict[Matrix, List[Slot]] = {}
     for slot in layers:
         slots.setdefault(slot.matrix, []).append(slot)
+    followed = {slot.matrix for slot in layers if slot.place in fed}
     held.callback(setattr, switch, "on", False)
     for module, matrix in chosen.matrices:
         own = slots[matrix]
-        if module is not None:
+        if module is not None and matrix in followed:
             hook = TappedHook(lambda module, inputs, output, own=own: on_forward(own, module, inputs, output),
                               lambda x, grad, own=own: on_tap(own, x, grad), switch)
             held.callback(module.register_forward_hook(hook, prepend=True).remove)  # hooks of others may replace the output
@@ -106,6 +109,8 @@ def watch(held: contextlib.ExitStack, layers: Sequence[Slot], chosen: Chosen, sw
                 held.callback(parameter.register_post_accumulate_grad_hook(
                     lambda unused, own=own, of=id(parameter): on_gradient(own, of)).remove)
     for attention, matrices in chosen.attentions.items():
+        if followed.isdisjoint(matrices):
+            continue
         tap = Tap(matrices, lambda matrix, x, output, around: on_call(slots[matrix], x, output, around))
         held.callback(tap.leave)
         held.callback(attention.register_forward_pre_hook(Hook(tap.enter)).remove)
