@@ -119,6 +119,7 @@ v1::Directive EncodeDirective(const Directive& directive) {
   out.set_resume_step(directive.resume_step);
   out.set_snapshot_at(directive.snapshot_at);
   out.set_snapshot_id(directive.snapshot_number);
+  out.set_report_limit(kReportLimit);
   for (const ModeInterval& interval : directive.modes) *out.add_modes() = EncodeInterval(interval);
   return out;
 }

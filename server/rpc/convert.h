@@ -17,6 +17,9 @@
 
 namespace precondor::rpc {
 
+// Most steps that one ReportStep reports: those of a lease by default.
+constexpr size_t kReportLimit = 64;
+
 ContributionKey DecodeKey(const v1::FrameHeader& header);
 // Returns INVALID_ARGUMENT (MALFORMED) with the name of the field if the kind, the mode or a tensor is not valid.
 absl::StatusOr<ContributionHeader> DecodeHeader(const v1::FrameHeader& header);

@@ -36,6 +36,8 @@ class SessionSteps {
 
  private:
   static constexpr size_t kMostStepSpans = 10000;
+  void BeginAt(uint64_t session_id, absl::Time time);
+
   ControlRunner& runner_;
   Mutex mu_;
   absl::flat_hash_map<uint64_t, absl::Time> began_ ABSL_GUARDED_BY(mu_);  // by session id; empty without a tracer

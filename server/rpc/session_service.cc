@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/v1/session.pb.h"
 #include "proto/wire/spec_codec.h"
@@ -14,26 +16,28 @@
 
 namespace precondor::rpc {
 
-void SessionSteps::Begin(uint64_t session_id) {
+void SessionSteps::Begin(uint64_t session_id) { BeginAt(session_id, runner_.clock().Now()); }
+
+void SessionSteps::BeginAt(uint64_t session_id, absl::Time time) {
   if (runner_.tracer() == nullptr) return;
   MutexLock lock(mu_);
   if (began_.size() >= kMostStepSpans) began_.clear();
-  began_[session_id] = runner_.clock().Now();
+  began_[session_id] = time;
 }
 
 void SessionSteps::End(const StepReport& report) {
   trace::Tracer* const tracer = runner_.tracer();
   if (tracer == nullptr) return;
-  const absl::Time now = runner_.clock().Now();
-  absl::Time began = now;
+  const absl::Time end = runner_.clock().Now() - report.ago;
+  absl::Time began = end;
   {
     MutexLock lock(mu_);
-    if (const auto found = began_.find(report.session_id); found != began_.end()) began = found->second;
+    if (const auto found = began_.find(report.session_id); found != began_.end()) began = std::min(found->second, end);
   }
-  Begin(report.session_id);
+  BeginAt(report.session_id, end);
   const TraceContext trace = TraceOfStep(report.session_id, report.step);
   if (!tracer->Keeps(trace)) return;
-  trace::Span span{.context = trace, .name = "step", .start = began, .end = now};
+  trace::Span span{.context = trace, .name = "step", .start = began, .end = end};
   span.attributes = {{"precondor.session_id", absl::StrCat(report.session_id)},
                      {"precondor.step", static_cast<int64_t>(report.step)},
                      {"precondor.loss", report.loss}};
@@ -41,6 +45,8 @@ void SessionSteps::End(const StepReport& report) {
 }
 
 namespace {
+
+constexpr double kMostSecondsAgo = 86400;
 
 SessionCaller WithSecret(SessionCaller caller, const std::string& secret) {
   caller.secret = secret;
@@ -84,25 +90,48 @@ absl::Status JoinSession(const v1::JoinSessionRequest& request, v1::JoinSessionR
 }
 std::string JoinKey(const v1::JoinSessionRequest& request) { return SessionKey(request.name()); }
 
+// Takes the fields that `step`, a ReportStepRequest or one of its earlier steps, has of its own.
+template <typename Step>
+absl::Status TakeStep(const Step& step, StepReport& report) {
+  report.step = step.step();
+  report.loss = step.loss();
+  report.samples = step.samples();
+  report.finite = step.finite();
+  report.learning_rate = step.learning_rate();
+  if (!(step.seconds_ago() >= 0 && step.seconds_ago() <= kMostSecondsAgo)) {
+    return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                          absl::StrCat("step ", report.step, " seconds_ago: expected 0 to ", kMostSecondsAgo, ", got ",
+                                       step.seconds_ago()));
+  }
+  report.ago = absl::Seconds(step.seconds_ago());
+  return absl::OkStatus();
+}
+
 absl::Status ReportStep(const v1::ReportStepRequest& request, v1::ReportStepResponse& response,
                         SessionSubject& subject) {
-  StepReport report;
-  report.session_id = request.session_id();
-  report.epoch = request.epoch();
-  report.rank = request.rank();
-  report.incarnation = request.incarnation();
-  report.step = request.step();
-  report.loss = request.loss();
-  report.samples = request.samples();
-  report.finite = request.finite();
-  report.learning_rate = request.learning_rate();
-  trace::Operation::Annotate("precondor.session_id", absl::StrCat(report.session_id));
-  trace::Operation::Annotate("precondor.step", static_cast<int64_t>(report.step));
-  trace::Operation::Annotate("precondor.rank", int64_t{report.rank});
-  PRECONDOR_ASSIGN_OR_RETURN(const Directive directive,
-                             subject.coordinator.ReportStep(report, SessionCaller::Showing(request.secret())));
-  if (report.rank == 0) subject.steps.End(report);
-  *response.mutable_directive() = EncodeDirective(directive);
+  trace::Operation::Annotate("precondor.session_id", absl::StrCat(request.session_id()));
+  trace::Operation::Annotate("precondor.step", static_cast<int64_t>(request.step()));
+  trace::Operation::Annotate("precondor.rank", int64_t{request.rank()});
+  const StepReport sender{.session_id = request.session_id(),
+                          .epoch = request.epoch(),
+                          .rank = request.rank(),
+                          .incarnation = request.incarnation()};
+  std::vector<StepReport> reports(static_cast<size_t>(request.earlier_size()) + 1, sender);
+  if (reports.size() > kReportLimit) {
+    return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                          absl::StrCat("earlier: expected at most ", kReportLimit - 1, " steps, got ",
+                                       request.earlier_size()));
+  }
+  for (int i = 0; i < request.earlier_size(); ++i) {
+    PRECONDOR_RETURN_IF_ERROR(TakeStep(request.earlier(i), reports[i]));
+  }
+  PRECONDOR_RETURN_IF_ERROR(TakeStep(request, reports.back()));
+  for (const StepReport& report : reports) {
+    PRECONDOR_ASSIGN_OR_RETURN(const Directive directive,
+                               subject.coordinator.ReportStep(report, SessionCaller::Showing(request.secret())));
+    if (report.rank == 0) subject.steps.End(report);
+    if (&report == &reports.back()) *response.mutable_directive() = EncodeDirective(directive);
+  }
   return absl::OkStatus();
 }
 

@@ -375,7 +375,7 @@ absl::StatusOr<double> LayersStep(Worker& worker, uint64_t step, const std::vect
     PRECONDOR_RETURN_IF_ERROR(future->Wait().status());
   }
   const double milliseconds = absl::ToDoubleMilliseconds(MonotonicNow() - start);
-  PRECONDOR_RETURN_IF_ERROR(worker.ReportStep(step, 1, 1, true, 0.1).Wait().status());
+  static_cast<void>(worker.ReportStep(step, 1, 1, true, 0.1));  // a later step waits if the lease does not reach it
   return milliseconds;
 }
 

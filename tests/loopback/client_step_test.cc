@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -118,6 +119,69 @@ TEST(ClientStepTest, ARefusedReportFailsItsCallAndNoOther) {
   EXPECT_TRUE(Report(*worker, 3).ok());
   EXPECT_EQ(GetErrorReason(Report(*worker, 4).status()), ErrorReason::kStepTooFarAhead);
   EXPECT_TRUE(Report(*worker, 5).ok());
+}
+
+// Begins reports of `steps` while the server holds the first one's call up, and then waits for the last one.
+std::vector<ReportFuture> ReportTogether(ScriptedServer& server, Worker& worker, uint64_t steps) {
+  absl::Notification called, begun;
+  server.Change([&](Script& script) {
+    script.refuse_report = [&, refuse = script.refuse_report](const v1::ReportStepRequest& report) {
+      if (!called.HasBeenNotified()) called.Notify();
+      begun.WaitForNotification();
+      return refuse(report);
+    };
+  });
+  std::vector<ReportFuture> reports;
+  for (uint64_t step = 0; step < steps; ++step) {
+    reports.push_back(worker.ReportStep(step, 1.0, 1, true, 0.1));
+    called.WaitForNotification();
+  }
+  EXPECT_FALSE(reports.back().WaitFor(absl::ZeroDuration()));
+  begun.Notify();
+  EXPECT_TRUE(reports.back().WaitFor(absl::Seconds(20)));
+  return reports;
+}
+
+TEST(ClientStepTest, StepsThatNobodyWaitsForShareACall) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.report_limit = 4; });
+  const auto worker = Join(Options(server));
+  for (const ReportFuture& report : ReportTogether(server, *worker, 10)) EXPECT_TRUE(report.Wait().ok());
+  EXPECT_THAT(server.reported(), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
+  EXPECT_THAT(server.report_calls(), ElementsAre(1, 4, 4, 1));
+}
+
+TEST(ClientStepTest, ARefusedReportFailsNoOtherOfItsCall) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) {
+    script.report_limit = 64;
+    script.refuse_report = [](const v1::ReportStepRequest& report) {
+      const bool has = report.step() == 2 || report.earlier_size() > 1;
+      return has ? ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStepTooFarAhead, "2")
+                 : absl::OkStatus();
+    };
+  });
+  const auto worker = Join(Options(server));
+  const std::vector<ReportFuture> reports = ReportTogether(server, *worker, 5);
+  for (uint64_t step = 0; step < 5; ++step) {
+    EXPECT_EQ(GetErrorReason(reports[step].Wait().status()),
+              step == 2 ? ErrorReason::kStepTooFarAhead : ErrorReason::kUnspecified);
+  }
+  EXPECT_THAT(server.reported(), ElementsAre(0, 1, 3, 4));
+}
+
+TEST(ClientStepTest, AnOlderCoordinatorThatTakesOverIsToldEachStep) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.report_limit = 64; });
+  const auto worker = Join(Options(server));
+  server.Change([](Script& script) {
+    script.refuse_report = [&script](const v1::ReportStepRequest& report) {
+      if (report.earlier_size() > 0) script.report_limit = 1;  // it does not know the field
+      return absl::OkStatus();
+    };
+  });
+  for (const ReportFuture& report : ReportTogether(server, *worker, 5)) EXPECT_TRUE(report.Wait().ok());
+  EXPECT_THAT(server.reported(), ElementsAre(0, 4, 1, 2, 3, 4));
 }
 
 TEST(ClientStepTest, ACoordinatorThatEndsInTheMiddleOfACallIsAskedAgain) {

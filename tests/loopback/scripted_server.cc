@@ -77,7 +77,12 @@ class ScriptedServer::Session final : public v1::SessionService::Service {
       owner_->changed_.notify_all();
       return wire::ToGrpcStatus(refusal);
     }
+    const size_t before = owner_->reported_.size();
+    if (owner_->script_.report_limit > 1) {
+      for (const v1::EarlierStep& earlier : request->earlier()) owner_->reported_.push_back(earlier.step());
+    }
     owner_->reported_.push_back(request->step());
+    owner_->report_calls_.push_back(owner_->reported_.size() - before);
     owner_->changed_.notify_all();
     FillDirective(response->mutable_directive());
     return grpc::Status::OK;
@@ -91,6 +96,7 @@ class ScriptedServer::Session final : public v1::SessionService::Service {
     directive->set_resume_step(owner_->script_.resume_step);
     directive->set_snapshot_at(owner_->script_.snapshot_at);
     directive->set_snapshot_id(owner_->script_.snapshot_id);
+    directive->set_report_limit(owner_->script_.report_limit);
     v1::ModeInterval* second = directive->add_modes();
     second->set_mode(v1::MODE_SECOND_ORDER);
     v1::ModeInterval* first = directive->add_modes();
@@ -189,6 +195,11 @@ uint64_t ScriptedServer::last_first_step() const {
 std::vector<uint64_t> ScriptedServer::reported() const {
   MutexLock lock(mu_);
   return reported_;
+}
+
+std::vector<size_t> ScriptedServer::report_calls() const {
+  MutexLock lock(mu_);
+  return report_calls_;
 }
 
 bool ScriptedServer::AwaitJoins(int count) const {

@@ -43,6 +43,7 @@ class ScriptedServer {
     bool takes_bundles = true;
     bool active = true;  // what JoinSession says
     uint64_t lease_through_step = 100;
+    uint32_t report_limit = 1;
     uint64_t rollback_epoch = 0;
     uint64_t resume_step = 0;
     uint64_t snapshot_at = 0;
@@ -78,8 +79,9 @@ class ScriptedServer {
   int joins() const;
   // first_step of the last JoinSession.
   uint64_t last_first_step() const;
-  // Steps whose reports were answered with a directive, in order.
+  // Steps whose reports were answered with a directive, in order; and by call, how many it brought.
   std::vector<uint64_t> reported() const;
+  std::vector<size_t> report_calls() const;
   // Waits for that many calls of JoinSession; false after 20 seconds.
   bool AwaitJoins(int count) const;
   // Waits until that many reports have been answered, or refused; false after 20 seconds.
@@ -119,6 +121,7 @@ class ScriptedServer {
   uint64_t last_first_step_ ABSL_GUARDED_BY(mu_) = 0;
   int refused_reports_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<uint64_t> reported_ ABSL_GUARDED_BY(mu_);
+  std::vector<size_t> report_calls_ ABSL_GUARDED_BY(mu_);
   int streams_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<int> bundles_ ABSL_GUARDED_BY(mu_);
   int frames_ ABSL_GUARDED_BY(mu_) = 0;

@@ -402,6 +402,41 @@ TEST(ServerSessionTest, WithoutTheSecretNoNumberIsOfUse) {
   EXPECT_EQ(server.Stats("job")[0].accepted(), 2u) << "nothing of the others' was taken in";
 }
 
+TEST(ServerSessionTest, OneCallReportsSeveralSteps) {
+  RawServer server;
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job");
+  const auto limit = static_cast<int>(job.directive().report_limit());
+  const auto call = [&](uint64_t step, int earlier, double seconds_ago, v1::ReportStepResponse& response) {
+    v1::ReportStepRequest request;
+    request.set_session_id(job.session_id());
+    request.set_epoch(job.epoch());
+    request.set_incarnation(kRawIncarnation);
+    request.set_secret(job.secret());
+    request.set_step(step);
+    request.set_samples(1);
+    for (int i = 0; i < earlier; ++i) {
+      v1::EarlierStep* const before = request.add_earlier();
+      before->set_step(step - static_cast<uint64_t>(earlier - i));
+      before->set_samples(1);
+      before->set_seconds_ago(seconds_ago);
+    }
+    grpc::ClientContext context;
+    return server.sessions->ReportStep(&context, request, &response);
+  };
+  v1::ReportStepResponse first, second;
+  ASSERT_TRUE(call(0, 0, 0, first).ok());
+  const uint64_t lease = first.directive().lease_through_step();
+  EXPECT_EQ(call(60, limit, 0, second).error_message(), "earlier: expected at most 63 steps, got 64");
+  for (const double wrong : {-1.0, 1e9, std::numeric_limits<double>::quiet_NaN()}) {
+    const grpc::Status refused = call(3, 2, wrong, second);
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(refused.error_message(), HasSubstr("step 1 seconds_ago: expected 0 to 86400, got "));
+  }
+  ASSERT_TRUE(call(3, 2, 0.5, second).ok());
+  EXPECT_EQ(second.directive().lease_through_step(), lease + 3);
+  EXPECT_EQ(call(lease + 5, 1, 0, second).error_code(), grpc::StatusCode::FAILED_PRECONDITION) << "beyond the lease";
+}
+
 TEST(ServerSessionTest, AFrameShowsTheSecretOnceForItsStream) {
   RawServer server;
   const v1::JoinSessionResponse job = server.OpenAndJoin("job");

@@ -404,7 +404,7 @@ void SimWorker::OnReported(uint64_t epoch, uint64_t step, const absl::StatusOr<D
     SendJoin();
   const absl::StatusOr<WorkerDirective> decoded =
       directive.ok() ? DirectiveOf(*directive) : absl::StatusOr<WorkerDirective>(directive.status());
-  switch (ledger_.MarkAnswered(decoded)) {
+  switch (ledger_.MarkAnswered(1, decoded)) {
     case StepLedger::Verdict::kAskAgain:
       return;
     case StepLedger::Verdict::kRefused:

@@ -2,6 +2,7 @@
 #include "client/cpp/src/step_control.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -17,6 +18,8 @@ namespace {
 constexpr absl::Duration kPatience = absl::Seconds(2);
 constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
 constexpr absl::Duration kLastPause = absl::Seconds(1);
+// Between two calls if nothing is due. A call takes .7 ms of both processes' processor time.
+constexpr absl::Duration kBetweenCalls = absl::Milliseconds(20);
 
 }  // namespace
 
@@ -79,10 +82,21 @@ absl::Status StepControl::LeaseTimeout() const {
                    last_failure_.ok() ? "" : absl::StrCat(": ", last_failure_.message())));
 }
 
+template <typename Condition>
+bool StepControl::WaitUntil(absl::Time until, const Condition& condition) {
+  if (condition()) return true;
+  if (MonotonicNow() >= until) return false;
+  ++callers_waiting_;
+  changed_.notify_all();
+  const bool met = changed_.wait_until(mu_, SteadyTime(until), condition);
+  --callers_waiting_;
+  return met;
+}
+
 absl::Status StepControl::AwaitLease(uint64_t step) {
   const absl::Time deadline = MonotonicNow() + options_.lease_timeout;
   MutexLock lock(mu_);
-  changed_.wait_until(mu_, SteadyTime(deadline), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  WaitUntil(deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return ledger_.MayStart(step) || !ledger_.owes() || !failed_.ok() || stopping_;
   });
   PRECONDOR_RETURN_IF_ERROR(failed_);
@@ -100,10 +114,11 @@ ReportFuture StepControl::Begin(const OwnReport& report) {
   // The refusal of an earlier report for which no call waited.
   if (error.ok()) error = std::exchange(late_refusal_, absl::OkStatus());
   if (!error.ok()) return ReportFuture(std::make_shared<ReportFuture::Handle>(weak_from_this(), 0, std::move(error)));
+  const bool is_first = !ledger_.owes();
   const uint64_t number = ledger_.QueueReport(report);
   waiting_[number] = {
       .next_step = report.step + 1, .patient_until = now + kPatience, .deadline = now + options_.lease_timeout};
-  changed_.notify_all();
+  if (is_first || ledger_.IsDue()) changed_.notify_all();
   return ReportFuture(std::make_shared<ReportFuture::Handle>(weak_from_this(), number, absl::OkStatus()));
 }
 
@@ -120,10 +135,10 @@ bool StepControl::AwaitSettled(uint64_t number, absl::Time until) {
   if (report == waiting_.end()) return true;
   const Waiting waiting = report->second;
   const auto settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return IsSettled(number, waiting); };
-  changed_.wait_until(mu_, SteadyTime(std::min({until, waiting.patient_until, waiting.deadline})), settled);
+  WaitUntil(std::min({until, waiting.patient_until, waiting.deadline}), settled);
   const bool answered = ledger_.answered() >= number || refused_.contains(number) || !failed_.ok();
   if (!answered && MonotonicNow() >= waiting.patient_until) coordinator_unreachable_ = true;
-  return changed_.wait_until(mu_, SteadyTime(std::min(until, waiting.deadline)), settled);
+  return WaitUntil(std::min(until, waiting.deadline), settled);
 }
 
 bool StepControl::WaitFor(uint64_t number, absl::Duration timeout) {
@@ -162,9 +177,9 @@ void StepControl::Fail(const absl::Status& status) {
   changed_.notify_all();
 }
 
-bool StepControl::TakeAnswer(const absl::StatusOr<WorkerDirective>& answer) {
+bool StepControl::TakeAnswer(size_t count, const absl::StatusOr<WorkerDirective>& answer) {
   const uint64_t number = ledger_.first_owed().number;
-  const StepLedger::Verdict verdict = ledger_.MarkAnswered(answer);
+  const StepLedger::Verdict verdict = ledger_.MarkAnswered(count, answer);
   changed_.notify_all();
   last_failure_ = answer.status();
   if (answer.ok()) coordinator_unreachable_ = false;
@@ -181,18 +196,23 @@ bool StepControl::TakeAnswer(const absl::StatusOr<WorkerDirective>& answer) {
 void StepControl::Loop() {
   NameThisThread("precondor-steps");
   absl::Duration pause = kFirstPause;
+  absl::Time next_call = MonotonicNow();
   while (true) {
-    OwnReport report;
+    std::vector<OwnReport> reports;
     {
       MutexLock lock(mu_);
       changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || ledger_.owes(); });
+      changed_.wait_until(mu_, SteadyTime(next_call), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        return stopping_ || callers_waiting_ > 0 || ledger_.IsDue();
+      });
       if (stopping_) return;
-      report = ledger_.first_owed().report;
+      reports = ledger_.NextCall();
     }
-    const absl::StatusOr<WorkerDirective> answer = send_(report);
+    next_call = MonotonicNow() + kBetweenCalls;
+    const absl::StatusOr<WorkerDirective> answer = send_(reports);
     MutexLock lock(mu_);
     if (stopping_ || !failed_.ok()) return;
-    if (TakeAnswer(answer)) {
+    if (TakeAnswer(reports.size(), answer)) {
       pause = kFirstPause;
       continue;
     }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decides how far a worker may go and in which mode, and delivers its step reports to the coordinator.
 //
-// A thread sends each report until the coordinator answers it. While the coordinator is unreachable, the worker
-// continues to the end of its lease and waits there.
+// A thread sends each report until the coordinator answers it. Steps that no caller waits for share a call if they are
+// shorter than 20 ms. While the coordinator is unreachable, the worker continues to the end of its lease and waits
+// there.
 #pragma once
 
 #include <condition_variable>
@@ -18,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 #include "client/cpp/src/step_ledger.h"
 #include "kernels/base/mutex.h"
@@ -33,8 +35,9 @@ class StepControl : public std::enable_shared_from_this<StepControl> {
     std::string what;  // "session NAME: coordinator HOST:PORT", for messages
     absl::Duration lease_timeout;
   };
-  // Makes one call to the coordinator. A report that StepLedger still owes afterwards is sent again.
-  using Send = std::function<absl::StatusOr<WorkerDirective>(const OwnReport& report)>;
+  // Makes one call to the coordinator, with at least one report. Reports that StepLedger still owes afterwards are sent
+  // again.
+  using Send = std::function<absl::StatusOr<WorkerDirective>(absl::Span<const OwnReport> reports)>;
 
   StepControl(Options options, uint64_t first_step, WorkerDirective directive, Send send);
   ~StepControl();
@@ -54,7 +57,7 @@ class StepControl : public std::enable_shared_from_this<StepControl> {
   // Queues the report of a finished step.
   ReportFuture Begin(const OwnReport& report);
   // Return when report `number` is settled: the next step may start, or there is an error. WaitFor returns whether it
-  // is.
+  // is; a timeout of 0 hurries no report.
   bool WaitFor(uint64_t number, absl::Duration timeout);
   absl::StatusOr<StepDirective> Wait(uint64_t number);
   // No call will wait for report `number`.
@@ -64,8 +67,11 @@ class StepControl : public std::enable_shared_from_this<StepControl> {
 
  private:
   void Loop();
-  // Handles the answer to the first report owed. Returns true if the report is complete.
-  bool TakeAnswer(const absl::StatusOr<WorkerDirective>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Waits until `until` for the condition, and has reports sent at once meanwhile. Returns the condition's last value.
+  template <typename Condition>
+  bool WaitUntil(absl::Time until, const Condition& condition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Handles the answer to the first `count` reports owed. Returns true if they are complete.
+  bool TakeAnswer(size_t count, const absl::StatusOr<WorkerDirective>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   struct Waiting {
     uint64_t next_step = 0;
     absl::Time patient_until;  // from then on the next step starts if the lease allows it
@@ -81,6 +87,7 @@ class StepControl : public std::enable_shared_from_this<StepControl> {
   mutable Mutex mu_;
   CondVar changed_;
   StepLedger ledger_ ABSL_GUARDED_BY(mu_);
+  int callers_waiting_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, Waiting> waiting_ ABSL_GUARDED_BY(mu_);       // reports whose Wait has not returned
   std::map<uint64_t, absl::Status> refused_ ABSL_GUARDED_BY(mu_);  // errors of those

@@ -10,6 +10,9 @@
 namespace precondor {
 namespace {
 
+// The last steps of a lease, before which reports are sent so that the lease grows in time.
+constexpr uint64_t kStepsAhead = 16;
+
 bool WorthRepeating(const absl::Status& status) {
   const Recovery recovery = RecoveryFor(status);
   return status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded ||
@@ -45,6 +48,7 @@ absl::StatusOr<WorkerDirective> WorkerDirective::Decode(const v1::Directive& dir
   out.resume_step = directive.resume_step();
   out.snapshot_at = directive.snapshot_at();
   out.snapshot_id = directive.snapshot_id();
+  out.report_limit = std::max<size_t>(directive.report_limit(), 1);
   for (const v1::ModeInterval& interval : directive.modes()) {
     PRECONDOR_ASSIGN_OR_RETURN(const Mode mode, wire::DecodeMode(interval.mode(), "mode"));
     out.modes.emplace_back(interval.first_step(), mode);
@@ -62,18 +66,35 @@ uint64_t StepLedger::QueueReport(const OwnReport& report) {
   return last_number_;
 }
 
-StepLedger::Verdict StepLedger::MarkAnswered(const absl::StatusOr<WorkerDirective>& answer) {
-  const Owed& owed = owed_.front();
-  Verdict verdict = Verdict::kAnswered;
-  if (!answer.ok()) {
-    verdict = WorthRepeating(answer.status()) ? Verdict::kAskAgain : Verdict::kRefused;
-  } else {
-    answered_ = owed.number;
+std::vector<OwnReport> StepLedger::NextCall() const {
+  std::vector<OwnReport> reports;
+  const size_t count = std::min(alone_ > 0 ? 1 : report_limit_, owed_.size());
+  for (size_t i = 0; i < count; ++i) reports.push_back(owed_[i].report);
+  return reports;
+}
+
+bool StepLedger::IsDue() const {
+  return owed_.size() >= report_limit_ || alone_ > 0 || !MayStart(next_step_ + kStepsAhead);
+}
+
+StepLedger::Verdict StepLedger::MarkAnswered(size_t count, const absl::StatusOr<WorkerDirective>& answer) {
+  if (answer.ok()) {
+    report_limit_ = answer->report_limit;
     Adopt(*answer);
-    if (owed_.size() == 1 && !MayStart(owed.report.step + 1)) verdict = Verdict::kAskAgain;
+  } else if (WorthRepeating(answer.status())) {
+    return Verdict::kAskAgain;
   }
-  if (verdict != Verdict::kAskAgain) owed_.pop_front();
-  return verdict;
+  if (count > 1 && (!answer.ok() || count > report_limit_)) {
+    alone_ = count;
+    return Verdict::kAskAgain;
+  }
+  const bool keeps_last = answer.ok() && owed_.size() == count && !MayStart(owed_[count - 1].report.step + 1);
+  if (answer.ok()) answered_ = owed_[count - 1].number;
+  const size_t settled = keeps_last ? count - 1 : count;
+  owed_.erase(owed_.begin(), owed_.begin() + static_cast<std::ptrdiff_t>(settled));
+  alone_ -= std::min(alone_, settled);
+  if (!answer.ok()) return Verdict::kRefused;
+  return keeps_last ? Verdict::kAskAgain : Verdict::kAnswered;
 }
 
 }  // namespace precondor

@@ -34,6 +34,20 @@ std::shared_ptr<const MissingRanks> MakeMissingRanks(const SessionSpec& spec, ui
 // Longest delay until a passed deadline is noticed.
 constexpr absl::Duration kTick = absl::Milliseconds(200);
 
+// The coordinator refuses greater times.
+constexpr absl::Duration kLongestAgo = absl::Hours(24);
+
+// Fills a ReportStepRequest, or one of its earlier steps.
+template <typename Step>
+void SetStep(const OwnReport& report, Step& step) {
+  step.set_step(report.step);
+  step.set_loss(report.loss);
+  step.set_samples(report.samples);
+  step.set_finite(report.finite);
+  step.set_learning_rate(report.learning_rate);
+  step.set_seconds_ago(absl::ToDoubleSeconds(std::min(MonotonicNow() - report.finished, kLongestAgo)));
+}
+
 }  // namespace
 
 void Borrowed::Add() {
@@ -140,7 +154,7 @@ void WorkerImpl::Start(uint64_t first_step, WorkerDirective directive) {
   const std::string what = absl::StrCat("session ", session_, ": coordinator ", control_->address());
   steps_ = std::make_shared<StepControl>(StepControl::Options{what, options_.lease_timeout}, first_step,
                                          std::move(directive),
-                                         [this](const OwnReport& report) { return SendReport(report); });
+                                         [this](absl::Span<const OwnReport> reports) { return SendReports(reports); });
   timer_ = std::thread([this] { TimerLoop(); });
   refresher_ = std::thread([this] { RefreshLoop(); });
 }
@@ -251,20 +265,21 @@ void WorkerImpl::CountControl(const google::protobuf::MessageLite& request,
 
 ReportFuture WorkerImpl::ReportStep(uint64_t step, double loss, uint64_t samples, bool finite, double learning_rate) {
   held_->Send();
-  return steps_->Begin(
-      {.step = step, .loss = loss, .samples = samples, .finite = finite, .learning_rate = learning_rate});
+  return steps_->Begin({.step = step,
+                        .loss = loss,
+                        .samples = samples,
+                        .finite = finite,
+                        .learning_rate = learning_rate,
+                        .finished = MonotonicNow()});
 }
 
-absl::StatusOr<WorkerDirective> WorkerImpl::SendReport(const OwnReport& report) {
+absl::StatusOr<WorkerDirective> WorkerImpl::SendReports(absl::Span<const OwnReport> reports) {
   v1::ReportStepRequest request;
   request.set_session_id(session_id_);
   request.set_rank(rank_);
   request.set_incarnation(incarnation_);
-  request.set_step(report.step);
-  request.set_loss(report.loss);
-  request.set_samples(report.samples);
-  request.set_finite(report.finite);
-  request.set_learning_rate(report.learning_rate);
+  for (const OwnReport& report : reports.first(reports.size() - 1)) SetStep(report, *request.add_earlier());
+  SetStep(reports.back(), request);
   request.set_secret(secret_);
   while (true) {
     const uint64_t used = epoch();

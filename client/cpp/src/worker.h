@@ -132,7 +132,7 @@ class WorkerImpl final : public Worker {
   void Fail(const absl::Status& status);
 
   // Makes one attempt to deliver a report, under the current epoch.
-  absl::StatusOr<WorkerDirective> SendReport(const OwnReport& report);
+  absl::StatusOr<WorkerDirective> SendReports(absl::Span<const OwnReport> reports);
   void TimerLoop();
   void RefreshLoop();
   absl::Status Refresh();

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
+
 #include "kernels/base/session_spec.h"
 #include "server/core/api/coordinator_journal.h"
 #include "server/core/api/shard_control.h"
@@ -57,6 +59,7 @@ struct StepReport {
   uint64_t samples = 1;
   bool finite = true;
   double learning_rate = 0;
+  absl::Duration ago = absl::ZeroDuration();  // from the step's end to the report
 };
 
 struct CoordinatorSessionSummary {

@@ -62,7 +62,7 @@ absl::StatusOr<Directive> Coordinator::ReportStep(const StepReport& report, cons
   std::optional<LossTable::StepLoss> finished;
   {
     MutexLock lock(c.mu);
-    PRECONDOR_ASSIGN_OR_RETURN(finished, session->Report(report, c.clock.Now()));
+    PRECONDOR_ASSIGN_OR_RETURN(finished, session->Report(report, c.clock.Now() - report.ago));
   }
   WriteLease(c, *session);
   Directive directive;

@@ -250,7 +250,7 @@ class Preconditioner:
 
         Call it after the last backward pass and before optimizer.step(). It sets .grad to None for a layer that some rank
         has not used. If a gradient of any rank is not finite, the step is skipped: .grad is None for all parameters of the
-        optimizer, which then leaves them. The next step() raises an error of this step's report.
+        optimizer, which then leaves them. A later step() raises an error of this step's report.
 
         Args:
             loss: A number, or a tensor with one; reported for metrics and the fallback. None: unknown.
@@ -271,7 +271,7 @@ class Preconditioner:
         self._join()
         self._recipe.check_optimizer(self._optimizer, self._methods, self._whole_updates)
         self._warnings.before_step(self._functional and bool(self._wanted))
-        self._reporter.wait()
+        self._reporter.check()
         rate = rate_of(learning_rate, self._optimizer, bool(self._clips), self._slots[min(self._clips, default=0)].matrix.weight)
         if self._exchange.any_sent() and (scaler is not None or samples != 1):
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",

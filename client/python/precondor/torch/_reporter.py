@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports finished steps while the next step runs; and the result of a step."""
+"""Reports finished steps while later steps run; and the result of a step."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import warnings
-from typing import Any, Dict, Optional
+from typing import Any, Deque, Dict, Optional
 
 from .._client import Report, StepDirective, Worker
 from .._errors import fork_error, InvalidArgumentError, PrecondorError
@@ -47,25 +48,31 @@ class Reporter:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._last: Optional[Report] = None
+        self._reports: Deque[Report] = collections.deque()  # that have yet to be answered, or taken
         self._known: Optional[StepDirective] = None
         self._process = os.getpid()
 
     def report(self, *arguments: Any) -> None:
-        """Begins Worker.report_step. Precondition: wait() has been called since the last report."""
-        self._last = self._worker.report_step(*arguments, wait=False)
+        """Begins Worker.report_step."""
+        self._reports.append(self._worker.report_step(*arguments, wait=False))
+
+    def check(self) -> None:
+        """Raises the error of a report that has been refused by now. Raises ForkError in a forked child."""
+        self.check_process()
+        while self._reports and self._reports[0].ready():
+            self._known = self._reports.popleft().result()
 
     def wait(self) -> None:
-        """Waits until the last report is answered, and raises its error. Ctrl-C ends only the wait. Raises ForkError in
+        """Waits until all reports are answered, and raises their first error. Ctrl-C ends only the wait. Raises ForkError in
         a forked child."""
         self.check_process()
-        if self._last is not None:
+        while self._reports:
             try:
-                self._known = self._last.result()
+                self._known = self._reports[0].result()
             except PrecondorError:
-                self._last = None  # a report has one result
+                self._reports.popleft()  # a report has one result
                 raise
-            self._last = None
+            self._reports.popleft()
 
     def check_process(self) -> None:
         """Raises ForkError in a forked child, to which the worker does not belong."""
@@ -73,8 +80,8 @@ class Reporter:
             raise fork_error(self._process, os.getpid())
 
     def directive_for(self, step: int) -> Optional[StepDirective]:
-        """Returns a directive that covers `step`. Waits for the last report only if the known directive does not. None:
-        no step has been reported."""
+        """Returns a directive that covers `step`. Waits for reports only if the known directive does not. None: no step has
+        been reported."""
         if self._known is None or self._known.lease_through_step < step:
             self.wait()
         return self._known
