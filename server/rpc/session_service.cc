@@ -118,9 +118,9 @@ absl::Status ReportStep(const v1::ReportStepRequest& request, v1::ReportStepResp
                           .incarnation = request.incarnation()};
   std::vector<StepReport> reports(static_cast<size_t>(request.earlier_size()) + 1, sender);
   if (reports.size() > kReportLimit) {
-    return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
-                          absl::StrCat("earlier: expected at most ", kReportLimit - 1, " steps, got ",
-                                       request.earlier_size()));
+    return ReasonedStatus(
+        absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+        absl::StrCat("earlier: expected at most ", kReportLimit - 1, " steps, got ", request.earlier_size()));
   }
   for (int i = 0; i < request.earlier_size(); ++i) {
     PRECONDOR_RETURN_IF_ERROR(TakeStep(request.earlier(i), reports[i]));

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -123,21 +122,24 @@ TEST(ClientStepTest, ARefusedReportFailsItsCallAndNoOther) {
 
 // Begins reports of `steps` while the server holds the first one's call up, and then waits for the last one.
 std::vector<ReportFuture> ReportTogether(ScriptedServer& server, Worker& worker, uint64_t steps) {
-  absl::Notification called, begun;
+  std::promise<void> called, begun;
+  std::atomic<bool> is_first = true;
   server.Change([&](Script& script) {
     script.refuse_report = [&, refuse = script.refuse_report](const v1::ReportStepRequest& report) {
-      if (!called.HasBeenNotified()) called.Notify();
-      begun.WaitForNotification();
+      if (is_first.exchange(false)) {
+        called.set_value();
+        begun.get_future().wait();
+      }
       return refuse(report);
     };
   });
   std::vector<ReportFuture> reports;
   for (uint64_t step = 0; step < steps; ++step) {
     reports.push_back(worker.ReportStep(step, 1.0, 1, true, 0.1));
-    called.WaitForNotification();
+    if (step == 0) called.get_future().wait();
   }
   EXPECT_FALSE(reports.back().WaitFor(absl::ZeroDuration()));
-  begun.Notify();
+  begun.set_value();
   EXPECT_TRUE(reports.back().WaitFor(absl::Seconds(20)));
   return reports;
 }

@@ -79,7 +79,7 @@ class ScriptedServer::Session final : public v1::SessionService::Service {
     }
     const size_t before = owner_->reported_.size();
     if (owner_->script_.report_limit > 1) {
-      for (const v1::EarlierStep& earlier : request->earlier()) owner_->reported_.push_back(earlier.step());
+      for (const v1::StepReport& earlier : request->earlier()) owner_->reported_.push_back(earlier.step());
     }
     owner_->reported_.push_back(request->step());
     owner_->report_calls_.push_back(owner_->reported_.size() - before);

@@ -415,7 +415,7 @@ TEST(ServerSessionTest, OneCallReportsSeveralSteps) {
     request.set_step(step);
     request.set_samples(1);
     for (int i = 0; i < earlier; ++i) {
-      v1::EarlierStep* const before = request.add_earlier();
+      v1::StepReport* const before = request.add_earlier();
       before->set_step(step - static_cast<uint64_t>(earlier - i));
       before->set_samples(1);
       before->set_seconds_ago(seconds_ago);

@@ -325,7 +325,7 @@ class TorchTest(torch_case.ServerCase):
                  ["attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.out_proj"]),
                 (encoder, [(5, 2, 6)], ["self_attn.in_proj", "self_attn.out_proj", "linear1", "linear2"])]:
             with self.subTest(model=model, shapes=shapes):
-                pre = self.preconditioner(model, method="identity", client=precondor.ClientOptions(replace=True))
+                pre = self.preconditioner(model, client=precondor.ClientOptions(replace=True))
                 self.assertEqual([layer.name for layer in pre.layers], names)
                 pre._join()
                 pre._wanted, pre._switch.on = frozenset(range(len(names))), True
