@@ -85,7 +85,7 @@ class OptimizerTest(torch_case.ServerCase):
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.assertEqual({(group["plain"], group["weight_decay"]): [names[id(one)] for one in group["params"]]
                           for group in groups},
-                         {(False, 0.3): ["body.weight"], (False, 0): ["body.bias", "norm.weight", "norm.bias"],
+                         {(False, 0.3): ["table.weight", "body.weight"], (False, 0): ["body.bias", "norm.weight", "norm.bias"],
                           (True, 0.3): ["head.weight"], (True, 0): ["head.bias"]})
         optimizer = pre.make_optimizer(0.1, weight_decay=0.0, betas=(0.8, 0.9))
         self.assertEqual({(group["lr"], group["weight_decay"], group["betas"]) for group in optimizer.param_groups},
@@ -206,9 +206,9 @@ class OptimizerTest(torch_case.ServerCase):
 
     def test_a_step_that_only_makes_an_optimizers_state_is_none(self):
         """torch.distributed.checkpoint makes one, with gradients of zeros and a rate of 0, for an optimizer without state."""
-        def run(name, steps, saved=None):
+        def run(name, method, steps, saved=None):
             model = Net()
-            pre = self.preconditioner(model, f"{self.name}-{name}", method="mkor")
+            pre = self.preconditioner(model, f"{self.name}-{name}-{method}", method=method)
             optimizer = pre.make_optimizer(0.01)
             pre.attach(optimizer)
             if saved is None:
@@ -225,8 +225,92 @@ class OptimizerTest(torch_case.ServerCase):
             return model, {"model": copy.deepcopy(model.state_dict()), "pre": pre.state_dict(factors=True),
                            "optimizer": copy.deepcopy(get_optimizer_state_dict(model, optimizer))}
 
-        saved = run("first", 3)[1]
-        self.expect_equal(run("resumed", 6, saved)[0], run("whole", 6)[0])
+        for method in ("mkor", None):
+            with self.subTest(method=method):
+                saved = run("first", method, 3)[1]
+                self.expect_equal(run("resumed", method, 6, saved)[0], run("whole", method, 6)[0])
+
+    def test_what_is_unfrozen_later_is_trained(self):
+        model = Net()
+        frozen = [model.table.weight, model.body.bias, *model.norm.parameters()]
+        for one in frozen:
+            one.requires_grad_(False)
+        pre = self.preconditioner(model, method=None)
+        optimizer = pre.make_optimizer(0.01)
+        before = [one.clone() for one in frozen]
+        model.requires_grad_(True)
+        for step in range(2):
+            loss_of(model, step).backward()
+            pre.step(1.0)
+            optimizer.step()
+        self.assertFalse([one for one, other in zip(frozen, before) if torch.equal(one, other)])
+
+    def test_a_bias_whose_weight_is_frozen_later_is_told(self):
+        model = Net()
+        pre = self.preconditioner(model, method=None)
+        pre.make_optimizer(0.01)
+        model.body.weight.requires_grad_(False)
+
+        def step():
+            loss_of(model, 0).backward()
+            pre.step(1.0)
+
+        self.expect_warning("layer body: its weight has no gradient, so that its bias, which has one, is not trained either", step)
+
+    def test_a_scaler_that_the_step_does_not_know_is_told(self):
+        for given in (True, False):
+            with self.subTest(given=given):
+                model, scaler = Net(), torch.amp.GradScaler("cpu")
+                pre = self.preconditioner(model, f"{self.name}-{given}", method=None)
+                optimizer = pre.make_optimizer(0.01)
+
+                def steps(model=model, scaler=scaler, pre=pre, optimizer=optimizer, given=given):
+                    for number in range(2):  # that there is one is seen in the first
+                        optimizer.zero_grad()
+                        scaler.scale(loss_of(model, number)).backward()
+                        pre.step(1.0, scaler=scaler if given else None)
+                        scaler.step(optimizer)
+                        scaler.update()
+
+                self.expect_warning("" if given else "GradScaler.step.*Call step.loss, scaler=scaler", steps)
+
+    def test_without_a_preconditioner_its_layers_are_told(self):
+        model = Net()
+        optimizer = precondor.torch.make_optimizer(model, 0.01)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.expect_warning("", optimizer.step)
+        loss_of(model, 0).backward()
+        self.expect_warning("no Preconditioner uses this optimizer of make_optimizer", optimizer.step)
+        made = precondor.torch.make_optimizer(model, 0.01)
+        pre = self.preconditioner(model, method=None, optimizer=made)
+
+        def step():
+            pre.step(1.0)
+            made.step()
+
+        self.expect_warning("", step)
+
+    def test_sparse_gradients_are_refused(self):
+        model = nn.Sequential(nn.Embedding(5, 6, sparse=True), nn.Linear(6, 6), nn.Linear(6, 5))
+        pre = self.preconditioner(model, method=None)
+        optimizer = pre.make_optimizer(0.01)
+        model(torch.arange(3)).sum().backward()
+        pre.step(1.0)
+        self.expect(precondor.InvalidArgumentError, r"expected dense gradients, got a torch.sparse_coo one of a parameter \[5, 6\].*SparseAdam",
+                    optimizer.step)
+
+    def test_torch_distributed_that_begins_later_is_told(self):
+        model = Net()
+        pre = self.preconditioner(model)
+
+        def step():
+            loss_of(model, 0).backward()
+            pre.step(1.0)
+
+        with mock.patch("torch.distributed.is_initialized", return_value=True), \
+                mock.patch("torch.distributed.get_world_size", return_value=2):
+            self.expect_warning("torch.distributed was initialized after it was made", step)
 
     def test_a_rate_of_zero_is_a_step_of_a_warm_up(self):
         model = Net()

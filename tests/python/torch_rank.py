@@ -274,9 +274,23 @@ def buckets(rank, address, session, gradient_as_bucket_view):
     return found
 
 
+def complex_parameter(rank, address, session, seeds):
+    """Its gradient before and after a step, and the warnings of the step."""
+    torch.manual_seed(seeds[rank])
+    model = nn.Linear(4, 3)
+    model.factor = nn.Parameter(torch.ones(3, dtype=torch.cfloat))
+    with precondor.torch.Preconditioner(model, address, session=session, method="mkor") as pre:
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(rank)).to(torch.cfloat)
+        (model(x.real) * (model.factor + 1j) * x[:, :3]).abs().square().mean().backward()
+        before = model.factor.grad.numpy().copy()
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            pre.step(1.0)
+        return before, model.factor.grad.numpy().copy(), [str(one.message) for one in caught]
+
+
 FUNCTIONS = {function.__name__: function
              for function in (train, resume, unequal, lookups, unused, orphan, uneven, absent, without_room, differ, agree, steps,
-                              buckets, distributed_checkpoint)}
+                              buckets, distributed_checkpoint, complex_parameter)}
 
 
 def serve(rank, size, folder, pipe, functions):

@@ -94,6 +94,17 @@ class RanksTest(unittest.TestCase):
                     self.assertRegex(own["second"], "has another Preconditioner with overlap")
                     self.assertRegex(own["other"], "takes no communication hook")
 
+    def test_complex_gradients_are_averaged(self):
+        (first, answer, warned), (second, other, _) = results(self.run_both("complex_parameter", seeds=(3, 3)))
+        np.testing.assert_allclose(answer, (first + second) / 2, rtol=1e-6)
+        self.assertGreater(np.abs(answer.imag).min(), 0)
+        np.testing.assert_array_equal(answer, other)
+        self.assertEqual(warned, [])
+
+    def test_other_weights_at_the_beginning_are_told(self):
+        for _, _, warned in results(self.run_both("complex_parameter", seeds=(3, 4))):
+            self.assertRegex("".join(warned), "the ranks' weights differ")
+
     def test_micro_batches_are_one_batch(self):
         for exchange, ddp in WAYS:
             with self.subTest(exchange=exchange, ddp=ddp):

@@ -5,6 +5,8 @@ DistributedDataParallel's communication hook."""
 from __future__ import annotations
 
 import contextlib
+import math
+import warnings
 import weakref
 from typing import Any, Dict, Iterable, Optional, Set
 
@@ -76,10 +78,24 @@ class Rest:
 
 
 def average_rest(group: Group, model: torch.nn.Module, by_server: Iterable[torch.nn.Parameter], samples: int) -> None:
-    """Averages the gradients of a plain model except those that the server averages."""
+    """Averages the gradients of a plain model except those that the server averages. Raises InvalidArgumentError if one is
+    sparse."""
     layers = {id(parameter) for parameter in by_server}
-    group.average_gradients([parameter for parameter in model.parameters()
-                             if parameter.requires_grad and id(parameter) not in layers], samples)
+    averaged = {name: parameter for name, parameter in model.named_parameters()
+                if parameter.requires_grad and id(parameter) not in layers}
+    for name, parameter in averaged.items():
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise InvalidArgumentError(f"parameter {name}: expected a dense gradient of a plain model on several ranks, got a sparse one",
+                                       "INVALID_ARGUMENT", "UNSPECIFIED", "Use sparse=False, or DistributedDataParallel")
+    group.average_gradients(list(averaged.values()), samples)
+
+
+def warn_of_other_weights(group: Group, model: torch.nn.Module) -> None:
+    """Warns if a plain model's ranks begin with different weights. Collective."""
+    sums = group.gather(sum(float(parameter.detach().abs().sum(dtype=torch.float64)) for parameter in model.parameters()
+                            if parameter.is_floating_point()))
+    if not all(math.isclose(one, sums[0], rel_tol=1e-9) or math.isnan(one) for one in sums):
+        warnings.warn("Preconditioner: the ranks' weights differ, and stay so: give every rank the same seed, or broadcast the weights")
 
 
 _of_ddp: "weakref.WeakKeyDictionary[torch.nn.Module, Rest]" = weakref.WeakKeyDictionary()

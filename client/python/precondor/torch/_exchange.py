@@ -5,7 +5,7 @@ DELEGATE, passes them on to the other ranks."""
 from __future__ import annotations
 
 import dataclasses
-from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import AbstractSet, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -445,8 +445,9 @@ def scale_of(clips: Mapping[int, float], answers: Mapping[int, Answer], rate: Op
 
 
 def store(slots: Sequence[Slot], answers: Mapping[int, Answer], clips: Mapping[int, float], scale: float,
-          pieces: Union[Gathering, Parts, None]) -> None:
-    """Writes a step's answers to the gradients. `scale` is that of the layers in `clips`."""
+          pieces: Union[Gathering, Parts, None], warn: Callable[[Slot, str], None]) -> None:
+    """Writes a step's answers to the gradients. `scale` is that of the layers in `clips`. Warns of a bias that trains without its
+    weight."""
     copies: List[Tuple[torch.Tensor, torch.Tensor]] = []
     for slot in slots:
         value, slot.value = slot.value, None
@@ -454,6 +455,9 @@ def store(slots: Sequence[Slot], answers: Mapping[int, Answer], clips: Mapping[i
         if answer is None:
             continue
         if answer.decision == "SKIP":
+            if not slot.matrix.has_gradient() and any(one.grad is not None for one in slot.matrix.parameters()):
+                warn(slot, "its weight has no gradient, so that its bias, which has one, is not trained either. Make the Preconditioner "
+                           "and its optimizer anew after requires_grad has been set")
             for parameter in slot.matrix.parameters():
                 parameter.grad = None
             continue

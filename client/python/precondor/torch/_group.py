@@ -23,6 +23,11 @@ _MOST_NAMED = 16
 _BLOCK = 32  # ranks that are counted together, so that large jobs ask the store little
 
 
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a view of a complex tensor's parts, or the tensor."""
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
+
+
 class CollectiveDeadlineError(DeadlineExceededError, _TorchError):
     """A rank did not call a collective within the process group's time-out. Is also torch's class of errors."""
 
@@ -37,7 +42,7 @@ class Group:
 
     def __init__(self, process_group: Any, device: torch.device) -> None:
         """Makes the group. `device` is the model's, for backends that only support its memory."""
-        there = dist.is_available() and dist.is_initialized()
+        self._there = there = dist.is_available() and dist.is_initialized()
         self._group = process_group
         self.place = "the constructor"  # what the job does, for messages
         self._calls = 0  # collectives so far, equal on all ranks
@@ -48,6 +53,10 @@ class Group:
         self._flat = torch.zeros(0, dtype=torch.float32, device=self.device)
         self._flags = torch.zeros(0, dtype=torch.float32, device=self.device)
         self._range = torch.zeros(0, dtype=torch.int64, device=self.device)
+
+    def came_later(self) -> bool:
+        """Returns whether the process has become one of several ranks since."""
+        return not self._there and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
     def rank_of(self, global_rank: int) -> int:
         """Returns the rank in this group of a process of the job."""
@@ -129,11 +138,11 @@ class Group:
             dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self._group)
 
     def average_gradients(self, parameters: Sequence[torch.nn.Parameter], samples: int) -> None:
-        """Replaces .grad by the mean over all ranks, weighted by their samples. A rank without a gradient counts as
-        zeros. If no rank has a gradient, .grad stays None."""
+        """Replaces .grad, which is not sparse, by the mean over all ranks, weighted by their samples. A rank without a gradient
+        counts as zeros. If no rank has a gradient, .grad stays None."""
         if self.size == 1 or not parameters:
             return
-        sizes = [1] * (1 + len(parameters)) + [parameter.numel() for parameter in parameters]
+        sizes = [1] * (1 + len(parameters)) + [_real(parameter).numel() for parameter in parameters]
         if self._flat.numel() != sum(sizes):
             self._flat = torch.zeros(sum(sizes), dtype=torch.float32, device=self.device)
         total, *parts = self._flat.zero_().split(sizes)
@@ -142,7 +151,7 @@ class Group:
         for there, parameter, value in zip(held, parameters, values):
             if parameter.grad is not None:
                 there.fill_(1)
-                value.copy_(parameter.grad.reshape(-1)).mul_(samples)
+                value.copy_(_real(parameter.grad).reshape(-1)).mul_(samples)
         with self.waiting("all_reduce"):
             dist.all_reduce(self._flat, group=self._group)
         self._flat[len(held) + 1:] /= self._flat[0]
@@ -151,7 +160,8 @@ class Group:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.copy_(value.view_as(parameter))
+            to = _real(parameter.grad)
+            to.copy_(value.view_as(to))
 
     @contextlib.contextmanager
     def waiting(self, name: str, ordered: bool = True) -> Iterator[None]:

@@ -95,7 +95,7 @@ class JobServer:
             raise ResourceExhaustedError(
                 error.message, error.code, error.reason,
                 f"The job's own servers may take {self._limits}{share}: give them more with client=ClientOptions(local_memory=...), "
-                "or choose a smaller rank or low-rank factors") from None
+                "leave layers out with skip=, or choose method=\"mkor\" with a small rank") from None
 
     def _gpus(self) -> Dict[str, Union[int, str]]:
         """Returns --memory-limit by GPU, as CUDA_VISIBLE_DEVICES names it: ranks may number GPUs differently. Collective."""

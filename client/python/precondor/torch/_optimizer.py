@@ -37,6 +37,7 @@ class BaseOptimizer(torch.optim.Optimizer):
     """
 
     _before_update: Optional[Callable[[], None]] = None  # these are not part of copies
+    is_scaled = False  # whether a GradScaler steps it
     of_default = False  # its groups are those of the default's methods
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
@@ -50,9 +51,18 @@ class BaseOptimizer(torch.optim.Optimizer):
         # With `fused`, load_state_dict moves the steps to the devices of their parameters.
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, plain=False, lr_scale=1.0, fused=True))
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        self.is_scaled = True  # GradScaler.step alone asks, before it unscales
+        return False
+
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Updates every parameter that has a gradient. Returns the result of `closure`, if one is given."""
+        """Updates every parameter that has a gradient. Returns the result of `closure`, if one is given.
+
+        Raises:
+            InvalidArgumentError: A gradient is sparse.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -63,6 +73,11 @@ class BaseOptimizer(torch.optim.Optimizer):
             trained = [p for p in group["params"] if p.grad is not None]
             if not trained:
                 continue
+            for p in trained:
+                if p.grad.layout != torch.strided:
+                    raise InvalidArgumentError(
+                        f"optimizer.step(): expected dense gradients, got a {p.grad.layout} one of a parameter {list(p.shape)}",
+                        "INVALID_ARGUMENT", "UNSPECIFIED", "Use sparse=False, or give the parameter an optimizer such as SparseAdam")
             settle(trained)
             rate, decay = float(group["lr"]) * group["lr_scale"], group["weight_decay"]
             if group["plain"]:
@@ -73,6 +88,9 @@ class BaseOptimizer(torch.optim.Optimizer):
                     fast = all(one.is_cpu and one.dtype == torch.float32 for one in weights)
                     torch._foreach_mul_(weights, torch.tensor(factor, dtype=torch.float32, device="cpu") if fast else factor)
                 torch._foreach_add_(weights, [local(p.grad) for p in trained], alpha=-rate)
+                for p in trained:
+                    if p not in self.state:  # torch.distributed.checkpoint refuses some parameters with state and some without
+                        self.state[p]["plain"] = torch.zeros((), dtype=torch.float32, device=p.device)
                 continue
             rows = [self._row_of(p) for p in trained]
             for fused in (True, False):
@@ -85,6 +103,16 @@ class BaseOptimizer(torch.optim.Optimizer):
                           beta2=group["betas"][1], eps=group["eps"], weight_decay=decay, amsgrad=False, maximize=False,
                           has_complex=any(one.is_complex() for one in weights))
         return loss
+
+    def expect_preconditioner(self) -> None:
+        """Makes the next step warn if no Preconditioner watches it. A step with zeros, which only makes the state, does not."""
+        self._before_update = self._warn_if_alone
+
+    def _warn_if_alone(self) -> None:
+        if any(bool(local(p.grad).any()) for group in self.param_groups if group["plain"] for p in group["params"] if p.grad is not None):
+            self._before_update = None
+            warnings.warn("optimizer.step(): no Preconditioner uses this optimizer of make_optimizer, so that its layers have plain gradient "
+                          "descent. Make one, or give the trainer the PrecondorCallback")
 
     def _row_of(self, p: torch.Tensor) -> Sequence[torch.Tensor]:
         """Returns this rank's part of the parameter, of its gradient and of its moments, and its step."""
@@ -122,6 +150,8 @@ class StepWatch:
         self._awaits_update = False  # whether one has to come before the preconditioner's next step
         self._updates: List[nn.Parameter] = []  # that a watched optimizer trains by whole updates
         self._answer: Optional[Tuple[nn.Parameter, int]] = None  # one of these, and the version of its gradient, the answer
+        self._norm: Optional[torch.Tensor] = None  # of this answer, if a GradScaler may unscale it
+        self._is_scaled: Callable[[], bool] = lambda: False  # whether one steps the watched optimizer
         self._held = held
         self.ended = False
         held.callback(setattr, self, "ended", True)
@@ -145,17 +175,23 @@ class StepWatch:
             self.once("thawed", f"Preconditioner: weights that were frozen when it was made are trained, but are no layers: "
                                 f"{', '.join(thawed[:3])}. Make it and its optimizer anew after requires_grad has been set")
 
-    def after_step(self, skipped: bool) -> None:
-        """Called at the end of Preconditioner.step(). The optimizer need not step if it was skipped."""
+    def after_step(self, skipped: bool, scaler: Optional[Any]) -> None:
+        """Called at the end of Preconditioner.step(scaler=scaler). The optimizer need not step if it was skipped."""
         self._awaits_update = self._sees_updates and not skipped
         # Clipping changes all gradients, even by a factor of 1. Views count the changes of all that they share with.
         self._answer = next(((one, local(one.grad)._version) for one in self._updates
                              if has_gradient(one) and not local(one.grad)._is_view()), None)
+        # GradScaler leaves the version as it is.
+        self._norm = local(self._answer[0].grad).norm() if self._answer is not None and scaler is None and self._is_scaled() else None
 
     def on_update(self) -> None:
         """Called in an optimizer's step."""
         self._sees_updates, self._awaits_update = True, False
         (parameter, version), self._answer = self._answer or (None, 0), None
+        norm, self._norm = self._norm, None
+        if norm is not None and has_gradient(parameter) and not torch.allclose(local(parameter.grad).norm(), norm, rtol=1e-3, atol=0):
+            self.once("scaled", "GradScaler.step(): it divides the answers by the loss scale, because Preconditioner.step() has no scaler. "
+                                "Call step(loss, scaler=scaler)")
         if parameter is not None and has_gradient(parameter) and local(parameter.grad)._version != version:
             self.once("changed", "optimizer.step(): gradients were changed since Preconditioner.step(), as clip_grad_norm_ does. They are "
                                  "whole updates, with norms in the hundreds, which clipping shrinks to almost nothing. Clip before "
@@ -173,6 +209,7 @@ class StepWatch:
     def watch(self, optimizer: BaseOptimizer) -> None:
         """Watches the optimizer's steps. One without gradients, or with zeros, which only makes its state, may be alone."""
         self._updates = [one for group in optimizer.param_groups if group["plain"] for one in group["params"]]
+        self._is_scaled = lambda: optimizer.is_scaled
         seen = 0
 
         def before_update() -> None:
@@ -200,7 +237,8 @@ def _warn_of_order(what: str) -> None:
 
 def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: float,
               scales: Mapping[nn.Parameter, float]) -> List[Dict[str, Any]]:
-    """Returns groups of the trainable parameters. Matrices have weight decay; biases and other vectors have none.
+    """Returns groups of the parameters, also of frozen ones, which may be trained later. Matrices have weight decay; biases and other
+    vectors have none.
 
     Args:
         model: The model.
@@ -210,7 +248,7 @@ def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: 
     """
     groups: Dict[Tuple[bool, bool, float], Dict[str, Any]] = {}
     for parameter in model.parameters():
-        if parameter.requires_grad:
+        if parameter.is_floating_point() or parameter.is_complex():
             plain, decays = parameter in whole_updates, parameter.dim() > 1
             scale = 1.0 if plain else scales.get(parameter, 1.0)
             group = groups.setdefault((plain, decays, scale), {"params": [], "weight_decay": decays * weight_decay, "plain": plain,

@@ -23,7 +23,7 @@ from .._options import ClientOptions, Selection, Statistics
 from . import _group, _layers, _local, _optimizer, _recipe, _sharded
 from ._amp import skip_text, trained_by, unscale
 from ._arguments import check_options, check_types, count_of, number_of, rate_of
-from ._buckets import average_rest, rest_of
+from ._buckets import average_rest, rest_of, warn_of_other_weights
 from ._checkpoint import (add_factors, check_state, has_factors, lacks_factors, make_state, open_session, restore_factors,
                           restore_snapshot)
 from ._hooks import Switch, guard_hooks, is_compiled, lost_call, original
@@ -175,7 +175,7 @@ class Preconditioner:
         self._last: Dict[str, float] = {}
         self._updates_lost = 0
         # All that it leaves on the model, in threads and on servers; given back in the reverse order.
-        self._closed = False
+        self._closed, self._why_closed = False, ""
         self._held = contextlib.ExitStack()
         self._release = weakref.finalize(self, self._held.close)
         self._release.atexit = False  # _close_all
@@ -272,6 +272,9 @@ class Preconditioner:
         self._recipe.check_optimizer(self._optimizer, self._methods, self._whole_updates)
         self._warnings.before_step(self._functional and bool(self._wanted))
         self._reporter.check()
+        if self._group.came_later():
+            self._warnings.once("group", "Preconditioner: torch.distributed was initialized after it was made, so that it averages no ranks' "
+                                         "gradients. Unless DistributedDataParallel does, make it afterwards")
         rate = rate_of(learning_rate, self._optimizer, bool(self._clips), self._slots[min(self._clips, default=0)].matrix.weight)
         if self._exchange.any_sent() and (scaler is not None or samples != 1):
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
@@ -289,7 +292,7 @@ class Preconditioner:
             finite = self._group.all(finite)
             self._settle(finite, samples, scaler)
         scale = scale_of(self._clips, answers, rate)
-        store(self._slots, answers, self._clips, scale, self._pieces)
+        store(self._slots, answers, self._clips, scale, self._pieces, self._warn)
         for parameter in () if finite else trained:
             parameter.grad = None
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
@@ -297,7 +300,7 @@ class Preconditioner:
                             {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
                             not finite, scale, self._exchange.updates_lost)
         self._updates_lost += sum(result.updates_lost.values())
-        self._warnings.after_step(not finite)
+        self._warnings.after_step(not finite, scaler)
         self._begin(self._step + 1)
         self._made, self._functional = True, False
         self._last = {**result.counts(), "step_seconds": time.monotonic() - began}
@@ -472,6 +475,7 @@ class Preconditioner:
         for other in list(_open):  # one that was given up, whose hooks would join, and raise its errors
             if other._worker is None and not set(other._parameters()).isdisjoint(self._parameters()):
                 other.close()
+                other._why_closed = ", because another one was made for its parameters before its first step"
         if self._rest is not None:
             held.callback(self._rest.end)
             self._rest.begin(self._group, self._parameters())
@@ -488,7 +492,7 @@ class Preconditioner:
 
     def _join(self, first_step: int = 0, resumes: bool = False) -> None:
         if self._closed:
-            raise from_status("FAILED_PRECONDITION", "UNSPECIFIED", f"session {self._spec.name}: this Preconditioner has been closed")
+            raise from_status("FAILED_PRECONDITION", "UNSPECIFIED", f"session {self._spec.name}: this Preconditioner has been closed{self._why_closed}")
         if self._worker is not None:
             return
         try:
@@ -517,6 +521,8 @@ class Preconditioner:
         self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, pieces=self._pieces)
         self._reporter = Reporter(self._worker)
         self._held.callback(self._worker.close)
+        if self._averages and first_step == 0:
+            warn_of_other_weights(self._group, self._model)
         self._begin(first_step)
 
     def _begin(self, step: int) -> None:

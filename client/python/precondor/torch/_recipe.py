@@ -239,6 +239,7 @@ def make_optimizer(model: nn.Module, lr: float, *, weight_decay: float = 0.01, m
              for parameter in slot.matrix.parameters()}
     made = BaseOptimizer(groups_of(model, whole, weight_decay, recipe.scales(model, chosen)), lr, **recipe.optimizer_options(options))
     made.of_default = method is None
+    made.expect_preconditioner()
     return made
 
 

@@ -10,7 +10,7 @@ import warnings
 from typing import Any, Deque, Dict, Optional
 
 from .._client import Report, StepDirective, Worker
-from .._errors import fork_error, InvalidArgumentError, PrecondorError
+from .._errors import fork_error, InvalidArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,19 +60,19 @@ class Reporter:
         """Raises the error of a report that has been refused by now. Raises ForkError in a forked child."""
         self.check_process()
         while self._reports and self._reports[0].ready():
-            self._known = self._reports.popleft().result()
+            self._take()
 
     def wait(self) -> None:
         """Waits until all reports are answered, and raises their first error. Ctrl-C ends only the wait. Raises ForkError in
         a forked child."""
         self.check_process()
         while self._reports:
-            try:
-                self._known = self._reports[0].result()
-            except PrecondorError:
-                self._reports.popleft()  # a report has one result
-                raise
-            self._reports.popleft()
+            self._take()
+
+    def _take(self) -> None:
+        """Waits until the first report is answered. It has one result: after Ctrl-C, which may come behind that, it is not asked
+        again. Later ones tell as much."""
+        self._known = self._reports.popleft().result()
 
     def check_process(self) -> None:
         """Raises ForkError in a forked child, to which the worker does not belong."""
