@@ -209,7 +209,8 @@ class StepWatch:
     def watch(self, optimizer: BaseOptimizer) -> None:
         """Watches the optimizer's steps. One without gradients, or with zeros, which only makes its state, may be alone."""
         self._updates = [one for group in optimizer.param_groups if group["plain"] for one in group["params"]]
-        self._is_scaled = lambda: optimizer.is_scaled
+        weak = weakref.ref(optimizer)  # `held` keeps this object, and the optimizer may keep the preconditioner
+        self._is_scaled = lambda: getattr(weak(), "is_scaled", False)
         seen = 0
 
         def before_update() -> None:
