@@ -124,7 +124,9 @@ TEST(ClientStepTest, ARefusedReportFailsItsCallAndNoOther) {
 std::vector<ReportFuture> ReportTogether(ScriptedServer& server, Worker& worker, uint64_t steps) {
   std::promise<void> called, begun;
   std::atomic<bool> is_first = true;
+  decltype(Script::refuse_report) before;
   server.Change([&](Script& script) {
+    before = script.refuse_report;
     script.refuse_report = [&, refuse = script.refuse_report](const v1::ReportStepRequest& report) {
       if (is_first.exchange(false)) {
         called.set_value();
@@ -141,6 +143,7 @@ std::vector<ReportFuture> ReportTogether(ScriptedServer& server, Worker& worker,
   EXPECT_FALSE(reports.back().WaitFor(absl::ZeroDuration()));
   begun.set_value();
   EXPECT_TRUE(reports.back().WaitFor(absl::Seconds(20)));
+  server.Change([&](Script& script) { script.refuse_report = before; });
   return reports;
 }
 
@@ -151,6 +154,30 @@ TEST(ClientStepTest, StepsThatNobodyWaitsForShareACall) {
   for (const ReportFuture& report : ReportTogether(server, *worker, 10)) EXPECT_TRUE(report.Wait().ok());
   EXPECT_THAT(server.reported(), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
   EXPECT_THAT(server.report_calls(), ElementsAre(1, 4, 4, 1));
+}
+
+TEST(ClientStepTest, ShortStepsShareCallsWhereNoneIsUnderWay) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.report_limit = 64; });
+  const auto worker = Join(Options(server));
+  ASSERT_TRUE(Report(*worker, 0).ok());  // at once
+  std::vector<ReportFuture> reports;
+  for (uint64_t step = 1; step < 50; ++step) reports.push_back(worker->ReportStep(step, 1.0, 1, true, 0.1));
+  EXPECT_TRUE(reports.back().Wait().ok());
+  EXPECT_EQ(server.reported().size(), 50u);
+  EXPECT_LT(server.report_calls().size(), 40u) << "more would take a second";
+}
+
+TEST(ClientStepTest, ReportsGoBeforeTheLeaseEnds) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) {
+    script.report_limit = 64;
+    script.lease_through_step = 20;
+  });
+  const auto worker = Join(Options(server));
+  std::vector<ReportFuture> reports;
+  for (uint64_t step = 0; step < 10; ++step) reports.push_back(worker->ReportStep(step, 1.0, 1, true, 0.1));
+  EXPECT_TRUE(server.AwaitReported(10)) << "nobody waits for them";
 }
 
 TEST(ClientStepTest, ARefusedReportFailsNoOtherOfItsCall) {

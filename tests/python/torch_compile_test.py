@@ -193,6 +193,7 @@ class CompileTest(torch_case.ServerCase):
                 self.assertFalse(torch._dynamo.config.skip_nnmodule_hook_guards)
 
     def test_without_statistics_nothing_is_watched_and_graphs_stay(self):
+        self.addCleanup(setattr, torch._dynamo.config, "skip_nnmodule_hook_guards", torch._dynamo.config.skip_nnmodule_hook_guards)
         torch._dynamo.config.skip_nnmodule_hook_guards = True
         graphs, model = Graphs(), Net()
         model.compile(fullgraph=True, backend=graphs)

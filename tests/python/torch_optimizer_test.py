@@ -85,7 +85,7 @@ class OptimizerTest(torch_case.ServerCase):
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.assertEqual({(group["plain"], group["weight_decay"]): [names[id(one)] for one in group["params"]]
                           for group in groups},
-                         {(False, 0.3): ["table.weight", "body.weight"], (False, 0): ["body.bias", "norm.weight", "norm.bias"],
+                         {(False, 0.3): ["body.weight"], (False, 0): ["body.bias", "norm.weight", "norm.bias"],
                           (True, 0.3): ["head.weight"], (True, 0): ["head.bias"]})
         optimizer = pre.make_optimizer(0.1, weight_decay=0.0, betas=(0.8, 0.9))
         self.assertEqual({(group["lr"], group["weight_decay"], group["betas"]) for group in optimizer.param_groups},
@@ -230,25 +230,30 @@ class OptimizerTest(torch_case.ServerCase):
                 saved = run("first", method, 3)[1]
                 self.expect_equal(run("resumed", method, 6, saved)[0], run("whole", method, 6)[0])
 
-    def test_what_is_unfrozen_later_is_trained(self):
-        model = Net()
-        frozen = [model.table.weight, model.body.bias, *model.norm.parameters()]
-        for one in frozen:
-            one.requires_grad_(False)
-        pre = self.preconditioner(model, method=None)
-        optimizer = pre.make_optimizer(0.01)
-        before = [one.clone() for one in frozen]
-        model.requires_grad_(True)
-        for step in range(2):
-            loss_of(model, step).backward()
-            pre.step(1.0)
-            optimizer.step()
-        self.assertFalse([one for one, other in zip(frozen, before) if torch.equal(one, other)])
+    def test_what_is_unfrozen_later_is_told_if_no_group_has_it(self):
+        for own in (True, False):
+            with self.subTest(own=own):
+                model = Net()
+                for one in (model.table.weight, model.body.bias, *model.norm.parameters()):
+                    one.requires_grad_(False)
+                pre = self.preconditioner(model, f"{self.name}-{own}", method=None)
+                optimizer = pre.make_optimizer(0.01) if own else BaseOptimizer(model.parameters(), 0.01)
+
+                def step(model=model, pre=pre, optimizer=optimizer):
+                    loss_of(model, 0).backward()
+                    pre.step(1.0)
+                    optimizer.step()
+
+                step()
+                model.norm.requires_grad_(True)
+                pattern = "frozen when its optimizer was made have gradients, and are in no group: norm.weight, norm.bias. Make the optimizer"
+                self.expect_warning(pattern if own else "", step)
 
     def test_a_bias_whose_weight_is_frozen_later_is_told(self):
         model = Net()
         pre = self.preconditioner(model, method=None)
         pre.make_optimizer(0.01)
+        model.head.requires_grad_(False)  # as a whole
         model.body.weight.requires_grad_(False)
 
         def step():
@@ -281,7 +286,7 @@ class OptimizerTest(torch_case.ServerCase):
             parameter.grad = torch.zeros_like(parameter)
         self.expect_warning("", optimizer.step)
         loss_of(model, 0).backward()
-        self.expect_warning("no Preconditioner uses this optimizer of make_optimizer", optimizer.step)
+        self.expect_warning("no Preconditioner was given this optimizer of make_optimizer", optimizer.step)
         made = precondor.torch.make_optimizer(model, 0.01)
         pre = self.preconditioner(model, method=None, optimizer=made)
 

@@ -279,12 +279,12 @@ def complex_parameter(rank, address, session, seeds):
     torch.manual_seed(seeds[rank])
     model = nn.Linear(4, 3)
     model.factor = nn.Parameter(torch.ones(3, dtype=torch.cfloat))
-    with precondor.torch.Preconditioner(model, address, session=session, method="mkor") as pre:
+    with precondor.torch.Preconditioner(model, address, session=session, method="mkor") as pre, \
+            warnings.catch_warnings(record=True, action="always") as caught:
         x = torch.randn(5, 4, generator=torch.Generator().manual_seed(rank)).to(torch.cfloat)
         (model(x.real) * (model.factor + 1j) * x[:, :3]).abs().square().mean().backward()
         before = model.factor.grad.numpy().copy()
-        with warnings.catch_warnings(record=True, action="always") as caught:
-            pre.step(1.0)
+        pre.step(1.0)
         return before, model.factor.grad.numpy().copy(), [str(one.message) for one in caught]
 
 

@@ -278,12 +278,13 @@ absl::StatusOr<WorkerDirective> WorkerImpl::SendReports(absl::Span<const OwnRepo
   request.set_session_id(session_id_);
   request.set_rank(rank_);
   request.set_incarnation(incarnation_);
-  for (const OwnReport& report : reports.first(reports.size() - 1)) SetStep(report, *request.add_earlier());
-  SetStep(reports.back(), request);
   request.set_secret(secret_);
   while (true) {
     const uint64_t used = epoch();
     request.set_epoch(used);
+    request.clear_earlier();
+    for (const OwnReport& report : reports.first(reports.size() - 1)) SetStep(report, *request.add_earlier());
+    SetStep(reports.back(), request);
     const absl::StatusOr<v1::ReportStepResponse> response = control_->ReportStep(request, canceller_);
     if (!response.ok()) {
       const Recovery recovery = RecoveryFor(response.status());

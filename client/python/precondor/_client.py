@@ -112,9 +112,10 @@ class Report:
     def __init__(self, core: _core.Report) -> None:
         self._core = core
 
-    def ready(self) -> bool:
-        """Returns whether result() would return without waiting."""
-        return self._core.ready()
+    def wait(self, timeout: float) -> bool:
+        """Has the report sent and waits for the answer, at most `timeout` seconds; 0: only looks. Returns whether result() would
+        return without waiting."""
+        return self._core.wait(timeout)
 
     def result(self) -> StepDirective:
         """Waits for the answer, as Worker.report_step does. Call it once. Ctrl-C ends only the wait."""
@@ -407,7 +408,7 @@ class Worker:
             learning_rate: The step's learning rate.
             finite: False if the step was skipped because of values that are not finite.
             wait: False: returns a Report at once. The work of the next step may begin before its result(). Steps shorter
-                than 20 ms then share a call. close() does not wait for the last one.
+                than 20 ms then share a call. close() does not wait for the last ones.
 
         Raises:
             AbortedError: The job rolled back to an earlier step, which the message names.

@@ -376,6 +376,11 @@ std::unique_ptr<ReportObject> WorkerObject::BeginReport(uint64_t step, double lo
   return std::make_unique<ReportObject>(this, Get()->ReportStep(step, loss, samples, finite, learning_rate));
 }
 
+bool ReportObject::Wait(double timeout_s) const {
+  py::gil_scoped_release released;
+  return report_.WaitFor(absl::Seconds(timeout_s));
+}
+
 py::tuple ReportObject::Result() const {
   worker_->process_.Check();
   worker_->calls_.Until([this] { return report_.WaitFor(kSlice); });

@@ -49,7 +49,7 @@ class ReportObject {
   ReportObject(WorkerObject* worker, ReportFuture report) : worker_(worker), report_(std::move(report)) {}
   // (lease_through_step, next_mode, snapshot_at, snapshot_id)
   pybind11::tuple Result() const;
-  bool Ready() const { return report_.WaitFor(absl::ZeroDuration()); }
+  bool Wait(double timeout_s) const;
 
  private:
   WorkerObject* const worker_;

@@ -33,7 +33,7 @@ PYBIND11_MODULE(_core, m) {
       .def("wait", &FutureObject::Wait, py::arg("timeout_s"));
   m.def("results", &FutureObject::Results);
 
-  py::class_<ReportObject>(m, "Report").def("result", &ReportObject::Result).def("ready", &ReportObject::Ready);
+  py::class_<ReportObject>(m, "Report").def("result", &ReportObject::Result).def("wait", &ReportObject::Wait);
 
   py::class_<WorkerObject>(m, "Worker")
       .def("spec", &WorkerObject::Spec)

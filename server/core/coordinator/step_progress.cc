@@ -70,6 +70,7 @@ std::optional<FinishedStep> StepProgress::Report(const StepReport& report, absl:
       losses_.Add(report.rank, report.step, report.loss, report.samples, report.finite, report.learning_rate);
   if (!finished.has_value()) return std::nullopt;
   const bool next_in_line = finished->step == last_step_ + 1 && last_finished_ != absl::InfinitePast();
+  now = std::max(now, last_finished_);  // a report that is sent again tells too late a time
   const double seconds = next_in_line ? absl::ToDoubleSeconds(now - last_finished_) : 0.0;
   last_finished_ = now;
   last_step_ = std::max(last_step_, finished->step);

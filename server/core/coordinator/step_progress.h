@@ -56,8 +56,8 @@ class LossTable {
 
   const int64_t world_size_;
   const size_t max_steps_;
-  // Most bytes of unfinished steps: 256 KiB, or four steps of all ranks, which wait for each other.
-  const int64_t most_reports_ = std::max<int64_t>(8192, 4 * world_size_);
+  // Most reports of unfinished steps: 256 KiB, or 64 steps of all ranks, which a call of each may bring.
+  const int64_t most_reports_ = std::max<int64_t>(8192, 64 * world_size_);
   std::map<uint64_t, Step> steps_;
   int64_t kept_reports_ = 0;  // of unfinished steps
   uint64_t kept_from_ = 0;    // steps below this one are no longer kept
@@ -74,7 +74,7 @@ class StepProgress {
   // `begun`: see the function of this name.
   StepProgress(int64_t world_size, uint64_t lease_steps, bool begun);
 
-  // Adds a member's report. Returns the step if this report completed it. `now` is monotonic.
+  // Adds a member's report. Returns the step if this report completed it. `now` is when its step ended.
   std::optional<FinishedStep> Report(const StepReport& report, absl::Time now);
   // Begins a new epoch: reports of earlier epochs no longer count.
   void BeginEpoch();

@@ -78,23 +78,24 @@ class Rest:
 
 
 def average_rest(group: Group, model: torch.nn.Module, by_server: Iterable[torch.nn.Parameter], samples: int) -> None:
-    """Averages the gradients of a plain model except those that the server averages. Raises InvalidArgumentError if one is
-    sparse."""
+    """Averages the gradients of a plain model except those that the server averages."""
     layers = {id(parameter) for parameter in by_server}
-    averaged = {name: parameter for name, parameter in model.named_parameters()
-                if parameter.requires_grad and id(parameter) not in layers}
-    for name, parameter in averaged.items():
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            raise InvalidArgumentError(f"parameter {name}: expected a dense gradient of a plain model on several ranks, got a sparse one",
+    group.average_gradients([parameter for parameter in model.parameters()
+                             if parameter.requires_grad and id(parameter) not in layers], samples)
+
+
+def refuse_sparse(model: torch.nn.Module) -> None:
+    """Raises InvalidArgumentError if a module makes sparse gradients, which are not averaged."""
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise InvalidArgumentError(f"module {name}: expected dense gradients of a plain model on several ranks, got sparse=True",
                                        "INVALID_ARGUMENT", "UNSPECIFIED", "Use sparse=False, or DistributedDataParallel")
-    group.average_gradients(list(averaged.values()), samples)
 
 
 def warn_of_other_weights(group: Group, model: torch.nn.Module) -> None:
     """Warns if a plain model's ranks begin with different weights. Collective."""
-    sums = group.gather(sum(float(parameter.detach().abs().sum(dtype=torch.float64)) for parameter in model.parameters()
-                            if parameter.is_floating_point()))
-    if not all(math.isclose(one, sums[0], rel_tol=1e-9) or math.isnan(one) for one in sums):
+    norms = group.gather([float(parameter.detach().norm()) for parameter in model.parameters() if parameter.requires_grad])
+    if any(not math.isclose(one, other, rel_tol=1e-4) for own in norms for one, other in zip(own, norms[0]) if not math.isnan(other)):
         warnings.warn("Preconditioner: the ranks' weights differ, and stay so: give every rank the same seed, or broadcast the weights")
 
 

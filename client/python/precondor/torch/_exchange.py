@@ -15,7 +15,7 @@ from .._errors import AbortedError, DataLossError, PrecondorError
 from .._session import Layer, SessionSpec, delegate_of, traits_of
 from . import _device
 from ._group import Group
-from ._layers import Matrix
+from ._layers import Matrix, has_gradient
 from ._pieces import LINE, Gathering, Parts
 from ._statistics import Covariance, Vectors
 from ._tensor_parallel import Joined, Split, join
@@ -455,7 +455,7 @@ def store(slots: Sequence[Slot], answers: Mapping[int, Answer], clips: Mapping[i
         if answer is None:
             continue
         if answer.decision == "SKIP":
-            if not slot.matrix.has_gradient() and any(one.grad is not None for one in slot.matrix.parameters()):
+            if not slot.matrix.has_gradient() and any(map(has_gradient, slot.matrix.parameters())):
                 warn(slot, "its weight has no gradient, so that its bias, which has one, is not trained either. Make the Preconditioner "
                            "and its optimizer anew after requires_grad has been set")
             for parameter in slot.matrix.parameters():

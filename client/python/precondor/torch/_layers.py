@@ -296,6 +296,11 @@ class Chosen:
     kinds: Dict[nn.Parameter, str] = dataclasses.field(default_factory=dict)
     frozen: Dict[str, nn.Parameter] = dataclasses.field(default_factory=dict)
 
+    def other_frozen(self, model: nn.Module) -> Dict[str, nn.Parameter]:
+        """Returns what else is frozen now, by name."""
+        return {name: parameter for name, parameter in model.named_parameters()
+                if not parameter.requires_grad and plain_name(name) not in self.frozen}
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:

@@ -53,7 +53,7 @@ class BaseOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        self.is_scaled = True  # GradScaler.step alone asks, before it unscales
+        self.is_scaled = True  # GradScaler.step asks before it unscales
         return False
 
     @torch.no_grad()
@@ -69,15 +69,15 @@ class BaseOptimizer(torch.optim.Optimizer):
                 loss = closure()
         if self._before_update is not None and not is_tracing():
             self._before_update()
-        for group in self.param_groups:
-            trained = [p for p in group["params"] if p.grad is not None]
+        trained_by_group = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        sparse = next((p for trained in trained_by_group for p in trained if p.grad.layout != torch.strided), None)
+        if sparse is not None:
+            raise InvalidArgumentError(
+                f"optimizer.step(): expected dense gradients, got a {sparse.grad.layout} one of a parameter {list(sparse.shape)}",
+                "INVALID_ARGUMENT", "UNSPECIFIED", "Use sparse=False, or give the parameter an optimizer such as SparseAdam")
+        for group, trained in zip(self.param_groups, trained_by_group):
             if not trained:
                 continue
-            for p in trained:
-                if p.grad.layout != torch.strided:
-                    raise InvalidArgumentError(
-                        f"optimizer.step(): expected dense gradients, got a {p.grad.layout} one of a parameter {list(p.shape)}",
-                        "INVALID_ARGUMENT", "UNSPECIFIED", "Use sparse=False, or give the parameter an optimizer such as SparseAdam")
             settle(trained)
             rate, decay = float(group["lr"]) * group["lr_scale"], group["weight_decay"]
             if group["plain"]:
@@ -111,8 +111,8 @@ class BaseOptimizer(torch.optim.Optimizer):
     def _warn_if_alone(self) -> None:
         if any(bool(local(p.grad).any()) for group in self.param_groups if group["plain"] for p in group["params"] if p.grad is not None):
             self._before_update = None
-            warnings.warn("optimizer.step(): no Preconditioner uses this optimizer of make_optimizer, so that its layers have plain gradient "
-                          "descent. Make one, or give the trainer the PrecondorCallback")
+            warnings.warn("optimizer.step(): no Preconditioner was given this optimizer of make_optimizer. Without one its layers have plain "
+                          "gradient descent: make one with optimizer=, or give the trainer the PrecondorCallback")
 
     def _row_of(self, p: torch.Tensor) -> Sequence[torch.Tensor]:
         """Returns this rank's part of the parameter, of its gradient and of its moments, and its step."""
@@ -139,10 +139,13 @@ class StepWatch:
         ended: The preconditioner is closed, and makes no more steps.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], frozen: Mapping[str, nn.Parameter], held: contextlib.ExitStack) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], frozen: Mapping[str, nn.Parameter], other_frozen: Mapping[str, nn.Parameter],
+                 held: contextlib.ExitStack) -> None:
         """`held` ends the watch when it is closed."""
         self._parameters = parameters  # of the layers
-        self._frozen = frozen  # when layers were chosen, by name
+        self._frozen = frozen  # matrices that would be layers, when layers were chosen, by name
+        self._other_frozen = other_frozen  # what else was frozen then
+        self._left_out: Dict[str, nn.Parameter] = {}  # of this, what a watched optimizer does not train
         self._given: Set[Union[str, int]] = set()  # kinds, and indexes of layers
         self._steps = 0  # of the preconditioner
         self._lacks_gradients = self._lacks_steps = False  # warned of
@@ -151,7 +154,7 @@ class StepWatch:
         self._updates: List[nn.Parameter] = []  # that a watched optimizer trains by whole updates
         self._answer: Optional[Tuple[nn.Parameter, int]] = None  # one of these, and the version of its gradient, the answer
         self._norm: Optional[torch.Tensor] = None  # of this answer, if a GradScaler may unscale it
-        self._is_scaled: Callable[[], bool] = lambda: False  # whether one steps the watched optimizer
+        self._is_scaled: Callable[[], bool] = lambda: False  # whether one may step the watched optimizer: asked until it is known
         self._held = held
         self.ended = False
         held.callback(setattr, self, "ended", True)
@@ -174,6 +177,10 @@ class StepWatch:
         if thawed:
             self.once("thawed", f"Preconditioner: weights that were frozen when it was made are trained, but are no layers: "
                                 f"{', '.join(thawed[:3])}. Make it and its optimizer anew after requires_grad has been set")
+        left = [name for name, parameter in self._left_out.items() if has_gradient(parameter)]
+        if left:
+            self.once("left", f"Preconditioner: parameters that were frozen when its optimizer was made have gradients, and are in no group: "
+                              f"{', '.join(left[:3])}. Make the optimizer anew after requires_grad has been set")
 
     def after_step(self, skipped: bool, scaler: Optional[Any]) -> None:
         """Called at the end of Preconditioner.step(scaler=scaler). The optimizer need not step if it was skipped."""
@@ -189,13 +196,15 @@ class StepWatch:
         self._sees_updates, self._awaits_update = True, False
         (parameter, version), self._answer = self._answer or (None, 0), None
         norm, self._norm = self._norm, None
-        if norm is not None and has_gradient(parameter) and not torch.allclose(local(parameter.grad).norm(), norm, rtol=1e-3, atol=0):
-            self.once("scaled", "GradScaler.step(): it divides the answers by the loss scale, because Preconditioner.step() has no scaler. "
-                                "Call step(loss, scaler=scaler)")
         if parameter is not None and has_gradient(parameter) and local(parameter.grad)._version != version:
             self.once("changed", "optimizer.step(): gradients were changed since Preconditioner.step(), as clip_grad_norm_ does. They are "
                                  "whole updates, with norms in the hundreds, which clipping shrinks to almost nothing. Clip before "
                                  "Preconditioner.step()")
+        elif norm is not None and has_gradient(parameter):
+            self._is_scaled = lambda: False  # one look, for which a GPU is waited for, is enough
+            if not torch.allclose(local(parameter.grad).norm(), norm, rtol=1e-3, atol=0):
+                self.once("scaled", "GradScaler.step(): it divides the answers by the loss scale, because Preconditioner.step() has no "
+                                    "scaler. Call step(loss, scaler=scaler)")
 
     def has_given(self, kind: Union[str, int]) -> bool:
         return kind in self._given
@@ -209,6 +218,8 @@ class StepWatch:
     def watch(self, optimizer: BaseOptimizer) -> None:
         """Watches the optimizer's steps. One without gradients, or with zeros, which only makes its state, may be alone."""
         self._updates = [one for group in optimizer.param_groups if group["plain"] for one in group["params"]]
+        own = parameters_of(optimizer)
+        self._left_out = {name: parameter for name, parameter in self._other_frozen.items() if parameter not in own}
         weak = weakref.ref(optimizer)  # `held` keeps this object, and the optimizer may keep the preconditioner
         self._is_scaled = lambda: getattr(weak(), "is_scaled", False)
         seen = 0
@@ -238,8 +249,7 @@ def _warn_of_order(what: str) -> None:
 
 def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: float,
               scales: Mapping[nn.Parameter, float]) -> List[Dict[str, Any]]:
-    """Returns groups of the parameters, also of frozen ones, which may be trained later. Matrices have weight decay; biases and other
-    vectors have none.
+    """Returns groups of the trainable parameters. Matrices have weight decay; biases and other vectors have none.
 
     Args:
         model: The model.
@@ -249,7 +259,7 @@ def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: 
     """
     groups: Dict[Tuple[bool, bool, float], Dict[str, Any]] = {}
     for parameter in model.parameters():
-        if parameter.is_floating_point() or parameter.is_complex():
+        if parameter.requires_grad:
             plain, decays = parameter in whole_updates, parameter.dim() > 1
             scale = 1.0 if plain else scales.get(parameter, 1.0)
             group = groups.setdefault((plain, decays, scale), {"params": [], "weight_decay": decays * weight_decay, "plain": plain,

@@ -23,7 +23,7 @@ from .._options import ClientOptions, Selection, Statistics
 from . import _group, _layers, _local, _optimizer, _recipe, _sharded
 from ._amp import skip_text, trained_by, unscale
 from ._arguments import check_options, check_types, count_of, number_of, rate_of
-from ._buckets import average_rest, rest_of, warn_of_other_weights
+from ._buckets import average_rest, refuse_sparse, rest_of, warn_of_other_weights
 from ._checkpoint import (add_factors, check_state, has_factors, lacks_factors, make_state, open_session, restore_factors,
                           restore_snapshot)
 from ._hooks import Switch, guard_hooks, is_compiled, lost_call, original
@@ -82,7 +82,7 @@ class Preconditioner:
         seed: int = 0,
         client: ClientOptions = ClientOptions(),
     ) -> None:
-        """Connects, opens the session and puts hooks into the model.
+        """Connects, opens the session and, for statistics, puts hooks into the model.
 
         Args:
             model: A plain module, one under fully_shard or tensor parallelism, or DistributedDataParallel itself; may be compiled.
@@ -149,6 +149,8 @@ class Preconditioner:
         self._fed = [place for place, name in enumerate(self._methods) if traits_of(name).takes_statistics]
         self._clips = {place: float(clip) for place, clip in clip_of(self._spec).items()}
         self._averages = not self._ddp and not sharded and self._group.size > 1
+        if self._averages:
+            refuse_sparse(self._model)
         self._pieces = make_pieces(self._spec, self._group, self._slots) if sharded else None
         self._spec = divide(self._spec, self._slots, self._methods, self._kinds, self._group, bool(_sharded.modules_of(self._model)))
         before = self._recipe.before_factors()
@@ -179,7 +181,7 @@ class Preconditioner:
         self._held = contextlib.ExitStack()
         self._release = weakref.finalize(self, self._held.close)
         self._release.atexit = False  # _close_all
-        self._warnings = _optimizer.StepWatch(self._parameters(), chosen.frozen, self._held)
+        self._warnings = _optimizer.StepWatch(self._parameters(), chosen.frozen, chosen.other_frozen(self._model), self._held)
         self._warnings.follow(optimizer)
         try:
             self._open(servers, chosen)
@@ -447,6 +449,8 @@ class Preconditioner:
                 self._group.gather(None)
                 if answers and self._group.rank == 0:
                     self._session.close()
+            elif self._reporter is not None:
+                self._reporter.settle()
         finally:
             self._worker = None
             self._release.detach()  # called at the interpreter's end, it does nothing
@@ -521,7 +525,7 @@ class Preconditioner:
         self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, pieces=self._pieces)
         self._reporter = Reporter(self._worker)
         self._held.callback(self._worker.close)
-        if self._averages and first_step == 0:
+        if self._averages and not resumes:
             warn_of_other_weights(self._group, self._model)
         self._begin(first_step)
 

@@ -59,7 +59,7 @@ class Reporter:
     def check(self) -> None:
         """Raises the error of a report that has been refused by now. Raises ForkError in a forked child."""
         self.check_process()
-        while self._reports and self._reports[0].ready():
+        while self._reports and self._reports[0].wait(0.0):
             self._take()
 
     def wait(self) -> None:
@@ -78,6 +78,11 @@ class Reporter:
         """Raises ForkError in a forked child, to which the worker does not belong."""
         if os.getpid() != self._process:
             raise fork_error(self._process, os.getpid())
+
+    def settle(self) -> None:
+        """Has the reports sent, and waits for half a second at most."""
+        if self._reports and os.getpid() == self._process:
+            self._reports[-1].wait(0.5)
 
     def directive_for(self, step: int) -> Optional[StepDirective]:
         """Returns a directive that covers `step`. Waits for reports only if the known directive does not. None: no step has
