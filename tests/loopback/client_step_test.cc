@@ -177,7 +177,7 @@ TEST(ClientStepTest, ReportsGoBeforeTheLeaseEnds) {
   const auto worker = Join(Options(server));
   std::vector<ReportFuture> reports;
   for (uint64_t step = 0; step < 10; ++step) reports.push_back(worker->ReportStep(step, 1.0, 1, true, 0.1));
-  EXPECT_TRUE(server.AwaitReported(10)) << "nobody waits for them";
+  EXPECT_TRUE(server.AwaitReported(10)) << "no caller waits for them";
 }
 
 TEST(ClientStepTest, ARefusedReportFailsNoOtherOfItsCall) {

@@ -56,8 +56,10 @@ class LossTable {
 
   const int64_t world_size_;
   const size_t max_steps_;
-  // Most reports of unfinished steps: 256 KiB, or 64 steps of all ranks, which a call of each may bring.
-  const int64_t most_reports_ = std::max<int64_t>(8192, 64 * world_size_);
+  // Most reports of unfinished steps. A call of each rank may bring 64: they are kept up to 8 MiB, and in any case four
+  // steps of all ranks.
+  const int64_t most_reports_ =
+      std::max({int64_t{8192}, 4 * world_size_, std::min(64 * world_size_, int64_t{1} << 18)});
   std::map<uint64_t, Step> steps_;
   int64_t kept_reports_ = 0;  // of unfinished steps
   uint64_t kept_from_ = 0;    // steps below this one are no longer kept

@@ -138,7 +138,7 @@ TEST(ConvertTest, DirectiveAndShardMapKeepOrder) {
       .modes = {{.first_step = 0, .mode = Mode::kSecondOrder}, {.first_step = 50, .mode = Mode::kFirstOrder}},
       .epoch = 3};
   EXPECT_THAT(EncodeDirective(directive), EqualsText(R"(
-    lease_through_step: 70 epoch: 3
+    lease_through_step: 70 epoch: 3 report_limit: 64
     modes { first_step: 0 mode: MODE_SECOND_ORDER } modes { first_step: 50 mode: MODE_FIRST_ORDER })"));
   EXPECT_THAT(EncodeShardMap(9, {{.address = "b:2", .layers = {0, 2}}, {.address = "a:1", .layers = {1}}}),
               EqualsText(R"(
