@@ -185,8 +185,9 @@ class LocalServerTest(unittest.TestCase):
         pre = Preconditioner(model, "local", method="identity", client=p.ClientOptions(result_timeout=3600, lease_timeout=3600))
         self.addCleanup(pre.close)
         kill(server.shared())
+        model(torch.ones(4, 3)).sum().backward()
         with self.assertRaisesRegex(p.UnavailableError, "has ended by SIGKILL"):
-            model(torch.ones(4, 3))  # joins
+            pre.step(1.0)  # joins
         pre = Preconditioner(model, "local", method="identity", client=p.ClientOptions(result_timeout=3600, lease_timeout=3600))
         self.addCleanup(pre.close)
         for _ in range(2):
