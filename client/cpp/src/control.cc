@@ -279,16 +279,16 @@ absl::Status SendLayer(ControlClient& shard, v1::RestoreLayerRequest piece, absl
 
 MissingRanks::MissingRanks(v1::FrameHeader sender, std::vector<std::string> layers,
                            std::shared_ptr<const wire::ChannelSecurity> security)
-    : sender_(std::move(sender)), layers_(std::move(layers)), security_(std::move(security)) {}
+    : sender_(std::move(sender)), epoch_(sender_.epoch()), layers_(std::move(layers)), security_(std::move(security)) {}
 
-std::string MissingRanks::Describe(const std::string& shard, uint64_t epoch, uint64_t step, uint32_t layer) const {
+std::string MissingRanks::Describe(const std::string& shard, uint64_t step, uint32_t layer) const {
   {
     MutexLock lock(mu_);
     if (MonotonicNow() < silent_until_) return "";
   }
   v1::ListMissingRanksRequest request;
   *request.mutable_key() = sender_;
-  request.mutable_key()->set_epoch(epoch);
+  request.mutable_key()->set_epoch(epoch_);
   request.mutable_key()->set_step(step);
   request.mutable_key()->set_layer(layer);
   Canceller canceller;

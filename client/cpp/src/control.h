@@ -2,6 +2,7 @@
 // How a client talks to servers apart from a stream: channels, unary control calls and what is made of them.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -127,16 +128,20 @@ absl::Status SendLayer(ControlClient& shard, v1::RestoreLayerRequest piece, absl
 // worker. Thread-safe.
 class MissingRanks {
  public:
-  // `sender` has the session, the rank, the incarnation and the secret of the worker; `layers` are the layers' names.
+  // `sender` has the session, the rank, the incarnation, the secret and the epoch of the worker; `layers` are the
+  // layers' names.
   MissingRanks(v1::FrameHeader sender, std::vector<std::string> layers,
                std::shared_ptr<const wire::ChannelSecurity> security);
 
   // Returns "; layer NAME waits for ranks 1, 3", or "" if the shard names none. Waits 3 s at most. After a call without
   // an answer, calls of the next 5 s return "" at once.
-  std::string Describe(const std::string& shard, uint64_t epoch, uint64_t step, uint32_t layer) const;
+  std::string Describe(const std::string& shard, uint64_t step, uint32_t layer) const;
+  // The worker has joined again.
+  void BeginEpoch(uint64_t epoch) { epoch_ = epoch; }
 
  private:
   const v1::FrameHeader sender_;
+  std::atomic<uint64_t> epoch_;
   const std::vector<std::string> layers_;
   const std::shared_ptr<const wire::ChannelSecurity> security_;
   mutable Mutex mu_;

@@ -18,17 +18,18 @@ namespace {
 // Longest wait for gRPC to release borrowed memory after its connection was closed.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(10);
 
-std::shared_ptr<const MissingRanks> MakeMissingRanks(const SessionSpec& spec, uint32_t rank, uint64_t incarnation,
-                                                     const v1::JoinSessionResponse& joined,
-                                                     std::shared_ptr<const wire::ChannelSecurity> security) {
+std::shared_ptr<MissingRanks> MakeMissingRanks(const SessionSpec& spec, uint32_t rank, uint64_t incarnation,
+                                               const v1::JoinSessionResponse& joined,
+                                               std::shared_ptr<const wire::ChannelSecurity> security) {
   v1::FrameHeader sender;
   sender.set_session_id(joined.session_id());
   sender.set_rank(rank);
   sender.set_incarnation(incarnation);
   sender.set_secret(joined.secret());
+  sender.set_epoch(joined.epoch());
   std::vector<std::string> layers;
   for (const LayerSpec& layer : spec.layers) layers.push_back(layer.name);
-  return std::make_shared<const MissingRanks>(std::move(sender), std::move(layers), std::move(security));
+  return std::make_shared<MissingRanks>(std::move(sender), std::move(layers), std::move(security));
 }
 
 // Longest delay until a passed deadline is noticed.
@@ -441,6 +442,7 @@ absl::Status WorkerImpl::Refresh() {
     MutexLock lock(mu_);
     refresh_ = false;
     epoch_ = joined.epoch();
+    missing_ranks_->BeginEpoch(epoch_);
     changed_.notify_all();
   }
   return routes_.Change(joined.shard_map(), joined.epoch());

@@ -153,7 +153,7 @@ class WorkerImpl final : public Worker {
   const uint64_t incarnation_;
   const uint64_t session_id_;
   const std::string secret_;  // secret of the session
-  const std::shared_ptr<const MissingRanks> missing_ranks_;
+  const std::shared_ptr<MissingRanks> missing_ranks_;
   TrafficCounters traffic_;
   const std::shared_ptr<Borrowed> borrowed_ = std::make_shared<Borrowed>();
   Canceller canceller_;

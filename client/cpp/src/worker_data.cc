@@ -310,9 +310,9 @@ PreconditionFuture WorkerImpl::AbstainGradient(uint64_t step, int64_t layer) {
 }
 
 void WorkerImpl::ExplainLate(PreconditionFuture::State& state, uint64_t step, int64_t layer) const {
-  state.ExplainLateWith([missing = missing_ranks_, shard = routes_.of_layer(static_cast<size_t>(layer))->address(),
-                         epoch = epoch(), step,
-                         layer] { return missing->Describe(shard, epoch, step, static_cast<uint32_t>(layer)); });
+  state.ExplainLateWith([missing = std::shared_ptr<const MissingRanks>(missing_ranks_),
+                         shard = routes_.of_layer(static_cast<size_t>(layer))->address(), step,
+                         layer] { return missing->Describe(shard, step, static_cast<uint32_t>(layer)); });
 }
 
 PreconditionFuture WorkerImpl::Submit(std::shared_ptr<Contribution> contribution,
