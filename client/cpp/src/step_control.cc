@@ -18,7 +18,7 @@ namespace {
 constexpr absl::Duration kPatience = absl::Seconds(2);
 constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
 constexpr absl::Duration kLastPause = absl::Seconds(1);
-// Between two calls if nothing is due. A call takes .7 ms of both processes' processor time.
+// Between two calls if nothing is due. A call takes .4 ms of both processes' processor time.
 constexpr absl::Duration kBetweenCalls = absl::Milliseconds(20);
 
 }  // namespace
