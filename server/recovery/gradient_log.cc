@@ -125,6 +125,18 @@ bool GradientLog::Append(const std::string& name, const GradientRecord& record, 
   return due;
 }
 
+absl::StatusOr<uint64_t> GradientLog::Read(const store::LogReplay& replay) {
+  std::shared_ptr<store::RecordLog> log;
+  {
+    MutexLock lock(mu_);
+    if (log_ == nullptr) return broken_;
+    log = log_;
+  }
+  PRECONDOR_RETURN_IF_ERROR(log->Sync());
+  PRECONDOR_RETURN_IF_ERROR(store::ReadLog(fs_, dir_, replay).status());
+  return log->next_sequence();
+}
+
 void GradientLog::Abandon(const std::shared_ptr<store::RecordLog>& log, const absl::Status& why) {
   if (log_ != log) return;  // another thread has abandoned it already
   broken_ = absl::UnavailableError(absl::StrCat("the log of gradients cannot be written: ", why.message()));

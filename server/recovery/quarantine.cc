@@ -155,7 +155,7 @@ bool Quarantine::Skips(uint64_t session_id, uint64_t sequence) const {
 }
 
 absl::StatusOr<uint64_t> Quarantine::CopyRecords(const std::string& part, uint64_t session_id, uint64_t needed_from,
-                                                 ReadLog read) const {
+                                                 ReadLog read, ReadLog read_gradients) const {
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<store::RecordLog> log,
                              store::RecordLog::Open(fs_, part, {}, nullptr));
   const auto copy = [&](const store::Record& record) { return log->Append(record.type, record.payload).status(); };
@@ -171,11 +171,17 @@ absl::StatusOr<uint64_t> Quarantine::CopyRecords(const std::string& part, uint64
     return SessionOf(decoded) == session_id ? copy(record) : absl::OkStatus();
   };
   PRECONDOR_ASSIGN_OR_RETURN(const uint64_t end, read(take));
+  const auto take_gradient = [&](const store::Record& record) -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const StoredGradient decoded, DecodeGradient(record.type, record.payload));
+    const bool needed = decoded.record.at.session_id == session_id && decoded.log_sequence >= needed_from;
+    return needed ? copy(record) : absl::OkStatus();
+  };
+  PRECONDOR_RETURN_IF_ERROR(read_gradients(take_gradient).status());
   PRECONDOR_RETURN_IF_ERROR(log->Sync());
   return end;
 }
 
-absl::Status Quarantine::Put(QuarantinedSession session, uint64_t needed_from, ReadLog read) {
+absl::Status Quarantine::Put(QuarantinedSession session, uint64_t needed_from, ReadLog read, ReadLog read_gradients) {
   MutexLock files(files_mu_);
   const uint64_t session_id = session.install.session_id;
   Entry entry{.session = std::move(session)};
@@ -188,7 +194,7 @@ absl::Status Quarantine::Put(QuarantinedSession session, uint64_t needed_from, R
   const std::string part = PartOf(session_id, entry.part);
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, DirOf(session_id)));
   PRECONDOR_RETURN_IF_ERROR(RemoveParts(session_id, counted));
-  PRECONDOR_ASSIGN_OR_RETURN(entry.from, CopyRecords(part, session_id, needed_from, read));
+  PRECONDOR_ASSIGN_OR_RETURN(entry.from, CopyRecords(part, session_id, needed_from, read, read_gradients));
   PRECONDOR_RETURN_IF_ERROR(fs_.SyncDir(DirOf(session_id)));
   PRECONDOR_RETURN_IF_ERROR(Write(entry));
   // The next Open removes what remains if this fails.

@@ -23,7 +23,7 @@
 namespace precondor::recovery {
 
 // The quarantine on a shard's disk. Each session has a directory `<dir>/<session_id>` with a copy of its records from
-// the shard's log and a state file. The session's snapshots stay where they are.
+// the shard's log and from the log of gradients, and a state file. The session's snapshots stay where they are.
 //
 // A session that has returned keeps its directory until two later snapshots are durable. Until then its records are the
 // ones in the directory, followed by those of the shard's log from the sequence of its return on.
@@ -53,10 +53,11 @@ class Quarantine {
 
   // Passes the records of a log to the callback and returns the sequence after the last one.
   using ReadLog = absl::FunctionRef<absl::StatusOr<uint64_t>(const store::LogReplay&)>;
-  // Puts a session in quarantine: copies its records of the log from `needed_from` on. The result is durable if this
-  // returns OK; otherwise the session's entry is unchanged.
-  absl::Status Put(QuarantinedSession session, uint64_t needed_from, ReadLog read);
-  // Passes the session's records in its directory to `replay`. Returns NOT_FOUND if the session has no directory.
+  // Puts a session in quarantine: copies its records of the log from `needed_from` on, and its gradients since then.
+  // The result is durable if this returns OK; otherwise the session's entry is unchanged.
+  absl::Status Put(QuarantinedSession session, uint64_t needed_from, ReadLog read, ReadLog read_gradients);
+  // Passes the session's records in its directory to `replay`, also those of its gradients. Returns NOT_FOUND if the
+  // session has no directory.
   absl::Status Replay(uint64_t session_id, const store::LogReplay& replay) const;
   // Marks the session as returned: its later records are those of the log from `sequence` on. The result is durable if
   // this returns OK. Returns NOT_FOUND if the session has no directory.
@@ -87,8 +88,8 @@ class Quarantine {
   absl::StatusOr<Entry> Read(uint64_t session_id) const;
   absl::Status RemoveLocked(uint64_t session_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(files_mu_);
   absl::Status RemoveParts(uint64_t session_id, const std::set<uint64_t>& but) const;
-  absl::StatusOr<uint64_t> CopyRecords(const std::string& part, uint64_t session_id, uint64_t needed_from,
-                                       ReadLog read) const;
+  absl::StatusOr<uint64_t> CopyRecords(const std::string& part, uint64_t session_id, uint64_t needed_from, ReadLog read,
+                                       ReadLog read_gradients) const;
 
   store::FileSystem& fs_;
   const std::string dir_;

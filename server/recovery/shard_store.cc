@@ -131,6 +131,9 @@ absl::StatusOr<ShardStore::Ends> ShardStore::FindEnds() {
 }
 
 absl::Status ShardStore::ReplayGradients(Shard& shard, Ends& ends) {
+  for (const uint64_t id : quarantine_.Returned()) {
+    PRECONDOR_RETURN_IF_ERROR(ReplayQuarantinedGradients(id, ends[id].snapshot_at, shard.replay()));
+  }
   std::set<uint64_t> seen;
   PRECONDOR_RETURN_IF_ERROR(gradients_.Open([&](GradientRecord record, uint64_t log_sequence) {
     const uint64_t id = record.at.session_id;
@@ -138,10 +141,12 @@ absl::Status ShardStore::ReplayGradients(Shard& shard, Ends& ends) {
     const End& end = ends[id];
     // A gradient from before the snapshot is in it, or was made for factors that a loss had taken away.
     const bool counts = log_sequence > end.removed_at && log_sequence >= end.snapshot_at && end.quarantined_at == 0;
-    if (counts) shard.replay().Add(std::move(record));
+    if (counts && !quarantine_.Skips(id, log_sequence)) shard.replay().Add(std::move(record));
   }));
   for (const ShardSessionSummary& session : shard.ListSessions()) seen.erase(session.session_id);
-  for (const uint64_t gone : seen) gradients_.Forget(gone);
+  for (const uint64_t gone : seen) {
+    if (ends[gone].quarantined_at == 0 || quarantine_.Holds(gone)) gradients_.Forget(gone);  // others are to be copied
+  }
   return absl::OkStatus();
 }
 
@@ -200,7 +205,8 @@ absl::Status ShardStore::Quarantine(uint64_t session_id, uint64_t last_step) {
   }
   const absl::Status put =
       quarantine_.Put({.install = install->install, .last_step = last_step}, log_.NeededFrom(session_id),
-                      [this](const store::LogReplay& replay) { return log_.Read(replay); });
+                      [this](const store::LogReplay& replay) { return log_.Read(replay); },
+                      [this](const store::LogReplay& replay) { return gradients_.Read(replay); });
   if (absl::IsNotFound(put)) return absl::DataLossError(put.message());
   PRECONDOR_RETURN_IF_ERROR(put);
   snapshots_.Forget(session_id);
@@ -212,6 +218,7 @@ absl::Status ShardStore::Quarantine(uint64_t session_id, uint64_t last_step) {
 absl::Status ShardStore::ReplayQuarantined(uint64_t session_id, uint64_t needed_from,
                                            absl::FunctionRef<void(ShardRecord)> replay) {
   return quarantine_.Replay(session_id, [&](const store::Record& record) -> absl::Status {
+    if (record.type == static_cast<uint8_t>(RecordType::kGradient)) return absl::OkStatus();
     PRECONDOR_ASSIGN_OR_RETURN(ShardRecord decoded, DecodeRecord(record.type, record.payload));
     if (const auto* install = std::get_if<InstallRecord>(&decoded)) log_.Know(*install, needed_from);
     replay(std::move(decoded));
@@ -219,10 +226,21 @@ absl::Status ShardStore::ReplayQuarantined(uint64_t session_id, uint64_t needed_
   });
 }
 
+absl::Status ShardStore::ReplayQuarantinedGradients(uint64_t session_id, uint64_t snapshot_at, ShardReplay& replay) {
+  return quarantine_.Replay(session_id, [&](const store::Record& record) -> absl::Status {
+    if (record.type != static_cast<uint8_t>(RecordType::kGradient)) return absl::OkStatus();
+    PRECONDOR_ASSIGN_OR_RETURN(StoredGradient gradient, DecodeGradient(record.type, record.payload));
+    if (gradient.log_sequence >= snapshot_at) replay.Add(std::move(gradient.record));
+    return absl::OkStatus();
+  });
+}
+
 absl::Status ShardStore::Return(uint64_t session_id, ShardReplay& replay) {
   const uint64_t from = log_.next_sequence();
   if (from == 0) return absl::UnavailableError("the shard's log cannot be written");
+  uint64_t snapshot_at = 0;
   absl::Status status = snapshots_.Load(session_id, [&](const SnapshotImages& snapshot) {
+    snapshot_at = snapshot.sequence;
     log_.Know(snapshot.install, from);
     replay.Add(snapshot.install);
     for (const auto& [layer, image] : snapshot.images) replay.Load(image);
@@ -230,6 +248,7 @@ absl::Status ShardStore::Return(uint64_t session_id, ShardReplay& replay) {
   if (status.ok()) {
     status = ReplayQuarantined(session_id, from, [&replay](ShardRecord record) { replay.Add(std::move(record)); });
   }
+  if (status.ok()) status = ReplayQuarantinedGradients(session_id, snapshot_at, replay);
   const absl::Status replayed = replay.CheckReturned(session_id);
   if (status.ok()) status = replayed;
   if (status.ok()) {

@@ -71,6 +71,8 @@ class ShardStore final : public ShardJournal {
   // `needed_from` on.
   absl::Status ReplayQuarantined(uint64_t session_id, uint64_t needed_from,
                                  absl::FunctionRef<void(ShardRecord)> replay);
+  // Passes its gradients there to `replay`, but those that the session's snapshot at sequence `snapshot_at` has.
+  absl::Status ReplayQuarantinedGradients(uint64_t session_id, uint64_t snapshot_at, ShardReplay& replay);
 
   // How a session left the shard's memory according to the log. If the session was removed and installed again, its
   // later records follow `removed_at`.

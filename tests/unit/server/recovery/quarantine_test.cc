@@ -99,6 +99,46 @@ TEST_F(QuarantineTest, GivesFactorsBackBitwiseAfterAnyStep) {
   }
 }
 
+// Both layers' answers to gradients alone.
+class QuarantineOfGradientsTest : public QuarantineTest {
+ protected:
+  QuarantineOfGradientsTest() { spec.method.name = "soap"; }
+  std::vector<float> GradientStep(uint64_t step) {
+    std::vector<float> answers;
+    for (uint32_t layer : {0, 1}) {
+      const std::shared_ptr<Reply> reply = SendFilled(Header(ContributionKind::kGradient, step, 0, layer),
+                                                      1.0f + 0.25f * static_cast<float>((step * 7 + layer) % 11));
+      EXPECT_TRUE(reply->accepted()) << "step " << step << ": " << reply->ack->status();
+      for (float value : reply->values()) answers.push_back(value);
+    }
+    return answers;
+  }
+};
+
+TEST_F(QuarantineOfGradientsTest, GivesBackWhatAMethodHasLearned) {
+  std::vector<std::vector<float>> expected;
+  Begin();
+  for (uint64_t step = 0; step < kSteps; ++step) expected.push_back(GradientStep(step));
+  for (const bool reopens : {false, true}) {
+    Begin();
+    for (uint64_t step = 0; step < kSteps; ++step) {
+      EXPECT_EQ(GradientStep(step), expected[step]) << step;
+      if (step % 3 != 1) continue;
+      if (reopens && step % 2 == 0) {  // it ends before the records are copied
+        ASSERT_TRUE(*shard->Quarantine(kSession));
+        Reopen();
+        shard->upkeep().CompleteQuarantine();
+        ASSERT_EQ(store->ListQuarantined().size(), 1u);
+      } else {
+        Quarantine();
+      }
+      if (reopens) Reopen();
+      BringBack();
+      if (reopens && step % 2 == 1) Reopen();
+    }
+  }
+}
+
 TEST_F(QuarantineTest, TakesASessionASecondTime) {
   const std::vector<std::vector<float>> expected = Uninterrupted();
   Begin();
@@ -378,7 +418,7 @@ TEST_F(QuarantineTest, AnAgeThatIsWrittenUndoesNothing) {
   ASSERT_TRUE(quarantine.Open().ok());
   const auto no_records = [](const store::LogReplay&) -> absl::StatusOr<uint64_t> { return 1; };
   for (int i = 0; i < 30; ++i) {
-    ASSERT_TRUE(quarantine.Put({.install = MakeInstall(), .last_step = 0}, 1, no_records).ok());
+    ASSERT_TRUE(quarantine.Put({.install = MakeInstall(), .last_step = 0}, 1, no_records, no_records).ok());
     quarantine.Age(absl::InfiniteDuration());
     clock.Advance(absl::Hours(2));
     const bool removed = i % 2 == 0;
