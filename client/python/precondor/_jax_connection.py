@@ -31,9 +31,10 @@ from ._session import Layer, SessionSpec
 
 _MOST_BYTES = 2048
 _MOST_CPU_BYTES = 65536  # JAX copies arrays of this size at once
+_MARK = 0x5EED5EED
 _FAILED = -1  # of a rank that raised an error; below 0, which is that of a step that is skipped
 
-# A rank's scalars of a step and its shares: an i32, whether the rank may use its answers, and the answers.
+# A rank's scalars of a step and its shares: an i32, marked; whether the rank may use its answers, and the answers.
 Callback = Callable[..., Tuple[Any, Any, List[np.ndarray]]]
 
 
@@ -78,7 +79,7 @@ class Group:
         """
         if self.mesh is None:
             number, usable, answers = _io_callback(callback, 0, scalars, stacks)
-            return number, usable > 0, answers
+            return marked(number), usable > 0, answers
         self._refuse_deadlock([self.share(one.shape[1]) * one.shape[2] * one.shape[0] * 4 for one in stacks])
         axes = self.mesh.axis_names
 
@@ -89,7 +90,7 @@ class Group:
             # rank that fails must not leave the others waiting.
             outcome = jax.lax.pmin(usable, axes)
             number = io_callback(self._raise_failure, jax.ShapeDtypeStruct((), jnp.int32), rank, number, outcome)
-            return number, outcome > 0, answers
+            return marked(number), outcome > 0, answers
 
         whole, rows = PartitionSpec(), PartitionSpec(None, axes)
         padded = [jnp.pad(one, ((0, 0), (0, self.share(one.shape[1]) * self.size - one.shape[1]), (0, 0))) for one in stacks]
@@ -111,7 +112,7 @@ class Group:
             return number, np.int32(usable), answers
         except Exception as error:  # pylint: disable=broad-except
             self._failures[int(rank)] = error
-            return np.int32(step), np.int32(_FAILED), [np.zeros(np.shape(share), np.float32) for share in others[-1]]
+            return marked(np.int32(step)), np.int32(_FAILED), [np.zeros(np.shape(share), np.float32) for share in others[-1]]
 
     def _raise_failure(self, rank: Any, number: Any, outcome: Any) -> Any:
         if int(outcome) != _FAILED:
@@ -129,6 +130,11 @@ class Group:
             return [make()]
         with concurrent.futures.ThreadPoolExecutor(1) as thread:  # a thread that traces cannot compute
             return thread.submit(_gather, make).result()
+
+
+def marked(number: Any) -> Any:
+    """Marks an i32 that a callback returns, and takes the mark off: where JAX has lost an error, its results are often 0."""
+    return number ^ _MARK
 
 
 def _io_callback(callback: Callback, rank: Any, scalars: Sequence[Any], shares: Sequence[jax.Array]) -> Tuple[Any, Any, List[jax.Array]]:
@@ -197,8 +203,9 @@ class Connection:
             return self._closed
 
     def raise_failure(self, step: Any) -> None:
-        """Raises the error of the last step. JAX itself loses it if the step was not compiled and its inputs were still being
-        computed. `step` is that of the next call's state: if it is known and the failed step's, the caller tries again."""
+        """Raises the error of the last step. JAX itself loses it if the step's inputs were still being computed; its results are then
+        arbitrary bytes. A compiled step raises it in exchange(). `step` is that of the next call's state: if it is known and the
+        failed step's, the caller tries again."""
         known = None if isinstance(step, jax.core.Tracer) else int(step)  # waits for the last step
         with self._lock:
             failures, self._failures = list(self._failures.values()), {}
@@ -268,6 +275,10 @@ class Connection:
     def exchange(self, rank: Any, step: Any, loss: Any, finite: Any, shares: Sequence[Any]) -> Tuple[Any, Any, List[np.ndarray]]:
         """A rank's part of one step. Returns the next step's number, whether (1) the answers may be used, and the answers."""
         rank, step = int(rank), int(step)
+        with self._lock:
+            failed, error = self._failures.get(rank, (step, None))
+        if failed != step and error is not None:
+            raise error
         try:
             answers, usable = self._exchange(rank, step, float(loss), bool(finite), shares)
         except Exception as error:  # pylint: disable=broad-except
@@ -282,7 +293,7 @@ class Connection:
         with self._lock:
             self._failures.pop(rank, None)
             self._next_steps[rank] = step + 1
-        return np.int32(step + 1), np.int32(usable), answers
+        return marked(np.int32(step + 1)), np.int32(usable), answers
 
     def _exchange(self, rank: int, step: int, loss: float, finite: bool, shares: Sequence[Any]) -> Tuple[List[np.ndarray], bool]:
         worker, layers = self._joined(rank, step)

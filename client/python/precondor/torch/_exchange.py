@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .._client import Future, Worker, kl_clip_scale, lost_since, results, send_all, warn_of_lost_updates
-from .._errors import AbortedError, DataLossError, PrecondorError
+from .._errors import AbortedError, DataLossError, FailedPreconditionError, InvalidArgumentError, PrecondorError
 from .._session import Layer, SessionSpec, delegate_of, traits_of
 from . import _device
 from ._group import Group
@@ -133,6 +133,19 @@ class Exchange:
 
     def any_sent(self) -> bool:
         return bool(self._sent)
+
+    def check_sent(self, overlap: bool, needs_all: bool) -> None:
+        """Checks the gradients that have left before the step's send() for the rest: with `overlap` there may be some.
+
+        Raises:
+            FailedPreconditionError: Those of a step that was interrupted, whose answers would be taken for this one's.
+            InvalidArgumentError: The step needs all gradients before one leaves, and some have left.
+        """
+        if self._sent and not overlap:
+            raise FailedPreconditionError("step(): the call before it did not end, and its gradients have left", "FAILED_PRECONDITION",
+                                          "UNSPECIFIED", "Begin again from a checkpoint, with a new Preconditioner")
+        if self._sent and needs_all:
+            raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used", "INVALID_ARGUMENT")
 
     def takes_part(self, step: int) -> bool:
         """Returns whether the servers answer this step. If not, the job's averaged gradients are the answers."""

@@ -104,6 +104,25 @@ class BaseOptimizer(torch.optim.Optimizer):
                           has_complex=any(one.is_complex() for one in weights))
         return loss
 
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Loads a state of this class or of torch's AdamW. Groups stay plain or not, as they are.
+
+        Raises:
+            InvalidArgumentError: The state is of other methods: other groups are plain.
+        """
+        own, saved = self.param_groups, state_dict["param_groups"]
+        for place, (group, other) in enumerate(zip(own, saved)):
+            if other.get("plain", group["plain"]) != group["plain"]:
+                raise InvalidArgumentError(
+                    f"optimizer.load_state_dict(): group {place}: expected plain={group['plain']}, got {other['plain']}: the state is of "
+                    "other methods, whose answers are not like these", "INVALID_ARGUMENT", "UNSPECIFIED",
+                    "Load the model alone, or give the Preconditioner the methods of the saved run")
+        kept = [{name: group[name] for name in ("plain", "lr_scale")} for group in own]
+        super().load_state_dict(state_dict)
+        for group, fields in zip(self.param_groups, kept):  # torch takes the saved groups, and AdamW's have neither
+            for name, value in fields.items():
+                group.setdefault(name, value)
+
     def expect_preconditioner(self) -> None:
         """Makes the next step warn if no Preconditioner watches it. A step with zeros, which only makes the state, does not."""
         self._before_update = self._warn_if_alone

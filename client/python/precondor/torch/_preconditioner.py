@@ -264,7 +264,7 @@ class Preconditioner:
         Raises:
             DeadlineExceededError: The servers were unreachable for longer than the time-outs.
             AbortedError: The job rolled back, or another rank failed. After an error begin again from a checkpoint.
-            FailedPreconditionError: A layer's parameter has been replaced in the model.
+            FailedPreconditionError: A layer's parameter has been replaced in the model, or Ctrl-C has interrupted the step before.
             DataLossError: In REPLAY and PULL_FACTORS: the ranks' factors differ.
         """
         began = time.monotonic()
@@ -278,9 +278,7 @@ class Preconditioner:
             self._warnings.once("group", "Preconditioner: torch.distributed was initialized after it was made, so that it averages no ranks' "
                                          "gradients. Unless DistributedDataParallel does, make it afterwards")
         rate = rate_of(learning_rate, self._optimizer, bool(self._clips), self._slots[min(self._clips, default=0)].matrix.weight)
-        if self._exchange.any_sent() and (scaler is not None or samples != 1):
-            raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
-                                       "INVALID_ARGUMENT")
+        self._exchange.check_sent(self._overlap, scaler is not None or samples != 1)
         trained = trained_by(self._optimizer, self._model, self._parameters())
         # A server names the ranks that are missing, and a collective does not. But statistics are sent if all ranks agree.
         answers_first = self._averages and self._spec.exchange == "DIRECT" and scaler is None and not self._wanted
