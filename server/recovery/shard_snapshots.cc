@@ -126,11 +126,11 @@ absl::Status ShardSnapshots::Load(uint64_t session_id, const Restore& restore) {
 
 absl::StatusOr<store::SnapshotStore*> ShardSnapshots::StoreOf(uint64_t session_id) const {
   MutexLock lock(stores_mu_);
-  std::unique_ptr<store::SnapshotStore>& store = stores_[session_id];
-  if (store == nullptr) {
-    PRECONDOR_ASSIGN_OR_RETURN(store, store::SnapshotStore::Open(fs_, store::JoinPath(dir_, absl::StrCat(session_id))));
-  }
-  return store.get();
+  const auto found = stores_.find(session_id);
+  if (found != stores_.end()) return found->second.get();
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<store::SnapshotStore> store,
+                             store::SnapshotStore::Open(fs_, store::JoinPath(dir_, absl::StrCat(session_id))));
+  return stores_.emplace(session_id, std::move(store)).first->second.get();
 }
 
 absl::StatusOr<SnapshotImages> ShardSnapshots::ReadLayers(const store::SnapshotStore& store,

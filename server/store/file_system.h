@@ -29,7 +29,7 @@ class WritableFile {
   // Appends the pieces in order, with as few system calls as possible.
   virtual absl::Status AppendPieces(absl::Span<const absl::string_view> pieces);
   // After an error, bytes since the last successful Sync may be lost although later calls succeed: do not use the file
-  // any longer.
+  // any longer. Returns NOT_FOUND if the file has been removed.
   virtual absl::Status Sync() = 0;
   // Makes the system begin to write appended bytes, so that a later Sync takes less time. Only a hint.
   virtual void BeginWriteBack() {}

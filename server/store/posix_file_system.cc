@@ -117,6 +117,9 @@ class PosixWritableFile final : public WritableFile {
 
   absl::Status Sync() override {
     if (Uninterrupted([&] { return fdatasync(fd_.get()); }) < 0) return IoError("fdatasync", path_, errno);
+    struct stat info;
+    if (fstat(fd_.get(), &info) < 0) return IoError("fstat", path_, errno);
+    if (info.st_nlink == 0) return IoError("fdatasync", path_, ENOENT);  // removed: nothing of it survives this process
     return absl::OkStatus();
   }
 

@@ -198,12 +198,12 @@ TEST(ServerLifecycleTest, MetricsTellRefusals) {
 // precondor-server as a process of its own; killed if the test leaves it running.
 class Process {
  public:
-  explicit Process(std::vector<std::string> arguments) {
+  explicit Process(std::vector<std::string> arguments, const posix_spawn_file_actions_t* actions = nullptr) {
     arguments.insert(arguments.begin(), PRECONDOR_SERVER);
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
-    EXPECT_EQ(posix_spawn(&pid_, PRECONDOR_SERVER, nullptr, nullptr, argv.data(), environ), 0);
+    EXPECT_EQ(posix_spawn(&pid_, PRECONDOR_SERVER, actions, nullptr, argv.data(), environ), 0);
   }
   ~Process() {
     if (pid_ < 0) return;
@@ -344,6 +344,19 @@ TEST(ServerProcessTest, ItsSocketGoesWithItAndOutlivesAKill) {
   next.Signal(SIGTERM);
   EXPECT_EQ(next.Wait(), 0);
   EXPECT_FALSE(std::filesystem::exists(socket));
+}
+
+TEST(ServerProcessTest, DrainsWithoutStandardDescriptors) {
+  const TempDir folder;
+  const std::string port_file = folder.path() + "/port";
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  for (const int descriptor : {0, 1, 2}) posix_spawn_file_actions_addclose(&actions, descriptor);
+  Process process({"--listen=127.0.0.1:0", "--port-file=" + port_file}, &actions);
+  posix_spawn_file_actions_destroy(&actions);
+  ASSERT_TRUE(WaitUntil([&] { return std::filesystem::exists(port_file) || !process.running(); }));
+  process.Signal(SIGTERM);
+  EXPECT_EQ(process.Wait(), 0);
 }
 
 TEST(ServerProcessTest, EndsWithTheProcessThatItIsToldOf) {

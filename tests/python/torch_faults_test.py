@@ -8,6 +8,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,21 @@ class FaultsTest(unittest.TestCase):
             with self.assertRaisesRegex(precondor.FailedPreconditionError, "servers have no factors of it.*exact=False"):
                 self.train(cluster)
         self.assertEqual(len(self.train(cluster, load={"exact": False})[1]), 8)
+
+    def test_a_trainer_and_a_shard_that_are_lost_together(self):
+        for method in ("soap", "mkor"):
+            with self.subTest(method=method):
+                cluster = self.cluster(method)
+                self.train(cluster, steps=6, end=False, method=method)
+                cluster.shards[0].kill()
+                shutil.rmtree(cluster.shards[0].folder / "data")
+                cluster.shards[0].start()
+                with self.assertWarnsRegex(UserWarning, "updates"):
+                    results = self.train(cluster, method=method)[1]
+                self.assertEqual(results[0].step, 6)
+                self.assertTrue(results[0].updates_lost)
+                self.assertFalse(any(result.updates_lost for result in results[1:]))
+                (self.checkpoints / "checkpoint-0.pt").unlink()
 
     def test_a_state_of_something_else(self):
         cluster = self.cluster()

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -294,7 +295,11 @@ std::string MissingRanks::Describe(const std::string& shard, uint64_t step, uint
   Canceller canceller;
   const auto missing =
       ControlClient(shard, kPatience, security_, "").Call<v1::ListMissingRanksResponse>(request, canceller);
-  if (missing.ok()) return RanksText(absl::StrCat("; layer ", layers_[layer], " waits for "), missing->ranks());
+  if (missing.ok()) {
+    const bool own = absl::c_linear_search(missing->ranks(), sender_.rank());  // whose gradient is there
+    return RanksText(absl::StrCat("; layer ", layers_[layer], " waits for ", own ? "the statistics of " : ""),
+                     missing->ranks());
+  }
   MutexLock lock(mu_);
   silent_until_ = MonotonicNow() + kSilence;
   return "";

@@ -113,7 +113,7 @@ bool Outbox::StartStream(uint64_t credit_bytes, uint64_t shard_generation) {
   if (other_generation) {
     SendKeptAgain();
     for (const auto& [layer, last] : answered_) SendResume(layer);
-    for (const auto& [layer, step] : begins_) SendBegin(layer);
+    for (const auto& [layer, begin] : begins_) SendBegin(layer);
   }
   shard_generation_ = shard_generation;
   open_ = true;
@@ -315,11 +315,15 @@ absl::Time Outbox::NextEvent(absl::Time now) const {
 
 void Outbox::ForgetVersionsBefore(uint64_t step) {
   std::set<uint32_t> dropped;
-  for (auto& [layer, last] : answered_) {
-    if (last.step >= step || last.factor_version == 0) continue;
-    last.factor_version = 0;
-    dropped.insert(layer);
-  }
+  const auto drop = [&](auto& last_by_layer) {
+    for (auto& [layer, last] : last_by_layer) {
+      if (last.step >= step || last.factor_version == 0) continue;
+      last.factor_version = 0;
+      dropped.insert(layer);
+    }
+  };
+  drop(answered_);
+  drop(begins_);
   if (dropped.empty()) return;
   for (auto& [sequence, entry] : entries_) {
     if (entry.item->id.kind != v1::FRAME_KIND_RESUME || !dropped.contains(entry.item->id.layer)) continue;
@@ -344,16 +348,17 @@ void Outbox::SendResume(uint32_t layer) {
   SendFirst(resume);
 }
 
-void Outbox::BeginAt(uint32_t layer, uint64_t step) {
-  begins_[layer] = step;
+void Outbox::BeginAt(uint32_t layer, uint64_t step, uint64_t factor_version) {
+  begins_[layer] = {step, factor_version};
   SendBegin(layer);
 }
 
 void Outbox::SendBegin(uint32_t layer) {
   if (answered_.contains(layer)) return;
   auto begin = std::make_shared<Contribution>();
-  begin->id = {v1::FRAME_KIND_RESUME, begins_.at(layer), layer};
+  begin->id = {v1::FRAME_KIND_RESUME, begins_.at(layer).step, layer};
   begin->abstain = true;
+  begin->factor_version = begins_.at(layer).factor_version;
   SendFirst(begin);
 }
 
@@ -448,7 +453,7 @@ void Outbox::Adopt(Moved&& moved) {
     answered_[layer] = last;
     SendResume(layer);
   }
-  for (const auto& [layer, step] : moved.begins) BeginAt(layer, step);
+  for (const auto& [layer, begin] : moved.begins) BeginAt(layer, begin.step, begin.factor_version);
 }
 
 void RetransmitBuffer::Erase(Layer& layer, Sequence sequence) {

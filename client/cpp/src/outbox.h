@@ -105,8 +105,8 @@ class Outbox {
   void StopStream();
   // Tells the shard that this process has taken its rank over and sends nothing for the layer before `step`. Sends a
   // RESUME before everything else, again to each other memory until the layer has had an answer. Without it the other
-  // ranks would wait for contributions of this rank's earlier steps.
-  void BeginAt(uint32_t layer, uint64_t step);
+  // ranks would wait for contributions of this rank's earlier steps. `factor_version`: see WorkerOptions; 0: unknown.
+  void BeginAt(uint32_t layer, uint64_t step, uint64_t factor_version = 0);
 
   // The following functions take in answers. They return the contribution, or null if none is waiting (a late or
   // repeated answer).
@@ -235,7 +235,11 @@ class Outbox {
     Mode mode = Mode::kSecondOrder;
   };
   std::map<uint32_t, LastAnswer> answered_;
-  std::map<uint32_t, uint64_t> begins_;  // first step of this process by layer; see BeginAt
+  struct Beginning {
+    uint64_t step = 0;
+    uint64_t factor_version = 0;
+  };
+  std::map<uint32_t, Beginning> begins_;  // by layer; see BeginAt
   RetransmitBuffer kept_;
 };
 
@@ -245,7 +249,7 @@ struct Outbox::Moved {
   std::map<Sequence, RetransmitBuffer::Taken> kept;
   std::map<uint32_t, Item> retained;
   std::map<uint32_t, LastAnswer> answered;
-  std::map<uint32_t, uint64_t> begins;
+  std::map<uint32_t, Beginning> begins;
   Sequence first = 0;  // lowest sequence of entries and kept
   Sequence next = 0;   // sequence of the next submission in the old outbox
 };

@@ -199,10 +199,10 @@ void ShardLink::Adopt(Outbox::Moved moved) {
   hooks_.wake();
 }
 
-void ShardLink::BeginAt(uint32_t layer, uint64_t step) {
+void ShardLink::BeginAt(uint32_t layer, uint64_t step, uint64_t factor_version) {
   {
     MutexLock lock(mu_);
-    outbox_.BeginAt(layer, step);
+    outbox_.BeginAt(layer, step, factor_version);
     Pump();
   }
   hooks_.wake();

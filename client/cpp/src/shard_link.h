@@ -113,7 +113,7 @@ class ShardLink : private ExchangeEvents {
   // Takes over the state of layers from another link, and sends what is unanswered.
   void Adopt(Outbox::Moved moved);
   // See Outbox.
-  void BeginAt(uint32_t layer, uint64_t step);
+  void BeginAt(uint32_t layer, uint64_t step, uint64_t factor_version);
   std::optional<uint64_t> answered_through() const;
   // Fails all current and later contributions with `status`.
   void Fail(const absl::Status& status);

@@ -92,11 +92,12 @@ absl::Status ShardRoutes::Submit(size_t layer, Outbox::Item item) {
   return table()->of_layer[layer]->Submit(std::move(item));
 }
 
-void ShardRoutes::BeginAt(uint64_t step) {
+void ShardRoutes::BeginAt(uint64_t step, absl::Span<const uint64_t> factor_versions) {
   MutexLock staying(move_mu_);
   const std::shared_ptr<const Table> held = table();
   for (size_t layer = 0; layer < layers_; ++layer) {
-    held->of_layer[layer]->BeginAt(static_cast<uint32_t>(layer), step);
+    const uint64_t version = factor_versions.empty() ? 0 : factor_versions[layer];
+    held->of_layer[layer]->BeginAt(static_cast<uint32_t>(layer), step, version);
   }
 }
 

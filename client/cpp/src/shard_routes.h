@@ -35,8 +35,8 @@ class ShardRoutes {
   absl::Status Change(const v1::ShardMap& map, uint64_t epoch);
   // The highest step of any layer whose gradient has been answered; nullopt if there is none.
   std::optional<uint64_t> answered_through() const;
-  // Calls Outbox::BeginAt for every layer.
-  void BeginAt(uint64_t step);
+  // Calls Outbox::BeginAt for every layer, with its version, or 0 if there are none.
+  void BeginAt(uint64_t step, absl::Span<const uint64_t> factor_versions);
   // Current link of the layer; null before the first Change.
   Link of_layer(size_t layer) const { return table()->of_layer[layer]; }
   // Submits to the layer's link; see ShardLink::Submit.

@@ -75,6 +75,11 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
                                                          const v1::JoinSessionResponse& joined) {
   PRECONDOR_ASSIGN_OR_RETURN(SessionSpec spec, wire::DecodeSessionSpec(joined.spec()));
   PRECONDOR_ASSIGN_OR_RETURN(WorkerDirective directive, WorkerDirective::Decode(joined.directive()));
+  if (!as.factor_versions.empty() && as.factor_versions.size() != spec.layers.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("session ", session, ": factor_versions: expected ",
+                                                   spec.layers.size(), ", one a layer, got ",
+                                                   as.factor_versions.size()));
+  }
   std::unique_ptr<WorkerImpl> worker(new WorkerImpl(options, std::move(control), std::move(session), std::move(spec),
                                                     as.rank, as.incarnation, joined));
   if (WorkersPrecondition(worker->spec_)) {
@@ -95,7 +100,7 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
     const int64_t layers = static_cast<int64_t>(worker->spec_.layers.size());
     for (int64_t layer = 0; layer < layers; ++layer) worker->factors_->Need(layer);
   } else if (as.first_step > 0) {
-    worker->routes_.BeginAt(as.first_step);
+    worker->routes_.BeginAt(as.first_step, as.factor_versions);
   }
   return std::unique_ptr<Worker>(std::move(worker));
 }

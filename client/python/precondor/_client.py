@@ -461,7 +461,7 @@ class Session:
         self.name = name
         self.created = created
 
-    def join(self, rank: int = 0, first_step: int = 0, incarnation: int = 0) -> Worker:
+    def join(self, rank: int = 0, first_step: int = 0, incarnation: int = 0, factor_versions: Sequence[int] = ()) -> Worker:
         """Takes a rank and waits until every rank has joined.
 
         Args:
@@ -469,6 +469,8 @@ class Session:
             first_step: First step of this process: 0, or the step of its checkpoint.
             incarnation: Number of the process that takes the rank; the process with the highest number has the rank. 0
                 means the current time.
+            factor_versions: By layer, the factor_version of this rank's last answer before first_step; 0: unknown.
+                WorkerStatus.lost_updates then counts the updates that the servers have lost since. Empty: all are unknown.
 
         Raises:
             DeadlineExceededError: A rank did not join within join_timeout.
@@ -477,7 +479,7 @@ class Session:
             NotFoundError: The session was closed, or has no such rank.
             PermissionDeniedError: The session belongs to another job (docs/operate/security.md).
         """
-        return self._client.join(self.name, rank, first_step, incarnation)
+        return self._client.join(self.name, rank, first_step, incarnation, factor_versions)
 
     def close(self) -> bool:
         """Does what Client.close_session does for this session."""
@@ -550,10 +552,10 @@ class Client:
         return Session(self, spec.name, True)
 
     @_names_arguments
-    def join(self, session: str, rank: int = 0, first_step: int = 0, incarnation: int = 0) -> Worker:
+    def join(self, session: str, rank: int = 0, first_step: int = 0, incarnation: int = 0, factor_versions: Sequence[int] = ()) -> Worker:
         """Does what Session.join does, for a session that another process has opened. The worker may outlive the
         client."""
-        return Worker(self._core.join(session, rank, incarnation, first_step))
+        return Worker(self._core.join(session, rank, incarnation, first_step, list(factor_versions)))
 
     @_names_arguments
     def close_session(self, name: str) -> bool:

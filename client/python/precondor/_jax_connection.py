@@ -237,7 +237,7 @@ class Connection:
         else:
             self.group.in_all(lambda: self._open_session(spec))
         self.spec = spec
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     def _place(self) -> str:
         """Returns this host, and the server's address and the session's name for all processes."""
@@ -286,7 +286,7 @@ class Connection:
                 error = FailedPreconditionError(
                     f"session {self.name}: step {step} has been made, and the state from before it came again with other gradients",
                     "FAILED_PRECONDITION", advice="To accumulate gradients, as optax.MultiSteps does, take the mean of the batches' gradients "
-                    "and call `update` once: docs/use/jax.md, Accumulation")
+                    "and call `update` once: docs/use/jax.md, Accumulation. For another run make another transformation")
             with self._lock:
                 self._failures[rank] = step, error
             raise error from None
@@ -355,8 +355,13 @@ class Connection:
                 self._workers[rank] = worker
         return worker, layers
 
+    def _close_at_exit(self) -> None:
+        with contextlib.suppress(Exception):  # of steps that still run, which JAX itself awaits only later
+            jax.effects_barrier()
+        self.close()
+
     def close(self, end_session: bool = False) -> None:
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         with self._lock:
             was_closed, self._closed = self._closed, True
         if was_closed or self._client is None:

@@ -141,6 +141,9 @@ def scale_by_precondor(address: str = "local", *, session: str = "", method: Uni
     def update(updates: Any, state: PrecondorState, params: Any = None, *, value: Any = math.nan,
                **unused: Any) -> Tuple[Any, PrecondorState]:
         del params, unused
+        value = math.nan if value is None else value
+        if jnp.ndim(value) != 0:
+            raise InvalidArgumentError(f"value: expected the step's loss, got an array of shape {jnp.shape(value)}", "INVALID_ARGUMENT")
         split = _Split(updates, scanned_layers)
         layers = split.layers()
         before = state.connection

@@ -450,10 +450,11 @@ bool ClientObject::OpenSession(const py::dict& dict) {
 }
 
 std::unique_ptr<WorkerObject> ClientObject::Join(const std::string& session, uint32_t rank, uint64_t incarnation,
-                                                 uint64_t first_step) {
+                                                 uint64_t first_step, const std::vector<uint64_t>& factor_versions) {
   const std::shared_ptr<Client> client = Get();
   absl::StatusOr<std::unique_ptr<Worker>> worker;
-  const WorkerOptions options{.rank = rank, .incarnation = incarnation, .first_step = first_step};
+  const WorkerOptions options{.rank = rank, .incarnation = incarnation, .first_step = first_step,
+                              .factor_versions = factor_versions};
   calls_.Run([&] { worker = client->Join(session, options); }, [&] { client->Cancel(); });
   return std::make_unique<WorkerObject>(calls_.ValueOrRaise(std::move(worker)), first_step, calls_);
 }

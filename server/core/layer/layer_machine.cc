@@ -441,8 +441,11 @@ std::set<uint32_t> LayerMachine::MissingRanks(uint64_t step) const {
   std::set<uint32_t> ranks;
   const auto found = window_.steps().find(step);
   if (found == window_.steps().end()) return ranks;
-  for (const Phase* phase : {&found->second.statistics, &found->second.gradient}) {
-    if (phase->state != PhaseState::kOpen || phase->contributions.empty()) continue;
+  const WindowStep& of = found->second;
+  for (const Phase* phase : {&of.statistics, &of.gradient}) {
+    const bool wanted = phase == &of.gradient || rules().ExpectsStatistics(step, of.mode);
+    if (phase->state != PhaseState::kOpen || !wanted || (of.statistics.untouched() && of.gradient.untouched())) continue;
+    if (phase == &of.gradient && phase->contributions.empty()) continue;  // their statistics are on their way
     for (uint32_t rank : phase->contributions.missing()) ranks.insert(rank);
   }
   return ranks;

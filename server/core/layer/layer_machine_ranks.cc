@@ -154,6 +154,7 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
   if (!status.ok()) effects.insert(effects.begin(), SenderReply{status});
   if (event.begins) {
     if (status.ok() && NoteBegun(key, event.now, effects)) Wake(effects);
+    report();
     return;
   }
   ranks_.Begin(key.rank);

@@ -100,7 +100,9 @@ class OutboxTest : public ::testing::Test {
       const std::string key = std::to_string(id.step) + '.' + std::to_string(id.layer);
       if (id.kind == v1::FRAME_KIND_RESUME) {
         resumes.push_back(id);
-        text += frame->item->abstain ? 'B' + key : 'R' + key + 'v' + std::to_string(frame->item->factor_version);
+        const uint64_t version = frame->item->factor_version;
+        text += (frame->item->abstain ? 'B' : 'R') + key;
+        if (!frame->item->abstain || version > 0) text += 'v' + std::to_string(version);
       } else {
         text += Letter(id.kind) + key + '[' + std::to_string(frame->chunk.offset) + '+' +
                 std::to_string(frame->chunk.size) + ']';

@@ -279,5 +279,19 @@ TEST_F(OutboxTest, AProcessThatTookItsRankOverSaysWhereItBegins) {
   EXPECT_EQ(NewStream(3), "R5.0v3 | G5.0[0+10]");
 }
 
+TEST_F(OutboxTest, AProcessThatTookItsRankOverSaysWhichFactorsItsCheckpointHad) {
+  outbox_.BeginAt(0, 5, 7);
+  Submit("G5.0+10");
+  EXPECT_EQ(NewStream(1), "B5.0v7 | G5.0[0+10]");
+  outbox_.StopStream();
+  Outbox to;
+  to.Adopt(outbox_.TakeLayers({0}));
+  to.StartStream(kCredit, 1);
+  EXPECT_EQ(WriteAllOf(to), "B5.0v7 | G5.0[0+10]");
+  to.ForgetVersionsBefore(6);
+  to.StartStream(kCredit, 2);
+  EXPECT_EQ(WriteAllOf(to), "B5.0 | G5.0[0+10]") << "first order needs none";
+}
+
 }  // namespace
 }  // namespace precondor

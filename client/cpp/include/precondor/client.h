@@ -60,6 +60,9 @@ struct WorkerOptions {
   uint32_t rank = 0;
   uint64_t incarnation = 0;  // 0 means the current time in nanoseconds
   uint64_t first_step = 0;   // first step of this worker: 0, or the step of its checkpoint
+  // By layer, the factor_version of this rank's last answer before first_step; 0: unknown. WorkerStatus::lost_updates
+  // then counts the updates that the shards have lost since. Empty: all are unknown.
+  std::vector<uint64_t> factor_versions = {};
 };
 
 // Opens, joins and closes sessions for one process. Thread-safe.

@@ -68,12 +68,12 @@ def count_of(samples: int) -> int:
 
 
 def rate_of(given: Optional[float], optimizer: Optional[torch.optim.Optimizer], needed: bool, weight: nn.Parameter) -> Optional[float]:
-    """Returns a step's learning rate: the given one, or that of the optimizer's first group, which a BaseOptimizer multiplies by the
-    scale of the group of `weight`. Raises InvalidArgumentError if it is needed and unknown."""
+    """Returns a step's learning rate: the given one, or that of the optimizer's group of `weight`, or of the first if none has it.
+    Raises InvalidArgumentError if it is needed and unknown."""
     if given is None and optimizer is not None:
-        given = float(optimizer.param_groups[0]["lr"])
-        if isinstance(optimizer, BaseOptimizer):
-            given *= next((group["lr_scale"] for group in optimizer.param_groups if any(one is weight for one in group["params"])), 1.0)
+        groups = optimizer.param_groups
+        own = next((group for group in groups if any(one is weight for one in group["params"])), groups[0])
+        given = float(own["lr"]) * (own["lr_scale"] if isinstance(optimizer, BaseOptimizer) else 1.0)
     if given is None and needed:
         raise InvalidArgumentError("scaling KL_CLIP needs the learning rate: give optimizer= to Preconditioner, or "
                                    "learning_rate= to step, or the method option scaling NORM_RESCALE", "INVALID_ARGUMENT")

@@ -17,17 +17,25 @@ from .. import server
 from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, ResourceExhaustedError, UnavailableError, invalid
 from .._options import Security
 from .._session import SessionSpec
-from ._exchange import methods_of
+from ._exchange import Exchange, methods_of
 from ._group import Group
 
 _FORMAT = 1
 _T = TypeVar("_T")
 
 
-def make_state(spec: SessionSpec, step: int, snapshot_id: int, mode: str) -> Dict[str, Any]:
+def make_state(spec: SessionSpec, step: int, snapshot_id: int, mode: str, exchange: Optional[Exchange]) -> Dict[str, Any]:
     """Returns a state of plain values. A snapshot_id of 0 means none; `mode` is that of `step`."""
+    # In first order no answer needs the factors, so that no update is lost.
+    versions = exchange.versions if exchange is not None and mode == "SECOND_ORDER" else {}
     return {"format": _FORMAT, "session": spec.name, "step": step, "snapshot_id": snapshot_id, "mode": mode, "has_factors": False,
-            "layers": [dataclasses.astuple(layer) for layer in spec.layers], "methods": methods_of(spec)}
+            "layers": [dataclasses.astuple(layer) for layer in spec.layers], "methods": methods_of(spec),
+            "factor_versions": [versions.get(place, 0) for place in range(len(spec.layers))]}
+
+
+def versions_of(state: Mapping[str, Any]) -> Sequence[int]:
+    """Returns Session.join's factor_versions; () if the state has factors itself, whose versions are the servers'."""
+    return () if state.get("has_factors") else state.get("factor_versions", ())
 
 
 def check_state(state: Mapping[str, Any], spec: SessionSpec, worker: Optional[Worker]) -> None:

@@ -106,6 +106,7 @@ class Exchange:
         self._pieces = pieces
         self._delegates = worker.spec.exchange == "DELEGATE" and (group.size > 1 or pieces is not None)
         self.updates_lost: Dict[str, int] = {}  # of the last step; see StepResult
+        self.versions: Dict[int, int] = {}  # factor_version of this rank's last answer, by index of the layer
         self._lost_before: Mapping[str, int] = {}  # all that this rank knew of at the last step
         # DELEGATE: for each rank the decision, product and lost updates of its layers, then their values
         self._flat: List[torch.Tensor] = []
@@ -221,6 +222,7 @@ class Exchange:
             places = list(reversed(self._futures))
             for place, result in zip(places, results([self._futures[place] for place in places])):
                 answers[place] = Answer(result.decision, result.inner_product)
+                self.versions[place] = result.factor_version
         except PrecondorError as error:
             failure = error
         self._futures = {}

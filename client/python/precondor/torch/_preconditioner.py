@@ -25,7 +25,7 @@ from ._amp import skip_text, trained_by, unscale
 from ._arguments import check_options, check_types, count_of, number_of, rate_of
 from ._buckets import average_rest, refuse_sparse, rest_of, warn_of_other_weights
 from ._checkpoint import (add_factors, check_state, has_factors, lacks_factors, make_state, open_session, restore_factors,
-                          restore_snapshot)
+                          restore_snapshot, versions_of)
 from ._hooks import Switch, guard_hooks, is_compiled, lost_call, original
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, make_pieces, methods_of, scale_of, slots_of, store
 from ._reporter import Reporter, StepResult
@@ -257,7 +257,7 @@ class Preconditioner:
         Args:
             loss: A number, or a tensor with one; reported for metrics and the fallback. None: unknown.
             samples: Weight of this rank's loss and, except with DDP, of its gradients, if batches differ in size.
-            learning_rate: None: that of the optimizer's first group, in a BaseOptimizer times the lr_scale of the layers.
+            learning_rate: None: that of the optimizer's group of the first layer, or of the first layer that is clipped.
             scaler: AMP's GradScaler, for an optimizer that has all layers. step() unscales the gradients unless
                 scaler.unscale_(optimizer) was called, which a plain model on several ranks does not permit.
 
@@ -392,7 +392,7 @@ class Preconditioner:
         """
         together = self._group.check if factors else lambda call: call()
         together(self._flush)
-        state = make_state(self._spec, self._step, self._snapshot_id(), self.mode)
+        state = make_state(self._spec, self._step, self._snapshot_id(), self.mode, self._exchange)
         return add_factors(state, self._group, self._worker) if factors else state
 
     def load_state_dict(self, state: Mapping[str, Any], *, exact: bool = True, precondorctl: str = "",
@@ -425,7 +425,7 @@ class Preconditioner:
             # Otherwise the next attempt would find the session and use its factors.
             self._group.check(lambda: self._group.rank == 0 and self._session.close())
             raise lacks_factors(f"session {self._spec.name}: the servers have no factors of it")
-        self._join(step, resumes=True)
+        self._join(step, resumes=True, versions=versions_of(state) if exact and not snapshot_paths else ())
         later = self._worker.rollback_step
         if exact and not all(self._group.gather(later is None or later < step)):
             self._worker.close()
@@ -492,13 +492,13 @@ class Preconditioner:
         self._group.check(lambda: self._group.rank == 0 and open_it())
         self._group.check(lambda: self._group.rank == 0 or open_it())  # the session that rank 0 has chosen
 
-    def _join(self, first_step: int = 0, resumes: bool = False) -> None:
+    def _join(self, first_step: int = 0, resumes: bool = False, versions: Sequence[int] = ()) -> None:
         if self._closed:
             raise from_status("FAILED_PRECONDITION", "UNSPECIFIED", f"session {self._spec.name}: this Preconditioner has been closed{self._why_closed}")
         if self._worker is not None:
             return
         try:
-            self._enter(first_step, resumes)
+            self._enter(first_step, resumes, versions)
         except BaseException as error:
             self._give_up(error, first_step)
             raise
@@ -511,16 +511,17 @@ class Preconditioner:
                 self._session.close()
         self.close()
 
-    def _enter(self, first_step: int, resumes: bool) -> None:
+    def _enter(self, first_step: int, resumes: bool, versions: Sequence[int]) -> None:
         if not self._is_new and not resumes:
             raise from_status(
                 "FAILED_PRECONDITION", "UNSPECIFIED",
                 f"session {self._spec.name} is there already, with factors of another run. Make the Preconditioner again, and load "
                 f"that run's checkpoint before the first forward pass (load_state_dict), choose another name, or begin anew with "
                 f"client=ClientOptions(replace=True)")
-        self._worker = self._session.join(self._group.rank, first_step)
+        self._worker = self._session.join(self._group.rank, first_step, factor_versions=versions)
         # DDP writes its buckets to the gradients at the end of the backward pass, when answers may have arrived.
         self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, pieces=self._pieces)
+        self._exchange.versions.update(enumerate(versions))
         self._reporter = Reporter(self._worker)
         self._held.callback(self._worker.close)
         if self._averages and not resumes:

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <sys/resource.h>
 
 #include "server/core/resources/reservation.h"
@@ -393,6 +394,28 @@ TEST_F(ShardStoreTest, AClosedSessionLeavesNothingBehind) {
   EXPECT_TRUE(Files("/snapshots/").empty());
   ASSERT_TRUE(Reopen().ok());
   EXPECT_TRUE(shard->ListSessions().empty());
+}
+
+TEST_F(ShardStoreTest, ASessionWhoseSnapshotsFoundNoFolderEnds) {
+  Open();
+  Step(0);
+  std::filesystem::remove_all(data + "/shard/snapshots");
+  { std::ofstream(data + "/shard/snapshots") << "no folder"; }
+  for (uint64_t step = 1; step < 9; ++step) Step(step);
+  store->snapshots().WaitIdle();
+  ASSERT_TRUE(*shard->Remove(kSession));
+  store->snapshots().WaitIdle();
+  EXPECT_TRUE(shard->ListSessions().empty());
+}
+
+TEST_F(ShardStoreTest, ADataFolderThatWasRemovedIsNoneToComeBackFrom) {
+  Open();
+  for (uint64_t step = 0; step < 3; ++step) Step(step);
+  EXPECT_TRUE(store->HoldsAllOf(kSession));
+  std::filesystem::remove_all(data);
+  Step(3);
+  store->log().Sync();
+  EXPECT_FALSE(store->HoldsAllOf(kSession));
 }
 
 TEST_F(ShardStoreTest, DamageInTheLogIsAnErrorThatNamesTheFile) {

@@ -50,6 +50,16 @@ INSTANTIATE_TEST_SUITE_P(Disks, FileSystemTest,
                                            Disk{"Fake", [] { return std::make_unique<FakeFileSystem>(1); }}),
                          [](const auto& info) { return info.param.name; });
 
+TEST(PosixFileSystemTest, SyncTellsThatTheFileWasRemoved) {
+  const TempDir folder;
+  PosixFileSystem fs;
+  const std::string path = JoinPath(folder.path(), "a");
+  auto file = fs.Create(path);
+  ASSERT_TRUE(file.ok() && (*file)->Append("one").ok() && (*file)->Sync().ok());
+  ASSERT_TRUE(fs.RemoveFile(path).ok());
+  EXPECT_TRUE(absl::IsNotFound((*file)->Sync()));
+}
+
 TEST_P(FileSystemTest, ReadsWhatWasAppended) {
   auto file = fs_->Create(Path("a"));
   ASSERT_TRUE(file.ok()) << file.status();

@@ -269,6 +269,8 @@ TEST_F(ShardControlTest, NamesWhoHoldsTheOthersUp) {
   clock.Advance(absl::Seconds(40));
   shard->upkeep().ReportStragglers();
   EXPECT_THAT(recorder.reported.back(), ::testing::ElementsAre(0u, 2u)) << "for the next step";
+  EXPECT_TRUE(Gradient(2, 1, 1)->accepted());
+  EXPECT_THAT(missing(2), ::testing::ElementsAre(0u, 1u, 2u)) << "statistics, also of the rank whose gradient is there";
   shard.reset();
 }
 

@@ -69,6 +69,25 @@ TEST_F(ShardResumeTest, TellsHowManyUpdatesAreLost) {
   EXPECT_EQ(counted_.lost, 7);
 }
 
+TEST_F(ShardResumeTest, TellsAProcessThatTookItsRankOverToo) {
+  spec.exchange = ExchangeMode::kDelegate;
+  Start(counted_);
+  SendStep(5);
+  const auto begin = [this](uint32_t rank, uint64_t version) {
+    return shard->data_plane().Resume({.key = Header(ContributionKind::kGradient, 6, rank).key,
+                                       .factor_version = version,
+                                       .next_step = 6,
+                                       .begins = true});
+  };
+  EXPECT_EQ(*begin(0, 1), 0u) << "the factors are those of its checkpoint, or later";
+  EXPECT_EQ(*begin(0, 0), 0u) << "it does not know";
+  EXPECT_EQ(*begin(0, 7), 6u);
+  EXPECT_EQ(counted_.lost, 6);
+  EXPECT_EQ(*begin(1, 7), 6u);
+  EXPECT_EQ(counted_.lost, 6) << "the same updates";
+  for (const auto& reply : SendStep(6)) EXPECT_TRUE(reply->answered());
+}
+
 TEST_F(ShardResumeTest, WhatThisMemoryHasAnsweredStays) {
   StartDelegate();
   const std::vector<float> values = SendStep(5)[0]->values();
