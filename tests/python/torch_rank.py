@@ -108,19 +108,24 @@ def lookups(rank, address, session, how, exchange, method):
     return answers
 
 
-def unused(rank, address, session, exchange):
-    """Rank 1 does not use layer "1" in its only step."""
+def unused(rank, address, session, exchange, method="mkor"):
+    """Rank 1 does not use layer "1" in its two steps."""
     torch.manual_seed(1)
     model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     optimizer = torch.optim.Adam(model.parameters())
-    with precondor.torch.Preconditioner(model, address, session=session, exchange=exchange, method="mkor", optimizer=optimizer) as pre:
-        output = model[0](torch.ones(2, 3) + rank)
-        if rank == 0:
-            output = model[1](output)
-        output.square().mean().backward()
-        decisions = pre.step().decisions
-        optimizer.step()
-    return {"decision": decisions["1"], "weights": [p.tolist() for p in model.parameters()]}
+    with precondor.torch.Preconditioner(model, address, session=session, exchange=exchange, method=method, optimizer=optimizer) as pre:
+        decisions = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            output = model[0](torch.ones(2, 3) + rank)
+            if rank == 0:
+                output = model[1](output)
+            output.square().mean().backward()
+            own = torch.zeros(3, 3) if model[1].weight.grad is None else model[1].weight.grad.clone()
+            decisions.append(pre.step().decisions["1"])
+            optimizer.step()
+    return {"decisions": decisions, "weights": [p.tolist() for p in model.parameters()], "own": own.tolist(),
+            "answer": model[1].weight.grad.tolist()}
 
 
 def orphan(rank, address, session, server):

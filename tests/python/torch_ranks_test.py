@@ -159,10 +159,15 @@ class RanksTest(unittest.TestCase):
     def test_a_layer_that_one_rank_does_not_use(self):
         for exchange in EXCHANGES:
             with self.subTest(exchange=exchange):
-                wanted = "SKIP" if exchange == "DIRECT" else "PRECONDITIONED"
+                wanted = ["SKIP" if exchange == "DIRECT" else "PRECONDITIONED", "PRECONDITIONED"]
                 answers = self.run_both("unused", exchange=exchange)
-                self.assertEqual([answer["decision"] for answer in answers], [wanted] * 2)
+                self.assertEqual([answer["decisions"] for answer in answers], [wanted] * 2)
                 self.assertEqual(answers[0]["weights"], answers[1]["weights"])
+        with self.subTest("the answer counts zeros"):
+            answers = self.run_both("unused", exchange="DIRECT", session=f"{self.name}-zeros", method="identity")
+            for answer in answers:
+                np.testing.assert_allclose(answer["answer"], np.mean([one["own"] for one in answers], axis=0), rtol=1e-6)
+            self.assertGreater(np.abs(answers[0]["own"]).max(), 0)
 
     def test_a_job_goes_on_bitwise_from_its_checkpoints(self):
         for exchange in EXCHANGES:

@@ -8,13 +8,14 @@ import contextlib
 import math
 import warnings
 import weakref
-from typing import Any, Dict, Iterable, Optional, Set
+from typing import Any, Dict, Iterable, Optional, Sequence, Set
 
 import torch
 import torch.distributed as dist
 
 from .._errors import InvalidArgumentError
 from ._group import Group
+from ._layers import has_gradient
 
 
 class Rest:
@@ -90,6 +91,29 @@ def refuse_sparse(model: torch.nn.Module) -> None:
         if getattr(module, "sparse", False) is True:
             raise InvalidArgumentError(f"module {name}: expected dense gradients of a plain model on several ranks, got sparse=True",
                                        "INVALID_ARGUMENT", "UNSPECIFIED", "Use sparse=False, or DistributedDataParallel")
+
+
+class Unused:
+    """Gives a rank of a plain model zeros for gradients that it lacks and another rank has, as other averages count them: experts may
+    have different inputs on each rank. Begins after the first step with such a layer, which the servers skip on all ranks, so that
+    other models have no collective more."""
+
+    def __init__(self, group: Group, parameters: Sequence[torch.nn.Parameter], may_begin: bool) -> None:
+        self._group, self._parameters, self._may_begin = group, parameters, may_begin
+        self._fills = False
+
+    def fill(self) -> None:
+        """Called before a step's gradients are looked at. Collective, if it has begun."""
+        if not self._fills:
+            return
+        used = self._group.any_of(torch.tensor([has_gradient(parameter) for parameter in self._parameters])).tolist()
+        for parameter, one in zip(self._parameters, used):
+            if one and parameter.grad is None and parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def look(self, skipped: Iterable[bool]) -> None:
+        """Called with whether layers were skipped in a finite step. All ranks know the same."""
+        self._fills = self._fills or self._may_begin and any(skipped)
 
 
 def warn_of_other_weights(group: Group, model: torch.nn.Module) -> None:

@@ -23,7 +23,7 @@ from .._options import ClientOptions, Selection, Statistics
 from . import _group, _layers, _local, _optimizer, _recipe, _sharded
 from ._amp import skip_text, trained_by, unscale
 from ._arguments import check_options, check_types, count_of, number_of, rate_of
-from ._buckets import average_rest, refuse_sparse, rest_of, warn_of_other_weights
+from ._buckets import Unused, average_rest, refuse_sparse, rest_of, warn_of_other_weights
 from ._checkpoint import (add_factors, check_state, has_factors, lacks_factors, make_state, open_session, restore_factors,
                           restore_snapshot, versions_of)
 from ._hooks import Switch, guard_hooks, is_compiled, lost_call, original
@@ -149,6 +149,7 @@ class Preconditioner:
         self._fed = [place for place, name in enumerate(self._methods) if traits_of(name).takes_statistics]
         self._clips = {place: float(clip) for place, clip in clip_of(self._spec).items()}
         self._averages = not self._ddp and not sharded and self._group.size > 1
+        self._unused = Unused(self._group, self._parameters(), self._averages and self._spec.exchange == "DIRECT")
         if self._averages:
             refuse_sparse(self._model)
         self._pieces = make_pieces(self._spec, self._group, self._slots) if sharded else None
@@ -172,8 +173,7 @@ class Preconditioner:
         # All steps.
         self._holding = self._unwatched = 0  # numbers of active no_sync() and unwatched() contexts
         self._switch = Switch()
-        self._tapped = False  # whether compiled code has called a hook
-        self._made = False  # whether step() was called since the attached optimizer's last step
+        self._tapped = self._made = False  # whether compiled code has called a hook; step(), since the attached optimizer's last step
         self._last: Dict[str, float] = {}
         self._updates_lost = 0
         # All that it leaves on the model, in threads and on servers; given back in the reverse order.
@@ -250,8 +250,8 @@ class Preconditioner:
              learning_rate: Optional[float] = None, scaler: Optional[Any] = None) -> StepResult:
         """Replaces each layer's gradient by the preconditioned one. Call it on every rank, once for each step.
 
-        Call it after the last backward pass and before optimizer.step(). It sets .grad to None for a layer that some rank
-        has not used. If a gradient of any rank is not finite, the step is skipped: .grad is None for all parameters of the
+        Call it after the last backward pass and before optimizer.step(). It sets .grad to None for a layer that no rank
+        has used; in DIRECT also in the first step in which some rank has not. If a gradient of any rank is not finite, the step is skipped: .grad is None for all parameters of the
         optimizer, which then leaves them. A later step() raises an error of this step's report.
 
         Args:
@@ -279,6 +279,7 @@ class Preconditioner:
                                          "gradients. Unless DistributedDataParallel does, make it afterwards")
         rate = rate_of(learning_rate, self._optimizer, bool(self._clips), self._slots[min(self._clips, default=0)].matrix.weight)
         self._exchange.check_sent(self._overlap, scaler is not None or samples != 1)
+        self._unused.fill()
         trained = trained_by(self._optimizer, self._model, self._parameters())
         # A server names the ranks that are missing, and a collective does not. But statistics are sent if all ranks agree.
         answers_first = self._averages and self._spec.exchange == "DIRECT" and scaler is None and not self._wanted
@@ -291,14 +292,14 @@ class Preconditioner:
         if answers_first:
             finite = self._group.all(finite)
             self._settle(finite, samples, scaler)
+        self._unused.look(answer.decision == "SKIP" and finite for answer in answers.values())
         scale = scale_of(self._clips, answers, rate)
         store(self._slots, answers, self._clips, scale, self._pieces, self._warn)
         for parameter in () if finite else trained:
             parameter.grad = None
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
-        result = StepResult(self._step, self.mode,
-                            {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
-                            not finite, scale, self._exchange.updates_lost)
+        decisions = {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers}
+        result = StepResult(self._step, self.mode, decisions, not finite, scale, self._exchange.updates_lost)
         self._updates_lost += sum(result.updates_lost.values())
         self._warnings.after_step(not finite, scaler)
         self._begin(self._step + 1)
