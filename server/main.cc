@@ -62,12 +62,18 @@ void AwaitEnd(precondor::App& app, int watched) {
 int Serve(const precondor::ServerConfig& config) {
   const precondor::RealClock clock;
   const auto logger = precondor::MakeServerLogger(config, clock);
+  const precondor::GrpcLines grpc_lines(*logger);
   // Installed before other processes can know this one. A signal during the start waits in the pipe.
   if (pipe2(g_signal_pipe, O_CLOEXEC) != 0) return EXIT_FAILURE;
   struct sigaction action = {};
   action.sa_handler = [](int) { Notify(kSignalled); };
   action.sa_flags = SA_RESTART;
-  for (const int signal : {SIGTERM, SIGINT}) sigaction(signal, &action, nullptr);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
+    struct sigaction before = {};
+    sigaction(number, nullptr, &before);
+    if (number != SIGHUP || before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);  // nohup ignores it
+  }
+  signal(SIGPIPE, SIG_IGN);  // of a log whose reader has ended
   const absl::StatusOr<int> watched = WatchProcess(config.exit_with_pid);
   if (!watched.ok()) {
     logger->Log(precondor::Severity::kError, "cannot start", {{"reason", watched.status().ToString()}});

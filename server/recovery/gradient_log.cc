@@ -140,6 +140,7 @@ absl::StatusOr<uint64_t> GradientLog::Read(const store::LogReplay& replay) {
 void GradientLog::Abandon(const std::shared_ptr<store::RecordLog>& log, const absl::Status& why) {
   if (log_ != log) return;  // another thread has abandoned it already
   broken_ = absl::UnavailableError(absl::StrCat("the log of gradients cannot be written: ", why.message()));
+  durable_before_ = log_->synced_before();
   log_ = nullptr;
   backlog_ = 0;
   for (auto& [id, session] : sessions_) {
@@ -216,6 +217,9 @@ absl::Duration GradientLog::Work() {
     absl::StatusOr<std::unique_ptr<store::RecordLog>> opened = store::RecordLog::Open(fs_, dir_, LogOptions(), nullptr);
     MutexLock lock(mu_);
     if (opened.ok()) log_ = *std::move(opened);
+    if (log_ != nullptr && log_->next_sequence() < durable_before_) {  // its files were removed: sequences begin anew
+      for (auto& [id, session] : sessions_) session.last_sequence = session.needed_from = session.last_snapshot = 0;
+    }
     return log_ == nullptr ? options_.reopen_interval : options_.sync_interval;
   }
   absl::Status status = log->Sync();

@@ -196,10 +196,14 @@ void ShardLog::Miss(const ShardRecord& record, const absl::Status& why) {
   if (found == sessions_.end()) return;
   Session& session = found->second;
   if (const std::optional<LayerStep> at = PlaceOf(record); at.has_value()) session.missed[at->layer] = *at;
+  MarkStale(session, why.message());
+}
+
+void ShardLog::MarkStale(Session& session, absl::string_view why) {
   if (std::exchange(session.stale, true)) return;
   observer_.OnLogStale(session.name, true);
   logger_.Log(Severity::kError, "log is stale: the session cannot come back until its next snapshot",
-              {{"session", session.name}, {"reason", absl::string_view(why.message())}});
+              {{"session", session.name}, {"reason", why}});
 }
 
 uint64_t ShardLog::next_sequence() const {
@@ -334,8 +338,17 @@ void ShardLog::Abandon(const std::shared_ptr<store::RecordLog>& log) {
   MutexLock lock(mu_);
   if (log_ != log) return;  // another thread has abandoned it already
   broken_ = log->health();
+  durable_before_ = log->synced_before();
   log_ = nullptr;
+  if (absl::IsNotFound(broken_)) LoseFiles();
   changed_.notify_all();
+}
+
+void ShardLog::LoseFiles() {
+  for (auto& [id, session] : sessions_) {
+    session.needed_from = 1;
+    MarkStale(session, "the log's files were removed");
+  }
 }
 
 void ShardLog::Reopen() {
@@ -347,6 +360,7 @@ void ShardLog::Reopen() {
   }
   log_ = *std::move(opened);
   logger_.Log(Severity::kInfo, "log can be written again", {{"log", dir_}});
+  if (log_->next_sequence() < durable_before_) LoseFiles();
 }
 
 }  // namespace precondor::recovery

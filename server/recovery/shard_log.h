@@ -108,12 +108,15 @@ class ShardLog {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Marks the session of a record that was not written as stale.
   void Miss(const ShardRecord& record, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void MarkStale(Session& session, absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Removes the segments that no session needs.
   void DropUnneeded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SyncLoop();
   absl::Status SyncLog(const std::shared_ptr<store::RecordLog>& log);
   // Stops using a log whose sync has failed. Work reopens it.
   void Abandon(const std::shared_ptr<store::RecordLog>& log);
+  // Makes all sessions stale after the log's files were removed: sequences begin anew.
+  void LoseFiles() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Reopen();
 
   store::FileSystem& fs_;
@@ -129,6 +132,7 @@ class ShardLog {
   std::atomic<bool> idle_ = false;                              // the syncer waits for changed_
   std::shared_ptr<store::RecordLog> log_ ABSL_GUARDED_BY(mu_);  // null while the log cannot be written
   absl::Status broken_ ABSL_GUARDED_BY(mu_);                    // why log_ is null
+  uint64_t durable_before_ ABSL_GUARDED_BY(mu_) = 0;            // RecordLog::synced_before of the log before log_
   absl::flat_hash_map<uint64_t, Session> sessions_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::thread syncer_;

@@ -233,6 +233,7 @@ v1::DescribeShardResponse EncodeDescription(const ShardDescription& description)
     held->set_reserved_bytes(static_cast<uint64_t>(session.reserved_bytes));
     held->set_joined(session.joined);
     held->set_last_step(session.last_step);
+    held->mutable_layers()->Add(session.layers.begin(), session.layers.end());
   }
   return out;
 }
@@ -250,7 +251,8 @@ ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
   }
   for (const v1::HeldSession& session : response.sessions()) {
     out.sessions.push_back({session.session_id(), session.name(), session.epoch(), Bytes(session.reserved_bytes()),
-                            session.joined(), session.last_step()});
+                            session.joined(), session.last_step(),
+                            std::vector<uint32_t>(session.layers().begin(), session.layers().end())});
   }
   return out;
 }

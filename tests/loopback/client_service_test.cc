@@ -97,6 +97,7 @@ Results RunRank(Worker& worker, uint64_t steps) {
                                         ConstMatrixView(g.data(), 1, d_out), 10 + worker.session().rank)
                         .ok());
       }
+      EXPECT_FALSE(worker.SendsGradient(99));
       if (!worker.SendsGradient(index)) continue;
       results[step][layer] = Gradient(step, layer, worker.session().rank);
       const MatrixView view(results[step][layer].data(), d_out, d_in);

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
+#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -357,6 +358,40 @@ TEST(ServerProcessTest, DrainsWithoutStandardDescriptors) {
   ASSERT_TRUE(WaitUntil([&] { return std::filesystem::exists(port_file) || !process.running(); }));
   process.Signal(SIGTERM);
   EXPECT_EQ(process.Wait(), 0);
+}
+
+TEST(ServerProcessTest, WaitsForNoReaderOfItsLog) {
+  const TempDir folder;
+  const std::string port_file = folder.path() + "/port";
+  // gRPC then writes lines by the thousand.
+  setenv("GRPC_VERBOSITY", "DEBUG", 1);
+  setenv("GRPC_TRACE", "http,tcp", 1);
+  for (const bool reader_ended : {false, true}) {
+    int pipe[2];
+    ASSERT_EQ(pipe2(pipe, O_CLOEXEC), 0);
+    fcntl(pipe[1], F_SETPIPE_SZ, 4096);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, pipe[1], STDERR_FILENO);
+    if (reader_ended) close(pipe[0]);
+    Process process({"--listen=127.0.0.1:0", "--port-file=" + port_file}, &actions);
+    posix_spawn_file_actions_destroy(&actions);
+    close(pipe[1]);
+    EXPECT_TRUE(WaitUntil([&] { return std::filesystem::exists(port_file) || !process.running(); }));
+    int port = 0;
+    std::ifstream(port_file) >> port;
+    std::filesystem::remove(port_file);
+    for (int call = 0; call < 20; ++call) {
+      EXPECT_EQ(CheckHealth(grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()),
+                            ""),
+                1);
+    }
+    process.Signal(SIGHUP);  // as a terminal that ends
+    EXPECT_EQ(process.Wait(), 0);
+    if (!reader_ended) close(pipe[0]);
+  }
+  unsetenv("GRPC_VERBOSITY");
+  unsetenv("GRPC_TRACE");
 }
 
 TEST(ServerProcessTest, EndsWithTheProcessThatItIsToldOf) {

@@ -124,8 +124,9 @@ class FaultsTest(unittest.TestCase):
     def test_a_state_of_something_else(self):
         cluster = self.cluster()
         self.train(cluster, steps=2, end=False)
-        with self.assertRaisesRegex(precondor.InvalidArgumentError, "another session or model.*job.*other"):
+        with self.assertRaisesRegex(precondor.FailedPreconditionError, "state is of session job.*without factors=True.*exact=False"):
             self.train(cluster, session="other")
+        self.assertEqual(len(self.train(cluster, session="another", load={"exact": False})[1]), 10)
         path = self.checkpoints / "checkpoint-0.pt"
         saved = torch.load(path)
         name, d_out, *rest = saved["pre"]["layers"][0]

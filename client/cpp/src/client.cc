@@ -172,6 +172,7 @@ bool Worker::NeedsStatistics(uint64_t step, int64_t layer) const {
 
 bool Worker::SendsGradient(int64_t layer) const {
   const auto& [spec, rank, rollback_step] = session();
+  if (layer < 0 || layer >= static_cast<int64_t>(spec.layers.size())) return false;
   return spec.exchange != ExchangeMode::kDelegate || DelegateRank(spec, layer) == static_cast<int32_t>(rank);
 }
 

@@ -165,6 +165,9 @@ absl::Status ControlClient::Invoke(const google::protobuf::Message& request, goo
       return absl::CancelledError(absl::StrCat(what, ": cancelled"));
     }
     if (status.ok()) return status;
+    if (absl::IsUnimplemented(status) && status.message().empty()) {
+      status = absl::UnimplementedError("the server has no such call: expected a coordinator, or a newer release");
+    }
     // A server that ends cancels its calls, which means unavailable, unless this client cancelled the call.
     if (absl::IsCancelled(status) && !canceller.cancelled()) status = absl::UnavailableError(status.message());
     // At the deadline the previous failure is more informative.

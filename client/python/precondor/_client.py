@@ -453,7 +453,8 @@ class Session:
 
     Attributes:
         name: Name of the session.
-        created: True if this call of open_session created the session, False if it existed with an equal description.
+        created: True if the session is new: this call of open_session created it, or no worker has ever joined it. False if it
+            existed with an equal description.
     """
 
     def __init__(self, client: "Client", name: str, created: bool) -> None:

@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import logging
 import socket
 import threading
 import uuid
@@ -29,12 +30,12 @@ from ._options import ClientOptions, check_for_calls
 from ._session import Layer, SessionSpec
 
 
+_log = logging.getLogger("precondor")
 _MOST_BYTES = 2048
 _MOST_CPU_BYTES = 65536  # JAX copies arrays of this size at once
-_MARK = 0x5EED5EED
 _FAILED = -1  # of a rank that raised an error; below 0, which is that of a step that is skipped
 
-# A rank's scalars of a step and its shares: an i32, marked; whether the rank may use its answers, and the answers.
+# A rank's scalars of a step and its shares: an i32, whether the rank may use its answers, and the answers.
 Callback = Callable[..., Tuple[Any, Any, List[np.ndarray]]]
 
 
@@ -79,7 +80,7 @@ class Group:
         """
         if self.mesh is None:
             number, usable, answers = _io_callback(callback, 0, scalars, stacks)
-            return marked(number), usable > 0, answers
+            return number, usable > 0, answers
         self._refuse_deadlock([self.share(one.shape[1]) * one.shape[2] * one.shape[0] * 4 for one in stacks])
         axes = self.mesh.axis_names
 
@@ -90,7 +91,7 @@ class Group:
             # rank that fails must not leave the others waiting.
             outcome = jax.lax.pmin(usable, axes)
             number = io_callback(self._raise_failure, jax.ShapeDtypeStruct((), jnp.int32), rank, number, outcome)
-            return marked(number), outcome > 0, answers
+            return number, outcome > 0, answers
 
         whole, rows = PartitionSpec(), PartitionSpec(None, axes)
         padded = [jnp.pad(one, ((0, 0), (0, self.share(one.shape[1]) * self.size - one.shape[1]), (0, 0))) for one in stacks]
@@ -112,7 +113,7 @@ class Group:
             return number, np.int32(usable), answers
         except Exception as error:  # pylint: disable=broad-except
             self._failures[int(rank)] = error
-            return marked(np.int32(step)), np.int32(_FAILED), [np.zeros(np.shape(share), np.float32) for share in others[-1]]
+            return np.int32(step), np.int32(_FAILED), [np.zeros(np.shape(share), np.float32) for share in others[-1]]
 
     def _raise_failure(self, rank: Any, number: Any, outcome: Any) -> Any:
         if int(outcome) != _FAILED:
@@ -130,11 +131,6 @@ class Group:
             return [make()]
         with concurrent.futures.ThreadPoolExecutor(1) as thread:  # a thread that traces cannot compute
             return thread.submit(_gather, make).result()
-
-
-def marked(number: Any) -> Any:
-    """Marks an i32 that a callback returns, and takes the mark off: where JAX has lost an error, its results are often 0."""
-    return number ^ _MARK
 
 
 def _io_callback(callback: Callback, rank: Any, scalars: Sequence[Any], shares: Sequence[jax.Array]) -> Tuple[Any, Any, List[jax.Array]]:
@@ -194,7 +190,7 @@ class Connection:
         self._workers: Dict[int, Worker] = {}  # by rank, as the next three
         self._next_steps: Dict[int, int] = {}
         self._lost: Dict[int, Mapping[str, int]] = {}
-        self._failures: Dict[int, Tuple[int, Exception]] = {}  # of the last call, with its step
+        self._failures: Dict[int, Tuple[Optional[int], Exception]] = {}  # of the last call, with its step
         self._closed = False
 
     @property
@@ -277,7 +273,9 @@ class Connection:
         rank, step = int(rank), int(step)
         with self._lock:
             failed, error = self._failures.get(rank, (step, None))
-        if failed != step and error is not None:
+            if error is not None and failed != step:
+                self._failures[rank] = None, error  # JAX has lost it, and may lose it again: until raise_failure()
+        if error is not None and failed != step:
             raise error
         try:
             answers, usable = self._exchange(rank, step, float(loss), bool(finite), shares)
@@ -289,11 +287,12 @@ class Connection:
                     "and call `update` once: docs/use/jax.md, Accumulation. For another run make another transformation")
             with self._lock:
                 self._failures[rank] = step, error
+            _log.error("session %s: step %d: %s", self.name, step, error)  # JAX may lose the exception
             raise error from None
         with self._lock:
             self._failures.pop(rank, None)
             self._next_steps[rank] = step + 1
-        return marked(np.int32(step + 1)), np.int32(usable), answers
+        return np.int32(step + 1), np.int32(usable), answers
 
     def _exchange(self, rank: int, step: int, loss: float, finite: bool, shares: Sequence[Any]) -> Tuple[List[np.ndarray], bool]:
         worker, layers = self._joined(rank, step)

@@ -232,7 +232,7 @@ def shared(kind: Hashable = None, start: Callable[[], LocalServer] = LocalServer
 def has_ended(address: str) -> bool:
     """Returns whether `address` is that of a LocalServer, of this or another process of the user, that has ended. No other server
     takes its place."""
-    if not _is_local(address):
+    if not is_local(address):
         return False
     folder = _folder_of(address)
     # A coordinator that is started again leaves its lock for a moment, and shards have theirs.
@@ -250,14 +250,14 @@ def watch_of(address: str) -> Optional[Callable[[], None]]:
         raise UnavailableError(f"the local server at {address} has ended{'' if status is None else ' ' + _how(status)}, and its "
                                "sessions with it", "UNAVAILABLE")
 
-    return watch if _is_local(address) else None
+    return watch if is_local(address) else None
 
 
 def _folder_of(address: str) -> pathlib.Path:
     return pathlib.Path(address[len("unix:"):]).parent
 
 
-def _is_local(address: str) -> bool:
+def is_local(address: str) -> bool:
     return address.startswith("unix:") and _folder_of(address).name.startswith(_prefix())
 
 

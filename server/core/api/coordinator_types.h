@@ -33,7 +33,8 @@ struct ShardAssignment {
 
 struct OpenResult {
   uint64_t session_id = 0;
-  bool created = false;
+  bool created = false;  // by this call
+  bool unused = false;   // no rank has ever joined, and it has no factors from outside
   SessionSpec spec;
   std::string secret;  // see SessionAccess
 };

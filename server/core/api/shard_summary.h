@@ -40,6 +40,7 @@ struct ShardSessionSummary {
   uint64_t updates_lost = 0;  // since the session has been in this process; see LayerDriver::Resume
   // Since when the journal lacks gradients of the session; see ShardJournal::LacksGradientsSince.
   std::optional<absl::Time> lacks_gradients_since;
+  std::vector<uint32_t> layers;         // that the shard owns, in ascending order
   std::vector<uint32_t> lagging_ranks;  // in ascending order; see ShardSession::ReportStragglers
 };
 

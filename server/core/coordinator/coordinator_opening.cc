@@ -256,8 +256,11 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, con
                             absl::StrCat("session \"", spec.name, "\" exists with another description: ", difference));
     }
   }
-  return OpenResult{
-      .session_id = session->id, .created = created, .spec = session->spec, .secret = session->access.secret};
+  return OpenResult{.session_id = session->id,
+                    .created = created,
+                    .unused = session->members().fresh() && session->snapshots().list().empty(),
+                    .spec = session->spec,
+                    .secret = session->access.secret};
 }
 
 absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name, const SessionCaller& caller) {

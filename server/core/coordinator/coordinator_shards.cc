@@ -64,7 +64,8 @@ absl::Status Reinstall(CoordinatorContext& c, CoordinatorSession& session, size_
   const absl::string_view reason = !status.ok() ? absl::string_view(status.message())
                                    : told       ? "the shard lacked it"
                                                 : "it is not known whether the shard has its members";
-  c.logger.Log(status.ok() ? Severity::kInfo : Severity::kWarning, "session installed again",
+  c.logger.Log(status.ok() ? Severity::kInfo : Severity::kWarning,
+               status.ok() ? "session installed again" : "session cannot be installed again",
                {{"session", session.spec.name},
                 {"session_id", install.session_id},
                 {"epoch", install.epoch},

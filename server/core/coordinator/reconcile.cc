@@ -12,12 +12,14 @@ namespace precondor {
 namespace {
 
 // Returns what the shard reports of the session if that is up to date, or null.
-const HeldSession* FindCurrent(const CoordinatorSession& session, const ShardDescription& observed) {
+const HeldSession* FindCurrent(const CoordinatorSession& session, size_t shard, const ShardDescription& observed) {
   const auto held =
       absl::c_find_if(observed.sessions, [id = session.id](const HeldSession& one) { return one.session_id == id; });
-  // A shard whose disk has refused log records may have forgotten members in a restart.
+  // A shard whose disk has refused log records may have forgotten members in a restart. With another shard's data
+  // directory it has that one's layers, and refuses the install.
   const bool current = held != observed.sessions.end() && held->epoch == session.members().epoch() &&
-                       held->joined >= session.members().joined();
+                       held->joined >= session.members().joined() &&
+                       (held->layers.empty() || held->layers == session.placement[shard].layers);
   return current ? &*held : nullptr;
 }
 
@@ -42,7 +44,7 @@ void Observe(CoordinatorState& state, size_t shard, const ShardDescription& obse
     }
   }
   for (const auto& [id, session] : state.open) {
-    const HeldSession* held = BelongsOn(*session, shard) ? FindCurrent(*session, observed) : nullptr;
+    const HeldSession* held = BelongsOn(*session, shard) ? FindCurrent(*session, shard, observed) : nullptr;
     if (held != nullptr) session->NoteShardStep(shard, held->last_step);
   }
 }
@@ -71,7 +73,7 @@ std::vector<CoordinatorAction> ReconcileShard(const CoordinatorState& state, siz
   absl::c_move(ClearUnknown(state, shard, observed), std::back_inserter(actions));
   for (const auto& [id, session] : state.open) {
     if (!BelongsOn(*session, shard)) continue;
-    if (FindCurrent(*session, observed) != nullptr && session->members().shards_told()) continue;
+    if (FindCurrent(*session, shard, observed) != nullptr && session->members().shards_told()) continue;
     actions.push_back({.kind = ActionKind::kInstall, .shard = shard, .session_id = id, .name = session->spec.name});
   }
   return actions;

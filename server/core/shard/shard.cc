@@ -56,7 +56,8 @@ absl::StatusOr<ShardDescription> Shard::Describe() {
                                     .epoch = session.epoch,
                                     .reserved_bytes = session.reserved_bytes,
                                     .joined = session.joined,
-                                    .last_step = session.last_step});
+                                    .last_step = session.last_step,
+                                    .layers = session.layers});
   }
   return description;
 }

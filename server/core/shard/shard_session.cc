@@ -221,6 +221,7 @@ ShardSessionSummary ShardSession::summary() const {
           .reserved_bytes = reserved_bytes_,
           .updates_lost = context_->updates_lost.load(std::memory_order_relaxed),
           .lacks_gradients_since = journal == nullptr ? std::nullopt : journal->LacksGradientsSince(id()),
+          .layers = owned_,
           .lagging_ranks = std::move(lagging_ranks)};
 }
 

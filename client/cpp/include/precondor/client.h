@@ -79,9 +79,9 @@ class Client {
   // version, before 1.0 also equal minor version) or is a shard.
   virtual absl::Status WaitForServer() = 0;
 
-  // Opens a session. Returns true if this call created it, and false if it existed with an equal description. This
-  // call, Join and CloseSession return PERMISSION_DENIED if the session belongs to another job
-  // (docs/operate/security.md).
+  // Opens a session. Returns true if it is new: this call created it, or no worker has ever joined it. Returns false if
+  // it existed with an equal description. This call, Join and CloseSession return PERMISSION_DENIED if the session
+  // belongs to another job (docs/operate/security.md).
   virtual absl::StatusOr<bool> OpenSession(const SessionSpec& spec) = 0;
   // Takes the rank and waits until every rank has joined. The worker may outlive the client. Returns ABORTED if the job
   // has just rolled back to a step before `first_step`; all ranks then have to begin with that step.
@@ -200,7 +200,8 @@ class Worker {
   virtual Mode ModeOf(uint64_t step) const = 0;
   // Whether the step takes statistics of the layer: in second order, at a statistic step, for a method that takes any.
   bool NeedsStatistics(uint64_t step, int64_t layer) const;
-  // Whether this rank calls Precondition for the layer. In DELEGATE one rank does, otherwise all ranks do.
+  // Whether this rank calls Precondition for the layer. In DELEGATE one rank does, otherwise all ranks do; for a layer
+  // that the session does not have, none.
   bool SendsGradient(int64_t layer) const;
 
   // Sends this rank's statistics of one layer at a statistic step: a [k, d_in] and g [k, d_out] with k =

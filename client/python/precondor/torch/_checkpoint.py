@@ -14,7 +14,7 @@ import torch
 
 from .._client import Client, Session, Worker
 from .. import server
-from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, ResourceExhaustedError, UnavailableError, invalid
+from .._errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, PrecondorError, ResourceExhaustedError, UnavailableError, invalid
 from .._options import Security
 from .._session import SessionSpec
 from ._exchange import Exchange, methods_of
@@ -26,6 +26,9 @@ _T = TypeVar("_T")
 
 def make_state(spec: SessionSpec, step: int, snapshot_id: int, mode: str, exchange: Optional[Exchange]) -> Dict[str, Any]:
     """Returns a state of plain values. A snapshot_id of 0 means none; `mode` is that of `step`."""
+    if exchange is not None and exchange.any_sent():
+        warnings.warn(f"Preconditioner.state_dict(): step {step} was interrupted, and factors may have its gradients: a run that goes on from "
+                      "this state is not exactly the one without the interruption")
     # In first order no answer needs the factors, so that no update is lost.
     versions = exchange.versions if exchange is not None and mode == "SECOND_ORDER" else {}
     return {"format": _FORMAT, "session": spec.name, "step": step, "snapshot_id": snapshot_id, "mode": mode, "has_factors": False,
@@ -33,14 +36,21 @@ def make_state(spec: SessionSpec, step: int, snapshot_id: int, mode: str, exchan
             "factor_versions": [versions.get(place, 0) for place in range(len(spec.layers))]}
 
 
+def warn_of_local(address: str, factors: bool) -> None:
+    """Warns of a state without factors where a later job will not find them."""
+    if server.is_local(address) and not factors:
+        warnings.warn("Preconditioner.state_dict(): a local server ends with its process, and the factors with it: a later job needs "
+                      "state_dict(factors=True)")
+
+
 def versions_of(state: Mapping[str, Any]) -> Sequence[int]:
     """Returns Session.join's factor_versions; () if the state has factors itself, whose versions are the servers'."""
     return () if state.get("has_factors") else state.get("factor_versions", ())
 
 
-def check_state(state: Mapping[str, Any], spec: SessionSpec, worker: Optional[Worker]) -> None:
-    """Raises FailedPreconditionError if the rank has joined, and InvalidArgumentError unless the state is one of this
-    session, or has factors for a session of these layers and methods."""
+def check_state(state: Mapping[str, Any], spec: SessionSpec, worker: Optional[Worker], exact: bool) -> None:
+    """Raises FailedPreconditionError if the rank has joined, or if `exact` and the state has no factors and is of another session.
+    Raises InvalidArgumentError unless the state is of these layers and methods."""
     if worker is not None:
         raise FailedPreconditionError("load_state_dict: call it before the first forward pass or step", "FAILED_PRECONDITION")
     if not isinstance(state, Mapping):
@@ -50,12 +60,12 @@ def check_state(state: Mapping[str, Any], spec: SessionSpec, worker: Optional[Wo
                                    "INVALID_ARGUMENT")
     expected = [dataclasses.astuple(layer) for layer in spec.layers]
     got = [(*layer[:-1], tuple(layer[-1])) for layer in state["layers"]]  # JSON has no tuples
-    other_session = state["session"] != spec.name and not state.get("has_factors")
-    if other_session or expected != got:
+    if expected != got:
         difference = next((f"layer {have[0]}: {have}, {want}" for have, want in zip(got, expected) if have != want),
-                          f"{state['session']} of {len(got)} layers, {spec.name} of {len(expected)}")
-        raise InvalidArgumentError(f"state: of another session or model: it has, and this has, {difference}",
-                                   "INVALID_ARGUMENT")
+                          f"{len(got)} layers, {len(expected)} layers")
+        raise InvalidArgumentError(f"state: of another model: it has, and this has, {difference}", "INVALID_ARGUMENT")
+    if exact and state["session"] != spec.name and not state.get("has_factors"):
+        raise lacks_factors(f"session {spec.name}: the state is of session {state['session']}, and was saved without factors=True")
     for layer, had, has in zip(spec.layers, state.get("methods", methods_of(spec)), methods_of(spec)):
         if had != has:
             raise InvalidArgumentError(f"state: layer {layer.name}: it has the method {had}, this session has {has}",
@@ -109,6 +119,14 @@ def _of_either(call: Callable[[SessionSpec], _T], specs: Tuple[SessionSpec, Sess
 def open_session(client: Client, specs: Tuple[SessionSpec, SessionSpec]) -> Tuple[Session, Tuple[SessionSpec, SessionSpec]]:
     """Opens the session by the first of the descriptions that the servers accept. Returns it, and both, first its own."""
     return _of_either(client.open_session, specs)
+
+
+def close_session(session: Session) -> None:
+    """Closes it, or warns if the servers do not answer: the job has ended, and must not fail."""
+    try:
+        session.close()
+    except (DeadlineExceededError, UnavailableError) as error:
+        warnings.warn(f"session {session.name} stays on the servers: `precondorctl session close {session.name}` ends it: {error.message}")
 
 
 def restore_factors(state: Mapping[str, Any], group: Group, client: Client,

@@ -54,6 +54,7 @@ class Answer:
     decision: str
     inner_product: float
     updates_lost: int = 0  # see StepResult
+    reason: str = ""  # of the decision; known to the rank that sent the gradient
 
 
 class Pair:
@@ -221,7 +222,7 @@ class Exchange:
             # The answer to the last gradient is usually the last one, so that this thread wakes up only a few times.
             places = list(reversed(self._futures))
             for place, result in zip(places, results([self._futures[place] for place in places])):
-                answers[place] = Answer(result.decision, result.inner_product)
+                answers[place] = Answer(result.decision, result.inner_product, reason=result.reason)
                 self.versions[place] = result.factor_version
         except PrecondorError as error:
             failure = error
@@ -473,6 +474,8 @@ def store(slots: Sequence[Slot], answers: Mapping[int, Answer], clips: Mapping[i
             if not slot.matrix.has_gradient() and any(map(has_gradient, slot.matrix.parameters())):
                 warn(slot, "its weight has no gradient, so that its bias, which has one, is not trained either. Make the Preconditioner "
                            "and its optimizer anew after requires_grad has been set")
+            elif answer.reason and "abstained" not in answer.reason:
+                warn(slot, f"the servers skip it, so that it is not trained: {answer.reason}")
             for parameter in slot.matrix.parameters():
                 parameter.grad = None
             continue

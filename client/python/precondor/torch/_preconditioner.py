@@ -24,8 +24,8 @@ from . import _group, _layers, _local, _optimizer, _recipe, _sharded
 from ._amp import skip_text, trained_by, unscale
 from ._arguments import check_options, check_types, count_of, number_of, rate_of
 from ._buckets import Unused, average_rest, refuse_sparse, rest_of, warn_of_other_weights
-from ._checkpoint import (add_factors, check_state, has_factors, lacks_factors, make_state, open_session, restore_factors,
-                          restore_snapshot, versions_of)
+from ._checkpoint import (add_factors, check_state, close_session, has_factors, lacks_factors, make_state, open_session, restore_factors,
+                          restore_snapshot, versions_of, warn_of_local)
 from ._hooks import Switch, guard_hooks, is_compiled, lost_call, original
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, make_pieces, methods_of, scale_of, slots_of, store
 from ._reporter import Reporter, StepResult
@@ -391,8 +391,8 @@ class Preconditioner:
         Args:
             factors: Rank 0 also reads the servers' factors into its state, which then needs no session on the servers.
         """
-        together = self._group.check if factors else lambda call: call()
-        together(self._flush)
+        warn_of_local(self._address, factors)
+        self._group.check(self._flush) if factors else self._flush()
         state = make_state(self._spec, self._step, self._snapshot_id(), self.mode, self._exchange)
         return add_factors(state, self._group, self._worker) if factors else state
 
@@ -414,7 +414,7 @@ class Preconditioner:
             InvalidArgumentError: The state is of other layers, or has no snapshot.
             FailedPreconditionError: The rank has joined already; with `exact`, the factors are not those of the step.
         """
-        self._group.check(lambda: check_state(state, self._spec, self._worker))
+        self._group.check(lambda: check_state(state, self._spec, self._worker, exact and not snapshot_paths))
         step = state["step"]
         if snapshot_paths:
             self._group.check(lambda: self._group.rank == 0 and restore_snapshot(
@@ -447,7 +447,7 @@ class Preconditioner:
                     self._flush()
                 self._group.gather(None)
                 if answers and self._group.rank == 0:
-                    self._session.close()
+                    close_session(self._session)
             elif self._reporter is not None:
                 self._reporter.settle()
         finally:
@@ -565,21 +565,21 @@ class Preconditioner:
 
         def on_backward(unused: Any, grads: Tuple[Optional[torch.Tensor], ...]) -> None:
             own = me()
-            if not inputs or own is None or own._unwatched:  # a graph that is kept for a second pass counts once
+            if own is None or own._unwatched:
                 return
-            x = inputs.pop()
-            if x._version == version:
+            if not inputs:
+                own._warn(slots[0], "a second backward pass through one call of its module counts in no statistics: add the losses up")
+            elif (x := inputs.pop())._version == version:
                 own._on_backward(step, slots, x, grads[0], around)
             else:
-                own._warn(slots[0], "the input of its module was written over before the backward pass; no statistics of "
-                                     "such calls")
+                own._warn(slots[0], "the input of its module was written over before the backward pass; no statistics of such calls")
 
         # Registered on the node, which an operation in place after the module leaves as it is, and not on the tensor.
         output.grad_fn.register_hook(on_backward)
 
     def _wants(self, slots: Sequence[Slot]) -> bool:
         """Returns whether current passes count in the statistics of these layers."""
-        if self._unwatched or self._closed:
+        if self._unwatched or self._closed or not slots[0].matrix.weight.requires_grad:
             return False
         self._join()
         self._reporter.check_process()

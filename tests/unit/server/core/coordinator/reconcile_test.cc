@@ -133,11 +133,15 @@ TEST_F(ReconcileTest, AShardThatLacksASessionOrItsMembersGetsItAgain) {
   Join(5);
   Join(6);
   const HeldSession current = Current();
-  HeldSession earlier = current, without_rank = current;
+  HeldSession earlier = current, without_rank = current, with_layers = current, of_another_shard = current;
   earlier.epoch = 1;
   without_rank.joined = 0;
+  with_layers.layers = Session().placement[0].layers;
+  of_another_shard.layers = {99};
   EXPECT_THAT(Shard(0, {current}), IsEmpty());
-  for (const std::vector<HeldSession>& held : {std::vector<HeldSession>(), {earlier}, {without_rank}}) {
+  EXPECT_THAT(Shard(0, {with_layers}), IsEmpty());
+  for (const std::vector<HeldSession>& held :
+       {std::vector<HeldSession>(), {earlier}, {without_rank}, {of_another_shard}}) {
     EXPECT_THAT(Shard(0, held), ElementsAre("install 10 on 0 open"));
     EXPECT_THAT(Shard(2, held), IsEmpty());
   }
