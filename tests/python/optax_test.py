@@ -286,6 +286,17 @@ class OptaxTest(unittest.TestCase):
         transformation.connection._failures[0] = 1, precondor.UnavailableError("gone")  # pylint: disable=protected-access
         with self.assertRaisesRegex(precondor.UnavailableError, "gone"):
             transformation.update(gradients(2), state)
+        # A compiled one raises it until a call outside of jit has.
+        compiled = jax.jit(transformation.update).lower(gradients(2), state).compile()
+        transformation.connection._failures[0] = 1, precondor.UnavailableError("gone")  # pylint: disable=protected-access
+        for step in (2, 1):
+            now = state._replace(step=jnp.int32(step))
+            now.connection = state.connection
+            with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "gone"):
+                jax.block_until_ready(compiled(gradients(2), now))
+        with self.assertRaisesRegex(precondor.UnavailableError, "gone"):
+            transformation.update(gradients(2), state)
+        transformation.update(gradients(2), state)
 
     def test_the_mean_of_several_batches_is_one_step(self):  # as docs/use/jax.md has it
         transformation, other = self.transformation(), self.transformation()

@@ -73,6 +73,19 @@ class OptimizerTest(torch_case.ServerCase):
                 optimizer.load_state_dict(saved)
         self.expect_equal(model, wanted, 1e-6)
 
+    def test_states_of_others(self):
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 3, bias=False))
+        optimizer = self.preconditioner(model, method="soap").make_optimizer(lr=0.1)
+        other = torch.optim.AdamW(model.parameters(), lr=0.3)
+        model(torch.ones(2, 4)).sum().backward()
+        other.step()
+        optimizer.load_state_dict(other.state_dict())
+        self.assertEqual([(group["plain"], group["lr_scale"], group["lr"]) for group in optimizer.param_groups], [(True, 1.0, 0.3)])
+        optimizer.step()
+        saved = self.preconditioner(model, f"{self.name}-mkor").make_optimizer(lr=0.1).state_dict()
+        self.expect(precondor.InvalidArgumentError, "group 0: expected plain=True, got False: the state is of other methods",
+                    optimizer.load_state_dict, saved)
+
     def test_fused_kernels_as_on_a_gpu(self):
         with mock.patch.object(_optimizer, "_FUSED_ON", ("cpu",)):
             self.test_base_optimizer_is_adamw_and_plain_descent()

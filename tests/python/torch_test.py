@@ -5,6 +5,7 @@
 Several ranks are torch_ranks_test.py's, uncommon ways to call modules torch_modules_test.py's.
 """
 
+import contextlib
 import copy
 import importlib
 import itertools
@@ -25,6 +26,7 @@ import test_program
 import torch_case
 import torch_reference
 from interop_test import ROOT, TIMEOUT_S
+from precondor.torch import _checkpoint
 from precondor.torch._statistics import Covariance, Vectors
 import torch_training
 from torch_training import train
@@ -278,6 +280,40 @@ class TorchTest(torch_case.ServerCase):
         torch.testing.assert_close(taken[0][1], torch.ones(3, 4))
         # The gradient of what the module gave, before relu_ wrote over it.
         torch.testing.assert_close(taken[1][1], (torch.ones(3, 4) @ model.one.weight.detach()) * (first > 0))
+
+    def test_passes_through_frozen_weights_count_in_no_statistics(self):  # as of a generator's step through its critic
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        pre = self.preconditioner(model)
+        for trained in (False, True):
+            model.requires_grad_(trained)
+            model(torch.randn(5, 4, requires_grad=True)).sum().backward()
+            self.assertEqual(len(pre._pairs), 2 * trained)
+
+    def test_an_interrupted_step_is_not_gone_on_with(self):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        pre = self.preconditioner(model, method="soap")
+        optimizer = pre.make_optimizer(lr=0.1)
+        with mock.patch("precondor.torch._exchange.results", side_effect=KeyboardInterrupt):
+            self.expect(KeyboardInterrupt, "^$", one_step, model, pre, optimizer, 5, 4)
+        with self.assertWarnsRegex(UserWarning, "step 0 was interrupted"):
+            pre.state_dict()
+        self.expect(precondor.FailedPreconditionError, "the call before it did not end", one_step, model, pre, optimizer, 5, 4)
+
+    def test_a_layer_that_servers_skip_is_told(self):
+        model = nn.Sequential(nn.Linear(4, 3))
+        pre = self.preconditioner(model, method="soap")
+        optimizer = pre.make_optimizer(lr=0.1)
+        for reason, told in (("rank 1 abstained", ""), ("no memory", "layer 0: the servers skip it.*no memory")):
+            results = [precondor.Preconditioned(None, "SKIP", 0, 0.0, reason)]
+            with mock.patch("precondor.torch._exchange.results", return_value=results):
+                with self.assertWarnsRegex(UserWarning, told) if told else contextlib.nullcontext():
+                    one_step(model, pre, optimizer, 5, 4)
+
+    def test_an_end_without_servers_is_told(self):
+        session = mock.Mock(close=mock.Mock(side_effect=precondor.UnavailableError("gone")))
+        session.name = "job"
+        with self.assertWarnsRegex(UserWarning, "session job stays.*precondorctl session close job.*gone"):
+            _checkpoint.close_session(session)
 
     def test_statistics_only_where_there_is_a_gradient_and_at_their_steps(self):
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
