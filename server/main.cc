@@ -96,14 +96,14 @@ int Serve(const precondor::ServerConfig& config) {
   return EXIT_FAILURE;
 }
 
-}  // namespace
-
 // Opens what is closed of 0, 1 and 2: else the next file or socket of the server gets its log and its errors.
 void OpenStandardDescriptors() {
   int opened = 0;
   while (opened >= 0 && opened <= STDERR_FILENO) opened = open("/dev/null", O_RDWR);
   if (opened > STDERR_FILENO) close(opened);
 }
+
+}  // namespace
 
 int main(int argc, char** argv) {
   OpenStandardDescriptors();

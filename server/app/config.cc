@@ -192,7 +192,7 @@ absl::StatusOr<CommandLine> ReadCommandLine(const std::vector<std::string>& argu
     }
     const std::string name = absl::StrReplaceAll(argument.substr(2, equals - 2), {{"-", "_"}});
     const std::string value = argument.substr(equals + 1);
-    if (value.empty() && (name == "config" || name == "data_dir")) {  // as from a variable that is not set
+    if (value.empty() && name == "data_dir") {  // as from a variable that is not set
       return absl::InvalidArgumentError(absl::StrCat("command line: ", argument, ": expected a path, got none"));
     }
     if (name == "config") {

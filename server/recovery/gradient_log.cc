@@ -125,10 +125,11 @@ bool GradientLog::Append(const std::string& name, const GradientRecord& record, 
   return due;
 }
 
-absl::StatusOr<uint64_t> GradientLog::Read(const store::LogReplay& replay) {
+absl::StatusOr<uint64_t> GradientLog::Read(uint64_t session_id, const store::LogReplay& replay) {
   std::shared_ptr<store::RecordLog> log;
   {
     MutexLock lock(mu_);
+    if (!sessions_.contains(session_id)) return 0;
     if (log_ == nullptr) return broken_;
     log = log_;
   }
@@ -179,6 +180,7 @@ void GradientLog::OnSnapshot(uint64_t session_id, const Mark& mark, uint64_t sta
     }
   }
   session.needed_from = std::max(session.needed_from, std::exchange(session.last_snapshot, mark.sequence));
+  if (log_ != nullptr && session.needed_from > log_->next_sequence()) session.needed_from = 0;  // see Work
   DropUnneeded();
 }
 

@@ -57,9 +57,9 @@ class GradientLog {
   // of the shard's log, by which a restart knows whether the session was removed afterwards; 0 if that log cannot be
   // written, and the gradient is dropped. Returns true if a snapshot of the session is due.
   bool Append(const std::string& session, const GradientRecord& record, uint64_t log_sequence);
-  // Passes all records that Append has written and that the log still has to `replay`, in order. Returns their end, or
-  // UNAVAILABLE while the log cannot be written.
-  absl::StatusOr<uint64_t> Read(const store::LogReplay& replay);
+  // Passes all records that Append has written and that the log still has to `replay`, in order, if some are of the
+  // session. Returns their end, or UNAVAILABLE while the log cannot be written.
+  absl::StatusOr<uint64_t> Read(uint64_t session_id, const store::LogReplay& replay);
   // Returns since when gradients of the session are missing, on the monotonic clock, or nullopt if none are. With
   // `snapshot_bytes` 0 that is since the first gradient after the last snapshot.
   std::optional<absl::Time> LacksSince(uint64_t session_id) const;

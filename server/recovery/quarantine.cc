@@ -2,12 +2,14 @@
 #include "server/recovery/quarantine.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 #include "kernels/base/byte_codec.h"
 #include "kernels/base/status_macros.h"
@@ -22,6 +24,7 @@ constexpr absl::string_view kStateFile = "STATE";
 constexpr absl::string_view kMagic = "PCONQUAR";
 constexpr uint32_t kFormat = 1;
 constexpr absl::string_view kPartPrefix = "log-";
+constexpr absl::string_view kGradientsSuffix = "-gradients";  // an earlier release removes such a folder
 constexpr absl::Duration kAgeStep = absl::Hours(1);  // a session's age is written when it has grown by this much
 
 // Returns whether Put copies a record: not those of a session's removal or of its moves to and from the quarantine.
@@ -44,12 +47,18 @@ std::string Quarantine::PartOf(uint64_t session_id, uint64_t part) const {
   return store::JoinPath(DirOf(session_id), absl::StrCat(kPartPrefix, part));
 }
 
+std::string Quarantine::GradientsOf(uint64_t session_id, uint64_t part) const {
+  return absl::StrCat(PartOf(session_id, part), kGradientsSuffix);
+}
+
 absl::Status Quarantine::RemoveParts(uint64_t session_id, const std::set<uint64_t>& but) const {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.List(DirOf(session_id)));
   for (const std::string& name : names) {
     uint64_t part = 0;
-    if (!absl::StartsWith(name, kPartPrefix)) continue;
-    if (absl::SimpleAtoi(name.substr(kPartPrefix.size()), &part) && but.contains(part)) continue;
+    absl::string_view number = name;
+    if (!absl::ConsumePrefix(&number, kPartPrefix)) continue;
+    absl::ConsumeSuffix(&number, kGradientsSuffix);
+    if (absl::SimpleAtoi(number, &part) && but.contains(part)) continue;
     PRECONDOR_RETURN_IF_ERROR(RemoveFlatDir(fs_, store::JoinPath(DirOf(session_id), name)));
   }
   return absl::OkStatus();
@@ -154,15 +163,27 @@ bool Quarantine::Skips(uint64_t session_id, uint64_t sequence) const {
   return entry.has_value() && sequence < entry->from;
 }
 
-absl::StatusOr<uint64_t> Quarantine::CopyRecords(const std::string& part, uint64_t session_id, uint64_t needed_from,
-                                                 ReadLog read, ReadLog read_gradients) const {
+absl::StatusOr<uint64_t> Quarantine::CopyRecords(uint64_t session_id, uint64_t part, uint64_t needed_from, ReadLog read,
+                                                 ReadLog read_gradients) const {
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<store::RecordLog> log,
-                             store::RecordLog::Open(fs_, part, {}, nullptr));
+                             store::RecordLog::Open(fs_, PartOf(session_id, part), {}, nullptr));
+  std::unique_ptr<store::RecordLog> gradients;
+  const auto copy_gradient = [&](const store::Record& record) -> absl::Status {
+    if (gradients == nullptr) {
+      const store::RecordLogOptions options{.max_record_bytes = std::numeric_limits<uint32_t>::max()};
+      PRECONDOR_ASSIGN_OR_RETURN(gradients,
+                                 store::RecordLog::Open(fs_, GradientsOf(session_id, part), options, nullptr));
+    }
+    return gradients->Append(record.type, record.payload).status();
+  };
   const auto copy = [&](const store::Record& record) { return log->Append(record.type, record.payload).status(); };
   if (const std::optional<Entry> before = Find(session_id); before.has_value()) {
     // The session has been here before. Its earlier records are needed unless two snapshots were taken after its
     // return.
-    if (needed_from <= before->from) PRECONDOR_RETURN_IF_ERROR(Replay(session_id, copy));
+    if (needed_from <= before->from) {
+      PRECONDOR_RETURN_IF_ERROR(Replay(session_id, copy));
+      PRECONDOR_RETURN_IF_ERROR(ReplayGradients(session_id, copy_gradient));
+    }
     needed_from = std::max(needed_from, before->from);
   }
   const auto take = [&](const store::Record& record) -> absl::Status {
@@ -174,10 +195,11 @@ absl::StatusOr<uint64_t> Quarantine::CopyRecords(const std::string& part, uint64
   const auto take_gradient = [&](const store::Record& record) -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const StoredGradient decoded, DecodeGradient(record.type, record.payload));
     const bool needed = decoded.record.at.session_id == session_id && decoded.log_sequence >= needed_from;
-    return needed ? copy(record) : absl::OkStatus();
+    return needed ? copy_gradient(record) : absl::OkStatus();
   };
   PRECONDOR_RETURN_IF_ERROR(read_gradients(take_gradient).status());
   PRECONDOR_RETURN_IF_ERROR(log->Sync());
+  if (gradients != nullptr) PRECONDOR_RETURN_IF_ERROR(gradients->Sync());
   return end;
 }
 
@@ -191,10 +213,9 @@ absl::Status Quarantine::Put(QuarantinedSession session, uint64_t needed_from, R
   if (const std::optional<Entry> before = Find(session_id); before.has_value()) counted.insert(before->part);
   if (const absl::StatusOr<Entry> written = Read(session_id); written.ok()) counted.insert(written->part);
   entry.part = counted.empty() ? 1 : *counted.rbegin() + 1;
-  const std::string part = PartOf(session_id, entry.part);
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, DirOf(session_id)));
   PRECONDOR_RETURN_IF_ERROR(RemoveParts(session_id, counted));
-  PRECONDOR_ASSIGN_OR_RETURN(entry.from, CopyRecords(part, session_id, needed_from, read, read_gradients));
+  PRECONDOR_ASSIGN_OR_RETURN(entry.from, CopyRecords(session_id, entry.part, needed_from, read, read_gradients));
   PRECONDOR_RETURN_IF_ERROR(fs_.SyncDir(DirOf(session_id)));
   PRECONDOR_RETURN_IF_ERROR(Write(entry));
   // The next Open removes what remains if this fails.
@@ -206,6 +227,13 @@ absl::Status Quarantine::Replay(uint64_t session_id, const store::LogReplay& rep
   const std::optional<Entry> entry = Find(session_id);
   if (!entry.has_value()) return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": not in quarantine"));
   return store::ReadLog(fs_, PartOf(session_id, entry->part), replay).status();
+}
+
+absl::Status Quarantine::ReplayGradients(uint64_t session_id, const store::LogReplay& replay) const {
+  const std::optional<Entry> entry = Find(session_id);
+  if (!entry.has_value()) return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": not in quarantine"));
+  const absl::Status read = store::ReadLog(fs_, GradientsOf(session_id, entry->part), replay).status();
+  return absl::IsNotFound(read) ? absl::OkStatus() : read;
 }
 
 absl::Status Quarantine::Return(uint64_t session_id, uint64_t sequence) {

@@ -22,7 +22,7 @@
 
 namespace precondor::recovery {
 
-// The quarantine on a shard's disk. Each session has a directory `<dir>/<session_id>` with a copy of its records from
+// The quarantine on a shard's disk. Each session has a directory `<dir>/<session_id>` with copies of its records from
 // the shard's log and from the log of gradients, and a state file. The session's snapshots stay where they are.
 //
 // A session that has returned keeps its directory until two later snapshots are durable. Until then its records are the
@@ -56,9 +56,10 @@ class Quarantine {
   // Puts a session in quarantine: copies its records of the log from `needed_from` on, and its gradients since then.
   // The result is durable if this returns OK; otherwise the session's entry is unchanged.
   absl::Status Put(QuarantinedSession session, uint64_t needed_from, ReadLog read, ReadLog read_gradients);
-  // Passes the session's records in its directory to `replay`, also those of its gradients. Returns NOT_FOUND if the
+  // Pass the session's records in its directory, or those of its gradients, to `replay`. Return NOT_FOUND if the
   // session has no directory.
   absl::Status Replay(uint64_t session_id, const store::LogReplay& replay) const;
+  absl::Status ReplayGradients(uint64_t session_id, const store::LogReplay& replay) const;
   // Marks the session as returned: its later records are those of the log from `sequence` on. The result is durable if
   // this returns OK. Returns NOT_FOUND if the session has no directory.
   absl::Status Return(uint64_t session_id, uint64_t sequence);
@@ -83,12 +84,13 @@ class Quarantine {
   };
   std::string DirOf(uint64_t session_id) const;
   std::string PartOf(uint64_t session_id, uint64_t part) const;
+  std::string GradientsOf(uint64_t session_id, uint64_t part) const;
   std::optional<Entry> Find(uint64_t session_id) const;
   absl::Status Write(Entry entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(files_mu_);
   absl::StatusOr<Entry> Read(uint64_t session_id) const;
   absl::Status RemoveLocked(uint64_t session_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(files_mu_);
   absl::Status RemoveParts(uint64_t session_id, const std::set<uint64_t>& but) const;
-  absl::StatusOr<uint64_t> CopyRecords(const std::string& part, uint64_t session_id, uint64_t needed_from, ReadLog read,
+  absl::StatusOr<uint64_t> CopyRecords(uint64_t session_id, uint64_t part, uint64_t needed_from, ReadLog read,
                                        ReadLog read_gradients) const;
 
   store::FileSystem& fs_;

@@ -237,7 +237,9 @@ void ShardLog::OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map
   const auto found = sessions_.find(session_id);
   if (found == sessions_.end()) return;
   Session& session = found->second;
-  session.needed_from = std::max(session.needed_from, sequence);
+  // A snapshot from before the files were removed has a sequence of theirs.
+  if (log_ != nullptr && sequence <= log_->next_sequence())
+    session.needed_from = std::max(session.needed_from, sequence);
   for (auto missed = session.missed.begin(); missed != session.missed.end();) {
     const auto image = snapshot_steps.find(missed->first);
     const bool held = image != snapshot_steps.end() && Holds(image->second, missed->second);

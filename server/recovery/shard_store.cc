@@ -203,10 +203,10 @@ absl::Status ShardStore::Quarantine(uint64_t session_id, uint64_t last_step) {
     Append(RemoveRecord{session_id});
     return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": the log does not know it"));
   }
-  const absl::Status put =
-      quarantine_.Put({.install = install->install, .last_step = last_step}, log_.NeededFrom(session_id),
-                      [this](const store::LogReplay& replay) { return log_.Read(replay); },
-                      [this](const store::LogReplay& replay) { return gradients_.Read(replay); });
+  const absl::Status put = quarantine_.Put(
+      {.install = install->install, .last_step = last_step}, log_.NeededFrom(session_id),
+      [this](const store::LogReplay& replay) { return log_.Read(replay); },
+      [&](const store::LogReplay& replay) { return gradients_.Read(session_id, replay); });
   if (absl::IsNotFound(put)) return absl::DataLossError(put.message());
   PRECONDOR_RETURN_IF_ERROR(put);
   snapshots_.Forget(session_id);
@@ -218,7 +218,6 @@ absl::Status ShardStore::Quarantine(uint64_t session_id, uint64_t last_step) {
 absl::Status ShardStore::ReplayQuarantined(uint64_t session_id, uint64_t needed_from,
                                            absl::FunctionRef<void(ShardRecord)> replay) {
   return quarantine_.Replay(session_id, [&](const store::Record& record) -> absl::Status {
-    if (record.type == static_cast<uint8_t>(RecordType::kGradient)) return absl::OkStatus();
     PRECONDOR_ASSIGN_OR_RETURN(ShardRecord decoded, DecodeRecord(record.type, record.payload));
     if (const auto* install = std::get_if<InstallRecord>(&decoded)) log_.Know(*install, needed_from);
     replay(std::move(decoded));
@@ -227,8 +226,7 @@ absl::Status ShardStore::ReplayQuarantined(uint64_t session_id, uint64_t needed_
 }
 
 absl::Status ShardStore::ReplayQuarantinedGradients(uint64_t session_id, uint64_t snapshot_at, ShardReplay& replay) {
-  return quarantine_.Replay(session_id, [&](const store::Record& record) -> absl::Status {
-    if (record.type != static_cast<uint8_t>(RecordType::kGradient)) return absl::OkStatus();
+  return quarantine_.ReplayGradients(session_id, [&](const store::Record& record) -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(StoredGradient gradient, DecodeGradient(record.type, record.payload));
     if (gradient.log_sequence >= snapshot_at) replay.Add(std::move(gradient.record));
     return absl::OkStatus();

@@ -63,7 +63,8 @@ absl::Status OpenSession(const v1::OpenSessionRequest& request, v1::OpenSessionR
                                                                                       request.rank_devices().end())));
   PRECONDOR_ASSIGN_OR_RETURN(*response.mutable_spec(), wire::EncodeSessionSpec(opened.spec));
   response.set_session_id(opened.session_id);
-  response.set_created(opened.created || opened.unused);
+  response.set_created(opened.created);
+  response.set_unused(opened.unused);
   response.set_secret(opened.secret);
   return absl::OkStatus();
 }

@@ -382,9 +382,9 @@ TEST(ServerProcessTest, WaitsForNoReaderOfItsLog) {
     std::ifstream(port_file) >> port;
     std::filesystem::remove(port_file);
     for (int call = 0; call < 20; ++call) {
-      EXPECT_EQ(CheckHealth(grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()),
-                            ""),
-                1);
+      EXPECT_EQ(
+          CheckHealth(grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()), ""),
+          1);
     }
     process.Signal(SIGHUP);  // as a terminal that ends
     EXPECT_EQ(process.Wait(), 0);

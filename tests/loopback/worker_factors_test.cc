@@ -507,7 +507,8 @@ TEST(CheckpointTest, RefusesWhatItCannotRestore) {
   const absl::Status wrong = client.RestoreSession(spec, 3, std::vector<std::string>(spec.layers.size(), "wrong"));
   EXPECT_FALSE(wrong.ok());
   EXPECT_THAT(std::string(wrong.message()), HasSubstr("layer \"layer0\""));
-  EXPECT_TRUE(client.OpenSession(spec).value_or(false)) << "nothing is left of it";
+  const auto opened = client.OpenSession(spec);
+  EXPECT_TRUE(opened.ok() && opened->created) << "nothing is left of it";
   EXPECT_TRUE(absl::IsFailedPrecondition(client.RestoreSession(spec, 3, std::vector<std::string>(spec.layers.size()))));
 }
 

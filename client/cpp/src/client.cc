@@ -35,14 +35,14 @@ class ClientImpl final : public Client {
         absl::StrCat("server ", options_.coordinator, ": it is a shard; dial the coordinator"));
   }
 
-  absl::StatusOr<bool> OpenSession(const SessionSpec& spec) override {
+  absl::StatusOr<Opened> OpenSession(const SessionSpec& spec) override {
     v1::OpenSessionRequest request;
     PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(spec));
     for (const std::string& device : options_.rank_devices) request.add_rank_devices(device);
     PRECONDOR_ASSIGN_OR_RETURN(const auto response, control_->Call<v1::OpenSessionResponse>(request, canceller_));
     MutexLock lock(mu_);
     secrets_[spec.name] = response.secret();
-    return response.created();
+    return Opened{.created = response.created(), .unused = response.created() || response.unused()};
   }
 
   absl::StatusOr<std::unique_ptr<Worker>> Join(absl::string_view session, WorkerOptions options) override {

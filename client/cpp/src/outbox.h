@@ -107,6 +107,8 @@ class Outbox {
   // RESUME before everything else, again to each other memory until the layer has had an answer. Without it the other
   // ranks would wait for contributions of this rank's earlier steps. `factor_version`: see WorkerOptions; 0: unknown.
   void BeginAt(uint32_t layer, uint64_t step, uint64_t factor_version = 0);
+  // Records that the shard has told of updates that the layer's memory lacks, so that another memory does not again.
+  void LowerBeginning(uint32_t layer, uint64_t updates_lost);
 
   // The following functions take in answers. They return the contribution, or null if none is waiting (a late or
   // repeated answer).

@@ -453,14 +453,15 @@ class Session:
 
     Attributes:
         name: Name of the session.
-        created: True if the session is new: this call of open_session created it, or no worker has ever joined it. False if it
-            existed with an equal description.
+        created: True if this call of open_session created the session, False if it existed with an equal description.
+        unused: True if no worker has ever joined the session: it is new, or a job that has ended left it before its first step.
     """
 
-    def __init__(self, client: "Client", name: str, created: bool) -> None:
+    def __init__(self, client: "Client", name: str, created: bool, unused: bool) -> None:
         self._client = client
         self.name = name
         self.created = created
+        self.unused = unused
 
     def join(self, rank: int = 0, first_step: int = 0, incarnation: int = 0, factor_versions: Sequence[int] = ()) -> Worker:
         """Takes a rank and waits until every rank has joined.
@@ -536,7 +537,7 @@ class Client:
             UnimplementedError, ResourceExhaustedError: The servers do not support it, or have no room.
         """
         fields = _session.to_dict(spec)
-        return Session(self, spec.name, self._core.open_session(fields))
+        return Session(self, spec.name, *self._core.open_session(fields))
 
     def restore_session(self, spec: SessionSpec, step: int, factors: Sequence[bytes]) -> Session:
         """Opens a session that begins with `step` and with the factors that Worker.read_factors returned for each layer.
@@ -550,7 +551,7 @@ class Client:
                 configuration or shape.
         """
         self._core.restore_session(_session.to_dict(spec), step, list(factors))
-        return Session(self, spec.name, True)
+        return Session(self, spec.name, created=True, unused=False)
 
     @_names_arguments
     def join(self, session: str, rank: int = 0, first_step: int = 0, incarnation: int = 0, factor_versions: Sequence[int] = ()) -> Worker:

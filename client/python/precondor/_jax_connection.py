@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import logging
 import socket
+import sys
 import threading
 import uuid
 import warnings
@@ -185,7 +186,7 @@ class Connection:
         self._client: Optional[Client] = None
         self._server: Optional[server.LocalServer] = None  # ends when nothing has it
         self._server_address = ""
-        self._created = False
+        self._unused = False
         self._restored_step: Optional[int] = None
         self._workers: Dict[int, Worker] = {}  # by rank, as the next three
         self._next_steps: Dict[int, int] = {}
@@ -206,7 +207,7 @@ class Connection:
         with self._lock:
             failures, self._failures = list(self._failures.values()), {}
         for failed, error in failures:
-            if failed != known:
+            if failed is None or failed != known:
                 raise error
 
     def open(self, spec: SessionSpec) -> None:
@@ -251,7 +252,7 @@ class Connection:
 
     def _open_session(self, spec: SessionSpec) -> str:
         assert self._client is not None
-        self._created = self._client.open_session(spec).created
+        self._unused = self._client.open_session(spec).unused
         return ""
 
     def _restore(self, spec: SessionSpec) -> str:
@@ -347,7 +348,7 @@ class Connection:
             if self._restored_step not in (None, step):
                 raise FailedPreconditionError(f"factors: expected those of the state's step {step}, got those of step {self._restored_step}",
                                               "FAILED_PRECONDITION")
-            if step > 0 and self._created:
+            if step > 0 and self._unused:
                 warnings.warn(f"session {self.name} is new and the state is of step {step}: its factors begin anew")
             worker = client.join(self.name, rank, step)  # waits for the other ranks
             with self._lock:
@@ -355,9 +356,13 @@ class Connection:
         return worker, layers
 
     def _close_at_exit(self) -> None:
-        with contextlib.suppress(Exception):  # of steps that still run, which JAX itself awaits only later
-            jax.effects_barrier()
-        self.close()
+        try:
+            if getattr(sys, "last_value", None) is None:  # otherwise a step may wait for what has ended with the program
+                jax.effects_barrier()  # steps that still run, which JAX itself awaits only later
+        except Exception:  # pylint: disable=broad-except
+            pass
+        finally:
+            self.close()
 
     def close(self, end_session: bool = False) -> None:
         atexit.unregister(self._close_at_exit)

@@ -441,20 +441,21 @@ void ClientObject::WaitForServer() {
   calls_.RaiseUnlessOk(status);
 }
 
-bool ClientObject::OpenSession(const py::dict& dict) {
+std::pair<bool, bool> ClientObject::OpenSession(const py::dict& dict) {
   const std::shared_ptr<Client> client = Get();
   const SessionSpec spec = ValueOrRaise(SpecFromDict(dict));
-  absl::StatusOr<bool> created;
-  calls_.Run([&] { created = client->OpenSession(spec); }, [&] { client->Cancel(); });
-  return calls_.ValueOrRaise(std::move(created));
+  absl::StatusOr<Opened> opened;
+  calls_.Run([&] { opened = client->OpenSession(spec); }, [&] { client->Cancel(); });
+  const Opened session = calls_.ValueOrRaise(std::move(opened));
+  return {session.created, session.unused};
 }
 
 std::unique_ptr<WorkerObject> ClientObject::Join(const std::string& session, uint32_t rank, uint64_t incarnation,
                                                  uint64_t first_step, const std::vector<uint64_t>& factor_versions) {
   const std::shared_ptr<Client> client = Get();
   absl::StatusOr<std::unique_ptr<Worker>> worker;
-  const WorkerOptions options{.rank = rank, .incarnation = incarnation, .first_step = first_step,
-                              .factor_versions = factor_versions};
+  const WorkerOptions options{
+      .rank = rank, .incarnation = incarnation, .first_step = first_step, .factor_versions = factor_versions};
   calls_.Run([&] { worker = client->Join(session, options); }, [&] { client->Cancel(); });
   return std::make_unique<WorkerObject>(calls_.ValueOrRaise(std::move(worker)), first_step, calls_);
 }

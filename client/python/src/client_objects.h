@@ -146,7 +146,7 @@ class ClientObject {
   ~ClientObject();
 
   void WaitForServer();
-  bool OpenSession(const pybind11::dict& spec);
+  std::pair<bool, bool> OpenSession(const pybind11::dict& spec);
   std::unique_ptr<WorkerObject> Join(const std::string& session, uint32_t rank, uint64_t incarnation,
                                      uint64_t first_step, const std::vector<uint64_t>& factor_versions);
   void RestoreSession(const pybind11::dict& spec, uint64_t step, const std::vector<std::string>& factors);

@@ -34,7 +34,7 @@ struct ShardAssignment {
 struct OpenResult {
   uint64_t session_id = 0;
   bool created = false;  // by this call
-  bool unused = false;   // no rank has ever joined, and it has no factors from outside
+  bool unused = false;   // see SessionSnapshots::IsUnused
   SessionSpec spec;
   std::string secret;  // see SessionAccess
 };

@@ -19,8 +19,8 @@ struct HeldSession {
   std::string name;
   uint64_t epoch = 0;
   int64_t reserved_bytes = 0;
-  uint32_t joined = 0;     // ranks whose holders the shard knows
-  uint64_t last_step = 0;  // greatest step that has begun here since the last rollback
+  uint32_t joined = 0;                // ranks whose holders the shard knows
+  uint64_t last_step = 0;             // greatest step that has begun here since the last rollback
   std::vector<uint32_t> layers = {};  // ascending; empty if the shard does not tell
 };
 

@@ -258,7 +258,7 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, con
   }
   return OpenResult{.session_id = session->id,
                     .created = created,
-                    .unused = session->members().fresh() && session->snapshots().list().empty(),
+                    .unused = session->snapshots().IsUnused(session->members()),
                     .spec = session->spec,
                     .secret = session->access.secret};
 }

@@ -40,9 +40,11 @@ SnapshotEntry SessionSnapshots::Next(uint64_t step, uint64_t epoch, absl::Span<c
           .parts = MakeParts(placement)};
 }
 
+bool SessionSnapshots::IsUnused(const SessionMembers& members) const { return members.fresh() && list_.empty(); }
+
 absl::StatusOr<SnapshotEntry> SessionSnapshots::PlanRestore(uint64_t step, const SessionMembers& members,
                                                             absl::Span<const PlacedLayers> placement) const {
-  if (!members.fresh() || !list_.empty()) {
+  if (!IsUnused(members)) {
     return absl::FailedPreconditionError(
         absl::StrCat("session \"", session_name_, "\": is in use already; close it before it is restored"));
   }

@@ -28,6 +28,8 @@ class SessionSnapshots {
   const std::vector<SnapshotEntry>& list() const { return list_; }
   void Adopt(std::vector<SnapshotEntry> list) { list_ = std::move(list); }
 
+  // Returns whether no rank has ever joined, and the session has no factors from outside.
+  bool IsUnused(const SessionMembers& members) const;
   // Plans the next snapshot, of the state before `step`. Returns FAILED_PRECONDITION if one is under way, or the errors
   // of CheckRestored.
   absl::StatusOr<SnapshotEntry> Plan(uint64_t step, uint64_t epoch, absl::Span<const PlacedLayers> placement) const;

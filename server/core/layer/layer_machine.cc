@@ -444,7 +444,8 @@ std::set<uint32_t> LayerMachine::MissingRanks(uint64_t step) const {
   const WindowStep& of = found->second;
   for (const Phase* phase : {&of.statistics, &of.gradient}) {
     const bool wanted = phase == &of.gradient || rules().ExpectsStatistics(step, of.mode);
-    if (phase->state != PhaseState::kOpen || !wanted || (of.statistics.untouched() && of.gradient.untouched())) continue;
+    if (phase->state != PhaseState::kOpen || !wanted || (of.statistics.untouched() && of.gradient.untouched()))
+      continue;
     if (phase == &of.gradient && phase->contributions.empty()) continue;  // their statistics are on their way
     for (uint32_t rank : phase->contributions.missing()) ranks.insert(rank);
   }

@@ -138,6 +138,7 @@ class Job:
         spec.world_size, spec.inv_freq = world_size, 1
         request = interop.pb.session_pb2.OpenSessionRequest(spec=spec)
         assert churn.sessions.OpenSession(request, timeout=TIMEOUT_S).created, name
+        assert not churn.sessions.OpenSession(request, timeout=TIMEOUT_S).created, name
         joined = {}
         deadline = time.monotonic() + TIMEOUT_S
         while len(joined) < world_size or not all(one.active for one in joined.values()):
@@ -146,7 +147,7 @@ class Job:
                 joined[rank] = self.join(rank, rank + 1)
         self.address = joined[0].shard_map.assignments[0].address
         self.ranks = [interop.Rank(self.address, rank, joined[rank]) for rank in range(world_size)]
-        churn.count(sessions=1, calls=1 + 2 * world_size)
+        churn.count(sessions=1, calls=2 + 2 * world_size)
 
     def join(self, rank, incarnation):
         return self.churn.sessions.JoinSession(interop.pb.session_pb2.JoinSessionRequest(

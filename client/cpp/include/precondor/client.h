@@ -65,6 +65,13 @@ struct WorkerOptions {
   std::vector<uint64_t> factor_versions = {};
 };
 
+// Outcome of OpenSession.
+struct Opened {
+  bool created = false;  // by this call
+  bool unused =
+      false;  // no worker has ever joined it: it is new, or a job that has ended left it before its first step
+};
+
 // Opens, joins and closes sessions for one process. Thread-safe.
 class Client {
  public:
@@ -79,10 +86,9 @@ class Client {
   // version, before 1.0 also equal minor version) or is a shard.
   virtual absl::Status WaitForServer() = 0;
 
-  // Opens a session. Returns true if it is new: this call created it, or no worker has ever joined it. Returns false if
-  // it existed with an equal description. This call, Join and CloseSession return PERMISSION_DENIED if the session
-  // belongs to another job (docs/operate/security.md).
-  virtual absl::StatusOr<bool> OpenSession(const SessionSpec& spec) = 0;
+  // Opens a session, or finds the one of that name, which must have an equal description. This call, Join and
+  // CloseSession return PERMISSION_DENIED if the session belongs to another job (docs/operate/security.md).
+  virtual absl::StatusOr<Opened> OpenSession(const SessionSpec& spec) = 0;
   // Takes the rank and waits until every rank has joined. The worker may outlive the client. Returns ABORTED if the job
   // has just rolled back to a step before `first_step`; all ranks then have to begin with that step.
   virtual absl::StatusOr<std::unique_ptr<Worker>> Join(absl::string_view session, WorkerOptions options) = 0;

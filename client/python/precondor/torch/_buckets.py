@@ -95,16 +95,20 @@ def refuse_sparse(model: torch.nn.Module) -> None:
 
 class Unused:
     """Gives a rank of a plain model zeros for gradients that it lacks and another rank has, as other averages count them: experts may
-    have different inputs on each rank. Begins after the first step with such a layer, which the servers skip on all ranks, so that
-    other models have no collective more."""
+    have different inputs on each rank. Begins after the first step with a layer that servers skip, as they do on all ranks, so that
+    models that use all layers have no collective more.
+
+    Attributes:
+        fills: Whether it has begun.
+    """
 
     def __init__(self, group: Group, parameters: Sequence[torch.nn.Parameter], may_begin: bool) -> None:
         self._group, self._parameters, self._may_begin = group, parameters, may_begin
-        self._fills = False
+        self.fills = False
 
     def fill(self) -> None:
         """Called before a step's gradients are looked at. Collective, if it has begun."""
-        if not self._fills:
+        if not self.fills:
             return
         used = self._group.any_of(torch.tensor([has_gradient(parameter) for parameter in self._parameters])).tolist()
         for parameter, one in zip(self._parameters, used):
@@ -113,7 +117,7 @@ class Unused:
 
     def look(self, skipped: Iterable[bool]) -> None:
         """Called with whether layers were skipped in a finite step. All ranks know the same."""
-        self._fills = self._fills or self._may_begin and any(skipped)
+        self.fills = self.fills or self._may_begin and any(skipped)
 
 
 def warn_of_other_weights(group: Group, model: torch.nn.Module) -> None:

@@ -24,16 +24,15 @@ _FORMAT = 1
 _T = TypeVar("_T")
 
 
-def make_state(spec: SessionSpec, step: int, snapshot_id: int, mode: str, exchange: Optional[Exchange]) -> Dict[str, Any]:
-    """Returns a state of plain values. A snapshot_id of 0 means none; `mode` is that of `step`."""
+def make_state(spec: SessionSpec, step: int, snapshot_id: int, mode: str, exchange: Optional[Exchange], factors: bool) -> Dict[str, Any]:
+    """Returns a state of plain values. A snapshot_id of 0 means none; `mode` is that of `step`; `factors`: they are to be added."""
     if exchange is not None and exchange.any_sent():
         warnings.warn(f"Preconditioner.state_dict(): step {step} was interrupted, and factors may have its gradients: a run that goes on from "
                       "this state is not exactly the one without the interruption")
-    # In first order no answer needs the factors, so that no update is lost.
-    versions = exchange.versions if exchange is not None and mode == "SECOND_ORDER" else {}
+    # torch.distributed.checkpoint wants of a file all that a new object's state has: so that has nothing of the exchange.
     return {"format": _FORMAT, "session": spec.name, "step": step, "snapshot_id": snapshot_id, "mode": mode, "has_factors": False,
             "layers": [dataclasses.astuple(layer) for layer in spec.layers], "methods": methods_of(spec),
-            "factor_versions": [versions.get(place, 0) for place in range(len(spec.layers))]}
+            **({} if exchange is None else exchange.state(factors))}
 
 
 def warn_of_local(address: str, factors: bool) -> None:
@@ -41,11 +40,6 @@ def warn_of_local(address: str, factors: bool) -> None:
     if server.is_local(address) and not factors:
         warnings.warn("Preconditioner.state_dict(): a local server ends with its process, and the factors with it: a later job needs "
                       "state_dict(factors=True)")
-
-
-def versions_of(state: Mapping[str, Any]) -> Sequence[int]:
-    """Returns Session.join's factor_versions; () if the state has factors itself, whose versions are the servers'."""
-    return () if state.get("has_factors") else state.get("factor_versions", ())
 
 
 def check_state(state: Mapping[str, Any], spec: SessionSpec, worker: Optional[Worker], exact: bool) -> None:

@@ -14,6 +14,7 @@ from .._client import Future, Worker, kl_clip_scale, lost_since, results, send_a
 from .._errors import AbortedError, DataLossError, FailedPreconditionError, InvalidArgumentError, PrecondorError
 from .._session import Layer, SessionSpec, delegate_of, traits_of
 from . import _device
+from ._buckets import Unused
 from ._group import Group
 from ._layers import Matrix, has_gradient
 from ._pieces import LINE, Gathering, Parts
@@ -90,7 +91,7 @@ class Exchange:
     backward pass."""
 
     def __init__(self, worker: Worker, group: Group, slots: Sequence[Slot], in_place: bool = True,
-                 pieces: Union[Gathering, Parts, None] = None) -> None:
+                 pieces: Union[Gathering, Parts, None] = None, averages: bool = False) -> None:
         """Makes the exchange of one worker.
 
         Args:
@@ -99,6 +100,7 @@ class Exchange:
             slots: The session's layers.
             in_place: Gradients may be sent from, and answers written to, their own memory if its layout allows it.
             pieces: For a model whose parameters are divided: Parts in SHARDED, Gathering in DELEGATE.
+            averages: The servers average the ranks' own gradients, of a plain model.
         """
         self._worker = worker
         self._group = group
@@ -107,9 +109,10 @@ class Exchange:
         self._pieces = pieces
         self._delegates = worker.spec.exchange == "DELEGATE" and (group.size > 1 or pieces is not None)
         self.updates_lost: Dict[str, int] = {}  # of the last step; see StepResult
-        self.versions: Dict[int, int] = {}  # factor_version of this rank's last answer, by index of the layer
+        self.unused = Unused(group, [one for slot in slots for one in slot.matrix.parameters()], averages)
+        self.versions: Dict[int, int] = {}  # factor_version of the last answer, by index of the layer
         self._lost_before: Mapping[str, int] = {}  # all that this rank knew of at the last step
-        # DELEGATE: for each rank the decision, product and lost updates of its layers, then their values
+        # DELEGATE: for each rank the decision, product, lost updates and version of its layers, then their values
         self._flat: List[torch.Tensor] = []
         self._told_backends = False
         self._unshared: Dict[str, int] = {}  # DELEGATE: lost updates that the other ranks have not been told of
@@ -129,6 +132,16 @@ class Exchange:
             slot.delegate, slot.sends = delegate_of(worker.spec, slot.place), worker.sends_gradient(slot.place)
         if self._delegates:
             self._make_flat(None)
+
+    def state(self, factors: bool) -> Dict[str, Any]:
+        """Returns what a checkpoint needs besides the session. factors: it has them too, with their versions."""
+        known = [] if factors else [self.versions.get(slot.place, 0) for slot in self._slots]
+        return {**({"factor_versions": known} if any(known) else {}), **({"unused": True} if self.unused.fills else {})}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Takes over what state() returned."""
+        self.versions.update(enumerate(state.get("factor_versions", ())))
+        self.unused.fills = bool(state.get("unused", False))
 
     def is_sent(self, slot: Slot) -> bool:
         return slot.place in self._sent
@@ -226,6 +239,8 @@ class Exchange:
                 self.versions[place] = result.factor_version
         except PrecondorError as error:
             failure = error
+        if self._worker.mode(step) == "FIRST_ORDER":
+            self.versions.clear()  # no answer needs the factors of an earlier one
         self._futures = {}
         self._sent = set()
         self._placed = False
@@ -387,22 +402,23 @@ class Exchange:
         answers: Dict[int, Answer] = {}
         failed: Optional[int] = None
         for slot in self._slots:
-            decision, product, updates_lost = lines[slot.place]
+            decision, product, updates_lost, version = lines[slot.place]
             if decision == _FAILED:
                 failed = slot.delegate
                 continue
             answers[slot.place] = Answer(_DECISIONS[int(decision)], product, int(updates_lost))
+            self.versions[slot.place] = int(version)
             slot.value = slot.buffer
         if failed is not None and failure is None:
             raise AbortedError(f"rank {failed} has no answers to pass on", "ABORTED", "UNSPECIFIED",
                                "Its own exception says why; all ranks go back to one checkpoint")
         return answers
 
-    def _line(self, slot: Slot, answer: Optional[Answer], failure: Optional[PrecondorError]) -> Tuple[float, float, float]:
+    def _line(self, slot: Slot, answer: Optional[Answer], failure: Optional[PrecondorError]) -> Tuple[float, float, float, float]:
         lost = float(self._unshared.get(slot.layer.name, 0))
         if failure is not None:
-            return _FAILED, 0.0, lost
-        return float(_DECISIONS.index(answer.decision)), answer.inner_product, lost
+            return _FAILED, 0.0, lost, 0.0
+        return float(_DECISIONS.index(answer.decision)), answer.inner_product, lost, float(self.versions.get(slot.place, 0))
 
 
 def _runs(slots: Sequence[Slot]) -> Iterator[List[Slot]]:

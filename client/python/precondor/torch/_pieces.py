@@ -99,7 +99,7 @@ def pieces_of(group: Group, slots: Sequence[Any]) -> List[List[List[Piece]]]:
     return pieces
 
 
-LINE = 3  # numbers that go with a layer's answer
+LINE = 4  # numbers that go with a layer's answer
 
 class Gathering:
     """Moves the gradients and answers of the session's layers between ranks. Collective: every rank makes equal calls,

@@ -23,9 +23,9 @@ from .._options import ClientOptions, Selection, Statistics
 from . import _group, _layers, _local, _optimizer, _recipe, _sharded
 from ._amp import skip_text, trained_by, unscale
 from ._arguments import check_options, check_types, count_of, number_of, rate_of
-from ._buckets import Unused, average_rest, refuse_sparse, rest_of, warn_of_other_weights
+from ._buckets import average_rest, refuse_sparse, rest_of, warn_of_other_weights
 from ._checkpoint import (add_factors, check_state, close_session, has_factors, lacks_factors, make_state, open_session, restore_factors,
-                          restore_snapshot, versions_of, warn_of_local)
+                          restore_snapshot, warn_of_local)
 from ._hooks import Switch, guard_hooks, is_compiled, lost_call, original
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, make_pieces, methods_of, scale_of, slots_of, store
 from ._reporter import Reporter, StepResult
@@ -149,7 +149,6 @@ class Preconditioner:
         self._fed = [place for place, name in enumerate(self._methods) if traits_of(name).takes_statistics]
         self._clips = {place: float(clip) for place, clip in clip_of(self._spec).items()}
         self._averages = not self._ddp and not sharded and self._group.size > 1
-        self._unused = Unused(self._group, self._parameters(), self._averages and self._spec.exchange == "DIRECT")
         if self._averages:
             refuse_sparse(self._model)
         self._pieces = make_pieces(self._spec, self._group, self._slots) if sharded else None
@@ -279,7 +278,7 @@ class Preconditioner:
                                          "gradients. Unless DistributedDataParallel does, make it afterwards")
         rate = rate_of(learning_rate, self._optimizer, bool(self._clips), self._slots[min(self._clips, default=0)].matrix.weight)
         self._exchange.check_sent(self._overlap, scaler is not None or samples != 1)
-        self._unused.fill()
+        self._exchange.unused.fill()
         trained = trained_by(self._optimizer, self._model, self._parameters())
         # A server names the ranks that are missing, and a collective does not. But statistics are sent if all ranks agree.
         answers_first = self._averages and self._spec.exchange == "DIRECT" and scaler is None and not self._wanted
@@ -292,7 +291,7 @@ class Preconditioner:
         if answers_first:
             finite = self._group.all(finite)
             self._settle(finite, samples, scaler)
-        self._unused.look(answer.decision == "SKIP" and finite for answer in answers.values())
+        self._exchange.unused.look(answer.decision == "SKIP" and finite for answer in answers.values())
         scale = scale_of(self._clips, answers, rate)
         store(self._slots, answers, self._clips, scale, self._pieces, self._warn)
         for parameter in () if finite else trained:
@@ -393,7 +392,7 @@ class Preconditioner:
         """
         warn_of_local(self._address, factors)
         self._group.check(self._flush) if factors else self._flush()
-        state = make_state(self._spec, self._step, self._snapshot_id(), self.mode, self._exchange)
+        state = make_state(self._spec, self._step, self._snapshot_id(), self.mode, self._exchange, factors)
         return add_factors(state, self._group, self._worker) if factors else state
 
     def load_state_dict(self, state: Mapping[str, Any], *, exact: bool = True, precondorctl: str = "",
@@ -424,9 +423,9 @@ class Preconditioner:
             self._spec, self._other_spec = restore_factors(state, self._group, self._client, (self._spec, self._other_spec))
         elif self._is_new and step > 0 and exact:
             # Otherwise the next attempt would find the session and use its factors.
-            self._group.check(lambda: self._group.rank == 0 and self._session.close())
+            self._group.check(lambda: self._group.rank == 0 and self._session.created and self._session.close())
             raise lacks_factors(f"session {self._spec.name}: the servers have no factors of it")
-        self._join(step, resumes=True, versions=versions_of(state) if exact and not snapshot_paths else ())
+        self._join(step, state if exact and not snapshot_paths else {**state, "factor_versions": ()})
         later = self._worker.rollback_step
         if exact and not all(self._group.gather(later is None or later < step)):
             self._worker.close()
@@ -472,7 +471,7 @@ class Preconditioner:
             self._group.check(lambda: self._group.rank == 0 and self._client.close_session(name))
         with servers.opening():
             self._open_session()
-        self._is_new = any(self._group.gather(self._session.created))
+        self._is_new = any(self._group.gather(self._session.unused))
         if servers.are_own and self._group.size == 1:  # no other process uses the session
             held.callback(_local.end_session, self._session, address)
         for other in list(_open):  # one that was given up, whose hooks would join, and raise its errors
@@ -493,13 +492,13 @@ class Preconditioner:
         self._group.check(lambda: self._group.rank == 0 and open_it())
         self._group.check(lambda: self._group.rank == 0 or open_it())  # the session that rank 0 has chosen
 
-    def _join(self, first_step: int = 0, resumes: bool = False, versions: Sequence[int] = ()) -> None:
+    def _join(self, first_step: int = 0, state: Optional[Mapping[str, Any]] = None) -> None:
         if self._closed:
             raise from_status("FAILED_PRECONDITION", "UNSPECIFIED", f"session {self._spec.name}: this Preconditioner has been closed{self._why_closed}")
         if self._worker is not None:
             return
         try:
-            self._enter(first_step, resumes, versions)
+            self._enter(first_step, state)
         except BaseException as error:
             self._give_up(error, first_step)
             raise
@@ -512,20 +511,21 @@ class Preconditioner:
                 self._session.close()
         self.close()
 
-    def _enter(self, first_step: int, resumes: bool, versions: Sequence[int]) -> None:
-        if not self._is_new and not resumes:
+    def _enter(self, first_step: int, state: Optional[Mapping[str, Any]]) -> None:
+        if not self._is_new and state is None:
             raise from_status(
                 "FAILED_PRECONDITION", "UNSPECIFIED",
                 f"session {self._spec.name} is there already, with factors of another run. Make the Preconditioner again, and load "
                 f"that run's checkpoint before the first forward pass (load_state_dict), choose another name, or begin anew with "
                 f"client=ClientOptions(replace=True)")
-        self._worker = self._session.join(self._group.rank, first_step, factor_versions=versions)
+        self._worker = self._session.join(self._group.rank, first_step, factor_versions=(state or {}).get("factor_versions", ()))
         # DDP writes its buckets to the gradients at the end of the backward pass, when answers may have arrived.
-        self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, pieces=self._pieces)
-        self._exchange.versions.update(enumerate(versions))
+        self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, pieces=self._pieces,
+                                  averages=self._averages and self._spec.exchange == "DIRECT")
+        self._exchange.resume(state or {})
         self._reporter = Reporter(self._worker)
         self._held.callback(self._worker.close)
-        if self._averages and not resumes:
+        if self._averages and state is None:
             warn_of_other_weights(self._group, self._model)
         self._begin(first_step)
 

@@ -344,9 +344,7 @@ TEST_F(ConfigTest, CommandLineTakesNamesWithValuesOnly) {
     EXPECT_THAT(Refusal({argument}), HasSubstr(absl::StrCat("expected --name=value, got \"", argument, "\"")));
   }
   EXPECT_EQ(Parse({"--port-file=a=b"}).port_file, "a=b");
-  for (const std::string argument : {"--config=", "--data-dir="}) {
-    EXPECT_THAT(Refusal({argument}), HasSubstr(absl::StrCat(argument, ": expected a path, got none")));
-  }
+  EXPECT_THAT(Refusal({"--data-dir="}), HasSubstr("--data-dir=: expected a path, got none"));
 }
 
 TEST_F(ConfigTest, AnEmptyFileChangesNothing) {
