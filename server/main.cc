@@ -20,6 +20,7 @@
 #include "server/app/app.h"
 #include "server/app/config.h"
 #include "server/app/server_logger.h"
+#include "server/rpc/library_log.h"
 
 namespace {
 
@@ -62,7 +63,7 @@ void AwaitEnd(precondor::App& app, int watched) {
 int Serve(const precondor::ServerConfig& config) {
   const precondor::RealClock clock;
   const auto logger = precondor::MakeServerLogger(config, clock);
-  const precondor::GrpcLines grpc_lines(*logger);
+  const precondor::rpc::LibraryLog library_log(*logger);
   // Installed before other processes can know this one. A signal during the start waits in the pipe.
   if (pipe2(g_signal_pipe, O_CLOEXEC) != 0) return EXIT_FAILURE;
   struct sigaction action = {};

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <grpc/support/log.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -28,39 +27,7 @@ bool WriteAtOnce(int descriptor, absl::string_view line) {
   return true;
 }
 
-// gRPC's function has no context.
-struct GrpcTarget {
-  Mutex mu;
-  Logger* logger ABSL_GUARDED_BY(mu) = nullptr;
-};
-GrpcTarget& TargetOfGrpc() {
-  static auto* const target = new GrpcTarget;  // its threads outlive the end of main
-  return *target;
-}
-
-void LogOfGrpc(gpr_log_func_args* line) {
-  const Severity severity = line->severity == GPR_LOG_SEVERITY_ERROR  ? Severity::kError
-                            : line->severity == GPR_LOG_SEVERITY_INFO ? Severity::kInfo
-                                                                      : Severity::kDebug;
-  GrpcTarget& target = TargetOfGrpc();
-  MutexLock lock(target.mu);
-  if (target.logger != nullptr) target.logger->Log(severity, "gRPC", {{"line", absl::string_view(line->message)}});
-}
-
 }  // namespace
-
-GrpcLines::GrpcLines(Logger& logger) {
-  GrpcTarget& target = TargetOfGrpc();
-  MutexLock lock(target.mu);
-  target.logger = &logger;
-  gpr_set_log_function(LogOfGrpc);
-}
-
-GrpcLines::~GrpcLines() {
-  GrpcTarget& target = TargetOfGrpc();
-  MutexLock lock(target.mu);
-  target.logger = nullptr;
-}
 
 ServerLogger::ServerLogger(LogFormat format, Severity threshold, const Clock& clock, int descriptor)
     : threshold_(threshold),

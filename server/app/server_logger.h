@@ -51,17 +51,6 @@ class ServerLogger final : public Logger {
   int64_t dropped_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// While it exists, gRPC's own lines go to the logger; from then on they are dropped. gRPC itself would write them to
-// standard error, and wait for its reader. One for a process.
-class GrpcLines {
- public:
-  // Lifetime: `logger` outlives this object.
-  explicit GrpcLines(Logger& logger);
-  ~GrpcLines();
-  GrpcLines(const GrpcLines&) = delete;
-  GrpcLines& operator=(const GrpcLines&) = delete;
-};
-
 // The logger of a server process, with the configuration's format and threshold, on standard error.
 std::unique_ptr<Logger> MakeServerLogger(const ServerConfig& config, const Clock& clock);
 

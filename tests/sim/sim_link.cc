@@ -186,8 +186,8 @@ void SimLink::ChangeEpoch(uint64_t epoch) {
   Connect();
 }
 
-void SimLink::BeginAt(uint32_t layer, uint64_t step) {
-  outbox_.BeginAt(layer, step);
+void SimLink::BeginAt(uint32_t layer, uint64_t step, uint64_t factor_version) {
+  outbox_.BeginAt(layer, step, factor_version);
   Pump();
 }
 

@@ -43,7 +43,7 @@ class SimLink {
   // Connects when due; to be called now and then.
   void Tick();
   void ChangeEpoch(uint64_t epoch);
-  void BeginAt(uint32_t layer, uint64_t step);
+  void BeginAt(uint32_t layer, uint64_t step, uint64_t factor_version);
   std::optional<uint64_t> answered_through() const { return outbox_.answered_through(); }
   size_t unacknowledged() const { return outbox_.unacknowledged(); }
   std::string Describe() const;  // for messages

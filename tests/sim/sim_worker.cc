@@ -25,6 +25,7 @@ SimWorker::SimWorker(World& world, Process& process, Checkpoints& checkpoints, u
     : world_(world),
       process_(process),
       checkpoints_(checkpoints),
+      versions_(checkpoints.versions(checkpoints.last_step())),
       rank_(rank),
       incarnation_(incarnation),
       step_(checkpoints.last_step()),
@@ -134,6 +135,7 @@ void SimWorker::GoBack(const WorkerDirective& directive) {
   begun_ = finished_ = false;
   ledger_ = StepLedger(step_, directive);
   checkpoints_.GoBackTo(step_);
+  versions_ = checkpoints_.versions(step_);
 }
 
 void SimWorker::ChangeEpoch(const std::vector<ShardAssignment>& shard_map) {
@@ -147,7 +149,8 @@ void SimWorker::ChangeEpoch(const std::vector<ShardAssignment>& shard_map) {
     for (const uint32_t layer : assignment.layers) of_layer_[layer] = link.get();
   }
   if (step_ == 0 || WorkersPrecondition(world_.spec())) return;
-  for (uint32_t layer = 0; layer < of_layer_.size(); ++layer) of_layer_[layer]->BeginAt(layer, step_);
+  versions_.resize(of_layer_.size());
+  for (uint32_t layer = 0; layer < of_layer_.size(); ++layer) of_layer_[layer]->BeginAt(layer, step_, versions_[layer]);
 }
 
 std::unique_ptr<SimLink> SimWorker::MakeLink(SimShard& shard) {
@@ -190,7 +193,7 @@ void SimWorker::BeginStep() {
   begun_ = true;
   mode_ = ledger_.directive().ModeOf(step_);
   const uint64_t weights = checkpoints_.weights(step_);
-  checkpoints_.Write(step_, weights, epoch_);
+  checkpoints_.Write(step_, weights, versions_, epoch_);
   world_.trace().Note([&] {
     return process_.name() + " begins step " + std::to_string(step_) + " in " + std::string(ModeName(mode_));
   });
@@ -349,6 +352,8 @@ void SimWorker::OnAnswer(uint32_t layer, const GradientResult& result) {
   // The trainer has its memory back, and uses it for something else.
   std::fill(asked.memory->begin(), asked.memory->end(), uint8_t{0xa5});
   asked.answer = DigestOf(result);
+  versions_.resize(of_layer_.size());
+  versions_[layer] = mode_ == Mode::kSecondOrder ? result.factor_version : 0;
   world_.Fail(world_.job().NoteAnswer(generation_, step_, layer, *asked.answer));
   FinishStepIfComplete();
 }
@@ -364,6 +369,7 @@ void SimWorker::FinishStepIfComplete() {
   // Without the service: the job's own all-reduce.
   if (alone && !world_.AllReached(generation_, step_)) return;
   if (alone) weights = Mix(weights);
+  if (alone) versions_.assign(versions_.size(), 0);
   for (uint32_t layer = 0; layer < spec.layers.size() && !alone; ++layer) {
     const uint64_t answer = world_.job().AnswerOf(generation_, step_, layer);
     if (answer == 0) return;
@@ -375,7 +381,7 @@ void SimWorker::FinishStepIfComplete() {
   asked_.clear();
   begun_ = false;
   ++step_;
-  checkpoints_.Write(step_, weights, epoch_);
+  checkpoints_.Write(step_, weights, versions_, epoch_);
   SendReport();
 }
 

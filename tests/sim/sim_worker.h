@@ -86,6 +86,7 @@ class SimWorker {
   World& world_;
   Process& process_;
   Checkpoints& checkpoints_;
+  std::vector<uint64_t> versions_;  // of the last answers, by layer
   const uint32_t rank_;
   const uint64_t incarnation_;
 

@@ -353,7 +353,7 @@ void Outbox::BeginAt(uint32_t layer, uint64_t step, uint64_t factor_version) {
   SendBegin(layer);
 }
 
-void Outbox::LowerBeginning(uint32_t layer, uint64_t updates_lost) {
+void Outbox::LowerBegun(uint32_t layer, uint64_t updates_lost) {
   const auto found = begins_.find(layer);
   if (found != begins_.end()) found->second.factor_version -= std::min(found->second.factor_version, updates_lost);
 }

@@ -108,7 +108,7 @@ class Outbox {
   // ranks would wait for contributions of this rank's earlier steps. `factor_version`: see WorkerOptions; 0: unknown.
   void BeginAt(uint32_t layer, uint64_t step, uint64_t factor_version = 0);
   // Records that the shard has told of updates that the layer's memory lacks, so that another memory does not again.
-  void LowerBeginning(uint32_t layer, uint64_t updates_lost);
+  void LowerBegun(uint32_t layer, uint64_t updates_lost);
 
   // The following functions take in answers. They return the contribution, or null if none is waiting (a late or
   // repeated answer).
@@ -237,11 +237,11 @@ class Outbox {
     Mode mode = Mode::kSecondOrder;
   };
   std::map<uint32_t, LastAnswer> answered_;
-  struct Beginning {
+  struct Begun {
     uint64_t step = 0;
     uint64_t factor_version = 0;
   };
-  std::map<uint32_t, Beginning> begins_;  // by layer; see BeginAt
+  std::map<uint32_t, Begun> begins_;  // by layer; see BeginAt
   RetransmitBuffer kept_;
 };
 
@@ -251,7 +251,7 @@ struct Outbox::Moved {
   std::map<Sequence, RetransmitBuffer::Taken> kept;
   std::map<uint32_t, Item> retained;
   std::map<uint32_t, LastAnswer> answered;
-  std::map<uint32_t, Beginning> begins;
+  std::map<uint32_t, Begun> begins;
   Sequence first = 0;  // lowest sequence of entries and kept
   Sequence next = 0;   // sequence of the next submission in the old outbox
 };

@@ -168,7 +168,7 @@ void ShardLink::OnAck(const ContributionId& id, uint64_t updates_lost) {
   Outbox::Item item;  // freed after the lock is released
   MutexLock lock(mu_);
   item = outbox_.Acknowledge(id);
-  if (item != nullptr && updates_lost > 0) outbox_.LowerBeginning(id.layer, updates_lost);
+  if (item != nullptr && updates_lost > 0) outbox_.LowerBegun(id.layer, updates_lost);
   NotifyIfAcknowledged();
   Pump();
 }

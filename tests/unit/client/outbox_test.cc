@@ -288,7 +288,7 @@ TEST_F(OutboxTest, AProcessThatTookItsRankOverSaysWhichFactorsItsCheckpointHad) 
   to.Adopt(outbox_.TakeLayers({0}));
   to.StartStream(kCredit, 1);
   EXPECT_EQ(WriteAllOf(to), "B5.0v7 | G5.0[0+10]");
-  to.LowerBeginning(0, 3);
+  to.LowerBegun(0, 3);
   to.StartStream(kCredit, 3);
   EXPECT_EQ(WriteAllOf(to), "B5.0v4 | G5.0[0+10]") << "the user knows of three";
   to.ForgetVersionsBefore(6);

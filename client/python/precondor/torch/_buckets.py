@@ -93,7 +93,7 @@ def refuse_sparse(model: torch.nn.Module) -> None:
                                        "INVALID_ARGUMENT", "UNSPECIFIED", "Use sparse=False, or DistributedDataParallel")
 
 
-class Unused:
+class GradientFill:
     """Gives a rank of a plain model zeros for gradients that it lacks and another rank has, as other averages count them: experts may
     have different inputs on each rank. Begins after the first step with a layer that servers skip, as they do on all ranks, so that
     models that use all layers have no collective more.

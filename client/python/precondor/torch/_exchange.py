@@ -14,7 +14,7 @@ from .._client import Future, Worker, kl_clip_scale, lost_since, results, send_a
 from .._errors import AbortedError, DataLossError, FailedPreconditionError, InvalidArgumentError, PrecondorError
 from .._session import Layer, SessionSpec, delegate_of, traits_of
 from . import _device
-from ._buckets import Unused
+from ._buckets import GradientFill
 from ._group import Group
 from ._layers import Matrix, has_gradient
 from ._pieces import LINE, Gathering, Parts
@@ -109,7 +109,7 @@ class Exchange:
         self._pieces = pieces
         self._delegates = worker.spec.exchange == "DELEGATE" and (group.size > 1 or pieces is not None)
         self.updates_lost: Dict[str, int] = {}  # of the last step; see StepResult
-        self.unused = Unused(group, [one for slot in slots for one in slot.matrix.parameters()], averages)
+        self.unused = GradientFill(group, [one for slot in slots for one in slot.matrix.parameters()], averages)
         self.versions: Dict[int, int] = {}  # factor_version of the last answer, by index of the layer
         self._lost_before: Mapping[str, int] = {}  # all that this rank knew of at the last step
         # DELEGATE: for each rank the decision, product, lost updates and version of its layers, then their values
