@@ -45,7 +45,6 @@ constexpr FoundSeed kFoundSeeds[] = {
     {206, 23, "a shard that ended wrote factors that were past a step which is answered again"},
     {2447, 23, "a gradient that ranks kept was taken in twice after a drain"},
     {8868, 23, "a shard that had missed the install of a rollback's epoch did not roll back"},
-    {902971, 23, "a rank fetched fresh factors before another told of those that the shard had lost"},
     {3004663, 17, "a shard took a gradient ahead of the RESUME before it, which it had refused without the session"},
     {4001055, 17, "as with 3004663"},
     {5003339, 17, "statistics that were being repeated when an epoch ended were missing in the epoch after the next"},

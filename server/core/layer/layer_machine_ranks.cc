@@ -145,7 +145,7 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
                                         .known = known});
   };
   // The RESUME is from a stream that broke long ago, or the other ranks went on before this rank came back.
-  if (!ranks_.MarkHeard(key.rank).first && key.step < window_.floor()) {
+  if (!ranks_.MarkHeard(key.rank) && key.step < window_.floor()) {
     report();
     return;
   }
@@ -173,22 +173,12 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
 
 void LayerMachine::On(const FactorsRequested& event, Effects& effects) {
   absl::Status status = CheckEpoch(event.key);
-  bool all_heard = false;
   if (status.ok()) {
     // The step of a FETCH is where the rank begins. It does not show that the rank has reached that step.
     ContributionKey fetch = event.key;
     fetch.step = 0;
-    all_heard = ranks_.MarkHeard(fetch.rank).all;
     if (NoteCatchup(fetch, event.now, effects)) Wake(effects);
     status = CheckNotLost(event.key);
-  }
-  // A rank that has made steps with factors says so in its RESUME. If this shard has lost them, no other rank may make
-  // the same steps with fresh ones.
-  if (status.ok() && rules().workers_precondition() && event.key.step > 0 && !all_heard) {
-    status = ReasonedStatus(
-        absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
-        absl::StrCat("session \"", rules().spec->name, "\" layer \"", rules().spec->layers[rules().layer].name,
-                     "\": not every rank has said yet which factors it has"));
   }
   if (status.ok()) {
     effects.push_back(FetchFactors{});

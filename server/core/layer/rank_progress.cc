@@ -6,10 +6,7 @@
 
 namespace precondor {
 
-RankProgress::Mark RankProgress::MarkHeard(uint32_t rank) {
-  const bool first = !std::exchange(ranks_[rank].heard, true);
-  return {first, std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& one) { return one.heard; })};
-}
+bool RankProgress::MarkHeard(uint32_t rank) { return !std::exchange(ranks_[rank].heard, true); }
 
 void RankProgress::Replace(const Member& member, bool holds_factors) {
   Rank& rank = ranks_[member.rank];

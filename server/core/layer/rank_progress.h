@@ -18,13 +18,8 @@ class RankProgress {
  public:
   explicit RankProgress(int64_t world_size) : ranks_(static_cast<size_t>(world_size)) {}
 
-  // Notes that the rank has sent something to this shard generation. Returns whether it is the first time, and whether
-  // all ranks have now.
-  struct Mark {
-    bool first = false;
-    bool all = false;
-  };
-  Mark MarkHeard(uint32_t rank);
+  // Notes that the rank has sent something to this shard generation. Returns true for the first time.
+  bool MarkHeard(uint32_t rank);
 
   // Notes that another process holds the rank, or that this shard generation begins in an epoch of which `member` is a
   // member and does not know what it sent to the generation before. `holds_factors` says that the process holds
