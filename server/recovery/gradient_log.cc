@@ -180,7 +180,6 @@ void GradientLog::OnSnapshot(uint64_t session_id, const Mark& mark, uint64_t sta
     }
   }
   session.needed_from = std::max(session.needed_from, std::exchange(session.last_snapshot, mark.sequence));
-  if (log_ != nullptr && session.needed_from > log_->next_sequence()) session.needed_from = 0;  // see Work
   DropUnneeded();
 }
 
@@ -208,20 +207,21 @@ void GradientLog::DropUnneeded() {
 
 absl::Duration GradientLog::Work() {
   std::shared_ptr<store::RecordLog> log;
-  uint64_t covered = 0;
+  uint64_t covered = 0, durable_before = 0;
   {
     MutexLock lock(mu_);
     log = log_;
     covered = backlog_;
+    durable_before = durable_before_;
   }
   // Works without mu_, so that appends wait neither for a sync nor for a log that is reopened and read.
   if (log == nullptr) {
-    absl::StatusOr<std::unique_ptr<store::RecordLog>> opened = store::RecordLog::Open(fs_, dir_, LogOptions(), nullptr);
+    // A log whose files were removed goes on with their sequences.
+    store::RecordLogOptions options = LogOptions();
+    options.first_sequence = durable_before;
+    absl::StatusOr<std::unique_ptr<store::RecordLog>> opened = store::RecordLog::Open(fs_, dir_, options, nullptr);
     MutexLock lock(mu_);
     if (opened.ok()) log_ = *std::move(opened);
-    if (log_ != nullptr && log_->next_sequence() < durable_before_) {  // its files were removed: sequences begin anew
-      for (auto& [id, session] : sessions_) session.last_sequence = session.needed_from = session.last_snapshot = 0;
-    }
     return log_ == nullptr ? options_.reopen_interval : options_.sync_interval;
   }
   absl::Status status = log->Sync();

@@ -237,9 +237,7 @@ void ShardLog::OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map
   const auto found = sessions_.find(session_id);
   if (found == sessions_.end()) return;
   Session& session = found->second;
-  // A snapshot from before the files were removed has a sequence of theirs.
-  if (log_ != nullptr && sequence <= log_->next_sequence())
-    session.needed_from = std::max(session.needed_from, sequence);
+  session.needed_from = std::max(session.needed_from, sequence);
   for (auto missed = session.missed.begin(); missed != session.missed.end();) {
     const auto image = snapshot_steps.find(missed->first);
     const bool held = image != snapshot_steps.end() && Holds(image->second, missed->second);
@@ -340,6 +338,7 @@ void ShardLog::Abandon(const std::shared_ptr<store::RecordLog>& log) {
   MutexLock lock(mu_);
   if (log_ != log) return;  // another thread has abandoned it already
   broken_ = log->health();
+  first_sequence_ = log->first_sequence();
   durable_before_ = log->synced_before();
   log_ = nullptr;
   if (absl::IsNotFound(broken_)) LoseFiles();
@@ -347,14 +346,16 @@ void ShardLog::Abandon(const std::shared_ptr<store::RecordLog>& log) {
 }
 
 void ShardLog::LoseFiles() {
-  for (auto& [id, session] : sessions_) {
-    session.needed_from = 1;
-    MarkStale(session, "the log's files were removed");
-  }
+  for (auto& [id, session] : sessions_) MarkStale(session, "the log's files were removed");
 }
 
 void ShardLog::Reopen() {
-  absl::StatusOr<std::unique_ptr<store::RecordLog>> opened = store::RecordLog::Open(fs_, dir_, options_.log, nullptr);
+  store::RecordLogOptions options = options_.log;
+  {
+    MutexLock lock(mu_);
+    options.first_sequence = durable_before_;
+  }
+  absl::StatusOr<std::unique_ptr<store::RecordLog>> opened = store::RecordLog::Open(fs_, dir_, options, nullptr);
   MutexLock lock(mu_);
   if (!opened.ok()) {
     broken_ = opened.status();
@@ -362,7 +363,7 @@ void ShardLog::Reopen() {
   }
   log_ = *std::move(opened);
   logger_.Log(Severity::kInfo, "log can be written again", {{"log", dir_}});
-  if (log_->next_sequence() < durable_before_) LoseFiles();
+  if (log_->first_sequence() > first_sequence_) LoseFiles();
 }
 
 }  // namespace precondor::recovery

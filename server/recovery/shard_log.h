@@ -115,7 +115,7 @@ class ShardLog {
   absl::Status SyncLog(const std::shared_ptr<store::RecordLog>& log);
   // Stops using a log whose sync has failed. Work reopens it.
   void Abandon(const std::shared_ptr<store::RecordLog>& log);
-  // Makes all sessions stale after the log's files were removed: sequences begin anew.
+  // Makes all sessions stale after the log's files were removed. The next log goes on with their sequences.
   void LoseFiles() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Reopen();
 
@@ -132,7 +132,9 @@ class ShardLog {
   std::atomic<bool> idle_ = false;                              // the syncer waits for changed_
   std::shared_ptr<store::RecordLog> log_ ABSL_GUARDED_BY(mu_);  // null while the log cannot be written
   absl::Status broken_ ABSL_GUARDED_BY(mu_);                    // why log_ is null
-  uint64_t durable_before_ ABSL_GUARDED_BY(mu_) = 0;            // RecordLog::synced_before of the log before log_
+  // Of the log that was abandoned last: its first record, and RecordLog::synced_before.
+  uint64_t first_sequence_ ABSL_GUARDED_BY(mu_) = 1;
+  uint64_t durable_before_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<uint64_t, Session> sessions_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::thread syncer_;

@@ -38,7 +38,7 @@ absl::Status RecordLog::RemoveUnfinished() {
 absl::Status RecordLog::Recover(const LogReplay& replay) {
   PRECONDOR_RETURN_IF_ERROR(RemoveUnfinished());
   PRECONDOR_ASSIGN_OR_RETURN(LogContents found, ReadLog(fs_, dir_, replay));
-  next_sequence_ = found.next_sequence;
+  next_sequence_ = found.segments.empty() ? options_.first_sequence : found.next_sequence;
   torn_bytes_ = found.torn_bytes;
   segments_ = std::move(found.segments);
   synced_before_ = next_sequence_;

@@ -26,6 +26,7 @@ namespace precondor::store {
 struct RecordLogOptions {
   uint64_t segment_bytes = uint64_t{64} << 20;      // a segment of at least this length is followed by a new one
   uint64_t max_record_bytes = uint64_t{256} << 20;  // of a payload; at most 2^32 - 1
+  uint64_t first_sequence = 1;                      // of a log without files, such as one whose files were removed
   // For a log that is written often and read only after a crash: drops synced bytes from the page cache, so that the
   // next records reuse its memory.
   bool drop_cached = false;

@@ -273,6 +273,13 @@ class OptaxTest(unittest.TestCase):
                         for step in range(3):
                             updates, state = jax.block_until_ready(update(gradients(step), state))
 
+    def test_a_loss_is_a_number_or_unknown(self):
+        transformation = self.transformation()
+        state = transformation.init(gradients(0))
+        _, state = transformation.update(gradients(0), state, value=None)
+        with self.assertRaisesRegex(precondor.InvalidArgumentError, r"value: expected the step's loss, got an array of shape \(2,\)"):
+            transformation.update(gradients(1), state, value=jnp.ones(2))
+
     def test_a_failed_step_can_be_tried_again(self):
         transformation, expected = self.transformation(), self.run_steps(self.transformation(), steps=2)[0]
         state = transformation.init(gradients(0))

@@ -309,6 +309,20 @@ class TorchTest(torch_case.ServerCase):
                 with self.assertWarnsRegex(UserWarning, told) if told else contextlib.nullcontext():
                     one_step(model, pre, optimizer, 5, 4)
 
+    def test_a_job_that_ended_before_its_first_step_begins_again(self):
+        for _ in range(2):
+            model = nn.Sequential(nn.Linear(4, 3))
+            pre = self.preconditioner(model, method="soap")
+        self.assertFalse(pre._session.created)
+        one_step(model, pre, pre.make_optimizer(lr=0.1), 5, 4)
+
+    def test_states_that_no_later_job_can_use_are_told(self):
+        _checkpoint.warn_of_local(self.server.address, False)
+        local = f"unix:{precondor.server._prefix()}0-x/socket"
+        _checkpoint.warn_of_local(local, True)
+        with self.assertWarnsRegex(UserWarning, "state_dict.factors=True."):
+            _checkpoint.warn_of_local(local, False)
+
     def test_an_end_without_servers_is_told(self):
         session = mock.Mock(close=mock.Mock(side_effect=precondor.UnavailableError("gone")))
         session.name = "job"

@@ -442,13 +442,16 @@ std::set<uint32_t> LayerMachine::MissingRanks(uint64_t step) const {
   const auto found = window_.steps().find(step);
   if (found == window_.steps().end()) return ranks;
   const WindowStep& of = found->second;
-  for (const Phase* phase : {&of.statistics, &of.gradient}) {
-    const bool wanted = phase == &of.gradient || rules().ExpectsStatistics(step, of.mode);
-    if (phase->state != PhaseState::kOpen || !wanted || (of.statistics.untouched() && of.gradient.untouched()))
-      continue;
-    if (phase == &of.gradient && phase->contributions.empty()) continue;  // their statistics are on their way
-    for (uint32_t rank : phase->contributions.missing()) ranks.insert(rank);
+  const auto add = [&ranks](const Phase& phase) {
+    if (phase.state != PhaseState::kOpen) return;
+    for (uint32_t rank : phase.contributions.missing()) ranks.insert(rank);
+  };
+  const bool has_gradients = !of.gradient.contributions.empty();
+  // Gradients wait for statistics, also for the first of these.
+  if (!of.statistics.contributions.empty() || (has_gradients && rules().ExpectsStatistics(step, of.mode))) {
+    add(of.statistics);
   }
+  if (has_gradients) add(of.gradient);
   return ranks;
 }
 

@@ -68,8 +68,7 @@ struct WorkerOptions {
 // Outcome of OpenSession.
 struct Opened {
   bool created = false;  // by this call
-  bool unused =
-      false;  // no worker has ever joined it: it is new, or a job that has ended left it before its first step
+  bool unused = false;   // new, or left by a job that ended before its first step: no worker has ever joined it
 };
 
 // Opens, joins and closes sessions for one process. Thread-safe.

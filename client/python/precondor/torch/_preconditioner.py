@@ -249,9 +249,9 @@ class Preconditioner:
              learning_rate: Optional[float] = None, scaler: Optional[Any] = None) -> StepResult:
         """Replaces each layer's gradient by the preconditioned one. Call it on every rank, once for each step.
 
-        Call it after the last backward pass and before optimizer.step(). It sets .grad to None for a layer that no rank
-        has used; in DIRECT also in the first step in which some rank has not. If a gradient of any rank is not finite, the step is skipped: .grad is None for all parameters of the
-        optimizer, which then leaves them. A later step() raises an error of this step's report.
+        Call it after the last backward pass and before optimizer.step(). It sets .grad to None for a layer that no rank has used; in
+        DIRECT also in the first step in which some rank has not. If a gradient of any rank is not finite, the step is skipped: .grad is
+        None for all parameters of the optimizer, which then leaves them. A later step() raises an error of this step's report.
 
         Args:
             loss: A number, or a tensor with one; reported for metrics and the fallback. None: unknown.

@@ -418,6 +418,25 @@ TEST_F(ShardStoreTest, ADataFolderThatWasRemovedIsNoneToComeBackFrom) {
   EXPECT_FALSE(store->HoldsAllOf(kSession));
 }
 
+TEST_F(ShardStoreTest, ALogThatBeganAnewKeepsWhatItsSnapshotNeeds) {
+  options.snapshot_interval_steps = 40;
+  Open();
+  for (uint64_t step = 0; step < 50; ++step) Step(step);
+  store->snapshots().WaitIdle();
+  std::filesystem::remove_all(data + "/shard/log");
+  Step(50);
+  store->log().Sync();
+  EXPECT_TRUE(store->log().stale(kSession));
+  ASSERT_TRUE(WaitUntil([&] { return store->log().writable(); }));
+  for (uint64_t step = 51; step < 110; ++step) Step(step);  // with a snapshot at 80
+  store->snapshots().WaitIdle();
+  EXPECT_TRUE(store->HoldsAllOf(kSession));
+  store->log().Forget(kSession + 1);  // another session's end removes what no session needs
+  const std::vector<float> expected = Step(110);
+  Open();
+  EXPECT_EQ(Step(110), expected);
+}
+
 TEST_F(ShardStoreTest, DamageInTheLogIsAnErrorThatNamesTheFile) {
   options.snapshot_interval_steps = 0;
   Open();
