@@ -316,6 +316,7 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
 const SessionCaller& ExchangeStream::CallerOf(const v1::FrameHeader& header) {
   if (callers_.size() >= kMaxCallers && !callers_.contains(header.session_id())) callers_.clear();
   SessionCaller& caller = callers_.try_emplace(header.session_id(), SessionCaller::Showing("")).first->second;
+  caller.stream_generation = state_generation_;
   if (!header.secret().empty()) caller.secret = header.secret().substr(0, kLongestSecret);
   return caller;
 }

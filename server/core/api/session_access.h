@@ -25,6 +25,8 @@ struct SessionCaller {
   std::optional<std::vector<std::string>> tenants = {};
   bool is_worker = false;    // has the role, where there is access control
   bool is_operator = false;  // may close every session
+  // ShardDataPlane::state_generation() when the caller's stream began; nullopt if it has none.
+  std::optional<uint64_t> stream_generation = {};
 };
 
 struct SessionAccess {

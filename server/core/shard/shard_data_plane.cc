@@ -14,14 +14,21 @@
 #include "server/core/shard/shard_session.h"
 
 namespace precondor {
+namespace {
+
+absl::Status CheckNotInstalledAfter(uint64_t generation, const SessionContext& session) {
+  if (session.state_generation <= generation) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+                        absl::StrCat("session_id ", session.session_id,
+                                     ": removed and installed again since the stream began, expected a new stream"));
+}
+
+}  // namespace
 
 absl::Status ShardDataPlane::CheckGeneration(uint64_t session_id, uint64_t generation) const {
   if (state_generation() == generation) return absl::OkStatus();
   const absl::StatusOr<std::shared_ptr<ShardSession>> session = sessions_.Find(session_id);
-  if (!session.ok() || (*session)->context().state_generation <= generation) return absl::OkStatus();
-  return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
-                        absl::StrCat("session_id ", session_id,
-                                     ": removed and installed again since the stream began, expected a new stream"));
+  return session.ok() ? CheckNotInstalledAfter(generation, (*session)->context()) : absl::OkStatus();
 }
 
 // --- contributions ---------------------------------------------------------------------------------------------------
@@ -80,6 +87,10 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardDataPlane::FindFor(const Sess
   PRECONDOR_RETURN_IF_ERROR(serving_.Check());
   PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, sessions_.Find(key.session_id));
   if (!session->context().access.IsShownBy(caller)) return NotTheirs(key.session_id);
+  // The session may have been installed after the stream's check. Its ranks must send a RESUME before all else.
+  if (caller.stream_generation.has_value()) {
+    PRECONDOR_RETURN_IF_ERROR(CheckNotInstalledAfter(*caller.stream_generation, session->context()));
+  }
   PRECONDOR_RETURN_IF_ERROR(session->holders().Check(key));
   const SessionSpec& spec = session->spec();
   if (key.layer >= spec.layers.size()) {

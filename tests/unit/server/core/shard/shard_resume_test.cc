@@ -211,6 +211,12 @@ TEST_F(ShardResumeTest, AStreamIsOfTheMemoryInWhichItBegan) {
   EXPECT_THAT(shard->data_plane().CheckGeneration(id, 0),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("removed and installed again")));
   EXPECT_TRUE(shard->data_plane().CheckGeneration(id, 1).ok());
+  // A frame that passed the check before the install: its rank sends no RESUME on this stream.
+  const ContributionKey key = Header(ContributionKind::kGradient, 5, 0).key;
+  const SessionCaller on_old_stream{.stream_generation = 0}, on_new_stream{.stream_generation = 1};
+  EXPECT_THAT(shard->data_plane().MissingRanks(key, on_old_stream),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("removed and installed again")));
+  EXPECT_TRUE(shard->data_plane().MissingRanks(key, on_new_stream).ok());
   // Others have lost nothing, nor do repetitions of the install.
   SessionInstall other = MakeInstall();
   other.session_id = id + 1;
