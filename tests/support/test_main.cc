@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "kernels/base/process_setup.h"
+#include "tests/support/wait_until.h"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
@@ -14,14 +15,17 @@ extern "C" const char* __lsan_default_suppressions() { return "leak:libcares\n";
 // Null in tests that do not link gRPC.
 extern "C" __attribute__((weak)) void grpc_init();
 extern "C" __attribute__((weak)) void grpc_shutdown_blocking();
+extern "C" __attribute__((weak)) int grpc_is_initialized();
 
 int main(int argc, char** argv) {
   precondor::UseBestBlasCore();
   testing::InitGoogleMock(&argc, argv);
-  // gRPC shuts down in a thread of its own after its last use, and LeakSanitizer would find what that has not yet
-  // freed.
-  if (grpc_init != nullptr) grpc_init();
+  if (grpc_init == nullptr) return RUN_ALL_TESTS();
+  grpc_init();
   const int result = RUN_ALL_TESTS();
-  if (grpc_shutdown_blocking != nullptr) grpc_shutdown_blocking();
+  grpc_shutdown_blocking();
+  // What holds gRPC longer, such as a connection that is being made, ends it in a thread of its own. LeakSanitizer
+  // would find what gRPC's threads have not yet freed.
+  precondor::WaitUntil([] { return grpc_is_initialized() == 0; });
   return result;
 }
